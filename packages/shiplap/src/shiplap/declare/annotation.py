@@ -57,7 +57,7 @@ def read_tensor(annotation: type[AbstractArray], where: str) -> TensorType:
 
 
 def _is_part(token: str) -> bool:
-    """Whether a blank cut ``token`` out of an expression: it begins or ends with an operator, or opens a bracket."""
+    """Whether ``token`` is a part of an expression with blanks: it begins or ends in an operator or a bracket."""
     if token in ("...", "_") or (token[0] in "#?*_" and token[1:].isidentifier()):
         return False
     return token[0] in "+-/%*,)" or token[-1] in "+-/%*,(" or token.count("(") != token.count(")")
@@ -116,7 +116,7 @@ def _dim(token: str, where: str) -> Dim:
 
 
 def read_argument(name: str, annotation: object, where: str) -> Arg:
-    """One parameter of the signature → ``Arg``. SL103 says how to split what a schema cannot carry."""
+    """Return a parameter of the signature as an ``Arg``. Raise SL103 for an annotation that a schema cannot carry."""
     inner, optional = _strip_optional(annotation)
     if (single := read_tensors(inner, where)) is not None:
         return Arg(name, tensor=_own_sizes(name, single), optional=optional)
@@ -137,7 +137,7 @@ def read_argument(name: str, annotation: object, where: str) -> Arg:
 
 
 def _own_sizes(name: str, kind: TensorType) -> TensorType:
-    """``kind`` of the argument ``name``, each ``#n`` under a name of its own: ``x_n``, a second one ``x_n_2``."""
+    """Return ``kind`` with each ``#n`` as a dim of the argument ``name``: ``x_n``, and ``x_n_2`` for a second one."""
     met: list[str] = []
     dims = []
     for dim in kind.dims:
@@ -148,7 +148,7 @@ def _own_sizes(name: str, kind: TensorType) -> TensorType:
 
 
 def _scalar(inner: object, element: object) -> ScalarKind | None:
-    """The kind of an annotation without tensors. ``int | float`` is what torch calls a Scalar."""
+    """Return the kind of an annotation without tensors, or None. ``int | float`` is a Scalar in torch's schemas."""
     if isinstance(inner, type):
         return _SCALARS.get(inner)
     if _is_number(inner):
@@ -163,8 +163,11 @@ def _is_number(annotation: object) -> bool:
 
 
 def _element(annotation: object) -> tuple[object, int]:
-    """The element type of ``list[T]``, ``Sequence[T]`` or ``tuple[T, ...]``, else None; and the length that
-    ``tuple[T, T]`` fixes, else 0."""
+    """Return the element type of a list, sequence or tuple, and its length.
+
+    The element type is None for other annotations. The length is 0 unless an annotation such as ``tuple[T, T]`` fixes
+    it.
+    """
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if (origin in (list, Sequence) and len(args) == 1) or (origin is tuple and len(args) == 2 and args[1] is ...):
         return args[0], 0
@@ -224,7 +227,7 @@ def _split_advice(annotation: object) -> str:
 
 
 def _fields(annotation: object) -> list[str]:
-    """Names of the fields of a dataclass or a named tuple."""
+    """Return the names of the fields of a dataclass or a named tuple."""
     if dataclasses.is_dataclass(annotation):
         return [field.name for field in dataclasses.fields(annotation)]
     if isinstance(annotation, type) and issubclass(annotation, tuple):

@@ -36,7 +36,7 @@ class Bucket:
 
     @classmethod
     def parse(cls, text: str) -> Bucket:
-        """The bucket that printed as ``text``. ValueError for anything else."""
+        """Return the bucket that prints as ``text``. Raise ValueError for any other text."""
         if len(text) > LONGEST:
             raise ValueError(f"no bucket: {text[:40]!r}...")
         try:
@@ -50,7 +50,7 @@ class Bucket:
 
 
 def _limit(node: ast.expr) -> tuple[str, str, Hashable] | None:
-    """``name<=value`` or ``name==value``. None for anything else."""
+    """Return a parsed ``name<=value`` or ``name==value``, or None for any other expression."""
     match node:
         case ast.Compare(ast.Name(name), [ast.LtE() | ast.Eq() as sign], [value]):
             try:
@@ -62,7 +62,7 @@ def _limit(node: ast.expr) -> tuple[str, str, Hashable] | None:
 
 
 def _bounded(value: object) -> bool:
-    """Whether a call can have such a value: a number of 64 bits, a text, or several of them."""
+    """Whether a call can have such a value: a number of 64 bits, a text, or a tuple of these."""
     if isinstance(value, tuple):
         return all(map(_bounded, value))
     if isinstance(value, int):
@@ -74,7 +74,7 @@ def _bounded(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """How calls of one op fall into buckets.
+    """The rule that sorts the calls of one op into buckets.
 
     ``kinds`` pairs each free dim or scalar with its kind of bucket ("pow2", "exact", ...), in declared order.
     ``classes`` are the dtype classes of the op. ``plain`` describes the tensor arguments that are not lists of tensors:
@@ -88,7 +88,7 @@ class Rule:
 
     @cached_property
     def quick(self) -> Callable[[Binding], Key]:
-        """A function of a call whose result identifies the device type and :meth:`key`, in a third of the time."""
+        """A generated function that identifies device type and :meth:`key` of a call, in a third of the time."""
         sizes = [f"_round(e.get({n!r}))" if pow2 else f"_plain(e.get({n!r}))" for n, pow2 in self._get]
         whole = [
             f"(a[{i}] is None or a[{i}].is_contiguous())" if o else f"a[{i}].is_contiguous()" for i, o in self.plain
@@ -103,7 +103,7 @@ class Rule:
         return quick
 
     def bucket(self, env: Env) -> Bucket:
-        """The bucket of a call with these sizes and scalars."""
+        """Return the bucket of a call with these sizes and scalars."""
         values = self.values(env)
         named = [(n, k) for n, k in self.kinds if k != "none"]
         return Bucket(tuple((n, "<=" if k == "pow2" else "==", v) for (n, k), v in zip(named, values, strict=True)))
@@ -113,15 +113,15 @@ class Rule:
         return [(name, kind == "pow2") for name, kind in self.kinds if kind != "none"]
 
     def values(self, env: Env) -> Key:
-        """The values of a bucket without their names, which distinguish the buckets of one op."""
+        """Return the values of a bucket, without their names. They distinguish the buckets of one op."""
         return tuple([_round(env.get(name)) if pow2 else _plain(env.get(name)) for name, pow2 in self._get])
 
     def key(self, call: Binding) -> Key:
-        """Values, dtypes and layout of a call. The keys of calls that share a choice are equal."""
+        """Return values, dtypes and layout of a call. The keys of calls that share a choice are equal."""
         return (*self.values(call.env), dtypes_of(self, call), layout_of(call.args))
 
     def text(self, key: Key) -> str:
-        """A key without its device, as people read it."""
+        """Return a key without its device as text for people."""
         limits = [f"{n}{'<=' if pow2 else '=='}{v!r}" for (n, pow2), v in zip(self._get, key[:-2], strict=True)]
         return ", ".join([*limits, *([str(key[-2])] if key[-2] else [])])
 
@@ -140,13 +140,13 @@ def _plain(value: EnvValue) -> Hashable:
 
 
 def dtypes_of(rule: Rule, call: Binding) -> str:
-    """``Float=float16``: the dtype of each dtype class of the call."""
+    """Return the dtype of each dtype class of the call, such as ``Float=float16``."""
     dtypes = call.dtypes
     return ", ".join([f"{c}={str(dtypes[c])[6:]}" for c in rule.classes if c in dtypes])
 
 
 def layout_of(args: Sequence[Value]) -> str:
-    """A code per tensor: ``c`` contiguous, ``-`` absent, else the order of its dims in memory, ``+`` with gaps."""
+    """Return a code for each tensor: ``c`` contiguous, ``-`` absent, else the order of its dims, ``+`` with gaps."""
     return ",".join([_code(v) for v in args if v is None or isinstance(v, Tensor) or _lists(v)])
 
 
@@ -161,7 +161,7 @@ def _lists(value: Value) -> bool:
 
 
 def _order(t: Tensor) -> str:
-    """``10`` for a transposed matrix, ``0231`` for channels last."""
+    """Return the order of dims in memory: ``10`` for a transposed matrix, ``0231`` for channels last."""
     strides = t.stride()
     order = sorted(range(t.dim()), key=lambda d: (-strides[d], d))
     dense = t.permute(order).is_contiguous()
@@ -169,12 +169,12 @@ def _order(t: Tensor) -> str:
 
 
 def _exact(kind: str) -> bool:
-    """Whether calls with other values of such a scalar have other choices."""
+    """Whether calls with different values of such a scalar have different choices by default."""
     return "float" not in kind and kind != "object"
 
 
 def read_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, str] | None = None) -> Rule:
-    """The rule of ``spec``. SL115 for a name or kind that is not known."""
+    """Return the bucket rule of ``spec``. Raise SL115 for an unknown name or kind."""
     computed = {name for name, _ in spec.dims}
     dims = [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")]
     free = dict.fromkeys(d for d in dims if d not in computed and d != "...")

@@ -44,7 +44,7 @@ NO_CONFIG = Config()
 
 @dataclass(frozen=True)
 class Space(HasCode):
-    """What ``configs=`` declared. ``prior(env, config)`` ranks, small is fast."""
+    """The configs that ``configs=`` declares. ``prior(env, config)`` estimates a time, by which tuning ranks them."""
 
     fixed: tuple[Config, ...] = ()
     derived: Derived | None = None
@@ -69,13 +69,13 @@ class Space(HasCode):
 
     @property
     def static(self) -> Config | None:
-        """The default where it is the same for all sizes."""
+        """The default config, or None where it depends on sizes."""
         if callable(self.chosen) or not self.fixed:
             return None
         return self.chosen or self.fixed[0]
 
     def configs(self, env: Env) -> tuple[Config, ...]:
-        """All configs for a call of these sizes, the default first. SL116 if there is none."""
+        """Return all configs for a call of these sizes, the default first. Raise SL116 if there is none."""
         configs = self.fixed or tuple(_read(self.where, c, self.keywords) for c in (self.derived or _none)(env))
         default = self.default(env) if self.chosen is not None else configs[0] if configs else None
         if default is None:
@@ -90,11 +90,11 @@ class Space(HasCode):
 
     @property
     def depends(self) -> bool:
-        """Whether sizes say which configs there are."""
+        """Whether the configs depend on sizes."""
         return self.derived is not None or callable(self.chosen)
 
     def default(self, env: Env) -> Config:
-        """The config of a call that nobody has tuned: ``default=``, else the first one."""
+        """Return the config of a call without a tuned choice: ``default=``, else the first one."""
         if isinstance(self.chosen, Config):
             return self.chosen
         if self.chosen is not None:
@@ -116,7 +116,7 @@ def read_space(
     keywords: frozenset[str] | None = None,
     native: bool = False,
 ) -> Space | None:
-    """``configs=``, ``default=`` and ``prior=`` of a kernel as data. SL116 for what is no config.
+    """Return ``configs=``, ``default=`` and ``prior=`` of a kernel as data. Raise SL116 for an invalid config.
 
     ``keywords`` are the names that a config may have, None for any; ``native`` says that C code reads its values.
     """
@@ -136,7 +136,7 @@ def read_space(
 
 
 def _fits_c(where: str, fixed: tuple[Config, ...], chosen: Config | Callable[[Env], Values] | None) -> None:
-    """SL116 unless a C kernel can index every config alike: a list of integers with the same names."""
+    """Raise SL116 unless all configs are integers with the same names, which C code reads by position."""
     if not fixed:
         raise error("SL116", where=where, got="a function", expected="a list: a C kernel's header names its parameters")
     names = [n for n, _ in fixed[0].items]

@@ -1,4 +1,4 @@
-"""``Backward``: a declared gradient, held to what it promises."""
+"""``Backward``: a declared gradient, and the checks of the gradients that it returns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Surrogate: TypeAlias = Callable[..., Returned]  # a function in plain PyTorch
 
 
 class _Declared(Protocol):
-    """What of a declared op is asked here."""
+    """The part of a declared op that this module uses. ``Op`` itself is in a room above."""
 
     spec: OpSpec
 
@@ -45,7 +45,7 @@ class GradientOp:
 
     @classmethod
     def read(cls, spec: OpSpec, op: _Declared) -> GradientOp:
-        """Match the arguments and results of ``op`` by name with those of ``spec``. SL110 where they do not fit."""
+        """Match the arguments and results of ``op`` by name with those of ``spec``. Raise SL110 where they differ."""
         own, where = op.spec, f"{spec.name}, gradient {op.spec.name}"
         known = {a.name: a for a in spec.args}
         grads, results = _grads(spec), set(spec.results)
@@ -69,19 +69,22 @@ class GradientOp:
         return cls(op, tuple(names[name] for name in own.results))
 
     def takes(self, spec: OpSpec) -> list[tuple[str, int]]:
-        """Its arguments in order: a name of ``spec`` and -1, or the number of the output whose gradient it is."""
+        """Return the source of each argument in order.
+
+        A value of the op ``spec`` is given as its name and -1, the gradient of an output with the output's number.
+        """
         grads = _grads(spec)
         return [(a.name, grads.get(a.name, -1)) for a in self.op.spec.args]
 
 
 def _grads(spec: OpSpec) -> dict[str, int]:
-    """What gradients of outputs are called: ``grad_<output>``, and ``grad`` of the only one."""
+    """Return the argument names for gradients of outputs: ``grad_<output>``, and ``grad`` where there is one output."""
     names = {f"grad_{name}": i for i, name in enumerate(spec.results)}
     return {**names, "grad": 0} if len(spec.results) == 1 else names
 
 
 def _calling(spec: OpSpec, ops: Sequence[GradientOp]) -> GradientFn:
-    """The gradient as a function: each op is called where something that it gives is needed."""
+    """Return a gradient function that calls each op of which at least one result is needed."""
 
     def gradients(grad: Tensor | tuple[Tensor, ...], saved: object, needs: object) -> Gradients:
         grads = grad if isinstance(grad, tuple) else (grad,)
@@ -127,8 +130,10 @@ class Backward(HasCode):
         surrogate: Surrogate | None = None,
         once_differentiable: bool | None = None,
     ) -> Backward:
-        """The gradient as ops, which are called where something that they give is needed. SL110 where they do not fit,
-        and for two that give the same."""
+        """Return the gradient that ``ops`` compute. Each op is called where one of its results is needed.
+
+        Raise SL110 where an op does not fit ``spec``, or where two ops give the same gradient.
+        """
         parts = tuple(GradientOp.read(spec, op) for op in ops)
         given = [name for part in parts for name in part.gives]
         if twice := next((name for name in given if given.count(name) > 1), None):
@@ -179,7 +184,7 @@ class Backward(HasCode):
         return made
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """The function or the ops, what is saved for them, and the surrogate."""
+        """Yield the function or the ops, the names of the saved values, and the surrogate."""
         stated = f"{self.saves} {self.strided} {self.once_differentiable} {[part.gives for part in self.ops]}"
         yield f"gradient {stated}", None
         yield "ops", tuple(part.op for part in self.ops) or self.function
@@ -188,7 +193,10 @@ class Backward(HasCode):
     def check(
         self, spec: OpSpec, shapes: Mapping[str, Shape], result: Gradients, needs: Mapping[str, bool]
     ) -> Gradients:
-        """``result`` as it is, held to the contract. ``needs``: by argument whether its gradient is used."""
+        """Return ``result``, or raise SL110 or SL303 where it breaks the contract of a gradient.
+
+        ``needs`` maps each argument to whether its gradient is used.
+        """
         if not isinstance(result, dict):
             raise error("SL110", where=spec.name, got=type(result).__name__, expected="a dict {argument: gradient}")
         for name, value in result.items():
@@ -215,7 +223,7 @@ class Backward(HasCode):
 
 
 def _named(spec: OpSpec, saves: Iterable[str]) -> tuple[str, ...]:
-    """``saves`` as the author wrote it. SL110 for a name that the op does not have."""
+    """Return the names in ``saves=``. Raise SL110 for a name that the op does not have."""
     names, known = tuple(saves), _values(spec)
     for name in names:
         if name not in known:
@@ -224,7 +232,10 @@ def _named(spec: OpSpec, saves: Iterable[str]) -> tuple[str, ...]:
 
 
 def _read(spec: OpSpec, fn: GradientFn) -> tuple[str, ...]:
-    """The tensors among the values that ``fn`` reads of ``saved``. SL110 for a name that the op does not have."""
+    """Return the tensors that ``fn`` reads from ``saved``, found in its code.
+
+    Raise SL110 for a name that the op does not have, and SL134 where the reads cannot be found.
+    """
     try:
         read = attributes_read(fn, "saved")
     except UnknownReads as e:
@@ -242,7 +253,7 @@ def _read(spec: OpSpec, fn: GradientFn) -> tuple[str, ...]:
 
 
 def _values(spec: OpSpec) -> set[str]:
-    """The names of the arguments and results of an op."""
+    """Return the names of all arguments and results of an op."""
     return {a.name for a in spec.args} | {o.name for o in spec.outputs} | {r.name for r in spec.made}
 
 
@@ -275,7 +286,7 @@ def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[...
 
 
 def shape_of_value(value: Value | Gradient) -> Shape:
-    """Sizes of a tensor, a list of them for a list, None for None."""
+    """Return the shape of a tensor, a list of shapes for a list, or None for anything else."""
     if isinstance(value, Tensor):
         return value.shape
     if isinstance(value, (list, tuple)):

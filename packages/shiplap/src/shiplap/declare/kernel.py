@@ -1,9 +1,9 @@
-"""``Kernel``: one implementation of an op for one device type, and all that one may be able to do.
+"""``Kernel``: the interface of one implementation of an op for one device type.
 
 A Python function (``dispatch/python_kernel.py``), a C function (``kernels/c/declaration.py``) and a template that
-Triton compiles (``kernels/triton/template_kernel.py``) are kernels. Whoever uses one asks for no more than is declared
-here, and there is an answer for what a kind of kernel cannot do. ``Implementation`` is code that can become a kernel:
-``Op.kernel(device, ...)`` takes one.
+Triton compiles (``kernels/triton/template_kernel.py``) are kernels. Callers use only the methods declared here, each of
+which has a default for kernels that do not support it. ``Implementation`` is code that can become a kernel: the
+argument of ``Op.kernel(device, ...)``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Refill: TypeAlias = Callable[[Args, Outputs], None]  # the same into outputs tha
 
 
 class KernelKeywords(TypedDict, total=False):
-    """The keywords of ``Op.kernel``, which says what they mean."""
+    """The keywords of ``Op.kernel``, whose docstring explains them."""
 
     name: str | None
     workspace: str | None
@@ -51,7 +51,7 @@ class KernelKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Terms:
-    """What was declared about a kernel when it was bound.
+    """The keywords with which a kernel was bound, as data.
 
     ``dtypes`` are those that the dtype classes of a call may have, empty for all declared ones. ``supports`` gets the
     arguments and returns True or the reason why not. ``code`` is what the kernel was made of. ``strided``: the tensor
@@ -101,11 +101,11 @@ class Kernel(HasCode):
 
     @property
     def identity(self) -> str:
-        """The digest of what the kernel does."""
+        """The digest of the kernel's code and of the keywords with which it was bound."""
         return code_digest(self)
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """What the kernel was made of, and what was declared with it."""
+        """Yield the kernel's code and the keywords with which it was bound."""
         yield f"kernel {self.workspace} {self.dtypes} {sorted(self.strided)}", self.code
         yield "terms", (self.supports, self.space)
 
@@ -118,25 +118,31 @@ class Kernel(HasCode):
         return False
 
     def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
-        """Fill ``outs``, of the declared shapes and contiguous, with ``scratch`` as the workspace if it is given."""
+        """Fill ``outs``, which are contiguous and have the declared shapes.
+
+        ``scratch`` is the workspace; None lets the kernel allocate one.
+        """
         for out, value in zip(outs, self.run(call), strict=True):
             out.copy_(value)
 
     def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        """Run ``call``; and how to run calls that differ from it in addresses alone, if the kernel can say."""
+        """Run ``call`` and return its outputs, with a function for later calls that differ only in addresses.
+
+        The function is None where the kernel has none.
+        """
         return self.run(call), None
 
     def fill(self, call: Binding, outs: Outputs) -> Refill | None:
-        """:meth:`into` with a workspace of its own; and how to do so for calls that differ in addresses alone."""
+        """Fill ``outs`` as :meth:`into` does. Return a function for calls that differ only in addresses, or None."""
         self.into(call, outs, None)
         return None
 
     def compile(self, call: Binding) -> None:
-        """Compile what ``call`` launches without launching it. Several threads may do so in parallel."""
+        """Compile the code that ``call`` would launch, and launch nothing. Several threads may call it in parallel."""
         raise NotImplementedError(f"{type(self).__name__} {self.name} compiles nothing")
 
     def refuses(self, call: Binding) -> str:
-        """Empty when the kernel takes this call with this config, else the reason."""
+        """Return the reason why the kernel does not support this call with this config. Empty if it does."""
         for dtype in call.dtypes.values() if self.dtypes else ():
             if str(dtype).removeprefix("torch.") not in self.dtypes:
                 return f"it takes {' and '.join(self.dtypes)}, not {dtype}"
@@ -144,17 +150,17 @@ class Kernel(HasCode):
         return "" if verdict is True else (verdict or "supports() returned False")
 
     def unpacked(self, call: Binding) -> str:
-        """Empty when a compiled package can hold the kernel for ``call``, else the reason."""
+        """Return the reason why a compiled package cannot hold the kernel for ``call``. Empty if it can."""
         return f"{self.name}, launched by Python on {self.device}"
 
     def serving(self, call: Binding) -> Self | str:
-        """The kernel with the config of a call that nobody has tuned, or the reason why it does not take the call."""
+        """Return the kernel with its default config for ``call``, or the reason why it does not support the call."""
         if reason := self.refuses(call):
             return reason
         return self if self.space is None else self.variant(self.space.default(call.env))
 
     def variant(self, config: Config) -> Self:
-        """This kernel with the values of ``config``; made once."""
+        """Return this kernel with the values of ``config``. The same object is returned each time."""
         variant = self._variants.get(config)
         if variant is None:
             made = copy.copy(self)
@@ -165,12 +171,12 @@ class Kernel(HasCode):
         return variant
 
     def configure(self, values: Values) -> None:
-        """Run with these values from now on: called on a copy that nobody else holds, if there are ``configs=``."""
+        """Set the compile-time values. :meth:`variant` calls this once, on a fresh copy of the kernel."""
         raise NotImplementedError(f"{type(self).__name__} {self.name} takes no configs")
 
 
 def _condition(spec: OpSpec, kernel: str, supports: Supports) -> Supports:
-    """``supports`` called by name. SL122 for a parameter that is no argument of the op."""
+    """Return ``supports`` as a function of all arguments in order. Raise SL122 for an unknown parameter."""
     where = f"{spec.name}, supports= of kernel {kernel}"
     return bind_names(supports, [a.name for a in spec.args], id="SL122", where=where)
 
@@ -189,18 +195,18 @@ class Implementation(HasCode):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What the kernel is called, unless its author says otherwise."""
+        """The default name of the kernel."""
 
     @abstractmethod
     def bind(self, spec: OpSpec, terms: Terms) -> Kernel:
-        """The kernel of the op ``spec``; work that a call needs is left to the first call."""
+        """Return the kernel of the op ``spec``. Slow work, such as opening a library, is left to the first call."""
 
     def devices(self, device: str) -> tuple[str, ...]:
-        """The device types for which a kernel is bound when one for ``device`` is asked."""
+        """Return the device types for which ``Op.kernel(device, ...)`` binds a kernel."""
         return (device,)
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
-        """The names that a config may have, or None for any."""
+        """Return the names that a config may have, or None where any name is accepted."""
         return None
 
 
@@ -218,7 +224,7 @@ def read_terms(
     prior: Prior | None = None,
     strided: bool | Iterable[str] = (),
 ) -> Terms:
-    """The keywords of ``Op.kernel`` as data. SL105, SL116 and SL122 for those that cannot be."""
+    """Return the keywords of ``Op.kernel`` as data. Raise SL105, SL116 or SL122 for keywords that are not valid."""
     scratch = read_workspace(spec, workspace) if workspace else None
     taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
     label, keywords = name or implementation.name, implementation.keywords(spec)
@@ -232,7 +238,7 @@ def read_terms(
 
 
 def read_strided(spec: OpSpec, role: str, strided: bool | Iterable[str]) -> frozenset[str]:
-    """The tensor arguments that may have any strides: True for all. SL122 for other names."""
+    """Return the names of the tensor arguments that may have any strides. Raise SL122 for other names."""
     tensors = [a.name for a in spec.tensors]
     if isinstance(strided, bool):
         return frozenset(tensors if strided else ())
@@ -245,9 +251,10 @@ def read_strided(spec: OpSpec, role: str, strided: bool | Iterable[str]) -> froz
 
 
 def require_device_type(spec: OpSpec, device: object) -> None:
-    """SL122 unless ``device`` is a device type of torch; ``@op.kernel`` without its parentheses is handed the function.
+    """Raise SL122 unless ``device`` is a device type of torch.
 
-    A kernel for a device that no tensor has would never run, and nothing would say so.
+    A kernel for a device that no tensor has would never run, and no call would report that. ``@op.kernel`` written
+    without parentheses passes the decorated function as the device.
     """
     where = f"{spec.name}, kernel"
     if isinstance(device, torch.device):
@@ -266,12 +273,13 @@ def require_device_type(spec: OpSpec, device: object) -> None:
         raise error("SL122", where=where, got=f"the device type {device!r}", expected=expected, fix=fix) from None
 
 
-# By language of a template: what makes a kernel of its own of one. Set by ``shiplap``.
+# By language of a template, the function that makes a kernel of it. `shiplap/__init__.py` fills it, since this room may
+# not import kernels/triton.
 makers: dict[str, Callable[[OpSpec, Terms, Template], Kernel]] = {}
 
 
 def template_kernel(spec: OpSpec, template: Template) -> Kernel | None:
-    """A template as a kernel of its name with its configs. None where its language has no kernels of their own."""
+    """Return a kernel that runs ``template`` with its name and configs. None for a language without eager kernels."""
     make = makers.get(template.language)
     if make is None:
         return None

@@ -1,4 +1,4 @@
-"""What an op and the native binding of its C ABI kernels know of each other, as data and one interface.
+"""The interface between an op and the native binding of its C ABI kernels.
 
 The binding itself is ``shiplap.kernels.native.binding``: it builds, caches and attaches what is described here.
 """
@@ -15,30 +15,30 @@ from shiplap.errors import ShiplapError
 
 
 class NativeEntrance(ABC):
-    """What torch calls for an op that has had native code: that code, or Python."""
+    """The functions that torch calls for an op that has had native code. They lead to that code or to Python."""
 
     @abstractmethod
     def refusal(self, cause: Exception) -> ShiplapError | None:
-        """The error that ``cause`` stands for, if native code raised it: what was refused last on this thread."""
+        """Return the error behind ``cause`` if native code raised it, from the last refusal on this thread."""
 
 
 class NativeBinding(ABC):
-    """Native code that serves an op, ahead of ``Op.execute``."""
+    """The attached native code of an op, which torch calls in place of ``Op.execute``."""
 
     library: Path
 
     @property
     @abstractmethod
     def devices(self) -> tuple[str, ...]:
-        """Device types that it serves."""
+        """The device types of the attached code."""
 
     @abstractmethod
     def release(self) -> None:
-        """Let Python serve until native code is attached again."""
+        """Lead calls to Python until native code is attached again."""
 
     @abstractmethod
     def update_choices(self) -> None:
-        """The choices in force have changed: the native code holds a copy."""
+        """Copy the choices in force into the native code, after they have changed."""
 
 
 @dataclass(eq=False)  # one kernel's state is no other's, whatever the values
@@ -76,11 +76,11 @@ class NativeForm:
         return True
 
     def missing(self) -> str:
-        """What a library of this function would lack in a program without Python, or empty."""
+        """Return the parts that a library of this function lacks for a program without Python, or an empty text."""
         return ""
 
     def connect(self, binding: ctypes.CDLL) -> None:
-        """``binding``, which has the function, has been opened."""
+        """Connect to ``binding``, an opened library with the function."""
 
     @property
     def counting(self) -> bool:

@@ -45,14 +45,14 @@ _TYPES = {
 
 
 def below(name: str, part: str = BELOW) -> str:
-    """The overload below autograd of an op, which may be an overload itself, or another ``part`` of it."""
+    """Return the name of an op's overload below autograd, or of another ``part``. The op may be an overload itself."""
     return f"{name}_{part}" if "." in name else f"{name}.{part}"
 
 
 def schema(spec: OpSpec, name: str = "") -> str:
-    """``name(Tensor x, Tensor(a!) table, SymInt k=3, *, float eps=1e-05) -> (Tensor, Tensor)``, without namespace.
+    """Return ``name(Tensor x, Tensor(a!) table, SymInt k=3, *, float eps=1e-05) -> (Tensor, Tensor)``.
 
-    Of an op that returns what it writes to this is the part that writes, which returns the other results.
+    An op that returns arguments has two schemas. This one is of the part that writes, which returns the other results.
     """
     made = [_result(r, {}) for r in spec.made] if spec.traced else ["Tensor"] * len(spec.outputs)
     return _schema(spec, name, _letters(spec, spec.mutated), made)
@@ -125,14 +125,14 @@ def _literal(value: Value | EllipsisType) -> str:
 
 
 def numbered(value: object) -> bool:
-    """Whether a schema has a literal for a default of one of torch's own types."""
+    """Whether torch's schema parser has a literal for this default of one of torch's own types."""
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.") in DTYPES
     return isinstance(value, torch.device) or value in _NUMBERS
 
 
 def tags(spec: OpSpec) -> tuple[torch.Tag, ...]:
-    """What torch may assume of the op."""
+    """Return the tags of the op, which are torch's assumptions about it."""
     chosen = [torch.Tag.pt2_compliant_tag]
     if any(a.contiguous or a.mutated for a in spec.args):
         chosen.append(torch.Tag.needs_exact_strides)

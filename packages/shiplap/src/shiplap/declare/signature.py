@@ -1,4 +1,7 @@
-"""A Python function → ``OpSpec``: reads the signature, checks that torch can carry it, relates the sizes."""
+"""The reader of declarations: a Python function becomes an ``OpSpec``.
+
+``read_spec`` reads the signature, checks that a torch schema can express it, and relates the sizes of all tensors.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,7 @@ def read_spec(name: str, fn: Callable[..., object], **given: Unpack[Declaration]
 
 
 def _check_detached(spec: OpSpec) -> None:
-    """SL119 unless ``nondifferentiable=`` names tensors that are not written to, of an op without views."""
+    """Raise SL119 unless ``nondifferentiable=`` names tensors that are not written to, of an op without views."""
     where = f"{spec.name}, nondifferentiable="
     if spec.detached and spec.view:
         fix = "call detach() in the reference, through which torch sees"
@@ -126,7 +129,7 @@ def _check_detached(spec: OpSpec) -> None:
 
 
 def _check_random(spec: OpSpec) -> None:
-    """SL120 unless ``random=`` names an int, a tensor of integers or a generator, or is ``"global"``."""
+    """Raise SL120 unless ``random=`` names an int, a tensor of integers or a generator, or is ``"global"``."""
     seeds = [a.name for a in spec.args if a.scalar in ("int", "Generator") or _integers(a)]
     if spec.random and (spec.random not in (*seeds, "global") or spec.view):
         got = "an op whose result may be a view" if spec.view else repr(spec.random)
@@ -140,7 +143,7 @@ def _integers(arg: Arg) -> bool:
 
 
 def _check_unordered(spec: OpSpec) -> None:
-    """SL121 unless ``unordered=`` names tensors that have as many rows, and no others."""
+    """Raise SL121 unless ``unordered=`` names result tensors that all have the same number of rows."""
     where, rows = f"{spec.name}, unordered=", set()
     kinds = {r.name: r.tensor for r in spec.made if not (r.many or r.optional)} if spec.traced else {}
     kinds |= {o.name: o.tensor for o in spec.outputs}
@@ -155,7 +158,7 @@ def _check_unordered(spec: OpSpec) -> None:
 
 
 def _tolerance(name: str, given: tuple[float, str] | None) -> tuple[float, str] | None:
-    """SL118 unless it is a positive number and a reason."""
+    """Return the tolerance as declared. Raise SL118 unless it is a number between 0 and 1 and a reason."""
     if given is None:
         return None
     value, reason = given if isinstance(given, tuple) and len(given) == 2 else (given, "")
@@ -165,7 +168,10 @@ def _tolerance(name: str, given: tuple[float, str] | None) -> tuple[float, str] 
 
 
 def check_name(name: object) -> None:
-    """SL101 unless ``name`` is ``"namespace::name"``; ``@sl.op`` without its parentheses is handed the function."""
+    """Raise SL101 unless ``name`` is ``"namespace::name"``.
+
+    ``@sl.op`` written without parentheses passes the decorated function as the name.
+    """
     if isinstance(name, str):
         namespace, _, opname = name.partition("::")
         opname, dot, overload = opname.partition(".")
@@ -178,22 +184,25 @@ def check_name(name: object) -> None:
 
 
 def read_arguments(name: str, fn: Callable[..., object]) -> tuple[Arg, ...]:
-    """The annotated parameters of ``fn`` as data, for functions that are no ops; raises SL1xx as ``read_spec`` does."""
+    """Return the annotated parameters of a function that is no op. Raise SL1xx as ``read_spec`` does."""
     return tuple(_arguments(name, fn, _hints(fn), set(), set(), set()))
 
 
 def _lengths(args: Iterable[Arg]) -> Iterable[str]:
-    """Preconditions that follow from lists of fixed length, which torch does not check."""
+    """Return the preconditions of lists of fixed length, since torch does not check the length."""
     return (f"len({a.name}) == {a.length}" for a in args if a.length and not (a.optional or a.many))
 
 
 def _names(value: Iterable[str]) -> tuple[str, ...]:
-    """``mutates="cache"`` is one name, not five letters."""
+    """Return the names in ``value``. A text is one name: ``mutates="cache"`` is not five letters."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _hints(fn: Callable[..., object]) -> dict[str, object]:
-    """Evaluated annotations, also under ``from __future__ import annotations`` and for classes local to a function."""
+    """Return the evaluated annotations of ``fn``.
+
+    Postponed annotations (``from __future__ import annotations``) and classes local to a function are resolved too.
+    """
     scope = dict(vars(sys.modules.get(fn.__module__, typing)))
     closure = inspect.getclosurevars(fn)
     try:
@@ -221,6 +230,7 @@ def _arguments(
         raise error("SL107", where=name, got=unknown, expected=f"one of {', '.join(parameters)}")
     for p in parameters.values():
         where = f"{name}, argument {p.name!r}"
+        # The parameter's name is checked first: all errors below quote it.
         _check_name(where, p)
         if p.name not in hints:
             method = "declare a function; in a class, put @staticmethod above @sl.op" if p.name == "self" else ""
@@ -238,7 +248,7 @@ def _arguments(
 
 
 def _check_name(where: str, p: inspect.Parameter) -> None:
-    """SL103 for a parameter that a schema, or generated code, cannot name."""
+    """Raise SL103 for a parameter that a schema, or generated code, cannot name."""
     if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
         raise error("SL103", where=where, got=str(p), expected="named arguments", fix="name each argument")
     if not plain(p.name) or p.name.startswith("_"):  # names with _ are those of generated code
@@ -252,7 +262,7 @@ def _check_name(where: str, p: inspect.Parameter) -> None:
 
 
 def _check_argument(where: str, arg: Arg) -> None:
-    """SL103 or SL107 for what a schema cannot say of an argument."""
+    """Raise SL103 or SL107 where a schema cannot express the argument."""
     if arg.has_default and (bad := _bad_default(arg)):
         raise error(
             "SL103",
@@ -271,7 +281,7 @@ def _check_argument(where: str, arg: Arg) -> None:
 
 
 def _default_fix(arg: Arg) -> str:
-    """What to write in place of a default that a schema cannot carry."""
+    """Return the advice for a default that a schema cannot carry."""
     if arg.default is None:
         kind = str(arg.tensor) if arg.tensor is not None else arg.kind
         return f"annotate {arg.name}: {f'list[{kind}]' if arg.many else kind} | None"
@@ -279,7 +289,7 @@ def _default_fix(arg: Arg) -> str:
 
 
 def _bad_default(arg: Arg) -> str:
-    """What a schema could carry instead, empty if it carries the default."""
+    """Return a default that a schema could carry instead. Empty if the schema carries the declared one."""
     numbers = arg.default if isinstance(arg.default, (list, tuple)) else [arg.default]
     if mismatch(arg, arg.default):
         return f"a default of type {arg.scalar or 'None'}" + (" or None" if arg.optional and arg.scalar else "")
@@ -293,7 +303,7 @@ def _bad_default(arg: Arg) -> str:
 
 
 def _unparsed(arg: Arg) -> str:
-    """The kind of an argument for which torch's schema parser takes no default of this value, or empty."""
+    """Return the kind of an argument whose default torch's schema parser does not accept. Empty if it accepts it."""
     kind = str(arg.scalar)
     if kind in ("dtype", "device", "layout", "memory_format"):
         return "" if numbered(arg.default) else f"{kind} {arg.default}"
@@ -301,7 +311,7 @@ def _unparsed(arg: Arg) -> str:
 
 
 def _check(spec: OpSpec) -> None:
-    """What the parts cannot know alone: an input gives the device, every output dim and dtype is determined."""
+    """Check the relations between arguments and outputs: the inputs determine each output dim and dtype."""
     known = _check_dims(spec)
     _check_bounds(spec, known)
     scalars = {a.name for a in spec.scalars if not a.optional}
@@ -317,7 +327,10 @@ def _check(spec: OpSpec) -> None:
 
 
 def _check_dims(spec: OpSpec) -> set[str]:
-    """The names that expressions may use: ``dims=`` sees those of the inputs and of the entries before it."""
+    """Check ``dims=`` and return the names that expressions may use.
+
+    An entry of ``dims=`` may use the names of the inputs and of the entries before it.
+    """
     known = _known_names(spec)
     for dim, expr in spec.dims:
         _check_names(f"{spec.name}, dims[{dim!r}]", expr, known - {dim})
@@ -341,7 +354,7 @@ def _check_dims(spec: OpSpec) -> set[str]:
 
 
 def _check_bounds(spec: OpSpec, known: set[str]) -> None:
-    """A bounded dim is new, and the size of some output, from which it is read."""
+    """Raise SL104 unless each dim in ``bounds=`` is a size of an output and of no input."""
     plain = {d.text for o in spec.outputs for d in o.tensor.dims if d.kind == "name"}
     for dim, expr in spec.bounds:
         where = f"{spec.name}, bounds[{dim!r}]"
@@ -365,7 +378,7 @@ def _check_output_dim(spec: OpSpec, where: str, dim: Dim, known: set[str]) -> No
 
 
 def _known_names(spec: OpSpec) -> set[str]:
-    """Dims of inputs that are always there, and int arguments."""
+    """Return the dims of required tensor arguments and the names of required int arguments."""
     named = {
         d.text
         for a in spec.tensors
@@ -377,7 +390,10 @@ def _known_names(spec: OpSpec) -> set[str]:
 
 
 def read_workspace(spec: OpSpec, source: str) -> Expr:
-    """``workspace=``: bytes, from dims, bounds' names excepted, int arguments, ``threads`` and ``itemsize``."""
+    """Return the expression ``workspace=``, a number of bytes.
+
+    The expression may use dims without a bound, int arguments, ``threads`` and ``itemsize``.
+    """
     where = f"{spec.name}, workspace"
     expr = Expr.parse(source, where)
     _check_names(where, expr, _known_names(spec) | {k for k, _ in spec.dims} | {"threads", "itemsize"})

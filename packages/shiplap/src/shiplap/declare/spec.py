@@ -1,4 +1,4 @@
-"""``OpSpec``: a declaration as frozen data. All else - schema, checks, fake, header, samples, docs - reads it."""
+"""``OpSpec``: a declaration as frozen data. Schema, checks, fake, header, samples and docs are derived from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from shiplap.declare.values import Args, Value
 class Dim:
     """One token of a shape: a named, fixed, anonymous (``_``), variadic (``*batch``, ``...``) or computed dim.
 
-    ``of``: what this size broadcasts to. ``#n`` of an argument ``x`` is a dim of its own, ``x_n``, that is 1 or ``n``.
+    ``of`` names the size to which this dim broadcasts. ``#n`` of an argument ``x`` is the dim ``x_n``, which is 1 or
+    ``n``.
     """
 
     kind: Literal["name", "fixed", "any", "variadic", "expr"]
@@ -27,7 +28,7 @@ class Dim:
     of: str = field(default="", repr=False)
 
     def along(self, size: object) -> str:
-        """The dim that a tensor of this ``size`` lies along: of one that is repeated, its own."""
+        """Return the name of the dim that has this ``size``: the broadcast one, unless the size is 1."""
         return self.of if self.of and size != 1 else self.text
 
     def __str__(self) -> str:
@@ -38,7 +39,7 @@ class Dim:
 
 @dataclass(frozen=True)
 class TensorType:
-    """Dtype class (``"Float"``), the dtypes it admits (torch names) and the dims."""
+    """The type of a tensor: a dtype class (``"Float"``), the dtypes in it (torch names) and the dims."""
 
     dtype_class: str
     dtypes: tuple[str, ...]
@@ -101,7 +102,7 @@ class Arg:
 
     @property
     def kind(self) -> str:
-        """What errors call a scalar: its type, the class of an object."""
+        """The type of a scalar as errors print it: its schema type, or the class of an object."""
         return self.cls.__name__ if self.cls is not None else str(self.scalar)
 
     @property
@@ -110,12 +111,12 @@ class Arg:
 
     @property
     def broadcasts(self) -> dict[str, str]:
-        """Dims that are 1 or another: their names, and those of the others."""
+        """The dims that broadcast, each with the name of the size to which it broadcasts."""
         return {d.text: d.of for d in self.tensor.dims if d.of} if self.tensor is not None else {}
 
     @property
     def form(self) -> str:
-        """What the digest of a declaration sees beside ``repr``: empty for an argument without a special form."""
+        """The part of the declaration's digest beside ``repr``. Empty for an argument without a special form."""
         named = f"/{self.cls.__module__}.{self.cls.__qualname__}" if self.cls is not None else ""
         plain = not (self.length or self.absent or self.specialized or self.cls)
         return "" if plain else f"{self.name}/{self.length}/{self.absent}/{self.specialized}{named}"
@@ -183,12 +184,12 @@ class OpSpec:
 
     @property
     def opname(self) -> str:
-        """Its name without namespace, ``name.overload`` for a named overload."""
+        """The op's name without namespace: ``name``, or ``name.overload`` for a named overload."""
         return self.name.split("::")[1]
 
     @property
     def stem(self) -> str:
-        """What the names of the ops begin with that belong to this one, also where it is an overload."""
+        """The prefix of the names of helper ops, such as ``<stem>__out``. It has no dot, also for an overload."""
         return self.opname.replace(".", "_")
 
     @cached_property
@@ -210,41 +211,41 @@ class OpSpec:
 
     @cached_property
     def returned(self) -> tuple[str, ...]:
-        """Arguments that the op writes to and returns."""
+        """The arguments that the op writes to and returns."""
         return tuple(r.alias for r in self.returns if r.alias and self.arg(r.alias).mutated)
 
     @cached_property
     def view(self) -> bool:
-        """Whether a result may be a view of an argument: then the reference, which torch sees through, is the op."""
+        """Whether a result may be a view of an argument. Such an op is its reference, through which torch traces."""
         return any(r.alias and not self.arg(r.alias).mutated for r in self.returns)
 
     @cached_property
     def made(self) -> tuple[Return, ...]:
-        """The results of a ``traced`` op that are no arguments."""
+        """The results of a ``traced`` op that are not arguments."""
         return tuple(r for r in self.returns if not r.alias)
 
     @cached_property
     def draws(self) -> bool:
-        """Whether each call draws other numbers, from a generator that it leaves in another state."""
+        """Whether each call draws new random numbers and so advances the state of a generator."""
         return self.random == "global" or (bool(self.random) and self.arg(self.random).scalar == "Generator")
 
     @cached_property
     def results(self) -> tuple[str, ...]:
-        """The names of what a kernel returns, in order."""
+        """The names of the results that a kernel returns, in order."""
         return tuple(r.name for r in self.made) if self.traced else tuple(o.name for o in self.outputs)
 
     @cached_property
     def dynamic(self) -> dict[str, Expr]:
-        """Data-dependent dims and their bounds."""
+        """The data-dependent dims, each with its bound."""
         return dict(self.bounds)
 
     def arg(self, name: str) -> Arg:
         return next(a for a in self.args if a.name == name)
 
     def complete(self, args: Sequence[Value], named: Mapping[str, Value] | None = None) -> Args:
-        """All arguments in declared order: those ``args`` leave out come by name, or are their defaults.
+        """Return all arguments in declared order. Arguments beyond ``args`` come from ``named`` or are defaults.
 
-        The caller has seen to it that none is missing: torch's dispatcher, or the signature of the reference.
+        No required argument may be missing. Torch's dispatcher or the signature of the reference has checked that.
         """
         values = list(args)
         for arg in self.args[len(args) :]:
@@ -254,13 +255,15 @@ class OpSpec:
         return tuple(values)
 
     def split(self, args: Sequence[Value]) -> tuple[Args, dict[str, Value]]:
-        """All arguments in declared order → as a function takes them: keyword-only ones by name."""
+        """Return ``(positional, by name)`` of all arguments in declared order: keyword-only ones go by name."""
         at = sum(not a.keyword_only for a in self.args)
         return tuple(args[:at]), {a.name: v for a, v in zip(self.args[at:], args[at:], strict=True)}
 
     @cached_property
     def digest(self) -> str:
-        """Identity of the declaration (not of its body)."""
+        """The digest of the declaration, without the body of the reference."""
+        # Fields with repr=False are added only where they are set. Otherwise each new field of the class would change
+        # the digest of every op, and with it every stored choice and every compiled library.
         stated = f"/{self.tolerance}" if self.tolerance else ""
         stated += "".join(a.form for a in self.args) + (
             f"/{self.returns}/{self.traced}" if self.returns or self.traced else ""
@@ -273,5 +276,5 @@ class OpSpec:
 
     @property
     def tolerated(self) -> float:
-        """What a kernel may be off by besides rounding, relative to a value and its row."""
+        """The relative error that a kernel may have beyond rounding."""
         return self.tolerance[0] if self.tolerance else 0.0

@@ -13,7 +13,7 @@ from shiplap.declare.spec import Arg
 
 
 def is_int(value: object) -> bool:
-    """Whatever is an index of 64 bits: NumPy's integers too, and real tensors without dims."""
+    """Whether ``value`` is an index of 64 bits, such as a NumPy integer or a real tensor without dims."""
     if isinstance(value, torch.SymInt):
         return True
     if not hasattr(value, "__index__") or (isinstance(value, Tensor) and (value.dim() or value.is_complex())):
@@ -22,7 +22,7 @@ def is_int(value: object) -> bool:
 
 
 def is_float(value: object) -> bool:
-    """Whatever is a number: NumPy's, and real tensors of one element."""
+    """Whether ``value`` is a number, such as a NumPy number or a real tensor of one element."""
     if isinstance(value, (float, torch.SymFloat, torch.SymInt)):
         return True
     if isinstance(value, (str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
@@ -31,7 +31,7 @@ def is_float(value: object) -> bool:
 
 
 def _becomes(value: object, number: Callable[[Any], float]) -> bool:
-    """Whether ``number`` takes ``value``: arrays and tensors have its method whatever they hold."""
+    """Whether ``number(value)`` succeeds. Arrays and tensors have the method, whatever their elements are."""
     try:
         return not too_large(number(value))
     except (ArithmeticError, RuntimeError, TypeError, ValueError):
@@ -39,7 +39,7 @@ def _becomes(value: object, number: Callable[[Any], float]) -> bool:
 
 
 def is_text(value: object) -> bool:
-    """What UTF-8 can encode: torch hands it over in that form."""
+    """Whether ``value`` is a text that UTF-8 can encode, the form in which torch passes it."""
     if not isinstance(value, str):
         return False
     try:
@@ -58,7 +58,7 @@ def too_large(value: object) -> bool:
 
 
 def kind_of(value: object) -> str:
-    """What an error calls the value."""
+    """Return the name of the value's kind for errors."""
     if value is None:
         return "None"
     if too_large(value):
@@ -86,7 +86,7 @@ _ELEMENTS: dict[str, tuple[type | None, Callable[[object], bool]]] = {
 
 
 def mismatch(arg: Arg, value: object) -> str:
-    """Empty when ``value`` is what ``arg`` declares, else what it is."""
+    """Return the kind of ``value`` if it is not the one that ``arg`` declares, else an empty text."""
     if value is None:
         return "" if arg.optional else "None"
     scalar = arg.scalar or "tensor"

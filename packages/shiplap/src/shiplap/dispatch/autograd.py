@@ -1,4 +1,8 @@
-"""``@op.backward``: the gradient as a function of saved values, told which gradients are needed."""
+"""The autograd implementation of an op: it records calls, and runs the declared gradient in the backward.
+
+``autograd_function.py`` generates a shorter recorder for ops with single tensors. The general one here also handles
+lists of tensors, keyword-only arguments, arguments that are written to, and the levels of torch.func.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ Record: TypeAlias = Callable[..., Result]  # of a dispatch key set or None, and 
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a recorded call keeps for its backward beside tensors."""
+    """The values beside tensors that a recorded call keeps for its backward."""
 
     layout: list[tuple[str, Slot]]
     scalars: dict[str, Value]
@@ -39,7 +43,7 @@ class _Kept:
 
 
 class Context(Protocol):
-    """What of the context of an ``autograd.Function`` is used here. The last three are ours."""
+    """The part of the context of an ``autograd.Function`` that is used here, and three attributes of Shiplap."""
 
     needs_input_grad: tuple[bool, ...]
 
@@ -69,7 +73,7 @@ _SetUp: TypeAlias = Callable[[Context, Args, Result], None]  # keeps what of a c
 
 
 def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[_Run, _SetUp]:
-    """``(run, set_up)`` of an ``autograd.Function`` of the op; ``needed`` is its ``needs_input_grad``."""
+    """Return ``(run, set_up)`` for an ``autograd.Function`` of the op. ``needed`` is its ``needs_input_grad``."""
     results = spec.results
     places = {a.name: i for i, a in enumerate(spec.args)} | {name: -1 - i for i, name in enumerate(results)}
     kept = [(n, places[n]) for n in backward.saves if places[n] < 0 or spec.args[places[n]].tensor is not None]
@@ -120,7 +124,7 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
 
 
 def _missing_backward(spec: OpSpec) -> tuple[_Run, _SetUp]:
-    """A backward that says SL304 instead of silently dropping the gradient."""
+    """Return a backward that raises SL304, for an op without a declared gradient."""
 
     def run(ctx: Context, needed: Sequence[Need], *grads: Tensor) -> tuple[Gradient, ...]:
         raise _ungraded(spec, "a gradient was requested")
@@ -129,7 +133,7 @@ def _missing_backward(spec: OpSpec) -> tuple[_Run, _SetUp]:
 
 
 def _ungraded(spec: OpSpec, got: str) -> ShiplapError:
-    """SL304, with what to do about an op that writes to its arguments: it cannot have a backward."""
+    """Return the error SL304. An op that writes to its arguments cannot have a backward, so the advice differs."""
     fix = "call the op under torch.no_grad(), or pass .detach()" if spec.mutated else ""
     return error("SL304", where=spec.name, got=got, expected="no gradient", fix=fix)
 
@@ -137,8 +141,11 @@ def _ungraded(spec: OpSpec, got: str) -> ShiplapError:
 def _recorders(
     spec: OpSpec, backward: Backward | None, formula: Formula, changes: Sequence[int]
 ) -> tuple[dispatcher_transforms.Recorder, dispatcher_transforms.Recorder]:
-    """What records a call of the op, at large and at one level of torch.func. ``changes``: the places of arguments that
-    are written to, which come behind the outputs and carry the error of a missing backward."""
+    """Return the functions that record a call: the ordinary one, and one for a level of torch.func.
+
+    ``changes`` has the positions of the arguments that are written to. They are returned behind the outputs, and their
+    gradient raises the error of a missing backward.
+    """
     run, set_up = _make_backward(spec, backward, formula) if backward is not None else _missing_backward(spec)
     without, traced = _places(spec), spec.traced
     special = bool(without or traced or changes)
@@ -174,11 +181,12 @@ def _recorders(
 def make_autograd(
     spec: OpSpec, overload: Overload, below: Record, reference: Record, formula: Formula, backward: Backward | None
 ) -> tuple[Record, dispatcher_transforms.Recorder | None]:
-    """The implementation of the Autograd key: ``below``, the op below autograd, recorded where a gradient is asked for.
+    """Return the implementation of the Autograd key, and a recorder of plain calls or None.
 
-    Beside it what records plain calls of positional arguments, for those who know that theirs is one; None where all
-    calls need more. ``overload`` is what transforms of torch.func further out must see. A tangent (forward mode) is
-    that of ``reference``, which is what the op computes; ``formula`` is the function whose derivative is declared.
+    The implementation calls ``below``, the op below autograd, and records the call if a gradient is requested. The
+    recorder takes plain calls of positional arguments, without further checks. ``overload`` is the op that outer
+    transforms of torch.func see. Forward mode differentiates ``reference``; ``formula`` is the function whose
+    derivative the gradient is.
     """
     (missing.discard if backward is not None else missing.add)(overload.name())
     changes = [i for i, a in enumerate(spec.args) if a.mutated]
@@ -215,7 +223,7 @@ def make_autograd(
         if not (torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in flat)):
             return below(*args, **kwargs)
         if changes and not transformed and any(t.requires_grad for t in _tensors(args[i] for i in changes)):
-            return below(*args, **kwargs)  # whose checks refuse it
+            return below(*args, **kwargs)  # the argument checks refuse such a tensor with a better error
         nest = [len(a) if isinstance(a, (list, tuple)) else None for a in args] if listed else None
         made: list[Nest] = []
         if not transformed:
@@ -233,7 +241,7 @@ def make_autograd(
 
 
 def _with_detached(spec: OpSpec, record: Record) -> Record:
-    """``record`` of arguments that carry no gradient where none flows through them: all, if no result has one."""
+    """Return ``record`` with the arguments detached through which no gradient flows: all, if no result has one."""
     alone = {*spec.results} <= {*spec.detached} and not spec.mutated
     cut = {a.name for a in spec.tensors if alone or a.name in spec.detached}
     places = [(i, a.name) for i, a in enumerate(spec.args) if a.name in cut]
@@ -251,25 +259,25 @@ def _with_detached(spec: OpSpec, record: Record) -> Record:
 
 
 def _detached(value: Value) -> Value:
-    """A tensor, or a list of them, outside of every graph."""
+    """Return a detached tensor, or a list of detached tensors. Other values are returned as they are."""
     if isinstance(value, (list, tuple)):
         return cast("Value", [_detached(v) for v in value])
     return value.detach() if isinstance(value, Tensor) else value
 
 
 def _places(spec: OpSpec) -> list[int]:
-    """Which results carry no gradient, by position."""
+    """Return the positions of the results that carry no gradient."""
     return [i for i, name in enumerate(spec.results) if name in spec.detached]
 
 
 def _named(result: Result, places: Sequence[int]) -> list[Value]:
-    """The results at ``places``."""
+    """Return the results at ``places``."""
     values = (result,) if not isinstance(result, tuple) else result
     return [values[i] for i in places]
 
 
 def detach_results(spec: OpSpec, result: Result) -> Result:
-    """``result`` with those that carry no gradient outside of every graph."""
+    """Return ``result`` with the results detached that carry no gradient."""
     places = _places(spec)
     if not places or result is None:
         return result
@@ -280,14 +288,14 @@ def detach_results(spec: OpSpec, result: Result) -> Result:
 
 
 def _flat_results(spec: OpSpec, output: Result) -> tuple[Result, Nest]:
-    """Results one by one, and which of them were members of lists."""
+    """Return the results one by one, and the length of each list among them."""
     values = (output,) if len(spec.made) == 1 else cast("tuple[Value, ...]", output)
     nest: Nest = [len(v) if isinstance(v, (list, tuple)) else None for v in values]
     return cast("Result", _flat(cast("Sequence[Any]", values))), nest
 
 
 def _results(result: Result, made: Sequence[Nest]) -> Result:
-    """The inverse, of what a recorded call returned."""
+    """Return the results of a recorded call in their declared form, the inverse of :func:`_flat_results`."""
     if not made:
         return result
     values = _nested(cast("tuple[Any, ...]", result), made[0])
@@ -300,7 +308,7 @@ def _tensors(values: Iterable[Value]) -> Iterator[Tensor]:
 
 
 def _by_keyword(spec: OpSpec, call: Record) -> Record:
-    """``call`` of all arguments in declared order."""
+    """Return ``call`` as a function of all arguments in declared order."""
 
     def called(*args: Value) -> Result:
         positional, named = spec.split(args)
@@ -315,7 +323,7 @@ def _carries(tensor: Tensor) -> bool:
 
 
 def _first(result: Result, count: int) -> Result:
-    """The ``count`` outputs in front of the tensors that were written to."""
+    """Return the first ``count`` results. The tensors that were written to are behind them."""
     outs = result if isinstance(result, tuple) else (result,)
     return None if count == 0 else outs[0] if count == 1 else cast("Result", outs[:count])
 
@@ -344,7 +352,7 @@ def _answer(gradient: Gradient, need: Need) -> Gradient:
 
 
 def _store(flat: list[Tensor], value: Value) -> Slot:
-    """Where ``value``, a tensor or a list of them, is put among the saved tensors."""
+    """Append ``value``, a tensor or a list of them, to the saved tensors and return its positions there."""
     if isinstance(value, Tensor):
         flat.append(value)
         return len(flat) - 1
@@ -361,14 +369,17 @@ def _load(flat: tuple[Tensor, ...], slot: Slot) -> Value:
 
 
 def carries_gradients(spec: OpSpec) -> bool:
-    """Whether a gradient could reach an argument of any kind, and leave by an output or by what is written to."""
+    """Whether a gradient could flow from an argument to an output or to an argument that is written to."""
     written = [a.tensor.dtypes for a in spec.args if a.mutated and a.tensor is not None]
     given = any(dtypes.differentiable(a.tensor.dtypes) for a in spec.tensors if a.tensor is not None)
     return given and (floating_outputs(spec) or any(map(dtypes.differentiable, written)))
 
 
 def floating_outputs(spec: OpSpec, detached: bool = False) -> bool:
-    """Whether any output could carry a gradient; one of any dtype could. ``detached``: those that carry none, too."""
+    """Whether any output could carry a gradient, as one without a declared dtype could.
+
+    ``detached`` also counts outputs that are declared to carry none.
+    """
     made = spec.made if spec.traced else spec.outputs
     types = [r.tensor for r in made if r.tensor and (detached or r.name not in spec.detached)]
     dtypes = [[getattr(torch, n) for n in t.dtypes] for t in types]

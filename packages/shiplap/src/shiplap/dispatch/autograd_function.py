@@ -23,7 +23,7 @@ from shiplap.torch_private import dispatcher_calls, dispatcher_transforms
 def compile_recorder(
     spec: OpSpec, backward: Backward | None, formula: Formula
 ) -> dispatcher_transforms.Recorder | None:
-    """``apply(call, *args)``: the result of ``call(*args)``, recorded. None for an op that the general recorder serves.
+    """Return ``apply(call, *args)``, which records ``call(*args)``. None for an op that needs the general recorder.
 
     ``args`` are positional; trailing ones that have a default may be left out.
     """
@@ -33,13 +33,13 @@ def compile_recorder(
         return None
 
     def refuse(result: Any, *shapes: Shape, **wanted: bool) -> None:
-        """Raise what is wrong with what the declared function returned."""
+        """Raise the error of a wrong result of the declared function."""
         backward.check(spec, dict(zip([a.name for a in spec.tensors], shapes, strict=True)), result, wanted)
 
     second = SecondDerivative(spec, backward, formula)
 
     def followed(grads: tuple[Tensor, ...], saved: Any, needs: Any, *shapes: Shape) -> Gradients:
-        """Call the declared function where autograd records what it does."""
+        """Call the declared function in a backward that autograd records, for a gradient of the gradient."""
         return second(grads, saved, needs, dict(zip([a.name for a in spec.tensors], shapes, strict=True)))
 
     names: dict[str, Any] = {
@@ -62,12 +62,15 @@ def compile_recorder(
 
 
 def source(spec: OpSpec, backward: Backward) -> str:
-    """``forward(ctx, call, <arguments>)`` and ``backward(ctx, <gradients of the outputs>)`` as text."""
+    """Return the text of ``forward(ctx, call, <arguments>)`` and ``backward(ctx, <gradients of the outputs>)``."""
     return "\n".join([*_forward(spec, backward), *_backward(spec, backward)])
 
 
 def _forward(spec: OpSpec, backward: Backward) -> list[str]:
-    """Call, and keep what the backward needs: tensors as torch wants it, then scalars and the shapes of tensors."""
+    """Return the lines of ``forward``: they call the op and save tensors, scalars and shapes for the backward.
+
+    Tensors go through ``save_for_backward``, so that torch notices a change in place and frees them after use.
+    """
     many = len(spec.outputs) > 1
     results = {name: f"out[{i}]" if many else "out" for i, name in enumerate(spec.results)}
     saved = [results.get(name) or variable(spec.arg(name)) for name in _saved(spec, backward)]
@@ -85,7 +88,7 @@ def _forward(spec: OpSpec, backward: Backward) -> list[str]:
 
 
 def _numbers(spec: OpSpec) -> list[str]:
-    """A number that is a tensor may carry a gradient, which would be lost."""
+    """Return the lines that refuse a number which is a tensor with a gradient, since that gradient would be lost."""
     single = [f"isinstance({variable(a)}, Tensor)" for a in spec.scalars if not str(a.scalar).startswith("list")]
     several = [variable(a) for a in spec.scalars if str(a.scalar).startswith("list")]
     conditions = [*single, *(f"{name}.__class__ in LISTS and any_requires_grad(*{name})" for name in several)]
@@ -94,7 +97,7 @@ def _numbers(spec: OpSpec) -> list[str]:
 
 
 def _backward(spec: OpSpec, backward: Backward) -> list[str]:
-    """Ask the declared gradient for what is needed, look at what comes back, return it in the order of arguments."""
+    """Return the lines of ``backward``: they call the declared gradient, check its result and order it by argument."""
     tensors, places = [a.name for a in spec.tensors], {a.name: i + 1 for i, a in enumerate(spec.args)}
     saved, grads = _saved(spec, backward), [f"g{i}" for i in range(len(spec.outputs))]
     kept = [f"k_{a.name}, " for a in spec.scalars] + [f"s_{name}, " for name in tensors]
@@ -125,7 +128,7 @@ def _backward(spec: OpSpec, backward: Backward) -> list[str]:
 
 
 def _call(spec: OpSpec, backward: Backward, number: int) -> list[str]:
-    """One op of the gradient, where anything that it gives is needed."""
+    """Return the line that calls one op of the gradient if one of its results is needed."""
     part, scalars = backward.ops[number], {a.name for a in spec.scalars}
     takes = [(f"g{at}" if at >= 0 else f"k_{n}" if n in scalars else f"v_{n}") for n, at in part.takes(spec)]
     named = [a.name if a.keyword_only else "" for a in part.op.spec.args]
@@ -140,7 +143,7 @@ def _call(spec: OpSpec, backward: Backward, number: int) -> list[str]:
 
 
 def _fits(spec: OpSpec, backward: Backward) -> str:
-    """Whether what came back is what the contract says, as one condition."""
+    """Return the condition under which the gradients fit the contract. ``Backward.check`` explains a failure."""
     conditions = []
     known = [n for each in backward.ops for n in each.gives] if backward.ops else [a.name for a in spec.tensors]
     if not backward.ops:
@@ -162,7 +165,7 @@ def _refusal(backward: Backward, tensors: list[str], wanted: str) -> str:
 
 
 def _saved(spec: OpSpec, backward: Backward) -> list[str]:
-    """The tensors that are saved, by name: scalars are there in any case."""
+    """Return the names of the saved tensors. Scalars are kept in any case."""
     scalars = {a.name for a in spec.scalars}
     return [name for name in dict.fromkeys(backward.saves) if name not in scalars]
 

@@ -1,8 +1,8 @@
-"""Results that are more than fresh tensors of declared sizes, of one call: given, checked, and told apart.
+"""Checks of the results of one call, for ops whose results are not all fresh tensors of declared sizes.
 
-The sizes of a list of tensors, whether an optional result is there, and the value of a scalar follow from no
-declaration. The reference tells them, which a fake runs without data. A kernel's results are held to the types that
-were declared.
+A declaration does not determine the sizes in a list of tensors, the presence of an optional result or the value of a
+scalar. The reference determines them; a fake call runs it without data. The results of a kernel are checked against
+the declared types.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def require_places(where: str, places: Places) -> None:
 
 
 def values_of(result: Returned, count: int) -> list[Value]:
-    """What a function with ``count`` results returned, one by one. A single one may be a list."""
+    """Return the values in the result of a function with ``count`` results. A single result may be a list."""
     if count == 1 and not (isinstance(result, tuple) and len(result) == 1):
         return [cast("Value", result)]
     return (
@@ -59,7 +59,7 @@ def values_of(result: Returned, count: int) -> list[Value]:
 
 
 def made_of(spec: OpSpec, args: Sequence[Value], result: Returned) -> Returned:
-    """What a function returned beside arguments that it wrote to. SL301 for another tensor in the place of one."""
+    """Return the results that are not arguments. Raise SL301 where another tensor stands in place of an argument."""
     if not spec.returned:
         return result
     values = values_of(result, len(spec.returns))
@@ -88,7 +88,7 @@ def _same(value: Value, argument: Value) -> bool:
 
 
 def all_results(spec: OpSpec, args: Args, made: Result) -> Result:
-    """The results of an op that returns arguments, in order; ``made`` is what it returns beside them."""
+    """Return all results of an op that returns arguments, in order. ``made`` has the results that are not arguments."""
     rest = iter(values_of(cast("Returned", made), len(spec.made)) if spec.made else ())
     given = dict(zip((a.name for a in spec.args), args, strict=True))
     values = tuple([given[r.alias] if r.alias else next(rest) for r in spec.returns])
@@ -96,8 +96,10 @@ def all_results(spec: OpSpec, args: Args, made: Result) -> Result:
 
 
 def fit_results(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
-    """What a reference or kernel returned, as results that keep the promise of the declaration. Tensors are contiguous
-    and share no memory with anything. SL301 for results of another kind, dtype or shape."""
+    """Return the results of a reference or kernel as the declaration promises them: contiguous, in their own memory.
+
+    Raise SL301 for results of another kind, dtype or shape.
+    """
     values = values_of(made_of(spec, call.args, result), len(spec.made))
     if len(values) != len(spec.made):
         raise error("SL301", where=spec.name, got=f"{len(values)} results", expected=f"{len(spec.made)} results")
@@ -113,7 +115,7 @@ def fit_results(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
 
 
 def fit_views(spec: OpSpec, call: Binding, result: Returned) -> Result:
-    """The results of an op with views, as they are. SL301 as above."""
+    """Return the results of an op with views unchanged. Raise SL301 for results of another kind, dtype or shape."""
     values, env = values_of(result, len(spec.returns)), dict(call.env)
     if len(values) != len(spec.returns):
         raise error("SL301", where=spec.name, got=f"{len(values)} results", expected=f"{len(spec.returns)} results")
@@ -126,7 +128,7 @@ def fit_views(spec: OpSpec, call: Binding, result: Returned) -> Result:
 
 
 def flat_results(result: Returned) -> tuple[Tensor, ...]:
-    """All that an op returned as tensors, to be compared: those in lists too, and numbers as tensors without dims."""
+    """Return all results as a flat tuple of tensors, for comparison. A number becomes a tensor without dims."""
     values = result if isinstance(result, (tuple, list)) else () if result is None else (result,)
     flat: list[Tensor] = []
     for value in cast("Sequence[Value]", values):
@@ -155,7 +157,7 @@ def _check_kind(where: str, declared: Return, value: Value) -> None:
 
 
 def _check_tensor(where: str, declared: Return, tensor: Tensor, env: dict[str, EnvValue]) -> None:
-    """Dtype, number of dims, and sizes that have a name which is known by now."""
+    """Raise SL301 unless the tensor has the declared dtype, number of dims and sizes, as far as ``env`` has these."""
     kind = declared.tensor
     assert kind is not None
     name = str(tensor.dtype).removeprefix("torch.")
@@ -174,7 +176,7 @@ def _check_tensor(where: str, declared: Return, tensor: Tensor, env: dict[str, E
 
 
 def _check_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str, EnvValue]) -> None:
-    """A named size is the same everywhere; what only a list or a data-dependent result has is bound here."""
+    """Raise ``refused`` unless ``size`` is the declared one. A name that no argument has is bound in ``env``."""
     if dim.kind == "name":
         wanted: EnvValue = env.setdefault(dim.text, size)
     elif dim.kind == "fixed":
@@ -191,7 +193,7 @@ def _check_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str, EnvVa
 
 
 def _owned(value: Value, owned: list[Tensor]) -> Value:
-    """``value`` with contiguous tensors that share no memory with those in ``owned``, to which they are added."""
+    """Return ``value`` with contiguous tensors that share no memory with ``owned``, and add them to ``owned``."""
     if isinstance(value, (list, tuple)):
         return cast("Value", [_owned(v, owned) for v in value])
     if not isinstance(value, Tensor):

@@ -1,11 +1,11 @@
-"""The way of an eager call past torch's dispatcher: one function per op, compiled from its declaration.
+"""The fast path of an eager call: one generated function per op, which skips torch's dispatcher.
 
-It serves calls that Python launches: on a GPU, and on the CPU those of C functions that no native binding will take.
+The function takes calls that Python launches: calls on a GPU, and on the CPU calls of C functions that will have no
+native binding. A pass through the dispatcher and back into Python takes as long as two launches.
 
-The dispatcher's way in and out of Python takes as long as two launches. A call that nothing but the kernel has to see -
-plain tensors, no mode, tracer, transform or profiler - is bound, and run, right here. Every other one goes to the
-dispatcher, which also finds and explains errors. Calls are remembered by all that their launch depends on but the
-memory itself: what was checked, chosen and computed for one holds for the next.
+A call of plain tensors without a mode, tracer, transform or profiler is bound and run here. Every other call goes to
+the dispatcher, which also reports errors. A call is remembered under a key of everything that its launch depends on
+except addresses. The checks, the choice and the sizes of one call hold for every later call with the same key.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TYPES = {
 
 
 def route_of(op: Served) -> Route:
-    """What a plain call of ``op`` runs: the shortest way to the kernels that are bound now."""
+    """Return the function that a plain call of ``op`` runs: the shortest path to the kernels that are bound now."""
     by_python = compile_route(op) or (compile_route(op, "cpu") if stays_in_python(op, "cpu") else None)
     plain = dispatcher_calls.builtin(op.raw if op.separable else op.overload)
     places = [i for i, a in enumerate(op.spec.args) if a.mutated]
@@ -50,19 +50,19 @@ def route_of(op: Served) -> Route:
 
 
 def stays_in_python(op: Served, device: str) -> bool:
-    """Whether Python calls the C functions of ``op`` for good, and knows how calls are run again."""
+    """Whether ``op`` will have no native binding on the device, and one of its kernels can repeat calls."""
     return op.native is None and any(k.stays and k.repeats for k in op.kernels.get(device, ()))
 
 
 def short_of(op: Served) -> Route | None:
-    """What the dispatcher runs instead of ``op.execute`` for calls without gradients, where that remembers calls."""
+    """Return a function that remembers calls, which ``op.execute`` runs for calls without gradients, or None."""
     return compile_route(op, "cpu", op.serve_call) if stays_in_python(op, "cpu") else None
 
 
 def compile_route(op: Served, device: str = "cuda", otherwise: Route | None = None) -> Route | None:
-    """``route(*args)``: the result of ``op`` below autograd. None where its calls belong to the dispatcher.
+    """Return ``route(*args)``, which runs ``op`` below autograd. None where every call needs the dispatcher.
 
-    ``otherwise`` serves the calls that the function does not take, where the dispatcher has been there already.
+    ``otherwise`` runs the calls that the function does not support, for a caller that the dispatcher has called.
     """
     kernels = op.kernels.get(device, [])
     if op.spec.mutated or not kernels or not is_simple(op.spec):
@@ -78,7 +78,7 @@ def compile_route(op: Served, device: str = "cuda", otherwise: Route | None = No
     remembers = any(k.repeats for k in kernels)
 
     def first(*args: Value) -> Binding:
-        """The checks are compiled at the first call that comes this way."""
+        """Compile the checks at the first call that takes this path."""
         scope["bind"] = op.plan.quick
         return op.plan.quick(*args)
 
@@ -103,7 +103,7 @@ def compile_route(op: Served, device: str = "cuda", otherwise: Route | None = No
 
 
 def _start(op: Served) -> Callable[..., Result]:
-    """Run a call, and remember how to run it again if its kernel can say that."""
+    """Return a function that runs a call and remembers how to repeat it, if its kernel can."""
     ready = tuned_choices.ready_calls(op.spec.name)
 
     def start(call: Binding, key: Hashable | None = None) -> Result:
@@ -122,12 +122,15 @@ def _start(op: Served) -> Callable[..., Result]:
 
 
 def unlisted(op: Served, call: Binding) -> bool:
-    """Whether a table is in force that lacks the call: ``SHIPLAP_STRICT``, set later, makes that an error."""
+    """Whether the table of choices in force lacks the call.
+
+    Such a call is not remembered: ``SHIPLAP_STRICT``, which may be set later, makes it an error.
+    """
     return tuned_choices.active and isinstance(tuned_choices.find(op, call), tuned_choices.Missing)
 
 
 def asked_of(op: Served, picked: Kernel, call: Binding) -> list[tuple[Supports, bool]]:
-    """The ``supports`` of the kernels up to the one that was picked, and what each said of this call."""
+    """Return the ``supports`` of each kernel up to the picked one, with its answer for this call."""
     conditions = []
     for kernel in op.eager(picked.device):
         if kernel.condition is not None:
@@ -138,7 +141,7 @@ def asked_of(op: Served, picked: Kernel, call: Binding) -> list[tuple[Supports, 
 
 
 def _asking(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: Route) -> Rerun:
-    """``rerun`` for a call of which the kernels say what they said before: they may look at values."""
+    """Return ``rerun`` for calls with unchanged answers of ``supports``, which may depend on the values of tensors."""
 
     def checked(args: Args) -> Result:
         for supports, answer in asked:
@@ -150,7 +153,10 @@ def _asking(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: Route) -> Re
 
 
 def is_simple(spec: OpSpec) -> bool:
-    """Single tensors of real dtypes, for others may be marked as conjugated, and scalars that are always there."""
+    """Whether all arguments are single tensors of real dtypes, or required scalars.
+
+    Complex tensors may carry the lazy mark of a conjugate, which only the dispatcher resolves.
+    """
     if any(a.many for a in spec.args):
         return False
     real = all(_dtypes(a) and not any(row.kind == "complex" for row in dtypes.rows(_dtypes(a))) for a in spec.tensors)
@@ -162,7 +168,7 @@ def _dtypes(arg: Arg) -> tuple[str, ...]:
 
 
 def source(spec: OpSpec, device: str, remembers: bool, modes: str = "not untouched()") -> str:
-    """The function as text. ``modes``: whether somebody else has to see the call."""
+    """Return the text of the function. ``modes`` is the condition under which the dispatcher has to see the call."""
     given = ", ".join(map(variable, spec.args))
     positional = [a for a in spec.args if not a.keyword_only]
     dispatched = f"return dispatcher({', '.join(map(variable, positional))})"
@@ -194,7 +200,10 @@ def source(spec: OpSpec, device: str, remembers: bool, modes: str = "not untouch
 
 
 def strange_of(arg: Arg, device: str) -> str:
-    """No plain tensor of this device type; views that negate, and zeros without memory, are the dispatcher's."""
+    """Return the condition that an argument is not a plain tensor of this device type.
+
+    Lazily negated views and zero tensors without memory are not plain: the dispatcher resolves them.
+    """
     t = variable(arg)
     condition = (
         f"not ((type({t}) is Tensor or type({t}) is Parameter) and {t}.is_{device}) or {t}.is_neg() or is_zero({t})"
@@ -207,7 +216,7 @@ def kind_of(arg: Arg) -> str:
 
 
 def part_of(arg: Arg, address: str = "") -> str:
-    """What of an argument a launch depends on; floats as text, since -0.0 equals 0.0."""
+    """Return the part of the key for an argument. Floats are text in it, since -0.0 equals 0.0."""
     v = variable(arg)
     if arg.tensor is not None:
         address = address or f"{v}.data_ptr()"

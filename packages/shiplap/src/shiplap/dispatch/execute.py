@@ -23,7 +23,7 @@ from shiplap.torch_private.dispatcher_library import Overload
 
 
 class Served(OpState):
-    """The methods that torch's dispatcher, generated functions and native code call.
+    """The executor of an op's calls: the methods that torch's dispatcher, generated functions and native code call.
 
     Attributes:
         overload: the registered ``torch.ops.<namespace>.<name>.default``.
@@ -42,19 +42,19 @@ class Served(OpState):
     short: Callable[..., Result] | None = None  # a shorter way than `serve_call`, see dispatch/eager_fast_path.py
 
     def execute(self, *args: Value, **kwargs: Value) -> Result:
-        """The implementation that torch calls: check and bind the arguments, pick a kernel, run it."""
+        """Check and bind the arguments, pick a kernel and run it. This is the implementation that torch calls."""
         if self.short is None or kwargs or (torch.is_grad_enabled() and dispatcher_calls.any_requires_grad(*args)):
             return self.serve_call(*args, **kwargs)
         return self.short(*args)
 
     def serve_call(self, *args: Value, **kwargs: Value) -> Result:
-        """The same for any call."""
+        """Execute a call without the fast path of calls that were seen before."""
         given = self.spec.complete(args, kwargs) if kwargs else args
         call = self.plan.quick(*given)
         return self.serve(call, self.pick(call))
 
     def refusal(self, cause: Exception) -> ShiplapError | None:
-        """The catalogue error behind an exception of native code, whose Python class was lost on the way.
+        """Return the catalogue error behind an exception of native code. Its Python class is lost in C++.
 
         None for an exception that the native code of this op did not raise.
         """
@@ -85,6 +85,7 @@ class Served(OpState):
     def serve(self, call: Binding, kernel: Kernel | None) -> Result:
         """Run a bound call with the picked kernel, or with the reference."""
         if torch.is_grad_enabled():
+            # Callers of `raw` need not check for gradients: such a call is recorded as if it came by `overload`.
             if self.guarded and dispatcher_calls.any_requires_grad(
                 *call.args
             ):  # somebody called `raw` who does not ask this
@@ -102,13 +103,13 @@ class Served(OpState):
         return outs[0] if len(outs) == 1 else outs or None
 
     def _refer(self, args: Args) -> Returned:
-        """Run the reference, and look at what the first calls write to."""
+        """Run the reference. During its first calls, compare its arguments before and after the call."""
         if self.unchanged.left:
             return self.unchanged.during(args, lambda: self.run_reference(args))
         return self.run_reference(args)
 
     def serve_tangent(self, *args: Value, **kwargs: Value) -> Result:
-        """Run the reference of a checked call for forward-mode differentiation, which no kernel supports."""
+        """Run the reference of a call under forward-mode differentiation, which no kernel supports."""
         call = self.plan.quick(*self.spec.complete(args, kwargs))
         self._unserved(str(call.device), "forward-mode AD is the reference's", key="tangent")
         result = own_outputs(self.run_reference(call.args))

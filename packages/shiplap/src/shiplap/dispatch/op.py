@@ -1,21 +1,19 @@
 """``@sl.op``: a declaration becomes a registered torch op. The body is the reference; kernels and gradient attach.
 
-The way of a call, and where each step is::
+The steps of a call, and the file of each::
 
-    op(x, y)            Op.__call__, torch_private/dispatcher_calls.py   has anything but a kernel to see this call?
-    |- no: op.direct    dispatch/eager_fast_path.py                    generated where Python launches: checks, looks
-    up, launches. Else |                                                  torch's dispatcher, below autograd: native
-    code or `execute` `- yes: op.through  dispatch/op.py                       a trace, a transform, autocast or
-    autograd is there, or keywords
-       |- op.record     dispatch/autograd.py                 autograd alone: recorded, then as if it were `direct`
-       `- op.overload   torch                          the dispatcher calls whoever has to see it, `execute` at last
-    op.execute          dispatch/execute.py                    below autograd and autocast:
-       op.bind          op/plan/                       arguments are checked, names bound to sizes: a Binding
-       op.pick          dispatch/execute.py, choices.py        the choice in force, or the first kernel that takes the
-       call op.serve         dispatch/execute.py                    kernel.run (python.py, cabi.py, direct.py) or the
-       reference
+    op(x, y)           torch_private/dispatcher_calls.py  does anything but a kernel have to see this call?
+    |- no: op.direct   dispatch/eager_fast_path.py        a generated function checks, looks up and launches
+    |                                                     or torch's dispatcher, below autograd, calls native code
+    `- yes: op.through dispatch/op.py                     a trace, a transform, autocast, autograd, or keywords
+       |- op.record    dispatch/autograd.py               autograd alone: recorded, then as `direct`
+       `- op.overload  torch                              the dispatcher calls its layers, and `execute` last
+    op.execute         dispatch/execute.py                below autograd and autocast:
+       op.bind         plan/call_plan.py                  checks arguments, binds names to sizes: a Binding
+       op.pick         dispatch/tuned_choices.py          the choice in force, or the first kernel that fits
+       op.serve        dispatch/execute.py                Kernel.run, or the reference
 
-What is wrong with a call is said in one place: :meth:`Op.explain`.
+:meth:`Op.explain` turns the error of a failed call into one of the catalogue.
 """
 
 from __future__ import annotations
@@ -105,7 +103,7 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         return result
 
     def explain(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
-        """Raise what is wrong with a call that failed with ``cause``, in our words; else say whether to try again."""
+        """Raise the catalogue error of a call that failed with ``cause``, or return whether to try the call again."""
         if not isinstance(cause, ShiplapError) and (wrong := self.refusal(cause) or self.plan.misfit(args, kwargs)):
             raise (dispatcher_calls.any_autocast() and explain_autocast(args, kwargs, wrong)) or wrong from None
         if isinstance(cause, ShiplapError):
@@ -314,7 +312,7 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
             build(self)
 
     def drop_native(self) -> None:
-        """Remove the native binding, so that ``execute`` serves the op until the next binding is built."""
+        """Remove the native binding. ``execute`` serves the op until the next binding is built."""
         native, self.native = self.native, None
         if native is not None:
             native.release()
@@ -390,7 +388,7 @@ def _read_backward(
     strided: bool,
     once_differentiable: bool | None,
 ) -> Backward:
-    """The gradient as one function or as ops."""
+    """Return the declared gradient, given as one function or as ops."""
     ops = [part for part in parts if isinstance(part, Op)]
     if not ops and len(parts) == 1:
         return Backward.declare(spec, parts[0], saves, surrogate, strided, once_differentiable)

@@ -37,12 +37,12 @@ def has_out(spec: OpSpec) -> bool:
 
 
 def out_name(spec: OpSpec) -> str:
-    """The torch op's name, without namespace."""
+    """Return the name of the out-variant without namespace."""
     return f"{spec.stem}__out"
 
 
 def out_schema(spec: OpSpec, name: str = "") -> str:
-    """``name(<arguments>, *, Tensor(out0!) out, Tensor(scratch!)? workspace=None) -> ()``."""
+    """Return ``name(<arguments>, *, Tensor(out0!) out, Tensor(scratch!)? workspace=None) -> ()``."""
     given = schema(spec, name or out_name(spec)).rpartition(") -> ")[0]
     keywords = [] if any(a.keyword_only for a in spec.args) else ["*"]
     keywords += [f"Tensor(out{i}!) {o.name}" for i, o in enumerate(spec.outputs)]
@@ -79,7 +79,7 @@ class OutVariant:
     def __call__(
         self, args: Args, keywords: dict[str, Value], out: Tensor | Sequence[Tensor], workspace: Tensor | None
     ) -> Tensor | Sequence[Tensor]:
-        """Run into ``out``; ``keywords`` is the caller's own dict no longer."""
+        """Run the op into ``out`` and return it. ``keywords`` is changed, so the caller must not use it again."""
         if self.op.plan.numbers is not None and torch.is_grad_enabled():
             self.op.plan.numbers(args, keywords)
         if dispatcher_calls.is_compiling():
@@ -110,7 +110,7 @@ class OutVariant:
         return out
 
     def _served(self, direct: OutRoute, args: Args, out: Tensor | Sequence[Tensor]) -> bool:
-        """Whether ``direct`` has served the call."""
+        """Run the call by ``direct`` and return whether ``direct`` supports it."""
         outs = out if isinstance(out, (tuple, list)) else (out,)
         if len(outs) != len(self.names) or len(args) > len(self.spec.args) or dispatcher_calls.is_compiling():
             return False
@@ -121,7 +121,7 @@ class OutVariant:
         return direct(*args, *outs)
 
     def _refuse_transform(self, values: Args) -> None:
-        """SL304 for a tangent or a gradient of torch.func: what the caller owns can have neither."""
+        """Raise SL304 for a tangent or a gradient of torch.func, which memory of the caller cannot have."""
         graded = torch.is_grad_enabled() and dispatcher_calls.any_requires_grad(*values)
         if graded or dispatcher_transforms.carries_tangent(values):
             raise self._ungraded()
@@ -146,7 +146,7 @@ class OutVariant:
     def _explain(
         self, args: Args, kwargs: dict[str, Value], given: Args, workspace: Tensor | None, cause: Exception
     ) -> None:
-        """Raise what the checks in Python say of a call that native code or the dispatcher refused; else return."""
+        """Raise the error that the checks in Python find in a call that native code or the dispatcher refused."""
         if isinstance(cause, ShiplapError):
             return
         op = self.op
@@ -155,13 +155,13 @@ class OutVariant:
         self._check(op.plan.quick(*self.spec.complete(args, kwargs)), given, workspace)
 
     def _taken(self, kwargs: dict[str, Value]) -> tuple[Args, Tensor | None]:
-        """The outputs and the workspace, taken out of the keywords of a call."""
+        """Remove the outputs and the workspace from the keywords of a call, and return them."""
         given = tuple([kwargs.pop(name) for name in self.names])
         scratch = kwargs.pop(self.scratch, None)
         return given, scratch if isinstance(scratch, Tensor) else None
 
     def execute(self, *args: Value, **kwargs: Value) -> None:
-        """The real implementation where no native code serves."""
+        """Execute the out-variant with real tensors where no native code does."""
         op = self.op
         graded = torch.is_grad_enabled()
         if (
@@ -199,7 +199,7 @@ class OutVariant:
             self.plan.check_scratch(call, scratch)
 
     def _check(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
-        """What the caller owns fits the declaration, and the kernel that is picked."""
+        """Check the caller's outputs and workspace, and return the outputs with the picked kernel."""
         self.plan.check(call, given)
         if scratch is not None:
             self.plan.check_scratch(call, scratch)

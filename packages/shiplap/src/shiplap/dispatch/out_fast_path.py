@@ -1,9 +1,9 @@
-"""The way of an eager ``op.out`` where Python calls the kernel: one function per op, compiled from its declaration.
+"""The fast path of an eager ``op.out``: one generated function per op, for ops whose kernels Python calls.
 
-As in ``dispatch/eager_fast_path.py``, a call is remembered by all that it depends on but the memory itself. What the
-caller owns is part of that: shapes, strides, dtypes and devices of the outputs were held to the declaration once.
-Addresses are new in each call, so each looks whether tensors overlap, and so does it for gradients. Whatever the
-function does not take goes the ordinary way, which also says what is wrong with a call.
+As in ``dispatch/eager_fast_path.py``, a call is remembered under a key of everything that it depends on except
+addresses. The key includes shapes, strides, dtypes and devices of the caller's outputs, which are checked once. Each
+call is checked for overlapping tensors and for gradients, since these follow from addresses and from the tensors
+themselves. A call that the function does not support takes the ordinary path, which also reports errors.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ OutRoute: TypeAlias = Callable[..., bool]  # of all arguments, then the outputs:
 
 
 class Checked(Protocol):
-    """What the registered out-variant does before a kernel runs."""
+    """The checks of the registered out-variant before a kernel runs. They return the outputs and the kernel."""
 
     def __call__(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]: ...
 
 
 def compile_out_route(op: Served, check: Checked, *, dispatched: bool) -> OutRoute | None:
-    """``route(*args, *outs)``: fill ``outs`` and return True, or touch nothing and return False.
+    """Return ``route(*args, *outs)``, which fills ``outs`` and returns True, or changes nothing and returns False.
 
-    None where native code may serve the out-variant, or the dispatcher has to see it. ``dispatched``: it has seen it.
+    None where native code may run the out-variant, or where each call needs the dispatcher. ``dispatched`` says that
+    the caller is called by the dispatcher.
     """
     spec, device = op.spec, _device(op)
     if not device or spec.mutated or not is_simple(spec):
@@ -70,7 +71,7 @@ def compile_out_route(op: Served, check: Checked, *, dispatched: bool) -> OutRou
 
 
 def _device(op: Served) -> str:
-    """The device type on which Python calls all kernels of the op for good, and one of them can say how it is rerun."""
+    """Return the device type whose kernels Python always calls and of which one can repeat calls. Empty if none."""
     cuda = op.kernels.get("cuda", [])
     if cuda and all(k.by_python for k in cuda) and any(k.repeats for k in cuda):
         return "cuda"
@@ -78,7 +79,7 @@ def _device(op: Served) -> str:
 
 
 def _start(op: Served, check: Checked) -> Callable[[Args, Outputs, Hashable], bool]:
-    """Serve a call, and remember how to serve it again if its kernel can say that."""
+    """Return a function that runs a call and remembers how to repeat it, if its kernel can."""
     ready: dict[Hashable, Any] = tuned_choices.ready_calls(f"{op.spec.name}, out")
 
     def start(args: Args, given: Outputs, key: Hashable) -> bool:
@@ -100,7 +101,7 @@ def _start(op: Served, check: Checked) -> Callable[[Args, Outputs, Hashable], bo
 
 
 def source(spec: OpSpec, device: str, *, dispatched: bool) -> str:
-    """The function as text."""
+    """Return the text of the function."""
     outs = [Arg(o.name, o.tensor) for o in spec.outputs]
     tensors, inputs = [*spec.tensors, *outs], list(spec.tensors)
     strange = [strange_of(a, device) for a in tensors]

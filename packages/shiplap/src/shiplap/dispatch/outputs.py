@@ -1,4 +1,4 @@
-"""Outputs that keep the declaration's promise, and those that are made for a kernel to fill."""
+"""The outputs of a call: allocated for a kernel to fill, or checked after a function has returned them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shiplap.plan.rules.outputs import WithinBound
 
 
 def result_of(outs: Outputs) -> Tensor | Outputs | None:
-    """What an op returns: its only output, a tuple of several, None where there is none."""
+    """Return the result of an op with these outputs: the only one, a tuple of several, or None."""
     return outs[0] if len(outs) == 1 else outs or None
 
 
@@ -27,7 +27,7 @@ _plans: dict[str, OutputPlan] = {}  # by the digest of the declaration
 
 
 def empty_outputs(spec: OpSpec, call: Binding) -> Outputs:
-    """Outputs for a kernel to fill, in declared order; all their sizes are known."""
+    """Allocate the outputs in declared order. ``call.env`` must have all their sizes."""
     plan = _plans.get(spec.digest)
     if plan is None:
         plan = _plans.setdefault(spec.digest, OutputPlan(spec, Names(spec)))
@@ -35,7 +35,7 @@ def empty_outputs(spec: OpSpec, call: Binding) -> Outputs:
 
 
 def fit_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
-    """Returned tensors → outputs that keep the declaration's promise: shape, dtype, device, contiguous, fresh."""
+    """Return the outputs in ``result``, contiguous and fresh. Raise SL301 for a wrong shape, dtype or device."""
     if spec.traced:
         return fit_results(spec, call, result)
     result = made_of(spec, call.args, result)
@@ -67,14 +67,14 @@ def fit_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
 
 
 def own_outputs(result: Any) -> Any:
-    """The results of a reference with tensors that share no memory with anything: by operations that autograd knows."""
+    """Return clones of the results of a reference. ``clone`` keeps gradients and tangents."""
     if isinstance(result, Tensor):
         return result.clone(memory_format=torch.contiguous_format)
     return type(result)(own_outputs(value) for value in result) if isinstance(result, (list, tuple)) else result
 
 
 def _measure_dynamic(spec: OpSpec, where: str, env: dict[str, EnvValue], dims: Sequence[Dim], value: Tensor) -> None:
-    """Read data-dependent sizes off the first output that has them, and hold them to their bounds."""
+    """Bind the data-dependent sizes that ``value`` is the first output to have, and check their bounds."""
     if not spec.dynamic or value.dim() < len(dims) - 1:
         return
     spread = next((i for i, d in enumerate(dims) if d.kind == "variadic"), len(dims))
@@ -86,17 +86,18 @@ def _measure_dynamic(spec: OpSpec, where: str, env: dict[str, EnvValue], dims: S
 
 
 def check_bound(spec: OpSpec, where: str, dim: str, size: int, env: Mapping[str, EnvValue]) -> None:
-    """SL302 unless the data-dependent ``size`` of ``dim`` respects the declared bound."""
+    """Raise SL302 unless the data-dependent ``size`` of ``dim`` respects the declared bound."""
     bound = spec.dynamic[dim]
     most = bound(env)
-    if type(size) is int and type(most) is int and 0 <= size <= most:  # as the rule says, without reading its text
+    # The same condition as the rule's. Plain ints are compared here, since the rule evaluates an expression.
+    if type(size) is int and type(most) is int and 0 <= size <= most:
         return
     rule = WithinBound(where, dim, bound.source)
     rule.hold({rule.size.python: size, rule.bound.python: most})
 
 
 def tensors_of(args: Sequence[Value]) -> Iterator[Tensor]:
-    """All tensors among arguments, those in lists too."""
+    """Yield all tensors among the arguments, also those in lists."""
     for value in args:
         if isinstance(value, Tensor):
             yield value

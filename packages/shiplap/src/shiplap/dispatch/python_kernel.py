@@ -1,7 +1,8 @@
-"""A Python function as a kernel, run with the call's device as the current one.
+"""Python functions as kernels, run with the call's device as the current one.
 
-Kernels come in two styles, told apart by their signature. *Out-style* takes the outputs' names as keywords and fills
-tensors that shiplap allocated. *Functional* returns its outputs. They are then made fresh, contiguous and shown to fit.
+Kernels come in two styles, which differ in their signature. An *out-style* kernel takes the outputs' names as keywords
+and fills tensors that shiplap allocated. A *functional* kernel returns its outputs, which are then checked and made
+contiguous and fresh.
 Either may ask for ``workspace`` (uint8) by keyword. Parameters have the names of the op's arguments, in any order.
 Tensors arrive contiguous, as they do in C and Triton, unless ``strided=`` names them.
 """
@@ -36,7 +37,7 @@ Copies: TypeAlias = list[tuple[Tensor, Tensor]]  # an argument, and the contiguo
 
 
 class PythonFunction(Implementation):
-    """What ``Op.kernel`` makes of a function."""
+    """The implementation that ``Op.kernel`` makes of a Python function."""
 
     takes_strided = True
 
@@ -55,7 +56,7 @@ class PythonFunction(Implementation):
         return (WritingPythonKernel if spec.mutated else PythonKernel)(spec, terms, self.function)
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
-        """The parameters that the function has left for a config. None where it takes any."""
+        """Return the parameters that are left for a config, or None where the function takes any keyword."""
         try:
             takes = read_parameters(self.function, partial(_misfit, spec, self.name))
         except DeclarationError:
@@ -65,7 +66,7 @@ class PythonFunction(Implementation):
 
 
 def _misfit(spec: OpSpec, kernel: str, got: str, fix: str = "") -> ShiplapError:
-    """SL122, with the parameters that the kernel may have."""
+    """Return the error SL122, with the parameters that the kernel may have."""
     named = [a.name for a in spec.args if a.keyword_only]
     named += [] if spec.dynamic or spec.traced else [o.name for o in spec.outputs]
     listed = [a.name for a in spec.args if not a.keyword_only]
@@ -74,7 +75,7 @@ def _misfit(spec: OpSpec, kernel: str, got: str, fix: str = "") -> ShiplapError:
 
 
 class PythonKernel(Kernel):
-    """See the module."""
+    """A Python function as a kernel of one op."""
 
     function: Callable[..., Returned]
 
@@ -95,7 +96,7 @@ class PythonKernel(Kernel):
         self._pass, self._launch = compile_launch(spec, function, takes, self._free, scope)
 
     def _require(self, takes: Parameters) -> None:
-        """SL122 unless the function can be called by the names of the arguments, the outputs and the configs."""
+        """Raise SL122 unless the function can be called by the names of arguments, outputs and config values."""
         named = [a.name for a in self.spec.args]
         keywords = [*(self.outputs if self.out_style else ()), *([self.scratch] * self.wants_workspace)]
         configs = () if self.space is None else self.space.names
@@ -112,7 +113,7 @@ class PythonKernel(Kernel):
                 raise _misfit(self.spec, self.name, got, f"add the parameter {name!r} to the kernel")
 
     def _repair(self, name: str, takes: Parameters) -> str:
-        """What to do about a parameter ``name`` for which there is no value."""
+        """Return the advice about a parameter ``name`` for which there is no value."""
         missing = [a.name for a in self.spec.args if a.name not in takes.named]
         outputs = [n for n in self.outputs if n not in takes.named]
         if not missing and name == "out" and outputs:
@@ -123,7 +124,7 @@ class PythonKernel(Kernel):
         return "use the names in 'expected'" if missing else f"remove {name!r}, or give it a value in configs="
 
     def configure(self, values: Values) -> None:
-        """The function gets the values by keyword."""
+        """Set the values that the function gets by keyword."""
         self.values = values
 
     def run(self, call: Binding) -> Outputs:
@@ -169,7 +170,7 @@ class PythonKernel(Kernel):
         return refill
 
     def _returning(self, call: Binding, outs: Outputs) -> Rerun:
-        """Run, and hold what the function returns to what ``call`` returned."""
+        """Return a function that repeats a functional kernel and checks its outputs against those of ``call``."""
         fit, device, room = fitting(self.spec, call, outs), call.device, workspace_size(self.workspace, call)
         known = self._known(call)
 
@@ -180,13 +181,13 @@ class PythonKernel(Kernel):
         return rerun
 
     def _known(self, call: Binding) -> bool:
-        """Whether every call that is laid out as this one has its tensors as the function wants them."""
+        """Whether calls with the layout of ``call`` need no contiguous copies."""
         return not self.spec.mutated and all(
             given is value for given, value in zip(call.args, self._packed(call.args)[0], strict=True)
         )
 
     def _rerun(self, made: list[tuple[str, torch.Size, torch.dtype]], call: Binding, room: int) -> Rerun:
-        """Allocate the outputs ``made``, by name with shape and dtype, and run."""
+        """Return a function that allocates the outputs ``made`` (name, shape, dtype) and runs the kernel."""
         device, known = call.device, self._known(call)
 
         def rerun(args: Args) -> Result:
@@ -209,10 +210,9 @@ class PythonKernel(Kernel):
     def _call(
         self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value], known: bool = False
     ) -> Returned:
-        """The function, given outputs by keyword, then its config, the workspace and the arguments by their names.
+        """Call the function with outputs, config values and workspace by keyword, and the arguments by their names.
 
-        ``known``: whether the arguments are laid out as those of a call before it, which were as the function wants
-        them.
+        ``known`` says that an earlier call with the same layout needed no copies, so that the check is skipped.
         """
         if self.values:
             keywords.update(self.values)
@@ -225,7 +225,7 @@ class PythonKernel(Kernel):
             return launch(args, keywords)
 
     def _carefully(self, args: Args, keywords: dict[str, Value]) -> Returned:
-        """Launch with contiguous copies in the place of strided tensors, and look at what was written to."""
+        """Call the function with contiguous copies of strided tensors, and check that it changes no other argument."""
         packed, copies = self._packed(args)
 
         def launch() -> Returned:
@@ -243,7 +243,7 @@ class PythonKernel(Kernel):
         return _restored(result, copies) if copies else result
 
     def _require_filled(self, result: Returned, outs: Sequence[Value]) -> None:
-        """SL301 for a kernel that takes the outputs and returns others, which nothing would use."""
+        """Raise SL301 for a kernel that takes the outputs and returns other tensors, which would be dropped."""
         owned = {t.untyped_storage().data_ptr() for t in tensors_of(outs)}
         others = [t for t in tensors_of(result if isinstance(result, (tuple, list)) else (result,)) if t.numel()]
         if any(t.untyped_storage().data_ptr() not in owned for t in others):
@@ -253,7 +253,7 @@ class PythonKernel(Kernel):
             raise error("SL301", where=f"{self.spec.name}, kernel {self.name}", got=got, expected=expected, fix=fix)
 
     def _packed(self, args: Args) -> tuple[Args, Copies]:
-        """``args`` with contiguous tensors, and each argument that is written to with the copy that stands for it."""
+        """Return ``args`` with contiguous tensors, and each argument that is written to with its copy."""
         copies: Copies = []
 
         def contiguous(value: Value, mutated: bool) -> Value:
@@ -274,7 +274,7 @@ class PythonKernel(Kernel):
 
 
 class WritingPythonKernel(PythonKernel):
-    """A Python function of an op that writes to arguments, which has to leave them where they are."""
+    """A Python function of an op that writes to arguments. It must not move them to other memory."""
 
     def _call(
         self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value], known: bool = False
@@ -286,7 +286,7 @@ class WritingPythonKernel(PythonKernel):
 
 
 def _restored(result: Returned, copies: Copies) -> Returned:
-    """``result`` with the arguments that were written to in the place of their copies."""
+    """Return ``result`` with the original arguments in place of their copies."""
     if isinstance(result, (list, tuple)):
         return cast("Returned", type(result)([_restored(cast("Returned", r), copies) for r in result]))
     return next((original for original, copy in copies if result is copy), result)
@@ -295,10 +295,10 @@ def _restored(result: Returned, copies: Copies) -> Returned:
 def compile_launch(
     spec: OpSpec, function: Callable[..., Returned], takes: Parameters, free: Collection[str], scope: dict[str, object]
 ) -> tuple[Launch, Launch]:
-    """``(pass_on, launch)`` of all arguments and of further keywords. Both call ``function`` with each argument in the
-    place of its name; ``launch`` calls ``otherwise`` where one has strides that the function does not expect.
+    """Return ``(pass_on, launch)``, functions of all arguments and of further keywords.
 
-    ``scope``: ``otherwise``, and ``unchanged``, which may want to look at the call.
+    Both call ``function`` with each argument at the parameter of its name. ``launch`` calls ``otherwise`` instead where
+    an argument is strided, or while ``unchanged`` still checks calls. Both names are in ``scope``.
     """
     positional, named = takes.split(a.name for a in spec.args)
     values = [variable(spec.arg(n)) for n in positional] + [f"{n}={variable(spec.arg(n))}" for n in named]

@@ -1,4 +1,4 @@
-"""``Registered``: what torch has of an op. It defines the schemas, and gives torch their implementations.
+"""``Registered``: the torch registration of an op, which defines schemas and their implementations.
 
 Most ops have two overloads of a name: the op, and ``raw``, the part of it below autograd. An op that returns what it
 writes to, ``name(Tensor(a!) x) -> Tensor(a!)``, has one more: ``writes``, which returns the other results. Torch can
@@ -26,18 +26,18 @@ from shiplap.torch_private.dispatcher_library import Check, Overload, Registrati
 
 
 def core_name(spec: OpSpec) -> str:
-    """What carries out an op: its own overload, or the one that writes."""
+    """Return the name of the overload that kernels implement: the op's own, or the one that writes."""
     return below(spec.opname, WRITES) if spec.returned and not spec.view else spec.opname
 
 
 def carried_names(spec: OpSpec, guarded: bool) -> tuple[str, ...]:
-    """The torch ops that kernels carry out: :func:`core_name`, and its part below autograd if it is ``guarded``."""
+    """Return the names of the overloads that kernels implement: :func:`core_name`, and ``raw`` if ``guarded``."""
     core = core_name(spec)
     return (core, below(spec.opname)) if guarded else (core,)
 
 
 def _checking(check: Check, call: Route) -> Route:
-    """``call`` after ``check`` of its arguments."""
+    """Return ``call`` with a check of its arguments before it."""
 
     def checked(*args: Value) -> Result:
         check(args, {})
@@ -62,17 +62,17 @@ class Registered(Served):
     _registrations: Registrations | None = None
 
     def operators(self) -> set[str]:
-        """The names under which graphs call the op: its own, those of its parts, and that of its out-variant."""
+        """Return the names under which graphs call the op: its overloads and its out-variant."""
         variant = [self.variant.overload] if self.variant is not None else []
         return {each.name() for each in (self.overload, self.core, self.raw, *variant)}
 
     @property
     def edition(self) -> int:
-        """How many schemas this process has declared under this name. Torch knows the later ones by other names."""
+        """The number of schemas that this process has declared under this name. Torch gets a new name for each."""
         return self._registrations.edition if self._registrations is not None else 1
 
     def _renew(self) -> None:
-        """Make torch compile code for this op anew: compiled graphs may rely on the previous declaration."""
+        """Make torch recompile code that calls this op, since compiled graphs may rely on the previous declaration."""
         there, name = self._registrations, self.spec.opname
         if there is not None:
             self.overload = there.renewed(name)
@@ -83,7 +83,7 @@ class Registered(Served):
         self._differentiate()
 
     def enter(self) -> None:
-        """Set the way of a plain call: to an op that returns arguments by its own name, else as short as it can be."""
+        """Install the shortest path of a plain call. An op that returns arguments is called by its own overload."""
         composed = bool(self.spec.returned) or self.spec.view
         if not available("calls below autograd"):
             composed = True  # the op as torch has it
@@ -95,12 +95,12 @@ class Registered(Served):
             self.variant.enter()
 
     def _unseen_numbers(self) -> Check | None:
-        """What refuses numbers with a gradient, where a plain call does not look for gradients in all arguments."""
+        """Return the check for numbers with a gradient, where plain calls do not check all arguments for gradients."""
         listed = any(str(a.scalar).startswith("list[") for a in self.spec.scalars)
         return self.plan.numbers if listed or not self.separable else None
 
     def _differentiate(self) -> None:
-        """(Re)build what autograd calls."""
+        """Build the functions that autograd calls, again after each new gradient."""
         if self.guarded:
             formula = self.run_surrogate
             made = make_autograd(self.spec, self.core, self.below, self.serve_tangent, formula, self.gradient)
@@ -127,7 +127,7 @@ class Registered(Served):
             return result
 
     def _declare(self) -> None:
-        """Make the torch registration."""
+        """Register the op with torch."""
         spec, name = self.spec, self.spec.opname
         self._registrations = there = Registrations.of(spec.namespace, name)
         if spec.view:

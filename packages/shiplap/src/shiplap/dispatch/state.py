@@ -29,7 +29,7 @@ _NONE: list[Kernel] = []
 
 
 def bind_sampler(spec: OpSpec, sampler: Sampler) -> Sampler:
-    """``sampler`` as a function of ``(rng, sizes, dtype, device)``. SL123 for a parameter of another name."""
+    """Return ``sampler`` as a function of ``(rng, sizes, dtype, device)``. Raise SL123 for another parameter name."""
     names = ("rng", "sizes", "dtype", "device")
     return bind_names(sampler, names, id="SL123", where=f"{spec.name}, samples")
 
@@ -48,9 +48,9 @@ class OpState(HasCode):
         batching: the dims along which several calls can be replaced by one.
         shardings: the declared ways to cut a call into shards, or None to derive them from the declaration.
         native: the native binding in use, or None while the Python binding serves the op.
-        entrance: what torch calls since native code was attached for the first time.
+        entrance: the native functions that torch calls, from the first time that native code was attached.
         plan: the checks and conversions of the arguments of a call.
-        unchanged: what the reference must not write to.
+        unchanged: the check that the reference does not write to its arguments.
         differentiable: whether an output can carry a gradient, and a backward can be declared.
         guarded: whether a call may have to be seen by autograd, so that the op has an autograd implementation: it is
             differentiable, or writes to a tensor that could carry a gradient, which would be lost silently.
@@ -120,16 +120,17 @@ class OpState(HasCode):
 
     @property
     def file(self) -> str:
-        """Where the op is declared."""
+        """The path of the file that declares the op."""
         return os.path.abspath(self.reference.__code__.co_filename)
 
     def own(self, device: str) -> list[Kernel]:
-        """The kernels for a device type that are not templates."""
+        """Return the kernels for a device type that are not templates."""
         return [k for k in self.kernels.get(device, ()) if k.template is None]
 
     def eager(self, device: str) -> list[Kernel]:
-        """The kernels to try, in this order, for an eager call without a choice. The reference runs if none takes the
-        call.
+        """Return the kernels to try, in this order, for an eager call without a choice.
+
+        The reference runs if no kernel supports the call.
 
         A reference declared with ``reference_is_fast_on=`` for the device type comes before templates. A template with
         ``default=False`` runs only where a measurement has chosen it.
@@ -143,7 +144,7 @@ class OpState(HasCode):
         return known[1]
 
     def attach(self, kernel: Kernel) -> None:
-        """Add a kernel: one written by the author goes before all others, a template's kernel goes last."""
+        """Add a kernel. One written by the author is tried before all others, a template's kernel last."""
         others = [k for k in self.kernels.get(kernel.device, []) if k.name != kernel.name or k.template is None]
         if kernel.template is None:
             self.kernels[kernel.device] = [kernel, *(k for k in others if k.name != kernel.name)]
@@ -156,7 +157,7 @@ class OpState(HasCode):
         return code_digest(self)
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """The declaration, the functions behind it, and all kernels and templates in the order of trying them."""
+        """Yield the declaration, its functions, and all kernels and templates in the order of trying them."""
         yield f"op {self.spec.digest} {self.rule if self.rule != read_rule(self.spec) else ''}", self.reference
         yield "gradient", self.gradient
         for device, kernels in sorted(self.kernels.items()):

@@ -1,8 +1,8 @@
-"""The choices in use in this process: ``Op.pick`` looks a call up here, and ``shiplap.tune`` adds entries.
+"""The table of tuned choices in this process: ``Op.pick`` looks calls up, and ``shiplap.tune`` adds entries.
 
-Nothing is measured here. ``active`` is False in a process without tuned or frozen choices that records no calls, so
-that a call costs one attribute access. An entry names the digest of the op that it was made for, and is ignored for an
-op with another digest.
+Nothing is measured here. ``active`` is False in a process without tuned or frozen choices that records no calls. A call
+then costs one attribute access. An entry names the digest of the op for which it was made, and is ignored for an op
+with another digest.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Entry:
 
 
 class Missing:
-    """No entry: the declared default config runs."""
+    """The answer of a lookup without an entry. The declared default config runs."""
 
 
 MISSING = Missing()
@@ -62,7 +62,7 @@ class Unproven(Missing):
         self.known: dict[Key, Kernel | Missing] = {}
 
     def serving(self, op: OpState, call: Binding) -> Kernel | Missing:
-        """The kernel with the config, if that is one for the sizes of ``call``."""
+        """Return the kernel with the entry's config, if the config is valid for the sizes of ``call``."""
         sizes = tuple([tuple(v) if isinstance(v, list) else v for v in call.env.values()])
         answer = self.known.get(sizes)
         if answer is None:
@@ -108,14 +108,14 @@ _asked = False  # whether the packages of all declared ops have been looked into
 
 
 def declared() -> None:
-    """An op has been declared, whose package may have brought choices. The next call looks, an import does not."""
+    """Note that an op was declared, whose package may contain choices. The next call reads them, an import does not."""
     global _asked
     _asked = False
     refresh()
 
 
 def ready_calls(op: str) -> Ready:
-    """The prepared launches of ``op``, always in the same dict. A change of choices or ops clears them."""
+    """Return the prepared launches of ``op``, always in the same dict. A change of choices or ops clears the dict."""
     return _ready.setdefault(op, {})
 
 
@@ -150,7 +150,7 @@ def refresh() -> None:
 def install(entries: list[Entry], file: str | None = None, *, below: bool = False) -> None:
     """Add ``entries``. With ``file`` they replace all other entries and are frozen; ``file=""`` unfreezes.
 
-    ``below``: an entry that is there for the same calls stays.
+    With ``below``, an existing entry for the same calls stays.
     """
     global frozen, _asked
     if file is not None:
@@ -167,9 +167,9 @@ def install(entries: list[Entry], file: str | None = None, *, below: bool = Fals
 
 
 def resolved(op: OpState) -> dict[Key, Kernel | Missing | None]:
-    """The usable choices for ``op``, by ``(device type, *Rule.key)``. None as a value stands for the reference.
+    """Return the usable choices for ``op`` by ``(device type, *Rule.key)``. The value None stands for the reference.
 
-    The value is a :class:`Missing` where only Python can decide about an entry.
+    The value is a :class:`Missing` for an entry about which only Python can decide.
     """
     table = _resolved.get(op.spec.name)
     if table is None:
@@ -186,19 +186,19 @@ def forget() -> None:
 
 
 def entries() -> list[Entry]:
-    """All entries in force."""
+    """Return all entries in force."""
     return [e for table in _entries.values() for e in table.values()]
 
 
 def digest(op: str) -> str:
-    """The digest of the choices for an op that compiled graphs may rely on. Empty without choices."""
+    """Return the digest of an op's choices, part of the key of compiled graphs. Empty without choices."""
     entries = _entries.get(op, {}).values()
     lines = sorted(f"{e.op}|{e.source}|{e.key}|{e.kernel}|{e.config}|{e.place}" for e in entries)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] if lines else ""
 
 
 def find(op: OpState, call: Binding) -> Kernel | Missing | None:
-    """The chosen kernel with its config, None for the reference, or ``MISSING``."""
+    """Return the chosen kernel with its config, None for the reference, or ``MISSING``."""
     if not (_looked and _asked):
         ready()
     if observer is not None:
@@ -237,7 +237,7 @@ def _absent(op: OpState, device: str, key: Key) -> Missing:
 
 
 def _resolve(op: OpState) -> dict[Key, Kernel | Missing | None]:
-    """Entries of ``op`` as kernels that are bound now, with configs that these kernels declare.
+    """Return the entries of ``op`` as kernels that are bound now, with configs that these kernels declare.
 
     An entry is checked, not trusted. An entry with another digest, or with a kernel or config that does not exist, is
     left out and reported.
@@ -267,7 +267,7 @@ def _resolve(op: OpState) -> dict[Key, Kernel | Missing | None]:
 
 
 def _config(kernel: Kernel, entry: Entry) -> Kernel | Unproven | None:
-    """``kernel`` with the config of an entry, a check to run at each call, or None if the config is not declared."""
+    """Return ``kernel`` with the entry's config, a check for each call, or None if the config is not declared."""
     space, checks = kernel.space, _checks.get((kernel.device, kernel.name))
     if space is None:
         return kernel.variant(NO_CONFIG) if not entry.config.items else None

@@ -1,4 +1,4 @@
-"""The rule that each argument is of the kind that its annotation says, and the arguments of a call by name."""
+"""The rule that each argument is of its annotated kind, and the arrangement of a call's arguments by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shiplap.torch_private.dispatcher_transforms import is_differentiated
 
 @dataclass(frozen=True)
 class IsKind(Rule):
-    """An argument is a tensor, a number or a list, as its annotation says."""
+    """The rule that an argument is a tensor, a number or a list, as annotated."""
 
     op: str
     arg: Arg
@@ -42,7 +42,7 @@ class IsKind(Rule):
         return (kind + (" or None" if self.arg.optional else ""),)
 
     def broken(self, got: str) -> ShiplapError:
-        """The error for a value that is a ``got``."""
+        """Return the error for a value of the kind ``got``."""
         return error(self.id, where=f"{self.op}, argument {self.arg.name!r}", got=got, expected=str(self.expected()[0]))
 
 
@@ -52,10 +52,10 @@ _NUMBERS = frozenset(("int", "float", "bool", "complex", "Scalar"))
 def number_check(
     spec: OpSpec, *, recorded: bool = False
 ) -> Callable[[Sequence[Value], Mapping[str, Value]], None] | None:
-    """``check(args, kwargs)``: SL220 for a number of a call that is a tensor with a gradient, which torch would detach.
+    """Return ``check(args, kwargs)``, which raises SL220 for a number that is a tensor with a gradient.
 
-    None for an op without such arguments. Without gradients, or under ``torch.no_grad()``, nothing is lost.
-    ``recorded`` says that autograd has seen the call, which puts gradients off within it.
+    Torch would detach such a tensor without a warning. None for an op without numbers. ``recorded`` says that the
+    check runs inside the forward of an ``autograd.Function``, where gradients are off.
     """
     numbers = [(i, a) for i, a in enumerate(spec.args) if a.scalar and a.scalar.removeprefix("list[")[:-1] in _NUMBERS]
     numbers += [(i, a) for i, a in enumerate(spec.args) if a.scalar in _NUMBERS]
@@ -78,7 +78,7 @@ def number_check(
 
 
 def arranged(spec: OpSpec, schema: str, args: Sequence[Value], kwargs: Mapping[str, Value]) -> dict[str, Value]:
-    """Each argument that was given, by name. SL209 in the words of Python for too many, too few or unknown ones."""
+    """Return the given arguments by name. Raise SL209, worded as Python's TypeError, where they do not fit."""
     values: dict[str, Value] = {}
     missing = ""
     for index, arg in enumerate(spec.args):

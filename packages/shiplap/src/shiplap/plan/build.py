@@ -1,4 +1,4 @@
-"""A declaration → the steps of its calls. What is decided here is the order, and what is sure to be known when."""
+"""The builder of call plans: a declaration becomes steps, in an order in which each variable is set before use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Late = Callable[[], None]
 
 
 def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
-    """All that a call's arguments are held to, and the variables that they bind."""
+    """Return the steps that check the arguments of a call and bind its variables."""
     builder = _Builder(spec)
     for arg in spec.scalars:
         if arg.cls is not None:
@@ -31,7 +31,7 @@ def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
 
 
 def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
-    """That no tensor which is written to shares memory with another one."""
+    """Return the steps that check that no tensor which is written to shares memory with another one."""
     steps: list[Step] = []
     for index, name in enumerate(spec.mutated):
         written = spec.arg(name)
@@ -46,19 +46,22 @@ def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
 
 
 def around(arg: Arg, at: Place, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """``steps`` where the argument is there, for each element of a list."""
+    """Return ``steps`` under the condition that the argument is not None, and for each element of a list."""
     if not arg.many:
         return (Present(at, steps),) if arg.optional else steps
     return (Each(at, (Present(at, steps),) if arg.absent else steps, arg.optional),)
 
 
 def look_dtype(at: Place) -> Let:
-    """The dtype of a tensor."""
+    """Return the step that binds the dtype of a tensor."""
     return Let(f"type_{at.arg}", Type.DTYPE, Term(f"{at.tensor.python}.dtype", f"{at.tensor.cpp}.dtype()"))
 
 
 def tried(spec: OpSpec, names: Names, variable: str, type: Type, expr: Expr) -> tuple[tuple[Step, ...], Term]:
-    """The value of an expression, and the steps before it where it has to be tried; then it is the ``variable``."""
+    """Return the steps that evaluate an expression, and its value as a term.
+
+    An expression that can fail, such as a division, is evaluated into ``variable`` by a step of its own.
+    """
     term = value(expr, names)
     if not fallible(expr, names):
         return (), term
@@ -66,8 +69,13 @@ def tried(spec: OpSpec, names: Names, variable: str, type: Type, expr: Expr) -> 
 
 
 class _Builder:
-    """Writes the steps of one declaration. ``bound``: variables that every call has set by now, or that the block of
-    an optional argument has; ``loose``: those that some calls leave unset; ``origins``: where the others come from."""
+    """The writer of the steps of one declaration.
+
+    Attributes:
+        bound: the variables that every call has set by now, or that the current block has set.
+        loose: the variables that some calls leave unset, with their types.
+        origins: for each other variable the argument that gave it its value, for errors.
+    """
 
     def __init__(self, spec: OpSpec) -> None:
         self.spec, self.names = spec, Names(spec)
@@ -83,7 +91,7 @@ class _Builder:
 
     @contextmanager
     def block(self, arg: Arg, at: Place) -> Iterator[None]:
-        """The steps within are those of an argument that may be absent, or of each element of a list."""
+        """Collect the steps of an argument that may be absent, or of each element of a list, as one block."""
         if not (arg.optional or arg.many):
             yield
             return
@@ -93,7 +101,7 @@ class _Builder:
         self.bound, self.sure = bound, True
 
     def meet(self, variable: str, type: Type, term: Term, origin: Text, *rules: Rule) -> None:
-        """``variable`` is ``term``, or must agree with it where an argument before has set it."""
+        """Set ``variable`` to ``term``, or check ``rules`` where an earlier argument has set it."""
         if variable in self.bound:
             for rule in rules:
                 self.check(rule)
@@ -145,7 +153,7 @@ class _Builder:
                 self.dim(arg, at, dim, axis if axis < spread else axis - count)
 
     def look(self, at: Place) -> None:
-        """The shape of a tensor: in C++ a pointer and the number of dims."""
+        """Bind the shape of a tensor. In C++ it is a pointer and the number of dims."""
         shape = Term(f"{at.tensor.python}.shape", f"{at.tensor.cpp}.sizes()")
         self.steps.append(Let(f"shape_{at.arg}", Type.SHAPE, shape))
         self.steps.append(Let(f"rank_{at.arg}", Type.SIZE, Term("", f"{at.tensor.cpp}.dim()")))
@@ -167,7 +175,7 @@ class _Builder:
                 self.late.append((arg, at, lambda: self.computed(at, axis, expr)))
 
     def repeated(self, arg: Arg, at: Place, of: str, axis: int) -> None:
-        """A dim that broadcasts is held to the other one when that is known."""
+        """Check a dim that broadcasts, as soon as the size to which it broadcasts is bound."""
 
         def write() -> None:
             variable = self.names(of)
@@ -179,7 +187,7 @@ class _Builder:
             self.late.append((arg, at, write))
 
     def origin_of_size(self, variable: str) -> Text:
-        """``in 'x'`` for what a tensor has, ``argument 'k'`` for a scalar."""
+        """Return the origin of a size as errors print it: ``in 'x'`` for a tensor, ``argument 'k'`` for a scalar."""
         origin = self.origin(variable)
         source = origin[0] if origin else ""
         return origin if isinstance(source, str) and source.startswith(("argument", "declared")) else ("in ", *origin)
@@ -203,7 +211,7 @@ class _Builder:
         self.meet(self.names(dim.text), Type.SHAPE, Term(here, ""), quoted(at.label), *both_rules)
 
     def relations(self) -> None:
-        """What no argument can tell alone: that lists were not empty, computed dims, preconditions."""
+        """Write the checks of several arguments together: lists that give a size, computed dims, preconditions."""
         op = self.spec.name
         if self.spec.traced and "device" not in self.bound:
             self.place()
@@ -225,7 +233,7 @@ class _Builder:
             self.check(relations.Requires(op, expr, self.names, truth))
 
     def place(self) -> None:
-        """The device of a call that may have no tensor: that of the ``device`` argument, or torch's default."""
+        """Bind the device of a call that may have no tensor: the ``device`` argument, or torch's default."""
         given = next((self.names(a.name) for a in self.spec.scalars if a.scalar == "device"), "None")
         self.steps.append(
             Let("device", Type.DEVICE, Term(f"placed({'device' if self.has('device') else 'None'}, {given})", ""))
@@ -237,7 +245,7 @@ class _Builder:
         return variable in self.loose
 
     def needed(self) -> list[str]:
-        """The device, and the sizes and dtypes that outputs and expressions are made of."""
+        """Return the variables that outputs and expressions need: the device, sizes and dtypes."""
         spec = self.spec
         exprs = [e for _, e in (*spec.dims, *spec.bounds)] + list(spec.requires)
         dims = [d for o in spec.outputs for d in o.tensor.dims]

@@ -1,4 +1,4 @@
-"""``CallPlan``: what is done with the arguments of an op's calls, built once from its declaration."""
+"""``CallPlan``: the checks and conversions of the arguments of an op's calls, built once from its declaration."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ Bind = Callable[..., Binding]
 
 
 class CallPlan:
-    """What is done with the arguments of a call, in order.
+    """The steps of a call, in order, and the functions that are generated from them.
 
     Attributes:
-        arguments: the steps for any call, also of fake tensors. ``sharing``: what only real tensors can be asked.
-        kinds: what the dispatcher has asked before.
+        arguments: the steps for any call, also of fake tensors.
+        sharing: the steps that need memory, and so real tensors.
+        kinds: the rules that the dispatcher has checked before the call arrives.
     """
 
     def __init__(self, spec: OpSpec) -> None:
@@ -51,22 +52,22 @@ class CallPlan:
 
     @cached_property
     def numbers(self) -> Callable[[Sequence[Value], Mapping[str, Value]], None] | None:
-        """What refuses a number that carries a gradient; None where no argument is a number."""
+        """The check that refuses a number with a gradient, or None where no argument is a number."""
         return number_check(self.spec)
 
     @cached_property
     def outputs(self) -> OutputPlan:
-        """What the call writes to."""
+        """The plan of the outputs and the workspace."""
         return OutputPlan(self.spec, self.names)
 
     @cached_property
     def quick(self) -> Bind:
-        """``quick(*args)``: a real call, with all arguments in declared order; trailing defaults may be left out."""
+        """The function ``quick(*args)`` that binds a call with real tensors. Trailing defaults may be left out."""
         return self._compiled(careful=False)
 
     @cached_property
     def careful(self) -> Bind:
-        """``careful(*args)``: the same for tensors of which some sizes may be symbols."""
+        """The function ``careful(*args)`` that binds a call in which sizes may be symbols."""
         return self._compiled(careful=True)
 
     def bind(self, args: Sequence[Value]) -> Binding:
@@ -74,7 +75,7 @@ class CallPlan:
         return self.careful(*args)
 
     def misfit(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> ShiplapError | None:
-        """What is wrong with a call that failed below its checks, as its checks would say it; raises SL209, SL220."""
+        """Return the error that the checks find in a failed call, or None. Raise SL209 or SL220 for its arguments."""
         values = arranged(self.spec, self.schema, args, kwargs)
         accepted: ShiplapError | None = None
         if self.numbers is not None:
@@ -103,7 +104,7 @@ class CallPlan:
         return None
 
     def source(self, *, careful: bool = False) -> str:
-        """The function as text, to be read."""
+        """Return the text of the generated function, for tests and readers."""
         head, body, writer = self._written(careful)
         return "\n".join([head, *writer.lines, *body])
 
@@ -134,7 +135,7 @@ class CallPlan:
         return cast(Bind, made)
 
     def _dims(self) -> list[str]:
-        """Every dim with a name, in the order of the declaration."""
+        """Return every named dim, in the order of the declaration."""
         dims = [d for a in self.spec.tensors if a.tensor for d in a.tensor.dims]
         named = [d.text for d in dims if d.kind in ("name", "variadic") and d.text != "..."]
         scalars = {a.name for a in self.spec.scalars}

@@ -1,4 +1,4 @@
-"""What a call plan is written in: expressions of a call, each in Python and in C++, and texts that quote their values.
+"""The expressions of call plans, each in Python and in C++, and the texts of errors that quote their values.
 
 Both languages use the same variables. Of an argument ``x``: ``t_x`` the tensor, ``shape_x``, ``rank_x`` (C++ only) and
 ``type_x``, its dtype; ``a_k`` is a scalar or a list. ``d_n`` is a dim, ``dtype_Float`` the dtype of a dtype class,
@@ -19,7 +19,7 @@ from shiplap.declare.spec import Arg, OpSpec
 
 @dataclass(frozen=True)
 class Term:
-    """One expression in both languages. The ``_text`` forms are for errors, where the value itself is no text."""
+    """One expression in Python and in C++. The ``_text`` forms print its value in errors, where that needs a call."""
 
     python: str
     cpp: str
@@ -36,23 +36,26 @@ Text = tuple[str | Term, ...]
 
 
 def equal(a: Term, b: Term) -> Term:
-    """Whether two values are equal."""
+    """Return the expression that two values are equal."""
     return Term(f"{a.python} == {b.python}", f"{a.cpp} == {b.cpp}")
 
 
 def both(variable: str) -> Term:
-    """A variable, which both languages call the same."""
+    """Return a variable, which has the same name in both languages."""
     return Term(variable, variable)
 
 
 def variable(arg: Arg) -> str:
-    """The variable of an argument."""
+    """Return the name of the variable of an argument."""
     return f"t_{arg.name}" if arg.tensor is not None and not arg.many else f"a_{arg.name}"
 
 
 def parameters(args: Sequence[Arg]) -> str:
-    """Parameters of a generated function. Defaults are looked up by index, so that any value can be one. Those behind
-    the first default have one, for keyword-only arguments arrive in order too."""
+    """Return the parameter list of a generated function.
+
+    Defaults are looked up by index in ``defaults``, so that any value can be one. Every parameter behind the first one
+    with a default has a default too, as Python demands: keyword-only arguments are positional here.
+    """
     first = next((i for i, a in enumerate(args) if a.has_default), len(args))
     return ", ".join(variable(a) + (f"=defaults[{i}]" if i >= first else "") for i, a in enumerate(args))
 
@@ -63,7 +66,7 @@ def quoted(text: Text) -> Text:
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor of a call that is looked at: an argument, or each element of a list of tensors."""
+    """A tensor of a call that steps refer to: an argument, or each element of a list of tensors."""
 
     op: str
     arg: str
@@ -73,7 +76,7 @@ class Place:
 
     @property
     def label(self) -> Text:
-        """What the caller calls it: ``x``, or ``xs[1]``."""
+        """The caller's name of the tensor: ``x``, or ``xs[1]``."""
         return (f"{self.arg}[", Term(f"i_{self.arg}", ""), "]") if self.many else (self.arg,)
 
     @property
@@ -118,7 +121,7 @@ class Place:
 
 
 class Names:
-    """The variables of one declaration: names of its expressions → names in generated code."""
+    """The map from names of a declaration to the variables of generated code."""
 
     def __init__(self, spec: OpSpec) -> None:
         self.scalars = {a.name: str(a.scalar) for a in spec.scalars}
@@ -137,7 +140,7 @@ class Names:
 
 
 def value(expr: Expr, names: Names) -> Term:
-    """A declared expression. Without a C++ form (empty) where the language has none."""
+    """Return a declared expression. Its C++ form is empty where C++ cannot express it."""
     tree = _Renamed(names).visit(ast.parse(expr.source, mode="eval"))
     try:
         cpp = to_cpp(expr, names)
@@ -147,7 +150,7 @@ def value(expr: Expr, names: Names) -> Term:
 
 
 class _Renamed(ast.NodeTransformer):
-    """Names become variables; functions stay what they are, also where an argument is called like one."""
+    """The renaming of names to variables. Functions keep their names, also where an argument has the same name."""
 
     def __init__(self, names: Callable[[str], str]) -> None:
         self.names = names
@@ -160,7 +163,7 @@ class _Renamed(ast.NodeTransformer):
 
 
 def values_of(expr: Expr, names: Names) -> Text:
-    """``n = 3, k = 2``: the values of the names of an expression."""
+    """Return the text ``n = 3, k = 2`` with the values of the names of an expression."""
     text: list[str | Term] = []
     for name in sorted(expr.names):
         text += [f"{', ' if text else ''}{name} = ", names.term(name)]
@@ -168,8 +171,10 @@ def values_of(expr: Expr, names: Names) -> Text:
 
 
 def fallible(expr: Expr, names: Names) -> bool:
-    """Whether the expression may have no value: where it divides by zero, looks beyond the end of a list, or needs more
-    than 64 bits on the way."""
+    """Whether the expression may have no value.
+
+    It may divide by zero, index beyond the end of a list, or need more than 64 bits for an intermediate value.
+    """
     if any(names.scalars.get(n, "int") not in ("int", "bool") or n in names.spread for n in expr.names):
         return True
     return any(map(_may_fail, ast.walk(ast.parse(expr.source, mode="eval"))))

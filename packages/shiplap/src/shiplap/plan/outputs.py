@@ -1,4 +1,4 @@
-"""What a call writes to: outputs that are allocated or given, and a workspace."""
+"""``OutputPlan``: the steps for the outputs and the workspace of a call, allocated here or given by the caller."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RoomCheck: TypeAlias = Callable[[Binding, Tensor, int], None]
 
 
 def scratch_name(spec: OpSpec) -> str:
-    """What the workspace argument is called: an argument of the op may have that name already."""
+    """Return the name of the workspace argument. Underscores avoid the names of the op's own arguments."""
     name = "workspace"
     while name in {a.name for a in spec.args} | {o.name for o in spec.outputs}:
         name += "_"
@@ -40,9 +40,12 @@ class OutputPlan:
     """The outputs of one declaration.
 
     Attributes:
-        bounds: steps that give each data-dependent dim its bound. ``measured``: those that compute the other sizes.
-        fitting: what a given output is held to. ``disjoint``: that no memory is shared, among tensors that are there.
-        scratch: what a given workspace is held to before ``needed``, the bytes, is known; ``room``: after that.
+        bounds: the steps that set each data-dependent dim to its bound.
+        measured: the steps that compute the other sizes.
+        fitting: the checks of a given output.
+        disjoint: the checks that outputs and workspace share no memory with other tensors.
+        scratch: the checks of a given workspace before ``needed``, its size in bytes, is known.
+        room: the checks of a given workspace after that.
     """
 
     def __init__(self, spec: OpSpec, names: Names) -> None:
@@ -124,7 +127,7 @@ class OutputPlan:
 
     @cached_property
     def disjoint_outputs(self) -> Block:
-        """The same where no workspace can be rules."""
+        """The same checks without those of a workspace."""
         return self._disjoint(workspace=False)
 
     @cached_property
@@ -158,23 +161,23 @@ class OutputPlan:
 
     @cached_property
     def check(self) -> OutputsCheck:
-        """``check(call, outs)``: the caller's outputs have the declared shapes and dtypes, also those of fakes."""
+        """The function ``check(call, outs)``, which checks shapes and dtypes of given outputs, real or fake."""
         return cast(OutputsCheck, self._section("check", "outs", (*self.measured, *self.fitting)))
 
     @cached_property
     def check_memory(self) -> MemoryCheck:
-        """``check_memory(call, outs, scratch)``: they share no memory, and have no gradient."""
+        """The function ``check_memory(call, outs, scratch)``, which checks for shared memory and gradients."""
         steps = (*self.disjoint, Check(self.no_gradient))
         return cast(MemoryCheck, self._section("check_memory", f"outs, {SCRATCH}", steps))
 
     @cached_property
     def check_scratch(self) -> ScratchCheck:
-        """``check_scratch(call, scratch)``: the caller's workspace is bytes."""
+        """The function ``check_scratch(call, scratch)``, which checks that a given workspace has bytes."""
         return cast(ScratchCheck, self._section("check_scratch", SCRATCH, self.scratch))
 
     @cached_property
     def check_room(self) -> RoomCheck:
-        """``check_room(call, scratch, needed)``: as many as the kernel asks for."""
+        """The function ``check_room(call, scratch, needed)``, which checks size and alignment of a workspace."""
         return cast(RoomCheck, self._section("check_room", f"{SCRATCH}, needed", self.room))
 
     def _section(self, name: str, extra: str, steps: Block) -> Callable[..., object]:
@@ -195,7 +198,7 @@ class OutputPlan:
         return compile_function(f"{name} {self.spec.name}", "\n".join(head), ["    return"], writer, names)
 
     def _computed(self) -> set[str]:
-        """The names that sizes of outputs are made of."""
+        """Return the names in the sizes of the outputs."""
         dims = [d for o in self.spec.outputs for d in o.tensor.dims]
         plain = {d.text for d in dims if d.kind in ("name", "variadic")}
         return plain.union(*(d.expr.names for d in dims if d.expr))
@@ -222,5 +225,5 @@ def overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def reach(t: Tensor) -> int:
-    """How many bytes lie between the first and the end of the last element of a tensor that has elements."""
+    """Return the bytes from the start of the first to the end of the last element of a tensor that has elements."""
     return (sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) + 1) * t.itemsize

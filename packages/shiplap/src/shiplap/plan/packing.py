@@ -1,4 +1,4 @@
-"""How arguments reach a C kernel: where it wants them contiguous or aligned and they are not, as copies."""
+"""Packing of arguments for C kernels: a copy replaces a tensor that is not contiguous or aligned as needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Packed = tuple[list[Tensor | None], list[tuple[Tensor, Tensor]]]
 
 
 def packing_steps(spec: OpSpec, strided: Collection[str], align: int, *, native: bool) -> Block:
-    """The conversions before a kernel that takes the arguments ``strided`` with any strides.
+    """Return the conversions for a kernel that takes the arguments ``strided`` with any strides.
 
     ``native``: those of generated C++, where an absent tensor needs no step of its own.
     """
@@ -32,7 +32,7 @@ def packing_steps(spec: OpSpec, strided: Collection[str], align: int, *, native:
 
 
 def compile_packing(spec: OpSpec, strided: Collection[str], align: int) -> Callable[[Args], Packed]:
-    """``pack(args)``: the tensors in order, and what is written to with the copy that stands in for it."""
+    """Return ``pack(args)``: the tensors in order, and each tensor that is written to with its copy."""
     writer = Writer(careful=False)
     writer.write(packing_steps(spec, strided, align, native=False))
     head = f"def pack(args):\n    {''.join(f'{variable(a)}, ' for a in spec.args)}= args\n    copies = []"

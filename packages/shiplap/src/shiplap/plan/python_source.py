@@ -1,9 +1,9 @@
-"""The steps of a call as straight-line Python, compiled once for each declaration.
+"""The printer of call plans as straight-line Python, compiled once for each declaration.
 
-A function comes in two kinds, made of the same text. The *quick* one is for real calls: sizes are plain ints, and a
-condition is a plain ``if``. The *careful* one takes symbolic sizes too: a condition on symbols becomes a guard or a
-run-time assertion of the graph (``torch._check``). Where a rule is broken, its number and its texts, with the values of
-this call, become the error: nothing is looked at again.
+Each function has two versions. The *quick* one is for real calls: sizes are plain ints, and a condition is a plain
+``if``. The *careful* one also takes symbolic sizes: a condition on symbols becomes a guard or a run-time assertion of
+the graph (``torch._check``). Where a call breaks a rule, the generated code passes the rule's number and its texts,
+with the values of the call, to ``refuse``, which raises the error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shiplap.torch_private.symbolic_sizes import check
 
 
 class Writer:
-    """Collects lines of a function body, and the rules that they may find broken."""
+    """The collector of the lines of a function body and of the rules that they check."""
 
     def __init__(self, *, careful: bool) -> None:
         self.careful, self.lines, self.rules = careful, list[str](), list[Rule]()
@@ -83,14 +83,14 @@ class Writer:
         ]
 
     def refusal(self, rule: Rule) -> str:
-        """The arguments of ``refuse``: the number of the rule, and its texts with the values of this call."""
+        """Return the arguments of ``refuse``: the number of the rule, and its texts with the values of the call."""
         self.constants |= rule.constants()
         self.rules.append(rule)
         return ", ".join([str(len(self.rules) - 1), *map(template, (rule.where(), rule.got(), rule.expected()))])
 
 
 def compile_function(name: str, head: str, body: Sequence[str], writer: Writer, names: Scope) -> Callable[..., object]:
-    """The function ``head`` with the lines of ``writer`` and then ``body``."""
+    """Return the function of ``head``, whose body has the lines of ``writer`` and then ``body``."""
     rules = tuple(writer.rules)
 
     def refused(number: int, where: str, got: str, expected: str) -> ShiplapError:
@@ -107,7 +107,8 @@ def compile_function(name: str, head: str, body: Sequence[str], writer: Writer, 
         elif not holds:
             refuse(number, *texts())
 
-    plain: Scope = {} if writer.careful else {"min": min, "max": max}  # of plain ints
+    # On plain ints the builtins are right and faster than the functions for symbols.
+    plain: Scope = {} if writer.careful else {"min": min, "max": max}
     namespace = {**scope(writer.constants), **plain, "refuse": refuse, "expect": expect, **names}
     text = "\n".join([head, *writer.lines, *body])
     exec(compile(text, f"<{name}>", "exec"), namespace)
@@ -117,5 +118,5 @@ def compile_function(name: str, head: str, body: Sequence[str], writer: Writer, 
 
 
 def loose(steps: Iterable[Step]) -> tuple[str, ...]:
-    """Variables that a call may leave unset."""
+    """Return the variables that a call may leave unset."""
     return tuple(step.variable for step in steps if isinstance(step, Unset))

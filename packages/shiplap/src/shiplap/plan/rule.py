@@ -1,4 +1,4 @@
-"""A rule of a call: when it holds, in Python and in C++, and what an error says of a call that breaks it."""
+"""``Rule``: a condition of a call in Python and in C++, and the error of a call that breaks it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRUE = Term("True", "true")
 
 
 class Rule(ABC):
-    """One rule, which is all there is of it: printers and errors ask it, and nobody else knows what it says.
+    """One rule of calls. The printers of both languages and the errors are derived from it.
 
     Class attributes: ``id`` in the catalogue; ``title`` and ``fix`` where they are not the catalogue's;
     ``cpp_by``: who sees to it in C++, for a rule whose C++ condition is ``true``; ``undecided``: a call of which only
@@ -33,11 +33,11 @@ class Rule(ABC):
 
     @abstractmethod
     def holds(self) -> Term:
-        """True of a good call."""
+        """Return the condition that a valid call fulfils."""
 
     @abstractmethod
     def where(self) -> Text:
-        """The op, and the argument if it is about one."""
+        """Return the op, and the argument if the rule is about one."""
 
     @abstractmethod
     def got(self) -> Text: ...
@@ -46,11 +46,11 @@ class Rule(ABC):
     def expected(self) -> Text: ...
 
     def constants(self) -> dict[str, Constant]:
-        """What the Python condition needs besides the variables of the call."""
+        """Return the constants that the Python condition uses besides the variables of the call."""
         return {}
 
     def defers(self, index: int) -> str:
-        """C++ condition, on the arguments that nobody has taken, under which Python has to decide; or empty."""
+        """Return the C++ condition, on raw arguments, under which C++ leaves the call to Python. Empty for never."""
         return ""
 
     @property
@@ -62,7 +62,7 @@ class Rule(ABC):
         return self.fix or CATALOGUE[self.id].fix
 
     def explain(self, values: Mapping[str, Local]) -> ShiplapError:
-        """The error for a call whose variables are ``values``."""
+        """Return the error for a call whose variables are ``values``."""
         parts = ", ".join(template(text) for text in (self.where(), self.got(), self.expected()))
         where, got, expected = eval(f"({parts})", scope(self.constants()), dict(values))
         return error(self.id, what=self.what, where=where, got=got, expected=expected, fix=self.remedy)
@@ -75,12 +75,12 @@ class Rule(ABC):
 
 @lru_cache(maxsize=512)
 def _compiled(condition: str) -> CodeType:
-    """Conditions are few, and asked in each call: to read one takes as long as two launches."""
+    """Return the compiled condition. Parsing takes as long as two launches, and there are few conditions."""
     return compile(condition, "<rule>", "eval")
 
 
 def template(text: Text) -> str:
-    """``text`` as a Python expression: ``'n = {}'.format(d_n)``."""
+    """Return ``text`` as a Python expression, such as ``'n = {}'.format(d_n)``."""
     if not any(isinstance(p, Term) for p in text):
         return repr("".join(p for p in text if isinstance(p, str)))
     literal = "".join("{}" if isinstance(p, Term) else p.replace("{", "{{").replace("}", "}}") for p in text)

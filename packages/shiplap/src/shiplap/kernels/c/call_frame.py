@@ -30,7 +30,7 @@ _EXTENSION = 12  # kDLExtDev: any other device type, such as a PrivateUse1 backe
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where things are in the buffer, for tensors of given ranks (-1: None)."""
+    """The offsets in the buffer, for tensors of given ranks (-1: None)."""
 
     pack: Struct
     tensors: tuple[int, ...]
@@ -119,7 +119,7 @@ class Frame:
 
     @property
     def message(self) -> str:
-        """What the kernel wrote, up to its end or the buffer's."""
+        """The message of the kernel, up to its NUL character or the end of the buffer."""
         raw = ctypes.string_at(self._message, ERROR_BYTES)
         return raw.partition(b"\0")[0].decode(errors="replace")
 
@@ -129,7 +129,7 @@ _TENSOR_BYTES = Struct(TENSOR).size
 
 @cache
 def _element(dtype: torch.dtype, where: str) -> tuple[int, int, int]:
-    """DLPack's type code, bits and lanes. SL214 for a dtype that has none."""
+    """Return DLPack's type code, bits and lanes. Raise SL214 for a dtype without them."""
     return dtypes.of(dtype, where).dlpack
 
 

@@ -160,7 +160,7 @@ class CFunctionKernel(PackedKernel):
         self._array: ctypes.Array[ctypes.c_int64] | None = None  # holds them
 
     def configure(self, values: Values) -> None:
-        """The function finds the values in its context, in the order of their names."""
+        """Store the values for the function's context, in the order of their names."""
         self._array = (ctypes.c_int64 * len(values))(*[int(v) for v in values.values()])
         self.values = ctypes.addressof(self._array), len(values)
 
@@ -178,7 +178,7 @@ class CFunctionKernel(PackedKernel):
         extents: Extents,
         scratch: Tensor | None,
     ) -> None:
-        """Call the C function. SL211 or SL305 with its message where it refuses."""
+        """Call the C function. Raise SL211 or SL305 with its message if it fails."""
         device = call.device
         rest = [_argument(p, call.env, extents) for p in self.parameters[len(tensors) :]]
         if device.type == "cuda":
@@ -208,7 +208,7 @@ class CKernel(CFunctionKernel):
         self.repeats = fixed and source.align <= KNOWN  # all that it needs beside addresses is known once it has run
 
     def timed(self, call: Binding, clock: Callable[[Callable[[], int]], float]) -> float:
-        """``clock(function)`` of the C function alone, asked from inside a call: there its arguments are alive."""
+        """Return ``clock(function)`` for the C function alone. The clock runs inside a call, while arguments live."""
         function, times = self._loaded(), [0.0]
 
         def between(*args: object) -> int:
@@ -233,7 +233,7 @@ class CKernel(CFunctionKernel):
         return outs, self._rerun(call, outs) if self.repeats else None
 
     def _rerun(self, call: Binding, outs: Outputs) -> Rerun:
-        """Allocate outputs like ``outs``, and fill them."""
+        """Return a function that allocates outputs like ``outs`` and fills them."""
         made = [(tuple(o.shape), o.stride(), o.dtype) for o in outs]
         refill, single, device = self._refill(call, outs), len(made) == 1, call.device
 
@@ -249,7 +249,7 @@ class CKernel(CFunctionKernel):
         return self._refill(call, outs) if self.repeats else None
 
     def _refill(self, call: Binding, outs: Outputs) -> Refill:
-        """Put the addresses of a call and of its outputs into a frame that no other call uses now, and run."""
+        """Return a function that writes the addresses of a call into a free frame and calls the C function."""
         pack, function, where = self._pack, self._loaded(), self.where
         count = len(self.spec.tensors)
         rest = [_argument(p, call.env, {}) for p in self.parameters[count + len(outs) :]]
@@ -279,14 +279,14 @@ class CKernel(CFunctionKernel):
 
 
 def refusal(status: int, where: str, frame: Frame) -> ShiplapError:
-    """The error of a C function that returned ``status``, with its message."""
+    """Return the error of a C function that returned ``status``, with its message."""
     id = "SL211" if status == SL_INVALID_ARGUMENT else "SL305"
     silent = "write the reason of the status to ctx->error in the kernel" if id == "SL305" and not frame.message else ""
     return error(id, where=where, got=frame.message or f"status {status}", expected="", fix=silent)
 
 
 def _argument(p: CParameter, env: Mapping[str, EnvValue], extents: Extents) -> object:
-    """A parameter after the tensors, as the function's type takes it."""
+    """Return the value of a parameter behind the tensors, as the function's ctypes signature needs it."""
     if p.role == "extent":
         return ctypes.byref(extents[p.source])
     value = env[p.source]

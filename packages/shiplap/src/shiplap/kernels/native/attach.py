@@ -1,4 +1,4 @@
-"""Attach a compiled binding: its library is opened, and its functions registered for the ops of a plan."""
+"""Attaching of compiled bindings: a library is opened, and its functions are registered for the ops of a plan."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ _entrances: dict[tuple[str, int], Entrance] = {}  # by the name and the edition 
 
 
 class Entrance(NativeEntrance):
-    """What torch has of the native code of one op: registered at the first attachment, and kept.
+    """The torch registration of one op's native code, made at the first attachment and kept.
+
+    Torch's table keeps pointers into the first library. Later libraries lead the entries of that one to their code.
 
     Attributes:
         bindings: the libraries that have served the op.
         first: by device type the library whose entries torch calls, and the number of the op there.
-        raised: what Python refused last, on each thread.
+        raised: the last error of Python on each thread.
     """
 
     def __init__(self, op: Op) -> None:
@@ -43,7 +45,7 @@ class Entrance(NativeEntrance):
         self._define(op)
 
     def _define(self, op: Op) -> None:
-        """``<op>__python``: what native code calls for arguments it does not take; so for the out-variant."""
+        """Define ``<op>__python``, which native code calls for arguments that it does not support."""
         python = Registrations(op.spec.namespace, op.edition)
         name = f"{op.spec.stem}__python"
         names: dict[str, tuple[str, Callable[..., Result]]] = {name: (schema(op.spec, name), op.execute)}
@@ -56,8 +58,10 @@ class Entrance(NativeEntrance):
             python.skip_autograd(name)
 
     def _telling(self, execute: Callable[..., Result]) -> Callable[..., Result]:
-        """``execute`` whose errors reach the native code with their text, which torch 2.11 drops between the two, and
-        its caller as what they are."""
+        """Return ``execute`` with its errors passed to the native code as text, and to the Python caller as they are.
+
+        Torch 2.11 drops the text of an exception on the way from Python to native code.
+        """
 
         def run(*args: Value, **kwargs: Value) -> Result:
             try:
@@ -72,7 +76,7 @@ class Entrance(NativeEntrance):
         return run
 
     def lead(self, device: str, binding: ctypes.CDLL, index: ctypes.c_uint64, kernels: Path) -> str:
-        """From now on the calls go to this code; why not, or empty."""
+        """Lead calls on ``device`` to this code. Return the reason if that fails, else an empty text."""
         if binding not in self.bindings:
             self.bindings = [*self.bindings, binding]
         first = self.first.get(device)
@@ -85,7 +89,7 @@ class Entrance(NativeEntrance):
         return refused.decode(errors="replace")
 
     def release(self, device: str) -> None:
-        """From now on the calls go to Python."""
+        """Lead calls on ``device`` to Python."""
         binding, index = self.first[device]
         binding.shiplap_lead(index, None)
 
@@ -118,7 +122,7 @@ class Attached(NativeBinding):
         return tuple(e.device for e in self.parts.values())
 
     def release(self) -> None:
-        """Let Python serve. A call that is inside goes on: nothing is unregistered or unloaded."""
+        """Lead calls to Python. A running call continues, since nothing is unregistered or unloaded."""
         for entry in self.parts.values():
             self.entrance.release(entry.device)
             entry.form.resume()
@@ -130,7 +134,7 @@ class Attached(NativeBinding):
 
 
 def _tables(op: Op, entries: Iterable[Entry]) -> dict[str, tuple[list[list[int]], bool]]:
-    """By device type the choices as rows of numbers, and whether Python has to be asked about other calls."""
+    """Return by device type the choices as rows of numbers, and whether other calls have to go to Python."""
     return {
         e.device: (rows(op, e.device), bool(tuned_choices.frozen) and tuned_choices.tunable(op, e.device))
         for e in entries
@@ -138,15 +142,18 @@ def _tables(op: Op, entries: Iterable[Entry]) -> dict[str, tuple[list[list[int]]
 
 
 def _choose(binding: ctypes.CDLL, index: int, table: list[list[int]], defer: bool) -> None:
-    """Tell the native code what is chosen now. What is no number, or not for contiguous tensors, stays with Python:
-    calls with other layouts are handed over as long as there are choices."""
+    """Copy the choices in force into the native code.
+
+    Choices with other values than numbers, or for tensors that are not contiguous, stay with Python. Native code passes
+    calls with other layouts to Python as long as there are choices.
+    """
     flat = [number for row in table for number in row]
     array = (ctypes.c_int64 * max(1, len(flat)))(*flat)
     binding.shiplap_choose(ctypes.c_uint64(index), array, ctypes.c_uint64(len(table)), ctypes.c_int32(defer))
 
 
 def attach(plan: Plan) -> None:
-    """Register the native code of every op of the plan that has none yet."""
+    """Register the native code of every op of the plan that has no native binding yet."""
     binding = _load(plan)
     for op in dict.fromkeys(e.op for e in plan.entries.values()):
         if op.native is None:
@@ -155,7 +162,7 @@ def attach(plan: Plan) -> None:
 
 
 def _attach_op(op: Op, entries: dict[int, Entry], path: Path, binding: ctypes.CDLL) -> None:
-    """Register what of ``op`` this torch can have; the rest stays with Python and says so."""
+    """Register the entries of ``op``. An entry that torch refuses stays with Python, which a notice reports."""
     known = _entrances.get((op.spec.name, op.edition))
     entrance = op.entrance = _entrances[op.spec.name, op.edition] = known or Entrance(op)
     attached, why = Attached(op, path, binding, {}, entrance), ""
@@ -180,7 +187,7 @@ def _attach_op(op: Op, entries: dict[int, Entry], path: Path, binding: ctypes.CD
 
 
 def _load(plan: Plan) -> ctypes.CDLL:
-    """The library, opened once in this process. It learns what workspaces are filled with, now and later."""
+    """Open the library, once in this process, and pass it the byte with which workspaces are filled."""
     path = plan.place / LIBRARY
     if path not in _open:
         binding = load(plan.place, next(e.op.spec.name for e in plan.entries.values()), plan.rule)
@@ -194,7 +201,7 @@ def _load(plan: Plan) -> ctypes.CDLL:
 
 
 def _text(e: Exception) -> str:
-    """An exception as C++ can carry it."""
+    """Return the text of an exception in valid UTF-8 without NUL characters, as C++ needs it."""
     text = str(e) if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
     return text.replace("\0", "").encode(errors="replace").decode()
 

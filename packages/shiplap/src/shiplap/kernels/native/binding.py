@@ -38,7 +38,7 @@ _building: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def _after_fork() -> None:
-    """A child has neither the thread that held the lock nor the builders of its parent."""
+    """Reset lock and builders in a forked child, which has neither the threads nor the children of its parent."""
     global _lock
     _lock = threading.RLock()
     _building.clear()
@@ -51,7 +51,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def consider(spec: OpSpec, form: NativeForm) -> None:
-    """Count a call served by Python; attach the native binding if it is there, start its build if the op is hot."""
+    """Count a call served by Python. Attach the native binding if there is one, or start its build if the op is hot."""
     if torch.compiler.is_compiling():
         return
     form.calls += 1
@@ -86,7 +86,7 @@ def how_to_build(name: str) -> str:
 
 
 def _advance(spec: OpSpec, form: NativeForm) -> str:
-    """One step; why there will be no native binding, or empty."""
+    """Take one step towards a native binding. Return the reason if there will be none, else an empty text."""
     if not settings().native:
         return OFF
     if form.calls > HOT and form.place in _building:
@@ -108,7 +108,7 @@ def _advance(spec: OpSpec, form: NativeForm) -> str:
 
 
 def _attach_installed(op: Op) -> bool:
-    """Attach the library that came with the package of ``op``. One notice if there is one and it does not serve."""
+    """Attach the library in the package of ``op``. A notice reports once that a library cannot be used."""
     plan, why = prebuilt.find(op)
     if plan is not None:
         try:
@@ -127,7 +127,7 @@ def _attach_installed(op: Op) -> bool:
 
 
 def adopt(op: Op) -> bool:
-    """Attach the library that came with the package of ``op``, before its first call; whether there is one."""
+    """Attach the library in the package of ``op`` before its first call, and return whether there is one."""
     if not settings().native or torch.compiler.is_compiling():
         return False
     with _lock:

@@ -33,7 +33,7 @@ WAIT = 300.0  # seconds that a builder waits for another one of the same digest
 
 
 def sealed(folder: Path) -> bool:
-    """Whether ``folder`` holds the whole library that was built for it: not cut short, not another one."""
+    """Whether ``folder`` holds the complete library that was built for it."""
     try:
         return fits(folder.name, _regular(folder / LIBRARY), _regular(folder / SEAL))
     except OSError:
@@ -46,7 +46,7 @@ def fits(digest: str, library: bytes, seal: bytes) -> bool:
 
 
 def _regular(path: Path) -> bytes:
-    """The content of a regular file. OSError for anything else, such as a FIFO, which would block."""
+    """Return the content of a regular file. Raise OSError for anything else, such as a FIFO, which would block."""
     with os.fdopen(_opened(path, os.O_RDONLY), "rb") as file:
         return file.read(LIMIT)
 
@@ -60,10 +60,10 @@ def _opened(path: Path, flags: int) -> int:
 
 
 def build(root: Path, digest: str, source: str, command: list[str], wait: float = WAIT) -> str:
-    """Build ``<root>/<digest>`` unless it is there. What went wrong, or empty.
+    """Build ``<root>/<digest>`` unless it exists. Return the problem, or an empty text.
 
-    ``command`` is the compiler call without source and output. Another builder of the digest is waited for ``wait``
-    seconds.
+    ``command`` is the compiler call without source and output. The lock of another builder of the digest is waited for
+    at most ``wait`` seconds.
     """
     try:
         with _alone(root, digest, wait):
@@ -81,7 +81,7 @@ def build(root: Path, digest: str, source: str, command: list[str], wait: float 
 
 
 def detached(root: Path, digest: str, source: str, command: list[str]) -> subprocess.Popen[bytes]:
-    """``build`` in a process of its own, which outlives this one. Its output is what went wrong."""
+    """Start ``build`` in a process of its own, which may outlive this one. The process prints the problem, if any."""
     with tempfile.TemporaryFile() as order:
         order.write(json.dumps([str(root), digest, source, command]).encode())
         order.seek(0)
@@ -97,7 +97,7 @@ def detached(root: Path, digest: str, source: str, command: list[str]) -> subpro
 
 @contextlib.contextmanager
 def _alone(root: Path, digest: str, wait: float) -> Iterator[None]:
-    """Hold the lock of ``digest``, which names its holder. OSError if another one holds it for too long."""
+    """Hold the lock file of ``digest``, which has the holder's process id. Raise OSError after ``wait`` seconds."""
     path = root / f"{digest}.lock"
     with _known:  # no fork between the two
         lock = os.fdopen(_opened(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
@@ -116,8 +116,10 @@ def _alone(root: Path, digest: str, wait: float) -> Iterator[None]:
 
 
 def _after_fork() -> None:
-    """A child builds nothing that its parent does, and holds no lock of it beyond the parent's end: an flock goes with
-    the last process that has the file open."""
+    """Close the lock files in a forked child.
+
+    An flock ends with the last process that has the file open, so a child would hold the lock beyond its parent's end.
+    """
     for lock in _open_locks:
         lock.close()
     _open_locks.clear()
@@ -166,8 +168,10 @@ def _compile(scratch: Path, digest: str, source: str, command: list[str]) -> str
 
 
 def _compiler(call: list[str]) -> tuple[int, str]:
-    """The status of a compiler, and its messages. They go to a file: a child that another thread forks meanwhile
-    would have the writing end of a pipe, and we would wait for its end, while it may be waiting for our lock.
+    """Run a compiler and return its status and messages.
+
+    The messages go to a file. A child that another thread forks meanwhile would inherit the writing end of a pipe: this
+    process would wait for the child's end, while the child may wait for the lock held here.
     """
     with tempfile.TemporaryFile() as output:
         with _known:  # subprocess has a pipe of its own, until the program runs

@@ -1,8 +1,8 @@
-"""What a library must be made from, and with, to bind an op natively: the digests by which it is chosen.
+"""The digests of native bindings, by which a library is chosen for an op.
 
-Nothing here names who built it: another compiler, another computer and another release of torch make a library that
-serves as well, as long as sources, headers, flags and machine type are the same. The flags say which stable ABI the
-code keeps to; every release of torch from that one on has it.
+A digest covers sources, headers, flags and the machine type. It covers neither the compiler, the computer nor the
+release of torch, since libraries that differ only in these are interchangeable. The flags name the stable ABI of torch
+that the code uses, and every later release of torch has it.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ FLAGS = (
 
 
 def digest(source: str, flags: Iterable[str], runtime: str = "") -> str:
-    """The name of a library: of its source, our headers, the flags, the machine type, and a ``runtime`` it needs."""
+    """Return the digest that names a library: of source, headers, flags, machine type and the ``runtime`` it needs."""
     parts = [source, *_headers(), *flags, machine(), runtime]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def needs(native: Native) -> str:
-    """The same for one op, whatever other ops lie in the library."""
+    """Return the digest of one op's code, independent of the other ops in its library."""
     return digest(native_source([native]), FLAGS)
 
 
 def machine() -> str:
-    """What machine code is for: ``linux-x86_64``."""
+    """Return the platform of machine code, such as ``linux-x86_64``."""
     return f"{sys.platform}-{platform.machine()}"
 
 
 def takes_torch(version: str = torch.__version__) -> bool:
-    """Whether this release of torch has the stable ABI that the code keeps to."""
+    """Whether this release of torch has the stable ABI that the code uses."""
     major, minor = (int(part) for part in version.split(".")[:2])
     return TORCH[0] <= (major, minor) < TORCH[1]
 

@@ -1,4 +1,4 @@
-"""What is compiled to bind an op natively: the C ABI kernels that share a library, as one translation unit."""
+"""``Plan``: the library that binds ops natively. Kernels that share a kernel library share one translation unit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEVICES = ("cpu", "cuda")  # device types for which there is native code
 
 @dataclass(frozen=True)
 class Entry:
-    """One C ABI kernel: of which op, for which device type, in which library."""
+    """One C ABI kernel with its op, its device type and its kernel library."""
 
     op: Op
     device: str
@@ -57,7 +57,7 @@ class Plan:
 
 
 def make_plan(op: Op) -> Plan:
-    """Everything about the library that ``op`` shares with the other ops of its kernel libraries; compiles nothing."""
+    """Return the plan of the library that ``op`` shares with other ops of its kernel libraries. Nothing is compiled."""
     forms = _forms(op)
     if not forms:
         raise _without_form(op, "the CPU or on CUDA")
@@ -91,12 +91,12 @@ def make_plan(op: Op) -> Plan:
 
 
 def cache(op: Op) -> Path:
-    """The directory of what is built. SL406 if others could put code there."""
+    """Return the cache folder of libraries. Raise SL406 if other users could write to it."""
     return folder(op.spec.name)
 
 
 def compiler(op: Op) -> tuple[str, ...]:
-    """The C++ compiler as a call: its path, and what ``CXX`` has behind it (``ccache g++``). SL405 if there is none."""
+    """Return the C++ compiler with the arguments that ``CXX`` gives it (``ccache g++``). Raise SL405 without one."""
     programs, flags = _asked_compiler()
     paths = [shutil.which(program) for program in programs]
     if not paths or None in paths:
@@ -106,12 +106,12 @@ def compiler(op: Op) -> tuple[str, ...]:
 
 
 def extra_flags() -> list[str]:
-    """The flags that ``CXX`` has behind the compiler: a library depends on them as on ours."""
+    """Return the flags in ``CXX`` behind the compiler. A library's digest covers them like Shiplap's own flags."""
     return _asked_compiler()[1]
 
 
 def _asked_compiler() -> tuple[list[str], list[str]]:
-    """The programs that ``CXX`` names, at most two of them, and the flags behind them."""
+    """Return the programs that ``CXX`` names, at most two, and the flags behind them."""
     wanted = os.environ.get("CXX", "").strip() or "c++"
     if shutil.which(wanted) is not None:  # a path may have blanks
         return [wanted], []
@@ -124,14 +124,14 @@ def _asked_compiler() -> tuple[list[str], list[str]]:
 
 
 def command(op: Op) -> list[str]:
-    """The call that compiles a binding, without its source and its output. SL405 if there is no compiler."""
+    """Return the command that compiles a binding, without source and output. Raise SL405 without a compiler."""
     home = Path(torch.__file__).parent
     include = ("-I", str(INCLUDE), "-isystem", str(home / "include"))
     return [*compiler(op), *FLAGS, *include, f"-L{home / 'lib'}", "-ltorch_cpu", "-ldl"]
 
 
 def bound(op: Op, device: str) -> tuple[Native, NativeForm]:
-    """The one C ABI kernel of ``op`` on ``device`` and what is generated for it. SL404 if there are others or none."""
+    """Return the only C ABI kernel of ``op`` on ``device`` with its generated code. Raise SL404 for none or several."""
     form = _forms(op).get(device)
     if form is None:
         raise _without_form(op, device)
@@ -144,7 +144,7 @@ def _without_form(op: Op, device: str) -> ShiplapError:
 
 
 def _forms(op: Op) -> dict[str, NativeForm]:
-    """By device type the C ABI kernel of ``op``, where it is all there is and no Python has to be asked about it."""
+    """Return the C ABI kernel of ``op`` by device type, where it is the only kernel and has no ``supports``."""
     forms: dict[str, NativeForm] = {}
     for device in DEVICES:
         kernels = op.own(device)
@@ -154,12 +154,12 @@ def _forms(op: Op) -> dict[str, NativeForm]:
 
 
 def serves(op: Op, form: NativeForm) -> bool:
-    """Whether ``form`` is still all that ``op`` has on a device type."""
+    """Whether ``form`` is still the only kernel of ``op`` on a device type."""
     return any(form is other for other in _forms(op).values())
 
 
 def _native(op: Op, device: str, form: NativeForm) -> Native:
-    """What is generated for a kernel: the same object while the facts are the same, for it remembers its own text."""
+    """Return the generated code of a kernel: the same object while nothing changes, since it caches its text."""
     made = _facts(op, device, form)
     kept = _made.get(form)
     if kept is None or kept != made:
@@ -188,7 +188,7 @@ def _facts(op: Op, device: str, form: NativeForm) -> Native:
 
 
 def bindable(op: Op) -> list[Entry]:
-    """What of ``op`` can be bound natively: fit, its kernel there and built for this declaration."""
+    """Return the kernels of ``op`` that native code can bind and whose libraries were built for this declaration."""
     entries = []
     for device, form in _forms(op).items():
         if not form.wanted:

@@ -1,4 +1,4 @@
-"""The folder of compiled bindings: made, judged, opened and cleaned. What is loaded is the file that was checked."""
+"""The cache folder of compiled bindings. A library is loaded through the descriptor by which it was checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _loaded: dict[Path, ctypes.CDLL] = {}
 
 
 def folder(op: str) -> Path:
-    """The directory of compiled bindings, made if it is not there. SL406 if others could put code there."""
+    """Return the folder of compiled bindings, made if missing. Raise SL406 if other users could write there."""
     root = _root()
     try:
         os.close(safe_io.open_folder(root.parent, safe_io.OWN, create=True))
@@ -39,7 +39,7 @@ def _root() -> Path:
 
 
 def present(place: Path, op: str, rule: safe_io.Rule = safe_io.CODE) -> bool:
-    """Whether a whole library is in ``place``. SL406 if it may be of somebody that ``rule`` does not accept."""
+    """Whether a complete library is in ``place``. Raise SL406 if a user that ``rule`` excludes could write it."""
     try:
         os.close(_checked(place, rule))
     except safe_io.Distrusted as e:
@@ -50,9 +50,10 @@ def present(place: Path, op: str, rule: safe_io.Rule = safe_io.CODE) -> bool:
 
 
 def load(place: Path, op: str, rule: safe_io.Rule = safe_io.CODE) -> ctypes.CDLL:
-    """The library in ``place``, through the descriptor by which it was checked; loaded once in a process.
+    """Load the library in ``place``, once in a process, through the descriptor by which it was checked.
 
-    The descriptor stays open: the loader knows a library by its name, which must not come to mean another file.
+    The descriptor stays open. The loader identifies a library by its name, ``/proc/self/fd/<n>``, which must not come
+    to mean another file.
     """
     path = place / LIBRARY
     if path in _loaded:
@@ -77,7 +78,7 @@ def load(place: Path, op: str, rule: safe_io.Rule = safe_io.CODE) -> ctypes.CDLL
 
 
 def _checked(place: Path, rule: safe_io.Rule = safe_io.CODE) -> int:
-    """A descriptor of the library in ``place`` whose content its seal fits. OSError says what is wrong."""
+    """Open the library in ``place`` and return its descriptor. Raise OSError where its seal does not fit."""
     handle = safe_io.open_file(place / LIBRARY, rule)
     try:
         with os.fdopen(handle, "rb", closefd=False) as file:
@@ -91,7 +92,7 @@ def _checked(place: Path, rule: safe_io.Rule = safe_io.CODE) -> int:
 
 
 def _refused(op: str, e: OSError) -> Exception:
-    """SL406: of what others could have written, the content has to go, whatever the mode is by then."""
+    """Return the error SL406. Files that others could have written must be removed, even if their mode is right now."""
     fix = "set SHIPLAP_CACHE_DIR to a directory that you own, below directories that only you can write"
     if isinstance(e, safe_io.Distrusted):
         fix = f"remove {e.filename} with all it holds, since others may have put code there; or {fix}"
@@ -111,14 +112,14 @@ class Artefact:
 
 
 def artefacts(root: Path) -> list[Artefact]:
-    """All compiled bindings, the one that was used last at the end."""
+    """Return all compiled bindings, the last used one at the end."""
     kept = [path for path in _listed(root) if not path.name.startswith(".") and path.suffix != ".lock"]
     listed = [Artefact(path, _size(path), _time(path)) for path in kept]
     return sorted(listed, key=lambda a: (a.used, a.path.name))
 
 
 def problem(artefact: Artefact) -> str:
-    """Why it will not be loaded, or empty."""
+    """Return the reason why the binding will not be loaded. Empty if it can be."""
     try:
         os.close(_checked(artefact.path))
     except OSError as e:
@@ -127,7 +128,7 @@ def problem(artefact: Artefact) -> str:
 
 
 def stale(root: Path) -> Iterator[Path]:
-    """What builders left behind that were killed: folders of work nobody finished, and locks of nothing."""
+    """Yield the files that killed builders left: unfinished folders, and locks without a library."""
     for path in _listed(root):
         left = path.name.startswith(".") or (path.suffix == ".lock" and not (root / path.stem).exists())
         if left and time.time() - _time(path) > OLD:
@@ -135,7 +136,7 @@ def stale(root: Path) -> Iterator[Path]:
 
 
 def evict(root: Path, cap: int = CAP) -> list[Path]:
-    """Remove the bindings that were not used for longest until the rest take at most ``cap`` bytes; which went."""
+    """Remove the least recently used bindings until the rest take at most ``cap`` bytes. Return the removed ones."""
     listed, gone = artefacts(root), []
     total = sum(a.size for a in listed)
     for each in listed:
@@ -148,7 +149,7 @@ def evict(root: Path, cap: int = CAP) -> list[Path]:
 
 
 def remove(path: Path) -> bool:
-    """Remove a binding, or whatever lies in its place; what a process has loaded goes on working."""
+    """Remove a binding, or anything else at its path. Loaded libraries keep working."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

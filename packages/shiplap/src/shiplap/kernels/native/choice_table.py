@@ -1,4 +1,4 @@
-"""Choices for natively bound ops: the table in force as numbers, which the binding is told whenever it changes."""
+"""The table of choices as numbers, for natively bound ops. The binding gets a new copy whenever choices change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shiplap.dtypes import number
 
 
 def rows(op: Op, device: str) -> list[list[int]]:
-    """Per choice the key, whether Python serves it, and the config."""
+    """Return a row for each choice: the key, whether Python runs it, and the config."""
     (kernel,) = op.own(device)
     width = len(config_values(kernel.space))
     count = len(lookup_key(op.spec, op.rule))
@@ -28,7 +28,7 @@ def rows(op: Op, device: str) -> list[list[int]]:
 
 
 def _key(op: Op, key: Key) -> list[int] | None:
-    """A key of the table in force as C++ computes it. None when it is of other layouts, or of a template."""
+    """Return a key of the table as C++ computes it. None for other layouts than contiguous, and for templates."""
     *values, dtypes, layout = key[1:]
     if not isinstance(layout, str) or not isinstance(dtypes, str):
         return None

@@ -1,4 +1,4 @@
-"""``PackedKernel``: what kernels of native code share: packed arguments, allocated outputs, workspace, bounds."""
+"""``PackedKernel``: the base of kernels in native code, with packed arguments, outputs, workspace and bounds."""
 
 from __future__ import annotations
 
@@ -104,11 +104,12 @@ class PackedKernel(Kernel):
 
     @cached_property
     def _pack(self) -> Callable[[Args], Packed]:
-        """Tensors in order, contiguous and aligned where the kernel wants it; copies are made where they are not."""
+        """The function that packs arguments: tensors in order, copied where they are not contiguous or aligned."""
         return compile_packing(self.spec, self.native.strided, self.native.align)
 
     def _narrow(self, call: Binding, outs: Outputs, extents: Extents) -> Outputs:
-        """Cut outputs from their bound to what the kernel filled. A mostly empty one is copied to free its memory."""
+        """Cut outputs from their bound to the filled part. An output that is at most half full is copied, which frees
+        its memory."""
         env = dict(call.env)
         for dim, extent in extents.items():
             env[dim] = extent.value

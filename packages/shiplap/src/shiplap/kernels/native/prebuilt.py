@@ -40,7 +40,7 @@ class Row:
 
 
 def manifest(entries: Sequence[Entry]) -> bytes:
-    """The file beside a library: what it was made for. The rows are in the order of the library."""
+    """Return the manifest of a library, which lists its ops in the order of the library."""
     rows = [asdict(Row(e.op.spec.name, e.device, needs(e.native))) for e in entries]
     least, below = (".".join(map(str, version)) for version in TORCH)
     about = {"format": FORMAT, "machine": machine(), "torch": [least, below], "ops": rows}
@@ -48,7 +48,7 @@ def manifest(entries: Sequence[Entry]) -> bytes:
 
 
 def find(op: Op) -> tuple[Plan | None, str]:
-    """The library for ``op`` in the package that declares it; or None, and the reason if there are libraries."""
+    """Return the library for ``op`` in its package, or None and the reason. The reason is empty without libraries."""
     folders = list(places(op))
     if not folders:
         return None, ""
@@ -70,12 +70,12 @@ def find(op: Op) -> tuple[Plan | None, str]:
 
 
 def give_up(place: Path, why: str) -> None:
-    """Look at this library no more: it cannot be loaded here."""
+    """Exclude a library that cannot be loaded in this process."""
     _given_up[place] = why
 
 
 def places(op: Op) -> Iterator[Path]:
-    """The folders of libraries in the package that declares ``op``."""
+    """Yield the folders of libraries in the package that declares ``op``."""
     for folder in folders(op):
         yield from _listed(folder)
 
@@ -89,7 +89,10 @@ def _listed(folder: Path) -> tuple[Path, ...]:
 
 
 def _numbers(place: Path, entries: Sequence[Entry]) -> dict[int, Entry] | None:
-    """``entries`` by their numbers in the library; None for a library of other ops. ValueError if it is not for us."""
+    """Return ``entries`` by their numbers in the library, or None for a library of other ops.
+
+    Raise ValueError for a library of another declaration, platform or release of torch.
+    """
     if place in _given_up:
         raise ValueError(_given_up[place])
     rows = _rows(place)
@@ -106,7 +109,7 @@ def _numbers(place: Path, entries: Sequence[Entry]) -> dict[int, Entry] | None:
 
 @cache
 def _rows(place: Path) -> tuple[Row, ...]:
-    """What the manifest lists. ValueError if the library is for other machines or releases of torch."""
+    """Return the rows of the manifest. Raise ValueError for a library of another platform or release of torch."""
     about = safe_io.parse_json(safe_io.read_file(place / MANIFEST, LIMIT, safe_io.NAMED))
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise ValueError(f"{MANIFEST} is not of format {FORMAT}")

@@ -1,4 +1,4 @@
-"""Errors of CUDA kernels, told late: a kernel that meets a bad value writes one word, and the next call raises.
+"""Asynchronous errors of CUDA kernels: a kernel that meets a bad value writes one word, and the next call raises it.
 
 A synchronisation at every call would cost more than most kernels do. The word lies in pinned host memory, which a
 kernel reaches by its address and the host reads without asking the device; nothing is written unless something is
@@ -50,18 +50,18 @@ class LateErrors:
         return code
 
     def message(self, code: int) -> tuple[str, str]:
-        """The op and the message of ``code``."""
+        """Return the op and the message of ``code``."""
         return self._messages.get(code, ("a kernel", f"code {code}, row {{row}}"))
 
     def word(self, device: torch.device) -> int:
-        """The address of the word of ``device``, after raising what it says."""
+        """Return the address of the word of ``device``. Raise SL211 first if the word holds an error."""
         memory, value = self._words.get(device) or self._new(device)
         if value.value:
             self.poll(device)
         return memory.data_ptr()
 
     def address(self, device: torch.device) -> int:
-        """The same, whatever it says."""
+        """Return the address of the word of ``device`` without reading the word."""
         memory, _ = self._words.get(device) or self._new(device)
         return memory.data_ptr()
 
@@ -71,11 +71,11 @@ class LateErrors:
         return self._words.setdefault(device, (memory, ctypes.c_int64.from_address(memory.data_ptr())))
 
     def memory(self, device: torch.device) -> Tensor:
-        """An int64 of the host that is 0, and that kernels of ``device`` reach by its address."""
+        """Return an int64 of 0 in host memory to which kernels of ``device`` can write by its address."""
         return torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
 
     def poll(self, device: torch.device) -> None:
-        """Raise SL211 if a kernel that has finished on ``device`` met a bad value; it is told once."""
+        """Raise SL211 if a finished kernel on ``device`` met a bad value. Each error is raised once."""
         _, value = self._words.get(device) or self._new(device)
         told = value.value
         if told:

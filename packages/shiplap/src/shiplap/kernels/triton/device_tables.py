@@ -1,4 +1,4 @@
-"""Lookup tables of templates that run by themselves: built on the host, kept on the device for calls of equal sizes."""
+"""Lookup tables of eager templates: built on the host, and kept on the device for calls of equal sizes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ LIMIT = 256  # tables kept: a model has a few sizes
 
 
 class Table:
-    """``build(sizes)`` on demand. Its key are the sizes and scalars that ``build`` looks at, so that a table of filter
-    taps is one table for every batch."""
+    """The tables that ``build(sizes)`` makes on demand.
+
+    The key of a table has only the sizes and scalars that ``build`` reads, so that all batch sizes share a table of
+    filter taps.
+    """
 
     def __init__(self, where: str, build: Callable[..., Tensor]) -> None:
         self.where, self.build = where, build
@@ -25,7 +28,7 @@ class Table:
         self.captured: dict[int, Tensor] = {}  # CUDA graphs hold their addresses: never freed
 
     def __call__(self, env: Env, device: torch.device) -> Tensor:
-        """The table for these sizes. SL305 where it would have to be copied while a CUDA graph is captured."""
+        """Return the table for these sizes. Raise SL305 for a copy to the device while a CUDA graph is captured."""
         key = self._key(env, device)
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         table = self.tables.get(key)
@@ -57,12 +60,12 @@ class Table:
         return table
 
     def _key(self, env: Env, device: torch.device) -> Hashable:
-        """A table of floats that names no dtype has the default one, which may change."""
+        """Return the key of a table. The default dtype is part of it, since tables without a dtype depend on it."""
         return (device, torch.get_default_dtype(), *[_plain(env[name]) for name in self.looked_at])
 
 
 class _Seen(Mapping[str, EnvValue]):
-    """Sizes that remember which of them were asked for."""
+    """The sizes of a call, which record the names that are read."""
 
     def __init__(self, env: Env) -> None:
         self.env, self.names = env, set[str]()

@@ -1,7 +1,7 @@
-"""How long Triton's interpreter takes for a launch: it runs one program after another, as Python.
+"""A time limit for launches of Triton's interpreter, which runs one program after another in Python.
 
-An audit draws sizes for which that would take minutes. A kernel that is slow here is not one that hangs, so within
-:func:`patient` a launch that would take too long is refused before it begins.
+An audit draws sizes for which that would take minutes. Such a kernel is slow, but does not hang. So within
+:func:`patient` a launch is refused before it begins if it would take too long.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MEASURED = 3  # launches before an estimate counts: the first one prepares the k
 
 
 class TooLong(BaseException):
-    """A launch for which the interpreter would need more time than there is.
+    """The refusal of a launch for which the interpreter would need too much time.
 
-    A check that catches every ``Exception`` of a kernel does not take this for a fault of the kernel.
+    It derives from BaseException, so that a check that catches every ``Exception`` of a kernel does not report it.
     """
 
 

@@ -60,10 +60,10 @@ class PlainLaunch:
 
 
 class LaunchedKernel(CFunctionKernel):
-    """The kernel as Python launches it: each launch with the values that the generated C++ would compute.
+    """The kernel of a Triton program, launched from Python with the values that the generated C++ would compute.
 
-    Where the generated C++ is there, Python calls that. It is there from the first call on if it came with the package
-    of the op: then Triton's own launch, which compiles C, is never asked.
+    Once the generated C++ is attached, Python calls that. A binding in the package of the op is attached at the first
+    call, so that Triton's own launcher, which compiles C, is not used.
     """
 
     compiles = True
@@ -125,13 +125,13 @@ class LaunchedKernel(CFunctionKernel):
             native.adopt(op)
 
     def _generated(self, binding: ctypes.CDLL) -> Callable[..., int]:
-        """The function in a binding of the op, with its types."""
+        """Return the function in a binding of the op, with its types."""
         if self._function is None or self._function[0] is not binding:
             self._function = binding, self.typed(binding[self.native.symbol])
         return self._function[1]
 
     def compile(self, call: Binding) -> None:
-        """What the launches from Python need, for ``sl.tune``. Meta tensors stand for outputs and workspace."""
+        """Compile the forms that launches from Python need. Meta tensors stand for outputs and workspace."""
         if self.interpreted:
             return
         numbers = self._numbers(call, *self._stand_ins(call))
@@ -143,7 +143,7 @@ class LaunchedKernel(CFunctionKernel):
                     _launcher(self.native.declared[number].kernel).compile(grid, *values, **options)
 
     def plain_launch(self, call: Binding) -> PlainLaunch | None:
-        """What ``call`` launches, if that is one kernel with one output, and nothing beside it."""
+        """Return the launch of ``call`` if it is one kernel with one output and nothing else, or None."""
         form = self.native
         if self.space is not None or self.workspace is not None or len(self.spec.outputs) != 1 or self.refuses(call):
             return None
@@ -194,7 +194,7 @@ class LaunchedKernel(CFunctionKernel):
     def _arguments(
         self, number: int, launch: Launch, numbers: Numbers, scratch: Tensor | None
     ) -> tuple[tuple[int, ...], list[object], dict[str, Any]]:
-        """Of a launch its grid, its arguments in order, and Triton's options."""
+        """Return the grid of a launch, its arguments in order, and Triton's options."""
         own = with_constants(launch, numbers, self.config_values)
         grid = tuple([int(expr(own)) for expr in launch.grid])
         values = [self._value(p, own, scratch) for p in launch.parameters] if 0 not in grid else []
@@ -220,7 +220,7 @@ class LaunchedKernel(CFunctionKernel):
         return value
 
     def _numbers(self, call: Binding, *tensors: Tensor | None) -> Numbers:
-        """Of ``call`` with these inputs and outputs."""
+        """Return the names of ``call`` for expressions, with these inputs and outputs."""
         names = [*(a.name for a in self.spec.tensors), *(o.name for o in self.spec.outputs)]
         numbers = Numbers(call.env, dict(zip(names, tensors, strict=True)))
         numbers[WORD] = numbers[WORKSPACE] = 0  # for a key, which they are not in
@@ -229,12 +229,12 @@ class LaunchedKernel(CFunctionKernel):
         return numbers
 
     def _stand_ins(self, call: Binding) -> list[Tensor | None]:
-        """The packed inputs of ``call``, and outputs without memory."""
+        """Return the packed inputs of ``call``, and outputs without memory."""
         inputs, _ = self._pack(call.args)
         return [*inputs, *(_stand_in(output, call) for output in self.spec.outputs)]
 
     def ahead(self, call: Binding, target: int) -> list[Cubin]:
-        """What ``call`` launches on a device of architecture ``target`` (90), compiled now. Tensors may be anywhere.
+        """Compile the launches of ``call`` for the architecture ``target`` (90). The tensors may be on any device.
 
         The workspace, if there is one, is taken to be aligned, as PyTorch's allocator aligns it.
         """
@@ -280,12 +280,12 @@ def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: It
 
 @cache
 def _launcher(kernel: Any) -> Any:
-    """The shorter way to Triton's own launch; an interpreted function is its own."""
+    """Return the launcher of a kernel. An interpreted function is its own launcher."""
     return kernel if type(kernel).__name__ == "InterpretedFunction" else triton_launcher(kernel)
 
 
 def _sort(step: Sort, numbers: Numbers, scratch: Tensor) -> None:
-    """What ``sort_in_workspace`` of the generated C++ does."""
+    """Sort integers in the workspace as ``sort_in_workspace`` of the generated C++ does."""
     bits, count, keys, values, rows = [int(expr(numbers)) for expr in step.exprs]
     dtype = {16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]
     if count:
@@ -295,7 +295,7 @@ def _sort(step: Sort, numbers: Numbers, scratch: Tensor) -> None:
 
 
 def _part(scratch: Tensor | None, p: Parameter, own: Numbers) -> Tensor:
-    """The workspace from an offset on, as elements of another type."""
+    """Return the workspace from an offset on, as elements of another type."""
     assert scratch is not None
     assert p.expr is not None
     dtype: torch.dtype = getattr(torch, p.source)
@@ -304,5 +304,5 @@ def _part(scratch: Tensor | None, p: Parameter, own: Numbers) -> Tensor:
 
 
 def _stand_in(output: Output, call: Binding) -> Tensor:
-    """A tensor without memory: an address of 0 is aligned, as those of PyTorch's allocator are."""
+    """Return a tensor without memory. Its address 0 counts as aligned, as addresses of PyTorch's allocator are."""
     return torch.empty(shape_of(output, call.env), dtype=call.dtype_of(output.tensor), device="meta")

@@ -28,7 +28,7 @@ _TENSORS: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)  # a subclass ma
 
 @dataclass(frozen=True)
 class Runtime:
-    """What of Triton a launch asks."""
+    """The parts of Triton that a launch uses."""
 
     device: Callable[[], int]
     stream: Callable[[int], int]
@@ -53,7 +53,7 @@ def triton_launcher(kernel: Any) -> Launcher:
 
 
 class Launcher:
-    """See :func:`triton_launcher`. ``fn`` is the kernel, by which digests of an op's sources find it."""
+    """The launcher that :func:`triton_launcher` returns. Digests of an op's sources find the kernel by ``fn``."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -68,7 +68,7 @@ class Launcher:
         return partial(self._launch or self._prepare(), grid)
 
     def compile(self, grid: Any, *args: Any, **options: Any) -> None:
-        """Compile what ``self[grid](...)`` would launch, and launch nothing. In any thread. Meta tensors will do."""
+        """Compile the kernel that ``self[grid](...)`` would launch, in any thread. Meta tensors are accepted."""
         use_torchs()
         settle(self.kernel)
         self.kernel.warmup(*args, grid=grid, **options)
@@ -77,7 +77,7 @@ class Launcher:
         raise TypeError(f"{self.__qualname__} is launched with a grid: launcher[grid](...)")
 
     def remember(self, key: tuple[Any, ...], compiled: Any) -> None:
-        """Keep what Triton's own launch returned, if it is a kernel and its source is known."""
+        """Keep the compiled kernel that Triton's own launch returned, if its source is known."""
         source = getattr(self.kernel, "hash", None)
         if not isinstance(source, str) or source.startswith("recursion:"):  # being computed by another thread
             return
@@ -87,7 +87,7 @@ class Launcher:
             self.compiled_by_key[key] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
 
     def _prepare(self) -> Callable[..., Any]:
-        """The function behind ``[grid]``: generated for the kernel's signature, or Triton's own launch."""
+        """Return the function behind ``[grid]``: generated for the kernel's signature, or Triton's own launch."""
         use_torchs()
         settle(self.kernel)
         reason, runtime = _unsupported(self.kernel), None
@@ -130,7 +130,7 @@ _PARAM = ("is_constexpr", "do_not_specialize", "annotation_type")
 
 
 def _unsupported(kernel: Any) -> str:
-    """Why Triton itself has to launch ``kernel``, or empty."""
+    """Return the reason why Triton itself has to launch ``kernel``. Empty if there is none."""
     missing = [name for name in _OWN if not hasattr(kernel, name)]
     if missing:
         return f"{type(kernel).__name__} has no {', '.join(missing)}"
@@ -176,10 +176,10 @@ def _defaults(kernel: Any) -> dict[str, Any]:
 
 
 def _source(kernel: Any) -> str:
-    """``launch(grid, <the kernel's parameters>, **options)``: one straight line from arguments to launch.
+    """Return the text of ``launch(grid, <the kernel's parameters>, **options)``.
 
-    Each parameter gives two entries of the key, of which the first tells its kind, so that no two kinds meet. Those
-    that are not specialised have one entry together. What is ours starts with an underscore.
+    Each parameter has two entries in the key. The first one is its kind, so that values of two kinds never compare
+    equal. Parameters that are not specialised share one entry. Names of the generated code start with an underscore.
     """
     parameters = kernel.signature.parameters
     names = list(parameters)
@@ -220,7 +220,7 @@ def _source(kernel: Any) -> str:
 
 
 def _bound(parameters: dict[str, Any], ordinary: str) -> tuple[list[str], str]:
-    """Lines that make of each parameter its value and its entries of the key, and those entries."""
+    """Return the lines that compute the value and the key entries of each parameter, and the entries."""
     free = [n for n, p in parameters.items() if _is_free(p)]
     fixed = [n for n, p in parameters.items() if p.do_not_specialize and _is_integer(p)]
     lines, entries = [f"    _v_{n} = {n}" for n in fixed] + _free(free, ordinary), ""
@@ -232,7 +232,7 @@ def _bound(parameters: dict[str, Any], ordinary: str) -> tuple[list[str], str]:
 
 
 def _is_integer(about: Any) -> bool:
-    """Whether the annotation says which integer a parameter is: then no value changes what is compiled."""
+    """Whether a parameter has an annotated integer type, so that its value does not change the compiled code."""
     return about.annotation_type in ("i32", "i64")
 
 
@@ -241,7 +241,7 @@ def _is_free(about: Any) -> bool:
 
 
 def _free(names: list[str], ordinary: str) -> list[str]:
-    """Parameters that are not specialised: all ints of 32 bits, as usual, or each by itself."""
+    """Return the lines for parameters that are not specialised: one check if all are 32-bit ints, else one for each."""
     if not names:
         return ["    _free = None"]
     each = [line for n in names for line in _value(n, ordinary)]
@@ -257,7 +257,11 @@ def _free(names: list[str], ordinary: str) -> list[str]:
 
 
 def _value(a: str, ordinary: str) -> list[str]:
-    """Tensors by dtype and alignment, integers by width, divisibility by 16 and being 1, others by type."""
+    """Return the lines for a specialised parameter.
+
+    Triton specialises tensors on dtype and alignment, integers on width, divisibility by 16 and equality to 1, and
+    other values on their type.
+    """
     return [
         f"    _k_{a} = type({a})",
         f"    if (_k_{a} is _Tensor or _k_{a} is _Parameter) and {a}.is_cuda:",
@@ -274,7 +278,7 @@ def _value(a: str, ordinary: str) -> list[str]:
 
 
 def _constant(a: str, ordinary: str) -> list[str]:
-    """Compile-time values by type and value; of floats -0.0 is not 0.0."""
+    """Return the lines for a compile-time value, whose key is type and value. Floats are text: -0.0 is not 0.0."""
     return [
         f"    _v_{a}, _k_{a}, _l_{a} = {a}, type({a}), {a}",
         f"    if _k_{a} is float: _l_{a} = {a}.hex()",

@@ -1,8 +1,9 @@
-"""Launches of a template that C++ makes again: a call that differs in addresses alone from one that Python has made.
+"""Replay of template launches by C++, for calls that differ only in addresses from an earlier call.
 
-The first call of each kind is launched by Triton, and what it launched is written down: functions, grids, arguments.
-From then on one C function allocates scratch memory, takes the current stream and launches. It is the same for all ops
-and lies in the cache beside the bindings; until it is there, Python launches. ``SHIPLAP_REPLAY=0`` turns all of it off.
+Triton launches the first call of each kind, and a recording keeps its functions, grids and arguments. For later calls
+one C function allocates scratch memory, reads the current stream and launches. The function is the same for all ops,
+and its library is in the cache beside the bindings. Until it is built, Python launches. ``SHIPLAP_REPLAY=0`` disables
+replay.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ NUMBER, TENSOR, SCRATCH = range(3)
 
 
 def _function(size: int) -> str:
-    """The C function for so many tensors."""
+    """Return the text of the C function for ``size`` tensors."""
     names = [f"t{i}" for i in range(size)]
     parameters, given = ", ".join(f"Address {name}" for name in names), ", ".join(names)
     return (
@@ -76,7 +77,7 @@ class _Source(Protocol):
 
 
 class Compiled(Protocol):
-    """What of a kernel that Triton has compiled is asked here. ``metadata`` is a named tuple of facts."""
+    """The part of Triton's compiled kernel that is used here. ``metadata`` is a named tuple of facts."""
 
     metadata: Any
 
@@ -99,7 +100,7 @@ class Brought:
 
 @dataclass
 class Recording:
-    """What a call launched.
+    """The recorded launches of a call.
 
     Attributes:
         device: the index of its CUDA device.
@@ -121,15 +122,15 @@ class Recording:
     kept: list[Compiled] = field(default_factory=list)
 
     def share(self, tensor: Tensor) -> None:
-        """``tensor`` becomes a part of the scratch memory of each call."""
+        """Make ``tensor`` a part of the scratch memory of each call."""
         self.parts.append((tensor, self._room(tensor.numel() * tensor.itemsize)))
 
     def close(self) -> None:
-        """All launches are there: no tensor is held any longer."""
+        """Release the tensors after the last launch was added."""
         self.parts = []
 
     def add(self, compiled: Compiled, grid: Sequence[int], given: Sequence[object]) -> None:
-        """A launch of a kernel that Triton has compiled, with these arguments, constants among them."""
+        """Add a launch of a compiled kernel with these arguments, which include constants."""
         if self.unfit:
             return
         try:
@@ -169,7 +170,7 @@ class Recording:
 
 
 def rerun_by(binding: ctypes.CDLL, recording: Recording, places: Sequence[int], out: Tensor) -> Rerun:
-    """Run calls like the one of ``recording`` by C++. ``places``: its tensors among the arguments."""
+    """Return a function that repeats ``recording`` by C++. ``places`` are its tensors' positions in the arguments."""
     words = [recording.device, recording.scratch, recording.launches, *recording.words]
     made = binding.shiplap_record((ctypes.c_int64 * len(words))(*words), ctypes.c_uint64(len(words)))
     if not made:
@@ -200,7 +201,7 @@ def rerun_by(binding: ctypes.CDLL, recording: Recording, places: Sequence[int], 
 
 
 class _Owner:
-    """Frees a recording with the function that holds it."""
+    """The owner of a recording in C++, which frees it together with the function that holds the owner."""
 
     def __init__(self, binding: ctypes.CDLL, made: int, recording: Recording) -> None:
         self.binding, self.made, self.recording = binding, made, recording
@@ -234,7 +235,7 @@ _lock = threading.RLock()
 
 
 def _after_fork() -> None:
-    """A child has neither the thread that held the lock nor the builder of its parent."""
+    """Reset lock and builder in a forked child, which has neither the threads nor the children of its parent."""
     global _lock
     _lock, _now.builder = threading.RLock(), None
 
@@ -243,7 +244,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def state() -> str:
-    """Who makes launches of templates again: ``"native"``, or why Python does."""
+    """Return ``"native"`` if C++ repeats launches of templates, else the reason why Python does."""
     if _now.binding is not None:
         return "native"
     background = f"python: built in the background from call {HOT} on" if settings().background_build else UNBUILT
@@ -251,7 +252,7 @@ def state() -> str:
 
 
 def wanted() -> bool:
-    """Whether C++ may make launches again: unless ``SHIPLAP_REPLAY=0``, for a Triton whose kernels are known."""
+    """Whether C++ may repeat launches: ``SHIPLAP_REPLAY`` is not 0 and this release of Triton is verified."""
     return settings().replay and _known()
 
 
@@ -263,7 +264,7 @@ def _known() -> bool:
 
 
 def served(op: Op, plain: Rerun, recording: Recording, places: Sequence[int], out: Tensor) -> Rerun:
-    """How to run calls like the one of ``recording`` again: by C++ if it is there, else by ``plain`` until it is."""
+    """Return a function that repeats ``recording``: by C++ if its library is there, else by ``plain`` until it is."""
     if not out.is_cuda or recording.unfit or _now.why or len(places) >= SIZES[-1]:
         return plain
     if (binding := library(op)) is not None:
@@ -279,7 +280,7 @@ def served(op: Op, plain: Rerun, recording: Recording, places: Sequence[int], ou
 
 
 def library(op: Op, *, start: bool = False) -> ctypes.CDLL | None:
-    """The library if it is in the cache. ``start``: else its compiler is started, if none is at work."""
+    """Return the library if it is in the cache. ``start`` starts its compiler otherwise, if none is running."""
     if _now.binding is not None or _now.why or not _lock.acquire(blocking=False):
         return _now.binding
     try:
@@ -292,7 +293,7 @@ def library(op: Op, *, start: bool = False) -> ctypes.CDLL | None:
 
 
 def build(op: Op) -> ctypes.CDLL:
-    """Build or find the library now. ``op``: for which one, in errors. SL405 or SL406 when it cannot be built."""
+    """Build or find the library now. Raise SL405 or SL406, with the name of ``op``, when it cannot be built."""
     with _lock:
         place = _place(op)
         if problem := "" if present(place, op.spec.name) else compile_into(*_order(op, place)):
@@ -351,7 +352,7 @@ def _opened(place: Path, op: Op) -> ctypes.CDLL:
 
 
 def _functions(binding: ctypes.CDLL) -> dict[int, ctypes._NamedFuncPointer]:
-    """By number of tensors the function that makes launches again."""
+    """Return the C functions by the number of tensors that they take."""
     return dict(
         zip(SIZES, (binding.shiplap_replay_4, binding.shiplap_replay_8, binding.shiplap_replay_16), strict=True)
     )

@@ -46,7 +46,7 @@ LaunchFor: TypeAlias = Callable[..., Launch]
 class TemplateKernel(Kernel):
     """``template`` of the op ``spec`` with one config. Nothing is imported, rendered or compiled before a call.
 
-    It speaks for its configs itself: which of them takes a call depends on what the template's ``supports`` says.
+    The default config of a call is the first one that the template's ``supports`` accepts, see :meth:`serving`.
     """
 
     compiles = True
@@ -93,7 +93,10 @@ class TemplateKernel(Kernel):
         return outs, self._rerun(call, outs[0], kept)
 
     def _rerun(self, call: Binding, out: Tensor, kept: Kept) -> Rerun | None:
-        """None where a launch depends on what the call did not bring: tables, copies, how float32 is multiplied."""
+        """Return a function that repeats the launch, or None where it depends on more than the call's tensors.
+
+        Tables, copies of strided tensors, and the precision of float32 products are such dependencies.
+        """
         if kept.launch is None or self.tables or ("ALLOW_TF32" in self.words and kept.float32):
             return None
         places = [self.spec.args.index(a) for a in self.reads]
@@ -106,7 +109,7 @@ class TemplateKernel(Kernel):
         return replay.served(op, plain, self._recording(kept, len(there), out), there, out)
 
     def _recording(self, kept: Kept, count: int, out: Tensor) -> replay.Recording:
-        """What was launched for ``out`` and ``count`` tensors, for C++ to launch it again."""
+        """Return the recording of the launches for ``out`` and ``count`` tensors, for replay by C++."""
         made, added, target = replay.Recording(out.get_device(), count + 1), None, out
         result = replay.Brought(count)
         if kept.sums is not None:
@@ -180,7 +183,7 @@ class TemplateKernel(Kernel):
     # --- which config takes a call ------------------------------------------------------------------------------------
 
     def serving(self, call: Binding) -> Self | str:
-        """The template with the first config that takes ``call``, or why none does."""
+        """Return the kernel with the first config that supports ``call``, or the reason why none does."""
         key = self._key(call)
         kernel = self._firsts.get(key)
         if kernel is None:
@@ -197,7 +200,7 @@ class TemplateKernel(Kernel):
         return reason or "no config for these sizes"
 
     def refuses(self, call: Binding) -> str:
-        """Empty when the template takes this call with this config, else the reason."""
+        """Return the reason why the template does not support this call with this config. Empty if it does."""
         key = self._key(call)
         reason = self._refusals.get(key)
         if reason is None:
@@ -206,7 +209,7 @@ class TemplateKernel(Kernel):
         return reason
 
     def _takes(self, call: Binding, env: Env) -> Callable[[Values], str]:
-        """A function of a config: empty when the template takes ``call`` with it, else the reason."""
+        """Return a function of a config: the reason why the template does not support ``call`` with it, or empty."""
         if not _triton_is_there():
             return lambda values: "Triton is not installed"
         if 0 in shape_of(self.spec.outputs[0], call.env):
@@ -223,7 +226,7 @@ class TemplateKernel(Kernel):
         return reason
 
     def _indescribable(self, call: Binding, values: Values) -> str:
-        """Empty when the tensors that the kernel makes descriptors of can have some, else the reason."""
+        """Return the reason why a tensor cannot have the tensor descriptor that the kernel makes. Empty if all can."""
         present = self._present(call)
         for name in self.render(call, present, values).described:
             if (tensor := present.get(name)) is None:
@@ -234,11 +237,11 @@ class TemplateKernel(Kernel):
         return ""
 
     def _given(self, call: Binding) -> dict[str, Tensor]:
-        """The tensor arguments that are there."""
+        """Return the tensor arguments that are not None."""
         return {a.name: v for a, v in zip(self.spec.args, call.args, strict=True) if isinstance(v, Tensor)}
 
     def _present(self, call: Binding) -> dict[str, Tensor]:
-        """What the template reads: arguments, then tables."""
+        """Return the tensors that the template reads: arguments, then tables."""
         given = {name: t for name, t in self._given(call).items() if name in self.words}
         for name, axis in self.adjacent.items():
             if name in given:
@@ -306,7 +309,7 @@ class TemplateKernel(Kernel):
 
 
 def _repeated(kept: Kept, places: Sequence[int], out: Tensor, split_k: int) -> Rerun:
-    """Allocate and launch as was done for ``out``."""
+    """Return a function that allocates and launches as was done for ``out``."""
     shape, dtype, device, sizes = out.shape, out.dtype, out.device, (split_k, *out.shape)
     target, strides = (out.shape, out.stride()) if split_k == 1 else (sizes, (out.numel(), *out.stride()))
     scope: dict[str, object] = {"launch": kept.launch, "grid": kept.grid, "target": target, "strides": strides}
@@ -369,7 +372,7 @@ def _with_memory(launch: Launch) -> Launch:
 
 
 def _axes(spec: OpSpec, innermost: Mapping[str, str]) -> dict[str, int]:
-    """By argument the axis of the dim that has to be adjacent in memory."""
+    """Return for each argument the axis of the dim that has to be adjacent in memory."""
     axes = {}
     for name, dim in innermost.items():
         tensor = spec.arg(name).tensor
@@ -385,7 +388,7 @@ def _alignment(size: int) -> int:
 
 
 def _plain_env(env: Env) -> dict[str, EnvValue]:
-    """Sizes and scalars as templates see them: lists as tuples."""
+    """Return sizes and scalars for a template, with tuples in place of lists."""
     return {k: tuple(v) if type(v) is list else v for k, v in env.items()}
 
 
