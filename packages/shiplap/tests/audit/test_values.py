@@ -117,7 +117,7 @@ def ignores_strides(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
     return x * 2
 
 
-@ignores_strides.kernel("cpu")
+@ignores_strides.kernel("cpu", strided=True)
 def _(x):
     flat = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
     return flat[x.storage_offset() :][: x.numel()].reshape(x.shape) * 2 if flat.numel() >= x.numel() else x * 2
@@ -213,7 +213,7 @@ def offsets_of_32_bits(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
     return x * 2
 
 
-@offsets_of_32_bits.kernel("cpu")
+@offsets_of_32_bits.kernel("cpu", strided=True)
 def _(x):
     rows = [int(torch.tensor(i * x.stride(0)).to(torch.int32)) % (x.stride(0) * len(x)) for i in range(len(x))]
     return torch.stack([x.as_strided(x.shape[1:], x.stride()[1:], x.storage_offset() + r) for r in rows]) * 2

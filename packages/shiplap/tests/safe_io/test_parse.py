@@ -142,8 +142,9 @@ def test_mutated_tables_and_records_are_errors_of_the_catalogue(tmp_path):
 
 MEMORY = """
 import resource, sys, time
-from shiplap import trust
 from shiplap.errors import ShiplapError
+from shiplap.safe_io.files import NAMED, read_file
+from shiplap.safe_io.parse import build_yaml, compose_yaml
 from shiplap.tuning.recorded_calls import read_calls
 from shiplap.tuning.frozen_table import read
 
@@ -154,7 +155,7 @@ for path in sys.argv[1:]:
         started = time.process_time()
         try:
             if path.endswith(".yaml"):
-                trust.build_yaml(trust.compose_yaml(trust.read_file(path, 1 << 24, trust.NAMED)))
+                build_yaml(compose_yaml(read_file(path, 1 << 24, NAMED)))
             else:
                 (read_calls if path.endswith(".calls") else read)(path)
         except (ShiplapError, ValueError):

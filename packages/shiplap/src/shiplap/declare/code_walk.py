@@ -91,7 +91,8 @@ MOST_CONSTANTS = 64  # of one container, for those who mine them
 class Part(NamedTuple):
     """Something that code uses: its text for a digest, and what it is to other readers.
 
-    ``value`` is the constant, the function, the name of the library, or the reason why code could not be followed.
+    ``value`` is the constant, the function, the object of Shiplap (such as an op), the name of the library, or the
+    reason why code could not be followed.
     """
 
     kind: Kind
@@ -303,6 +304,7 @@ class _Walk:
         elif isinstance(value, (partial, partialmethod)):
             self.add("data", f"partial {self.text(value.func)} {self.text(value.args)} {self.text(value.keywords)}")
         elif isinstance(value, HasCode):
+            self.add("code", f"a {type(value).__name__}", value)
             for text, part in value.code_parts():
                 self.add("code", f"{text} {self.text(part)}" if part is not None else text)
         elif isinstance(value, type):

@@ -1,8 +1,8 @@
 """The releases of torch that ``nox -s matrix`` runs, and the table of capabilities that these runs write.
 
 ``verified.json`` beside this file has a row for each release that a run was made on: torch, Python, the date, and the
-capabilities (``shiplap.torch_private.CAPABILITIES``) whose tests passed. ``python -m shiplap_testing.capabilities``
-writes it, and nothing else does: a release that is listed here is not verified before a run has written its row.
+capabilities (``shiplap.torch_private.CAPABILITIES``) whose tests passed. Only such a run writes it: a release that is
+listed here is not verified before a run has written its row.
 Only Python's own library is imported, since ``noxfile.py`` reads this file in an environment without torch.
 """
 
