@@ -66,7 +66,7 @@ def test_dim_expressions_that_cannot_be_read(ns, dims):
     assert sl.op(f"{ns}::f")(f).spec.outputs
 
 
-@pytest.mark.parametrize("dims", ["...", "*n c", "_ c", "#n c", "n 2*c", "rows=4 c", "n+1 c", "max(n,c) c"])
+@pytest.mark.parametrize("dims", ["...", "*rows c", "_ c", "#n c", "n 2*c", "rows=4 c", "n+1 c", "max(n,c) c"])
 def test_dims_with_blanks_between_them(ns, dims):
     def f(like: Float[Tensor, "n c"], x) -> None:
         x.zero_()

@@ -61,7 +61,7 @@ def test_a_kernel_that_takes_pointers_is_right(double, way, layout, into):
 @pytest.mark.parametrize("into", [False, True])
 def test_remembered_calls_too(double, into, monkeypatch):
     """The way past the dispatcher, as it is on a GPU: each layout has its own memory of how it was launched."""
-    monkeypatch.setattr(routes.calls, "untouched", lambda: True)
+    monkeypatch.setattr(routes.dispatcher_calls, "untouched", lambda: True)
     kernel = (
         (lambda x, w, s, *, out: torch.mul(by_pointer(x), s, out=out)) if into else (lambda x, w, s: by_pointer(x) * s)
     )

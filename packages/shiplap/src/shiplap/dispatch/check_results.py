@@ -8,7 +8,7 @@ the declared types.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias, cast
+from typing import cast
 
 import torch
 from torch import SymBool, Tensor
@@ -20,29 +20,6 @@ from shiplap.declare.value_kinds import mismatch
 from shiplap.declare.values import Args, EnvValue, Outputs, Result, Returned, Value
 from shiplap.errors import ShiplapError, error
 from shiplap.torch_private import symbolic_sizes
-
-# Tensors that are written to, each with where it lies: its address, shape and strides.
-Places: TypeAlias = list[tuple[Tensor, int, torch.Size, tuple[int, ...]]]
-
-
-def places_of(spec: OpSpec, args: Sequence[Value]) -> Places:
-    """Return where the arguments that the op writes to lie in memory."""
-    written = [v for a, v in zip(spec.args, args, strict=True) if a.mutated]
-    return [(t, t.data_ptr(), t.shape, t.stride()) for v in written for t in _tensors(v)]
-
-
-def require_places(where: str, places: Places) -> None:
-    """Raise SL301 where a tensor lies elsewhere now: the caller's memory has not been written to, but left."""
-    for t, address, shape, strides in places:
-        if t.data_ptr() != address or t.shape != shape or t.stride() != strides:
-            raise error(
-                "SL301",
-                what="a mutated argument was given other memory or another shape",
-                where=where,
-                got=f"shape {tuple(t.shape)}, strides {tuple(t.stride())}" + ", elsewhere" * (t.data_ptr() != address),
-                expected=f"shape {tuple(shape)}, strides {strides}, where it was",
-                fix="write to the tensor with copy_(), in place of set_(), resize_() or an assignment to .data",
-            )
 
 
 def values_of(result: Returned, count: int) -> list[Value]:

@@ -3,6 +3,9 @@
 Torch counts the writes to each tensor. The counts are compared before and after the first calls of a kernel or a
 reference, so that a write which the declaration does not list is an error, with or without an audit. Later calls are
 not slowed down. Writes past torch, by a pointer, have no count: the audit compares values.
+
+Arguments that ``mutates=`` lists must stay where they lie in memory. Their addresses, shapes and strides are compared
+in every call, because a call that moves an argument has not written to the caller's memory.
 """
 
 from __future__ import annotations
@@ -10,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 
 from shiplap.declare.spec import Arg, OpSpec
@@ -21,6 +25,8 @@ from shiplap.errors import error
 from shiplap.torch_private.mark_mutated import counting_writes, version_of
 
 T = TypeVar("T")
+# Tensors that are written to, each with the name of its argument, its address, shape and strides.
+Places: TypeAlias = list[tuple[str, Tensor, int, torch.Size, tuple[int, ...]]]
 CALLS = 64  # that are looked at
 _audited: ContextVar[bool] = ContextVar("shiplap_audited", default=False)
 
@@ -44,7 +50,8 @@ class UnchangedArguments:
 
     def __init__(self, spec: OpSpec, function: str) -> None:
         self.spec, self.where, self.left = spec, f"{spec.name}, {function}", CALLS
-        self._tensors = [(i, a) for i, a in enumerate(spec.args) if a.tensor is not None]
+        self._tensors = [(i, a) for i, a in enumerate(spec.args) if a.tensor is not None and not a.mutated]
+        self._written = [i for i, a in enumerate(spec.args) if a.mutated]
 
     def during(self, args: Args, call: Callable[[], T], outs: Sequence[Value] = ()) -> T:
         """The result of ``call()``, which writes to ``outs``. SL316 where it wrote to an argument that it must not.
@@ -54,22 +61,17 @@ class UnchangedArguments:
         if _audited.get():
             return call()
         self.left -= 1
-        written = [args[i] for i, arg in self._tensors if arg.mutated]
+        written = [args[i] for i in self._written]
         shared = {_memory(t) for t in tensors_of([*written, *outs])}
-        before = [_facts(arg, args[i], shared) for i, arg in self._tensors]
+        before = [_versions(args[i], shared) for i, _ in self._tensors]
         with counting_writes():
             result = call()
         for (i, arg), was in zip(self._tensors, before, strict=True):
-            if _facts(arg, args[i], shared) != was:
+            if _versions(args[i], shared) != was:
                 raise self._changed(arg)
         return result
 
     def _changed(self, arg: Arg) -> Exception:
-        if arg.mutated:
-            got = f"set_() or resize_() of {arg.name!r}, which has other memory or another shape now"
-            fix = f"write the values into it, {arg.name}.copy_(...), or return a new tensor"
-            expected = f"a write to the memory of {arg.name!r} as it was given"
-            return error("SL316", where=self.where, got=got, expected=expected, fix=fix)
         if not self.spec.mutated:
             fix = f"write to a copy, {arg.name}.clone(), or declare the write: mutates=({arg.name!r},)"
         else:
@@ -79,16 +81,35 @@ class UnchangedArguments:
         return error("SL316", where=self.where, got=got, expected=f"writes to {listed}", fix=fix)
 
 
-def _facts(arg: Arg, value: object, shared: Collection[int]) -> object:
-    """A value that differs before and after a write, or, of what may be written to, a change of memory or shape."""
+def _versions(value: object, shared: Collection[int]) -> object:
+    """Return the counts of the writes to the tensors in ``value``, 0 for those whose memory is in ``shared``."""
     if isinstance(value, (list, tuple)):
-        return [_facts(arg, v, shared) for v in value]
+        return [_versions(v, shared) for v in value]
     if not isinstance(value, Tensor):
         return None
-    if arg.mutated:
-        return value.data_ptr(), value.shape
     return 0 if _memory(value) in shared else version_of(value)
 
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def places_of(spec: OpSpec, args: Args) -> Places:
+    """Return where the arguments that the op writes to lie in memory."""
+    written = [(a.name, t) for a, v in zip(spec.args, args, strict=True) if a.mutated for t in tensors_of((v,))]
+    return [(name, t, t.data_ptr(), t.shape, t.stride()) for name, t in written]
+
+
+def require_places(where: str, places: Places) -> None:
+    """Raise SL316 where a tensor lies elsewhere now: the caller's memory has not been written to, but left."""
+    for name, t, address, shape, strides in places:
+        if t.data_ptr() != address or t.shape != shape or t.stride() != strides:
+            now = f"shape {tuple(t.shape)}, strides {tuple(t.stride())}" + ", elsewhere" * (t.data_ptr() != address)
+            raise error(
+                "SL316",
+                what="a mutated argument was given other memory or another shape",
+                where=where,
+                got=f"{name!r} with {now}",
+                expected=f"shape {tuple(shape)}, strides {strides}, where it was",
+                fix=f"write the values into {name} with copy_(), not by set_(), resize_() or an assignment to .data",
+            )

@@ -12,7 +12,7 @@ from shiplap.declare.kernel import Kernel
 from shiplap.declare.values import Args, Result, Returned, Value
 from shiplap.dispatch import tuned_choices
 from shiplap.dispatch.autograd import Record, detach_results
-from shiplap.dispatch.check_results import places_of, require_places
+from shiplap.dispatch.check_unchanged import places_of, require_places
 from shiplap.dispatch.launch import refuse_capture
 from shiplap.dispatch.outputs import fit_outputs, own_outputs
 from shiplap.dispatch.state import OpState

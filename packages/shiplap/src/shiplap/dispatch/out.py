@@ -18,7 +18,7 @@ from shiplap.declare.schema import schema
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Outputs, Value
 from shiplap.dispatch import compile_cache_key
-from shiplap.dispatch.check_results import places_of, require_places
+from shiplap.dispatch.check_unchanged import places_of, require_places
 from shiplap.dispatch.execute import Served
 from shiplap.dispatch.launch import workspace_size
 from shiplap.dispatch.out_fast_path import OutRoute, compile_out_route

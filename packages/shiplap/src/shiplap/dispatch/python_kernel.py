@@ -23,8 +23,7 @@ from shiplap.declare.kernel import Implementation, Kernel, Refill, Rerun, Terms
 from shiplap.declare.named_parameters import Parameters, read_parameters
 from shiplap.declare.spec import Arg, OpSpec
 from shiplap.declare.values import Args, Outputs, Result, Returned, Value
-from shiplap.dispatch.check_results import places_of, require_places
-from shiplap.dispatch.check_unchanged import UnchangedArguments
+from shiplap.dispatch.check_unchanged import UnchangedArguments, places_of, require_places
 from shiplap.dispatch.launch import allocate_workspace, is_current, scratch, workspace_size
 from shiplap.dispatch.outputs import empty_outputs, fit_outputs, tensors_of
 from shiplap.dispatch.refit import fitting, may_repeat

@@ -94,12 +94,19 @@ def _is_open(tensor: Tensor) -> bool:
     return bool(_FUNCTORCH.is_gradtrackingtensor(tensor) and _FUNCTORCH.maybe_get_level(tensor) > 0)
 
 
+def _unbatched(tensor: Tensor) -> Tensor:
+    """Return the tensor under the wrappers of ``torch.vmap``, for which torch cannot unpack a dual one."""
+    while _FUNCTORCH.is_batchedtensor(tensor):
+        tensor = _FUNCTORCH.get_unwrapped(tensor)
+    return tensor
+
+
 def carries_tangent(values: Iterable[Any]) -> bool:
     """Return whether any tensor, or tensor of a list, is a dual one, so that forward-mode AD needs the tangent of the
     result.
     """
     lists = [v if isinstance(v, (list, tuple)) else (v,) for v in values]
-    tensors = [v for vs in lists for v in vs if isinstance(v, Tensor)]
+    tensors = [_unbatched(v) for vs in lists for v in vs if isinstance(v, Tensor)]
     unpack: Any = forward_ad.unpack_dual
     return any(unpack(t, level=0).tangent is not None for t in tensors)  # torch has one level
 
