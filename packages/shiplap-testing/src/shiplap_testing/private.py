@@ -74,7 +74,15 @@ def process_group(name: str) -> Any:
 
 def compile_headers_singly() -> None:
     """Have each kernel of a package read its headers: for one model they would be precompiled longer than that."""
-    import_module("torch._inductor.config").aot_inductor.precompile_headers = False
+    _set_for_all_threads("aot_inductor.precompile_headers", False)
+
+
+def _set_for_all_threads(name: str, value: bool) -> None:
+    """Set a configuration of Inductor as its variable does in a process that starts with it.
+
+    What is assigned counts for one thread, so that a graph would have another cache key in each of the others.
+    """
+    import_module("torch._inductor.config")._config[name].env_value_default = value
 
 
 def header_call(header: str) -> list[str]:
@@ -99,8 +107,7 @@ def try_instructions() -> None:
         os._exit(0 if _best_instructions_work() else 1)
     if os.waitpid(pid, 0)[1] == 0:
         os.environ.setdefault(VECTORS, "1")
-        # What is assigned counts for one thread; this is what the variable does in a process that starts with it.
-        import_module("torch._inductor.config")._config["cpp.vec_isa_ok"].env_value_default = True
+        _set_for_all_threads("cpp.vec_isa_ok", True)
 
 
 def _best_instructions_work() -> bool:

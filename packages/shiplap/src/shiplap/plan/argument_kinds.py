@@ -36,8 +36,9 @@ class IsKind(Rule):
 
     def expected(self) -> Text:
         size = f"{self.arg.length} " if self.arg.length else ""
-        member = str(self.arg.tensor) + " or None" * self.arg.absent
-        kind = f"list of {size}{member}" if self.arg.many else str(self.arg.tensor or self.arg.kind)
+        kind = str(self.arg.tensor or self.arg.kind)
+        if self.arg.many:
+            kind = f"list of {size}{kind}" + " or None" * self.arg.absent
         kind += f" of length {size}".rstrip() if size and not self.arg.many else ""
         return (kind + (" or None" if self.arg.optional else ""),)
 
