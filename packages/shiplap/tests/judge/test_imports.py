@@ -8,7 +8,7 @@ import sys
 
 LOADED = """
 import json, sys
-import shiplap.judge.engine, shiplap.judge.verdict
+import shiplap.judge.engine, shiplap.judge.result
 print(json.dumps([name for name in sys.modules if name.partition(".")[0] == "shiplap"]))
 """
 ROOMS = {"judge", "sandbox", "sampling", "dispatch", "plan", "declare", "torch_private", "render", "errors"}
