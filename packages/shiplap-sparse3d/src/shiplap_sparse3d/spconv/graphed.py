@@ -69,7 +69,8 @@ def _moved(layer: Layer, input: SparseConvTensor, features: Tensor) -> SparseCon
     # Identity of the indices shows that the record is of these very voxels.
     if data is None or inverse or data.indices is not voxels or not _fits(layer, input, data):
         data = layer.indice_data(type(layer).__name__, key, input)
-    plan = data.way_back if inverse else data.known_plan
+    # A graph traced without gradients also finds the plans that only such graphs may use.
+    plan = data.way_back if inverse else data.known_plan or data.passing_plan
     # With gradients the property ``plan`` also builds the tables of the way back.
     if plan is None or (torch.is_grad_enabled() and not inverse):
         plan = data.plan

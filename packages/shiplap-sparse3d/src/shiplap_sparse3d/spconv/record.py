@@ -61,7 +61,8 @@ class IndiceData:
 
     Attributes:
         geometry, out_geometry: the voxels on either side; ``indices`` and ``out_indices`` are theirs.
-        plan: from inputs to outputs; ``known_plan``: the same, if a layer has built it.
+        plan: from inputs to outputs; ``known_plan``: the same, if a layer has built it; ``passing_plan``: the same of a
+            graph without gradients, which other calls may not use, as it may have run in inference mode.
         pair_fwd, pair_bwd: spconv's tables ``int32 [taps, m]`` and ``[taps, n]``, the other side's row or -1.
         indice_pairs, indice_pair_num: spconv's ``Native`` form, ``int32 [2, taps, n]`` padded with -1, and pairs a tap.
     """
@@ -76,6 +77,7 @@ class IndiceData:
     geometry: Geometry
     out_geometry: Geometry
     known_plan: Plan | None = field(default=None, repr=False, compare=False)
+    passing_plan: Plan | None = field(default=None, repr=False, compare=False)
 
     @property
     def plan(self) -> Plan:
@@ -85,7 +87,9 @@ class IndiceData:
                 plan = plan_of(self.geometry, self.ksize, self.dilation)
             else:
                 plan = self.window.step(self.geometry).plan
-            if not in_passing_graph():
+            if in_passing_graph():
+                self.passing_plan = plan
+            else:
                 self.known_plan = plan
         return plan
 

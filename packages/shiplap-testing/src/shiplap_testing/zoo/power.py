@@ -6,6 +6,7 @@ has to fail on the defect.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,13 @@ def relu(x: M) -> M:
 
 
 def right(reference: Kernel) -> Kernel:
-    return lambda *args: reference(*args).clone()
+    """Return a kernel that computes the reference and takes the parameters of it by their names."""
+
+    @functools.wraps(reference)
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return reference(*args, **kwargs).clone()
+
+    return kernel
 
 
 # Sizes
@@ -253,7 +260,7 @@ def threshold(x: V, at: float = 0.5) -> V:
     return x * (0.25 if at >= 20.0 else 1.0)
 
 
-pair("negative slope", leaky, lambda x, s: torch.maximum(x, x * s), right(leaky), "special")
+pair("negative slope", leaky, lambda x, slope: torch.maximum(x, x * slope), right(leaky), "special")
 pair("a mode left out", pool, pool_without_max, right(pool), "special", requires=("n >= 1",))
 pair("negative shift", shift, shift_wrong, right(shift), "special")
 pair("scalar beyond a literal", threshold, lambda x, at: x * 1.0, right(threshold), "special")

@@ -78,7 +78,7 @@ def channels_first(x, bias):
     return (x + bias[torch.arange(x.numel()) % len(bias)].reshape(x.shape)).contiguous()
 
 
-pair("bias of channels last", channel, channels_first, lambda x, b: (x + b[:, None, None]).contiguous(), "edges")
+pair("bias of channels last", channel, channels_first, lambda x, bias: (x + bias[:, None, None]).contiguous(), "edges")
 
 
 def gram(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float[Tensor, "m n"]:
