@@ -26,7 +26,7 @@ def itself(fn: Callable[..., Any], **declaration: Any) -> None:
     op = sl.op(f"itself::{fn.__name__}", **declaration)(fn)
     op.kernel("cpu", lambda **named: fn(**named))
 
-    @op.backward
+    @op.backward(saves=[a.name for a in op.spec.tensors])
     def _(grad: Any, saved: Any, needs: Any) -> dict[str, Any]:
         values = {a.name: getattr(saved, a.name) for a in op.spec.args}
         wanted = [n for n, v in values.items() if isinstance(v, Tensor) and getattr(needs, n, False)]
