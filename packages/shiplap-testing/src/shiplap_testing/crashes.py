@@ -11,4 +11,4 @@ def read_unmapped(address: int = 0) -> None:
     """End this process by SIGSEGV: read a byte at an address that is not mapped."""
     faulthandler.disable()  # pytest has enabled it, and a fork inherits that
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    ctypes.c_byte.from_address(address).value  # noqa: B018
+    print(ctypes.c_byte.from_address(address).value)

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* ``out_coords`` in ``capacity`` rows: padding rows (-1, -1, -1, -1) behind them, and how many there are.
+/* Return ``out_coords`` in ``capacity`` rows, with padding (-1, -1, -1, -1) behind, and the number of voxels.
  *   sparse3d::out_coords_bounded(Tensor coords, SymInt[] spatial_shape, SymInt[] kernel, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt capacity) -> (Tensor, Tensor)
  *   coords: Int32[Tensor, "n 4"]
  *   reached: Int32[Tensor, "capacity 4"] (output)
@@ -43,7 +43,7 @@ SL_EXPORT int sparse3d_out_coords_bounded(const sl_context* ctx,
                                           int64_t capacity);
 SL_EXPORT const char* sparse3d_out_coords_bounded_signature(void);
 
-/* The row of the voxel that each query lies in, -1 where there is none. Raises SL211 as ``subm_table`` does.
+/* Return the row of each query's voxel, or -1 if there is none. Raises SL211 as ``subm_table`` does.
  *   sparse3d::nearest_map(Tensor coords, Tensor queries, SymInt[] spatial_shape) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   queries: Float32[Tensor, "b l 3"]
@@ -60,7 +60,7 @@ SL_EXPORT int sparse3d_nearest_map(const sl_context* ctx,
                                    int64_t spatial_shape_len);
 SL_EXPORT const char* sparse3d_nearest_map_signature(void);
 
-/* The rows of the eight voxels around each query, and their weights; -1 and 0 where there is none.
+/* Return the rows of the eight voxels around each query, and their weights; -1 and 0 where there is none.
  *   sparse3d::trilinear_map(Tensor coords, Tensor queries, SymInt[] spatial_shape) -> (Tensor, Tensor)
  *   coords: Int32[Tensor, "n 4"]
  *   queries: Float32[Tensor, "b l 3"]
@@ -94,7 +94,7 @@ SL_EXPORT int sparse3d_indice_weighted_sum(const sl_context* ctx,
                                            DLTensor* out);
 SL_EXPORT const char* sparse3d_indice_weighted_sum_signature(void);
 
-/* The features' gradient of ``indice_weighted_sum``, whose transpose it is: ``rows`` is its ``n``.
+/* Return the features' gradient of ``indice_weighted_sum``, its transpose, with ``rows`` as its ``n``.
  *   sparse3d::indice_weighted_sum_grad(Tensor grad, Tensor indices, Tensor weights, SymInt rows) -> Tensor
  *   grad: Float[Tensor, "q c"]
  *   indices: Int32[Tensor, "q k"]
@@ -127,7 +127,7 @@ SL_EXPORT int sparse3d_hash_insert(const sl_context* ctx,
                                    const DLTensor* values);
 SL_EXPORT const char* sparse3d_hash_insert_signature(void);
 
-/* The value of each key, -1 for those that are not in the table.
+/* Return the value of each key, or -1 for keys that are not in the table.
  *   sparse3d::hash_lookup(Tensor table_keys, Tensor table_values, Tensor keys) -> Tensor
  *   table_keys: Int64[Tensor, "t"]
  *   table_values: Int32[Tensor, "t"]
@@ -181,7 +181,7 @@ SL_EXPORT int sparse3d_hash_insert_3d_index(const sl_context* ctx,
                                             int64_t spatial_shape_len);
 SL_EXPORT const char* sparse3d_hash_insert_3d_index_signature(void);
 
-/* The value of each voxel, -1 for those that are not in the table; outside the grid there is none.
+/* Return the value of each voxel, or -1 for voxels that are not in the table or outside the grid.
  *   sparse3d::hash_lookup_3d(Tensor table_keys, Tensor table_values, Tensor coords, SymInt[] spatial_shape) -> Tensor
  *   table_keys: Int64[Tensor, "t"]
  *   table_values: Int32[Tensor, "t"]
@@ -201,7 +201,7 @@ SL_EXPORT int sparse3d_hash_lookup_3d(const sl_context* ctx,
                                       int64_t spatial_shape_len);
 SL_EXPORT const char* sparse3d_hash_lookup_3d_signature(void);
 
-/* Distinct rows in ascending order, the distinct row of each input row, and how often each occurs.
+/* Return distinct rows in ascending order, the distinct row of each input row, and how often each occurs.
  *   sparse3d::unique_coords(Tensor coords) -> (Tensor, Tensor, Tensor)
  *   coords: Int32[Tensor, "n 4"]
  *   unique: Int32[Tensor, "m 4"] (output)
@@ -399,7 +399,7 @@ SL_EXPORT int sparse3d_conv_weight_grad(const sl_context* ctx,
                                         int32_t tf32);
 SL_EXPORT const char* sparse3d_conv_weight_grad_signature(void);
 
-/* Largest value under the taps, and the tap it came from: of equal ones the first, -1 where there is no hit.
+/* Return the largest value under the taps and its tap: of equal ones the first, -1 where there is no hit.
  *   sparse3d::max_pool_with_taps(Tensor feats, Tensor table, Tensor? table_t=None) -> (Tensor, Tensor)
  *   feats: Float[Tensor, "n c"]
  *   table: Int32[Tensor, "m k"]
@@ -481,7 +481,7 @@ SL_EXPORT int sparse3d_global_sum_pool(const sl_context* ctx,
                                        int32_t average);
 SL_EXPORT const char* sparse3d_global_sum_pool_signature(void);
 
-/* The taps that each row hits, an order of the rows by them, and the pairs of each tap.
+/* Return the taps that each row hits, an order of the rows by them, and the pairs of each tap.
  *   sparse3d::masked_gemm_signals(Tensor table) -> (Tensor, Tensor, Tensor, Tensor, Tensor)
  *   table: Int32[Tensor, "n v"]
  *   gray_code: Int32[Tensor, "n"] (output)
@@ -501,7 +501,7 @@ SL_EXPORT int sparse3d_masked_gemm_signals(const sl_context* ctx,
                                            DLTensor* valid_signal_seg);
 SL_EXPORT const char* sparse3d_masked_gemm_signals_signature(void);
 
-/* For each ``block`` rows in sorted order the taps that any of them hits, ascending.
+/* Return, for each ``block`` rows in sorted order, the taps that any of them hits, ascending.
  *   sparse3d::masked_gemm_kernels(Tensor gray_code, Tensor sorted_index, SymInt block) -> (Tensor, Tensor)
  *   gray_code: Int32[Tensor, "n"]
  *   sorted_index: Int64[Tensor, "n"]
@@ -520,7 +520,7 @@ SL_EXPORT int sparse3d_masked_gemm_kernels(const sl_context* ctx,
                                            int64_t block);
 SL_EXPORT const char* sparse3d_masked_gemm_kernels_signature(void);
 
-/* Z-order codes of at most ``width`` bits. Raises SL211 for rows that do not fit ``bits`` bits an axis.
+/* Return Z-order codes of at most ``width`` bits. Raises SL211 for rows that do not fit ``bits`` bits an axis.
  *   sparse3d::z_order_encode(Tensor coords, SymInt bits, SymInt[] axes=[0, 1, 2], SymInt width=63) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   codes: Int64[Tensor, "n"] (output)
@@ -543,7 +543,7 @@ SL_EXPORT int sparse3d_z_order_encode(const sl_context* ctx,
                                       int64_t width);
 SL_EXPORT const char* sparse3d_z_order_encode_signature(void);
 
-/* The voxels of Z-order codes. Raises SL211 for codes whose batch is no int32.
+/* Return the voxels of Z-order codes. Raises SL211 for codes whose batch is no int32.
  *   sparse3d::z_order_decode(Tensor codes, SymInt bits, SymInt[] axes=[0, 1, 2]) -> Tensor
  *   codes: Int64[Tensor, "n"]
  *   coords: Int32[Tensor, "n 4"] (output)
@@ -564,7 +564,7 @@ SL_EXPORT int sparse3d_z_order_decode(const sl_context* ctx,
                                       int64_t axes_len);
 SL_EXPORT const char* sparse3d_z_order_decode_signature(void);
 
-/* Hilbert codes of at most ``width`` bits. Raises SL211 as ``z_order_encode`` does.
+/* Return Hilbert codes of at most ``width`` bits. Raises SL211 as ``z_order_encode`` does.
  *   sparse3d::hilbert_encode(Tensor coords, SymInt bits, SymInt[] axes=[0, 1, 2], SymInt width=63) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   codes: Int64[Tensor, "n"] (output)
@@ -587,7 +587,7 @@ SL_EXPORT int sparse3d_hilbert_encode(const sl_context* ctx,
                                       int64_t width);
 SL_EXPORT const char* sparse3d_hilbert_encode_signature(void);
 
-/* The voxels of Hilbert codes. Raises SL211 as ``z_order_decode`` does.
+/* Return the voxels of Hilbert codes. Raises SL211 as ``z_order_decode`` does.
  *   sparse3d::hilbert_decode(Tensor codes, SymInt bits, SymInt[] axes=[0, 1, 2]) -> Tensor
  *   codes: Int64[Tensor, "n"]
  *   coords: Int32[Tensor, "n 4"] (output)
