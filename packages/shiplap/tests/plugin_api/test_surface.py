@@ -33,7 +33,8 @@ def test_an_import_loads_what_it_is_about() -> None:
     loaded = {name: set(rooms) for name, *rooms in map(str.split, done.stdout.splitlines())}
     assert loaded["shiplap.plugin_api"] - loaded["shiplap"] == {"kernels", "codegen", "plugin_api", "safe_io"}
     assert not loaded["shiplap.plugin_api"] & {"audit", "cli", "doctor", "inductor", "render", "rewrite"}
-    assert not loaded[LIGHT[-1]] & {"audit", "doctor", "inductor", "render", "rewrite"}
+    # The result of a tuning prints itself: it needs the room that renders.
+    assert not loaded[LIGHT[-1]] & {"audit", "doctor", "inductor", "rewrite"}
 
 
 @pytest.mark.parametrize("module", MODULES)
