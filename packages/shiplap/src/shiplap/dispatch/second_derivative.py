@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-import shiplap.torch_private as compat
+from shiplap import torch_private
 from shiplap.declare.gradient import Backward, Gradient, Gradients, Shape
 from shiplap.declare.spec import Arg, OpSpec
 from shiplap.declare.values import Args, Returned, Value
@@ -171,7 +171,7 @@ class SecondDerivative:
 
     def _watched_results(self, shapes: Mapping[str, Shape], saved: Any) -> frozenset[str]:
         scalars = vars(saved)
-        with compat.fake_mode(symbolic=False), torch.enable_grad():
+        with torch_private.fake_mode(symbolic=False), torch.enable_grad():
             args = [_fakes(a, shapes.get(a.name)) if a.tensor is not None else scalars[a.name] for a in self.spec.args]
             watch = Watch([])
             with watch:

@@ -112,13 +112,13 @@ class SizeRange:
             yield self._beside({s.symbol: s.upper or s.hint}, 0)
             yield self._beside({s.symbol: s.lower}, 1)
         together = {s.symbol: s.upper or s.hint for s in self.symbols}
-        while self.work(together) > self._large and any(v > s.lower for s, v in self._with(together)):
+        while self.work(together) > self._work_of_large and any(v > s.lower for s, v in self._with(together)):
             together = {s.symbol: max(s.lower, v // 2) for s, v in self._with(together)}
         yield together
 
     def _edges(self, mined: Mined, tiles: Sequence[int]) -> Iterator[Sizes]:
         """Yield each size at all its edges, with other sizes at edges as well, as far as the sample stays small."""
-        limit = max(self._small, TALL * self.work(self._beside({}, 0)))  # where other sizes are fixed, and large
+        limit = max(self._work_of_many, TALL * self.work(self._beside({}, 0)))  # where other sizes are fixed, and large
         left = {s.symbol: self._values(s, mined, tiles, limit) for s in self.symbols}
         spent = 0
         for turn in range(FEW if self.interpreted else MANY):
@@ -163,11 +163,13 @@ class SizeRange:
         return ((s, sizes[s.symbol]) for s in self.symbols)
 
     @property
-    def _small(self) -> int:
+    def _work_of_many(self) -> int:
+        """The most operations of one sample among many."""
         return INTERPRETED if self.interpreted else SMALL
 
     @property
-    def _large(self) -> int:
+    def _work_of_large(self) -> int:
+        """The most operations of a sample of large sizes."""
         return INTERPRETED if self.interpreted else LARGE
 
 

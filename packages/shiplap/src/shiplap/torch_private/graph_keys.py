@@ -69,6 +69,7 @@ def _reduce(details: Any) -> Any:
 
 
 def _with_text(text: str, details: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return both parts of a key, with which a graph that has ops is pickled."""
     return text, details  # only its name is in a key, which is never unpickled
 
 
