@@ -41,7 +41,8 @@ def test_a_binding_is_built_and_attached(run: Any) -> None:
     (row,) = json.loads(result.stdout)["ops"]
     assert Path(row["library"]).is_file()
     assert good.saxpy.native is not None
-    assert str(good.saxpy.native.library) == row["library"]
+    # Another test of the same worker may have loaded the same binding from its own cache: the key is what both share.
+    assert good.saxpy.native.library.parent.name == Path(row["library"]).parent.name
 
 
 def test_an_op_that_python_serves_is_no_failure(run: Any, tmp_path: Path, ns: str) -> None:
