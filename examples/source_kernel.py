@@ -10,7 +10,9 @@ import shiplap as sl
 
 @sl.op("source_kernel::rms_norm")
 def rms_norm(
-    x: Float32[Tensor, "n c"], weight: Float32[Tensor, "c"], eps: float = 1e-6
+    x: Float32[Tensor, "n c"],
+    weight: Float32[Tensor, "c"],
+    eps: float = 1e-6,
 ) -> Float32[Tensor, "n c"]:
     """Scale each row to a root mean square of one, then each column by ``weight``."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight

@@ -127,7 +127,7 @@ def source(
     function = cabi("source", symbol, strided=strided, align=align)
     texts = [_read_source(base / path, where) for path in paths]
     if code:
-        if language not in get_args(Language):
+        if language is None or language not in get_args(Language):
             raise error(
                 "SL404",
                 what="a source has no language",
