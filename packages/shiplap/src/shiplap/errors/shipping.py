@@ -1,4 +1,4 @@
-"""Packages that carry native code: SL308 to SL310."""
+"""Packages that carry native code: SL308 to SL310, and models for other runtimes: SL321, SL322."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from shiplap.errors.base import ShiplapError, register
 
 
 class ShippingError(ShiplapError, RuntimeError):
-    """A package that cannot be made, or whose native code cannot be used (SL308 to SL310)."""
+    """A package or a model for another runtime that cannot be made, or code in it that cannot be used."""
 
 
 register(
@@ -38,6 +38,21 @@ register(
                 "describe the other files."
             ),
             "build the wheel again, and pass the path of the new file",
+        ),
+        (
+            "SL321",
+            "the op has no form in ONNX",
+            (
+                "An op becomes a function of its reference in ONNX's standard operators. torch must be able to export "
+                "the reference, which returns its results and uses only operators that ONNX has."
+            ),
+            "write the reference with operators that torch.onnx exports",
+        ),
+        (
+            "SL322",
+            "the packages for ONNX are not installed",
+            "torch exports ONNX models with the packages onnx and onnxscript.",
+            "install them: pip install 'shiplap[onnx]'",
         ),
     ],
 )

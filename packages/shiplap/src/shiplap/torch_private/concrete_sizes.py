@@ -28,6 +28,18 @@ def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
         yield tuple([_with_concrete_sizes(a, dict(zip(symbols, values, strict=True))) for a in args])
 
 
+def distinct_sizes(args: Sequence[Any], numbers: Sequence[int]) -> tuple[Any, ...]:
+    """Return ``args`` with a number of its own for each symbol, and tensors without memory.
+
+    Raise ValueError if there are more symbols than ``numbers``.
+    """
+    symbols = sorted({s for size in _symbolic_sizes(args) for s in size.node.expr.free_symbols}, key=str)
+    if len(symbols) > len(numbers):
+        raise ValueError(f"{len(symbols)} sizes vary, and {len(numbers)} can")
+    values = dict(zip(symbols, numbers, strict=False))
+    return tuple([_with_concrete_sizes(a, values) for a in args])
+
+
 def _symbolic_sizes(args: Sequence[Any]) -> Iterator[Any]:
     """Yield the symbols of arguments, and of sizes and strides of tensors."""
     for arg in args:

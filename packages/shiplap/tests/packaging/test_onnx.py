@@ -1,0 +1,165 @@
+"""Declared ops in ONNX: a function of the reference for each form in which a program calls the op."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.export import Dim
+
+import shiplap as sl
+from shiplap.errors import ShiplapError
+from shiplap.packaging.onnx import export_onnx
+
+
+@sl.op("onnx_ops::rms_norm")
+def rms_norm(x: Float[Tensor, "n c"], weight: Float[Tensor, "c"], eps: float = 1e-6) -> Float[Tensor, "n c"]:
+    """Scale each row to a root mean square of one."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+@sl.op("onnx_ops::pick")
+def pick(
+    tables: list[Float[Tensor, "n c"]], index: Int64[Tensor, "m"], bias: Float[Tensor, "c"] | None = None
+) -> tuple[Float[Tensor, "m c"], Float[Tensor, "c"]]:
+    """Rows of the sum of the tables, and the sum of all rows."""
+    total = torch.stack(tables).sum(0)
+    rows = total[index]
+    return (rows if bias is None else rows + bias), total.sum(0)
+
+
+@sl.op("onnx_ops::add_", mutates="x")
+def add_(x: Float[Tensor, "n"]) -> None:
+    """Add one in place."""
+    x.add_(1)
+
+
+@sl.op("onnx_ops::eigen")
+def eigen(x: Float[Tensor, "n n"]) -> Float[Tensor, "n"]:
+    """Singular values, which ONNX has no operator for."""
+    return torch.linalg.svdvals(x)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.linear = nn.Parameter(torch.rand(8)), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+        rows, total = pick([x, x * 2], index, self.weight)
+        plain, _ = pick([x], index)
+        return rms_norm(self.linear(x), self.weight, 1e-3).relu(), rms_norm(x, self.weight), rows + plain, total
+
+
+def exported(path: Path) -> tuple[Net, onnxruntime.InferenceSession]:
+    net = Net().eval()
+    program = torch.export.export(
+        net, (torch.randn(5, 8), torch.tensor([0, 3])), dynamic_shapes=({0: Dim.DYNAMIC}, {0: Dim.DYNAMIC})
+    )
+    assert export_onnx(program, path).ops == ("onnx_ops::pick", "onnx_ops::rms_norm")
+    onnx.checker.check_model(str(path))
+    return net, onnxruntime.InferenceSession(str(path))
+
+
+def run_session(session: onnxruntime.InferenceSession, *args: Tensor) -> list[Tensor]:
+    named = {given.name: value.numpy() for given, value in zip(session.get_inputs(), args, strict=True)}
+    return [torch.from_numpy(result) for result in session.run(None, named)]
+
+
+def test_a_model_runs_equal_at_every_size(tmp_path: Path) -> None:
+    net, session = exported(tmp_path / "net.onnx")
+    for rows, picked in ((5, 2), (1, 1), (3000, 17), (4, 0)):
+        args = torch.randn(rows, 8), torch.randint(0, rows, (picked,))
+        with torch.no_grad():
+            expected = net(*args)
+        for got, want in zip(run_session(session, *args), expected, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_each_form_of_a_call_is_one_function(tmp_path: Path) -> None:
+    exported(tmp_path / "net.onnx")
+    model = onnx.load(tmp_path / "net.onnx")
+    ours = [function for function in model.functions if function.domain == "onnx_ops"]
+    assert sorted(function.name.rpartition("_")[0] for function in ours) == ["pick", "pick", "rms_norm", "rms_norm"]
+    calls = [node.op_type for node in model.graph.node if node.domain == "onnx_ops"]
+    assert sorted(calls) == sorted(function.name for function in ours)
+
+
+def test_the_model_needs_no_torch(tmp_path: Path) -> None:
+    exported(tmp_path / "net.onnx")
+    program = f"""
+import sys, numpy, onnxruntime
+session = onnxruntime.InferenceSession({str(tmp_path / "net.onnx")!r})
+x, index = (given.name for given in session.get_inputs())
+assert session.run(None, {{x: numpy.ones((3, 8), "float32"), index: numpy.zeros(2, "int64")}})[2].shape == (2, 8)
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "got"),
+    [
+        (eigen, (torch.randn(3, 3),), "svd"),
+        (add_, (torch.randn(3),), "it writes to an argument"),
+    ],
+    ids=["no operator", "a mutation"],
+)
+def test_an_op_without_a_form_is_named(op: Any, args: tuple[Tensor, ...], got: str, tmp_path: Path) -> None:
+    class Calls(nn.Module):
+        def forward(self, *values: Tensor) -> Tensor:
+            copied = [value.clone() for value in values]
+            result = op(*copied)
+            return copied[0] if result is None else result
+
+    program = torch.export.export(Calls(), args)
+    with pytest.raises(ShiplapError) as caught:
+        export_onnx(program, tmp_path / "net.onnx")
+    assert caught.value.id == "SL321"
+    assert got in str(caught.value)
+    assert op.spec.name in str(caught.value)
+    assert not (tmp_path / "net.onnx").exists()
+
+
+MODEL = """
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+import shiplap as sl
+
+@sl.op("{ns}::twice")
+def twice(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+    return x * 2
+
+class Net(nn.Module):
+    def forward(self, x):
+        return twice(x) + 1
+
+model = Net()
+
+def example_inputs():
+    return torch.randn(3, 4),
+"""
+
+
+def test_the_command_writes_the_model(run: Any, ns: str, tmp_path: Path) -> None:
+    (tmp_path / f"{ns}_net.py").write_text(MODEL.format(ns=ns))
+    result = run("export", tmp_path / f"{ns}_net.py", tmp_path / "net.onnx", "--dynamic", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["ops"] == [f"{ns}::twice"]
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+    x = torch.randn(9, 2)
+    torch.testing.assert_close(run_session(session, x), [x * 2 + 1])
+    wrong = run("export", tmp_path / f"{ns}_net.py", tmp_path / "net.tflite")
+    assert wrong.exit_code == 2
+    assert "SL613" in wrong.stderr
