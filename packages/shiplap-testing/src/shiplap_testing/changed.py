@@ -88,18 +88,20 @@ class Graph:
     def tests(self, changed: Iterable[str]) -> list[str]:
         """Return the test files that reach one of ``changed``, the nearest first.
 
-        A file in the room of a change counts as two steps nearer, and one that needs an accelerator comes after all
-        others.
+        A file in the room of a change counts as two steps nearer, one of the same distribution comes before others that
+        are as near, and one that needs an accelerator after all.
         """
         changed = list(changed)
         steps = self.distances(changed)
         names, rooms = {_stem(file) for file in changed}, {_room(file) for file in changed}
+        distributions = {_distribution(file) for file in changed}
         reached = [f for f in steps if _is_test(f) and f in self.files]
         reached += [f for f in self.files if _is_test(f) and _stem(f) in names and f not in steps]
 
-        def place(file: str) -> tuple[bool, bool, int, str]:
+        def place(file: str) -> tuple[bool, bool, int, bool, str]:
             other = _stem(file) not in names and steps.get(file, 0) > 0
-            return other and "/gpu/" in file, other, steps.get(file, 1) - 2 * (_room(file) in rooms), file
+            away = steps.get(file, 1) - 2 * (_room(file) in rooms)
+            return other and "/gpu/" in file, other, away, _distribution(file) not in distributions, file
 
         return sorted(reached, key=place)
 

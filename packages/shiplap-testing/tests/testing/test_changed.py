@@ -32,6 +32,7 @@ FILES = {
     "packages/shiplap/src/shiplap/room/through.py": "import shiplap.room.far\n",
     "packages/shiplap/tests/gpu/test_card.py": "import shiplap.room.far\n",
     "packages/shiplap/tests/other/test_near.py": "import shiplap.room.far\n",
+    "packages/shiplap-a/tests/a/test_family.py": "import shiplap.room.far\n",
     "packages/shiplap/tests/room/test_room.py": "import shiplap.room.through\n",
 }
 
@@ -82,7 +83,7 @@ def test_the_test_of_the_same_name_comes_first_and_fixtures_count(graph: Graph) 
 
 def test_the_tests_of_the_same_room_come_first_and_those_on_accelerators_last(graph: Graph) -> None:
     selected = [name.rpartition("/")[2] for name in graph.tests(["packages/shiplap/src/shiplap/room/far.py"])]
-    assert selected == ["test_room.py", "test_near.py", "test_card.py"]
+    assert selected == ["test_room.py", "test_near.py", "test_family.py", "test_card.py"]
 
 
 def test_a_helper_of_a_test_selects_it_and_an_unnamed_file_belongs_to_its_folder(graph: Graph) -> None:
