@@ -14,7 +14,6 @@ from pathlib import Path, PurePosixPath
 import pytest
 from tests.projects import COMPILED, PUBLISHED
 
-from shiplap_testing.effort import sampled
 from shiplap_testing.environment import BUILD, Environment, build, ours, with_requirements
 from shiplap_testing.paths import REPOSITORY
 
@@ -94,7 +93,8 @@ def test_what_builds_our_distributions_has_no_torch() -> None:
         assert set(ours(package)) == {"shiplap-headers", "shiplap", package}
 
 
-@pytest.mark.parametrize("package", sampled(COMPILED, long=("shiplap-slidesparse",)))
+@pytest.mark.long
+@pytest.mark.parametrize("package", COMPILED)
 def test_a_family_configures_from_its_source_distribution(built: Built, tmp_path: Path, package: str) -> None:
     """CMake finds the module of shiplap-headers and every source; ``nox -s distributions`` also compiles them."""
     environment = Environment(tmp_path / "builder", with_requirements(*BUILD))
@@ -186,6 +186,7 @@ def nowhere(folder: Path) -> dict[str, str]:
     return {"PATH": str(folder / "bin"), "HOME": str(folder)}
 
 
+@pytest.mark.long
 def test_the_core_declares_and_calls_an_op_without_a_compiler(alone: Environment, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     done = alone.run(tmp_path / "program.py", cwd=tmp_path, env=nowhere(tmp_path))

@@ -169,6 +169,7 @@ def test_what_a_template_does_not_take_is_the_reference():
     assert counted() == (0, 0)
 
 
+@pytest.mark.long  # of another template: tests/inductor/test_lower.py
 def test_switches_are_controls():
     args = torch.randn(M, K), *weights()
     for fusion, expected in [(True, (1, 1)), (False, (1, 0))]:

@@ -58,6 +58,9 @@ FUSED = [
 ]
 # Each is compiled and interpreted for a second; what the others are is another template, or another kind of neighbour.
 LONG = (
+    "raw kept",
+    "bmm",
+    "grouped",
     "prologue",
     "cast",
     "transposed views",

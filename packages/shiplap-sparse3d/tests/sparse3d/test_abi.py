@@ -368,9 +368,13 @@ def test_conv_of_any_number_of_rows(matrix, m, n, dtype):
     assert_close(matrix.conv_weight_grad(grad, feats, table), reference_weight_grad(grad, feats, table))
 
 
+# Whole vectors of 4 to 64 elements, one more and one less, and what is below all of them.
+CHANNELS = (*range(6), *(width + more for width in (8, 16, 32, 64) for more in (-1, 0, 1)), 70)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_conv_of_any_number_of_channels(matrix, dtype):
-    for channels in range(71):
+    for channels in CHANNELS:
         ci, co = channels, (channels * 37) % 71
         feats, weight, table, bias, grad = conv_case(channels, dtype, 90, 70, 3, ci, co)
         assert_close(matrix.conv(feats, weight, table, bias), reference_conv(feats, weight, table, bias))

@@ -111,7 +111,7 @@ def test_sums_of_different_voxels_are_one_graph():
 
     x, y = scene(60, GRID, 4, dtype=torch.float32), scene(40, GRID, 4, dtype=torch.float32)
     arguments = x.feats, x.coords, y.feats, y.coords
-    torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="aot_eager")(*arguments), run(*arguments))
+    torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="eager")(*arguments), run(*arguments))
 
 
 def _features_assigned(x: spconv.SparseConvTensor) -> spconv.SparseConvTensor:
@@ -126,7 +126,7 @@ def _members_assigned(x: spconv.SparseConvTensor) -> spconv.SparseConvTensor:
     return x
 
 
-@pytest.mark.parametrize("assign", [_features_assigned, _members_assigned])
+@pytest.mark.parametrize("assign", sampled([_features_assigned, _members_assigned], 1), ids=lambda f: f.__name__)
 def test_a_graph_sees_what_was_assigned(assign):
     """Torch 2.11 does not run the setter of a property in a graph: layers went on with what there was before."""
     a, b = (spconv.SubMConv3d(4, 4, 3, indice_key="a") for _ in "ab")
@@ -203,7 +203,7 @@ class Array(nn.Module):
 def test_an_array_as_spatial_shape_is_numbers_of_the_graph(options):
     torch_private.reset_compiler()
     net = Array(np.array([7, 8, 8])).eval()
-    compiled = torch.compile(net, backend="aot_eager", **options)
+    compiled = torch.compile(net, backend="eager", **options)
     for n in (60, 80, 70):
         x = scene(n, GRID, 4, dtype=torch.float32)
         torch.testing.assert_close(compiled(x.feats, x.coords), net(x.feats, x.coords))
@@ -227,7 +227,7 @@ def test_numbers_of_other_kinds_in_a_spatial_shape(shape):
         return layer(spconv.SparseConvTensor(features, indices, shape, 2)).dense()
 
     expected = run(x.feats, x.coords)
-    torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="aot_eager")(x.feats, x.coords), expected)
+    torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="eager")(x.feats, x.coords), expected)
 
 
 def test_an_error_of_a_graph_is_the_error_it_is():
@@ -270,7 +270,7 @@ def test_idioms_of_models_in_the_wild():
     x = scene(60, GRID, 4, dtype=torch.float32)
     expected = run(x.feats, x.coords)
     assert expected.shape == (2, 4, 8, 7)
-    outputs = torch.compile(run, fullgraph=True, backend="aot_eager")(x.feats, x.coords)
+    outputs = torch.compile(run, fullgraph=True, backend="eager")(x.feats, x.coords)
     torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
     assert {"replace_feature", "batch_size", "features"} <= set(
         dir(spconv.SparseConvTensor(x.feats, x.coords, GRID, 2))

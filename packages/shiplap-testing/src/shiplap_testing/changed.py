@@ -4,7 +4,7 @@ What changed is what git names between the merge base with ``main`` and the work
 names: modules that it imports, wherever the import stands; for a name that it takes from a package, the module from
 which that package has the name, at once or when it is first used; modules and files that its texts name, such as a
 template, or in tests the program of a process. A file that no other file names is reached by the modules of its folder.
-A test file is also the nearest one to the module whose name it has.
+A test file is also the nearest one to the module whose name it has. Tests of the room of a change come before others.
 """
 
 from __future__ import annotations
@@ -86,13 +86,24 @@ class Graph:
         return steps
 
     def tests(self, changed: Iterable[str]) -> list[str]:
-        """Return the test files that reach one of ``changed``, the nearest first."""
+        """Return the test files that reach one of ``changed``, the nearest first.
+
+        A file in the room of a change counts as two steps nearer, one of the same distribution comes before others that
+        are as near, and one that needs an accelerator after all.
+        """
         changed = list(changed)
         steps = self.distances(changed)
-        names = {_stem(file) for file in changed}
+        names, rooms = {_stem(file) for file in changed}, {_room(file) for file in changed}
+        distributions = {_distribution(file) for file in changed}
         reached = [f for f in steps if _is_test(f) and f in self.files]
         reached += [f for f in self.files if _is_test(f) and _stem(f) in names and f not in steps]
-        return sorted(reached, key=lambda f: (_stem(f) not in names and steps.get(f, 0) > 0, steps.get(f, 1), f))
+
+        def place(file: str) -> tuple[bool, bool, int, bool, str]:
+            other = _stem(file) not in names and steps.get(file, 0) > 0
+            away = steps.get(file, 1) - 2 * (_room(file) in rooms)
+            return other and "/gpu/" in file, other, away, _distribution(file) not in distributions, file
+
+        return sorted(reached, key=place)
 
     # ------------------------------------------------------------------------------------------------- what is named
 
@@ -261,6 +272,13 @@ def _stem(file: str) -> str:
     inside = parts[4:] if parts[2:3] == ["src"] else parts[3:]
     named = "/".join(inside if _distribution(file) == "shiplap" else inside[-1:])
     return f"{_distribution(file)} {named.replace('test_', '')}"
+
+
+def _room(file: str) -> str:
+    """The distribution and the room of a module or of its tests: ``shiplap dispatch``."""
+    parts = file.split("/")
+    inside = parts[4:-1] if parts[2:3] == ["src"] else parts[3:-1]
+    return f"{_distribution(file)} {inside[0] if inside else ''}"
 
 
 def _distribution(file: str) -> str:

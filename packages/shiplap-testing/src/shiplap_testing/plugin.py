@@ -80,7 +80,6 @@ LONG = (
     "rewrite/test_prove",
     "cli/test_explain",
     "inductor/test_explain",
-    "tests/test_results",
     "rewrite/test_scope",
     "sparse3d/test_maps",
     "kernels/native/test_tvm_ffi",

@@ -1,7 +1,8 @@
 """Compile what tests compile in every run: ``python -m shiplap_testing.prebuild``, at the end of ``make install``.
 
-The compiled headers and the generated device go into ``build/test-compilers`` (compile_cache.py), from which each run
-of ``make test`` takes them, as long as their sources are the same. Other libraries of tests get there in a first run.
+Compiled headers, the generated device and the libraries of fixtures go into ``build/test-compilers``
+(compile_cache.py), from which each run of ``make test`` takes them, as long as their sources are the same. What a test
+compiles in its body gets there in a first run.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import os
 import sys
 
-from shiplap_testing import compilers
+from shiplap_testing import compilers, private
 from shiplap_testing.paths import REPOSITORY
 
-DEVICE = REPOSITORY / "packages" / "shiplap-backend" / "tests" / "backend" / "runtime" / "test_load.py"
+# The device, and the bindings, launchers and packaged models of the kernels' tests: half of what those take.
+FIXTURES = ("packages/shiplap-backend/tests/backend/runtime/test_load.py", "packages/shiplap/tests/kernels")
 
 
 def main() -> int:
-    """Compile, and return the status of pytest, which sets up the device and runs no test."""
+    """Compile, and return the status of pytest, which sets up fixtures and runs no test."""
     os.environ[compilers.ASKED] = "1"
     os.environ["PATH"] = compilers.path()
     for process in (compilers.headers(), compilers.kernels()):
@@ -24,8 +26,11 @@ def main() -> int:
             process.wait()
     import pytest
 
+    private.compile_headers_singly()  # as in the workers of make test: their calls of the compiler are the same
     os.chdir(REPOSITORY)
-    return int(pytest.main(["-qq", "--setup-only", "--no-header", str(DEVICE)]))
+    return int(
+        pytest.main(["-qq", "--setup-only", "--no-header", "-m", "not long and not docs and not gpu", *FIXTURES])
+    )
 
 
 if __name__ == "__main__":

@@ -28,6 +28,12 @@ FILES = {
     f"{TESTS}/program.py": "",
     f"{TESTS}/conftest.py": "from shiplap_x import base\n",
     f"{TESTS}/sub/test_fixture.py": "",
+    "packages/shiplap/src/shiplap/room/far.py": "",
+    "packages/shiplap/src/shiplap/room/through.py": "import shiplap.room.far\n",
+    "packages/shiplap/tests/gpu/test_card.py": "import shiplap.room.far\n",
+    "packages/shiplap/tests/other/test_near.py": "import shiplap.room.far\n",
+    "packages/shiplap-a/tests/a/test_family.py": "import shiplap.room.far\n",
+    "packages/shiplap/tests/room/test_room.py": "import shiplap.room.through\n",
 }
 
 
@@ -73,6 +79,11 @@ def test_the_test_of_the_same_name_comes_first_and_fixtures_count(graph: Graph) 
     selected = [name.rpartition("/")[2] for name in graph.tests([f"{SRC}/base.py"])]
     assert selected[0] == "test_base.py"
     assert "test_fixture.py" in selected
+
+
+def test_the_tests_of_the_same_room_come_first_and_those_on_accelerators_last(graph: Graph) -> None:
+    selected = [name.rpartition("/")[2] for name in graph.tests(["packages/shiplap/src/shiplap/room/far.py"])]
+    assert selected == ["test_room.py", "test_near.py", "test_family.py", "test_card.py"]
 
 
 def test_a_helper_of_a_test_selects_it_and_an_unnamed_file_belongs_to_its_folder(graph: Graph) -> None:

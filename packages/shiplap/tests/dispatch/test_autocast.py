@@ -7,6 +7,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.torch_private import dispatcher_calls
+from shiplap_testing.effort import sampled
 from shiplap_testing.support import fails
 
 V = Float[Tensor, "n"]
@@ -41,21 +42,23 @@ def call(op, *dtypes, fn=None):
     return (fn or op)(x, y, [z], torch.zeros(3, dtype=torch.int64), torch.zeros(3), p=2.0).dtype
 
 
+RULES = [
+    ("widest", (HALF, SINGLE, HALF), SINGLE),
+    ("widest", (HALF, None, HALF), HALF),
+    ("widest", (HALF, torch.float16, HALF), SINGLE),
+    ("widest", (HALF, SINGLE, DOUBLE), DOUBLE),
+    ("autocast", (SINGLE, None, SINGLE), HALF),
+    ("autocast", (SINGLE, HALF, SINGLE), HALF),
+    ("autocast", (DOUBLE, HALF, SINGLE), DOUBLE),
+    ("float32", (HALF, HALF, HALF), SINGLE),
+    ("float32", (HALF, DOUBLE, HALF), DOUBLE),
+]
+
+
 @pytest.mark.parametrize(
-    ("rule", "dtypes", "result"),
-    [
-        ("widest", (HALF, SINGLE, HALF), SINGLE),
-        ("widest", (HALF, None, HALF), HALF),
-        ("widest", (HALF, torch.float16, HALF), SINGLE),
-        ("widest", (HALF, SINGLE, DOUBLE), DOUBLE),
-        ("autocast", (SINGLE, None, SINGLE), HALF),
-        ("autocast", (SINGLE, HALF, SINGLE), HALF),
-        ("autocast", (DOUBLE, HALF, SINGLE), DOUBLE),
-        ("float32", (HALF, HALF, HALF), SINGLE),
-        ("float32", (HALF, DOUBLE, HALF), DOUBLE),
-    ],
+    ("rule", "dtypes", "result", "compiled"),
+    [*(pytest.param(*rule, False) for rule in RULES), *sampled([pytest.param(*rule, True) for rule in RULES], 4)],
 )
-@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.usefixtures("fresh_compiler")
 def test_rules(ns, rule, dtypes, result, compiled):
     op = declare(ns, rule)

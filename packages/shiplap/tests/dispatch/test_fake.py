@@ -92,7 +92,7 @@ def test_a_size_with_a_bound_breaks_no_graph_without_a_setting(nonzero, backend)
 
 
 @pytest.mark.usefixtures("dynamic_outputs", "fresh_compiler")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.long), "aot_eager", "inductor"])
 def test_the_bound_is_asserted_at_run_time(nonzero, ns, backend):
     f = torch.compile(lambda x: nonzero(x, 2)[0] + 1, backend=backend, fullgraph=True)
     assert f(torch.tensor([1.0, -1, 2])).tolist() == [1, 3]

@@ -301,7 +301,7 @@ def test_itemsize_of_an_op_with_fixed_dtypes(ns):
     assert sizes == [20]
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.long), "aot_eager", "inductor"])
 @pytest.mark.usefixtures("fresh_compiler")
 def test_mutation_is_the_same_compiled(ns, backend):
     @sl.op(f"{ns}::update", mutates=["table", "count"])

@@ -142,7 +142,7 @@ def test_the_fallback_is_compiled_without_tuning_where_that_was_faster(monkeypat
     assert float((got - layer(*args)).norm() / layer(*args).norm()) < 1e-6
 
 
-@pytest.mark.parametrize("limit", [1e9, 0.0], ids=["near", "far off"])
+@pytest.mark.parametrize("limit", [1e9, pytest.param(0.0, marks=pytest.mark.long)], ids=["near", "far off"])
 def test_finalists_are_compiled_in_the_mode_of_the_graph(monkeypatch, limit):
     """Kernels beside a template that were compiled without tuning were others than those of the graph to come, which
     were then tuned once more, and sometimes worse. A fallback that is far off would be tuned in vain."""

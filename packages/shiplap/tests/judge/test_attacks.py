@@ -24,15 +24,10 @@ BOUNDS = Bounds(memory=1 << 29, seconds=8)
 SECRET = "the secret of somebody"
 QUICK = (
     "sizes that are tried",
-    "large values",
     "output that never ends",
     "somebody else's file",
-    "threads that are no number",
     "a terminal's own words",
     "arguments as they were",
-    "eight buffers in turn",
-    "frames by the C API",
-    "precision of products",
     "the reference from its file",
 )
 SLOW = {"slow at last", "slow where many calls are"}  # they may also just use up the time, which wins nothing

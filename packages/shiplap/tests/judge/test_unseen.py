@@ -24,7 +24,7 @@ from tests.judge.test_cheats import REFERENCE
 from tests.judge.unseen import BACKWARD, UNSEEN
 
 BOUNDS = Bounds(memory=1 << 29, seconds=8)
-QUICK = ("precision by the new names", "the stack in a file", "names in lists of lists", "a secret of the environment")
+QUICK = ("precision by the new names", "a secret of the environment")
 
 
 @pytest.fixture

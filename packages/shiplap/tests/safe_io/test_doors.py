@@ -155,8 +155,15 @@ def test_an_error_of_the_kernel_is_the_same_through_every_door(op):
     assert len(raised) == 1
 
 
-@pytest.mark.parametrize("call", ["op", "torch.ops"])
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    ("call", "backend"),
+    [
+        ("op", "aot_eager"),
+        ("torch.ops", "inductor"),
+        pytest.param("op", "inductor", marks=pytest.mark.long),
+        pytest.param("torch.ops", "aot_eager", marks=pytest.mark.long),
+    ],
+)
 def test_compiled_code_raises_it_at_run_time(op, call, backend, fresh_compiler):
     compiled = torch.compile(lambda x, y: doors(op)[call](x, y, 13), backend=backend, fullgraph=True)
     with pytest.raises(ArgumentError, match="SL211"), torch.no_grad():
