@@ -8,9 +8,9 @@ import time
 import pytest
 
 import shiplap as sl
-from shiplap.judge.endurance import ENOUGH, leaked
+from shiplap.judge.checks import ENOUGH, leaked
 from shiplap.sandbox.proc_filesystem import Holds
-from shiplap.sandbox.protocol import send
+from shiplap.sandbox.protocol import Inspect, pack_message, send
 from shiplap.sandbox.source_scan import constants, suspicious
 from shiplap.sandbox.supervisor import Bounds, Ended
 from shiplap_testing.effort import sampled
@@ -139,14 +139,14 @@ def test_a_process_that_ran_while_it_was_stopped_is_ended(launcher):
     """As by the signal of a timer: it could read values before their clock starts."""
     prisoner = launcher.start()
     try:
-        prisoner.ask({"do": "intact"})
-        prisoner.ask({"do": "intact"})
+        prisoner.ask(Inspect())
+        prisoner.ask(Inspect())
         os.kill(prisoner.pid, signal.SIGCONT)
-        send(prisoner.connection, {"do": "intact"})  # it works on this
+        send(prisoner.connection, pack_message(Inspect()))  # it works on this
         time.sleep(0.3)
         os.kill(prisoner.pid, signal.SIGSTOP)
         time.sleep(0.1)
         with pytest.raises(Ended, match="ran while it was stopped"):
-            prisoner.ask({"do": "intact"})
+            prisoner.ask(Inspect())
     finally:
         prisoner.kill()

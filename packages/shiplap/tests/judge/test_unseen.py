@@ -3,6 +3,7 @@
 import os
 import time
 
+import msgspec
 import pytest
 import torch
 
@@ -13,9 +14,15 @@ from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.result import Timed
 from shiplap.judge.variants import Form
 from shiplap.sandbox import candidate
-from shiplap.sandbox.candidate import Call, Witness, Wrong
-from shiplap.sandbox.outcome import of_a_process
-from shiplap.sandbox.protocol import is_operator
+from shiplap.sandbox.candidate import Call, Witness, Wrong, of_a_process
+from shiplap.sandbox.protocol import (
+    BrokenMessage,
+    CallTraces,
+    OperatorList,
+    TensorPlace,
+    pack_message,
+    parse_message,
+)
 from shiplap.sandbox.source_scan import LARGEST, constants, suspicious
 from shiplap.sandbox.supervisor import Bounds, Late
 from shiplap_testing.effort import sampled
@@ -74,38 +81,43 @@ def test_nobody_parses_a_source_without_end(tmp_path):
     assert "bytes" in suspicious(str(file))[0]
 
 
-@pytest.mark.parametrize("reply", [{"raced": True}, {"left": ["signal handlers"]}, {"threads": 2}])
-def test_what_a_process_tells_of_a_call_on_a_device_counts(reply):
+@pytest.mark.parametrize("traces", [{"raced": True}, {"left": ["signal handlers"]}, {"threads": 2}])
+def test_what_a_process_tells_of_a_call_on_a_device_counts(traces):
     with pytest.raises(Wrong):
-        of_a_process(reply)
-    of_a_process(dict.fromkeys(reply, 0))
+        of_a_process(CallTraces(**traces))
+    of_a_process(CallTraces())
 
 
 @pytest.mark.parametrize(
     ("told", "valid"),
     [
-        (["aten::mm", [[2, 3], [3, 4], []]], True),
-        (["aten::cat", [[[2, 3], [2, 3]], []]], True),
-        (["kernel", "void gemm<float>"], True),
-        (["aten::mm", [[2, 3.0]]], False),
-        (["aten::mm", [[1 << 70]]], False),
-        (["aten::mm", [[[[[1]]]]]], False),
-        (["aten::mm", 3], False),
-        ([["aten::mm"], []], False),
-        (["aten::mm"], False),
+        (["OperatorUse", "aten::mm", [[2, 3], [3, 4], []]], True),
+        (["OperatorUse", "aten::cat", [[[2, 3], [2, 3]], []]], True),
+        (["OperatorUse", "kernel void gemm<float>", []], True),
+        (["OperatorUse", "aten::mm", [[2, 3.0]]], False),
+        (["OperatorUse", "aten::mm", [[1 << 63]]], False),
+        (["OperatorUse", "aten::mm", [[[[[1]]]]]], False),
+        (["OperatorUse", "aten::mm", 3], False),
+        (["OperatorUse", ["aten::mm"], []], False),
+        (["OperatorUse", "aten::mm"], False),
+        (["Foreign", "aten::mm"], False),
         (7, False),
     ],
 )
 def test_an_operator_is_a_name_and_sizes(told, valid):
-    assert is_operator(told) is valid
+    body = msgspec.msgpack.encode(["OperatorList", [told], [], ["CallTraces"]])
+    if valid:
+        assert pack_message(parse_message(body, OperatorList))
+        return
+    with pytest.raises(BrokenMessage):
+        parse_message(body, OperatorList)
 
 
 def test_a_result_in_much_more_memory_than_it_needs_is_not_read():
     like = torch.empty(1 << 20)
-    told = {"shape": [1 << 20], "stride": [63], "dtype": "float32", "at": 0}
     assert 63 * like.numel() * like.itemsize > candidate.PADDED / 2
     like = torch.empty(1 << 22)
-    told["shape"] = [1 << 22]
+    told = TensorPlace("float32", [1 << 22], [63], 0, "cpu")
     with pytest.raises(Wrong, match="strides"):
         Witness.__new__(Witness)._tensor(0, told, like)
 

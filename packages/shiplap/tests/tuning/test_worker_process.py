@@ -61,12 +61,13 @@ def test_a_worker_for_all_candidates_starts_anew_after_each_that_ended_it():
         assert isolation.started == 5, "one, and one after each that ended it"
     evidence = {f.evidence.partition(":")[0]: f.evidence.partition(": ")[2] for f in choice.findings}
     assert evidence == {
-        "hostile(HOW=crash)": "ended the process (SIGSEGV)",
-        "hostile(HOW=hang)": "no answer for 6 s: it hangs, or is hopelessly slow",
-        "hostile(HOW=exit)": "ended the process (exit status 3)",
+        "hostile(HOW=crash)": "ended by SIGSEGV",
+        "hostile(HOW=hang)": evidence["hostile(HOW=hang)"],
+        "hostile(HOW=exit)": "ended with exit status 3",
         "hostile(HOW=raise)": "ValueError: never on sizes(n=64), dtypes(Float='float32')",
-        "hostile(HOW=late)": "ended the process (SIGSEGV): {not json}",  # the last line that it printed
+        "hostile(HOW=late)": "ended by SIGSEGV ({not json})",  # the last line that it printed
     }
+    assert evidence["hostile(HOW=hang)"].startswith("no answer for 6")  # and a bit, on a busy machine
     assert choice.label in ("hostile(HOW=print)", "reference")
     assert {f.check for f in choice.findings} == {"tune.verify", "tune.measure"}
     assert measure.benchmarks == before, "nothing ran here"
@@ -85,10 +86,9 @@ def test_a_compiler_that_crashes_or_hangs_beside_others_costs_its_candidate_only
         )
         assert isolation.started == 4, "one; one for who waited when it ended; one after each that has a name"
     dropped = [f.evidence for f in choice.findings]
-    assert dropped == [
-        "compiled(HOW=crash, N=1): ended the process (SIGSEGV)",
-        "compiled(HOW=hang, N=2): no answer for 6 s: it hangs, or is hopelessly slow",
-    ]
+    assert dropped[0] == "compiled(HOW=crash, N=1): ended by SIGSEGV"
+    assert dropped[1].startswith("compiled(HOW=hang, N=2): no answer for 6")
+    assert len(dropped) == 2
     assert choice.tried == 5
 
 

@@ -13,12 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from shiplap.errors import error
-from shiplap.judge.case import Case, Report
+from shiplap.judge.checks import ENOUGH, Case, Endurance, Report, compare_gradients, renew, resubmitted
 from shiplap.judge.clock import LEAST, Doubt, alone, measure
-from shiplap.judge.endurance import ENOUGH, Endurance
-from shiplap.judge.gradients import compare_gradients
-from shiplap.judge.is_reference import resubmitted
-from shiplap.judge.new_parameters import renew
 from shiplap.judge.options import Budget, Options, Pace
 from shiplap.judge.result import JudgeResult, Reason
 from shiplap.judge.target import Target, subject
@@ -27,6 +23,7 @@ from shiplap.sampling.perturb import nudged
 from shiplap.sampling.run import tensors
 from shiplap.sandbox.candidate import OutOfReach, Witness, Wrong
 from shiplap.sandbox.load_candidate import added
+from shiplap.sandbox.protocol import Arena, LoadTarget
 from shiplap.sandbox.source_scan import constants, suspicious
 from shiplap.sandbox.supervisor import Ended, Late, Launcher
 
@@ -210,17 +207,19 @@ def _witness(
     witness = Witness(prisoner)
     if accelerated:
         witness.reach(case.options.device)
-    order = {
-        "home": target.home,
-        "names": list(target.names),
-        "kind": kind,
-        "path": [p for p in sys.path if p],
-        "seed": case.subject.seed,
-        "compile": compiled,
-        "thorough": target is case.candidate,
-    }
-    on_device = {k: v.to(case.options.device) for k, v in case.subject.state.items()}
-    witness.load(order, case.subject.init, on_device)
+    arena = Arena()
+    message = LoadTarget(
+        target.home,
+        list(target.names),
+        kind,
+        [p for p in sys.path if p],
+        case.subject.seed,
+        arena.pack(list(case.subject.init)),
+        arena.pack({k: v.to(case.options.device) for k, v in case.subject.state.items()}),
+        compile=compiled,
+        thorough=target is case.candidate,
+    )
+    witness.load(message, arena)
     return witness
 
 

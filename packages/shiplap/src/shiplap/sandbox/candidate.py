@@ -1,43 +1,121 @@
-"""Calls into a sandboxed process, and the checks of all effects of a call."""
+"""Calls into a sandboxed process, one by one or in batches, and the checks of all effects of a call."""
 
 from __future__ import annotations
 
 import os
 import secrets
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, TypeAlias
+from itertools import count, pairwise
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from shiplap.sampling.compare import Difference
 from shiplap.sampling.run import last_line, tensors
-from shiplap.sandbox.outcome import Call, Expected, OutOfReach, Wrong, as_it_should_lie, of_a_process, short, text_of
+from shiplap.sandbox import protocol
 from shiplap.sandbox.proc_filesystem import mapped
-from shiplap.sandbox.protocol import Arena, describe, extent, identical, is_operator, places_of
-from shiplap.sandbox.supervisor import Ended, Late, Prisoner, Took
+from shiplap.sandbox.protocol import (
+    Arena,
+    Packed,
+    Place,
+    Reply,
+    Request,
+    TensorPlace,
+    extent,
+    identical,
+    offsets_of,
+    overlaps,
+    plain,
+)
+from shiplap.sandbox.supervisor import Ended, Late, Prisoner, RequestFailed, Took
 
-__all__ = ["NO_ANSWER", "Call", "Expected", "OutOfReach", "Witness", "Wrong"]
-
-NO_ANSWER = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
+INVALID = (TypeError, ValueError, OverflowError, RuntimeError)  # errors of torch for results that do not fit
 # Calls whose results stay in use: at least, at most, and their bytes.
 LEAST, MOST, ROOM = 5, 128, 64 << 20
 SPREAD = 64  # the greatest span in memory of a result, as a multiple of its elements
 PADDED = 256 << 20  # bytes of that span; twice the length of the result if that is more
-
-
-# Key of the reply, name of the check, and text of the fault.
-INTACT = (
-    ("changed", "patched", "replaces"),
-    ("looked", "source", "looks at its callers or at objects of others, or hides what it runs:"),
-    ("left", "state", "leaves changed for its caller:"),
-)
+ReplyT = TypeVar("ReplyT", bound=Reply)
+_numbers = count(1)
 
 
 Spans: TypeAlias = list[tuple[int, bytearray]]  # addresses of results, and their bytes
 Pieces: TypeAlias = list[tuple[int, int, int]]  # mapped parts of the file of arguments: address, bytes, offset
+
+
+class Wrong(Exception):
+    """Raised for a fault of a candidate: the check that found it, the evidence, and the number of
+    the call in a batch.
+    """
+
+    def __init__(self, check: str, evidence: str, call: int = -1) -> None:
+        super().__init__(plain(evidence))
+        self.check, self.evidence, self.call = check, plain(evidence), call
+
+
+class OutOfReach(Exception):
+    """Raised if a locked process cannot use the device, which is no fault of the candidate."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The effects of the reference on one draw of arguments: its results, then the arguments that it changes.
+
+    Attributes:
+        own: the effects in the reference's own precision.
+        against: returns the difference between other effects and these.
+        changed: the indices of the tensor arguments that the reference changes.
+        aliased: whether a result may share memory with an argument.
+        nested: the structure of the results in their containers. Empty if that is not compared.
+        overlapping: whether elements of a result may share memory with each other.
+    """
+
+    own: Sequence[Tensor]
+    against: Callable[[Sequence[Tensor]], Difference]
+    changed: tuple[int, ...] = ()
+    aliased: bool = False
+    nested: str = ""
+    overlapping: bool = True
+
+
+@dataclass(frozen=True)
+class Call:
+    """The times and the error of one call.
+
+    Attributes:
+        wall, quiet: seconds by the clock of the process that judges (see ``Took``).
+        spent: seconds by the clock of the sandboxed process.
+        late: on a GPU, the seconds for which other streams worked after the call's own stream was done.
+        error: the largest error in units of the tolerance.
+    """
+
+    wall: float
+    quiet: float
+    spent: float
+    late: float
+    error: float = 0.0
+
+
+def of_a_process(traces: protocol.CallTraces) -> None:
+    """Raise Wrong for other work of the process around a call: on streams, in threads, or on its state."""
+    if traces.raced:
+        raise Wrong("streams", "a result was not complete when the call's own stream was done")
+    if traces.left:
+        raise Wrong("state", f"it leaves changed between its calls: {traces.left}"[:300])
+    if traces.threads:
+        raise Wrong("threads", "threads that it started run between its calls")
+
+
+def as_it_should_lie(reply: protocol.CallPlaces, expected: Expected) -> None:
+    """Raise Wrong for results in other containers, and for results whose elements share memory."""
+    lies = reply.structure  # calls on a GPU do not report it
+    if expected.nested and lies is not None and lies != expected.nested:
+        raise Wrong("results", f"results that lie as {lies[:80]}, expected {expected.nested[:80]}")
+    for number, place in enumerate(reply.outs if not expected.overlapping else ()):
+        if isinstance(place, TensorPlace) and overlaps(place.shape, place.stride):
+            raise Wrong("results", f"elements of result {number} lie in the same place")
 
 
 @dataclass(frozen=True)
@@ -50,10 +128,10 @@ class Given:
     offsets: tuple[int, ...]
 
     @classmethod
-    def of(cls, handle: int, packed: Any) -> Given:
+    def of(cls, handle: int, packed: Packed) -> Given:
         """Return the arguments with the description ``packed`` in the file of ``handle``."""
         stat = os.fstat(handle)
-        return cls((stat.st_dev, stat.st_ino), tuple(places_of(packed)))
+        return cls((stat.st_dev, stat.st_ino), tuple(offsets_of(packed)))
 
 
 @dataclass(frozen=True)
@@ -76,29 +154,27 @@ class Witness:
 
     def reach(self, device: str) -> None:
         """Raise OutOfReach if the process cannot use the device. Call this before any code of a target is loaded."""
-        reply = self.request({"do": "device", "device": device})[0]
-        if "error" in reply:
-            raise OutOfReach(f"the sandboxed process cannot use {device}: {str(reply['error'])[:200]}")
+        try:
+            self.prisoner.ask(protocol.CheckDevice(device))
+        except RequestFailed as e:
+            raise OutOfReach(f"the sandboxed process cannot use {device}: {str(e)[:200]}") from None
 
-    def load(self, order: Mapping[str, Any], init: Sequence[Any], state: Mapping[str, Tensor]) -> None:
-        """Import the target in the process. Raises Wrong if that fails."""
-        arena = Arena()
-        message = {"do": "load", **order, "init": arena.pack(list(init)), "state": arena.pack(dict(state))}
-        reply = self._ask(message, arena)[0]
-        if "error" in reply:
-            raise Wrong("import", text_of(reply["error"])[:400])
+    def load(self, target: protocol.LoadTarget, arena: Arena) -> None:
+        """Import the target in the process, with arguments that lie in ``arena``. Raises Wrong if that fails."""
+        self._ask(target, arena, "import")
 
-    def _ask(self, message: dict[str, Any], arena: Arena) -> tuple[dict[str, Any], Took]:
-        """Return the reply to a message whose arguments lie in ``arena``, and the time."""
+    def _ask(self, message: Request[ReplyT], arena: Arena, check: str) -> ReplyT:
+        """Return the reply to a message whose arguments lie in ``arena``. Raises Wrong as ``request`` does."""
         handle = arena.write()
         try:
-            return self.request(message, handle)
+            return self.request(message, check, handle)[0]
         finally:
             os.close(handle)
 
-    def request(self, message: dict[str, Any], handle: int = -1) -> tuple[dict[str, Any], Took]:
-        """Return the reply to any message, and the time. Raises Wrong if the process ended, and
-        Late at its deadline.
+    def request(self, message: Request[ReplyT], check: str = "raised", handle: int = -1) -> tuple[ReplyT, Took]:
+        """Return the reply to any message, and the time.
+
+        Raises Wrong if the process ended and, named ``check``, for an error in it; Late at the deadline of the process.
         """
         try:
             return self.prisoner.ask(message, handle)
@@ -106,41 +182,43 @@ class Witness:
             raise
         except Ended as e:
             raise Wrong("process", str(e)) from None
+        except RequestFailed as e:
+            raise Wrong(check, str(e)) from None
 
-    def ops(self, args: Sequence[Any], expected: Expected, *, trusted: bool = False) -> list[tuple[str, Any]] | str:
-        """Return the name and shapes of each operator of torch that a call runs, or a text that says why not.
+    def ops(
+        self, args: Sequence[Any], expected: Expected, *, trusted: bool = False
+    ) -> list[protocol.OperatorUse] | str:
+        """Return each operator of torch that a call runs, or a text that says why they cannot be listed.
 
         Raises Wrong for a call whose results differ from ``expected`` while operators are listed, and for a call that
         leaves something behind which could compute later. The latter is not checked for a ``trusted`` target.
         """
         arena = Arena()
-        reply = self._ask({"do": "ops", "args": arena.pack(list(args))}, arena)[0]
-        if "error" in reply or not isinstance(reply.get("ops"), list):
-            return text_of(reply.get("error", "no list"))[:200]
-        if not trusted:
-            of_a_process(reply)
         try:
-            outs = len(expected.own) - len(expected.changed)
-            got = self._results(reply.get("outs"), expected.own[:outs])[0]
-        except NO_ANSWER as e:
-            raise Wrong("answer", f"an answer that is not valid: {last_line(e)}"[:300]) from None
-        if not expected.changed and (problem := expected.against(got).problem):
+            reply = self._ask(protocol.ListOperators(arena.pack(list(args))), arena, "operators")
+        except Wrong as e:
+            if e.check != "operators":
+                raise
+            return e.evidence[:200]
+        if not trusted:
+            of_a_process(reply.traces)
+        outs = len(expected.own) - len(expected.changed)
+        got = self._results(reply.outs, expected.own[:outs])[0]
+        if not expected.changed and (problem := _compare(expected, got).problem):
             raise Wrong("values", f"{problem}, while its operators are listed")
-        if not all(map(is_operator, reply["ops"])):
-            raise Wrong("answer", "a list of operators that is none")
-        return [(o[0], o[1]) for o in reply["ops"]]
+        return reply.operators
 
     def intact(self) -> None:
         """Raise Wrong for patched functions, for other threads, and for changes of the state of the interpreter."""
-        reply = self._ask({"do": "intact"}, Arena())[0]
-        told = {name: reply.get(name, []) for name in ("changed", "looked", "left")}
-        count = reply.get("threads")
-        if not all(isinstance(v, list) for v in told.values()) or type(count) is not int:
-            raise Wrong("answer", "an answer that is not valid")
-        for name, check, text in INTACT:
-            if told[name]:
-                raise Wrong(check, f"it {text} {', '.join(short(v) for v in told[name][:5])}")
-        if count > 0:
+        seen = self.request(protocol.Inspect())[0]
+        for names, check, text in (
+            (seen.changed, "patched", "replaces"),
+            (seen.looked, "source", "looks at its callers or at objects of others, or hides what it runs:"),
+            (seen.left, "state", "leaves changed for its caller:"),
+        ):
+            if names:
+                raise Wrong(check, f"it {text} {', '.join(name[:80] for name in names[:5])}")
+        if seen.threads > 0:
             raise Wrong("threads", "threads that it started run beside its calls")
 
     def call(self, args: Sequence[Any], expected: Expected | None = None, *, in_place: bool = False) -> Call:
@@ -157,30 +235,22 @@ class Witness:
         handle = arena.write()
         if not in_place:
             self._given = Given.of(handle, packed)
-        message = {"do": "call", "args": packed, "again": in_place, "keep": self._in_use()}
         try:
-            reply, took = self.request(message, handle)
+            reply, took = self.request(protocol.CallTarget(packed, in_place, self._in_use()), handle=handle)
         finally:
             os.close(handle)
-        if "error" in reply:
-            raise Wrong("raised", text_of(reply["error"])[:400])
-        if expected is not None:
-            of_a_process(reply)
-        try:
-            if expected is None:  # the process keeps as much as in a call that is compared
-                self._earlier.append(_Kept([], _size(args)))
-            error = self.examine(reply, args, expected, self._given) if expected is not None else 0.0
-            spent, late = float(reply["spent"]), float(reply.get("late", 0))
-            device = float(reply.get("device", spent))
-            # NaN fails this comparison as well.
-            if not all(0 <= each < 1e15 for each in (spent, device, late)):
-                raise ValueError("a time that is none")
-            return Call(took.wall, took.quiet, device * 1e-9, late * 1e-9, error)
-        except Wrong:
-            self.forget()  # its list of kept results no longer matches this one
-            raise
-        except NO_ANSWER as e:
-            raise Wrong("answer", f"an answer that is not valid: {last_line(e)}"[:300]) from None
+        error = 0.0
+        if expected is None:  # the process keeps as much as in a call that is compared
+            self._earlier.append(_Kept([], _size(args)))
+        else:
+            try:
+                of_a_process(reply.traces)
+                error = self.examine(reply.places, args, expected, self._given)
+            except Wrong:
+                self.forget()  # its list of kept results no longer matches this one
+                raise
+        device = reply.spent if reply.device is None else reply.device
+        return Call(took.wall, took.quiet, device * 1e-9, reply.late * 1e-9, error)
 
     def gradients(
         self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor], parameters: Sequence[str] = ()
@@ -190,36 +260,20 @@ class Witness:
         Raises Wrong.
         """
         arena = Arena()
-        message = {"do": "gradients", "args": arena.pack(list(args)), "seeds": arena.pack(list(seeds))}
-        reply = self._ask({**message, "parameters": list(parameters)}, arena)[0]
-        if reply.get("parameters") is not True:
-            like = like[: len(like) - len(parameters)]
-        if "error" in reply:
-            raise Wrong("gradients", text_of(reply["error"])[:400])
-        try:
-            return self._results(reply.get("outs"), like)[0]
-        except NO_ANSWER as e:
-            raise Wrong("answer", f"an answer that is not valid: {last_line(e)}"[:300]) from None
+        message = protocol.Differentiate(arena.pack(list(args)), arena.pack(list(seeds)), list(parameters))
+        reply = self._ask(message, arena, "gradients")
+        return self._results(reply.outs, like if reply.complete else like[: len(like) - len(parameters)])[0]
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
         """Load these values into the parameters of the target. Return False if it lacks one of the names."""
         arena = Arena()
-        reply = self._ask({"do": "state", "state": arena.pack(dict(state))}, arena)[0]
-        if "error" in reply:
-            raise Wrong("parameters", text_of(reply["error"])[:400])
-        return reply.get("ok") is True
+        return self._ask(protocol.LoadParameters(arena.pack(dict(state))), arena, "parameters").yes
 
     def state(self, names: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the entries of the module's state with these names. Raises Wrong."""
         if not names:
             return []
-        reply = self._ask({"do": "kept", "names": list(names)}, Arena())[0]
-        if "error" in reply:
-            raise Wrong("state", text_of(reply["error"])[:400])
-        try:
-            return self._results(reply.get("outs"), list(names.values()))[0]
-        except NO_ANSWER as e:
-            raise Wrong("answer", f"an answer that is not valid: {last_line(e)}"[:300]) from None
+        return self._results(self.request(protocol.ReadState(list(names)), "state")[0].outs, list(names.values()))[0]
 
     @property
     def kept(self) -> tuple[int, int]:
@@ -258,7 +312,7 @@ class Witness:
 
     def examine(
         self,
-        reply: Mapping[str, Any],
+        reply: protocol.CallPlaces,
         args: Sequence[Any],
         expected: Expected,
         at: Given,
@@ -266,21 +320,20 @@ class Witness:
     ) -> float:
         """Read the effects of a call and compare them. Return the error in units of the tolerance.
 
-        Raises Wrong, or one of ``NO_ANSWER``. ``pieces`` is the mapped memory for one call of a batch. All
-        calls of a batch have returned before the first is examined, so earlier results cannot have changed in between
-        and are not compared again.
+        Raises Wrong. ``pieces`` is the mapped memory for one call of a batch. All calls of a batch have returned before
+        the first is examined, so earlier results cannot have changed in between and are not compared again.
         """
         given = tensors(args)
         outs = len(expected.own) - len(expected.changed)
         as_it_should_lie(reply, expected)
-        got, spans = self._results(reply["outs"], expected.own[:outs])
+        got, spans = self._results(reply.outs, expected.own[:outs])
         places = self._places(reply, given, at, pieces)
         after = self._arguments(places, given)
-        self._disjoint(spans, places, expected)
+        self._disjoint(spans, places, given, expected)
         for number, (now, before) in enumerate(zip(after, given, strict=True)):
             if number not in expected.changed and not identical(now, before):
                 raise Wrong("arguments", f"it changes tensor argument {number}, which the reference leaves as it is")
-        difference = expected.against([*got, *(after[i] for i in expected.changed)])
+        difference = _compare(expected, [*got, *(after[i] for i in expected.changed)])
         if difference.problem:
             raise Wrong("values", difference.problem)
         if pieces is None:
@@ -289,57 +342,53 @@ class Witness:
         return difference.error
 
     def _places(
-        self, reply: Mapping[str, Any], given: Sequence[Tensor], at: Given, pieces: Pieces | None
-    ) -> list[Mapping[str, Any]]:
+        self, reply: protocol.CallPlaces, given: Sequence[Tensor], at: Given, pieces: Pieces | None
+    ) -> list[TensorPlace]:
         """Return the locations of the arguments. On a CPU they come from the kernel's map of the process's memory.
 
         The process could report a copy of the arguments instead of those that it changed.
         """
         if any(t.device.type != "cpu" for t in given):
-            return [p["tensor"] for p in reply["args"] if "tensor" in p]
+            return [p for p in reply.args if isinstance(p, TensorPlace)]
         pieces = self.pieces(at) if pieces is None else pieces
-        places: list[Mapping[str, Any]] = []
+        places: list[TensorPlace] = []
         for offset, t in zip(at.offsets, given, strict=True):
-            length = extent(t.shape, t.stride()) * t.itemsize
             addresses = [a + offset - o for a, size, o in pieces if o <= offset < o + size]
-            if length and not addresses:
+            if t.numel() and not addresses:
                 raise Wrong("arguments", "its arguments are not where they were put")
-            places.append({**describe(t), "at": addresses[0] if addresses else 0, "bytes": length})
+            places.append(TensorPlace.of(t, addresses[0] if addresses else 0))
         return places
 
-    def _results(self, told: Any, like: Sequence[Tensor]) -> tuple[list[Tensor], Spans]:
+    def _results(self, places: Sequence[Place], like: Sequence[Tensor]) -> tuple[list[Tensor], Spans]:
         """Return the results at the reported locations, and their bytes. Raises Wrong for other kinds of results."""
-        if not isinstance(told, list) or len(told) != len(like):
-            raise Wrong("results", f"{len(told) if isinstance(told, list) else 'no'} results, expected {len(like)}")
+        if len(places) != len(like):
+            raise Wrong("results", f"{len(places)} results, expected {len(like)}")
         got, spans = [], []
-        for number, (place, expected) in enumerate(zip(told, like, strict=True)):
-            if "foreign" in place:
-                raise Wrong("results", f"result {number} is a {str(place['foreign'])[:60]}, and no plain tensor")
-            if "tensor" not in place:
-                value = float.fromhex(place["float"]) if "float" in place else place["plain"]
-                got.append(torch.tensor(value, device=expected.device))
+        for number, (place, expected) in enumerate(zip(places, like, strict=True)):
+            if isinstance(place, protocol.Foreign):
+                raise Wrong("results", f"result {number} is a {place.kind[:60]}, and no plain tensor")
+            if not isinstance(place, TensorPlace):
+                if expected.dim():
+                    raise Wrong("results", f"result {number} is a number, expected a tensor")
+                got.append(torch.tensor(place, device=expected.device))
                 continue
-            t, content = self._tensor(number, place["tensor"], expected)
+            t, content = self._tensor(number, place, expected)
             got.append(t)
-            spans.append((int(place["tensor"]["at"]), content))
+            spans.append((place.at, content))
         return got, spans
 
-    def _tensor(self, number: int, told: Mapping[str, Any], like: Tensor) -> tuple[Tensor, bytearray]:
+    def _tensor(self, number: int, place: TensorPlace, like: Tensor) -> tuple[Tensor, bytearray]:
         """Return one tensor read from the process, and its bytes. Raises Wrong for another shape, dtype or stride."""
-        shape, stride, dtype = list(told["shape"]), list(told["stride"]), str(told["dtype"])
-        wanted = describe(like)
-        if shape != wanted["shape"] or dtype != wanted["dtype"]:
-            raise Wrong("results", f"result {number}: {dtype}{shape}, expected {wanted['dtype']}{wanted['shape']}")
-        if len(stride) != len(shape) or any(type(s) is not int or s < 0 for s in stride):
-            raise Wrong("results", f"result {number}: strides {stride}")
-        length = extent(shape, stride)
+        shape, stride, wanted = place.shape, place.stride, TensorPlace.of(like, 0)
+        if shape != wanted.shape or place.dtype != wanted.dtype:
+            raise Wrong("results", f"result {number}: {place.dtype}{shape}, expected {wanted.dtype}{wanted.shape}")
         # A limit on the bytes that a candidate can make this process read.
-        widest = max(2 * like.numel(), PADDED // like.itemsize)
-        if length > min(SPREAD * like.numel() + 4096, widest):
+        widest = min(SPREAD * like.numel() + 4096, max(2 * like.numel(), PADDED // like.itemsize))
+        if (length := extent(shape, stride)) > widest:
             raise Wrong("results", f"result {number}: strides {stride} for {shape}")
         if not length:
             return torch.empty(like.shape, dtype=like.dtype, device=like.device), bytearray()
-        content = self._read(int(told["at"]), length * like.itemsize)
+        content = self._read(place.at, length * like.itemsize)
         flat = torch.frombuffer(content, dtype=like.dtype).to(like.device)
         return flat.as_strided(shape, stride), content
 
@@ -350,15 +399,19 @@ class Witness:
         except OSError as e:
             raise Wrong("memory", f"its results cannot be read: {e.strerror or e}") from None
 
-    def _arguments(self, places: Sequence[Mapping[str, Any]], given: Sequence[Tensor]) -> list[Tensor]:
+    def _arguments(self, places: Sequence[TensorPlace], given: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensor arguments as they are after the call."""
         if len(places) != len(given):
             raise Wrong("answer", "its arguments are not those that it was given")
         return [self._tensor(-1, p, t)[0] for p, t in zip(places, given, strict=True)]
 
-    def _disjoint(self, spans: Spans, places: list[Mapping[str, Any]], expected: Expected) -> None:
+    def _disjoint(
+        self, spans: Spans, places: Sequence[TensorPlace], given: Sequence[Tensor], expected: Expected
+    ) -> None:
         """Raise Wrong if a result shares memory with an argument or with an earlier result."""
-        taken = [] if expected.aliased else [(int(p["at"]), int(p["bytes"]), "an argument") for p in places]
+        pairs = zip(places, given, strict=True)
+        taken = [(p.at, extent(p.shape, p.stride) * t.itemsize, "an argument") for p, t in pairs]
+        taken = [] if expected.aliased else taken
         still = "an earlier result, which is still in use"
         taken += [(at, len(content), still) for call in self._earlier for at, content in call.spans]
         for at, content in spans:
@@ -374,6 +427,87 @@ class Witness:
                     raise Wrong("results", "a result changed after the call that returned it")
 
 
+def _compare(expected: Expected, got: Sequence[Tensor]) -> Difference:
+    """Return the difference between results and those of the reference. Raises Wrong if they cannot be compared."""
+    try:
+        return expected.against(got)
+    except INVALID as e:
+        raise Wrong("answer", f"results that cannot be compared: {last_line(e)}"[:300]) from None
+
+
 def _size(args: Sequence[Any]) -> int:
     """Return the bytes of all tensors among the arguments."""
     return sum(t.numel() * t.itemsize for t in tensors(args))
+
+
+@dataclass(frozen=True)
+class Spell:
+    """The times of one run of a batch: the measured one, and the seconds by the clock of the process."""
+
+    took: Took
+    claimed: float
+
+
+class Batch:
+    """A context with calls that a process has prepared, on arguments in memory that both sides share.
+
+    ``index`` is that of a candidate, and ``poison`` fills the memory that it allocates. The arguments of index -1,
+    which reads none, hold zeros. Raises Wrong, and UnsupportedArguments if the candidate declines the arguments.
+    """
+
+    def __init__(self, witness: Witness, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> None:
+        self.witness, self.sets = witness, sets
+        self._number = next(_numbers)
+        # ``fill`` repeats this layout, so that new values lie where the old ones did.
+        self._layout = secrets.randbits(62)
+        arena = Arena(self._layout)
+        packed = [arena.pack(list(args)) for args in sets]
+        self._handle = arena.make() if index < 0 else arena.write()
+        self._given = [Given.of(self._handle, each) for each in packed]
+        try:
+            message = protocol.PrepareBatch(self._number, sorted(witness.batches), index, poison, packed)
+            witness.request(message, handle=self._handle)
+            witness.batches.add(self._number)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file of the arguments. The process releases its memory with the next batch."""
+        self.witness.batches.discard(self._number)
+        os.close(self._handle)
+
+    def fill(self, sets: Sequence[Sequence[Any]]) -> None:
+        """Write other values into the shared arguments, without a message to the process."""
+        arena = Arena(self._layout)
+        for args in sets:
+            arena.pack(list(args))
+        arena.write(self._handle)
+        self.sets = sets
+
+    def go(self, expected: Sequence[Expected] | None = None) -> Spell:
+        """Run each call once, and compare all results with ``expected``. Raises Wrong."""
+        self.witness.forget()
+        reply, took = self.witness.request(protocol.RunBatch(self._number))
+        if len(reply.calls) != len(self.sets):
+            raise Wrong("answer", "not one answer a call")
+        # One file holds the arguments of all calls.
+        pieces = self.witness.pieces(self._given[0]) if expected else []
+        rows = zip(reply.calls, self.sets, expected, self._given, strict=True) if expected else ()
+        for number, row in enumerate(rows):
+            try:
+                self.witness.examine(*row, pieces)
+            except Wrong as e:
+                raise Wrong(e.check, e.evidence, number) from None
+        return Spell(took, reply.spent * 1e-9)
+
+    def sample(self, repeats: int) -> Spell:
+        """Run the first call ``repeats`` times on the same values, without a comparison. Raises Wrong."""
+        reply, took = self.witness.request(protocol.RunBatch(self._number, repeats))
+        return Spell(took, reply.spent * 1e-9)

@@ -12,20 +12,34 @@ import mmap
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from shiplap.sampling.run import last_line
+from shiplap.sandbox import protocol
 from shiplap.sandbox.gpu_call import queued
 from shiplap.sandbox.interpreter_state import Watch, changed, state
 from shiplap.sandbox.landlock import Cell, lock
 from shiplap.sandbox.load_candidate import ready, renew
 from shiplap.sandbox.patched_functions import Snapshot
-from shiplap.sandbox.protocol import bare, describe, extent, leaves, nested, receive, send, unpack
+from shiplap.sandbox.protocol import (
+    LONGEST_REQUEST,
+    Place,
+    Reply,
+    Request,
+    bare,
+    leaves,
+    nested,
+    pack_message,
+    plain,
+    receive,
+    send,
+    unpack,
+)
 from shiplap.sandbox.rng_state import Dice
 
 _known: Snapshot | None = None  # taken before this process was forked
@@ -41,8 +55,25 @@ FREE = frozenset("aten::" + name for name in MOVING.split())
 """Operators that move, allocate or describe data, and compute nothing."""
 
 
-class Declined(Exception):
+ReplyT = TypeVar("ReplyT", bound=Reply)
+Handler = Callable[["Host", Any, int], ReplyT]
+HANDLERS: dict[type[Request[Any]], Handler[Any]] = {}
+"""The function that serves each class of requests: of the child, the request, and the open file sent with it, or -1."""
+
+
+class ArgumentsDeclined(Exception):
     """Raised by a callable for arguments that it does not support."""
+
+
+def handles(kind: type[Request[ReplyT]]) -> Callable[[Handler[ReplyT]], Handler[ReplyT]]:
+    """Return a decorator that registers a function as the handler of a class of requests."""
+
+    def register(handler: Handler[ReplyT]) -> Handler[ReplyT]:
+        """Register the function and return it."""
+        HANDLERS[kind] = handler
+        return handler
+
+    return register
 
 
 def get_ready() -> None:
@@ -51,167 +82,121 @@ def get_ready() -> None:
     _known = Snapshot()
 
 
-def serve(connection: socket.socket, asked: Mapping[str, Any]) -> None:
+def serve(connection: socket.socket, order: protocol.Fork) -> None:
     """Lock this process in, then reply to requests until the connection ends."""
-    os.chdir(asked["scratch"])
-    os.environ.update(asked["environment"])
-    readable, hidden = tuple(asked["readable"]), tuple(asked["hidden"])
-    cell = Cell(asked["scratch"], readable, asked["file_size"], asked["device"], hidden)
-    missing = lock(cell) if asked["locked"] else {}
+    os.chdir(order.scratch)
+    os.environ.update(order.environment)
+    cell = Cell(order.scratch, tuple(order.readable), order.file_size, order.device, tuple(order.hidden))
+    missing = lock(cell) if order.locked else {}
     # As many threads as in the process that judges, so that times can be compared.
-    torch.set_num_threads(asked["threads"])
-    send(connection, {"missing": missing})
-    host = Host()
+    torch.set_num_threads(order.threads)
+    send(connection, pack_message(protocol.Locked(missing)))
+    host = Host(watched=order.locked)
     while True:
-        message, handles = receive(connection, 1, 1 << 26)
+        message, files = receive(connection, *HANDLERS, handles=1, longest=LONGEST_REQUEST)
         try:
-            reply = host.answer(message, handles[0] if handles else -1)
-        except Declined as e:
-            reply = {"declined": str(e)}
+            data = pack_message(host.answer(message, files[0] if files else -1))
+        except ArgumentsDeclined as e:
+            data = pack_message(protocol.Declined(plain(str(e))[:400]))
         except Exception as e:
-            reply = {"error": last_line(e)}
+            data = pack_message(protocol.Failed(plain(last_line(e))[:400]))
         finally:
-            for handle in handles:
-                os.close(handle)
-        send(connection, reply)
+            for file in files:
+                os.close(file)
+        send(connection, data)
 
 
 class Host:
     """The target, the results of its last calls, and the observers of the interpreter."""
 
-    def __init__(self) -> None:
-        self._target: Callable[..., Any] = lambda *args: ()
+    def __init__(self, *, watched: bool = True) -> None:
+        self.watched = watched  # a process of the user's own is not
+        self.target: Callable[..., Any] = lambda *args: ()
         self._kept: deque[Any] = deque()  # arguments and results of earlier calls, which are compared again
         self._last: Any = ()  # tensors whose locations the reply holds must live until the next request
-        self._intact, self._watch = Snapshot(_known), Watch()
+        if watched:
+            self._intact, self._watch = Snapshot(_known), Watch()
         self._batches: dict[int, Any] = {}
         self._dice = Dice()
 
-    def answer(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
+    def answer(self, message: Request[ReplyT], file: int) -> ReplyT:
         """Return the reply to one request."""
-        if asked["do"] == "intact":
-            return {"changed": self._intact.changed()[:20], "threads": self._intact.threads(), **self._watch.told()}
-        if asked["do"] == "kept":
-            return self._module_keeps(asked["names"])
-        if asked["do"] == "device":
-            torch.ones(1, device=asked["device"]).item()
-            return {"ok": True}
-        if asked["do"] == "prepare":
-            return self._prepare(asked, handle)
-        if asked["do"] in ("go", "sample"):
-            return self._go(asked) if asked["do"] == "go" else self._sample(asked)
-        while len(self._kept) > asked.get("keep", len(self._kept)):
+        reply: ReplyT = HANDLERS[type(message)](self, message, file)
+        return reply
+
+    def accept_modules(self) -> None:
+        """Accept all that was imported so far: changes by the user's own modules are in force in the user's process
+        too.
+        """
+        if self.watched:
+            self._intact = Snapshot(self._intact)
+            self._watch.reset()
+
+    @handles(protocol.Inspect)
+    def _inspect(self, message: protocol.Inspect, file: int) -> protocol.Inspection:
+        """Report what has changed since the target was loaded."""
+        told = {name: [plain(text)[:400] for text in texts] for name, texts in self._watch.told().items()}
+        replaced = [plain(name)[:400] for name in self._intact.changed()[:20]]
+        return protocol.Inspection(replaced, told["looked"], told["left"], self._intact.threads())
+
+    @handles(protocol.CheckDevice)
+    def _check_device(self, message: protocol.CheckDevice, file: int) -> protocol.Done:
+        """Use the device once."""
+        torch.ones(1, device=message.device).item()
+        return protocol.Done()
+
+    @handles(protocol.LoadTarget)
+    def _load(self, message: protocol.LoadTarget, file: int) -> protocol.Done:
+        """Load the target."""
+        memory = _map(file)
+        if message.thorough:
+            self._intact = Snapshot(self._intact, thorough=True)
+        self.target = ready(message, unpack(message.init, memory) or (), unpack(message.state, memory) or {})
+        self._watch.loaded()
+        return protocol.Done()
+
+    @handles(protocol.LoadParameters)
+    def _load_parameters(self, message: protocol.LoadParameters, file: int) -> protocol.Answer:
+        """Load other values into the parameters of the target."""
+        return protocol.Answer(renew(self.target, unpack(message.state, _map(file))))
+
+    @handles(protocol.ReadState)
+    def _read_state(self, message: protocol.ReadState, file: int) -> protocol.ResultPlaces:
+        """Return the locations of these entries of the module's state."""
+        state = self.target.state_dict() if isinstance(self.target, torch.nn.Module) else {}
+        self._last = [_home(state[name].detach()) for name in message.names]
+        return protocol.ResultPlaces([_place(v) for v in self._last])
+
+    @handles(protocol.CallTarget)
+    def _call(self, message: protocol.CallTarget, file: int) -> protocol.TargetCalled:
+        """Call the target and return the locations of its results, and the times."""
+        while len(self._kept) > message.keep:
             self._kept.popleft()
-        # Private, so that nothing written here shows in the file of the other side.
-        memory: Any = mmap.mmap(handle, 0, flags=mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0))
-        if asked["do"] == "load":
-            if asked.get("thorough"):
-                self._intact = Snapshot(self._intact, thorough=True)
-            self._target = ready(asked, unpack(asked["init"], memory), unpack(asked["state"], memory))
-            self._watch.loaded()
-            if asked["kind"] == "maker":  # the user's own module: its changes are in force in the user's process too
-                self._intact = Snapshot(self._intact)
-                self._watch.reset()
-            return {"ok": True}
-        if asked["do"] == "state":
-            return {"ok": renew(self._target, unpack(asked["state"], memory))}
-        if asked.get("again"):  # new values in the tensors of the last call, without a new version number
+        memory = _map(file)
+        if message.again:  # new values in the tensors of the last call, without a new version number
             before, args = self._kept[-1][:2]
             before[:], memory = memory[:], before
-            for there, now in zip(leaves(args), leaves(unpack(asked["args"], memory)), strict=True):
+            for there, now in zip(leaves(args), leaves(unpack(message.args, memory)), strict=True):
                 if isinstance(there, Tensor) and there.is_cuda:
                     there.data.copy_(now)
         else:
-            args = list(unpack(asked["args"], memory))
-        if asked["do"] == "ops":
-            return self._operators(args)
-        if asked["do"] == "gradients":
-            return self._gradients(args, list(unpack(asked["seeds"], memory)), asked["parameters"], memory)
-        return self._call(args, memory)
-
-    def _module_keeps(self, names: list[str]) -> dict[str, Any]:
-        """Return the locations of these entries of the module's state."""
-        state = self._target.state_dict() if isinstance(self._target, torch.nn.Module) else {}
-        self._last = [_home(state[name].detach()) for name in names]
-        return {"outs": [_place(v) for v in self._last]}
-
-    def _call(self, args: list[Any], memory: Any) -> dict[str, Any]:
-        """Call the target and return the locations of its results, and the times."""
+            args = list(unpack(message.args, memory))
         with torch.no_grad():
             if not any(isinstance(a, Tensor) and a.is_cuda for a in args):
                 started = perf_counter_ns()
-                returned = self._target(*args)
+                returned = self.target(*args)
                 result = bare(returned)
                 spent = perf_counter_ns() - started
-                return {**self._told(args, result, memory, result), "spent": spent, "nested": nested(returned)}
-            call = queued(self._target, args)
-            told = self._told(args, call.result, memory, call.seen)
+                return protocol.TargetCalled(self._keep(args, result, memory, result, nested(returned)), spent)
+            call = queued(self.target, args)
+            places = self._keep(args, call.result, memory, call.seen)
         # Code that runs between two calls would see the next values before the clock starts.
-        between = {"left": self._watch.told()["left"], "threads": self._intact.threads()}
-        return {**told, **call.clock, **between, "raced": call.raced}
+        traces = protocol.CallTraces(call.raced, self._watch.told()["left"], self._intact.threads())
+        return protocol.TargetCalled(places, traces=traces, **call.clock)
 
-    def _prepare(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
-        """Prepare calls on arguments in shared memory, whose values may be replaced before the calls run."""
-        self._batches = {n: b for n, b in self._batches.items() if n in asked["kept"]}
-        # Shared, since the other side replaces the values after the calls are prepared.
-        memory = mmap.mmap(handle, 0, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
-        sets = [list(unpack(args, memory)) for args in asked["sets"]]
-        with torch.no_grad():
-            runs = [self._target(asked["which"], args) for args in sets]
-        self._batches[asked["batch"]] = memory, sets, runs, []
-        return {"ok": True}
-
-    def _go(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Run each prepared call once."""
-        _, sets, runs, results = self._batches[asked["batch"]]
-        results.clear()
-        with torch.no_grad():
-            started = perf_counter_ns()
-            for run in runs:
-                results.append(bare(run()))
-            spent = perf_counter_ns() - started
-        pairs = zip(results, sets, strict=True)
-        told = [{"outs": [_place(o) for o in r], "args": [_place(a) for a in bare(s)]} for r, s in pairs]
-        return {"calls": told, "spent": spent}
-
-    def _sample(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the first prepared call repeatedly."""
-        run, repeats = self._batches[asked["batch"]][2][0], int(asked["repeats"])
-        with torch.no_grad():
-            started = perf_counter_ns()
-            run()
-            if perf_counter_ns() - started < COLD:  # the process was stopped, and its caches are cold
-                started, repeats = perf_counter_ns(), repeats + 1
-            for _ in range(repeats - 1):
-                run()
-            return {"spent": perf_counter_ns() - started}
-
-    def _operators(self, args: list[Any]) -> dict[str, Any]:
-        """List the operators that a call of the target runs."""
-        self._last = ()  # finalizers of an earlier call must not run inside the list of operators
-        # Generators that are advanced here must not be at the same position after the call.
-        self._dice.throw()
-        with self._watch.listening():
-            ops, result, between = _ops(self._target, args, self._intact)
-        between["left"] += self._dice.stuck()
-        self._last = args, result, [_home(o) for o in result]
-        return {"ops": ops, "outs": [_place(o) for o in self._last[-1]], **between}
-
-    def _gradients(self, args: list[Any], seeds: list[Tensor], names: list[str], memory: Any) -> dict[str, Any]:
-        """Return the locations of the gradients of arguments and parameters."""
-        given = [a.detach().clone().requires_grad_() if _floating(a) else a for a in args]
-        outs = [o for o in leaves(self._target(*given)) if isinstance(o, Tensor) and o.requires_grad]
-        owned = dict(self._target.named_parameters()) if isinstance(self._target, torch.nn.Module) else {}
-        all_there = all(name in owned for name in names)
-        wanted = [a for a in given if _floating(a)] + [owned[name] for name in names if all_there]
-        if not outs:
-            return {"error": "no result carries a gradient"}
-        grads = torch.autograd.grad(outs, wanted, seeds[: len(outs)], allow_unused=True)
-        values = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
-        self._last = [_home(v) for v in values], memory
-        return {"outs": [_place(v) for v in self._last[0]], "parameters": all_there}
-
-    def _told(self, args: list[Any], result: Any, memory: Any, seen: list[Any]) -> dict[str, Any]:
+    def _keep(
+        self, args: list[Any], result: Any, memory: Any, seen: list[Any], lies: str | None = None
+    ) -> protocol.CallPlaces:
         """Keep the results of a call, and return the locations of these and of the arguments."""
         for _, _, earlier, copies in self._kept:  # earlier results are compared again: copies of them, if on a GPU
             for now, copy in zip(leaves(earlier), copies, strict=False):
@@ -219,7 +204,82 @@ class Host:
                     copy.copy_(now)
         outs, given = [_home(o) for o in seen], [_home(a) for a in bare(args)]
         self._kept.append((memory, args, result, [*outs, *given]))
-        return {"outs": [_place(o) for o in outs], "args": [_place(a) for a in given]}
+        return protocol.CallPlaces([_place(o) for o in outs], [_place(a) for a in given], lies and plain(lies))
+
+    @handles(protocol.PrepareBatch)
+    def _prepare(self, message: protocol.PrepareBatch, file: int) -> protocol.Done:
+        """Prepare calls on arguments in shared memory, whose values may be replaced before the calls run."""
+        self._batches = {n: b for n, b in self._batches.items() if n in message.kept}
+        # Shared, since the other side replaces the values after the calls are prepared.
+        memory = _map(file, mmap.MAP_SHARED)
+        sets = [list(unpack(args, memory)) for args in message.sets]
+        with torch.no_grad():
+            runs = [self.target(message.index, message.poison, args) for args in sets]
+        self._batches[message.batch] = memory, sets, runs, []
+        return protocol.Done()
+
+    @handles(protocol.RunBatch)
+    def _run_batch(self, message: protocol.RunBatch, file: int) -> protocol.BatchCalled:
+        """Run each prepared call once, or the first one repeatedly."""
+        _, sets, runs, results = self._batches[message.batch]
+        if message.repeats:
+            return self._repeat(runs[0], message.repeats)
+        results.clear()
+        with torch.no_grad():
+            started = perf_counter_ns()
+            for run in runs:
+                results.append(bare(run()))
+            spent = perf_counter_ns() - started
+        pairs = zip(results, sets, strict=True)
+        return protocol.BatchCalled(
+            [protocol.CallPlaces([*map(_place, r)], [*map(_place, bare(s))]) for r, s in pairs], spent
+        )
+
+    def _repeat(self, run: Callable[[], Any], repeats: int) -> protocol.BatchCalled:
+        """Run one call repeatedly."""
+        with torch.no_grad():
+            started = perf_counter_ns()
+            run()
+            if perf_counter_ns() - started < COLD:  # the process was stopped, and its caches are cold
+                started, repeats = perf_counter_ns(), repeats + 1
+            for _ in range(repeats - 1):
+                run()
+            return protocol.BatchCalled([], perf_counter_ns() - started)
+
+    @handles(protocol.ListOperators)
+    def _list_operators(self, message: protocol.ListOperators, file: int) -> protocol.OperatorList:
+        """List the operators that a call of the target runs."""
+        args = list(unpack(message.args, _map(file)))
+        self._last = ()  # finalizers of an earlier call must not run inside the list of operators
+        # Generators that are advanced here must not be at the same position after the call.
+        self._dice.throw()
+        with self._watch.listening():
+            operators, result, left, threads = _ops(self.target, args, self._intact)
+        self._last = args, result, [_home(o) for o in result]
+        traces = protocol.CallTraces(False, left + self._dice.stuck(), threads)
+        return protocol.OperatorList(operators, [*map(_place, self._last[-1])], traces)
+
+    @handles(protocol.Differentiate)
+    def _differentiate(self, message: protocol.Differentiate, file: int) -> protocol.ResultPlaces:
+        """Return the locations of the gradients of arguments and parameters."""
+        memory = _map(file)
+        args, seeds = list(unpack(message.args, memory)), list(unpack(message.seeds, memory))
+        given = [a.detach().clone().requires_grad_() if _floating(a) else a for a in args]
+        outs = [o for o in leaves(self.target(*given)) if isinstance(o, Tensor) and o.requires_grad]
+        owned = dict(self.target.named_parameters()) if isinstance(self.target, torch.nn.Module) else {}
+        all_there = all(name in owned for name in message.parameters)
+        wanted = [a for a in given if _floating(a)] + [owned[name] for name in message.parameters if all_there]
+        if not outs:
+            raise ValueError("no result carries a gradient")
+        grads = torch.autograd.grad(outs, wanted, seeds[: len(outs)], allow_unused=True)
+        values = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
+        self._last = [_home(v) for v in values], memory
+        return protocol.ResultPlaces([_place(v) for v in self._last[0]], all_there)
+
+
+def _map(file: int, flags: int = mmap.MAP_PRIVATE) -> Any:
+    """Return the memory of a file of arguments. By default nothing written there shows in the file."""
+    return mmap.mmap(file, 0, flags=flags | getattr(mmap, "MAP_POPULATE", 0))
 
 
 def _floating(value: Any) -> bool:
@@ -232,28 +292,30 @@ def _home(value: Any) -> Any:
     return value.detach().cpu() if type(value) is Tensor and value.is_cuda else value
 
 
-def _place(value: Any) -> dict[str, Any]:
+def _place(value: Any) -> Place:
     """Return the location and description of a tensor, or a plain value."""
-    if isinstance(value, Tensor) and type(value) not in (Tensor, torch.nn.Parameter):
-        return {"foreign": type(value).__name__}
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and type(value) in (Tensor, torch.nn.Parameter):
         if value.layout is not torch.strided or value.is_conj() or value.is_neg():
-            return {"foreign": f"{value.layout} tensor, or one with a pending conjugation"}
-        length = extent(value.shape, value.stride()) * value.itemsize
-        return {"tensor": {**describe(value), "at": value.data_ptr(), "bytes": length, "device": value.device.type}}
-    if isinstance(value, (bool, int)):
-        return {"plain": value}
-    return {"float": float.hex(value)} if isinstance(value, float) else {"foreign": type(value).__name__}
+            return protocol.Foreign(f"{value.layout} tensor, or one with a pending conjugation")
+        return protocol.TensorPlace.of(value, value.data_ptr())
+    if type(value) is bool:
+        return value
+    # Methods of a subclass, which could compute the value, do not run.
+    if isinstance(value, float):
+        return float.__pos__(value)
+    if isinstance(value, int) and int.bit_length(value) < 64:
+        return int.__pos__(value)
+    return protocol.Foreign(plain(type(value).__name__)[:400])
 
 
 def _ops(
     target: Callable[..., Any], args: list[Any], intact: Snapshot
-) -> tuple[list[list[Any]], list[Any], dict[str, Any]]:
+) -> tuple[list[protocol.OperatorUse], list[Any], list[str], int]:
     """List the operators of torch that compute something in one call.
 
-    The results are ``[name, shapes]`` of each operator, the results of the call, and observations of work that could go
-    on after the list has ended. Garbage is collected before the list ends, so that finalizers of the call's objects are
-    listed.
+    The results are the operators, the results of the call, and observations of work that could go on after the list has
+    ended: changed settings, and the number of threads. Garbage is collected before the list ends, so that finalizers of
+    the call's objects are listed.
     """
     from torch.autograd.profiler import profile
 
@@ -266,13 +328,14 @@ def _ops(
         gc.collect()
         if any(isinstance(a, Tensor) and a.is_cuda for a in args):
             torch.cuda.synchronize()
-        between = {"left": changed(before), "threads": intact.threads()}
-    values: list[list[Any]] = []
+        left, threads = changed(before), intact.threads()
+    operators: list[protocol.OperatorUse] = []
     for event in seen.function_events or ():
         inner = [c for c in event.cpu_children if c.name.startswith("aten::") and c.name not in FREE]
         if event.name.startswith("aten::") and event.name not in FREE and not inner:
-            values.append([event.name, [list(s) if isinstance(s, (list, tuple)) else [] for s in event.input_shapes]])
+            shapes = [list(s) if isinstance(s, (list, tuple)) else [] for s in event.input_shapes]
+            operators.append(protocol.OperatorUse(event.name, shapes))
     with contextlib.suppress(AttributeError):
         for event in seen.function_events or ():
-            values += [["kernel", k.name] for k in event.kernels]
-    return values[:2000], result, between
+            operators += [protocol.OperatorUse(plain(f"kernel {k.name}")[:400], []) for k in event.kernels]
+    return operators[:2000], result, left, threads

@@ -17,9 +17,8 @@ import tempfile
 import threading
 import time
 
-from shiplap.sandbox.launcher_start import environment
-from shiplap.sandbox.scratch_files import remove
-from shiplap.sandbox.supervisor import Ended, Launcher
+from shiplap.sandbox.protocol import ImportModule, Rest
+from shiplap.sandbox.supervisor import Ended, Launcher, environment, remove
 
 IDLE_S = 60.0  # seconds for which a launcher waits
 GRACE_S = 30.0  # further seconds after which the launcher ends by itself
@@ -62,7 +61,7 @@ class Staying(Launcher):
             self.resting = False
             self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
             with contextlib.suppress(Ended):
-                self.ask({"do": "wake"}, until=time.monotonic() + PROMPT_S)
+                self.ask(ImportModule(), until=time.monotonic() + PROMPT_S)
                 return super()._ready()
             self.close()
         return super()._ready()
@@ -79,13 +78,13 @@ class Staying(Launcher):
             return False
         self._end_all()
         try:
-            alone = self.ask({"do": "rest", "seconds": seconds}, until=time.monotonic() + PROMPT_S)["alone"]
+            alone = self.ask(Rest(seconds), until=time.monotonic() + PROMPT_S).yes
         except Ended:
             return False
         self.prisoners.clear()
         remove(self.folder)
         self.folder = ""
-        self.resting = bool(alone)
+        self.resting = alone
         return self.resting
 
     def forget(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import math
 import os
+import re
 import select
 import signal
 import socket
@@ -14,17 +16,27 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
-from shiplap.sandbox.launcher_start import START, environment
+from shiplap.sandbox import protocol
 from shiplap.sandbox.proc_filesystem import Took, Usage, below, below_still, resident, threads, usage
-from shiplap.sandbox.protocol import HEAD, Broken, Message, length_of, packed, parsed, plain, receive, send
-from shiplap.sandbox.scratch_files import nameless, remove
-
-__all__ = ["Bounds", "Ended", "Late", "Launcher", "Prisoner", "Took"]
+from shiplap.sandbox.protocol import (
+    HEAD,
+    BrokenMessage,
+    Reply,
+    Request,
+    pack_message,
+    parse_length,
+    parse_message,
+    plain,
+    receive,
+    reply_of,
+    send,
+)
 
 POLL_S = 0.05
 AT_ONCE = 32 << 10  # bytes of a message that a socket buffers without a reader
@@ -32,7 +44,26 @@ AT_ONCE = 32 << 10  # bytes of a message that a socket buffers without a reader
 HANGS, SILENT_S = 0.8, 5.0
 STIRS = 1e-4  # processor seconds that a stopped process may gain by rounding
 PATIENCE = 4.0  # a process that waited for a processor gets at most this multiple of its limit
+REMOVING_S = 2.0  # seconds for which the removal of a folder is waited for
 _libc = ctypes.CDLL(None, use_errno=True)
+ReplyT = TypeVar("ReplyT", bound=Reply)
+
+QUIET = {
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "SHIPLAP_RECORD": "",
+    "SHIPLAP_TUNED": "",
+}
+# Imported objects stay, so collecting garbage meanwhile is wasted time. An interrupt from the shared terminal is for
+# the program that uses the launcher, and must not end the launcher.
+START = (
+    "import gc, signal; gc.disable(); signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "from shiplap.sandbox.launcher import main; main()"
+)
+# Without meaning for the launcher: each process that it forks has folders of its own.
+OWN = {"PYTEST_CURRENT_TEST", "SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+# Variables that may hold a secret.
+SECRET = re.compile("key|token|secret|passw|credential|auth", re.IGNORECASE)
 
 
 class Ended(Exception):
@@ -46,6 +77,14 @@ class Late(Ended):
     """Raised when the process was ended because the time of the whole judgement is over."""
 
 
+class RequestFailed(Exception):
+    """Raised for a request that ended with an error in the process, which goes on."""
+
+
+class UnsupportedArguments(Exception):
+    """Raised for arguments that a callable in the process does not support, which is no fault of the callable."""
+
+
 @dataclass(frozen=True)
 class Bounds:
     """Limits of a process: seconds of a request, bytes of memory beyond the first, number of its child processes."""
@@ -54,6 +93,32 @@ class Bounds:
     memory: int = 8 << 30
     processes: int = 32
     file_size: int = 1 << 30
+
+
+def environment() -> dict[str, str]:
+    """Return the environment variables with which a launcher of this program starts."""
+    shown = {k: v for k, v in os.environ.items() if k not in OWN and not SECRET.search(k)} | QUIET
+    return shown | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+def nameless(folder: str) -> int:
+    """Return a new open file for the output of a process. It has no name, so it cannot be replaced by another file."""
+    handle, path = tempfile.mkstemp(dir=folder)
+    os.unlink(path)
+    flags = fcntl.fcntl(handle, fcntl.F_GETFL)
+    fcntl.fcntl(handle, fcntl.F_SETFL, flags | os.O_APPEND)
+    return handle
+
+
+def remove(folder: str, seconds: float = REMOVING_S) -> None:
+    """Remove ``folder``. If that takes longer than ``seconds``, it ends after this function has returned.
+
+    ``rm`` descends to any depth and follows no links.
+    """
+    pid = os.spawnvp(os.P_NOWAIT, "rm", ["rm", "-rf", "--", folder])
+    ends = time.monotonic() + seconds
+    while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < ends:
+        time.sleep(0.005)
 
 
 class _Span(ctypes.Structure):
@@ -137,7 +202,7 @@ class Launcher:
         """The id of the launcher's process, or -1."""
         return self._process.pid if self._process is not None else -1
 
-    def ask(self, message: Message, handles: Sequence[int] = (), until: float = math.inf) -> Message:
+    def ask(self, message: Request[ReplyT], handles: Sequence[int] = (), until: float = math.inf) -> ReplyT:
         """Return the reply of the launcher's process to a message.
 
         Raises Ended, and Late if there is no reply by ``until``. The next request then starts a new process.
@@ -147,14 +212,14 @@ class Launcher:
             with self._turn:
                 connection.settimeout(max(0.01, until - time.monotonic()) if until < math.inf else None)
                 self._unread = True
-                send(connection, message, handles)
-                reply = receive(connection)[0]
+                send(connection, pack_message(message), handles)
+                reply: ReplyT = receive(connection, reply_of(type(message)))[0]
                 self._unread = False
                 return reply
         except TimeoutError:
             self.close()
             raise Late("the time of the judgement is over, and no process has started") from None
-        except (Broken, OSError) as e:
+        except (BrokenMessage, OSError) as e:
             raise Ended(f"the launcher ended: {e}") from None
 
     def start(
@@ -183,22 +248,13 @@ class Launcher:
         os.mkdir(scratch, 0o700)
         places = {"TMPDIR": scratch, "HOME": scratch, "TRITON_CACHE_DIR": f"{scratch}/triton"}
         places |= {"TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor", "SHIPLAP_CACHE_DIR": f"{scratch}/shiplap"}
+        threads = threads or torch.get_num_threads()
+        order = protocol.Fork(scratch, [*readable], [*hidden], locked, device, threads, places, bounds.file_size)
         ours, theirs = socket.socketpair()
-        order = {
-            "do": "fork",
-            "scratch": scratch,
-            "readable": list(readable),
-            "hidden": list(hidden),
-            "locked": locked,
-            "device": device,
-            "threads": threads or torch.get_num_threads(),
-            "environment": places,
-            "file_size": bounds.file_size,
-        }
         output = nameless(self.folder)
         sealed, self.sealed = self.sealed, False
         try:
-            pid = self.ask(order, [theirs.fileno(), output], until)["pid"]
+            pid = self.ask(order, [theirs.fileno(), output], until).value
         finally:
             theirs.close()
         self.prisoners.add(pid)
@@ -217,6 +273,7 @@ class Prisoner:
         alone: whether it must not leave child processes running.
         until: the time (``time.monotonic``) after which it must not run any more.
         answering: the seconds of all its replies.
+        run: returns the seconds of the run in progress and its start, for a process whose requests make several runs.
     """
 
     launcher: Launcher
@@ -228,27 +285,29 @@ class Prisoner:
     alone: bool = False
     until: float = math.inf
     answering: float = 0.0
+    run: Callable[[], tuple[float, float]] | None = None
 
     def __post_init__(self) -> None:
         self._base = 0
         self._asked, self._stood = Usage(), math.inf
         self._delays: dict[int, float] = {}  # process → seconds without a processor
         try:
-            told = parsed(self._receive(self.bounds.seconds))
-        except Broken as e:
+            locked: protocol.Locked = parse_message(self._receive(self.bounds.seconds), protocol.Locked)
+        except BrokenMessage as e:
             raise self._ended(str(e)) from None
         self._base = resident(self.pid)
-        self.missing = {str(k): str(v) for k, v in dict(told.get("missing", {})).items() if v}
+        self.missing = {k: v for k, v in locked.missing.items() if v}
         self._signal(signal.SIGSTOP)
         self._stand()
 
-    def ask(self, message: Message, handle: int = -1, seconds: float | None = None) -> tuple[Message, Took]:
+    def ask(self, message: Request[ReplyT], handle: int = -1) -> tuple[ReplyT, Took]:
         """Return the reply, and the time from before the process runs until it is stopped again.
 
-        No instruction of the process, of its threads or of its descendants runs outside of that time. Raises Ended.
+        No instruction of the process, of its threads or of its descendants runs outside of that time. Raises Ended,
+        RequestFailed for an error in the process, and UnsupportedArguments.
         """
         self._in_time()
-        data, handles = packed(message), [handle] if handle >= 0 else []
+        data, handles = pack_message(message), [handle] if handle >= 0 else []
         self._asked, self._delays = usage(self.pid, self.pid), {}
         if self._asked.ran > self._stood + STIRS:
             self.kill()
@@ -257,17 +316,17 @@ class Prisoner:
         started = time.perf_counter()
         try:
             if len(data) <= AT_ONCE:  # sent before the process continues, so it does not wait for it
-                self._post(data, handles)
+                send(self.connection, data, handles)
             self._signal(signal.SIGCONT)
             if len(data) > AT_ONCE:
-                self._post(data, handles)
-            body = self._receive(seconds or self.bounds.seconds)
+                send(self.connection, data, handles)
+            body = self._receive(self.bounds.seconds)
             self._signal(signal.SIGSTOP)
             wall = time.perf_counter() - started
             self.answering += wall
             self._stand()
-            reply = parsed(body)
-        except (Broken, OSError) as e:
+            reply: protocol.Message = parse_message(body, reply_of(type(message)), protocol.Failed, protocol.Declined)
+        except (BrokenMessage, OSError) as e:
             raise self._ended(str(e)) from None
         used = usage(self.pid, self.pid)
         self._stood = used.ran
@@ -276,12 +335,12 @@ class Prisoner:
         # Before results are read, since these processes could still write them.
         if self.alone and (helpers := self.sweep()):
             raise Ended(f"{helpers} processes were running beside a timed call")
+        if isinstance(reply, protocol.Failed):
+            raise RequestFailed(plain(reply.text))
+        if isinstance(reply, protocol.Declined):
+            raise UnsupportedArguments(plain(reply.text))
+        assert isinstance(reply, reply_of(type(message)))
         return reply, took
-
-    def _post(self, data: bytes, handles: Sequence[int]) -> None:
-        """Send a packed message and open files."""
-        sent = socket.send_fds(self.connection, [data], list(handles)) if handles else 0
-        self.connection.sendall(data[sent:])
 
     def _receive(self, seconds: float) -> bytes:
         """Return the body of a reply that arrives within ``seconds``. The limits are checked meanwhile."""
@@ -295,10 +354,10 @@ class Prisoner:
             if ready:
                 part = self.connection.recv(wanted - len(data))
                 if not part:
-                    raise Broken("the connection has ended")
+                    raise BrokenMessage("the connection has ended")
                 data += part
                 if wanted == len(data) == HEAD.size:
-                    wanted += length_of(bytes(data))
+                    wanted += parse_length(bytes(data))
         return bytes(data[HEAD.size :])
 
     def _in_time(self) -> None:
@@ -316,6 +375,13 @@ class Prisoner:
 
     def _exceeds(self, ends: float, seconds: float) -> str:
         """Return the description of the limit that the process exceeds, or an empty text."""
+        if self.run is not None:
+            allowed, since = self.run()
+            # A time that is not over yet was not written by code of ours, and the request as a whole is limited then.
+            began = since if since <= time.monotonic() else ends - seconds
+            seconds, ends = allowed, began + allowed
+            if time.monotonic() <= ends:  # such a process is the user's own, and has no other limits
+                return ""
         family = [self.pid, *self.strays()]
         self._delays |= {pid: usage(pid, pid).waited for pid in family}
         late = time.monotonic() - ends
@@ -337,7 +403,7 @@ class Prisoner:
         self._signal(signal.SIGKILL)
         status = 0
         with contextlib.suppress(Ended):
-            status = int(self.launcher.ask({"do": "wait", "pid": self.pid})["status"])
+            status = self.launcher.ask(protocol.AwaitExit(self.pid)).value
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL:
             how = f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
         elif os.WIFEXITED(status) and os.WEXITSTATUS(status):
@@ -416,7 +482,7 @@ class Prisoner:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(Ended):
-            self.launcher.ask({"do": "wait", "pid": self.pid})
+            self.launcher.ask(protocol.AwaitExit(self.pid))
         self.launcher.prisoners.discard(self.pid)
         self.connection.close()
         with contextlib.suppress(OSError):

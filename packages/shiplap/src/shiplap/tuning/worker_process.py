@@ -6,42 +6,34 @@ notebook, is tuned in this process, with a notice.
 
 from __future__ import annotations
 
-import json
-import mmap
 import os
-import select
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import asdict
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import torch
 
-from shiplap import safe_io
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import error, notice
 from shiplap.sandbox.launcher_pool import Staying, standby
-from shiplap.tuning.bench import BEAT, COMPILERS, Belief, Bench, LocalBench
+from shiplap.sandbox.protocol import Heartbeat, ImportModule, Reply, Request
+from shiplap.sandbox.supervisor import Bounds, Ended, Prisoner, RequestFailed
+from shiplap.tuning.bench import COMPILERS, Belief, Bench, LocalBench
 from shiplap.tuning.measure import Plan, Timing
+from shiplap.tuning.sandboxed import workers
 from shiplap.tuning.sandboxed.bench import JudgedBench, serves
-from shiplap.tuning.sandboxed.workers import Hosts
+from shiplap.tuning.sandboxed.workers import CHILD, Hosts, OpenTask
 from shiplap.tuning.verify import Outcome
 
 if TYPE_CHECKING:
     from shiplap.tuning.selector import Task
 
-REPLY = safe_io.Limits(size=1 << 20)
-TIMEOUT = 60.0  # seconds that one run, with its compilation, may take; the reference may take ten times as long
-
-
-T = TypeVar("T")
+TIMEOUT = 60.0  # seconds that one run, with its compilation, may take
+PATIENCE = 10.0  # times as long for imports and for the reference
+ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
 class Died(Exception):
@@ -52,22 +44,6 @@ class Died(Exception):
         self.index, self.how = index, how
 
 
-class Raced(msgspec.Struct):
-    """The reply of a worker to a race, by the indices of candidates."""
-
-    timings: dict[int, Timing] = {}
-    failed: dict[int, str] = {}
-    error: str = ""
-
-
-def formed(data: Any, form: type[T]) -> T:
-    """Return ``data`` of a worker, converted to this type. Raises Died if it does not fit."""
-    try:
-        return msgspec.convert(data, form, str_keys=True)
-    except msgspec.ValidationError as e:
-        raise Died(-1, f"its process answered what is no answer: {e}") from None
-
-
 class Isolation:
     """A context with a worker process, which starts when it is needed and starts again after it has died."""
 
@@ -76,10 +52,9 @@ class Isolation:
         self.launcher = Staying()
         self.hosts = Hosts(self.launcher, timeout)
         self.started, self._closed = 0, False
-        self._process: subprocess.Popen[bytes] | None = None
-        self._open = ""
-        self._stderr: IO[bytes] | None = None
-        self._beat: mmap.mmap | None = None
+        self._worker: Prisoner | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._opened: OpenTask | None = None
 
     def __enter__(self) -> Isolation:
         self.launcher = standby.take()
@@ -87,7 +62,7 @@ class Isolation:
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        self.stop()
+        self.end_worker()
         # A worker is not sandboxed, and its candidates could reach other processes of the user.
         if failure is None and not self._closed and not self.started and not self.hosts.doubted:
             self.hosts.close()
@@ -118,147 +93,92 @@ class Isolation:
     def _judged(self, task: Task) -> JudgedBench:
         return JudgedBench(self.hosts, task.op, task.inputs, task.candidates, _opening(task, ""))
 
-    def ask(self, opening: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the reply to ``request``, from a worker that was opened with ``opening``. Raises Died."""
-        text = json.dumps(opening)
-        if self._process is None or self._process.poll() is not None:
+    def open_task(self, opening: OpenTask) -> None:
+        """Open a task in the worker. Raises Died, and RequestFailed if the worker cannot serve the task."""
+        if self._worker is None:
             self._start()
-        if self._open != text:
-            reply = self._exchange(text)
-            if "error" in reply:
-                return {"closed": reply["error"]}
-            self._open = text
-        return self._exchange(json.dumps(request)) if request else {}
+        if self._opened != opening and self._heartbeat is not None:
+            self.ask(opening, self._heartbeat.handle)
+            self._opened = opening
+
+    def ask(self, message: Request[ReplyT], handle: int = -1) -> ReplyT:
+        """Return the reply of the worker. Raises Died, and RequestFailed."""
+        assert self._worker is not None
+        assert self._heartbeat is not None
+        self._heartbeat.begin_run(-1)
+        try:
+            return self._worker.ask(message, handle)[0]
+        except Ended as e:
+            index, _ = self._heartbeat.read_run()
+            self.end_worker()
+            raise Died(index, str(e)) from None
 
     def _start(self) -> None:
-        self.stop()
-        if self._closed:
-            raise Died(-1, "the budget was spent")
-        handle = os.memfd_create("shiplap-tune")
-        os.ftruncate(handle, BEAT.size)
-        self._beat = mmap.mmap(handle, BEAT.size)
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
-        # The worker must neither record the calls of a measurement nor use the choices that are about to be replaced.
-        environment = {**os.environ, "SHIPLAP_RECORD": "", "SHIPLAP_TUNED": ""}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "shiplap.tuning.worker", str(handle)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            pass_fds=[handle],
-            env=environment,
-        )
-        os.close(handle)
-        self._mark()
+        """Start the worker. Raises Died."""
+        bounds = Bounds(PATIENCE * self.timeout, memory=sys.maxsize, processes=sys.maxsize)
+        try:
+            self.launcher.ask(ImportModule(CHILD))
+            self._worker = worker = self.launcher.start(bounds=bounds, locked=False)
+        except Ended as e:
+            raise Died(-1, "the budget was spent" if self._closed else str(e)) from None
+        self._heartbeat = heartbeat = Heartbeat()
         self.started += 1
+
+        def current_run() -> tuple[float, float]:
+            """Return the seconds that the run in progress may take, and its start."""
+            index, since = heartbeat.read_run()
+            # Imports and the reference (index 0) take longer than a kernel.
+            return self.timeout * (PATIENCE if index in (-1, 0) else 1), since
+
+        worker.run = current_run
 
     def close(self) -> None:
         """End the worker and start no other. A thread that waits for the worker gets Died."""
         self._closed = True
-        process = self._process
-        if process is not None:
-            process.kill()
         self.launcher.finish()
 
-    def stop(self) -> None:
+    def end_worker(self) -> None:
         """End the worker if it runs."""
-        process, self._process, self._open = self._process, None, ""
-        if process is not None:
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout, self._stderr):
-                if stream is not None:
-                    stream.close()
+        worker, self._worker, self._opened = self._worker, None, None
+        if worker is not None:
+            worker.kill()
+        if self._heartbeat is not None:
+            os.close(self._heartbeat.handle)
+            self._heartbeat = None
 
-    def _mark(self) -> None:
-        assert self._beat is not None
-        BEAT.pack_into(self._beat, 0, -1, time.monotonic())
-
-    def _exchange(self, text: str) -> dict[str, Any]:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._mark()
-        try:
-            process.stdin.write(text.encode() + b"\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            raise self._ended() from None
-        reply = self._reply(process.stdout.fileno())
-        if reply.get("fatal"):
-            self.stop()
-            if "error" in reply:
-                raise Died(formed(reply.get("index"), int), formed(reply["error"], str))
-        return reply
-
-    def _reply(self, pipe: int) -> dict[str, Any]:
-        """Return the next line of the worker, which has to be one JSON object. Raises Died otherwise.
-
-        A candidate in the worker may have written to the same pipe, so the line is not trusted.
-        """
-        line = bytearray()
-        while not line.endswith(b"\n") and len(line) <= REPLY.size:
-            while not select.select([pipe], [], [], 0.2)[0]:
-                self._watch()
-            part = os.read(pipe, 1 << 16)
-            if not part:
-                raise self._ended()
-            line += part
-        try:
-            return formed(safe_io.parse_json(bytes(line), REPLY), dict[str, Any])
-        except (ValueError, Died) as e:
-            index, _ = self._now()
-            self.stop()
-            raise Died(index, f"its process answered what is no answer: {e}") from None
-
-    def _now(self) -> tuple[int, float]:
-        assert self._beat is not None
-        index, since = BEAT.unpack_from(self._beat, 0)
-        return index, since
-
-    def _watch(self) -> None:
-        index, since = self._now()
-        # Imports and the reference (index 0) take longer than a kernel.
-        limit = self.timeout * (10 if index in (-1, 0) else 1)
-        late = time.monotonic() - since
-        if late > limit or not late > -limit:  # a time that is not over yet was not written by the worker
-            self.stop()
-            raise Died(index, f"no answer for {limit:g} s: it hangs, or is hopelessly slow")
-
-    def _ended(self) -> Died:
-        index, _ = self._now()
-        assert self._process is not None
-        code = self._process.wait()
-        how = f"ended the process ({signal.Signals(-code).name if code < 0 else f'exit status {code}'})"
-        assert self._stderr is not None
-        self._stderr.seek(0)
-        last = self._stderr.read().decode(errors="replace").strip().splitlines()[-1:]
-        self.stop()
-        return Died(index, ": ".join([how, *(line[:200] for line in last)]))
+    def stop(self) -> None:
+        """End all processes."""
+        self.end_worker()
+        self.launcher.close()
 
 
 class RemoteBench:
     """A bench whose candidates run in the worker of an ``Isolation``."""
 
     def __init__(self, isolation: Isolation, task: Task, provider: str) -> None:
-        self.isolation, self.task = isolation, task
+        self.isolation, self.task, self.provider = isolation, task, provider
         self._beside = True  # candidates may be compiled side by side
         self._begun = 0  # which worker, counted as they are started, was the last to begin that
-        self._opening = _opening(task, provider)
+        # The worker must neither record the calls of a measurement nor use the choices that are about to be replaced.
+        environment = {**os.environ, "SHIPLAP_RECORD": "", "SHIPLAP_TUNED": ""}
+        opening = _opening(task, provider)
+        self._opening = msgspec.structs.replace(opening, environment=environment, folder=os.getcwd())
 
     def open(self) -> str:
         """Return the reason why the worker cannot serve the task, or an empty text. SL611 if the worker died."""
         try:
-            return str(self.isolation.ask(self._opening, {}).get("closed", ""))
+            self.isolation.open_task(self._opening)
+        except RequestFailed as e:
+            return str(e)
         except Died as e:
             raise self._lost(e) from e
+        return ""
 
     def compile(self, indices: Sequence[int]) -> int:
         begun = 0
         if self._beside:
-            with suppress(Died):
-                begun = formed(self._ask({"do": "compile", "indices": list(indices)}).get("begun", 0), int)
+            with suppress(Died, RequestFailed):
+                begun = self._ask(workers.CompileCandidates(list(indices))).value
         if begun:
             self._begun = self.isolation.started
         return begun
@@ -271,25 +191,30 @@ class RemoteBench:
     def quiet(self) -> None:
         if self._compiling:
             with suppress(Died):  # a dead worker compiles nothing
-                self._ask({"do": "quiet"})
+                self._ask(workers.FinishCompiling())
             self._begun = 0
 
     def verify(self, index: int) -> Outcome:
         try:
-            reply = self._ask({"do": "verify", "index": index})
-            return formed({"problem": reply["error"]} if "error" in reply else reply, Outcome)
+            outcome = self._ask(workers.VerifyCandidate(index)).outcome
+        except RequestFailed as e:
+            return Outcome(str(e))
         except Died as e:
             if not self._compiling:
                 return Outcome(e.how)
             self._beside, self._begun = False, 0  # it may have been another one's compiler: now one after another
             return self.verify(index)
+        if outcome.fatal:
+            self.isolation.end_worker()
+        return outcome
 
     def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
         left, failed = list(indices), {}
         while left:
             try:
-                reply = self._ask({"do": "race", "indices": left, "plan": asdict(plan)})
-                raced = formed(reply, Raced)
+                raced = self._ask(workers.RaceCandidates(left, plan))
+            except RequestFailed as e:
+                raise error("SL611", where=self.task.op.spec.name, got=str(e), expected="timings") from None
             except Died as e:
                 if e.index == COMPILERS:  # of candidates that are not in this race, or are right all the same
                     self._beside, self._begun = False, 0
@@ -299,8 +224,6 @@ class RemoteBench:
                 failed[e.index] = e.how
                 left.remove(e.index)
                 continue
-            if raced.error:
-                raise error("SL611", where=self.task.op.spec.name, got=raced.error, expected="timings")
             return {i: t for i, t in raced.timings.items() if i in left}, failed | raced.failed
         return {}, failed
 
@@ -317,36 +240,37 @@ class RemoteBench:
     @cached_property
     def _judged(self) -> JudgedBench:
         task = self.task
-        return JudgedBench(self.isolation.hosts, task.op, task.inputs, task.candidates, self._opening)
+        opening = _opening(task, self.provider)  # without the environment, which may hold secrets
+        return JudgedBench(self.isolation.hosts, task.op, task.inputs, task.candidates, opening)
 
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        reply = self.isolation.ask(self._opening, request)
-        if "closed" in reply:
-            raise error("SL611", where=self.task.op.spec.name, got=reply["closed"], expected="the op, as before")
-        return reply
+    def _ask(self, message: Request[ReplyT]) -> ReplyT:
+        try:
+            self.isolation.open_task(self._opening)
+        except RequestFailed as e:
+            raise error("SL611", where=self.task.op.spec.name, got=str(e), expected="the op, as before") from None
+        return self.isolation.ask(message)
 
     def _lost(self, e: Died) -> Exception:
         expected = "a worker that imports the op and draws its inputs"
         return error("SL611", where=self.task.op.spec.name, got=e.how, expected=expected)
 
 
-def _opening(task: Task, provider: str) -> dict[str, Any]:
+def _opening(task: Task, provider: str) -> OpenTask:
     """Return the message that opens a task in another process."""
     op = task.op
-    return {
-        "do": "open",
-        "op": op.spec.name,
-        "identity": op.identity,
-        "modules": _modules(op),
-        "file": op.file,
-        "path": sys.path,
-        "recipe": str(task.inputs.recipe),
-        "device": task.inputs.device,
-        "provider": provider,
-        "capture": task.options.capture,
-        "threads": torch.get_num_threads(),
-        "candidates": [{"kernel": c.kernel, "config": c.config.as_dict()} for c in task.candidates],
-    }
+    return OpenTask(
+        op.spec.name,
+        op.identity,
+        _modules(op),
+        op.file,
+        list(sys.path),
+        str(task.inputs.recipe),
+        task.inputs.device,
+        provider,
+        task.options.capture,
+        torch.get_num_threads(),
+        [workers.CandidateName(c.kernel, c.config.as_dict()) for c in task.candidates],
+    )
 
 
 def _homeless(op: Op, provider: str) -> str:

@@ -11,13 +11,14 @@ from shiplap.dispatch.tuned_choices import REFERENCE
 from shiplap.sandbox.candidate import Witness
 from shiplap.sandbox.launcher_pool import standby
 from shiplap.sandbox.proc_filesystem import below, stat_fields
+from shiplap.sandbox.protocol import HEAD, AwaitExit, parse_message
 from shiplap.sandbox.supervisor import Ended, Launcher
 from shiplap.tuning import Isolation, worker_process
 from shiplap.tuning.sandboxed import workers
-from shiplap.tuning.sandboxed.workers import Hosts, Unhosted
+from shiplap.tuning.sandboxed.workers import Hosts, OpenTask, Unhosted
 from tests.tuning import ops
 
-OPENING = {"identity": "it", "path": [], "file": "", "threads": 1}
+OPENING = OpenTask("an::op", "it", [], "", [], "", "cpu", "", "auto", 1, [])
 
 
 # --- the launcher that stays ------------------------------------------------------------------------------------------
@@ -110,10 +111,10 @@ def prepared(monkeypatch):
 def test_as_many_load_at_once_as_there_are_processors(prepared, monkeypatch):
     made, started = prepared
     together = threading.Barrier(2, timeout=20)
-    monkeypatch.setattr(Witness, "load", lambda *_: together.wait())
+    monkeypatch.setattr(Witness, "request", lambda *_: together.wait())
     made.prepare({REFERENCE: 10.0, "one": 1.0, "other": 1.0})
     assert len(started) == 2
-    monkeypatch.setattr(Witness, "load", lambda *_: None)
+    monkeypatch.setattr(Witness, "request", lambda *_: None)
     made.of("other")
     assert len(started) == 3
     made.of("one")
@@ -123,11 +124,11 @@ def test_as_many_load_at_once_as_there_are_processors(prepared, monkeypatch):
 def test_what_fails_is_told_to_who_asks_for_it_and_tried_once_more_after_that(prepared, monkeypatch):
     made, started = prepared
 
-    def load(self, *_):
+    def request(self, *_):
         if self.prisoner.kernel == 1:
             raise Ended("it ended")
 
-    monkeypatch.setattr(Witness, "load", load)
+    monkeypatch.setattr(Witness, "request", request)
     made.prepare({REFERENCE: 10.0, "one": 1.0})
     assert made.of(REFERENCE, 10.0).prisoner is started[0]
     assert made.doubted
@@ -142,16 +143,16 @@ def test_one_question_at_a_time_reaches_a_launcher(monkeypatch):
     launcher, asked = Launcher(), []
     monkeypatch.setattr(launcher, "_ready", lambda: SimpleNamespace(settimeout=lambda seconds: None))
 
-    def send(connection, message, handles):
-        asked.append(message["n"])
+    def send(connection, data, handles):
+        asked.append(parse_message(data[HEAD.size :], AwaitExit).pid)
         time.sleep(0.002)
 
     monkeypatch.setattr("shiplap.sandbox.supervisor.send", send)
-    monkeypatch.setattr("shiplap.sandbox.supervisor.receive", lambda connection: ({"n": asked[-1]}, []))
+    monkeypatch.setattr("shiplap.sandbox.supervisor.receive", lambda connection, kind: (kind(asked[-1]), []))
     wrong = []
 
     def ask(n):
-        wrong.extend(n for _ in range(20) if launcher.ask({"do": "wait", "n": n}) != {"n": n})
+        wrong.extend(n for _ in range(20) if launcher.ask(AwaitExit(n)).value != n)
 
     threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)]
     for thread in threads:

@@ -23,17 +23,17 @@ from shiplap.dispatch.tuned_choices import REFERENCE
 from shiplap.errors import error
 from shiplap.sampling.case import Case
 from shiplap.sampling.run import last_line, tensors
-from shiplap.sandbox.call_batch import Batch, Unsupported
-from shiplap.sandbox.candidate import Expected, Wrong
+from shiplap.sandbox.candidate import Batch, Expected, Wrong
 from shiplap.sandbox.protocol import Arena
 from shiplap.sandbox.source_scan import suspicious_function
+from shiplap.sandbox.supervisor import UnsupportedArguments
 from shiplap.tuning.bench import Belief
 from shiplap.tuning.candidate import Candidate, KernelCandidate
 from shiplap.tuning.inputs import Inputs
 from shiplap.tuning.measure import Plan, Timing, race
 from shiplap.tuning.sandboxed.confirm import Confirmation, Spells, expected_of
 from shiplap.tuning.sandboxed.fresh_inputs import Drawn
-from shiplap.tuning.sandboxed.workers import Hosts, Unhosted
+from shiplap.tuning.sandboxed.workers import Hosts, OpenTask, Unhosted
 from shiplap.tuning.verify import Outcome, cases_of
 
 POISON = (0xFF, 0x55, 0xAA)
@@ -112,9 +112,7 @@ def _few_threads(inputs: Inputs) -> Iterator[None]:
 class JudgedBench:
     """A bench that verifies and times candidates by their index, each kernel in a locked process of its own."""
 
-    def __init__(
-        self, hosts: Hosts, op: Op, drawn: Inputs, candidates: Sequence[Candidate], opening: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, hosts: Hosts, op: Op, drawn: Inputs, candidates: Sequence[Candidate], opening: OpenTask) -> None:
         self.hosts, self.op, self.candidates, self.opening = hosts, op, candidates, opening
         self.inputs = replace(drawn, seed=secrets.randbits(40))  # no candidate can predict these values
         self._expected: dict[int, Expected] = {}
@@ -166,13 +164,13 @@ class JudgedBench:
         """Do nothing: every process is stopped unless a request to it is pending."""
 
     def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> Batch:
-        """Return calls of a candidate, ready in its process. Raises Wrong, Unsupported or Unhosted.
+        """Return calls of a candidate, ready in its process. Raises Wrong, UnsupportedArguments or Unhosted.
 
         Index -1 computes nothing, in the process of the reference.
         """
         name = self.candidates[max(index, 0)].kernel
         witness = self.hosts.of(name, 10.0 if index <= 0 else 1.0)
-        return Batch(witness, {"index": index, "poison": poison}, sets, blank=index < 0)
+        return Batch(witness, index, sets, poison)
 
     def verify(self, index: int) -> Outcome:
         # Without results of the reference nothing can be compared, and each candidate would fail for this one reason.
@@ -184,7 +182,7 @@ class JudgedBench:
             try:
                 with _few_threads(self.inputs):
                     problem = self._look(index, number, case)
-            except Unsupported as e:
+            except UnsupportedArguments as e:
                 if number > 1:  # of other sizes than the call
                     continue
                 return Outcome(str(e), refused=True)
@@ -243,7 +241,7 @@ class JudgedBench:
     def _entered(self, index: int) -> Batch:
         try:
             return self.batch(index, [self.inputs.real[0].args])
-        except (Wrong, Unsupported, Unhosted) as e:
+        except (Wrong, UnsupportedArguments, Unhosted) as e:
             raise _Lost(index, str(e)) from None
 
     def confirm(

@@ -22,9 +22,8 @@ from shiplap.sampling.case import Case
 from shiplap.sampling.compare import Difference, agrees, close, reduction
 from shiplap.sampling.perturb import Fresh, swapped
 from shiplap.sampling.run import reference, reference64, tensors
-from shiplap.sandbox.call_batch import Batch, Unsupported
-from shiplap.sandbox.candidate import Expected, Wrong
-from shiplap.sandbox.supervisor import Took
+from shiplap.sandbox.candidate import Batch, Expected, Wrong
+from shiplap.sandbox.supervisor import Took, UnsupportedArguments
 from shiplap.tuning.bench import Belief
 from shiplap.tuning.candidate import Candidate
 from shiplap.tuning.inputs import Inputs
@@ -139,7 +138,7 @@ class Spells:
             for index in self._took:
                 try:
                     batches[index] = stack.enter_context(self.bench.batch(index, known))
-                except (Wrong, Unsupported, Unhosted) as e:
+                except (Wrong, UnsupportedArguments, Unhosted) as e:
                     return {index: self._why(index, e)}
             for cases in values:
                 expected = [expected_of(self.op, case) for case in cases] if any(self.claims) else []
@@ -216,12 +215,12 @@ class Confirmation:
             looks.in_place()
             looks.many()
             looks.others()
-        except (Unsupported, Wrong, Unhosted) as e:
+        except (UnsupportedArguments, Wrong, Unhosted) as e:
             return self._evidence(index, e)
         return ""
 
     def _evidence(self, index: int, e: Exception) -> str:
-        if isinstance(e, Unsupported):
+        if isinstance(e, UnsupportedArguments):
             return f"does not serve other values of this size: {e}"
         if isinstance(e, Wrong):
             self.bench.ended(index, e)
@@ -308,7 +307,7 @@ class _Looks:
                     if number == BATCHES - 2:
                         each = max(spell.took.quiet / MOST, 1e-6)
                         batch.sample(max(MOST, min(LATER, int(LONGEST / each))))
-            except Unsupported:
+            except UnsupportedArguments:
                 return
             if monotonic() > self.ends:
                 return
@@ -334,7 +333,7 @@ class _Looks:
             with self.bench.batch(self.index, [case.args for case, _ in pairs]) as batch:
                 batch.go([expected for _, expected in pairs])
                 return
-        except Unsupported:
+        except UnsupportedArguments:
             pass
         except Wrong as e:
             if e.check != "raised":
