@@ -13,7 +13,7 @@ from shiplap.judge.clock import Doubt, _timed
 from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.target import Target
 from shiplap.judge.variants import Form
-from shiplap.sandbox.candidate import Call
+from shiplap.sandbox.candidate import CallOutcome
 from shiplap.sandbox.protocol import Inspect
 from shiplap.sandbox.supervisor import Bounds, Ended
 from shiplap_testing.effort import sampled
@@ -178,8 +178,8 @@ def test_a_process_runs_while_it_is_asked_and_only_then(launcher):
 def test_a_call_that_waits_is_not_credited_for_it(waits):
     """A process can make itself wait: what it did meanwhile, by a thread that has ended, nobody would count."""
 
-    def calls(wall: float) -> list[Call]:
-        return [Call(wall, wall * (1.0 - waits), wall, 0.0)] * 6
+    def calls(wall: float) -> list[CallOutcome]:
+        return [CallOutcome(wall, wall * (1.0 - waits), wall, 0.0)] * 6
 
     args = torch.rand(4, 4), torch.rand(4, 4)
     problem = FunctionProblem("matmul", torch.matmul, lambda: args, 0.0, vary_shapes=False)
@@ -191,7 +191,7 @@ def test_a_call_that_waits_is_not_credited_for_it(waits):
 
 @pytest.mark.parametrize("name", ["candidate", "reference"])
 def test_only_the_processes_that_are_trusted_say_that_the_machine_is_busy(name):
-    quiet, waiting = [Call(1e-3, 1e-3, 1e-3, 0.0)], [Call(1e-3, 1e-5, 1e-3, 0.0)]
+    quiet, waiting = [CallOutcome(1e-3, 1e-3, 1e-3, 0.0)], [CallOutcome(1e-3, 1e-5, 1e-3, 0.0)]
     calls = {"candidate": quiet, "reference": quiet, "nothing": quiet, name: waiting}
     assert Doubt("impossible", "", calls).proven is (name == "candidate")
 

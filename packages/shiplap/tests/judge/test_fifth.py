@@ -7,7 +7,7 @@ import torch
 
 import shiplap as sl
 from shiplap.sampling.compare import Difference
-from shiplap.sandbox.candidate import Expected, Witness, Wrong
+from shiplap.sandbox.candidate import ExpectedEffects, Witness, CandidateError
 from shiplap.sandbox.protocol import Arena, LoadTarget
 from shiplap.sandbox.supervisor import Bounds
 from shiplap_testing.effort import sampled
@@ -49,11 +49,11 @@ def witness(launcher, tmp_path):
 def looked_at(witness):
     """What the referee sees of a candidate that it calls a few times, whatever the results are; and its operators."""
     args = torch.rand(24, 16), torch.rand(16, 8)
-    expected = Expected([torch.empty(24, 8)], lambda got: Difference())
+    expected = ExpectedEffects([torch.empty(24, 8)], lambda got: Difference())
     try:
         listed = [witness.ops(args, expected) for _ in range(2)]
         witness.intact()
-    except Wrong as e:
+    except CandidateError as e:
         return e.check, []
     return "", listed[-1]
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import shiplap as sl
-from shiplap.judge.checks import ENOUGH, leaked
+from shiplap.judge.checks import ENOUGH, describe_leak
 from shiplap.sandbox.proc_filesystem import Holds
 from shiplap.sandbox.protocol import Inspect, pack_message, send
 from shiplap.sandbox.source_scan import constants, suspicious
@@ -131,7 +131,7 @@ def test_sources_beside_a_candidate_are_those_that_it_names(tmp_path):
     ],
 )
 def test_what_is_taken_for_each_call_is_a_leak(after, told):
-    leak = leaked(Holds(8, 2, 1 << 20), after, ENOUGH)
+    leak = describe_leak(Holds(8, 2, 1 << 20), after, ENOUGH)
     assert (told in leak) if told else not leak
 
 

@@ -9,7 +9,7 @@ import shiplap as sl
 from shiplap.judge.options import Budget
 from shiplap.judge.problem import FunctionProblem
 from shiplap.sandbox.protocol import Arena, Inspect, LoadTarget
-from shiplap.sandbox.supervisor import Bounds, Ended, Late, Launcher, remove
+from shiplap.sandbox.supervisor import Bounds, Ended, Late, Launcher, remove_folder
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.test_cheats import REFERENCE
@@ -158,7 +158,7 @@ def test_a_folder_with_more_than_can_be_removed_in_time_is_left_to_its_remover(t
     for number in range(3000):
         (home / str(number)).touch()
     began = time.monotonic()
-    remove(str(home), seconds=0.0)
+    remove_folder(str(home), seconds=0.0)
     while home.exists():
         assert time.monotonic() - began < 60.0
         time.sleep(0.01)

@@ -14,7 +14,7 @@ from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.result import Timed
 from shiplap.judge.variants import Form
 from shiplap.sandbox import candidate
-from shiplap.sandbox.candidate import Call, Witness, Wrong, of_a_process
+from shiplap.sandbox.candidate import CallOutcome, Witness, CandidateError, check_process_state
 from shiplap.sandbox.protocol import (
     BrokenMessage,
     CallTraces,
@@ -83,9 +83,9 @@ def test_nobody_parses_a_source_without_end(tmp_path):
 
 @pytest.mark.parametrize("traces", [{"raced": True}, {"left": ["signal handlers"]}, {"threads": 2}])
 def test_what_a_process_tells_of_a_call_on_a_device_counts(traces):
-    with pytest.raises(Wrong):
-        of_a_process(CallTraces(**traces))
-    of_a_process(CallTraces())
+    with pytest.raises(CandidateError):
+        check_process_state(CallTraces(**traces))
+    check_process_state(CallTraces())
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_result_in_much_more_memory_than_it_needs_is_not_read():
     assert 63 * like.numel() * like.itemsize > candidate.PADDED / 2
     like = torch.empty(1 << 22)
     told = TensorPlace("float32", [1 << 22], [63], 0, "cpu")
-    with pytest.raises(Wrong, match="strides"):
+    with pytest.raises(CandidateError, match="strides"):
         Witness.__new__(Witness)._tensor(0, told, like)
 
 
@@ -135,7 +135,7 @@ class Played:
         self.seconds = seconds
 
     def call(self, args):
-        return Call(self.seconds, self.seconds, self.seconds, 0.0)
+        return CallOutcome(self.seconds, self.seconds, self.seconds, 0.0)
 
 
 @pytest.mark.parametrize(("now", "expected"), [(5e-3, 5e-3), (9e-3, 7e-3)])
@@ -152,8 +152,8 @@ def test_the_reference_is_timed_without_the_candidate_too(now, expected):
 def test_a_clock_that_hides_time_is_doubted():
     problem = FunctionProblem("matmul", torch.matmul, lambda: ARGS, 0.0, vary_shapes=False)
 
-    def calls(wall: float, spent: float) -> list[Call]:
-        return [Call(wall, wall, spent, 0.0)] * 6
+    def calls(wall: float, spent: float) -> list[CallOutcome]:
+        return [CallOutcome(wall, wall, spent, 0.0)] * 6
 
     made = {"candidate": calls(9e-3, 1e-5), "reference": calls(5e-3, 5e-3), "nothing": calls(1e-3, 0.0)}
     with pytest.raises(Doubt, match="outside the call"):

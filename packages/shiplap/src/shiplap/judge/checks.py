@@ -22,19 +22,19 @@ from shiplap.judge.target import Subject, Target
 from shiplap.judge.variants import CHANCE, Form
 from shiplap.sampling.compare import Reduction
 from shiplap.sampling.compare_to_reference import settle
-from shiplap.sandbox.candidate import Witness, Wrong
+from shiplap.sandbox.candidate import Witness, CandidateError
 from shiplap.sandbox.proc_filesystem import Holds, holds
 from shiplap.sandbox.protocol import OperatorUse
 
-Report = Callable[[str, int, int], None]
+ProgressReport = Callable[[str, int, int], None]
 ENOUGH, EARLY = 100, 30  # calls in all, and calls after which lazy allocations are over
 EACH, BYTES = 0.5, 32 << 20  # a leak: files or threads for each further call, or bytes in all
-GRADIENTS = 4  # other forms on which gradients are compared
-WAYS = ("plain", "one", "turned")  # memory layouts of the gradients of results, in turn
+GRADIENT_FORMS = 4  # other forms on which gradients are compared
+GRADIENT_LAYOUTS = ("plain", "one", "turned")  # memory layouts of the gradients of results, in turn
 
 
 @dataclass
-class Case:
+class JudgeSession:
     """The request of one judgement, and the findings so far.
 
     Attributes:
@@ -52,7 +52,7 @@ class Case:
     subject: Subject
     candidate: Target
     reference: Target
-    report: Report
+    report: ProgressReport
     budget: Budget
     reasons: list[Reason] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Case:
         """A context that turns an error of the candidate into a reason, with ``label`` as its input."""
         try:
             yield
-        except Wrong as e:
+        except CandidateError as e:
             self.reasons.append(Reason(e.check, e.evidence, label))
 
 
@@ -100,8 +100,8 @@ class Endurance:
                 if self.made == EARLY:
                     self._early = self._held()
                 args = self.problem.draw(form)
-        if self.made == ENOUGH and (leak := leaked(self._early, self._held(), ENOUGH - EARLY)):
-            raise Wrong("leaks", leak)
+        if self.made == ENOUGH and (leak := describe_leak(self._early, self._held(), ENOUGH - EARLY)):
+            raise CandidateError("leaks", leak)
 
     def _held(self) -> Holds:
         """Return the resources of the process, without the arguments and results that it keeps on request."""
@@ -109,7 +109,7 @@ class Endurance:
         return Holds(now.files - files, now.threads, now.memory - size)
 
 
-def leaked(before: Holds, after: Holds, calls: int) -> str:
+def describe_leak(before: Holds, after: Holds, calls: int) -> str:
     """Return a description of the resource that grows with each call, or an empty text."""
     for what, first, last in (("files", before.files, after.files), ("threads", before.threads, after.threads)):
         if last - first >= EACH * calls:
@@ -119,21 +119,21 @@ def leaked(before: Holds, after: Holds, calls: int) -> str:
     return ""
 
 
-def renewed(state: dict[str, Tensor], load: Callable[[dict[str, Tensor]], bool], *, zeros: bool = True) -> bool:
+def change_parameters(state: dict[str, Tensor], load: Callable[[dict[str, Tensor]], bool], *, zeros: bool = True) -> bool:
     """Change the parameters in ``state``, and load them with ``load``. Return False if that is not
     possible.
 
     Each number is multiplied by a random factor of its own, so that positive numbers stay positive. With ``zeros``, a
     parameter of zeros only, as a bias often is at first, gets positive numbers.
     """
-    other = {k: _other(v, zeros=zeros) for k, v in state.items()}
+    other = {k: _scaled_parameter(v, zeros=zeros) for k, v in state.items()}
     if not other or not load(other):
         return False
     state.update(other)
     return True
 
 
-def _other(value: Tensor, *, zeros: bool) -> Tensor:
+def _scaled_parameter(value: Tensor, *, zeros: bool) -> Tensor:
     """Return random values of the same signs and about the same sizes as those of a parameter."""
     if not value.is_floating_point():
         return value.clone()
@@ -144,7 +144,7 @@ def _other(value: Tensor, *, zeros: bool) -> Tensor:
     return (value.double() * factor.to(value.device)).to(value.dtype)
 
 
-def renew(case: Case, witness: Witness, form: Form) -> None:
+def check_new_parameters(case: JudgeSession, witness: Witness, form: Form) -> None:
     """Change the parameters of reference and candidate, then compare a call and the state of the module after it.
 
     A candidate that computed something from the first values of its parameters has wrong results now.
@@ -153,7 +153,7 @@ def renew(case: Case, witness: Witness, form: Form) -> None:
     state = case.subject.state
     with case.noting(f"{form.label}, other parameters"), pace.step(witness.prisoner):
         for zeros in (True, False):
-            if not renewed(state, lambda new: witness.renew(new) and problem.renew(new), zeros=zeros):
+            if not change_parameters(state, lambda new: witness.renew(new) and problem.renew(new), zeros=zeros):
                 if state:
                     case.unchecked.append("other values of the parameters: the candidate has none of the same names")
                 return
@@ -168,7 +168,7 @@ def renew(case: Case, witness: Witness, form: Form) -> None:
             return
 
 
-def compare_gradients(case: Case, witness: Witness, forms: Sequence[Form], ends: float) -> None:
+def compare_gradients(case: JudgeSession, witness: Witness, forms: Sequence[Form], ends: float) -> None:
     """Compare gradients on the first form twice, on timed forms, and on a secret choice of others.
 
     No further form is begun after ``ends``.
@@ -178,26 +178,26 @@ def compare_gradients(case: Case, witness: Witness, forms: Sequence[Form], ends:
         case.unchecked.append("gradients")
         return
     others = [f for f in forms if (f.shapes, f.recipe) != (forms[0].shapes, forms[0].recipe)]
-    others = CHANCE.sample(others, min(GRADIENTS, len(others)))
+    others = CHANCE.sample(others, min(GRADIENT_FORMS, len(others)))
     compared = 0
     for number, form in enumerate((forms[0], *(f for f in forms if f.timed), *others, forms[0])):
         if compared and time.monotonic() > ends:
             case.missing["gradients"] = f"only {compared} were reached in the time"
             return
         with case.noting(f"gradients of {form.label}"):
-            compared += _gradients_of(case, witness, form, WAYS[number % len(WAYS)])
+            compared += _compare_form_gradients(case, witness, form, GRADIENT_LAYOUTS[number % len(GRADIENT_LAYOUTS)])
         if case.reasons:
             return
     if not compared:
         case.unchecked.append("gradients: the reference has none")
 
 
-def _gradients_of(case: Case, witness: Witness, form: Form, way: str) -> bool:
+def _compare_form_gradients(case: JudgeSession, witness: Witness, form: Form, way: str) -> bool:
     """Compare the gradients on one form. Return False if the reference has none there. Raises Wrong."""
     args = case.problem.draw(form)
     try:
         outs = [o for o in case.problem.expect(form, args).own if o.is_floating_point()]
-        seeds = [_incoming(o, way) for o in outs]
+        seeds = [_draw_output_gradient(o, way) for o in outs]
         own = case.problem.gradients(args, seeds, wide=False)
         wide = case.problem.gradients(args, seeds, wide=True)
     except Exception:  # the reference refuses these values, or has no gradient
@@ -211,11 +211,11 @@ def _gradients_of(case: Case, witness: Witness, form: Form, way: str) -> bool:
     sums = Reduction(max(1, max((o.numel() for o in own), default=1)))
     recompute = partial(case.problem.gradients, args, seeds, wide=True)
     if problem := settle(got, own, wide, sums, recompute, case.problem.tolerance).problem:
-        raise Wrong("gradients", problem)
+        raise CandidateError("gradients", problem)
     return True
 
 
-def _incoming(result: Tensor, way: str) -> Tensor:
+def _draw_output_gradient(result: Tensor, way: str) -> Tensor:
     """Return a random gradient of ``result`` in the memory layout ``way``.
 
     The layouts are rows, columns (``"turned"``), and one number for all elements (``"one"``), as behind a sum.
@@ -228,7 +228,7 @@ def _incoming(result: Tensor, way: str) -> Tensor:
     return torch.randn(result.shape, dtype=torch.float64).to(result.device, result.dtype)
 
 
-def resubmitted(reference: list[OperatorUse] | str, candidate: list[OperatorUse] | str) -> str:
+def describe_resubmission(reference: list[OperatorUse] | str, candidate: list[OperatorUse] | str) -> str:
     """Return why a candidate is the reference again, or an empty text.
 
     The condition is that a call runs each operator of the reference: on the same shapes or, if the reference runs
@@ -237,14 +237,14 @@ def resubmitted(reference: list[OperatorUse] | str, candidate: list[OperatorUse]
     if isinstance(reference, str) or isinstance(candidate, str) or not reference:
         return ""
     same = not Counter(map(str, reference)) - Counter(map(str, candidate))
-    wanted, ran = _work(reference), _work(candidate)
+    wanted, ran = _count_operator_elements(reference), _count_operator_elements(candidate)
     if not same and (len(wanted) < 2 or any(ran[what] < count for what, count in wanted.items())):
         return ""
     names = ", ".join(dict.fromkeys(use.name for use in reference))
     return f"it runs the framework's own operators as the reference does: {names}"[:300]
 
 
-def _work(operators: list[OperatorUse]) -> Counter[str]:
+def _count_operator_elements(operators: list[OperatorUse]) -> Counter[str]:
     """Count the elements on which each operator ran, keyed by operator and length of rows.
 
     An operator that runs on parts of a tensor therefore counts as much as one that runs on the whole.

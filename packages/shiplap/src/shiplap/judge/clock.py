@@ -24,7 +24,7 @@ from shiplap.judge.result import Timed
 from shiplap.judge.variants import Form
 from shiplap.sampling.case import tree_map
 from shiplap.sampling.run import tensors
-from shiplap.sandbox.candidate import Call, Witness, Wrong
+from shiplap.sandbox.candidate import CallOutcome, Witness, CandidateError
 
 # Fewer rounds say too little about the least time of a call.
 LEAST = 5
@@ -33,14 +33,14 @@ BUSY = 0.2  # share of waiting for a processor from which load may explain a tim
 DISTRUST, SLACK = 0.5, 500e-6  # the greatest difference of the two clocks: share of the time, and seconds
 
 
-class Doubt(Wrong):
+class Doubt(CandidateError):
     """Raised for times that are not plausible.
 
     ``busy`` is the share of the time in which the timed processes waited for a processor. Calls of the candidate are
     left out of this share, since a candidate can make itself wait.
     """
 
-    def __init__(self, check: str, evidence: str, calls: Mapping[str, Sequence[Call]]) -> None:
+    def __init__(self, check: str, evidence: str, calls: Mapping[str, Sequence[CallOutcome]]) -> None:
         super().__init__(check, evidence)
         made = [c for name, each in calls.items() if name != "candidate" for c in each]
         self.busy = 1.0 - sum(c.quiet for c in made) / max(sum(c.wall for c in made), 1e-9)
@@ -87,8 +87,8 @@ def measure(problem: Problem, form: Form, judged: Mapping[str, Witness], rounds:
     """
     # Caches are emptied before each call, since this process has just written the arguments.
     flush, order = torch.empty(FLUSHED, dtype=torch.uint8), list(judged)
-    calls: dict[str, list[Call]] = {name: [] for name in order}
-    repeated: list[Call] = []
+    calls: dict[str, list[CallOutcome]] = {name: [] for name in order}
+    repeated: list[CallOutcome] = []
     for number in range(rounds):
         with pace.step():
             args = problem.draw(form)
@@ -116,7 +116,7 @@ def alone(problem: Problem, form: Form, judged: Mapping[str, Witness], timed: Ti
     The candidate is stopped while others are timed, but work that it left to a device or to the system may go on.
     """
     flush = torch.empty(FLUSHED, dtype=torch.uint8)
-    calls: dict[str, list[Call]] = {name: [] for name in judged}
+    calls: dict[str, list[CallOutcome]] = {name: [] for name in judged}
     for number in range(LEAST):
         args = problem.draw(form)
         for name, witness in judged.items():
@@ -129,7 +129,7 @@ def alone(problem: Problem, form: Form, judged: Mapping[str, Witness], timed: Ti
     return replace(timed, reference=min(timed.reference, times["reference"]), compiled=compiled)
 
 
-def _times(calls: Mapping[str, Sequence[Call]], device: str) -> dict[str, float]:
+def _times(calls: Mapping[str, Sequence[CallOutcome]], device: str) -> dict[str, float]:
     """Return the net seconds of each process except ``"nothing"``.
 
     On a CPU, the time of the exchange is subtracted from the wall time. On a GPU, the exchange copies to and from the
@@ -143,7 +143,7 @@ def _times(calls: Mapping[str, Sequence[Call]], device: str) -> dict[str, float]
     return {n: own[n] if device != "cpu" else max(net[n], own[n]) for n in calls if n != "nothing"}
 
 
-def _remembers(calls: Mapping[str, list[Call]], repeated: list[Call]) -> None:
+def _remembers(calls: Mapping[str, list[CallOutcome]], repeated: list[CallOutcome]) -> None:
     """Raise Doubt where a second call on the same values takes much less time than the first."""
     empty = median([c.quiet for c in calls["nothing"]])
     least = min(c.quiet for c in calls["candidate"]) - empty  # load on the machine delays single calls only
@@ -153,7 +153,7 @@ def _remembers(calls: Mapping[str, list[Call]], repeated: list[Call]) -> None:
         raise Doubt("remembers", evidence, calls)
 
 
-def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mapping[str, list[Call]]) -> Timed:
+def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mapping[str, list[CallOutcome]]) -> Timed:
     """Return the times of one form, after checks of other streams, of the two clocks and of the least possible time."""
     walls = {name: [c.wall for c in made] for name, made in calls.items()}
     nothing = min(walls["nothing"])
@@ -165,7 +165,7 @@ def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mappin
     _agree(calls, min(walls["candidate"]) - nothing, max(nothing, copied), spread)
     late = [c.late for c in calls["candidate"]]
     # Load delays single calls.
-    for seconds, wrong in ((min(late), Wrong), (median(late), partial(Doubt, calls=calls))):
+    for seconds, wrong in ((min(late), CandidateError), (median(late), partial(Doubt, calls=calls))):
         if seconds > SLACK / 5 + 0.1 * times["candidate"]:
             raise wrong("streams", f"work went on for {seconds * 1e6:.0f} us after the call's own stream was done")
     moved = sum(t.numel() * t.itemsize for t in tensors(args))
@@ -185,7 +185,7 @@ def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mappin
     return Timed(form.label, *taken, nothing, light, len(walls["candidate"]))
 
 
-def _agree(calls: Mapping[str, Sequence[Call]], net: float, nothing: float, spread: float) -> None:
+def _agree(calls: Mapping[str, Sequence[CallOutcome]], net: float, nothing: float, spread: float) -> None:
     """Raise Doubt where the wall time of every call is much longer than the time by the candidate's own clock.
 
     ``net`` is the least wall time of its calls without the exchange. ``nothing`` is the time of an exchange.

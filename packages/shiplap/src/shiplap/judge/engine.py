@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shiplap.errors import error
-from shiplap.judge.checks import ENOUGH, Case, Endurance, Report, compare_gradients, renew, resubmitted
+from shiplap.judge.checks import ENOUGH, JudgeSession, Endurance, ProgressReport, compare_gradients, check_new_parameters, describe_resubmission
 from shiplap.judge.clock import LEAST, Doubt, alone, measure
 from shiplap.judge.options import Budget, Options, Pace
 from shiplap.judge.result import JudgeResult, Reason
@@ -21,7 +21,7 @@ from shiplap.judge.target import Target, subject
 from shiplap.judge.variants import Form
 from shiplap.sampling.perturb import nudged
 from shiplap.sampling.run import tensors
-from shiplap.sandbox.candidate import OutOfReach, Witness, Wrong
+from shiplap.sandbox.candidate import DeviceUnavailable, Witness, CandidateError
 from shiplap.sandbox.load_candidate import added
 from shiplap.sandbox.protocol import Arena, LoadTarget
 from shiplap.sandbox.source_scan import constants, suspicious
@@ -48,7 +48,7 @@ def judge(
     inputs: Any = None,
     options: Options | None = None,
     launcher: Launcher | None = None,
-    report: Report = lambda what, done, total: None,
+    report: ProgressReport = lambda what, done, total: None,
     **changes: Any,
 ) -> JudgeResult:
     """Compare ``candidate``, which is not trusted, with ``reference``, which is trusted, and return the verdict.
@@ -92,7 +92,7 @@ def judge(
         vary_shapes=options.vary_shapes,
         seed=secrets.randbits(62),
     )
-    case = Case(options, made, judged, asked, report, budget)
+    case = JudgeSession(options, made, judged, asked, report, budget)
     with ExitStack() as stack:
         home = launcher or stack.enter_context(Launcher())
         _hear(case, home, stack)
@@ -115,7 +115,7 @@ def _shown(target: Target, given: Any) -> str:
     return f"{home}:{target.names[0]}" if named else home
 
 
-def _hear(case: Case, launcher: Launcher, stack: ExitStack) -> None:
+def _hear(case: JudgeSession, launcher: Launcher, stack: ExitStack) -> None:
     """Run all checks in order, and record faults and omissions in ``case``. The order is from cheap to expensive."""
     if case.candidate.file and case.candidate.file == case.reference.file:
         case.missing["separation"] = "reference and candidate are in one file: importing one runs the other"
@@ -126,7 +126,7 @@ def _hear(case: Case, launcher: Launcher, stack: ExitStack) -> None:
     with case.noting("all calls"), _in_time(case):
         try:
             witness = _witness(case, launcher, stack, case.candidate, "function")
-        except OutOfReach as e:
+        except DeviceUnavailable as e:
             case.missing["device"] = str(e)
             return
         witness.intact()
@@ -141,7 +141,7 @@ def _hear(case: Case, launcher: Launcher, stack: ExitStack) -> None:
         _look(case, witness, forms)
         if not case.reasons:
             # Each of the next checks is expensive and needs right results, so a known fault ends the judgement.
-            renew(case, witness, forms[0])
+            check_new_parameters(case, witness, forms[0])
         if not case.reasons:
             _endure(case, witness, forms, case.budget.part(ENDURING))
         if not case.reasons:
@@ -150,7 +150,7 @@ def _hear(case: Case, launcher: Launcher, stack: ExitStack) -> None:
             _settle_timing(case, witness, forms, launcher, stack)
 
 
-def _is_fit(case: Case, forms: Sequence[Form]) -> bool:
+def _is_fit(case: JudgeSession, forms: Sequence[Form]) -> bool:
     """Return whether candidates can be compared with this reference, and note what inputs and results leave open."""
     if case.problem.constant:
         case.unchecked.append("times on the inputs that come with the reference: some are always the same")
@@ -162,7 +162,7 @@ def _is_fit(case: Case, forms: Sequence[Form]) -> bool:
 
 
 @contextmanager
-def _in_time(case: Case) -> Iterator[None]:
+def _in_time(case: JudgeSession) -> Iterator[None]:
     """A context that turns the end of the time of the judgement into an incomplete verdict."""
     try:
         yield
@@ -170,12 +170,12 @@ def _in_time(case: Case) -> Iterator[None]:
         case.missing["time"] = f"{e}: it takes longer than {case.options.seconds:g} s"
 
 
-def _most(case: Case) -> int:
+def _most(case: JudgeSession) -> int:
     """Return the number of other shapes for which there is time. A slow reference gets fewer."""
     return max(LEAST_SHAPES, min(MOST_SHAPES, int(0.02 * case.options.seconds / max(case.problem.takes, 1e-4))))
 
 
-def _hidden(case: Case, target: Target) -> list[str]:
+def _hidden(case: JudgeSession, target: Target) -> list[str]:
     """Return the folders that the process of ``target`` must not read.
 
     That is the folder of the reference, for the candidate, if the judge itself added the folder to ``sys.path``.
@@ -185,7 +185,7 @@ def _hidden(case: Case, target: Target) -> list[str]:
 
 
 def _witness(
-    case: Case, launcher: Launcher, stack: ExitStack, target: Target, kind: str, *, compiled: bool = False
+    case: JudgeSession, launcher: Launcher, stack: ExitStack, target: Target, kind: str, *, compiled: bool = False
 ) -> Witness:
     """Start a sandboxed process and load ``target`` in it. The process ends with ``stack``."""
     folder = str(Path(target.file).parent) if target.file else ""
@@ -223,7 +223,7 @@ def _witness(
     return witness
 
 
-def _look(case: Case, witness: Witness, forms: Sequence[Form]) -> None:
+def _look(case: JudgeSession, witness: Witness, forms: Sequence[Form]) -> None:
     """Compare the candidate with the reference on every form. Forms that will be timed come first,
     and a second time.
     """
@@ -245,7 +245,7 @@ def _look(case: Case, witness: Witness, forms: Sequence[Form]) -> None:
         case.missing["inputs"] = "the reference took none of the inputs"
 
 
-def _look_at(case: Case, witness: Witness, form: Form, pace: Pace) -> None:
+def _look_at(case: JudgeSession, witness: Witness, form: Form, pace: Pace) -> None:
     """Compare the results on one form.
 
     A form that will be timed is also called on slightly different values, and on new values in the tensors of the last
@@ -275,7 +275,7 @@ def _look_at(case: Case, witness: Witness, form: Form, pace: Pace) -> None:
     look(case.problem.draw(form), in_place=True)
 
 
-def _endure(case: Case, witness: Witness, forms: Sequence[Form], ends: float) -> None:
+def _endure(case: JudgeSession, witness: Witness, forms: Sequence[Form], ends: float) -> None:
     """Call the candidate many times on the smallest form, and note it if the candidate is too slow for all calls."""
     drawn = [(f, case.problem.draw(f)) for f in forms]
     form, args = min(drawn, key=lambda pair: sum(t.numel() for t in tensors(pair[1])))
@@ -289,18 +289,18 @@ def _endure(case: Case, witness: Witness, forms: Sequence[Form], ends: float) ->
         case.missing["calls"] = f"{many.made} of {ENOUGH} calls of the smallest shapes: the candidate takes too long"
 
 
-def _settle_timing(case: Case, witness: Witness, forms: Sequence[Form], launcher: Launcher, stack: ExitStack) -> None:
+def _settle_timing(case: JudgeSession, witness: Witness, forms: Sequence[Form], launcher: Launcher, stack: ExitStack) -> None:
     """Check that the candidate is not the reference again, then time all timed forms."""
     twin = _witness(case, launcher, stack, case.reference, case.subject.kind)
     form = next((f for f in forms if f.timed), forms[0])
     args = case.problem.draw(form)
     expected = case.problem.expect(form, args)
     first = witness.ops(args, expected)
-    if same := resubmitted(twin.ops(args, expected, trusted=True), first):
-        raise Wrong("resubmitted", same)
+    if same := describe_resubmission(twin.ops(args, expected, trusted=True), first):
+        raise CandidateError("resubmitted", same)
     # A candidate may hide its operators in the first call only.
     if witness.ops(args, expected) != first:
-        raise Wrong("remembers", "a second call on the same values runs other operators than the first")
+        raise CandidateError("remembers", "a second call on the same values runs other operators than the first")
     witness.intact()
     timed = [f for f in forms if f.timed]
     if not case.options.timed:
@@ -311,7 +311,7 @@ def _settle_timing(case: Case, witness: Witness, forms: Sequence[Form], launcher
     if case.options.compiled:
         try:
             judged["compiled"] = _compiled(case, launcher, stack, timed)
-        except (Wrong, Late) as e:
+        except (CandidateError, Late) as e:
             case.unchecked.append(f"torch.compile of the reference: {e}"[:200])
     # From here on, a process that it started could compute while the candidate itself is stopped.
     witness.prisoner.sweep()
@@ -334,7 +334,7 @@ def _settle_timing(case: Case, witness: Witness, forms: Sequence[Form], launcher
     case.timings[:] = [alone(case.problem, by_label[t.input], judged, t, pace) for t in case.timings]
 
 
-def _time(case: Case, form: Form, judged: Mapping[str, Witness], seconds: float) -> None:
+def _time(case: JudgeSession, form: Form, judged: Mapping[str, Witness], seconds: float) -> None:
     """Time one form, and measure implausible times again.
 
     If they stay implausible, the verdict is incomplete where load on the machine may be the reason. Otherwise Doubt is
@@ -354,7 +354,7 @@ def _time(case: Case, form: Form, judged: Mapping[str, Witness], seconds: float)
     case.missing[f"time of {form.label}"] = f"the machine is busy: {doubt.evidence}; {waited}"
 
 
-def _compiled(case: Case, launcher: Launcher, stack: ExitStack, timed: Sequence[Form]) -> Witness:
+def _compiled(case: JudgeSession, launcher: Launcher, stack: ExitStack, timed: Sequence[Form]) -> Witness:
     """Start a process with the compiled reference, and compile it for each form that will be timed."""
     made = _witness(case, launcher, stack, case.reference, case.subject.kind, compiled=True)
     made.prisoner.until = case.budget.part(COMPILING)

@@ -25,7 +25,7 @@ from shiplap.sampling.recipe import Recipe
 from shiplap.sampling.run import last_line, split, tensors, widen
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import free_dims
-from shiplap.sandbox.candidate import Expected, Wrong
+from shiplap.sandbox.candidate import ExpectedEffects, CandidateError
 from shiplap.sandbox.protocol import leaves, nested, overlaps
 from shiplap.sandbox.rng_state import places
 
@@ -70,7 +70,7 @@ class Problem:
         """Return the length of the sums behind one element of the results."""
         raise NotImplementedError
 
-    def expect(self, form: Form, args: Args) -> Expected:
+    def expect(self, form: Form, args: Args) -> ExpectedEffects:
         """Run the reference on copies of ``args`` and return its effects."""
         with torch.no_grad():
             given = tree_map(lambda t: t.detach().clone(), args)
@@ -97,7 +97,7 @@ class Problem:
             return settle(list(got), own, wide, sums, recompute, self.tolerance)
 
         lies = nested(result) if self.compares_nesting else ""
-        return Expected(own, against, changed, aliased, lies, loose)
+        return ExpectedEffects(own, against, changed, aliased, lies, loose)
 
     def _wide(self, precise: Args, changed: tuple[int, ...], own: list[Tensor]) -> list[Tensor]:
         """Return the effects of the reference in float64, or ``own`` if the reference refuses float64."""
@@ -141,7 +141,7 @@ class Problem:
                 return None
         return "results", "the reference has nearly the same results for all inputs: a constant would do"
 
-    def _own(self, args: Args, like: Expected) -> list[Tensor]:
+    def _own(self, args: Args, like: ExpectedEffects) -> list[Tensor]:
         """Return the effects of the reference in its own precision."""
         with torch.no_grad():
             return self._run(self.call, args, like.changed)
@@ -175,7 +175,7 @@ class Problem:
         # Without a call so far, 1,024 terms are assumed.
         sums = Reduction(max(self.terms.values(), default=1 << 10))
         if problem := settle(list(got), own, wide, sums, lambda: wide, max(self.tolerance, KEPT)).problem:
-            raise Wrong("state", f"{', '.join(expected)} after a call: {problem}")
+            raise CandidateError("state", f"{', '.join(expected)} after a call: {problem}")
 
     def flops(self, args: Args) -> int:
         """Return the number of operations in the matrix products of the reference."""

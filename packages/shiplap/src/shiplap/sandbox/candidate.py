@@ -26,7 +26,7 @@ from shiplap.sandbox.protocol import (
     TensorPlace,
     extent,
     identical,
-    offsets_of,
+    packed_offsets,
     overlaps,
     plain,
 )
@@ -38,14 +38,14 @@ LEAST, MOST, ROOM = 5, 128, 64 << 20
 SPREAD = 64  # the greatest span in memory of a result, as a multiple of its elements
 PADDED = 256 << 20  # bytes of that span; twice the length of the result if that is more
 ReplyT = TypeVar("ReplyT", bound=Reply)
-_numbers = count(1)
+_batch_numbers = count(1)
 
 
 Spans: TypeAlias = list[tuple[int, bytearray]]  # addresses of results, and their bytes
 Pieces: TypeAlias = list[tuple[int, int, int]]  # mapped parts of the file of arguments: address, bytes, offset
 
 
-class Wrong(Exception):
+class CandidateError(Exception):
     """Raised for a fault of a candidate: the check that found it, the evidence, and the number of
     the call in a batch.
     """
@@ -55,12 +55,12 @@ class Wrong(Exception):
         self.check, self.evidence, self.call = check, plain(evidence), call
 
 
-class OutOfReach(Exception):
+class DeviceUnavailable(Exception):
     """Raised if a locked process cannot use the device, which is no fault of the candidate."""
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedEffects:
     """The effects of the reference on one draw of arguments: its results, then the arguments that it changes.
 
     Attributes:
@@ -81,7 +81,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Call:
+class CallOutcome:
     """The times and the error of one call.
 
     Attributes:
@@ -98,24 +98,24 @@ class Call:
     error: float = 0.0
 
 
-def of_a_process(traces: protocol.CallTraces) -> None:
+def check_process_state(traces: protocol.CallTraces) -> None:
     """Raise Wrong for other work of the process around a call: on streams, in threads, or on its state."""
     if traces.raced:
-        raise Wrong("streams", "a result was not complete when the call's own stream was done")
+        raise CandidateError("streams", "a result was not complete when the call's own stream was done")
     if traces.left:
-        raise Wrong("state", f"it leaves changed between its calls: {traces.left}"[:300])
+        raise CandidateError("state", f"it leaves changed between its calls: {traces.left}"[:300])
     if traces.threads:
-        raise Wrong("threads", "threads that it started run between its calls")
+        raise CandidateError("threads", "threads that it started run between its calls")
 
 
-def as_it_should_lie(reply: protocol.CallPlaces, expected: Expected) -> None:
+def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -> None:
     """Raise Wrong for results in other containers, and for results whose elements share memory."""
     lies = reply.structure  # calls on a GPU do not report it
     if expected.nested and lies is not None and lies != expected.nested:
-        raise Wrong("results", f"results that lie as {lies[:80]}, expected {expected.nested[:80]}")
+        raise CandidateError("results", f"results that lie as {lies[:80]}, expected {expected.nested[:80]}")
     for number, place in enumerate(reply.outs if not expected.overlapping else ()):
         if isinstance(place, TensorPlace) and overlaps(place.shape, place.stride):
-            raise Wrong("results", f"elements of result {number} lie in the same place")
+            raise CandidateError("results", f"elements of result {number} lie in the same place")
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Given:
     def of(cls, handle: int, packed: Packed) -> Given:
         """Return the arguments with the description ``packed`` in the file of ``handle``."""
         stat = os.fstat(handle)
-        return cls((stat.st_dev, stat.st_ino), tuple(offsets_of(packed)))
+        return cls((stat.st_dev, stat.st_ino), tuple(packed_offsets(packed)))
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Witness:
         try:
             self.prisoner.ask(protocol.CheckDevice(device))
         except RequestFailed as e:
-            raise OutOfReach(f"the sandboxed process cannot use {device}: {str(e)[:200]}") from None
+            raise DeviceUnavailable(f"the sandboxed process cannot use {device}: {str(e)[:200]}") from None
 
     def load(self, target: protocol.LoadTarget, arena: Arena) -> None:
         """Import the target in the process, with arguments that lie in ``arena``. Raises Wrong if that fails."""
@@ -181,12 +181,12 @@ class Witness:
         except Late:
             raise
         except Ended as e:
-            raise Wrong("process", str(e)) from None
+            raise CandidateError("process", str(e)) from None
         except RequestFailed as e:
-            raise Wrong(check, str(e)) from None
+            raise CandidateError(check, str(e)) from None
 
     def ops(
-        self, args: Sequence[Any], expected: Expected, *, trusted: bool = False
+        self, args: Sequence[Any], expected: ExpectedEffects, *, trusted: bool = False
     ) -> list[protocol.OperatorUse] | str:
         """Return each operator of torch that a call runs, or a text that says why they cannot be listed.
 
@@ -196,16 +196,16 @@ class Witness:
         arena = Arena()
         try:
             reply = self._ask(protocol.ListOperators(arena.pack(list(args))), arena, "operators")
-        except Wrong as e:
+        except CandidateError as e:
             if e.check != "operators":
                 raise
             return e.evidence[:200]
         if not trusted:
-            of_a_process(reply.traces)
+            check_process_state(reply.traces)
         outs = len(expected.own) - len(expected.changed)
         got = self._results(reply.outs, expected.own[:outs])[0]
         if not expected.changed and (problem := _compare(expected, got).problem):
-            raise Wrong("values", f"{problem}, while its operators are listed")
+            raise CandidateError("values", f"{problem}, while its operators are listed")
         return reply.operators
 
     def intact(self) -> None:
@@ -217,11 +217,11 @@ class Witness:
             (seen.left, "state", "leaves changed for its caller:"),
         ):
             if names:
-                raise Wrong(check, f"it {text} {', '.join(name[:80] for name in names[:5])}")
+                raise CandidateError(check, f"it {text} {', '.join(name[:80] for name in names[:5])}")
         if seen.threads > 0:
-            raise Wrong("threads", "threads that it started run beside its calls")
+            raise CandidateError("threads", "threads that it started run beside its calls")
 
-    def call(self, args: Sequence[Any], expected: Expected | None = None, *, in_place: bool = False) -> Call:
+    def call(self, args: Sequence[Any], expected: ExpectedEffects | None = None, *, in_place: bool = False) -> CallOutcome:
         """Call the target on these arguments, and compare the effects with ``expected``. Raises Wrong.
 
         With ``in_place``, the values are written into the tensors of the last call, as another library that shares
@@ -244,13 +244,13 @@ class Witness:
             self._earlier.append(_Kept([], _size(args)))
         else:
             try:
-                of_a_process(reply.traces)
+                check_process_state(reply.traces)
                 error = self.examine(reply.places, args, expected, self._given)
-            except Wrong:
+            except CandidateError:
                 self.forget()  # its list of kept results no longer matches this one
                 raise
         device = reply.spent if reply.device is None else reply.device
-        return Call(took.wall, took.quiet, device * 1e-9, reply.late * 1e-9, error)
+        return CallOutcome(took.wall, took.quiet, device * 1e-9, reply.late * 1e-9, error)
 
     def gradients(
         self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor], parameters: Sequence[str] = ()
@@ -304,17 +304,17 @@ class Witness:
         try:
             pieces = sorted(mapped(self.prisoner.pid, at.file), key=lambda piece: piece[2])
         except OSError as e:
-            raise Wrong("memory", f"its memory cannot be looked at: {e.strerror or e}") from None
+            raise CandidateError("memory", f"its memory cannot be looked at: {e.strerror or e}") from None
         # With two mappings, a write through one would not show in the other address.
         if any(a[2] + a[1] > b[2] for a, b in pairwise(pieces)):
-            raise Wrong("arguments", "it maps its arguments a second time")
+            raise CandidateError("arguments", "it maps its arguments a second time")
         return pieces
 
     def examine(
         self,
         reply: protocol.CallPlaces,
         args: Sequence[Any],
-        expected: Expected,
+        expected: ExpectedEffects,
         at: Given,
         pieces: Pieces | None = None,
     ) -> float:
@@ -325,17 +325,17 @@ class Witness:
         """
         given = tensors(args)
         outs = len(expected.own) - len(expected.changed)
-        as_it_should_lie(reply, expected)
+        check_result_layout(reply, expected)
         got, spans = self._results(reply.outs, expected.own[:outs])
         places = self._places(reply, given, at, pieces)
         after = self._arguments(places, given)
         self._disjoint(spans, places, given, expected)
         for number, (now, before) in enumerate(zip(after, given, strict=True)):
             if number not in expected.changed and not identical(now, before):
-                raise Wrong("arguments", f"it changes tensor argument {number}, which the reference leaves as it is")
+                raise CandidateError("arguments", f"it changes tensor argument {number}, which the reference leaves as it is")
         difference = _compare(expected, [*got, *(after[i] for i in expected.changed)])
         if difference.problem:
-            raise Wrong("values", difference.problem)
+            raise CandidateError("values", difference.problem)
         if pieces is None:
             self._unchanged()
         self._earlier.append(_Kept(spans, _size(args) + sum(len(content) for _, content in spans)))
@@ -355,21 +355,21 @@ class Witness:
         for offset, t in zip(at.offsets, given, strict=True):
             addresses = [a + offset - o for a, size, o in pieces if o <= offset < o + size]
             if t.numel() and not addresses:
-                raise Wrong("arguments", "its arguments are not where they were put")
+                raise CandidateError("arguments", "its arguments are not where they were put")
             places.append(TensorPlace.of(t, addresses[0] if addresses else 0))
         return places
 
     def _results(self, places: Sequence[Place], like: Sequence[Tensor]) -> tuple[list[Tensor], Spans]:
         """Return the results at the reported locations, and their bytes. Raises Wrong for other kinds of results."""
         if len(places) != len(like):
-            raise Wrong("results", f"{len(places)} results, expected {len(like)}")
+            raise CandidateError("results", f"{len(places)} results, expected {len(like)}")
         got, spans = [], []
         for number, (place, expected) in enumerate(zip(places, like, strict=True)):
             if isinstance(place, protocol.Foreign):
-                raise Wrong("results", f"result {number} is a {place.kind[:60]}, and no plain tensor")
+                raise CandidateError("results", f"result {number} is a {place.kind[:60]}, and no plain tensor")
             if not isinstance(place, TensorPlace):
                 if expected.dim():
-                    raise Wrong("results", f"result {number} is a number, expected a tensor")
+                    raise CandidateError("results", f"result {number} is a number, expected a tensor")
                 got.append(torch.tensor(place, device=expected.device))
                 continue
             t, content = self._tensor(number, place, expected)
@@ -381,11 +381,11 @@ class Witness:
         """Return one tensor read from the process, and its bytes. Raises Wrong for another shape, dtype or stride."""
         shape, stride, wanted = place.shape, place.stride, TensorPlace.of(like, 0)
         if shape != wanted.shape or place.dtype != wanted.dtype:
-            raise Wrong("results", f"result {number}: {place.dtype}{shape}, expected {wanted.dtype}{wanted.shape}")
+            raise CandidateError("results", f"result {number}: {place.dtype}{shape}, expected {wanted.dtype}{wanted.shape}")
         # A limit on the bytes that a candidate can make this process read.
         widest = min(SPREAD * like.numel() + 4096, max(2 * like.numel(), PADDED // like.itemsize))
         if (length := extent(shape, stride)) > widest:
-            raise Wrong("results", f"result {number}: strides {stride} for {shape}")
+            raise CandidateError("results", f"result {number}: strides {stride} for {shape}")
         if not length:
             return torch.empty(like.shape, dtype=like.dtype, device=like.device), bytearray()
         content = self._read(place.at, length * like.itemsize)
@@ -397,16 +397,16 @@ class Witness:
         try:
             return self.prisoner.read(address, length)
         except OSError as e:
-            raise Wrong("memory", f"its results cannot be read: {e.strerror or e}") from None
+            raise CandidateError("memory", f"its results cannot be read: {e.strerror or e}") from None
 
     def _arguments(self, places: Sequence[TensorPlace], given: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensor arguments as they are after the call."""
         if len(places) != len(given):
-            raise Wrong("answer", "its arguments are not those that it was given")
+            raise CandidateError("answer", "its arguments are not those that it was given")
         return [self._tensor(-1, p, t)[0] for p, t in zip(places, given, strict=True)]
 
     def _disjoint(
-        self, spans: Spans, places: Sequence[TensorPlace], given: Sequence[Tensor], expected: Expected
+        self, spans: Spans, places: Sequence[TensorPlace], given: Sequence[Tensor], expected: ExpectedEffects
     ) -> None:
         """Raise Wrong if a result shares memory with an argument or with an earlier result."""
         pairs = zip(places, given, strict=True)
@@ -417,22 +417,22 @@ class Witness:
         for at, content in spans:
             for start, length, what in taken:
                 if at < start + length and start < at + len(content):
-                    raise Wrong("aliases", f"a result shares memory with {what}")
+                    raise CandidateError("aliases", f"a result shares memory with {what}")
 
     def _unchanged(self) -> None:
         """Raise Wrong if the result of an earlier call has changed."""
         for call in self._earlier:
             for at, content in call.spans:
                 if content and self._read(at, len(content)) != content:
-                    raise Wrong("results", "a result changed after the call that returned it")
+                    raise CandidateError("results", "a result changed after the call that returned it")
 
 
-def _compare(expected: Expected, got: Sequence[Tensor]) -> Difference:
+def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
     """Return the difference between results and those of the reference. Raises Wrong if they cannot be compared."""
     try:
         return expected.against(got)
     except INVALID as e:
-        raise Wrong("answer", f"results that cannot be compared: {last_line(e)}"[:300]) from None
+        raise CandidateError("answer", f"results that cannot be compared: {last_line(e)}"[:300]) from None
 
 
 def _size(args: Sequence[Any]) -> int:
@@ -441,14 +441,14 @@ def _size(args: Sequence[Any]) -> int:
 
 
 @dataclass(frozen=True)
-class Spell:
+class BatchRun:
     """The times of one run of a batch: the measured one, and the seconds by the clock of the process."""
 
     took: Took
     claimed: float
 
 
-class Batch:
+class CallBatch:
     """A context with calls that a process has prepared, on arguments in memory that both sides share.
 
     ``index`` is that of a candidate, and ``poison`` fills the memory that it allocates. The arguments of index -1,
@@ -457,7 +457,7 @@ class Batch:
 
     def __init__(self, witness: Witness, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> None:
         self.witness, self.sets = witness, sets
-        self._number = next(_numbers)
+        self._number = next(_batch_numbers)
         # ``fill`` repeats this layout, so that new values lie where the old ones did.
         self._layout = secrets.randbits(62)
         arena = Arena(self._layout)
@@ -472,7 +472,7 @@ class Batch:
             self.close()
             raise
 
-    def __enter__(self) -> Batch:
+    def __enter__(self) -> CallBatch:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -491,23 +491,23 @@ class Batch:
         arena.write(self._handle)
         self.sets = sets
 
-    def go(self, expected: Sequence[Expected] | None = None) -> Spell:
+    def go(self, expected: Sequence[ExpectedEffects] | None = None) -> BatchRun:
         """Run each call once, and compare all results with ``expected``. Raises Wrong."""
         self.witness.forget()
         reply, took = self.witness.request(protocol.RunBatch(self._number))
         if len(reply.calls) != len(self.sets):
-            raise Wrong("answer", "not one answer a call")
+            raise CandidateError("answer", "not one answer a call")
         # One file holds the arguments of all calls.
         pieces = self.witness.pieces(self._given[0]) if expected else []
         rows = zip(reply.calls, self.sets, expected, self._given, strict=True) if expected else ()
         for number, row in enumerate(rows):
             try:
                 self.witness.examine(*row, pieces)
-            except Wrong as e:
-                raise Wrong(e.check, e.evidence, number) from None
-        return Spell(took, reply.spent * 1e-9)
+            except CandidateError as e:
+                raise CandidateError(e.check, e.evidence, number) from None
+        return BatchRun(took, reply.spent * 1e-9)
 
-    def sample(self, repeats: int) -> Spell:
+    def sample(self, repeats: int) -> BatchRun:
         """Run the first call ``repeats`` times on the same values, without a comparison. Raises Wrong."""
         reply, took = self.witness.request(protocol.RunBatch(self._number, repeats))
-        return Spell(took, reply.spent * 1e-9)
+        return BatchRun(took, reply.spent * 1e-9)

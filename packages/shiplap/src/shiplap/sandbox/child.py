@@ -27,7 +27,7 @@ from shiplap.sandbox.landlock import Cell, lock
 from shiplap.sandbox.load_candidate import ready, renew
 from shiplap.sandbox.patched_functions import Snapshot
 from shiplap.sandbox.protocol import (
-    LONGEST_REQUEST,
+    MAX_REQUEST_BYTES,
     Place,
     Reply,
     Request,
@@ -93,7 +93,7 @@ def serve(connection: socket.socket, order: protocol.Fork) -> None:
     send(connection, pack_message(protocol.Locked(missing)))
     host = Host(watched=order.locked)
     while True:
-        message, files = receive(connection, *HANDLERS, handles=1, longest=LONGEST_REQUEST)
+        message, files = receive(connection, *HANDLERS, handles=1, longest=MAX_REQUEST_BYTES)
         try:
             data = pack_message(host.answer(message, files[0] if files else -1))
         except ArgumentsDeclined as e:

@@ -18,7 +18,7 @@ import threading
 import time
 
 from shiplap.sandbox.protocol import ImportModule, Rest
-from shiplap.sandbox.supervisor import Ended, Launcher, environment, remove
+from shiplap.sandbox.supervisor import Ended, Launcher, launcher_environment, remove_folder
 
 IDLE_S = 60.0  # seconds for which a launcher waits
 GRACE_S = 30.0  # further seconds after which the launcher ends by itself
@@ -35,7 +35,7 @@ def _surroundings() -> Surroundings:
     limits = tuple(resource.getrlimit(limit) for limit in LIMITS)
     processors, nice = frozenset(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0)
     users = os.getresuid(), os.getresgid(), tuple(os.getgroups())
-    return sys.executable, environment(), here, limits, processors, nice, users
+    return sys.executable, launcher_environment(), here, limits, processors, nice, users
 
 
 class Staying(Launcher):
@@ -82,7 +82,7 @@ class Staying(Launcher):
         except Ended:
             return False
         self.prisoners.clear()
-        remove(self.folder)
+        remove_folder(self.folder)
         self.folder = ""
         self.resting = alone
         return self.resting

@@ -27,7 +27,7 @@ from msgspec import Meta
 from torch import Tensor
 
 LONGEST = 1 << 20  # the most bytes of a reply
-LONGEST_REQUEST = 1 << 26  # bytes
+MAX_REQUEST_BYTES = 1 << 26  # bytes
 HEAD = struct.Struct("=I")
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -331,7 +331,7 @@ def pack_message(message: Message) -> bytes:
     return HEAD.pack(len(body)) + body
 
 
-def parse_length(head: bytes, longest: int = LONGEST) -> int:
+def parse_message_length(head: bytes, longest: int = LONGEST) -> int:
     """Return the length that the head of a message holds. Raises BrokenMessage for more than ``longest`` bytes."""
     (length,) = HEAD.unpack(head)
     if length > longest:
@@ -379,7 +379,7 @@ def receive(
 ) -> tuple[Any, list[int]]:
     """Receive one message, which is one of ``kinds``, and at most ``handles`` open files. Raises BrokenMessage."""
     head, files = _take(connection, HEAD.size, handles)
-    body, more = _take(connection, parse_length(head, longest), 0)
+    body, more = _take(connection, parse_message_length(head, longest), 0)
     return parse_message(body, *kinds), files + more
 
 
@@ -545,13 +545,13 @@ class Arena:
         return handle
 
 
-def offsets_of(value: Packed) -> list[int]:
+def packed_offsets(value: Packed) -> list[int]:
     """Return the offsets of the tensors of a packed value, in order."""
     if isinstance(value, TensorPlace):
         return [value.at]
     if isinstance(value, PackedList):
-        return [at for v in value.items for at in offsets_of(v)]
-    return [at for v in value.items.values() for at in offsets_of(v)] if isinstance(value, PackedDict) else []
+        return [at for v in value.items for at in packed_offsets(v)]
+    return [at for v in value.items.values() for at in packed_offsets(v)] if isinstance(value, PackedDict) else []
 
 
 def unpack(value: Packed, memory: Any) -> Any:

@@ -30,7 +30,7 @@ from shiplap.sandbox.protocol import (
     Reply,
     Request,
     pack_message,
-    parse_length,
+    parse_message_length,
     parse_message,
     plain,
     receive,
@@ -48,7 +48,7 @@ REMOVING_S = 2.0  # seconds for which the removal of a folder is waited for
 _libc = ctypes.CDLL(None, use_errno=True)
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
-QUIET = {
+LAUNCHER_VARIABLES = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
     "SHIPLAP_RECORD": "",
@@ -56,14 +56,14 @@ QUIET = {
 }
 # Imported objects stay, so collecting garbage meanwhile is wasted time. An interrupt from the shared terminal is for
 # the program that uses the launcher, and must not end the launcher.
-START = (
+LAUNCHER_PROGRAM = (
     "import gc, signal; gc.disable(); signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "from shiplap.sandbox.launcher import main; main()"
 )
 # Without meaning for the launcher: each process that it forks has folders of its own.
-OWN = {"PYTEST_CURRENT_TEST", "SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+UNSHARED_VARIABLES = {"PYTEST_CURRENT_TEST", "SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 # Variables that may hold a secret.
-SECRET = re.compile("key|token|secret|passw|credential|auth", re.IGNORECASE)
+SECRET_VARIABLE = re.compile("key|token|secret|passw|credential|auth", re.IGNORECASE)
 
 
 class Ended(Exception):
@@ -95,13 +95,13 @@ class Bounds:
     file_size: int = 1 << 30
 
 
-def environment() -> dict[str, str]:
+def launcher_environment() -> dict[str, str]:
     """Return the environment variables with which a launcher of this program starts."""
-    shown = {k: v for k, v in os.environ.items() if k not in OWN and not SECRET.search(k)} | QUIET
+    shown = {k: v for k, v in os.environ.items() if k not in UNSHARED_VARIABLES and not SECRET_VARIABLE.search(k)} | LAUNCHER_VARIABLES
     return shown | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
 
-def nameless(folder: str) -> int:
+def open_unnamed_file(folder: str) -> int:
     """Return a new open file for the output of a process. It has no name, so it cannot be replaced by another file."""
     handle, path = tempfile.mkstemp(dir=folder)
     os.unlink(path)
@@ -110,7 +110,7 @@ def nameless(folder: str) -> int:
     return handle
 
 
-def remove(folder: str, seconds: float = REMOVING_S) -> None:
+def remove_folder(folder: str, seconds: float = REMOVING_S) -> None:
     """Remove ``folder``. If that takes longer than ``seconds``, it ends after this function has returned.
 
     ``rm`` descends to any depth and follows no links.
@@ -162,7 +162,7 @@ class Launcher:
             self._connection.close()
         self._process = self._connection = None
         if self.folder:
-            remove(self.folder)
+            remove_folder(self.folder)
 
     def _end_all(self) -> None:
         """Kill all descendants of the launcher, children before parents."""
@@ -188,9 +188,9 @@ class Launcher:
         self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
         ours, theirs = socket.socketpair()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", START, str(theirs.fileno())],
+            [sys.executable, "-P", "-c", LAUNCHER_PROGRAM, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env=environment(),
+            env=launcher_environment(),
             cwd=self.folder,
         )
         theirs.close()
@@ -251,7 +251,7 @@ class Launcher:
         threads = threads or torch.get_num_threads()
         order = protocol.Fork(scratch, [*readable], [*hidden], locked, device, threads, places, bounds.file_size)
         ours, theirs = socket.socketpair()
-        output = nameless(self.folder)
+        output = open_unnamed_file(self.folder)
         sealed, self.sealed = self.sealed, False
         try:
             pid = self.ask(order, [theirs.fileno(), output], until).value
@@ -357,7 +357,7 @@ class Prisoner:
                     raise BrokenMessage("the connection has ended")
                 data += part
                 if wanted == len(data) == HEAD.size:
-                    wanted += parse_length(bytes(data))
+                    wanted += parse_message_length(bytes(data))
         return bytes(data[HEAD.size :])
 
     def _in_time(self) -> None:

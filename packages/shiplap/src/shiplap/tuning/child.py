@@ -53,7 +53,7 @@ class OpenedTask:
             # another op.
             raise LookupError(f"{self.op.spec.name} differs there: kernels attached elsewhere, or changed files")
         self.inputs = inputs(self.op, Recipe.parse(order.recipe), order.device)
-        listed = {(c.kernel, c.config): c for c in provided(order.provider, self.op, self.inputs)}
+        listed = {(c.kernel, c.config): c for c in candidates_by_provider(order.provider, self.op, self.inputs)}
         wanted = [(c.kernel, Config.of(c.config)) for c in order.candidates]
         if missing := [w for w in wanted if w not in listed]:
             raise LookupError(f"candidate {missing[0]} is unknown here")
@@ -145,7 +145,7 @@ def race_candidates(child: Host, message: workers.RaceCandidates, file: int) -> 
         raise
 
 
-def provided(provider: str, op: Op, drawn: Inputs) -> Sequence[Candidate]:
+def candidates_by_provider(provider: str, op: Op, drawn: Inputs) -> Sequence[Candidate]:
     """Return the candidates by the same function as in the parent. With ``""`` they are the op's own kernels."""
     if not provider:
         return candidates(op, drawn.device, drawn.call.env)

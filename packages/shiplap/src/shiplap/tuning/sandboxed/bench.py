@@ -23,7 +23,7 @@ from shiplap.dispatch.tuned_choices import REFERENCE
 from shiplap.errors import error
 from shiplap.sampling.case import Case
 from shiplap.sampling.run import last_line, tensors
-from shiplap.sandbox.candidate import Batch, Expected, Wrong
+from shiplap.sandbox.candidate import CallBatch, ExpectedEffects, CandidateError
 from shiplap.sandbox.protocol import Arena
 from shiplap.sandbox.source_scan import suspicious_function
 from shiplap.sandbox.supervisor import UnsupportedArguments
@@ -64,7 +64,7 @@ class _Lost(Exception):
 class _Runner:
     """A candidate in a race, as a function."""
 
-    def __init__(self, index: int, batch: Batch) -> None:
+    def __init__(self, index: int, batch: CallBatch) -> None:
         self.index, self.batch = index, batch
 
     def __call__(self) -> Any:
@@ -74,7 +74,7 @@ class _Runner:
     def sample(self, repeats: int) -> float:
         try:
             spell = self.batch.sample(repeats)
-        except Wrong as e:
+        except CandidateError as e:
             raise _Lost(self.index, str(e)) from None
         # A claim may not be so low that a race is planned around it for nothing; whether it is true shows later.
         return max(spell.claimed, CLAIM * (spell.took.quiet - EXCHANGE)) / repeats
@@ -115,7 +115,7 @@ class JudgedBench:
     def __init__(self, hosts: Hosts, op: Op, drawn: Inputs, candidates: Sequence[Candidate], opening: OpenTask) -> None:
         self.hosts, self.op, self.candidates, self.opening = hosts, op, candidates, opening
         self.inputs = replace(drawn, seed=secrets.randbits(40))  # no candidate can predict these values
-        self._expected: dict[int, Expected] = {}
+        self._expected: dict[int, ExpectedEffects] = {}
         self._drawn: Drawn | None = None
         self._broken = ""  # why the reference does not run
         self.hosts.open(opening, _libraries(op))
@@ -163,14 +163,14 @@ class JudgedBench:
     def quiet(self) -> None:
         """Do nothing: every process is stopped unless a request to it is pending."""
 
-    def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> Batch:
+    def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> CallBatch:
         """Return calls of a candidate, ready in its process. Raises Wrong, UnsupportedArguments or Unhosted.
 
         Index -1 computes nothing, in the process of the reference.
         """
         name = self.candidates[max(index, 0)].kernel
         witness = self.hosts.of(name, 10.0 if index <= 0 else 1.0)
-        return Batch(witness, index, sets, poison)
+        return CallBatch(witness, index, sets, poison)
 
     def verify(self, index: int) -> Outcome:
         # Without results of the reference nothing can be compared, and each candidate would fail for this one reason.
@@ -200,29 +200,29 @@ class JudgedBench:
         try:
             with self.batch(index, [case.args], POISON[number % len(POISON)]) as batch:
                 batch.go([self.expected(number, case)] if index else None)
-        except (Wrong, Unhosted) as e:
+        except (CandidateError, Unhosted) as e:
             return self.ended(index, e)
         return ""
 
     def ended(self, index: int, e: Exception) -> str:
         """Return the evidence of an exception, and end the process if it can no longer be used."""
         self.hosts.doubted = True
-        if isinstance(e, Wrong) and e.check in ("process", "memory", "answer"):
+        if isinstance(e, CandidateError) and e.check in ("process", "memory", "answer"):
             self.hosts.end(self.candidates[max(index, 0)].kernel)
         return str(e)
 
-    def expected(self, number: int, case: Case) -> Expected:
+    def expected(self, number: int, case: Case) -> ExpectedEffects:
         if number not in self._expected:
             try:
                 self._expected[number] = expected_of(self.op, case)
             except Exception as e:  # the reference ran in its own process: memory, perhaps
-                raise Wrong("reference", f"the reference does not run here: {last_line(e)}") from e
+                raise CandidateError("reference", f"the reference does not run here: {last_line(e)}") from e
         return self._expected[number]
 
     def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
         left, failed = list(indices), dict[int, str]()
         while left:
-            batches: dict[int, Batch] = {}
+            batches: dict[int, CallBatch] = {}
             try:
                 for index in left:
                     with _few_threads(self.inputs):
@@ -238,10 +238,10 @@ class JudgedBench:
                     batch.close()
         return {}, failed
 
-    def _entered(self, index: int) -> Batch:
+    def _entered(self, index: int) -> CallBatch:
         try:
             return self.batch(index, [self.inputs.real[0].args])
-        except (Wrong, UnsupportedArguments, Unhosted) as e:
+        except (CandidateError, UnsupportedArguments, Unhosted) as e:
             raise _Lost(index, str(e)) from None
 
     def confirm(

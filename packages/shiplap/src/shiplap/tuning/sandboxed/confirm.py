@@ -22,7 +22,7 @@ from shiplap.sampling.case import Case
 from shiplap.sampling.compare import Difference, agrees, close, reduction
 from shiplap.sampling.perturb import Fresh, swapped
 from shiplap.sampling.run import reference, reference64, tensors
-from shiplap.sandbox.candidate import Batch, Expected, Wrong
+from shiplap.sandbox.candidate import CallBatch, ExpectedEffects, CandidateError
 from shiplap.sandbox.supervisor import Took, UnsupportedArguments
 from shiplap.tuning.bench import Belief
 from shiplap.tuning.candidate import Candidate
@@ -49,7 +49,7 @@ class Asked(Protocol):
     candidates: Sequence[Candidate]
     hosts: Hosts
 
-    def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> Batch:
+    def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> CallBatch:
         """Return calls of a candidate, ready in its process. Index -1 computes nothing."""
         ...
 
@@ -62,7 +62,7 @@ class Asked(Protocol):
         ...
 
 
-def expected_of(op: Op, case: Case) -> Expected:
+def expected_of(op: Op, case: Case) -> ExpectedEffects:
     """Return the effects of the reference on ``case``, with which the results of a process are compared.
 
     Results that agree with the reference in its own precision are correct. The reference in float64 is therefore
@@ -81,7 +81,7 @@ def expected_of(op: Op, case: Case) -> Expected:
                 return Difference()
             return close(got, own, reference64(op, case.args), sums, wide_sums=True)
 
-    return Expected(own, against, changed, aliased=True)
+    return ExpectedEffects(own, against, changed, aliased=True)
 
 
 class Spells:
@@ -138,22 +138,22 @@ class Spells:
             for index in self._took:
                 try:
                     batches[index] = stack.enter_context(self.bench.batch(index, known))
-                except (Wrong, UnsupportedArguments, Unhosted) as e:
+                except (CandidateError, UnsupportedArguments, Unhosted) as e:
                     return {index: self._why(index, e)}
             for cases in values:
                 expected = [expected_of(self.op, case) for case in cases] if any(self.claims) else []
                 for index, batch in batches.items():
                     try:
                         self._took[index].append(self._go(index, batch, cases, expected))
-                    except Wrong as e:
+                    except CandidateError as e:
                         return {index: self._why(index, e)}
         return {}
 
     def _why(self, index: int, e: Exception) -> str:
         why = self.bench.ended(index, e)
-        return f"{why} ({e.check}) on new values" if isinstance(e, Wrong) else why
+        return f"{why} ({e.check}) on new values" if isinstance(e, CandidateError) else why
 
-    def _go(self, index: int, batch: Batch, cases: list[Case], expected: list[Expected]) -> Took:
+    def _go(self, index: int, batch: CallBatch, cases: list[Case], expected: list[ExpectedEffects]) -> Took:
         prisoner = batch.witness.prisoner
         # Processes that the candidate has started are ended, as they could compute during other candidates' turns.
         prisoner.sweep()
@@ -201,7 +201,7 @@ class Confirmation:
         for index in [i for i, belief in told.items() if i and not belief.problem]:
             try:
                 self.bench.hosts.of(self.bench.candidates[index].kernel).intact()
-            except (Wrong, Unhosted) as e:
+            except (CandidateError, Unhosted) as e:
                 told[index] = Belief(self._evidence(index, e))
         return told
 
@@ -215,14 +215,14 @@ class Confirmation:
             looks.in_place()
             looks.many()
             looks.others()
-        except (UnsupportedArguments, Wrong, Unhosted) as e:
+        except (UnsupportedArguments, CandidateError, Unhosted) as e:
             return self._evidence(index, e)
         return ""
 
     def _evidence(self, index: int, e: Exception) -> str:
         if isinstance(e, UnsupportedArguments):
             return f"does not serve other values of this size: {e}"
-        if isinstance(e, Wrong):
+        if isinstance(e, CandidateError):
             self.bench.ended(index, e)
             return f"{e.evidence} ({e.check}) on new values"
         return str(e)
@@ -296,7 +296,7 @@ class _Looks:
         """
         if (fresh := self.drawn.small) is None or self.fixed:
             return
-        pairs: list[tuple[Case, Expected]] = []
+        pairs: list[tuple[Case, ExpectedEffects]] = []
         for number in range(BATCHES):
             if number in (0, BATCHES - 1):
                 pairs = [(case, expected_of(self.op, case)) for case in fresh.cases(MOST)]
@@ -323,7 +323,7 @@ class _Looks:
                     pairs.append((case, expected_of(self.op, case)))
             self._look(pairs)
 
-    def _look(self, pairs: Sequence[tuple[Case, Expected]]) -> None:
+    def _look(self, pairs: Sequence[tuple[Case, ExpectedEffects]]) -> None:
         """Check all pairs in one batch, and then one by one if a candidate declines one or raises, as it may not
         support a size.
         """
@@ -335,9 +335,9 @@ class _Looks:
                 return
         except UnsupportedArguments:
             pass
-        except Wrong as e:
+        except CandidateError as e:
             if e.check != "raised":
                 at = pairs[0] if len(pairs) == 1 else pairs[e.call] if e.call >= 0 else None
-                raise Wrong(e.check, e.evidence + (f" on {at[0].label}" if at else "")) from None
+                raise CandidateError(e.check, e.evidence + (f" on {at[0].label}" if at else "")) from None
         for pair in pairs if len(pairs) > 1 else ():
             self._look([pair])

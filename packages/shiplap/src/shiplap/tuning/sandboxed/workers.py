@@ -13,7 +13,7 @@ from threading import Thread
 
 from msgspec import field
 
-from shiplap.sandbox.candidate import Witness, Wrong
+from shiplap.sandbox.candidate import Witness, CandidateError
 from shiplap.sandbox.protocol import Done, ImportModule, Message, Number, Reply, Request
 from shiplap.sandbox.supervisor import Bounds, Ended, Launcher
 from shiplap.tuning.measure import Plan, Timing
@@ -145,7 +145,7 @@ class Hosts:
             return
         try:
             step()
-        except (Ended, Wrong) as e:
+        except (Ended, CandidateError) as e:
             self.end(kernel)
             self._failed[kernel] = str(e)
 
@@ -159,7 +159,7 @@ class Hosts:
         try:
             self._start(kernel, patience)
             self._load(kernel)
-        except (Ended, Wrong) as e:
+        except (Ended, CandidateError) as e:
             self.end(kernel)
             raise Unhosted(str(e)) from None
         return self._running[kernel][0]
