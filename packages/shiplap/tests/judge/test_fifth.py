@@ -7,8 +7,8 @@ import torch
 
 import shiplap as sl
 from shiplap.sampling.compare import Difference
-from shiplap.sandbox.candidate import ExpectedEffects, Witness, CandidateError
-from shiplap.sandbox.protocol import Arena, LoadTarget
+from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, TargetProcess
+from shiplap.sandbox.protocol import ArgumentArena, LoadTarget
 from shiplap.sandbox.supervisor import Bounds
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
@@ -37,8 +37,8 @@ def witness(launcher, tmp_path):
     def load(text):
         (tmp_path / "it.py").write_text(HEAD + text)
         prisoners.append(launcher.start([str(tmp_path)], BOUNDS))
-        made = Witness(prisoners[-1])
-        made.load(LoadTarget(str(tmp_path / "it.py"), ["candidate"], "function", [], 1, thorough=True), Arena())
+        made = TargetProcess(prisoners[-1])
+        made.load(LoadTarget(str(tmp_path / "it.py"), ["candidate"], "function", [], 1, thorough=True), ArgumentArena())
         return made
 
     yield load

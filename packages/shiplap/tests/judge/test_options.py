@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import shiplap as sl
-from shiplap.judge.options import Budget
+from shiplap.judge.options import JudgeBudget
 from shiplap.judge.problem import FunctionProblem
-from shiplap.sandbox.protocol import Arena, Inspect, LoadTarget
-from shiplap.sandbox.supervisor import Bounds, Ended, Late, Launcher, remove_folder
+from shiplap.sandbox.protocol import ArgumentArena, Inspect, LoadTarget
+from shiplap.sandbox.supervisor import Bounds, ProcessEnded, SandboxLauncher, Timeout, remove_folder
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.test_cheats import REFERENCE
@@ -104,13 +104,15 @@ def test_the_time_is_that_of_the_whole_judgement_with_a_launcher_of_its_own(tmp_
 
 def test_a_launcher_that_does_not_start_in_time_is_given_up(tmp_path):
     """As on a machine with so much load that loading torch takes longer than the judgement."""
-    with Launcher() as launcher:
-        with pytest.raises(Late):
+    with SandboxLauncher() as launcher:
+        with pytest.raises(Timeout):
             launcher.start(until=time.monotonic() + 0.05)
         launcher.start().kill()  # another one
 
 
-@pytest.mark.parametrize(("until", "bound", "error"), [(6.0, 7.0, Ended), (0.5, 60.0, Late), (60.0, 0.5, Ended)])
+@pytest.mark.parametrize(
+    ("until", "bound", "error"), [(6.0, 7.0, ProcessEnded), (0.5, 60.0, Timeout), (60.0, 0.5, ProcessEnded)]
+)
 def test_who_is_silent_for_most_of_its_time_is_at_fault_and_who_had_none_is_late(
     launcher, tmp_path, until, bound, error
 ):
@@ -118,26 +120,26 @@ def test_who_is_silent_for_most_of_its_time_is_at_fault_and_who_had_none_is_late
     order = LoadTarget(str(tmp_path / "it.py"), ["it"], "function", [], 1)
     prisoner = launcher.start([str(tmp_path)], Bounds(seconds=bound))
     prisoner.until = time.monotonic() + until
-    with pytest.raises(Ended) as caught:
-        prisoner.ask(order, Arena().write())
+    with pytest.raises(ProcessEnded) as caught:
+        prisoner.ask(order, ArgumentArena().write())
     assert caught.type is error
-    with pytest.raises(Ended):
+    with pytest.raises(ProcessEnded):
         prisoner.ask(order)
 
 
 def test_nobody_is_asked_after_the_end(launcher):
     prisoner = launcher.start()
     prisoner.until = time.monotonic() - 1
-    with pytest.raises(Late):
+    with pytest.raises(Timeout):
         prisoner.ask(Inspect())
 
 
 def test_the_parts_of_a_budget():
-    budget = Budget(time.monotonic(), 60.0)
+    budget = JudgeBudget(time.monotonic(), 60.0)
     assert budget.one_call == 40.0
     assert 50.0 < budget.ends - budget.began < budget.last - budget.began < 58.0
     assert budget.ends - 31 < budget.part(0.5) < budget.ends - 26
-    over = Budget(time.monotonic() - 100.0, 60.0)
+    over = JudgeBudget(time.monotonic() - 100.0, 60.0)
     assert over.part(0.5) == pytest.approx(time.monotonic(), abs=1.0)
 
 

@@ -13,11 +13,11 @@ import pytest
 
 from shiplap.errors import ShiplapError
 from shiplap.packaging.worker import fill_apart
-from shiplap.sandbox.proc_filesystem import threads
+from shiplap.sandbox.proc_filesystem import thread_states
 from shiplap.sandbox.protocol import (
-    HEAD,
+    MESSAGE_HEAD,
     Answer,
-    Arena,
+    ArgumentArena,
     Done,
     Failed,
     ImportModule,
@@ -25,9 +25,9 @@ from shiplap.sandbox.protocol import (
     LoadTarget,
     pack_message,
 )
-from shiplap.sandbox.supervisor import Bounds, Ended, Launcher, RequestFailed
+from shiplap.sandbox.supervisor import Bounds, ProcessEnded, RequestFailed, SandboxLauncher
 from shiplap.tuning.sandboxed.workers import OpenTask
-from shiplap.tuning.worker_process import Isolation
+from shiplap.tuning.worker_process import WorkerProcess
 from shiplap_testing.paths import REPOSITORY
 
 PLANTED = "import os\nopen({mark!r}, 'w').write('loaded')\nos._exit(3)\n"
@@ -55,7 +55,7 @@ def test_a_module_of_the_current_folder_is_not_loaded_by_a_worker_that_packages(
 
 
 def test_a_module_of_the_current_folder_is_not_loaded_by_a_worker_that_tunes(planted):
-    with Isolation() as isolation, pytest.raises(RequestFailed, match="no an::op"):
+    with WorkerProcess() as isolation, pytest.raises(RequestFailed, match="no an::op"):
         isolation.open_task(OpenTask("an::op", "it", [], "", [*sys.path], "", "cpu", "", "auto", 1, []))
     assert not planted.exists()
 
@@ -64,7 +64,7 @@ def test_a_module_of_the_current_folder_is_not_loaded_by_a_worker_that_tunes(pla
 def test_a_module_of_the_current_folder_is_not_loaded_by_a_referee(planted, monkeypatch):
     """An empty entry of ``sys.path`` is the current folder, too."""
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    with Launcher() as launcher:
+    with SandboxLauncher() as launcher:
         assert launcher.ask(ImportModule("math")) == Done()
         environment = Path(f"/proc/{launcher.pid}/environ").read_bytes().split(b"\0")
     assert not planted.exists()
@@ -89,7 +89,7 @@ def test_every_process_of_python_leaves_the_current_folder_out():
 
 
 def reply_bytes(body: bytes) -> bytes:
-    return HEAD.pack(len(body)) + body
+    return MESSAGE_HEAD.pack(len(body)) + body
 
 
 REPLIES = {
@@ -102,16 +102,16 @@ REPLIES = {
     "not UTF-8": reply_bytes(b"\x91\xa2\xff\xfe"),
     "another reply": pack_message(Answer(yes=True)),
     "a request": pack_message(Inspect()),
-    "a reply and more": reply_bytes(pack_message(Done())[HEAD.size :] + b"\x01"),
+    "a reply and more": reply_bytes(pack_message(Done())[MESSAGE_HEAD.size :] + b"\x01"),
     "one field more": reply_bytes(msgspec.msgpack.encode(["Done", 1])),
     "a text without an end": pack_message(Failed("x" * 401)),
-    "a length without an end": HEAD.pack((1 << 20) + 1),
+    "a length without an end": MESSAGE_HEAD.pack((1 << 20) + 1),
 }
 
 
 @pytest.fixture(scope="module")
 def launcher():
-    with Launcher() as started:
+    with SandboxLauncher() as started:
         yield started
 
 
@@ -122,9 +122,9 @@ def test_an_answer_of_another_form_ends_its_process(launcher, tmp_path, name, lo
     (tmp_path / "it.py").write_text(f"import os, time\nos.write(3, {REPLIES[name]!r})\ntime.sleep(600)\n")
     prisoner = launcher.start([str(tmp_path)], Bounds(seconds=60.0), locked=locked)
     message = LoadTarget(str(tmp_path / "it.py"), ["it"], "function", [], 1)
-    with pytest.raises(Ended, match=r"no valid message|a message of 1048577 bytes"):
-        prisoner.ask(message, Arena().write())
-    assert threads(prisoner.pid) <= {"Z", "X"}
+    with pytest.raises(ProcessEnded, match=r"no valid message|a message of 1048577 bytes"):
+        prisoner.ask(message, ArgumentArena().write())
+    assert thread_states(prisoner.pid) <= {"Z", "X"}
     prisoner.kill()
 
 
@@ -132,8 +132,8 @@ def test_half_an_answer_is_waited_for_no_longer_than_a_run_may_take(launcher, tm
     (tmp_path / "it.py").write_text("import os, time\nos.write(3, b'{')\ntime.sleep(600)\n")
     prisoner = launcher.start([str(tmp_path)])
     prisoner.run = lambda: (0.1, 0.0)
-    with pytest.raises(Ended, match="no answer for"):
-        prisoner.ask(LoadTarget(str(tmp_path / "it.py"), ["it"], "function", [], 1), Arena().write())
+    with pytest.raises(ProcessEnded, match="no answer for"):
+        prisoner.ask(LoadTarget(str(tmp_path / "it.py"), ["it"], "function", [], 1), ArgumentArena().write())
 
 
 @pytest.mark.parametrize("since", [math.inf, math.nan, 1e300])

@@ -15,15 +15,15 @@ from math import prod
 import torch
 from torch import Tensor
 
-from shiplap.judge.options import Budget, Options, Pace
-from shiplap.judge.problem import Args, Problem
+from shiplap.judge.options import JudgeBudget, JudgeOptions, StepDeadline
+from shiplap.judge.problem import Args, JudgeProblem
 from shiplap.judge.result import Reason, Timed
-from shiplap.judge.target import Subject, Target
-from shiplap.judge.variants import CHANCE, Form
+from shiplap.judge.target import JudgeSubject, JudgeTarget
+from shiplap.judge.variants import SECRET_RANDOM, InputForm
 from shiplap.sampling.compare import Reduction
-from shiplap.sampling.compare_to_reference import settle
-from shiplap.sandbox.candidate import Witness, CandidateError
-from shiplap.sandbox.proc_filesystem import Holds, holds
+from shiplap.sampling.compare_to_reference import compare_with_rounding
+from shiplap.sandbox.candidate import CandidateError, TargetProcess
+from shiplap.sandbox.proc_filesystem import ProcessResources, read_process_resources
 from shiplap.sandbox.protocol import OperatorUse
 
 ProgressReport = Callable[[str, int, int], None]
@@ -48,12 +48,12 @@ class JudgeSession:
         calls: the number of calls whose results were compared.
     """
 
-    options: Options
-    subject: Subject
-    candidate: Target
-    reference: Target
+    options: JudgeOptions
+    subject: JudgeSubject
+    candidate: JudgeTarget
+    reference: JudgeTarget
     report: ProgressReport
-    budget: Budget
+    budget: JudgeBudget
     reasons: list[Reason] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     unchecked: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class JudgeSession:
     calls: int = 0
 
     @property
-    def problem(self) -> Problem:
+    def problem(self) -> JudgeProblem:
         """The problem of the subject, which draws inputs and computes expected results."""
         return self.subject.problem
 
@@ -83,14 +83,14 @@ class Endurance:
         own: the seconds of these calls.
     """
 
-    problem: Problem
-    witness: Witness
-    pace: Pace
+    problem: JudgeProblem
+    witness: TargetProcess
+    pace: StepDeadline
     made: int = 0
     own: float = 0.0
-    _early: Holds = field(default_factory=Holds)
+    _early: ProcessResources = field(default_factory=ProcessResources)
 
-    def run(self, form: Form, args: Args, ends: float) -> None:
+    def run(self, form: InputForm, args: Args, ends: float) -> None:
         """Call the candidate ``ENOUGH`` times on new values, or until ``ends``. Raises Wrong."""
         while self.made < ENOUGH and time.monotonic() < ends:
             with self.pace.step(self.witness.prisoner):
@@ -103,13 +103,13 @@ class Endurance:
         if self.made == ENOUGH and (leak := describe_leak(self._early, self._held(), ENOUGH - EARLY)):
             raise CandidateError("leaks", leak)
 
-    def _held(self) -> Holds:
+    def _held(self) -> ProcessResources:
         """Return the resources of the process, without the arguments and results that it keeps on request."""
-        now, (files, size) = holds(self.witness.prisoner.pid), self.witness.kept
-        return Holds(now.files - files, now.threads, now.memory - size)
+        now, (files, size) = read_process_resources(self.witness.prisoner.pid), self.witness.kept
+        return ProcessResources(now.files - files, now.threads, now.memory - size)
 
 
-def describe_leak(before: Holds, after: Holds, calls: int) -> str:
+def describe_leak(before: ProcessResources, after: ProcessResources, calls: int) -> str:
     """Return a description of the resource that grows with each call, or an empty text."""
     for what, first, last in (("files", before.files, after.files), ("threads", before.threads, after.threads)):
         if last - first >= EACH * calls:
@@ -119,7 +119,9 @@ def describe_leak(before: Holds, after: Holds, calls: int) -> str:
     return ""
 
 
-def change_parameters(state: dict[str, Tensor], load: Callable[[dict[str, Tensor]], bool], *, zeros: bool = True) -> bool:
+def change_parameters(
+    state: dict[str, Tensor], load: Callable[[dict[str, Tensor]], bool], *, zeros: bool = True
+) -> bool:
     """Change the parameters in ``state``, and load them with ``load``. Return False if that is not
     possible.
 
@@ -137,19 +139,19 @@ def _scaled_parameter(value: Tensor, *, zeros: bool) -> Tensor:
     """Return random values of the same signs and about the same sizes as those of a parameter."""
     if not value.is_floating_point():
         return value.clone()
-    rng = torch.Generator().manual_seed(CHANCE.getrandbits(62))
+    rng = torch.Generator().manual_seed(SECRET_RANDOM.getrandbits(62))
     if zeros and not value.any():
         return (0.1 + 0.4 * torch.rand(value.shape, generator=rng)).to(value.device, value.dtype)
     factor = 0.5 + torch.rand(value.shape, generator=rng, dtype=torch.float64)
     return (value.double() * factor.to(value.device)).to(value.dtype)
 
 
-def check_new_parameters(case: JudgeSession, witness: Witness, form: Form) -> None:
+def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: InputForm) -> None:
     """Change the parameters of reference and candidate, then compare a call and the state of the module after it.
 
     A candidate that computed something from the first values of its parameters has wrong results now.
     """
-    problem, pace = case.problem, Pace(case.budget.last)
+    problem, pace = case.problem, StepDeadline(case.budget.last)
     state = case.subject.state
     with case.noting(f"{form.label}, other parameters"), pace.step(witness.prisoner):
         for zeros in (True, False):
@@ -168,7 +170,7 @@ def check_new_parameters(case: JudgeSession, witness: Witness, form: Form) -> No
             return
 
 
-def compare_gradients(case: JudgeSession, witness: Witness, forms: Sequence[Form], ends: float) -> None:
+def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], ends: float) -> None:
     """Compare gradients on the first form twice, on timed forms, and on a secret choice of others.
 
     No further form is begun after ``ends``.
@@ -178,7 +180,7 @@ def compare_gradients(case: JudgeSession, witness: Witness, forms: Sequence[Form
         case.unchecked.append("gradients")
         return
     others = [f for f in forms if (f.shapes, f.recipe) != (forms[0].shapes, forms[0].recipe)]
-    others = CHANCE.sample(others, min(GRADIENT_FORMS, len(others)))
+    others = SECRET_RANDOM.sample(others, min(GRADIENT_FORMS, len(others)))
     compared = 0
     for number, form in enumerate((forms[0], *(f for f in forms if f.timed), *others, forms[0])):
         if compared and time.monotonic() > ends:
@@ -192,7 +194,7 @@ def compare_gradients(case: JudgeSession, witness: Witness, forms: Sequence[Form
         case.unchecked.append("gradients: the reference has none")
 
 
-def _compare_form_gradients(case: JudgeSession, witness: Witness, form: Form, way: str) -> bool:
+def _compare_form_gradients(case: JudgeSession, witness: TargetProcess, form: InputForm, way: str) -> bool:
     """Compare the gradients on one form. Return False if the reference has none there. Raises Wrong."""
     args = case.problem.draw(form)
     try:
@@ -210,7 +212,7 @@ def _compare_form_gradients(case: JudgeSession, witness: Witness, form: Form, wa
     # A gradient may sum over all elements of a result.
     sums = Reduction(max(1, max((o.numel() for o in own), default=1)))
     recompute = partial(case.problem.gradients, args, seeds, wide=True)
-    if problem := settle(got, own, wide, sums, recompute, case.problem.tolerance).problem:
+    if problem := compare_with_rounding(got, own, wide, sums, recompute, case.problem.tolerance).problem:
         raise CandidateError("gradients", problem)
     return True
 

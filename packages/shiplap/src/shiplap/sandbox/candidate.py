@@ -14,35 +14,35 @@ import torch
 from torch import Tensor
 
 from shiplap.sampling.compare import Difference
-from shiplap.sampling.run import last_line, tensors
+from shiplap.sampling.run import error_line, tensors_among
 from shiplap.sandbox import protocol
-from shiplap.sandbox.proc_filesystem import mapped
+from shiplap.sandbox.proc_filesystem import find_mapped_pieces
 from shiplap.sandbox.protocol import (
-    Arena,
+    ArgumentArena,
     Packed,
     Place,
     Reply,
     Request,
     TensorPlace,
-    extent,
-    identical,
+    bits_are_equal,
+    elements_overlap,
     packed_offsets,
-    overlaps,
-    plain,
+    printable_text,
+    strided_extent,
 )
-from shiplap.sandbox.supervisor import Ended, Late, Prisoner, RequestFailed, Took
+from shiplap.sandbox.supervisor import ProcessEnded, RequestFailed, RequestTime, SandboxedProcess, Timeout
 
 INVALID = (TypeError, ValueError, OverflowError, RuntimeError)  # errors of torch for results that do not fit
 # Calls whose results stay in use: at least, at most, and their bytes.
 LEAST, MOST, ROOM = 5, 128, 64 << 20
-SPREAD = 64  # the greatest span in memory of a result, as a multiple of its elements
-PADDED = 256 << 20  # bytes of that span; twice the length of the result if that is more
+MAX_RESULT_SPREAD = 64  # the greatest span in memory of a result, as a multiple of its elements
+MAX_PADDED_BYTES = 256 << 20  # bytes of that span; twice the length of the result if that is more
 ReplyT = TypeVar("ReplyT", bound=Reply)
 _batch_numbers = count(1)
 
 
-Spans: TypeAlias = list[tuple[int, bytearray]]  # addresses of results, and their bytes
-Pieces: TypeAlias = list[tuple[int, int, int]]  # mapped parts of the file of arguments: address, bytes, offset
+ResultSpans: TypeAlias = list[tuple[int, bytearray]]  # addresses of results, and their bytes
+MappedPieces: TypeAlias = list[tuple[int, int, int]]  # mapped parts of the file of arguments: address, bytes, offset
 
 
 class CandidateError(Exception):
@@ -51,8 +51,8 @@ class CandidateError(Exception):
     """
 
     def __init__(self, check: str, evidence: str, call: int = -1) -> None:
-        super().__init__(plain(evidence))
-        self.check, self.evidence, self.call = check, plain(evidence), call
+        super().__init__(printable_text(evidence))
+        self.check, self.evidence, self.call = check, printable_text(evidence), call
 
 
 class DeviceUnavailable(Exception):
@@ -85,7 +85,7 @@ class CallOutcome:
     """The times and the error of one call.
 
     Attributes:
-        wall, quiet: seconds by the clock of the process that judges (see ``Took``).
+        wall, quiet: seconds by the clock of the process that judges (see ``RequestTime``).
         spent: seconds by the clock of the sandboxed process.
         late: on a GPU, the seconds for which other streams worked after the call's own stream was done.
         error: the largest error in units of the tolerance.
@@ -114,12 +114,12 @@ def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -
     if expected.nested and lies is not None and lies != expected.nested:
         raise CandidateError("results", f"results that lie as {lies[:80]}, expected {expected.nested[:80]}")
     for number, place in enumerate(reply.outs if not expected.overlapping else ()):
-        if isinstance(place, TensorPlace) and overlaps(place.shape, place.stride):
+        if isinstance(place, TensorPlace) and elements_overlap(place.shape, place.stride):
             raise CandidateError("results", f"elements of result {number} lie in the same place")
 
 
 @dataclass(frozen=True)
-class Given:
+class MappedArguments:
     """Arguments in a file that a process has mapped: the device and inode of the file, and the
     offsets of the tensors.
     """
@@ -128,29 +128,29 @@ class Given:
     offsets: tuple[int, ...]
 
     @classmethod
-    def of(cls, handle: int, packed: Packed) -> Given:
+    def of(cls, handle: int, packed: Packed) -> MappedArguments:
         """Return the arguments with the description ``packed`` in the file of ``handle``."""
         stat = os.fstat(handle)
         return cls((stat.st_dev, stat.st_ino), tuple(packed_offsets(packed)))
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _KeptResults:
     """The results of one call that stay in use, and the bytes of its arguments and results."""
 
-    spans: Spans
+    spans: ResultSpans
     size: int
 
 
-class Witness:
+class TargetProcess:
     """A sandboxed process in which a target is loaded."""
 
-    def __init__(self, prisoner: Prisoner) -> None:
+    def __init__(self, prisoner: SandboxedProcess) -> None:
         self.prisoner = prisoner
         self.batches: set[int] = set()  # numbers of the batches that the process has prepared
         self._layout = 0
-        self._given = Given((0, 0), ())
-        self._earlier: deque[_Kept] = deque()
+        self._given = MappedArguments((0, 0), ())
+        self._earlier: deque[_KeptResults] = deque()
 
     def reach(self, device: str) -> None:
         """Raise OutOfReach if the process cannot use the device. Call this before any code of a target is loaded."""
@@ -159,11 +159,11 @@ class Witness:
         except RequestFailed as e:
             raise DeviceUnavailable(f"the sandboxed process cannot use {device}: {str(e)[:200]}") from None
 
-    def load(self, target: protocol.LoadTarget, arena: Arena) -> None:
+    def load(self, target: protocol.LoadTarget, arena: ArgumentArena) -> None:
         """Import the target in the process, with arguments that lie in ``arena``. Raises Wrong if that fails."""
         self._ask(target, arena, "import")
 
-    def _ask(self, message: Request[ReplyT], arena: Arena, check: str) -> ReplyT:
+    def _ask(self, message: Request[ReplyT], arena: ArgumentArena, check: str) -> ReplyT:
         """Return the reply to a message whose arguments lie in ``arena``. Raises Wrong as ``request`` does."""
         handle = arena.write()
         try:
@@ -171,16 +171,16 @@ class Witness:
         finally:
             os.close(handle)
 
-    def request(self, message: Request[ReplyT], check: str = "raised", handle: int = -1) -> tuple[ReplyT, Took]:
+    def request(self, message: Request[ReplyT], check: str = "raised", handle: int = -1) -> tuple[ReplyT, RequestTime]:
         """Return the reply to any message, and the time.
 
         Raises Wrong if the process ended and, named ``check``, for an error in it; Late at the deadline of the process.
         """
         try:
             return self.prisoner.ask(message, handle)
-        except Late:
+        except Timeout:
             raise
-        except Ended as e:
+        except ProcessEnded as e:
             raise CandidateError("process", str(e)) from None
         except RequestFailed as e:
             raise CandidateError(check, str(e)) from None
@@ -193,7 +193,7 @@ class Witness:
         Raises Wrong for a call whose results differ from ``expected`` while operators are listed, and for a call that
         leaves something behind which could compute later. The latter is not checked for a ``trusted`` target.
         """
-        arena = Arena()
+        arena = ArgumentArena()
         try:
             reply = self._ask(protocol.ListOperators(arena.pack(list(args))), arena, "operators")
         except CandidateError as e:
@@ -221,7 +221,9 @@ class Witness:
         if seen.threads > 0:
             raise CandidateError("threads", "threads that it started run beside its calls")
 
-    def call(self, args: Sequence[Any], expected: ExpectedEffects | None = None, *, in_place: bool = False) -> CallOutcome:
+    def call(
+        self, args: Sequence[Any], expected: ExpectedEffects | None = None, *, in_place: bool = False
+    ) -> CallOutcome:
         """Call the target on these arguments, and compare the effects with ``expected``. Raises Wrong.
 
         With ``in_place``, the values are written into the tensors of the last call, as another library that shares
@@ -230,18 +232,18 @@ class Witness:
         if not in_place:
             self._layout = secrets.randbits(62)
         # A layout of its own for each call: addresses say nothing about values.
-        arena = Arena(self._layout)
+        arena = ArgumentArena(self._layout)
         packed = arena.pack(list(args))
         handle = arena.write()
         if not in_place:
-            self._given = Given.of(handle, packed)
+            self._given = MappedArguments.of(handle, packed)
         try:
             reply, took = self.request(protocol.CallTarget(packed, in_place, self._in_use()), handle=handle)
         finally:
             os.close(handle)
         error = 0.0
         if expected is None:  # the process keeps as much as in a call that is compared
-            self._earlier.append(_Kept([], _size(args)))
+            self._earlier.append(_KeptResults([], _argument_bytes(args)))
         else:
             try:
                 check_process_state(reply.traces)
@@ -259,14 +261,14 @@ class Witness:
 
         Raises Wrong.
         """
-        arena = Arena()
+        arena = ArgumentArena()
         message = protocol.Differentiate(arena.pack(list(args)), arena.pack(list(seeds)), list(parameters))
         reply = self._ask(message, arena, "gradients")
         return self._results(reply.outs, like if reply.complete else like[: len(like) - len(parameters)])[0]
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
         """Load these values into the parameters of the target. Return False if it lacks one of the names."""
-        arena = Arena()
+        arena = ArgumentArena()
         return self._ask(protocol.LoadParameters(arena.pack(dict(state))), arena, "parameters").yes
 
     def state(self, names: Mapping[str, Tensor]) -> list[Tensor]:
@@ -299,10 +301,10 @@ class Witness:
             self._earlier.popleft()
         return kept
 
-    def pieces(self, at: Given) -> Pieces:
+    def pieces(self, at: MappedArguments) -> MappedPieces:
         """Return the memory in which the process has mapped its arguments, in order of the offset. Raises Wrong."""
         try:
-            pieces = sorted(mapped(self.prisoner.pid, at.file), key=lambda piece: piece[2])
+            pieces = sorted(find_mapped_pieces(self.prisoner.pid, at.file), key=lambda piece: piece[2])
         except OSError as e:
             raise CandidateError("memory", f"its memory cannot be looked at: {e.strerror or e}") from None
         # With two mappings, a write through one would not show in the other address.
@@ -315,15 +317,15 @@ class Witness:
         reply: protocol.CallPlaces,
         args: Sequence[Any],
         expected: ExpectedEffects,
-        at: Given,
-        pieces: Pieces | None = None,
+        at: MappedArguments,
+        pieces: MappedPieces | None = None,
     ) -> float:
         """Read the effects of a call and compare them. Return the error in units of the tolerance.
 
         Raises Wrong. ``pieces`` is the mapped memory for one call of a batch. All calls of a batch have returned before
         the first is examined, so earlier results cannot have changed in between and are not compared again.
         """
-        given = tensors(args)
+        given = tensors_among(args)
         outs = len(expected.own) - len(expected.changed)
         check_result_layout(reply, expected)
         got, spans = self._results(reply.outs, expected.own[:outs])
@@ -331,18 +333,20 @@ class Witness:
         after = self._arguments(places, given)
         self._disjoint(spans, places, given, expected)
         for number, (now, before) in enumerate(zip(after, given, strict=True)):
-            if number not in expected.changed and not identical(now, before):
-                raise CandidateError("arguments", f"it changes tensor argument {number}, which the reference leaves as it is")
+            if number not in expected.changed and not bits_are_equal(now, before):
+                raise CandidateError(
+                    "arguments", f"it changes tensor argument {number}, which the reference leaves as it is"
+                )
         difference = _compare(expected, [*got, *(after[i] for i in expected.changed)])
         if difference.problem:
             raise CandidateError("values", difference.problem)
         if pieces is None:
             self._unchanged()
-        self._earlier.append(_Kept(spans, _size(args) + sum(len(content) for _, content in spans)))
+        self._earlier.append(_KeptResults(spans, _argument_bytes(args) + sum(len(content) for _, content in spans)))
         return difference.error
 
     def _places(
-        self, reply: protocol.CallPlaces, given: Sequence[Tensor], at: Given, pieces: Pieces | None
+        self, reply: protocol.CallPlaces, given: Sequence[Tensor], at: MappedArguments, pieces: MappedPieces | None
     ) -> list[TensorPlace]:
         """Return the locations of the arguments. On a CPU they come from the kernel's map of the process's memory.
 
@@ -359,7 +363,7 @@ class Witness:
             places.append(TensorPlace.of(t, addresses[0] if addresses else 0))
         return places
 
-    def _results(self, places: Sequence[Place], like: Sequence[Tensor]) -> tuple[list[Tensor], Spans]:
+    def _results(self, places: Sequence[Place], like: Sequence[Tensor]) -> tuple[list[Tensor], ResultSpans]:
         """Return the results at the reported locations, and their bytes. Raises Wrong for other kinds of results."""
         if len(places) != len(like):
             raise CandidateError("results", f"{len(places)} results, expected {len(like)}")
@@ -381,10 +385,12 @@ class Witness:
         """Return one tensor read from the process, and its bytes. Raises Wrong for another shape, dtype or stride."""
         shape, stride, wanted = place.shape, place.stride, TensorPlace.of(like, 0)
         if shape != wanted.shape or place.dtype != wanted.dtype:
-            raise CandidateError("results", f"result {number}: {place.dtype}{shape}, expected {wanted.dtype}{wanted.shape}")
+            raise CandidateError(
+                "results", f"result {number}: {place.dtype}{shape}, expected {wanted.dtype}{wanted.shape}"
+            )
         # A limit on the bytes that a candidate can make this process read.
-        widest = min(SPREAD * like.numel() + 4096, max(2 * like.numel(), PADDED // like.itemsize))
-        if (length := extent(shape, stride)) > widest:
+        widest = min(MAX_RESULT_SPREAD * like.numel() + 4096, max(2 * like.numel(), MAX_PADDED_BYTES // like.itemsize))
+        if (length := strided_extent(shape, stride)) > widest:
             raise CandidateError("results", f"result {number}: strides {stride} for {shape}")
         if not length:
             return torch.empty(like.shape, dtype=like.dtype, device=like.device), bytearray()
@@ -406,11 +412,11 @@ class Witness:
         return [self._tensor(-1, p, t)[0] for p, t in zip(places, given, strict=True)]
 
     def _disjoint(
-        self, spans: Spans, places: Sequence[TensorPlace], given: Sequence[Tensor], expected: ExpectedEffects
+        self, spans: ResultSpans, places: Sequence[TensorPlace], given: Sequence[Tensor], expected: ExpectedEffects
     ) -> None:
         """Raise Wrong if a result shares memory with an argument or with an earlier result."""
         pairs = zip(places, given, strict=True)
-        taken = [(p.at, extent(p.shape, p.stride) * t.itemsize, "an argument") for p, t in pairs]
+        taken = [(p.at, strided_extent(p.shape, p.stride) * t.itemsize, "an argument") for p, t in pairs]
         taken = [] if expected.aliased else taken
         still = "an earlier result, which is still in use"
         taken += [(at, len(content), still) for call in self._earlier for at, content in call.spans]
@@ -432,19 +438,19 @@ def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
     try:
         return expected.against(got)
     except INVALID as e:
-        raise CandidateError("answer", f"results that cannot be compared: {last_line(e)}"[:300]) from None
+        raise CandidateError("answer", f"results that cannot be compared: {error_line(e)}"[:300]) from None
 
 
-def _size(args: Sequence[Any]) -> int:
+def _argument_bytes(args: Sequence[Any]) -> int:
     """Return the bytes of all tensors among the arguments."""
-    return sum(t.numel() * t.itemsize for t in tensors(args))
+    return sum(t.numel() * t.itemsize for t in tensors_among(args))
 
 
 @dataclass(frozen=True)
 class BatchRun:
     """The times of one run of a batch: the measured one, and the seconds by the clock of the process."""
 
-    took: Took
+    took: RequestTime
     claimed: float
 
 
@@ -455,15 +461,17 @@ class CallBatch:
     which reads none, hold zeros. Raises Wrong, and UnsupportedArguments if the candidate declines the arguments.
     """
 
-    def __init__(self, witness: Witness, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> None:
+    def __init__(
+        self, witness: TargetProcess, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None
+    ) -> None:
         self.witness, self.sets = witness, sets
         self._number = next(_batch_numbers)
         # ``fill`` repeats this layout, so that new values lie where the old ones did.
         self._layout = secrets.randbits(62)
-        arena = Arena(self._layout)
+        arena = ArgumentArena(self._layout)
         packed = [arena.pack(list(args)) for args in sets]
         self._handle = arena.make() if index < 0 else arena.write()
-        self._given = [Given.of(self._handle, each) for each in packed]
+        self._given = [MappedArguments.of(self._handle, each) for each in packed]
         try:
             message = protocol.PrepareBatch(self._number, sorted(witness.batches), index, poison, packed)
             witness.request(message, handle=self._handle)
@@ -485,7 +493,7 @@ class CallBatch:
 
     def fill(self, sets: Sequence[Sequence[Any]]) -> None:
         """Write other values into the shared arguments, without a message to the process."""
-        arena = Arena(self._layout)
+        arena = ArgumentArena(self._layout)
         for args in sets:
             arena.pack(list(args))
         arena.write(self._handle)

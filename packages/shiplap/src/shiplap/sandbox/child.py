@@ -19,39 +19,39 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from shiplap.sampling.run import last_line
+from shiplap.sampling.run import error_line
 from shiplap.sandbox import protocol
-from shiplap.sandbox.gpu_call import queued
-from shiplap.sandbox.interpreter_state import Watch, changed, state
-from shiplap.sandbox.landlock import Cell, lock
-from shiplap.sandbox.load_candidate import ready, renew
-from shiplap.sandbox.patched_functions import Snapshot
+from shiplap.sandbox.gpu_call import call_in_queue
+from shiplap.sandbox.interpreter_state import InterpreterWatch, changed_interpreter_state, read_interpreter_state
+from shiplap.sandbox.landlock import SandboxPolicy, lock_process
+from shiplap.sandbox.load_candidate import load_parameters, load_requested
+from shiplap.sandbox.patched_functions import FunctionSnapshot
 from shiplap.sandbox.protocol import (
     MAX_REQUEST_BYTES,
     Place,
     Reply,
     Request,
-    bare,
-    leaves,
-    nested,
+    flatten_results,
     pack_message,
-    plain,
-    receive,
-    send,
-    unpack,
+    printable_text,
+    receive_message,
+    send_message,
+    structure_of,
+    tree_leaves,
+    unpack_arguments,
 )
-from shiplap.sandbox.rng_state import Dice
+from shiplap.sandbox.rng_state import RngWatch
 
-_known: Snapshot | None = None  # taken before this process was forked
-COLD = 1_000_000  # ns; a longer call is hardly slower as the first after a pause
-MOVING = """
+_baseline: FunctionSnapshot | None = None  # taken before this process was forked
+COLD_CALL_NS = 1_000_000  # ns; a longer call is hardly slower as the first after a pause
+MOVING_OPERATORS = """
 empty empty_like empty_strided empty_permuted new_empty new_empty_strided view reshape _unsafe_view as_strided
 _reshape_alias expand expand_as t transpose permute unsqueeze squeeze slice select narrow detach detach_ alias
 clone contiguous copy_ to _to_copy resolve_conj resolve_neg resize_ set_ item _local_scalar_dense is_nonzero
 unflatten flatten view_as chunk split unbind numpy_T mT lift_fresh result_type zeros zeros_like zero_ fill_
 ones ones_like full random_ uniform_ normal_
 """
-FREE = frozenset("aten::" + name for name in MOVING.split())
+FREE = frozenset("aten::" + name for name in MOVING_OPERATORS.split())
 """Operators that move, allocate or describe data, and compute nothing."""
 
 
@@ -76,37 +76,37 @@ def handles(kind: type[Request[ReplyT]]) -> Callable[[Handler[ReplyT]], Handler[
     return register
 
 
-def get_ready() -> None:
+def take_baseline() -> None:
     """Take the snapshot of functions that all forked processes share."""
     global _known
-    _known = Snapshot()
+    _baseline = FunctionSnapshot()
 
 
-def serve(connection: socket.socket, order: protocol.Fork) -> None:
+def serve_requests(connection: socket.socket, order: protocol.Fork) -> None:
     """Lock this process in, then reply to requests until the connection ends."""
     os.chdir(order.scratch)
     os.environ.update(order.environment)
-    cell = Cell(order.scratch, tuple(order.readable), order.file_size, order.device, tuple(order.hidden))
-    missing = lock(cell) if order.locked else {}
+    cell = SandboxPolicy(order.scratch, tuple(order.readable), order.file_size, order.device, tuple(order.hidden))
+    missing = lock_process(cell) if order.locked else {}
     # As many threads as in the process that judges, so that times can be compared.
     torch.set_num_threads(order.threads)
-    send(connection, pack_message(protocol.Locked(missing)))
-    host = Host(watched=order.locked)
+    send_message(connection, pack_message(protocol.Locked(missing)))
+    host = Child(watched=order.locked)
     while True:
-        message, files = receive(connection, *HANDLERS, handles=1, longest=MAX_REQUEST_BYTES)
+        message, files = receive_message(connection, *HANDLERS, handles=1, longest=MAX_REQUEST_BYTES)
         try:
             data = pack_message(host.answer(message, files[0] if files else -1))
         except ArgumentsDeclined as e:
-            data = pack_message(protocol.Declined(plain(str(e))[:400]))
+            data = pack_message(protocol.Declined(printable_text(str(e))[:400]))
         except Exception as e:
-            data = pack_message(protocol.Failed(plain(last_line(e))[:400]))
+            data = pack_message(protocol.Failed(printable_text(error_line(e))[:400]))
         finally:
             for file in files:
                 os.close(file)
-        send(connection, data)
+        send_message(connection, data)
 
 
-class Host:
+class Child:
     """The target, the results of its last calls, and the observers of the interpreter."""
 
     def __init__(self, *, watched: bool = True) -> None:
@@ -115,9 +115,9 @@ class Host:
         self._kept: deque[Any] = deque()  # arguments and results of earlier calls, which are compared again
         self._last: Any = ()  # tensors whose locations the reply holds must live until the next request
         if watched:
-            self._intact, self._watch = Snapshot(_known), Watch()
+            self._intact, self._watch = FunctionSnapshot(_baseline), InterpreterWatch()
         self._batches: dict[int, Any] = {}
-        self._dice = Dice()
+        self._dice = RngWatch()
 
     def answer(self, message: Request[ReplyT], file: int) -> ReplyT:
         """Return the reply to one request."""
@@ -129,14 +129,14 @@ class Host:
         too.
         """
         if self.watched:
-            self._intact = Snapshot(self._intact)
+            self._intact = FunctionSnapshot(self._intact)
             self._watch.reset()
 
     @handles(protocol.Inspect)
     def _inspect(self, message: protocol.Inspect, file: int) -> protocol.Inspection:
         """Report what has changed since the target was loaded."""
-        told = {name: [plain(text)[:400] for text in texts] for name, texts in self._watch.told().items()}
-        replaced = [plain(name)[:400] for name in self._intact.changed()[:20]]
+        told = {name: [printable_text(text)[:400] for text in texts] for name, texts in self._watch.told().items()}
+        replaced = [printable_text(name)[:400] for name in self._intact.changed()[:20]]
         return protocol.Inspection(replaced, told["looked"], told["left"], self._intact.threads())
 
     @handles(protocol.CheckDevice)
@@ -150,22 +150,24 @@ class Host:
         """Load the target."""
         memory = _map(file)
         if message.thorough:
-            self._intact = Snapshot(self._intact, thorough=True)
-        self.target = ready(message, unpack(message.init, memory) or (), unpack(message.state, memory) or {})
+            self._intact = FunctionSnapshot(self._intact, thorough=True)
+        self.target = load_requested(
+            message, unpack_arguments(message.init, memory) or (), unpack_arguments(message.state, memory) or {}
+        )
         self._watch.loaded()
         return protocol.Done()
 
     @handles(protocol.LoadParameters)
     def _load_parameters(self, message: protocol.LoadParameters, file: int) -> protocol.Answer:
         """Load other values into the parameters of the target."""
-        return protocol.Answer(renew(self.target, unpack(message.state, _map(file))))
+        return protocol.Answer(load_parameters(self.target, unpack_arguments(message.state, _map(file))))
 
     @handles(protocol.ReadState)
     def _read_state(self, message: protocol.ReadState, file: int) -> protocol.ResultPlaces:
         """Return the locations of these entries of the module's state."""
         state = self.target.state_dict() if isinstance(self.target, torch.nn.Module) else {}
-        self._last = [_home(state[name].detach()) for name in message.names]
-        return protocol.ResultPlaces([_place(v) for v in self._last])
+        self._last = [_copy_to_host(state[name].detach()) for name in message.names]
+        return protocol.ResultPlaces([_describe_place(v) for v in self._last])
 
     @handles(protocol.CallTarget)
     def _call(self, message: protocol.CallTarget, file: int) -> protocol.TargetCalled:
@@ -176,19 +178,19 @@ class Host:
         if message.again:  # new values in the tensors of the last call, without a new version number
             before, args = self._kept[-1][:2]
             before[:], memory = memory[:], before
-            for there, now in zip(leaves(args), leaves(unpack(message.args, memory)), strict=True):
+            for there, now in zip(tree_leaves(args), tree_leaves(unpack_arguments(message.args, memory)), strict=True):
                 if isinstance(there, Tensor) and there.is_cuda:
                     there.data.copy_(now)
         else:
-            args = list(unpack(message.args, memory))
+            args = list(unpack_arguments(message.args, memory))
         with torch.no_grad():
             if not any(isinstance(a, Tensor) and a.is_cuda for a in args):
                 started = perf_counter_ns()
                 returned = self.target(*args)
-                result = bare(returned)
+                result = flatten_results(returned)
                 spent = perf_counter_ns() - started
-                return protocol.TargetCalled(self._keep(args, result, memory, result, nested(returned)), spent)
-            call = queued(self.target, args)
+                return protocol.TargetCalled(self._keep(args, result, memory, result, structure_of(returned)), spent)
+            call = call_in_queue(self.target, args)
             places = self._keep(args, call.result, memory, call.seen)
         # Code that runs between two calls would see the next values before the clock starts.
         traces = protocol.CallTraces(call.raced, self._watch.told()["left"], self._intact.threads())
@@ -199,12 +201,14 @@ class Host:
     ) -> protocol.CallPlaces:
         """Keep the results of a call, and return the locations of these and of the arguments."""
         for _, _, earlier, copies in self._kept:  # earlier results are compared again: copies of them, if on a GPU
-            for now, copy in zip(leaves(earlier), copies, strict=False):
+            for now, copy in zip(tree_leaves(earlier), copies, strict=False):
                 if type(now) is Tensor and now.is_cuda and now.shape == copy.shape:
                     copy.copy_(now)
-        outs, given = [_home(o) for o in seen], [_home(a) for a in bare(args)]
+        outs, given = [_copy_to_host(o) for o in seen], [_copy_to_host(a) for a in flatten_results(args)]
         self._kept.append((memory, args, result, [*outs, *given]))
-        return protocol.CallPlaces([_place(o) for o in outs], [_place(a) for a in given], lies and plain(lies))
+        return protocol.CallPlaces(
+            [_describe_place(o) for o in outs], [_describe_place(a) for a in given], lies and printable_text(lies)
+        )
 
     @handles(protocol.PrepareBatch)
     def _prepare(self, message: protocol.PrepareBatch, file: int) -> protocol.Done:
@@ -212,7 +216,7 @@ class Host:
         self._batches = {n: b for n, b in self._batches.items() if n in message.kept}
         # Shared, since the other side replaces the values after the calls are prepared.
         memory = _map(file, mmap.MAP_SHARED)
-        sets = [list(unpack(args, memory)) for args in message.sets]
+        sets = [list(unpack_arguments(args, memory)) for args in message.sets]
         with torch.no_grad():
             runs = [self.target(message.index, message.poison, args) for args in sets]
         self._batches[message.batch] = memory, sets, runs, []
@@ -228,11 +232,15 @@ class Host:
         with torch.no_grad():
             started = perf_counter_ns()
             for run in runs:
-                results.append(bare(run()))
+                results.append(flatten_results(run()))
             spent = perf_counter_ns() - started
         pairs = zip(results, sets, strict=True)
         return protocol.BatchCalled(
-            [protocol.CallPlaces([*map(_place, r)], [*map(_place, bare(s))]) for r, s in pairs], spent
+            [
+                protocol.CallPlaces([*map(_describe_place, r)], [*map(_describe_place, flatten_results(s))])
+                for r, s in pairs
+            ],
+            spent,
         )
 
     def _repeat(self, run: Callable[[], Any], repeats: int) -> protocol.BatchCalled:
@@ -240,7 +248,7 @@ class Host:
         with torch.no_grad():
             started = perf_counter_ns()
             run()
-            if perf_counter_ns() - started < COLD:  # the process was stopped, and its caches are cold
+            if perf_counter_ns() - started < COLD_CALL_NS:  # the process was stopped, and its caches are cold
                 started, repeats = perf_counter_ns(), repeats + 1
             for _ in range(repeats - 1):
                 run()
@@ -249,32 +257,34 @@ class Host:
     @handles(protocol.ListOperators)
     def _list_operators(self, message: protocol.ListOperators, file: int) -> protocol.OperatorList:
         """List the operators that a call of the target runs."""
-        args = list(unpack(message.args, _map(file)))
+        args = list(unpack_arguments(message.args, _map(file)))
         self._last = ()  # finalizers of an earlier call must not run inside the list of operators
         # Generators that are advanced here must not be at the same position after the call.
         self._dice.throw()
         with self._watch.listening():
             operators, result, left, threads = _ops(self.target, args, self._intact)
-        self._last = args, result, [_home(o) for o in result]
+        self._last = args, result, [_copy_to_host(o) for o in result]
         traces = protocol.CallTraces(False, left + self._dice.stuck(), threads)
-        return protocol.OperatorList(operators, [*map(_place, self._last[-1])], traces)
+        return protocol.OperatorList(operators, [*map(_describe_place, self._last[-1])], traces)
 
     @handles(protocol.Differentiate)
     def _differentiate(self, message: protocol.Differentiate, file: int) -> protocol.ResultPlaces:
         """Return the locations of the gradients of arguments and parameters."""
         memory = _map(file)
-        args, seeds = list(unpack(message.args, memory)), list(unpack(message.seeds, memory))
-        given = [a.detach().clone().requires_grad_() if _floating(a) else a for a in args]
-        outs = [o for o in leaves(self.target(*given)) if isinstance(o, Tensor) and o.requires_grad]
+        args, seeds = list(unpack_arguments(message.args, memory)), list(unpack_arguments(message.seeds, memory))
+        given = [a.detach().clone().requires_grad_() if _is_floating_tensor(a) else a for a in args]
+        outs = [o for o in tree_leaves(self.target(*given)) if isinstance(o, Tensor) and o.requires_grad]
         owned = dict(self.target.named_parameters()) if isinstance(self.target, torch.nn.Module) else {}
         all_there = all(name in owned for name in message.parameters)
-        wanted = [a for a in given if _floating(a)] + [owned[name] for name in message.parameters if all_there]
+        wanted = [a for a in given if _is_floating_tensor(a)] + [
+            owned[name] for name in message.parameters if all_there
+        ]
         if not outs:
             raise ValueError("no result carries a gradient")
         grads = torch.autograd.grad(outs, wanted, seeds[: len(outs)], allow_unused=True)
         values = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
-        self._last = [_home(v) for v in values], memory
-        return protocol.ResultPlaces([_place(v) for v in self._last[0]], all_there)
+        self._last = [_copy_to_host(v) for v in values], memory
+        return protocol.ResultPlaces([_describe_place(v) for v in self._last[0]], all_there)
 
 
 def _map(file: int, flags: int = mmap.MAP_PRIVATE) -> Any:
@@ -282,17 +292,17 @@ def _map(file: int, flags: int = mmap.MAP_PRIVATE) -> Any:
     return mmap.mmap(file, 0, flags=flags | getattr(mmap, "MAP_POPULATE", 0))
 
 
-def _floating(value: Any) -> bool:
+def _is_floating_tensor(value: Any) -> bool:
     """Return whether ``value`` is a tensor of floating-point numbers."""
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _home(value: Any) -> Any:
+def _copy_to_host(value: Any) -> Any:
     """Return a copy of a GPU tensor on the CPU, where the other process can read it; other values unchanged."""
     return value.detach().cpu() if type(value) is Tensor and value.is_cuda else value
 
 
-def _place(value: Any) -> Place:
+def _describe_place(value: Any) -> Place:
     """Return the location and description of a tensor, or a plain value."""
     if isinstance(value, Tensor) and type(value) in (Tensor, torch.nn.Parameter):
         if value.layout is not torch.strided or value.is_conj() or value.is_neg():
@@ -305,11 +315,11 @@ def _place(value: Any) -> Place:
         return float.__pos__(value)
     if isinstance(value, int) and int.bit_length(value) < 64:
         return int.__pos__(value)
-    return protocol.Foreign(plain(type(value).__name__)[:400])
+    return protocol.Foreign(printable_text(type(value).__name__)[:400])
 
 
 def _ops(
-    target: Callable[..., Any], args: list[Any], intact: Snapshot
+    target: Callable[..., Any], args: list[Any], intact: FunctionSnapshot
 ) -> tuple[list[protocol.OperatorUse], list[Any], list[str], int]:
     """List the operators of torch that compute something in one call.
 
@@ -319,16 +329,16 @@ def _ops(
     """
     from torch.autograd.profiler import profile
 
-    from shiplap.torch_private.profiler import of_all_threads
+    from shiplap.torch_private.profiler import all_threads_config
 
-    config = of_all_threads()
+    config = all_threads_config()
     with torch.no_grad(), profile(use_cpu=True, record_shapes=True, experimental_config=config) as seen:
-        before = state()
-        result = bare(target(*args))
+        before = read_interpreter_state()
+        result = flatten_results(target(*args))
         gc.collect()
         if any(isinstance(a, Tensor) and a.is_cuda for a in args):
             torch.cuda.synchronize()
-        left, threads = changed(before), intact.threads()
+        left, threads = changed_interpreter_state(before), intact.threads()
     operators: list[protocol.OperatorUse] = []
     for event in seen.function_events or ():
         inner = [c for c in event.cpu_children if c.name.startswith("aten::") and c.name not in FREE]
@@ -337,5 +347,5 @@ def _ops(
             operators.append(protocol.OperatorUse(event.name, shapes))
     with contextlib.suppress(AttributeError):
         for event in seen.function_events or ():
-            operators += [protocol.OperatorUse(plain(f"kernel {k.name}")[:400], []) for k in event.kernels]
+            operators += [protocol.OperatorUse(printable_text(f"kernel {k.name}")[:400], []) for k in event.kernels]
     return operators[:2000], result, left, threads

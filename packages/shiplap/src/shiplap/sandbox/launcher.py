@@ -19,15 +19,15 @@ import sys
 import time
 
 from shiplap.sandbox import child, protocol
-from shiplap.sandbox.protocol import BrokenMessage, pack_message, receive, send
+from shiplap.sandbox.protocol import BrokenMessage, pack_message, receive_message, send_message
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-LAST_S = 1.0  # seconds until killed processes must be gone
+END_CHILDREN_S = 1.0  # seconds until killed processes must be gone
 
 
 def main() -> None:
     """Serve requests until the connection ends."""
-    child.get_ready()
+    child.take_baseline()
     gc.freeze()
     gc.enable()  # ``START`` switches it off for the import of torch
     connection = socket.socket(fileno=int(sys.argv[1]))
@@ -35,7 +35,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     while True:
         try:
-            message, files = receive(
+            message, files = receive_message(
                 connection, protocol.Fork, protocol.AwaitExit, protocol.Rest, protocol.ImportModule, handles=2
             )
         except (BrokenMessage, OSError):  # the connection has ended, or the time to rest is over
@@ -43,26 +43,26 @@ def main() -> None:
         connection.settimeout(None)
         reply: protocol.Reply = protocol.Done()
         if isinstance(message, protocol.AwaitExit):
-            reply = protocol.Number(_status(message.pid))
+            reply = protocol.Number(_wait_for_status(message.pid))
         elif isinstance(message, protocol.Rest):
             os.chdir("/")  # the folder in which it started will be removed
-            reply = protocol.Answer(_alone())
+            reply = protocol.Answer(_all_children_gone())
         elif isinstance(message, protocol.ImportModule) and message.module:  # one import here saves one in each fork
             importlib.import_module(message.module)
         elif isinstance(message, protocol.Fork):
             gc.freeze()  # existing objects are not collected in the forks, so their pages stay shared
             pid = os.fork()
             if pid == 0:
-                _become(message, files, connection)
+                _run_forked_child(message, files, connection)
             for file in files:
                 os.close(file)
             reply = protocol.Number(pid)
-        send(connection, pack_message(reply))
+        send_message(connection, pack_message(reply))
         if isinstance(message, protocol.Rest):
             connection.settimeout(message.seconds)
 
 
-def _status(pid: int) -> int:
+def _wait_for_status(pid: int) -> int:
     """Wait for a process, and return its status, or 0 if it is no child of this one."""
     try:
         return os.waitpid(pid, 0)[1]
@@ -70,9 +70,9 @@ def _status(pid: int) -> int:
         return 0
 
 
-def _alone() -> bool:
+def _all_children_gone() -> bool:
     """Return whether all processes that this one started are gone. They were killed or have ended before."""
-    ends = time.monotonic() + LAST_S
+    ends = time.monotonic() + END_CHILDREN_S
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < ends:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
@@ -81,7 +81,7 @@ def _alone() -> bool:
     return True
 
 
-def _become(order: protocol.Fork, handles: list[int], connection: socket.socket) -> None:
+def _run_forked_child(order: protocol.Fork, handles: list[int], connection: socket.socket) -> None:
     """Turn this forked child into the process for code that is not trusted. Never returns.
 
     ``handles`` are the connection of the child and the file that it prints into.
@@ -100,7 +100,7 @@ def _become(order: protocol.Fork, handles: list[int], connection: socket.socket)
                 os.dup2(target, number, number < 3)
         # No file of the launcher may be reached from here.
         os.closerange(4, 1 << 16)
-        child.serve(socket.socket(fileno=3), order)
+        child.serve_requests(socket.socket(fileno=3), order)
     except BaseException as e:
         with contextlib.suppress(Exception):
             sys.stderr.write(f"{type(e).__name__}: {e}\n")

@@ -26,12 +26,12 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-LONGEST = 1 << 20  # the most bytes of a reply
+MAX_MESSAGE_BYTES = 1 << 20  # the most bytes of a reply
 MAX_REQUEST_BYTES = 1 << 26  # bytes
-HEAD = struct.Struct("=I")
+MESSAGE_HEAD = struct.Struct("=I")
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-GAP = 64  # bytes, as torch's allocators align
+ARENA_GAP = 64  # bytes, as torch's allocators align
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Sizes = Annotated[list[Size], Meta(max_length=64)]
@@ -328,12 +328,12 @@ class RunBatch(Request[BatchCalled], frozen=True):
 def pack_message(message: Message) -> bytes:
     """Return a message as bytes: its length, then msgpack."""
     body = msgspec.msgpack.encode(message)
-    return HEAD.pack(len(body)) + body
+    return MESSAGE_HEAD.pack(len(body)) + body
 
 
-def parse_message_length(head: bytes, longest: int = LONGEST) -> int:
+def parse_message_length(head: bytes, longest: int = MAX_MESSAGE_BYTES) -> int:
     """Return the length that the head of a message holds. Raises BrokenMessage for more than ``longest`` bytes."""
-    (length,) = HEAD.unpack(head)
+    (length,) = MESSAGE_HEAD.unpack(head)
     if length > longest:
         raise BrokenMessage(f"a message of {length} bytes")
     return int(length)
@@ -357,10 +357,10 @@ def parse_message(body: bytes, *kinds: type[Message]) -> Any:
     try:
         return decoder_of(kinds).decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise BrokenMessage(f"no valid message: {plain(str(e))[:200]}") from None
+        raise BrokenMessage(f"no valid message: {printable_text(str(e))[:200]}") from None
 
 
-def plain(text: str) -> str:
+def printable_text(text: str) -> str:
     """Return ``text`` with ``?`` in place of characters that are not printable.
 
     Control characters of a sender that is not trusted could change the terminal or the order of a line.
@@ -368,22 +368,22 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def send(connection: socket.socket, data: bytes, handles: Sequence[int] = ()) -> None:
+def send_message(connection: socket.socket, data: bytes, handles: Sequence[int] = ()) -> None:
     """Send a packed message, and open files with it."""
     sent = socket.send_fds(connection, [data], list(handles)) if handles else 0
     connection.sendall(data[sent:])
 
 
-def receive(
-    connection: socket.socket, *kinds: type[Message], handles: int = 0, longest: int = LONGEST
+def receive_message(
+    connection: socket.socket, *kinds: type[Message], handles: int = 0, longest: int = MAX_MESSAGE_BYTES
 ) -> tuple[Any, list[int]]:
     """Receive one message, which is one of ``kinds``, and at most ``handles`` open files. Raises BrokenMessage."""
-    head, files = _take(connection, HEAD.size, handles)
-    body, more = _take(connection, parse_message_length(head, longest), 0)
+    head, files = _receive_bytes(connection, MESSAGE_HEAD.size, handles)
+    body, more = _receive_bytes(connection, parse_message_length(head, longest), 0)
     return parse_message(body, *kinds), files + more
 
 
-def _take(connection: socket.socket, length: int, handles: int) -> tuple[bytes, list[int]]:
+def _receive_bytes(connection: socket.socket, length: int, handles: int) -> tuple[bytes, list[int]]:
     """Receive ``length`` bytes and at most ``handles`` open files."""
     data, files = b"", []
     while len(data) < length:
@@ -424,28 +424,28 @@ class Heartbeat:
 # --- arguments and results --------------------------------------------------------------------------------------------
 
 
-def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
+def strided_extent(shape: Sequence[int], stride: Sequence[int]) -> int:
     """Return the number of elements from the first to the last of a strided tensor."""
     if 0 in shape:
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
 
 
-def leaves(value: Any) -> list[Any]:
+def tree_leaves(value: Any) -> list[Any]:
     """Return the tensors and plain values of nested tuples, lists and dicts, in order. Dicts are ordered by key.
 
     A container is read as it lies in memory. Its own methods, which could compute the values, do not run.
     """
     if isinstance(value, list):
-        return [leaf for v in list.__iter__(value) for leaf in leaves(v)]
+        return [leaf for v in list.__iter__(value) for leaf in tree_leaves(v)]
     if isinstance(value, tuple):
-        return [leaf for v in tuple.__iter__(value) for leaf in leaves(v)]
+        return [leaf for v in tuple.__iter__(value) for leaf in tree_leaves(v)]
     if isinstance(value, dict):
-        return [leaf for _, v in _by_name(value) for leaf in leaves(v)]
+        return [leaf for _, v in _items_by_name(value) for leaf in tree_leaves(v)]
     return [] if value is None else [value]
 
 
-def _by_name(values: dict[Any, Any]) -> list[tuple[str, Any]]:
+def _items_by_name(values: dict[Any, Any]) -> list[tuple[str, Any]]:
     """Return the keys and values of a dict, sorted by key. A key that is no text is replaced by the
     name of its class.
     """
@@ -453,17 +453,17 @@ def _by_name(values: dict[Any, Any]) -> list[tuple[str, Any]]:
     return sorted(named, key=lambda pair: pair[0])
 
 
-def nested(value: Any) -> str:
+def structure_of(value: Any) -> str:
     """Return the structure of a result as text, such as ``(.,{'a':.},None)``. A list counts as a tuple."""
     if isinstance(value, (list, tuple)):
         held = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
-        return f"({','.join(map(nested, held))})"
+        return f"({','.join(map(structure_of, held))})"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{nested(v)}" for k, v in _by_name(value)) + "}"
+        return "{" + ",".join(f"{k}:{structure_of(v)}" for k, v in _items_by_name(value)) + "}"
     return "None" if value is None else "."
 
 
-def overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
+def elements_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Return whether two elements of a strided tensor share memory."""
     reach = 0
     for step, size in sorted(zip(stride, shape, strict=True)):
@@ -473,12 +473,12 @@ def overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return False
 
 
-def bare(values: Any) -> list[Any]:
+def flatten_results(values: Any) -> list[Any]:
     """Return the leaves of a result, each tensor as a new object without the attributes and hooks of the old one."""
-    return [torch.detach(v) if type(v) in (Tensor, torch.nn.Parameter) else v for v in leaves(values)]
+    return [torch.detach(v) if type(v) in (Tensor, torch.nn.Parameter) else v for v in tree_leaves(values)]
 
 
-def identical(a: Tensor, b: Tensor) -> bool:
+def bits_are_equal(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors of one shape and dtype are equal, bit by bit."""
     a, b = a.contiguous(), b.detach().contiguous()
     if not a.numel():
@@ -488,7 +488,7 @@ def identical(a: Tensor, b: Tensor) -> bool:
     return bool(torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)))
 
 
-class Arena:
+class ArgumentArena:
     """Arguments that are being laid out in a file without a name, for another process."""
 
     def __init__(self, seed: int | None = None) -> None:
@@ -496,7 +496,7 @@ class Arena:
         self._gaps = random.Random(secrets.randbits(62) if seed is None else seed)
         self._parts: list[tuple[int, Tensor]] = []
         # Gaps of random length: a write beyond an argument hits no known place.
-        self._size = GAP * (1 + self._gaps.randrange(64))
+        self._size = ARENA_GAP * (1 + self._gaps.randrange(64))
 
     def pack(self, value: Any) -> Packed:
         """Return the description of ``value``: a tensor, a plain value, or a list or dict of these."""
@@ -516,11 +516,11 @@ class Arena:
 
     def _place(self, t: Tensor) -> int:
         """Reserve a place for a tensor, and return its offset."""
-        length = extent(t.shape, t.stride())
+        length = strided_extent(t.shape, t.stride())
         flat = torch.as_strided(t.detach(), (length,), (1,), t.storage_offset()).cpu()
         at = self._size
         self._parts.append((at, flat))
-        self._size = at + -(-length * t.itemsize // GAP) * GAP + GAP * self._gaps.randrange(64)
+        self._size = at + -(-length * t.itemsize // ARENA_GAP) * ARENA_GAP + ARENA_GAP * self._gaps.randrange(64)
         return at
 
     def make(self) -> int:
@@ -554,19 +554,19 @@ def packed_offsets(value: Packed) -> list[int]:
     return [at for v in value.items.values() for at in packed_offsets(v)] if isinstance(value, PackedDict) else []
 
 
-def unpack(value: Packed, memory: Any) -> Any:
+def unpack_arguments(value: Packed, memory: Any) -> Any:
     """Return the value of a description, in the process that has mapped the file. The inverse of :meth:`Arena.pack`."""
     if isinstance(value, PackedList):
-        listed = [unpack(v, memory) for v in value.items]
+        listed = [unpack_arguments(v, memory) for v in value.items]
         return tuple(listed) if value.is_tuple else listed
     if isinstance(value, PackedDict):
-        return {k: unpack(v, memory) for k, v in value.items.items()}
+        return {k: unpack_arguments(v, memory) for k, v in value.items.items()}
     if isinstance(value, PackedText):
         kinds = {"dtype": partial(getattr, torch), "device": torch.device, "int": int}
         return kinds[value.kind](value.text)
     if not isinstance(value, TensorPlace):
         return value
-    dtype, length = getattr(torch, value.dtype), extent(value.shape, value.stride)
+    dtype, length = getattr(torch, value.dtype), strided_extent(value.shape, value.stride)
     if not length:
         return torch.empty_strided(value.shape, value.stride, dtype=dtype, device=value.device)
     flat = torch.frombuffer(memory, dtype=dtype, offset=value.at, count=length)

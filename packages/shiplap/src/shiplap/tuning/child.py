@@ -22,17 +22,17 @@ from shiplap.cached_property import cached_property
 from shiplap.declare.config import Config
 from shiplap.dispatch import Op, registry
 from shiplap.dispatch.launch import poisoned_workspace
-from shiplap.sampling.recipe import Recipe
-from shiplap.sampling.run import last_line
-from shiplap.sandbox.child import ArgumentsDeclined, Host, handles
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.run import error_line
+from shiplap.sandbox.child import ArgumentsDeclined, Child, handles
 from shiplap.sandbox.protocol import Done, Heartbeat, Number
 from shiplap.tuning.allowed import WORKER
 from shiplap.tuning.bench import LocalBench
-from shiplap.tuning.candidate import Candidate, Refused, Run, candidates
-from shiplap.tuning.inputs import Inputs, inputs
+from shiplap.tuning.candidate import Candidate, CandidateRefused, CandidateRun, kernel_candidates
+from shiplap.tuning.inputs import Inputs, draw_inputs
 from shiplap.tuning.poison_memory import Poison
 from shiplap.tuning.sandboxed import workers
-from shiplap.tuning.verify import is_fatal
+from shiplap.tuning.verify import is_device_lost
 
 
 class DeviceLost(BaseException):
@@ -52,7 +52,7 @@ class OpenedTask:
             # A kernel that was attached by the caller's own code is missing here, and its times would be those of
             # another op.
             raise LookupError(f"{self.op.spec.name} differs there: kernels attached elsewhere, or changed files")
-        self.inputs = inputs(self.op, Recipe.parse(order.recipe), order.device)
+        self.inputs = draw_inputs(self.op, SampleRecipe.parse(order.recipe), order.device)
         listed = {(c.kernel, c.config): c for c in candidates_by_provider(order.provider, self.op, self.inputs)}
         wanted = [(c.kernel, Config.of(c.config)) for c in order.candidates]
         if missing := [w for w in wanted if w not in listed]:
@@ -65,7 +65,7 @@ class OpenedTask:
         begin_run = self.heartbeat.begin_run if self.heartbeat is not None else lambda index: None
         return LocalBench(self.inputs, self.candidates, self.order.capture, begin_run)
 
-    def prepare(self, index: int, poison: int | None, args: list[Any]) -> Run:
+    def prepare(self, index: int, poison: int | None, args: list[Any]) -> CandidateRun:
         """Return a call of a candidate as a function without arguments. Index -1 binds them and runs nothing."""
         if index < 0:
             self.op.bind(tuple(args))
@@ -74,12 +74,12 @@ class OpenedTask:
         try:
             with nullcontext() if poison is None else poisoned_workspace(poison):
                 run = candidate.prepare(tuple(args))
-        except Refused as e:
+        except CandidateRefused as e:
             raise ArgumentsDeclined(str(e)) from None
         return run if poison is None else _poisoned(run, candidate, poison)
 
 
-def _poisoned(run: Run, candidate: Candidate, byte: int) -> Run:
+def _poisoned(run: CandidateRun, candidate: Candidate, byte: int) -> CandidateRun:
     """Return ``run`` with all memory that it allocates filled with ``byte``."""
 
     def run_poisoned() -> Any:
@@ -99,7 +99,7 @@ def opened_task() -> OpenedTask:
 
 
 @handles(workers.OpenTask)
-def open_task(child: Host, order: workers.OpenTask, file: int) -> Done:
+def open_task(child: Child, order: workers.OpenTask, file: int) -> Done:
     """Import the op of a task and draw its inputs. The file, if any, is the memory of a heartbeat."""
     global _opened
     if order.environment:  # of a worker, which is a process of the user like any other
@@ -116,39 +116,39 @@ def open_task(child: Host, order: workers.OpenTask, file: int) -> Done:
 
 
 @handles(workers.CompileCandidates)
-def compile_candidates(child: Host, message: workers.CompileCandidates, file: int) -> Number:
+def compile_candidates(child: Child, message: workers.CompileCandidates, file: int) -> Number:
     """Begin to compile candidates side by side."""
     return Number(opened_task().bench.compile(message.indices))
 
 
 @handles(workers.FinishCompiling)
-def finish_compiling(child: Host, message: workers.FinishCompiling, file: int) -> Done:
+def finish_compiling(child: Child, message: workers.FinishCompiling, file: int) -> Done:
     """Wait for all compilers that run."""
     opened_task().bench.quiet()
     return Done()
 
 
 @handles(workers.VerifyCandidate)
-def verify_candidate(child: Host, message: workers.VerifyCandidate, file: int) -> workers.Verified:
+def verify_candidate(child: Child, message: workers.VerifyCandidate, file: int) -> workers.Verified:
     """Compare a candidate with the reference."""
     return workers.Verified(opened_task().bench.verify(message.index))
 
 
 @handles(workers.RaceCandidates)
-def race_candidates(child: Host, message: workers.RaceCandidates, file: int) -> workers.Raced:
+def race_candidates(child: Child, message: workers.RaceCandidates, file: int) -> workers.Raced:
     """Time candidates in turn."""
     try:
         return workers.Raced(*opened_task().bench.race(message.indices, message.plan))
     except Exception as e:
-        if is_fatal(e):
-            raise DeviceLost(last_line(e)) from e
+        if is_device_lost(e):
+            raise DeviceLost(error_line(e)) from e
         raise
 
 
 def candidates_by_provider(provider: str, op: Op, drawn: Inputs) -> Sequence[Candidate]:
     """Return the candidates by the same function as in the parent. With ``""`` they are the op's own kernels."""
     if not provider:
-        return candidates(op, drawn.device, drawn.call.env)
+        return kernel_candidates(op, drawn.device, drawn.call.env)
     module, _, name = provider.partition(":")
     value: Any = importlib.import_module(module)
     for part in name.split("."):
@@ -168,12 +168,12 @@ def import_op(order: workers.OpenTask) -> Op:
             importlib.import_module(module)
         except Exception as e:  # it may fail after the declaration, for example because it tunes
             problem = e
-    if registry.find(order.op) is None and order.file:
+    if registry.find_declared_op(order.op) is None and order.file:
         try:
             _import_file(Path(order.file))
         except Exception as e:
             problem = e
-    op = registry.find(order.op)
+    op = registry.find_declared_op(order.op)
     if op is None:
         raise LookupError(f"no {order.op} in {order.modules or order.file}") from problem
     return op

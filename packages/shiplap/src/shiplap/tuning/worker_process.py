@@ -18,25 +18,25 @@ import torch
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import error, notice
-from shiplap.sandbox.launcher_pool import Staying, standby
+from shiplap.sandbox.launcher_pool import IdleLauncher, standby
 from shiplap.sandbox.protocol import Heartbeat, ImportModule, Reply, Request
-from shiplap.sandbox.supervisor import Bounds, Ended, Prisoner, RequestFailed
-from shiplap.tuning.bench import COMPILERS, Belief, Bench, LocalBench
-from shiplap.tuning.measure import Plan, Timing
+from shiplap.sandbox.supervisor import Bounds, ProcessEnded, RequestFailed, SandboxedProcess
+from shiplap.tuning.bench import COMPILERS, Bench, ConfirmedClaim, LocalBench
+from shiplap.tuning.measure import RacePlan, Timing
 from shiplap.tuning.sandboxed import workers
-from shiplap.tuning.sandboxed.bench import JudgedBench, serves
-from shiplap.tuning.sandboxed.workers import CHILD, Hosts, OpenTask
-from shiplap.tuning.verify import Outcome
+from shiplap.tuning.sandboxed.bench import JudgedBench, can_send_arguments
+from shiplap.tuning.sandboxed.workers import CHILD, KernelProcesses, OpenTask
+from shiplap.tuning.verify import VerifyOutcome
 
 if TYPE_CHECKING:
-    from shiplap.tuning.selector import Task
+    from shiplap.tuning.selector import SelectionTask
 
 TIMEOUT = 60.0  # seconds that one run, with its compilation, may take
 PATIENCE = 10.0  # times as long for imports and for the reference
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
-class Died(Exception):
+class WorkerDied(Exception):
     """Raised when the worker ended while candidate ``index`` ran (-1: while none ran)."""
 
     def __init__(self, index: int, how: str) -> None:
@@ -44,21 +44,21 @@ class Died(Exception):
         self.index, self.how = index, how
 
 
-class Isolation:
+class WorkerProcess:
     """A context with a worker process, which starts when it is needed and starts again after it has died."""
 
     def __init__(self, timeout: float = TIMEOUT) -> None:
         self.timeout = timeout
-        self.launcher = Staying()
-        self.hosts = Hosts(self.launcher, timeout)
+        self.launcher = IdleLauncher()
+        self.hosts = KernelProcesses(self.launcher, timeout)
         self.started, self._closed = 0, False
-        self._worker: Prisoner | None = None
+        self._worker: SandboxedProcess | None = None
         self._heartbeat: Heartbeat | None = None
         self._opened: OpenTask | None = None
 
-    def __enter__(self) -> Isolation:
+    def __enter__(self) -> WorkerProcess:
         self.launcher = standby.take()
-        self.hosts = Hosts(self.launcher, self.timeout)
+        self.hosts = KernelProcesses(self.launcher, self.timeout)
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
@@ -70,14 +70,16 @@ class Isolation:
         else:
             self.launcher.close()
 
-    def bench(self, provider: str = "") -> Callable[[Task], Bench]:
+    def bench(self, provider: str = "") -> Callable[[SelectionTask], Bench]:
         """Return a maker of benches for :func:`shiplap.tuning.select`."""
 
-        def make(task: Task) -> Bench:
-            reason = _homeless(task.op, provider)
+        def make(task: SelectionTask) -> Bench:
+            reason = why_not_importable(task.op, provider)
             if not reason:
                 bench = (
-                    self._judged(task) if not provider and serves(task.inputs) else RemoteBench(self, task, provider)
+                    self._judged(task)
+                    if not provider and can_send_arguments(task.inputs)
+                    else RemoteBench(self, task, provider)
                 )
                 reason = bench.open()
                 if not reason:
@@ -90,8 +92,8 @@ class Isolation:
 
         return make
 
-    def _judged(self, task: Task) -> JudgedBench:
-        return JudgedBench(self.hosts, task.op, task.inputs, task.candidates, _opening(task, ""))
+    def _judged(self, task: SelectionTask) -> JudgedBench:
+        return JudgedBench(self.hosts, task.op, task.inputs, task.candidates, _opening_message(task, ""))
 
     def open_task(self, opening: OpenTask) -> None:
         """Open a task in the worker. Raises Died, and RequestFailed if the worker cannot serve the task."""
@@ -108,10 +110,10 @@ class Isolation:
         self._heartbeat.begin_run(-1)
         try:
             return self._worker.ask(message, handle)[0]
-        except Ended as e:
+        except ProcessEnded as e:
             index, _ = self._heartbeat.read_run()
             self.end_worker()
-            raise Died(index, str(e)) from None
+            raise WorkerDied(index, str(e)) from None
 
     def _start(self) -> None:
         """Start the worker. Raises Died."""
@@ -119,8 +121,8 @@ class Isolation:
         try:
             self.launcher.ask(ImportModule(CHILD))
             self._worker = worker = self.launcher.start(bounds=bounds, locked=False)
-        except Ended as e:
-            raise Died(-1, "the budget was spent" if self._closed else str(e)) from None
+        except ProcessEnded as e:
+            raise WorkerDied(-1, "the budget was spent" if self._closed else str(e)) from None
         self._heartbeat = heartbeat = Heartbeat()
         self.started += 1
 
@@ -153,15 +155,15 @@ class Isolation:
 
 
 class RemoteBench:
-    """A bench whose candidates run in the worker of an ``Isolation``."""
+    """A bench whose candidates run in the worker of an ``WorkerProcess``."""
 
-    def __init__(self, isolation: Isolation, task: Task, provider: str) -> None:
+    def __init__(self, isolation: WorkerProcess, task: SelectionTask, provider: str) -> None:
         self.isolation, self.task, self.provider = isolation, task, provider
         self._beside = True  # candidates may be compiled side by side
         self._begun = 0  # which worker, counted as they are started, was the last to begin that
         # The worker must neither record the calls of a measurement nor use the choices that are about to be replaced.
         environment = {**os.environ, "SHIPLAP_RECORD": "", "SHIPLAP_TUNED": ""}
-        opening = _opening(task, provider)
+        opening = _opening_message(task, provider)
         self._opening = msgspec.structs.replace(opening, environment=environment, folder=os.getcwd())
 
     def open(self) -> str:
@@ -170,14 +172,14 @@ class RemoteBench:
             self.isolation.open_task(self._opening)
         except RequestFailed as e:
             return str(e)
-        except Died as e:
+        except WorkerDied as e:
             raise self._lost(e) from e
         return ""
 
     def compile(self, indices: Sequence[int]) -> int:
         begun = 0
         if self._beside:
-            with suppress(Died, RequestFailed):
+            with suppress(WorkerDied, RequestFailed):
                 begun = self._ask(workers.CompileCandidates(list(indices))).value
         if begun:
             self._begun = self.isolation.started
@@ -190,32 +192,32 @@ class RemoteBench:
 
     def quiet(self) -> None:
         if self._compiling:
-            with suppress(Died):  # a dead worker compiles nothing
+            with suppress(WorkerDied):  # a dead worker compiles nothing
                 self._ask(workers.FinishCompiling())
             self._begun = 0
 
-    def verify(self, index: int) -> Outcome:
+    def verify(self, index: int) -> VerifyOutcome:
         try:
             outcome = self._ask(workers.VerifyCandidate(index)).outcome
         except RequestFailed as e:
-            return Outcome(str(e))
-        except Died as e:
+            return VerifyOutcome(str(e))
+        except WorkerDied as e:
             if not self._compiling:
-                return Outcome(e.how)
+                return VerifyOutcome(e.how)
             self._beside, self._begun = False, 0  # it may have been another one's compiler: now one after another
             return self.verify(index)
         if outcome.fatal:
             self.isolation.end_worker()
         return outcome
 
-    def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
+    def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
         left, failed = list(indices), {}
         while left:
             try:
                 raced = self._ask(workers.RaceCandidates(left, plan))
             except RequestFailed as e:
                 raise error("SL611", where=self.task.op.spec.name, got=str(e), expected="timings") from None
-            except Died as e:
+            except WorkerDied as e:
                 if e.index == COMPILERS:  # of candidates that are not in this race, or are right all the same
                     self._beside, self._begun = False, 0
                     continue
@@ -229,18 +231,18 @@ class RemoteBench:
 
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
-    ) -> dict[int, Belief]:
-        if not serves(self.task.inputs):
-            return dict.fromkeys(claims, Belief())
+    ) -> dict[int, ConfirmedClaim]:
+        if not can_send_arguments(self.task.inputs):
+            return dict.fromkeys(claims, ConfirmedClaim())
         return self._judged.confirm(claims, seconds, believed)
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        return self._judged.duel(indices, claimed, seconds) if serves(self.task.inputs) else ({}, {})
+        return self._judged.duel(indices, claimed, seconds) if can_send_arguments(self.task.inputs) else ({}, {})
 
     @cached_property
     def _judged(self) -> JudgedBench:
         task = self.task
-        opening = _opening(task, self.provider)  # without the environment, which may hold secrets
+        opening = _opening_message(task, self.provider)  # without the environment, which may hold secrets
         return JudgedBench(self.isolation.hosts, task.op, task.inputs, task.candidates, opening)
 
     def _ask(self, message: Request[ReplyT]) -> ReplyT:
@@ -250,18 +252,18 @@ class RemoteBench:
             raise error("SL611", where=self.task.op.spec.name, got=str(e), expected="the op, as before") from None
         return self.isolation.ask(message)
 
-    def _lost(self, e: Died) -> Exception:
+    def _lost(self, e: WorkerDied) -> Exception:
         expected = "a worker that imports the op and draws its inputs"
         return error("SL611", where=self.task.op.spec.name, got=e.how, expected=expected)
 
 
-def _opening(task: Task, provider: str) -> OpenTask:
+def _opening_message(task: SelectionTask, provider: str) -> OpenTask:
     """Return the message that opens a task in another process."""
     op = task.op
     return OpenTask(
         op.spec.name,
         op.identity,
-        _modules(op),
+        _declaring_modules(op),
         op.file,
         list(sys.path),
         str(task.inputs.recipe),
@@ -273,15 +275,15 @@ def _opening(task: Task, provider: str) -> OpenTask:
     )
 
 
-def _homeless(op: Op, provider: str) -> str:
+def why_not_importable(op: Op, provider: str) -> str:
     if "<locals>" in op.reference.__qualname__ or "<locals>" in provider:
         return "it is declared inside a function"
-    if not (_modules(op) or os.path.isfile(op.file)):
+    if not (_declaring_modules(op) or os.path.isfile(op.file)):
         return "it is not declared in a file"
     return ""
 
 
-def _modules(op: Op) -> list[str]:
+def _declaring_modules(op: Op) -> list[str]:
     """Return the modules that declare the op, its kernels and its sampler."""
     functions: list[Any] = [op.reference, op.sampler]
     functions += [k.function for kernels in op.kernels.values() for k in kernels]

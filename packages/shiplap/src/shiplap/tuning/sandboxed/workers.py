@@ -13,11 +13,11 @@ from threading import Thread
 
 from msgspec import field
 
-from shiplap.sandbox.candidate import Witness, CandidateError
+from shiplap.sandbox.candidate import CandidateError, TargetProcess
 from shiplap.sandbox.protocol import Done, ImportModule, Message, Number, Reply, Request
-from shiplap.sandbox.supervisor import Bounds, Ended, Launcher
-from shiplap.tuning.measure import Plan, Timing
-from shiplap.tuning.verify import Outcome
+from shiplap.sandbox.supervisor import Bounds, ProcessEnded, SandboxLauncher
+from shiplap.tuning.measure import RacePlan, Timing
+from shiplap.tuning.verify import VerifyOutcome
 
 CHILD = "shiplap.tuning.child"  # the module that serves the messages
 
@@ -63,7 +63,7 @@ class FinishCompiling(Request[Done], frozen=True):
 class Verified(Reply, frozen=True):
     """The result of a verification."""
 
-    outcome: Outcome
+    outcome: VerifyOutcome
 
 
 class VerifyCandidate(Request[Verified], frozen=True):
@@ -83,22 +83,22 @@ class RaceCandidates(Request[Raced], frozen=True):
     """Time candidates in turn."""
 
     indices: list[int]
-    plan: Plan
+    plan: RacePlan
 
 
-class Unhosted(Exception):
+class ProcessUnavailable(Exception):
     """Raised when no process can be started, or the op cannot be imported in it."""
 
 
-class Hosts:
+class KernelProcesses:
     """The processes of one op. Those of another op end when this one is opened."""
 
-    def __init__(self, launcher: Launcher, seconds: float) -> None:
+    def __init__(self, launcher: SandboxLauncher, seconds: float) -> None:
         self.launcher, self.seconds = launcher, seconds
         self.started, self._ready = 0, False
         self.doubted = False  # whether anything was refused, or ended by itself
         self._opening: OpenTask | None = None
-        self._running: dict[str, tuple[Witness, OpenTask | None]] = {}
+        self._running: dict[str, tuple[TargetProcess, OpenTask | None]] = {}
         self._failed: dict[str, str] = {}  # kernel → why its process was not made ready
 
     def open(self, opening: OpenTask, libraries: list[str]) -> None:
@@ -145,23 +145,23 @@ class Hosts:
             return
         try:
             step()
-        except (Ended, CandidateError) as e:
+        except (ProcessEnded, CandidateError) as e:
             self.end(kernel)
             self._failed[kernel] = str(e)
 
-    def of(self, kernel: str, patience: float = 1.0) -> Witness:
+    def of(self, kernel: str, patience: float = 1.0) -> TargetProcess:
         """Return the process of this kernel, ready for the task. Raises Unhosted.
 
         ``patience`` is the factor by which one request to the process may take longer than others.
         """
         if kernel in self._failed:
-            raise Unhosted(self._failed.pop(kernel))
+            raise ProcessUnavailable(self._failed.pop(kernel))
         try:
             self._start(kernel, patience)
             self._load(kernel)
-        except (Ended, CandidateError) as e:
+        except (ProcessEnded, CandidateError) as e:
             self.end(kernel)
-            raise Unhosted(str(e)) from None
+            raise ProcessUnavailable(str(e)) from None
         return self._running[kernel][0]
 
     def _start(self, kernel: str, patience: float) -> None:
@@ -172,7 +172,10 @@ class Hosts:
             self.launcher.ask(ImportModule(CHILD))
             self._ready = True
         bounds = Bounds(seconds=max(self.seconds * patience, 1.0))
-        self._running[kernel] = Witness(self.launcher.start(self._places, bounds, threads=self._opening.threads)), None
+        self._running[kernel] = (
+            TargetProcess(self.launcher.start(self._places, bounds, threads=self._opening.threads)),
+            None,
+        )
         self.started += 1
 
     def _load(self, kernel: str) -> None:
