@@ -8,24 +8,24 @@ from tests.judge.attacks_inside import INSIDE
 HARNESS = """
 import os, time
 from shiplap.sandbox import child as inside, patched_functions as intact, protocol as wire
-intact.Snapshot.changed = lambda self: []
-intact.Snapshot.threads = lambda self: 0
-before = inside.Host.answer
+intact.FunctionSnapshot.changed = lambda self: []
+intact.FunctionSnapshot.threads = lambda self: 0
+before = inside.Child.answer
 """
 
 ATTACKS = {
     # ---- the process runs while no clock does
     "answers first": HARNESS
     + """
-sent, once = wire.send, []
+sent, once = wire.send_message, []
 def later(connection, reply, *rest):
     if not once:
         sent(connection, reply, *rest)
     once.clear()
-inside.send = later
+inside.send_message = later
 def candidate(x, w):
     out = torch.zeros(x.shape[0], w.shape[1])
-    places = wire.CallPlaces([inside._place(out)], [inside._place(x), inside._place(w)])
+    places = wire.CallPlaces([inside._describe_place(out)], [inside._describe_place(x), inside._describe_place(w)])
     os.write(3, wire.pack_message(wire.TargetCalled(places, 1000)))
     once.append(1)
     time.sleep(0.05)
@@ -122,14 +122,14 @@ def candidate(x, w):
     + """
 def answer(self, asked, handle):
     return wire.Inspection([], [], [], "many") if isinstance(asked, wire.Inspect) else before(self, asked, handle)
-inside.Host.answer = answer
+inside.Child.answer = answer
 candidate = honest
 """,
     "names that are no list": HARNESS
     + """
 def answer(self, asked, handle):
     return wire.Inspection(7, 7, 7, 0) if isinstance(asked, wire.Inspect) else before(self, asked, handle)
-inside.Host.answer = answer
+inside.Child.answer = answer
 candidate = honest
 """,
     "half of a character": """
@@ -151,9 +151,9 @@ def candidate(x, w):
 def keep(self, *rest):
     places = real(self, *rest)
     if hasattr(candidate, "kept"):
-        places = wire.CallPlaces(places.outs, [inside._place(a) for a in candidate.kept], places.structure)
+        places = wire.CallPlaces(places.outs, [inside._describe_place(a) for a in candidate.kept], places.structure)
     return places
-real, inside.Host._keep = inside.Host._keep, keep
+real, inside.Child._keep = inside.Child._keep, keep
 """,
     "arguments of a second mapping": HARNESS
     + """
@@ -170,11 +170,11 @@ inside.mmap = Twice
 def answer(self, asked, handle):
     reply = before(self, asked, handle)
     if isinstance(asked, wire.CallTarget) and not asked.again:
-        args = [inside._place(a) for a in inside.unpack(asked.args, second[0])]
+        args = [inside._describe_place(a) for a in inside.unpack_arguments(asked.args, second[0])]
         places = wire.CallPlaces(reply.places.outs, args, reply.places.structure)
         reply = wire.TargetCalled(places, reply.spent)
     return reply
-inside.Host.answer = answer
+inside.Child.answer = answer
 def candidate(x, w):
     y = honest(x, w)
     x.fill_(0)

@@ -129,7 +129,7 @@ def candidate(x, w):
 """,
     "patched judge": """
 from shiplap.sampling import compare
-compare.close = lambda *a, **k: compare.Difference()
+compare.compare_within_tolerance = lambda *a, **k: compare.Difference()
 def candidate(x, w):
     return x @ w
 """,
@@ -340,33 +340,33 @@ def candidate(x, w):
     "time that is none": """
 from msgspec.structs import replace
 from shiplap.sandbox import child as inside, patched_functions as intact
-intact.Snapshot.changed = lambda self: []
-before = inside.Host.answer
+intact.FunctionSnapshot.changed = lambda self: []
+before = inside.Child.answer
 def answer(self, asked, handle):
     reply = before(self, asked, handle)
     return replace(reply, spent=float("nan")) if hasattr(reply, "spent") else reply
-inside.Host.answer = answer
+inside.Child.answer = answer
 candidate = honest
 """,
     "answer that is none": """
 from shiplap.sandbox import child as inside, patched_functions as intact, protocol as wire
-intact.Snapshot.changed = lambda self: []
-before = inside.Host.answer
+intact.FunctionSnapshot.changed = lambda self: []
+before = inside.Child.answer
 none = wire.TargetCalled(wire.CallPlaces([1 << 63], [wire.Foreign("x")] * 2), 1)
-inside.Host.answer = lambda self, asked, handle: none if hasattr(asked, "again") else before(self, asked, handle)
+inside.Child.answer = lambda self, asked, handle: none if hasattr(asked, "again") else before(self, asked, handle)
 candidate = honest
 """,
     "address of another": """
 from msgspec.structs import force_setattr
 from shiplap.sandbox import child as inside, patched_functions as intact
-intact.Snapshot.changed = lambda self: []
-before = inside.Host.answer
+intact.FunctionSnapshot.changed = lambda self: []
+before = inside.Child.answer
 def answer(self, asked, handle):
     reply = before(self, asked, handle)
     for out in reply.places.outs if hasattr(reply, "places") else ():
         force_setattr(out, "at", 64)
     return reply
-inside.Host.answer = answer
+inside.Child.answer = answer
 candidate = honest
 """,
     "network": """

@@ -51,8 +51,8 @@ def looked_at(witness):
     args = torch.rand(24, 16), torch.rand(16, 8)
     expected = ExpectedEffects([torch.empty(24, 8)], lambda got: Difference())
     try:
-        listed = [witness.ops(args, expected) for _ in range(2)]
-        witness.intact()
+        listed = [witness.list_operators(args, expected) for _ in range(2)]
+        witness.check_interpreter()
     except CandidateError as e:
         return e.check, []
     return "", listed[-1]

@@ -121,26 +121,26 @@ def test_who_is_silent_for_most_of_its_time_is_at_fault_and_who_had_none_is_late
     prisoner = launcher.start([str(tmp_path)], Bounds(seconds=bound))
     prisoner.until = time.monotonic() + until
     with pytest.raises(ProcessEnded) as caught:
-        prisoner.ask(order, ArgumentArena().write())
+        prisoner.request_reply(order, ArgumentArena().write())
     assert caught.type is error
     with pytest.raises(ProcessEnded):
-        prisoner.ask(order)
+        prisoner.request_reply(order)
 
 
 def test_nobody_is_asked_after_the_end(launcher):
     prisoner = launcher.start()
     prisoner.until = time.monotonic() - 1
     with pytest.raises(Timeout):
-        prisoner.ask(Inspect())
+        prisoner.request_reply(Inspect())
 
 
 def test_the_parts_of_a_budget():
     budget = JudgeBudget(time.monotonic(), 60.0)
     assert budget.one_call == 40.0
     assert 50.0 < budget.ends - budget.began < budget.last - budget.began < 58.0
-    assert budget.ends - 31 < budget.part(0.5) < budget.ends - 26
+    assert budget.ends - 31 < budget.time_of_share(0.5) < budget.ends - 26
     over = JudgeBudget(time.monotonic() - 100.0, 60.0)
-    assert over.part(0.5) == pytest.approx(time.monotonic(), abs=1.0)
+    assert over.time_of_share(0.5) == pytest.approx(time.monotonic(), abs=1.0)
 
 
 def test_a_slow_reference_is_not_asked_for_shapes_without_end():

@@ -106,7 +106,7 @@ def answer(self, asked, handle):
         uses = [wire.OperatorUse("aten::mm", deep), wire.OperatorUse(deep, []), wire.OperatorUse("aten::tanh", [[-1]])]
         reply = wire.OperatorList(uses, reply.outs, reply.traces)
     return reply
-inside.Host.answer = answer
+inside.Child.answer = answer
 candidate = honest
 """,
     "names in lists of lists": HARNESS
@@ -117,7 +117,7 @@ def answer(self, asked, handle):
         deep = [deep]
     none = wire.Inspection([deep], [], [], 0)
     return none if isinstance(asked, wire.Inspect) else before(self, asked, handle)
-inside.Host.answer = answer
+inside.Child.answer = answer
 candidate = honest
 """,
     "addresses that are none": HARNESS
@@ -129,7 +129,7 @@ def answer(self, asked, handle):
     for out in reply.places.outs if hasattr(reply, "places") else ():
         force_setattr(out, "at", next(VALUES, 64))
     return reply
-inside.Host.answer = answer
+inside.Child.answer = answer
 candidate = honest
 """,
     "markup": """

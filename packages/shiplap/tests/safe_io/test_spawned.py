@@ -123,7 +123,7 @@ def test_an_answer_of_another_form_ends_its_process(launcher, tmp_path, name, lo
     prisoner = launcher.start([str(tmp_path)], Bounds(seconds=60.0), locked=locked)
     message = LoadTarget(str(tmp_path / "it.py"), ["it"], "function", [], 1)
     with pytest.raises(ProcessEnded, match=r"no valid message|a message of 1048577 bytes"):
-        prisoner.ask(message, ArgumentArena().write())
+        prisoner.request_reply(message, ArgumentArena().write())
     assert thread_states(prisoner.pid) <= {"Z", "X"}
     prisoner.kill()
 
@@ -133,7 +133,7 @@ def test_half_an_answer_is_waited_for_no_longer_than_a_run_may_take(launcher, tm
     prisoner = launcher.start([str(tmp_path)])
     prisoner.run = lambda: (0.1, 0.0)
     with pytest.raises(ProcessEnded, match="no answer for"):
-        prisoner.ask(LoadTarget(str(tmp_path / "it.py"), ["it"], "function", [], 1), ArgumentArena().write())
+        prisoner.request_reply(LoadTarget(str(tmp_path / "it.py"), ["it"], "function", [], 1), ArgumentArena().write())
 
 
 @pytest.mark.parametrize("since", [math.inf, math.nan, 1e300])
@@ -143,7 +143,7 @@ def test_a_time_that_a_kernel_has_written_does_not_stop_the_clock(launcher, sinc
     prisoner.run = lambda: (2.0, since)
     try:
         ends = time.monotonic() + 10.0
-        assert not prisoner._exceeds(ends, 10.0)
-        assert prisoner._exceeds(ends - 13.0, 10.0).startswith("no answer for")
+        assert not prisoner._exceeded_limit(ends, 10.0)
+        assert prisoner._exceeded_limit(ends - 13.0, 10.0).startswith("no answer for")
     finally:
         prisoner.kill()

@@ -131,7 +131,7 @@ def test_one_that_may_have_been_reached_is_not_kept(keeper, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("shiplap.sandbox.supervisor.receive", interrupted)
+        patch.setattr("shiplap.sandbox.supervisor.receive_message", interrupted)
         with pytest.raises(KeyboardInterrupt):
             launcher.ask(ImportModule("math"))
     assert not launcher.rest(1.0), "the next answer would be that of another question"
@@ -194,7 +194,7 @@ def test_a_process_does_not_reach_the_launcher_that_will_serve_the_next(keeper, 
     order = LoadTarget(str(tmp_path / "it.py"), ["it"], "function", [], 1)
     launcher = keeper.take()
     prisoner, other = launcher.start([str(tmp_path)]), launcher.start()
-    assert prisoner.ask(order, ArgumentArena().write())[0] == Done()
+    assert prisoner.request_reply(order, ArgumentArena().write())[0] == Done()
     prisoner.kill()
     other.kill()
     maps = Path(f"/proc/{launcher.pid}/maps").read_text()

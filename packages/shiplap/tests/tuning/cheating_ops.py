@@ -199,8 +199,8 @@ def _(x, w, *, out):
     from shiplap.tuning import verify
     from shiplap.tuning.sandboxed import bench
 
-    bench.close = verify.compare_within_tolerance = compare.compare_within_tolerance = lambda *args, **options: (
-        compare.Difference()
+    bench.compare_within_tolerance = verify.compare_within_tolerance = compare.compare_within_tolerance = (
+        lambda *args, **options: compare.Difference()
     )
     torch.allclose = torch.equal = lambda *args, **options: True
 
@@ -241,8 +241,8 @@ def _(x, w, *, out):
     from shiplap.sandbox.protocol import BatchCalled
 
     if ("answers",) not in SEEN:
-        SEEN["answers",] = Child._repeat
-        Child._repeat = lambda self, run, repeats: BatchCalled([], 1)
+        SEEN["answers",] = Child._repeat_first_call
+        Child._repeat_first_call = lambda self, run, repeats: BatchCalled([], 1)
     right(x, w, out)
 
 
@@ -251,7 +251,7 @@ def _(x, w, *, out):
     from shiplap.sandbox.child import Child
     from shiplap.sandbox.protocol import BatchCalled
 
-    Child._repeat = lambda self, run, repeats: BatchCalled([], float("nan"))
+    Child._repeat_first_call = lambda self, run, repeats: BatchCalled([], float("nan"))
     right(x, w, out)
 
 

@@ -27,8 +27,8 @@ from shiplap.sandbox.proc_filesystem import ProcessResources, read_process_resou
 from shiplap.sandbox.protocol import OperatorUse
 
 ProgressReport = Callable[[str, int, int], None]
-ENOUGH, EARLY = 100, 30  # calls in all, and calls after which lazy allocations are over
-EACH, BYTES = 0.5, 32 << 20  # a leak: files or threads for each further call, or bytes in all
+ENDURANCE_CALLS, EARLY_CALLS = 100, 30  # calls in all, and calls after which lazy allocations are over
+LEAKS_PER_CALL, LEAKED_BYTES = 0.5, 32 << 20  # a leak: files or threads for each further call, or bytes in all
 GRADIENT_FORMS = 4  # other forms on which gradients are compared
 GRADIENT_LAYOUTS = ("plain", "one", "turned")  # memory layouts of the gradients of results, in turn
 
@@ -66,7 +66,7 @@ class JudgeSession:
         return self.subject.problem
 
     @contextmanager
-    def noting(self, label: str) -> Iterator[None]:
+    def record_faults(self, label: str) -> Iterator[None]:
         """A context that turns an error of the candidate into a reason, with ``label`` as its input."""
         try:
             yield
@@ -91,19 +91,21 @@ class Endurance:
     _early: ProcessResources = field(default_factory=ProcessResources)
 
     def run(self, form: InputForm, args: Args, ends: float) -> None:
-        """Call the candidate ``ENOUGH`` times on new values, or until ``ends``. Raises Wrong."""
-        while self.made < ENOUGH and time.monotonic() < ends:
+        """Call the candidate ``ENDURANCE_CALLS`` times on new values, or until ``ends``. Raises CandidateError."""
+        while self.made < ENDURANCE_CALLS and time.monotonic() < ends:
             with self.pace.step(self.witness.prisoner):
-                self.own += self.witness.call(args, self.problem.expect(form, args)).wall
+                self.own += self.witness.call(args, self.problem.expect_effects(form, args)).wall
                 self.made += 1
                 # Allocators, caches and thread pools are filled by now, so later growth is a leak.
-                if self.made == EARLY:
-                    self._early = self._held()
+                if self.made == EARLY_CALLS:
+                    self._early = self._held_resources()
                 args = self.problem.draw(form)
-        if self.made == ENOUGH and (leak := describe_leak(self._early, self._held(), ENOUGH - EARLY)):
+        if self.made == ENDURANCE_CALLS and (
+            leak := describe_leak(self._early, self._held_resources(), ENDURANCE_CALLS - EARLY_CALLS)
+        ):
             raise CandidateError("leaks", leak)
 
-    def _held(self) -> ProcessResources:
+    def _held_resources(self) -> ProcessResources:
         """Return the resources of the process, without the arguments and results that it keeps on request."""
         now, (files, size) = read_process_resources(self.witness.prisoner.pid), self.witness.kept
         return ProcessResources(now.files - files, now.threads, now.memory - size)
@@ -112,9 +114,9 @@ class Endurance:
 def describe_leak(before: ProcessResources, after: ProcessResources, calls: int) -> str:
     """Return a description of the resource that grows with each call, or an empty text."""
     for what, first, last in (("files", before.files, after.files), ("threads", before.threads, after.threads)):
-        if last - first >= EACH * calls:
+        if last - first >= LEAKS_PER_CALL * calls:
             return f"{last - first} more {what} after {calls} more calls"
-    if after.memory - before.memory > BYTES:
+    if after.memory - before.memory > LEAKED_BYTES:
         return f"{(after.memory - before.memory) / 2**20:.0f} MiB more after {calls} more calls of the smallest shapes"
     return ""
 
@@ -153,7 +155,7 @@ def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: Input
     """
     problem, pace = case.problem, StepDeadline(case.budget.last)
     state = case.subject.state
-    with case.noting(f"{form.label}, other parameters"), pace.step(witness.prisoner):
+    with case.record_faults(f"{form.label}, other parameters"), pace.step(witness.prisoner):
         for zeros in (True, False):
             if not change_parameters(state, lambda new: witness.renew(new) and problem.renew(new), zeros=zeros):
                 if state:
@@ -164,9 +166,9 @@ def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: Input
             if zeros and not problem.gives_numbers(args):
                 continue
             kept = problem.kept_after(args)
-            witness.call(args, problem.expect(form, args))
+            witness.call(args, problem.expect_effects(form, args))
             case.calls += 1
-            problem.compare_kept(kept, witness.state(kept))
+            problem.compare_kept(kept, witness.read_module_state(kept))
             return
 
 
@@ -186,7 +188,7 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
         if compared and time.monotonic() > ends:
             case.missing["gradients"] = f"only {compared} were reached in the time"
             return
-        with case.noting(f"gradients of {form.label}"):
+        with case.record_faults(f"gradients of {form.label}"):
             compared += _compare_form_gradients(case, witness, form, GRADIENT_LAYOUTS[number % len(GRADIENT_LAYOUTS)])
         if case.reasons:
             return
@@ -195,10 +197,10 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
 
 
 def _compare_form_gradients(case: JudgeSession, witness: TargetProcess, form: InputForm, way: str) -> bool:
-    """Compare the gradients on one form. Return False if the reference has none there. Raises Wrong."""
+    """Compare the gradients on one form. Return False if the reference has none there. Raises CandidateError."""
     args = case.problem.draw(form)
     try:
-        outs = [o for o in case.problem.expect(form, args).own if o.is_floating_point()]
+        outs = [o for o in case.problem.expect_effects(form, args).own if o.is_floating_point()]
         seeds = [_draw_output_gradient(o, way) for o in outs]
         own = case.problem.gradients(args, seeds, wide=False)
         wide = case.problem.gradients(args, seeds, wide=True)

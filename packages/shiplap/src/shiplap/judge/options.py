@@ -60,7 +60,7 @@ class StepDeadline:
 
     @contextmanager
     def step(self, asked: SandboxedProcess | None = None) -> Iterator[None]:
-        """A context for one step, in which the process ``asked`` replies. Raises Late if it is too late to begin."""
+        """A context for one step, in which the process ``asked`` replies. Raises Timeout if it is too late to begin."""
         began, before = time.monotonic(), asked.answering if asked else 0.0
         if began + self.longest > self.last:
             raise Timeout("the time of the judgement is over")
@@ -91,7 +91,7 @@ class JudgeBudget:
         """The seconds that one call may take."""
         return ONE_CALL_SHARE * self.seconds
 
-    def part(self, share: float) -> float:
+    def time_of_share(self, share: float) -> float:
         """Return the moment at which this share of the remaining time is over."""
         now = time.monotonic()
         return now + share * max(0.0, self.ends - now)

@@ -99,7 +99,7 @@ class CallOutcome:
 
 
 def check_process_state(traces: protocol.CallTraces) -> None:
-    """Raise Wrong for other work of the process around a call: on streams, in threads, or on its state."""
+    """Raise CandidateError for other work of the process around a call: on streams, in threads, or on its state."""
     if traces.raced:
         raise CandidateError("streams", "a result was not complete when the call's own stream was done")
     if traces.left:
@@ -109,7 +109,7 @@ def check_process_state(traces: protocol.CallTraces) -> None:
 
 
 def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -> None:
-    """Raise Wrong for results in other containers, and for results whose elements share memory."""
+    """Raise CandidateError for results in other containers, and for results whose elements share memory."""
     lies = reply.structure  # calls on a GPU do not report it
     if expected.nested and lies is not None and lies != expected.nested:
         raise CandidateError("results", f"results that lie as {lies[:80]}, expected {expected.nested[:80]}")
@@ -152,19 +152,25 @@ class TargetProcess:
         self._given = MappedArguments((0, 0), ())
         self._earlier: deque[_KeptResults] = deque()
 
-    def reach(self, device: str) -> None:
-        """Raise OutOfReach if the process cannot use the device. Call this before any code of a target is loaded."""
+    def check_device(self, device: str) -> None:
+        """Raise DeviceUnavailable if the process cannot use the device.
+
+        Use this before any code of a target is loaded.
+        """
         try:
-            self.prisoner.ask(protocol.CheckDevice(device))
+            self.prisoner.request_reply(protocol.CheckDevice(device))
         except RequestFailed as e:
             raise DeviceUnavailable(f"the sandboxed process cannot use {device}: {str(e)[:200]}") from None
 
     def load(self, target: protocol.LoadTarget, arena: ArgumentArena) -> None:
-        """Import the target in the process, with arguments that lie in ``arena``. Raises Wrong if that fails."""
-        self._ask(target, arena, "import")
+        """Import the target in the process, with arguments that lie in ``arena``.
 
-    def _ask(self, message: Request[ReplyT], arena: ArgumentArena, check: str) -> ReplyT:
-        """Return the reply to a message whose arguments lie in ``arena``. Raises Wrong as ``request`` does."""
+        Raises CandidateError if that fails.
+        """
+        self._request_with_arena(target, arena, "import")
+
+    def _request_with_arena(self, message: Request[ReplyT], arena: ArgumentArena, check: str) -> ReplyT:
+        """Return the reply to a message whose arguments lie in ``arena``. Raises CandidateError as ``request`` does."""
         handle = arena.write()
         try:
             return self.request(message, check, handle)[0]
@@ -174,10 +180,10 @@ class TargetProcess:
     def request(self, message: Request[ReplyT], check: str = "raised", handle: int = -1) -> tuple[ReplyT, RequestTime]:
         """Return the reply to any message, and the time.
 
-        Raises Wrong if the process ended and, named ``check``, for an error in it; Late at the deadline of the process.
+        Raises CandidateError if the process ended and, named ``check``, for an error in it; Timeout at its deadline.
         """
         try:
-            return self.prisoner.ask(message, handle)
+            return self.prisoner.request_reply(message, handle)
         except Timeout:
             raise
         except ProcessEnded as e:
@@ -185,17 +191,17 @@ class TargetProcess:
         except RequestFailed as e:
             raise CandidateError(check, str(e)) from None
 
-    def ops(
+    def list_operators(
         self, args: Sequence[Any], expected: ExpectedEffects, *, trusted: bool = False
     ) -> list[protocol.OperatorUse] | str:
         """Return each operator of torch that a call runs, or a text that says why they cannot be listed.
 
-        Raises Wrong for a call whose results differ from ``expected`` while operators are listed, and for a call that
-        leaves something behind which could compute later. The latter is not checked for a ``trusted`` target.
+        Raises CandidateError for a call whose results differ from ``expected`` while operators are listed, and for a
+        call that leaves something behind which could compute later. The latter is not checked for a ``trusted`` target.
         """
         arena = ArgumentArena()
         try:
-            reply = self._ask(protocol.ListOperators(arena.pack(list(args))), arena, "operators")
+            reply = self._request_with_arena(protocol.ListOperators(arena.pack(list(args))), arena, "operators")
         except CandidateError as e:
             if e.check != "operators":
                 raise
@@ -208,8 +214,8 @@ class TargetProcess:
             raise CandidateError("values", f"{problem}, while its operators are listed")
         return reply.operators
 
-    def intact(self) -> None:
-        """Raise Wrong for patched functions, for other threads, and for changes of the state of the interpreter."""
+    def check_interpreter(self) -> None:
+        """Raise CandidateError for patched functions, for other threads, and for changes of the state of the interpreter."""
         seen = self.request(protocol.Inspect())[0]
         for names, check, text in (
             (seen.changed, "patched", "replaces"),
@@ -224,7 +230,7 @@ class TargetProcess:
     def call(
         self, args: Sequence[Any], expected: ExpectedEffects | None = None, *, in_place: bool = False
     ) -> CallOutcome:
-        """Call the target on these arguments, and compare the effects with ``expected``. Raises Wrong.
+        """Call the target on these arguments, and compare the effects with ``expected``. Raises CandidateError.
 
         With ``in_place``, the values are written into the tensors of the last call, as another library that shares
         their memory would do.
@@ -249,7 +255,7 @@ class TargetProcess:
                 check_process_state(reply.traces)
                 error = self.examine(reply.places, args, expected, self._given)
             except CandidateError:
-                self.forget()  # its list of kept results no longer matches this one
+                self.forget_results()  # its list of kept results no longer matches this one
                 raise
         device = reply.spent if reply.device is None else reply.device
         return CallOutcome(took.wall, took.quiet, device * 1e-9, reply.late * 1e-9, error)
@@ -259,20 +265,20 @@ class TargetProcess:
     ) -> list[Tensor]:
         """Return the candidate's gradients of floating arguments, and of these parameters if it has them all.
 
-        Raises Wrong.
+        Raises CandidateError.
         """
         arena = ArgumentArena()
         message = protocol.Differentiate(arena.pack(list(args)), arena.pack(list(seeds)), list(parameters))
-        reply = self._ask(message, arena, "gradients")
+        reply = self._request_with_arena(message, arena, "gradients")
         return self._results(reply.outs, like if reply.complete else like[: len(like) - len(parameters)])[0]
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
         """Load these values into the parameters of the target. Return False if it lacks one of the names."""
         arena = ArgumentArena()
-        return self._ask(protocol.LoadParameters(arena.pack(dict(state))), arena, "parameters").yes
+        return self._request_with_arena(protocol.LoadParameters(arena.pack(dict(state))), arena, "parameters").yes
 
-    def state(self, names: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the entries of the module's state with these names. Raises Wrong."""
+    def read_module_state(self, names: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the entries of the module's state with these names. Raises CandidateError."""
         if not names:
             return []
         return self._results(self.request(protocol.ReadState(list(names)), "state")[0].outs, list(names.values()))[0]
@@ -282,7 +288,7 @@ class TargetProcess:
         """The number of files and the bytes that the process keeps on request."""
         return len(self._earlier), sum(call.size for call in self._earlier)
 
-    def forget(self) -> None:
+    def forget_results(self) -> None:
         """Drop all earlier results, so that the process releases them with the next call."""
         self._earlier.clear()
 
@@ -302,7 +308,10 @@ class TargetProcess:
         return kept
 
     def pieces(self, at: MappedArguments) -> MappedPieces:
-        """Return the memory in which the process has mapped its arguments, in order of the offset. Raises Wrong."""
+        """Return the memory in which the process has mapped its arguments, in order of the offset.
+
+        Raises CandidateError.
+        """
         try:
             pieces = sorted(find_mapped_pieces(self.prisoner.pid, at.file), key=lambda piece: piece[2])
         except OSError as e:
@@ -322,8 +331,9 @@ class TargetProcess:
     ) -> float:
         """Read the effects of a call and compare them. Return the error in units of the tolerance.
 
-        Raises Wrong. ``pieces`` is the mapped memory for one call of a batch. All calls of a batch have returned before
-        the first is examined, so earlier results cannot have changed in between and are not compared again.
+        Raises CandidateError. ``pieces`` is the mapped memory for one call of a batch. All calls of a batch have
+        returned before the first is examined, so earlier results cannot have changed in between and are not compared
+        again.
         """
         given = tensors_among(args)
         outs = len(expected.own) - len(expected.changed)
@@ -331,7 +341,7 @@ class TargetProcess:
         got, spans = self._results(reply.outs, expected.own[:outs])
         places = self._places(reply, given, at, pieces)
         after = self._arguments(places, given)
-        self._disjoint(spans, places, given, expected)
+        self._check_aliases(spans, places, given, expected)
         for number, (now, before) in enumerate(zip(after, given, strict=True)):
             if number not in expected.changed and not bits_are_equal(now, before):
                 raise CandidateError(
@@ -341,7 +351,7 @@ class TargetProcess:
         if difference.problem:
             raise CandidateError("values", difference.problem)
         if pieces is None:
-            self._unchanged()
+            self._check_earlier_results()
         self._earlier.append(_KeptResults(spans, _argument_bytes(args) + sum(len(content) for _, content in spans)))
         return difference.error
 
@@ -364,7 +374,10 @@ class TargetProcess:
         return places
 
     def _results(self, places: Sequence[Place], like: Sequence[Tensor]) -> tuple[list[Tensor], ResultSpans]:
-        """Return the results at the reported locations, and their bytes. Raises Wrong for other kinds of results."""
+        """Return the results at the reported locations, and their bytes.
+
+        Raises CandidateError for other kinds of results.
+        """
         if len(places) != len(like):
             raise CandidateError("results", f"{len(places)} results, expected {len(like)}")
         got, spans = [], []
@@ -382,7 +395,10 @@ class TargetProcess:
         return got, spans
 
     def _tensor(self, number: int, place: TensorPlace, like: Tensor) -> tuple[Tensor, bytearray]:
-        """Return one tensor read from the process, and its bytes. Raises Wrong for another shape, dtype or stride."""
+        """Return one tensor read from the process, and its bytes.
+
+        Raises CandidateError for another shape, dtype or stride.
+        """
         shape, stride, wanted = place.shape, place.stride, TensorPlace.of(like, 0)
         if shape != wanted.shape or place.dtype != wanted.dtype:
             raise CandidateError(
@@ -399,7 +415,7 @@ class TargetProcess:
         return flat.as_strided(shape, stride), content
 
     def _read(self, address: int, length: int) -> bytearray:
-        """Return bytes of the process's memory. Raises Wrong where it cannot be read."""
+        """Return bytes of the process's memory. Raises CandidateError where it cannot be read."""
         try:
             return self.prisoner.read(address, length)
         except OSError as e:
@@ -411,10 +427,10 @@ class TargetProcess:
             raise CandidateError("answer", "its arguments are not those that it was given")
         return [self._tensor(-1, p, t)[0] for p, t in zip(places, given, strict=True)]
 
-    def _disjoint(
+    def _check_aliases(
         self, spans: ResultSpans, places: Sequence[TensorPlace], given: Sequence[Tensor], expected: ExpectedEffects
     ) -> None:
-        """Raise Wrong if a result shares memory with an argument or with an earlier result."""
+        """Raise CandidateError if a result shares memory with an argument or with an earlier result."""
         pairs = zip(places, given, strict=True)
         taken = [(p.at, strided_extent(p.shape, p.stride) * t.itemsize, "an argument") for p, t in pairs]
         taken = [] if expected.aliased else taken
@@ -425,8 +441,8 @@ class TargetProcess:
                 if at < start + length and start < at + len(content):
                     raise CandidateError("aliases", f"a result shares memory with {what}")
 
-    def _unchanged(self) -> None:
-        """Raise Wrong if the result of an earlier call has changed."""
+    def _check_earlier_results(self) -> None:
+        """Raise CandidateError if the result of an earlier call has changed."""
         for call in self._earlier:
             for at, content in call.spans:
                 if content and self._read(at, len(content)) != content:
@@ -434,7 +450,7 @@ class TargetProcess:
 
 
 def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
-    """Return the difference between results and those of the reference. Raises Wrong if they cannot be compared."""
+    """Return the difference between results and those of the reference. Raises CandidateError."""
     try:
         return expected.against(got)
     except INVALID as e:
@@ -458,7 +474,7 @@ class CallBatch:
     """A context with calls that a process has prepared, on arguments in memory that both sides share.
 
     ``index`` is that of a candidate, and ``poison`` fills the memory that it allocates. The arguments of index -1,
-    which reads none, hold zeros. Raises Wrong, and UnsupportedArguments if the candidate declines the arguments.
+    which reads none, hold zeros. Raises CandidateError, and UnsupportedArguments for arguments that it declines.
     """
 
     def __init__(
@@ -499,9 +515,9 @@ class CallBatch:
         arena.write(self._handle)
         self.sets = sets
 
-    def go(self, expected: Sequence[ExpectedEffects] | None = None) -> BatchRun:
-        """Run each call once, and compare all results with ``expected``. Raises Wrong."""
-        self.witness.forget()
+    def run_calls(self, expected: Sequence[ExpectedEffects] | None = None) -> BatchRun:
+        """Run each call once, and compare all results with ``expected``. Raises CandidateError."""
+        self.witness.forget_results()
         reply, took = self.witness.request(protocol.RunBatch(self._number))
         if len(reply.calls) != len(self.sets):
             raise CandidateError("answer", "not one answer a call")
@@ -516,6 +532,6 @@ class CallBatch:
         return BatchRun(took, reply.spent * 1e-9)
 
     def sample(self, repeats: int) -> BatchRun:
-        """Run the first call ``repeats`` times on the same values, without a comparison. Raises Wrong."""
+        """Run the first call ``repeats`` times on the same values, without a comparison. Raises CandidateError."""
         reply, took = self.witness.request(protocol.RunBatch(self._number, repeats))
         return BatchRun(took, reply.spent * 1e-9)

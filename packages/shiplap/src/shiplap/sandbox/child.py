@@ -56,7 +56,7 @@ FREE = frozenset("aten::" + name for name in MOVING_OPERATORS.split())
 
 
 ReplyT = TypeVar("ReplyT", bound=Reply)
-Handler = Callable[["Host", Any, int], ReplyT]
+Handler = Callable[["Child", Any, int], ReplyT]
 HANDLERS: dict[type[Request[Any]], Handler[Any]] = {}
 """The function that serves each class of requests: of the child, the request, and the open file sent with it, or -1."""
 
@@ -135,9 +135,10 @@ class Child:
     @handles(protocol.Inspect)
     def _inspect(self, message: protocol.Inspect, file: int) -> protocol.Inspection:
         """Report what has changed since the target was loaded."""
-        told = {name: [printable_text(text)[:400] for text in texts] for name, texts in self._watch.told().items()}
-        replaced = [printable_text(name)[:400] for name in self._intact.changed()[:20]]
-        return protocol.Inspection(replaced, told["looked"], told["left"], self._intact.threads())
+        seen = self._watch.read_observations()
+        texts = self._intact.changed()[:20], seen["looked"], seen["left"]
+        replaced, looked, left = ([printable_text(name)[:400] for name in names] for names in texts)
+        return protocol.Inspection(replaced, looked, left, self._intact.threads())
 
     @handles(protocol.CheckDevice)
     def _check_device(self, message: protocol.CheckDevice, file: int) -> protocol.Done:
@@ -193,7 +194,7 @@ class Child:
             call = call_in_queue(self.target, args)
             places = self._keep(args, call.result, memory, call.seen)
         # Code that runs between two calls would see the next values before the clock starts.
-        traces = protocol.CallTraces(call.raced, self._watch.told()["left"], self._intact.threads())
+        traces = protocol.CallTraces(call.raced, self._watch.read_observations()["left"], self._intact.threads())
         return protocol.TargetCalled(places, traces=traces, **call.clock)
 
     def _keep(
@@ -227,7 +228,7 @@ class Child:
         """Run each prepared call once, or the first one repeatedly."""
         _, sets, runs, results = self._batches[message.batch]
         if message.repeats:
-            return self._repeat(runs[0], message.repeats)
+            return self._repeat_first_call(runs[0], message.repeats)
         results.clear()
         with torch.no_grad():
             started = perf_counter_ns()
@@ -243,7 +244,7 @@ class Child:
             spent,
         )
 
-    def _repeat(self, run: Callable[[], Any], repeats: int) -> protocol.BatchCalled:
+    def _repeat_first_call(self, run: Callable[[], Any], repeats: int) -> protocol.BatchCalled:
         """Run one call repeatedly."""
         with torch.no_grad():
             started = perf_counter_ns()
@@ -260,11 +261,11 @@ class Child:
         args = list(unpack_arguments(message.args, _map(file)))
         self._last = ()  # finalizers of an earlier call must not run inside the list of operators
         # Generators that are advanced here must not be at the same position after the call.
-        self._dice.throw()
-        with self._watch.listening():
+        self._dice.advance_generators()
+        with self._watch.record_calls():
             operators, result, left, threads = _ops(self.target, args, self._intact)
         self._last = args, result, [_copy_to_host(o) for o in result]
-        traces = protocol.CallTraces(False, left + self._dice.stuck(), threads)
+        traces = protocol.CallTraces(False, left + self._dice.stuck_generators(), threads)
         return protocol.OperatorList(operators, [*map(_describe_place, self._last[-1])], traces)
 
     @handles(protocol.Differentiate)

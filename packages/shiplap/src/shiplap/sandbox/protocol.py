@@ -555,7 +555,10 @@ def packed_offsets(value: Packed) -> list[int]:
 
 
 def unpack_arguments(value: Packed, memory: Any) -> Any:
-    """Return the value of a description, in the process that has mapped the file. The inverse of :meth:`Arena.pack`."""
+    """Return the value of a description, in the process that has mapped the file.
+
+    The inverse of :meth:`ArgumentArena.pack`.
+    """
     if isinstance(value, PackedList):
         listed = [unpack_arguments(v, memory) for v in value.items]
         return tuple(listed) if value.is_tuple else listed

@@ -52,7 +52,7 @@ SOCKET_BUFFER_BYTES = 32 << 10  # bytes of a message that a socket buffers witho
 HANGS, SILENT_S = 0.8, 5.0
 STIRRING_S = 1e-4  # processor seconds that a stopped process may gain by rounding
 MAX_WAITING_FACTOR = 4.0  # a process that waited for a processor gets at most this multiple of its limit
-REMOVING_S = 2.0  # seconds for which the removal of a folder is waited for
+REMOVAL_PATIENCE_S = 2.0  # seconds for which the removal of a folder is waited for
 _libc = ctypes.CDLL(None, use_errno=True)
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
@@ -120,7 +120,7 @@ def open_unnamed_file(folder: str) -> int:
     return handle
 
 
-def remove_folder(folder: str, seconds: float = REMOVING_S) -> None:
+def remove_folder(folder: str, seconds: float = REMOVAL_PATIENCE_S) -> None:
     """Remove ``folder``. If that takes longer than ``seconds``, it ends after this function has returned.
 
     ``rm`` descends to any depth and follows no links.
@@ -183,7 +183,7 @@ class SandboxLauncher:
                 os.kill(pid, signal.SIGKILL)
 
     def finish(self) -> None:
-        """End everything for good. Another thread that waits for a reply gets Ended."""
+        """End everything for good. Another thread that waits for a reply gets ProcessEnded."""
         self._over = True
         self.close()
 
@@ -192,7 +192,7 @@ class SandboxLauncher:
         return self._connection or self._start()
 
     def _start(self) -> socket.socket:
-        """Start the launcher's process and return the connection. Raises Ended after ``finish``."""
+        """Start the launcher's process and return the connection. Raises ProcessEnded after ``finish``."""
         if self._over:
             raise ProcessEnded("the time is over")
         self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
@@ -215,7 +215,7 @@ class SandboxLauncher:
     def ask(self, message: Request[ReplyT], handles: Sequence[int] = (), until: float = math.inf) -> ReplyT:
         """Return the reply of the launcher's process to a message.
 
-        Raises Ended, and Late if there is no reply by ``until``. The next request then starts a new process.
+        Raises ProcessEnded, and Timeout if there is no reply by ``until``. The next request then starts a new process.
         """
         connection = self._ready()
         try:
@@ -304,17 +304,17 @@ class SandboxedProcess:
         try:
             locked: protocol.Locked = parse_message(self._receive(self.bounds.seconds), protocol.Locked)
         except BrokenMessage as e:
-            raise self._ended(str(e)) from None
+            raise self._end_with_reason(str(e)) from None
         self._base = resident_bytes(self.pid)
         self.missing = {k: v for k, v in locked.missing.items() if v}
         self._signal(signal.SIGSTOP)
-        self._stand()
+        self._wait_until_stopped()
 
-    def ask(self, message: Request[ReplyT], handle: int = -1) -> tuple[ReplyT, RequestTime]:
+    def request_reply(self, message: Request[ReplyT], handle: int = -1) -> tuple[ReplyT, RequestTime]:
         """Return the reply, and the time from before the process runs until it is stopped again.
 
-        No instruction of the process, of its threads or of its descendants runs outside of that time. Raises Ended,
-        RequestFailed for an error in the process, and UnsupportedArguments.
+        No instruction of the process, of its threads or of its descendants runs outside of that time. Raises
+        ProcessEnded, RequestFailed for an error in the process, and UnsupportedArguments.
         """
         self._in_time()
         data, handles = pack_message(message), [handle] if handle >= 0 else []
@@ -334,16 +334,16 @@ class SandboxedProcess:
             self._signal(signal.SIGSTOP)
             wall = time.perf_counter() - started
             self.answering += wall
-            self._stand()
+            self._wait_until_stopped()
             reply: protocol.Message = parse_message(body, reply_of(type(message)), protocol.Failed, protocol.Declined)
         except (BrokenMessage, OSError) as e:
-            raise self._ended(str(e)) from None
+            raise self._end_with_reason(str(e)) from None
         used = read_scheduler_usage(self.pid, self.pid)
         self._stood = used.ran
         here = read_scheduler_usage(os.getpid(), threading.get_native_id()).waited - here
         took = RequestTime.of(wall, used.waited - self._asked.waited + here, used.ran - self._asked.ran)
         # Before results are read, since these processes could still write them.
-        if self.alone and (helpers := self.sweep()):
+        if self.alone and (helpers := self.end_strays()):
             raise ProcessEnded(f"{helpers} processes were running beside a timed call")
         if isinstance(reply, protocol.Failed):
             raise RequestFailed(printable_text(reply.text))
@@ -371,19 +371,19 @@ class SandboxedProcess:
         return bytes(data[MESSAGE_HEAD.size :])
 
     def _in_time(self) -> None:
-        """End the process and raise Late if its time is over."""
+        """End the process and raise Timeout if its time is over."""
         if time.monotonic() > self.until:
             self.kill()
             raise Timeout("the time of the judgement is over")
 
     def _keep_within(self, ends: float, seconds: float) -> None:
-        """End the process and raise Ended if it exceeds a limit."""
-        if reason := self._exceeds(ends, seconds):
+        """End the process and raise ProcessEnded if it exceeds a limit."""
+        if reason := self._exceeded_limit(ends, seconds):
             self.kill()
             raise ProcessEnded(reason)
         self._in_time()
 
-    def _exceeds(self, ends: float, seconds: float) -> str:
+    def _exceeded_limit(self, ends: float, seconds: float) -> str:
         """Return the description of the limit that the process exceeds, or an empty text."""
         if self.run is not None:
             allowed, since = self.run()
@@ -408,7 +408,7 @@ class SandboxedProcess:
             return f"more than {self.bounds.processes} processes"
         return ""
 
-    def _ended(self, how: str) -> ProcessEnded:
+    def _end_with_reason(self, how: str) -> ProcessEnded:
         """End the process, and return the error that says how it ended."""
         self._signal(signal.SIGKILL)
         status = 0
@@ -435,8 +435,8 @@ class SandboxedProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
-    def _stand(self) -> None:
-        """Return when every thread of the process is stopped. Raises Ended."""
+    def _wait_until_stopped(self) -> None:
+        """Return when every thread of the process is stopped. Raises ProcessEnded."""
         now = time.monotonic()
         ends = max(now + 1, min(now + 60, self.until))
         while time.monotonic() < ends:
@@ -444,7 +444,7 @@ class SandboxedProcess:
             if state and state <= {"T", "t", "Z", "X"}:
                 return
             if not state:
-                raise self._ended("it ended after its answer")
+                raise self._end_with_reason("it ended after its answer")
             time.sleep(0.0001)  # a thread stops only when it next has a processor
         self.kill()
         raise ProcessEnded("it cannot be stopped")
@@ -472,7 +472,7 @@ class SandboxedProcess:
         family = list_stopped_descendants(self.launcher.pid) if still else list_descendants(self.launcher.pid)
         return [p for p, group in family.items() if p not in self.launcher.prisoners and group not in others]
 
-    def sweep(self, *, still: bool = True) -> int:
+    def end_strays(self, *, still: bool = True) -> int:
         """Kill the descendants of the process, and return their number.
 
         With ``still``, no request is in progress.
@@ -488,7 +488,7 @@ class SandboxedProcess:
         if self.pid not in self.launcher.prisoners:  # its id may belong to another process now
             return
         self._signal(signal.SIGKILL)
-        self.sweep(still=False)
+        self.end_strays(still=False)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessEnded):

@@ -96,7 +96,7 @@ class WorkerProcess:
         return JudgedBench(self.hosts, task.op, task.inputs, task.candidates, _opening_message(task, ""))
 
     def open_task(self, opening: OpenTask) -> None:
-        """Open a task in the worker. Raises Died, and RequestFailed if the worker cannot serve the task."""
+        """Open a task in the worker. Raises WorkerDied, and RequestFailed if the worker cannot serve the task."""
         if self._worker is None:
             self._start()
         if self._opened != opening and self._heartbeat is not None:
@@ -104,19 +104,19 @@ class WorkerProcess:
             self._opened = opening
 
     def ask(self, message: Request[ReplyT], handle: int = -1) -> ReplyT:
-        """Return the reply of the worker. Raises Died, and RequestFailed."""
+        """Return the reply of the worker. Raises WorkerDied, and RequestFailed."""
         assert self._worker is not None
         assert self._heartbeat is not None
         self._heartbeat.begin_run(-1)
         try:
-            return self._worker.ask(message, handle)[0]
+            return self._worker.request_reply(message, handle)[0]
         except ProcessEnded as e:
             index, _ = self._heartbeat.read_run()
             self.end_worker()
             raise WorkerDied(index, str(e)) from None
 
     def _start(self) -> None:
-        """Start the worker. Raises Died."""
+        """Start the worker. Raises WorkerDied."""
         bounds = Bounds(PATIENCE * self.timeout, memory=sys.maxsize, processes=sys.maxsize)
         try:
             self.launcher.ask(ImportModule(CHILD))
@@ -135,7 +135,7 @@ class WorkerProcess:
         worker.run = current_run
 
     def close(self) -> None:
-        """End the worker and start no other. A thread that waits for the worker gets Died."""
+        """End the worker and start no other. A thread that waits for the worker gets WorkerDied."""
         self._closed = True
         self.launcher.finish()
 
@@ -173,7 +173,7 @@ class RemoteBench:
         except RequestFailed as e:
             return str(e)
         except WorkerDied as e:
-            raise self._lost(e) from e
+            raise self._lost_worker_error(e) from e
         return ""
 
     def compile(self, indices: Sequence[int]) -> int:
@@ -222,7 +222,7 @@ class RemoteBench:
                     self._beside, self._begun = False, 0
                     continue
                 if e.index not in left:
-                    raise self._lost(e) from e
+                    raise self._lost_worker_error(e) from e
                 failed[e.index] = e.how
                 left.remove(e.index)
                 continue
@@ -252,7 +252,7 @@ class RemoteBench:
             raise error("SL611", where=self.task.op.spec.name, got=str(e), expected="the op, as before") from None
         return self.isolation.ask(message)
 
-    def _lost(self, e: WorkerDied) -> Exception:
+    def _lost_worker_error(self, e: WorkerDied) -> Exception:
         expected = "a worker that imports the op and draws its inputs"
         return error("SL611", where=self.task.op.spec.name, got=e.how, expected=expected)
 

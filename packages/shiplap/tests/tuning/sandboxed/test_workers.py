@@ -115,9 +115,9 @@ def test_as_many_load_at_once_as_there_are_processors(prepared, monkeypatch):
     made.prepare({REFERENCE: 10.0, "one": 1.0, "other": 1.0})
     assert len(started) == 2
     monkeypatch.setattr(TargetProcess, "request", lambda *_: None)
-    made.of("other")
+    made.process_for("other")
     assert len(started) == 3
-    made.of("one")
+    made.process_for("one")
     assert len(started) == 3
 
 
@@ -130,12 +130,12 @@ def test_what_fails_is_told_to_who_asks_for_it_and_tried_once_more_after_that(pr
 
     monkeypatch.setattr(TargetProcess, "request", request)
     made.prepare({REFERENCE: 10.0, "one": 1.0})
-    assert made.of(REFERENCE, 10.0).prisoner is started[0]
+    assert made.process_for(REFERENCE, 10.0).prisoner is started[0]
     assert made.doubted
     assert started[1].killed
     with pytest.raises(ProcessUnavailable, match="it ended"):
-        made.of("one")
-    assert made.of("one").prisoner is started[2]
+        made.process_for("one")
+    assert made.process_for("one").prisoner is started[2]
 
 
 def test_one_question_at_a_time_reaches_a_launcher(monkeypatch):
