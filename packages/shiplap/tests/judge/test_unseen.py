@@ -19,7 +19,7 @@ from shiplap.sandbox.protocol import (
     BrokenMessage,
     CallTraces,
     OperatorList,
-    TensorPlace,
+    TensorLocation,
     pack_message,
     parse_message,
 )
@@ -117,7 +117,7 @@ def test_a_result_in_much_more_memory_than_it_needs_is_not_read():
     like = torch.empty(1 << 20)
     assert 63 * like.numel() * like.itemsize > candidate.MAX_PADDED_BYTES / 2
     like = torch.empty(1 << 22)
-    told = TensorPlace("float32", [1 << 22], [63], 0, "cpu")
+    told = TensorLocation("float32", [1 << 22], [63], 0, "cpu")
     with pytest.raises(CandidateError, match="strides"):
         TargetProcess.__new__(TargetProcess)._tensor(0, told, like)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shiplap.sandbox import child, gpu_call
-from shiplap.sandbox.protocol import ArgumentArena, CallTarget, ListOperators, TensorPlace
+from shiplap.sandbox.protocol import ArgumentArena, CallTarget, ListOperators, TensorLocation
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_a_call_on_a_device_is_answered_with_its_clock_and_what_is_left(device, 
     answer = host.answer(CallTarget(told), handle)
     assert answer.device == 500_000
     assert (answer.traces.raced, answer.traces.left, answer.traces.threads) == (False, [], 0)
-    assert [type(out) for out in answer.places.outs] == [TensorPlace, int]
+    assert [type(out) for out in answer.places.outs] == [TensorLocation, int]
     repeated = host.answer(CallTarget(told, again=True, keep=1), handle)
     assert repeated.places.outs[0].at != answer.places.outs[0].at
 

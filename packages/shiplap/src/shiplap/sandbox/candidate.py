@@ -23,7 +23,7 @@ from shiplap.sandbox.protocol import (
     Place,
     Reply,
     Request,
-    TensorPlace,
+    TensorLocation,
     bits_are_equal,
     elements_overlap,
     packed_offsets,
@@ -114,7 +114,7 @@ def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -
     if expected.nested and lies is not None and lies != expected.nested:
         raise CandidateError("results", f"results that lie as {lies[:80]}, expected {expected.nested[:80]}")
     for number, place in enumerate(reply.outs if not expected.overlapping else ()):
-        if isinstance(place, TensorPlace) and elements_overlap(place.shape, place.stride):
+        if isinstance(place, TensorLocation) and elements_overlap(place.shape, place.stride):
             raise CandidateError("results", f"elements of result {number} lie in the same place")
 
 
@@ -215,7 +215,7 @@ class TargetProcess:
         return reply.operators
 
     def check_interpreter(self) -> None:
-        """Raise CandidateError for patched functions, for other threads, and for changes of the state of the interpreter."""
+        """Raise CandidateError for patched functions, other threads, and changes of the state of the interpreter."""
         seen = self.request(protocol.Inspect())[0]
         for names, check, text in (
             (seen.changed, "patched", "replaces"),
@@ -357,20 +357,20 @@ class TargetProcess:
 
     def _places(
         self, reply: protocol.CallPlaces, given: Sequence[Tensor], at: MappedArguments, pieces: MappedPieces | None
-    ) -> list[TensorPlace]:
+    ) -> list[TensorLocation]:
         """Return the locations of the arguments. On a CPU they come from the kernel's map of the process's memory.
 
         The process could report a copy of the arguments instead of those that it changed.
         """
         if any(t.device.type != "cpu" for t in given):
-            return [p for p in reply.args if isinstance(p, TensorPlace)]
+            return [p for p in reply.args if isinstance(p, TensorLocation)]
         pieces = self.pieces(at) if pieces is None else pieces
-        places: list[TensorPlace] = []
+        places: list[TensorLocation] = []
         for offset, t in zip(at.offsets, given, strict=True):
             addresses = [a + offset - o for a, size, o in pieces if o <= offset < o + size]
             if t.numel() and not addresses:
                 raise CandidateError("arguments", "its arguments are not where they were put")
-            places.append(TensorPlace.of(t, addresses[0] if addresses else 0))
+            places.append(TensorLocation.of(t, addresses[0] if addresses else 0))
         return places
 
     def _results(self, places: Sequence[Place], like: Sequence[Tensor]) -> tuple[list[Tensor], ResultSpans]:
@@ -384,7 +384,7 @@ class TargetProcess:
         for number, (place, expected) in enumerate(zip(places, like, strict=True)):
             if isinstance(place, protocol.Foreign):
                 raise CandidateError("results", f"result {number} is a {place.kind[:60]}, and no plain tensor")
-            if not isinstance(place, TensorPlace):
+            if not isinstance(place, TensorLocation):
                 if expected.dim():
                     raise CandidateError("results", f"result {number} is a number, expected a tensor")
                 got.append(torch.tensor(place, device=expected.device))
@@ -394,12 +394,12 @@ class TargetProcess:
             spans.append((place.at, content))
         return got, spans
 
-    def _tensor(self, number: int, place: TensorPlace, like: Tensor) -> tuple[Tensor, bytearray]:
+    def _tensor(self, number: int, place: TensorLocation, like: Tensor) -> tuple[Tensor, bytearray]:
         """Return one tensor read from the process, and its bytes.
 
         Raises CandidateError for another shape, dtype or stride.
         """
-        shape, stride, wanted = place.shape, place.stride, TensorPlace.of(like, 0)
+        shape, stride, wanted = place.shape, place.stride, TensorLocation.of(like, 0)
         if shape != wanted.shape or place.dtype != wanted.dtype:
             raise CandidateError(
                 "results", f"result {number}: {place.dtype}{shape}, expected {wanted.dtype}{wanted.shape}"
@@ -421,14 +421,14 @@ class TargetProcess:
         except OSError as e:
             raise CandidateError("memory", f"its results cannot be read: {e.strerror or e}") from None
 
-    def _arguments(self, places: Sequence[TensorPlace], given: Sequence[Tensor]) -> list[Tensor]:
+    def _arguments(self, places: Sequence[TensorLocation], given: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensor arguments as they are after the call."""
         if len(places) != len(given):
             raise CandidateError("answer", "its arguments are not those that it was given")
         return [self._tensor(-1, p, t)[0] for p, t in zip(places, given, strict=True)]
 
     def _check_aliases(
-        self, spans: ResultSpans, places: Sequence[TensorPlace], given: Sequence[Tensor], expected: ExpectedEffects
+        self, spans: ResultSpans, places: Sequence[TensorLocation], given: Sequence[Tensor], expected: ExpectedEffects
     ) -> None:
         """Raise CandidateError if a result shares memory with an argument or with an earlier result."""
         pairs = zip(places, given, strict=True)

@@ -308,7 +308,7 @@ def _describe_place(value: Any) -> Place:
     if isinstance(value, Tensor) and type(value) in (Tensor, torch.nn.Parameter):
         if value.layout is not torch.strided or value.is_conj() or value.is_neg():
             return protocol.Foreign(f"{value.layout} tensor, or one with a pending conjugation")
-        return protocol.TensorPlace.of(value, value.data_ptr())
+        return protocol.TensorLocation.of(value, value.data_ptr())
     if type(value) is bool:
         return value
     # Methods of a subclass, which could compute the value, do not run.

@@ -64,7 +64,7 @@ class Request(Message, Generic[ReplyT], frozen=True):
     """The base of all requests. The parameter is the class of the reply."""
 
 
-class TensorPlace(Message, frozen=True):
+class TensorLocation(Message, frozen=True):
     """A tensor in a file of arguments, at an offset, or in the memory of a process, at an address."""
 
     dtype: TypeName
@@ -78,7 +78,7 @@ class TensorPlace(Message, frozen=True):
             raise ValueError("not one stride for each dim")
 
     @classmethod
-    def of(cls, t: Tensor, at: int) -> TensorPlace:
+    def of(cls, t: Tensor, at: int) -> TensorLocation:
         """Return the description of ``t`` at this place."""
         return cls(str(t.dtype).removeprefix("torch."), list(t.shape), list(t.stride()), at, t.device.type)
 
@@ -109,8 +109,8 @@ class PackedText(Message, frozen=True):
     text: str
 
 
-Place: TypeAlias = TensorPlace | Foreign | bool | Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | float
-Packed: TypeAlias = TensorPlace | PackedList | PackedDict | PackedText | bool | int | float | str | None
+Place: TypeAlias = TensorLocation | Foreign | bool | Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | float
+Packed: TypeAlias = TensorLocation | PackedList | PackedDict | PackedText | bool | int | float | str | None
 Places: TypeAlias = Annotated[list[Place], Meta(max_length=1000)]
 
 
@@ -501,7 +501,7 @@ class ArgumentArena:
     def pack(self, value: Any) -> Packed:
         """Return the description of ``value``: a tensor, a plain value, or a list or dict of these."""
         if isinstance(value, Tensor):
-            return TensorPlace.of(value, self._place(value))
+            return TensorLocation.of(value, self._place(value))
         if isinstance(value, (list, tuple)):
             return PackedList([self.pack(v) for v in value], isinstance(value, tuple))
         if isinstance(value, dict):
@@ -547,7 +547,7 @@ class ArgumentArena:
 
 def packed_offsets(value: Packed) -> list[int]:
     """Return the offsets of the tensors of a packed value, in order."""
-    if isinstance(value, TensorPlace):
+    if isinstance(value, TensorLocation):
         return [value.at]
     if isinstance(value, PackedList):
         return [at for v in value.items for at in packed_offsets(v)]
@@ -567,7 +567,7 @@ def unpack_arguments(value: Packed, memory: Any) -> Any:
     if isinstance(value, PackedText):
         kinds = {"dtype": partial(getattr, torch), "device": torch.device, "int": int}
         return kinds[value.kind](value.text)
-    if not isinstance(value, TensorPlace):
+    if not isinstance(value, TensorLocation):
         return value
     dtype, length = getattr(torch, value.dtype), strided_extent(value.shape, value.stride)
     if not length:

@@ -165,13 +165,11 @@ class JudgedBench:
     def quiet(self) -> None:
         """Do nothing: every process is stopped unless a request to it is pending."""
 
-        def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> CallBatch:
-            """Return
-            calls of a candidate, ready in its process. Raises CandidateError, UnsupportedArguments or ProcessUnavailable.
+    def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> CallBatch:
+        """Return calls of a candidate, ready in its process. Index -1 computes nothing, in that of the reference.
 
-            Index -1 computes nothing, in the process of the reference.
-            """
-
+        Raises CandidateError, UnsupportedArguments or ProcessUnavailable.
+        """
         name = self.candidates[max(index, 0)].kernel
         witness = self.hosts.process_for(name, 10.0 if index <= 0 else 1.0)
         return CallBatch(witness, index, sets, poison)
