@@ -11,7 +11,12 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.errors import ShiplapNotice
 from shiplap.tuning import SelectionOptions, WorkerProcess, measure, recipe_of, select
-from shiplap.tuning.candidate import candidate_label
+from shiplap.tuning.candidate import ReferenceCandidate, candidate_label
+from shiplap.tuning.engine import recipe_of_sizes
+from shiplap.tuning.inputs import draw_inputs
+from shiplap.tuning.key import key_for
+from shiplap.tuning.selector import SelectionTask
+from shiplap.tuning.worker_process import RemoteBench
 from shiplap_testing.forked import python
 from tests.tuning import ops
 
@@ -149,3 +154,14 @@ def test_a_worker_with_another_version_of_the_op_is_not_believed(monkeypatch):
         choice = select(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), bench=isolation.bench())
     assert choice.kernel in ("extra", "reference")
     assert choice.findings == ()
+
+
+def test_the_environment_of_the_program_is_sent_to_a_worker_alone(monkeypatch):
+    """It may hold secrets, which a locked process, whose candidate is not trusted, could read in its own memory."""
+    monkeypatch.setenv("SHIPLAP_TEST_TOKEN", "hunter2")
+    drawn = draw_inputs(ops.turn, recipe_of_sizes(ops.turn, {"n": 8}), "cpu")
+    task = SelectionTask(ops.turn, drawn, key_for(ops.turn, drawn), [ReferenceCandidate(ops.turn)], SelectionOptions())
+    bench = RemoteBench(WorkerProcess(), task, "tests.tuning.ops:own")
+    assert bench._opening.environment["SHIPLAP_TEST_TOKEN"] == "hunter2"
+    assert bench._judged.opening.environment == {}
+    assert bench._judged.opening.provider == "tests.tuning.ops:own"

@@ -17,7 +17,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar, Union, get_args
 
@@ -111,7 +111,7 @@ class PackedText(Message, frozen=True):
 
 Place: TypeAlias = TensorLocation | Foreign | bool | Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | float
 Packed: TypeAlias = TensorLocation | PackedList | PackedDict | PackedText | bool | int | float | str | None
-Places: TypeAlias = Annotated[list[Place], Meta(max_length=1000)]
+Places: TypeAlias = Annotated[list[Place], Meta(max_length=10_000)]
 
 
 class Done(Reply, frozen=True):
@@ -565,7 +565,7 @@ def unpack_arguments(value: Packed, memory: Any) -> Any:
     if isinstance(value, PackedDict):
         return {k: unpack_arguments(v, memory) for k, v in value.items.items()}
     if isinstance(value, PackedText):
-        kinds = {"dtype": partial(getattr, torch), "device": torch.device, "int": int}
+        kinds: dict[str, Callable[[str], Any]] = {"dtype": partial(getattr, torch), "device": torch.device, "int": int}
         return kinds[value.kind](value.text)
     if not isinstance(value, TensorLocation):
         return value
