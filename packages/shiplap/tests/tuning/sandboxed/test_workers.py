@@ -147,8 +147,8 @@ def test_one_question_at_a_time_reaches_a_launcher(monkeypatch):
         asked.append(parse_message(data[MESSAGE_HEAD.size :], AwaitExit).pid)
         time.sleep(0.002)
 
-    monkeypatch.setattr("shiplap.sandbox.supervisor.send", send)
-    monkeypatch.setattr("shiplap.sandbox.supervisor.receive", lambda connection, kind: (kind(asked[-1]), []))
+    monkeypatch.setattr("shiplap.sandbox.supervisor.send_message", send)
+    monkeypatch.setattr("shiplap.sandbox.supervisor.receive_message", lambda connection, kind: (kind(asked[-1]), []))
     wrong = []
 
     def ask(n):
