@@ -348,7 +348,7 @@ def decoder_of(kinds: tuple[type[Message], ...]) -> msgspec.msgpack.Decoder[Any]
 @cache
 def reply_of(request: type[Request[ReplyT]]) -> type[ReplyT]:
     """Return the class of the reply to a class of requests."""
-    reply: type[ReplyT] = get_args(request.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+    reply: type[ReplyT] = get_args(vars(request)["__orig_bases__"][0])[0]
     return reply
 
 
