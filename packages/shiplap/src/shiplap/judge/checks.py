@@ -256,7 +256,7 @@ def _count_operator_elements(operators: list[OperatorUse]) -> Counter[str]:
     done: Counter[str] = Counter()
     for use in operators:
         shapes = [s for s in use.shapes if s]
-        done[f"{use.name} {[s[-1] for s in shapes]}"] += (
-            sum(prod(s) for s in shapes if all(type(n) is int for n in s)) or 1
-        )
+        plain = [[n for n in s if isinstance(n, int)] for s in shapes]  # others are lists of shapes
+        count = sum(prod(sizes) for sizes, s in zip(plain, shapes, strict=True) if len(sizes) == len(s))
+        done[f"{use.name} {[s[-1] for s in shapes]}"] += count or 1
     return done

@@ -16,7 +16,7 @@ from torch import Tensor
 from shiplap.sampling.compare import Difference
 from shiplap.sampling.run import error_line, tensors_among
 from shiplap.sandbox import protocol
-from shiplap.sandbox.proc_filesystem import find_mapped_pieces
+from shiplap.sandbox.proc_filesystem import RequestTime, find_mapped_pieces
 from shiplap.sandbox.protocol import (
     ArgumentArena,
     Packed,
@@ -30,7 +30,7 @@ from shiplap.sandbox.protocol import (
     printable_text,
     strided_extent,
 )
-from shiplap.sandbox.supervisor import ProcessEnded, RequestFailed, RequestTime, SandboxedProcess, Timeout
+from shiplap.sandbox.supervisor import ProcessEnded, RequestFailed, SandboxedProcess, Timeout
 
 INVALID = (TypeError, ValueError, OverflowError, RuntimeError)  # errors of torch for results that do not fit
 # Calls whose results stay in use: at least, at most, and their bytes.

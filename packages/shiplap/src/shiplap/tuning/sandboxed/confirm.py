@@ -23,7 +23,8 @@ from shiplap.sampling.compare import Difference, agrees_without_float64, compare
 from shiplap.sampling.perturb import FreshArguments, swap_stretches
 from shiplap.sampling.run import reference_effects, reference_effects64, tensors_among
 from shiplap.sandbox.candidate import CallBatch, CandidateError, ExpectedEffects
-from shiplap.sandbox.supervisor import RequestTime, UnsupportedArguments
+from shiplap.sandbox.proc_filesystem import RequestTime
+from shiplap.sandbox.supervisor import UnsupportedArguments
 from shiplap.tuning.bench import ConfirmedClaim
 from shiplap.tuning.candidate import Candidate
 from shiplap.tuning.inputs import Inputs
