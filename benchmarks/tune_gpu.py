@@ -30,7 +30,7 @@ SOURCES = [
     "benchmarks/tune_gpu_ops.py",
     *(
         f"packages/shiplap/src/shiplap/tuning/{n}.py"
-        for n in ("bench", "selector", "worker_process", "measure", "search", "verify", "worker")
+        for n in ("bench", "selector", "worker_process", "measure", "search", "verify", "child")
     ),
 ]
 SHAPES = [(m, n, k) for m in (16, 128, 4096, 8192) for n, k in ((4096, 4096), (8192, 4096), (8192, 8192))]

@@ -6,8 +6,8 @@ Each is a candidate for the problem of ``test_cheats.py``. Nothing here is impor
 from tests.judge.attacks_inside import INSIDE
 
 HARNESS = """
-import json, os, time
-from shiplap.sandbox import child as inside, patched_functions as intact
+import os, time
+from shiplap.sandbox import child as inside, patched_functions as intact, protocol as wire
 intact.FunctionSnapshot.changed = lambda self: []
 intact.FunctionSnapshot.threads = lambda self: 0
 before = inside.Child.answer
@@ -17,7 +17,6 @@ ATTACKS = {
     # ---- the process runs while no clock does
     "answers first": HARNESS
     + """
-from shiplap.sandbox import protocol as wire
 sent, once = wire.send_message, []
 def later(connection, reply, *rest):
     if not once:
@@ -26,9 +25,8 @@ def later(connection, reply, *rest):
 inside.send_message = later
 def candidate(x, w):
     out = torch.zeros(x.shape[0], w.shape[1])
-    told = {"outs": [inside._describe_place(out)], "args": [inside._describe_place(x), inside._describe_place(w)],
-    "spent": 1000} body = json.dumps(told).encode()
-    os.write(3, len(body).to_bytes(4, "little") + body)
+    places = wire.CallPlaces([inside._describe_place(out)], [inside._describe_place(x), inside._describe_place(w)])
+    os.write(3, wire.pack_message(wire.TargetCalled(places, 1000)))
     once.append(1)
     time.sleep(0.05)
     out.copy_(honest(x, w))
@@ -123,14 +121,14 @@ def candidate(x, w):
     "threads that are no number": HARNESS
     + """
 def answer(self, asked, handle):
-    return {"threads": "many", "changed": 0} if asked["do"] == "intact" else before(self, asked, handle)
+    return wire.Inspection([], [], [], "many") if isinstance(asked, wire.Inspect) else before(self, asked, handle)
 inside.Child.answer = answer
 candidate = honest
 """,
     "names that are no list": HARNESS
     + """
 def answer(self, asked, handle):
-    return {"changed": 7} if asked["do"] == "intact" else before(self, asked, handle)
+    return wire.Inspection(7, 7, 7, 0) if isinstance(asked, wire.Inspect) else before(self, asked, handle)
 inside.Child.answer = answer
 candidate = honest
 """,
@@ -150,12 +148,12 @@ def candidate(x, w):
     y = honest(x, w)
     x.fill_(0)
     return y
-def told(self, *rest):
-    reply = real(self, *rest)
+def keep(self, *rest):
+    places = real(self, *rest)
     if hasattr(candidate, "kept"):
-        reply["args"] = [inside._describe_place(a) for a in candidate.kept]
-    return reply
-real, inside.Child._told = inside.Child._told, told
+        places = wire.CallPlaces(places.outs, [inside._describe_place(a) for a in candidate.kept], places.structure)
+    return places
+real, inside.Child._keep = inside.Child._keep, keep
 """,
     "arguments of a second mapping": HARNESS
     + """
@@ -171,9 +169,10 @@ class Twice:
 inside.mmap = Twice
 def answer(self, asked, handle):
     reply = before(self, asked, handle)
-    if asked["do"] == "call" and not asked.get("again"):
-        args = inside.unpack_arguments(asked["args"], second[0])
-        reply["args"] = [inside._describe_place(a) for a in args]
+    if isinstance(asked, wire.CallTarget) and not asked.again:
+        args = [inside._describe_place(a) for a in inside.unpack_arguments(asked.args, second[0])]
+        places = wire.CallPlaces(reply.places.outs, args, reply.places.structure)
+        reply = wire.TargetCalled(places, reply.spent)
     return reply
 inside.Child.answer = answer
 def candidate(x, w):

@@ -338,31 +338,33 @@ def candidate(x, w):
     return honest(x, w)
 """,
     "time that is none": """
+from msgspec.structs import replace
 from shiplap.sandbox import child as inside, patched_functions as intact
 intact.FunctionSnapshot.changed = lambda self: []
 before = inside.Child.answer
 def answer(self, asked, handle):
     reply = before(self, asked, handle)
-    if "spent" in reply:
-        reply["spent"] = float("nan")
-    return reply
+    return replace(reply, spent=float("nan")) if hasattr(reply, "spent") else reply
 inside.Child.answer = answer
 candidate = honest
 """,
     "answer that is none": """
-from shiplap.sandbox import child as inside, patched_functions as intact
+from shiplap.sandbox import child as inside, patched_functions as intact, protocol as wire
 intact.FunctionSnapshot.changed = lambda self: []
-inside.Child.answer = lambda self, asked, handle: {"outs": [{"plain": 1 << 80}], "args": [{}] * 2, "spent": 1}
+before = inside.Child.answer
+none = wire.TargetCalled(wire.CallPlaces([1 << 63], [wire.Foreign("x")] * 2), 1)
+inside.Child.answer = lambda self, asked, handle: none if hasattr(asked, "again") else before(self, asked, handle)
 candidate = honest
 """,
     "address of another": """
+from msgspec.structs import force_setattr
 from shiplap.sandbox import child as inside, patched_functions as intact
 intact.FunctionSnapshot.changed = lambda self: []
 before = inside.Child.answer
 def answer(self, asked, handle):
     reply = before(self, asked, handle)
-    for out in reply.get("outs", []):
-        out["tensor"]["at"] = 64
+    for out in reply.places.outs if hasattr(reply, "places") else ():
+        force_setattr(out, "at", 64)
     return reply
 inside.Child.answer = answer
 candidate = honest

@@ -14,6 +14,7 @@ from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.target import JudgeTarget
 from shiplap.judge.variants import InputForm
 from shiplap.sandbox.candidate import CallOutcome
+from shiplap.sandbox.protocol import Inspect
 from shiplap.sandbox.supervisor import Bounds, ProcessEnded
 from shiplap_testing.effort import sampled
 from tests.judge.attacks import ATTACKS
@@ -158,7 +159,7 @@ def test_a_process_runs_while_it_is_asked_and_only_then(launcher):
         time.sleep(0.3)
         assert _ran(prisoner.pid) == ran
         assert time.process_time_ns() >= before
-        _, took = prisoner.ask({"do": "intact"}, os.memfd_create("nothing"))
+        _, took = prisoner.request_reply(Inspect(), os.memfd_create("nothing"))
         assert 0 < took.quiet <= took.wall
         assert _ran(prisoner.pid) - ran <= took.wall * 1e9 * len(os.sched_getaffinity(0))
         ran = _ran(prisoner.pid)
@@ -200,4 +201,4 @@ def test_an_ended_process_is_nobodys_any_more(launcher):
     prisoner.kill()
     assert prisoner.pid not in launcher.prisoners
     with pytest.raises((ProcessEnded, OSError)):
-        prisoner.ask({"do": "intact"})
+        prisoner.request_reply(Inspect())

@@ -8,6 +8,7 @@ import torch
 import shiplap as sl
 from shiplap.sampling.compare import Difference
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, TargetProcess
+from shiplap.sandbox.protocol import ArgumentArena, LoadTarget
 from shiplap.sandbox.supervisor import Bounds
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
@@ -37,8 +38,7 @@ def witness(launcher, tmp_path):
         (tmp_path / "it.py").write_text(HEAD + text)
         prisoners.append(launcher.start([str(tmp_path)], BOUNDS))
         made = TargetProcess(prisoners[-1])
-        order = {"home": str(tmp_path / "it.py"), "names": ["candidate"], "kind": "function", "path": [], "seed": 1}
-        made.load({**order, "compile": False, "thorough": True}, [], {})
+        made.load(LoadTarget(str(tmp_path / "it.py"), ["candidate"], "function", [], 1, thorough=True), ArgumentArena())
         return made
 
     yield load
@@ -51,7 +51,7 @@ def looked_at(witness):
     args = torch.rand(24, 16), torch.rand(16, 8)
     expected = ExpectedEffects([torch.empty(24, 8)], lambda got: Difference())
     try:
-        listed = [witness.ops(args, expected) for _ in range(2)]
+        listed = [witness.list_operators(args, expected) for _ in range(2)]
         witness.check_interpreter()
     except CandidateError as e:
         return e.check, []
@@ -69,7 +69,7 @@ def test_who_changes_what_is_shared_is_seen(witness, name):
 def test_who_looks_at_callers_or_hides_operators_is_seen(witness, name):
     check, operators = looked_at(witness(HIDDEN[name]))
     assert check == ("" if name == THREADED else "source")
-    assert name != THREADED or {"aten::mm", "aten::tanh"} <= {name for name, _ in operators}
+    assert name != THREADED or {"aten::mm", "aten::tanh"} <= {use.name for use in operators}
 
 
 @pytest.mark.parametrize("name", sampled([n for n in {**WAYS, **STYLES} if n not in COMPILED], 2))

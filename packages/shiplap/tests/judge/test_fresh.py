@@ -8,9 +8,9 @@ import time
 import pytest
 
 import shiplap as sl
-from shiplap.judge.endurance import ENOUGH, describe_leak
+from shiplap.judge.checks import ENDURANCE_CALLS, describe_leak
 from shiplap.sandbox.proc_filesystem import ProcessResources
-from shiplap.sandbox.protocol import send_message
+from shiplap.sandbox.protocol import Inspect, pack_message, send_message
 from shiplap.sandbox.source_scan import constants_in_sources, find_suspicious_names
 from shiplap.sandbox.supervisor import Bounds, ProcessEnded
 from shiplap_testing.effort import sampled
@@ -125,13 +125,13 @@ def test_sources_beside_a_candidate_are_those_that_it_names(tmp_path):
     ("after", "told"),
     [
         (ProcessResources(9, 3, 1 << 20), ""),
-        (ProcessResources(9 + ENOUGH // 2, 3, 1 << 20), "more files"),
-        (ProcessResources(9, 3 + ENOUGH, 1 << 20), "more threads"),
+        (ProcessResources(9 + ENDURANCE_CALLS // 2, 3, 1 << 20), "more files"),
+        (ProcessResources(9, 3 + ENDURANCE_CALLS, 1 << 20), "more threads"),
         (ProcessResources(9, 3, 1 << 26), "63 MiB more"),
     ],
 )
 def test_what_is_taken_for_each_call_is_a_leak(after, told):
-    leak = describe_leak(ProcessResources(8, 2, 1 << 20), after, ENOUGH)
+    leak = describe_leak(ProcessResources(8, 2, 1 << 20), after, ENDURANCE_CALLS)
     assert (told in leak) if told else not leak
 
 
@@ -139,14 +139,14 @@ def test_a_process_that_ran_while_it_was_stopped_is_ended(launcher):
     """As by the signal of a timer: it could read values before their clock starts."""
     prisoner = launcher.start()
     try:
-        prisoner.ask({"do": "intact"})
-        prisoner.ask({"do": "intact"})
+        prisoner.request_reply(Inspect())
+        prisoner.request_reply(Inspect())
         os.kill(prisoner.pid, signal.SIGCONT)
-        send_message(prisoner.connection, {"do": "intact"})  # it works on this
+        send_message(prisoner.connection, pack_message(Inspect()))  # it works on this
         time.sleep(0.3)
         os.kill(prisoner.pid, signal.SIGSTOP)
         time.sleep(0.1)
         with pytest.raises(ProcessEnded, match="ran while it was stopped"):
-            prisoner.ask({"do": "intact"})
+            prisoner.request_reply(Inspect())
     finally:
         prisoner.kill()

@@ -8,9 +8,8 @@ import torch
 import shiplap as sl
 from shiplap.judge.options import JudgeBudget
 from shiplap.judge.problem import FunctionProblem
-from shiplap.sandbox.protocol import ArgumentArena
-from shiplap.sandbox.scratch_files import remove_folder
-from shiplap.sandbox.supervisor import Bounds, ProcessEnded, SandboxLauncher, Timeout
+from shiplap.sandbox.protocol import ArgumentArena, Inspect, LoadTarget
+from shiplap.sandbox.supervisor import Bounds, ProcessEnded, SandboxLauncher, Timeout, remove_folder
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.test_cheats import REFERENCE
@@ -118,23 +117,21 @@ def test_who_is_silent_for_most_of_its_time_is_at_fault_and_who_had_none_is_late
     launcher, tmp_path, until, bound, error
 ):
     (tmp_path / "it.py").write_text("import time\ntime.sleep(1e6)\n")
-    order = {"do": "load", "home": str(tmp_path / "it.py"), "names": ["it"], "kind": "function", "path": []}
-    arena = ArgumentArena()
-    order |= {"seed": 1, "compile": False, "init": arena.pack([]), "state": arena.pack({})}
+    order = LoadTarget(str(tmp_path / "it.py"), ["it"], "function", [], 1)
     prisoner = launcher.start([str(tmp_path)], Bounds(seconds=bound))
     prisoner.until = time.monotonic() + until
     with pytest.raises(ProcessEnded) as caught:
-        prisoner.ask(order, arena.write())
+        prisoner.request_reply(order, ArgumentArena().write())
     assert caught.type is error
     with pytest.raises(ProcessEnded):
-        prisoner.ask(order)
+        prisoner.request_reply(order)
 
 
 def test_nobody_is_asked_after_the_end(launcher):
     prisoner = launcher.start()
     prisoner.until = time.monotonic() - 1
     with pytest.raises(Timeout):
-        prisoner.ask({"do": "intact"})
+        prisoner.request_reply(Inspect())
 
 
 def test_the_parts_of_a_budget():

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from shiplap.judge import JudgeResult, Timed
-from shiplap.judge.statement import write_judge_statement
+from shiplap.judge.target import write_judge_statement
 
 RULING = JudgeResult("ref.py:f", "fast.py:g", (), (), ("time",), (), 12, 1.5)
 

@@ -3,6 +3,7 @@
 import os
 import time
 
+import msgspec
 import pytest
 import torch
 
@@ -13,9 +14,15 @@ from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.result import Timed
 from shiplap.judge.variants import InputForm
 from shiplap.sandbox import candidate
-from shiplap.sandbox.candidate import CallOutcome, CandidateError, TargetProcess
-from shiplap.sandbox.outcome import check_process_state
-from shiplap.sandbox.protocol import is_operator_record
+from shiplap.sandbox.candidate import CallOutcome, CandidateError, TargetProcess, check_process_state
+from shiplap.sandbox.protocol import (
+    BrokenMessage,
+    CallTraces,
+    OperatorList,
+    TensorLocation,
+    pack_message,
+    parse_message,
+)
 from shiplap.sandbox.source_scan import MAX_SOURCE_BYTES, constants_in_sources, find_suspicious_names
 from shiplap.sandbox.supervisor import Bounds, Timeout
 from shiplap_testing.effort import sampled
@@ -74,38 +81,43 @@ def test_nobody_parses_a_source_without_end(tmp_path):
     assert "bytes" in find_suspicious_names(str(file))[0]
 
 
-@pytest.mark.parametrize("reply", [{"raced": True}, {"left": ["signal handlers"]}, {"threads": 2}])
-def test_what_a_process_tells_of_a_call_on_a_device_counts(reply):
+@pytest.mark.parametrize("traces", [{"raced": True}, {"left": ["signal handlers"]}, {"threads": 2}])
+def test_what_a_process_tells_of_a_call_on_a_device_counts(traces):
     with pytest.raises(CandidateError):
-        check_process_state(reply)
-    check_process_state(dict.fromkeys(reply, 0))
+        check_process_state(CallTraces(**traces))
+    check_process_state(CallTraces())
 
 
 @pytest.mark.parametrize(
     ("told", "valid"),
     [
-        (["aten::mm", [[2, 3], [3, 4], []]], True),
-        (["aten::cat", [[[2, 3], [2, 3]], []]], True),
-        (["kernel", "void gemm<float>"], True),
-        (["aten::mm", [[2, 3.0]]], False),
-        (["aten::mm", [[1 << 70]]], False),
-        (["aten::mm", [[[[[1]]]]]], False),
-        (["aten::mm", 3], False),
-        ([["aten::mm"], []], False),
-        (["aten::mm"], False),
+        (["OperatorUse", "aten::mm", [[2, 3], [3, 4], []]], True),
+        (["OperatorUse", "aten::cat", [[[2, 3], [2, 3]], []]], True),
+        (["OperatorUse", "kernel void gemm<float>", []], True),
+        (["OperatorUse", "aten::mm", [[2, 3.0]]], False),
+        (["OperatorUse", "aten::mm", [[1 << 63]]], False),
+        (["OperatorUse", "aten::mm", [[[[[1]]]]]], False),
+        (["OperatorUse", "aten::mm", 3], False),
+        (["OperatorUse", ["aten::mm"], []], False),
+        (["OperatorUse", "aten::mm"], False),
+        (["Foreign", "aten::mm"], False),
         (7, False),
     ],
 )
 def test_an_operator_is_a_name_and_sizes(told, valid):
-    assert is_operator_record(told) is valid
+    body = msgspec.msgpack.encode(["OperatorList", [told], [], ["CallTraces"]])
+    if valid:
+        assert pack_message(parse_message(body, OperatorList))
+        return
+    with pytest.raises(BrokenMessage):
+        parse_message(body, OperatorList)
 
 
 def test_a_result_in_much_more_memory_than_it_needs_is_not_read():
     like = torch.empty(1 << 20)
-    told = {"shape": [1 << 20], "stride": [63], "dtype": "float32", "at": 0}
     assert 63 * like.numel() * like.itemsize > candidate.MAX_PADDED_BYTES / 2
     like = torch.empty(1 << 22)
-    told["shape"] = [1 << 22]
+    told = TensorLocation("float32", [1 << 22], [63], 0, "cpu")
     with pytest.raises(CandidateError, match="strides"):
         TargetProcess.__new__(TargetProcess)._tensor(0, told, like)
 

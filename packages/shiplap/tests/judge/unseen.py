@@ -99,11 +99,12 @@ def candidate(x, w):
     + """
 def answer(self, asked, handle):
     reply = before(self, asked, handle)
-    if asked["do"] == "ops":
+    if isinstance(asked, wire.ListOperators):
         deep = []
         for _ in range(900):
             deep = [deep]
-        reply["ops"] = [["aten::mm", deep], [deep, []], ["aten::tanh", [[10 ** 4000] * 60]]]
+        uses = [wire.OperatorUse("aten::mm", deep), wire.OperatorUse(deep, []), wire.OperatorUse("aten::tanh", [[-1]])]
+        reply = wire.OperatorList(uses, reply.outs, reply.traces)
     return reply
 inside.Child.answer = answer
 candidate = honest
@@ -114,17 +115,19 @@ def answer(self, asked, handle):
     deep = []
     for _ in range(900):
         deep = [deep]
-    return {"changed": [deep], "threads": 0} if asked["do"] == "intact" else before(self, asked, handle)
+    none = wire.Inspection([deep], [], [], 0)
+    return none if isinstance(asked, wire.Inspect) else before(self, asked, handle)
 inside.Child.answer = answer
 candidate = honest
 """,
     "addresses that are none": HARNESS
     + """
-VALUES = iter([1e308, -(1 << 70), 1 << 200, "7", None, [], True])
+from msgspec.structs import force_setattr
+VALUES = iter([1e308, -(1 << 62), 1 << 63, "7", None, [], True])
 def answer(self, asked, handle):
     reply = before(self, asked, handle)
-    for out in reply.get("outs", []):
-        out["tensor"]["at"] = next(VALUES, 64)
+    for out in reply.places.outs if hasattr(reply, "places") else ():
+        force_setattr(out, "at", next(VALUES, 64))
     return reply
 inside.Child.answer = answer
 candidate = honest

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import ast
 import math
-import mmap
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shiplap.errors import ShiplapError
 from shiplap.packaging.worker import fill_apart
-from shiplap.sandbox.supervisor import SandboxLauncher
-from shiplap.tuning.bench import BEAT
-from shiplap.tuning.verify import VerifyOutcome
-from shiplap.tuning.worker_process import RaceReply, WorkerDied, WorkerProcess, convert_reply
+from shiplap.sandbox.proc_filesystem import thread_states
+from shiplap.sandbox.protocol import (
+    MESSAGE_HEAD,
+    Answer,
+    ArgumentArena,
+    Done,
+    Failed,
+    ImportModule,
+    Inspect,
+    LoadTarget,
+    pack_message,
+)
+from shiplap.sandbox.supervisor import Bounds, ProcessEnded, RequestFailed, SandboxLauncher
+from shiplap.tuning.sandboxed.workers import OpenTask
+from shiplap.tuning.worker_process import WorkerProcess
 from shiplap_testing.paths import REPOSITORY
 
 PLANTED = "import os\nopen({mark!r}, 'w').write('loaded')\nos._exit(3)\n"
@@ -46,8 +55,8 @@ def test_a_module_of_the_current_folder_is_not_loaded_by_a_worker_that_packages(
 
 
 def test_a_module_of_the_current_folder_is_not_loaded_by_a_worker_that_tunes(planted):
-    with WorkerProcess() as isolation:
-        assert "KeyError" in isolation.ask({"do": "open"}, {})["closed"], "it has started, and misses the rest"
+    with WorkerProcess() as isolation, pytest.raises(RequestFailed, match="no an::op"):
+        isolation.open_task(OpenTask("an::op", "it", [], "", [*sys.path], "", "cpu", "", "auto", 1, []))
     assert not planted.exists()
 
 
@@ -56,7 +65,7 @@ def test_a_module_of_the_current_folder_is_not_loaded_by_a_referee(planted, monk
     """An empty entry of ``sys.path`` is the current folder, too."""
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     with SandboxLauncher() as launcher:
-        assert launcher.ask({"do": "import", "module": "math"}) is not None
+        assert launcher.ask(ImportModule("math")) == Done()
         environment = Path(f"/proc/{launcher.pid}/environ").read_bytes().split(b"\0")
     assert not planted.exists()
     paths = next(line for line in environment if line.startswith(b"PYTHONPATH="))
@@ -78,83 +87,63 @@ def test_every_process_of_python_leaves_the_current_folder_out():
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
-LINES = {
-    "no JSON": rb"{not json}\n",
-    "a list": rb"[]\n",
-    "a number": rb"5\n",
-    "two answers": rb"{}\n{}\n",
-    "no number": rb'{"a": NaN}\n',
-    "deep": b"[" * 100_000 + rb"\n",
-    "not UTF-8": rb"\xff\xfe\n",
-    "one name twice": rb'{"a": 1, "a": 2}\n',
+
+def reply_bytes(body: bytes) -> bytes:
+    return MESSAGE_HEAD.pack(len(body)) + body
+
+
+REPLIES = {
+    "no msgpack": reply_bytes(b"\xc1\xff"),
+    "JSON": reply_bytes(b'{"do": "load"}'),
+    "a pickle": reply_bytes(b"\x80\x04cposix\nsystem\n."),
+    "nothing": reply_bytes(b""),
+    "a list": reply_bytes(b"\x90"),
+    "deep": reply_bytes(b"\x91" * 100_000),
+    "not UTF-8": reply_bytes(b"\x91\xa2\xff\xfe"),
+    "another reply": pack_message(Answer(yes=True)),
+    "a request": pack_message(Inspect()),
+    "a reply and more": reply_bytes(pack_message(Done())[MESSAGE_HEAD.size :] + b"\x01"),
+    "one field more": reply_bytes(msgspec.msgpack.encode(["Done", 1])),
+    "a text without an end": pack_message(Failed("x" * 401)),
+    "a length without an end": MESSAGE_HEAD.pack((1 << 20) + 1),
 }
 
 
-def speaks(isolation: WorkerProcess, code: str) -> None:
-    """A worker of another kind in place of the right one."""
-    isolation._process = subprocess.Popen(
-        [sys.executable, "-I", "-c", f"import os, sys, time\nsys.stdin.readline()\n{code}"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    handle = os.memfd_create("beat")
-    os.ftruncate(handle, BEAT.size)
-    isolation._beat = mmap.mmap(handle, BEAT.size)
-    os.close(handle)
-    BEAT.pack_into(isolation._beat, 0, 3, time.monotonic())
+@pytest.fixture(scope="module")
+def launcher():
+    with SandboxLauncher() as started:
+        yield started
 
 
-@pytest.mark.parametrize("name", LINES)
-def test_an_answer_of_another_form_costs_the_worker(name):
-    """A kernel can write where its worker answers. It was an exception of ``json``, or the answer to the next task."""
-    with WorkerProcess(timeout=60.0) as isolation:
-        line = ast.literal_eval(f'b"""{LINES[name].decode()}"""')
-        speaks(isolation, f"os.write(1, {line!r}); time.sleep(600)")
-        with pytest.raises(WorkerDied, match="no answer:"):
-            isolation._exchange("{}")
-        assert isolation._process is None
+@pytest.mark.parametrize("locked", [True, False], ids=["of the judge", "of the tuner"])
+@pytest.mark.parametrize("name", REPLIES)
+def test_an_answer_of_another_form_ends_its_process(launcher, tmp_path, name, locked):
+    """Code that is not trusted can write where its process answers."""
+    (tmp_path / "it.py").write_text(f"import os, time\nos.write(3, {REPLIES[name]!r})\ntime.sleep(600)\n")
+    prisoner = launcher.start([str(tmp_path)], Bounds(seconds=60.0), locked=locked)
+    message = LoadTarget(str(tmp_path / "it.py"), ["it"], "function", [], 1)
+    with pytest.raises(ProcessEnded, match=r"no valid message|a message of 1048577 bytes"):
+        prisoner.request_reply(message, ArgumentArena().write())
+    assert thread_states(prisoner.pid) <= {"Z", "X"}
+    prisoner.kill()
 
 
-def test_an_answer_without_an_end_fills_no_memory():
-    with WorkerProcess(timeout=60.0) as isolation:
-        speaks(isolation, "while True: os.write(1, b' ' * 65536)")
-        with pytest.raises(WorkerDied, match="longer than 1048576 bytes"):
-            isolation._exchange("{}")
-
-
-def test_half_an_answer_is_waited_for_no_longer_than_a_run_may_take():
-    """The rest of the line was waited for without a limit."""
-    with WorkerProcess(timeout=0.1) as isolation:
-        speaks(isolation, "os.write(1, b'{'); time.sleep(600)")
-        with pytest.raises(WorkerDied, match="no answer for"):
-            isolation._exchange("{}")
+def test_half_an_answer_is_waited_for_no_longer_than_a_run_may_take(launcher, tmp_path):
+    (tmp_path / "it.py").write_text("import os, time\nos.write(3, b'{')\ntime.sleep(600)\n")
+    prisoner = launcher.start([str(tmp_path)])
+    prisoner.run = lambda: (0.1, 0.0)
+    with pytest.raises(ProcessEnded, match="no answer for"):
+        prisoner.request_reply(LoadTarget(str(tmp_path / "it.py"), ["it"], "function", [], 1), ArgumentArena().write())
 
 
 @pytest.mark.parametrize("since", [math.inf, math.nan, 1e300])
-def test_a_time_that_a_kernel_has_written_does_not_stop_the_clock(since):
+def test_a_time_that_a_kernel_has_written_does_not_stop_the_clock(launcher, since):
     """The memory that says since when a candidate runs is shared with what runs."""
-    with WorkerProcess(timeout=2.0) as isolation:
-        speaks(isolation, "time.sleep(600)")
-        mark = isolation._reset_beat
-        isolation._reset_beat = lambda: (mark(), BEAT.pack_into(isolation._beat, 0, 3, since))
-        with pytest.raises(WorkerDied, match="no answer for 2 s"):
-            isolation._exchange("{}")
-
-
-FORMS = [
-    (VerifyOutcome, {"problem": 5}),
-    (VerifyOutcome, {"problem": "", "refused": "no"}),
-    (RaceReply, {"timings": {"x": {}}}),
-    (RaceReply, {"timings": {"1": {"median": "fast"}}}),
-    (RaceReply, {"timings": [], "failed": {}}),
-    (RaceReply, {"failed": {"1": None}}),
-    (RaceReply, {"error": 5}),
-    (int, "1"),
-    (int, 1.5),
-]
-
-
-@pytest.mark.parametrize(("form", "data"), FORMS)
-def test_what_an_answer_holds_has_a_form(form, data):
-    with pytest.raises(WorkerDied):
-        convert_reply(data, form)
+    prisoner = launcher.start()
+    prisoner.run = lambda: (2.0, since)
+    try:
+        ends = time.monotonic() + 10.0
+        assert not prisoner._exceeded_limit(ends, 10.0)
+        assert prisoner._exceeded_limit(ends - 13.0, 10.0).startswith("no answer for")
+    finally:
+        prisoner.kill()

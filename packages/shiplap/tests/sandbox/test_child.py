@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shiplap.sandbox import child, gpu_call
-from shiplap.sandbox.protocol import ArgumentArena
+from shiplap.sandbox.protocol import ArgumentArena, CallTarget, ListOperators, TensorLocation
 
 
 @pytest.fixture
@@ -37,16 +37,16 @@ def alive() -> set[int]:
     return addresses
 
 
-@pytest.mark.parametrize("asked", ["call", "ops"])
+@pytest.mark.parametrize("asked", [CallTarget, ListOperators])
 def test_copies_of_results_on_a_device_are_kept(monkeypatch, memory, asked) -> None:
     monkeypatch.setattr(
         child, "_copy_to_host", lambda v: v.detach().clone() if isinstance(v, Tensor) else v
     )  # as of a device
     told, handle = memory
     host = child.Child()
-    host._target = lambda x: (x + 1, x * 2)
-    answer = host.answer({"do": asked, "args": told}, handle)
-    places = {out["tensor"]["at"] for out in answer["outs"]}
+    host.target = lambda x: (x + 1, x * 2)
+    answer = host.answer(asked(told), handle)
+    places = {out.at for out in (answer.places.outs if asked is CallTarget else answer.outs)}
     assert len(places) == 2
     assert places <= alive()
 
@@ -78,13 +78,13 @@ def test_a_call_on_a_device_is_answered_with_its_clock_and_what_is_left(device, 
     told, handle = memory
     host = child.Child()
     monkeypatch.setattr(host._intact, "threads", lambda: 0)  # a worker of pytest has some
-    host._target = lambda x: [x + 1, 7]
-    answer = host.answer({"do": "call", "args": told}, handle)
-    assert answer["device"] == 500_000
-    assert (answer["raced"], answer["left"], answer["threads"]) == (False, [], 0)
-    assert [next(iter(out)) for out in answer["outs"]] == ["tensor", "plain"]
-    repeated = host.answer({"do": "call", "args": told, "again": True, "keep": 1}, handle)
-    assert repeated["outs"][0]["tensor"]["at"] != answer["outs"][0]["tensor"]["at"]
+    host.target = lambda x: [x + 1, 7]
+    answer = host.answer(CallTarget(told), handle)
+    assert answer.device == 500_000
+    assert (answer.traces.raced, answer.traces.left, answer.traces.threads) == (False, [], 0)
+    assert [type(out) for out in answer.places.outs] == [TensorLocation, int]
+    repeated = host.answer(CallTarget(told, again=True, keep=1), handle)
+    assert repeated.places.outs[0].at != answer.places.outs[0].at
 
 
 def test_what_comes_and_goes_with_the_calls_is_told(device, memory) -> None:
@@ -96,8 +96,8 @@ def test_what_comes_and_goes_with_the_calls_is_told(device, memory) -> None:
         signal.signal(signal.SIGALRM, lambda *args: None)
         return x + 1
 
-    host._target = target
+    host.target = target
     try:
-        assert host.answer({"do": "call", "args": told}, handle)["left"] == ["signal handlers"]
+        assert host.answer(CallTarget(told), handle).traces.left == ["signal handlers"]
     finally:
         signal.signal(signal.SIGALRM, before)

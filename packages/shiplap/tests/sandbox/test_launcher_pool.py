@@ -15,7 +15,7 @@ import pytest
 from shiplap.sandbox import launcher_pool as module
 from shiplap.sandbox.launcher_pool import IdleLauncher, LauncherPool
 from shiplap.sandbox.proc_filesystem import list_descendants, stat_fields
-from shiplap.sandbox.protocol import ArgumentArena
+from shiplap.sandbox.protocol import ArgumentArena, Done, ImportModule, LoadTarget
 from shiplap.sandbox.supervisor import ProcessEnded, SandboxedProcess
 
 
@@ -133,7 +133,7 @@ def test_one_that_may_have_been_reached_is_not_kept(keeper, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("shiplap.sandbox.supervisor.receive_message", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            launcher.ask({"do": "import", "module": "math"})
+            launcher.ask(ImportModule("math"))
     assert not launcher.rest(1.0), "the next answer would be that of another question"
     served = launcher.pid
     keeper.leave(launcher)
@@ -191,13 +191,10 @@ def it(*args):
 
 def test_a_process_does_not_reach_the_launcher_that_will_serve_the_next(keeper, tmp_path):
     (tmp_path / "it.py").write_text(REACHES)
-    order = {"do": "load", "home": str(tmp_path / "it.py"), "names": ["it"], "kind": "function", "path": []}
-    arena = ArgumentArena()
-    order |= {"seed": 1, "compile": False, "init": arena.pack([]), "state": arena.pack({})}
+    order = LoadTarget(str(tmp_path / "it.py"), ["it"], "function", [], 1)
     launcher = keeper.take()
     prisoner, other = launcher.start([str(tmp_path)]), launcher.start()
-    reply, _ = prisoner.request_reply(order, arena.write())
-    assert reply == {"ok": True}, reply
+    assert prisoner.request_reply(order, ArgumentArena().write())[0] == Done()
     prisoner.kill()
     other.kill()
     maps = Path(f"/proc/{launcher.pid}/maps").read_text()
@@ -239,7 +236,7 @@ def test_it_ends_when_nobody_has_needed_it_for_a_while():
 @pytest.mark.long
 def test_it_ends_by_itself_where_nobody_ends_it():
     launcher = IdleLauncher()
-    launcher.ask({"do": "wake"})
+    launcher.ask(ImportModule())
     assert launcher.rest(0.2)
     ends = time.monotonic() + 10
     while launcher._process.poll() is None and time.monotonic() < ends:

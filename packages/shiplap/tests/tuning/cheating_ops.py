@@ -235,18 +235,20 @@ def _(x, w, *, out):
 @harness.kernel("cpu", name="answers")
 def _(x, w, *, out):
     from shiplap.sandbox.child import Child
+    from shiplap.sandbox.protocol import BatchCalled
 
     if ("answers",) not in SEEN:
         SEEN["answers",] = Child._repeat_first_call
-        Child._repeat_first_call = lambda self, asked: {"spent": 1}
+        Child._repeat_first_call = lambda self, run, repeats: BatchCalled([], 1)
     right(x, w, out)
 
 
 @harness.kernel("cpu", name="time that is none")
 def _(x, w, *, out):
     from shiplap.sandbox.child import Child
+    from shiplap.sandbox.protocol import BatchCalled
 
-    Child._repeat_first_call = lambda self, asked: {"spent": float("nan")}
+    Child._repeat_first_call = lambda self, run, repeats: BatchCalled([], float("nan"))
     right(x, w, out)
 
 

@@ -89,7 +89,7 @@ def command(
             html, render_html("judge.html.jinja", title=title, facts=facts(), result=result, styles=STYLES)
         )
     if statement is not None:
-        from shiplap.judge.statement import write_judge_statement
+        from shiplap.judge.target import write_judge_statement
 
         write_judge_statement(statement, result, reference, candidate)
     if json:

@@ -91,8 +91,8 @@ def measure_form(
 
     The keys are ``"candidate"``, ``"reference"``, ``"nothing"`` and perhaps ``"compiled"``. The least time of each
     process counts, since load on the machine can only add to a time. No further allowance is made for load, because a
-    process can make itself wait. Raises Wrong for a fault of the candidate in a timed call, and Doubt for implausible
-    times.
+    process can make itself wait. Raises CandidateError for a fault of the candidate in a timed call, and Doubt for
+    implausible times.
     """
     # Caches are emptied before each call, since this process has just written the arguments.
     flush, order = torch.empty(FLUSH_BYTES, dtype=torch.uint8), list(judged)

@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from shiplap.errors import error
-from shiplap.judge.case import JudgeSession, ProgressReport
+from shiplap.judge.checks import (
+    ENDURANCE_CALLS,
+    Endurance,
+    JudgeSession,
+    ProgressReport,
+    check_new_parameters,
+    compare_gradients,
+    describe_resubmission,
+)
 from shiplap.judge.clock import MIN_ROUNDS, ImplausibleTiming, measure_form, remeasure_without_candidate
-from shiplap.judge.endurance import ENOUGH, Endurance
-from shiplap.judge.gradients import compare_gradients
-from shiplap.judge.is_reference import describe_resubmission
-from shiplap.judge.new_parameters import check_new_parameters
 from shiplap.judge.options import JudgeBudget, JudgeOptions, StepDeadline
 from shiplap.judge.result import JudgeResult, Reason
 from shiplap.judge.target import JudgeTarget, load_subject
@@ -27,6 +31,7 @@ from shiplap.sampling.perturb import perturb_arguments
 from shiplap.sampling.run import tensors_among
 from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, TargetProcess
 from shiplap.sandbox.load_candidate import added_folders
+from shiplap.sandbox.protocol import ArgumentArena, LoadTarget
 from shiplap.sandbox.source_scan import constants_in_sources, find_suspicious_names
 from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, Timeout
 
@@ -216,17 +221,19 @@ def _start_target_process(
     witness = TargetProcess(prisoner)
     if accelerated:
         witness.check_device(case.options.device)
-    order = {
-        "home": target.home,
-        "names": list(target.names),
-        "kind": kind,
-        "path": [p for p in sys.path if p],
-        "seed": case.subject.seed,
-        "compile": compiled,
-        "thorough": target is case.candidate,
-    }
-    on_device = {k: v.to(case.options.device) for k, v in case.subject.state.items()}
-    witness.load(order, case.subject.init, on_device)
+    arena = ArgumentArena()
+    message = LoadTarget(
+        target.home,
+        list(target.names),
+        kind,
+        [p for p in sys.path if p],
+        case.subject.seed,
+        arena.pack(list(case.subject.init)),
+        arena.pack({k: v.to(case.options.device) for k, v in case.subject.state.items()}),
+        compile=compiled,
+        thorough=target is case.candidate,
+    )
+    witness.load(message, arena)
     return witness
 
 
@@ -292,8 +299,10 @@ def _check_many_calls(case: JudgeSession, witness: TargetProcess, forms: Sequenc
             many.run(form, args, ends)
         finally:
             case.calls += many.made
-    if not case.reasons and many.made < ENOUGH and many.own > 0.5 * (time.monotonic() - began):
-        case.missing["calls"] = f"{many.made} of {ENOUGH} calls of the smallest shapes: the candidate takes too long"
+    if not case.reasons and many.made < ENDURANCE_CALLS and many.own > 0.5 * (time.monotonic() - began):
+        case.missing["calls"] = (
+            f"{many.made} of {ENDURANCE_CALLS} calls of the smallest shapes: the candidate takes too long"
+        )
 
 
 def _measure_all_forms(

@@ -60,7 +60,7 @@ class StepDeadline:
 
     @contextmanager
     def step(self, asked: SandboxedProcess | None = None) -> Iterator[None]:
-        """A context for one step, in which the process ``asked`` replies. Raises Late if it is too late to begin."""
+        """A context for one step, in which the process ``asked`` replies. Raises Timeout if it is too late to begin."""
         began, before = time.monotonic(), asked.answering if asked else 0.0
         if began + self.longest > self.last:
             raise Timeout("the time of the judgement is over")

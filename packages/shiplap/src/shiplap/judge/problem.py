@@ -168,7 +168,7 @@ class JudgeProblem:
         return {k: v for k, v in after.items() if k in before and bitwise_difference([v], [before[k]])}
 
     def compare_kept(self, expected: Mapping[str, Tensor], got: Sequence[Tensor]) -> None:
-        """Raise Wrong where the state of the candidate's module differs from that of the reference."""
+        """Raise CandidateError where the state of the candidate's module differs from that of the reference."""
         own = [t.detach().clone() for t in expected.values()]
         wide = [widen_tensor(t) for t in own]
         largest = max(own, key=lambda t: t.numel(), default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 import sys
@@ -18,10 +19,12 @@ from torch import Tensor
 from shiplap.dispatch import Op
 from shiplap.errors import error
 from shiplap.judge.problem import FunctionProblem, JudgeProblem, OpProblem
+from shiplap.judge.result import JudgeResult
 from shiplap.sampling.run import error_line
 from shiplap.sandbox.load_candidate import build_callable, load_module, load_named
 
 InputMaker = Callable[[], Any]
+PREDICATE_TYPE = "urn:shiplap:verdict:1"  # of the statement of a verdict
 
 
 @dataclass(frozen=True)
@@ -192,3 +195,20 @@ def _find_input_maker(inputs: Any, module: Any, target: JudgeTarget, device: str
         return [a.to(device) if isinstance(a, Tensor) else a for a in listed]
 
     return made
+
+
+def write_judge_statement(path: Path, result: JudgeResult, reference: Any, candidate: Any) -> None:
+    """Write the statement of a verdict, whose subjects are the files of both targets. SL602 if that fails.
+
+    A target without a file, such as a module that is built in, is no subject.
+    """
+    from shiplap.render import facts, write_statement  # a judgement needs neither
+
+    targets = {"reference": reference, "candidate": candidate}
+    files = {role: JudgeTarget.of(target, ("",)).file for role, target in targets.items()}
+    subjects = {
+        f"{role}/{os.path.basename(file)}": hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        for role, file in files.items()
+        if file
+    }
+    write_statement(path, subjects, PREDICATE_TYPE, {"facts": facts(), **result.as_json()})

@@ -1,66 +1,121 @@
-"""Calls into a sandboxed process, and the checks of all effects of a call."""
+"""Calls into a sandboxed process, one by one or in batches, and the checks of all effects of a call."""
 
 from __future__ import annotations
 
 import os
 import secrets
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, TypeAlias
+from itertools import count, pairwise
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from shiplap.sampling.compare import Difference
 from shiplap.sampling.run import error_line, tensors_among
-from shiplap.sandbox.outcome import (
-    CallOutcome,
-    CandidateError,
-    DeviceUnavailable,
-    ExpectedEffects,
-    check_process_state,
-    check_result_layout,
-    error_text,
-    shorten_name,
-)
-from shiplap.sandbox.proc_filesystem import find_mapped_pieces
+from shiplap.sandbox import protocol
+from shiplap.sandbox.proc_filesystem import RequestTime, find_mapped_pieces
 from shiplap.sandbox.protocol import (
     ArgumentArena,
+    Packed,
+    Place,
+    Reply,
+    Request,
+    TensorLocation,
     bits_are_equal,
-    describe_tensor,
-    is_operator_record,
+    elements_overlap,
     packed_offsets,
+    printable_text,
     strided_extent,
 )
-from shiplap.sandbox.supervisor import ProcessEnded, RequestTime, SandboxedProcess, Timeout
+from shiplap.sandbox.supervisor import ProcessEnded, RequestFailed, SandboxedProcess, Timeout
 
-__all__ = [
-    "INVALID_REPLY_ERRORS",
-    "CallOutcome",
-    "CandidateError",
-    "DeviceUnavailable",
-    "ExpectedEffects",
-    "TargetProcess",
-]
-
-INVALID_REPLY_ERRORS = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
+INVALID = (TypeError, ValueError, OverflowError, RuntimeError)  # errors of torch for results that do not fit
 # Calls whose results stay in use: at least, at most, and their bytes.
 LEAST, MOST, ROOM = 5, 128, 64 << 20
 MAX_RESULT_SPREAD = 64  # the greatest span in memory of a result, as a multiple of its elements
 MAX_PADDED_BYTES = 256 << 20  # bytes of that span; twice the length of the result if that is more
-
-
-# Key of the reply, name of the check, and text of the fault.
-INTACT_CHECKS = (
-    ("changed", "patched", "replaces"),
-    ("looked", "source", "looks at its callers or at objects of others, or hides what it runs:"),
-    ("left", "state", "leaves changed for its caller:"),
-)
+ReplyT = TypeVar("ReplyT", bound=Reply)
+_batch_numbers = count(1)
 
 
 ResultSpans: TypeAlias = list[tuple[int, bytearray]]  # addresses of results, and their bytes
 MappedPieces: TypeAlias = list[tuple[int, int, int]]  # mapped parts of the file of arguments: address, bytes, offset
+
+
+class CandidateError(Exception):
+    """Raised for a fault of a candidate: the check that found it, the evidence, and the number of
+    the call in a batch.
+    """
+
+    def __init__(self, check: str, evidence: str, call: int = -1) -> None:
+        super().__init__(printable_text(evidence))
+        self.check, self.evidence, self.call = check, printable_text(evidence), call
+
+
+class DeviceUnavailable(Exception):
+    """Raised if a locked process cannot use the device, which is no fault of the candidate."""
+
+
+@dataclass(frozen=True)
+class ExpectedEffects:
+    """The effects of the reference on one draw of arguments: its results, then the arguments that it changes.
+
+    Attributes:
+        own: the effects in the reference's own precision.
+        against: returns the difference between other effects and these.
+        changed: the indices of the tensor arguments that the reference changes.
+        aliased: whether a result may share memory with an argument.
+        nested: the structure of the results in their containers. Empty if that is not compared.
+        overlapping: whether elements of a result may share memory with each other.
+    """
+
+    own: Sequence[Tensor]
+    against: Callable[[Sequence[Tensor]], Difference]
+    changed: tuple[int, ...] = ()
+    aliased: bool = False
+    nested: str = ""
+    overlapping: bool = True
+
+
+@dataclass(frozen=True)
+class CallOutcome:
+    """The times and the error of one call.
+
+    Attributes:
+        wall, quiet: seconds by the clock of the process that judges (see ``RequestTime``).
+        spent: seconds by the clock of the sandboxed process.
+        late: on a GPU, the seconds for which other streams worked after the call's own stream was done.
+        error: the largest error in units of the tolerance.
+    """
+
+    wall: float
+    quiet: float
+    spent: float
+    late: float
+    error: float = 0.0
+
+
+def check_process_state(traces: protocol.CallTraces) -> None:
+    """Raise CandidateError for other work of the process around a call: on streams, in threads, or on its state."""
+    if traces.raced:
+        raise CandidateError("streams", "a result was not complete when the call's own stream was done")
+    if traces.left:
+        raise CandidateError("state", f"it leaves changed between its calls: {traces.left}"[:300])
+    if traces.threads:
+        raise CandidateError("threads", "threads that it started run between its calls")
+
+
+def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -> None:
+    """Raise CandidateError for results in other containers, and for results whose elements share memory."""
+    lies = reply.structure  # calls on a GPU do not report it
+    if expected.nested and lies is not None and lies != expected.nested:
+        raise CandidateError("results", f"results that lie as {lies[:80]}, expected {expected.nested[:80]}")
+    for number, place in enumerate(reply.outs if not expected.overlapping else ()):
+        if isinstance(place, TensorLocation) and elements_overlap(place.shape, place.stride):
+            raise CandidateError("results", f"elements of result {number} lie in the same place")
 
 
 @dataclass(frozen=True)
@@ -73,7 +128,7 @@ class MappedArguments:
     offsets: tuple[int, ...]
 
     @classmethod
-    def of(cls, handle: int, packed: Any) -> MappedArguments:
+    def of(cls, handle: int, packed: Packed) -> MappedArguments:
         """Return the arguments with the description ``packed`` in the file of ``handle``."""
         stat = os.fstat(handle)
         return cls((stat.st_dev, stat.st_ino), tuple(packed_offsets(packed)))
@@ -98,30 +153,34 @@ class TargetProcess:
         self._earlier: deque[_KeptResults] = deque()
 
     def check_device(self, device: str) -> None:
-        """Raise OutOfReach if the process cannot use the device. Call this before any code of a target is loaded."""
-        reply = self.request({"do": "device", "device": device})[0]
-        if "error" in reply:
-            raise DeviceUnavailable(f"the sandboxed process cannot use {device}: {str(reply['error'])[:200]}")
+        """Raise DeviceUnavailable if the process cannot use the device.
 
-    def load(self, order: Mapping[str, Any], init: Sequence[Any], state: Mapping[str, Tensor]) -> None:
-        """Import the target in the process. Raises Wrong if that fails."""
-        arena = ArgumentArena()
-        message = {"do": "load", **order, "init": arena.pack(list(init)), "state": arena.pack(dict(state))}
-        reply = self._request_with_arena(message, arena)[0]
-        if "error" in reply:
-            raise CandidateError("import", error_text(reply["error"])[:400])
+        Use this before any code of a target is loaded.
+        """
+        try:
+            self.prisoner.request_reply(protocol.CheckDevice(device))
+        except RequestFailed as e:
+            raise DeviceUnavailable(f"the sandboxed process cannot use {device}: {str(e)[:200]}") from None
 
-    def _request_with_arena(self, message: dict[str, Any], arena: ArgumentArena) -> tuple[dict[str, Any], RequestTime]:
-        """Return the reply to a message whose arguments lie in ``arena``, and the time."""
+    def load(self, target: protocol.LoadTarget, arena: ArgumentArena) -> None:
+        """Import the target in the process, with arguments that lie in ``arena``.
+
+        Raises CandidateError if that fails.
+        """
+        self._request_with_arena(target, arena, "import")
+
+    def _request_with_arena(self, message: Request[ReplyT], arena: ArgumentArena, check: str) -> ReplyT:
+        """Return the reply to a message whose arguments lie in ``arena``. Raises CandidateError as ``request`` does."""
         handle = arena.write()
         try:
-            return self.request(message, handle)
+            return self.request(message, check, handle)[0]
         finally:
             os.close(handle)
 
-    def request(self, message: dict[str, Any], handle: int = -1) -> tuple[dict[str, Any], RequestTime]:
-        """Return the reply to any message, and the time. Raises Wrong if the process ended, and
-        Late at its deadline.
+    def request(self, message: Request[ReplyT], check: str = "raised", handle: int = -1) -> tuple[ReplyT, RequestTime]:
+        """Return the reply to any message, and the time.
+
+        Raises CandidateError if the process ended and, named ``check``, for an error in it; Timeout at its deadline.
         """
         try:
             return self.prisoner.request_reply(message, handle)
@@ -129,49 +188,49 @@ class TargetProcess:
             raise
         except ProcessEnded as e:
             raise CandidateError("process", str(e)) from None
+        except RequestFailed as e:
+            raise CandidateError(check, str(e)) from None
 
     def list_operators(
         self, args: Sequence[Any], expected: ExpectedEffects, *, trusted: bool = False
-    ) -> list[tuple[str, Any]] | str:
-        """Return the name and shapes of each operator of torch that a call runs, or a text that says why not.
+    ) -> list[protocol.OperatorUse] | str:
+        """Return each operator of torch that a call runs, or a text that says why they cannot be listed.
 
-        Raises Wrong for a call whose results differ from ``expected`` while operators are listed, and for a call that
-        leaves something behind which could compute later. The latter is not checked for a ``trusted`` target.
+        Raises CandidateError for a call whose results differ from ``expected`` while operators are listed, and for a
+        call that leaves something behind which could compute later. The latter is not checked for a ``trusted`` target.
         """
         arena = ArgumentArena()
-        reply = self._request_with_arena({"do": "ops", "args": arena.pack(list(args))}, arena)[0]
-        if "error" in reply or not isinstance(reply.get("ops"), list):
-            return error_text(reply.get("error", "no list"))[:200]
-        if not trusted:
-            check_process_state(reply)
         try:
-            outs = len(expected.own) - len(expected.changed)
-            got = self._results(reply.get("outs"), expected.own[:outs])[0]
-        except INVALID_REPLY_ERRORS as e:
-            raise CandidateError("answer", f"an answer that is not valid: {error_line(e)}"[:300]) from None
-        if not expected.changed and (problem := expected.against(got).problem):
+            reply = self._request_with_arena(protocol.ListOperators(arena.pack(list(args))), arena, "operators")
+        except CandidateError as e:
+            if e.check != "operators":
+                raise
+            return e.evidence[:200]
+        if not trusted:
+            check_process_state(reply.traces)
+        outs = len(expected.own) - len(expected.changed)
+        got = self._results(reply.outs, expected.own[:outs])[0]
+        if not expected.changed and (problem := _compare(expected, got).problem):
             raise CandidateError("values", f"{problem}, while its operators are listed")
-        if not all(map(is_operator_record, reply["ops"])):
-            raise CandidateError("answer", "a list of operators that is none")
-        return [(o[0], o[1]) for o in reply["ops"]]
+        return reply.operators
 
     def check_interpreter(self) -> None:
-        """Raise Wrong for patched functions, for other threads, and for changes of the state of the interpreter."""
-        reply = self._request_with_arena({"do": "intact"}, ArgumentArena())[0]
-        told = {name: reply.get(name, []) for name in ("changed", "looked", "left")}
-        count = reply.get("threads")
-        if not all(isinstance(v, list) for v in told.values()) or type(count) is not int:
-            raise CandidateError("answer", "an answer that is not valid")
-        for name, check, text in INTACT_CHECKS:
-            if told[name]:
-                raise CandidateError(check, f"it {text} {', '.join(shorten_name(v) for v in told[name][:5])}")
-        if count > 0:
+        """Raise CandidateError for patched functions, other threads, and changes of the state of the interpreter."""
+        seen = self.request(protocol.Inspect())[0]
+        for names, check, text in (
+            (seen.changed, "patched", "replaces"),
+            (seen.looked, "source", "looks at its callers or at objects of others, or hides what it runs:"),
+            (seen.left, "state", "leaves changed for its caller:"),
+        ):
+            if names:
+                raise CandidateError(check, f"it {text} {', '.join(name[:80] for name in names[:5])}")
+        if seen.threads > 0:
             raise CandidateError("threads", "threads that it started run beside its calls")
 
     def call(
         self, args: Sequence[Any], expected: ExpectedEffects | None = None, *, in_place: bool = False
     ) -> CallOutcome:
-        """Call the target on these arguments, and compare the effects with ``expected``. Raises Wrong.
+        """Call the target on these arguments, and compare the effects with ``expected``. Raises CandidateError.
 
         With ``in_place``, the values are written into the tensors of the last call, as another library that shares
         their memory would do.
@@ -184,69 +243,45 @@ class TargetProcess:
         handle = arena.write()
         if not in_place:
             self._given = MappedArguments.of(handle, packed)
-        message = {"do": "call", "args": packed, "again": in_place, "keep": self._in_use()}
         try:
-            reply, took = self.request(message, handle)
+            reply, took = self.request(protocol.CallTarget(packed, in_place, self._in_use()), handle=handle)
         finally:
             os.close(handle)
-        if "error" in reply:
-            raise CandidateError("raised", error_text(reply["error"])[:400])
-        if expected is not None:
-            check_process_state(reply)
-        try:
-            if expected is None:  # the process keeps as much as in a call that is compared
-                self._earlier.append(_KeptResults([], _argument_bytes(args)))
-            error = self.examine(reply, args, expected, self._given) if expected is not None else 0.0
-            spent, late = float(reply["spent"]), float(reply.get("late", 0))
-            device = float(reply.get("device", spent))
-            # NaN fails this comparison as well.
-            if not all(0 <= each < 1e15 for each in (spent, device, late)):
-                raise ValueError("a time that is none")
-            return CallOutcome(took.wall, took.quiet, device * 1e-9, late * 1e-9, error)
-        except CandidateError:
-            self.forget_results()  # its list of kept results no longer matches this one
-            raise
-        except INVALID_REPLY_ERRORS as e:
-            raise CandidateError("answer", f"an answer that is not valid: {error_line(e)}"[:300]) from None
+        error = 0.0
+        if expected is None:  # the process keeps as much as in a call that is compared
+            self._earlier.append(_KeptResults([], _argument_bytes(args)))
+        else:
+            try:
+                check_process_state(reply.traces)
+                error = self.examine(reply.places, args, expected, self._given)
+            except CandidateError:
+                self.forget_results()  # its list of kept results no longer matches this one
+                raise
+        device = reply.spent if reply.device is None else reply.device
+        return CallOutcome(took.wall, took.quiet, device * 1e-9, reply.late * 1e-9, error)
 
     def gradients(
         self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor], parameters: Sequence[str] = ()
     ) -> list[Tensor]:
         """Return the candidate's gradients of floating arguments, and of these parameters if it has them all.
 
-        Raises Wrong.
+        Raises CandidateError.
         """
         arena = ArgumentArena()
-        message = {"do": "gradients", "args": arena.pack(list(args)), "seeds": arena.pack(list(seeds))}
-        reply = self._request_with_arena({**message, "parameters": list(parameters)}, arena)[0]
-        if reply.get("parameters") is not True:
-            like = like[: len(like) - len(parameters)]
-        if "error" in reply:
-            raise CandidateError("gradients", error_text(reply["error"])[:400])
-        try:
-            return self._results(reply.get("outs"), like)[0]
-        except INVALID_REPLY_ERRORS as e:
-            raise CandidateError("answer", f"an answer that is not valid: {error_line(e)}"[:300]) from None
+        message = protocol.Differentiate(arena.pack(list(args)), arena.pack(list(seeds)), list(parameters))
+        reply = self._request_with_arena(message, arena, "gradients")
+        return self._results(reply.outs, like if reply.complete else like[: len(like) - len(parameters)])[0]
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
         """Load these values into the parameters of the target. Return False if it lacks one of the names."""
         arena = ArgumentArena()
-        reply = self._request_with_arena({"do": "state", "state": arena.pack(dict(state))}, arena)[0]
-        if "error" in reply:
-            raise CandidateError("parameters", error_text(reply["error"])[:400])
-        return reply.get("ok") is True
+        return self._request_with_arena(protocol.LoadParameters(arena.pack(dict(state))), arena, "parameters").yes
 
     def read_module_state(self, names: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the entries of the module's state with these names. Raises Wrong."""
+        """Return the entries of the module's state with these names. Raises CandidateError."""
         if not names:
             return []
-        reply = self._request_with_arena({"do": "kept", "names": list(names)}, ArgumentArena())[0]
-        if "error" in reply:
-            raise CandidateError("state", error_text(reply["error"])[:400])
-        try:
-            return self._results(reply.get("outs"), list(names.values()))[0]
-        except INVALID_REPLY_ERRORS as e:
-            raise CandidateError("answer", f"an answer that is not valid: {error_line(e)}"[:300]) from None
+        return self._results(self.request(protocol.ReadState(list(names)), "state")[0].outs, list(names.values()))[0]
 
     @property
     def kept(self) -> tuple[int, int]:
@@ -273,7 +308,10 @@ class TargetProcess:
         return kept
 
     def pieces(self, at: MappedArguments) -> MappedPieces:
-        """Return the memory in which the process has mapped its arguments, in order of the offset. Raises Wrong."""
+        """Return the memory in which the process has mapped its arguments, in order of the offset.
+
+        Raises CandidateError.
+        """
         try:
             pieces = sorted(find_mapped_pieces(self.prisoner.pid, at.file), key=lambda piece: piece[2])
         except OSError as e:
@@ -285,7 +323,7 @@ class TargetProcess:
 
     def examine(
         self,
-        reply: Mapping[str, Any],
+        reply: protocol.CallPlaces,
         args: Sequence[Any],
         expected: ExpectedEffects,
         at: MappedArguments,
@@ -293,23 +331,23 @@ class TargetProcess:
     ) -> float:
         """Read the effects of a call and compare them. Return the error in units of the tolerance.
 
-        Raises Wrong, or one of ``INVALID_REPLY_ERRORS``. ``pieces`` is the mapped memory for one call of a batch. All
-        calls of a batch have returned before the first is examined, so earlier results cannot have changed in between
-        and are not compared again.
+        Raises CandidateError. ``pieces`` is the mapped memory for one call of a batch. All calls of a batch have
+        returned before the first is examined, so earlier results cannot have changed in between and are not compared
+        again.
         """
         given = tensors_among(args)
         outs = len(expected.own) - len(expected.changed)
         check_result_layout(reply, expected)
-        got, spans = self._results(reply["outs"], expected.own[:outs])
+        got, spans = self._results(reply.outs, expected.own[:outs])
         places = self._places(reply, given, at, pieces)
         after = self._arguments(places, given)
-        self._check_aliases(spans, places, expected)
+        self._check_aliases(spans, places, given, expected)
         for number, (now, before) in enumerate(zip(after, given, strict=True)):
             if number not in expected.changed and not bits_are_equal(now, before):
                 raise CandidateError(
                     "arguments", f"it changes tensor argument {number}, which the reference leaves as it is"
                 )
-        difference = expected.against([*got, *(after[i] for i in expected.changed)])
+        difference = _compare(expected, [*got, *(after[i] for i in expected.changed)])
         if difference.problem:
             raise CandidateError("values", difference.problem)
         if pieces is None:
@@ -318,82 +356,84 @@ class TargetProcess:
         return difference.error
 
     def _places(
-        self, reply: Mapping[str, Any], given: Sequence[Tensor], at: MappedArguments, pieces: MappedPieces | None
-    ) -> list[Mapping[str, Any]]:
+        self, reply: protocol.CallPlaces, given: Sequence[Tensor], at: MappedArguments, pieces: MappedPieces | None
+    ) -> list[TensorLocation]:
         """Return the locations of the arguments. On a CPU they come from the kernel's map of the process's memory.
 
         The process could report a copy of the arguments instead of those that it changed.
         """
         if any(t.device.type != "cpu" for t in given):
-            return [p["tensor"] for p in reply["args"] if "tensor" in p]
+            return [p for p in reply.args if isinstance(p, TensorLocation)]
         pieces = self.pieces(at) if pieces is None else pieces
-        places: list[Mapping[str, Any]] = []
+        places: list[TensorLocation] = []
         for offset, t in zip(at.offsets, given, strict=True):
-            length = strided_extent(t.shape, t.stride()) * t.itemsize
             addresses = [a + offset - o for a, size, o in pieces if o <= offset < o + size]
-            if length and not addresses:
+            if t.numel() and not addresses:
                 raise CandidateError("arguments", "its arguments are not where they were put")
-            places.append({**describe_tensor(t), "at": addresses[0] if addresses else 0, "bytes": length})
+            places.append(TensorLocation.of(t, addresses[0] if addresses else 0))
         return places
 
-    def _results(self, told: Any, like: Sequence[Tensor]) -> tuple[list[Tensor], ResultSpans]:
-        """Return the results at the reported locations, and their bytes. Raises Wrong for other kinds of results."""
-        if not isinstance(told, list) or len(told) != len(like):
-            raise CandidateError(
-                "results", f"{len(told) if isinstance(told, list) else 'no'} results, expected {len(like)}"
-            )
+    def _results(self, places: Sequence[Place], like: Sequence[Tensor]) -> tuple[list[Tensor], ResultSpans]:
+        """Return the results at the reported locations, and their bytes.
+
+        Raises CandidateError for other kinds of results.
+        """
+        if len(places) != len(like):
+            raise CandidateError("results", f"{len(places)} results, expected {len(like)}")
         got, spans = [], []
-        for number, (place, expected) in enumerate(zip(told, like, strict=True)):
-            if "foreign" in place:
-                raise CandidateError(
-                    "results", f"result {number} is a {str(place['foreign'])[:60]}, and no plain tensor"
-                )
-            if "tensor" not in place:
-                value = float.fromhex(place["float"]) if "float" in place else place["plain"]
-                got.append(torch.tensor(value, device=expected.device))
+        for number, (place, expected) in enumerate(zip(places, like, strict=True)):
+            if isinstance(place, protocol.Foreign):
+                raise CandidateError("results", f"result {number} is a {place.kind[:60]}, and no plain tensor")
+            if not isinstance(place, TensorLocation):
+                if expected.dim():
+                    raise CandidateError("results", f"result {number} is a number, expected a tensor")
+                got.append(torch.tensor(place, device=expected.device))
                 continue
-            t, content = self._tensor(number, place["tensor"], expected)
+            t, content = self._tensor(number, place, expected)
             got.append(t)
-            spans.append((int(place["tensor"]["at"]), content))
+            spans.append((place.at, content))
         return got, spans
 
-    def _tensor(self, number: int, told: Mapping[str, Any], like: Tensor) -> tuple[Tensor, bytearray]:
-        """Return one tensor read from the process, and its bytes. Raises Wrong for another shape, dtype or stride."""
-        shape, stride, dtype = list(told["shape"]), list(told["stride"]), str(told["dtype"])
-        wanted = describe_tensor(like)
-        if shape != wanted["shape"] or dtype != wanted["dtype"]:
+    def _tensor(self, number: int, place: TensorLocation, like: Tensor) -> tuple[Tensor, bytearray]:
+        """Return one tensor read from the process, and its bytes.
+
+        Raises CandidateError for another shape, dtype or stride.
+        """
+        shape, stride, wanted = place.shape, place.stride, TensorLocation.of(like, 0)
+        if shape != wanted.shape or place.dtype != wanted.dtype:
             raise CandidateError(
-                "results", f"result {number}: {dtype}{shape}, expected {wanted['dtype']}{wanted['shape']}"
+                "results", f"result {number}: {place.dtype}{shape}, expected {wanted.dtype}{wanted.shape}"
             )
-        if len(stride) != len(shape) or any(type(s) is not int or s < 0 for s in stride):
-            raise CandidateError("results", f"result {number}: strides {stride}")
-        length = strided_extent(shape, stride)
         # A limit on the bytes that a candidate can make this process read.
-        widest = max(2 * like.numel(), MAX_PADDED_BYTES // like.itemsize)
-        if length > min(MAX_RESULT_SPREAD * like.numel() + 4096, widest):
+        widest = min(MAX_RESULT_SPREAD * like.numel() + 4096, max(2 * like.numel(), MAX_PADDED_BYTES // like.itemsize))
+        if (length := strided_extent(shape, stride)) > widest:
             raise CandidateError("results", f"result {number}: strides {stride} for {shape}")
         if not length:
             return torch.empty(like.shape, dtype=like.dtype, device=like.device), bytearray()
-        content = self._read(int(told["at"]), length * like.itemsize)
+        content = self._read(place.at, length * like.itemsize)
         flat = torch.frombuffer(content, dtype=like.dtype).to(like.device)
         return flat.as_strided(shape, stride), content
 
     def _read(self, address: int, length: int) -> bytearray:
-        """Return bytes of the process's memory. Raises Wrong where it cannot be read."""
+        """Return bytes of the process's memory. Raises CandidateError where it cannot be read."""
         try:
             return self.prisoner.read(address, length)
         except OSError as e:
             raise CandidateError("memory", f"its results cannot be read: {e.strerror or e}") from None
 
-    def _arguments(self, places: Sequence[Mapping[str, Any]], given: Sequence[Tensor]) -> list[Tensor]:
+    def _arguments(self, places: Sequence[TensorLocation], given: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensor arguments as they are after the call."""
         if len(places) != len(given):
             raise CandidateError("answer", "its arguments are not those that it was given")
         return [self._tensor(-1, p, t)[0] for p, t in zip(places, given, strict=True)]
 
-    def _check_aliases(self, spans: ResultSpans, places: list[Mapping[str, Any]], expected: ExpectedEffects) -> None:
-        """Raise Wrong if a result shares memory with an argument or with an earlier result."""
-        taken = [] if expected.aliased else [(int(p["at"]), int(p["bytes"]), "an argument") for p in places]
+    def _check_aliases(
+        self, spans: ResultSpans, places: Sequence[TensorLocation], given: Sequence[Tensor], expected: ExpectedEffects
+    ) -> None:
+        """Raise CandidateError if a result shares memory with an argument or with an earlier result."""
+        pairs = zip(places, given, strict=True)
+        taken = [(p.at, strided_extent(p.shape, p.stride) * t.itemsize, "an argument") for p, t in pairs]
+        taken = [] if expected.aliased else taken
         still = "an earlier result, which is still in use"
         taken += [(at, len(content), still) for call in self._earlier for at, content in call.spans]
         for at, content in spans:
@@ -402,13 +442,96 @@ class TargetProcess:
                     raise CandidateError("aliases", f"a result shares memory with {what}")
 
     def _check_earlier_results(self) -> None:
-        """Raise Wrong if the result of an earlier call has changed."""
+        """Raise CandidateError if the result of an earlier call has changed."""
         for call in self._earlier:
             for at, content in call.spans:
                 if content and self._read(at, len(content)) != content:
                     raise CandidateError("results", "a result changed after the call that returned it")
 
 
+def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
+    """Return the difference between results and those of the reference. Raises CandidateError."""
+    try:
+        return expected.against(got)
+    except INVALID as e:
+        raise CandidateError("answer", f"results that cannot be compared: {error_line(e)}"[:300]) from None
+
+
 def _argument_bytes(args: Sequence[Any]) -> int:
     """Return the bytes of all tensors among the arguments."""
     return sum(t.numel() * t.itemsize for t in tensors_among(args))
+
+
+@dataclass(frozen=True)
+class BatchRun:
+    """The times of one run of a batch: the measured one, and the seconds by the clock of the process."""
+
+    took: RequestTime
+    claimed: float
+
+
+class CallBatch:
+    """A context with calls that a process has prepared, on arguments in memory that both sides share.
+
+    ``index`` is that of a candidate, and ``poison`` fills the memory that it allocates. The arguments of index -1,
+    which reads none, hold zeros. Raises CandidateError, and UnsupportedArguments for arguments that it declines.
+    """
+
+    def __init__(
+        self, witness: TargetProcess, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None
+    ) -> None:
+        self.witness, self.sets = witness, sets
+        self._number = next(_batch_numbers)
+        # ``fill`` repeats this layout, so that new values lie where the old ones did.
+        self._layout = secrets.randbits(62)
+        arena = ArgumentArena(self._layout)
+        packed = [arena.pack(list(args)) for args in sets]
+        self._handle = arena.make() if index < 0 else arena.write()
+        self._given = [MappedArguments.of(self._handle, each) for each in packed]
+        try:
+            message = protocol.PrepareBatch(self._number, sorted(witness.batches), index, poison, packed)
+            witness.request(message, handle=self._handle)
+            witness.batches.add(self._number)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> CallBatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file of the arguments. The process releases its memory with the next batch."""
+        self.witness.batches.discard(self._number)
+        os.close(self._handle)
+
+    def fill(self, sets: Sequence[Sequence[Any]]) -> None:
+        """Write other values into the shared arguments, without a message to the process."""
+        arena = ArgumentArena(self._layout)
+        for args in sets:
+            arena.pack(list(args))
+        arena.write(self._handle)
+        self.sets = sets
+
+    def run_calls(self, expected: Sequence[ExpectedEffects] | None = None) -> BatchRun:
+        """Run each call once, and compare all results with ``expected``. Raises CandidateError."""
+        self.witness.forget_results()
+        reply, took = self.witness.request(protocol.RunBatch(self._number))
+        if len(reply.calls) != len(self.sets):
+            raise CandidateError("answer", "not one answer a call")
+        # One file holds the arguments of all calls.
+        pieces = self.witness.pieces(self._given[0]) if expected else []
+        rows = zip(reply.calls, self.sets, expected, self._given, strict=True) if expected else ()
+        for number, row in enumerate(rows):
+            try:
+                self.witness.examine(*row, pieces)
+            except CandidateError as e:
+                raise CandidateError(e.check, e.evidence, number) from None
+        return BatchRun(took, reply.spent * 1e-9)
+
+    def sample(self, repeats: int) -> BatchRun:
+        """Run the first call ``repeats`` times on the same values, without a comparison. Raises CandidateError."""
+        reply, took = self.witness.request(protocol.RunBatch(self._number, repeats))
+        return BatchRun(took, reply.spent * 1e-9)

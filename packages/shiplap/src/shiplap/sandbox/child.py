@@ -12,25 +12,30 @@ import mmap
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from shiplap.sampling.run import error_line
+from shiplap.sandbox import protocol
 from shiplap.sandbox.gpu_call import call_in_queue
 from shiplap.sandbox.interpreter_state import InterpreterWatch, changed_interpreter_state, read_interpreter_state
 from shiplap.sandbox.landlock import SandboxPolicy, lock_process
 from shiplap.sandbox.load_candidate import load_parameters, load_requested
 from shiplap.sandbox.patched_functions import FunctionSnapshot
 from shiplap.sandbox.protocol import (
-    describe_tensor,
+    MAX_REQUEST_BYTES,
+    Place,
+    Reply,
+    Request,
     flatten_results,
+    pack_message,
+    printable_text,
     receive_message,
     send_message,
-    strided_extent,
     structure_of,
     tree_leaves,
     unpack_arguments,
@@ -50,8 +55,25 @@ FREE = frozenset("aten::" + name for name in MOVING_OPERATORS.split())
 """Operators that move, allocate or describe data, and compute nothing."""
 
 
+ReplyT = TypeVar("ReplyT", bound=Reply)
+Handler = Callable[["Child", Any, int], ReplyT]
+HANDLERS: dict[type[Request[Any]], Handler[Any]] = {}
+"""The function that serves each class of requests: of the child, the request, and the open file sent with it, or -1."""
+
+
 class ArgumentsDeclined(Exception):
     """Raised by a callable for arguments that it does not support."""
+
+
+def handles(kind: type[Request[ReplyT]]) -> Callable[[Handler[ReplyT]], Handler[ReplyT]]:
+    """Return a decorator that registers a function as the handler of a class of requests."""
+
+    def register(handler: Handler[ReplyT]) -> Handler[ReplyT]:
+        """Register the function and return it."""
+        HANDLERS[kind] = handler
+        return handler
+
+    return register
 
 
 def take_baseline() -> None:
@@ -60,176 +82,124 @@ def take_baseline() -> None:
     _baseline = FunctionSnapshot()
 
 
-def serve_requests(connection: socket.socket, asked: Mapping[str, Any]) -> None:
+def serve_requests(connection: socket.socket, order: protocol.Fork) -> None:
     """Lock this process in, then reply to requests until the connection ends."""
-    os.chdir(asked["scratch"])
-    os.environ.update(asked["environment"])
-    readable, hidden = tuple(asked["readable"]), tuple(asked["hidden"])
-    cell = SandboxPolicy(asked["scratch"], readable, asked["file_size"], asked["device"], hidden)
-    missing = lock_process(cell) if asked["locked"] else {}
+    os.chdir(order.scratch)
+    os.environ.update(order.environment)
+    cell = SandboxPolicy(order.scratch, tuple(order.readable), order.file_size, order.device, tuple(order.hidden))
+    missing = lock_process(cell) if order.locked else {}
     # As many threads as in the process that judges, so that times can be compared.
-    torch.set_num_threads(asked["threads"])
-    send_message(connection, {"missing": missing})
-    host = Child()
+    torch.set_num_threads(order.threads)
+    send_message(connection, pack_message(protocol.Locked(missing)))
+    host = Child(watched=order.locked)
     while True:
-        message, handles = receive_message(connection, 1, 1 << 26)
+        message, files = receive_message(connection, *HANDLERS, handles=1, longest=MAX_REQUEST_BYTES)
         try:
-            reply = host.answer(message, handles[0] if handles else -1)
+            data = pack_message(host.answer(message, files[0] if files else -1))
         except ArgumentsDeclined as e:
-            reply = {"declined": str(e)}
+            data = pack_message(protocol.Declined(printable_text(str(e))[:400]))
         except Exception as e:
-            reply = {"error": error_line(e)}
+            data = pack_message(protocol.Failed(printable_text(error_line(e))[:400]))
         finally:
-            for handle in handles:
-                os.close(handle)
-        send_message(connection, reply)
+            for file in files:
+                os.close(file)
+        send_message(connection, data)
 
 
 class Child:
     """The target, the results of its last calls, and the observers of the interpreter."""
 
-    def __init__(self) -> None:
-        self._target: Callable[..., Any] = lambda *args: ()
+    def __init__(self, *, watched: bool = True) -> None:
+        self.watched = watched  # a process of the user's own is not
+        self.target: Callable[..., Any] = lambda *args: ()
         self._kept: deque[Any] = deque()  # arguments and results of earlier calls, which are compared again
         self._last: Any = ()  # tensors whose locations the reply holds must live until the next request
-        self._intact, self._watch = FunctionSnapshot(_baseline), InterpreterWatch()
+        if watched:
+            self._intact, self._watch = FunctionSnapshot(_baseline), InterpreterWatch()
         self._batches: dict[int, Any] = {}
         self._dice = RngWatch()
 
-    def answer(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
+    def answer(self, message: Request[ReplyT], file: int) -> ReplyT:
         """Return the reply to one request."""
-        if asked["do"] == "intact":
-            return {
-                "changed": self._intact.changed()[:20],
-                "threads": self._intact.threads(),
-                **self._watch.read_observations(),
-            }
-        if asked["do"] == "kept":
-            return self._module_keeps(asked["names"])
-        if asked["do"] == "device":
-            torch.ones(1, device=asked["device"]).item()
-            return {"ok": True}
-        if asked["do"] == "prepare":
-            return self._prepare(asked, handle)
-        if asked["do"] in ("go", "sample"):
-            return self._run_batch(asked) if asked["do"] == "go" else self._repeat_first_call(asked)
-        while len(self._kept) > asked.get("keep", len(self._kept)):
+        reply: ReplyT = HANDLERS[type(message)](self, message, file)
+        return reply
+
+    def accept_modules(self) -> None:
+        """Accept all that was imported so far: changes by the user's own modules are in force in the user's process
+        too.
+        """
+        if self.watched:
+            self._intact = FunctionSnapshot(self._intact)
+            self._watch.reset()
+
+    @handles(protocol.Inspect)
+    def _inspect(self, message: protocol.Inspect, file: int) -> protocol.Inspection:
+        """Report what has changed since the target was loaded."""
+        seen = self._watch.read_observations()
+        texts = self._intact.changed()[:20], seen["looked"], seen["left"]
+        replaced, looked, left = ([printable_text(name)[:400] for name in names] for names in texts)
+        return protocol.Inspection(replaced, looked, left, self._intact.threads())
+
+    @handles(protocol.CheckDevice)
+    def _check_device(self, message: protocol.CheckDevice, file: int) -> protocol.Done:
+        """Use the device once."""
+        torch.ones(1, device=message.device).item()
+        return protocol.Done()
+
+    @handles(protocol.LoadTarget)
+    def _load(self, message: protocol.LoadTarget, file: int) -> protocol.Done:
+        """Load the target."""
+        memory = _map(file)
+        if message.thorough:
+            self._intact = FunctionSnapshot(self._intact, thorough=True)
+        self.target = load_requested(
+            message, unpack_arguments(message.init, memory) or (), unpack_arguments(message.state, memory) or {}
+        )
+        self._watch.loaded()
+        return protocol.Done()
+
+    @handles(protocol.LoadParameters)
+    def _load_parameters(self, message: protocol.LoadParameters, file: int) -> protocol.Answer:
+        """Load other values into the parameters of the target."""
+        return protocol.Answer(load_parameters(self.target, unpack_arguments(message.state, _map(file))))
+
+    @handles(protocol.ReadState)
+    def _read_state(self, message: protocol.ReadState, file: int) -> protocol.ResultPlaces:
+        """Return the locations of these entries of the module's state."""
+        state = self.target.state_dict() if isinstance(self.target, torch.nn.Module) else {}
+        self._last = [_copy_to_host(state[name].detach()) for name in message.names]
+        return protocol.ResultPlaces([_describe_place(v) for v in self._last])
+
+    @handles(protocol.CallTarget)
+    def _call(self, message: protocol.CallTarget, file: int) -> protocol.TargetCalled:
+        """Call the target and return the locations of its results, and the times."""
+        while len(self._kept) > message.keep:
             self._kept.popleft()
-        # Private, so that nothing written here shows in the file of the other side.
-        memory: Any = mmap.mmap(handle, 0, flags=mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0))
-        if asked["do"] == "load":
-            if asked.get("thorough"):
-                self._intact = FunctionSnapshot(self._intact, thorough=True)
-            self._target = load_requested(
-                asked, unpack_arguments(asked["init"], memory), unpack_arguments(asked["state"], memory)
-            )
-            self._watch.loaded()
-            if asked["kind"] == "maker":  # the user's own module: its changes are in force in the user's process too
-                self._intact = FunctionSnapshot(self._intact)
-                self._watch.reset()
-            return {"ok": True}
-        if asked["do"] == "state":
-            return {"ok": load_parameters(self._target, unpack_arguments(asked["state"], memory))}
-        if asked.get("again"):  # new values in the tensors of the last call, without a new version number
+        memory = _map(file)
+        if message.again:  # new values in the tensors of the last call, without a new version number
             before, args = self._kept[-1][:2]
             before[:], memory = memory[:], before
-            for there, now in zip(tree_leaves(args), tree_leaves(unpack_arguments(asked["args"], memory)), strict=True):
+            for there, now in zip(tree_leaves(args), tree_leaves(unpack_arguments(message.args, memory)), strict=True):
                 if isinstance(there, Tensor) and there.is_cuda:
                     there.data.copy_(now)
         else:
-            args = list(unpack_arguments(asked["args"], memory))
-        if asked["do"] == "ops":
-            return self._operators(args)
-        if asked["do"] == "gradients":
-            return self._gradients(args, list(unpack_arguments(asked["seeds"], memory)), asked["parameters"], memory)
-        return self._call(args, memory)
-
-    def _module_keeps(self, names: list[str]) -> dict[str, Any]:
-        """Return the locations of these entries of the module's state."""
-        state = self._target.state_dict() if isinstance(self._target, torch.nn.Module) else {}
-        self._last = [_copy_to_host(state[name].detach()) for name in names]
-        return {"outs": [_describe_place(v) for v in self._last]}
-
-    def _call(self, args: list[Any], memory: Any) -> dict[str, Any]:
-        """Call the target and return the locations of its results, and the times."""
+            args = list(unpack_arguments(message.args, memory))
         with torch.no_grad():
             if not any(isinstance(a, Tensor) and a.is_cuda for a in args):
                 started = perf_counter_ns()
-                returned = self._target(*args)
+                returned = self.target(*args)
                 result = flatten_results(returned)
                 spent = perf_counter_ns() - started
-                return {**self._told(args, result, memory, result), "spent": spent, "nested": structure_of(returned)}
-            call = call_in_queue(self._target, args)
-            told = self._told(args, call.result, memory, call.seen)
+                return protocol.TargetCalled(self._keep(args, result, memory, result, structure_of(returned)), spent)
+            call = call_in_queue(self.target, args)
+            places = self._keep(args, call.result, memory, call.seen)
         # Code that runs between two calls would see the next values before the clock starts.
-        between = {"left": self._watch.read_observations()["left"], "threads": self._intact.threads()}
-        return {**told, **call.clock, **between, "raced": call.raced}
+        traces = protocol.CallTraces(call.raced, self._watch.read_observations()["left"], self._intact.threads())
+        return protocol.TargetCalled(places, traces=traces, **call.clock)
 
-    def _prepare(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
-        """Prepare calls on arguments in shared memory, whose values may be replaced before the calls run."""
-        self._batches = {n: b for n, b in self._batches.items() if n in asked["kept"]}
-        # Shared, since the other side replaces the values after the calls are prepared.
-        memory = mmap.mmap(handle, 0, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
-        sets = [list(unpack_arguments(args, memory)) for args in asked["sets"]]
-        with torch.no_grad():
-            runs = [self._target(asked["which"], args) for args in sets]
-        self._batches[asked["batch"]] = memory, sets, runs, []
-        return {"ok": True}
-
-    def _run_batch(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Run each prepared call once."""
-        _, sets, runs, results = self._batches[asked["batch"]]
-        results.clear()
-        with torch.no_grad():
-            started = perf_counter_ns()
-            for run in runs:
-                results.append(flatten_results(run()))
-            spent = perf_counter_ns() - started
-        pairs = zip(results, sets, strict=True)
-        told = [
-            {"outs": [_describe_place(o) for o in r], "args": [_describe_place(a) for a in flatten_results(s)]}
-            for r, s in pairs
-        ]
-        return {"calls": told, "spent": spent}
-
-    def _repeat_first_call(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the first prepared call repeatedly."""
-        run, repeats = self._batches[asked["batch"]][2][0], int(asked["repeats"])
-        with torch.no_grad():
-            started = perf_counter_ns()
-            run()
-            if perf_counter_ns() - started < COLD_CALL_NS:  # the process was stopped, and its caches are cold
-                started, repeats = perf_counter_ns(), repeats + 1
-            for _ in range(repeats - 1):
-                run()
-            return {"spent": perf_counter_ns() - started}
-
-    def _operators(self, args: list[Any]) -> dict[str, Any]:
-        """List the operators that a call of the target runs."""
-        self._last = ()  # finalizers of an earlier call must not run inside the list of operators
-        # Generators that are advanced here must not be at the same position after the call.
-        self._dice.advance_generators()
-        with self._watch.record_calls():
-            ops, result, between = _list_operators(self._target, args, self._intact)
-        between["left"] += self._dice.stuck_generators()
-        self._last = args, result, [_copy_to_host(o) for o in result]
-        return {"ops": ops, "outs": [_describe_place(o) for o in self._last[-1]], **between}
-
-    def _gradients(self, args: list[Any], seeds: list[Tensor], names: list[str], memory: Any) -> dict[str, Any]:
-        """Return the locations of the gradients of arguments and parameters."""
-        given = [a.detach().clone().requires_grad_() if _is_floating_tensor(a) else a for a in args]
-        outs = [o for o in tree_leaves(self._target(*given)) if isinstance(o, Tensor) and o.requires_grad]
-        owned = dict(self._target.named_parameters()) if isinstance(self._target, torch.nn.Module) else {}
-        all_there = all(name in owned for name in names)
-        wanted = [a for a in given if _is_floating_tensor(a)] + [owned[name] for name in names if all_there]
-        if not outs:
-            return {"error": "no result carries a gradient"}
-        grads = torch.autograd.grad(outs, wanted, seeds[: len(outs)], allow_unused=True)
-        values = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
-        self._last = [_copy_to_host(v) for v in values], memory
-        return {"outs": [_describe_place(v) for v in self._last[0]], "parameters": all_there}
-
-    def _told(self, args: list[Any], result: Any, memory: Any, seen: list[Any]) -> dict[str, Any]:
+    def _keep(
+        self, args: list[Any], result: Any, memory: Any, seen: list[Any], lies: str | None = None
+    ) -> protocol.CallPlaces:
         """Keep the results of a call, and return the locations of these and of the arguments."""
         for _, _, earlier, copies in self._kept:  # earlier results are compared again: copies of them, if on a GPU
             for now, copy in zip(tree_leaves(earlier), copies, strict=False):
@@ -237,7 +207,90 @@ class Child:
                     copy.copy_(now)
         outs, given = [_copy_to_host(o) for o in seen], [_copy_to_host(a) for a in flatten_results(args)]
         self._kept.append((memory, args, result, [*outs, *given]))
-        return {"outs": [_describe_place(o) for o in outs], "args": [_describe_place(a) for a in given]}
+        return protocol.CallPlaces(
+            [_describe_place(o) for o in outs], [_describe_place(a) for a in given], lies and printable_text(lies)
+        )
+
+    @handles(protocol.PrepareBatch)
+    def _prepare(self, message: protocol.PrepareBatch, file: int) -> protocol.Done:
+        """Prepare calls on arguments in shared memory, whose values may be replaced before the calls run."""
+        self._batches = {n: b for n, b in self._batches.items() if n in message.kept}
+        # Shared, since the other side replaces the values after the calls are prepared.
+        memory = _map(file, mmap.MAP_SHARED)
+        sets = [list(unpack_arguments(args, memory)) for args in message.sets]
+        with torch.no_grad():
+            runs = [self.target(message.index, message.poison, args) for args in sets]
+        self._batches[message.batch] = memory, sets, runs, []
+        return protocol.Done()
+
+    @handles(protocol.RunBatch)
+    def _run_batch(self, message: protocol.RunBatch, file: int) -> protocol.BatchCalled:
+        """Run each prepared call once, or the first one repeatedly."""
+        _, sets, runs, results = self._batches[message.batch]
+        if message.repeats:
+            return self._repeat_first_call(runs[0], message.repeats)
+        results.clear()
+        with torch.no_grad():
+            started = perf_counter_ns()
+            for run in runs:
+                results.append(flatten_results(run()))
+            spent = perf_counter_ns() - started
+        pairs = zip(results, sets, strict=True)
+        return protocol.BatchCalled(
+            [
+                protocol.CallPlaces([*map(_describe_place, r)], [*map(_describe_place, flatten_results(s))])
+                for r, s in pairs
+            ],
+            spent,
+        )
+
+    def _repeat_first_call(self, run: Callable[[], Any], repeats: int) -> protocol.BatchCalled:
+        """Run one call repeatedly."""
+        with torch.no_grad():
+            started = perf_counter_ns()
+            run()
+            if perf_counter_ns() - started < COLD_CALL_NS:  # the process was stopped, and its caches are cold
+                started, repeats = perf_counter_ns(), repeats + 1
+            for _ in range(repeats - 1):
+                run()
+            return protocol.BatchCalled([], perf_counter_ns() - started)
+
+    @handles(protocol.ListOperators)
+    def _list_operators(self, message: protocol.ListOperators, file: int) -> protocol.OperatorList:
+        """List the operators that a call of the target runs."""
+        args = list(unpack_arguments(message.args, _map(file)))
+        self._last = ()  # finalizers of an earlier call must not run inside the list of operators
+        # Generators that are advanced here must not be at the same position after the call.
+        self._dice.advance_generators()
+        with self._watch.record_calls():
+            operators, result, left, threads = _ops(self.target, args, self._intact)
+        self._last = args, result, [_copy_to_host(o) for o in result]
+        traces = protocol.CallTraces(False, left + self._dice.stuck_generators(), threads)
+        return protocol.OperatorList(operators, [*map(_describe_place, self._last[-1])], traces)
+
+    @handles(protocol.Differentiate)
+    def _differentiate(self, message: protocol.Differentiate, file: int) -> protocol.ResultPlaces:
+        """Return the locations of the gradients of arguments and parameters."""
+        memory = _map(file)
+        args, seeds = list(unpack_arguments(message.args, memory)), list(unpack_arguments(message.seeds, memory))
+        given = [a.detach().clone().requires_grad_() if _is_floating_tensor(a) else a for a in args]
+        outs = [o for o in tree_leaves(self.target(*given)) if isinstance(o, Tensor) and o.requires_grad]
+        owned = dict(self.target.named_parameters()) if isinstance(self.target, torch.nn.Module) else {}
+        all_there = all(name in owned for name in message.parameters)
+        wanted = [a for a in given if _is_floating_tensor(a)] + [
+            owned[name] for name in message.parameters if all_there
+        ]
+        if not outs:
+            raise ValueError("no result carries a gradient")
+        grads = torch.autograd.grad(outs, wanted, seeds[: len(outs)], allow_unused=True)
+        values = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
+        self._last = [_copy_to_host(v) for v in values], memory
+        return protocol.ResultPlaces([_describe_place(v) for v in self._last[0]], all_there)
+
+
+def _map(file: int, flags: int = mmap.MAP_PRIVATE) -> Any:
+    """Return the memory of a file of arguments. By default nothing written there shows in the file."""
+    return mmap.mmap(file, 0, flags=flags | getattr(mmap, "MAP_POPULATE", 0))
 
 
 def _is_floating_tensor(value: Any) -> bool:
@@ -250,30 +303,30 @@ def _copy_to_host(value: Any) -> Any:
     return value.detach().cpu() if type(value) is Tensor and value.is_cuda else value
 
 
-def _describe_place(value: Any) -> dict[str, Any]:
+def _describe_place(value: Any) -> Place:
     """Return the location and description of a tensor, or a plain value."""
-    if isinstance(value, Tensor) and type(value) not in (Tensor, torch.nn.Parameter):
-        return {"foreign": type(value).__name__}
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and type(value) in (Tensor, torch.nn.Parameter):
         if value.layout is not torch.strided or value.is_conj() or value.is_neg():
-            return {"foreign": f"{value.layout} tensor, or one with a pending conjugation"}
-        length = strided_extent(value.shape, value.stride()) * value.itemsize
-        return {
-            "tensor": {**describe_tensor(value), "at": value.data_ptr(), "bytes": length, "device": value.device.type}
-        }
-    if isinstance(value, (bool, int)):
-        return {"plain": value}
-    return {"float": float.hex(value)} if isinstance(value, float) else {"foreign": type(value).__name__}
+            return protocol.Foreign(f"{value.layout} tensor, or one with a pending conjugation")
+        return protocol.TensorLocation.of(value, value.data_ptr())
+    if type(value) is bool:
+        return value
+    # Methods of a subclass, which could compute the value, do not run.
+    if isinstance(value, float):
+        return float.__pos__(value)
+    if isinstance(value, int) and int.bit_length(value) < 64:
+        return int.__pos__(value)
+    return protocol.Foreign(printable_text(type(value).__name__)[:400])
 
 
-def _list_operators(
+def _ops(
     target: Callable[..., Any], args: list[Any], intact: FunctionSnapshot
-) -> tuple[list[list[Any]], list[Any], dict[str, Any]]:
+) -> tuple[list[protocol.OperatorUse], list[Any], list[str], int]:
     """List the operators of torch that compute something in one call.
 
-    The results are ``[name, shapes]`` of each operator, the results of the call, and observations of work that could go
-    on after the list has ended. Garbage is collected before the list ends, so that finalizers of the call's objects are
-    listed.
+    The results are the operators, the results of the call, and observations of work that could go on after the list has
+    ended: changed settings, and the number of threads. Garbage is collected before the list ends, so that finalizers of
+    the call's objects are listed.
     """
     from torch.autograd.profiler import profile
 
@@ -286,13 +339,14 @@ def _list_operators(
         gc.collect()
         if any(isinstance(a, Tensor) and a.is_cuda for a in args):
             torch.cuda.synchronize()
-        between = {"left": changed_interpreter_state(before), "threads": intact.threads()}
-    values: list[list[Any]] = []
+        left, threads = changed_interpreter_state(before), intact.threads()
+    operators: list[protocol.OperatorUse] = []
     for event in seen.function_events or ():
         inner = [c for c in event.cpu_children if c.name.startswith("aten::") and c.name not in FREE]
         if event.name.startswith("aten::") and event.name not in FREE and not inner:
-            values.append([event.name, [list(s) if isinstance(s, (list, tuple)) else [] for s in event.input_shapes]])
+            shapes = [list(s) if isinstance(s, (list, tuple)) else [] for s in event.input_shapes]
+            operators.append(protocol.OperatorUse(event.name, shapes))
     with contextlib.suppress(AttributeError):
         for event in seen.function_events or ():
-            values += [["kernel", k.name] for k in event.kernels]
-    return values[:2000], result, between
+            operators += [protocol.OperatorUse(printable_text(f"kernel {k.name}")[:400], []) for k in event.kernels]
+    return operators[:2000], result, left, threads

@@ -6,11 +6,9 @@ missing, and the verdict names it.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import resource
-import signal
 import struct
 import sys
 from collections.abc import Iterable
@@ -25,7 +23,7 @@ EXECUTE, WRITE, READ, LIST, TRUNCATE, IOCTL = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 
 FILE_RIGHTS = EXECUTE | WRITE | READ | TRUNCATE | IOCTL
 SYSTEM_PLACES = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/opt", "/proc", "/sys", "/nix", "/run/opengl-driver")
 DEVICE_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
+PR_SET_NO_NEW_PRIVS = 38
 CAPSET = {"x86_64": 126, "aarch64": 91}
 
 
@@ -60,9 +58,6 @@ def lock_process(cell: SandboxPolicy) -> dict[str, str]:
     """Lock this process in. Return an empty text for each facility, or why it is not in force."""
     # Files in the scratch folder are for this user alone.
     os.umask(0o077)
-    with contextlib.suppress(OSError, AttributeError):
-        # This process must not outlive the launcher.
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     return {
         "limits": _set_resource_limits(cell),
         "capabilities": _drop_capabilities(),

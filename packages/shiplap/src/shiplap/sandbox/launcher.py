@@ -17,18 +17,17 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
 
-from shiplap.sandbox import child as inside
-from shiplap.sandbox.protocol import BrokenMessage, receive_message, send_message
+from shiplap.sandbox import child, protocol
+from shiplap.sandbox.protocol import BrokenMessage, pack_message, receive_message, send_message
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 END_CHILDREN_S = 1.0  # seconds until killed processes must be gone
 
 
 def main() -> None:
     """Serve requests until the connection ends."""
-    inside.take_baseline()
+    child.take_baseline()
     gc.freeze()
     gc.enable()  # ``START`` switches it off for the import of torch
     connection = socket.socket(fileno=int(sys.argv[1]))
@@ -36,29 +35,31 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     while True:
         try:
-            asked, handles = receive_message(connection, 2)
+            message, files = receive_message(
+                connection, protocol.Fork, protocol.AwaitExit, protocol.Rest, protocol.ImportModule, handles=2
+            )
         except (BrokenMessage, OSError):  # the connection has ended, or the time to rest is over
             return
         connection.settimeout(None)
-        if asked["do"] == "wait":
-            send_message(connection, {"status": _wait_for_status(asked["pid"])})
-        elif asked["do"] == "rest":
+        reply: protocol.Reply = protocol.Done()
+        if isinstance(message, protocol.AwaitExit):
+            reply = protocol.Number(_wait_for_status(message.pid))
+        elif isinstance(message, protocol.Rest):
             os.chdir("/")  # the folder in which it started will be removed
-            send_message(connection, {"alone": _all_children_gone()})
-            connection.settimeout(asked["seconds"])
-        elif asked["do"] == "wake":
-            send_message(connection, {})
-        elif asked["do"] == "import":  # modules of Shiplap only: one import here saves one in each fork
-            importlib.import_module(asked["module"])
-            send_message(connection, {})
-        else:
+            reply = protocol.Answer(_all_children_gone())
+        elif isinstance(message, protocol.ImportModule) and message.module:  # one import here saves one in each fork
+            importlib.import_module(message.module)
+        elif isinstance(message, protocol.Fork):
             gc.freeze()  # existing objects are not collected in the forks, so their pages stay shared
-            child = os.fork()
-            if child == 0:
-                _run_forked_child(asked, handles, connection)
-            for handle in handles:
-                os.close(handle)
-            send_message(connection, {"pid": child})
+            pid = os.fork()
+            if pid == 0:
+                _run_forked_child(message, files, connection)
+            for file in files:
+                os.close(file)
+            reply = protocol.Number(pid)
+        send_message(connection, pack_message(reply))
+        if isinstance(message, protocol.Rest):
+            connection.settimeout(message.seconds)
 
 
 def _wait_for_status(pid: int) -> int:
@@ -80,7 +81,7 @@ def _all_children_gone() -> bool:
     return True
 
 
-def _run_forked_child(asked: dict[str, Any], handles: list[int], connection: socket.socket) -> None:
+def _run_forked_child(order: protocol.Fork, handles: list[int], connection: socket.socket) -> None:
     """Turn this forked child into the process for code that is not trusted. Never returns.
 
     ``handles`` are the connection of the child and the file that it prints into.
@@ -88,6 +89,7 @@ def _run_forked_child(asked: dict[str, Any], handles: list[int], connection: soc
     try:
         # A session and a group of its own, which the supervisor stops and ends as one.
         os.setsid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # it must not outlive the launcher
         signal.signal(signal.SIGINT, signal.default_int_handler)  # as in any program of Python
         connection.detach()
         nothing = os.open(os.devnull, os.O_RDONLY)
@@ -98,7 +100,7 @@ def _run_forked_child(asked: dict[str, Any], handles: list[int], connection: soc
                 os.dup2(target, number, number < 3)
         # No file of the launcher may be reached from here.
         os.closerange(4, 1 << 16)
-        inside.serve_requests(socket.socket(fileno=3), asked)
+        child.serve_requests(socket.socket(fileno=3), order)
     except BaseException as e:
         with contextlib.suppress(Exception):
             sys.stderr.write(f"{type(e).__name__}: {e}\n")

@@ -17,9 +17,8 @@ import tempfile
 import threading
 import time
 
-from shiplap.sandbox.launcher_start import launcher_environment
-from shiplap.sandbox.scratch_files import remove_folder
-from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher
+from shiplap.sandbox.protocol import ImportModule, Rest
+from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, launcher_environment, remove_folder
 
 IDLE_S = 60.0  # seconds for which a launcher waits
 GRACE_S = 30.0  # further seconds after which the launcher ends by itself
@@ -62,7 +61,7 @@ class IdleLauncher(SandboxLauncher):
             self.resting = False
             self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
             with contextlib.suppress(ProcessEnded):
-                self.ask({"do": "wake"}, until=time.monotonic() + PROMPT_S)
+                self.ask(ImportModule(), until=time.monotonic() + PROMPT_S)
                 return super()._ready()
             self.close()
         return super()._ready()
@@ -83,13 +82,13 @@ class IdleLauncher(SandboxLauncher):
             return False
         self._end_all()
         try:
-            alone = self.ask({"do": "rest", "seconds": seconds}, until=time.monotonic() + PROMPT_S)["alone"]
+            alone = self.ask(Rest(seconds), until=time.monotonic() + PROMPT_S).yes
         except ProcessEnded:
             return False
         self.prisoners.clear()
         remove_folder(self.folder)
         self.folder = ""
-        self.resting = bool(alone)
+        self.resting = alone
         return self.resting
 
     def forget(self) -> None:

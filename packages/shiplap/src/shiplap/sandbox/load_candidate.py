@@ -14,6 +14,7 @@ import torch
 
 from shiplap.dispatch import Op
 from shiplap.sampling.run import split_arguments
+from shiplap.sandbox.protocol import LoadTarget
 
 MODULE_PREFIX = "shiplap_judged_"
 added_folders: set[str] = set()  # folders that this module has put on sys.path
@@ -83,18 +84,15 @@ def _call_by_position(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
     return positional
 
 
-def load_requested(asked: Mapping[str, Any], init: Sequence[Any], state: Mapping[str, Any]) -> Callable[..., Any]:
+def load_requested(target: LoadTarget, init: Sequence[Any], state: Mapping[str, Any]) -> Callable[..., Any]:
     """Return the callable that a request names."""
-    sys.path[:0] = [p for p in asked["path"] if p not in sys.path]
-    if asked["kind"] == "nothing":
+    sys.path[:0] = [p for p in target.path if p not in sys.path]
+    if target.kind == "nothing":
         return lambda *args: ()
-    value = load_named(asked["home"], asked["names"])
-    if asked["kind"] == "maker":
-        maker: Callable[..., Any] = value(*init)
-        return maker
+    value = load_named(target.home, target.names)
     if isinstance(value, Op):
-        return _call_by_position(value, value.reference if asked["kind"] == "reference" else value)
-    made: Callable[..., Any] = build_callable(value, init, state, asked["seed"])
+        return _call_by_position(value, value.reference if target.kind == "reference" else value)
+    made: Callable[..., Any] = build_callable(value, init, state, target.seed)
     if any(isinstance(t, torch.Tensor) and t.is_cuda for t in state.values()) and isinstance(made, torch.nn.Module):
         made = made.cuda()
-    return torch.compile(made) if asked["compile"] else made
+    return torch.compile(made) if target.compile else made

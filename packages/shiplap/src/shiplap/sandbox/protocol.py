@@ -1,62 +1,363 @@
-"""The protocol between this process and one that it does not trust: messages, arguments and locations of results.
+"""The protocol between this process and its child processes: typed messages, arguments and locations of results.
 
-Arguments lie in a file without a name (a memfd), one after the other with gaps of random length. A message describes
-their shapes. Results are never sent: the process reports where in its memory they lie, and this process reads them
-there. All other content of a reply is numbers, texts, and lists of those.
+A message is its length and a struct in msgpack. A process that is not trusted may send any bytes: they are decoded as
+one of the few structs that reply to the pending request, with bounded fields, or the process is ended. Arguments lie in
+a file without a name (a memfd), one after the other with gaps of random length, and a message describes their shapes.
+Results are never sent: a reply says where in the memory of the process they lie, and this process reads them there.
 """
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
-import json
 import mmap
 import os
 import random
 import secrets
 import socket
 import struct
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar, Union, get_args
 
+import msgspec
 import torch
+from msgspec import Meta
 from torch import Tensor
 
-MAX_MESSAGE_BYTES = 1 << 20  # the most bytes of a message
+MAX_MESSAGE_BYTES = 1 << 20  # the most bytes of a reply
+MAX_REQUEST_BYTES = 1 << 26  # bytes
 MESSAGE_HEAD = struct.Struct("=I")
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 ARENA_GAP = 64  # bytes, as torch's allocators align
-Message = dict[str, Any]
+
+Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Sizes = Annotated[list[Size], Meta(max_length=64)]
+TypeName = Annotated[str, Meta(max_length=32)]
+ReportText = Annotated[str, Meta(max_length=400)]
+ReportTexts = Annotated[list[ReportText], Meta(max_length=1000)]
+Structure = Annotated[str, Meta(max_length=1 << 16)]
+Nanoseconds = Annotated[float, Meta(ge=0, lt=1e15)]  # NaN is refused as well
 
 
 class BrokenMessage(Exception):
     """Raised for an invalid message, and for a connection that has ended."""
 
 
+# --- the messages -----------------------------------------------------------------------------------------------------
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, forbid_unknown_fields=True):
+    """The base of everything that is sent. The name of the class is its tag."""
+
+
+class Reply(Message, frozen=True):
+    """The base of all replies."""
+
+
+ReplyT = TypeVar("ReplyT", bound=Reply)
+
+
+class Request(Message, Generic[ReplyT], frozen=True):
+    """The base of all requests. The parameter is the class of the reply."""
+
+
+class TensorLocation(Message, frozen=True):
+    """A tensor in a file of arguments, at an offset, or in the memory of a process, at an address."""
+
+    dtype: TypeName
+    shape: Sizes
+    stride: Sizes
+    at: Size
+    device: TypeName
+
+    def __post_init__(self) -> None:
+        if len(self.stride) != len(self.shape):
+            raise ValueError("not one stride for each dim")
+
+    @classmethod
+    def of(cls, t: Tensor, at: int) -> TensorLocation:
+        """Return the description of ``t`` at this place."""
+        return cls(str(t.dtype).removeprefix("torch."), list(t.shape), list(t.stride()), at, t.device.type)
+
+
+class Foreign(Message, frozen=True):
+    """A result that is neither a plain tensor nor a number: its class."""
+
+    kind: ReportText
+
+
+class PackedList(Message, frozen=True):
+    """A list or tuple of arguments."""
+
+    items: list[Packed]
+    is_tuple: bool
+
+
+class PackedDict(Message, frozen=True):
+    """A dict of arguments."""
+
+    items: dict[str, Packed]
+
+
+class PackedText(Message, frozen=True):
+    """A value of another kind as text: ``"dtype"``, ``"device"``, or ``"int"`` for one of more than 64 bits."""
+
+    kind: str
+    text: str
+
+
+Place: TypeAlias = TensorLocation | Foreign | bool | Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | float
+Packed: TypeAlias = TensorLocation | PackedList | PackedDict | PackedText | bool | int | float | str | None
+Places: TypeAlias = Annotated[list[Place], Meta(max_length=10_000)]
+
+
+class Done(Reply, frozen=True):
+    """The reply to a request without a result."""
+
+
+class Answer(Reply, frozen=True):
+    """Yes or no."""
+
+    yes: bool
+
+
+class Number(Reply, frozen=True):
+    """A number, such as the id of a process or its status as of ``os.waitpid``."""
+
+    value: int
+
+
+class Failed(Reply, frozen=True):
+    """The error with which a request ended."""
+
+    text: ReportText
+
+
+class Declined(Reply, frozen=True):
+    """The reason why a callable does not support its arguments."""
+
+    text: ReportText
+
+
+class Locked(Reply, frozen=True):
+    """The first message of a process: each facility of the sandbox, and why it is not in force, or an empty text."""
+
+    missing: Annotated[dict[ReportText, ReportText], Meta(max_length=20)]
+
+
+class ResultPlaces(Reply, frozen=True):
+    """The locations of results, and whether all that were requested are among them."""
+
+    outs: Places
+    complete: bool = True
+
+
+class Inspection(Reply, frozen=True):
+    """The functions that were replaced, the reads of frames and objects, the changed settings, and further threads."""
+
+    changed: ReportTexts
+    looked: ReportTexts
+    left: ReportTexts
+    threads: int
+
+
+class CallTraces(Message, frozen=True):
+    """The other work of a process around a call: on streams, on its state, and in threads."""
+
+    raced: bool = False
+    left: ReportTexts = []
+    threads: int = 0
+
+
+class CallPlaces(Message, frozen=True):
+    """The locations of the results and the arguments of a call, and the structure of the results."""
+
+    outs: Places
+    args: Places
+    structure: Structure | None = None
+
+
+class TargetCalled(Reply, frozen=True):
+    """The effects of a call, and its times by the clocks of the process and of the device."""
+
+    places: CallPlaces
+    spent: Nanoseconds
+    device: Nanoseconds | None = None
+    late: Nanoseconds = 0.0
+    traces: CallTraces = CallTraces()
+
+
+class OperatorUse(Message, frozen=True):
+    """The name of an operator, and the shape of each argument: of a list of tensors, a list of shapes."""
+
+    name: ReportText
+    shapes: Annotated[list[Annotated[list[Size | Sizes], Meta(max_length=1000)]], Meta(max_length=1000)]
+
+
+class OperatorList(Reply, frozen=True):
+    """The operators of a call, and its results."""
+
+    operators: Annotated[list[OperatorUse], Meta(max_length=2000)]
+    outs: Places
+    traces: CallTraces
+
+
+class BatchCalled(Reply, frozen=True):
+    """The effects of the calls of a batch, and the time of all by the clock of the process."""
+
+    calls: Annotated[list[CallPlaces], Meta(max_length=1000)]
+    spent: Nanoseconds
+
+
+class Fork(Request[Number], frozen=True):
+    """Fork a process for code that is not trusted."""
+
+    scratch: str
+    readable: list[str]
+    hidden: list[str]
+    locked: bool
+    device: bool
+    threads: int
+    environment: dict[str, str]
+    file_size: int
+
+
+class AwaitExit(Request[Number], frozen=True):
+    """Wait for a process that the launcher has forked."""
+
+    pid: int
+
+
+class Rest(Request[Answer], frozen=True):
+    """Wait this long for the next request. The reply says whether all forked processes are gone."""
+
+    seconds: float
+
+
+class ImportModule(Request[Done], frozen=True):
+    """Import a module of Shiplap, if any, which every later fork then has."""
+
+    module: str = ""
+
+
+class CheckDevice(Request[Done], frozen=True):
+    """Use an accelerator once."""
+
+    device: str
+
+
+class LoadTarget(Request[Done], frozen=True):
+    """Import a target, as ``load_candidate.ready`` does."""
+
+    home: str
+    names: list[str]
+    kind: str
+    path: list[str]
+    seed: int
+    init: Packed = None
+    state: Packed = None
+    compile: bool = False
+    thorough: bool = False
+
+
+class LoadParameters(Request[Answer], frozen=True):
+    """Load values into the parameters of the target. The reply says whether it has all of the names."""
+
+    state: Packed
+
+
+class ReadState(Request[ResultPlaces], frozen=True):
+    """Locate these entries of the module's state."""
+
+    names: list[str]
+
+
+class Inspect(Request[Inspection], frozen=True):
+    """Compare the interpreter with its state before the target was loaded."""
+
+
+class CallTarget(Request[TargetCalled], frozen=True):
+    """Call the target. With ``again``, the values are written into the tensors of the last call."""
+
+    args: Packed
+    again: bool = False
+    keep: int = 1 << 30  # earlier calls whose results stay in use
+
+
+class ListOperators(Request[OperatorList], frozen=True):
+    """List the operators of torch that a call of the target runs."""
+
+    args: Packed
+
+
+class Differentiate(Request[ResultPlaces], frozen=True):
+    """Compute the gradients of arguments and of these parameters, for these gradients of the results."""
+
+    args: Packed
+    seeds: Packed
+    parameters: list[str]
+
+
+class PrepareBatch(Request[Done], frozen=True):
+    """Prepare calls of a candidate of the task on arguments whose values may be replaced before the calls run.
+
+    Index -1 binds the arguments and computes nothing. ``poison`` fills the memory that a call allocates. Batches that
+    are not in ``kept`` are released.
+    """
+
+    batch: int
+    kept: list[int]
+    index: int
+    poison: int | None
+    sets: list[Packed]
+
+
+class RunBatch(Request[BatchCalled], frozen=True):
+    """Run each prepared call once or, with ``repeats``, the first one as often, without its results."""
+
+    batch: int
+    repeats: int = 0
+
+
+# --- the framing ------------------------------------------------------------------------------------------------------
+
+
 def pack_message(message: Message) -> bytes:
-    """Return a message as bytes: its length, then JSON."""
-    body = json.dumps(message).encode()
+    """Return a message as bytes: its length, then msgpack."""
+    body = msgspec.msgpack.encode(message)
     return MESSAGE_HEAD.pack(len(body)) + body
 
 
 def parse_message_length(head: bytes, longest: int = MAX_MESSAGE_BYTES) -> int:
-    """Return the length that the head of a message holds. Raises Broken for more than ``longest`` bytes."""
+    """Return the length that the head of a message holds. Raises BrokenMessage for more than ``longest`` bytes."""
     (length,) = MESSAGE_HEAD.unpack(head)
     if length > longest:
         raise BrokenMessage(f"a message of {length} bytes")
     return int(length)
 
 
-def parse_message_body(body: bytes) -> Message:
-    """Return the message in ``body``. Raises Broken."""
+@cache
+def decoder_of(kinds: tuple[type[Message], ...]) -> msgspec.msgpack.Decoder[Any]:
+    """Return the decoder of a message that is one of these structs."""
+    return msgspec.msgpack.Decoder(Union[kinds])  # noqa: UP007 - the members are computed
+
+
+@cache
+def reply_of(request: type[Request[ReplyT]]) -> type[ReplyT]:
+    """Return the class of the reply to a class of requests."""
+    reply: type[ReplyT] = get_args(vars(request)["__orig_bases__"][0])[0]
+    return reply
+
+
+def parse_message(body: bytes, *kinds: type[Message]) -> Any:
+    """Return the message in ``body``, which is one of ``kinds``. Raises BrokenMessage."""
     try:
-        message = json.loads(body)
-    except (ValueError, RecursionError) as e:
-        raise BrokenMessage(f"no message: {e}") from None
-    if not isinstance(message, dict):
-        raise BrokenMessage("no message")
-    return message
+        return decoder_of(kinds).decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        raise BrokenMessage(f"no valid message: {printable_text(str(e))[:200]}") from None
 
 
 def printable_text(text: str) -> str:
@@ -67,20 +368,19 @@ def printable_text(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def send_message(connection: socket.socket, message: Message, handles: Sequence[int] = ()) -> None:
-    """Send one message, and open files with it."""
-    data = pack_message(message)
+def send_message(connection: socket.socket, data: bytes, handles: Sequence[int] = ()) -> None:
+    """Send a packed message, and open files with it."""
     sent = socket.send_fds(connection, [data], list(handles)) if handles else 0
     connection.sendall(data[sent:])
 
 
 def receive_message(
-    connection: socket.socket, handles: int = 0, longest: int = MAX_MESSAGE_BYTES
-) -> tuple[Message, list[int]]:
-    """Receive one message, and at most ``handles`` open files. Raises Broken."""
+    connection: socket.socket, *kinds: type[Message], handles: int = 0, longest: int = MAX_MESSAGE_BYTES
+) -> tuple[Any, list[int]]:
+    """Receive one message, which is one of ``kinds``, and at most ``handles`` open files. Raises BrokenMessage."""
     head, files = _receive_bytes(connection, MESSAGE_HEAD.size, handles)
     body, more = _receive_bytes(connection, parse_message_length(head, longest), 0)
-    return parse_message_body(body), files + more
+    return parse_message(body, *kinds), files + more
 
 
 def _receive_bytes(connection: socket.socket, length: int, handles: int) -> tuple[bytes, list[int]]:
@@ -96,6 +396,32 @@ def _receive_bytes(connection: socket.socket, length: int, handles: int) -> tupl
             raise BrokenMessage("the connection has ended")
         data += part
     return data, files
+
+
+class Heartbeat:
+    """Memory that two processes share: the number of the run in progress (-1: none), and the time of its start."""
+
+    FORM = struct.Struct("=qd")
+
+    def __init__(self, handle: int = -1) -> None:
+        """Map the memory of ``handle``, or new memory, whose open file is then ``self.handle``."""
+        self.handle = handle
+        if handle < 0:
+            self.handle = os.memfd_create("heartbeat", os.MFD_CLOEXEC)
+            os.ftruncate(self.handle, self.FORM.size)
+        self._memory = mmap.mmap(self.handle, self.FORM.size)
+
+    def begin_run(self, index: int) -> None:
+        """Note that a run begins now."""
+        self.FORM.pack_into(self._memory, 0, index, time.monotonic())
+
+    def read_run(self) -> tuple[int, float]:
+        """Return the run in progress and the time of its start, as the other process has written them."""
+        index, since = self.FORM.unpack_from(self._memory, 0)
+        return index, since
+
+
+# --- arguments and results --------------------------------------------------------------------------------------------
 
 
 def strided_extent(shape: Sequence[int], stride: Sequence[int]) -> int:
@@ -162,31 +488,6 @@ def bits_are_equal(a: Tensor, b: Tensor) -> bool:
     return bool(torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)))
 
 
-def is_operator_record(told: Any) -> bool:
-    """Return whether a reported value is a list of a name, and a name or shapes."""
-    if not isinstance(told, list) or len(told) != 2 or not isinstance(told[0], str):
-        return False
-    return isinstance(told[1], str) or (isinstance(told[1], list) and all(_is_shape_record(s, 2) for s in told[1]))
-
-
-def _is_shape_record(told: Any, depth: int) -> bool:
-    """Return whether a reported value is a list of sizes, or of such lists for an argument that is
-    a list of tensors.
-    """
-    if not isinstance(told, list):
-        return False
-    return all((type(n) is int and abs(n) < 1 << 62) or (depth > 0 and _is_shape_record(n, depth - 1)) for n in told)
-
-
-def describe_tensor(t: Tensor) -> Message:
-    """Return shape, strides and dtype of a tensor as plain values."""
-    return {
-        "dtype": str(t.dtype).removeprefix("torch."),
-        "shape": list(t.shape),
-        "stride": list(t.stride()),
-    }
-
-
 class ArgumentArena:
     """Arguments that are being laid out in a file without a name, for another process."""
 
@@ -197,20 +498,20 @@ class ArgumentArena:
         # Gaps of random length: a write beyond an argument hits no known place.
         self._size = ARENA_GAP * (1 + self._gaps.randrange(64))
 
-    def pack(self, value: Any) -> Any:
+    def pack(self, value: Any) -> Packed:
         """Return the description of ``value``: a tensor, a plain value, or a list or dict of these."""
         if isinstance(value, Tensor):
-            return {"tensor": {**describe_tensor(value), "at": self._place(value), "device": value.device.type}}
+            return TensorLocation.of(value, self._place(value))
         if isinstance(value, (list, tuple)):
-            return {"list": [self.pack(v) for v in value], "tuple": isinstance(value, tuple)}
+            return PackedList([self.pack(v) for v in value], isinstance(value, tuple))
         if isinstance(value, dict):
-            return {"dict": [[str(k), self.pack(v)] for k, v in value.items()]}
+            return PackedDict({str(k): self.pack(v) for k, v in value.items()})
         if isinstance(value, (torch.dtype, torch.device)):
-            return {"torch": str(value).removeprefix("torch."), "kind": type(value).__name__}
-        if isinstance(value, float):
-            return {"float": value.hex()}
-        if value is None or isinstance(value, (bool, int, str)):
-            return {"plain": value}
+            return PackedText(type(value).__name__, str(value).removeprefix("torch."))
+        if isinstance(value, int) and value.bit_length() > 63:
+            return PackedText("int", str(value))
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
         raise TypeError(f"an argument of type {type(value).__name__}")
 
     def _place(self, t: Tensor) -> int:
@@ -244,32 +545,34 @@ class ArgumentArena:
         return handle
 
 
-def packed_offsets(value: Any) -> list[int]:
+def packed_offsets(value: Packed) -> list[int]:
     """Return the offsets of the tensors of a packed value, in order."""
-    if "tensor" in value:
-        return [int(value["tensor"]["at"])]
-    inner = value["list"] if "list" in value else [v for _, v in value.get("dict", ())]
-    return [at for v in inner for at in packed_offsets(v)]
+    if isinstance(value, TensorLocation):
+        return [value.at]
+    if isinstance(value, PackedList):
+        return [at for v in value.items for at in packed_offsets(v)]
+    return [at for v in value.items.values() for at in packed_offsets(v)] if isinstance(value, PackedDict) else []
 
 
-def unpack_arguments(value: Any, memory: Any) -> Any:
-    """Return the value of a description, in the process that has mapped the file. The inverse of :meth:`Arena.pack`."""
-    if "plain" in value:
-        return value["plain"]
-    if "float" in value:
-        return float.fromhex(value["float"])
-    if "torch" in value:
-        return getattr(torch, value["torch"]) if value["kind"] == "dtype" else torch.device(value["torch"])
-    if "list" in value:
-        listed = [unpack_arguments(v, memory) for v in value["list"]]
-        return tuple(listed) if value["tuple"] else listed
-    if "dict" in value:
-        return {k: unpack_arguments(v, memory) for k, v in value["dict"]}
-    told = value["tensor"]
-    dtype, length = getattr(torch, told["dtype"]), strided_extent(told["shape"], told["stride"])
+def unpack_arguments(value: Packed, memory: Any) -> Any:
+    """Return the value of a description, in the process that has mapped the file.
+
+    The inverse of :meth:`ArgumentArena.pack`.
+    """
+    if isinstance(value, PackedList):
+        listed = [unpack_arguments(v, memory) for v in value.items]
+        return tuple(listed) if value.is_tuple else listed
+    if isinstance(value, PackedDict):
+        return {k: unpack_arguments(v, memory) for k, v in value.items.items()}
+    if isinstance(value, PackedText):
+        kinds: dict[str, Callable[[str], Any]] = {"dtype": partial(getattr, torch), "device": torch.device, "int": int}
+        return kinds[value.kind](value.text)
+    if not isinstance(value, TensorLocation):
+        return value
+    dtype, length = getattr(torch, value.dtype), strided_extent(value.shape, value.stride)
     if not length:
-        return torch.empty_strided(told["shape"], told["stride"], dtype=dtype, device=told["device"])
-    flat = torch.frombuffer(memory, dtype=dtype, offset=told["at"], count=length)
-    if told["device"] != "cpu":
-        flat = flat.to(told["device"])
-    return flat.as_strided(told["shape"], told["stride"])
+        return torch.empty_strided(value.shape, value.stride, dtype=dtype, device=value.device)
+    flat = torch.frombuffer(memory, dtype=dtype, offset=value.at, count=length)
+    if value.device != "cpu":
+        flat = flat.to(value.device)
+    return flat.as_strided(value.shape, value.stride)

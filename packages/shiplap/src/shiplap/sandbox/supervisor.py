@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import math
 import os
+import re
 import select
 import signal
 import socket
@@ -14,12 +16,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
-from shiplap.sandbox.launcher_start import LAUNCHER_PROGRAM, launcher_environment
+from shiplap.sandbox import protocol
 from shiplap.sandbox.proc_filesystem import (
     RequestTime,
     SchedulerUsage,
@@ -32,17 +35,16 @@ from shiplap.sandbox.proc_filesystem import (
 from shiplap.sandbox.protocol import (
     MESSAGE_HEAD,
     BrokenMessage,
-    Message,
+    Reply,
+    Request,
     pack_message,
-    parse_message_body,
+    parse_message,
     parse_message_length,
     printable_text,
     receive_message,
+    reply_of,
     send_message,
 )
-from shiplap.sandbox.scratch_files import open_unnamed_file, remove_folder
-
-__all__ = ["Bounds", "ProcessEnded", "RequestTime", "SandboxLauncher", "SandboxedProcess", "Timeout"]
 
 POLL_S = 0.05
 SOCKET_BUFFER_BYTES = 32 << 10  # bytes of a message that a socket buffers without a reader
@@ -50,7 +52,26 @@ SOCKET_BUFFER_BYTES = 32 << 10  # bytes of a message that a socket buffers witho
 HANGS, SILENT_S = 0.8, 5.0
 STIRRING_S = 1e-4  # processor seconds that a stopped process may gain by rounding
 MAX_WAITING_FACTOR = 4.0  # a process that waited for a processor gets at most this multiple of its limit
+REMOVAL_PATIENCE_S = 2.0  # seconds for which the removal of a folder is waited for
 _libc = ctypes.CDLL(None, use_errno=True)
+ReplyT = TypeVar("ReplyT", bound=Reply)
+
+LAUNCHER_VARIABLES = {
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "SHIPLAP_RECORD": "",
+    "SHIPLAP_TUNED": "",
+}
+# Imported objects stay, so collecting garbage meanwhile is wasted time. An interrupt from the shared terminal is for
+# the program that uses the launcher, and must not end the launcher.
+LAUNCHER_PROGRAM = (
+    "import gc, signal; gc.disable(); signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "from shiplap.sandbox.launcher import main; main()"
+)
+# Without meaning for the launcher: each process that it forks has folders of its own.
+UNSHARED_VARIABLES = {"PYTEST_CURRENT_TEST", "SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+# Variables that may hold a secret.
+SECRET_VARIABLE = re.compile("key|token|secret|passw|credential|auth", re.IGNORECASE)
 
 
 class ProcessEnded(Exception):
@@ -64,6 +85,14 @@ class Timeout(ProcessEnded):
     """Raised when the process was ended because the time of the whole judgement is over."""
 
 
+class RequestFailed(Exception):
+    """Raised for a request that ended with an error in the process, which goes on."""
+
+
+class UnsupportedArguments(Exception):
+    """Raised for arguments that a callable in the process does not support, which is no fault of the callable."""
+
+
 @dataclass(frozen=True)
 class Bounds:
     """Limits of a process: seconds of a request, bytes of memory beyond the first, number of its child processes."""
@@ -72,6 +101,34 @@ class Bounds:
     memory: int = 8 << 30
     processes: int = 32
     file_size: int = 1 << 30
+
+
+def launcher_environment() -> dict[str, str]:
+    """Return the environment variables with which a launcher of this program starts."""
+    shown = {
+        k: v for k, v in os.environ.items() if k not in UNSHARED_VARIABLES and not SECRET_VARIABLE.search(k)
+    } | LAUNCHER_VARIABLES
+    return shown | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+def open_unnamed_file(folder: str) -> int:
+    """Return a new open file for the output of a process. It has no name, so it cannot be replaced by another file."""
+    handle, path = tempfile.mkstemp(dir=folder)
+    os.unlink(path)
+    flags = fcntl.fcntl(handle, fcntl.F_GETFL)
+    fcntl.fcntl(handle, fcntl.F_SETFL, flags | os.O_APPEND)
+    return handle
+
+
+def remove_folder(folder: str, seconds: float = REMOVAL_PATIENCE_S) -> None:
+    """Remove ``folder``. If that takes longer than ``seconds``, it ends after this function has returned.
+
+    ``rm`` descends to any depth and follows no links.
+    """
+    pid = os.spawnvp(os.P_NOWAIT, "rm", ["rm", "-rf", "--", folder])
+    ends = time.monotonic() + seconds
+    while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < ends:
+        time.sleep(0.005)
 
 
 class _MemorySpan(ctypes.Structure):
@@ -126,7 +183,7 @@ class SandboxLauncher:
                 os.kill(pid, signal.SIGKILL)
 
     def finish(self) -> None:
-        """End everything for good. Another thread that waits for a reply gets Ended."""
+        """End everything for good. Another thread that waits for a reply gets ProcessEnded."""
         self._over = True
         self.close()
 
@@ -135,7 +192,7 @@ class SandboxLauncher:
         return self._connection or self._start()
 
     def _start(self) -> socket.socket:
-        """Start the launcher's process and return the connection. Raises Ended after ``finish``."""
+        """Start the launcher's process and return the connection. Raises ProcessEnded after ``finish``."""
         if self._over:
             raise ProcessEnded("the time is over")
         self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
@@ -155,18 +212,18 @@ class SandboxLauncher:
         """The id of the launcher's process, or -1."""
         return self._process.pid if self._process is not None else -1
 
-    def ask(self, message: Message, handles: Sequence[int] = (), until: float = math.inf) -> Message:
+    def ask(self, message: Request[ReplyT], handles: Sequence[int] = (), until: float = math.inf) -> ReplyT:
         """Return the reply of the launcher's process to a message.
 
-        Raises Ended, and Late if there is no reply by ``until``. The next request then starts a new process.
+        Raises ProcessEnded, and Timeout if there is no reply by ``until``. The next request then starts a new process.
         """
         connection = self._ready()
         try:
             with self._turn:
                 connection.settimeout(max(0.01, until - time.monotonic()) if until < math.inf else None)
                 self._unread = True
-                send_message(connection, message, handles)
-                reply = receive_message(connection)[0]
+                send_message(connection, pack_message(message), handles)
+                reply: ReplyT = receive_message(connection, reply_of(type(message)))[0]
                 self._unread = False
                 return reply
         except TimeoutError:
@@ -201,22 +258,13 @@ class SandboxLauncher:
         os.mkdir(scratch, 0o700)
         places = {"TMPDIR": scratch, "HOME": scratch, "TRITON_CACHE_DIR": f"{scratch}/triton"}
         places |= {"TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor", "SHIPLAP_CACHE_DIR": f"{scratch}/shiplap"}
+        threads = threads or torch.get_num_threads()
+        order = protocol.Fork(scratch, [*readable], [*hidden], locked, device, threads, places, bounds.file_size)
         ours, theirs = socket.socketpair()
-        order = {
-            "do": "fork",
-            "scratch": scratch,
-            "readable": list(readable),
-            "hidden": list(hidden),
-            "locked": locked,
-            "device": device,
-            "threads": threads or torch.get_num_threads(),
-            "environment": places,
-            "file_size": bounds.file_size,
-        }
         output = open_unnamed_file(self.folder)
         sealed, self.sealed = self.sealed, False
         try:
-            pid = self.ask(order, [theirs.fileno(), output], until)["pid"]
+            pid = self.ask(order, [theirs.fileno(), output], until).value
         finally:
             theirs.close()
         self.prisoners.add(pid)
@@ -235,6 +283,7 @@ class SandboxedProcess:
         alone: whether it must not leave child processes running.
         until: the time (``time.monotonic``) after which it must not run any more.
         answering: the seconds of all its replies.
+        run: returns the seconds of the run in progress and its start, for a process whose requests make several runs.
     """
 
     launcher: SandboxLauncher
@@ -246,26 +295,26 @@ class SandboxedProcess:
     alone: bool = False
     until: float = math.inf
     answering: float = 0.0
+    run: Callable[[], tuple[float, float]] | None = None
 
     def __post_init__(self) -> None:
         self._base = 0
         self._asked, self._stood = SchedulerUsage(), math.inf
         self._delays: dict[int, float] = {}  # process → seconds without a processor
         try:
-            told = parse_message_body(self._receive(self.bounds.seconds))
+            locked: protocol.Locked = parse_message(self._receive(self.bounds.seconds), protocol.Locked)
         except BrokenMessage as e:
             raise self._end_with_reason(str(e)) from None
         self._base = resident_bytes(self.pid)
-        self.missing = {str(k): str(v) for k, v in dict(told.get("missing", {})).items() if v}
+        self.missing = {k: v for k, v in locked.missing.items() if v}
         self._signal(signal.SIGSTOP)
         self._wait_until_stopped()
 
-    def request_reply(
-        self, message: Message, handle: int = -1, seconds: float | None = None
-    ) -> tuple[Message, RequestTime]:
+    def request_reply(self, message: Request[ReplyT], handle: int = -1) -> tuple[ReplyT, RequestTime]:
         """Return the reply, and the time from before the process runs until it is stopped again.
 
-        No instruction of the process, of its threads or of its descendants runs outside of that time. Raises Ended.
+        No instruction of the process, of its threads or of its descendants runs outside of that time. Raises
+        ProcessEnded, RequestFailed for an error in the process, and UnsupportedArguments.
         """
         self._in_time()
         data, handles = pack_message(message), [handle] if handle >= 0 else []
@@ -277,16 +326,16 @@ class SandboxedProcess:
         started = time.perf_counter()
         try:
             if len(data) <= SOCKET_BUFFER_BYTES:  # sent before the process continues, so it does not wait for it
-                self._post(data, handles)
+                send_message(self.connection, data, handles)
             self._signal(signal.SIGCONT)
             if len(data) > SOCKET_BUFFER_BYTES:
-                self._post(data, handles)
-            body = self._receive(seconds or self.bounds.seconds)
+                send_message(self.connection, data, handles)
+            body = self._receive(self.bounds.seconds)
             self._signal(signal.SIGSTOP)
             wall = time.perf_counter() - started
             self.answering += wall
             self._wait_until_stopped()
-            reply = parse_message_body(body)
+            reply: protocol.Message = parse_message(body, reply_of(type(message)), protocol.Failed, protocol.Declined)
         except (BrokenMessage, OSError) as e:
             raise self._end_with_reason(str(e)) from None
         used = read_scheduler_usage(self.pid, self.pid)
@@ -296,12 +345,12 @@ class SandboxedProcess:
         # Before results are read, since these processes could still write them.
         if self.alone and (helpers := self.end_strays()):
             raise ProcessEnded(f"{helpers} processes were running beside a timed call")
+        if isinstance(reply, protocol.Failed):
+            raise RequestFailed(printable_text(reply.text))
+        if isinstance(reply, protocol.Declined):
+            raise UnsupportedArguments(printable_text(reply.text))
+        assert isinstance(reply, reply_of(type(message)))
         return reply, took
-
-    def _post(self, data: bytes, handles: Sequence[int]) -> None:
-        """Send a packed message and open files."""
-        sent = socket.send_fds(self.connection, [data], list(handles)) if handles else 0
-        self.connection.sendall(data[sent:])
 
     def _receive(self, seconds: float) -> bytes:
         """Return the body of a reply that arrives within ``seconds``. The limits are checked meanwhile."""
@@ -322,13 +371,13 @@ class SandboxedProcess:
         return bytes(data[MESSAGE_HEAD.size :])
 
     def _in_time(self) -> None:
-        """End the process and raise Late if its time is over."""
+        """End the process and raise Timeout if its time is over."""
         if time.monotonic() > self.until:
             self.kill()
             raise Timeout("the time of the judgement is over")
 
     def _keep_within(self, ends: float, seconds: float) -> None:
-        """End the process and raise Ended if it exceeds a limit."""
+        """End the process and raise ProcessEnded if it exceeds a limit."""
         if reason := self._exceeded_limit(ends, seconds):
             self.kill()
             raise ProcessEnded(reason)
@@ -336,6 +385,13 @@ class SandboxedProcess:
 
     def _exceeded_limit(self, ends: float, seconds: float) -> str:
         """Return the description of the limit that the process exceeds, or an empty text."""
+        if self.run is not None:
+            allowed, since = self.run()
+            # A time that is not over yet was not written by code of ours, and the request as a whole is limited then.
+            began = since if since <= time.monotonic() else ends - seconds
+            seconds, ends = allowed, began + allowed
+            if time.monotonic() <= ends:  # such a process is the user's own, and has no other limits
+                return ""
         family = [self.pid, *self.strays()]
         self._delays |= {pid: read_scheduler_usage(pid, pid).waited for pid in family}
         late = time.monotonic() - ends
@@ -357,7 +413,7 @@ class SandboxedProcess:
         self._signal(signal.SIGKILL)
         status = 0
         with contextlib.suppress(ProcessEnded):
-            status = int(self.launcher.ask({"do": "wait", "pid": self.pid})["status"])
+            status = self.launcher.ask(protocol.AwaitExit(self.pid)).value
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL:
             how = f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
         elif os.WIFEXITED(status) and os.WEXITSTATUS(status):
@@ -380,7 +436,7 @@ class SandboxedProcess:
             os.killpg(self.pid, number)
 
     def _wait_until_stopped(self) -> None:
-        """Return when every thread of the process is stopped. Raises Ended."""
+        """Return when every thread of the process is stopped. Raises ProcessEnded."""
         now = time.monotonic()
         ends = max(now + 1, min(now + 60, self.until))
         while time.monotonic() < ends:
@@ -436,7 +492,7 @@ class SandboxedProcess:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessEnded):
-            self.launcher.ask({"do": "wait", "pid": self.pid})
+            self.launcher.ask(protocol.AwaitExit(self.pid))
         self.launcher.prisoners.discard(self.pid)
         self.connection.close()
         with contextlib.suppress(OSError):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from struct import Struct
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +20,6 @@ from shiplap.tuning.inputs import Inputs
 from shiplap.tuning.measure import RacePlan, Timing, Uncapturable, clock_for, race_runs
 from shiplap.tuning.verify import Verifier, VerifyOutcome, is_device_lost, verification_cases, wait_for_device
 
-BEAT = Struct("=qd")  # in memory shared with a worker: index of the candidate that runs (-1: none), and since when
 COMPILERS = -2  # instead of an index: compilers of any candidates are waited for
 
 

@@ -12,7 +12,10 @@ from shiplap.declare.template import Template
 from shiplap.dispatch import Op
 
 if TYPE_CHECKING:
+    from shiplap.sampling.recipe import SampleRecipe
     from shiplap.tuning.choice import Choice
+    from shiplap.tuning.selector import SelectionOptions
+    from shiplap.tuning.worker_process import WorkerProcess
 
 ALONE = (("epilogue", ""),)  # the place of a call with nothing around it that could be fused
 

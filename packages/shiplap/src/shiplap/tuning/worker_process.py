@@ -6,42 +6,34 @@ notebook, is tuned in this process, with a notice.
 
 from __future__ import annotations
 
-import json
-import mmap
 import os
-import select
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import asdict
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import torch
 
-from shiplap import safe_io
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import error, notice
 from shiplap.sandbox.launcher_pool import IdleLauncher, standby
-from shiplap.tuning.bench import BEAT, COMPILERS, Bench, ConfirmedClaim, LocalBench
+from shiplap.sandbox.protocol import Heartbeat, ImportModule, Reply, Request
+from shiplap.sandbox.supervisor import Bounds, ProcessEnded, RequestFailed, SandboxedProcess
+from shiplap.tuning.bench import COMPILERS, Bench, ConfirmedClaim, LocalBench
 from shiplap.tuning.measure import RacePlan, Timing
+from shiplap.tuning.sandboxed import workers
 from shiplap.tuning.sandboxed.bench import JudgedBench, can_send_arguments
-from shiplap.tuning.sandboxed.workers import KernelProcesses
+from shiplap.tuning.sandboxed.workers import CHILD, KernelProcesses, OpenTask
 from shiplap.tuning.verify import VerifyOutcome
 
 if TYPE_CHECKING:
     from shiplap.tuning.selector import SelectionTask
 
-REPLY = safe_io.ParseLimits(size=1 << 20)
-TIMEOUT = 60.0  # seconds that one run, with its compilation, may take; the reference may take ten times as long
-
-
-T = TypeVar("T")
+TIMEOUT = 60.0  # seconds that one run, with its compilation, may take
+PATIENCE = 10.0  # times as long for imports and for the reference
+ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
 class WorkerDied(Exception):
@@ -52,22 +44,6 @@ class WorkerDied(Exception):
         self.index, self.how = index, how
 
 
-class RaceReply(msgspec.Struct):
-    """The reply of a worker to a race, by the indices of candidates."""
-
-    timings: dict[int, Timing] = {}
-    failed: dict[int, str] = {}
-    error: str = ""
-
-
-def convert_reply(data: Any, form: type[T]) -> T:
-    """Return ``data`` of a worker, converted to this type. Raises Died if it does not fit."""
-    try:
-        return msgspec.convert(data, form, str_keys=True)
-    except msgspec.ValidationError as e:
-        raise WorkerDied(-1, f"its process answered what is no answer: {e}") from None
-
-
 class WorkerProcess:
     """A context with a worker process, which starts when it is needed and starts again after it has died."""
 
@@ -76,10 +52,9 @@ class WorkerProcess:
         self.launcher = IdleLauncher()
         self.hosts = KernelProcesses(self.launcher, timeout)
         self.started, self._closed = 0, False
-        self._process: subprocess.Popen[bytes] | None = None
-        self._open = ""
-        self._stderr: IO[bytes] | None = None
-        self._beat: mmap.mmap | None = None
+        self._worker: SandboxedProcess | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._opened: OpenTask | None = None
 
     def __enter__(self) -> WorkerProcess:
         self.launcher = standby.take()
@@ -87,7 +62,7 @@ class WorkerProcess:
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        self.stop()
+        self.end_worker()
         # A worker is not sandboxed, and its candidates could reach other processes of the user.
         if failure is None and not self._closed and not self.started and not self.hosts.doubted:
             self.hosts.close()
@@ -120,147 +95,92 @@ class WorkerProcess:
     def _judged(self, task: SelectionTask) -> JudgedBench:
         return JudgedBench(self.hosts, task.op, task.inputs, task.candidates, _opening_message(task, ""))
 
-    def ask(self, opening: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the reply to ``request``, from a worker that was opened with ``opening``. Raises Died."""
-        text = json.dumps(opening)
-        if self._process is None or self._process.poll() is not None:
+    def open_task(self, opening: OpenTask) -> None:
+        """Open a task in the worker. Raises WorkerDied, and RequestFailed if the worker cannot serve the task."""
+        if self._worker is None:
             self._start()
-        if self._open != text:
-            reply = self._exchange(text)
-            if "error" in reply:
-                return {"closed": reply["error"]}
-            self._open = text
-        return self._exchange(json.dumps(request)) if request else {}
+        if self._opened != opening and self._heartbeat is not None:
+            self.ask(opening, self._heartbeat.handle)
+            self._opened = opening
+
+    def ask(self, message: Request[ReplyT], handle: int = -1) -> ReplyT:
+        """Return the reply of the worker. Raises WorkerDied, and RequestFailed."""
+        assert self._worker is not None
+        assert self._heartbeat is not None
+        self._heartbeat.begin_run(-1)
+        try:
+            return self._worker.request_reply(message, handle)[0]
+        except ProcessEnded as e:
+            index, _ = self._heartbeat.read_run()
+            self.end_worker()
+            raise WorkerDied(index, str(e)) from None
 
     def _start(self) -> None:
-        self.stop()
-        if self._closed:
-            raise WorkerDied(-1, "the budget was spent")
-        handle = os.memfd_create("shiplap-tune")
-        os.ftruncate(handle, BEAT.size)
-        self._beat = mmap.mmap(handle, BEAT.size)
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
-        # The worker must neither record the calls of a measurement nor use the choices that are about to be replaced.
-        environment = {**os.environ, "SHIPLAP_RECORD": "", "SHIPLAP_TUNED": ""}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "shiplap.tuning.worker", str(handle)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            pass_fds=[handle],
-            env=environment,
-        )
-        os.close(handle)
-        self._reset_beat()
+        """Start the worker. Raises WorkerDied."""
+        bounds = Bounds(PATIENCE * self.timeout, memory=sys.maxsize, processes=sys.maxsize)
+        try:
+            self.launcher.ask(ImportModule(CHILD))
+            self._worker = worker = self.launcher.start(bounds=bounds, locked=False)
+        except ProcessEnded as e:
+            raise WorkerDied(-1, "the budget was spent" if self._closed else str(e)) from None
+        self._heartbeat = heartbeat = Heartbeat()
         self.started += 1
 
+        def current_run() -> tuple[float, float]:
+            """Return the seconds that the run in progress may take, and its start."""
+            index, since = heartbeat.read_run()
+            # Imports and the reference (index 0) take longer than a kernel.
+            return self.timeout * (PATIENCE if index in (-1, 0) else 1), since
+
+        worker.run = current_run
+
     def close(self) -> None:
-        """End the worker and start no other. A thread that waits for the worker gets Died."""
+        """End the worker and start no other. A thread that waits for the worker gets WorkerDied."""
         self._closed = True
-        process = self._process
-        if process is not None:
-            process.kill()
         self.launcher.finish()
 
-    def stop(self) -> None:
+    def end_worker(self) -> None:
         """End the worker if it runs."""
-        process, self._process, self._open = self._process, None, ""
-        if process is not None:
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout, self._stderr):
-                if stream is not None:
-                    stream.close()
+        worker, self._worker, self._opened = self._worker, None, None
+        if worker is not None:
+            worker.kill()
+        if self._heartbeat is not None:
+            os.close(self._heartbeat.handle)
+            self._heartbeat = None
 
-    def _reset_beat(self) -> None:
-        assert self._beat is not None
-        BEAT.pack_into(self._beat, 0, -1, time.monotonic())
-
-    def _exchange(self, text: str) -> dict[str, Any]:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._reset_beat()
-        try:
-            process.stdin.write(text.encode() + b"\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            raise self._describe_death() from None
-        reply = self._reply(process.stdout.fileno())
-        if reply.get("fatal"):
-            self.stop()
-            if "error" in reply:
-                raise WorkerDied(convert_reply(reply.get("index"), int), convert_reply(reply["error"], str))
-        return reply
-
-    def _reply(self, pipe: int) -> dict[str, Any]:
-        """Return the next line of the worker, which has to be one JSON object. Raises Died otherwise.
-
-        A candidate in the worker may have written to the same pipe, so the line is not trusted.
-        """
-        line = bytearray()
-        while not line.endswith(b"\n") and len(line) <= REPLY.size:
-            while not select.select([pipe], [], [], 0.2)[0]:
-                self._check_time_limit()
-            part = os.read(pipe, 1 << 16)
-            if not part:
-                raise self._describe_death()
-            line += part
-        try:
-            return convert_reply(safe_io.parse_json(bytes(line), REPLY), dict[str, Any])
-        except (ValueError, WorkerDied) as e:
-            index, _ = self._read_beat()
-            self.stop()
-            raise WorkerDied(index, f"its process answered what is no answer: {e}") from None
-
-    def _read_beat(self) -> tuple[int, float]:
-        assert self._beat is not None
-        index, since = BEAT.unpack_from(self._beat, 0)
-        return index, since
-
-    def _check_time_limit(self) -> None:
-        index, since = self._read_beat()
-        # Imports and the reference (index 0) take longer than a kernel.
-        limit = self.timeout * (10 if index in (-1, 0) else 1)
-        late = time.monotonic() - since
-        if late > limit or not late > -limit:  # a time that is not over yet was not written by the worker
-            self.stop()
-            raise WorkerDied(index, f"no answer for {limit:g} s: it hangs, or is hopelessly slow")
-
-    def _describe_death(self) -> WorkerDied:
-        index, _ = self._read_beat()
-        assert self._process is not None
-        code = self._process.wait()
-        how = f"ended the process ({signal.Signals(-code).name if code < 0 else f'exit status {code}'})"
-        assert self._stderr is not None
-        self._stderr.seek(0)
-        last = self._stderr.read().decode(errors="replace").strip().splitlines()[-1:]
-        self.stop()
-        return WorkerDied(index, ": ".join([how, *(line[:200] for line in last)]))
+    def stop(self) -> None:
+        """End all processes."""
+        self.end_worker()
+        self.launcher.close()
 
 
 class RemoteBench:
     """A bench whose candidates run in the worker of an ``WorkerProcess``."""
 
     def __init__(self, isolation: WorkerProcess, task: SelectionTask, provider: str) -> None:
-        self.isolation, self.task = isolation, task
+        self.isolation, self.task, self.provider = isolation, task, provider
         self._beside = True  # candidates may be compiled side by side
         self._begun = 0  # which worker, counted as they are started, was the last to begin that
-        self._opening = _opening_message(task, provider)
+        # The worker must neither record the calls of a measurement nor use the choices that are about to be replaced.
+        environment = {**os.environ, "SHIPLAP_RECORD": "", "SHIPLAP_TUNED": ""}
+        opening = _opening_message(task, provider)
+        self._opening = msgspec.structs.replace(opening, environment=environment, folder=os.getcwd())
 
     def open(self) -> str:
         """Return the reason why the worker cannot serve the task, or an empty text. SL611 if the worker died."""
         try:
-            return str(self.isolation.ask(self._opening, {}).get("closed", ""))
+            self.isolation.open_task(self._opening)
+        except RequestFailed as e:
+            return str(e)
         except WorkerDied as e:
             raise self._lost_worker_error(e) from e
+        return ""
 
     def compile(self, indices: Sequence[int]) -> int:
         begun = 0
         if self._beside:
-            with suppress(WorkerDied):
-                begun = convert_reply(self._ask({"do": "compile", "indices": list(indices)}).get("begun", 0), int)
+            with suppress(WorkerDied, RequestFailed):
+                begun = self._ask(workers.CompileCandidates(list(indices))).value
         if begun:
             self._begun = self.isolation.started
         return begun
@@ -273,25 +193,30 @@ class RemoteBench:
     def quiet(self) -> None:
         if self._compiling:
             with suppress(WorkerDied):  # a dead worker compiles nothing
-                self._ask({"do": "quiet"})
+                self._ask(workers.FinishCompiling())
             self._begun = 0
 
     def verify(self, index: int) -> VerifyOutcome:
         try:
-            reply = self._ask({"do": "verify", "index": index})
-            return convert_reply({"problem": reply["error"]} if "error" in reply else reply, VerifyOutcome)
+            outcome = self._ask(workers.VerifyCandidate(index)).outcome
+        except RequestFailed as e:
+            return VerifyOutcome(str(e))
         except WorkerDied as e:
             if not self._compiling:
                 return VerifyOutcome(e.how)
             self._beside, self._begun = False, 0  # it may have been another one's compiler: now one after another
             return self.verify(index)
+        if outcome.fatal:
+            self.isolation.end_worker()
+        return outcome
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
         left, failed = list(indices), {}
         while left:
             try:
-                reply = self._ask({"do": "race", "indices": left, "plan": asdict(plan)})
-                raced = convert_reply(reply, RaceReply)
+                raced = self._ask(workers.RaceCandidates(left, plan))
+            except RequestFailed as e:
+                raise error("SL611", where=self.task.op.spec.name, got=str(e), expected="timings") from None
             except WorkerDied as e:
                 if e.index == COMPILERS:  # of candidates that are not in this race, or are right all the same
                     self._beside, self._begun = False, 0
@@ -301,8 +226,6 @@ class RemoteBench:
                 failed[e.index] = e.how
                 left.remove(e.index)
                 continue
-            if raced.error:
-                raise error("SL611", where=self.task.op.spec.name, got=raced.error, expected="timings")
             return {i: t for i, t in raced.timings.items() if i in left}, failed | raced.failed
         return {}, failed
 
@@ -319,36 +242,37 @@ class RemoteBench:
     @cached_property
     def _judged(self) -> JudgedBench:
         task = self.task
-        return JudgedBench(self.isolation.hosts, task.op, task.inputs, task.candidates, self._opening)
+        opening = _opening_message(task, self.provider)  # without the environment, which may hold secrets
+        return JudgedBench(self.isolation.hosts, task.op, task.inputs, task.candidates, opening)
 
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        reply = self.isolation.ask(self._opening, request)
-        if "closed" in reply:
-            raise error("SL611", where=self.task.op.spec.name, got=reply["closed"], expected="the op, as before")
-        return reply
+    def _ask(self, message: Request[ReplyT]) -> ReplyT:
+        try:
+            self.isolation.open_task(self._opening)
+        except RequestFailed as e:
+            raise error("SL611", where=self.task.op.spec.name, got=str(e), expected="the op, as before") from None
+        return self.isolation.ask(message)
 
     def _lost_worker_error(self, e: WorkerDied) -> Exception:
         expected = "a worker that imports the op and draws its inputs"
         return error("SL611", where=self.task.op.spec.name, got=e.how, expected=expected)
 
 
-def _opening_message(task: SelectionTask, provider: str) -> dict[str, Any]:
+def _opening_message(task: SelectionTask, provider: str) -> OpenTask:
     """Return the message that opens a task in another process."""
     op = task.op
-    return {
-        "do": "open",
-        "op": op.spec.name,
-        "identity": op.identity,
-        "modules": _declaring_modules(op),
-        "file": op.file,
-        "path": sys.path,
-        "recipe": str(task.inputs.recipe),
-        "device": task.inputs.device,
-        "provider": provider,
-        "capture": task.options.capture,
-        "threads": torch.get_num_threads(),
-        "candidates": [{"kernel": c.kernel, "config": c.config.as_dict()} for c in task.candidates],
-    }
+    return OpenTask(
+        op.spec.name,
+        op.identity,
+        _declaring_modules(op),
+        op.file,
+        list(sys.path),
+        str(task.inputs.recipe),
+        task.inputs.device,
+        provider,
+        task.options.capture,
+        torch.get_num_threads(),
+        [workers.CandidateName(c.kernel, c.config.as_dict()) for c in task.candidates],
+    )
 
 
 def why_not_importable(op: Op, provider: str) -> str:

@@ -11,13 +11,14 @@ from shiplap.dispatch.tuned_choices import REFERENCE
 from shiplap.sandbox.candidate import TargetProcess
 from shiplap.sandbox.launcher_pool import standby
 from shiplap.sandbox.proc_filesystem import list_descendants, stat_fields
+from shiplap.sandbox.protocol import MESSAGE_HEAD, AwaitExit, parse_message
 from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher
 from shiplap.tuning import WorkerProcess, worker_process
 from shiplap.tuning.sandboxed import workers
-from shiplap.tuning.sandboxed.workers import KernelProcesses, ProcessUnavailable
+from shiplap.tuning.sandboxed.workers import KernelProcesses, OpenTask, ProcessUnavailable
 from tests.tuning import ops
 
-OPENING = {"identity": "it", "path": [], "file": "", "threads": 1}
+OPENING = OpenTask("an::op", "it", [], "", [], "", "cpu", "", "auto", 1, [])
 
 
 # --- the launcher that stays ------------------------------------------------------------------------------------------
@@ -110,31 +111,31 @@ def prepared(monkeypatch):
 def test_as_many_load_at_once_as_there_are_processors(prepared, monkeypatch):
     made, started = prepared
     together = threading.Barrier(2, timeout=20)
-    monkeypatch.setattr(TargetProcess, "load", lambda *_: together.wait())
+    monkeypatch.setattr(TargetProcess, "request", lambda *_: together.wait())
     made.prepare({REFERENCE: 10.0, "one": 1.0, "other": 1.0})
     assert len(started) == 2
-    monkeypatch.setattr(TargetProcess, "load", lambda *_: None)
-    made.of("other")
+    monkeypatch.setattr(TargetProcess, "request", lambda *_: None)
+    made.process_for("other")
     assert len(started) == 3
-    made.of("one")
+    made.process_for("one")
     assert len(started) == 3
 
 
 def test_what_fails_is_told_to_who_asks_for_it_and_tried_once_more_after_that(prepared, monkeypatch):
     made, started = prepared
 
-    def load(self, *_):
+    def request(self, *_):
         if self.prisoner.kernel == 1:
             raise ProcessEnded("it ended")
 
-    monkeypatch.setattr(TargetProcess, "load", load)
+    monkeypatch.setattr(TargetProcess, "request", request)
     made.prepare({REFERENCE: 10.0, "one": 1.0})
-    assert made.of(REFERENCE, 10.0).prisoner is started[0]
+    assert made.process_for(REFERENCE, 10.0).prisoner is started[0]
     assert made.doubted
     assert started[1].killed
     with pytest.raises(ProcessUnavailable, match="it ended"):
-        made.of("one")
-    assert made.of("one").prisoner is started[2]
+        made.process_for("one")
+    assert made.process_for("one").prisoner is started[2]
 
 
 def test_one_question_at_a_time_reaches_a_launcher(monkeypatch):
@@ -142,16 +143,16 @@ def test_one_question_at_a_time_reaches_a_launcher(monkeypatch):
     launcher, asked = SandboxLauncher(), []
     monkeypatch.setattr(launcher, "_ready", lambda: SimpleNamespace(settimeout=lambda seconds: None))
 
-    def send(connection, message, handles):
-        asked.append(message["n"])
+    def send(connection, data, handles):
+        asked.append(parse_message(data[MESSAGE_HEAD.size :], AwaitExit).pid)
         time.sleep(0.002)
 
     monkeypatch.setattr("shiplap.sandbox.supervisor.send_message", send)
-    monkeypatch.setattr("shiplap.sandbox.supervisor.receive_message", lambda connection: ({"n": asked[-1]}, []))
+    monkeypatch.setattr("shiplap.sandbox.supervisor.receive_message", lambda connection, kind: (kind(asked[-1]), []))
     wrong = []
 
     def ask(n):
-        wrong.extend(n for _ in range(20) if launcher.ask({"do": "wait", "n": n}) != {"n": n})
+        wrong.extend(n for _ in range(20) if launcher.ask(AwaitExit(n)).value != n)
 
     threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)]
     for thread in threads:

@@ -23,17 +23,17 @@ from shiplap.dispatch.tuned_choices import REFERENCE
 from shiplap.errors import error
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.run import error_line, tensors_among
-from shiplap.sandbox.call_batch import CallBatch, UnsupportedArguments
-from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
+from shiplap.sandbox.candidate import CallBatch, CandidateError, ExpectedEffects
 from shiplap.sandbox.protocol import ArgumentArena
 from shiplap.sandbox.source_scan import suspicious_names_of_function
+from shiplap.sandbox.supervisor import UnsupportedArguments
 from shiplap.tuning.bench import ConfirmedClaim
 from shiplap.tuning.candidate import Candidate, KernelCandidate
 from shiplap.tuning.inputs import Inputs
 from shiplap.tuning.measure import RacePlan, Timing, race_runs
 from shiplap.tuning.sandboxed.confirm import Confirmation, FreshValueTimes, expected_effects
 from shiplap.tuning.sandboxed.fresh_inputs import ConfirmationInputs
-from shiplap.tuning.sandboxed.workers import KernelProcesses, ProcessUnavailable
+from shiplap.tuning.sandboxed.workers import KernelProcesses, OpenTask, ProcessUnavailable
 from shiplap.tuning.verify import VerifyOutcome, verification_cases
 
 POISON = (0xFF, 0x55, 0xAA)
@@ -113,7 +113,7 @@ class JudgedBench:
     """A bench that verifies and times candidates by their index, each kernel in a locked process of its own."""
 
     def __init__(
-        self, hosts: KernelProcesses, op: Op, drawn: Inputs, candidates: Sequence[Candidate], opening: Mapping[str, Any]
+        self, hosts: KernelProcesses, op: Op, drawn: Inputs, candidates: Sequence[Candidate], opening: OpenTask
     ) -> None:
         self.hosts, self.op, self.candidates, self.opening = hosts, op, candidates, opening
         self.inputs = replace(drawn, seed=secrets.randbits(40))  # no candidate can predict these values
@@ -166,13 +166,13 @@ class JudgedBench:
         """Do nothing: every process is stopped unless a request to it is pending."""
 
     def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> CallBatch:
-        """Return calls of a candidate, ready in its process. Raises Wrong, Unsupported or Unhosted.
+        """Return calls of a candidate, ready in its process. Index -1 computes nothing, in that of the reference.
 
-        Index -1 computes nothing, in the process of the reference.
+        Raises CandidateError, UnsupportedArguments or ProcessUnavailable.
         """
         name = self.candidates[max(index, 0)].kernel
         witness = self.hosts.process_for(name, 10.0 if index <= 0 else 1.0)
-        return CallBatch(witness, {"index": index, "poison": poison}, sets, blank=index < 0)
+        return CallBatch(witness, index, sets, poison)
 
     def verify(self, index: int) -> VerifyOutcome:
         # Without results of the reference nothing can be compared, and each candidate would fail for this one reason.

@@ -1,21 +1,89 @@
-"""One locked process for each kernel of an op that is tuned. It starts when it is needed, and again after it has
-ended.
+"""The processes of an op that is tuned, and the messages to them.
+
+Each kernel has a locked process of its own, which starts when it is needed, and again after it has ended.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any
+
+from msgspec import field
 
 from shiplap.sandbox.candidate import CandidateError, TargetProcess
+from shiplap.sandbox.protocol import Done, ImportModule, Message, Number, Reply, Request
 from shiplap.sandbox.supervisor import Bounds, ProcessEnded, SandboxLauncher
+from shiplap.tuning.measure import RacePlan, Timing
+from shiplap.tuning.verify import VerifyOutcome
 
-HOME = {"home": "shiplap.tuning.sandboxed.child", "names": ["maker"], "kind": "maker", "seed": 0, "compile": False}
+CHILD = "shiplap.tuning.child"  # the module that serves the messages
+
+
+class CandidateName(Message, frozen=True):
+    """A candidate by its kernel and its config."""
+
+    kernel: str
+    config: dict[str, bool | int | float | str]
+
+
+class OpenTask(Request[Done], frozen=True):
+    """Import an op, draw the inputs of a task and find its candidates.
+
+    ``environment`` and ``folder`` are for a worker, which is not locked. They may hold secrets.
+    """
+
+    op: str
+    identity: str
+    modules: list[str]
+    file: str
+    path: list[str]
+    recipe: str
+    device: str
+    provider: str
+    capture: str
+    threads: int
+    candidates: list[CandidateName]
+    environment: dict[str, str] = field(default_factory=dict)
+    folder: str = ""
+
+
+class CompileCandidates(Request[Number], frozen=True):
+    """Begin to compile candidates side by side. The reply is their number."""
+
+    indices: list[int]
+
+
+class FinishCompiling(Request[Done], frozen=True):
+    """Begin no further compilation, and wait for those that run."""
+
+
+class Verified(Reply, frozen=True):
+    """The result of a verification."""
+
+    outcome: VerifyOutcome
+
+
+class VerifyCandidate(Request[Verified], frozen=True):
+    """Compare a candidate with the reference."""
+
+    index: int
+
+
+class Raced(Reply, frozen=True):
+    """The timings of candidates, and the reasons why others have none."""
+
+    timings: dict[int, Timing]
+    failed: dict[int, str]
+
+
+class RaceCandidates(Request[Raced], frozen=True):
+    """Time candidates in turn."""
+
+    indices: list[int]
+    plan: RacePlan
 
 
 class ProcessUnavailable(Exception):
@@ -29,20 +97,18 @@ class KernelProcesses:
         self.launcher, self.seconds = launcher, seconds
         self.started, self._ready = 0, False
         self.doubted = False  # whether anything was refused, or ended by itself
-        self._identity = ""
-        self._opening: Mapping[str, Any] = {}
-        self._running: dict[str, tuple[TargetProcess, str]] = {}
+        self._opening: OpenTask | None = None
+        self._running: dict[str, tuple[TargetProcess, OpenTask | None]] = {}
         self._failed: dict[str, str] = {}  # kernel → why its process was not made ready
 
-    def open(self, opening: Mapping[str, Any], libraries: list[str]) -> None:
+    def open(self, opening: OpenTask, libraries: list[str]) -> None:
         """Serve this task. Processes of the same op are kept, and load the task when they are next used."""
-        if self._identity != opening["identity"]:
+        if self._opening is None or self._opening.identity != opening.identity:
             self.close()
-        self._identity, self._opening = opening["identity"], opening
+        self._opening = opening
         self._failed.clear()
-        self._order = json.dumps(opening)
-        places = [*(str(p) for p in opening["path"] if p), *libraries]
-        self._places = [*places, *([str(Path(opening["file"]).parent)] if opening["file"] else [])]
+        places = [*(p for p in opening.path if p), *libraries]
+        self._places = [*places, *([str(Path(opening.file).parent)] if opening.file else [])]
 
     def close(self) -> None:
         """End all processes."""
@@ -53,7 +119,7 @@ class KernelProcesses:
     def end_process(self, kernel: str) -> None:
         """End the process of this kernel, if it has one, after an error of the kernel."""
         self.doubted = True
-        witness, _ = self._running.pop(kernel, (None, ""))
+        witness, _ = self._running.pop(kernel, (None, None))
         if witness is not None:
             witness.prisoner.kill()
 
@@ -84,7 +150,7 @@ class KernelProcesses:
             self._failed[kernel] = str(e)
 
     def process_for(self, kernel: str, patience: float = 1.0) -> TargetProcess:
-        """Return the process of this kernel, ready for the task. Raises Unhosted.
+        """Return the process of this kernel, ready for the task. Raises ProcessUnavailable.
 
         ``patience`` is the factor by which one request to the process may take longer than others.
         """
@@ -101,18 +167,19 @@ class KernelProcesses:
     def _start(self, kernel: str, patience: float) -> None:
         if kernel in self._running:
             return
+        assert self._opening is not None
         if not self._ready:
-            self.launcher.ask({"do": "import", "module": HOME["home"]})
+            self.launcher.ask(ImportModule(CHILD))
             self._ready = True
         bounds = Bounds(seconds=max(self.seconds * patience, 1.0))
         self._running[kernel] = (
-            TargetProcess(self.launcher.start(self._places, bounds, threads=self._opening["threads"])),
-            "",
+            TargetProcess(self.launcher.start(self._places, bounds, threads=self._opening.threads)),
+            None,
         )
         self.started += 1
 
     def _load(self, kernel: str) -> None:
-        witness, order = self._running[kernel]
-        if order != self._order:
-            witness.load({**HOME, "path": self._opening["path"]}, [self._order], {})
-            self._running[kernel] = witness, self._order
+        witness, opened = self._running[kernel]
+        if (opening := self._opening) is not None and opened != opening:
+            witness.request(opening, "import")
+            self._running[kernel] = witness, opening

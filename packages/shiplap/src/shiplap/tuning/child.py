@@ -1,0 +1,189 @@
+"""The requests of a tuning that a child process serves: to open a task, and to prepare, verify and time its candidates.
+
+A locked process serves the candidates of one kernel. The tuner does not rely on anything here then, because the
+candidate shares this interpreter. A worker, which is not locked, serves all candidates of a task.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shiplap.cached_property import cached_property
+from shiplap.declare.config import Config
+from shiplap.dispatch import Op, registry
+from shiplap.dispatch.launch import poisoned_workspace
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.run import error_line
+from shiplap.sandbox.child import ArgumentsDeclined, Child, handles
+from shiplap.sandbox.protocol import Done, Heartbeat, Number
+from shiplap.tuning.allowed import WORKER
+from shiplap.tuning.bench import LocalBench
+from shiplap.tuning.candidate import Candidate, CandidateRefused, CandidateRun, kernel_candidates
+from shiplap.tuning.inputs import Inputs, draw_inputs
+from shiplap.tuning.poison_memory import Poison
+from shiplap.tuning.sandboxed import workers
+from shiplap.tuning.verify import is_device_lost
+
+
+class DeviceLost(BaseException):
+    """Raised to end a process that can no longer use its device, and that cannot even be torn down in order."""
+
+
+class OpenedTask:
+    """The op of a task, its inputs, and its candidates in the order of the request.
+
+    Raises LookupError if the op, or a candidate, differs in this process.
+    """
+
+    def __init__(self, order: workers.OpenTask, heartbeat: Heartbeat | None) -> None:
+        self.order, self.heartbeat = order, heartbeat
+        self.op = import_op(order)
+        if self.op.identity != order.identity:
+            # A kernel that was attached by the caller's own code is missing here, and its times would be those of
+            # another op.
+            raise LookupError(f"{self.op.spec.name} differs there: kernels attached elsewhere, or changed files")
+        self.inputs = draw_inputs(self.op, SampleRecipe.parse(order.recipe), order.device)
+        listed = {(c.kernel, c.config): c for c in candidates_by_provider(order.provider, self.op, self.inputs)}
+        wanted = [(c.kernel, Config.of(c.config)) for c in order.candidates]
+        if missing := [w for w in wanted if w not in listed]:
+            raise LookupError(f"candidate {missing[0]} is unknown here")
+        self.candidates = [listed[w] for w in wanted]
+
+    @cached_property
+    def bench(self) -> LocalBench:
+        """The bench of a worker."""
+        begin_run = self.heartbeat.begin_run if self.heartbeat is not None else lambda index: None
+        return LocalBench(self.inputs, self.candidates, self.order.capture, begin_run)
+
+    def prepare(self, index: int, poison: int | None, args: list[Any]) -> CandidateRun:
+        """Return a call of a candidate as a function without arguments. Index -1 binds them and runs nothing."""
+        if index < 0:
+            self.op.bind(tuple(args))
+            return lambda: ()
+        candidate = self.candidates[index]
+        try:
+            with nullcontext() if poison is None else poisoned_workspace(poison):
+                run = candidate.prepare(tuple(args))
+        except CandidateRefused as e:
+            raise ArgumentsDeclined(str(e)) from None
+        return run if poison is None else _poisoned(run, candidate, poison)
+
+
+def _poisoned(run: CandidateRun, candidate: Candidate, byte: int) -> CandidateRun:
+    """Return ``run`` with all memory that it allocates filled with ``byte``."""
+
+    def run_poisoned() -> Any:
+        with poisoned_workspace(byte), nullcontext() if candidate.opaque else Poison(byte):
+            return tuple(run())
+
+    return run_poisoned
+
+
+_opened: OpenedTask | None = None
+
+
+def opened_task() -> OpenedTask:
+    """Return the task that this process has opened."""
+    assert _opened is not None
+    return _opened
+
+
+@handles(workers.OpenTask)
+def open_task(child: Child, order: workers.OpenTask, file: int) -> Done:
+    """Import the op of a task and draw its inputs. The file, if any, is the memory of a heartbeat."""
+    global _opened
+    if order.environment:  # of a worker, which is a process of the user like any other
+        os.environ.clear()
+        os.environ.update(order.environment)
+        os.chdir(order.folder)
+        tempfile.tempdir = None
+    os.environ[WORKER] = str(os.getpid())  # a module that tunes when it is imported does not tune here
+    torch.set_num_threads(order.threads)
+    _opened = OpenedTask(order, Heartbeat(file) if file >= 0 else None)
+    child.target = _opened.prepare
+    child.accept_modules()
+    return Done()
+
+
+@handles(workers.CompileCandidates)
+def compile_candidates(child: Child, message: workers.CompileCandidates, file: int) -> Number:
+    """Begin to compile candidates side by side."""
+    return Number(opened_task().bench.compile(message.indices))
+
+
+@handles(workers.FinishCompiling)
+def finish_compiling(child: Child, message: workers.FinishCompiling, file: int) -> Done:
+    """Wait for all compilers that run."""
+    opened_task().bench.quiet()
+    return Done()
+
+
+@handles(workers.VerifyCandidate)
+def verify_candidate(child: Child, message: workers.VerifyCandidate, file: int) -> workers.Verified:
+    """Compare a candidate with the reference."""
+    return workers.Verified(opened_task().bench.verify(message.index))
+
+
+@handles(workers.RaceCandidates)
+def race_candidates(child: Child, message: workers.RaceCandidates, file: int) -> workers.Raced:
+    """Time candidates in turn."""
+    try:
+        return workers.Raced(*opened_task().bench.race(message.indices, message.plan))
+    except Exception as e:
+        if is_device_lost(e):
+            raise DeviceLost(error_line(e)) from e
+        raise
+
+
+def candidates_by_provider(provider: str, op: Op, drawn: Inputs) -> Sequence[Candidate]:
+    """Return the candidates by the same function as in the parent. With ``""`` they are the op's own kernels."""
+    if not provider:
+        return kernel_candidates(op, drawn.device, drawn.call.env)
+    module, _, name = provider.partition(":")
+    value: Any = importlib.import_module(module)
+    for part in name.split("."):
+        value = getattr(value, part)
+    offered: Sequence[Candidate] = value(op, drawn)
+    return offered
+
+
+def import_op(order: workers.OpenTask) -> Op:
+    """Import the modules that declare the op and its kernels, and return the op. LookupError if they did not declare
+    it.
+    """
+    sys.path[:] = [*order.path, *(p for p in sys.path if p not in order.path)]
+    problem: Exception | None = None
+    for module in order.modules:
+        try:
+            importlib.import_module(module)
+        except Exception as e:  # it may fail after the declaration, for example because it tunes
+            problem = e
+    if registry.find_declared_op(order.op) is None and order.file:
+        try:
+            _import_file(Path(order.file))
+        except Exception as e:
+            problem = e
+    op = registry.find_declared_op(order.op)
+    if op is None:
+        raise LookupError(f"no {order.op} in {order.modules or order.file}") from problem
+    return op
+
+
+def _import_file(path: Path) -> None:
+    """Import a file under a name that is not ``__main__``, so that code behind that guard does not run."""
+    name = f"_shiplap_tuned_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
