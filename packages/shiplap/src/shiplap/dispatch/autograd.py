@@ -169,6 +169,8 @@ def _recorders(
         return *(output if isinstance(output, tuple) else (output,) if spec.outputs else ()), *written
 
     def gradients(ctx: Context, *grads: Tensor) -> tuple[Gradient, ...]:
+        if dispatcher_calls.any_autocast():
+            return dispatcher_calls.call_outside_autocast(gradients, ctx, *grads)
         nest = ctx.shiplap_nest
         of_results = _nested(grads, ctx.shiplap_made) if traced else grads
         answers = run(ctx, _nested(ctx.needs_input_grad[1:], nest), *cast("tuple[Tensor, ...]", of_results))

@@ -87,7 +87,7 @@ class OutVariant:
                 raise self._ungraded()  # in a graph nobody would see that the gradient is lost
         elif dispatcher_transforms.active():
             self._refuse_transform((*args, *keywords.values()))
-        elif self.direct is not None and workspace is None and not keywords and self._served(self.direct, args, out):
+        elif workspace is None and not keywords and self._served(self.direct, args, out):
             increment_version(out)
             return out
         if len(self.names) == 1 and isinstance(out, Tensor):
@@ -109,8 +109,10 @@ class OutVariant:
             increment_version(out)  # a backward that has saved what is written to has to know
         return out
 
-    def _served(self, direct: OutRoute, args: Args, out: Tensor | Sequence[Tensor]) -> bool:
-        """Run the call by ``direct`` and return whether ``direct`` supports it."""
+    def _served(self, direct: OutRoute | None, args: Args, out: Tensor | Sequence[Tensor]) -> bool:
+        """Run the call by ``direct`` and return whether ``direct`` supports it. Only `execute` leaves autocast."""
+        if direct is None or dispatcher_calls.any_autocast():
+            return False
         outs = out if isinstance(out, (tuple, list)) else (out,)
         if len(outs) != len(self.names) or len(args) > len(self.spec.args) or dispatcher_calls.is_compiling():
             return False
@@ -161,7 +163,11 @@ class OutVariant:
         return given, scratch if isinstance(scratch, Tensor) else None
 
     def execute(self, *args: Value, **kwargs: Value) -> None:
-        """Execute the out-variant with real tensors where no native code does."""
+        """Execute the out-variant with real tensors where no native code does, outside of autocast."""
+        if dispatcher_calls.any_autocast():
+            with dispatcher_calls.outside_autocast():
+                self.execute(*args, **kwargs)
+            return
         op = self.op
         graded = torch.is_grad_enabled()
         if (

@@ -12,7 +12,7 @@ import torch
 
 from shiplap.declare.schema import WRITES, below, public_schema, schema, tags
 from shiplap.declare.spec import OpSpec
-from shiplap.declare.values import Result, Value
+from shiplap.declare.values import Args, Result, Value
 from shiplap.dispatch.autocast import Cast, make_cast
 from shiplap.dispatch.autograd import make_autograd
 from shiplap.dispatch.check_results import all_results, fit_views
@@ -118,13 +118,20 @@ class Registered(Served):
         result: Result = dispatcher_calls.builtin(self.raw)(*args, **kwargs)
         return result
 
-    def outside_autocast(self, kind: str, *args: Value) -> Result:
-        """Call the op with arguments that autocast of this device type has converted; only autograd has to see it."""
-        with dispatcher_calls.outside_autocast(kind):
+    def call_converted(self, *args: Value) -> Result:
+        """Call the op with arguments that autocast has converted; only autograd has to see it."""
+        with dispatcher_calls.outside_autocast():
             if not torch.is_grad_enabled() or not dispatcher_calls.any_requires_grad(*args):
                 return self.direct(*args)
             result: Result = self.record(None, *args) if self.recorded is None else self.recorded(self.direct, *args)
             return result
+
+    def _cast_call(self, kind: str, args: Args, kwargs: dict[str, Value]) -> tuple[Args, dict[str, Value]]:
+        """Return the positional arguments and the keywords of a call as autocast of this device type converts them."""
+        assert self.cast is not None
+        if not kwargs:
+            return self.cast(kind, args), kwargs
+        return self.spec.split(self.cast(kind, self.spec.complete(args, kwargs)))
 
     def _declare(self) -> None:
         """Register the op with torch."""
@@ -141,7 +148,7 @@ class Registered(Served):
         self.variant = OutVariant(self, there) if has_out(spec) else None
         self.cast = make_cast(spec) if spec.autocast is not None and not spec.view else None
         if self.cast is not None:
-            there.cast(core_name(spec), self.core, self.cast)
+            there.cast(core_name(spec), self.core, self._cast_call)
         there.publish()
 
     def _carry(self, there: Registrations, core: str) -> None:
