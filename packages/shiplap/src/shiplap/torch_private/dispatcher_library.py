@@ -12,7 +12,7 @@ from torch.library import Library
 
 from shiplap.torch_private import available
 from shiplap.torch_private.dispatcher_calls import is_autocast_on
-from shiplap.torch_private.mark_mutated import writing
+from shiplap.torch_private.mark_mutated import with_write_counts
 
 if TYPE_CHECKING:
     from torch._C import DispatchKeySet
@@ -55,7 +55,7 @@ def _files_of(operator: str) -> list[str]:
     return re.findall(r"registered at (\S+\.py):\d+", str(torch._C._dispatch_dump(f"aten::{operator}")))
 
 
-def numbered(name: str, edition: int) -> str:
+def name_of_edition(name: str, edition: int) -> str:
     """Return torch's name of ``name`` with the ``edition``-th schema that was declared for it in this process."""
     base, dot, overload = name.partition(".")
     return name if edition == 1 else f"{base}__{edition}{dot}{overload}"
@@ -94,7 +94,7 @@ class Registrations:
         self._library.define(f"{self._named(name)}{opening}{rest}", tags=tuple(tags))
 
     def _named(self, name: str) -> str:
-        return numbered(name, self.edition)
+        return name_of_edition(name, self.edition)
 
     def overload(self, name: str) -> Overload:
         """Return the op ``name``, or ``name.overload``. Torch looks for overloads once: all have to be defined by
@@ -122,7 +122,7 @@ class Registrations:
                 for i, a in enumerate(overload._schema.arguments)
                 if a.alias_info is not None and a.alias_info.is_write
             ]
-            short = writing(short, written) if written else short
+            short = with_write_counts(short, written) if written else short
         for each in (overload,) if suffix else (packet, overload):
             check, plain = self._checks[name], partial(self._leave_autocast, name, each._op)
             told = (
@@ -228,7 +228,7 @@ class Registrations:
         """Under ``torch.autocast`` of any device type call ``overload`` with what ``cast`` returns."""
         self._casts[name] = cast
         for device_type, key in _AUTOCAST_KEYS.items():
-            self._library.impl(self._named(name), _autocast(overload, device_type, cast), key)
+            self._library.impl(self._named(name), _autocast_kernel(overload, device_type, cast), key)
 
 
 def _with_own_errors(
@@ -343,7 +343,7 @@ def find_overload(namespace: str, name: str) -> Overload | None:
     return None if packet is None else getattr(packet, suffix or "default", None)
 
 
-def _autocast(overload: Overload, device_type: str, cast: Cast) -> Implementation:
+def _autocast_kernel(overload: Overload, device_type: str, cast: Cast) -> Implementation:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = cast(device_type or torch._C._get_privateuse1_backend_name(), args, kwargs)
         with torch._C._DisableAutocast():
