@@ -181,6 +181,29 @@ def test_autocast_fires_on_a_wrong_rule():
     assert look(promotes, "autocast").verdict == "fail"
 
 
+def test_autocast_fires_where_an_op_without_a_rule_is_changed():
+    """Another library's kernel calls an operator that autocast converts; one of ours runs with autocast off."""
+
+    def gram(x):
+        return (x @ x.T).float()
+
+    register("audit_autograd::gram", "(Tensor x) -> Tensor", gram, lambda x: x.new_empty(x.shape[0], x.shape[0]))
+
+    @sl.adopt("audit_autograd::gram", autocast=None)
+    def adopted(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n n"]:
+        return x @ x.T
+
+    @sl.op("audit_autograd::own_gram", autocast=None)
+    def own(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n n"]:
+        return x @ x.T
+
+    own.kernel("cpu", gram)
+    finding = look(adopted, "autocast")
+    assert finding.verdict == "fail"
+    assert "rule None" in finding.evidence
+    assert look(own, "autocast").verdict == "ok"
+
+
 def test_autocast_is_silent_or_says_why_it_does_not_apply():
     assert look(weighted, "autocast").verdict == "ok"
     assert look(narrows, "autocast").verdict == "ok"

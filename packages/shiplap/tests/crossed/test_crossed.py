@@ -1,13 +1,25 @@
 """Crossed declarations: a seeded part of them, the faults that they must find, the plan, the table and the restart."""
 
 import json
+import random
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from shiplap_testing.crossed import child
-from shiplap_testing.crossed.declared import COMPILED, STATES, Declared, fitting, pairs, plan
+from shiplap_testing.crossed.declared import (
+    COMPILED,
+    OUTSIDE,
+    STATES,
+    Declared,
+    draw,
+    fitting,
+    pairs,
+    plan,
+    with_feature,
+    with_pair,
+)
 from shiplap_testing.crossed.faults import FAULTS, WRONG_VALUES, faulty
 from shiplap_testing.crossed.native_source import template_unable, triton_unable
 from shiplap_testing.crossed.run import FAILURES, read, run, run_batch
@@ -88,6 +100,35 @@ def test_a_plan_covers_pairs_that_chance_leaves_out():
         return sum(1 for n in found.values() if n >= 3)
 
     assert counts(6) > counts(1)
+
+
+def test_each_feature_can_be_given_to_a_declaration():
+    """So that the plan can give the pair that came least, of each kind of feature."""
+    cases = plan(120)
+    features = {f for c in cases for f in (*c.features, *(f"way:{w}" for w in c.ways))}
+    assert len(features) > 90
+    for feature in sorted(features):
+        given = [fitting(with_feature(c, feature)) for c in cases[:40]]
+        assert any(feature in (*c.features, *(f"way:{w}" for w in c.ways)) for c in given), feature
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("kernel:c_aligned", "out:list"),  # chance draws it for one declaration in thousands
+        ("kernel:template", "way:jvp"),
+        ("out:perhaps", "state:mutated_list"),
+        ("state:view", "way:inductor_dynamic"),
+        ("binding:packaged", "out:size"),
+    ],
+)
+def test_a_rare_pair_is_given_to_a_declaration(pair):
+    never = ("kernel:template", "rank:4")
+    drawn = [draw(number, random.Random(number)) for number in range(0, 160, OUTSIDE)]
+    given = [found for case in drawn if (found := with_pair(case, [never, pair], "cpu"))]
+    assert given
+    assert all({*pair} <= {*case.features, *(f"way:{w}" for w in case.ways)} for case in given)
+    assert not any(with_pair(case, [never], "cpu") for case in drawn)
 
 
 @pytest.mark.long  # three processes that import torch

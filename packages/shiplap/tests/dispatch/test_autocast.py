@@ -222,3 +222,159 @@ def test_an_argument_with_a_dtype_class_of_its_own(ns):
     for x, w in ((HALF, SINGLE), (HALF, HALF), (SINGLE, HALF)):
         assert scaled(torch.ones(2, 3, dtype=x), torch.ones(3, dtype=w)).dtype == x
     assert sl.audit(scaled, checks=("numerics", "fake"), seed=0).proven
+
+
+def declare_gram(ns, rule=None, kernel=True):
+    """An op whose kernel, reference and backward call operators that autocast would convert."""
+
+    @sl.op(f"{ns}::gram", autocast=rule)
+    def gram(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n n"]:
+        return x @ x.T
+
+    if kernel:
+
+        @gram.kernel("cpu")
+        def _(x):
+            return (x @ x.T).float()
+
+    @gram.backward
+    def _(grad, saved, needs):
+        return {"x": (grad + grad.T) @ saved.x}
+
+    return gram
+
+
+def by_torch(ns, op):
+    return getattr(torch.ops, ns).gram
+
+
+@pytest.mark.parametrize(("rule", "kernel"), [(None, True), (None, False), ("widest", True)])
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda ns, op: op,
+        by_torch,
+        lambda ns, op: lambda x: op(x=x),
+        lambda ns, op: torch.compile(op, backend="eager", fullgraph=True),
+        lambda ns, op: torch.compile(op, backend="aot_eager", fullgraph=True),
+        lambda ns, op: lambda x: torch.vmap(op)(x[None])[0],
+    ],
+    ids=["op", "torch.ops", "keyword", "dynamo", "aot_eager", "vmap"],
+)
+@pytest.mark.usefixtures("fresh_compiler")
+def test_autocast_is_off_inside_of_kernel_reference_and_backward(ns, rule, kernel, way):
+    op = declare_gram(ns, rule, kernel)
+    x, pull = torch.randn(5, 40), torch.randn(5, 5)
+    wanted = ((pull + pull.T) @ x, x @ x.T)
+    x.requires_grad_()
+    with torch.autocast("cpu", HALF):
+        out = way(ns, op)(x)
+        (grad,) = torch.autograd.grad(out, x, pull)
+    assert torch.equal(out, wanted[1])
+    torch.testing.assert_close(grad, wanted[0])
+
+
+@pytest.mark.parametrize("call", [lambda ns, op: op, by_torch], ids=["op", "torch.ops"])
+@pytest.mark.parametrize("rule", [None, "widest"])
+def test_autocast_is_off_inside_of_a_reference_that_torch_func_differentiates(ns, rule, call):
+    """A level of torch.func restores the state of autocast that the call came with."""
+    op, x = declare_gram(ns, rule), torch.randn(5, 40)
+    with torch.autocast("cpu", HALF):
+        value, tangent = torch.func.jvp(call(ns, op), (x,), (x,))
+        nested = torch.func.jvp(lambda x: torch.func.grad(lambda x: call(ns, op)(x).sum())(x), (x,), (x,))[1]
+    assert torch.equal(value, x @ x.T)
+    torch.testing.assert_close(tangent, 2 * value)
+    torch.testing.assert_close(nested, 2 * torch.ones(5, 5) @ x)
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_autocast_is_off_inside_of_an_out_variant(ns, kernel):
+    op, x, out = declare_gram(ns, None, kernel), torch.randn(5, 40), torch.empty(5, 5)
+    for _ in range(2):
+        with torch.autocast("cpu", HALF):
+            op.out(x, out=out)
+        assert torch.equal(out, x @ x.T)
+
+
+def test_autocast_is_off_inside_of_ops_without_floating_arguments(ns):
+    """No autocast rule can see them: their tensors hold integers, are on another device, in lists, or absent."""
+
+    @sl.op(f"{ns}::counts")
+    def counts(index: Int64[Tensor, "n"]) -> Float32[Tensor, "n n"]:
+        return index.float()[:, None] @ index.float()[None]
+
+    @sl.op(f"{ns}::filled", fake="reference")
+    def filled(n: int, base: Float32[Tensor, "k"] | None = None) -> Float32[Tensor, "n n"]:
+        return torch.full((n, n), 1.001) @ torch.ones(n, n)
+
+    @sl.op(f"{ns}::listed", autocast=None)
+    def listed(xs: list[Float32[Tensor, "n n"]]) -> Float32[Tensor, "n n"]:
+        return xs[0] @ xs[1]
+
+    @listed.backward
+    def _(grad, saved, needs):
+        return {"xs": [grad @ saved.xs[1].T, saved.xs[0].T @ grad]}
+
+    index, xs, pull = (
+        torch.tensor([257, 3]),
+        [torch.randn(4, 4, requires_grad=True) for _ in range(2)],
+        torch.ones(4, 4),
+    )
+    wanted = [counts(index), filled(4), listed(xs), *torch.autograd.grad(listed(xs), xs, pull)]
+    with torch.autocast("cpu", HALF):
+        got = [counts(index), filled(4), listed(xs), *torch.autograd.grad(listed(xs), xs, pull)]
+        assert torch.compile(filled, backend="aot_eager", fullgraph=True)(4).dtype == SINGLE
+    for a, b in zip(got, wanted, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_autocast_is_off_inside_of_an_op_with_views(ns):
+    @sl.op(f"{ns}::powered", aliases="x", autocast=None)
+    def powered(x: Float32[Tensor, "n n"], squared: bool) -> Float32[Tensor, "n n"]:
+        return x @ x if squared else x.view_as(x)
+
+    x = torch.randn(4, 4)
+    with torch.autocast("cpu", HALF):
+        assert powered(x, True).dtype == SINGLE
+
+
+def test_a_rule_is_registered_for_the_autocast_of_every_device_type(ns):
+    declare(ns, "widest")
+    keys = ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS", "AutocastHPU", "AutocastPrivateUse1")
+    assert all(dispatcher_library_has(f"{ns}::rule_widest", key) for key in keys)
+
+
+def dispatcher_library_has(name, key):
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+
+
+def test_kernels_leave_the_autocast_of_other_devices_too(ns):
+    """As of the CPU where tensors are on a GPU, here the other way round: autocast of the device is off either way."""
+    seen = []
+
+    @sl.op(f"{ns}::noted", autocast=None)
+    def noted(x: V) -> V:
+        seen.append([torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")])
+        return x + 1
+
+    with torch.autocast("cpu", HALF):
+        torch.set_autocast_enabled("cuda", True)
+        try:
+            noted(torch.ones(3))
+        finally:
+            torch.set_autocast_enabled("cuda", False)
+    assert seen == [[False, False]]
+
+
+@pytest.mark.parametrize(
+    "call", [lambda ns, op: op, lambda ns, op: getattr(torch.ops, ns).moved], ids=["op", "torch.ops"]
+)
+def test_a_rule_converts_keyword_only_tensors(ns, call):
+    @sl.op(f"{ns}::moved", autocast="widest")
+    def moved(x: V, *, by: V, times: float = 1.0) -> V:
+        return x + by * times
+
+    call = moved if way == "op" else getattr(torch.ops, ns).moved
+    with torch.autocast("cpu", HALF):
+        assert call(torch.ones(3, dtype=HALF), by=torch.ones(3)).tolist() == [2, 2, 2]
+        assert call(torch.ones(3), by=torch.ones(3, dtype=HALF), times=2.0).dtype == SINGLE

@@ -73,3 +73,29 @@ def test_a_kernel_that_writes_is_served(ns):
     x = torch.ones(4, 3).t()[0:1].reshape(-1)[:3]
     fill_(x, torch.ones(3))
     assert not x.any()
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_a_kernel_that_moves_the_copy_of_a_strided_argument_is_refused(ns, move):
+    """What is written to the copy is copied back: a smaller one would be broadcast, other memory be lost."""
+    fill_ = declare(ns, move)
+    for _ in range(70):  # past the calls that are looked at more closely
+        strided = torch.zeros(3, 2)[:, 0]
+        with fails("SL316", where=f"{fill_.spec.name}, kernel _"):
+            fill_(strided, torch.ones(3))
+        assert not strided.any()
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+@pytest.mark.parametrize("into", [False, True])
+def test_a_kernel_that_moves_an_output_is_refused(ns, move, into):
+    @sl.op(f"{ns}::same")
+    def same(x: V) -> V:
+        return x.clone()
+
+    @same.kernel("cpu")
+    def _(x, *, out):
+        move(out)
+
+    with pytest.raises(sl.ShiplapError, match="SL316: an output was given other memory or another shape"):
+        same.out(torch.ones(3), out=torch.ones(3)) if into else same(torch.ones(3))

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
+from heapq import nsmallest
 from itertools import combinations
 from typing import Any
 
@@ -85,6 +86,8 @@ SIZES = ("usual", "zero_rows", "one_row", "one_column", "tile")
 TEMPLATE_TERMS = ("second", "index", "optional", "float", "int", "bool", "text", "ints", "pair", "broadcast")
 TRITON_TERMS = ("second", "index", "optional", "float", "int")
 NATIVE = ("c", "c_strided", "c_aligned", "cuda")
+RAREST = 64  # pairs that are tried for a declaration
+OUTSIDE = 8  # one declaration of so many may have a C kernel for what has no form in C
 
 
 @dataclass(frozen=True)
@@ -222,7 +225,7 @@ def fitting(case: Declared, device: str = "cpu") -> Declared:
         variadic, outs = False, ("same",)
         terms = tuple(t for t in terms if t in TRITON_TERMS)
         changes["state"] = "pure"
-    if kernel in NATIVE and case.seed % 8:
+    if kernel in NATIVE and case.seed % OUTSIDE:
         terms = tuple(t for t in terms if t not in ("tensors", "number", "maybe", "dtype"))
         outs = tuple(o for o in outs if o not in TRACED) or ("same",)
         if case.state in ("view", "mutated_list"):
@@ -309,10 +312,56 @@ def pairs(features: Iterable[str], way: str) -> list[tuple[str, str]]:
     return list(combinations(sorted({*features, f"way:{way}"}), 2))
 
 
+def with_feature(case: Declared, feature: str) -> Declared:
+    """``case`` with ``feature`` as well, before :func:`fitting`."""
+    kind, _, value = feature.partition(":")
+    if kind == "dtype":
+        return replace(case, annotation=value.partition("/")[0], dtype=value.partition("/")[2])
+    if kind == "way":
+        binding = "packaged" if value == "packaged" else case.binding
+        return replace(case, ways=(*case.ways[:1], value), binding=binding)
+    if kind == "term":
+        term = "optional" if value == "absent" else value
+        terms = tuple(t for t in TERMS if t in (*case.terms, term))
+        return replace(case, terms=terms, absent=value == "absent" or (term != "optional" and case.absent))
+    if kind == "out":
+        others = [o for o in case.outs if o != value]
+        return replace(case, outs=(value, *others[:1]) if value != "nothing" else ())
+    if kind == "layout":
+        return replace(case, layouts=(value, *[each for each in case.layouts if each != value][:2]))
+    if kind == "has":
+        return replace(case, **_WITH.get(value, {value: True}))
+    name = {"size": "sizes"}.get(kind, kind)
+    return replace(case, **{name: {"rank": int}.get(kind, _rule)(value)})
+
+
+_WITH: dict[str, dict[str, Any]] = {
+    "several outputs": {"outs": ("same", "total")},
+    "gradient": {"gradient": True, "state": "pure"},
+    "no defaults": {"defaults": False},
+    "omitted": {"defaults": True, "omitted": True},
+}
+
+
+def _rule(value: str) -> str | None:
+    return None if value == "None" else value
+
+
+def with_pair(case: Declared, rarest: Iterable[tuple[str, str]], device: str) -> Declared | None:
+    """``case`` with the first pair of ``rarest`` that fits it, None where none does."""
+    for first, second in rarest:
+        for order in ((first, second), (second, first)):
+            found = fitting(with_feature(with_feature(case, order[0]), order[1]), device)
+            if {first, second} <= {*found.features, *(f"way:{w}" for w in ("eager", "aot_eager", *found.ways))}:
+                return found
+    return None
+
+
 def plan(count: int, seed: int = 0, device: str = "cpu", *, interpreter: bool = True, among: int = 6) -> list[Declared]:
     """``count`` declarations; of several drawn ones each time that which has the pairs that came least so far.
 
-    A longer plan of the same seed begins with the shorter one.
+    Most are drawn and then given the pair that came least and fits. A longer plan of the same seed begins with the
+    shorter one.
     """
     seen: Counter[tuple[str, str]] = Counter()
     chosen: list[Declared] = []
@@ -321,7 +370,10 @@ def plan(count: int, seed: int = 0, device: str = "cpu", *, interpreter: bool = 
         drawn = [draw(seed * 1_000_000 + number, rng, device, interpreter) for _ in range(among)]
         found = [[p for way in ("eager", *c.ways) for p in pairs(c.features, way)] for c in drawn]
         worth = [sum(1 / (1 + seen[p]) ** 2 for p in set(ps)) / len(ps) ** 0.5 for ps in found]
-        best = max(range(among), key=worth.__getitem__)
-        chosen.append(drawn[best])
-        seen.update(set(found[best]))
+        case = drawn[max(range(among), key=worth.__getitem__)]
+        if among > 1 and (number % 2 or number % OUTSIDE == 0):
+            rarest = nsmallest(RAREST, seen, key=seen.__getitem__)
+            case = with_pair(case, rarest, device) or case
+        chosen.append(case)
+        seen.update(dict.fromkeys([p for way in ("eager", *case.ways) for p in pairs(case.features, way)], 1))
     return chosen

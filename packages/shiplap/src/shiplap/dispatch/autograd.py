@@ -171,6 +171,8 @@ def _make_recorders(
         return *(output if isinstance(output, tuple) else (output,) if spec.outputs else ()), *written
 
     def gradients(ctx: BackwardContext, *grads: Tensor) -> tuple[Gradient, ...]:
+        if dispatcher_calls.any_autocast():
+            return dispatcher_calls.call_outside_autocast(gradients, ctx, *grads)
         nest = ctx.shiplap_nest
         of_results = _nest_lists(grads, ctx.shiplap_made) if traced else grads
         answers = run(ctx, _nest_lists(ctx.needs_input_grad[1:], nest), *cast("tuple[Tensor, ...]", of_results))

@@ -50,6 +50,8 @@ def compile_recorder(
         "is_grad_enabled": is_grad_enabled,
         "LISTS": {list, tuple},
         "any_requires_grad": dispatcher_calls.any_requires_grad,
+        "any_autocast": dispatcher_calls.any_autocast,
+        "call_outside_autocast": dispatcher_calls.call_outside_autocast,
         "numbers": number_check(spec, recorded=True) or (lambda args, kwargs: None),
         "fn": backward.fn,
         "followed": followed,
@@ -99,11 +101,16 @@ def _number_check_source(spec: OpSpec) -> list[str]:
 
 
 def _backward_source(spec: OpSpec, backward: Backward) -> list[str]:
-    """Return the lines of ``backward``: they call the declared gradient, check its result and order it by argument."""
+    """Return the lines of ``backward``: they call the declared gradient, check its result and order it by argument.
+
+    Autocast is off in them: a backward inside of a region gives the gradients that it gives after the region.
+    """
     tensors, places = [a.name for a in spec.tensors], {a.name: i + 1 for i, a in enumerate(spec.args)}
     saved, grads = _saved_tensor_names(spec, backward), [f"g{i}" for i in range(len(spec.outputs))]
     kept = [f"k_{a.name}, " for a in spec.scalars] + [f"s_{name}, " for name in tensors]
-    lines = [f"def backward(ctx, {', '.join(grads)}):", "    needed = ctx.needs_input_grad", "    given = len(needed)"]
+    taken = f"ctx, {', '.join(grads)}"
+    lines = [f"def backward({taken}):", f"    if any_autocast(): return call_outside_autocast(backward, {taken})"]
+    lines += ["    needed = ctx.needs_input_grad", "    given = len(needed)"]
     lines += [f"    {''.join(f'v_{name}, ' for name in saved)} = ctx.saved_tensors"] if saved else []
     lines += [f"    {''.join(kept)} = ctx.shiplap_kept"]
     lines += [f"    w_{name} = given > {places[name]} and needed[{places[name]}]" for name in tensors]

@@ -10,7 +10,7 @@ in every call, because a call that moves an argument has not written to the call
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeAlias, TypeVar
@@ -96,20 +96,23 @@ def _memory_facts(tensor: Tensor) -> int:
 
 def places_of(spec: OpSpec, args: Args) -> Places:
     """Return where the arguments that the op writes to lie in memory."""
-    written = [
-        (a.name, t) for a, v in zip(spec.args, args, strict=True) if a.mutated for t in tensors_in_arguments((v,))
-    ]
+    return places_of_tensors((a.name, v) for a, v in zip(spec.args, args, strict=True) if a.mutated)
+
+
+def places_of_tensors(values: Iterable[tuple[str, Value]]) -> Places:
+    """Return where named tensors, and those of named lists, lie in memory."""
+    written = [(name, t) for name, value in values for t in tensors_in_arguments((value,))]
     return [(name, t, t.data_ptr(), t.shape, t.stride()) for name, t in written]
 
 
-def require_places(where: str, places: Places) -> None:
+def require_places(where: str, places: Places, what: str = "a mutated argument") -> None:
     """Raise SL316 where a tensor lies elsewhere now: the caller's memory has not been written to, but left."""
     for name, t, address, shape, strides in places:
         if t.data_ptr() != address or t.shape != shape or t.stride() != strides:
             now = f"shape {tuple(t.shape)}, strides {tuple(t.stride())}" + ", elsewhere" * (t.data_ptr() != address)
             raise error(
                 "SL316",
-                what="a mutated argument was given other memory or another shape",
+                what=f"{what} was given other memory or another shape",
                 where=where,
                 got=f"{name!r} with {now}",
                 expected=f"shape {tuple(shape)}, strides {strides}, where it was",

@@ -85,6 +85,7 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
     scope: dict[str, object] = {
         "dispatcher": otherwise or dispatcher_calls.builtin_of(op.raw),
         "untouched": dispatcher_calls.untouched,
+        "any_autocast": dispatcher_calls.any_autocast,
         "is_zero": dispatcher_calls.is_zero,
         "Tensor": torch.Tensor,
         "Parameter": torch.nn.Parameter,
@@ -96,6 +97,8 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
         "start": _make_fast_path_start(op),
     }
     modes = "not untouched()" if otherwise is None else "False"
+    if otherwise is None and not op.separable:  # callers of others look for autocast
+        modes += " or any_autocast()"
     exec(compile(fast_path_source(op.spec, device, remembers, modes), f"<route {op.spec.name}>", "exec"), scope)
     route = scope["route"]
     assert callable(route)

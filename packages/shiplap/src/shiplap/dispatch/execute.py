@@ -42,7 +42,14 @@ class Executor(OpState):
     short: Callable[..., Result] | None = None  # a shorter way than `serve_call`, see dispatch/eager_fast_path.py
 
     def execute(self, *args: Value, **kwargs: Value) -> Result:
-        """Check and bind the arguments, pick a kernel and run it. This is the implementation that torch calls."""
+        """Check and bind the arguments, pick a kernel and run it. This is the implementation that torch calls.
+
+        Autocast would convert the operands of the operators inside of kernels, of ops without a rule and of tensors on
+        other devices than those of the arguments.
+        """
+        if dispatcher_calls.any_autocast():
+            with dispatcher_calls.outside_autocast():
+                return self.execute(*args, **kwargs)
         if self.short is None or kwargs or (torch.is_grad_enabled() and dispatcher_calls.any_requires_grad(*args)):
             return self.serve_call(*args, **kwargs)
         return self.short(*args)
@@ -116,8 +123,7 @@ class Executor(OpState):
         self._report_reference_runs(str(call.device), "forward-mode AD is the reference's", key="tangent")
         result = with_own_memory(self.run_reference(call.args))
         if self.surrogate is not self.reference:
-            positional, named = self.spec.split(call.args)
-            result = dispatcher_transforms.with_tangents(result, self.surrogate(*positional, **named))
+            result = dispatcher_transforms.with_tangents(result, self.run_surrogate(call.args))
         return detach_results(self.spec, result)
 
     def _report_reference_runs(self, device: str, why: str, key: str) -> None:

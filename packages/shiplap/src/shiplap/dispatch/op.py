@@ -90,7 +90,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         if own and not kwargs and dispatcher_calls.is_recorded_call(args):
             return self.record(None, *args)
         if own and not kwargs and self.cast is not None and (kind := dispatcher_calls.autocast_alone(args)) is not None:
-            return self.outside_autocast(kind, *self.cast(kind, tuple(args)))
+            return self.call_converted(*self.cast(kind, tuple(args)))
         plain = own and not self.spec.mutated and dispatcher_calls.is_plain_call(args, kwargs)
         result: Result = (dispatcher_calls.builtin_of(self.raw) if plain else self.overload)(*args, **kwargs)
         return result

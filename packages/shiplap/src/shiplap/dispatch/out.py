@@ -87,12 +87,7 @@ class OutVariant:
                 raise self._no_gradient_error()  # in a graph nobody would see that the gradient is lost
         elif dispatcher_transforms.is_transform_active():
             self._refuse_transform((*args, *keywords.values()))
-        elif (
-            self.direct is not None
-            and workspace is None
-            and not keywords
-            and self._run_fast_path(self.direct, args, out)
-        ):
+        elif workspace is None and not keywords and self._run_fast_path(self.direct, args, out):
             increment_version(out)
             return out
         if len(self.names) == 1 and isinstance(out, Tensor):
@@ -114,8 +109,10 @@ class OutVariant:
             increment_version(out)  # a backward that has saved what is written to has to know
         return out
 
-    def _run_fast_path(self, direct: OutFastPath, args: Args, out: Tensor | Sequence[Tensor]) -> bool:
-        """Run the call by ``direct`` and return whether ``direct`` supports it."""
+    def _run_fast_path(self, direct: OutFastPath | None, args: Args, out: Tensor | Sequence[Tensor]) -> bool:
+        """Run the call by ``direct`` and return whether ``direct`` supports it. Only `execute` leaves autocast."""
+        if direct is None or dispatcher_calls.any_autocast():
+            return False
         outs = out if isinstance(out, (tuple, list)) else (out,)
         if len(outs) != len(self.names) or len(args) > len(self.spec.args) or dispatcher_calls.is_compiling():
             return False
@@ -166,7 +163,11 @@ class OutVariant:
         return given, scratch if isinstance(scratch, Tensor) else None
 
     def execute(self, *args: Value, **kwargs: Value) -> None:
-        """Execute the out-variant with real tensors where no native code does."""
+        """Execute the out-variant with real tensors where no native code does, outside of autocast."""
+        if dispatcher_calls.any_autocast():
+            with dispatcher_calls.outside_autocast():
+                self.execute(*args, **kwargs)
+            return
         op = self.op
         graded = torch.is_grad_enabled()
         if (

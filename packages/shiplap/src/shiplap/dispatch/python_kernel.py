@@ -23,7 +23,7 @@ from shiplap.declare.kernel import Implementation, Kernel, KernelTerms, Refill, 
 from shiplap.declare.named_parameters import NamedParameters, read_parameters
 from shiplap.declare.spec import Arg, OpSpec
 from shiplap.declare.values import Args, Outputs, Result, Returned, Value
-from shiplap.dispatch.check_unchanged import UnchangedArguments, places_of, require_places
+from shiplap.dispatch.check_unchanged import UnchangedArguments, places_of, places_of_tensors, require_places
 from shiplap.dispatch.launch import allocate_bytes, allocate_workspace, is_current_device, workspace_size
 from shiplap.dispatch.outputs import check_outputs, empty_outputs, tensors_in_arguments
 from shiplap.dispatch.refit import can_refit_outputs, make_output_refit
@@ -224,19 +224,26 @@ class PythonKernel(Kernel):
             return launch(args, keywords)
 
     def _launch_checked(self, args: Args, keywords: dict[str, Value]) -> Returned:
-        """Call the function with contiguous copies of strided tensors, and check that it changes no other argument."""
+        """Call the function with contiguous copies of strided tensors, and check that it changes no other argument.
+
+        Copies and outputs must stay where they lie, since they are copied back, and may be the caller's.
+        """
         packed, copies = self._pack_arguments(args)
+        places = places_of(self.spec, packed) if copies else []
 
         def launch() -> Returned:
             return self._pass(packed, keywords)
 
         if self.unchanged.left:
             outs = [keywords[name] for name in self.outputs] if self.out_style else []
+            filled = places_of_tensors(zip(self.outputs, outs, strict=False))
             result = self.unchanged.during(args, launch, outs)
             if outs:
                 self._require_filled(result, outs)
+                require_places(f"{self.spec.name}, kernel {self.name}", filled, what="an output")
         else:
             result = launch()
+        require_places(f"{self.spec.name}, kernel {self.name}", places)
         for original, copy in copies:
             original.copy_(copy)
         return _restore_copied_arguments(result, copies) if copies else result

@@ -12,7 +12,7 @@ import torch
 
 from shiplap.declare.schema import WRITES, dispatcher_tags, overload_below_autograd, public_schema, schema_text
 from shiplap.declare.spec import OpSpec
-from shiplap.declare.values import Result, Value
+from shiplap.declare.values import Args, Result, Value
 from shiplap.dispatch.autocast import Cast, make_cast
 from shiplap.dispatch.autograd import make_autograd
 from shiplap.dispatch.check_results import all_results, check_view_results
@@ -120,13 +120,20 @@ class RegisteredOp(Executor):
         result: Result = dispatcher_calls.builtin_of(self.raw)(*args, **kwargs)
         return result
 
-    def outside_autocast(self, kind: str, *args: Value) -> Result:
-        """Call the op with arguments that autocast of this device type has converted; only autograd has to see it."""
-        with dispatcher_calls.outside_autocast(kind):
+    def call_converted(self, *args: Value) -> Result:
+        """Call the op with arguments that autocast has converted; only autograd has to see it."""
+        with dispatcher_calls.outside_autocast():
             if not torch.is_grad_enabled() or not dispatcher_calls.any_requires_grad(*args):
                 return self.direct(*args)
             result: Result = self.record(None, *args) if self.recorded is None else self.recorded(self.direct, *args)
             return result
+
+    def _cast_arguments(self, kind: str, args: Args, kwargs: dict[str, Value]) -> tuple[Args, dict[str, Value]]:
+        """Return the positional arguments and the keywords of a call as autocast of this device type converts them."""
+        assert self.cast is not None
+        if not kwargs:
+            return self.cast(kind, args), kwargs
+        return self.spec.split(self.cast(kind, self.spec.complete(args, kwargs)))
 
     def _register_with_torch(self) -> None:
         """Register the op with torch."""
@@ -143,7 +150,7 @@ class RegisteredOp(Executor):
         self.variant = OutVariant(self, there) if has_out_variant(spec) else None
         self.cast = make_cast(spec) if spec.autocast is not None and not spec.view else None
         if self.cast is not None:
-            there.register_autocast(core_overload_name(spec), self.core, self.cast)
+            there.register_autocast(core_overload_name(spec), self.core, self._cast_arguments)
         there.publish()
 
     def _define_overloads(self, there: Registrations, core: str) -> None:

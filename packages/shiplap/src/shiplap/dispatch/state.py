@@ -23,6 +23,7 @@ from shiplap.declare.values import Args, Returned, Value
 from shiplap.dispatch.autograd import carries_gradients, floating_outputs
 from shiplap.dispatch.check_unchanged import UnchangedArguments
 from shiplap.plan import CallPlan
+from shiplap.torch_private import dispatcher_calls
 
 Sampler: TypeAlias = Callable[..., Args]  # fn(rng, sizes, dtype, device) -> all arguments
 _NO_KERNELS: list[Kernel] = []
@@ -106,14 +107,19 @@ class OpState(HasCode):
         return self.plan.bind(args)
 
     def run_reference(self, args: Args) -> Returned:
-        """Run the reference on all arguments in declared order. Its result is not checked."""
-        positional, named = self.spec.split(args)
-        return self.reference(*positional, **named)
+        """Run the reference on all arguments in declared order, outside of autocast. Its result is not checked."""
+        return self._run_function(self.reference, args)
 
     def run_surrogate(self, args: Args) -> Returned:
-        """Run the function whose derivative the gradient is on all arguments in declared order."""
+        """Run the function whose derivative the gradient is on all arguments, outside of autocast."""
+        return self._run_function(self.surrogate, args)
+
+    def _run_function(self, function: Callable[..., Returned], args: Args) -> Returned:
         positional, named = self.spec.split(args)
-        return self.surrogate(*positional, **named)
+        if dispatcher_calls.any_autocast():
+            with dispatcher_calls.outside_autocast():
+                return function(*positional, **named)
+        return function(*positional, **named)
 
     @property
     def surrogate(self) -> Surrogate:

@@ -29,6 +29,7 @@ __all__ = [
     "allows_tf32",
     "autocast_alone",
     "builtin_of",
+    "call_outside_autocast",
     "in_code",
     "is_autocast_on",
     "is_compiling",
@@ -153,7 +154,7 @@ def is_recorded_call(args: Sequence[Any]) -> bool:
     return not kinds or not any(issubclass(kind, Tensor) for kind in kinds)
 
 
-_CASTING = {kind: torch._C.DispatchKeySet(getattr(_KEYS, f"Autocast{kind.upper()}")) for kind in ("cpu", "cuda")}
+_CASTING = ("cpu", "cuda")  # the device types whose autocast is found without torch's dispatcher
 
 
 def autocast_alone(args: Sequence[Any]) -> str | None:
@@ -171,14 +172,18 @@ def autocast_alone(args: Sequence[Any]) -> str | None:
 
 def is_autocast_on(kind: str) -> bool:
     """Whether this thread is in an autocast region of the device type ``kind``."""
-    return kind in _CASTING and torch.is_autocast_enabled(kind)
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
-def outside_autocast(kind: str) -> Any:
-    """Return a context in which autocast of the device type ``kind`` sees no call, as in the calls that autocast
-    makes.
-    """
-    return torch._C._ExcludeDispatchKeyGuard(_CASTING[kind])
+def outside_autocast() -> Any:
+    """Return a context in which autocast of no device type sees a call."""
+    return torch._C._DisableAutocast()
+
+
+def call_outside_autocast(function: Callable[..., R], *args: Any) -> R:
+    """Return ``function(*args)``, called in :func:`outside_autocast`."""
+    with torch._C._DisableAutocast():
+        return function(*args)
 
 
 class DirectCall(Generic[P, R]):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.library import Library
 
 from shiplap.torch_private import available
+from shiplap.torch_private.dispatcher_calls import is_autocast_on
 from shiplap.torch_private.mark_mutated import with_write_counts
 
 if TYPE_CHECKING:
@@ -21,11 +23,21 @@ Keys: TypeAlias = "DispatchKeySet"
 Implementation: TypeAlias = Callable[..., Any]
 Refusal: TypeAlias = Callable[[Exception], Exception | None]
 Check: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], None]  # of the arguments of a call, which may raise
+# Of a device type, the arguments of a call and its keywords. It returns both, converted by the rule of the op.
+Cast: TypeAlias = Callable[[str, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 _kept: list[Registrations] = []  # torch would free registrations while another thread calls them
 _COMPUTE = ("/CPU", "/CUDA", "Autograd", "AutogradCPU", "AutogradCUDA", "ImplicitAutograd", "ExplicitAutograd")
 _editions: dict[tuple[str, str], int] = {}
+_AUTOCAST_KEYS = {  # by device type; the one without a name is the device of an extension, which names it itself
+    "cpu": "AutocastCPU",
+    "cuda": "AutocastCUDA",
+    "xpu": "AutocastXPU",
+    "mps": "AutocastMPS",
+    "hpu": "AutocastHPU",
+    "": "AutocastPrivateUse1",
+}
 
 
 def replaced_operators(own: Callable[[str], bool]) -> frozenset[str]:
@@ -63,6 +75,7 @@ class Registrations:
         self._library = library(namespace, "FRAGMENT")
         self._refusals: dict[str, Refusal] = {}
         self._checks: dict[str, Check | None] = {}
+        self._casts: dict[str, Cast] = {}
         self._defined: list[str] = []
         self._above: dict[str, str] = {}
         self._functions: list[Implementation] = []
@@ -111,14 +124,29 @@ class Registrations:
             ]
             short = with_write_counts(short, written) if written else short
         for each in (overload,) if suffix else (packet, overload):
-            check = self._checks[name]
+            check, plain = self._checks[name], partial(self._leave_autocast, name, each._op)
             told = (
-                _with_own_errors(each._op, refusal, check)
+                _with_own_errors(each._op, refusal, check, plain)
                 if raw is None
-                else _below_autograd(each._op, refusal, short, check)
+                else _below_autograd(each._op, refusal, short, check, plain)
             )
             self._wrap(each, packet, told)
         return overload
+
+    def _leave_autocast(self, name: str, plain: Implementation, *args: Any, **kwargs: Any) -> Any:
+        """Return ``plain(*args, **kwargs)``, called with autocast off after the rule of the op has converted ``args``.
+
+        A level of torch.func restores the state of autocast of the call when it passes an operator on to the next
+        level. That state is therefore the one that the kernels of torch see, whatever a function turns off inside.
+        """
+        if (cast := self._casts.get(name)) is not None:
+            values = (*args, *kwargs.values())
+            given = [t for value in values for t in (value if isinstance(value, (list, tuple)) else (value,))]
+            for kind in dict.fromkeys(t.device.type for t in given if isinstance(t, torch.Tensor)):
+                if is_autocast_on(kind):
+                    args, kwargs = cast(kind, args, kwargs)
+        with torch._C._DisableAutocast():
+            return plain(*args, **kwargs)
 
     def _wrap(self, op: Any, packet: Any, function: Implementation) -> None:
         """Calls of ``op`` are calls of ``function``.
@@ -196,24 +224,28 @@ class Registrations:
         """Send calls directly below autograd: the implementation handles gradients, or there are none."""
         self._library.impl(self._named(name), torch.library.fallthrough_kernel, "Autograd")
 
-    def register_autocast(
-        self, name: str, overload: Overload, cast: Callable[[str, tuple[Any, ...]], tuple[Any, ...]]
-    ) -> None:
-        """Under ``torch.autocast`` call ``overload`` with ``cast(device_type, args)``."""
-        for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-            kernel = _autocast_kernel(overload, device_type, getattr(torch._C.DispatchKey, key), cast)
-            self._library.impl(self._named(name), kernel, key)
+    def register_autocast(self, name: str, overload: Overload, cast: Cast) -> None:
+        """Under ``torch.autocast`` of any device type call ``overload`` with what ``cast`` returns."""
+        self._casts[name] = cast
+        for device_type, key in _AUTOCAST_KEYS.items():
+            self._library.impl(self._named(name), _autocast_kernel(overload, device_type, cast), key)
 
 
-def _with_own_errors(plain: Implementation, refusal: Refusal, check: Check | None = None) -> Implementation:
+def _with_own_errors(
+    plain: Implementation, refusal: Refusal, check: Check | None = None, leave: Implementation | None = None
+) -> Implementation:
     """Return ``plain``, the function of an op, with errors of ours: ``refusal`` maps a RuntimeError of C++ to a
-    ShiplapError.
+    ShiplapError. ``leave`` is called in place of ``plain`` under both autocast and torch.func.
     """
+    any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+    transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 
     def called(*args: Any, **kwargs: Any) -> Any:
         try:
             if check is not None:
                 check(args, kwargs)
+            if leave is not None and any_autocast() and transform() is not None:
+                return leave(*args, **kwargs)
             return plain(*args, **kwargs)
         except RuntimeError as e:
             if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
@@ -225,14 +257,21 @@ def _with_own_errors(plain: Implementation, refusal: Refusal, check: Check | Non
 
 
 def _below_autograd(
-    plain: Implementation, refusal: Refusal, raw: Implementation, check: Check | None, *, cast: bool = False
+    plain: Implementation,
+    refusal: Refusal,
+    raw: Implementation,
+    check: Check | None,
+    leave: Implementation,
+    *,
+    cast: bool = False,
 ) -> Implementation:
     """Return ``plain`` as :func:`_with_own_errors`, with a direct call of ``raw`` where neither autograd nor a tool is
     active.
 
     Autograd's formula is a Python function, and would cost more than most small kernels take. The conditions are those
     of ``dispatcher_calls.ShortCut``, and whether a function mode, ``torch.jit.trace`` or ``torch.fx`` looks for this
-    op, the latter above autograd as well. Autocast is not checked where it has ``cast`` the arguments.
+    op, the latter above autograd as well. Autocast is not checked where it has ``cast`` the arguments. ``leave`` is
+    called in place of ``plain`` under both autocast and torch.func.
     """
     any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
     any_autocast: Callable[[], bool] = bool if cast else torch._C._is_any_autocast_enabled
@@ -259,6 +298,8 @@ def _below_autograd(
             ):
                 if check is not None:
                     check(args, kwargs)
+                if any_autocast() and transform() is not None:
+                    return leave(*args, **kwargs)
                 return plain(*args, **kwargs)
             return raw(*args)
         except RuntimeError as e:
@@ -268,7 +309,7 @@ def _below_autograd(
 
     vars(called)["plain"] = plain
     if not cast:
-        vars(called)["cast"] = _below_autograd(plain, refusal, raw, check, cast=True)
+        vars(called)["cast"] = _below_autograd(plain, refusal, raw, check, leave, cast=True)
     return called
 
 
@@ -302,13 +343,10 @@ def find_overload(namespace: str, name: str) -> Overload | None:
     return None if packet is None else getattr(packet, suffix or "default", None)
 
 
-def _autocast_kernel(
-    overload: Overload, device_type: str, key: Any, cast: Callable[[str, tuple[Any, ...]], tuple[Any, ...]]
-) -> Implementation:
-    keys = torch._C.DispatchKeySet(key)
-
+def _autocast_kernel(overload: Overload, device_type: str, cast: Cast) -> Implementation:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(keys):
-            return getattr(overload._op, "cast", overload)(*cast(device_type, args), **kwargs)
+        args, kwargs = cast(device_type or torch._C._get_privateuse1_backend_name(), args, kwargs)
+        with torch._C._DisableAutocast():
+            return getattr(overload._op, "cast", overload)(*args, **kwargs)
 
     return kernel

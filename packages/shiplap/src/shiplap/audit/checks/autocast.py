@@ -21,12 +21,12 @@ AUTOCAST_DTYPE = torch.bfloat16
 
 def why_skip_autocast(op: Op) -> str:
     """Return the reason why the check does not apply to an op, empty where it does."""
-    if op.spec.autocast is None:
-        return "the declaration says autocast=None"
     if op.spec.draws:
         return "each call draws other numbers"
     if op.spec.mutated:
         return "the op mutates arguments, which cannot be cast"
+    if op.spec.autocast is None:
+        return "" if op.spec.tensors else "no argument is a tensor"
     classes = [a.tensor for a in op.spec.tensors if a.tensor and not a.tensor.concrete]
     if not any("bfloat16" in t.dtypes or not t.dtypes for t in classes):
         return "no argument admits both float32 and bfloat16"
@@ -45,8 +45,7 @@ def observe_autocast(op: Op, case: SampleCase) -> Observation:
     present = [
         n for n, v in zip((a.name for a in op.spec.args), case.args, strict=True) if n in flexible and v is not None
     ]
-    # Each argument alone in bfloat16 is a mixed call; with one argument there are only all and none.
-    for narrow in ({n} for n in present) if len(present) > 1 else (set(), set(present)):
+    for narrow in _narrowings(op, present):
         args = tuple(_narrow_argument(a, v, narrow) for a, v in zip(op.spec.args, case.fresh(), strict=True))
         expected_args = _cast_by_rule(op, args)
         try:
@@ -64,6 +63,14 @@ def observe_autocast(op: Op, case: SampleCase) -> Observation:
         if problem := bitwise_difference(got, expected, "of explicitly cast inputs"):
             return Observation(f"{mixed}, rule {op.spec.autocast!r}: {problem}")
     return _observe_gradient_dtype(op, case)
+
+
+def _narrowings(op: Op, present: list[str]) -> list[set[str]]:
+    """Return the sets of arguments that are tried in bfloat16. Each of several arguments alone is a mixed call."""
+    if op.spec.autocast is None:  # mixed calls are refused, and nothing else may change
+        kinds = [a.tensor.dtypes for a in op.spec.tensors if a.tensor and a.name in present]
+        return [set(), set(present)] if kinds and all("bfloat16" in kind or not kind for kind in kinds) else [set()]
+    return [{name} for name in present] if len(present) > 1 else [set(), set(present)]
 
 
 def _narrow_argument(arg: Arg, value: object, narrow: set[str]) -> object:
@@ -86,7 +93,7 @@ def _cast_by_rule(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
         if dtypes:
             widest = reduce(torch.promote_types, dtypes)
             rules = {"widest": widest, "autocast": AUTOCAST_DTYPE, "float32": torch.float32}
-            target[kind] = widest if widest == torch.float64 else rules[str(op.spec.autocast)]
+            target[kind] = widest if widest == torch.float64 else rules.get(op.spec.autocast or "", widest)
 
     def cast(arg: Arg, value: object) -> object:
         to = target.get(kinds.get(arg.name, ""))

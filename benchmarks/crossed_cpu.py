@@ -1,0 +1,73 @@
+"""Crossed declarations on the CPU: how often each pair of features met, what was refused, and what failed.
+
+    python benchmarks/crossed_cpu.py RESULTS [--seed 29] [--commit C] [--json benchmarks/results/crossed_cpu.json]
+
+``RESULTS`` is the file of a run, ``results-cpu-SEED.jsonl``, which ``python -m shiplap_testing.crossed`` writes. The
+run may have been stopped: declarations count that it has finished. ``C`` is the commit that ran, if another is checked
+out by now; the plan of that commit must be that of the one checked out.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from _record import record, write
+
+from shiplap_testing.crossed.declared import plan
+from shiplap_testing.crossed.run import FAILURES, read
+from shiplap_testing.crossed.table import ENOUGH, tabulate
+
+SOURCES = ("packages/shiplap-testing/src/shiplap_testing/crossed/*.py", "packages/shiplap/src/shiplap/dispatch/*.py")
+
+
+def tabulate_run(results: Path, seed: int) -> dict[str, Any]:
+    """Return the numbers of a run, its table of pairs, and its failures in words."""
+    records = read(results)
+    finished = {r["seed"] for r in records if r["way"] == "whole"}
+    count = max(finished) - seed * 1_000_000 + 1
+    cases = [case for case in plan(count, seed) if case.seed in finished]
+    assert len(cases) == len(finished), "another plan ran"
+    table = tabulate(cases, [r for r in records if r["seed"] in finished])
+    pairs = {f"{a} x {b}": table.met[a, b] for a, b in sorted({*table.met, *table.refused})}
+    reasons = Counter[str]()
+    for record_ in records:
+        if record_["outcome"] == "refused" and record_["seed"] in finished:
+            reasons[record_["detail"][:5]] += 1
+    return {
+        "seed": seed,
+        "declarations": len(finished),
+        "calls": sum(table.outcomes.values()),
+        "outcomes": dict(table.outcomes),
+        "failures": [f"{r['seed']} {r['way']} {r['outcome']}: {r['detail'][:200]}" for r in table.failures],
+        "failing_kinds": list(FAILURES),
+        "pairs": len(pairs),
+        "pairs_met": sum(1 for n in pairs.values() if n),
+        "pairs_met_enough": sum(1 for n in pairs.values() if n >= ENOUGH),
+        "enough": ENOUGH,
+        "refusals": dict(reasons.most_common()),
+        "ways": {way: dict(counts) for way, counts in sorted(table.ways.items())},
+        "met": pairs,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--seed", type=int, default=29)
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    measured = tabulate_run(given.results, given.seed)
+    result = record(SOURCES, ("shiplap",), **measured)
+    result["commit"] = given.commit or result["commit"]
+    for name in ("declarations", "calls", "outcomes", "pairs", "pairs_met", "pairs_met_enough", "failures"):
+        print(f"{name}: {measured[name]}")
+    if given.json:
+        write(given.json, result)
+
+
+if __name__ == "__main__":
+    main()
