@@ -21,7 +21,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
 from shiplap.kernels.native import binding  # noqa: E402
-from shiplap.kernels.native.build_plan import bindable_entries  # noqa: E402
+from shiplap.kernels.native.build_plan import bindable_entries, make_plan  # noqa: E402
 from shiplap.kernels.native.deploy import DEPLOYED_LIBRARY_NAME, deploy  # noqa: E402
 from shiplap.kernels.triton.kernel import LaunchedKernel, compile_ahead  # noqa: E402
 from shiplap.packaging import model, package_model  # noqa: E402
@@ -196,7 +196,7 @@ def test_a_program_in_a_module_of_its_own_is_imported_when_it_is_needed(copy, tm
     (folder / "steps.py").write_text(LATE)
     monkeypatch.syspath_prepend(tmp_path)
     copy.kernel("cuda", late_launches("late_programs.steps", "COPY"))
-    (kernel,) = copy.own("cuda")
+    (kernel,) = copy.native_kernels("cuda")
     assert copy.identity
     if not torch.cuda.is_available():
         assert bindable_entries(copy) == [], "a binding that is built here has no need of it"
@@ -206,7 +206,10 @@ def test_a_program_in_a_module_of_its_own_is_imported_when_it_is_needed(copy, tm
     assert "late_programs.steps" in sys.modules
     copy.kernel("cuda", late_launches("late_programs.absent", "COPY"))
     with fails("SL619", "late_programs.absent.COPY", "ModuleNotFoundError"):
-        copy.own("cuda")[0].native.source()
+        copy.native_kernels("cuda")[0].native.source()
+    if not torch.cuda.is_available():  # a wheel can be built where there is no Triton
+        with fails("SL404"):
+            make_plan(copy)
 
 
 LATE = """
@@ -258,7 +261,7 @@ def test_forms_are_compiled_for_a_device_that_is_not_here(ns, tmp_path, monkeypa
         ops.momentum_: (torch.randn(100), torch.randn(100), torch.randn(100), 0.1),
     }
     for op, args in calls.items():
-        (kernel,) = op.own("cuda")
+        (kernel,) = op.native_kernels("cuda")
         call = op.bind(op.spec.complete(args))
         chosen = kernel.serving(call)
         assert isinstance(chosen, LaunchedKernel)
@@ -292,7 +295,7 @@ def test_an_op_without_a_cubin_is_not_deployed(copy, tmp_path):
     with fails("SL620", copy.spec.name, "no cubin", "compile_ahead"):
         deploy([copy], tmp_path / "made")
     compile_ahead(copy, [(torch.randn(32),), (torch.randn(33),)], (90,))
-    (kernel,) = copy.own("cuda")
+    (kernel,) = copy.native_kernels("cuda")
     assert len(kernel.native.cubins) == 2, "a multiple of 16, and a number that is none"
     with fails("SL620", got="no sl.triton kernel for CUDA"):
         compile_ahead(declared_without(copy), [(torch.randn(32),)], (90,))
