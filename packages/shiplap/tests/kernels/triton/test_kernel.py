@@ -281,7 +281,7 @@ def test_a_deployed_library_carries_them(tmp_path, monkeypatch):
 
     (kernel,) = momentum_.native_kernels("cuda")
     call = momentum_.bind((*(torch.randn(100) for _ in range(3)), 0.1, 0.9, 0.0, False))
-    (cubin,) = kernel.ahead(call, 90)
+    (cubin,) = kernel.compile_for(call, 90)
     library = deploy([momentum_], tmp_path / "made")
     assert [path.name for path in (tmp_path / "made").iterdir()] == [DEPLOYED_LIBRARY_NAME]
     assert cubin.image in library.read_bytes()
