@@ -24,6 +24,12 @@ NATIVE := $(shell find packages -name CMakeFiles -prune -o \
 	\( -name CMakeLists.txt -o -name '*.cmake' -o -name '*.cpp' -o -name '*.h' \) -path '*/src/*' -print | grep -v shiplap_backend)
 PROJECTS := $(foreach package,$(PACKAGES),packages/$(package)/pyproject.toml)
 
+# No call compiles in the background, so bindings are built here: into the user's cache, where the next build of the
+# same source finds them. Without them, calls go through Python, and the 32nd says so.
+COMPILED = $(subst -,_,$(patsubst packages/%/CMakeLists.txt,%,$(wildcard packages/*/CMakeLists.txt)))
+BUILD = echo "compiling native bindings of" $(1); $(BIN)/shiplap build $(1) > /dev/null || \
+	  echo "not all of them could be compiled: calls go through Python" >&2
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint type docs power bench bench-overhead records test-gpu bench-gpu sanitize header wheel release-check clean
 .DELETE_ON_ERROR:
@@ -46,6 +52,7 @@ $(STAMP): $(PROJECTS) constraints.txt $(NATIVE) | $(BIN)/python
 	$(PIP) scikit-build-core cmake ninja hatchling editables
 	$(PIP) --no-build-isolation -e packages/shiplap-headers
 	$(PIP) --no-build-isolation $(foreach package,$(PACKAGES),-e packages/$(package)$(EXTRAS_$(package)))
+	@$(call BUILD,$(COMPILED))
 	@echo "compiling what tests need"; $(BIN)/python -m shiplap_testing.prebuild > /dev/null || \
 	  echo "not all of it could be compiled: make test does so" >&2
 	@touch $@
@@ -62,6 +69,7 @@ $(DEMO): $(DEMO_PACKAGES:%=packages/%/pyproject.toml) constraints.txt $(filter p
 
 # Where everything is installed, that is brought up to date instead.
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO)) ## run the demonstration and write shiplap-report/ (ARGS=--quick)
+	@$(call BUILD,shiplap_sparse3d)
 	$(BIN)/shiplap demo $(ARGS)
 
 # Tests start many processes: none of them compiles the package's Python again, whatever the environment says.
@@ -92,6 +100,7 @@ test: $(STAMP) ## run the tests
 lint: $(STAMP) ## style, imports and circles, private torch, types by name, sizes, exemptions, headers, links
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/ruff format --check --line-length 88 README.md packages/*/README.md
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/check_private_torch.py
 	$(BIN)/python tools/check_circles.py

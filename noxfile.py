@@ -29,6 +29,7 @@
 libraries. An index of CPU builds has the same release as a *local* version, such as 2.15.0+cpu. Where pip finds both,
 it takes the local version, also for ``torch==2.15.0``. So name such an index in ``PIP_EXTRA_INDEX_URL``, or a folder
 with wheels in ``PIP_FIND_LINKS``. On arm64 the plain release is a CPU build.
+Without such an index the CUDA build serves as well, without a GPU: an environment of it has about 6 GB.
 """
 
 import os

@@ -1,7 +1,8 @@
 """An op whose kernel is a C function: python examples/c_kernel.py
 
-A recurrence is a slow Python loop in PyTorch, and two lines of C. The header that the C file includes is generated
-from the declaration, so the two cannot disagree: a library built for another declaration is refused.
+A recurrence is a slow Python loop in PyTorch, and two lines of C. The header that the C
+file includes is generated from the declaration, so the two cannot disagree: a library
+built for another declaration is refused.
 """
 
 # --8<-- [start:declare]
@@ -19,7 +20,8 @@ LIBRARY = HERE / "build" / "libc_kernel.so"
 
 @sl.op("c_kernel::smooth")
 def smooth(x: Float32[Tensor, "n t"], decay: float = 0.5) -> Float32[Tensor, "n t"]:
-    """Leaky sum along each row: ``out[:, i] = decay * out[:, i - 1] + x[:, i]``, kept in float64."""
+    """Leaky sum along each row: ``out[:, i] = decay * out[:, i - 1] + x[:, i]``, kept
+    in float64."""
     level, out = x.new_zeros(x.shape[0], dtype=torch.float64), torch.empty_like(x)
     for i in range(x.shape[1]):
         level = decay * level + x[:, i]
@@ -34,7 +36,8 @@ smooth.kernel("cpu", sl.cabi(LIBRARY, "smooth"))  # opened at the first call
 # --8<-- [start:backward]
 @smooth.backward
 def _(grad, saved, needs):
-    return {"x": smooth(grad.flip(1), saved.decay).flip(1)}  # the same recurrence, from the other end
+    # the same recurrence, from the other end
+    return {"x": smooth(grad.flip(1), saved.decay).flip(1)}
 
 
 # --8<-- [end:backward]
@@ -46,13 +49,25 @@ def build() -> None:
     import sys
 
     def run(*command: str) -> str:
-        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=HERE.parent).stdout
+        return subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, cwd=HERE.parent
+        ).stdout
 
     LIBRARY.parent.mkdir(exist_ok=True)
     shiplap = (sys.executable, "-m", "shiplap.cli")
     run(*shiplap, "header", "examples/c_kernel.py", "-o", "examples/build/c_kernel.h")
     include = run(*shiplap, "header", "--include").strip()
-    run("cc", "-O2", "-shared", "-fPIC", f"-I{include}", "-Iexamples/build", "examples/c_kernel.c", "-o", str(LIBRARY))
+    run(
+        "cc",
+        "-O2",
+        "-shared",
+        "-fPIC",
+        f"-I{include}",
+        "-Iexamples/build",
+        "examples/c_kernel.c",
+        "-o",
+        str(LIBRARY),
+    )
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""An output whose size depends on the data, compiled once: python examples/data_dependent.py"""
+"""An output whose size depends on the data, compiled once.
+
+Run: python examples/data_dependent.py
+"""
 
 # --8<-- [start:declare]
 import torch
@@ -25,7 +28,8 @@ def main() -> None:
         values, counts = distinct(x)
         return torch.where(counts == counts.amax(), values, 0).sum()
 
-    for data in ([3, 1, 3], [5, 5, 2, 2, 2, 9], [7]):  # three sizes in, three sizes out, one graph
+    # three sizes in, three sizes out, one graph
+    for data in ([3, 1, 3], [5, 5, 2, 2, 2, 9], [7]):
         print(f"most common of {data}: {most_common(torch.tensor(data)).item()}")
     # --8<-- [end:compile]
 

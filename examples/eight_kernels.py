@@ -1,10 +1,13 @@
-"""Eight kernels from zero: python examples/eight_kernels.py
+"""Eight kernels from zero.
 
-C, a pybind11 module, Triton forward and backward, non-maximum suppression, a paged cache, dropout with a seed, a step
-of an optimiser over lists, and a plan behind a handle. Each is audited, compiled with dynamic shapes, exported, and
-differentiated, mapped and cast as far as it has a gradient, a batch or floats. Without a GPU, Triton's interpreter runs
-the Triton kernels. Three of the ops are in language.py. The same with ``torch.library.custom_op``: eight_plain.py and
-language.py.
+Run: python examples/eight_kernels.py
+
+C, a pybind11 module, Triton forward and backward, non-maximum suppression, a paged
+cache, dropout with a seed, a step of an optimiser over lists, and a plan behind a
+handle. Each is audited, compiled with dynamic shapes, exported, and differentiated,
+mapped and cast as far as it has a gradient, a batch or floats. Without a GPU, Triton's
+interpreter runs the Triton kernels. Three of the ops are in language.py. The same with
+``torch.library.custom_op``: eight_plain.py and language.py.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ from language import dropout, nms, step
 # --8<-- [start:rope]
 @sl.op("eight::rope", requires="d % 2 == 0")
 def rope(
-    x: Float32[Tensor, "n h d"], cos: Float32[Tensor, "n d//2"], sin: Float32[Tensor, "n d//2"]
+    x: Float32[Tensor, "n h d"],
+    cos: Float32[Tensor, "n d//2"],
+    sin: Float32[Tensor, "n d//2"],
 ) -> Float32[Tensor, "n h d"]:
     """Turn the two halves of each row of x by the angles of its position."""
     a, b = x.chunk(2, -1)
@@ -51,7 +56,11 @@ rope.kernel("cpu", sl.cabi(HERE / "build" / "librope.so", "rope"))
 @rope.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     (a, b), (p, q) = saved.x.chunk(2, -1), grad.chunk(2, -1)
-    return {"x": rope(grad, saved.cos, -saved.sin), "cos": (p * a + q * b).sum(1), "sin": (q * a - p * b).sum(1)}
+    return {
+        "x": rope(grad, saved.cos, -saved.sin),
+        "cos": (p * a + q * b).sum(1),
+        "sin": (q * a - p * b).sum(1),
+    }
 
 
 # --8<-- [end:rope]
@@ -90,7 +99,10 @@ def swish_kernel(x, out, numel_x, BLOCK: tl.constexpr):
 @triton.jit
 def swish_grad_kernel(grad, x, out, numel_x, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value, upper = tl.load(x + at, mask=at < numel_x), tl.load(grad + at, mask=at < numel_x)
+    value, upper = (
+        tl.load(x + at, mask=at < numel_x),
+        tl.load(grad + at, mask=at < numel_x),
+    )
     gate = 1 / (1 + tl.exp(-value))
     tl.store(out + at, upper * gate * (1 + value * (1 - gate)), mask=at < numel_x)
 
@@ -102,14 +114,18 @@ def swish(x: Float32[Tensor, "n m"]) -> Float32[Tensor, "n m"]:
 
 
 @sl.op("eight::swish_grad")
-def swish_grad(grad: Float32[Tensor, "n m"], x: Float32[Tensor, "n m"]) -> Float32[Tensor, "n m"]:
+def swish_grad(
+    grad: Float32[Tensor, "n m"], x: Float32[Tensor, "n m"]
+) -> Float32[Tensor, "n m"]:
     """The gradient of swish."""
     gate = x.sigmoid()
     return grad * gate * (1 + x * (1 - gate))
 
 
 for op, kernel in ((swish, swish_kernel), (swish_grad, swish_grad_kernel)):
-    op.kernel("cuda", sl.triton(kernel, grid="cdiv(n * m, BLOCK)", constants={"BLOCK": 64}))
+    op.kernel(
+        "cuda", sl.triton(kernel, grid="cdiv(n * m, BLOCK)", constants={"BLOCK": 64})
+    )
 
 
 @swish.backward
@@ -138,7 +154,8 @@ def write_(
     rows: Float[Tensor, "n heads d"],
     slots: Int64[Tensor, "n"],
 ) -> None:
-    """Write rows to their slots of every cache, and their largest values to scale, if there is one."""
+    """Write rows to their slots of every cache, and their largest values to scale, if
+    there is one."""
     for cache in caches:
         cache[slots] = rows
     if scale is not None:
@@ -146,15 +163,26 @@ def write_(
 
 
 @write_.samples
-def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
-    count, shape = sizes["slots"], (sizes["heads"] + 1, sizes["d"] + 1)  # the largest of no values is none
+def _(
+    rng: torch.Generator,
+    sizes: dict[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Any, ...]:
+    # the largest of no values is none
+    count, shape = sizes["slots"], (sizes["heads"] + 1, sizes["d"] + 1)
     n = min(sizes["n"], count)
 
     def drawn(*size: int) -> Tensor:
         return torch.randn(*size, generator=rng).to(device, dtype)
 
     slots = torch.randperm(count, generator=rng)[:n].to(device)
-    return [drawn(count, *shape), drawn(count, *shape)], drawn(count), drawn(n, *shape), slots
+    return (
+        [drawn(count, *shape), drawn(count, *shape)],
+        drawn(count),
+        drawn(n, *shape),
+        slots,
+    )
 
 
 # --8<-- [end:cache]
@@ -167,7 +195,12 @@ PLANS: dict[int, Tensor] = {}  # what a library keeps behind its handles
 def make_plan(size: int) -> int:
     """A plan for rows of this size; the handle is a number."""
     handle = len(PLANS) + 1
-    PLANS[handle] = torch.cos(torch.arange(size)[:, None] * (torch.arange(size) + 0.5) * torch.pi / max(size, 1))
+    PLANS[handle] = torch.cos(
+        torch.arange(size)[:, None]
+        * (torch.arange(size) + 0.5)
+        * torch.pi
+        / max(size, 1)
+    )
     return handle
 
 
@@ -183,8 +216,15 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
 
 
 @transform.samples
-def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
-    plan = next((h for h, table in PLANS.items() if len(table) == sizes["m"]), None) or make_plan(sizes["m"])
+def _(
+    rng: torch.Generator,
+    sizes: dict[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Any, ...]:
+    plan = next(
+        (h for h, table in PLANS.items() if len(table) == sizes["m"]), None
+    ) or make_plan(sizes["m"])
     return torch.randn(sizes["n"], sizes["m"], generator=rng).to(device, dtype), plan
 
 
@@ -193,7 +233,8 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
 
 @dataclass(frozen=True)
 class Kernel:
-    """How one op is tried. ``lacks`` says of what it does not have why: ``{"vmap": "it writes to its arguments"}``."""
+    """How one op is tried. ``lacks`` says of what it does not have why: ``{"vmap": "it
+    writes to its arguments"}``."""
 
     op: sl.Op
     call: Callable[..., Any]
@@ -201,7 +242,9 @@ class Kernel:
     lacks: dict[str, str]
 
 
-WRITES = dict.fromkeys(("double backward", "vmap", "jvp", "autocast"), "it writes to its arguments")
+WRITES = dict.fromkeys(
+    ("double backward", "vmap", "jvp", "autocast"), "it writes to its arguments"
+)
 BOXES = dict.fromkeys(("double backward", "jvp"), "its result is row numbers") | {
     "vmap": "each batch has another number of boxes",
     "autocast": "its boxes are float32",
@@ -216,18 +259,31 @@ def boxes(n: int) -> tuple[Tensor, Tensor]:
 def kernels() -> dict[str, Kernel]:
     plans = {n: make_plan(6) for n in (5,)}
     return {
-        "C": Kernel(rope, rope, lambda n: (torch.randn(n, 2, 6), torch.randn(n, 3), torch.randn(n, 3)), {}),
+        "C": Kernel(
+            rope,
+            rope,
+            lambda n: (torch.randn(n, 2, 6), torch.randn(n, 3), torch.randn(n, 3)),
+            {},
+        ),
         "pybind11": Kernel(squash, squash, lambda n: (torch.randn(n, 3),), {}),
         "Triton": Kernel(swish, swish, lambda n: (torch.randn(n, 7),), {}),
         "NMS": Kernel(nms, lambda b, s: nms(b, s, 0.5) + 0, boxes, BOXES),
         "paged cache": Kernel(
             write_,
             lambda c, s, r, at: (write_([c], s, r, at), c.sum() + s.sum())[1],
-            lambda n: (torch.zeros(n + 4, 2, 3), torch.zeros(n + 4), torch.ones(n, 2, 3), torch.arange(n)),
+            lambda n: (
+                torch.zeros(n + 4, 2, 3),
+                torch.zeros(n + 4),
+                torch.ones(n, 2, 3),
+                torch.arange(n),
+            ),
             WRITES,
         ),
         "dropout": Kernel(
-            dropout, lambda x, seed: dropout(x, seed, 0.25)[0], lambda n: (torch.ones(n), torch.tensor(7)), {}
+            dropout,
+            lambda x, seed: dropout(x, seed, 0.25)[0],
+            lambda n: (torch.ones(n), torch.tensor(7)),
+            {},
         ),
         "optimiser": Kernel(
             step,
@@ -235,7 +291,12 @@ def kernels() -> dict[str, Kernel]:
             lambda n: (torch.ones(n), torch.zeros(n), torch.ones(n)),
             WRITES,
         ),
-        "plan": Kernel(transform, lambda x: transform(x, plans[5]), lambda n: (torch.randn(n, 6),), {}),
+        "plan": Kernel(
+            transform,
+            lambda x: transform(x, plans[5]),
+            lambda n: (torch.randn(n, 6),),
+            {},
+        ),
     }
 
 
@@ -246,12 +307,18 @@ def leaves(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def plain(kernel: Kernel) -> Callable[..., Any]:
     """The call with the reference in place of the op."""
-    return kernel.op.reference if kernel.call is kernel.op else references[kernel.op.spec.opname]
+    return (
+        kernel.op.reference
+        if kernel.call is kernel.op
+        else references[kernel.op.spec.opname]
+    )
 
 
 references: dict[str, Callable[..., Any]] = {
     "dropout": lambda x, seed: dropout.reference(x, seed, 0.25)[0],
-    "transform": lambda x: transform.reference(x, next(h for h, t in PLANS.items() if len(t) == 6)),
+    "transform": lambda x: transform.reference(
+        x, next(h for h, t in PLANS.items() if len(t) == 6)
+    ),
 }
 
 
@@ -264,8 +331,13 @@ def compiled(kernel: Kernel) -> bool:
     from shiplap.plugin_api.compiling import compile_counts, reset_compiler
 
     reset_compiler()
-    function = torch.compile(kernel.call, fullgraph=True, dynamic=True, backend="aot_eager")
-    same = [torch.equal(function(*copied(a)), kernel.call(*copied(a))) for a in (kernel.args(5), kernel.args(9))]
+    function = torch.compile(
+        kernel.call, fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    same = [
+        torch.equal(function(*copied(a)), kernel.call(*copied(a)))
+        for a in (kernel.args(5), kernel.args(9))
+    ]
     return all(same) and compile_counts().graphs == 1
 
 
@@ -273,15 +345,21 @@ def exported(kernel: Kernel) -> bool:
     """A program that was exported with one size runs another."""
     args, other = kernel.args(5), kernel.args(9)
     shapes = tuple({0: torch.export.Dim.AUTO} if a.dim() else None for a in args)
-    program = torch.export.export(language.Model(kernel.call), copied(args), dynamic_shapes=(shapes,))
+    program = torch.export.export(
+        language.Model(kernel.call), copied(args), dynamic_shapes=(shapes,)
+    )
     return torch.equal(program.module()(*copied(other)), kernel.call(*copied(other)))
 
 
 def twice(function: Callable[..., Any], args: tuple[Any, ...]) -> list[Tensor]:
     """Gradients of gradients."""
     inputs = [a for a in args if a.requires_grad]
-    first = torch.autograd.grad(function(*args).square().sum(), inputs, create_graph=True)
-    second = torch.autograd.grad(sum(g.square().sum() for g in first), inputs, allow_unused=True)
+    first = torch.autograd.grad(
+        function(*args).square().sum(), inputs, create_graph=True
+    )
+    second = torch.autograd.grad(
+        sum(g.square().sum() for g in first), inputs, allow_unused=True
+    )
     return [*first, *(g for g in second if g is not None)]
 
 
@@ -293,7 +371,10 @@ def double_backward(kernel: Kernel) -> bool:
 def vmap(kernel: Kernel) -> bool:
     batch = [kernel.args(5) for _ in range(3)]
     stacked = [torch.stack(parts) for parts in zip(*batch, strict=True)]
-    return close([torch.vmap(kernel.call)(*stacked)], [torch.stack([kernel.call(*args) for args in batch])])
+    return close(
+        [torch.vmap(kernel.call)(*stacked)],
+        [torch.stack([kernel.call(*args) for args in batch])],
+    )
 
 
 def jvp(kernel: Kernel) -> bool:
@@ -301,11 +382,16 @@ def jvp(kernel: Kernel) -> bool:
     floats = [i for i, a in enumerate(args) if a.is_floating_point()]
 
     def of(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given: function(*[given[floats.index(i)] if i in floats else a for i, a in enumerate(args)])
+        return lambda *given: function(
+            *[given[floats.index(i)] if i in floats else a for i, a in enumerate(args)]
+        )
 
     inputs = tuple(args[i] for i in floats)
     tangents = tuple(torch.ones_like(a) for a in inputs)
-    return close(torch.func.jvp(of(kernel.call), inputs, tangents), torch.func.jvp(of(plain(kernel)), inputs, tangents))
+    return close(
+        torch.func.jvp(of(kernel.call), inputs, tangents),
+        torch.func.jvp(of(plain(kernel)), inputs, tangents),
+    )
 
 
 def autocast(kernel: Kernel) -> bool:
@@ -344,15 +430,41 @@ def build() -> None:
     from torch.utils.cpp_extension import include_paths
 
     def run(*command: object) -> str:
-        return subprocess.run([*map(str, command)], check=True, stdout=subprocess.PIPE, text=True, cwd=HERE).stdout
+        return subprocess.run(
+            [*map(str, command)],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=HERE,
+        ).stdout
 
     (HERE / "build").mkdir(exist_ok=True)
     shiplap = (sys.executable, "-m", "shiplap.cli")
     run(*shiplap, "header", "eight_kernels.py:rope", "-o", "build/rope.h")
     include = run(*shiplap, "header", "--include").strip()
-    run("cc", "-O2", "-shared", "-fPIC", f"-I{include}", "-Ibuild", "rope.c", "-o", "build/librope.so")
+    run(
+        "cc",
+        "-O2",
+        "-shared",
+        "-fPIC",
+        f"-I{include}",
+        "-Ibuild",
+        "rope.c",
+        "-o",
+        "build/librope.so",
+    )
     paths = [f"-I{p}" for p in (*include_paths(), sysconfig.get_paths()["include"])]
-    run("g++", "-O1", "-shared", "-fPIC", "-std=c++17", *paths, "squash.cpp", "-o", "build/squash_ext.so")
+    run(
+        "g++",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-std=c++17",
+        *paths,
+        "squash.cpp",
+        "-o",
+        "build/squash_ext.so",
+    )
     importlib.invalidate_caches()  # the folder was not there when Python first looked
 
 

@@ -1,7 +1,9 @@
-"""The kernels of eight_kernels.py with torch.library.custom_op, and the lines of both: python examples/eight_plain.py
+"""The kernels of eight_kernels.py with torch.library.custom_op, and the lines of both.
 
-Beside shape inference, gradient and launch, the declarations of eight_kernels.py give argument checks, an audit, jvp
-and a C header. These here give none of them.
+Run: python examples/eight_plain.py
+
+Beside shape inference, gradient and launch, the declarations of eight_kernels.py give
+argument checks, an audit, jvp and a C header. These here give none of them.
 """
 
 from __future__ import annotations
@@ -92,7 +94,10 @@ def swish_kernel(x, out, numel_x, BLOCK: tl.constexpr):
 @triton.jit
 def swish_grad_kernel(grad, x, out, numel_x, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value, upper = tl.load(x + at, mask=at < numel_x), tl.load(grad + at, mask=at < numel_x)
+    value, upper = (
+        tl.load(x + at, mask=at < numel_x),
+        tl.load(grad + at, mask=at < numel_x),
+    )
     gate = 1 / (1 + tl.exp(-value))
     tl.store(out + at, upper * gate * (1 + value * (1 - gate)), mask=at < numel_x)
 
@@ -111,7 +116,11 @@ def _(x: Tensor) -> Tensor:
 
 @torch.library.custom_op("eight_plain::swish_grad", mutates_args=())
 def swish_grad(grad: Tensor, x: Tensor) -> Tensor:
-    grad, x, out = grad.contiguous(), x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+    grad, x, out = (
+        grad.contiguous(),
+        x.contiguous(),
+        torch.empty_like(x, memory_format=torch.contiguous_format),
+    )
     swish_grad_kernel[(triton.cdiv(x.numel(), 64),)](grad, x, out, x.numel(), BLOCK=64)
     return out
 
@@ -132,7 +141,9 @@ def swish_backward(ctx: Any, grad: Tensor) -> Tensor:
 def swish_grad_backward(ctx: Any, upper: Tensor) -> tuple[Tensor, Tensor]:
     grad, x = ctx.saved_tensors
     gate = x.sigmoid()
-    return swish_grad(upper, x), upper * grad * gate * (1 - gate) * (2 + x * (1 - 2 * gate))
+    return swish_grad(upper, x), upper * grad * gate * (1 - gate) * (
+        2 + x * (1 - 2 * gate)
+    )
 
 
 swish.register_autograd(swish_backward, setup_context=swish_keep)
@@ -142,7 +153,9 @@ swish_grad.register_autograd(swish_grad_backward, setup_context=swish_keep)
 
 # --8<-- [start:cache]
 @torch.library.custom_op("eight_plain::write_", mutates_args=("caches", "scale"))
-def write_(caches: Sequence[Tensor], scale: Tensor | None, rows: Tensor, slots: Tensor) -> None:
+def write_(
+    caches: Sequence[Tensor], scale: Tensor | None, rows: Tensor, slots: Tensor
+) -> None:
     for cache in caches:
         cache[slots] = rows
     if scale is not None:
@@ -158,7 +171,12 @@ PLANS: dict[int, Tensor] = {}
 
 def make_plan(size: int) -> int:
     handle = len(PLANS) + 1
-    PLANS[handle] = torch.cos(torch.arange(size)[:, None] * (torch.arange(size) + 0.5) * torch.pi / max(size, 1))
+    PLANS[handle] = torch.cos(
+        torch.arange(size)[:, None]
+        * (torch.arange(size) + 0.5)
+        * torch.pi
+        / max(size, 1)
+    )
     return handle
 
 
@@ -185,7 +203,8 @@ transform.register_autograd(transform_backward, setup_context=transform_keep)
 
 
 def counted(file: str) -> dict[str, int]:
-    """Lines of code between the markers of a file, by the names of the markers. Samples belong to the audit."""
+    """Lines of code between the markers of a file, by the names of the markers. Samples
+    belong to the audit."""
     lines: dict[str, int] = {}
     inside, sampling = "", False
     for line in (HERE / file).read_text().splitlines():
@@ -195,7 +214,9 @@ def counted(file: str) -> dict[str, int]:
             inside, sampling = (name if kind == "start" else ""), False
         elif inside and line.strip() and not line.strip().startswith("#"):
             starts = not line.startswith((" ", ")"))
-            sampling = line.endswith(".samples") or (sampling and not (starts and not line.startswith("def _(rng")))
+            sampling = line.endswith(".samples") or (
+                sampling and not (starts and not line.startswith("def _(rng"))
+            )
             lines[inside] = lines.get(inside, 0) + (not sampling)
     return lines
 

@@ -9,8 +9,10 @@ import shiplap as sl
 
 
 @sl.op("first::rms_norm")
-def rms_norm(x: Float[Tensor, "n c"], weight: Float[Tensor, "c"], eps: float = 1e-6) -> Float[Tensor, "n c"]:
-    """Scale each row of ``x`` to a root mean square of one, then each column by ``weight``."""
+def rms_norm(
+    x: Float[Tensor, "n c"], weight: Float[Tensor, "c"], eps: float = 1e-6
+) -> Float[Tensor, "n c"]:
+    """Scale rows of ``x`` to a root mean square of one, then columns by ``weight``."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
@@ -21,7 +23,11 @@ def rms_norm(x: Float[Tensor, "n c"], weight: Float[Tensor, "c"], eps: float = 1
 @rms_norm.kernel("cpu", name="in_place")
 def _(x, weight, eps, *, out):  # `out` arrives allocated; the kernel fills it
     scale = (
-        torch.linalg.vector_norm(x, dim=-1, keepdim=True).div_(max(x.shape[1], 1) ** 0.5).square_().add_(eps).rsqrt_()
+        torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        .div_(max(x.shape[1], 1) ** 0.5)
+        .square_()
+        .add_(eps)
+        .rsqrt_()
     )
     torch.mul(x, scale, out=out).mul_(weight)
 
@@ -52,7 +58,10 @@ def compile_it() -> None:
     def block(x: Tensor, weight: Tensor) -> Tensor:
         return torch.nn.functional.silu(rms_norm(x, weight))
 
-    x, weight = torch.randn(64, 96, requires_grad=True), torch.ones(96, requires_grad=True)
+    x, weight = (
+        torch.randn(64, 96, requires_grad=True),
+        torch.ones(96, requires_grad=True),
+    )
     block(x, weight).sum().backward()
     # --8<-- [end:compile]
     compiled, x.grad = x.grad, None
@@ -63,7 +72,8 @@ def compile_it() -> None:
 
 def audit_it() -> None:
     # --8<-- [start:audit]
-    report = sl.audit(rms_norm, budget_s=600)  # seconds; the default of 300 is enough on an idle machine
+    # seconds; the default of 300 is enough on an idle machine
+    report = sl.audit(rms_norm, budget_s=600)
     print(report)
     assert report.proven
     # --8<-- [end:audit]

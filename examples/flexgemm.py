@@ -3,7 +3,11 @@
 import torch
 
 import shiplap_sparse3d.flexgemm as flex_gemm
-from shiplap_sparse3d.flexgemm.ops.spconv import Algorithm, sparse_conv3d, sparse_submanifold_conv3d
+from shiplap_sparse3d.flexgemm.ops.spconv import (
+    Algorithm,
+    sparse_conv3d,
+    sparse_submanifold_conv3d,
+)
 
 
 def shell(resolution: int) -> torch.Tensor:
@@ -19,9 +23,13 @@ feats, shape = torch.randn(len(coords), 8), torch.Size((1, 8, 16, 16, 16))
 weight = torch.randn(8, 3, 3, 3, 8, requires_grad=True)
 
 # --8<-- [start:legacy]
-out, cache = sparse_submanifold_conv3d(feats, coords, shape, weight)  # builds the neighbour map
-out, _ = sparse_submanifold_conv3d(out, coords, shape, weight, None, cache)  # another layer on the same voxels
-down, down_coords, _ = sparse_conv3d(out, coords, shape, weight, stride=(2, 2, 2), padding=(1, 1, 1))
+# builds the neighbour map
+out, cache = sparse_submanifold_conv3d(feats, coords, shape, weight)
+# another layer on the same voxels
+out, _ = sparse_submanifold_conv3d(out, coords, shape, weight, None, cache)
+down, down_coords, _ = sparse_conv3d(
+    out, coords, shape, weight, stride=(2, 2, 2), padding=(1, 1, 1)
+)
 # --8<-- [end:legacy]
 
 # --8<-- [start:compiled]
@@ -43,5 +51,10 @@ codes = flex_gemm.ops.serialize.encode_seq(coords, shape, "hilbert")
 # --8<-- [end:sample]
 
 if __name__ == "__main__":
-    assert torch.equal(flex_gemm.ops.serialize.decode_seq(codes, shape, "hilbert"), coords)
-    print(f"{len(coords)} voxels, {len(down_coords)} after a step of 2, {features.shape[1]} points sampled")
+    assert torch.equal(
+        flex_gemm.ops.serialize.decode_seq(codes, shape, "hilbert"), coords
+    )
+    print(
+        f"{len(coords)} voxels, {len(down_coords)} after a step of 2, "
+        f"{features.shape[1]} points sampled"
+    )

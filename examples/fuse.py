@@ -1,4 +1,7 @@
-"""A kernel as a template: Inductor puts what follows it inside. python examples/fuse.py"""
+"""A kernel as a template: Inductor puts what follows it inside.
+
+Run: python examples/fuse.py
+"""
 
 # --8<-- [start:declare]
 import torch
@@ -9,12 +12,16 @@ import shiplap as sl
 
 
 @sl.op("fused::scaled_mm")
-def scaled_mm(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"], scale: Float[Tensor, "n"]) -> Float[Tensor, "m n"]:
+def scaled_mm(
+    a: Float[Tensor, "m k"], b: Float[Tensor, "k n"], scale: Float[Tensor, "n"]
+) -> Float[Tensor, "m n"]:
     """``a @ b``, each column times its scale."""
     return (a @ b) * scale
 
 
-scaled_mm.template("cpu", "scaled_mm.cpp.jinja", configs=[{"BM": 16, "BN": 64}, {"BM": 4, "BN": 256}])
+scaled_mm.template(
+    "cpu", "scaled_mm.cpp.jinja", configs=[{"BM": 16, "BN": 64}, {"BM": 4, "BN": 256}]
+)
 # --8<-- [end:declare]
 
 
@@ -37,8 +44,10 @@ def mean(a, b, scale, bias):
 if __name__ == "__main__":
     # --8<-- [start:explain]
     found = sl.explain(layer, *example_inputs())
-    (kernel,) = found.kernels  # the product, the addition and the activation are one kernel
-    print(kernel.kind, kernel.operators)  # template ('fused::scaled_mm', 'aten.add', 'aten.gelu')
+    # the product, the addition and the activation are one kernel
+    (kernel,) = found.kernels
+    # template ('fused::scaled_mm', 'aten.add', 'aten.gelu')
+    print(kernel.kind, kernel.operators)
     print(kernel.fusion_choices[0].chosen)  # scaled_mm(BM=16, BN=64)
     # --8<-- [end:explain]
     inputs = example_inputs()

@@ -1,8 +1,11 @@
-"""Each row of the table in docs/many-devices.md, on two ranks: torchrun --nproc-per-node 2 examples/many_devices.py
+"""Each row of the table in docs/many-devices.md, on two ranks.
 
-One row by its name: torchrun --nproc-per-node 2 examples/many_devices.py "FSDP2, each stage". The ranks are processes
-on the CPU that speak gloo. Each row trains a small module and compares the weights of the ranks, or shows the error by
-which Shiplap refuses the combination.
+Run: torchrun --nproc-per-node 2 examples/many_devices.py
+One row by its name: the same with "FSDP2, each stage" at the end.
+
+The ranks are processes on the CPU that speak gloo. Each row trains a small
+module and compares the weights of the ranks, or shows the error by which Shiplap
+refuses the combination.
 """
 
 from __future__ import annotations
@@ -22,10 +25,20 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+)
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import shiplap as sl
 import shiplap_slidesparse as slidesparse
@@ -38,7 +51,9 @@ from shiplap_sparse3d.pipeline import stage as sparse_stage
 ROWS: dict[str, Callable[[], str]] = {}
 
 
-def row(name: str, *values: Any, **options: Any) -> Callable[[Callable[..., str]], Callable[..., str]]:
+def row(
+    name: str, *values: Any, **options: Any
+) -> Callable[[Callable[..., str]], Callable[..., str]]:
     """Make a function with these arguments a row."""
 
     def add(function: Callable[..., str]) -> Callable[..., str]:
@@ -54,19 +69,27 @@ class Net(nn.Module):
 
     def __init__(self, around: Callable[..., Any] | None = None) -> None:
         super().__init__()
-        self.encoder = sparse3d.Sequential(sparse3d.SubMConv3d(4, 8, 3), sparse3d.BatchNorm(8), nn.ReLU())
+        self.encoder = sparse3d.Sequential(
+            sparse3d.SubMConv3d(4, 8, 3), sparse3d.BatchNorm(8), nn.ReLU()
+        )
         self.head, self.around = sparse3d.SubMConv3d(8, 2, 1), around
 
     def forward(self, x: sparse3d.SparseTensor) -> sparse3d.SparseTensor:
-        return self.head(self.around(self.encoder, x) if self.around else self.encoder(x))
+        return self.head(
+            self.around(self.encoder, x) if self.around else self.encoder(x)
+        )
 
 
 def scene(voxels: int = 60, seed: int | None = None) -> sparse3d.SparseTensor:
     """Another scene on each rank."""
     rng = torch.Generator().manual_seed(dist.get_rank() if seed is None else seed)
     cells = torch.randperm(512, generator=rng)[:voxels]
-    coords = torch.stack([torch.zeros_like(cells), cells // 64, cells // 8 % 8, cells % 8], 1).int()
-    return sparse3d.SparseTensor(torch.randn(voxels, 4, generator=rng), coords, (8, 8, 8))
+    coords = torch.stack(
+        [torch.zeros_like(cells), cells // 64, cells // 8 % 8, cells % 8], 1
+    ).int()
+    return sparse3d.SparseTensor(
+        torch.randn(voxels, 4, generator=rng), coords, (8, 8, 8)
+    )
 
 
 def train(net: nn.Module, x: Any) -> str:
@@ -90,7 +113,8 @@ def same_weights(net: nn.Module) -> str:
         theirs = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(theirs, mine.contiguous())
         assert all(torch.equal(t, mine) for t in theirs), name
-    return f"{sum(p.numel() * p.element_size() for p in net.parameters())} bytes of gradients, the same weights"
+    size = sum(p.numel() * p.element_size() for p in net.parameters())
+    return f"{size} bytes of gradients, the same weights"
 
 
 def refused(function: Callable[[], object]) -> str:
@@ -117,7 +141,9 @@ def ddp(**options: bool) -> str:
 
 @row("DDP, compiled")
 def ddp_compiled() -> str:
-    return train(torch.compile(DistributedDataParallel(Net()), backend="aot_eager"), scene())
+    return train(
+        torch.compile(DistributedDataParallel(Net()), backend="aot_eager"), scene()
+    )
 
 
 # --8<-- [end:ddp]
@@ -127,8 +153,12 @@ def ddp_compiled() -> str:
 @row("FSDP2, root", stages=False)
 @row("FSDP2, each stage", stages=True)
 @row("FSDP2, compiled", stages=True, compiled=True)
-@row("checkpoint in FSDP2", stages=True, around=partial(checkpoint, use_reentrant=False))
-def fsdp(stages: bool, compiled: bool = False, around: Callable[..., Any] | None = None) -> str:
+@row(
+    "checkpoint in FSDP2", stages=True, around=partial(checkpoint, use_reentrant=False)
+)
+def fsdp(
+    stages: bool, compiled: bool = False, around: Callable[..., Any] | None = None
+) -> str:
     net = Net(around)
     if stages:
         fully_shard(net.encoder)
@@ -143,7 +173,8 @@ BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.f
 @row("FSDP2, bfloat16 policy")
 def fsdp_bfloat16() -> str:
     told = train(fully_shard(Net(), mp_policy=BFLOAT16), scene())
-    model = fully_shard(converted("fp8"), mp_policy=BFLOAT16)  # would cast the weights, and the scales of 8 bits
+    # would cast the weights, and the scales of 8 bits
+    model = fully_shard(converted("fp8"), mp_policy=BFLOAT16)
     return f"{told}; converted layers " + refused(lambda: model(torch.randn(6, 32)))
 
 
@@ -187,7 +218,9 @@ def reentrant() -> str:
 
 
 # --8<-- [start:norm]
-def with_norm(convert: Callable[[nn.Module], nn.Module], x: sparse3d.SparseTensor) -> str:
+def with_norm(
+    convert: Callable[[nn.Module], nn.Module], x: sparse3d.SparseTensor
+) -> str:
     net = convert(Net())
     net(x).feats.square().sum().backward()
     norm = net.encoder[1]
@@ -197,10 +230,15 @@ def with_norm(convert: Callable[[nn.Module], nn.Module], x: sparse3d.SparseTenso
     return "statistics over the voxels of all ranks"
 
 
-ours, torchs = sparse3d.SyncBatchNorm.convert_sync_batchnorm, nn.SyncBatchNorm.convert_sync_batchnorm
+ours, torchs = (
+    sparse3d.SyncBatchNorm.convert_sync_batchnorm,
+    nn.SyncBatchNorm.convert_sync_batchnorm,
+)
 row("SyncBatchNorm")(lambda: with_norm(ours, scene()))
 row("SyncBatchNorm, converted by torch")(lambda: with_norm(torchs, scene()))
-row("SyncBatchNorm, a rank without voxels")(lambda: with_norm(ours, scene(60 * dist.get_rank())))
+row("SyncBatchNorm, a rank without voxels")(
+    lambda: with_norm(ours, scene(60 * dist.get_rank()))
+)
 row("SyncBatchNorm, padded")(lambda: with_norm(ours, scene().pad(128)))
 # --8<-- [end:norm]
 
@@ -218,7 +256,8 @@ def converted(mode: str = "int8", seed: int = 0) -> nn.Sequential:
 
 
 def near(model: nn.Module) -> str:
-    """Against one process. Each rank scales its part of a row apart, so sharded layers round differently."""
+    """Against one process. Each rank scales its part of a row apart, so sharded layers
+    round differently."""
     torch.manual_seed(1)
     x = torch.randn(5, 32)
     with torch.no_grad():
@@ -242,22 +281,35 @@ def shard_llama() -> str:
     except ImportError:
         return "not run: transformers is not installed"
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, num_key_value_heads=4, **sizes)).eval()
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    }
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=64, num_key_value_heads=4, **sizes)
+    ).eval()
     slidesparse.convert(model, "6:8", "int8")
-    return f"{len(slidesparse.shard(model))} layers, logits {tuple(model(torch.arange(6)[None]).logits.shape)}"
+    sharded = slidesparse.shard(model)
+    logits = model(torch.arange(6)[None]).logits
+    return f"{len(sharded)} layers, logits {tuple(logits.shape)}"
 
 
 @row("parallelize_module")
 def by_style() -> str:
-    return near(parallelize_module(converted(), mesh(), {"0": Colwise(), "1": Rowwise()}))
+    return near(
+        parallelize_module(converted(), mesh(), {"0": Colwise(), "1": Rowwise()})
+    )
 
 
 @row("FSDP2, converted layers ignored")
 def fsdp_ignored() -> str:
     model = converted()
     layers = [m for m in model.modules() if isinstance(m, slidesparse.Linear)]
-    fully_shard(model, ignored_params={p for layer in layers for p in layer.parameters()})
+    fully_shard(
+        model, ignored_params={p for layer in layers for p in layer.parameters()}
+    )
     model(torch.randn(6, 32)).square().mean().backward()
     return near(model)
 
@@ -325,7 +377,9 @@ def saved_dense() -> str:
 
 # --8<-- [start:op]
 @sl.op("many_devices::project")
-def project(x: Float[Tensor, "rows features"], weight: Float[Tensor, "out features"]) -> Float[Tensor, "rows out"]:
+def project(
+    x: Float[Tensor, "rows features"], weight: Float[Tensor, "out features"]
+) -> Float[Tensor, "rows out"]:
     return x @ weight.T
 
 
@@ -338,7 +392,10 @@ def running(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 def derived() -> str:
     torch.manual_seed(0)
     x, weight = torch.randn(7, 6), torch.randn(5, 6)
-    got = project(distribute_tensor(x, mesh(), [Shard(1)]), distribute_tensor(weight, mesh(), [Shard(1)]))
+    got = project(
+        distribute_tensor(x, mesh(), [Shard(1)]),
+        distribute_tensor(weight, mesh(), [Shard(1)]),
+    )
     torch.testing.assert_close(got.full_tensor(), project(x, weight))
     return f"both cut along the features, the result is {got.placements[0]}"
 
@@ -348,21 +405,33 @@ def tensor_parallel() -> str:
     """The two layers of an MLP, cut as Megatron cuts them."""
     torch.manual_seed(0)
     x, up, down = torch.randn(7, 6), torch.randn(8, 6), torch.randn(5, 8)
-    cut = [distribute_tensor(t, mesh(), [p]) for t, p in ((x, Replicate()), (up, Shard(0)), (down, Shard(1)))]
+    cut = [
+        distribute_tensor(t, mesh(), [p])
+        for t, p in ((x, Replicate()), (up, Shard(0)), (down, Shard(1)))
+    ]
     got = project(project(cut[0], cut[1]).relu(), cut[2])
     torch.testing.assert_close(got.full_tensor(), project(project(x, up).relu(), down))
     layer = distribute_module(sparse3d.SubMConv3d(4, 8, 3), mesh())
-    return f"your op: equal; converted layers: {by_style()}; sparse layers " + refused(lambda: layer(scene()))
+    return f"your op: equal; converted layers: {by_style()}; sparse layers " + refused(
+        lambda: layer(scene())
+    )
 
 
 @row("DTensor, no rule")
 def no_rule() -> str:
-    return refused(lambda: running(distribute_tensor(torch.randn(8), mesh(), [Shard(0)])))
+    return refused(
+        lambda: running(distribute_tensor(torch.randn(8), mesh(), [Shard(0)]))
+    )
 
 
 @row("DTensor among tensors")
 def among() -> str:
-    return refused(lambda: project(distribute_tensor(torch.randn(8, 4), mesh(), [Replicate()]), torch.randn(3, 4)))
+    return refused(
+        lambda: project(
+            distribute_tensor(torch.randn(8, 4), mesh(), [Replicate()]),
+            torch.randn(3, 4),
+        )
+    )
 
 
 # --8<-- [end:op]
@@ -380,7 +449,8 @@ class Layer(nn.Module):
 
 @row("pipeline")
 def pipeline() -> str:
-    """A layer on each rank, two micro-batches of plain tensors; a ``SparseTensor`` is refused."""
+    """A layer on each rank, two micro-batches of plain tensors; a ``SparseTensor`` is
+    refused."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     layers, x = [Layer() for _ in range(world)], torch.randn(8, 6)
@@ -399,10 +469,18 @@ def sparse_pipeline(schedule: Any) -> str:
     parts = [sparse3d.SubMConv3d(4, 4, 3) for _ in range(world)]
     batch = sparse3d.cat([scene(40 + 10 * seed, seed=seed) for seed in range(4)], 0)
     wanted = nn.Sequential(*parts)(batch).feats.square().sum() / 4
-    stage = sparse_stage(parts[rank], rank, world, torch.device("cpu"), Voxels(80, 4, (8, 8, 8)))
+    stage = sparse_stage(
+        parts[rank], rank, world, torch.device("cpu"), Voxels(80, 4, (8, 8, 8))
+    )
     losses: list[Tensor] = []
-    runner = schedule(stage, 4, loss_fn=lambda out, _: (out[0] * (out[1][:, :1] >= 0)).square().sum())
-    runner.step(*(split(batch, 4, rows=80) if rank == 0 else ()), target=torch.zeros(4), losses=losses)
+    runner = schedule(
+        stage, 4, loss_fn=lambda out, _: (out[0] * (out[1][:, :1] >= 0)).square().sum()
+    )
+    runner.step(
+        *(split(batch, 4, rows=80) if rank == 0 else ()),
+        target=torch.zeros(4),
+        losses=losses,
+    )
     if rank == world - 1:
         torch.testing.assert_close(torch.stack(losses).mean(), wanted)
     gradient = torch.autograd.grad(wanted, parts[rank].weight)[0]
@@ -426,12 +504,16 @@ class Classic(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.down = spconv.SparseSequential(
-            spconv.SubMConv3d(4, 8, 3, indice_key="a"), nn.ReLU(), spconv.SparseConv3d(8, 8, 2, 2, indice_key="down")
+            spconv.SubMConv3d(4, 8, 3, indice_key="a"),
+            nn.ReLU(),
+            spconv.SparseConv3d(8, 8, 2, 2, indice_key="down"),
         )
         self.up = spconv.SparseInverseConv3d(8, 3, 2, indice_key="down")
 
     def forward(self, x: sparse3d.SparseTensor) -> spconv.SparseConvTensor:
-        return self.up(self.down(spconv.SparseConvTensor(x.feats, x.coords, [8, 8, 8], 1)))
+        return self.up(
+            self.down(spconv.SparseConvTensor(x.feats, x.coords, [8, 8, 8], 1))
+        )
 
 
 @row("spconv facade, DDP static_graph")

@@ -1,4 +1,5 @@
-"""A kernel goes into a model that nobody edits: declare what it replaces, and put it into force.
+"""A kernel goes into a model that nobody edits: declare what it replaces, and put it
+into force.
 
 Run it: python examples/rewrite.py
 """
@@ -12,7 +13,9 @@ import shiplap as sl
 
 
 # --8<-- [start:declare]
-def swiglu(x: Float[Tensor, "*b k"], gate: Float[Tensor, "n k"], up: Float[Tensor, "n k"]) -> Tensor:
+def swiglu(
+    x: Float[Tensor, "*b k"], gate: Float[Tensor, "n k"], up: Float[Tensor, "n k"]
+) -> Tensor:
     """What models compute: two products that read the same input."""
     return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
@@ -23,7 +26,9 @@ def one_product(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(left) * right
 
 
-fused = sl.rewrite(swiglu, one_product, where=["x.shape[-1] % 16 == 0", "x.dtype != float64"])
+fused = sl.rewrite(
+    swiglu, one_product, where=["x.shape[-1] % 16 == 0", "x.dtype != float64"]
+)
 # --8<-- [end:declare]
 
 

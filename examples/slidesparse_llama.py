@@ -1,4 +1,5 @@
-"""A model of Hugging Face transformers with 6:8 weights: converted while it is loaded, saved, loaded again.
+"""A model of Hugging Face transformers with 6:8 weights: converted while it is loaded,
+saved, loaded again.
 
 Run it: python examples/slidesparse_llama.py
 """
@@ -22,7 +23,8 @@ config = LlamaConfig(
     num_attention_heads=4,
     num_key_value_heads=2,
 )
-LlamaForCausalLM(config).save_pretrained(folder / "dense")  # stands for a model of yours
+# stands for a model of yours
+LlamaForCausalLM(config).save_pretrained(folder / "dense")
 tokens = torch.arange(12)[None]
 
 # --8<-- [start:convert]
@@ -34,9 +36,11 @@ print(done)  # what was converted, what was kept and why
 # --8<-- [start:hf]
 hf.register()  # once in each process, before from_pretrained
 model = AutoModelForCausalLM.from_pretrained(
-    folder / "dense", quantization_config=hf.SlidesparseConfig(pattern="6:8", dtype="int8")
+    folder / "dense",
+    quantization_config=hf.SlidesparseConfig(pattern="6:8", dtype="int8"),
 )
-model.save_pretrained(folder / "sparse")  # pruned dense weights in int8, and their scales
+# pruned dense weights in int8, and their scales
+model.save_pretrained(folder / "sparse")
 reloaded = AutoModelForCausalLM.from_pretrained(folder / "sparse")
 # --8<-- [end:hf]
 

@@ -1,4 +1,7 @@
-"""An op with kernels in C++ and CUDA C++ that Shiplap compiles: python examples/source_kernel.py"""
+"""An op with kernels in C++ and CUDA C++ that Shiplap compiles.
+
+Run: python examples/source_kernel.py
+"""
 
 # --8<-- [start:declare]
 import torch
@@ -30,8 +33,11 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x, weight = torch.randn(64, 96, device=device), torch.rand(96, device=device)
     compiled = torch.compile(lambda x, w: rms_norm(x, w).relu(), fullgraph=True)
-    torch.testing.assert_close(compiled(x, weight), rms_norm.reference(x, weight).relu())
-    print(f"the kernel in {'CUDA C++' if device == 'cuda' else 'C++'} agrees with the reference, eager and compiled")
+    torch.testing.assert_close(
+        compiled(x, weight), rms_norm.reference(x, weight).relu()
+    )
+    language = "CUDA C++" if device == "cuda" else "C++"
+    print(f"the kernel in {language} agrees with the reference, eager and compiled")
 
 
 if __name__ == "__main__":

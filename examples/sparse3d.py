@@ -1,4 +1,7 @@
-"""A sparse 3D network from points to a trained, compiled and exported model: python examples/sparse3d.py"""
+"""A sparse 3D network from points to a trained, compiled and exported model.
+
+Run: python examples/sparse3d.py
+"""
 
 # --8<-- [start:network]
 import torch
@@ -7,7 +10,9 @@ from torch import nn
 import shiplap_sparse3d as sparse3d
 
 points, colours = torch.rand(500, 3), torch.rand(500, 3)
-x, inverse = sparse3d.voxelize(points, colours, 0.1, origin=(0, 0, 0), spatial_shape=(10, 10, 10), batch_size=1)
+x, inverse = sparse3d.voxelize(
+    points, colours, 0.1, origin=(0, 0, 0), spatial_shape=(10, 10, 10), batch_size=1
+)
 
 net = sparse3d.Sequential(
     sparse3d.SubMConv3d(3, 16, 3),
@@ -23,10 +28,19 @@ logits = net(x).feats[inverse.long()]  # one row a point
 
 def compile_it() -> None:
     # --8<-- [start:compile]
-    step = torch.compile(lambda x: net(x).feats.square().mean(), fullgraph=True, dynamic=True)
+    step = torch.compile(
+        lambda x: net(x).feats.square().mean(), fullgraph=True, dynamic=True
+    )
     for count in (500, 300):
         cloud = torch.rand(count, 3)
-        x, _ = sparse3d.voxelize(cloud, cloud, 0.1, origin=(0, 0, 0), spatial_shape=(10, 10, 10), batch_size=1)
+        x, _ = sparse3d.voxelize(
+            cloud,
+            cloud,
+            0.1,
+            origin=(0, 0, 0),
+            spatial_shape=(10, 10, 10),
+            batch_size=1,
+        )
         step(x).backward()
     # --8<-- [end:compile]
     print("trained in one graph")
@@ -52,7 +66,10 @@ def export_it() -> None:
     # --8<-- [end:capacity]
     torch.testing.assert_close(rows[: x.feats.shape[0]], net.eval()(x).feats)
     assert not rows[x.feats.shape[0] :].any()
-    print(f"exported with {rows.shape[0]} rows, {int((rows != 0).any(1).sum())} of them voxels")
+    print(
+        f"exported with {rows.shape[0]} rows, "
+        f"{int((rows != 0).any(1).sum())} of them voxels"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""A model written for spconv, on shiplap: one import differs. Run: python examples/spconv_model.py"""
+"""A model written for spconv, on shiplap: one import differs.
+
+Run: python examples/spconv_model.py
+"""
 
 import torch
 from torch import nn
@@ -12,18 +15,25 @@ import shiplap_sparse3d.spconv as spconv  # was: import spconv.pytorch as spconv
 # --8<-- [start:model]
 def block(ci: int, co: int, key: str) -> spconv.SparseSequential:
     return spconv.SparseSequential(
-        spconv.SubMConv3d(ci, co, 3, padding=1, bias=False, indice_key=key), nn.BatchNorm1d(co), nn.ReLU()
+        spconv.SubMConv3d(ci, co, 3, padding=1, bias=False, indice_key=key),
+        nn.BatchNorm1d(co),
+        nn.ReLU(),
     )
 
 
 class Residual(spconv.SparseModule):
-    """Two submanifold convolutions on the same voxels, around which the input is added."""
+    """Two submanifold convolutions on the same voxels, around which the input is
+    added."""
 
     def __init__(self, channels: int, key: str) -> None:
         super().__init__()
-        self.conv1 = spconv.SubMConv3d(channels, channels, 3, padding=1, bias=False, indice_key=key)
+        self.conv1 = spconv.SubMConv3d(
+            channels, channels, 3, padding=1, bias=False, indice_key=key
+        )
         self.bn1 = nn.BatchNorm1d(channels)
-        self.conv2 = spconv.SubMConv3d(channels, channels, 3, padding=1, bias=False, indice_key=key)
+        self.conv2 = spconv.SubMConv3d(
+            channels, channels, 3, padding=1, bias=False, indice_key=key
+        )
         self.bn2 = nn.BatchNorm1d(channels)
 
     def forward(self, x: spconv.SparseConvTensor) -> spconv.SparseConvTensor:
@@ -34,19 +44,28 @@ class Residual(spconv.SparseModule):
 
 
 class Second(nn.Module):
-    """The middle of a detector: voxel features in, a bird's eye view out, and features of each voxel."""
+    """The middle of a detector: voxel features in, a bird's eye view out, and features
+    of each voxel."""
 
-    def __init__(self, channels: int = 4, grid: tuple[int, int, int] = (11, 40, 32)) -> None:
+    def __init__(
+        self, channels: int = 4, grid: tuple[int, int, int] = (11, 40, 32)
+    ) -> None:
         super().__init__()
         self.grid = grid
-        self.stem = spconv.SparseSequential(block(channels, 16, "subm1"), Residual(16, "subm1"))
+        self.stem = spconv.SparseSequential(
+            block(channels, 16, "subm1"), Residual(16, "subm1")
+        )
         self.down = spconv.SparseSequential(
-            spconv.SparseConv3d(16, 32, 3, stride=2, padding=1, bias=False, indice_key="down"),
+            spconv.SparseConv3d(
+                16, 32, 3, stride=2, padding=1, bias=False, indice_key="down"
+            ),
             nn.BatchNorm1d(32),
             nn.ReLU(),
             block(32, 32, "subm2"),
         )
-        self.up = spconv.SparseSequential(spconv.SparseInverseConv3d(32, 16, 3, indice_key="down"), nn.ReLU())
+        self.up = spconv.SparseSequential(
+            spconv.SparseInverseConv3d(32, 16, 3, indice_key="down"), nn.ReLU()
+        )
         self.flat = spconv.SparseSequential(
             spconv.SparseConv3d(32, 32, (3, 1, 1), stride=(2, 1, 1), bias=False),
             nn.BatchNorm1d(32),
@@ -65,17 +84,22 @@ class Second(nn.Module):
 # --8<-- [end:model]
 
 
-def scene(n: int, grid: tuple[int, int, int], batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def scene(
+    n: int, grid: tuple[int, int, int], batch_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Features and indices (batch, z, y, x) of ``n`` voxels."""
     cells = torch.randperm(batch_size * grid[0] * grid[1] * grid[2])[:n]
-    return torch.randn(n, 4), torch.stack(torch.unravel_index(cells, (batch_size, *grid)), 1).int()
+    return torch.randn(n, 4), torch.stack(
+        torch.unravel_index(cells, (batch_size, *grid)), 1
+    ).int()
 
 
 def main() -> None:
     torch.manual_seed(0)
     model = Second().eval()
     # --8<-- [start:compile]
-    compiled = torch.compile(model, fullgraph=True, dynamic=True)  # no break, and any number of voxels
+    # no break, and any number of voxels
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
     # --8<-- [end:compile]
     with torch.no_grad():
         for n in (900, 800):
@@ -83,7 +107,10 @@ def main() -> None:
             expected = model(features, indices, 2)
             view, points = compiled(features, indices, 2)
             torch.testing.assert_close((view, points), expected, rtol=1e-4, atol=1e-5)
-    print(f"one graph: {tuple(view.shape)} seen from above, {tuple(points.shape)} on the voxels")
+    print(
+        f"one graph: {tuple(view.shape)} seen from above, "
+        f"{tuple(points.shape)} on the voxels"
+    )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,10 @@ def classify(source: Path, folder: Path) -> None:
     from shiplap_sparse3d.survey import survey
 
     result = survey(source, folder / "out.laz", model, tile=64)
-    print(f"{result.points:,} points in {result.tiles} tiles with a halo of {result.halo} voxels")
+    print(
+        f"{result.points:,} points in {result.tiles} tiles "
+        f"with a halo of {result.halo} voxels"
+    )
     # --8<-- [end:classify]
 
 

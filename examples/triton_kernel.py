@@ -1,4 +1,7 @@
-"""A plain Triton kernel, launched by C++, compiled for a GPU that is not here: python examples/triton_kernel.py"""
+"""A plain Triton kernel, launched by C++, compiled for a GPU that is not here.
+
+Run: python examples/triton_kernel.py
+"""
 
 # --8<-- [start:declare]
 import torch
@@ -12,7 +15,10 @@ import shiplap as sl
 
 @triton.jit
 def scale_kernel(x, out, m, stride_x_0, stride_x_1, factor, BLOCK: tl.constexpr):
-    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+    row, at = (
+        tl.program_id(0).to(tl.int64),
+        tl.program_id(1) * BLOCK + tl.arange(0, BLOCK).to(tl.int64),
+    )
     value = tl.load(x + row * stride_x_0 + at * stride_x_1, mask=at < m)
     tl.store(out + row * m + at, value * factor, mask=at < m)
 
@@ -46,7 +52,12 @@ scale_x.kernel(
     sl.triton(
         scale_kernel,
         grid=("n", "cdiv(m, BLOCK)"),
-        arguments={"x": "grad", "out": "grad_x", "stride_x_0": "stride_grad_0", "stride_x_1": "stride_grad_1"},
+        arguments={
+            "x": "grad",
+            "out": "grad_x",
+            "stride_x_0": "stride_grad_0",
+            "stride_x_1": "stride_grad_1",
+        },
         constants={"BLOCK": 256},
     ),
 )
@@ -67,7 +78,8 @@ def ahead() -> None:
 if __name__ == "__main__":
     ahead()
     x = torch.randn(4, 6)
-    assert torch.equal(scale(x, 2.0), x * 2)  # the reference, or Triton's interpreter: there is no GPU
+    # the reference, or Triton's interpreter: there is no GPU
+    assert torch.equal(scale(x, 2.0), x * 2)
     (gradient,) = torch.autograd.grad(scale(x.requires_grad_(), 2.0).sum(), x)
     assert torch.equal(gradient, torch.full_like(x, 2))
     print("compiled for a device that need not be here")

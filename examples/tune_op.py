@@ -1,4 +1,7 @@
-"""A kernel with configs, tuned, frozen and served without measuring: python examples/tune_op.py"""
+"""A kernel with configs, tuned, frozen and served without measuring.
+
+Run: python examples/tune_op.py
+"""
 
 # --8<-- [start:declare]
 import torch
@@ -34,7 +37,8 @@ def tune(path: str) -> None:
     (choice,) = sl.tune(matmul, [{"m": 1000, "k": 256, "n": 64}], budget="20s")
     print(choice.bucket)  # m<=1024, k<=256, n<=64
     print(choice.kernel, choice.reason)
-    print([f.evidence for f in choice.findings])  # half(PARTS=2): ... off by ... tolerances
+    # half(PARTS=2): ... off by ... tolerances
+    print([f.evidence for f in choice.findings])
     sl.freeze(path)
     # --8<-- [end:tune]
     assert choice.kernel in ("rows", "reference")

@@ -102,6 +102,19 @@ def test_blocks_are_found_as_they_are_written() -> None:
     assert len(CODE) > 80
 
 
+def test_code_fits_into_the_columns_of_a_page() -> None:
+    """Of Python, and of commands: what a program prints is as wide as it is."""
+    written = [block for block in CODE if "what the command writes" not in block.told]
+    lines = [
+        (block.where, line)
+        for block in written
+        for line in block.code.splitlines()
+        if line.startswith("$ ") or (block.language in PYTHON and not SNIPPET.match(line))
+    ]
+    assert len(lines) > 600
+    assert [each for each in lines if len(each[1]) > 88] == []
+
+
 @pytest.mark.parametrize("block", [b for b in CODE if b.snippets], ids=name)
 def test_a_snippet_is_of_a_file_that_tests_run(block: Block) -> None:
     for file in block.snippets:
@@ -150,7 +163,7 @@ def commands(block: Block) -> Iterator[list[str]]:
     """The command lines of a block for a console, as words, without assignments to variables."""
     if block.language not in CONSOLE:
         return
-    for line in re.findall(r"^\$ (.*)$", block.code, re.MULTILINE):
+    for line in re.findall(r"^\$ (.*)$", block.code.replace("\\\n", ""), re.MULTILINE):
         for part in re.split(r" && ", line):
             words = shlex.split(part, comments=True)
             while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):

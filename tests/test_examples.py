@@ -116,7 +116,7 @@ def test_triton_kernel() -> None:
 def test_declaration_fits_on_a_page() -> None:
     text = (ROOT / "examples" / "first_op.py").read_text()
     declaration = text.split("[start:declare]\n")[1].split("# --8<-- [end:declare]")[0]
-    assert len(declaration.strip().splitlines()) <= 12
+    assert len(declaration.strip().splitlines()) <= 13  # of 88 columns
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")

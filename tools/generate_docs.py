@@ -143,9 +143,9 @@ def cli_page() -> str:
     from shiplap.cli.app import app
 
     def shown(*arguments: str) -> str:
-        environment = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+        environment = {"COLUMNS": "92", "NO_COLOR": "1", "TERM": "dumb"}
         result = CliRunner().invoke(
-            app, [*arguments, "--help"], env=environment, prog_name="shiplap", terminal_width=96
+            app, [*arguments, "--help"], env=environment, prog_name="shiplap", terminal_width=88
         )
         return f"```text\n{result.stdout.strip()}\n```"
 

@@ -5,4 +5,6 @@ from pathlib import Path
 from shiplap_backend.runtime import Runtime
 
 HERE = Path(__file__).parent
-RUNTIME = Runtime(name="tinyc", contract=1, directory=HERE, metadata=HERE / "ops.yaml", graph="eager")
+RUNTIME = Runtime(
+    name="tinyc", contract=1, directory=HERE, metadata=HERE / "ops.yaml", graph="eager"
+)

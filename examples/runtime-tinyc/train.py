@@ -15,7 +15,8 @@ def losses(device: str) -> list[float]:
     """The loss of each of 20 steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)  # before `.to`: the parameters stay the same objects
+    # before `.to`: the parameters stay the same objects
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     model.to(device)
     x = torch.rand(64, 2)
     y = x.prod(1, keepdim=True).to(device)

@@ -1,4 +1,5 @@
-"""The runtime tinyc on two devices with memory and streams of their own: the files of tinyc, and a driver."""
+"""The runtime tinyc on two devices with memory and streams of their own: the files of
+tinyc, and a driver."""
 
 from pathlib import Path
 

@@ -14,4 +14,8 @@ def scale(x: Float[Tensor, "n c"], factor: Float[Tensor, "n"]) -> Float[Tensor, 
     return x * factor[:, None]
 
 
-scale.kernel("cpu", sl.cabi(Path(__file__).with_name("librowscale.so"), "rowscale_scale"), dtypes="float32")
+scale.kernel(
+    "cpu",
+    sl.cabi(Path(__file__).with_name("librowscale.so"), "rowscale_scale"),
+    dtypes="float32",
+)

@@ -204,10 +204,9 @@ class DirectCall(Generic[P, R]):
         """Make any call that ``direct`` cannot serve."""
         raise NotImplementedError
 
-    def traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
+    def traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Make a call that Dynamo traces."""
-        result: Tensor | tuple[Tensor, ...] | None = self.overload(*args, **kwargs)
-        return result
+        return self.overload(*args, **kwargs)
 
     def explain(self, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> bool:
         """Raise the error behind a call that failed, if it says more than ``cause`` does.
@@ -217,12 +216,12 @@ class DirectCall(Generic[P, R]):
         raise NotImplementedError
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        result: Tensor | tuple[Tensor, ...] | None
         if is_dynamo_compiling():
             # It traces each line of ours, at every call of an op. Since 2.14, it also traces the handlers of an error
             # that a fake raises: `explain` would hide that error behind whatever cannot be traced in it.
-            result = self.traced(args, kwargs)
-            return result  # type: ignore[return-value] # it is what the declaration says
+            traced: R = self.traced(args, kwargs)
+            return traced
+        result: Tensor | tuple[Tensor, ...] | None
         try:
             # is_plain_call and is_recorded_call without their frames, and unpacking keywords that are rarely there. A
             # declaration in another thread may change the attributes at any time: each is read once.

@@ -21,7 +21,7 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
 from shiplap.kernels.native import binding  # noqa: E402
-from shiplap.kernels.native.build_plan import bindable_entries  # noqa: E402
+from shiplap.kernels.native.build_plan import bindable_entries, make_plan  # noqa: E402
 from shiplap.kernels.native.deploy import DEPLOYED_LIBRARY_NAME, deploy  # noqa: E402
 from shiplap.kernels.triton.kernel import LaunchedKernel, compile_ahead  # noqa: E402
 from shiplap.packaging import model, package_model  # noqa: E402
@@ -207,6 +207,9 @@ def test_a_program_in_a_module_of_its_own_is_imported_when_it_is_needed(copy, tm
     copy.kernel("cuda", late_launches("late_programs.absent", "COPY"))
     with fails("SL619", "late_programs.absent.COPY", "ModuleNotFoundError"):
         copy.native_kernels("cuda")[0].native.source()
+    if not torch.cuda.is_available():  # a wheel can be built where there is no Triton
+        with fails("SL404"):
+            make_plan(copy)
 
 
 LATE = """

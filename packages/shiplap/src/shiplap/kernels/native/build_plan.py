@@ -58,7 +58,8 @@ class LibraryPlan:
 
 def make_plan(op: Op) -> LibraryPlan:
     """Return the plan of the library that ``op`` shares with other ops of its kernel libraries. Nothing is compiled."""
-    forms = _sole_native_forms(op)
+    # A kernel that this machine cannot run is not looked at: its module may need Triton, which is not here either.
+    forms = {device: form for device, form in _sole_native_forms(op).items() if form.wanted}
     if not forms:
         raise _no_native_form_error(op, "the CPU or on CUDA")
     reasons = [_native_source(op, device, form).unfit for device, form in forms.items()]
