@@ -30,8 +30,7 @@ from shiplap.plan.build import tried
 from shiplap.plan.expression import Names
 from shiplap.plan.outputs import OutputPlan
 from shiplap.plan.packing import packing_steps
-from shiplap.plan.rules.outputs import WithinBound
-from shiplap.plan.rules.tensors import OfTensor, undefined
+from shiplap.plan.rules import size_is_within_bound, undefined_condition
 from shiplap.plan.steps import Check, Let, Pack, Type
 from shiplap.torch_private.dispatcher_library import numbered
 
@@ -163,7 +162,7 @@ def _steps(op: Native, plan: CallPlan, where: str) -> dict[str, Any]:
         "disjoint": lines(outputs.disjoint),
         "scratch_checks": lines(outputs.scratch),
         "room_checks": lines(outputs.room),
-        "within": lines(Check(WithinBound(where, d, e.source)) for d, e in spec.bounds),
+        "within": lines(Check(size_is_within_bound(where, d, e.source)) for d, e in spec.bounds),
         "outputs": [_output(spec, outputs, out) for out in spec.outputs],
         "packed": lines(packed := packing_steps(spec, op.strided, op.align, native=True)),
         "written_back": [step.at for step in packed if isinstance(step, Pack) and step.written],
@@ -262,8 +261,8 @@ def _deferrals(op: Native, plan: CallPlan) -> Iterable[Deferral]:
         if kind is None or arg.optional:
             continue
         for rule in undecided:  # None first, of which no other condition can be asked
-            if isinstance(rule, OfTensor) and rule.at.arg == arg.name and (condition := rule.defers(index)):
-                yield Deferral(condition, quote(f"{rule.undecided}: argument {arg.name!r}"))
+            if rule.argument == arg.name and rule.deferral:
+                yield Deferral(rule.deferral.format(index=index), quote(f"{rule.undecided}: argument {arg.name!r}"))
         if not kind.concrete and kind.dtype_class not in classes:
             classes.add(kind.dtype_class)
             taken = op.dtypes or kind.dtypes or dtypes.DTYPES
@@ -274,12 +273,14 @@ def _deferrals(op: Native, plan: CallPlan) -> Iterable[Deferral]:
 def _out_deferrals(op: Native, plan: CallPlan) -> list[Deferral]:
     """The same conditions for the tensors that an out-variant writes to."""
     written = [*enumerate((o.name for o in op.spec.outputs), len(op.spec.args))]
-    found = [Deferral(undefined(index), quote(f"None for a tensor: output {name!r}")) for index, name in written]
+    found = [
+        Deferral(undefined_condition(index), quote(f"None for a tensor: output {name!r}")) for index, name in written
+    ]
     for index, name in written if op.align > 1 else ():
         reason = quote(f"an address that is no multiple of {op.align} bytes: output {name!r}")
         found.append(Deferral(f"!peek_aligned(values[{index}], {op.align})", reason))
     rule = plan.outputs.no_gradient
-    return [*found, Deferral(rule.defers(0), quote(rule.undecided))]
+    return [*found, Deferral(rule.deferral, quote(rule.undecided))]
 
 
 def _peek_contiguous(index: int, arg: Arg) -> str:

@@ -60,19 +60,19 @@ def _known(cpp: str) -> str:
 def check(rule: Rule) -> list[str]:
     """Return the check of one rule. No line for a rule that is checked elsewhere."""
     # A condition that is always true would only cost time in each call.
-    return [] if rule.holds().cpp == TRUE.cpp else [f"if (!({condition(rule)})) [[unlikely]] {refusal(rule)}"]
+    return [] if rule.condition.cpp == TRUE.cpp else [f"if (!({condition(rule)})) [[unlikely]] {refusal(rule)}"]
 
 
 def condition(rule: Rule) -> str:
-    return _known(rule.holds().cpp)
+    return _known(rule.condition.cpp)
 
 
 def refusal(rule: Rule) -> str:
     """Return the statement that raises the error for a call which breaks ``rule``."""
-    texts = (rule.where(), rule.got(), rule.expected())
+    texts = (rule.where, rule.got, rule.expected)
     messages = ", ".join(quote(braced(text)) for text in texts)
     values = ", ".join(_known(part.shown[1]) for text in texts for part in text if isinstance(part, Term))
-    return f"refuse({quote(rule.id)}, {quote(rule.what)}, {messages}, {quote(rule.remedy)}, {{{values}}});"
+    return f"refuse({quote(rule.id)}, {quote(rule.error_title)}, {messages}, {quote(rule.error_fix)}, {{{values}}});"
 
 
 def braced(text: Text) -> str:

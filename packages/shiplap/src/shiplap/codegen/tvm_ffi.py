@@ -17,8 +17,7 @@ from shiplap.declare.spec import OpSpec
 from shiplap.plan import CallPlan
 from shiplap.plan.build import around, look_dtype
 from shiplap.plan.expression import Place
-from shiplap.plan.rules.outputs import Aligned, AlignedOutput, OnCpu
-from shiplap.plan.rules.tensors import Contiguous, DtypeAmong
+from shiplap.plan.rules import dtype_is_among, is_aligned, is_contiguous, is_on_cpu
 from shiplap.plan.steps import Check, Step
 
 
@@ -47,13 +46,13 @@ def narrowed_steps(
         assert arg.tensor is not None
         at, steps = Place(spec.name, arg.name), list[Step]()
         if dtypes and not arg.tensor.concrete:
-            steps.append(Check(DtypeAmong(at, f"kernel {symbol}", dtypes)))
+            steps.append(Check(dtype_is_among(at, f"kernel {symbol}", dtypes)))
         # The native binding copies such a tensor. A tvm-ffi function makes no copies, so it refuses the call.
         if arg.name not in strided and not arg.contiguous:
-            steps.append(Check(Contiguous(at)))
+            steps.append(Check(is_contiguous(at)))
         if align > 1:
-            steps.append(Check(Aligned(at, align)))
+            steps.append(Check(is_aligned(at, align)))
         yield from around(arg, at, (look_dtype(at), *steps)) if arg.optional else steps
     for out in spec.outputs if align > 1 else ():
-        yield Check(AlignedOutput(Place(spec.name, out.name, role="output"), align))
-    yield Check(OnCpu(spec.name))
+        yield Check(is_aligned(Place(spec.name, out.name, role="output"), align, output=True))
+    yield Check(is_on_cpu(spec.name))

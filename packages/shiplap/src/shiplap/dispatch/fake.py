@@ -18,8 +18,7 @@ from shiplap.dispatch.outputs import empty_outputs, result_of
 from shiplap.dispatch.state import OpState
 from shiplap.errors import error
 from shiplap.plan.expression import Place
-from shiplap.plan.rules.relations import DistinctMembers
-from shiplap.plan.rules.tensors import Unshared
+from shiplap.plan.rules import members_are_distinct, shares_no_memory
 from shiplap.plan.sharing import fakes_share_memory
 from shiplap.torch_private import aot_packages, symbolic_sizes
 
@@ -67,10 +66,10 @@ def refuse_shared(spec: OpSpec, args: Args) -> None:
     for index, name in enumerate(spec.mutated):
         written, others = members[name], [n for n in members if n not in spec.mutated[: index + 1]]
         if any(fakes_share_memory(a, b) for i, a in enumerate(written) for b in written[:i]):
-            raise DistinctMembers(spec.name, name).explain({})
+            raise members_are_distinct(spec.name, name).make_error({})
         for other in others:
             if any(fakes_share_memory(a, b) for a in written for b in members[other]):
-                raise Unshared(Place(spec.name, name), Place(spec.name, other)).explain({})
+                raise shares_no_memory(Place(spec.name, name), Place(spec.name, other)).make_error({})
 
 
 def _members(value: Value) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from shiplap.dispatch.check_results import fit_results, made_of
 from shiplap.errors import error
 from shiplap.plan.expression import Names
 from shiplap.plan.outputs import OutputPlan
-from shiplap.plan.rules.outputs import WithinBound
+from shiplap.plan.rules import size_is_within_bound
 
 
 def result_of(outs: Outputs) -> Tensor | Outputs | None:
@@ -92,8 +92,7 @@ def check_bound(spec: OpSpec, where: str, dim: str, size: int, env: Mapping[str,
     # The same condition as the rule's. Plain ints are compared here, since the rule evaluates an expression.
     if type(size) is int and type(most) is int and 0 <= size <= most:
         return
-    rule = WithinBound(where, dim, bound.source)
-    rule.hold({rule.size.python: size, rule.bound.python: most})
+    size_is_within_bound(where, dim, bound.source).check_call({f"extent_{dim}": size, f"d_{dim}": most})
 
 
 def tensors_of(args: Sequence[Value]) -> Iterator[Tensor]:

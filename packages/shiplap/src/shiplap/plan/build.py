@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.spec import Arg, Dim, OpSpec, TensorType
+from shiplap.plan import rules
 from shiplap.plan.expression import Names, Place, Term, Text, both, fallible, quoted, value
 from shiplap.plan.rule import Rule
-from shiplap.plan.rules import relations, sizes, tensors
 from shiplap.plan.steps import Check, Each, Evaluate, Let, Meet, Present, Step, Type, Unset
 
 _Late = Callable[[], None]
@@ -20,9 +20,9 @@ def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
     builder = _Builder(spec)
     for arg in spec.scalars:
         if arg.cls is not None:
-            builder.check(relations.IsObject(spec.name, arg.name, arg.cls, arg.optional))
+            builder.check(rules.is_object(spec.name, arg.name, arg.cls, arg.optional))
         if arg.scalar == "str" and not arg.optional:  # which C can take
-            builder.check(relations.WithoutNul(spec.name, arg.name))
+            builder.check(rules.has_no_nul(spec.name, arg.name))
     for arg in spec.tensors:
         builder.argument(arg)
     builder.relations()
@@ -37,11 +37,11 @@ def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
         written = spec.arg(name)
         target = Place(spec.name, name, written.many)
         if written.many:
-            steps.append(Check(relations.DistinctMembers(spec.name, name)))
+            steps.append(Check(rules.members_are_distinct(spec.name, name)))
         for arg in spec.tensors:
             if arg.name not in spec.mutated[: index + 1]:
                 other = Place(spec.name, arg.name, arg.many)
-                steps += around(written, target, around(arg, other, (Check(tensors.Unshared(target, other)),)))
+                steps += around(written, target, around(arg, other, (Check(rules.shares_no_memory(target, other)),)))
     return tuple(steps)
 
 
@@ -65,7 +65,7 @@ def tried(spec: OpSpec, names: Names, variable: str, type: Type, expr: Expr) -> 
     term = value(expr, names)
     if not fallible(expr, names):
         return (), term
-    return (Evaluate(variable, type, expr, term, relations.HasValue(spec.name, expr, names)),), both(variable)
+    return (Evaluate(variable, type, expr, term, rules.has_value(spec.name, expr, names)),), both(variable)
 
 
 class _Builder:
@@ -100,17 +100,17 @@ class _Builder:
         self.steps = [*outer, *around(arg, at, tuple(self.steps))]
         self.bound, self.sure = bound, True
 
-    def meet(self, variable: str, type: Type, term: Term, origin: Text, *rules: Rule) -> None:
-        """Set ``variable`` to ``term``, or check ``rules`` where an earlier argument has set it."""
+    def meet(self, variable: str, type: Type, term: Term, origin: Text, *checked: Rule) -> None:
+        """Set ``variable`` to ``term``, or check the rules ``checked`` where an earlier argument has set it."""
         if variable in self.bound:
-            for rule in rules:
+            for rule in checked:
                 self.check(rule)
         elif self.sure and variable not in self.loose:
             self.steps.append(Let(variable, type, term))
             self.origins[variable] = origin
         else:
             self.loose.setdefault(variable, type)
-            self.steps.append(Meet(variable, type, term, origin, rules))
+            self.steps.append(Meet(variable, type, term, origin, checked))
         self.bound.add(variable)
 
     def origin(self, variable: str) -> Text:
@@ -120,32 +120,29 @@ class _Builder:
         at, kind = Place(self.spec.name, arg.name, arg.many), arg.tensor
         assert kind is not None
         with self.block(arg, at):
-            self.check(tensors.IsTensor(at, str(kind)))
-            self.check(tensors.Dense(at))
+            self.check(rules.is_tensor(at, str(kind)))
+            self.check(rules.has_strides(at))
             self.dtype(at, kind)
-            device = tensors.SameDevice(at, self.origin("device"))
+            device = rules.same_device(at, self.origin("device"))
             self.meet("device", Type.DEVICE, at.device, quoted(at.label), device)
             self.shape(arg, at, kind)
-            for rule in tensors.of_argument(at, arg):
+            for rule in rules.argument_rules(at, arg):
                 self.check(rule)
 
     def dtype(self, at: Place, kind: TensorType) -> None:
         self.steps.append(look_dtype(at))
         if kind.dtypes:
-            self.check(tensors.DtypeAmong(at, kind.dtype_class, kind.dtypes))
+            self.check(rules.dtype_is_among(at, kind.dtype_class, kind.dtypes))
         if not kind.concrete:
             variable = f"dtype_{kind.dtype_class}"
-            same = tensors.SameDtype(at, kind.dtype_class, self.origin(variable))
+            same = rules.same_dtype(at, kind.dtype_class, self.origin(variable))
             self.meet(variable, Type.DTYPE, at.dtype, quoted(at.label), same)
 
     def shape(self, arg: Arg, at: Place, kind: TensorType) -> None:
         self.look(at)
         count = len(kind.dims)
         spread = next((i for i, d in enumerate(kind.dims) if d.kind == "variadic"), count)
-        if kind.variadic:
-            self.check(sizes.RankAtLeast(at, count - 1, str(kind)))
-        else:
-            self.check(sizes.RankIs(at, count, str(kind)))
+        self.check(rules.has_rank(at, count - kind.variadic, str(kind), least=kind.variadic))
         for axis, dim in enumerate(kind.dims):
             if axis == spread:
                 self.spread(at, dim, axis, count - 1 - axis)
@@ -161,12 +158,12 @@ class _Builder:
     def dim(self, arg: Arg, at: Place, dim: Dim, axis: int) -> None:
         if dim.kind == "name":
             variable = self.names(dim.text)
-            same = sizes.SameSize(at, axis, dim.text, both(variable), self.origin_of_size(variable))
+            same = rules.same_size(at, axis, dim.text, both(variable), self.origin_of_size(variable))
             self.meet(variable, Type.SIZE, at.size(axis), quoted(at.label), same)
             if dim.of:
                 self.repeated(arg, at, dim.of, axis)
         elif dim.kind == "fixed":
-            self.check(sizes.Fixed(at, axis, dim.size))
+            self.check(rules.fixed_size(at, axis, dim.size))
         elif dim.expr is not None:
             expr = dim.expr
             if all(self.names(n) in self.bound for n in expr.names):
@@ -179,7 +176,7 @@ class _Builder:
 
         def write() -> None:
             variable = self.names(of)
-            self.check(sizes.SameOrOne(at, axis, of, both(variable), self.origin_of_size(variable)))
+            self.check(rules.same_size(at, axis, of, both(variable), self.origin_of_size(variable), or_one=True))
 
         if self.names(of) in self.bound:
             write()
@@ -194,7 +191,7 @@ class _Builder:
 
     def computed(self, at: Place, axis: int, expr: Expr) -> None:
         wanted = self.value(f"v_at_{at.arg}_{axis}".replace("-", "m"), Type.SIZE, expr)
-        self.check(sizes.Computed(at, axis, expr.source, wanted))
+        self.check(rules.computed_size(at, axis, expr.source, wanted))
 
     def value(self, variable: str, type: Type, expr: Expr) -> Term:
         steps, term = tried(self.spec, self.names, variable, type, expr)
@@ -207,8 +204,9 @@ class _Builder:
         here = f"spread_{at.arg}"
         here_sizes = Term(f"tuple(shape_{at.arg}[{before}:len(shape_{at.arg}) - {behind}])", "")
         self.steps.append(Let(here, Type.SHAPE, here_sizes))
-        both_rules = sizes.SameSpreadRank(at, dim.text), sizes.SameSpread(at, dim.text)
-        self.meet(self.names(dim.text), Type.SHAPE, Term(here, ""), quoted(at.label), *both_rules)
+        self.meet(
+            self.names(dim.text), Type.SHAPE, Term(here, ""), quoted(at.label), *rules.same_variadic_dims(at, dim.text)
+        )
 
     def relations(self) -> None:
         """Write the checks of several arguments together: lists that give a size, computed dims, preconditions."""
@@ -216,12 +214,12 @@ class _Builder:
         if self.spec.traced and "device" not in self.bound:
             self.place()
         if missing := [v for v in self.needed() if v not in self.bound]:
-            self.check(relations.Known(op, tuple(missing)))
+            self.check(rules.lists_have_members(op, missing))
             self.bound.update(missing)
         for name, expr in self.spec.dims:
             variable = self.names(name)
             computed = self.value(f"v_dim_{name}", Type.SIZE, expr)
-            same = relations.AgreesWith(op, name, both(variable), computed, self.origin_of_size(variable))
+            same = rules.agrees_with_computed(op, name, both(variable), computed, self.origin_of_size(variable))
             self.meet(variable, Type.SIZE, computed, (f"declared as {expr}",), same)
         for arg, at, write in self.late:
             with self.block(arg, at):
@@ -230,7 +228,7 @@ class _Builder:
                 write()
         for number, expr in enumerate(self.spec.requires):
             truth = self.value(f"v_requires_{number}", Type.BOOL, expr)
-            self.check(relations.Requires(op, expr, self.names, truth))
+            self.check(rules.requirement_holds(op, expr, self.names, truth))
 
     def place(self) -> None:
         """Bind the device of a call that may have no tensor: the ``device`` argument, or torch's default."""

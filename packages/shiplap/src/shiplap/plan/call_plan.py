@@ -13,13 +13,14 @@ from shiplap.declare.schema import public_schema
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.value_kinds import mismatch
 from shiplap.declare.values import Value
-from shiplap.errors import ShiplapError
-from shiplap.plan.argument_kinds import IsKind, arranged, number_check
+from shiplap.errors import ShiplapError, error
+from shiplap.plan.argument_kinds import arranged, number_check
 from shiplap.plan.build import argument_steps, sharing_steps
 from shiplap.plan.expression import Names, Place, parameters, variable
 from shiplap.plan.outputs import OutputPlan
 from shiplap.plan.python_source import Writer, compile_function, loose
-from shiplap.plan.rules.tensors import Dense
+from shiplap.plan.rule import Rule
+from shiplap.plan.rules import argument_is_kind, has_strides
 from shiplap.plan.steps import Block
 from shiplap.plan.values import dense
 
@@ -47,8 +48,8 @@ class CallPlan:
         return sharing_steps(self.spec)
 
     @cached_property
-    def kinds(self) -> tuple[IsKind, ...]:
-        return tuple(IsKind(self.spec.name, a) for a in self.spec.args)
+    def kinds(self) -> tuple[Rule, ...]:
+        return tuple(argument_is_kind(self.spec.name, a) for a in self.spec.args)
 
     @cached_property
     def numbers(self) -> Callable[[Sequence[Value], Mapping[str, Value]], None] | None:
@@ -82,7 +83,10 @@ class CallPlan:
             self.numbers((), values)
         for arg in self.spec.args:
             if arg.name in values and (got := mismatch(arg, value := values[arg.name])):
-                wrong = IsKind(self.spec.name, arg).broken(got)
+                rule = argument_is_kind(self.spec.name, arg)
+                wrong = error(
+                    rule.id, where=f"{self.spec.name}, argument {arg.name!r}", got=got, expected=str(rule.expected[0])
+                )
                 if not isinstance(value, str) or value:
                     return wrong
                 accepted = accepted or wrong  # torch takes it for an empty list, and the checks for what they find
@@ -100,7 +104,7 @@ class CallPlan:
             at = Place(self.spec.name, arg.name, arg.many)
             for number, each in enumerate(value if isinstance(value, (list, tuple)) else [value]):
                 if isinstance(each, Tensor) and not dense(each):
-                    return Dense(at).explain({f"t_{arg.name}": each, f"i_{arg.name}": number})
+                    return has_strides(at).make_error({f"t_{arg.name}": each, f"i_{arg.name}": number})
         return None
 
     def source(self, *, careful: bool = False) -> str:

@@ -12,10 +12,11 @@ from shiplap.cached_property import cached_property
 from shiplap.declare.binding import Binding
 from shiplap.declare.spec import OpSpec, Output
 from shiplap.declare.values import Args, EnvValue, Outputs
+from shiplap.plan import rules
 from shiplap.plan.build import around, tried
 from shiplap.plan.expression import Names, Place, Term, both, variable
 from shiplap.plan.python_source import Writer, compile_function
-from shiplap.plan.rules import outputs as rules
+from shiplap.plan.rule import Rule
 from shiplap.plan.steps import Allocate, Block, Check, Let, Present, Step, Type
 from shiplap.plan.values import Scope
 
@@ -71,7 +72,7 @@ class OutputPlan:
                 name = f"e_{out.name}_{axis}"
                 steps, term = tried(self.spec, self.names, name, Type.SIZE, dim.expr)
                 checks += steps or (Let(name, Type.SIZE, term),)
-                checks.append(Check(rules.IsSize(self.places[out.name], dim.text, both(name))))
+                checks.append(Check(rules.output_size_is_valid(self.places[out.name], dim.text, both(name))))
         return checks
 
     def shape(self, out: Output) -> Term:
@@ -100,11 +101,11 @@ class OutputPlan:
             t = at.tensor
             steps += [
                 Let(f"type_{out.name}", Type.DTYPE, Term("", f"{t.cpp}.dtype()")),
-                Check(rules.FitsKind(at, self.dtype(out), kind.dtypes[0] if kind.concrete else "")),
+                Check(rules.output_fits_kind(at, self.dtype(out), kind.dtypes[0] if kind.concrete else "")),
                 Let(f"shape_{out.name}", Type.SHAPE, Term(f"{t.python}.shape", f"{t.cpp}.sizes()")),
                 Let(f"rank_{out.name}", Type.SIZE, Term("", f"{t.cpp}.dim()")),
-                Check(rules.FitsShape(at, self.shape(out))),
-                Check(rules.FitsLayout(at)),
+                Check(rules.output_fits_shape(at, self.shape(out))),
+                Check(rules.is_contiguous(at, "SL212")),
             ]
         return tuple(steps)
 
@@ -120,8 +121,8 @@ class OutputPlan:
             steps: list[Step] = []
             for arg in spec.tensors:
                 other = Place(spec.name, arg.name, arg.many)
-                steps += around(arg, other, (Check(rules.Disjoint(target, other)),))
-            steps += [Check(rules.Disjoint(target, other)) for other in written[:index]]
+                steps += around(arg, other, (Check(rules.output_is_disjoint(target, other)),))
+            steps += [Check(rules.output_is_disjoint(target, other)) for other in written[:index]]
             overlap_rules += [Present(scratch, tuple(steps))] if target is scratch else steps
         return tuple(overlap_rules)
 
@@ -131,18 +132,18 @@ class OutputPlan:
         return self._disjoint(workspace=False)
 
     @cached_property
-    def no_gradient(self) -> rules.NoGradient:
+    def no_gradient(self) -> Rule:
         tensors = [variable(a) for a in self.spec.tensors] + [p.tensor.python for p in self.places.values()]
-        return rules.NoGradient(self.spec.name, (*tensors, SCRATCH))
+        return rules.out_has_no_gradient(self.spec.name, (*tensors, SCRATCH))
 
     @cached_property
     def scratch(self) -> Block:
-        return (Check(rules.ScratchKind(self.spec.name, scratch_name(self.spec))),)
+        return (Check(rules.scratch_fits_kind(self.spec.name, scratch_name(self.spec))),)
 
     @cached_property
     def room(self) -> Block:
         where = self.spec.name, scratch_name(self.spec)
-        return Check(rules.ScratchRoom(*where)), Check(rules.ScratchAligned(*where))
+        return Check(rules.scratch_has_room(*where)), Check(rules.scratch_is_aligned(*where))
 
     # In Python
 

@@ -74,7 +74,7 @@ class Writer:
         )
 
     def check(self, rule: Rule) -> list[str]:
-        condition, refusal = rule.holds().python, self.refusal(rule)
+        condition, refusal = rule.condition.python, self.refusal(rule)
         number, _, texts = refusal.partition(", ")
         return [
             f"expect({condition}, {number}, lambda: ({texts}))"
@@ -84,9 +84,9 @@ class Writer:
 
     def refusal(self, rule: Rule) -> str:
         """Return the arguments of ``refuse``: the number of the rule, and its texts with the values of the call."""
-        self.constants |= rule.constants()
+        self.constants |= rule.constants
         self.rules.append(rule)
-        return ", ".join([str(len(self.rules) - 1), *map(template, (rule.where(), rule.got(), rule.expected()))])
+        return ", ".join([str(len(self.rules) - 1), *map(template, (rule.where, rule.got, rule.expected))])
 
 
 def compile_function(name: str, head: str, body: Sequence[str], writer: Writer, names: Scope) -> Callable[..., object]:

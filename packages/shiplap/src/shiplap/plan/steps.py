@@ -8,7 +8,6 @@ from enum import Enum
 from shiplap.declare.dim_expression import Expr
 from shiplap.plan.expression import Place, Term, Text
 from shiplap.plan.rule import Rule
-from shiplap.plan.rules.relations import HasValue
 
 
 class Type(Enum):
@@ -49,7 +48,7 @@ class Evaluate:
     type: Type
     expr: Expr
     term: Term
-    rule: HasValue
+    rule: Rule
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from shiplap.dispatch.outputs import check_bound, empty_outputs
 from shiplap.kernels.native import binding as native
 from shiplap.plan.expression import Place
 from shiplap.plan.packing import Packed, compile_packing
-from shiplap.plan.rules.outputs import AlignedOutput
+from shiplap.plan.rules import is_aligned
 
 Extents: TypeAlias = dict[str, ctypes.c_int64]  # data-dependent dims, as the kernel reports them
 
@@ -66,7 +66,7 @@ class PackedKernel(Kernel):
         if self.native.align > 1:
             for output, tensor in zip(self.spec.outputs, outs, strict=True):
                 at = Place(self.spec.name, output.name, role="output")
-                AlignedOutput(at, self.native.align).hold({at.tensor.python: tensor})
+                is_aligned(at, self.native.align, output=True).check_call({at.tensor.python: tensor})
         self._run(call, outs, {}, scratch)
 
     def unpacked(self, call: Binding) -> str:
