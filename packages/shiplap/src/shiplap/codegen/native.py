@@ -81,7 +81,7 @@ class Native:
 
 
 def native_source(ops: Sequence[Native], *, alone: bool = False) -> str:
-    """One translation unit for ``ops``, for processes without Shiplap if it is ``alone``.
+    """Return one translation unit for ``ops``, for processes without Shiplap if it is ``alone``.
 
     SL404 for a declaration that has to stay with the Python binding.
     """
@@ -251,7 +251,7 @@ class Deferral:
 
 
 def _deferrals(op: Native, plan: CallPlan) -> Iterable[Deferral]:
-    """The conditions on the arguments of a call."""
+    """Yield the conditions on the arguments of a call under which Python serves it."""
     classes: set[str] = set()
     if op.spec.dynamic and op.device == "cuda":  # sizes that the host reads
         yield Deferral("is_capturing()", quote("a call that is captured in a CUDA graph"))
@@ -271,7 +271,7 @@ def _deferrals(op: Native, plan: CallPlan) -> Iterable[Deferral]:
 
 
 def _out_deferrals(op: Native, plan: CallPlan) -> list[Deferral]:
-    """The same conditions for the tensors that an out-variant writes to."""
+    """Return the same conditions for the tensors that an out-variant writes to."""
     written = [*enumerate((o.name for o in op.spec.outputs), len(op.spec.args))]
     found = [
         Deferral(undefined_condition(index), quote(f"None for a tensor: output {name!r}")) for index, name in written

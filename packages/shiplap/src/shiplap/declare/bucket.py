@@ -88,7 +88,7 @@ class Rule:
 
     @cached_property
     def quick(self) -> Callable[[Binding], Key]:
-        """A generated function that identifies device type and :meth:`key` of a call, in a third of the time."""
+        """The generated function that returns the device type and the :meth:`key` of a call, in a third of the time."""
         sizes = [f"_round(e.get({n!r}))" if pow2 else f"_plain(e.get({n!r}))" for n, pow2 in self._get]
         whole = [
             f"(a[{i}] is None or a[{i}].is_contiguous())" if o else f"a[{i}].is_contiguous()" for i, o in self.plain

@@ -1,4 +1,4 @@
-"""Objects as arguments: what a schema, a trace and an audit see of an ``sl.Opaque``."""
+"""Objects as arguments: the view that a schema, a trace and an audit have of an ``sl.Opaque``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shiplap.torch_private import opaque
 
 
 def schema_name(cls: type[Opaque], where: str) -> str:
-    """What a schema calls ``cls``. SL103 where torch cannot know it."""
+    """Return the name of ``cls`` in a schema. Raise SL103 where torch does not support such classes."""
     if opaque.REASON:
         fix = "pass a number by which your library finds the object, or use a newer torch"
         raise error("SL103", where=where, got=f"{cls.__qualname__}: {opaque.REASON}", expected="torch 2.13", fix=fix)
@@ -28,7 +28,7 @@ def schema_name(cls: type[Opaque], where: str) -> str:
 
 
 class _Seen:
-    """What a trace may read of an object: its fields."""
+    """The view of an object in a trace: its fields can be read."""
 
     def __init__(self, op: str, value: Opaque) -> None:
         self._op, self._value = op, value
@@ -50,7 +50,7 @@ class _Seen:
 
 
 def shown(spec: OpSpec, args: Args) -> Args:
-    """``args`` as the reference sees them while a graph is traced."""
+    """Return ``args`` as the reference sees them while a graph is traced."""
 
     def seen(value: Value) -> Any:
         plain = opaque.real(value)
@@ -60,12 +60,12 @@ def shown(spec: OpSpec, args: Args) -> Args:
 
 
 def fields_of(value: Opaque) -> list[Any]:
-    """What compiled code is guarded on."""
+    """Return the fields on which compiled code is guarded."""
     return [opaque.read(value, name) for name in value.fields]
 
 
 def sample(cls: type[Opaque], op: str, argument: str, rng: Any, sizes: Any) -> Opaque:
-    """An object for the audit. SL502 where the class does not say how to make one."""
+    """Return an object for the audit. Raise SL502 where the class does not define how to make one."""
     make = inspect.getattr_static(cls, "sample", None)
     if make is None:
         raise error(

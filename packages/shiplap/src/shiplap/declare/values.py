@@ -1,4 +1,4 @@
-"""What arguments, sizes and results are, by one name each."""
+"""The types of arguments, sizes and results, by one name each."""
 
 from __future__ import annotations
 

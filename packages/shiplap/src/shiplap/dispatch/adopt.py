@@ -1,4 +1,4 @@
-"""``@sl.adopt``: a declaration of an op that somebody else registered."""
+"""``@sl.adopt``: a declaration of an op that another library has registered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shiplap.torch_private.dispatcher_library import find_overload
 
 
 class AdoptedOp(Op[P, R]):
-    """An op that someone else registered, with a declaration of what it should be: it can be audited, not extended."""
+    """An op of another library, with a declaration of its behaviour. It can be audited, but not extended."""
 
     def _register(self) -> None:
         """Find what is registered; change nothing."""
@@ -51,7 +51,7 @@ def adopt(name: str, **declaration: Unpack[Declaration]) -> Adopt:
 
 
 class Adopt:
-    """What ``@sl.adopt(...)`` is: a decorator that keeps the types of the function."""
+    """The type of ``@sl.adopt(...)``: a decorator that keeps the types of the function."""
 
     def __init__(self, name: str, **declaration: Unpack[Declaration]) -> None:
         check_name(name)

@@ -336,7 +336,10 @@ def _flat(values: Iterable[T | Sequence[T]]) -> tuple[T, ...]:
 
 
 def _nested(values: tuple[T, ...], nest: Nest) -> tuple[T | list[T], ...]:
-    """The inverse of :func:`_flat`: ``nest`` holds the length of each list and None for all else."""
+    """Return ``values`` as lists again, the inverse of :func:`_flat`.
+
+    ``nest`` has the length of each list, and None for other values.
+    """
     if nest is None:
         return values
     rest = iter(values)

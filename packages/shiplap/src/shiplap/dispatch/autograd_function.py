@@ -1,4 +1,5 @@
-"""What records a plain call of an op: an ``autograd.Function`` of two functions that are compiled from the declaration.
+"""The recorder of plain calls of an op: an ``autograd.Function`` whose two functions are generated from the
+declaration.
 
 A call that autograd has to see runs Python twice, forwards and backwards, however its kernels are launched. So both
 functions know the op: which arguments to save and where they are, which gradients are asked for, what may come back.

@@ -1,4 +1,5 @@
-"""What compiled code of an op depends on, as a part of the keys of torch's compile caches: by graph, of the ops in it.
+"""The part of an op in the keys of torch's compile caches: a digest of everything that compiled code of the op depends
+on.
 
 A graph without ops has the key that it has without Shiplap, and an edit of an op changes the keys of graphs that use
 it: by name, through another op that it calls, or as its gradient.
@@ -26,14 +27,14 @@ _sources: dict[str, tuple[OpState, Callable[[], Iterable[str]]]] = {}  # by name
 
 
 def add(op: OpState, operators: Callable[[], Iterable[str]]) -> None:
-    """An op is declared, or declared anew. ``operators()`` are the names under which graphs call it."""
+    """Add an op that is declared, or declared anew. ``operators()`` returns the names under which graphs call it."""
     _sources[op.spec.name] = op, operators
     tuned_choices.declared()
     tuned_choices.forget()
 
 
 def remove(name: str) -> None:
-    """The op ``name`` is no longer declared."""
+    """Remove the op ``name``, which is no longer declared."""
     del _sources[name]
     tuned_choices.forget()
 
@@ -49,7 +50,7 @@ def on_key(part: PartOfKey) -> None:
 
 
 def ensure() -> None:
-    """See that keys name the ops of a graph: called at each trace, which comes before a cache is asked."""
+    """Install the part of Shiplap in torch's cache keys. It is called at each trace, before a cache is read."""
     for listener in _listeners:
         listener()
     tuned_choices.ready()
@@ -57,7 +58,7 @@ def ensure() -> None:
 
 
 def key_of_graph(operators: GraphOperators) -> str:
-    """The part of the key of a graph that its ops decide. Empty for a graph without ops."""
+    """Return the part of a graph's key that its ops decide. Empty for a graph without ops."""
     named = {name: {*names(), *(n.partition(".")[0] for n in names())} for name, (_, names) in _sources.items()}
     ops = [name for name, known in sorted(named.items()) if known & operators.names]
     known = {n for name in ops for n in named[name]}
@@ -67,7 +68,9 @@ def key_of_graph(operators: GraphOperators) -> str:
 
 
 def key_of(*roots: AnyValue) -> str:
-    """The digest of ops, or of functions that call ops, with all that compiled code of these is specialised on."""
+    """Return the digest of ops, or of functions that call ops, with everything on which compiled code of these is
+    specialised.
+    """
     parts = walk(*roots)
     ops = {part.value.spec.name: part.value for part in parts if isinstance(part.value, OpState)}
     lines = [digest_of(parts)]

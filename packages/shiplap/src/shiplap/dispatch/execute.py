@@ -66,7 +66,10 @@ class Served(OpState):
         raise error("SL317", where=self.spec.name, got=got, expected="a call that returns new tensors")
 
     def pick(self, call: Binding) -> Kernel | None:
-        """The kernel for this bound call, or None if the reference has to run. The reason for None is reported once."""
+        """Return the kernel for this bound call, or None if the reference has to run.
+
+        The reason for None is reported once.
+        """
         if self.spec.dynamic:
             refuse_capture(self.spec, call.device)
         if tuned_choices.active and not isinstance(choice := tuned_choices.find(self, call), tuned_choices.Missing):

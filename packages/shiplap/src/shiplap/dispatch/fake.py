@@ -24,7 +24,9 @@ from shiplap.torch_private import aot_packages, symbolic_sizes
 
 
 def make_fake(op: OpState) -> Callable[..., Result]:
-    """The function for ``torch.library.register_fake``: outputs are contiguous tensors of the declared sizes.
+    """Return the function for ``torch.library.register_fake``.
+
+    Its outputs are contiguous tensors of the declared sizes.
 
     A data-dependent dim becomes an unbacked size with its bound asserted in the graph.
     """
@@ -57,7 +59,7 @@ def make_fake(op: OpState) -> Callable[..., Result]:
 
 
 def refuse_shared(spec: OpSpec, args: Args) -> None:
-    """SL210 where a tensor that is written to shares memory with another one, as for real tensors.
+    """Raise SL210 where a tensor that is written to shares memory with another one, as for real tensors.
 
     A graph may copy what is written to before each call, and the real call would not see what is wrong.
     """
@@ -78,7 +80,10 @@ def _members(value: Value) -> list[torch.Tensor]:
 
 
 def _unwritable(spec: OpSpec) -> str:
-    """What keeps torch from replacing the op in a graph by one that does not write; empty if nothing does."""
+    """Return the reason why torch cannot replace the op in a graph by one that does not write.
+
+    Empty if there is none.
+    """
     if not spec.mutated or spec.view:
         return ""
     if any(a.name == "mode" for a in spec.args):  # the first parameter of functions of torch that get ours by name
@@ -88,8 +93,10 @@ def _unwritable(spec: OpSpec) -> str:
 
 
 def _told(op: OpState, args: Args) -> Returned:
-    """What the reference returns for fakes. The text of SL133, in the exception at which a graph may break, for numbers
-    that no graph carries."""
+    """Return the result of the reference for fakes.
+
+    For numbers that no graph carries, raise the exception at which a graph may break, with the text of SL133.
+    """
     spec, got = op.spec, "a branch on data"
     kinds = [r.scalar for r in spec.made if r.scalar not in (None, "int")]
     try:
@@ -107,7 +114,7 @@ def _told(op: OpState, args: Args) -> Returned:
 
 
 def refuse_python(op: OpState, call: Binding) -> None:
-    """SL307 where a package would have to call Python, which it may not have: native code alone goes along."""
+    """Raise SL307 where a package would have to call Python: a package holds native code only."""
     device = call.device.type
     kernels = op.own(device)
     if not kernels:

@@ -1,4 +1,4 @@
-"""What a launch needs beside its tensors: scratch memory, and the right device as the current one."""
+"""The needs of a launch beside its tensors: scratch memory, and the right device as the current one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ _listeners: list[Callable[[int | None], None]] = []
 
 
 def on_poison(listener: Callable[[int | None], None]) -> None:
-    """Tell ``listener`` the byte in force, now and at each change: for bindings that allocate workspaces themselves."""
+    """Call ``listener`` with the byte in force, now and at each change.
+
+    Bindings that allocate workspaces themselves need it.
+    """
     _listeners.append(listener)
     listener(_fill.get())
 
@@ -51,7 +54,7 @@ def _tell() -> None:
 
 @contextmanager
 def poisoned_workspace(byte: int) -> Iterator[None]:
-    """Within this context every workspace arrives filled with ``byte``: what a kernel must not depend on."""
+    """Enter a context in which every workspace is filled with ``byte``, on which no result of a kernel may depend."""
     token = _fill.set(byte)
     _tell()
     try:
@@ -62,19 +65,21 @@ def poisoned_workspace(byte: int) -> Iterator[None]:
 
 
 def allocate_workspace(expr: Expr | None, call: Binding) -> Tensor:
-    """Scratch of the declared size in bytes, from PyTorch's allocator on the call's device: a graph pool owns it."""
+    """Return scratch memory of the declared size in bytes, from PyTorch's allocator on the call's device, so that a
+    graph pool owns it.
+    """
     return scratch(workspace_size(expr, call), call.device)
 
 
 def scratch(size: int, device: torch.device) -> Tensor:
-    """``size`` bytes of uninitialised memory."""
+    """Return ``size`` bytes of uninitialised memory."""
     made = torch.empty(size, dtype=torch.uint8, device=device)
     byte = _fill.get()
     return made if byte is None else made.fill_(byte)
 
 
 def workspace_size(expr: Expr | None, call: Binding) -> int:
-    """What the workspace expression ``expr`` asks for in this call, in bytes."""
+    """Return the bytes that the workspace expression ``expr`` demands in this call."""
     if expr is None:
         return 0
     env: dict[str, EnvValue] = call.env
@@ -86,5 +91,7 @@ def workspace_size(expr: Expr | None, call: Binding) -> int:
 
 
 def _itemsize(call: Binding) -> int:
-    """Bytes of an element of the widest dtype class of the call (its ``Float``, usually), else of its widest tensor."""
+    """Return the bytes of an element of the widest dtype class of the call (its ``Float``, usually), else of its widest
+    tensor.
+    """
     return max((d.itemsize for d in call.dtypes.values() or (t.dtype for t in tensors_of(call.args))), default=1)

@@ -132,7 +132,7 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         return self.variant(args, kwargs, out, workspace)
 
     def workspace_bytes(self, *args: Value, **kwargs: Value) -> int:
-        """The size of the workspace, in bytes, of the kernel that would run these arguments. 0 if it needs none."""
+        """Return the bytes of workspace that the kernel which would run these arguments needs. 0 if it needs none."""
         kernel = self.pick(call := self.bind(self.spec.complete(args, kwargs)))
         return workspace_size(kernel.workspace, call) if kernel is not None else 0
 

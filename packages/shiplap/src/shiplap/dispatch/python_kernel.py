@@ -48,7 +48,7 @@ class PythonFunction(Implementation):
         return getattr(self.function, "__name__", "kernel")
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """The function."""
+        """Yield the function."""
         yield "function", self.function
 
     def bind(self, spec: OpSpec, terms: Terms) -> PythonKernel:

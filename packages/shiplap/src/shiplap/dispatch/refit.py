@@ -1,4 +1,4 @@
-"""Outputs that a function returns, where a call like this one has been checked before.
+"""The fast check of outputs that a function returns, where an equal call has been checked before.
 
 What ``fit_outputs`` asks of a result depends on sizes, dtypes and scalars of the call, which equal calls share. So the
 first of them leaves a list of what to expect, and a result that is as expected is taken as it is. Any other one goes
@@ -51,7 +51,10 @@ def may_repeat(spec: OpSpec) -> bool:
 
 
 def fitting(spec: OpSpec, call: Binding, outs: Outputs) -> Fit:
-    """What makes outputs of the results of calls like ``call``, whose outputs were ``outs``. No tensor is kept."""
+    """Return a function that makes outputs of the results of calls like ``call``, whose outputs were ``outs``.
+
+    It keeps no tensor.
+    """
     bounds = {dim: int(bound(call.env)) for dim, bound in spec.dynamic.items()}
     expected = []
     for out, value in zip(spec.outputs, outs, strict=True):

@@ -108,7 +108,9 @@ class Registered(Served):
             self.recorded = recorder.apply if recorder is not None and self.separable else None
 
     def _recorded(self, *args: Value, **kwargs: Value) -> Result:
-        """The function registered for autograd, which uses the gradient declared at the time of the call."""
+        """Call the recorder that is in force: torch has this method registered for autograd, and a gradient may be
+        declared later.
+        """
         return self.record(*args, **kwargs)
 
     def below(self, *args: Value, **kwargs: Value) -> Result:
@@ -164,7 +166,7 @@ class Registered(Served):
         self.separable = apart and available("calls below autograd")
 
     def _define(self, there: Registrations, name: str) -> None:
-        """Schema, real implementation and fake under ``name``."""
+        """Define the schema, the implementation and the fake under ``name``."""
         there.define(schema(self.spec, name), tags(self.spec))
         there.tell(name, self.refusal, self.plan.numbers)
         there.implement(name, self.execute)
@@ -177,12 +179,12 @@ class Registered(Served):
         there.compose(name, self._seen_through if self.spec.view else self._write)
 
     def _write(self, *args: Value, **kwargs: Value) -> Result:
-        """An op that returns arguments: write, then return them."""
+        """Write to the arguments and return them: the implementation of an op that returns arguments."""
         given = self.spec.complete(args, kwargs)
         positional, named = self.spec.split(given)
         return all_results(self.spec, given, self.core(*positional, **named))
 
     def _seen_through(self, *args: Value, **kwargs: Value) -> Result:
-        """An op with views: check the arguments, run the reference, check the results."""
+        """Check the arguments, run the reference and check the results: the implementation of an op with views."""
         call = self.bind(self.spec.complete(args, kwargs))
         return fit_views(self.spec, call, self.run_reference(call.args))

@@ -7,16 +7,19 @@ from shiplap.dispatch.op import Op, declared
 
 
 def ops() -> tuple[Op, ...]:
-    """Declared ops, sorted by name."""
+    """Return the declared ops, sorted by name."""
     return tuple(declared[name] for name in sorted(declared))
 
 
 def find(name: str) -> Op | None:
-    """The op ``namespace::name``, or None."""
+    """Return the op ``namespace::name``, or None."""
     return declared.get(name)
 
 
 def forget(name: str) -> None:
-    """Declare an op no more: for tests, whose ops must not meet those of other tests. What torch has of it stays."""
+    """Remove a declared op.
+
+    Tests do so, since their ops must not meet those of other tests. Its registrations in torch stay.
+    """
     del declared[name]
     compile_cache_key.remove(name)

@@ -124,7 +124,7 @@ class Call:
         return size_range(self)
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
-        """The shape of the output, as numbers."""
+        """Return the shape of the output, as numbers."""
         return tuple(evaluate(s, sizes) for s in self.output.shape)
 
     @property

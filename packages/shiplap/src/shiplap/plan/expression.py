@@ -111,12 +111,12 @@ class Place:
         return Term(f"{self.tensor.python}.device", f"device_of({self.tensor.cpp})")
 
     def size(self, axis: int) -> Term:
-        """The size along an axis, which is negative behind a variadic dim."""
+        """Return the size along an axis, which is negative behind a variadic dim."""
         at = f"shape_{self.arg}[{axis}]"
         return Term(at, at if axis >= 0 else f"shape_{self.arg}[rank_{self.arg} - {-axis}]")
 
     def axis(self, axis: int) -> Text:
-        """The number of an axis, counted from the front."""
+        """Return the number of an axis, counted from the front."""
         return (str(axis),) if axis >= 0 else (Term(f"len(shape_{self.arg}) - {-axis}", f"rank_{self.arg} - {-axis}"),)
 
 
@@ -132,7 +132,7 @@ class Names:
         return prefix + name
 
     def term(self, name: str) -> Term:
-        """A dim, or a scalar argument."""
+        """Return a dim, or a scalar argument, as an expression."""
         variable = self(name)
         listed = name in self.spread or self.scalars.get(name, "").startswith("list")
         text = f"show({variable})" if name in self.spread else f"list({variable})"

@@ -76,7 +76,7 @@ class OutputPlan:
         return checks
 
     def shape(self, out: Output) -> Term:
-        """All sizes of an output: a tuple, in C++ a braced list."""
+        """Return all sizes of an output: a tuple, in C++ a braced list."""
         python, cpp = [], []
         for axis, dim in enumerate(out.tensor.dims):
             name = self.names(dim.text)
@@ -90,7 +90,7 @@ class OutputPlan:
 
     @cached_property
     def allocated(self) -> Block:
-        """Steps that make the outputs."""
+        """The steps that allocate the outputs."""
         return tuple(Allocate(self.places[o.name], self.shape(o), self.dtype(o)) for o in self.spec.outputs)
 
     @cached_property
@@ -128,7 +128,7 @@ class OutputPlan:
 
     @cached_property
     def disjoint_outputs(self) -> Block:
-        """The same checks without those of a workspace."""
+        """The checks that outputs share no memory with other tensors, without those of a workspace."""
         return self._disjoint(workspace=False)
 
     @cached_property
@@ -149,7 +149,10 @@ class OutputPlan:
 
     @cached_property
     def allocate(self) -> Allocator:
-        """``allocate(env, dtypes, device)``: fresh contiguous outputs; ``env`` has the data-dependent dims too."""
+        """The function ``allocate(env, dtypes, device)``, which returns fresh contiguous outputs.
+
+        ``env`` has the data-dependent dims too.
+        """
         writer = Writer(careful=True)
         writer.write((*self.measured, *self.allocated))
         result = f"    return ({''.join(f'{p.tensor.python}, ' for p in self.places.values())})"
@@ -182,7 +185,7 @@ class OutputPlan:
         return cast(RoomCheck, self._section("check_room", f"{SCRATCH}, needed", self.room))
 
     def _section(self, name: str, extra: str, steps: Block) -> Callable[..., object]:
-        """A function of a bound call and ``extra``, with the variables that the steps may look at."""
+        """Return a function of a bound call and ``extra``, with the variables that the steps may look at."""
         writer = Writer(careful=True)
         writer.write(steps)
         outs = "".join(f"{p.tensor.python}, " for p in self.places.values())

@@ -1,4 +1,4 @@
-"""The steps of a call, in the order in which they are made: what is looked up, checked, converted and allocated."""
+"""The steps of a call in their order: lookups, checks, conversions and allocations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shiplap.plan.rule import Rule
 
 
 class Type(Enum):
-    """What a variable holds: its C++ type, and the value that stands for none of it."""
+    """The type of a variable: its C++ type, and the value that stands for an unset variable."""
 
     SIZE = ("int64_t", "-1", "{} < 0")
     BOOL = ("bool", "false", "!{}")
@@ -33,7 +33,7 @@ class Type(Enum):
 
 @dataclass(frozen=True)
 class Let:
-    """A variable gets a value. In C++ alone where ``term`` has no Python form."""
+    """The step that sets a variable. It exists in C++ alone where ``term`` has no Python form."""
 
     variable: str
     type: Type
@@ -42,7 +42,7 @@ class Let:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """A variable gets the value of an expression that may have none; then ``rule`` is broken."""
+    """The step that evaluates an expression which may have no value; ``rule`` is broken then."""
 
     variable: str
     type: Type
@@ -53,14 +53,14 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Check:
-    """The call is refused unless ``rule`` holds."""
+    """The step that refuses the call unless ``rule`` holds."""
 
     rule: Rule
 
 
 @dataclass(frozen=True)
 class Unset:
-    """A variable that only some calls give a value, from the first argument that has one."""
+    """The step that declares a variable which only some calls set, by the first argument that has a value."""
 
     variable: str
     type: Type
@@ -68,7 +68,9 @@ class Unset:
 
 @dataclass(frozen=True)
 class Meet:
-    """An unset variable gets its value, and ``from_<variable>`` the ``origin``; one that is set is checked."""
+    """The step that sets an unset variable, and ``from_<variable>`` to ``origin``, or checks ``rules`` for one that is
+    set.
+    """
 
     variable: str
     type: Type
@@ -79,7 +81,7 @@ class Meet:
 
 @dataclass(frozen=True)
 class Present:
-    """Steps for an argument that may be None."""
+    """The steps for an argument that may be None."""
 
     at: Place
     steps: tuple[Step, ...]
@@ -87,7 +89,7 @@ class Present:
 
 @dataclass(frozen=True)
 class Each:
-    """Steps for each tensor of a list, which may be None where it is ``optional``."""
+    """The steps for each tensor of a list, which may be None where it is ``optional``."""
 
     at: Place
     steps: tuple[Step, ...]
@@ -96,7 +98,7 @@ class Each:
 
 @dataclass(frozen=True)
 class Allocate:
-    """A fresh contiguous output: ``sizes`` is a tuple, in C++ a braced list."""
+    """The step that allocates a contiguous output. ``sizes`` is a tuple, in C++ a braced list."""
 
     at: Place
     sizes: Term
@@ -105,7 +107,7 @@ class Allocate:
 
 @dataclass(frozen=True)
 class Pack:
-    """An argument is replaced by a contiguous copy where it lies otherwise than a kernel takes it.
+    """The step that replaces an argument by a contiguous copy, where its layout is not one that the kernel takes.
 
     ``align``: bytes. ``written``: the copy is to be written back.
     """

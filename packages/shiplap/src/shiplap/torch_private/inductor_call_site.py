@@ -60,7 +60,7 @@ def calling(overload: Any, *, known: bool = True) -> Callable[..., Any]:
 
 
 def _lowered(value: Any) -> Any:
-    """A node as lowerings return it. Torch calls this ``TensorBox.create`` up to 2.11."""
+    """Return a node as lowerings return it. Torch calls this ``TensorBox.create`` up to 2.11."""
     if not isinstance(value, ir.IRNode):
         return value
     return value.wrap_for_lowering() if hasattr(value, "wrap_for_lowering") else ir.TensorBox.create(value)

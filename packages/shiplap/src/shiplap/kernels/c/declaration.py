@@ -36,7 +36,7 @@ KNOWN = 16  # bytes: the alignment of addresses by which calls are remembered, s
 
 
 class DLTensor(ctypes.Structure):
-    """As in ``shiplap/abi.h``: the layout that ``frame.TENSOR`` packs."""
+    """The DLTensor of ``shiplap/abi.h``, in the layout that ``call_frame.TENSOR`` packs."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -53,7 +53,7 @@ class DLTensor(ctypes.Structure):
 
 
 class Context(ctypes.Structure):
-    """``sl_context``: the layout that ``frame.CONTEXT`` packs."""
+    """The ``sl_context`` of ``shiplap/abi.h``, in the layout that ``call_frame.CONTEXT`` packs."""
 
     _fields_ = (
         ("abi_version", ctypes.c_uint32),
@@ -98,12 +98,12 @@ class CAbi(Implementation):
         return self.symbol
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """The function, and the library by its content."""
+        """Yield the function, and the library by its content."""
         yield f"cabi {self.library.name} {self.symbol} {sorted(self.strided)} {self.align}", None
         yield content_of(self.library), None
 
     def bind(self, spec: OpSpec, terms: Terms) -> CKernel:
-        """The kernel for ``spec``. The library is opened at the first call, never at import."""
+        """Return the kernel for ``spec``. The library is opened at the first call, never at import."""
         read_strided(spec, f"sl.cabi(..., {self.symbol!r})", self.strided)
         return CKernel(spec, terms, self)
 
@@ -116,7 +116,7 @@ def cabi(
     align: int = 1,
     without_signature: bool = False,
 ) -> CAbi:
-    """A kernel behind shiplap's C ABI. Pass the result to ``op.kernel(device, ...)``.
+    """Return a kernel behind shiplap's C ABI. Pass the result to ``op.kernel(device, ...)``.
 
     Args:
         library: the path of the shared library. A file of that name in ``SHIPLAP_LIBRARY_PATH`` takes precedence.
@@ -165,7 +165,7 @@ class CFunctionKernel(PackedKernel):
         self.values = ctypes.addressof(self._array), len(values)
 
     def typed(self, function: Any) -> Callable[..., int]:
-        """A function of a library with its types: integers are addresses, and the GIL is released."""
+        """Return a function of a library with its types: integers are addresses, and the GIL is released."""
         types = [_TYPE.get(p.ctype, ctypes.c_void_p) for p in self.parameters]
         address = ctypes.cast(function, ctypes.c_void_p).value
         return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types)(address or 0)

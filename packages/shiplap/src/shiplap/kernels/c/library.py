@@ -1,4 +1,4 @@
-"""Find and load kernel libraries: by path, once, never at import."""
+"""Kernel libraries, found by path and loaded once, never at import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from shiplap.settings import settings
 
 
 def locate(path: str | os.PathLike[str]) -> Path:
-    """The file to load: ``SHIPLAP_LIBRARY_PATH`` first, then ``path`` itself. SL401 when neither is there."""
+    """Return the file to load: from ``SHIPLAP_LIBRARY_PATH`` first, then ``path`` itself.
+
+    Raise SL401 when neither is there.
+    """
     wanted = Path(path)
     candidates = [Path(settings().library_path) / wanted.name] if settings().library_path else []
     candidates.append(wanted)
@@ -26,7 +29,7 @@ def locate(path: str | os.PathLike[str]) -> Path:
 
 
 def content_of(path: str | os.PathLike[str]) -> str:
-    """The digest of the library that :func:`locate` finds. Empty where there is none."""
+    """Return the digest of the library that :func:`locate` finds. Empty where there is none."""
     try:
         return file_digest(locate(path))
     except ShiplapError:

@@ -204,12 +204,17 @@ def bindable(op: Op) -> list[Entry]:
 
 
 def _file(form: NativeForm) -> Path:
-    """The library of a C function; of a generated one, which lies in the binding, a name that no other op has."""
+    """Return the library of a C function.
+
+    A generated function is in the binding, and gets a name that no other op has.
+    """
     return Path(form.symbol) if form.generated else locate(form.library)
 
 
 def _related(op: Op, entries: list[Entry]) -> list[Entry]:
-    """Those that share a kernel library with ``op``, or with an op that does: they make one translation unit."""
+    """Return the entries that share a kernel library with ``op``, or with an op that does: they are one translation
+    unit.
+    """
     ops, files = {op.spec.name}, set[Path]()
     while True:
         more = {e.kernels for e in entries if e.op.spec.name in ops}

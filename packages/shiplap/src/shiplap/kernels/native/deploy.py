@@ -59,7 +59,7 @@ def deploy(ops: Iterable[Op], folder: str | os.PathLike[str]) -> Path:
 
 @dataclass(frozen=True)
 class Deployed:
-    """A library that defines ops, and what it looks for beside itself: kernel libraries by name.
+    """A library that defines ops, and the kernel libraries that it loads from its own folder, by name.
 
     Attributes:
         name: the name by which the loader knows the library.
@@ -71,7 +71,7 @@ class Deployed:
 
 
 def on_demand(ops: Iterable[Op], where: str) -> Deployed:
-    """A library for a package: it defines its ops when it is told to, and its name stands for all that is in it.
+    """Return a library for a package, which defines its ops on request. Its name is a digest of its content.
 
     No file's name ends in ``.so``, which a package has for models. Raises what :func:`deploy` raises.
     """
@@ -108,7 +108,7 @@ def _made(wanted: Sequence[Op], where: str | os.PathLike[str], on_demand: bool =
 
 
 def _names(entries: Iterable[Entry], folder: str | os.PathLike[str]) -> dict[str, Path]:
-    """The kernel libraries by the names that they will have."""
+    """Return the kernel libraries by the names that they will have."""
     names: dict[str, Path] = {}
     for entry in entries:
         if entry.form.generated:
@@ -126,7 +126,7 @@ def _names(entries: Iterable[Entry], folder: str | os.PathLike[str]) -> dict[str
 
 
 def _replace(path: Path, target: Path) -> None:
-    """Copy by way of another name: a process that has loaded the target keeps what it has."""
+    """Copy a file under another name first, so that a process that has loaded the target keeps the old content."""
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.copyfile(path, scratch)
     scratch.replace(target)

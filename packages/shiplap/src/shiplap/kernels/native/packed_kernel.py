@@ -31,8 +31,10 @@ Extents: TypeAlias = dict[str, ctypes.c_int64]  # data-dependent dims, as the ke
 
 
 class PackedKernel(Kernel):
-    """The Python binding of a function that native code can call. Everything that does not depend on the call is worked
-    out here, once for all configs."""
+    """The Python binding of a function that native code can call.
+
+    Everything that does not depend on the call is computed once, for all configs.
+    """
 
     by_python = False  # native code can take over, and goes along in a package
     native: NativeForm
@@ -70,7 +72,10 @@ class PackedKernel(Kernel):
         self._run(call, outs, {}, scratch)
 
     def unpacked(self, call: Binding) -> str:
-        """Native code goes along, where the declaration has an equivalent in C++ and nothing has to ask Python."""
+        """Return the reason why a package cannot hold the kernel: no equivalent in C++, or a decision of Python.
+
+        Empty if it can.
+        """
         if self.supports is not None:
             return f"{self.name}, whose supports= is asked by Python on {self.device}"
         form, rule = self.native, read_rule(self.spec)

@@ -29,7 +29,7 @@ FLAGS = ("-O2", "-fwrapv", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidde
 
 @dataclass(frozen=True)
 class _Package:
-    """Where apache-tvm-ffi keeps what a compiler needs."""
+    """The files of apache-tvm-ffi that a compiler needs."""
 
     version: str
     include: tuple[str, ...]
@@ -37,7 +37,7 @@ class _Package:
 
 
 def export(op: Op) -> Any:
-    """``op`` as a ``tvm_ffi.Function``, called with anything that speaks DLPack.
+    """Return ``op`` as a ``tvm_ffi.Function``, called with any objects that support DLPack.
 
     It takes all arguments in declared order, then the outputs, which the caller allocates: contiguous, of the declared
     shape, a data-dependent size at its bound. It returns None, or the data-dependent sizes: one as an int, several as
@@ -60,7 +60,7 @@ def export(op: Op) -> Any:
 
 
 def build(op: Op) -> Path:
-    """The library behind ``export(op)``, built if need be: tvm-ffi's own module format, for any language it serves."""
+    """Build or find the library behind ``export(op)``: tvm-ffi's own module format, for any language that it serves."""
     package = _package(op)
     described, form = build_plan.bound(op, "cpu")
     kernels = locate(form.library)

@@ -37,7 +37,7 @@ class LateErrors:
         self._words: dict[torch.device, tuple[Tensor, ctypes.c_int64]] = {}
 
     def code(self, op: str, message: str) -> int:
-        """The number of this message, in which ``{row}`` stands for the row: the same in every process."""
+        """Return the number of this message, in which ``{row}`` stands for the row. It is the same in every process."""
         known = self._codes.get((op, message))
         return known if known is not None else self._register(op, message)
 

@@ -1,4 +1,4 @@
-"""Lookup tables of eager templates: built on the host, and kept on the device for calls of equal sizes."""
+"""The lookup tables of eager templates, built on the host and kept on the device for calls of equal sizes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Table:
 
 
 class _Seen(Mapping[str, EnvValue]):
-    """The sizes of a call, which record the names that are read."""
+    """The sizes of a call, as a mapping that records the names that are read."""
 
     def __init__(self, env: Env) -> None:
         self.env, self.names = env, set[str]()

@@ -263,12 +263,12 @@ def compile_ahead(op: Op, calls: Iterable[Args], architectures: Iterable[int]) -
 
 
 def launched(op: Op) -> list[LaunchedKernel]:
-    """The kernels of :func:`triton` that ``op`` has for CUDA."""
+    """Return the kernels of :func:`triton` that ``op`` has for CUDA."""
     return [k for k in op.kernels.get("cuda", ()) if isinstance(k, LaunchedKernel)]
 
 
 def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: Iterable[Kernel] = ()) -> None:
-    """:func:`compile_ahead` for one bound call, also with the configs of ``others``."""
+    """Compile the forms that one bound call needs, also with the configs of ``others``."""
     targets, more = tuple(architectures), set(others)
     chosen = tuned_choices.resolved(op).get(("cuda", *op.rule.key(call)))
     for kernel in launched(op):

@@ -38,7 +38,8 @@ class Runtime:
 
 
 def triton_launcher(kernel: Any) -> Launcher:
-    """``kernel``, a ``@triton.jit`` function, with a shorter way to its compiled forms: ``launcher[grid](*args)``.
+    """Return ``kernel``, a ``@triton.jit`` function, with a shorter way to its compiled forms:
+    ``launcher[grid](*args)``.
 
     Meant for Python launchers inside an op (``@op.kernel("cuda")``). Same arguments, same result, same errors as
     ``kernel[grid](...)``; launched on the current stream of the current device, as there. Safe in CUDA graphs.

@@ -1,4 +1,4 @@
-"""Compiled forms of Triton kernels that came with an installed package: found by what they mean, used uncompiled.
+"""The compiled forms of Triton kernels that came with an installed package, found by a digest of their code.
 
 ``shiplap package`` puts them into the folder ``_shiplap/cubins`` of the package that declares the op. A form is known
 by the digest of what Triton would compile: the text of the kernel and of the functions and constants that it uses,
@@ -52,7 +52,7 @@ class Shipped:
 
 
 def identity(kernel: Any, form: Form, architecture: int) -> str:
-    """The digest of what Triton is asked to compile. Empty where the text of the kernel is not known."""
+    """Return the digest of the code that Triton would compile. Empty where the text of the kernel is not known."""
     try:
         lines = list(_meaning(kernel, set()))
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):
@@ -65,7 +65,7 @@ def identity(kernel: Any, form: Form, architecture: int) -> str:
 
 
 def _meaning(kernel: Any, seen: set[int]) -> Iterator[str]:
-    """The text of a function, then what it uses: globals and captured values, and functions of its package."""
+    """Yield the text of a function, then its globals and captured values, and the functions of its package."""
     compiled = isinstance(kernel, _jit())
     function = kernel.fn if compiled else kernel
     if id(function) in seen:
@@ -83,7 +83,7 @@ def _meaning(kernel: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _jit() -> type[Any]:
-    """What Triton makes of a decorated function."""
+    """Return the class of functions that Triton has decorated."""
     from triton.runtime.jit import JITCallable
 
     kind: type[Any] = JITCallable
@@ -96,7 +96,7 @@ def _is_kernel(value: object) -> bool:
 
 
 def _words(text: str) -> Iterator[str]:
-    """The tokens without comments, empty lines, and how far an indentation goes."""
+    """Yield the tokens of a text without comments, empty lines and widths of indentation."""
     for token in tokenize.generate_tokens(io.StringIO(textwrap.dedent(text)).readline):
         if token.type not in _BLANK:
             yield _SHAPE.get(token.type, token.string)
@@ -105,7 +105,7 @@ def _words(text: str) -> Iterator[str]:
 
 
 def _text(value: object) -> str:
-    """A value without addresses, the same for every version of Python."""
+    """Return a value as text without addresses, the same for every version of Python."""
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(_text, value))}]"
     if isinstance(value, Mapping):
@@ -121,7 +121,7 @@ def _text(value: object) -> str:
 
 
 def find(op: Op, kernel: Any, form: Form, number: int, key: Key, architecture: int) -> Cubin | None:
-    """The form that came with the package of ``op``, or None. A notice where a file is there and damaged."""
+    """Return the form that came with the package of ``op``, or None. A notice reports a file that is damaged."""
     for folder in folders(op):
         rows = _rows(folder / FOLDER)
         row = rows.get(identity(kernel, form, architecture)) if rows else None
@@ -143,7 +143,10 @@ def find(op: Op, kernel: Any, form: Form, number: int, key: Key, architecture: i
 
 @cache
 def _rows(folder: Path) -> dict[str, Shipped]:
-    """The index of a folder by identity. Empty where there is none, or none that can be read, which a notice says."""
+    """Return the index of a folder by identity.
+
+    Empty where there is none, or none that can be read, which a notice reports.
+    """
     if not (folder / INDEX).is_file():
         return {}
     try:
@@ -158,7 +161,7 @@ def _rows(folder: Path) -> dict[str, Shipped]:
 
 
 def _row(content: object) -> Shipped:
-    """ValueError for what is no row."""
+    """Return a row of the index. Raise ValueError for any other content."""
     import msgspec
 
     try:
@@ -174,7 +177,7 @@ def _row(content: object) -> Shipped:
 
 
 def write(folder: Path, forms: Iterable[tuple[Any, Form, Cubin]]) -> list[Shipped]:
-    """Put compiled forms, each with its kernel, into ``folder/cubins``; the rows of the index.
+    """Write compiled forms, each with its kernel, to ``folder/cubins``, and return the rows of the index.
 
     Raises:
         ShippingError: SL308 for a kernel whose text is not known, as of one that was typed into an interpreter.

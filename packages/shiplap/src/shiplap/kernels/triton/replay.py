@@ -90,7 +90,7 @@ class Compiled(Protocol):
 
 @dataclass(frozen=True)
 class Brought:
-    """In place of a tensor among the arguments of a launch: the ``number``-th of those that each call brings.
+    """A placeholder for a tensor among the arguments of a launch: the ``number``-th tensor that each call passes.
 
     A call may bring one tensor twice, and the next call two, so a recording never looks at which tensors they are.
     """

@@ -1,4 +1,4 @@
-"""What Triton compiles for one launch: the key of a call, as the generated C++ computes it, and a key's cubin.
+"""The key of a launch, as the generated C++ computes it, and the cubin for a key.
 
 The key has no names in it. ``read_key`` turns it back into the signature, the constants and the attributes that
 Triton's own binder would have found, so that both compile, and cache, the same thing.
@@ -67,7 +67,7 @@ class Numbers(dict[str, Any]):
 
 
 def strides_of(tensor: Tensor) -> Sequence[int]:
-    """As kernels see them: torch leaves the strides of dims of size 0 or 1 arbitrary."""
+    """Return strides as kernels see them: torch leaves the strides of dims of size 0 or 1 arbitrary."""
     if not tensor.is_contiguous():
         return tensor.stride()
     steps = [1] * tensor.dim()
@@ -77,7 +77,7 @@ def strides_of(tensor: Tensor) -> Sequence[int]:
 
 
 def with_constants(launch: Launch, numbers: Numbers, config: Mapping[str, Any]) -> Numbers:
-    """``numbers`` with the compile-time values of this launch."""
+    """Return ``numbers`` with the compile-time values of this launch."""
     own = Numbers({**numbers, **config}, numbers.tensors)
     for p in launch.parameters:
         if p.kind == "constant" and isinstance(p.value, int):
@@ -89,7 +89,10 @@ def with_constants(launch: Launch, numbers: Numbers, config: Mapping[str, Any]) 
 
 
 def key_of(launch: Launch, numbers: Numbers, config: Mapping[str, Any], workspace: int = 0) -> Key:
-    """What the call that ``numbers`` describe is compiled for. ``workspace`` is the address of the scratch memory."""
+    """Return the key for which the call that ``numbers`` describe is compiled.
+
+    ``workspace`` is the address of the scratch memory.
+    """
     own = with_constants(launch, numbers, config)
     return (*(int(v) for v in config.values()), *_entries(launch, own, workspace))
 
@@ -132,7 +135,7 @@ def _whole(expr: Expr | None, numbers: Numbers) -> int:
 
 @dataclass(frozen=True)
 class Form:
-    """What Triton compiles: types by parameter, constants and attributes by position, and options."""
+    """The input of Triton's compiler: types by parameter, constants and attributes by position, and options."""
 
     signature: dict[str, str]
     constants: dict[Path, object]
@@ -141,7 +144,7 @@ class Form:
 
 
 def read_key(launch: Launch, key: Sequence[int], configs: Sequence[str], options: Mapping[str, object]) -> Form:
-    """The form that a key stands for. ``configs`` are the names whose values come first in it."""
+    """Return the form that a key stands for. ``configs`` are the names whose values come first in it."""
     entries = iter(key)
     config = {name: next(entries) for name in configs}
     form = Form({}, {}, {}, {**options, **{k: v for k, v in config.items() if k in _OPTIONS}})
@@ -159,7 +162,7 @@ _OPTIONS = ("num_warps", "num_stages", "maxnreg")
 
 
 def _read(p: Parameter, entries: Iterator[int], config: Mapping[str, int]) -> tuple[str, object, bool | None]:
-    """Type, constant value, and whether it is a multiple of 16; None where Triton does not say."""
+    """Return type, constant value, and whether it is a multiple of 16; None where Triton does not specialise."""
     match p.kind:
         case "constant":
             return "constexpr", p.value, False
@@ -195,7 +198,7 @@ def _element(packed: int, p: Parameter) -> str:
 
 
 def compile_form(kernel: Any, form: Form, number: int, key: Key, architecture: int) -> Cubin:
-    """The cubin for a device of this architecture, by Triton's own compiler and from its cache. Needs no GPU.
+    """Return the cubin for a device of this architecture, by Triton's own compiler and from its cache. It needs no GPU.
 
     Raises:
         LaunchError: SL619 for a kernel that needs what a launcher does not give.
@@ -223,14 +226,14 @@ def compile_form(kernel: Any, form: Form, number: int, key: Key, architecture: i
 
 
 def options_of(kernel: Any, form: Form) -> dict[str, object]:
-    """What Triton is told beside the form: an assertion on the device is compiled, or is not."""
+    """Return the options of Triton beside the form: whether an assertion on the device is compiled."""
     import triton
 
     return {"debug": bool(kernel.debug or triton.knobs.runtime.debug), **form.options}
 
 
 def unfit(metadata: Any) -> str:
-    """What a compiled kernel needs that the generated launcher does not give, or empty."""
+    """Return the feature that a compiled kernel needs and the generated launcher lacks. Empty if there is none."""
     facts = metadata._asdict()
     if facts["num_ctas"] != 1:
         return "clusters of blocks"
@@ -242,6 +245,6 @@ def unfit(metadata: Any) -> str:
 
 
 def architecture(device: torch.device) -> int:
-    """90 for compute capability 9.0."""
+    """Return the architecture of a device: 90 for compute capability 9.0."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor

@@ -44,7 +44,9 @@ LaunchFor: TypeAlias = Callable[..., Launch]
 
 
 class TemplateKernel(Kernel):
-    """``template`` of the op ``spec`` with one config. Nothing is imported, rendered or compiled before a call.
+    """The kernel of a template of the op ``spec`` with one config.
+
+    Nothing is imported, rendered or compiled before a call.
 
     The default config of a call is the first one that the template's ``supports`` accepts, see :meth:`serving`.
     """
@@ -175,7 +177,7 @@ class TemplateKernel(Kernel):
             kept.sums = partial_sums, added
 
     def _split_k(self, call: Binding, values: Values) -> int:
-        """The split-K factor: the number of partial sums that the kernel stores."""
+        """Return the split-K factor: the number of partial sums that the kernel stores."""
         if self.template.split_k is None:
             return 1
         return self.template.split_k(call.env, values)
@@ -251,7 +253,7 @@ class TemplateKernel(Kernel):
     # --- rendering ----------------------------------------------------------------------------------------------------
 
     def render(self, call: Binding, present: Mapping[str, Tensor], values: Values, wide: bool = False) -> Rendered:
-        """The kernel for ``call`` with the config ``values``, for tensors laid out like those of ``present``."""
+        """Return the kernel for ``call`` with the config ``values``, for tensors laid out like those of ``present``."""
         name = "_".join(dict.fromkeys((self.spec.opname, self.template.name)))
         facts: dict[str, EnvValue] = {
             **constants(self.spec, call.args),
@@ -282,7 +284,7 @@ class TemplateKernel(Kernel):
     def launch_for(
         self, key: Key, call: Binding, tensors: Sequence[Tensor | None], wide: bool, verb: str = "launch"
     ) -> Launch:
-        """``launch(grid, out, out.shape, out.stride(), then of each tensor itself, its shape and its strides)``.
+        """Return ``launch(grid, out, out.shape, out.stride(), then of each tensor itself, its shape and its strides)``.
 
         With the verb ``compile``, a function of the same arguments that compiles what it would launch.
         """
@@ -340,7 +342,10 @@ def _triton_is_there() -> bool:
 
 
 def _jitted(rendered: Rendered) -> Launcher:
-    """The text as a Triton function; ``linecache`` knows its lines, for Triton, debuggers and tracebacks ask there."""
+    """Return the text as a Triton function.
+
+    ``linecache`` gets its lines, which Triton, debuggers and tracebacks read there.
+    """
     import triton
     import triton.language as tl
 
@@ -357,8 +362,10 @@ def _jitted(rendered: Rendered) -> Launcher:
 
 
 def _with_memory(launch: Launch) -> Launch:
-    """``launch`` where Triton gets memory for descriptors from PyTorch: in a context of its own, for the allocator is
-    the user's to set elsewhere."""
+    """Return ``launch`` with memory for descriptors from PyTorch.
+
+    It runs in a context of its own, since the allocator outside of it is the user's.
+    """
     import triton
 
     def memory(size: int, alignment: int, stream: int | None) -> Tensor:
@@ -383,7 +390,7 @@ def _axes(spec: OpSpec, innermost: Mapping[str, str]) -> dict[str, int]:
 
 
 def _alignment(size: int) -> int:
-    """The largest power of two up to 256 that divides a size."""
+    """Return the largest power of two up to 256 that divides a size."""
     return (size | 256) & -(size | 256)
 
 
