@@ -57,7 +57,7 @@ def prepare(model: nn.Module, rows: Iterable[int], dtype: torch.dtype = torch.bf
     """Run every converted layer on each number of ``rows``, so that captures find their plans and modules."""
     rows = numbers_of(rows, "slidesparse.prepare")
     for layer in sizes_of(model).values():
-        lt.prepare(layer, rows, layer.in_features, dtype, layer.weight.device)
+        lt.prepare_captures(layer, rows, layer.in_features, dtype, layer.weight.device)
 
 
 def numbers_of(rows: Iterable[int], where: str) -> list[int]:

@@ -129,16 +129,16 @@ def test_no_python_in_a_warm_call(monkeypatch):
 
 def test_configs_come_from_the_choices():
     x, w, b = (torch.randn(s, device="cuda") for s in ((100, 70), (130, 70), (130,)))
-    seen = {config.as_dict()["BM"] for config in ops.linear_gelu.own("cuda")[0].space.fixed}
+    seen = {config.as_dict()["BM"] for config in ops.linear_gelu.native_kernels("cuda")[0].space.fixed}
     assert seen == {32, 64, 128}
-    form = ops.linear_gelu.own("cuda")[0].native
+    form = ops.linear_gelu.native_kernels("cuda")[0].native
     sl.tune(ops.linear_gelu, [{"n": 100, "k": 70, "m": 130}], 60, device="cuda")
     with torch.no_grad():
         before = set(form.cubins)
         close(ops.linear_gelu(x, w, b), F.gelu(F.linear(x, w, b)))
     from shiplap.dispatch import tuned_choices
 
-    (entry,) = [e for e in tuned_choices.entries() if e.op == ops.linear_gelu.spec.name]
+    (entry,) = [e for e in tuned_choices.choice_entries() if e.op == ops.linear_gelu.spec.name]
     chosen = dict(entry.config.items)
     if entry.kernel != tuned_choices.REFERENCE:
         new = set(form.cubins) - before or before

@@ -16,7 +16,7 @@ import shiplap as sl
 from shiplap.dispatch import tuned_choices
 from shiplap.inductor import fusion_choices
 from shiplap.torch_private import inductor_lowering
-from shiplap.tuning import Store, freeze, frozen, frozen_table, thaw
+from shiplap.tuning import ChoiceStore, freeze, frozen, frozen_table, thaw
 from tests.inductor.targets import FAST_AND_WRONG, GOOD, qmm
 
 measure = import_module("shiplap.tuning.measure")  # ``shiplap.tune`` is a function as well
@@ -29,16 +29,16 @@ def fresh(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "shiplap"))
     monkeypatch.setattr(frozen_table, "_made", {})
     before = list(qmm.templates["cpu"])
-    with inductor_lowering.uncached():
+    with inductor_lowering.without_graph_caches():
         yield
     qmm.templates["cpu"] = before
-    tuned_choices.forget()
+    tuned_choices.forget_derived_choices()
     thaw()
 
 
 def only(*configs: dict[str, Any], **changes: Any) -> None:
     qmm.templates["cpu"] = [dataclasses.replace(qmm.templates["cpu"][0], configs=configs, **changes)]
-    tuned_choices.forget()
+    tuned_choices.forget_derived_choices()
 
 
 def tuned() -> tuple[Any, Any]:
@@ -77,8 +77,8 @@ def test_a_template_that_runs_in_compiled_code_only_is_measured_and_used(tmp_pat
     assert (repeated.origin, repeated.label) == ("stored", compiled.label)
     written = freeze(tmp_path / "tuned.json")
     assert sorted(c.compiled for c in written) == [False, True]
-    for entry in Store().entries():
-        Store().remove(entry.path)
+    for entry in ChoiceStore().entries():
+        ChoiceStore().remove(entry.path)
     taken = frozen(tmp_path / "tuned.json")
     assert [c.label for c in taken if c.compiled] == [compiled.label]
     assert run(neighbours=True).chosen == compiled.label
@@ -88,7 +88,8 @@ def test_a_template_that_runs_in_compiled_code_only_is_measured_and_used(tmp_pat
 
 def prefer(patch: pytest.MonkeyPatch, steps: str) -> None:
     for place in ("shiplap.inductor.select_candidate", "shiplap.inductor.lower"):
-        patch.setattr(import_module(place), "preferred", lambda *a: f"qmm(BM=16, BN=64, STEPS={steps}, WRECK=0)")
+        chosen = f"qmm(BM=16, BN=64, STEPS={steps}, WRECK=0)"
+        patch.setattr(import_module(place), "preferred_candidate", lambda *a, chosen=chosen: chosen)
 
 
 def test_the_choice_is_tried_before_the_first_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +116,7 @@ def test_a_template_that_serves_eager_calls_is_measured_in_compiled_code_on_requ
         assert run(neighbours=True).reason.startswith("the choice of sl.tune; ")
     finally:
         qmm.kernels["cpu"] = [k for k in qmm.kernels["cpu"] if k.name != "qmm"]
-        qmm.enter()
+        qmm.install_fast_path()
     only_eager = sl.tune(qmm, [SIZES], budget=200, isolate=False, progress=False, compiled=False)
     assert [c.compiled for c in only_eager] == [False]
     assert "qmm: runs in compiled code alone" in only_eager.choices[0].findings[-1].evidence
@@ -146,7 +147,7 @@ def test_what_is_left_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no compiler")
 
     only({**GOOD, "BN": 48})
-    monkeypatch.setattr(import_module("shiplap.inductor.tune_templates"), "candidates", broken)
+    monkeypatch.setattr(import_module("shiplap.inductor.tune_templates"), "template_candidates", broken)
     _, compiled = tuned()
     assert (compiled.label, compiled.origin) == ("reference", "default")
     assert "qmm: the op cannot be compiled here: " in compiled.findings[0].evidence

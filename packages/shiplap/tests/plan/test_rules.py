@@ -13,11 +13,11 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.codegen import tvm_ffi
-from shiplap.codegen.plan import check, lines, refusal
+from shiplap.codegen.plan import refuse_statement, rule_check, step_statements
 from shiplap.plan import CallPlan, call_plan, rules
-from shiplap.plan.expression import Term
-from shiplap.plan.rule import TRUE, Rule, template
-from shiplap.plan.steps import Check, Each, Evaluate, Meet, Present, Step
+from shiplap.plan.expression import Expression
+from shiplap.plan.rule import TRUE, ArgumentRule, format_template
+from shiplap.plan.steps import CheckStep, EachStep, EvaluateStep, MeetStep, PresentStep, Step
 from tests.test_plan import plan_of
 
 
@@ -48,18 +48,18 @@ PLANS = [
 ]
 
 
-def rules_in(steps: tuple[Step, ...]) -> Iterator[Rule]:
+def rules_in(steps: tuple[Step, ...]) -> Iterator[ArgumentRule]:
     for step in steps:
         match step:
-            case Check(rule) | Evaluate(rule=rule):
+            case CheckStep(rule) | EvaluateStep(rule=rule):
                 yield rule
-            case Meet(rules=checked):
+            case MeetStep(rules=checked):
                 yield from checked
-            case Present(steps=inner) | Each(steps=inner):
+            case PresentStep(steps=inner) | EachStep(steps=inner):
                 yield from rules_in(inner)
 
 
-def every_rule(plan: CallPlan) -> Iterator[Rule]:
+def every_rule(plan: CallPlan) -> Iterator[ArgumentRule]:
     outputs = plan.outputs
     blocks = plan.arguments, plan.sharing, outputs.bounds, outputs.measured, outputs.fitting, outputs.disjoint
     for block in (*blocks, outputs.scratch, outputs.room):
@@ -79,9 +79,9 @@ MAKERS = {
 }
 
 
-def made_rules() -> dict[str, Rule]:
+def made_rules() -> dict[str, ArgumentRule]:
     """Return one rule of each function of ``rules``, as the plans make it."""
-    made: dict[str, Rule] = {}
+    made: dict[str, ArgumentRule] = {}
 
     def record(name, make):
         def called(*args, **kwargs):
@@ -118,14 +118,14 @@ def test_a_rule_has_three_forms(name):
     ast.parse(rule.condition.python, mode="eval")
     for text in (rule.where, rule.got, rule.expected):
         assert text
-        ast.parse(template(text), mode="eval")
+        ast.parse(format_template(text), mode="eval")
     if rule.cpp_by:
         assert rule.condition.cpp == TRUE.cpp, "one of the two: a condition in C++, or code that checks the rule there"
-        assert check(rule) == []
+        assert rule_check(rule) == []
     else:
-        (line,) = check(rule)
+        (line,) = rule_check(rule)
         assert line.startswith("if (!(")
-        assert refusal(rule) in line
+        assert refuse_statement(rule) in line
         assert f'refuse("{rule.id}", ' in line
 
 
@@ -149,10 +149,10 @@ def test_a_rule_explains_itself():
 def test_a_new_rule_is_one_function(monkeypatch):
     """What follows from an argument alone is one function in one file: Python, C++ and errors have it at once."""
 
-    def has_few_dims(at) -> Rule:
+    def has_few_dims(at) -> ArgumentRule:
         """C ABI views have eight dims."""
-        condition = Term(f"{at.rank.python} <= 8", f"{at.rank.cpp} <= 8")
-        return Rule("SL201", condition, at.where, (at.rank, " dims"), ("at most 8 dims",), at.arg)
+        condition = Expression(f"{at.rank.python} <= 8", f"{at.rank.cpp} <= 8")
+        return ArgumentRule("SL201", condition, at.where, (at.rank, " dims"), ("at most 8 dims",), at.arg)
 
     known = rules.argument_rules
     monkeypatch.setattr(rules, "argument_rules", lambda at, arg: [*known(at, arg), has_few_dims(at)])
@@ -163,7 +163,7 @@ def test_a_new_rule_is_one_function(monkeypatch):
     for bind in (plan.quick, plan.careful):
         with pytest.raises(Exception, match=r"SL201(.|\n)*argument 'x'\n  got      9 dims\n  expected at most 8 dims"):
             bind(torch.zeros([1] * 9))
-    printed = "\n".join(lines(plan.arguments))
+    printed = "\n".join(step_statements(plan.arguments))
     assert "if (!(rank_x <= 8)) [[unlikely]] refuse(" in printed
     assert '"{} dims", "at most 8 dims"' in printed
     assert "{rank_x});" in printed

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shiplap.sandbox.rng_state import Dice
+from shiplap.sandbox.rng_state import RngWatch
 
 
 @pytest.mark.parametrize(
@@ -18,18 +18,18 @@ from shiplap.sandbox.rng_state import Dice
     ],
 )
 def test_a_source_that_stands_where_it_stood_was_set(name, sets):
-    dice = Dice()
-    dice.throw()
+    dice = RngWatch()
+    dice.advance_generators()
     sets()
-    assert dice.stuck() == []
-    dice.throw()
+    assert dice.stuck_generators() == []
+    dice.advance_generators()
     sets()
-    assert dice.stuck() == [name]
-    dice.throw()
+    assert dice.stuck_generators() == [name]
+    dice.advance_generators()
     random.random()
     np.random.random()
     torch.rand(3)
-    assert dice.stuck() == []
+    assert dice.stuck_generators() == []
 
 
 STATE = torch.get_rng_state()

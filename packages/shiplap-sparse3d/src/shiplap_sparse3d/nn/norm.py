@@ -26,18 +26,18 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
         self._check_gradient(x)
         batch = self.training or not self.track_running_stats
         if torch.compiler.is_compiling():  # torch's own asks how many rows there are, which a graph may not know
-            return x.replace(batch_norm(self, x.feats, x.is_voxel) if batch else self._running(x.feats))
-        if batch and (x.geometry.padded or x.feats.shape[0] < 2 or self._mixed):
+            return x.replace(batch_norm(self, x.feats, x.is_voxel) if batch else self._running_norm(x.feats))
+        if batch and (x.geometry.padded or x.feats.shape[0] < 2 or self._has_mixed_dtypes):
             return x.replace(batch_norm(self, x.feats, x.is_voxel))
-        return x.replace(self._running(x.feats) if self._mixed else super().forward(x.feats))
+        return x.replace(self._running_norm(x.feats) if self._has_mixed_dtypes else super().forward(x.feats))
 
     @property
-    def _mixed(self) -> bool:
+    def _has_mixed_dtypes(self) -> bool:
         """Whether weights and statistics differ in precision, as under a policy of FSDP2; torch's own refuses that."""
         weight, mean = self.weight, self.running_mean
         return weight is not None and mean is not None and weight.dtype != mean.dtype
 
-    def _running(self, feats: Tensor) -> Tensor:
+    def _running_norm(self, feats: Tensor) -> Tensor:
         assert self.running_mean is not None
         assert self.running_var is not None
         return running_norm(feats, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
@@ -66,7 +66,7 @@ class SyncBatchNorm(BatchNorm):
 
     def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
         self._check_gradient(x)
-        return x.replace(shared_norm(self, x)) if shares(self) else super().forward(x)
+        return x.replace(shared_norm(self, x)) if shares_statistics(self) else super().forward(x)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
@@ -81,7 +81,7 @@ class SyncBatchNorm(BatchNorm):
             process_group: the ranks that share statistics, by default all ranks.
         """
         if isinstance(module, BatchNorm):
-            return cls._of(module, process_group)
+            return cls._from_norm(module, process_group)
         if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
             torchs: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group)
             return torchs
@@ -90,7 +90,7 @@ class SyncBatchNorm(BatchNorm):
         return module
 
     @classmethod
-    def _of(cls, norm: BatchNorm, process_group: Any) -> SyncBatchNorm:
+    def _from_norm(cls, norm: BatchNorm, process_group: Any) -> SyncBatchNorm:
         """With the very parameters and buffers of ``norm``, and its hooks left behind, as torch has it."""
         made = cls(norm.num_features, norm.eps, norm.momentum, process_group=process_group, device="meta")
         made.affine, made.track_running_stats = norm.affine, norm.track_running_stats
@@ -99,7 +99,7 @@ class SyncBatchNorm(BatchNorm):
         return made
 
 
-def shares(norm: SyncBatchNorm | nn.SyncBatchNorm) -> bool:
+def shares_statistics(norm: SyncBatchNorm | nn.SyncBatchNorm) -> bool:
     """Whether ``norm`` takes statistics of the batch, and there is anybody to share them with."""
     if not norm.training and norm.track_running_stats:
         return False
@@ -111,13 +111,13 @@ def shared_norm(norm: SyncBatchNorm | nn.SyncBatchNorm, x: SparseTensor) -> Tens
     group = norm.process_group
 
     def total(part: Tensor) -> Tensor:
-        summed: Tensor = _Total.apply(part, group)
+        summed: Tensor = _RankTotal.apply(part, group)
         return summed
 
     return batch_norm(norm, x.feats, x.is_voxel, total)
 
 
-class _Total(torch.autograd.Function):
+class _RankTotal(torch.autograd.Function):
     """The sum over the ranks of a group; its gradient is the sum of theirs, since all of them use it."""
 
     @staticmethod
@@ -153,12 +153,12 @@ def batch_norm(
     centred = torch.where(keep, wide - mean, 0)
     var = total(centred.square().sum(0)) / count
     if norm.training and norm.track_running_stats:
-        _learn(norm, voxels.detach(), mean.detach(), var.detach() * count / (count - 1).clamp_min(1))
-    return torch.where(keep, _scaled(centred, var, norm.weight, norm.bias, norm.eps), 0).to(feats.dtype)
+        _update_running_stats(norm, voxels.detach(), mean.detach(), var.detach() * count / (count - 1).clamp_min(1))
+    return torch.where(keep, _scale_and_shift(centred, var, norm.weight, norm.bias, norm.eps), 0).to(feats.dtype)
 
 
 @torch.no_grad()
-def _learn(norm: Any, count: Tensor, mean: Tensor, var: Tensor) -> None:
+def _update_running_stats(norm: Any, count: Tensor, mean: Tensor, var: Tensor) -> None:
     """Move the running statistics towards those of a batch, unless it is empty."""
     any_voxel = count > 0
     norm.num_batches_tracked.add_(any_voxel.to(torch.int64))
@@ -173,9 +173,9 @@ def running_norm(
 ) -> Tensor:
     """``feats`` ``[n, c]`` normalised by running statistics. ``conv_norm_sparse3d`` looks for what this computes."""
     wide = feats.to(torch.promote_types(feats.dtype, mean.dtype))
-    return _scaled(wide - mean, var, scale, shift, eps).to(feats.dtype)
+    return _scale_and_shift(wide - mean, var, scale, shift, eps).to(feats.dtype)
 
 
-def _scaled(centred: Tensor, var: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
+def _scale_and_shift(centred: Tensor, var: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
     out = centred * torch.rsqrt(var + eps)
     return out if scale is None or shift is None else out * scale + shift

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 
 from shiplap.declare.code_parts import AnyValue
-from shiplap.declare.code_walk import Part, walk
+from shiplap.declare.code_walk import CodePart, walk_code
 
 HEAD = sys.implementation.cache_tag or ""  # another Python compiles to other instructions
 
@@ -17,10 +17,10 @@ def code_digest(*roots: AnyValue) -> str:
 
     It differs where the code behaves differently.
     """
-    return digest_of(walk(*roots))
+    return digest_of_parts(walk_code(*roots))
 
 
-def digest_of(parts: Iterable[Part]) -> str:
+def digest_of_parts(parts: Iterable[CodePart]) -> str:
     """Return the digest of the parts of a walk."""
     digest = hashlib.sha256(HEAD.encode())
     for part in parts:
@@ -29,6 +29,6 @@ def digest_of(parts: Iterable[Part]) -> str:
     return digest.hexdigest()[:16]
 
 
-def unfollowed(*roots: AnyValue) -> str:
+def first_unfollowed(*roots: AnyValue) -> str:
     """Return the name of the first object that ``roots`` use and no walk can follow. Empty if there is none."""
-    return next((str(part.value) for part in walk(*roots) if part.kind == "unfollowed"), "")
+    return next((str(part.value) for part in walk_code(*roots) if part.kind == "unfollowed"), "")

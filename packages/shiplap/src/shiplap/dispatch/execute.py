@@ -1,4 +1,4 @@
-"""``Served``: the part of an op below autograd and autocast. It binds a call, picks a kernel and runs it."""
+"""``Executor``: the part of an op below autograd and autocast. It binds a call, picks a kernel and runs it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shiplap.declare.binding import Binding
 from shiplap.declare.kernel import Kernel
 from shiplap.declare.values import Args, Result, Returned, Value
 from shiplap.dispatch import tuned_choices
-from shiplap.dispatch.autograd import Record, detach_results
+from shiplap.dispatch.autograd import RecordCall, detach_results
 from shiplap.dispatch.check_unchanged import places_of, require_places
 from shiplap.dispatch.launch import refuse_capture
-from shiplap.dispatch.outputs import fit_outputs, own_outputs
+from shiplap.dispatch.outputs import check_outputs, with_own_memory
 from shiplap.dispatch.state import OpState
 from shiplap.errors import ShiplapError, error, notice
 from shiplap.settings import settings
@@ -22,7 +22,7 @@ from shiplap.torch_private import dispatcher_calls, dispatcher_transforms
 from shiplap.torch_private.dispatcher_library import Overload
 
 
-class Served(OpState):
+class Executor(OpState):
     """The executor of an op's calls: the methods that torch's dispatcher, generated functions and native code call.
 
     Attributes:
@@ -37,7 +37,7 @@ class Served(OpState):
 
     overload: Overload
     raw: Overload
-    record: Record
+    record: RecordCall
     separable: bool
     short: Callable[..., Result] | None = None  # a shorter way than `serve_call`, see dispatch/eager_fast_path.py
 
@@ -72,17 +72,19 @@ class Served(OpState):
         """
         if self.spec.dynamic:
             refuse_capture(self.spec, call.device)
-        if tuned_choices.active and not isinstance(choice := tuned_choices.find(self, call), tuned_choices.Missing):
+        if tuned_choices.active and not isinstance(
+            choice := tuned_choices.find_choice(self, call), tuned_choices.MissingChoice
+        ):
             return choice
         device, reasons = call.device.type, []
-        for kernel in self.eager(device):
+        for kernel in self.eager_kernels(device):
             if not isinstance(serving := kernel.serving(call), str):
                 return serving
             reasons.append(f"{kernel.name}: {serving}")
         if device not in self.spec.reference_is_fast_on:
             names = [k.name for k in self.kernels.get(device, ())]  # the reason may hold sizes: it is no key
             others = f", only for {' and '.join(self.kernels)}" if self.kernels else ""
-            self._unserved(device, "; ".join(reasons) or f"no kernel for {device}{others}", key=str(names))
+            self._report_reference_runs(device, "; ".join(reasons) or f"no kernel for {device}{others}", key=str(names))
         return None
 
     def serve(self, call: Binding, kernel: Kernel | None) -> Result:
@@ -101,11 +103,11 @@ class Served(OpState):
             outs = kernel.run(call)
         else:
             places = places_of(self.spec, call.args) if self.spec.mutated else []
-            outs = fit_outputs(self.spec, call, self._refer(call.args))
+            outs = check_outputs(self.spec, call, self._run_checked_reference(call.args))
             require_places(f"{self.spec.name}, reference", places)
         return outs[0] if len(outs) == 1 else outs or None
 
-    def _refer(self, args: Args) -> Returned:
+    def _run_checked_reference(self, args: Args) -> Returned:
         """Run the reference. During its first calls, compare its arguments before and after the call."""
         if self.unchanged.left:
             return self.unchanged.during(args, lambda: self.run_reference(args))
@@ -114,14 +116,14 @@ class Served(OpState):
     def serve_tangent(self, *args: Value, **kwargs: Value) -> Result:
         """Run the reference of a call under forward-mode differentiation, which no kernel supports."""
         call = self.plan.quick(*self.spec.complete(args, kwargs))
-        self._unserved(str(call.device), "forward-mode AD is the reference's", key="tangent")
-        result = own_outputs(self.run_reference(call.args))
+        self._report_reference_runs(str(call.device), "forward-mode AD is the reference's", key="tangent")
+        result = with_own_memory(self.run_reference(call.args))
         if self.surrogate is not self.reference:
             positional, named = self.spec.split(call.args)
             result = dispatcher_transforms.with_tangents(result, self.surrogate(*positional, **named))
         return detach_results(self.spec, result)
 
-    def _unserved(self, device: str, why: str, key: str) -> None:
+    def _report_reference_runs(self, device: str, why: str, key: str) -> None:
         """Report once that the reference runs, or raise SL306 under ``SHIPLAP_STRICT=1``."""
         name = self.spec.name
         if settings().strict:

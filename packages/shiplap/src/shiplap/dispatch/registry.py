@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from shiplap.dispatch import compile_cache_key
-from shiplap.dispatch.op import Op, declared
+from shiplap.dispatch.op import Op, declared_ops
 
 
-def ops() -> tuple[Op, ...]:
+def declared_op_list() -> tuple[Op, ...]:
     """Return the declared ops, sorted by name."""
-    return tuple(declared[name] for name in sorted(declared))
+    return tuple(declared_ops[name] for name in sorted(declared_ops))
 
 
-def find(name: str) -> Op | None:
+def find_declared_op(name: str) -> Op | None:
     """Return the op ``namespace::name``, or None."""
-    return declared.get(name)
+    return declared_ops.get(name)
 
 
-def forget(name: str) -> None:
+def forget_op(name: str) -> None:
     """Remove a declared op.
 
     Tests do so, since their ops must not meet those of other tests. Its registrations in torch stay.
     """
-    del declared[name]
-    compile_cache_key.remove(name)
+    del declared_ops[name]
+    compile_cache_key.remove_op_from_key(name)

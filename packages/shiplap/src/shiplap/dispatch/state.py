@@ -9,14 +9,14 @@ from typing import TypeAlias
 
 from shiplap.declare.batch import Batching
 from shiplap.declare.binding import Binding
-from shiplap.declare.bucket import Rule, read_rule
+from shiplap.declare.bucket import BucketRule, read_bucket_rule
 from shiplap.declare.code_digest import code_digest
 from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.gradient import Backward, Surrogate
 from shiplap.declare.kernel import Kernel
 from shiplap.declare.named_parameters import bind_names
 from shiplap.declare.native_interface import NativeBinding, NativeEntrance
-from shiplap.declare.sharding_rule import Part, ShardingRule, read_sharding
+from shiplap.declare.sharding_rule import ShardedPart, ShardingRule, read_sharding
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.template import Template
 from shiplap.declare.values import Args, Returned, Value
@@ -25,7 +25,7 @@ from shiplap.dispatch.check_unchanged import UnchangedArguments
 from shiplap.plan import CallPlan
 
 Sampler: TypeAlias = Callable[..., Args]  # fn(rng, sizes, dtype, device) -> all arguments
-_NONE: list[Kernel] = []
+_NO_KERNELS: list[Kernel] = []
 
 
 def bind_sampler(spec: OpSpec, sampler: Sampler) -> Sampler:
@@ -63,7 +63,7 @@ class OpState(HasCode):
         self.templates: dict[str, list[Template]] = {}
         self.gradient: Backward | None = None
         self.sampler: Sampler | None = None
-        self.rule: Rule = read_rule(spec)
+        self.rule: BucketRule = read_bucket_rule(spec)
         self.batching: tuple[Batching, ...] = ()
         self.shardings: tuple[ShardingRule, ...] | None = None
         self.native: NativeBinding | None = None
@@ -75,7 +75,9 @@ class OpState(HasCode):
         self.guarded = not spec.view and (made or (written and carries_gradients(spec)))
         self._eager: dict[str, tuple[list[Kernel], list[Kernel]]] = {}  # the list that it was made from, and `eager`
 
-    def sharding(self, inputs: Mapping[str, Part] | None = None, outputs: Part | Sequence[Part] = ()) -> None:
+    def sharding(
+        self, inputs: Mapping[str, ShardedPart] | None = None, outputs: ShardedPart | Sequence[ShardedPart] = ()
+    ) -> None:
         """Declare a rule by which DTensor may shard calls of the op. Declared rules replace the derived ones.
 
         Each call of this method adds one rule. ``op.sharding()`` without arguments forbids sharding.
@@ -123,11 +125,11 @@ class OpState(HasCode):
         """The path of the file that declares the op."""
         return os.path.abspath(self.reference.__code__.co_filename)
 
-    def own(self, device: str) -> list[Kernel]:
+    def native_kernels(self, device: str) -> list[Kernel]:
         """Return the kernels for a device type that are not templates."""
         return [k for k in self.kernels.get(device, ()) if k.template is None]
 
-    def eager(self, device: str) -> list[Kernel]:
+    def eager_kernels(self, device: str) -> list[Kernel]:
         """Return the kernels to try, in this order, for an eager call without a choice.
 
         The reference runs if no kernel supports the call.
@@ -135,7 +137,7 @@ class OpState(HasCode):
         A reference declared with ``reference_is_fast_on=`` for the device type comes before templates. A template with
         ``default=False`` runs only where a measurement has chosen it.
         """
-        bound = self.kernels.get(device, _NONE)
+        bound = self.kernels.get(device, _NO_KERNELS)
         known = self._eager.get(device)
         if known is None or known[0] is not bound:
             library = device in self.spec.reference_is_fast_on
@@ -143,7 +145,7 @@ class OpState(HasCode):
             known = self._eager[device] = bound, ready
         return known[1]
 
-    def attach(self, kernel: Kernel) -> None:
+    def attach_kernel(self, kernel: Kernel) -> None:
         """Add a kernel. One written by the author is tried before all others, a template's kernel last."""
         others = [k for k in self.kernels.get(kernel.device, []) if k.name != kernel.name or k.template is None]
         if kernel.template is None:
@@ -158,7 +160,7 @@ class OpState(HasCode):
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
         """Yield the declaration, its functions, and all kernels and templates in the order of trying them."""
-        yield f"op {self.spec.digest} {self.rule if self.rule != read_rule(self.spec) else ''}", self.reference
+        yield f"op {self.spec.digest} {self.rule if self.rule != read_bucket_rule(self.spec) else ''}", self.reference
         yield "gradient", self.gradient
         for device, kernels in sorted(self.kernels.items()):
             for kernel in kernels:

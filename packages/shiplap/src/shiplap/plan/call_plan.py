@@ -11,18 +11,18 @@ from shiplap.cached_property import cached_property
 from shiplap.declare.binding import Binding
 from shiplap.declare.schema import public_schema
 from shiplap.declare.spec import OpSpec
-from shiplap.declare.value_kinds import mismatch
+from shiplap.declare.value_kinds import kind_mismatch
 from shiplap.declare.values import Value
 from shiplap.errors import ShiplapError, error
-from shiplap.plan.argument_kinds import arranged, number_check
+from shiplap.plan.argument_kinds import arrange_arguments, number_check
 from shiplap.plan.build import argument_steps, sharing_steps
-from shiplap.plan.expression import Names, Place, parameters, variable
+from shiplap.plan.expression import TensorPlace, VariableNames, argument_variable, parameter_list
 from shiplap.plan.outputs import OutputPlan
-from shiplap.plan.python_source import Writer, compile_function, loose
-from shiplap.plan.rule import Rule
-from shiplap.plan.rules import argument_is_kind, has_strides
+from shiplap.plan.python_source import PythonWriter, compile_function, possibly_unset
+from shiplap.plan.rule import ArgumentRule
+from shiplap.plan.rules import argument_is_kind, is_dense
 from shiplap.plan.steps import Block
-from shiplap.plan.values import dense
+from shiplap.plan.values import has_strides
 
 Bind = Callable[..., Binding]
 
@@ -37,7 +37,7 @@ class CallPlan:
     """
 
     def __init__(self, spec: OpSpec) -> None:
-        self.spec, self.names, self.schema = spec, Names(spec), public_schema(spec)
+        self.spec, self.names, self.schema = spec, VariableNames(spec), public_schema(spec)
 
     @cached_property
     def arguments(self) -> Block:
@@ -48,7 +48,7 @@ class CallPlan:
         return sharing_steps(self.spec)
 
     @cached_property
-    def kinds(self) -> tuple[Rule, ...]:
+    def kinds(self) -> tuple[ArgumentRule, ...]:
         return tuple(argument_is_kind(self.spec.name, a) for a in self.spec.args)
 
     @cached_property
@@ -77,12 +77,12 @@ class CallPlan:
 
     def misfit(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> ShiplapError | None:
         """Return the error that the checks find in a failed call, or None. Raise SL209 or SL220 for its arguments."""
-        values = arranged(self.spec, self.schema, args, kwargs)
+        values = arrange_arguments(self.spec, self.schema, args, kwargs)
         accepted: ShiplapError | None = None
         if self.numbers is not None:
             self.numbers((), values)
         for arg in self.spec.args:
-            if arg.name in values and (got := mismatch(arg, value := values[arg.name])):
+            if arg.name in values and (got := kind_mismatch(arg, value := values[arg.name])):
                 rule = argument_is_kind(self.spec.name, arg)
                 wrong = error(
                     rule.id, where=f"{self.spec.name}, argument {arg.name!r}", got=got, expected=str(rule.expected[0])
@@ -101,10 +101,10 @@ class CallPlan:
     def _without_strides(self, values: Mapping[str, Value]) -> ShiplapError | None:
         for arg in self.spec.tensors:
             value = values.get(arg.name)
-            at = Place(self.spec.name, arg.name, arg.many)
+            at = TensorPlace(self.spec.name, arg.name, arg.many)
             for number, each in enumerate(value if isinstance(value, (list, tuple)) else [value]):
-                if isinstance(each, Tensor) and not dense(each):
-                    return has_strides(at).make_error({f"t_{arg.name}": each, f"i_{arg.name}": number})
+                if isinstance(each, Tensor) and not has_strides(each):
+                    return is_dense(at).make_error({f"t_{arg.name}": each, f"i_{arg.name}": number})
         return None
 
     def source(self, *, careful: bool = False) -> str:
@@ -112,12 +112,12 @@ class CallPlan:
         head, body, writer = self._written(careful)
         return "\n".join([head, *writer.lines, *body])
 
-    def _written(self, careful: bool) -> tuple[str, list[str], Writer]:
-        writer = Writer(careful=careful)
+    def _written(self, careful: bool) -> tuple[str, list[str], PythonWriter]:
+        writer = PythonWriter(careful=careful)
         writer.write(self.arguments)
         if not careful:
             writer.write(self.sharing)
-        spec, unset = self.spec, loose(self.arguments)
+        spec, unset = self.spec, possibly_unset(self.arguments)
         env = dict.fromkeys([*(a.name for a in spec.scalars), *self._dims()])
         sizes = {name: self.names(name) for name in env}
         classes = {c: f"dtype_{c}" for c in sorted(self._classes())}
@@ -126,9 +126,9 @@ class CallPlan:
             *(f"    if {v} is not None: env[{n!r}] = {v}" for n, v in sizes.items() if v in unset),
             f"    dtypes = {{{', '.join(f'{c!r}: {v}' for c, v in classes.items() if v not in unset)}}}",
             *(f"    if {v} is not None: dtypes[{c!r}] = {v}" for c, v in classes.items() if v in unset),
-            f"    return Binding(({''.join(f'{variable(a)}, ' for a in spec.args)}), env, dtypes, device)",
+            f"    return Binding(({''.join(f'{argument_variable(a)}, ' for a in spec.args)}), env, dtypes, device)",
         ]
-        return f"def bind({parameters(spec.args)}):", body, writer
+        return f"def bind({parameter_list(spec.args)}):", body, writer
 
     def _compiled(self, *, careful: bool) -> Bind:
         head, body, writer = self._written(careful)

@@ -1,4 +1,4 @@
-"""``Rule``: a condition of a call in Python and in C++, and the error of a call that breaks it."""
+"""``ArgumentRule``: a condition of a call in Python and in C++, and the error of a call that breaks it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from functools import lru_cache
 from types import CodeType
 
 from shiplap.errors import CATALOGUE, ShiplapError, error
-from shiplap.plan.expression import Term, Text
-from shiplap.plan.values import Constant, Local, scope
+from shiplap.plan.expression import Expression, Text
+from shiplap.plan.values import Constant, Local, rule_scope
 
-TRUE = Term("True", "true")
+TRUE = Expression("True", "true")
 
 
 @dataclass(frozen=True)
-class Rule:
+class ArgumentRule:
     """One rule of calls, as data. The printers of both languages and the errors are derived from it.
 
     Attributes:
@@ -33,7 +33,7 @@ class Rule:
     """
 
     id: str
-    condition: Term
+    condition: Expression
     where: Text
     got: Text
     expected: Text
@@ -55,26 +55,26 @@ class Rule:
 
     def make_error(self, values: Mapping[str, Local]) -> ShiplapError:
         """Return the error for a call whose variables are ``values``."""
-        parts = ", ".join(template(text) for text in (self.where, self.got, self.expected))
-        where, got, expected = eval(f"({parts})", scope(self.constants), dict(values))
+        parts = ", ".join(format_template(text) for text in (self.where, self.got, self.expected))
+        where, got, expected = eval(f"({parts})", rule_scope(self.constants), dict(values))
         return error(self.id, what=self.title, where=where, got=got, expected=expected, fix=self.fix)
 
     def check_call(self, values: Mapping[str, Local]) -> None:
         """Raise the error unless the rule holds for a call whose variables are ``values``."""
-        if not eval(_compiled(self.condition.python), scope(self.constants), dict(values)):
+        if not eval(_compile_condition(self.condition.python), rule_scope(self.constants), dict(values)):
             raise self.make_error(values)
 
 
 @lru_cache(maxsize=512)
-def _compiled(condition: str) -> CodeType:
+def _compile_condition(condition: str) -> CodeType:
     """Return the compiled condition. Parsing takes as long as two launches, and there are few conditions."""
     return compile(condition, "<rule>", "eval")
 
 
-def template(text: Text) -> str:
+def format_template(text: Text) -> str:
     """Return ``text`` as a Python expression, such as ``'n = {}'.format(d_n)``."""
-    if not any(isinstance(p, Term) for p in text):
+    if not any(isinstance(p, Expression) for p in text):
         return repr("".join(p for p in text if isinstance(p, str)))
-    literal = "".join("{}" if isinstance(p, Term) else p.replace("{", "{{").replace("}", "}}") for p in text)
-    terms = [p.shown[0] for p in text if isinstance(p, Term)]
+    literal = "".join("{}" if isinstance(p, Expression) else p.replace("{", "{{").replace("}", "}}") for p in text)
+    terms = [p.shown[0] for p in text if isinstance(p, Expression)]
     return f"{literal!r}.format({', '.join(terms)})"

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from shiplap.declare.dim_expression import Expr
-from shiplap.plan.expression import Place, Term, Text
-from shiplap.plan.rule import Rule
+from shiplap.plan.expression import Expression, TensorPlace, Text
+from shiplap.plan.rule import ArgumentRule
 
 
-class Type(Enum):
+class VariableType(Enum):
     """The type of a variable: its C++ type, and the value that stands for an unset variable."""
 
     SIZE = ("int64_t", "-1", "{} < 0")
@@ -32,91 +32,91 @@ class Type(Enum):
 
 
 @dataclass(frozen=True)
-class Let:
+class LetStep:
     """The step that sets a variable. It exists in C++ alone where ``term`` has no Python form."""
 
     variable: str
-    type: Type
-    term: Term
+    type: VariableType
+    term: Expression
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class EvaluateStep:
     """The step that evaluates an expression which may have no value; ``rule`` is broken then."""
 
     variable: str
-    type: Type
+    type: VariableType
     expr: Expr
-    term: Term
-    rule: Rule
+    term: Expression
+    rule: ArgumentRule
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckStep:
     """The step that refuses the call unless ``rule`` holds."""
 
-    rule: Rule
+    rule: ArgumentRule
 
 
 @dataclass(frozen=True)
-class Unset:
+class UnsetStep:
     """The step that declares a variable which only some calls set, by the first argument that has a value."""
 
     variable: str
-    type: Type
+    type: VariableType
 
 
 @dataclass(frozen=True)
-class Meet:
+class MeetStep:
     """The step that sets an unset variable, and ``from_<variable>`` to ``origin``, or checks ``rules`` for one that is
     set.
     """
 
     variable: str
-    type: Type
-    term: Term
+    type: VariableType
+    term: Expression
     origin: Text
-    rules: tuple[Rule, ...]
+    rules: tuple[ArgumentRule, ...]
 
 
 @dataclass(frozen=True)
-class Present:
+class PresentStep:
     """The steps for an argument that may be None."""
 
-    at: Place
+    at: TensorPlace
     steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True)
-class Each:
+class EachStep:
     """The steps for each tensor of a list, which may be None where it is ``optional``."""
 
-    at: Place
+    at: TensorPlace
     steps: tuple[Step, ...]
     optional: bool = False
 
 
 @dataclass(frozen=True)
-class Allocate:
+class AllocateStep:
     """The step that allocates a contiguous output. ``sizes`` is a tuple, in C++ a braced list."""
 
-    at: Place
-    sizes: Term
-    dtype: Term
+    at: TensorPlace
+    sizes: Expression
+    dtype: Expression
 
 
 @dataclass(frozen=True)
-class Pack:
+class PackStep:
     """The step that replaces an argument by a contiguous copy, where its layout is not one that the kernel takes.
 
     ``align``: bytes. ``written``: the copy is to be written back.
     """
 
-    at: Place
+    at: TensorPlace
     strided: bool
     align: int
     written: bool
 
 
-Step = Let | Evaluate | Check | Unset | Meet | Present | Each | Allocate | Pack
+Step = LetStep | EvaluateStep | CheckStep | UnsetStep | MeetStep | PresentStep | EachStep | AllocateStep | PackStep
 Block = tuple[Step, ...]
