@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shiplap.torch_private import triton_assembler
+from shiplap.torch_private import triton_internals
 from shiplap_testing.forked import python
 
 CHOSEN = "TRITON_PTXAS_PATH"
@@ -29,7 +29,7 @@ def brought(tmp_path, monkeypatch):
 
 
 def use_torchs():
-    triton_assembler.use_torch_assembler.__wrapped__()
+    triton_internals.use_torch_assembler.__wrapped__()
     return os.environ.get(CHOSEN)
 
 

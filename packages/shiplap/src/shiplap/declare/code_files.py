@@ -18,7 +18,7 @@ from types import CodeType, FunctionType, ModuleType
 from torch import Tensor
 from torch.nn import Parameter
 
-from shiplap.torch_private.dispatch_modes import without_modes
+from shiplap.torch_private.dispatcher_calls import without_modes
 
 # A version stands for the code of these libraries. Keys of choices, proofs and torch's caches name those of the first.
 STABLE = frozenset({"builtins", "jaxtyping", "numpy", "shiplap", "shiplap_headers", "torch", "triton"})

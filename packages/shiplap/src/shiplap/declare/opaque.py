@@ -8,14 +8,16 @@ from typing import Any, NoReturn
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Opaque, Value
 from shiplap.errors import error
-from shiplap.torch_private import opaque
+from shiplap.torch_private import graph_objects
 
 
 def opaque_schema_name(cls: type[Opaque], where: str) -> str:
     """Return the name of ``cls`` in a schema. Raise SL103 where torch does not support such classes."""
-    if opaque.REASON:
+    if graph_objects.REASON:
         fix = "pass a number by which your library finds the object, or use a newer torch"
-        raise error("SL103", where=where, got=f"{cls.__qualname__}: {opaque.REASON}", expected="torch 2.13", fix=fix)
+        raise error(
+            "SL103", where=where, got=f"{cls.__qualname__}: {graph_objects.REASON}", expected="torch 2.13", fix=fix
+        )
     if "<" in cls.__qualname__ or not f"{cls.__module__}.{cls.__qualname__}".isascii():
         raise error(
             "SL103",
@@ -24,7 +26,7 @@ def opaque_schema_name(cls: type[Opaque], where: str) -> str:
             expected="a class that its module has by name",
             fix="define the class at the top of a module",
         )
-    return opaque.register_opaque(cls, cls.fields)
+    return graph_objects.register_opaque(cls, cls.fields)
 
 
 class _TracedObject:
@@ -35,7 +37,7 @@ class _TracedObject:
 
     def __getattr__(self, name: str) -> Any:
         if name in self._value.fields:
-            return opaque.read_attribute(self._value, name)
+            return graph_objects.read_attribute(self._value, name)
         self._refuse(name)
 
     def _refuse(self, name: str) -> NoReturn:
@@ -53,7 +55,7 @@ def traced_arguments(spec: OpSpec, args: Args) -> Args:
     """Return ``args`` as the reference sees them while a graph is traced."""
 
     def seen(value: Value) -> Any:
-        plain = opaque.real_object(value)
+        plain = graph_objects.real_object(value)
         return _TracedObject(spec.name, plain) if isinstance(plain, Opaque) else value
 
     return tuple(map(seen, args)) if any(a.scalar == "object" for a in spec.args) else args
@@ -61,7 +63,7 @@ def traced_arguments(spec: OpSpec, args: Args) -> Args:
 
 def guarded_fields(value: Opaque) -> list[Any]:
     """Return the fields on which compiled code is guarded."""
-    return [opaque.read_attribute(value, name) for name in value.fields]
+    return [graph_objects.read_attribute(value, name) for name in value.fields]
 
 
 def make_sample_object(cls: type[Opaque], op: str, argument: str, rng: Any, sizes: Any) -> Opaque:

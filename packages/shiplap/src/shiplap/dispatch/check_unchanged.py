@@ -23,7 +23,7 @@ from shiplap.declare.spec import Arg, OpSpec
 from shiplap.declare.values import Args, Value
 from shiplap.dispatch.outputs import tensors_in_arguments
 from shiplap.errors import error
-from shiplap.torch_private.mark_mutated import counting_writes, version_of
+from shiplap.torch_private.dispatcher_library import counting_writes, version_of
 
 T = TypeVar("T")
 # Tensors that are written to, each with the name of its argument, its address, shape and strides.

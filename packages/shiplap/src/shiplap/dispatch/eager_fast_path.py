@@ -25,7 +25,7 @@ from shiplap.dispatch.execute import Executor
 from shiplap.dispatch.outputs import result_of_outputs
 from shiplap.plan.expression import argument_variable, parameter_list
 from shiplap.torch_private import dispatcher_calls
-from shiplap.torch_private.mark_mutated import with_write_counts
+from shiplap.torch_private.dispatcher_library import with_write_counts
 
 FastPath: TypeAlias = Callable[..., Result]
 MOST_READY_CALLS = 4096  # calls remembered: each may have sizes of its own

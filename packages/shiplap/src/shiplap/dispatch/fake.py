@@ -20,7 +20,7 @@ from shiplap.errors import error
 from shiplap.plan.expression import TensorPlace
 from shiplap.plan.rules import members_are_distinct, shares_no_memory
 from shiplap.plan.sharing import fakes_share_memory
-from shiplap.torch_private import aot_packages, symbolic_sizes
+from shiplap.torch_private import dynamo, symbolic_sizes
 
 
 def make_fake(op: OpState) -> Callable[..., Result]:
@@ -41,9 +41,7 @@ def make_fake(op: OpState) -> Callable[..., Result]:
         call = op.bind(spec.complete(args, kwargs))  # the dispatcher may have stripped defaults
         if spec.mutated:
             refuse_shared_memory(spec, call.args)
-        if aot_packages.is_packaging() and not op.templates.get(
-            call.device.type
-        ):  # those refuse where they are lowered
+        if dynamo.is_packaging() and not op.templates.get(call.device.type):  # those refuse where they are lowered
             refuse_python_in_package(op, call)
         if spec.traced:
             result: Any = result_of_outputs(

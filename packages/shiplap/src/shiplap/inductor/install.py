@@ -68,9 +68,9 @@ def _lower_below(op: Op) -> None:
 
 def _make_kernel_visible(op: Op) -> None:
     """Make the Triton kernel of an op visible to Inductor, where torch's flag for fusion into such kernels is on."""
-    from shiplap.torch_private import inductor_lowering, inductor_user_kernels
+    from shiplap.torch_private import inductor_lowering
 
-    if not inductor_user_kernels.user_kernels_fuse():
+    if not inductor_lowering.user_kernels_fuse():
         return
     from shiplap.inductor.triton_kernels import is_single_launch, lower_triton_op
 
@@ -82,13 +82,13 @@ def _make_kernel_visible(op: Op) -> None:
 
 def _register_lowering(op: Op) -> None:
     from shiplap.inductor.lower import lower_op
-    from shiplap.torch_private import cache_reuse, inductor_lowering
+    from shiplap.torch_private import dynamo, inductor_lowering
 
     # A graph holds either overload: the outer one if nothing was recorded, the inner one below autograd.
     for overload in {op.overload, op.raw}:
         inductor_lowering.replace_lowering(overload, partial(lower_op, op, op.raw))
     _installed.update((op.overload, op.raw))
-    cache_reuse.prepare_cache_keys()
+    dynamo.prepare_cache_keys()
 
 
 # What Inductor's code calls for a plain op, which no text of the op says: counted up where that changes.

@@ -1,4 +1,4 @@
-"""Calls of an op without the Python that torch puts around them.
+"""Calls of an op without the Python that torch puts around them, and blocks of code outside of torch's modes.
 
 Eager calls are counted in hundreds of nanoseconds. The conditions are therefore torch's own C functions, called one by
 one: a frame of Python costs as much as one of them.
@@ -6,7 +6,9 @@ one: a frame of Python costs as much as one of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Generic
 
 import torch
@@ -22,25 +24,6 @@ from shiplap.torch_private import available
 if TYPE_CHECKING:
     from shiplap.torch_private.dispatcher_library import Overload
 
-__all__ = [
-    "DirectCall",
-    "P",
-    "R",
-    "allows_tf32",
-    "autocast_alone",
-    "builtin_of",
-    "in_code",
-    "is_autocast_on",
-    "is_compiling",
-    "is_dynamo_compiling",
-    "is_hooked",
-    "is_plain_call",
-    "is_recorded_call",
-    "is_zero",
-    "outside_autocast",
-    "untouched",
-    "without_gradients",
-]
 
 P = ParamSpec("P", default=...)  # of the function that an op was declared from
 R = TypeVar("R", bound=Tensor | Sequence[Tensor] | None, default=Any)
@@ -242,3 +225,100 @@ class DirectCall(Generic[P, R]):
             if any_autocast():
                 self.explain(args, kwargs, e)
             raise
+
+
+Parameters = ParamSpec("Parameters")
+Built = TypeVar("Built")
+
+
+def without_modes() -> AbstractContextManager[object]:
+    """Return a context without dispatch modes, in which a compiler's fake tensors are not made."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+@contextmanager
+def outside_modes(*owners: Tensor) -> Iterator[None]:
+    """Enter a block for values that are computed from ``owners`` and outlive the modes of this thread.
+
+    A value that is computed once and kept, such as a table of neighbours or a packed weight, is used after the mode in
+    which it was computed has ended. A tensor made in inference mode cannot be saved for a later backward, one made
+    under a fake mode has no memory, and one made at a level of ``torch.func`` belongs to that level.
+
+    The block is outside of inference mode, gradients, autocast, dispatch and function modes (fake tensors, traces,
+    ``with torch.device``) and the levels of ``torch.func``. If an owner itself belongs to one of those, such as a fake
+    tensor, the computed values do as well, and the block is outside of inference mode alone. A function that Dynamo
+    traces must not enter it.
+    """
+    inference = torch.is_inference_mode_enabled()
+    with ExitStack() as stack:
+        if inference or any_autocast() or functorch_transform() is not None or not untouched():
+            if not any(map(_belongs_to_mode, owners)):
+                _leave_modes(stack, owners)
+            elif not inference:
+                yield
+                return
+            stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+def _leave_modes(stack: ExitStack, owners: Iterable[Tensor]) -> None:
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    stack.enter_context(temporarily_clear_interpreter_stack())
+    stack.enter_context(without_modes())
+    stack.enter_context(torch._C.DisableTorchFunction())
+    if any_autocast():
+        for kind in {"cpu", *(owner.device.type for owner in owners)}:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+
+
+def built_outside_modes(function: Callable[Parameters, Built]) -> Callable[Parameters, Built]:
+    """Return ``function``, decorated to run in :func:`outside_modes` of the tensors among its arguments.
+
+    Objects and classes that have ``tensors``, a list, count with those. In a graph of Dynamo the function is traced.
+    """
+
+    @wraps(function)
+    def built(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Built:
+        if is_dynamo_compiling():
+            return function(*args, **kwargs)
+        with outside_modes(*_tensors_among((*args, *kwargs.values()))):
+            return function(*args, **kwargs)
+
+    return built
+
+
+def _tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, torch.nn.Module):
+            yield from (*value.parameters(recurse=False), *value.buffers(recurse=False))
+        else:
+            yield from (t for t in getattr(value, "tensors", ()) if isinstance(t, Tensor))
+
+
+def _belongs_to_mode(tensor: Tensor) -> bool:
+    """Return whether ``tensor`` is fake, of a subclass, wrapped by a transform, or an input of a running trace."""
+    if type(tensor) not in _PLAIN or torch._is_functional_tensor(tensor):
+        return True
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return True
+    if untouched():
+        return False
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    trace: Any = get_proxy_mode()
+    return trace is not None and tensor in trace.tracer.tensor_tracker
+
+
+def without_memory(t: Tensor) -> bool:
+    """Return whether ``t`` stands for zeros that have no memory. Forward mode makes such tangents of constants.
+
+    Computing with such a tensor below autograd ends the process (torch 2.11 to 2.13).
+    """
+    return bool(t._is_zerotensor())

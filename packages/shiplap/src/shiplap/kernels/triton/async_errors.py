@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shiplap.errors import error
-from shiplap.torch_private.dispatch_modes import outside_modes
+from shiplap.torch_private.dispatcher_calls import outside_modes
 
 ROW_BITS = 40  # of the word: the number of what is wrong. The code of the message lies above
 

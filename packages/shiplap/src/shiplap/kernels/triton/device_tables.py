@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shiplap.declare.values import Env, EnvValue
 from shiplap.errors import error
-from shiplap.torch_private.dispatch_modes import outside_modes
+from shiplap.torch_private.dispatcher_calls import outside_modes
 
 LIMIT = 256  # tables kept: a model has a few sizes
 

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from shiplap.errors import notice
-from shiplap.torch_private.triton_assembler import use_torch_assembler
-from shiplap.torch_private.triton_keys import settle_cache_key
+from shiplap.torch_private.triton_internals import settle_cache_key, use_torch_assembler
 
 VERIFIED_TRITON = ("3.6", "3.7")  # releases whose launchers and specialisation rules this module was read against
 LIMIT = 4096  # specialisations kept: a kernel with a number of its own for each call must not fill the memory

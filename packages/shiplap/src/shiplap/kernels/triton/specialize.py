@@ -18,8 +18,7 @@ from shiplap.codegen.launcher import Cubin, KernelLaunch, KernelParameter, parse
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.values import EnvValue
 from shiplap.errors import error
-from shiplap.torch_private.triton_assembler import use_torch_assembler
-from shiplap.torch_private.triton_keys import triton_attributes
+from shiplap.torch_private.triton_internals import triton_attributes, use_torch_assembler
 
 Key: TypeAlias = tuple[int, ...]
 Path: TypeAlias = tuple[int]

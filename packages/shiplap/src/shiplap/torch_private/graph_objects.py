@@ -1,6 +1,8 @@
-"""Flatten and rebuild nested arguments and results: lists, tuples, dicts and other containers that torch supports.
+"""Objects of users in graphs: containers of tensors, which torch flattens, and opaque objects, which it passes whole.
 
 ``torch.utils._pytree`` is the module that Dynamo, ``torch.export`` and ``make_fx`` use; torch offers no public way.
+Torch has opaque objects since 2.11 or so, and every release has renamed a part. If a part is missing, :data:`REASON`
+states it, and a declaration with such an argument is refused with that reason.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.utils import _pytree
+
+# --- containers -------------------------------------------------------------------------------------------------------
 
 
 def leaves(tree: Any, whole: tuple[type, ...] = ()) -> list[Any]:
@@ -80,3 +84,41 @@ def show_fields(cls: type, names: Sequence[str]) -> None:
     """
     made = dataclasses.make_dataclass("fields", [(name, Any) for name in names])
     cls.__dataclass_fields__ = made.__dataclass_fields__  # type: ignore[attr-defined]
+
+
+# --- opaque objects ---------------------------------------------------------------------------------------------------
+
+
+BASE: Any  # the base of classes of such objects
+try:
+    from torch._library.fake_class_registry import FakeScriptObject
+    from torch._library.opaque_object import MemberType, get_opaque_type_name, is_opaque_type, register_opaque_type
+    from torch._opaque_base import OpaqueBase as BASE
+
+    REASON = ""
+except ImportError as e:
+    BASE, REASON = object, f"this torch has no opaque objects ({e})"
+
+
+def register_opaque(cls: type[Any], fields: Sequence[str]) -> str:
+    """Return the name of ``cls`` in a schema. Compiled code is guarded on the attributes ``fields`` of an object."""
+    # A class is registered once for the whole process.
+    if not is_opaque_type(cls):
+        members = dict.fromkeys(fields, MemberType.USE_REAL)
+
+        def guarded(value: Any) -> list[Any]:
+            return [getattr(value, name) for name in fields]
+
+        register_opaque_type(cls, typ="reference", guard_fn=guarded, members=members)
+    name: str = get_opaque_type_name(cls)
+    return name
+
+
+def read_attribute(value: Any, name: str) -> Any:
+    """Return an attribute of the object."""
+    return getattr(value, name)
+
+
+def real_object(value: Any) -> Any:
+    """Return the object behind ``value`` while a graph is traced, or ``value`` itself."""
+    return value.real_obj if not REASON and isinstance(value, FakeScriptObject) else value
