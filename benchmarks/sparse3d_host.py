@@ -36,7 +36,7 @@ SOURCES = [
     "packages/shiplap/src/shiplap/kernels/triton/launcher.py",
     "packages/shiplap/src/shiplap/kernels/triton/template_kernel.py",
     "packages/shiplap/src/shiplap/kernels/triton/template_key.py",
-    "packages/shiplap/src/shiplap/dispatch/eager_fast_path.py",
+    "packages/shiplap/src/shiplap/dispatch/fast_paths.py",
     "packages/shiplap/src/shiplap/dispatch/launch.py",
     "packages/shiplap/src/shiplap/dispatch/autograd.py",
     "packages/shiplap/src/shiplap/dispatch/op.py",
@@ -83,8 +83,8 @@ def launch(*arguments: Any) -> None:
 
 def silence() -> None:
     """From now on Triton launchers of this process take CPU tensors, and launch nothing."""
-    written, made = launching._launcher_source, launching.Launcher.__init__
-    launching._launcher_source = lambda kernel: written(kernel).replace(".is_cuda", ".is_cpu")
+    written, made = launching._launcher_lines, launching.Launcher.__init__
+    launching._launcher_lines = lambda kernel: [line.replace(".is_cuda", ".is_cpu") for line in written(kernel)]
     launching.Launcher.__init__ = lambda self, kernel: made(self, Silent(kernel))  # type: ignore[method-assign]
     hooks = SimpleNamespace(launch_enter_hook=None, launch_exit_hook=None, debug=False)
     knobs = SimpleNamespace(runtime=hooks, compilation=SimpleNamespace(instrumentation_mode=""))

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.dispatch.eager_fast_path import compile_fast_path
+from shiplap.dispatch.fast_paths import compile_fast_path
 from shiplap.dispatch.refit import can_refit_outputs
 
 

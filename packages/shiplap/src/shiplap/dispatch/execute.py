@@ -39,7 +39,7 @@ class Executor(OpState):
     raw: Overload
     record: RecordCall
     separable: bool
-    short: Callable[..., Result] | None = None  # a shorter way than `serve_call`, see dispatch/eager_fast_path.py
+    short: Callable[..., Result] | None = None  # a shorter way than `serve_call`, see dispatch/fast_paths.py
 
     def execute(self, *args: Value, **kwargs: Value) -> Result:
         """Check and bind the arguments, pick a kernel and run it. This is the implementation that torch calls."""

@@ -3,7 +3,7 @@
 The steps of a call, and the file of each::
 
     op(x, y)           torch_private/dispatcher_calls.py  does anything but a kernel have to see this call?
-    |- no: op.direct   dispatch/eager_fast_path.py        a generated function checks, looks up and launches
+    |- no: op.direct   dispatch/fast_paths.py        a generated function checks, looks up and launches
     |                                                     or torch's dispatcher, below autograd, calls native code
     `- yes: op.through dispatch/op.py                     a trace, a transform, autocast, autograd, or keywords
        |- op.record    dispatch/autograd.py               autograd alone: recorded, then as `direct`

@@ -20,8 +20,8 @@ from shiplap.declare.values import Args, Outputs, Value
 from shiplap.dispatch import compile_cache_key
 from shiplap.dispatch.check_unchanged import places_of, require_places
 from shiplap.dispatch.execute import Executor
+from shiplap.dispatch.fast_paths import OutFastPath, compile_out_fast_path
 from shiplap.dispatch.launch import workspace_size
-from shiplap.dispatch.out_fast_path import OutFastPath, compile_out_fast_path
 from shiplap.dispatch.outputs import check_outputs
 from shiplap.errors import ShiplapError, error
 from shiplap.plan.outputs import requires_grad, scratch_name

@@ -19,6 +19,7 @@ from torch import Tensor
 from shiplap.declare.binding import Binding
 from shiplap.declare.code_parts import AnyValue
 from shiplap.declare.config import Values
+from shiplap.declare.generated_code import define_function
 from shiplap.declare.kernel import Implementation, Kernel, KernelTerms, Refill, Rerun
 from shiplap.declare.named_parameters import NamedParameters, read_parameters
 from shiplap.declare.spec import Arg, OpSpec
@@ -317,8 +318,8 @@ def compile_launch(
     lines = ["def pass_on(args, keywords):", unpack, called]
     lines += ["def launch(args, keywords):", unpack, f"    if not ({ready}): return otherwise(args, keywords)", called]
     names = {**scope, "function": function, "all_contiguous": all_contiguous}
-    exec(compile("\n".join(lines), f"<kernel of {spec.name}>", "exec"), names)
-    return cast("Launch", names["pass_on"]), cast("Launch", names["launch"])
+    launch = define_function("launch", lines, f"kernel of {spec.name}", names)
+    return cast("Launch", names["pass_on"]), launch
 
 
 def _is_contiguous_argument(arg: Arg) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shiplap.cached_property import cached_property
 from shiplap.declare.binding import Binding
+from shiplap.declare.generated_code import tuple_source
 from shiplap.declare.schema import public_schema
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.value_kinds import kind_mismatch
@@ -126,7 +127,7 @@ class CallPlan:
             *(f"    if {v} is not None: env[{n!r}] = {v}" for n, v in sizes.items() if v in unset),
             f"    dtypes = {{{', '.join(f'{c!r}: {v}' for c, v in classes.items() if v not in unset)}}}",
             *(f"    if {v} is not None: dtypes[{c!r}] = {v}" for c, v in classes.items() if v in unset),
-            f"    return Binding(({''.join(f'{argument_variable(a)}, ' for a in spec.args)}), env, dtypes, device)",
+            f"    return Binding({tuple_source(map(argument_variable, spec.args))}, env, dtypes, device)",
         ]
         return f"def bind({parameter_list(spec.args)}):", body, writer
 

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import torch
 
+from shiplap.declare.generated_code import define_function
 from shiplap.errors import ShiplapError, error
 from shiplap.plan.rule import ArgumentRule, format_template
 from shiplap.plan.steps import (
@@ -123,11 +124,8 @@ def compile_function(
     # On plain ints the builtins are right and faster than the functions for symbols.
     plain: Scope = {} if writer.careful else {"min": min, "max": max}
     namespace = {**rule_scope(writer.constants), **plain, "refuse": refuse, "expect": expect, **names}
-    text = "\n".join([head, *writer.lines, *body])
-    exec(compile(text, f"<{name}>", "exec"), namespace)
-    made = namespace[head.partition("(")[0].removeprefix("def ")]
-    assert callable(made)
-    return made
+    function = head.partition("(")[0].removeprefix("def ")
+    return define_function(function, [head, *writer.lines, *body], name, namespace)
 
 
 def possibly_unset(steps: Iterable[Step]) -> tuple[str, ...]:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Generic
 import torch
 from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_dynamo_compiling as is_dynamo_compiling
 from torch.nn import Module, Parameter
 from torch.nn.modules import module as modules
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from typing_extensions import ParamSpec, TypeVar
 
 from shiplap.torch_private import available

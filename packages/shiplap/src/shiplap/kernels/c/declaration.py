@@ -32,7 +32,7 @@ from shiplap.kernels.c.library import library_digest, load_symbol
 from shiplap.kernels.native.packed_kernel import Extents, PackedKernel
 
 SL_OK, SL_INVALID_ARGUMENT = 0, 1
-KNOWN = 16  # bytes: the alignment of addresses by which calls are remembered, see dispatch/eager_fast_path.py
+KNOWN = 16  # bytes: the alignment of addresses by which calls are remembered, see dispatch/fast_paths.py
 
 
 class DLTensor(ctypes.Structure):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shiplap.declare.binding import Binding
+from shiplap.declare.generated_code import define_function, tuple_source
 from shiplap.declare.spec import Arg, OpSpec
 from shiplap.kernels.triton.device_tables import DeviceTable
 from shiplap.kernels.triton.replay import CompiledTritonKernel
@@ -86,17 +87,14 @@ def compile_template_run(
         "matmul": torch.backends.cuda.matmul,
         **{f"table{i}": t for i, t in enumerate(tables)},
     }
-    text = _template_run_source(spec, frozenset(words), reads, axes, len(tables))
-    exec(compile(text, f"<launch {spec.name}>", "exec"), scope)
-    run = scope["run"]
-    assert callable(run)
-    return run
+    lines = _template_run_lines(spec, frozenset(words), reads, axes, len(tables))
+    return define_function("run", lines, f"launch {spec.name}", scope)
 
 
-def _template_run_source(
+def _template_run_lines(
     spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Mapping[str, int], tables: int
-) -> str:
-    """Return the text of the function.
+) -> list[str]:
+    """Return the lines of the function.
 
     ``t0, s0, d0`` are the first tensor that is read, its shape and its strides; tables come last.
     """
@@ -125,15 +123,15 @@ def _template_run_source(
     kept = ", ".join(f"(t{i}, s{i}, d{i})" for i in tensors)
     lines += [
         f"    wide = {' or '.join(f'{r} > {MOST_32BIT_OFFSET}' for r in reaches)}",
-        f"    key = (wide, split_k, {''.join(f'{fact}, ' for fact in _template_facts(spec, words, reads))})",
+        f"    key = {tuple_source(['wide', 'split_k', *_template_facts(spec, words, reads)])}",
         "    launch = launches.get(key)",
-        f"    if launch is None: launch = launch_for(key, call, ({''.join(f't{i}, ' for i in tensors)}), wide)",
+        f"    if launch is None: launch = launch_for(key, call, {tuple_source(f't{i}' for i in tensors)}, wide)",
         "    blocks = grid(env, config, cdiv)",
         f"    made = launch(blocks, out, out.shape, out.stride(), {', '.join(f't{i}, s{i}, d{i}' for i in tensors)})",
         "    if kept is None: return",
         f"    kept.launch, kept.grid, kept.tensors, kept.key, kept.compiled = launch, blocks, [{kept}], key, made",
     ]
-    return "\n".join(lines)
+    return lines
 
 
 def _template_facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -> list[str]:
