@@ -12,7 +12,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.dispatch.fast_paths import compile_fast_path
-from shiplap.dispatch.refit import can_refit_outputs
+from shiplap.dispatch.outputs import can_refit_outputs
 
 
 @pytest.fixture

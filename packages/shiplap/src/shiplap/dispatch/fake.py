@@ -13,8 +13,7 @@ from shiplap.declare.opaque import traced_arguments
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Result, Returned, Value
 from shiplap.dispatch import compile_cache_key
-from shiplap.dispatch.check_results import check_results
-from shiplap.dispatch.outputs import empty_outputs, result_of_outputs
+from shiplap.dispatch.outputs import check_results, empty_outputs, result_of_outputs, tensors_in_arguments
 from shiplap.dispatch.state import OpState
 from shiplap.errors import error
 from shiplap.plan.expression import TensorPlace
@@ -66,7 +65,7 @@ def refuse_shared_memory(spec: OpSpec, args: Args) -> None:
     A graph may copy what is written to before each call, and the real call would not see what is wrong.
     """
     given = dict(zip((a.name for a in spec.args), args, strict=True))
-    members = {a.name: _tensor_members(given[a.name]) for a in spec.tensors}
+    members = {a.name: list(tensors_in_arguments((given[a.name],))) for a in spec.tensors}
     for index, name in enumerate(spec.mutated):
         written, others = members[name], [n for n in members if n not in spec.mutated[: index + 1]]
         if any(fakes_share_memory(a, b) for i, a in enumerate(written) for b in written[:i]):
@@ -74,11 +73,6 @@ def refuse_shared_memory(spec: OpSpec, args: Args) -> None:
         for other in others:
             if any(fakes_share_memory(a, b) for a in written for b in members[other]):
                 raise shares_no_memory(TensorPlace(spec.name, name), TensorPlace(spec.name, other)).make_error({})
-
-
-def _tensor_members(value: Value) -> list[torch.Tensor]:
-    values = value if isinstance(value, (list, tuple)) else (value,)
-    return [v for v in values if isinstance(v, torch.Tensor)]
 
 
 def _why_not_functionalizable(spec: OpSpec) -> str:

@@ -26,8 +26,13 @@ from shiplap.declare.spec import Arg, OpSpec
 from shiplap.declare.values import Args, Outputs, Result, Returned, Value
 from shiplap.dispatch.check_unchanged import UnchangedArguments, places_of, require_places
 from shiplap.dispatch.launch import allocate_bytes, allocate_workspace, is_current_device, workspace_size
-from shiplap.dispatch.outputs import check_outputs, empty_outputs, tensors_in_arguments
-from shiplap.dispatch.refit import can_refit_outputs, make_output_refit
+from shiplap.dispatch.outputs import (
+    can_refit_outputs,
+    check_outputs,
+    empty_outputs,
+    make_output_refit,
+    tensors_in_arguments,
+)
 from shiplap.errors import DeclarationError, ShiplapError, error
 from shiplap.plan.expression import argument_variable
 from shiplap.plan.outputs import scratch_name

@@ -15,12 +15,12 @@ from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Result, Value
 from shiplap.dispatch.autocast import Cast, make_cast
 from shiplap.dispatch.autograd import make_autograd
-from shiplap.dispatch.check_results import all_results, check_view_results
 from shiplap.dispatch.execute import Executor
 from shiplap.dispatch.fake import make_fake
 from shiplap.dispatch.fast_paths import FastPath, make_fast_execute, make_fast_path
 from shiplap.dispatch.mapped import make_vmap_rule, needs_vmap_rule
 from shiplap.dispatch.out import OutVariant, has_out_variant
+from shiplap.dispatch.outputs import all_results, check_view_results
 from shiplap.torch_private import available, dispatcher_calls
 from shiplap.torch_private.dispatcher_library import Check, Overload, Registrations
 

@@ -39,7 +39,7 @@ class _NamedFallback(ir.FallbackKernel):
     ``torch.ops.ns.op.raw(...)`` looks up five attributes at each call, three of them in objects that make missing
     attributes, and enters ``OpOverload.__call__``. A wrapper that is not torch's Python wrapper gets torch's own text.
     Of a C++ kernel as short as a call of the dispatcher, these take a third of the time of the call (two busy
-    cores of an AMD EPYC, torch 2.13, 2026-11-28), which is why this stays, on each torch on which a run has verified it.
+    cores of an AMD EPYC, torch 2.13, 2026-11-28), which is why this stays, on each torch that a run has verified.
     """
 
     def get_kernel_name(self) -> str:

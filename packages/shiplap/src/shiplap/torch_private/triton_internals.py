@@ -123,9 +123,8 @@ def _specialisation_mark(attribute: object) -> str | None:
 
 # --- the interpreter --------------------------------------------------------------------------------------------------
 #
-# It runs the Triton code that Inductor generates, in a process of its own. Inductor renders, fuses and launches as for a
-# GPU. Its decorators and its loader of sources are replaced for the rest of the process, which start_interpreter alone
-# does.
+# It runs the Triton code that Inductor generates, in a process of its own. Inductor renders, fuses and launches as for
+# a GPU. Its decorators and its loader of sources are replaced for the rest of the process: start_interpreter does so.
 
 
 launches: list[str] = []  # names of the kernels that have run
