@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _record import record, write
 
 from shiplap.declare.kernel import Kernel
-from shiplap.dispatch import eager_fast_path
+from shiplap.dispatch import fast_paths
 from shiplap.kernels.triton import launcher as launching
 
 SOURCES = [
@@ -105,7 +105,7 @@ def on_cpu(ops: list[Any]) -> None:
     for op in ops:
         op.drop_native()
         op.kernels["cpu"] = [on_cpu_too(k) for k in op.kernels["cuda"]]
-        op.direct = eager_fast_path.compile_fast_path(op, "cpu") or op.direct
+        op.call_kernel = fast_paths.compile_fast_path(op, "cpu") or op.call_kernel
 
 
 def shell(res: int) -> torch.Tensor:

@@ -300,9 +300,9 @@ def test_configs_are_the_kernels(declare):
     )
     (kernel,) = op.kernels["cpu"]
     assert [str(c) for c in kernel.space.configs({})] == ["BLOCK=16", "BLOCK=32"]
-    picked = [kernel.serving(op.bind((torch.ones(n),))) for n in (0, 3, 20, 40)]
+    picked = [kernel.variant_for_call(op.bind((torch.ones(n),))) for n in (0, 3, 20, 40)]
     assert [p if isinstance(p, str) else str(p.config) for p in picked] == ["BLOCK=16", "BLOCK=16", "BLOCK=32", "small"]
-    assert op.pick(op.bind((torch.ones(20),))) is kernel.variant(picked[2].config)
+    assert op.pick_kernel(op.bind((torch.ones(20),))) is kernel.with_config(picked[2].config)
 
 
 def test_a_template_beside_a_c_kernel_leaves_that_to_native_code(declare):

@@ -105,7 +105,7 @@ def either(scale, request, monkeypatch):
 def counted(monkeypatch):
     """How often Python picked a kernel: never, where native code serves."""
     calls = []
-    original = sl.Op.pick
+    original = sl.Op.pick_kernel
     monkeypatch.setattr(sl.Op, "pick", lambda self, call: (calls.append(1), original(self, call))[1])
     return calls
 

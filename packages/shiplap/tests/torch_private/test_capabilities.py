@@ -60,7 +60,7 @@ def test_autocast_converts_arguments_by_the_rule(ns: str) -> None:
 @capability("calls below autograd")
 def test_a_call_goes_below_autograd_where_nothing_has_to_see_it(double: Any) -> None:
     leaf = X.clone().requires_grad_()
-    assert double.separable
+    assert double.can_skip_dispatcher
     assert is_plain_call((X,), {})
     assert is_recorded_call((leaf,))
     assert not is_plain_call((leaf,), {})

@@ -27,8 +27,8 @@ class AdoptedOp(Op[P, R]):
                 expected=f"torch.ops.{self.spec.name}",
                 fix="import the library that registers it first",
             )
-        self.overload = self.raw = overload
-        self.separable, self.direct = False, dispatcher_calls.builtin_of(overload)
+        self.overload = self.below_autograd = overload
+        self.can_skip_dispatcher, self.call_kernel = False, dispatcher_calls.builtin_of(overload)
 
     def _extend(self, what: str) -> NoReturn:
         raise TypeError(f"{self.spec.name} is adopted: its {what} registered elsewhere; declare it with sl.op instead")

@@ -118,7 +118,7 @@ def refuse_python_in_package(op: OpState, call: Binding) -> None:
     elif len(kernels) > 1:
         got = f"{', '.join(k.name for k in kernels)}, among which Python picks on {device}"
     else:
-        got = kernels[0].unpacked(call)
+        got = kernels[0].why_not_packaged(call)
     if got:
         raise error(
             "SL307",

@@ -61,19 +61,19 @@ class CheckOutCall(Protocol):
 def make_fast_path(op: Executor) -> FastPath:
     """Return the function that a plain call of ``op`` runs: the shortest path to the kernels that are bound now."""
     by_python = compile_fast_path(op) or (compile_fast_path(op, "cpu") if stays_in_python(op, "cpu") else None)
-    plain = dispatcher_calls.builtin_of(op.raw if op.separable else op.overload)
+    plain = dispatcher_calls.builtin_of(op.below_autograd if op.can_skip_dispatcher else op.overload)
     places = [i for i, a in enumerate(op.spec.args) if a.mutated]
     return by_python or (with_write_counts(plain, places) if places else plain)
 
 
 def stays_in_python(op: Executor, device: str) -> bool:
     """Whether ``op`` will have no native binding on the device, and one of its kernels can repeat calls."""
-    return op.native is None and any(k.stays and k.repeats for k in op.kernels.get(device, ()))
+    return op.native is None and any(k.stays_in_python and k.can_repeat for k in op.kernels.get(device, ()))
 
 
 def make_fast_execute(op: Executor) -> FastPath | None:
     """Return a function that remembers calls, which ``op.execute`` runs for calls without gradients, or None."""
-    return compile_fast_path(op, "cpu", op.serve_call) if stays_in_python(op, "cpu") else None
+    return compile_fast_path(op, "cpu", op.execute_anew) if stays_in_python(op, "cpu") else None
 
 
 def has_simple_arguments(spec: OpSpec) -> bool:
@@ -109,10 +109,14 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
     kernels = op.kernels.get(device, [])
     if not kernels or not has_simple_arguments(op.spec):
         return None
-    if not all(k.by_python or (device == "cpu" and k.stays) for k in kernels):
+    if not all(k.by_python or (device == "cpu" and k.stays_in_python) for k in kernels):
         return None
     kinds = [a.tensor.dtypes for a in op.spec.tensors if a.tensor is not None]
-    if otherwise is None and not op.separable and any(row.floating for names in kinds for row in dtypes.rows(names)):
+    if (
+        otherwise is None
+        and not op.can_skip_dispatcher
+        and any(row.floating for names in kinds for row in dtypes.rows(names))
+    ):
         return None  # calls come here under autocast, too
 
     def first(*args: Value) -> Binding:
@@ -121,11 +125,11 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
         return op.plan.quick(*args)
 
     scope = _common_scope(op.spec.name)
-    scope["dispatcher"] = otherwise or dispatcher_calls.builtin_of(op.raw)
+    scope["dispatcher"] = otherwise or dispatcher_calls.builtin_of(op.below_autograd)
     scope["defaults"] = [a.default for a in op.spec.args]
     scope |= {"bind": first, "start": _make_fast_path_start(op)}
     modes = "not untouched()" if otherwise is None else "False"
-    lines = fast_path_lines(op.spec, device, any(k.repeats for k in kernels), modes)
+    lines = fast_path_lines(op.spec, device, any(k.can_repeat for k in kernels), modes)
     return define_function("route", lines, f"route {op.spec.name}", scope)
 
 
@@ -136,9 +140,9 @@ def compile_out_fast_path(op: Executor, check: CheckOutCall, *, dispatched: bool
     the caller is called by the dispatcher.
     """
     cuda, device = op.kernels.get("cuda", []), ""
-    if cuda and all(k.by_python for k in cuda) and any(k.repeats for k in cuda):
+    if cuda and all(k.by_python for k in cuda) and any(k.can_repeat for k in cuda):
         device = "cuda"
-    elif stays_in_python(op, "cpu") and all(k.stays for k in op.kernels["cpu"]):
+    elif stays_in_python(op, "cpu") and all(k.stays_in_python for k in op.kernels["cpu"]):
         device = "cpu"
     if not device or not has_simple_arguments(op.spec):
         return None
@@ -156,11 +160,11 @@ def _make_fast_path_start(op: Executor) -> Callable[..., Result]:
     ready = tuned_choices.ready_calls(op.spec.name)
 
     def start(call: Binding, key: Hashable | None = None) -> Result:
-        kernel = op.pick(call)
+        kernel = op.pick_kernel(call)
         if kernel is None or key is None:
-            return op.serve(call, kernel)
+            return op.run_bound_call(call, kernel)
         asked = supports_answers(op, kernel, call)
-        outs, rerun = kernel.start(call)
+        outs, rerun = kernel.run_first_call(call)
         if rerun is not None and tuned_choices.observer is None and not is_unlisted_call(op, call):
             _remember_call(ready, key, _recheck_supports(asked, rerun, op.execute) if asked else rerun)
         return result_of_outputs(outs)
@@ -178,7 +182,7 @@ def _make_out_start(op: Executor, check: CheckOutCall) -> Callable[[Args, Output
         if kernel is None:
             return False
         with torch.no_grad():
-            refill = kernel.fill(call, outs)
+            refill = kernel.fill_first_call(call, outs)
         if refill is None or tuned_choices.observer is not None or is_unlisted_call(op, call):
             return True
         if not supports_answers(op, kernel, call):

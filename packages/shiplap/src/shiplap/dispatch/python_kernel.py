@@ -90,7 +90,7 @@ class PythonKernel(Kernel):
         takes = read_parameters(function, partial(_parameter_error, spec, terms.name))
         self.outputs = tuple(o.name for o in spec.outputs)
         self.out_style = bool(self.outputs) and {*self.outputs} <= takes.named.keys() and not spec.dynamic
-        self.repeats = self.out_style or can_refit_outputs(spec)  # all that it needs is known once it has run
+        self.can_repeat = self.out_style or can_refit_outputs(spec)  # all that it needs is known once it has run
         self.scratch = scratch_name(spec)
         self.wants_workspace = self.scratch in takes.named
         self.values: Values = {}
@@ -132,7 +132,7 @@ class PythonKernel(Kernel):
         """Set the values that the function gets by keyword."""
         self.values = values
 
-    def run(self, call: Binding) -> Outputs:
+    def run_call(self, call: Binding) -> Outputs:
         given = allocate_workspace(self.workspace, call) if self.wants_workspace else None
         if not self.out_style:
             return check_outputs(self.spec, call, self._call(call.args, call.device, given, {}))
@@ -140,7 +140,7 @@ class PythonKernel(Kernel):
         self._call(call.args, call.device, given, dict(zip(self.outputs, outs, strict=True)))
         return outs
 
-    def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
+    def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Fill ``outs``. A functional kernel's outputs are copied into them."""
         if scratch is None and self.wants_workspace:
             scratch = allocate_workspace(self.workspace, call)
@@ -151,17 +151,17 @@ class PythonKernel(Kernel):
         for out, value in zip(outs, made, strict=True):
             out.copy_(value)
 
-    def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        outs = self.run(call)
-        if not self.repeats or (self.workspace is not None and "threads" in self.workspace.names):
+    def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
+        outs = self.run_call(call)
+        if not self.can_repeat or (self.workspace is not None and "threads" in self.workspace.names):
             return outs, None
         if not self.out_style:
             return outs, self._rerun_functional(call, outs)
         made = [(name, o.shape, o.dtype) for name, o in zip(self.outputs, outs, strict=True)]
         return outs, self._rerun_out_style(made, call, workspace_size(self.workspace, call))
 
-    def fill(self, call: Binding, outs: Outputs) -> Refill | None:
-        self.into(call, outs, None)
+    def fill_first_call(self, call: Binding, outs: Outputs) -> Refill | None:
+        self.run_into(call, outs, None)
         if not self.out_style or (self.workspace is not None and "threads" in self.workspace.names):
             return None
         room, device = workspace_size(self.workspace, call), call.device

@@ -38,13 +38,13 @@ def install_lowerings() -> None:
         _prepared.append(True)
     for op in registry.declared_op_list():
         if op.templates and available("templates in Inductor's lowering"):
-            if not {op.overload, op.raw} <= _installed:
+            if not {op.overload, op.below_autograd} <= _installed:
                 _register_lowering(op)
             continue
         if op.templates:
             say_opaque(op)
         if loaded and available("calls from Inductor's code"):
-            if op.raw is not op.overload and op.overload not in _installed:
+            if op.below_autograd is not op.overload and op.overload not in _installed:
                 _lower_below(op)
             if op.overload not in _seen:
                 _make_kernel_visible(op)
@@ -62,7 +62,7 @@ def say_opaque(op: Op) -> None:
 def _lower_below(op: Op) -> None:
     from shiplap.torch_private import inductor_lowering
 
-    inductor_lowering.call_below(op.overload, op.raw)
+    inductor_lowering.call_below(op.overload, op.below_autograd)
     _installed.add(op.overload)
 
 
@@ -75,8 +75,8 @@ def _make_kernel_visible(op: Op) -> None:
     from shiplap.inductor.triton_kernels import is_single_launch, lower_triton_op
 
     if is_single_launch(op):
-        inductor_lowering.call_below(op.overload, op.raw)
-        inductor_lowering.replace_lowering(op.overload, partial(lower_triton_op, op, op.raw))
+        inductor_lowering.call_below(op.overload, op.below_autograd)
+        inductor_lowering.replace_lowering(op.overload, partial(lower_triton_op, op, op.below_autograd))
     _seen.add(op.overload)
 
 
@@ -85,9 +85,9 @@ def _register_lowering(op: Op) -> None:
     from shiplap.torch_private import dynamo, inductor_lowering
 
     # A graph holds either overload: the outer one if nothing was recorded, the inner one below autograd.
-    for overload in {op.overload, op.raw}:
-        inductor_lowering.replace_lowering(overload, partial(lower_op, op, op.raw))
-    _installed.update((op.overload, op.raw))
+    for overload in {op.overload, op.below_autograd}:
+        inductor_lowering.replace_lowering(overload, partial(lower_op, op, op.below_autograd))
+    _installed.update((op.overload, op.below_autograd))
     dynamo.prepare_cache_keys()
 
 

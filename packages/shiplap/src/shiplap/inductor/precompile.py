@@ -50,7 +50,10 @@ def precompile_later_calls(call: LoweredCall, likely: Likely) -> CompileProgress
 def _later_calls(call: LoweredCall) -> list[tuple[Op, torch.fx.Node]]:
     """Return the calls of ops with templates behind ``call``, in the order in which they are lowered."""
     ops: dict[Any, Op] = {
-        overload: op for op in registry.declared_op_list() if op.templates for overload in (op.overload, op.raw)
+        overload: op
+        for op in registry.declared_op_list()
+        if op.templates
+        for overload in (op.overload, op.below_autograd)
     }
     listed = [(ops.get(overload_of(n)), n) for n in inductor_templates.nodes_behind(call.node)]
     return [(op, n) for op, n in listed if op is not None and call.device.type in op.templates]

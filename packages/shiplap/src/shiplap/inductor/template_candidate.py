@@ -53,7 +53,7 @@ class TemplateCandidate(Candidate):
     def label(self) -> str:
         return f"{self.template.name}({self.config})" if self.config.items else self.template.name
 
-    def refuses(self) -> str:
+    def why_refused(self) -> str:
         """Return the reason why the template cannot be used for this call, or an empty text."""
         supports = self.template.supports
         verdict = True if supports is None else supports(self.call.hints, self.call.dtypes, self.config.as_dict())

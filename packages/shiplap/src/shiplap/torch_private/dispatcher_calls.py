@@ -166,29 +166,30 @@ def outside_autocast(kind: str) -> Any:
 
 
 class DirectCall(Generic[P, R]):
-    """The call of an op: ``direct`` if only a kernel has to see the call, else ``through`` the dispatcher.
+    """The call of an op: ``call_kernel`` if only a kernel has to see the call, else ``call_dispatcher``.
 
     Attributes:
-        separable: whether ``direct`` is below autograd and autocast, so that both have to be checked here.
-        recorded: calls its first argument with the others, and records that for autograd. None if more is needed.
+        can_skip_dispatcher: whether ``call_kernel`` is below autograd and autocast, so that both are checked here.
+        record_plain_call: calls its first argument with the others, and records that for autograd. None if more is
+            needed.
         overload: the torch op, which represents a call in a graph.
     """
 
-    separable: bool
+    can_skip_dispatcher: bool
     overload: Overload
-    direct: Callable[..., Tensor | tuple[Tensor, ...] | None]  # of positional arguments
-    recorded: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
+    call_kernel: Callable[..., Tensor | tuple[Tensor, ...] | None]  # of positional arguments
+    record_plain_call: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
 
-    def through(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
-        """Make any call that ``direct`` cannot serve."""
+    def call_dispatcher(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
+        """Make any call that ``call_kernel`` cannot serve."""
         raise NotImplementedError
 
-    def traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
+    def call_traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
         """Make a call that Dynamo traces."""
         result: Tensor | tuple[Tensor, ...] | None = self.overload(*args, **kwargs)
         return result
 
-    def explain(self, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> bool:
+    def explain_failure(self, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> bool:
         """Raise the error behind a call that failed, if it says more than ``cause`` does.
 
         Return True if a missing part has been added, so that the call is to be made once more.
@@ -201,30 +202,34 @@ class DirectCall(Generic[P, R]):
             # declaration in another thread may change the attributes at any time: each is read once.
             result: Tensor | tuple[Tensor, ...] | None
             if is_dynamo_compiling():  # it traces each line of ours, at every call of an op
-                result = self.traced(args, kwargs)
+                result = self.call_traced(args, kwargs)
             elif (
                 kwargs
                 or compiler._is_compiling_flag
                 or (
-                    self.separable
+                    self.can_skip_dispatcher
                     and (any_autocast() or functorch_transform() is not None or forward._current_level >= 0)
                 )
             ):
-                result = self.through(args, kwargs)
-            elif not self.separable or not is_grad_enabled() or not any_requires_grad(*args):
-                result = self.direct(*args)
-            elif (recorded := self.recorded) is None or not _SIMPLE.issuperset(map(type, args)) or not untouched():
-                result = self.through(args, kwargs)
+                result = self.call_dispatcher(args, kwargs)
+            elif not self.can_skip_dispatcher or not is_grad_enabled() or not any_requires_grad(*args):
+                result = self.call_kernel(*args)
+            elif (
+                (recorded := self.record_plain_call) is None
+                or not _SIMPLE.issuperset(map(type, args))
+                or not untouched()
+            ):
+                result = self.call_dispatcher(args, kwargs)
             else:
-                result = recorded(self.direct, *args)
+                result = recorded(self.call_kernel, *args)
             return result  # type: ignore[return-value] # it is what the declaration says
         except (RuntimeError, TypeError) as e:
-            if self.explain(args, kwargs, e):
+            if self.explain_failure(args, kwargs, e):
                 return self(*args, **kwargs)
             raise
         except ValueError as e:  # a refused argument, which says itself what is wrong unless autocast has a part in it
             if any_autocast():
-                self.explain(args, kwargs, e)
+                self.explain_failure(args, kwargs, e)
             raise
 
 

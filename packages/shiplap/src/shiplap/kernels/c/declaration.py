@@ -205,7 +205,7 @@ class CKernel(CFunctionKernel):
         self._function: Callable[..., int] | None = None
         threads = self.workspace is not None and "threads" in self.workspace.names
         fixed = self.device == "cpu" and not spec.bounds and not threads
-        self.repeats = fixed and source.align <= KNOWN  # all that it needs beside addresses is known once it has run
+        self.can_repeat = fixed and source.align <= KNOWN  # all that it needs beside addresses is known once it has run
 
     def timed(self, call: Binding, clock: Callable[[Callable[[], int]], float]) -> float:
         """Return ``clock(function)`` for the C function alone. The clock runs inside a call, while arguments live."""
@@ -217,7 +217,7 @@ class CKernel(CFunctionKernel):
 
         try:
             self._function = between
-            self.run(call)
+            self.run_call(call)
         finally:
             self._function = function
         return times[0]
@@ -228,9 +228,9 @@ class CKernel(CFunctionKernel):
             self._function = self.typed(load_symbol(form))
         return self._function
 
-    def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        outs = self.run(call)
-        return outs, self._rerun(call, outs) if self.repeats else None
+    def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
+        outs = self.run_call(call)
+        return outs, self._rerun(call, outs) if self.can_repeat else None
 
     def _rerun(self, call: Binding, outs: Outputs) -> Rerun:
         """Return a function that allocates outputs like ``outs`` and fills them."""
@@ -244,9 +244,9 @@ class CKernel(CFunctionKernel):
 
         return rerun
 
-    def fill(self, call: Binding, outs: Outputs) -> Refill | None:
-        self.into(call, outs, None)
-        return self._refill(call, outs) if self.repeats else None
+    def fill_first_call(self, call: Binding, outs: Outputs) -> Refill | None:
+        self.run_into(call, outs, None)
+        return self._refill(call, outs) if self.can_repeat else None
 
     def _refill(self, call: Binding, outs: Outputs) -> Refill:
         """Return a function that writes the addresses of a call into a free frame and calls the C function."""
@@ -274,7 +274,9 @@ class CKernel(CFunctionKernel):
 
         return refill
 
-    def invoke(self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
+    def invoke_function(
+        self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None
+    ) -> None:
         self.call_function(self._function or self._loaded(), call, tensors, extents, scratch)
 
 

@@ -172,7 +172,7 @@ def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
 
 
 def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
-    names = kernel_overload_names(op.spec, op.guarded)
+    names = kernel_overload_names(op.spec, op.needs_autograd)
     (kernel,) = op.native_kernels(device)
     return NativeOp(
         op.spec,

@@ -92,12 +92,12 @@ class TemplateKernel(Kernel):
         self.values = values
         self._reset()
 
-    def run(self, call: Binding) -> Outputs:
+    def run_call(self, call: Binding) -> Outputs:
         outs = empty_outputs(self.spec, call)
-        self.into(call, outs, None)
+        self.run_into(call, outs, None)
         return outs
 
-    def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
+    def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
         """Run ``call``; and how to run calls that differ from it in addresses alone, as aligned as these."""
         outs, kept = empty_outputs(self.spec, call), KeptLaunch()
         self._fill(call, outs[0], kept)
@@ -142,7 +142,7 @@ class TemplateKernel(Kernel):
         made.close()
         return made
 
-    def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
+    def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Fill the output, which is contiguous, on the current stream of the call's device."""
         self._fill(call, outs[0], None)
 
@@ -196,13 +196,13 @@ class TemplateKernel(Kernel):
 
     # --- which config takes a call ------------------------------------------------------------------------------------
 
-    def serving(self, call: Binding) -> Self | str:
+    def variant_for_call(self, call: Binding) -> Self | str:
         """Return the kernel with the first config that supports ``call``, or the reason why none does."""
         key = self._key(call)
         kernel = self._firsts.get(key)
         if kernel is None:
             kernel = _clear_when_full(self._firsts)[key] = self._first(call)
-        return kernel if isinstance(kernel, str) else self.variant(kernel)
+        return kernel if isinstance(kernel, str) else self.with_config(kernel)
 
     def _first(self, call: Binding) -> Config | str:
         env, reason = _env_for_template(call.env), ""
@@ -213,7 +213,7 @@ class TemplateKernel(Kernel):
             reason = reason or why
         return reason or "no config for these sizes"
 
-    def refuses(self, call: Binding) -> str:
+    def why_refused(self, call: Binding) -> str:
         """Return the reason why the template does not support this call with this config. Empty if it does."""
         key = self._key(call)
         reason = self._refusals.get(key)
