@@ -116,18 +116,18 @@ def test_what_native_code_refuses_is_not_looked_at_again(conv):
 
 
 STEPS = [  # as the module dispatch/op.py tells them: what was compiled from the declaration has no class
-    "ShortCut.__call__",
+    "DirectCall.__call__",
     "is_dynamo_compiling",
     "Executor.execute",
     "Executor.execute_anew",
     "bind",
     "Binding.__init__",
     "Executor.pick_kernel",
-    "OpState.eager",
+    "OpState.eager_kernels",
     "Kernel.variant_for_call",
     "Kernel.why_refused",
     "Executor.run_bound_call",
-    "PythonKernel.run",
+    "PythonKernel.run_call",
     "empty_outputs",
     "allocate",
     "PythonKernel._call",
