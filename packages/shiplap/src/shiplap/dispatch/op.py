@@ -2,16 +2,16 @@
 
 The steps of a call, and the file of each::
 
-    op(x, y)                  torch_private/dispatcher_calls.py  does anything but a kernel have to see this call?
-    |- no: op.call_kernel     dispatch/fast_paths.py             a generated function checks, looks up and launches
-    |                                                            or torch's dispatcher, below autograd, calls native code
-    `- yes: op.call_dispatcher  dispatch/op.py                   a trace, a transform, autocast, autograd, or keywords
-       |- op.record_call      dispatch/autograd.py               autograd alone: recorded, then as `call_kernel`
-       `- op.overload         torch                              the dispatcher calls its layers, and `execute` last
-    op.execute                dispatch/execute.py                below autograd and autocast:
-       op.bind                plan/call_plan.py                  checks arguments, binds names to sizes: a Binding
-       op.pick_kernel         dispatch/tuned_choices.py          the choice in force, or the first kernel that fits
-       op.run_bound_call      dispatch/execute.py                Kernel.run_call, or the reference
+    op(x, y)                 torch_private/dispatcher_calls.py  does anything but a kernel have to see this call?
+    |- no: op.call_kernel    dispatch/fast_paths.py             a generated function checks, looks up and launches
+    |                                                           or torch's dispatcher, below autograd, calls native code
+    `- yes: op.call_dispatcher dispatch/op.py                   a trace, a transform, autocast, autograd, or keywords
+       |- op.record_call     dispatch/autograd.py               autograd alone: recorded, then as `call_kernel`
+       `- op.overload        torch                              the dispatcher calls its layers, and `execute` last
+    op.execute               dispatch/execute.py                below autograd and autocast:
+       op.bind               plan/call_plan.py                  checks arguments, binds names to sizes: a Binding
+       op.pick_kernel        dispatch/tuned_choices.py          the choice in force, or the first kernel that fits
+       op.run_bound_call     dispatch/execute.py                Kernel.run_call, or the reference
 
 :meth:`Op.explain_failure` turns the error of a failed call into one of the catalogue.
 """
