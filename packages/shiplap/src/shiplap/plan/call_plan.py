@@ -21,7 +21,7 @@ from shiplap.plan.expression import TensorPlace, VariableNames, argument_variabl
 from shiplap.plan.outputs import OutputPlan
 from shiplap.plan.python_source import PythonWriter, compile_function, possibly_unset
 from shiplap.plan.rule import ArgumentRule
-from shiplap.plan.rules import argument_is_kind, is_dense
+from shiplap.plan.rules import argument_is_kind, argument_kind_text, is_dense
 from shiplap.plan.steps import Block
 from shiplap.plan.values import has_strides
 
@@ -84,10 +84,8 @@ class CallPlan:
             self.numbers((), values)
         for arg in self.spec.args:
             if arg.name in values and (got := kind_mismatch(arg, value := values[arg.name])):
-                rule = argument_is_kind(self.spec.name, arg)
-                wrong = error(
-                    rule.id, where=f"{self.spec.name}, argument {arg.name!r}", got=got, expected=str(rule.expected[0])
-                )
+                where = f"{self.spec.name}, argument {arg.name!r}"
+                wrong = error("SL209", where=where, got=got, expected=argument_kind_text(arg))
                 if not isinstance(value, str) or value:
                     return wrong
                 accepted = accepted or wrong  # torch takes it for an empty list, and the checks for what they find

@@ -47,16 +47,21 @@ def argument_rules(at: TensorPlace, arg: Arg) -> Iterator[ArgumentRule]:
 
 def argument_is_kind(op: str, arg: Arg) -> ArgumentRule:
     """An argument is a tensor, a number or a list, as annotated."""
+    by = "the dispatcher, and tvm-ffi's Arguments, which convert each value or refuse it"
+    mismatch = (Expression("mismatch(arg, value)", ""),)
+    where, expected = (f"{op}, argument '{arg.name}'",), (argument_kind_text(arg),)
+    return ArgumentRule("SL209", Expression("not mismatch(arg, value)", TRUE.cpp), where, mismatch, expected, cpp_by=by)
+
+
+def argument_kind_text(arg: Arg) -> str:
+    """Return the kind of an argument as errors print it."""
     size = f"{arg.length} " if arg.length else ""
     kind = str(arg.tensor or arg.kind)
     if arg.many:
         kind = f"list of {size}{kind}" + " or None" * arg.absent
     elif size:
         kind += f" of length {arg.length}"
-    by = "the dispatcher, and tvm-ffi's Arguments, which convert each value or refuse it"
-    mismatch = (Expression("mismatch(arg, value)", ""),)
-    where, expected = (f"{op}, argument '{arg.name}'",), (kind + " or None" * arg.optional,)
-    return ArgumentRule("SL209", Expression("not mismatch(arg, value)", TRUE.cpp), where, mismatch, expected, cpp_by=by)
+    return kind + " or None" * arg.optional
 
 
 def is_tensor(at: TensorPlace, declared: str) -> ArgumentRule:
