@@ -242,7 +242,7 @@ def test_kernels_of_the_author_come_first(declare):
     assert names(op) == [("mine", False), ("scale", True)]
     op.kernel("cpu", lambda x: 2 * x, name="newer")
     assert names(op) == [("newer", False), ("mine", False), ("scale", True)]
-    assert [k.name for k in op.own("cpu")] == ["newer", "mine"]
+    assert [k.name for k in op.native_kernels("cpu")] == ["newer", "mine"]
     bind(op)
     assert names(op)[-1] == ("scale", True)
     assert len(names(op)) == 3
@@ -263,8 +263,8 @@ def test_where_the_reference_is_a_library_call_it_stands_before_templates(declar
     op = made(reference_is_fast_on="cpu")
     bind(op)
     bind(op, "cuda")
-    assert [k.name for k in op.eager("cuda")] == ["scale"]
-    assert op.eager("cpu") == []
+    assert [k.name for k in op.eager_kernels("cuda")] == ["scale"]
+    assert op.eager_kernels("cpu") == []
     call = op.bind((torch.ones(3),))
     assert declared_default(op, call, "cpu") == (REFERENCE, NO_CONFIG)
     assert [c.kernel for c in kernel_candidates(op, "cpu", call.env)] == [REFERENCE, "scale"]
@@ -279,7 +279,7 @@ def test_a_template_that_is_no_default_waits_to_be_chosen(declare):
     made, bind = declare
     op = made()
     bind(op, default=False)
-    assert op.eager("cpu") == []
+    assert op.eager_kernels("cpu") == []
     assert [c.kernel for c in kernel_candidates(op, "cpu", {"n": 3})] == [REFERENCE, "scale"]
 
 
@@ -310,7 +310,7 @@ def test_a_template_beside_a_c_kernel_leaves_that_to_native_code(declare):
     op = made()
     kernel = op.kernel("cpu", sl.cabi("no library", "c"))
     bind(op)
-    form = op.own("cpu")[0].native
+    form = op.native_kernels("cpu")[0].native
     assert form.symbol == kernel.symbol
     assert build_plan.form_serves_alone(op, form)
 
