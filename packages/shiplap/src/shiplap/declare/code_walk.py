@@ -72,9 +72,8 @@ CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"
 _DERIVED = (
     "__abstractmethods__ __annotate__ __annotations__ __annotations_cache__ __dict__ __doc__ __firstlineno__ "
     "__module__ __orig_bases__ __parameters__ __qualname__ __static_attributes__ __weakref__ _abc_impl "
-    "__jit_unused_properties__ "
-    "__dataclass_fields__ __dataclass_params__ __match_args__ _autograd_function_id _backward_cls "
-    "_compiled_autograd_backward_state"
+    "__jit_unused_properties__ __dataclass_fields__ __dataclass_params__ __match_args__ _autograd_function_id "
+    "_backward_cls _compiled_autograd_backward_state"
 )
 DERIVED = frozenset(_DERIVED.split())
 # Objects of these modules are connections, locks and generators: they hold no data that decides about a result.
@@ -83,14 +82,8 @@ _LIVE = (
     "contextvars io logging queue random socket subprocess threading weakref"
 )
 LIVE = frozenset(_LIVE.split())
-WRAPPED_ATTRIBUTES = (
-    "fn",
-    "func",
-    "py_func",
-    "__wrapped__",
-    "__func__",
-    "_init_fn",
-)  # under which libraries keep a function
+# Attributes under which libraries keep a function.
+WRAPPED_ATTRIBUTES = ("fn", "func", "py_func", "__wrapped__", "__func__", "_init_fn")
 KERNEL = ("configs", "debug", "do_not_specialize", "do_not_specialize_on_alignment", "keys", "noinline", "values")
 MOST_CONSTANTS = 64  # of one container, for those who mine them
 
@@ -107,12 +100,8 @@ class CodePart(NamedTuple):
     value: AnyValue = None
 
 
-def _find_no_op(name: str) -> HasCode | None:
-    return None
-
-
 # Finds the declared op that is called through ``torch.ops``, by its name. Set by ``dispatch/op.py``.
-find_op: Callable[[str], HasCode | None] = _find_no_op
+find_op: Callable[[str], HasCode | None] = dict[str, HasCode]().get
 _CONTAINERS: tuple[AnyValue, ...] = (list, tuple, set, frozenset)
 
 
@@ -166,10 +155,7 @@ def values_used(fn: FunctionType) -> Iterator[tuple[str, AnyValue]]:
 
 
 def _defining_module(value: AnyValue) -> str:
-    """Return the module in which a function or class was written.
-
-    A decorator may have given a function another name.
-    """
+    """Return the module in which a function or class was written. A decorator may have renamed a function."""
     if isinstance(value, FunctionType):
         name = value.__globals__.get("__name__")
     else:
@@ -214,9 +200,7 @@ class _CodeWalk:
             self._left.clear()
 
     def state(self) -> frozenset[str]:
-        """Return the names of globals, captured variables and attributes that code in use assigns to or changes in
-        place.
-        """
+        """Return the names of globals, captured variables and attributes that code in use changes."""
         state: set[str] = set()
         for fn, names in self.stores:
             name = fn.__name__
@@ -231,10 +215,7 @@ class _CodeWalk:
     # --- a value where it is used -------------------------------------------------------------------------------------
 
     def text(self, value: AnyValue) -> str:
-        """Return a value as text without addresses.
-
-        A value with parts of its own is described later, under a number.
-        """
+        """Return a value as text without addresses. A value with parts is described later, under a number."""
         kind = type(value)
         if kind in PLAIN:
             self.add("constant", "", value)
@@ -305,10 +286,7 @@ class _CodeWalk:
                 self.add("data", f"{name}={self.text(value)}")
 
     def _state(self, name: str) -> None:
-        """Describe a name to which the code itself assigns.
-
-        Its value belongs to this process, and its first value is in the files.
-        """
+        """Describe a name to which the code itself assigns. Its first value is in the files."""
         self.add("data", f"{name} changes")
         self._files_of(self._home)
 
@@ -529,9 +507,7 @@ class _CodeWalk:
             self._unfollowed("values of a tensor that cannot be read")
 
     def _foreign_object(self, value: AnyValue) -> None:
-        """Describe an object of Python, torch or a well-known library by its class, the function that it wraps, or its
-        data.
-        """
+        """Describe an object of a well-known library by its class, the function that it wraps, or its data."""
         cls = type(value)
         module, top = _defining_module(cls), top_package(_defining_module(cls))
         self.add("library", f"{version_text(top)} {module}.{cls.__qualname__}", top)

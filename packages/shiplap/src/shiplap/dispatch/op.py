@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
-from typing import TypeVar, Unpack, overload
+from typing import TypedDict, TypeVar, Unpack, overload
 
 from torch import Tensor
 
@@ -62,6 +62,15 @@ compile_cache_key.add_key_part(lambda op: BELOW_AUTOGRAD)  # compiled code names
 builders: list[Callable[[Op], object]] = []  # the package `shiplap` adds the one of `shiplap.kernels`
 declared_ops: dict[str, Op] = {}  # by name; `dispatch/registry.py` shows them
 code_walk.find_op = declared_ops.get
+
+
+class BackwardKeywords(TypedDict, total=False):
+    """The keywords of ``Op.backward``, whose docstring explains them."""
+
+    saves: Iterable[str] | None
+    surrogate: Surrogate | None
+    strided: bool
+    once_differentiable: bool | None
 
 
 class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
@@ -202,35 +211,13 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         return template
 
     @overload
-    def backward(
-        self,
-        fn: Gradient,
-        *more: Op,
-        saves: Iterable[str] | None = None,
-        surrogate: Surrogate | None = None,
-        strided: bool = False,
-        once_differentiable: bool | None = None,
-    ) -> Gradient: ...
+    def backward(self, fn: Gradient, *more: Op, **keywords: Unpack[BackwardKeywords]) -> Gradient: ...
 
     @overload
-    def backward(
-        self,
-        fn: None = None,
-        *,
-        saves: Iterable[str] | None = None,
-        surrogate: Surrogate | None = None,
-        strided: bool = False,
-        once_differentiable: bool | None = None,
-    ) -> Callable[[Gradient], Gradient]: ...
+    def backward(self, fn: None = None, **keywords: Unpack[BackwardKeywords]) -> Callable[[Gradient], Gradient]: ...
 
     def backward(
-        self,
-        fn: Gradient | None = None,
-        *more: Op,
-        saves: Iterable[str] | None = None,
-        surrogate: Surrogate | None = None,
-        strided: bool = False,
-        once_differentiable: bool | None = None,
+        self, fn: Gradient | None = None, *more: Op, **keywords: Unpack[BackwardKeywords]
     ) -> Gradient | Callable[[Gradient], Gradient]:
         """Declare the gradient as ``fn(grad, saved, needs) -> {argument: gradient}``, written with other ops.
 
@@ -260,11 +247,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         """
         self._extend("gradient is")
         if fn is None:
-            return lambda f: self.backward(
-                f, saves=saves, surrogate=surrogate, strided=strided, once_differentiable=once_differentiable
-            )
+            return lambda f: self.backward(f, **keywords)
         self.drop_native()
-        self.gradient = _read_backward(self.spec, (fn, *more), saves, surrogate, strided, once_differentiable)
+        self.gradient = _read_backward(self.spec, (fn, *more), **keywords)
         self._reregister()
         tuned_choices.forget_derived_choices()
         return fn
@@ -388,10 +373,10 @@ def _is_same_home(a: Callable[..., Returned], b: Callable[..., Returned]) -> boo
 def _read_backward(
     spec: OpSpec,
     parts: tuple[GradientFn, ...],
-    saves: Iterable[str] | None,
-    surrogate: Surrogate | None,
-    strided: bool,
-    once_differentiable: bool | None,
+    saves: Iterable[str] | None = None,
+    surrogate: Surrogate | None = None,
+    strided: bool = False,
+    once_differentiable: bool | None = None,
 ) -> Backward:
     """Return the declared gradient, given as one function or as ops."""
     ops = [part for part in parts if isinstance(part, Op)]
