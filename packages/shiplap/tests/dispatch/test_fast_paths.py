@@ -40,7 +40,7 @@ def scaled(ns):
         out.copy_(op.reference(x, w, k, by, on))
 
     seen: list[str] = []
-    pick, op.pick_kernel = op.pick, lambda call: (seen.append("picked"), pick(call))[1]
+    pick, op.pick_kernel = op.pick_kernel, lambda call: (seen.append("picked"), pick(call))[1]
     route = compile_fast_path(op, "cpu")
     assert route is not None
     dispatcher = route.__globals__["dispatcher"]

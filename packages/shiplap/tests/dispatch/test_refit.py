@@ -34,7 +34,7 @@ def kept(ns):
     def _(x, least):
         return given.pop() if given else op.reference(x, least)
 
-    pick, op.pick_kernel = op.pick, lambda call: (picked.append(None), pick(call))[1]
+    pick, op.pick_kernel = op.pick_kernel, lambda call: (picked.append(None), pick(call))[1]
     route = compile_fast_path(op, "cpu")
     assert route is not None
     return op, route, given, picked

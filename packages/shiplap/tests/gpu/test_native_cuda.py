@@ -106,7 +106,7 @@ def counted(monkeypatch):
     """How often Python picked a kernel: never, where native code serves."""
     calls = []
     original = sl.Op.pick_kernel
-    monkeypatch.setattr(sl.Op, "pick", lambda self, call: (calls.append(1), original(self, call))[1])
+    monkeypatch.setattr(sl.Op, "pick_kernel", lambda self, call: (calls.append(1), original(self, call))[1])
     return calls
 
 

@@ -161,7 +161,9 @@ def counted(monkeypatch, ops):
     """How often Python's ``execute`` ran: never, where native code serves."""
     calls = []
     original = sl.Op.pick_kernel
-    monkeypatch.setattr(sl.Op, "pick", lambda self, call: (calls.append(self.spec.opname), original(self, call))[1])
+    monkeypatch.setattr(
+        sl.Op, "pick_kernel", lambda self, call: (calls.append(self.spec.opname), original(self, call))[1]
+    )
     return calls
 
 
