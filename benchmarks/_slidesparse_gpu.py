@@ -99,7 +99,7 @@ _picked: dict[tuple[sl.Op, int, int, int], dict[str, int]] = {}
 def with_config(op: sl.Op, args: tuple[Any, ...], config: dict[str, int] | None = None) -> Run:
     """A call of the vendor's kernel with this config; without one, with the library's own choice."""
     kernel, call = next(k for k in op.kernels[CUDA] if k.name == "lt"), op.bind(args)
-    run = kernel.variant(Config.of(config) if config else kernel.space.default(call.env)).run
+    run = kernel.with_config(Config.of(config) if config else kernel.space.default(call.env)).run
     return lambda: run(call)
 
 

@@ -141,7 +141,7 @@ def tune(ranks: Ranks, folder: Path) -> dict[str, Any]:
         choice.label,
         choice.origin,
         measure.benchmarks > 0,
-        getattr(twice.pick(twice.bind((x,))), "name", "reference"),
+        getattr(twice.pick_kernel(twice.bind((x,))), "name", "reference"),
     )
     dist.all_gather_object(said, mine, group=ranks.quiet)
     right = all(label == said[0][0] == picked and (r == 0) == timed for r, (label, _, timed, picked) in enumerate(said))

@@ -44,9 +44,9 @@ SOURCES = [
     "packages/shiplap-headers/src/shiplap_headers/include/shiplap/*.h",
     "packages/shiplap/src/shiplap/kernels/c/call_frame.py",
     "packages/shiplap/src/shiplap/kernels/c/declaration.py::CKernel",
-    "packages/shiplap/src/shiplap/dispatch/eager_fast_path.py",
-    "packages/shiplap/src/shiplap/dispatch/op.py::Op.through",
-    *(f"packages/shiplap/src/shiplap/dispatch/execute.py::Served.{name}" for name in ("execute", "pick")),
+    "packages/shiplap/src/shiplap/dispatch/fast_paths.py",
+    "packages/shiplap/src/shiplap/dispatch/op.py::Op.call_dispatcher",
+    *(f"packages/shiplap/src/shiplap/dispatch/execute.py::Executor.{name}" for name in ("execute", "pick_kernel")),
     "packages/shiplap/src/shiplap/torch_private/dispatcher_calls.py",
 ]
 INCLUDE = Path(shiplap_headers.__file__).parent / "include"

@@ -49,7 +49,7 @@ SOURCES = [
         for name in ("build_digest.py::FLAGS", "build_plan.py::command")
     ),
     "packages/shiplap/src/shiplap/torch_private/dispatcher_calls.py",
-    "packages/shiplap/src/shiplap/dispatch/eager_fast_path.py",
+    "packages/shiplap/src/shiplap/dispatch/fast_paths.py",
     "packages/shiplap/src/shiplap/dispatch/launch.py",
     "packages/shiplap/src/shiplap/dispatch/python_kernel.py",
     "packages/shiplap/src/shiplap/codegen/native.py",

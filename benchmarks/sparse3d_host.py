@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _record import record, write
 
 from shiplap.declare.kernel import Kernel
-from shiplap.dispatch import eager_fast_path
+from shiplap.dispatch import fast_paths
 from shiplap.kernels.triton import launcher as launching
 
 SOURCES = [
@@ -36,7 +36,7 @@ SOURCES = [
     "packages/shiplap/src/shiplap/kernels/triton/launcher.py",
     "packages/shiplap/src/shiplap/kernels/triton/template_kernel.py",
     "packages/shiplap/src/shiplap/kernels/triton/template_key.py",
-    "packages/shiplap/src/shiplap/dispatch/eager_fast_path.py",
+    "packages/shiplap/src/shiplap/dispatch/fast_paths.py",
     "packages/shiplap/src/shiplap/dispatch/launch.py",
     "packages/shiplap/src/shiplap/dispatch/autograd.py",
     "packages/shiplap/src/shiplap/dispatch/op.py",
@@ -83,8 +83,8 @@ def launch(*arguments: Any) -> None:
 
 def silence() -> None:
     """From now on Triton launchers of this process take CPU tensors, and launch nothing."""
-    written, made = launching._launcher_source, launching.Launcher.__init__
-    launching._launcher_source = lambda kernel: written(kernel).replace(".is_cuda", ".is_cpu")
+    written, made = launching._launcher_lines, launching.Launcher.__init__
+    launching._launcher_lines = lambda kernel: [line.replace(".is_cuda", ".is_cpu") for line in written(kernel)]
     launching.Launcher.__init__ = lambda self, kernel: made(self, Silent(kernel))  # type: ignore[method-assign]
     hooks = SimpleNamespace(launch_enter_hook=None, launch_exit_hook=None, debug=False)
     knobs = SimpleNamespace(runtime=hooks, compilation=SimpleNamespace(instrumentation_mode=""))
@@ -105,7 +105,7 @@ def on_cpu(ops: list[Any]) -> None:
     for op in ops:
         op.drop_native()
         op.kernels["cpu"] = [on_cpu_too(k) for k in op.kernels["cuda"]]
-        op.direct = eager_fast_path.compile_fast_path(op, "cpu") or op.direct
+        op.call_kernel = fast_paths.compile_fast_path(op, "cpu") or op.call_kernel
 
 
 def shell(res: int) -> torch.Tensor:

@@ -40,7 +40,7 @@ SOURCES = [
     "packages/shiplap/src/shiplap/codegen/native.py",
     "packages/shiplap/src/shiplap/codegen/templates/launcher.cpp.jinja",
     "packages/shiplap/src/shiplap/codegen/templates/native.cpp.jinja",
-    "packages/shiplap/src/shiplap/dispatch/eager_fast_path.py",
+    "packages/shiplap/src/shiplap/dispatch/fast_paths.py",
     "packages/shiplap-headers/src/shiplap_headers/include/shiplap/*.h",
 ]
 SIZE, BLOCK, QUEUE, SHORT, LONG = shared.SIZE, shared.BLOCK, shared.QUEUE, shared.SHORT, shared.LONG

@@ -45,7 +45,7 @@ SOURCES = [
     *(f"packages/shiplap/src/shiplap/kernels/triton/{name}.py" for name in ("kernel", "program", "specialize")),
     *(
         f"packages/shiplap/src/shiplap/{name}.py"
-        for name in ("dispatch/autograd", "declare/gradient", "dispatch/autograd_function", "dispatch/eager_fast_path")
+        for name in ("dispatch/autograd", "declare/gradient", "dispatch/autograd_function", "dispatch/fast_paths")
     ),
     "packages/shiplap/src/shiplap/torch_private/dispatcher_calls.py",
     "packages/shiplap/src/shiplap/codegen/templates/launcher.cpp.jinja",

@@ -129,7 +129,7 @@ def process(program: str, *arguments: str, **environment: str) -> dict[str, Any]
 
 
 def lookup() -> dict[str, float]:
-    """Nanoseconds of ``Op.pick`` with and without choices, in Python."""
+    """Nanoseconds of ``Op.pick_kernel`` with and without choices, in Python."""
     from shiplap.dispatch import tuned_choices
     from shiplap.tuning import thaw
 
@@ -142,7 +142,7 @@ def lookup() -> dict[str, float]:
         for _ in range(5):
             started = time.perf_counter_ns()
             for _ in range(20_000):
-                ops.mm.pick(call)
+                ops.mm.pick_kernel(call)
             best = min(best, (time.perf_counter_ns() - started) / 20_000)
         return best
 

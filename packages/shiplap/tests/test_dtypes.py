@@ -242,10 +242,10 @@ def test_every_dtype_is_checked_in_both_languages(name):
     """A declaration that admits one dtype alone: Python compares with it, C++ with its number."""
     from shiplap.codegen.plan import rule_condition
     from shiplap.plan.expression import TensorPlace
-    from shiplap.plan.rules.tensors import DtypeAmong
+    from shiplap.plan.rules import dtype_is_among
 
-    rule = DtypeAmong(TensorPlace("op", "x"), "One", (name,))
-    assert rule.constants() == {"ok_x": getattr(torch, name)}
+    rule = dtype_is_among(TensorPlace("op", "x"), "One", (name,))
+    assert rule.constants == {"ok_x": getattr(torch, name)}
     wanted = f"type_x == {DTYPES[name].number}" if DTYPES[name].native else "among(type_x, uint64_t{0})"
     assert rule_condition(rule) == wanted
     assert CallPlan.__module__.startswith("shiplap.plan")

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from shiplap.plugin_api import error
-from shiplap.torch_private.torchgen_declarations import AtenDeclaration, aten_declarations
+from shiplap.torch_private.aten_operators import AtenDeclaration, aten_declarations
 from shiplap_backend.generate import GeneratedWrappers
 from shiplap_backend.metadata import Metadata
 from shiplap_backend.project import Project, require_built

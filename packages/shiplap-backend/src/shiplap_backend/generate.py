@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from shiplap.codegen import render_source
-from shiplap.torch_private.torchgen_declarations import AtenDeclaration, aten_declarations
+from shiplap.torch_private.aten_operators import AtenDeclaration, aten_declarations
 from shiplap_backend.entries import MetadataEntry, metadata_error
 from shiplap_backend.expression import suggest_nearest
 from shiplap_backend.families import FAMILIES

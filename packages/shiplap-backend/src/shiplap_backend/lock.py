@@ -12,7 +12,7 @@ import torch
 
 from shiplap.plugin_api import error
 from shiplap.plugin_api.files import parse_json, read_named
-from shiplap.torch_private.torchgen_declarations import AtenDeclaration, aten_declarations
+from shiplap.torch_private.aten_operators import AtenDeclaration, aten_declarations
 from shiplap_backend.metadata import Metadata
 
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from shiplap.plugin_api import error
-from shiplap.torch_private.torchgen_declarations import AtenArgument, AtenDeclaration, has_kernel
+from shiplap.torch_private.aten_operators import AtenArgument, AtenDeclaration, has_kernel
 from shiplap_backend.entries import MetadataEntry, OutputRule, metadata_error
 from shiplap_backend.expression import (
     DTYPES,

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from shiplap.dtypes import in_aten
-from shiplap.torch_private import device_tests
-from shiplap.torch_private.pytree import leaves, map_leaves
+from shiplap.torch_private import aten_operators
+from shiplap.torch_private.graph_objects import leaves, map_leaves
 
 DTYPES = {short: row.torch for short, row in in_aten().items()}
 
@@ -66,7 +66,7 @@ def instantiate(
         dtypes: keys of ``DTYPES``.
         samples: at most so many of an operator's samples.
     """
-    infos = [op for name, op in sorted(device_tests.op_infos().items()) if names is None or name in names]
+    infos = [op for name, op in sorted(aten_operators.op_infos().items()) if names is None or name in names]
 
     def test_compare_cpu(self: Any, device: str, dtype: torch.dtype, op: Any) -> None:
         # The sweep reads the evidence from the test case afterwards.
@@ -79,7 +79,7 @@ def instantiate(
         if not evidence.samples:
             self.skipTest("the CPU accepts no sample")
 
-    return device_tests.make_device_tests("TestOpInfo", test_compare_cpu, infos, [DTYPES[d] for d in dtypes], scope)
+    return aten_operators.make_device_tests("TestOpInfo", test_compare_cpu, infos, [DTYPES[d] for d in dtypes], scope)
 
 
 def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence: SampleEvidence) -> Exception | None:

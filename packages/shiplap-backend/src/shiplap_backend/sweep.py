@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from shiplap.torch_private.device_tests import op_infos
+from shiplap.torch_private.aten_operators import op_infos
 from shiplap_backend.opinfo import DTYPES, SampleEvidence, case_name, instantiate
 
 

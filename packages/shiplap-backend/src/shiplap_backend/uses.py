@@ -11,7 +11,7 @@ import ast
 from collections.abc import Mapping, Sequence, Set
 
 from shiplap.plugin_api import error
-from shiplap.torch_private.torchgen_declarations import AtenArgument, AtenDeclaration
+from shiplap.torch_private.aten_operators import AtenArgument, AtenDeclaration
 from shiplap_backend.entries import MetadataEntry, metadata_error
 from shiplap_backend.expression import suggest_nearest
 from shiplap_backend.families import FAMILIES, WrapperFamily

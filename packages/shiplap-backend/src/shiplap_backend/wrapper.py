@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shiplap.torch_private.torchgen_declarations import AtenArgument, AtenDeclaration
+from shiplap.torch_private.aten_operators import AtenArgument, AtenDeclaration
 from shiplap_backend.entries import MetadataEntry, OutputRule
 from shiplap_backend.families import WrapperFamily
 

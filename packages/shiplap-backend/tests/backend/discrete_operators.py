@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from shiplap.torch_private.device_tests import op_infos
+from shiplap.torch_private.aten_operators import op_infos
 from shiplap_backend import opinfo
 
 sys.path.insert(0, os.environ["SHIPLAP_DISCRETE_PROJECT"])

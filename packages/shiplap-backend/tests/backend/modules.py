@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.torch_private.device_tests import module_infos
-from shiplap.torch_private.pytree import leaves, map_leaves
+from shiplap.torch_private.aten_operators import module_infos
+from shiplap.torch_private.graph_objects import leaves, map_leaves
 from shiplap_backend.sweep import load_device
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shiplap.torch_private.torchgen_declarations import (
+from shiplap.torch_private.aten_operators import (
     aten_declarations,
     has_cpu_kernel,
     has_kernel,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shiplap.torch_private.torchgen_declarations import aten_declarations
+from shiplap.torch_private.aten_operators import aten_declarations
 from shiplap_backend import BackendError
 from tests.backend import described
 from tests.backend.equality import check, native

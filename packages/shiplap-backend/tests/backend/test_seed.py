@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shiplap.torch_private.torchgen_declarations import aten_declarations
+from shiplap.torch_private.aten_operators import aten_declarations
 from shiplap_testing.paths import REPOSITORY
 from tests.backend import described
 from tests.backend.equality import check, native

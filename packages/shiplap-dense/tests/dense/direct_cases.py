@@ -53,7 +53,7 @@ def case(name: str, op: Op, *args: Any, kernel: Any = None) -> Any:
     call = op.bind(args)
     kernel = kernel or op.kernels["cpu"][0]
     try:
-        serving = kernel.serving(call)
+        serving = kernel.variant_for_call(call)
         if isinstance(serving, str):
             return say(name, refused=serving)
         (got,) = serving.run(call)
@@ -179,13 +179,13 @@ def compiled_cases() -> None:
 def eager_cases() -> None:
     """What an eager call runs: its template, or a reference that is a library call, or a reference that says why."""
     ran: list[str] = []
-    into = direct.TemplateKernel.into
+    into = direct.TemplateKernel.run_into
 
     def watch(self: Any, *args: Any) -> None:
         ran.append(self.template.name)
         into(self, *args)
 
-    direct.TemplateKernel.into = watch  # type: ignore[method-assign]
+    direct.TemplateKernel.run_into = watch  # type: ignore[method-assign]
     for name, fn in {
         "template": lambda: gathered(*draw(ci=12)),
         "library": lambda: ops.mm(torch.randn(3, 4), torch.randn(4, 5)),
@@ -220,7 +220,7 @@ def tuned_cases() -> None:
         tuned_choices.install_choice_entries(
             [tuned_choices.ChoiceEntry(gathered.spec.name, gathered.identity, key, "gathered", Config.of(config))]
         )
-        say(f"chosen {index}", picked=str(gathered.pick(gathered.bind(args)).config))
+        say(f"chosen {index}", picked=str(gathered.pick_kernel(gathered.bind(args)).config))
     too_wide = gathered.bind(draw(m=16, n=9, k=2, ci=16, co=17))  # of a bucket with what follows
     fits = gathered.bind(draw(m=16, n=9, k=2, ci=16, co=32))
     key = ("cpu", *gathered.rule.key(too_wide))
@@ -232,7 +232,7 @@ def tuned_cases() -> None:
             )
         ]
     )
-    say("chosen too wide", picked=str(gathered.pick(too_wide).config))
+    say("chosen too wide", picked=str(gathered.pick_kernel(too_wide).config))
     tuned_choices.install_choice_entries([], file="")
 
 

@@ -263,8 +263,8 @@ def test_where_the_reference_is_a_library_call_it_stands_before_templates(declar
     op = made(reference_is_fast_on="cpu")
     bind(op)
     bind(op, "cuda")
-    assert [k.name for k in op.eager("cuda")] == ["scale"]
-    assert op.eager("cpu") == []
+    assert [k.name for k in op.eager_kernels("cuda")] == ["scale"]
+    assert op.eager_kernels("cpu") == []
     call = op.bind((torch.ones(3),))
     assert declared_default(op, call, "cpu") == (REFERENCE, NO_CONFIG)
     assert [c.kernel for c in kernel_candidates(op, "cpu", call.env)] == [REFERENCE, "scale"]
@@ -279,7 +279,7 @@ def test_a_template_that_is_no_default_waits_to_be_chosen(declare):
     made, bind = declare
     op = made()
     bind(op, default=False)
-    assert op.eager("cpu") == []
+    assert op.eager_kernels("cpu") == []
     assert [c.kernel for c in kernel_candidates(op, "cpu", {"n": 3})] == [REFERENCE, "scale"]
 
 
@@ -300,9 +300,9 @@ def test_configs_are_the_kernels(declare):
     )
     (kernel,) = op.kernels["cpu"]
     assert [str(c) for c in kernel.space.configs({})] == ["BLOCK=16", "BLOCK=32"]
-    picked = [kernel.serving(op.bind((torch.ones(n),))) for n in (0, 3, 20, 40)]
+    picked = [kernel.variant_for_call(op.bind((torch.ones(n),))) for n in (0, 3, 20, 40)]
     assert [p if isinstance(p, str) else str(p.config) for p in picked] == ["BLOCK=16", "BLOCK=16", "BLOCK=32", "small"]
-    assert op.pick(op.bind((torch.ones(20),))) is kernel.variant(picked[2].config)
+    assert op.pick_kernel(op.bind((torch.ones(20),))) is kernel.with_config(picked[2].config)
 
 
 def test_a_template_beside_a_c_kernel_leaves_that_to_native_code(declare):

@@ -19,7 +19,7 @@ def first(op: Op, args: tuple[Any, ...]) -> Any:
     """The kernel that runs without a choice, compiled."""
     (kernel,) = op.kernels["cuda"]
     call = op.bind(args)
-    serving = kernel.serving(call)
+    serving = kernel.variant_for_call(call)
     assert not isinstance(serving, str), serving
     serving.jitted.clear()
     serving.compile(call)

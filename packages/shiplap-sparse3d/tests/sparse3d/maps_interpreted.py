@@ -90,7 +90,7 @@ def launch(op: Any, code: Any, args: Sequence[Any], outs: Sequence[torch.Tensor]
     """Run ``code``, a program or a function that launches, into ``outs``, with ``memory`` as its workspace."""
     if isinstance(code, TritonLaunches):
         call = op.bind(op.spec.complete(args))
-        code.bind(op.spec, KernelTerms("triton", "cpu", code)).into(call, outs, memory)
+        code.bind(op.spec, KernelTerms("triton", "cpu", code)).run_into(call, outs, memory)
         return
     extra = {} if memory is None else {"workspace": memory}
     code(*args, **dict(zip([o.name for o in op.spec.outputs], outs, strict=True)), **extra)

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import shiplap_sparse3d as sparse3d
 import shiplap_sparse3d.spconv as spconv
 from shiplap import torch_private
-from shiplap.torch_private.checkpoint import checkpoints_keep_objects
+from shiplap.torch_private.dynamo import checkpoints_keep_objects
 from tests.sparse3d.consumers.specimens import cells
 
 GRID = (8, 10, 6)

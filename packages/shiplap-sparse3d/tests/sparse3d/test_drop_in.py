@@ -16,7 +16,7 @@ import shiplap as sl
 import shiplap_sparse3d.flexgemm as flex_gemm
 import shiplap_sparse3d.spconv as facade
 from shiplap import torch_private
-from shiplap.torch_private.pytree import leaves
+from shiplap.torch_private.graph_objects import leaves
 from shiplap_sparse3d.drop_in import drop_in
 from shiplap_testing.forked import python
 

@@ -13,7 +13,7 @@ import torch
 import triton
 from triton.runtime.driver import driver
 
-from shiplap.torch_private.triton_interpreter import InterpreterTarget
+from shiplap.torch_private.triton_internals import InterpreterTarget
 
 OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 

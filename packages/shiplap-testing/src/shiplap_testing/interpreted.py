@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from shiplap.plugin_api.interpreting import _error, interpret, run_interpreted
-from shiplap.torch_private.triton_interpreter import InterpretedKernel as _Kernel
-from shiplap.torch_private.triton_interpreter import edit as MUTATE
-from shiplap.torch_private.triton_interpreter import launches as LAUNCHES
+from shiplap.torch_private.triton_internals import InterpretedKernel as _Kernel
+from shiplap.torch_private.triton_internals import edit as MUTATE
+from shiplap.torch_private.triton_internals import launches as LAUNCHES
 
 __all__ = ["LAUNCHES", "MUTATE", "_Kernel", "_error", "run"]
 

@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.func import grad, jvp, vmap
 
 import shiplap as sl
-from shiplap.torch_private import opaque
+from shiplap.torch_private import graph_objects
 from shiplap_testing.support import fails
 
-pytestmark = pytest.mark.skipif(bool(opaque.REASON), reason=opaque.REASON)
+pytestmark = pytest.mark.skipif(bool(graph_objects.REASON), reason=graph_objects.REASON)
 
 V = Float[Tensor, "n"]
 
@@ -164,6 +164,6 @@ def test_refusals(ns, monkeypatch):
     op = sl.op(f"{ns}::g")(good)
     with fails("SL404", got="Plan"):
         op.kernel("cpu", sl.cabi("nowhere", "g"))
-    monkeypatch.setattr(opaque, "REASON", "this torch has no opaque objects (of that name)")
+    monkeypatch.setattr(graph_objects, "REASON", "this torch has no opaque objects (of that name)")
     with fails("SL103", "use a newer torch"):
         sl.op(f"{ns}::h")(good)

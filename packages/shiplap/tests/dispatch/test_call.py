@@ -112,7 +112,7 @@ def dispatch_mode(on):
 
 
 def flop_counter(on):
-    packet = on.op.raw._overloadpacket
+    packet = on.op.below_autograd._overloadpacket
     counter = FlopCounterMode(display=False, custom_mapping={packet: lambda x, y, a=1.0, **_: 2 * x[0]})
     with counter:
         on.op(on.x, on.y)
@@ -136,7 +136,7 @@ def function_mode(on):
 
     with Log() as log:
         on.op(on.x, on.y)
-    assert log.seen[0] == str(on.op.raw)
+    assert log.seen[0] == str(on.op.below_autograd)
 
 
 def function_subclass(on):
@@ -145,7 +145,7 @@ def function_subclass(on):
         def __torch_function__(cls, func, types, args=(), kwargs=None):
             return str(func)
 
-    assert on.op(on.x, on.y.as_subclass(Named)) == str(on.op.raw)
+    assert on.op(on.x, on.y.as_subclass(Named)) == str(on.op.below_autograd)
 
 
 def dispatch_subclass(on):
@@ -170,12 +170,12 @@ def traced_by_make_fx(on):
 
 def traced_by_symbolic_trace(on):
     graph = torch.fx.symbolic_trace(lambda x, y: on.op(x, y)).graph
-    assert [str(n.target) for n in graph.nodes if n.op == "call_function"] == [str(on.op.raw)]
+    assert [str(n.target) for n in graph.nodes if n.op == "call_function"] == [str(on.op.below_autograd)]
 
 
 def traced_by_jit(on):
     graph = torch.jit.trace(lambda x, y: on.op(x, y), (on.x, on.y)).graph
-    assert on.op.raw._schema.name in {n.kind() for n in graph.nodes()}
+    assert on.op.below_autograd._schema.name in {n.kind() for n in graph.nodes()}
 
 
 def exported(on):

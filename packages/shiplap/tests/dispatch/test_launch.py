@@ -102,9 +102,9 @@ def test_a_kernel_runs_with_its_device_as_the_current_one(scale, style, device, 
     outs = torch.empty(2), torch.empty(())
     if style == "functional":
         with pytest.raises(sl.ShiplapError, match="SL301"):  # it returned nothing
-            kernel.into(call, outs, None)
+            kernel.run_into(call, outs, None)
     else:
-        kernel.into(call, outs, None)
+        kernel.run_into(call, outs, None)
     assert devices == seen
     assert entered == ["current"]
 

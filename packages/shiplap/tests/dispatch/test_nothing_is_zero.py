@@ -68,9 +68,9 @@ def test_a_graph_that_was_traced_without_gradients_has_them(cube, x, trace):
 
 def test_the_part_below_autograd_leads_to_autograd(cube, x):
     leaf = x.clone().requires_grad_()
-    torch.testing.assert_close(torch.autograd.grad(cube.raw(leaf, scale=2.0).sum(), leaf)[0], 6 * x**2)
-    torch.testing.assert_close(jvp(cube.raw, (x,), (torch.ones_like(x),))[1], 3 * x**2)
-    assert not cube.raw(x).requires_grad
+    torch.testing.assert_close(torch.autograd.grad(cube.below_autograd(leaf, scale=2.0).sum(), leaf)[0], 6 * x**2)
+    torch.testing.assert_close(jvp(cube.below_autograd, (x,), (torch.ones_like(x),))[1], 3 * x**2)
+    assert not cube.below_autograd(x).requires_grad
 
 
 def test_modes_and_graphs_know_one_name(cube, x):
@@ -82,7 +82,7 @@ def test_modes_and_graphs_know_one_name(cube, x):
             return func(*args, **(kwargs or {}))
 
     leaf = x.clone().requires_grad_()
-    for call in (lambda: cube(x), lambda: cube(leaf), lambda: cube(x, scale=2.0), lambda: cube.raw(x)):
+    for call in (lambda: cube(x), lambda: cube(leaf), lambda: cube(x, scale=2.0), lambda: cube.below_autograd(x)):
         with Log() as log:
             call()
         assert log.seen[0] is cube.overload
@@ -91,7 +91,7 @@ def test_modes_and_graphs_know_one_name(cube, x):
         assert [n.target for n in nodes if n.op == "call_function"] == [cube.overload]
     with torch.profiler.profile() as profile:
         cube(x)
-        cube.raw(x)
+        cube.below_autograd(x)
     names = [e.name for e in profile.events() if "::cube" in e.name]
     assert names == [cube.spec.name] * 2
 
@@ -101,7 +101,7 @@ def test_compiled_code_calls_the_part_below_autograd(cube, write, x):
     from torch._inductor.utils import run_and_get_code
 
     _, (code,) = run_and_get_code(torch.compile(lambda x: cube(x).sin(), fullgraph=True), x)
-    assert f"= in_code(torch.ops.{cube.spec.namespace}.cube.raw)" in code.replace(".raw.default", ".raw")
+    assert f"= in_code(torch.ops.{cube.spec.namespace}.cube.below_autograd)" in code.replace(".raw.default", ".raw")
     cache = torch.zeros_like(x)
     out, (code,) = run_and_get_code(torch.compile(lambda x, c: write(x, c) + c, fullgraph=True), x, cache)
     assert f"= in_code(torch.ops.{cube.spec.namespace}.write.raw)" in code.replace(".raw.default", ".raw")
@@ -175,4 +175,4 @@ def test_integers_that_are_written_to_need_no_care(ns, x):
     n = torch.zeros(1, dtype=torch.int64)
     count(x.clone().requires_grad_(), n)
     assert n.item() == 4
-    assert not count.guarded
+    assert not count.needs_autograd

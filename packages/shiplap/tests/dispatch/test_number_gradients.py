@@ -28,7 +28,7 @@ WAYS = {
     "keyword only": lambda f, x, w: f(x, t=w),
     "integer": lambda f, x, w: f(x, 2.0, w),
     "torch.ops": lambda f, x, w: f.overload(x, w),
-    "raw": lambda f, x, w: f.raw(x, w),
+    "raw": lambda f, x, w: f.below_autograd(x, w),
     "out": lambda f, x, w: f.out(x.detach(), w, out=torch.empty(3)),
     "func": lambda f, x, w: torch.func.grad(lambda w: f(x, w).sum())(w.detach()),
     "func beside": lambda f, x, w: torch.func.grad(lambda x: f(x, w).sum())(x.detach()),

@@ -115,7 +115,7 @@ def test_a_model_that_holds_an_op_is_copied_and_pickled():
 def test_a_plain_call_is_two_frames_and_a_few_questions(ns):
     """What a call costs beside its work: counted here, timed by `benchmarks/overhead.py`."""
     op, x = cell(ns, 2), torch.ones(1, device="meta")
-    op.separable, op.direct = True, id
+    op.can_skip_dispatcher, op.call_kernel = True, id
     frames, questions = [], []
 
     def note(frame, event, function):

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.dispatch.eager_fast_path import compile_fast_path
-from shiplap.dispatch.refit import can_refit_outputs
+from shiplap.dispatch.fast_paths import compile_fast_path
+from shiplap.dispatch.outputs import can_refit_outputs
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def kept(ns):
     def _(x, least):
         return given.pop() if given else op.reference(x, least)
 
-    pick, op.pick = op.pick, lambda call: (picked.append(None), pick(call))[1]
+    pick, op.pick_kernel = op.pick_kernel, lambda call: (picked.append(None), pick(call))[1]
     route = compile_fast_path(op, "cpu")
     assert route is not None
     return op, route, given, picked

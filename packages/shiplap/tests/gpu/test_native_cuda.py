@@ -105,8 +105,8 @@ def either(scale, request, monkeypatch):
 def counted(monkeypatch):
     """How often Python picked a kernel: never, where native code serves."""
     calls = []
-    original = sl.Op.pick
-    monkeypatch.setattr(sl.Op, "pick", lambda self, call: (calls.append(1), original(self, call))[1])
+    original = sl.Op.pick_kernel
+    monkeypatch.setattr(sl.Op, "pick_kernel", lambda self, call: (calls.append(1), original(self, call))[1])
     return calls
 
 

@@ -20,7 +20,7 @@ from torch._inductor.utils import run_and_get_code
 
 import shiplap as sl
 from shiplap.plugin_api.interpreting import interpret
-from shiplap.torch_private import triton_interpreter
+from shiplap.torch_private import triton_internals
 
 interpret()
 config.epilogue_fusion_user_defined_triton_kernel = sys.argv[1] == "on"
@@ -71,7 +71,7 @@ if __name__ == "__main__":
     tensors = [torch.randn(7, 5) for _ in range(5)]
     got, code = run_and_get_code(torch.compile(both, fullgraph=True), *tensors)
     print("".join(code))
-    print("ran:", *triton_interpreter.launches)
+    print("ran:", *triton_internals.launches)
     for mine, want in zip(got, both(*tensors), strict=True):
         torch.testing.assert_close(mine, want)
         assert mine.stride() == want.stride()

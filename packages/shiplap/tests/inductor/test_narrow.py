@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shiplap.torch_private.inductor_triton_template import narrow_loads
+from shiplap.torch_private.inductor_templates import narrow_loads
 
 TILE = "[BLOCK_M, BLOCK_N]"
 COLUMN = f"tmp1 = tl.load(in_ptr3 + (tl.broadcast_to(col, {TILE})), mask, eviction_policy='evict_last')"

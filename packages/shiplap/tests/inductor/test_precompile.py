@@ -20,7 +20,7 @@ from shiplap.dispatch import tuned_choices
 from shiplap.inductor import progress, prove_candidate
 from shiplap.inductor.fusion_choice import CandidateVerdict
 from shiplap.inductor.template_candidate import TemplateCandidate
-from shiplap.torch_private import inductor_choices_ahead, inductor_lowering
+from shiplap.torch_private import inductor_lowering, inductor_templates
 from shiplap.tuning import proof_cache
 from shiplap.tuning.proof_cache import kept_proofs, remove_proof
 from tests.inductor.targets import GOOD, qmm
@@ -45,7 +45,7 @@ def proofs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "shiplap"))
     done = Proofs()
     monkeypatch.setattr(prove_candidate, "_run_proof", done)
-    monkeypatch.setattr(inductor_choices_ahead, "compile_apart", lambda choice: False)
+    monkeypatch.setattr(inductor_templates, "compile_apart", lambda choice: False)
 
     def ended(graph: Any) -> Any:
         raise LoweredError
@@ -137,11 +137,11 @@ def test_a_kernel_of_a_worker_process_is_run_and_not_compiled_again(tmp_path, mo
         return kernel
 
     choice = SimpleNamespace(bmreq=request(tmp_path / "a.py"), precompile=lambda: here.append(1))
-    monkeypatch.setitem(inductor_choices_ahead._futures, str(tmp_path / "a.py"), SimpleNamespace(result=result))
+    monkeypatch.setitem(inductor_templates._futures, str(tmp_path / "a.py"), SimpleNamespace(result=result))
     monkeypatch.setattr(PyCodeCache, "load_by_key_path", lambda key, path: module)
-    monkeypatch.setattr(inductor_choices_ahead, "_loaded", set())
+    monkeypatch.setattr(inductor_templates, "_loaded", set())
     for _ in range(2):  # by the thread that waits for it, and when it is run
-        inductor_choices_ahead.precompile_kernel(choice)
+        inductor_templates.precompile_kernel(choice)
     assert here == [1, 1] * fails
     assert vars(module).get("kernel") is (None if fails else kernel)
 

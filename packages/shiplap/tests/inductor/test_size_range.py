@@ -19,7 +19,7 @@ from shiplap.inductor import fusion_choices, template_candidate
 from shiplap.inductor.size_range import SizeRange
 from shiplap.sampling.code_constants import CodeConstants, find_template_constants
 from shiplap.torch_private import inductor_lowering
-from shiplap.torch_private.size_ranges import SizeSymbol, bounds_of, largest_value
+from shiplap.torch_private.inductor_lowering import SizeSymbol, bounds_of, largest_value
 from tests.inductor.targets import sized, twice
 
 pytestmark = pytest.mark.filterwarnings("ignore::shiplap.errors.ShiplapNotice")

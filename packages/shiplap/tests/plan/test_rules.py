@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Iterator
 
 import pytest
@@ -11,12 +12,11 @@ from jaxtyping import Float, Float32, Int32, Shaped
 from torch import Tensor
 
 import shiplap as sl
+from shiplap.codegen import tvm_ffi
 from shiplap.codegen.plan import refuse_statement, rule_check, step_statements
-from shiplap.codegen.tvm_ffi import narrowed_steps
-from shiplap.plan import CallPlan
+from shiplap.plan import CallPlan, call_plan, rules
 from shiplap.plan.expression import Expression
 from shiplap.plan.rule import TRUE, ArgumentRule, format_template
-from shiplap.plan.rules.outputs import WithinBound
 from shiplap.plan.steps import CheckStep, EachStep, EvaluateStep, MeetStep, PresentStep, Step
 from tests.test_plan import plan_of
 
@@ -53,8 +53,8 @@ def rules_in(steps: tuple[Step, ...]) -> Iterator[ArgumentRule]:
         match step:
             case CheckStep(rule) | EvaluateStep(rule=rule):
                 yield rule
-            case MeetStep(rules=rules):
-                yield from rules
+            case MeetStep(rules=checked):
+                yield from checked
             case PresentStep(steps=inner) | EachStep(steps=inner):
                 yield from rules_in(inner)
 
@@ -66,36 +66,63 @@ def every_rule(plan: CallPlan) -> Iterator[ArgumentRule]:
         yield from rules_in(block)
     yield from plan.kinds
     yield outputs.no_gradient
-    yield WithinBound("plan::op, kernel f", "m", "n * 2")
-    yield from rules_in(tuple(narrowed_steps(plan.spec, "f", dtypes=("float32",), strided=frozenset(), align=16)))
+    yield rules.size_is_within_bound("plan::op, kernel f", "m", "n * 2")
+    yield from rules_in(
+        tuple(tvm_ffi.narrowed_steps(plan.spec, "f", dtypes=("float32",), strided=frozenset(), align=16))
+    )
 
 
-RULES = {type(rule): rule for plan in reversed(PLANS) for rule in every_rule(plan)}
+MAKERS = {
+    name: make
+    for name, make in inspect.getmembers(rules, inspect.isfunction)
+    if make.__module__ == rules.__name__
+    and inspect.signature(make).return_annotation in ("ArgumentRule", "tuple[ArgumentRule, ArgumentRule]")
+}
 
 
-def concrete(kind: type[ArgumentRule]) -> Iterator[type[ArgumentRule]]:
-    for sub in kind.__subclasses__():
-        yield from concrete(sub)
-        if not sub.__abstractmethods__ and sub.__module__.startswith("shiplap"):
-            yield sub
+def made_rules() -> dict[str, ArgumentRule]:
+    """Return one rule of each function of ``rules``, as the plans make it."""
+    made: dict[str, ArgumentRule] = {}
+
+    def record(name, make):
+        def called(*args, **kwargs):
+            result = make(*args, **kwargs)
+            for number, rule in enumerate(result if isinstance(result, tuple) else (result,)):
+                made[f"{name} {number}" if isinstance(result, tuple) else name] = rule
+            return result
+
+        return called
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (rules, tvm_ffi, call_plan):
+            for name, make in MAKERS.items():
+                if hasattr(module, name):
+                    patch.setattr(module, name, record(name, make))
+        for plan in reversed(PLANS):  # the rules of the first one, which has C++, stay
+            list(every_rule(CallPlan(plan.spec)))
+    return made
+
+
+RULES = made_rules()
 
 
 def test_all_rules_are_here():
-    assert set(concrete(ArgumentRule)) == RULES.keys()
+    assert len(MAKERS) > 20
+    assert {name.partition(" ")[0] for name in RULES} == MAKERS.keys()
 
 
-@pytest.mark.parametrize("kind", RULES, ids=lambda kind: kind.__name__)
-def test_a_rule_has_three_forms(kind):
-    rule = RULES[kind]
-    assert rule.__doc__
-    assert rule.what
-    assert rule.remedy, "every error names one fix"
-    ast.parse(rule.holds().python, mode="eval")
-    for text in (rule.where(), rule.got(), rule.expected()):
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_has_three_forms(name):
+    rule = RULES[name]
+    assert MAKERS[name.partition(" ")[0]].__doc__
+    assert rule.error_title
+    assert rule.error_fix, "every error names one fix"
+    ast.parse(rule.condition.python, mode="eval")
+    for text in (rule.where, rule.got, rule.expected):
         assert text
         ast.parse(format_template(text), mode="eval")
     if rule.cpp_by:
-        assert rule.holds().cpp == TRUE.cpp, "one of the two: a condition in C++, or somebody who sees to it"
+        assert rule.condition.cpp == TRUE.cpp, "one of the two: a condition in C++, or code that checks the rule there"
         assert rule_check(rule) == []
     else:
         (line,) = rule_check(rule)
@@ -106,44 +133,31 @@ def test_a_rule_has_three_forms(kind):
 
 def test_what_cpp_leaves_to_python_it_hands_over():
     """Whoever is named as seeing to a rule is the dispatcher, or Python; and Python is asked."""
-    deferring = {kind.__name__ for kind, rule in RULES.items() if rule.defers(0)}
-    assert deferring == {"IsTensor", "OutsideAutograd", "NoGradient"}
-    assert all(bool(rule.undecided) == bool(rule.defers(0)) for rule in RULES.values())
+    deferring = {name for name, rule in RULES.items() if rule.deferral}
+    assert deferring == {"is_tensor", "is_outside_autograd", "out_has_no_gradient"}
+    assert all(bool(rule.undecided) == bool(rule.deferral) for rule in RULES.values())
 
 
 def test_a_rule_explains_itself():
     """Out of line too, where there is no generated function."""
-    rule = WithinBound("op, kernel f", "m", "n * 2")
-    rule.hold({"extent_m": 3, "d_m": 4})
+    rule = rules.size_is_within_bound("op, kernel f", "m", "n * 2")
+    rule.check_call({"extent_m": 3, "d_m": 4})
     with pytest.raises(
         Exception, match=r"SL302.*\n  where    op, kernel f\n  got      m = 5\n  expected m <= n \* 2 = 4"
     ):
-        rule.hold({"extent_m": 5, "d_m": 4})
+        rule.check_call({"extent_m": 5, "d_m": 4})
 
 
-def test_a_new_rule_is_one_class(monkeypatch):
-    """What follows from an argument alone is one class in one file: Python, C++ and errors have it at once."""
-    from dataclasses import dataclass
+def test_a_new_rule_is_one_function(monkeypatch):
+    """What follows from an argument alone is one function in one file: Python, C++ and errors have it at once."""
 
-    from shiplap.plan.rules import tensors
-
-    @dataclass(frozen=True)
-    class FewDims(tensors.OfTensor):
+    def has_few_dims(at) -> ArgumentRule:
         """C ABI views have eight dims."""
+        condition = Expression(f"{at.rank.python} <= 8", f"{at.rank.cpp} <= 8")
+        return ArgumentRule("SL201", condition, at.where, (at.rank, " dims"), ("at most 8 dims",), at.arg)
 
-        id = "SL201"
-
-        def holds(self) -> Expression:
-            return Expression(f"{self.at.rank.python} <= 8", f"{self.at.rank.cpp} <= 8")
-
-        def got(self):
-            return (self.at.rank, " dims")
-
-        def expected(self):
-            return ("at most 8 dims",)
-
-    known = tensors.argument_rules
-    monkeypatch.setattr(tensors, "argument_rules", lambda at, arg: [*known(at, arg), FewDims(at)])
+    known = rules.argument_rules
+    monkeypatch.setattr(rules, "argument_rules", lambda at, arg: [*known(at, arg), has_few_dims(at)])
 
     def anything(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, ""]: ...
 

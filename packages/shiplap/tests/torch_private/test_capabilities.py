@@ -17,7 +17,7 @@ import shiplap as sl
 from shiplap import torch_private
 from shiplap.doctor import registry
 from shiplap.inductor import explain, fusion_choices
-from shiplap.torch_private import graph_keys, graph_operators, inductor_lowering, pytree
+from shiplap.torch_private import graph_keys, graph_nodes, graph_objects, inductor_lowering
 from shiplap.torch_private.dispatcher_calls import builtin_of, is_plain_call, is_recorded_call
 from tests.inductor.targets import qmm
 
@@ -60,7 +60,7 @@ def test_autocast_converts_arguments_by_the_rule(ns: str) -> None:
 @capability("calls below autograd")
 def test_a_call_goes_below_autograd_where_nothing_has_to_see_it(double: Any) -> None:
     leaf = X.clone().requires_grad_()
-    assert double.separable
+    assert double.can_skip_dispatcher
     assert is_plain_call((X,), {})
     assert is_recorded_call((leaf,))
     assert not is_plain_call((leaf,), {})
@@ -140,7 +140,7 @@ def test_the_keys_of_torchs_caches_are_asked_for_the_ops_of_a_graph(
 
     monkeypatch.setattr(graph_keys, "operators_of", noted)
     torch.compile(lambda x: double(x), fullgraph=True)(X)
-    assert seen & double.operators()
+    assert seen & double.operator_names()
 
 
 @capability("symbolic fakes")
@@ -237,15 +237,15 @@ def test_kernels_are_explained_with_their_operators() -> None:
 
 @capability("nested arguments")
 def test_leaves_of_a_tree() -> None:
-    assert pytree.leaves({"a": (1, [2, 3])}) == [1, 2, 3]
-    assert pytree.map_leaves(lambda v: v + 1, {"a": (1, [2])}) == {"a": (2, [3])}
+    assert graph_objects.leaves({"a": (1, [2, 3])}) == [1, 2, 3]
+    assert graph_objects.map_leaves(lambda v: v + 1, {"a": (1, [2])}) == {"a": (2, [3])}
 
 
 @capability("operators of a graph")
 def test_a_node_has_its_operator() -> None:
     graph = torch.fx.symbolic_trace(lambda x: x.add(1)).graph
     (node,) = (n for n in graph.nodes if n.op.startswith("call"))
-    assert graph_operators.operator_of(node) == graph_operators.operator_of(node) is not None
+    assert graph_nodes.operator_of(node) == graph_nodes.operator_of(node) is not None
 
 
 @capability("rewrites")

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.nn import functional as F
 
-from shiplap.torch_private.dynamo_record import record_graph
+from shiplap.torch_private.graph_nodes import record_graph
 
 Fn = Callable[..., Any]
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from shiplap.torch_private.graph_constants import constant_result
+from shiplap.torch_private.dynamo import constant_result
 
 
 def test_the_mark_is_that_of_torch() -> None:

@@ -87,13 +87,13 @@ def test_an_explanation_knows_the_op_by_its_name(double):
         torch.compile(lambda x: double(x + 1).sin(), fullgraph=True)(torch.randn(5))
     kernels = [group.kernel.removesuffix(".default") for group in graphs[0].groups_with_kernel_names() if group.kernel]
     assert [kernel for kernel in kernels if "cpp_fused" not in kernel] == [
-        f"torch.ops.{double.spec.namespace}.double.raw"
+        f"torch.ops.{double.spec.namespace}.double.below_autograd"
     ]
 
 
 def test_it_is_what_the_part_below_autograd_calls_without_a_question(double):
-    called = in_code(double.raw)
-    assert called is not double.raw._op
+    called = in_code(double.below_autograd)
+    assert called is not double.below_autograd._op
     assert torch.equal(called(torch.ones(2)), torch.full((2,), 2.0))
     assert in_code(torch.sin) is torch.sin
 

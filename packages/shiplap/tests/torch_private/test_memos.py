@@ -15,14 +15,14 @@ from torch import Tensor
 import shiplap.torch_private as compat
 from shiplap.kernels.triton.async_errors import LateErrors
 from shiplap.kernels.triton.device_tables import DeviceTable
-from shiplap.torch_private.dispatch_modes import built_outside_modes, outside_modes
+from shiplap.torch_private.dispatcher_calls import built_outside_modes, outside_modes
 from shiplap_testing.paths import REPOSITORY
 
 GUARDS = {"outside_modes", "built_outside_modes"}
 NOT_BUILT_HERE = {
     "shiplap/declare/code_files.py": "tensors that code holds, by identity, with the text of their values",
     "shiplap/dispatch/second_derivative.py": "the tensors of one backward, by identity",
-    "shiplap/torch_private/dynamo_record.py": "the tensors of one trace, by identity",
+    "shiplap/torch_private/graph_nodes.py": "the tensors of one trace, by identity",
     "shiplap/tuning/verify.py": "the references of one tuning run, which ends before its caller's mode does",
     "shiplap/tuning/inputs.py": "the arguments of one tuning run",
     "shiplap/inductor/bound_call.py": "memory of one lowering, overwritten before each use",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from shiplap.torch_private.pytree import leaves, register_constant
+from shiplap.torch_private.graph_objects import leaves, register_constant
 
 
 def test_constants_are_no_leaves_until_that_is_undone():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shiplap.torch_private import triton_assembler
+from shiplap.torch_private import triton_internals
 from shiplap_testing.forked import python
 
 CHOSEN = "TRITON_PTXAS_PATH"
@@ -29,7 +29,7 @@ def brought(tmp_path, monkeypatch):
 
 
 def use_torchs():
-    triton_assembler.use_torch_assembler.__wrapped__()
+    triton_internals.use_torch_assembler.__wrapped__()
     return os.environ.get(CHOSEN)
 
 
@@ -71,8 +71,8 @@ torch.version.cuda, torch.__file__ = "13.0", sys.argv[1]
 found = []
 triton.knobs.compilation.listener = lambda *, cache_hit, **more: found.append(bool(cache_hit))
 if sys.argv[2] == "a graph":
-    from shiplap.torch_private import cache_reuse
-    cache_reuse.prepare_cache_keys()
+    from shiplap.torch_private import dynamo
+    dynamo.prepare_cache_keys()
 compile_form(add_one, SpecializedForm({"x": "*fp32", "n": "i32"}, {}, {(0,): [["tt.divisibility", 16]]}, {}), 0, (), 90)
 print(found)
 """

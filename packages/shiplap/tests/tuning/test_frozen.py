@@ -24,7 +24,7 @@ def matrices(m=16, k=512, dtype=torch.float32):
 
 
 def picked(args):
-    kernel = ops.mm.pick(ops.mm.bind(args))
+    kernel = ops.mm.pick_kernel(ops.mm.bind(args))
     return f"{kernel.name}({kernel.config})" if kernel else "reference"
 
 

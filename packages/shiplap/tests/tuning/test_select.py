@@ -38,7 +38,7 @@ def test_the_choice_is_served_to_its_bucket_and_to_no_other():
     select(ops.mm, recipe_of(ops.mm, matrices()))
 
     def picked(*args):
-        kernel = ops.mm.pick(ops.mm.bind(args))
+        kernel = ops.mm.pick_kernel(ops.mm.bind(args))
         return (kernel.name, str(kernel.config))
 
     assert picked(torch.ones(15, 500), torch.ones(500, 9)) == ("right", "WAIT=300")
@@ -55,7 +55,7 @@ def test_what_is_stored_is_not_measured_again():
     second = select(ops.mm, recipe)
     assert measure.benchmarks == before
     assert second == first.but(origin="stored")
-    assert ops.mm.pick(ops.mm.bind(matrices())).name == "right"
+    assert ops.mm.pick_kernel(ops.mm.bind(matrices())).name == "right"
 
 
 def test_another_kernel_makes_the_stored_choice_absent(ns):
@@ -94,10 +94,10 @@ def test_a_choice_of_a_rebound_kernel_is_not_served(ns):
         one.spec.name, one.identity, ("cpu", *one.rule.key(call)), "add", one.kernels["cpu"][0].space.fixed[1]
     )
     tuned_choices.install_choice_entries([entry])
-    assert str(one.pick(call).config) == "BY=2"
+    assert str(one.pick_kernel(call).config) == "BY=2"
     one.kernel("cpu", add, configs=[{"BY": 1}, {"BY": 2}, {"BY": 3}])
     with pytest.warns(ShiplapNotice, match="made for another version of the op or its kernels"):
-        assert str(one.pick(call).config) == "BY=1"
+        assert str(one.pick_kernel(call).config) == "BY=1"
 
 
 @pytest.mark.parametrize("wrong", [33, 63])
@@ -354,9 +354,9 @@ def test_a_choice_that_does_not_take_a_call_is_passed_over(ns):
     tuned_choices.install_choice_entries(
         [tuned_choices.ChoiceEntry(one.spec.name, one.identity, ("cpu", *one.rule.key(call)), "even")]
     )
-    assert one.pick(call).name == "even"
+    assert one.pick_kernel(call).name == "even"
     with pytest.warns(ShiplapNotice, match=r"the chosen kernel does not take this call \(odd\)"):
-        assert one.pick(one.bind((torch.ones(7),))) is None
+        assert one.pick_kernel(one.bind((torch.ones(7),))) is None
 
 
 def test_the_reference_is_computed_once_per_case(monkeypatch):

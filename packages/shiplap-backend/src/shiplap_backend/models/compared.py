@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shiplap.torch_private.pytree import leaves, map_leaves
+from shiplap.torch_private.graph_objects import leaves, map_leaves
 from shiplap_backend.models.case import CaseMaker, ModelCase
 
 NEAR = 1e-5  # relative distance from float64 that is rounding, whatever the CPU's own distance is

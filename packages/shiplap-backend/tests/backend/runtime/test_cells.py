@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from shiplap.torch_private.pytree import leaves
+from shiplap.torch_private.graph_objects import leaves
 
 
 class Packed(nn.Module):

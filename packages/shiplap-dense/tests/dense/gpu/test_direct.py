@@ -95,7 +95,7 @@ def test_views():
 )
 def test_what_eager_calls_run(case, template):
     op, args = getattr(ops, case), EAGER[case](torch.float16)
-    picked = op.pick(op.bind(args))
+    picked = op.pick_kernel(op.bind(args))
     assert isinstance(picked, Kernel) == template
     names = launched(op, *args)
     assert (case in names) == template, names
@@ -138,7 +138,7 @@ def test_a_table_in_a_graph_stays_where_it_is():
     x, w = randn(2, 9, 9, 16), randn(24, 3, 3, 16)
     args = (x, w, None, [1, 1], [1, 1], [1, 1])
     call = ops.conv2d.bind(args)
-    serving = kernel.serving(call)
+    serving = kernel.variant_for_call(call)
     serving.run(call)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -157,7 +157,7 @@ def test_a_table_in_a_graph_stays_where_it_is():
         pytest.raises(sl.ShiplapError, match="SL305: a table of the kernel is not on the device yet"),
         torch.cuda.graph(torch.cuda.CUDAGraph()),
     ):
-        kernel.serving(other).run(other)
+        kernel.variant_for_call(other).run(other)
 
 
 def test_offsets_beyond_32_bits():
@@ -167,7 +167,7 @@ def test_offsets_beyond_32_bits():
     b = randn(64, 48, dtype=torch.float16)
     for op, args in ((ops.mm, (a, b)), (ops.bmm, (a[None], b[None]))):
         call = op.bind(args)
-        (got,) = op.kernels["cuda"][0].serving(call).run(call)
+        (got,) = op.kernels["cuda"][0].variant_for_call(call).run_call(call)
         assert error(got, reference(op, args)) < 3e-3
     feats = space.as_strided((rows, 12), (far, 1))
     args = draw(torch.float16, n=rows)

@@ -17,7 +17,7 @@ import shiplap_sparse3d.geometry as geometry
 import shiplap_sparse3d.spconv as sp
 from shiplap.inductor import fusion_choices, prove_candidate
 from shiplap.inductor.template_candidate import TemplateCandidate
-from shiplap.torch_private import inductor_choices_ahead
+from shiplap.torch_private import inductor_templates
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.cuda import conv as cuda
 from shiplap_testing import interpreted as interpreted  # it says that Triton is interpreted
@@ -29,7 +29,7 @@ geometry.wants_sorted = lambda tensor: True  # as on a GPU
 inductor.should_assume_input_aligned = lambda example: True  # type: ignore[attr-defined]
 ahead: list[str] = []
 proven: list[str] = []
-inductor_choices_ahead.compile_apart = lambda choice: bool(ahead.append(choice.bmreq.module_path))
+inductor_templates.compile_apart = lambda choice: bool(ahead.append(choice.bmreq.module_path))
 remember = prove_candidate.remember_verdict
 
 

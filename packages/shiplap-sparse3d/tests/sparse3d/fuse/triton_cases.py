@@ -54,7 +54,7 @@ def alone(op: sl.Op, args: tuple[Any, ...], **config: Any) -> Tensor:
     """The op's template as a kernel of its own."""
     template = dataclasses.replace(op.templates["cpu"][0], configs=({**TILE, **config},))
     call, kernel = op.bind(args), TemplateKernel(op.spec, KernelTerms(template.name, "cpu", template), template)
-    serving = kernel.serving(call)
+    serving = kernel.variant_for_call(call)
     assert not isinstance(serving, str), serving
     return serving.run(call)[0]
 

@@ -1,4 +1,4 @@
-"""C++ that looks up tuned choices. The key of a call is computed before the arguments are taken over."""
+"""The C++ that looks up tuned choices. The key of a call is computed before the arguments are taken over."""
 
 from __future__ import annotations
 

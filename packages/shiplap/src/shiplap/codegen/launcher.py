@@ -1,4 +1,4 @@
-"""A program of launches → C++: a function of the C ABI that computes grids and arguments and calls the driver.
+"""The C++ of a program of launches: a function of the C ABI that computes grids and arguments and calls the driver.
 
 A kernel is compiled for a *key*: a list of integers that the generated code and ``kernels/triton/specialize.py``
 compute alike. An entry stands for a value of a config or another compile-time parameter, a tensor's dtype and

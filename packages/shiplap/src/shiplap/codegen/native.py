@@ -22,7 +22,7 @@ from shiplap.declare.config import Space
 from shiplap.declare.cpp_expression import quote_cpp, to_cpp
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.schema import public_schema, schema_text
-from shiplap.declare.spec import Arg, OpSpec, Output, TensorType
+from shiplap.declare.spec import OpSpec, Output, TensorType
 from shiplap.dispatch.out import out_variant_schema, scratch_name
 from shiplap.errors import error
 from shiplap.plan import CallPlan
@@ -30,8 +30,7 @@ from shiplap.plan.build import try_expression
 from shiplap.plan.expression import VariableNames
 from shiplap.plan.outputs import OutputPlan
 from shiplap.plan.packing import packing_steps
-from shiplap.plan.rules.outputs import WithinBound
-from shiplap.plan.rules.tensors import OfTensor, undefined_tensor_condition
+from shiplap.plan.rules import size_is_within_bound, undefined_condition
 from shiplap.plan.steps import CheckStep, LetStep, PackStep, VariableType
 from shiplap.torch_private.dispatcher_library import name_of_edition
 
@@ -82,7 +81,7 @@ class NativeOp:
 
 
 def native_source(ops: Sequence[NativeOp], *, alone: bool = False) -> str:
-    """One translation unit for ``ops``, for processes without Shiplap if it is ``alone``.
+    """Return one translation unit for ``ops``, for processes without Shiplap if it is ``alone``.
 
     SL404 for a declaration that has to stay with the Python binding.
     """
@@ -104,9 +103,12 @@ def _by_namespace(ops: Sequence[NativeOp]) -> list[tuple[str, dict[str, str]]]:
     for index, op in enumerate(ops):
         schemas = by_namespace.setdefault(op.spec.namespace, {})
         if op.spec.returned:  # first: torch forgets overloads in the order in which they were defined
-            schemas.setdefault(_returning_schema(op), f"op_{index}")
-        for text in _op_schemas(op):
-            schemas.setdefault(text, "")
+            name = name_of_edition(op.spec.opname, op.edition)
+            schemas.setdefault(quote_cpp(public_schema(op.spec, name)), f"op_{index}")
+        texts = [schema_text(op.spec, name) for name in op.names]
+        texts += [out_variant_schema(op.spec, _helper_op_name(op, "out"))] if op.out else []
+        for text in texts:
+            schemas.setdefault(quote_cpp(text), "")
     return list(by_namespace.items())
 
 
@@ -128,19 +130,23 @@ def _template_values(op: NativeOp) -> dict[str, Any]:
             fix="keep the Python binding, which handles this kernel, or declare sizes and dtypes that C++ can check",
         )
     where = f"{spec.name}, kernel {op.symbol}"
+    functions = [(name, "call") for name in op.names]  # each torch op with the C++ function behind it
+    calls = [{"function": "call", "python": f"{spec.namespace}::{_helper_op_name(op, 'python')}", "out": False}]
+    if op.out:
+        functions.append((_helper_op_name(op, "out"), "call_out"))
+        python = f"{spec.namespace}::{_helper_op_name(op, 'out__python')}"
+        calls.append({"function": "call_out", "python": python, "out": True})
+    peek = [("_or_absent" if a.optional else "", i) for i, a in enumerate(spec.args) if a.tensor is not None]
     return {
         "spec": spec,
         "symbol": op.symbol,
         "source": op.source,
         "device": op.device,
         "prototype": parameters,
-        "entries": ", ".join(f"{{{quote_cpp(name)}, &{f}_entry}}" for name, f in _op_functions(op)),
-        "routes": ", ".join(f"{{&{f}, &{f}_target}}" for f in dict.fromkeys(f for _, f in _op_functions(op))),
+        "entries": ", ".join(f"{{{quote_cpp(name)}, &{f}_entry}}" for name, f in functions),
+        "routes": ", ".join(f"{{&{f}, &{f}_target}}" for f in dict.fromkeys(f for _, f in functions)),
         "key": op.device.upper(),
-        "calls": [
-            {"function": "call", "python": f"{spec.namespace}::{_helper_op_name(op, 'python')}", "out": False},
-            *_out_call(op),
-        ],
+        "calls": calls,
         "scratch": scratch_name(spec),
         "returning": _returning_op(op),
         "where": where,
@@ -148,7 +154,7 @@ def _template_values(op: NativeOp) -> dict[str, Any]:
         "arguments": [_argument_expression(spec, p) for p in parameters],
         "config": config_values(op.space),
         "lookup": lookup_key(spec, op.rule),
-        "contiguous": [_peek_contiguous(i, a) for i, a in enumerate(spec.args) if a.tensor is not None],
+        "contiguous": [f"peek_contiguous{suffix}(values[{i}])" for suffix, i in peek],
     }
 
 
@@ -163,7 +169,7 @@ def _print_plan_steps(op: NativeOp, plan: CallPlan, where: str) -> dict[str, Any
         "disjoint": step_statements(outputs.disjoint),
         "scratch_checks": step_statements(outputs.scratch),
         "room_checks": step_statements(outputs.room),
-        "within": step_statements(CheckStep(WithinBound(where, d, e.source)) for d, e in spec.bounds),
+        "within": step_statements(CheckStep(size_is_within_bound(where, d, e.source)) for d, e in spec.bounds),
         "outputs": [_describe_output(spec, outputs, out) for out in spec.outputs],
         "packed": step_statements(packed := packing_steps(spec, op.strided, op.align, native=True)),
         "written_back": [step.at for step in packed if isinstance(step, PackStep) and step.written],
@@ -178,17 +184,6 @@ def _helper_op_name(op: NativeOp, role: str) -> str:
     return name_of_edition(f"{op.spec.stem}__{role}", op.edition)
 
 
-def _op_schemas(op: NativeOp) -> list[str]:
-    """Return the schema of every torch op that the code implements, for a process without shiplap."""
-    out = [quote_cpp(out_variant_schema(op.spec, _helper_op_name(op, "out")))] if op.out else []
-    return [*(quote_cpp(schema_text(op.spec, name)) for name in op.names), *out]
-
-
-def _returning_schema(op: NativeOp) -> str:
-    """Return the schema of an op that returns arguments, which calls the op that writes."""
-    return quote_cpp(public_schema(op.spec, name_of_edition(op.spec.opname, op.edition)))
-
-
 def _returning_op(op: NativeOp) -> dict[str, Any]:
     """Return the parts of an op that returns arguments and calls the op that writes.
 
@@ -201,16 +196,6 @@ def _returning_op(op: NativeOp) -> dict[str, Any]:
     name, _, overload = op.names[0].partition(".")
     results = [places[r.alias] if r.alias else -1 for r in op.spec.returns]
     return {"writer": f"{op.spec.namespace}::{name}", "overload": overload, "results": results}
-
-
-def _op_functions(op: NativeOp) -> list[tuple[str, str]]:
-    """Return each torch op with the C++ function behind it."""
-    return [*((name, "call") for name in op.names), *([(_helper_op_name(op, "out"), "call_out")] if op.out else [])]
-
-
-def _out_call(op: NativeOp) -> list[dict[str, Any]]:
-    python = f"{op.spec.namespace}::{_helper_op_name(op, 'out__python')}"
-    return [{"function": "call_out", "python": python, "out": True}] if op.out else []
 
 
 def _why_unfit(op: NativeOp) -> str:
@@ -252,7 +237,7 @@ class Deferral:
 
 
 def _input_deferrals(op: NativeOp, plan: CallPlan) -> Iterable[Deferral]:
-    """The conditions on the arguments of a call."""
+    """Yield the conditions on the arguments of a call under which Python serves it."""
     classes: set[str] = set()
     if op.spec.dynamic and op.device == "cuda":  # sizes that the host reads
         yield Deferral("is_capturing()", quote_cpp("a call that is captured in a CUDA graph"))
@@ -262,8 +247,8 @@ def _input_deferrals(op: NativeOp, plan: CallPlan) -> Iterable[Deferral]:
         if kind is None or arg.optional:
             continue
         for rule in undecided:  # None first, of which no other condition can be asked
-            if isinstance(rule, OfTensor) and rule.at.arg == arg.name and (condition := rule.defers(index)):
-                yield Deferral(condition, quote_cpp(f"{rule.undecided}: argument {arg.name!r}"))
+            if rule.argument == arg.name and rule.deferral:
+                yield Deferral(rule.deferral.format(index=index), quote_cpp(f"{rule.undecided}: argument {arg.name!r}"))
         if not kind.concrete and kind.dtype_class not in classes:
             classes.add(kind.dtype_class)
             taken = op.dtypes or kind.dtypes or dtypes.DTYPES
@@ -272,21 +257,17 @@ def _input_deferrals(op: NativeOp, plan: CallPlan) -> Iterable[Deferral]:
 
 
 def _out_deferrals(op: NativeOp, plan: CallPlan) -> list[Deferral]:
-    """The same conditions for the tensors that an out-variant writes to."""
+    """Return the same conditions for the tensors that an out-variant writes to."""
     written = [*enumerate((o.name for o in op.spec.outputs), len(op.spec.args))]
     found = [
-        Deferral(undefined_tensor_condition(index), quote_cpp(f"None for a tensor: output {name!r}"))
+        Deferral(undefined_condition(index), quote_cpp(f"None for a tensor: output {name!r}"))
         for index, name in written
     ]
     for index, name in written if op.align > 1 else ():
         reason = quote_cpp(f"an address that is no multiple of {op.align} bytes: output {name!r}")
         found.append(Deferral(f"!peek_aligned(values[{index}], {op.align})", reason))
     rule = plan.outputs.no_gradient
-    return [*found, Deferral(rule.defers(0), quote_cpp(rule.undecided))]
-
-
-def _peek_contiguous(index: int, arg: Arg) -> str:
-    return f"peek_contiguous{'_or_absent' if arg.optional else ''}(values[{index}])"
+    return [*found, Deferral(rule.deferral, quote_cpp(rule.undecided))]
 
 
 def _workspace_statements(op: NativeOp, names: VariableNames) -> list[str]:

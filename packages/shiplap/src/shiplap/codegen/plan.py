@@ -73,21 +73,22 @@ def rule_check(rule: ArgumentRule) -> list[str]:
     # A condition that is always true would only cost time in each call.
     return (
         []
-        if rule.holds().cpp == TRUE.cpp
+        if rule.condition.cpp == TRUE.cpp
         else [f"if (!({rule_condition(rule)})) [[unlikely]] {refuse_statement(rule)}"]
     )
 
 
 def rule_condition(rule: ArgumentRule) -> str:
-    return _require_cpp(rule.holds().cpp)
+    return _require_cpp(rule.condition.cpp)
 
 
 def refuse_statement(rule: ArgumentRule) -> str:
     """Return the statement that raises the error for a call which breaks ``rule``."""
-    texts = (rule.where(), rule.got(), rule.expected())
+    texts = (rule.where, rule.got, rule.expected)
     messages = ", ".join(quote_cpp(braced_text(text)) for text in texts)
     values = ", ".join(_require_cpp(part.shown[1]) for text in texts for part in text if isinstance(part, Expression))
-    return f"refuse({quote_cpp(rule.id)}, {quote_cpp(rule.what)}, {messages}, {quote_cpp(rule.remedy)}, {{{values}}});"
+    id, title, fix = map(quote_cpp, (rule.id, rule.error_title, rule.error_fix))
+    return f"refuse({id}, {title}, {messages}, {fix}, {{{values}}});"
 
 
 def braced_text(text: Text) -> str:

@@ -17,8 +17,7 @@ from shiplap.declare.spec import OpSpec
 from shiplap.plan import CallPlan
 from shiplap.plan.build import dtype_step, steps_around
 from shiplap.plan.expression import TensorPlace
-from shiplap.plan.rules.outputs import Aligned, AlignedOutput, OnCpu
-from shiplap.plan.rules.tensors import ContiguousTensor, DtypeAmong
+from shiplap.plan.rules import dtype_is_among, is_aligned, is_contiguous, is_on_cpu
 from shiplap.plan.steps import CheckStep, Step
 
 
@@ -49,13 +48,13 @@ def narrowed_steps(
         assert arg.tensor is not None
         at, steps = TensorPlace(spec.name, arg.name), list[Step]()
         if dtypes and not arg.tensor.concrete:
-            steps.append(CheckStep(DtypeAmong(at, f"kernel {symbol}", dtypes)))
+            steps.append(CheckStep(dtype_is_among(at, f"kernel {symbol}", dtypes)))
         # The native binding copies such a tensor. A tvm-ffi function makes no copies, so it refuses the call.
         if arg.name not in strided and not arg.contiguous:
-            steps.append(CheckStep(ContiguousTensor(at)))
+            steps.append(CheckStep(is_contiguous(at)))
         if align > 1:
-            steps.append(CheckStep(Aligned(at, align)))
+            steps.append(CheckStep(is_aligned(at, align)))
         yield from steps_around(arg, at, (dtype_step(at), *steps)) if arg.optional else steps
     for out in spec.outputs if align > 1 else ():
-        yield CheckStep(AlignedOutput(TensorPlace(spec.name, out.name, role="output"), align))
-    yield CheckStep(OnCpu(spec.name))
+        yield CheckStep(is_aligned(TensorPlace(spec.name, out.name, role="output"), align, output=True))
+    yield CheckStep(is_on_cpu(spec.name))

@@ -48,7 +48,7 @@ def is_tensor(annotation: object) -> TypeGuard[type[AbstractArray]]:
 
 
 def read_tensor(annotation: type[AbstractArray], where: str) -> TensorType:
-    """``Float[Tensor, "n ci"]`` → ``TensorType``."""
+    """Return the ``TensorType`` of an annotation such as ``Float[Tensor, "n ci"]``."""
     tokens = annotation.dim_str.split()
     if len(tokens) > 1 and any(not t.isidentifier() and _is_expression_part(t) for t in tokens):
         fix = f"write each dim without blanks, such as {''.join(tokens)!r} for one dim"
@@ -69,14 +69,16 @@ def _is_expression_part(token: str) -> bool:
 
 
 def tensor_dtypes(annotation: type[AbstractArray]) -> tuple[str, ...]:
-    """Names of the torch dtypes that a jaxtyping annotation admits. Empty means all (``Shaped``)."""
+    """Return the names of the torch dtypes that a jaxtyping annotation admits. Empty means all (``Shaped``)."""
     names = annotation.dtypes if isinstance(annotation.dtypes, (tuple, list)) else ()
     return tuple(n for n in names if isinstance(n, str) and isinstance(getattr(torch, n, None), torch.dtype))
 
 
 def read_tensors(annotation: object, where: str) -> TensorType | None:
-    """``Float[Tensor, "n"] | Int32[Tensor, "n"]``: one type of the dtypes of all, which have the same dims. None for
-    what is no tensor."""
+    """Return one type for ``Float[Tensor, "n"] | Int32[Tensor, "n"]``, with the dtypes of all parts.
+
+    None for annotations that are not tensors.
+    """
     if is_tensor(annotation):
         return read_tensor(annotation, where)
     members = typing.get_args(annotation) if _is_union_annotation(annotation) else ()

@@ -1,4 +1,4 @@
-"""Dims along which calls of an op may be joined: what ``op.batches`` declares."""
+"""The dims that ``op.batches`` declares, along which calls of an op may be joined."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shiplap.errors import error
 
 @dataclass(frozen=True)
 class Batching:
-    """Calls that agree in every argument but ``joined`` are one call of those, concatenated.
+    """The rule that calls which agree in every argument but ``joined`` are one call of those, concatenated.
 
     Attributes:
         dim: its name. ``joined``: name of each argument that has it → its position there.
@@ -23,7 +23,10 @@ class Batching:
 
 
 def read_batching(spec: OpSpec, dim: str) -> Batching:
-    """``dim`` as declared. SL117 unless it is a plain size of an argument and of every output, and no other size."""
+    """Return the declared rule for ``dim``.
+
+    Raise SL117 unless the dim is a plain size of an argument and of every output, and no other size.
+    """
 
     def place(name: str, tensor: TensorType) -> int | None:
         at = [i for i, d in enumerate(tensor.dims) if dim in _dim_names(d)]

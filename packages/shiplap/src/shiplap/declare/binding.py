@@ -17,7 +17,7 @@ UNPLACED = torch.device("meta")  # of a call of which no tensor has been looked 
 
 @dataclass(slots=True)
 class Binding:
-    """One call's arguments, in schema order, with what they determine.
+    """The arguments of one call, in schema order, with the dims, scalars and dtypes that they determine.
 
     ``env`` maps dim names and scalar arguments to their values; ``dtypes`` maps dtype classes to dtypes.
     """
@@ -28,13 +28,13 @@ class Binding:
     device: torch.device = UNPLACED
 
     def size(self, name: str) -> int:
-        """The dim or int argument ``name`` of a call of real tensors."""
+        """Return the dim or int argument ``name`` of a call of real tensors."""
         value = self.env[name]
         assert isinstance(value, int), f"{name} = {value!r}"
         return value
 
     def dtype_of(self, out: TensorType) -> torch.dtype:
-        """The dtype of an output: its own if it is concrete, else that of its class in this call."""
+        """Return the dtype of an output: its own if it is concrete, else that of its class in this call."""
         if not out.concrete:
             return self.dtypes[out.dtype_class]
         dtype: torch.dtype = getattr(torch, out.dtypes[0])
@@ -42,7 +42,7 @@ class Binding:
 
 
 def declared_output_shape(out: Output, env: Mapping[str, EnvValue]) -> list[Size]:
-    """The shape of an output once ``env`` holds every dim it names."""
+    """Return the shape of an output once ``env`` holds every dim it names."""
     shape: list[Size] = []
     for dim in out.tensor.dims:
         if dim.kind == "fixed":

@@ -1,4 +1,4 @@
-"""Sizes that broadcast, ``#n`` in a declaration: what they broadcast to, and which of them mean something."""
+"""The sizes that broadcast, ``#n`` in a declaration: the size to which they broadcast, and which of them are named."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from shiplap.errors import error
 
 
 def broadcast_dims(args: Iterable[Arg], dims: Iterable[str] = ()) -> dict[str, str]:
-    """``dims=`` for what arguments broadcast to and none of them has itself: of ``x`` and ``y``, both ``#n``,
-    ``{"n": "broadcast(x_n, y_n)"}``. An argument that may be absent gives no size."""
+    """Return ``dims=`` for the sizes to which arguments broadcast and that no argument has: for ``x`` and ``y``, both
+    ``#n``, this is ``{"n": "broadcast(x_n, y_n)"}``. An argument that may be absent gives no size.
+    """
     sure = [a for a in args if not a.optional]
     given = {d.text for a in sure if a.tensor for d in a.tensor.dims} | {a.name for a in sure} | {*dims}
     owns: dict[str, list[str]] = {}
@@ -20,7 +21,9 @@ def broadcast_dims(args: Iterable[Arg], dims: Iterable[str] = ()) -> dict[str, s
 
 
 def check_broadcasts(spec: OpSpec, known: set[str]) -> None:
-    """SL105 unless what ``#n`` broadcasts to is known in every call, and its own size has a name that is free."""
+    """Raise SL105 unless each size to which ``#n`` broadcasts is known in every call, and its own size has a name that
+    is free.
+    """
     names = [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if not d.of]
     taken = {*names, *(a.name for a in spec.args), *(k for k, _ in spec.dims)}
     for arg in spec.tensors:

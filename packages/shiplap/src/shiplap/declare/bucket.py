@@ -88,7 +88,7 @@ class BucketRule:
 
     @cached_property
     def quick(self) -> Callable[[Binding], Key]:
-        """A generated function that identifies device type and :meth:`key` of a call, in a third of the time."""
+        """The generated function that returns the device type and the :meth:`key` of a call, in a third of the time."""
         sizes = [f"_round(e.get({n!r}))" if pow2 else f"_plain(e.get({n!r}))" for n, pow2 in self._get]
         whole = [
             f"(a[{i}] is None or a[{i}].is_contiguous())" if o else f"a[{i}].is_contiguous()" for i, o in self.plain
@@ -151,7 +151,8 @@ def bucket_dtypes(rule: BucketRule, call: Binding) -> str:
 
 def bucket_layout(args: Sequence[Value]) -> str:
     """Return a code for each tensor: ``c`` contiguous, ``-`` absent, else the order of its dims, ``+`` with gaps."""
-    return ",".join([_layout_code(v) for v in args if v is None or isinstance(v, Tensor) or _lists_as_tuples(v)])
+    tensors = [v for v in args if v is None or isinstance(v, Tensor) or _has_tensors(v)]
+    return ",".join(map(_layout_code, tensors))
 
 
 def _layout_code(value: Value) -> str:
@@ -160,7 +161,7 @@ def _layout_code(value: Value) -> str:
     return f"[{','.join(map(_layout_code, value))}]" if isinstance(value, (list, tuple)) else "-"
 
 
-def _lists_as_tuples(value: Value) -> bool:
+def _has_tensors(value: Value) -> bool:
     return isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value)
 
 
@@ -172,21 +173,14 @@ def _dim_order_code(t: Tensor) -> str:
     return "".join(map(str, order)) + ("" if dense else "+")
 
 
-def _is_exact_by_default(kind: str) -> bool:
-    """Whether calls with different values of such a scalar have different choices by default."""
-    return "float" not in kind and kind != "object"
-
-
 def read_bucket_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, str] | None = None) -> BucketRule:
     """Return the bucket rule of ``spec``. Raise SL115 for an unknown name or kind."""
     computed = {name for name, _ in spec.dims}
     dims = [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")]
     free = dict.fromkeys(d for d in dims if d not in computed and d != "...")
-    merged = dict.fromkeys(free, default) | {
-        a.name: "exact" for a in spec.scalars if _is_exact_by_default(str(a.scalar))
-    }
-    floats = {a.name: "none" for a in spec.scalars if a.name not in merged}
-    merged = {**merged, **floats}
+    exact = [a.name for a in spec.scalars if "float" not in str(a.scalar) and a.scalar != "object"]
+    merged = dict.fromkeys(free, default) | dict.fromkeys(exact, "exact")
+    merged |= {a.name: "none" for a in spec.scalars if a.name not in merged}
     for name, kind in [("the default", default), *(kinds or {}).items()]:
         if kind not in KINDS or (name not in merged and name != "the default"):
             names = ", ".join(merged)

@@ -13,12 +13,15 @@ HEAD = sys.implementation.cache_tag or ""  # another Python compiles to other in
 
 
 def code_digest(*roots: AnyValue) -> str:
-    """The digest of functions and objects with all that they use: another one when they behave differently."""
+    """Return the digest of functions and objects with all code that they use.
+
+    It differs where the code behaves differently.
+    """
     return digest_of_parts(walk_code(*roots))
 
 
 def digest_of_parts(parts: Iterable[CodePart]) -> str:
-    """The digest of the parts of a walk."""
+    """Return the digest of the parts of a walk."""
     digest = hashlib.sha256(HEAD.encode())
     for part in parts:
         if part.kind != "constant":  # it is in the text of what holds it
@@ -27,5 +30,5 @@ def digest_of_parts(parts: Iterable[CodePart]) -> str:
 
 
 def first_unfollowed(*roots: AnyValue) -> str:
-    """The first thing that ``roots`` use and no walk can look into. Empty if there is none."""
+    """Return the name of the first object that ``roots`` use and no walk can follow. Empty if there is none."""
     return next((str(part.value) for part in walk_code(*roots) if part.kind == "unfollowed"), "")

@@ -1,4 +1,4 @@
-"""Files that stand for code that cannot be followed, and the content of data, each as a digest."""
+"""Digests of files, for code that cannot be followed, and of the content of data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from types import CodeType, FunctionType, ModuleType
 from torch import Tensor
 from torch.nn import Parameter
 
-from shiplap.torch_private.dispatch_modes import without_modes
+from shiplap.torch_private.dispatcher_calls import without_modes
 
 # A version stands for the code of these libraries. Keys of choices, proofs and torch's caches name those of the first.
 STABLE = frozenset({"builtins", "jaxtyping", "numpy", "shiplap", "shiplap_headers", "torch", "triton"})
@@ -34,7 +34,7 @@ SITES = ("site-packages", "dist-packages")
 
 
 def top_package(module: str | None) -> str:
-    """The package at the top of a dotted name."""
+    """Return the package at the top of a dotted name."""
     return (module or "").partition(".")[0]
 
 
@@ -51,7 +51,10 @@ def version_covers_code(top: str) -> bool:
 
 @cache
 def version_text(top: str) -> str:
-    """``name version`` of a well-known library. The version of Python and torch stands in other parts of the keys."""
+    """Return ``name version`` of a well-known library.
+
+    The versions of Python and torch are in other parts of the keys.
+    """
     from importlib.metadata import PackageNotFoundError, version
 
     if top not in VERSIONED:
@@ -63,7 +66,7 @@ def version_text(top: str) -> str:
 
 
 def file_digest(path: str | Path) -> str:
-    """The digest of a file as it is now, or why it cannot be read."""
+    """Return the digest of a file as it is now, or the reason why it cannot be read."""
     try:
         about = os.stat(path)
         return _file_content_digest(str(path), about.st_size, about.st_mtime_ns, about.st_ino)
@@ -81,14 +84,15 @@ def _file_content_digest(path: str, _size: int, _written: int, _inode: int) -> s
 
 
 def extension_file(module: str | None) -> str | None:
-    """The file of a module that is not written in Python."""
+    """Return the file of a module that is not written in Python."""
     file = _module_file(sys.modules.get(module or ""))
     return file if file is not None and not file.endswith(".py") else None
 
 
 def module_files(module: str) -> list[tuple[str, str]]:
-    """``(name, digest)`` of all files on which a function of ``module`` may depend: those of its package, or else of
-    the module and of those beside it that it imports. Empty where the files do not hold what was loaded."""
+    """Return ``(name, digest)`` of all files on which a function of ``module`` may depend: those of its package, or
+    else of the module and of those beside it that it imports. Empty where the files do not hold the loaded code.
+    """
     loaded = sys.modules.get(module)
     package = _regular_package(loaded)
     if package is not None:
@@ -101,7 +105,7 @@ def module_files(module: str) -> list[tuple[str, str]]:
 
 
 def spec_files(name: str) -> list[tuple[str, str]]:
-    """The same for a module that a function imports, which may not be loaded yet."""
+    """Return ``(name, digest)`` of the files of a module that a function imports, which may not be loaded yet."""
     if name in sys.modules and (files := module_files(name)):
         return files
     try:
@@ -122,7 +126,7 @@ def _module_file(module: ModuleType | None) -> str | None:
 
 
 def _regular_package(module: ModuleType | None) -> Path | None:
-    """The folder of the outermost package around ``module`` that has an ``__init__`` file."""
+    """Return the folder of the outermost package around ``module`` that has an ``__init__`` file."""
     name = vars(module).get("__package__") if module is not None else None
     outermost = None
     while isinstance(name, str) and name:
@@ -158,7 +162,7 @@ def _code_objects_within(code: CodeType) -> Iterator[CodeType]:
 
 
 def _imported_beside(first: Path) -> list[Path]:
-    """A file, and the modules and packages in its folder that it imports, directly or not."""
+    """Return a file, and the files in its folder that it imports, directly or not."""
     known: dict[Path, None] = {}
     left = [first]
     while left and len(known) < MOST_FILES:
@@ -191,7 +195,7 @@ def _imports_in_file(path: Path) -> Iterable[str]:
 
 @cache
 def shiplap_digest() -> str:
-    """The digest of Shiplap's own files, which stands for its functions where they are the roots of a walk."""
+    """Return the digest of Shiplap's own files, which stands for its functions where they are the roots of a walk."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(file.read_bytes())
@@ -205,7 +209,7 @@ _MOST_TENSORS = 64
 
 
 def tensor_text(value: Tensor) -> tuple[str, bool]:
-    """Form and values of a tensor, and whether its values could be read."""
+    """Return form and values of a tensor as text, and whether its values could be read."""
     form = f"{type(value).__name__} {value.dtype} {value.device.type} {tuple(value.shape)}"
     if value.layout.__repr__() != "torch.strided" or type(value) not in (Tensor, Parameter):
         return f"{form} {value.layout}", False

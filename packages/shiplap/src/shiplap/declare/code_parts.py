@@ -14,4 +14,6 @@ class HasCode(ABC):
 
     @abstractmethod
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """What the object does: a text, and a value that the walk follows (None where the text says everything)."""
+        """Yield the parts of the object that decide its behaviour: a text, and a value that the walk follows (None
+        where the text says everything).
+        """

@@ -37,7 +37,7 @@ FLAGS = 0x3AC  # how arguments are passed, and whether the function is a generat
 
 @dataclass
 class CodeUse:
-    """What one code object, with those inside of it, says and uses.
+    """The meaning of one code object, with those inside of it, and the names that it uses.
 
     Attributes:
         text: the digest of the instructions, with their constants and names.
@@ -65,7 +65,7 @@ _MOST = 1 << 14
 
 
 def code_use(code: CodeType) -> CodeUse:
-    """What ``code`` says and uses. Each code object is read once."""
+    """Return the meaning of ``code`` and the names that it uses. Each code object is read once."""
     held = _known.get(id(code))
     if held is None:
         if len(_known) >= _MOST:
@@ -75,12 +75,15 @@ def code_use(code: CodeType) -> CodeUse:
 
 
 def plain_text(value: PlainValue | EllipsisType) -> str:
-    """A plain value as text, which also tells ``1`` from ``True`` and ``1.0``."""
+    """Return a plain value as text that distinguishes ``1`` from ``True`` and ``1.0``."""
     return f"{type(value).__name__} {value!r}"
 
 
 def constant_text(value: object) -> str:
-    """A constant of a code object. The order of a set depends on the seed of hashes, so that its members are sorted."""
+    """Return a constant of a code object as text.
+
+    The members of a set are sorted, since their order depends on the seed of hashes.
+    """
     if isinstance(value, tuple):
         return f"({', '.join(map(constant_text, value))})"
     if isinstance(value, frozenset):
@@ -141,7 +144,7 @@ def _read_instruction(use: CodeUse, code: CodeType, listed: Instructions, at: in
 
 
 def _read_attribute(use: CodeUse, listed: Instructions, at: int, name: str) -> None:
-    """An attribute or method: a change in place, an operator, or what hides which code runs."""
+    """Note the use of an attribute or a method: a change in place, an operator, or a lookup that hides the code."""
     if name in MUTATORS or (name.endswith("_") and not name.endswith("__")):
         use.stored.update(_loaded_holder_name(listed, at - 1))
     if name in HIDING_ATTRIBUTES:
@@ -170,7 +173,7 @@ def _flat_constants(value: object) -> Iterator[object]:
 
 
 def _loaded_holder_name(listed: Instructions, at: int) -> list[str]:
-    """The name of the global, captured variable or attribute whose value instruction ``at`` loads, if it is one."""
+    """Return the name of the global, captured variable or attribute that instruction ``at`` loads, if it is one."""
     if at < 0:
         return []
     each = listed[at]
@@ -196,7 +199,7 @@ def _is_lookup_of_constant(listed: Instructions, at: int) -> bool:
 
 
 def _instructions_after_value(following: Instructions) -> Instructions:
-    """What comes after a name or a constant with its attributes. Nothing where another expression stands."""
+    """Return the instructions behind a name or constant with its attributes, empty behind other expressions."""
     if not following or following[0].opname not in SIMPLE:
         return []
     attributes = 1
@@ -210,7 +213,10 @@ def _is_call_instruction(following: Instructions) -> bool:
 
 
 def expression_start(listed: Instructions, end: int) -> int | None:
-    """Where the expression begins whose value instruction ``end`` leaves on the stack. None across a jump."""
+    """Return the position at which the expression begins whose value instruction ``end`` leaves on the stack.
+
+    None across a jump.
+    """
     left = 1
     for at in range(end, -1, -1):
         each = listed[at]
@@ -223,7 +229,7 @@ def expression_start(listed: Instructions, end: int) -> int | None:
 
 
 def _without_class_places(listed: Instructions) -> list[dis.Instruction]:
-    """Instructions of the body of a class, without its docstring, its name and its line."""
+    """Return the instructions of the body of a class, without its docstring, its name and its line."""
     kept: list[dis.Instruction] = []
     for each in listed:
         if each.opname == "STORE_NAME" and each.argval in PLACES:
@@ -234,7 +240,7 @@ def _without_class_places(listed: Instructions) -> list[dis.Instruction]:
 
 
 def _without_annotations(listed: list[dis.Instruction]) -> list[dis.Instruction]:
-    """Instructions without what computes annotations of functions inside (Python 3.11 and 3.12)."""
+    """Return the instructions without those that compute annotations of inner functions (Python 3.11 and 3.12)."""
     kept = list(listed)
     for at in range(len(kept) - 1, -1, -1):
         each = kept[at]
@@ -253,7 +259,9 @@ def _without_annotations(listed: list[dis.Instruction]) -> list[dis.Instruction]
 
 @cache
 def syntax_digest(source: str) -> str:
-    """The digest of the syntax of a function, annotations included and its docstring left out, as Triton reads it."""
+    """Return the digest of the syntax of a function, annotations included and its docstring left out, as Triton reads
+    it.
+    """
     tree = ast.parse(textwrap.dedent(source))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node, clean=False) is not None:

@@ -72,9 +72,8 @@ CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"
 _DERIVED = (
     "__abstractmethods__ __annotate__ __annotations__ __annotations_cache__ __dict__ __doc__ __firstlineno__ "
     "__module__ __orig_bases__ __parameters__ __qualname__ __static_attributes__ __weakref__ _abc_impl "
-    "__jit_unused_properties__ "
-    "__dataclass_fields__ __dataclass_params__ __match_args__ _autograd_function_id _backward_cls "
-    "_compiled_autograd_backward_state"
+    "__jit_unused_properties__ __dataclass_fields__ __dataclass_params__ __match_args__ _autograd_function_id "
+    "_backward_cls _compiled_autograd_backward_state"
 )
 DERIVED = frozenset(_DERIVED.split())
 # Objects of these modules are connections, locks and generators: they hold no data that decides about a result.
@@ -83,20 +82,14 @@ _LIVE = (
     "contextvars io logging queue random socket subprocess threading weakref"
 )
 LIVE = frozenset(_LIVE.split())
-WRAPPED_ATTRIBUTES = (
-    "fn",
-    "func",
-    "py_func",
-    "__wrapped__",
-    "__func__",
-    "_init_fn",
-)  # under which libraries keep a function
+# Attributes under which libraries keep a function.
+WRAPPED_ATTRIBUTES = ("fn", "func", "py_func", "__wrapped__", "__func__", "_init_fn")
 KERNEL = ("configs", "debug", "do_not_specialize", "do_not_specialize_on_alignment", "keys", "noinline", "values")
 MOST_CONSTANTS = 64  # of one container, for those who mine them
 
 
 class CodePart(NamedTuple):
-    """Something that code uses: its text for a digest, and what it is to other readers.
+    """A part of the code that was walked: its text for a digest, and the value for other readers.
 
     ``value`` is the constant, the function, the object of Shiplap (such as an op), the name of the library, or the
     reason why code could not be followed.
@@ -107,17 +100,13 @@ class CodePart(NamedTuple):
     value: AnyValue = None
 
 
-def _find_no_op(name: str) -> HasCode | None:
-    return None
-
-
 # Finds the declared op that is called through ``torch.ops``, by its name. Set by ``dispatch/op.py``.
-find_op: Callable[[str], HasCode | None] = _find_no_op
+find_op: Callable[[str], HasCode | None] = dict[str, HasCode]().get
 _CONTAINERS: tuple[AnyValue, ...] = (list, tuple, set, frozenset)
 
 
 def walk_code(*roots: AnyValue, most: int = 1 << 16) -> list[CodePart]:
-    """All that ``roots`` use, in an order that is the same in every process that loaded the same code.
+    """Return all parts that ``roots`` use, in an order that is the same in every process that loaded the same code.
 
     Args:
         roots: functions, objects or containers of them.
@@ -131,14 +120,14 @@ def walk_code(*roots: AnyValue, most: int = 1 << 16) -> list[CodePart]:
 
 
 def constants_used(*roots: AnyValue, most: int) -> list[AnyValue]:
-    """The plain constants that ``roots`` and the code that they use hold, without docstrings, the nearest first."""
+    """Return the plain constants in ``roots`` and in the code that they use, without docstrings, the nearest first."""
     scout = _CodeWalk(most, frozenset(), reads_data=False)
     scout.run(roots)
     return [part.value for part in scout.parts if part.kind == "constant"]
 
 
 def libraries_used(*roots: AnyValue) -> set[str]:
-    """The packages at the top of all modules whose code ``roots`` use, by name."""
+    """Return the packages at the top of all modules whose code ``roots`` use, by name."""
     scout = _CodeWalk(1 << 16, frozenset(), reads_data=False)
     scout.run(roots)
     functions = {top_package(_defining_module(part.value)) for part in scout.parts if part.kind == "function"}
@@ -151,7 +140,7 @@ def is_followed(value: AnyValue) -> bool:
 
 
 def values_used(fn: FunctionType) -> Iterator[tuple[str, AnyValue]]:
-    """Captured variables, and globals that the code of ``fn`` names, in the modules of authors too."""
+    """Yield captured variables, and globals that the code of ``fn`` names, in the modules of authors too."""
     use = code_use(fn.__code__)
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
@@ -166,7 +155,7 @@ def values_used(fn: FunctionType) -> Iterator[tuple[str, AnyValue]]:
 
 
 def _defining_module(value: AnyValue) -> str:
-    """The module in which a function or class was written. A decorator may have given a function another name."""
+    """Return the module in which a function or class was written. A decorator may have renamed a function."""
     if isinstance(value, FunctionType):
         name = value.__globals__.get("__name__")
     else:
@@ -182,7 +171,7 @@ class _HomeModule(NamedTuple):
 
 
 class _CodeWalk:
-    """One pass. Objects get numbers in the order in which they are met, and are described in this order."""
+    """One walk. Objects get numbers in the order in which they are met, and are described in this order."""
 
     def __init__(self, most: int, state: frozenset[str], *, reads_data: bool) -> None:
         self.parts: list[CodePart] = []
@@ -211,7 +200,7 @@ class _CodeWalk:
             self._left.clear()
 
     def state(self) -> frozenset[str]:
-        """Names of globals, captured variables and attributes that code in use assigns to or changes in place."""
+        """Return the names of globals, captured variables and attributes that code in use changes."""
         state: set[str] = set()
         for fn, names in self.stores:
             name = fn.__name__
@@ -226,7 +215,7 @@ class _CodeWalk:
     # --- a value where it is used -------------------------------------------------------------------------------------
 
     def text(self, value: AnyValue) -> str:
-        """A value as text without addresses. What has parts of its own is described later, under a number."""
+        """Return a value as text without addresses. A value with parts is described later, under a number."""
         kind = type(value)
         if kind in PLAIN:
             self.add("constant", "", value)
@@ -249,7 +238,7 @@ class _CodeWalk:
         return f"#{number}"
 
     def _set(self, members: set[AnyValue] | frozenset[AnyValue]) -> str:
-        """The members in an order that no seed of hashes decides about: each is walked alone."""
+        """Return a set as text, in an order that no seed of hashes decides: each member is walked alone."""
         if all(type(m) in PLAIN for m in members):
             return f"{{{', '.join(sorted(map(self.text, members)))}}}"
         digests = []
@@ -265,7 +254,7 @@ class _CodeWalk:
         return f"{{{', '.join(sorted(d for d, _ in digests))}}}"
 
     def _path(self, path: str) -> str:
-        """A file by its name and content, since the folder is another one on another machine."""
+        """Return a file as text by its name and content, since its folder differs between machines."""
         if os.path.isfile(path):
             self._file(path)
             return f"path {os.path.basename(path)}"
@@ -281,7 +270,7 @@ class _CodeWalk:
         self._files_of(self._home)
 
     def _files_of(self, home: _HomeModule) -> None:
-        """Parts for all that a module may use: its files, or all that it holds where no file has what was loaded."""
+        """Describe all that a module may use: its files, or its members where no file has the loaded code."""
         if home.module in self._filed or not home.module:
             return
         self._filed.add(home.module)
@@ -297,7 +286,7 @@ class _CodeWalk:
                 self.add("data", f"{name}={self.text(value)}")
 
     def _state(self, name: str) -> None:
-        """A name that the code itself assigns to: its value is of this process, its beginning is in the files."""
+        """Describe a name to which the code itself assigns. Its first value is in the files."""
         self.add("data", f"{name} changes")
         self._files_of(self._home)
 
@@ -377,7 +366,7 @@ class _CodeWalk:
             self.add("data", f"{name}={self.text(value)}")
 
     def _global(self, name: str, value: AnyValue, use: CodeUse) -> None:
-        """A global, and of a module of an author what the code may take from it."""
+        """Describe a global, and of an author's module the attributes that the code may read."""
         if name in MODULE_NAMES:
             return
         if not isinstance(value, ModuleType):
@@ -394,7 +383,7 @@ class _CodeWalk:
             self._attribute(f"{name}.{other}", held[other], use)
 
     def _attribute(self, name: str, value: AnyValue, use: CodeUse) -> None:
-        """An attribute of a module, which may be a module again."""
+        """Describe an attribute of a module, which may be a module again."""
         if not isinstance(value, ModuleType):
             self._named(name, value)
         elif id(value) not in self._numbers:
@@ -403,7 +392,7 @@ class _CodeWalk:
             del self._numbers[id(value)]
 
     def _hidden(self, fn: FunctionType, use: CodeUse) -> None:
-        """What the code of an author's function uses without naming it."""
+        """Describe the objects that an author's function uses without naming them."""
         if use.hiding:
             self._unfollowed(use.hiding)
         for base, operator in sorted(use.operators):
@@ -416,7 +405,7 @@ class _CodeWalk:
                 self.add("data", f"${name}={os.environ.get(name)!r}")
 
     def _import(self, fn: FunctionType, level: int, name: str, names: tuple[str, ...]) -> None:
-        """A module that is imported when the function runs, by its files: it may not be loaded yet."""
+        """Describe a module that is imported when the function runs by its files, since it may not be loaded yet."""
         package = str(fn.__globals__.get("__package__") or "")
         full = resolve_name("." * level + name, package) if level and package else name
         top = top_package(full)
@@ -428,7 +417,7 @@ class _CodeWalk:
                 self.add("file", f"{file} {digest}")
 
     def _operator(self, name: str) -> None:
-        """An operator of ``torch.ops``: torch's own, a declared op, or one whose library is not known."""
+        """Describe an operator of ``torch.ops``: torch's own, a declared op, or one whose library is not known."""
         if top_package(name.replace("::", ".")) in TORCHS_OWN:
             return
         op = find_op(name)
@@ -440,7 +429,7 @@ class _CodeWalk:
         self._unfollowed(f"torch.ops.{name}")
 
     def _foreign_function(self, fn: FunctionType) -> None:
-        """A function of Python, torch or a well-known library, such as the wrapper of a decorator."""
+        """Describe a function of Python, torch or a well-known library, such as the wrapper of a decorator."""
         top = top_package(_defining_module(fn))
         self.add("library", f"{version_text(top)} {_defining_module(fn)}.{fn.__code__.co_qualname}", top)
         inner = [_closure_cell_value(cell) for cell in fn.__closure__ or ()]
@@ -465,7 +454,7 @@ class _CodeWalk:
             self._named(name, member)
 
     def _object(self, value: AnyValue) -> None:
-        """An instance of a class of an author: its class and its attributes."""
+        """Describe an instance of an author's class by its class and its attributes."""
         cls = type(value)
         self.add("data", f"object of {self.text(cls)}")
         self._home = _HomeModule(
@@ -497,7 +486,7 @@ class _CodeWalk:
                 self._named(name, held[name])
 
     def _native(self, value: AnyValue) -> None:
-        """A function that is not written in Python: of an author's extension, its file."""
+        """Describe a function that is not written in Python: one of an author's extension by its file."""
         owner = getattr(value, "__self__", None)
         module = _defining_module(owner) if isinstance(owner, type) else _defining_module(value)
         name = f"{module}.{getattr(value, '__qualname__', '')}"
@@ -518,7 +507,7 @@ class _CodeWalk:
             self._unfollowed("values of a tensor that cannot be read")
 
     def _foreign_object(self, value: AnyValue) -> None:
-        """An object of Python, torch or a well-known library: its class, the function that it wraps, or its data."""
+        """Describe an object of a well-known library by its class, the function that it wraps, or its data."""
         cls = type(value)
         module, top = _defining_module(cls), top_package(_defining_module(cls))
         self.add("library", f"{version_text(top)} {module}.{cls.__qualname__}", top)
@@ -536,7 +525,7 @@ class _CodeWalk:
             self._reduced(value)
 
     def _library(self, path: AnyValue) -> None:
-        """A library that ``ctypes`` has opened."""
+        """Describe a library that ``ctypes`` has opened."""
         if isinstance(path, str) and os.path.isfile(path):
             self._file(path)
         else:
@@ -563,7 +552,7 @@ class _CodeWalk:
             self._wrapped(value)
 
     def _triton(self, value: AnyValue) -> None:
-        """A Triton function by what Triton reads of it, annotations included, or another object of Triton's."""
+        """Describe a Triton function by the code that Triton reads, annotations included, or another Triton object."""
         held = vars(value) if _has_instance_dict(value) else {}
         function = held.get("fn")
         if function is None:
@@ -578,7 +567,7 @@ class _CodeWalk:
                 self.add("data", f"{name}={self.text(held[name])}")
 
     def _reduced(self, value: AnyValue) -> None:
-        """The data of an object, by the protocol of ``copy`` and ``pickle``."""
+        """Describe an object by its data, by the protocol of ``copy`` and ``pickle``."""
         try:
             reduced = value.__reduce_ex__(4)
         except Exception as e:  # any code may run here

@@ -20,7 +20,10 @@ Prior: TypeAlias = Callable[..., float]
 
 @dataclass(frozen=True)
 class Config:
-    """Named values, sorted by name: equal however they were written. A kernel without parameters has the empty one."""
+    """Named values, sorted by name, so that equal configs compare equal.
+
+    A kernel without parameters has the empty config.
+    """
 
     items: tuple[tuple[str, Scalar], ...] = ()
 
@@ -32,7 +35,7 @@ class Config:
         return dict(self.items)
 
     def label(self, kernel: str) -> str:
-        """``tiled(BLOCK=64)``: the name of a kernel that runs with these values."""
+        """Return the name of a kernel with these values, such as ``tiled(BLOCK=64)``."""
         return f"{kernel}({self})" if self.items else kernel
 
     def __str__(self) -> str:
@@ -55,7 +58,7 @@ class Space(HasCode):
     native: bool = False  # a C ABI kernel: integers only, and the same names in every config
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """The listed configs with the default, and the functions that give others or rank them."""
+        """Yield the listed configs with the default, and the functions that return or rank others."""
         yield (
             "|".join([*(f"[{c}]" for c in self.fixed), "" if callable(self.chosen) else f"default {self.chosen}"]),
             None,
@@ -64,7 +67,7 @@ class Space(HasCode):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the parameters, sorted: what a C kernel counts its config by. Empty where sizes decide."""
+        """The sorted names of the parameters, which fix the order of a C kernel's config. Empty where sizes decide."""
         return tuple(name for name, _ in self.fixed[0].items) if self.fixed else ()
 
     @property
@@ -85,8 +88,10 @@ class Space(HasCode):
         return (default, *(c for c in dict.fromkeys(configs) if c != default))
 
     def declared(self, config: Config) -> Config | None:
-        """The declared config that is equal to ``config``, where no sizes have to be asked: its values are of the
-        declared types, which those of a file (``true`` for 1) need not be."""
+        """Return the declared config that equals ``config``, if no sizes are needed to list the configs.
+
+        Its values have the declared types, unlike those of a file (``true`` for 1).
+        """
         chosen = (self.chosen,) if isinstance(self.chosen, Config) else ()
         return next((c for c in (*self.fixed, *chosen) if c == config), None)
 

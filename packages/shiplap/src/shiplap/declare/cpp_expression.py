@@ -26,14 +26,14 @@ _COMPARISON: dict[type[ast.cmpop], str] = {
 
 
 def quote_cpp(text: str) -> str:
-    """``text`` as a C++ string literal. ValueError if it is not printable ASCII, which needs no escape but two."""
+    """Return ``text`` as a C++ string literal. Raise ValueError if it is not printable ASCII."""
     if not (text.isascii() and text.isprintable()):
         raise ValueError(f"{text!r} is not printable ASCII")
     return json.dumps(text)
 
 
 def to_cpp(expr: Expr, variable: Callable[[str], str]) -> str:
-    """``expr`` in terms of ``shiplap/native.h``; ``variable`` gives the C++ name of a dim or argument.
+    """Return ``expr`` as C++ for ``shiplap/native.h``. ``variable`` returns the C++ name of a dim or argument.
 
     Numbers are int64_t, and what needs more bits on the way has no value. ``//`` and ``%`` floor as Python's do.
     """

@@ -43,7 +43,7 @@ def _are_plain_ints(items: Sequence[Size]) -> bool:
 
 
 def _size_items(values: Sequence[Size | _Sizes]) -> Sequence[Size]:
-    """Of ``f(a, b)`` and of ``f(list)`` the sizes."""
+    """Return the sizes in the arguments of ``f(a, b)`` or ``f(list)``."""
     if len(values) == 1 and isinstance(values[0], (list, tuple)):
         return values[0]
     sizes = [v for v in values if not isinstance(v, (list, tuple))]
@@ -121,7 +121,7 @@ _GRAMMAR = (
 
 @dataclass(frozen=True)
 class Expr:
-    """A checked expression. ``source`` is all that identifies it; ``names`` are the free names."""
+    """A checked expression. It is identified by ``source``; ``names`` are its free names."""
 
     source: str
 
@@ -152,7 +152,7 @@ class Expr:
         return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - FUNCTIONS.keys()
 
     def __call__(self, env: Env) -> Size:
-        """The value under ``env``; ints in, int out; SymInts in, SymInt out. A comparison gives their booleans."""
+        """Return the value under ``env``: an int for ints, a SymInt for SymInts, and booleans for a comparison."""
         return _compile_expression(self.source)(env)
 
     def __str__(self) -> str:
@@ -160,7 +160,7 @@ class Expr:
 
 
 class _FromEnv(ast.NodeTransformer):
-    """Names become entries of ``env``, so that an argument named min hides nothing."""
+    """The replacement of names by entries of ``env``, so that an argument called min hides no function."""
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
@@ -171,7 +171,7 @@ class _FromEnv(ast.NodeTransformer):
 
 @cache
 def _compile_expression(source: str) -> Callable[[Env], Size]:
-    """A function of ``env``, compiled once."""
+    """Return a function of ``env``, compiled once."""
     arguments = ast.arguments(posonlyargs=[], args=[ast.arg("env")], kwonlyargs=[], kw_defaults=[], defaults=[])
     body = _FromEnv().visit(ast.parse(source, mode="eval")).body
     tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, body)))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shiplap.declare.code_parts import AnyValue, HasCode
+from shiplap.declare.generated_code import define_function
 from shiplap.declare.gradient_inputs import read_gradient_function, with_contiguous_inputs
 from shiplap.declare.saved_reads import UnknownReads, attributes_read
 from shiplap.declare.spec import OpSpec
@@ -280,9 +281,7 @@ def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[...
         "    def __getattr__(self, name): raise missing(name)",
     ]
     scope: dict[str, Any] = {"missing": missing, "__name__": __name__}
-    exec(compile("\n".join(lines), f"<{name} of {spec.name}>", "exec"), scope)
-    made: Callable[..., Any] = scope[name.capitalize()]
-    return made
+    return define_function(name.capitalize(), lines, f"{name} of {spec.name}", scope)
 
 
 def shape_of_value(value: Value | Gradient) -> Shape:

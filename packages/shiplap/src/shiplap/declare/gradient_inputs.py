@@ -20,7 +20,7 @@ Gradients = TypeVar("Gradients")
 
 
 def read_gradient_function(spec: OpSpec, fn: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """``fn`` as a function of the gradient, ``saved`` and ``needs``, whatever the order of its parameters.
+    """Return ``fn`` as a function of the gradient, ``saved`` and ``needs``, in whatever order its parameters stand.
 
     The gradient is the parameter that is neither of the others, which no argument and no result may be called like.
     SL110 for a function with other parameters.
@@ -43,7 +43,7 @@ def read_gradient_function(spec: OpSpec, fn: Callable[..., Gradients]) -> Callab
 
 
 def with_contiguous_inputs(fn: Callable[..., Gradients], saves: Iterable[str]) -> Callable[..., Gradients]:
-    """``fn(grad, saved, needs)``, with the gradients and the tensors in ``saves`` contiguous."""
+    """Return ``fn(grad, saved, needs)`` for which the gradients and the tensors in ``saves`` are made contiguous."""
     names = tuple(dict.fromkeys(saves))
 
     @wraps(fn)  # digests and audits read the code of the author
@@ -61,7 +61,7 @@ def with_contiguous_inputs(fn: Callable[..., Gradients], saves: Iterable[str]) -
 
 
 def _contiguous_input(value: Any) -> Any:
-    """``value`` with contiguous tensors, in lists too."""
+    """Return ``value`` with contiguous tensors, in lists too."""
     if isinstance(value, (list, tuple)):
         return type(value)([_contiguous_input(v) for v in value])
     return value.contiguous() if isinstance(value, Tensor) else value

@@ -76,8 +76,8 @@ class Kernel(HasCode):
         condition: ``supports`` as a function of all arguments in declared order.
         config: the values that this variant runs with.
         by_python: whether Python launches it at each call, so that a compiled package cannot hold it.
-        stays: whether native code could take over from Python, and never will in this process.
-        repeats: whether :meth:`start` may say how a call is run again.
+        stays_in_python: whether native code could take over from Python, and never will in this process.
+        can_repeat: whether :meth:`run_first_call` may say how a call is run again.
         compiles: whether :meth:`compile` can be called.
         template: what it was rendered from, or None.
         native: the C function behind it, which native code can call, or None.
@@ -86,7 +86,7 @@ class Kernel(HasCode):
 
     by_python: ClassVar[bool] = True
     compiles: ClassVar[bool] = False
-    repeats: bool = False
+    can_repeat: bool = False
     template: Template | None = None
     native: NativeForm | None = None
     function: Callable[..., object] | None = None
@@ -110,38 +110,38 @@ class Kernel(HasCode):
         yield "terms", (self.supports, self.space)
 
     @abstractmethod
-    def run(self, call: Binding) -> Outputs:
+    def run_call(self, call: Binding) -> Outputs:
         """Run ``call`` into outputs of its own, in declared order."""
 
     @property
-    def stays(self) -> bool:
+    def stays_in_python(self) -> bool:
         return False
 
-    def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
+    def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Fill ``outs``, which are contiguous and have the declared shapes.
 
         ``scratch`` is the workspace; None lets the kernel allocate one.
         """
-        for out, value in zip(outs, self.run(call), strict=True):
+        for out, value in zip(outs, self.run_call(call), strict=True):
             out.copy_(value)
 
-    def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
+    def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
         """Run ``call`` and return its outputs, with a function for later calls that differ only in addresses.
 
         The function is None where the kernel has none.
         """
-        return self.run(call), None
+        return self.run_call(call), None
 
-    def fill(self, call: Binding, outs: Outputs) -> Refill | None:
-        """Fill ``outs`` as :meth:`into` does. Return a function for calls that differ only in addresses, or None."""
-        self.into(call, outs, None)
+    def fill_first_call(self, call: Binding, outs: Outputs) -> Refill | None:
+        """Fill ``outs`` like :meth:`run_into`. Return a function for calls that differ only in addresses, or None."""
+        self.run_into(call, outs, None)
         return None
 
     def compile(self, call: Binding) -> None:
         """Compile the code that ``call`` would launch, and launch nothing. Several threads may call it in parallel."""
         raise NotImplementedError(f"{type(self).__name__} {self.name} compiles nothing")
 
-    def refuses(self, call: Binding) -> str:
+    def why_refused(self, call: Binding) -> str:
         """Return the reason why the kernel does not support this call with this config. Empty if it does."""
         for dtype in call.dtypes.values() if self.dtypes else ():
             if str(dtype).removeprefix("torch.") not in self.dtypes:
@@ -149,17 +149,17 @@ class Kernel(HasCode):
         verdict = True if self.condition is None else self.condition(*call.args)
         return "" if verdict is True else (verdict or "supports() returned False")
 
-    def unpacked(self, call: Binding) -> str:
+    def why_not_packaged(self, call: Binding) -> str:
         """Return the reason why a compiled package cannot hold the kernel for ``call``. Empty if it can."""
         return f"{self.name}, launched by Python on {self.device}"
 
-    def serving(self, call: Binding) -> Self | str:
+    def variant_for_call(self, call: Binding) -> Self | str:
         """Return the kernel with its default config for ``call``, or the reason why it does not support the call."""
-        if reason := self.refuses(call):
+        if reason := self.why_refused(call):
             return reason
-        return self if self.space is None else self.variant(self.space.default(call.env))
+        return self if self.space is None else self.with_config(self.space.default(call.env))
 
-    def variant(self, config: Config) -> Self:
+    def with_config(self, config: Config) -> Self:
         """Return this kernel with the values of ``config``. The same object is returned each time."""
         variant = self._variants.get(config)
         if variant is None:
@@ -171,7 +171,7 @@ class Kernel(HasCode):
         return variant
 
     def configure(self, values: Values) -> None:
-        """Set the compile-time values. :meth:`variant` calls this once, on a fresh copy of the kernel."""
+        """Set the compile-time values. :meth:`with_config` calls this once, on a fresh copy of the kernel."""
         raise NotImplementedError(f"{type(self).__name__} {self.name} takes no configs")
 
 

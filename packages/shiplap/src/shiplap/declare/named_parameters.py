@@ -19,7 +19,7 @@ _VARIADIC = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWOR
 
 @dataclass(frozen=True)
 class NamedParameters:
-    """The parameters of a function, and what an error says of them.
+    """The parameters of a function, and their text in an error.
 
     Attributes:
         named: the parameters that have a name of their own.
@@ -36,7 +36,9 @@ class NamedParameters:
         return frozenset(name for name, p in self.named.items() if p.default is not p.empty)
 
     def split(self, names: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Of ``names`` those that are passed by position, in the order of the function; and those passed by keyword."""
+        """Return those of ``names`` that are passed by position, in the order of the function, and those passed by
+        keyword.
+        """
         wanted = dict.fromkeys(names)
         positional: list[str] = []
         for name, p in self.named.items():
@@ -47,7 +49,10 @@ class NamedParameters:
 
 
 def read_parameters(function: Callable[..., object], refuse: Callable[[str, str], ShiplapError]) -> NamedParameters:
-    """The parameters of ``function``. What has none that could be named is refused: ``refuse(got, fix)`` is raised."""
+    """Return the parameters of ``function``.
+
+    Raise ``refuse(got, fix)`` for a function whose parameters cannot be named.
+    """
     name = function.__name__ if inspect.isroutine(function) else type(function).__name__
     try:
         signature = inspect.signature(function)
@@ -66,7 +71,7 @@ def read_parameters(function: Callable[..., object], refuse: Callable[[str, str]
 def bind_names(
     function: Callable[..., Any], names: Sequence[str], *, id: str, where: str, required: Iterable[str] = ()
 ) -> Callable[..., Any]:
-    """``function`` as a function of ``names`` in this order, each of which it may take by its name.
+    """Return ``function`` as a function of ``names`` in this order, each of which it may take by name.
 
     It is ``function`` itself where that takes all of them in this order. The catalogue error ``id`` is raised for a
     parameter of another name, and for one of ``required`` that is missing.

@@ -43,7 +43,7 @@ class NativeBinding(ABC):
 
 @dataclass(eq=False)  # one kernel's state is no other's, whatever the values
 class NativeForm:
-    """The C function behind a kernel, and how far the native binding has come with it; shared by all configs.
+    """The C function behind a kernel, and the state of its native binding. All configs share it.
 
     Attributes:
         library: path of its library, to be located. ``symbol``: the function's name there.
@@ -67,7 +67,10 @@ class NativeForm:
     generated: ClassVar[bool] = False  # the function is part of the binding, which :meth:`source` has; no library
 
     def source(self, packed: bool = False) -> str:
-        """The C++ of a generated function, or empty. ``packed``: with all that this process has compiled for it."""
+        """Return the C++ of a generated function, or an empty text.
+
+        With ``packed`` it contains all that this process has compiled.
+        """
         return ""
 
     @property
@@ -88,9 +91,9 @@ class NativeForm:
         return self.calls >= 0
 
     def settle(self, why: str = "") -> None:
-        """Count no more: native code is attached, or will not be, for the reason ``why``."""
+        """Stop counting calls: native code is attached, or will not be, for the reason ``why``."""
         self.calls, self.why = -1, why
 
     def resume(self) -> None:
-        """Count from the start: the next calls may attach native code."""
+        """Count calls from the start: the next calls may attach native code."""
         self.calls = 0

@@ -1,4 +1,4 @@
-"""Objects as arguments: what a schema, a trace and an audit see of an ``sl.Opaque``."""
+"""Objects as arguments: the view that a schema, a trace and an audit have of an ``sl.Opaque``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any, NoReturn
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Opaque, Value
 from shiplap.errors import error
-from shiplap.torch_private import opaque
+from shiplap.torch_private import graph_objects
 
 
 def opaque_schema_name(cls: type[Opaque], where: str) -> str:
-    """What a schema calls ``cls``. SL103 where torch cannot know it."""
-    if opaque.REASON:
+    """Return the name of ``cls`` in a schema. Raise SL103 where torch does not support such classes."""
+    if graph_objects.REASON:
         fix = "pass a number by which your library finds the object, or use a newer torch"
-        raise error("SL103", where=where, got=f"{cls.__qualname__}: {opaque.REASON}", expected="torch 2.13", fix=fix)
+        raise error(
+            "SL103", where=where, got=f"{cls.__qualname__}: {graph_objects.REASON}", expected="torch 2.13", fix=fix
+        )
     if "<" in cls.__qualname__ or not f"{cls.__module__}.{cls.__qualname__}".isascii():
         raise error(
             "SL103",
@@ -24,18 +26,18 @@ def opaque_schema_name(cls: type[Opaque], where: str) -> str:
             expected="a class that its module has by name",
             fix="define the class at the top of a module",
         )
-    return opaque.register_opaque(cls, cls.fields)
+    return graph_objects.register_opaque(cls, cls.fields)
 
 
 class _TracedObject:
-    """What a trace may read of an object: its fields."""
+    """The view of an object in a trace: its fields can be read."""
 
     def __init__(self, op: str, value: Opaque) -> None:
         self._op, self._value = op, value
 
     def __getattr__(self, name: str) -> Any:
         if name in self._value.fields:
-            return opaque.read_attribute(self._value, name)
+            return graph_objects.read_attribute(self._value, name)
         self._refuse(name)
 
     def _refuse(self, name: str) -> NoReturn:
@@ -50,22 +52,22 @@ class _TracedObject:
 
 
 def traced_arguments(spec: OpSpec, args: Args) -> Args:
-    """``args`` as the reference sees them while a graph is traced."""
+    """Return ``args`` as the reference sees them while a graph is traced."""
 
     def seen(value: Value) -> Any:
-        plain = opaque.real_object(value)
+        plain = graph_objects.real_object(value)
         return _TracedObject(spec.name, plain) if isinstance(plain, Opaque) else value
 
     return tuple(map(seen, args)) if any(a.scalar == "object" for a in spec.args) else args
 
 
 def guarded_fields(value: Opaque) -> list[Any]:
-    """What compiled code is guarded on."""
-    return [opaque.read_attribute(value, name) for name in value.fields]
+    """Return the fields on which compiled code is guarded."""
+    return [graph_objects.read_attribute(value, name) for name in value.fields]
 
 
 def make_sample_object(cls: type[Opaque], op: str, argument: str, rng: Any, sizes: Any) -> Opaque:
-    """An object for the audit. SL502 where the class does not say how to make one."""
+    """Return an object for the audit. Raise SL502 where the class does not define how to make one."""
     make = inspect.getattr_static(cls, "sample", None)
     if make is None:
         raise error(

@@ -29,7 +29,10 @@ def read_results(
     aliases: str | Iterable[str | None],
     fake: str,
 ) -> tuple[tuple[Output, ...], tuple[Return, ...], bool]:
-    """``(outputs, returns, traced)`` of an ``OpSpec``. SL109 or SL130 for what cannot be returned."""
+    """Return ``(outputs, returns, traced)`` of an ``OpSpec``.
+
+    Raise SL109 or SL130 for results that cannot be returned.
+    """
     where = f"{name}, return"
     if fake not in ("declared", "reference"):
         raise error("SL109", where=name, got=f"fake={fake!r}", expected="'declared' or 'reference'", fix="choose one")
@@ -45,7 +48,7 @@ def read_results(
 
 
 def _result_annotations(where: str, annotation: object, writes: bool) -> tuple[object, ...]:
-    """The annotations of the results: those of ``tuple[A, B]``, none for None."""
+    """Return the annotations of the results: those in ``tuple[A, B]``, none for None."""
     if annotation is None or annotation is type(None):
         if not writes:
             raise error("SL109", where=where, got="None", expected="a result, or mutates=(...)")
@@ -56,7 +59,10 @@ def _result_annotations(where: str, annotation: object, writes: bool) -> tuple[o
 
 
 def _read_aliases(where: str, args: Sequence[Arg], given: str | Iterable[str | None], count: int) -> tuple[str, ...]:
-    """For each result the argument that it is, or views; empty for a fresh one. SL130 unless they fit."""
+    """Return for each result the name of the argument that it is, or views; empty for a fresh one.
+
+    Raise SL130 unless they fit.
+    """
     aliases = (given,) if isinstance(given, str) else tuple(given)
     if not aliases:
         return ("",) * count
@@ -72,7 +78,7 @@ def _read_aliases(where: str, args: Sequence[Arg], given: str | Iterable[str | N
 
 
 def _result_names(where: str, args: Sequence[Arg], given: Sequence[str], shared: Sequence[str]) -> list[str]:
-    """A name for each result: the argument's for one that is an argument, ``outputs=`` names the others."""
+    """Return a name for each result: that of the argument that it is, or the next name of ``outputs=``."""
     fresh = sum(not s for s in shared)
     names = list(given) or (["out"] if fresh == 1 else [f"out{i}" for i in range(fresh)])
     if len(names) != fresh:
@@ -92,7 +98,7 @@ def _result_names(where: str, args: Sequence[Arg], given: Sequence[str], shared:
 
 
 def _read_result(name: str, annotation: object, where: str) -> Arg:
-    """A result as an argument of the same kind. SL109 for what no schema returns."""
+    """Return a result as an argument of the same kind. Raise SL109 for a kind that no schema returns."""
     try:
         return read_argument(name, annotation, where)
     except ShiplapError as e:

@@ -1,4 +1,4 @@
-"""Which attributes of one of its parameters a function reads: found in its code as loaded, helpers included.
+"""The attributes of a parameter that a function reads, found in its loaded code and in that of helpers.
 
 The code is walked once with a stack of what is known of each value: that it is the parameter, that it is a function or
 constant that can be named now, or nothing. A read of an attribute is noted. Whatever else happens to the parameter, but
@@ -18,12 +18,12 @@ from typing import Any
 
 
 class UnknownReads(Exception):
-    """The reads of a parameter cannot be found; the text says where and why."""
+    """Raised where the reads of a parameter cannot be found. The text has the place and the reason."""
 
 
 @dataclass(frozen=True)
 class _KnownValue:
-    """A value that is there when the function is walked. ``bound``: a method, whose first parameter is given."""
+    """A value that exists when the function is walked. ``bound``: a method, whose first parameter is given."""
 
     value: object
     bound: bool = False
@@ -31,7 +31,7 @@ class _KnownValue:
 
 @dataclass(frozen=True)
 class _InnerFunction:
-    """A function that the code itself makes."""
+    """A function that the code itself creates."""
 
     code: CodeType
 
@@ -83,7 +83,7 @@ def attributes_read(fn: Callable[..., object], parameter: int | str) -> frozense
 
 @dataclass
 class _SavedReadsWalk:
-    """One search: what was found, and which functions were walked with which parameters."""
+    """One search: the attributes found so far, and the functions walked with their parameters."""
 
     reads: set[str] = field(default_factory=set)
     seen: set[tuple[CodeType, frozenset[str]]] = field(default_factory=set)
@@ -199,7 +199,7 @@ class _CodeBodyWalk:
             self.other(ins, name, _TAKES.get(name))
 
     def other(self, ins: dis.Instruction, name: str, takes: int | None) -> None:
-        """An instruction that makes something else of its values."""
+        """Handle an instruction that makes another value of its operands."""
         effect = dis.stack_effect(ins.opcode, ins.arg if ins.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
         if takes is None:  # at least what it makes less; any other depth is possible
             takes = max(-effect + 1, 0) if name.startswith("BUILD_") else len(self.stack)
@@ -234,14 +234,14 @@ class _CodeBodyWalk:
             self.push(_OTHER)
 
     def make_function(self, flags: int) -> None:
-        """A function: its defaults and its closure, where they are on the stack, and its code."""
+        """Handle the creation of a function: its defaults and its closure on the stack, and its code."""
         code = self.pop()
         for _ in range(flags.bit_count() if "SET_FUNCTION_ATTRIBUTE" not in dis.opmap else 0):  # since Python 3.13
             self.keep_out(self.pop(), "it is a default of a function")
         self.push(code)
 
     def call(self, count: int, *, by_name: bool) -> None:
-        """A call: whoever is called has the parameter among its arguments, or not."""
+        """Handle a call: the called function has the parameter among its arguments, or not."""
         keywords, self.keywords = self.keywords, ()
         if by_name:
             given = self.pop()
@@ -258,7 +258,7 @@ class _CodeBodyWalk:
                 self.passed(called, i if i < plain else keywords[i - plain], args)
 
     def passed(self, called: _Value, position: int | str, args: list[_Value]) -> None:
-        """The parameter is the argument ``position`` of a call of ``called``."""
+        """Follow the parameter into a call of ``called``, where it is the argument ``position``."""
         if isinstance(called, _InnerFunction):
             parameters = called.code.co_varnames[: called.code.co_argcount + called.code.co_kwonlyargcount]
             name = position if isinstance(position, str) else "".join(parameters[position : position + 1])
@@ -304,7 +304,7 @@ class _CodeBodyWalk:
 
 
 def _plain_instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, str, Any]]:
-    """The instructions of ``code``, those that stand for two one by one."""
+    """Yield the instructions of ``code``; a combined instruction is yielded as its two parts."""
     for ins in dis.get_instructions(code):
         parts = ins.argval if isinstance(ins.argval, tuple) else None
         name = ins.opname
@@ -320,7 +320,7 @@ def _plain_instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, str, 
 
 
 def _receiving_parameter(parameters: list[inspect.Parameter], position: int | str) -> str | None:
-    """The name of the parameter that gets the argument, None where it is collected."""
+    """Return the name of the parameter that receives the argument, or None where it is collected."""
     single = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if isinstance(position, str):
         return next((p.name for p in single if p.name == position), None)
@@ -329,7 +329,7 @@ def _receiving_parameter(parameters: list[inspect.Parameter], position: int | st
 
 
 def _static_attribute(owner: object, name: str) -> _KnownValue | None:
-    """An attribute of a module, or a method of a class or an object; None where that is not known."""
+    """Return an attribute of a module, or a method of a class or an object. None where that is not known."""
     if isinstance(owner, ModuleType):
         return _KnownValue(vars(owner)[name]) if name in vars(owner) else None
     method = inspect.getattr_static(owner, name, None)

@@ -59,7 +59,7 @@ def schema_text(spec: OpSpec, name: str = "") -> str:
 
 
 def public_schema(spec: OpSpec, name: str = "") -> str:
-    """The same with all results: ``name(Tensor(a!) x) -> Tensor(a!)`` returns what it wrote to."""
+    """Return the schema with all results, such as ``name(Tensor(a!) x) -> Tensor(a!)``."""
     if not spec.returns:
         return schema_text(spec, name)
     letters = _alias_letters(spec, {*spec.mutated, *(r.alias for r in spec.returns)})
@@ -67,8 +67,9 @@ def public_schema(spec: OpSpec, name: str = "") -> str:
 
 
 def _alias_letters(spec: OpSpec, shared: Collection[str]) -> dict[str, str]:
-    """The alias set of each argument in ``shared``: ``a``, ``b!`` for one that is written to, ``c -> *`` for one of
-    which a list of views is returned."""
+    """Return the alias set of each argument in ``shared``: ``a``, ``b!`` for one that is written to, ``c -> *`` for one
+    of which a list of views is returned.
+    """
     lists = {r.alias for r in spec.returns if r.many}
     named = [a for a in spec.args if a.name in shared]
     spread = {a.name: " -> *" if a.name in lists and not (a.mutated or a.many) else "" for a in named}
@@ -97,7 +98,7 @@ def _result_schema(result: Return, letters: Mapping[str, str]) -> str:
 
 
 def _schema_type(arg: Arg, tensor: str) -> str:
-    """The type of an argument or a result, without the mark of an optional one."""
+    """Return the type of an argument or a result, without the mark of an optional one."""
     size = str(arg.length or "")
     if arg.tensor is not None:
         return tensor + ("?" * arg.absent + f"[{size}]" if arg.many else "")

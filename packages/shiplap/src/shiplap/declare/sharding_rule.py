@@ -22,7 +22,7 @@ call should be tried once more."""
 
 @dataclass(frozen=True)
 class ShardingRule:
-    """How the tensors of a call are distributed over one dimension of a device mesh.
+    """The distribution of a call's tensors over one dimension of a device mesh.
 
     Attributes:
         name: the sharded dim of the declaration, or ``"declared"`` for a rule of :meth:`Op.sharding`.
@@ -48,7 +48,10 @@ def _sharded_part_text(part: ShardedPart) -> str:
 def read_sharding(
     spec: OpSpec, inputs: Mapping[str, ShardedPart], outputs: ShardedPart | Sequence[ShardedPart]
 ) -> ShardingRule:
-    """The declared rule. Raises SL218 for a name that is no tensor argument, and for an axis that does not exist."""
+    """Return the declared rule.
+
+    Raise SL218 for a name that is no tensor argument, and for an axis that does not exist.
+    """
     given: list[Any] = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
     names = [a.name for a in spec.tensors]
     where = f"{spec.name}.sharding"

@@ -39,7 +39,7 @@ LISTS: tuple[ListOption, ...] = get_args(ListOption)
 
 
 class DeclarationKeywords(TypedDict, total=False):
-    """The keywords of ``@sl.op`` and ``@sl.adopt``: what is declared beside the signature. ``sl.op`` documents them."""
+    """The keywords of ``@sl.op`` and ``@sl.adopt``, declared beside the signature. ``sl.op`` documents them."""
 
     dims: Mapping[str, str]
     bounds: Mapping[str, str]

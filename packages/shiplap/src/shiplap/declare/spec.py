@@ -49,6 +49,13 @@ class TensorType:
     def concrete(self) -> bool:
         return len(self.dtypes) == 1
 
+    @cached_property
+    def axes(self) -> list[tuple[int, Dim]]:
+        """The dims but the variadic one, each with its axis, which is negative behind the variadic dim."""
+        count = len(self.dims)
+        spread = next((i for i, d in enumerate(self.dims) if d.kind == "variadic"), count)
+        return [(i if i < spread else i - count, d) for i, d in enumerate(self.dims) if i != spread]
+
     @property
     def variadic(self) -> bool:
         return any(d.kind == "variadic" for d in self.dims)

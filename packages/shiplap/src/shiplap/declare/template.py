@@ -87,13 +87,13 @@ class Template(HasCode):
         return code_digest(self)
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """The source with the files that it includes, the configs, and the functions."""
+        """Yield the source with the files that it includes, the configs, and the functions."""
         yield repr((self.language, self.source, self.innermost, self.default)), None
         yield "configs", self.configs
         yield "functions", (self.grid, self.supports, self.split_k, self.fuses, self.function, self.tables)
 
     def candidates(self, env: Env) -> tuple[Values, ...]:
-        """The configs to consider for these sizes and scalars, the default first."""
+        """Return the configs to consider for these sizes and scalars, the default first."""
         return tuple(self.configs(env)) if callable(self.configs) else self.configs
 
 
@@ -145,7 +145,7 @@ def read_template(
 
 
 def _read_template_file(home: Path, source: str, where: str) -> tuple[str, str, str]:
-    """Name, language and text of the template in a file."""
+    """Return name, language and text of the template in a file."""
     language = next((kind for suffix, kind in LANGUAGES.items() if source.endswith(suffix)), "")
     path = home.parent / source
     if not language:
@@ -156,7 +156,9 @@ def _read_template_file(home: Path, source: str, where: str) -> tuple[str, str, 
 
 
 def _check_traced(spec: OpSpec, template: Template, function: Traced, where: str) -> None:
-    """SL114 for a function that does not take what the reference takes, and for what configures a kernel."""
+    """Raise SL114 for a function whose parameters differ from the reference's, and for keywords that configure a
+    kernel.
+    """
     wanted, taken = [a.name for a in spec.args], list(signature(function).parameters)
     if taken != wanted:
         raise error(
@@ -206,7 +208,7 @@ def _check_template_fits(spec: OpSpec, template: Template, where: str) -> None:
 
 
 def _check_functions(template: Template, where: str) -> None:
-    """SL114 for a text or a number, which ``sl.triton`` takes, where a template takes a function of sizes."""
+    """Raise SL114 for a text or a number, which ``sl.triton`` accepts, where a template needs a function of sizes."""
     given: dict[str, tuple[object, str]] = {
         "grid=": (template.grid, "sizes, config, cdiv"),
         "supports=": (template.supports, "sizes, dtypes, config"),
@@ -221,7 +223,8 @@ def _check_functions(template: Template, where: str) -> None:
 
 
 def _resolve_includes(path: Path, where: str) -> str:
-    """The text of ``path`` with each ``{% include "file" %}`` replaced by that file, so that digests cover the file.
+    """Return the text of ``path`` with each ``{% include "file" %}`` replaced by that file, so that digests cover the
+    file.
 
     An included file is looked for beside ``path`` first, then among the headers that shiplap ships.
     """

@@ -1,4 +1,4 @@
-"""What arguments, sizes and results are, by one name each."""
+"""The types of arguments, sizes and results, by one name each."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
-from shiplap.torch_private import opaque
+from shiplap.torch_private import graph_objects
 
 
-class Opaque(opaque.BASE):  # type: ignore[misc] # a class of torch, or object
+class Opaque(graph_objects.BASE):  # type: ignore[misc] # a class of torch, or object
     """A base class for objects that are arguments of an op: a plan of a transform, a handle of a library.
 
     Torch passes such an object on without looking inside.

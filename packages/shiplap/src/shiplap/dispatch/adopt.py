@@ -1,4 +1,4 @@
-"""``@sl.adopt``: a declaration of an op that somebody else registered."""
+"""``@sl.adopt``: a declaration of an op that another library has registered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shiplap.torch_private.dispatcher_library import find_overload
 
 
 class AdoptedOp(Op[P, R]):
-    """An op that someone else registered, with a declaration of what it should be: it can be audited, not extended."""
+    """An op of another library, with a declaration of its behaviour. It can be audited, but not extended."""
 
     def _register(self) -> None:
         """Find what is registered; change nothing."""
@@ -27,8 +27,8 @@ class AdoptedOp(Op[P, R]):
                 expected=f"torch.ops.{self.spec.name}",
                 fix="import the library that registers it first",
             )
-        self.overload = self.raw = overload
-        self.separable, self.direct = False, dispatcher_calls.builtin_of(overload)
+        self.overload = self.below_autograd = overload
+        self.can_skip_dispatcher, self.call_kernel = False, dispatcher_calls.builtin_of(overload)
 
     def _extend(self, what: str) -> NoReturn:
         raise TypeError(f"{self.spec.name} is adopted: its {what} registered elsewhere; declare it with sl.op instead")
@@ -51,7 +51,7 @@ def adopt(name: str, **declaration: Unpack[DeclarationKeywords]) -> AdoptDecorat
 
 
 class AdoptDecorator:
-    """What ``@sl.adopt(...)`` is: a decorator that keeps the types of the function."""
+    """The type of ``@sl.adopt(...)``: a decorator that keeps the types of the function."""
 
     def __init__(self, name: str, **declaration: Unpack[DeclarationKeywords]) -> None:
         check_op_name(name)

@@ -1,4 +1,4 @@
-"""What ``torch.autocast`` means to an op: one rule for its floating inputs, from the declaration."""
+"""The rule of an op for its floating inputs under ``torch.autocast``, from the declaration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Cast: TypeAlias = Callable[[str, Args], Args]  # of a device type and the argume
 
 
 def make_cast(spec: OpSpec) -> Cast:
-    """``cast(device_type, args)``: every argument of a dtype class gets one floating dtype.
+    """Return ``cast(device_type, args)``, which converts all arguments of a dtype class to one floating dtype.
 
     ``widest`` the widest among them, ``autocast`` the context's dtype, ``float32`` as it says. Integer tensors and
     concrete dtypes are left alone; float64 is never narrowed, as in torch's own rules.
@@ -63,7 +63,7 @@ def _is_castable_tensor(value: Value) -> list[Tensor]:
 
 
 def _cast_argument(value: Value, dtype: torch.dtype) -> Value:
-    """An argument of a dtype class, a tensor or a list of them, in its dtype; anything else as it is."""
+    """Return an argument, a tensor or a list of tensors, in ``dtype``. Other values are returned as they are."""
     if isinstance(value, Tensor):
         return _cast_tensor(value, dtype)
     if isinstance(value, (list, tuple)):

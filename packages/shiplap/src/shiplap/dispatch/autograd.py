@@ -22,8 +22,7 @@ from shiplap.dispatch.second_derivative import Formula, SecondDerivative, ops_wi
 from shiplap.errors import ShiplapError, error
 from shiplap.plan.argument_kinds import number_check
 from shiplap.torch_private import dispatcher_calls, dispatcher_transforms
-from shiplap.torch_private.dispatcher_library import Keys, Overload
-from shiplap.torch_private.mark_mutated import with_write_counts
+from shiplap.torch_private.dispatcher_library import Keys, Overload, with_write_counts
 
 NeedsGradient: TypeAlias = bool | Sequence[bool]  # whether an argument's gradient is used; of a list, whose
 ListLengths: TypeAlias = list[int | None] | None  # the length of each list among the arguments, None for all else
@@ -347,7 +346,10 @@ def _flatten_lists(values: Iterable[T | Sequence[T]]) -> tuple[T, ...]:
 
 
 def _nest_lists(values: tuple[T, ...], nest: ListLengths) -> tuple[T | list[T], ...]:
-    """The inverse of :func:`_flat`: ``nest`` holds the length of each list and None for all else."""
+    """Return ``values`` as lists again, the inverse of :func:`_flat`.
+
+    ``nest`` has the length of each list, and None for other values.
+    """
     if nest is None:
         return values
     rest = iter(values)

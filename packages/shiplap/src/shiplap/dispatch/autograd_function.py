@@ -1,4 +1,5 @@
-"""What records a plain call of an op: an ``autograd.Function`` of two functions that are compiled from the declaration.
+"""The recorder of plain calls of an op: an ``autograd.Function`` whose two functions are generated from the
+declaration.
 
 A call that autograd has to see runs Python twice, forwards and backwards, however its kernels are launched. So both
 functions know the op: which arguments to save and where they are, which gradients are asked for, what may come back.
@@ -12,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, is_grad_enabled
 
+from shiplap.declare.generated_code import define_function, tuple_source
 from shiplap.declare.gradient import Backward, Gradients, Shape, values_class
 from shiplap.declare.spec import Arg, OpSpec
 from shiplap.dispatch.second_derivative import Formula, SecondDerivative
@@ -58,14 +60,14 @@ def compile_recorder(
         "refuse": refuse,
         **{f"op{i}": each.op for i, each in enumerate(backward.ops)},
     }
-    exec(compile(recorder_source(spec, backward), f"<gradient of {spec.name}>", "exec"), names)
-    members = {name: staticmethod(names[name]) for name in ("forward", "backward")}
+    forward = define_function("forward", recorder_lines(spec, backward), f"gradient of {spec.name}", names)
+    members = {"forward": staticmethod(forward), "backward": staticmethod(names["backward"])}
     return dispatcher_transforms.make_autograd_function(f"{spec.opname}_backward", members)
 
 
-def recorder_source(spec: OpSpec, backward: Backward) -> str:
-    """Return the text of ``forward(ctx, call, <arguments>)`` and ``backward(ctx, <gradients of the outputs>)``."""
-    return "\n".join([*_forward_source(spec, backward), *_backward_source(spec, backward)])
+def recorder_lines(spec: OpSpec, backward: Backward) -> list[str]:
+    """Return the lines of ``forward(ctx, call, <arguments>)`` and ``backward(ctx, <gradients of the outputs>)``."""
+    return [*_forward_source(spec, backward), *_backward_source(spec, backward)]
 
 
 def _forward_source(spec: OpSpec, backward: Backward) -> list[str]:
@@ -83,7 +85,7 @@ def _forward_source(spec: OpSpec, backward: Backward) -> list[str]:
         *_number_check_source(spec),
         f"    out = call({', '.join(map(argument_variable, spec.args))})",
         *([f"    ctx.save_for_backward({', '.join(saved)})"] if saved else []),
-        f"    ctx.shiplap_kept = ({''.join(f'{part}, ' for part in (*map(argument_variable, spec.scalars), *shapes))})",
+        f"    ctx.shiplap_kept = {tuple_source([*map(argument_variable, spec.scalars), *shapes])}",
         *([f"    ctx.mark_non_differentiable({', '.join(detached)})"] if detached else []),
         "    return out",
     ]

@@ -1,4 +1,5 @@
-"""Arguments that a function must leave as they are: those that ``mutates=`` does not list, and the others' memory.
+"""Checks that a function leaves arguments unchanged which ``mutates=`` does not list, and moves none of those that it
+lists.
 
 Torch counts the writes to each tensor. The counts are compared before and after the first calls of a kernel or a
 reference, so that a write which the declaration does not list is an error, with or without an audit. Later calls are
@@ -22,7 +23,7 @@ from shiplap.declare.spec import Arg, OpSpec
 from shiplap.declare.values import Args, Value
 from shiplap.dispatch.outputs import tensors_in_arguments
 from shiplap.errors import error
-from shiplap.torch_private.mark_mutated import counting_writes, version_of
+from shiplap.torch_private.dispatcher_library import counting_writes, version_of
 
 T = TypeVar("T")
 # Tensors that are written to, each with the name of its argument, its address, shape and strides.
@@ -33,7 +34,7 @@ _writes_audited: ContextVar[bool] = ContextVar("shiplap_audited", default=False)
 
 @contextmanager
 def writes_are_audited() -> Iterator[None]:
-    """Within this context nothing is compared here: an audit compares the values of all arguments itself."""
+    """Enter a context in which nothing is compared here, since an audit compares the values of all arguments itself."""
     token = _writes_audited.set(True)
     try:
         yield
@@ -54,7 +55,9 @@ class UnchangedArguments:
         self._written = [i for i, a in enumerate(spec.args) if a.mutated]
 
     def during(self, args: Args, call: Callable[[], T], outs: Sequence[Value] = ()) -> T:
-        """The result of ``call()``, which writes to ``outs``. SL316 where it wrote to an argument that it must not.
+        """Return the result of ``call()``, which writes to ``outs``.
+
+        Raise SL316 if it wrote to an argument that it must not change.
 
         Views of one memory share one count: an argument beside something that is written to is not looked at.
         """

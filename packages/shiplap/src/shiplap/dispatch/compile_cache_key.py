@@ -1,4 +1,5 @@
-"""What compiled code of an op depends on, as a part of the keys of torch's compile caches: by graph, of the ops in it.
+"""The part of an op in the keys of torch's compile caches: a digest of everything that compiled code of the op depends
+on.
 
 A graph without ops has the key that it has without Shiplap, and an edit of an op changes the keys of graphs that use
 it: by name, through another op that it calls, or as its gradient.
@@ -26,14 +27,14 @@ _op_sources: dict[str, tuple[OpState, Callable[[], Iterable[str]]]] = {}  # by n
 
 
 def add_op_to_key(op: OpState, operators: Callable[[], Iterable[str]]) -> None:
-    """An op is declared, or declared anew. ``operators()`` are the names under which graphs call it."""
+    """Add an op that is declared, or declared anew. ``operators()`` returns the names under which graphs call it."""
     _op_sources[op.spec.name] = op, operators
     tuned_choices.note_declared_op()
     tuned_choices.forget_derived_choices()
 
 
 def remove_op_from_key(name: str) -> None:
-    """The op ``name`` is no longer declared."""
+    """Remove the op ``name``, which is no longer declared."""
     del _op_sources[name]
     tuned_choices.forget_derived_choices()
 
@@ -49,7 +50,7 @@ def add_key_part(part: PartOfKey) -> None:
 
 
 def ensure_cache_keys() -> None:
-    """See that keys name the ops of a graph: called at each trace, which comes before a cache is asked."""
+    """Install the part of Shiplap in torch's cache keys. It is called at each trace, before a cache is read."""
     for listener in _trace_listeners:
         listener()
     tuned_choices.ensure_choices_loaded()
@@ -57,7 +58,7 @@ def ensure_cache_keys() -> None:
 
 
 def graph_cache_key(operators: GraphOperators) -> str:
-    """The part of the key of a graph that its ops decide. Empty for a graph without ops."""
+    """Return the part of a graph's key that its ops decide. Empty for a graph without ops."""
     named = {name: {*names(), *(n.partition(".")[0] for n in names())} for name, (_, names) in _op_sources.items()}
     ops = [name for name, known in sorted(named.items()) if known & operators.names]
     known = {n for name in ops for n in named[name]}
@@ -67,7 +68,9 @@ def graph_cache_key(operators: GraphOperators) -> str:
 
 
 def op_cache_key(*roots: AnyValue) -> str:
-    """The digest of ops, or of functions that call ops, with all that compiled code of these is specialised on."""
+    """Return the digest of ops, or of functions that call ops, with everything on which compiled code of these is
+    specialised.
+    """
     parts = walk_code(*roots)
     ops = {part.value.spec.name: part.value for part in parts if isinstance(part.value, OpState)}
     lines = [digest_of_parts(parts)]

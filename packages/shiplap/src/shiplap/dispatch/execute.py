@@ -27,19 +27,20 @@ class Executor(OpState):
 
     Attributes:
         overload: the registered ``torch.ops.<namespace>.<name>.default``.
-        raw: its overload ``torch.ops.<namespace>.<name>.raw``, below autograd and autocast, which plain eager calls and
-            Inductor's code call. It is ``overload`` itself where the op has no autograd implementation. Modes, tensor
-            subclasses and graphs are shown ``overload``, so that a graph can be trained however it was traced.
-        record: the implementation that autograd calls, if the op has ``raw``.
-        separable: whether a call that neither autograd nor autocast has to see may go to ``raw`` directly. An op with
-            lists of tensors is not separable, since looking for gradients in every list would be too slow.
+        below_autograd: its overload ``torch.ops.<namespace>.<name>.raw``, below autograd and autocast, which plain
+            eager calls and Inductor's code call. It is ``overload`` itself where the op has no autograd implementation.
+            Modes, tensor subclasses and graphs are shown ``overload``, so that a graph can be trained however it was
+            traced.
+        record_call: the implementation that autograd calls, if the op has ``below_autograd``.
+        can_skip_dispatcher: whether a call that neither autograd nor autocast has to see may go below autograd
+            directly. Calls with lists of tensors may not, since looking for gradients in every list would be too slow.
     """
 
     overload: Overload
-    raw: Overload
-    record: RecordCall
-    separable: bool
-    short: Callable[..., Result] | None = None  # a shorter way than `serve_call`, see dispatch/eager_fast_path.py
+    below_autograd: Overload
+    record_call: RecordCall
+    can_skip_dispatcher: bool
+    fast_execute: Callable[..., Result] | None = None  # a shorter way than `execute_anew`, see dispatch/fast_paths.py
 
     def execute(self, *args: Value, **kwargs: Value) -> Result:
         """Check and bind the arguments, pick a kernel and run it. This is the implementation that torch calls.
@@ -50,15 +51,19 @@ class Executor(OpState):
         if dispatcher_calls.any_autocast():
             with dispatcher_calls.outside_autocast():
                 return self.execute(*args, **kwargs)
-        if self.short is None or kwargs or (torch.is_grad_enabled() and dispatcher_calls.any_requires_grad(*args)):
-            return self.serve_call(*args, **kwargs)
-        return self.short(*args)
+        if (
+            self.fast_execute is None
+            or kwargs
+            or (torch.is_grad_enabled() and dispatcher_calls.any_requires_grad(*args))
+        ):
+            return self.execute_anew(*args, **kwargs)
+        return self.fast_execute(*args)
 
-    def serve_call(self, *args: Value, **kwargs: Value) -> Result:
+    def execute_anew(self, *args: Value, **kwargs: Value) -> Result:
         """Execute a call without the fast path of calls that were seen before."""
         given = self.spec.complete(args, kwargs) if kwargs else args
         call = self.plan.quick(*given)
-        return self.serve(call, self.pick(call))
+        return self.run_bound_call(call, self.pick_kernel(call))
 
     def refusal(self, cause: Exception) -> ShiplapError | None:
         """Return the catalogue error behind an exception of native code. Its Python class is lost in C++.
@@ -72,8 +77,11 @@ class Executor(OpState):
         got = "a call of op.out under torch.vmap"
         raise error("SL317", where=self.spec.name, got=got, expected="a call that returns new tensors")
 
-    def pick(self, call: Binding) -> Kernel | None:
-        """The kernel for this bound call, or None if the reference has to run. The reason for None is reported once."""
+    def pick_kernel(self, call: Binding) -> Kernel | None:
+        """Return the kernel for this bound call, or None if the reference has to run.
+
+        The reason for None is reported once.
+        """
         if self.spec.dynamic:
             refuse_capture(self.spec, call.device)
         if tuned_choices.active and not isinstance(
@@ -82,7 +90,7 @@ class Executor(OpState):
             return choice
         device, reasons = call.device.type, []
         for kernel in self.eager_kernels(device):
-            if not isinstance(serving := kernel.serving(call), str):
+            if not isinstance(serving := kernel.variant_for_call(call), str):
                 return serving
             reasons.append(f"{kernel.name}: {serving}")
         if device not in self.spec.reference_is_fast_on:
@@ -91,20 +99,20 @@ class Executor(OpState):
             self._report_reference_runs(device, "; ".join(reasons) or f"no kernel for {device}{others}", key=str(names))
         return None
 
-    def serve(self, call: Binding, kernel: Kernel | None) -> Result:
+    def run_bound_call(self, call: Binding, kernel: Kernel | None) -> Result:
         """Run a bound call with the picked kernel, or with the reference."""
         if torch.is_grad_enabled():
             # Callers of `raw` need not check for gradients: such a call is recorded as if it came by `overload`.
-            if self.guarded and dispatcher_calls.any_requires_grad(
+            if self.needs_autograd and dispatcher_calls.any_requires_grad(
                 *call.args
             ):  # somebody called `raw` who does not ask this
                 positional, named = self.spec.split(call.args)
-                return self.record(None, *positional, **named)
+                return self.record_call(None, *positional, **named)
             if not self.differentiable:  # no formula stands in front: torch would record the operations of the kernel
                 with torch.no_grad():
-                    return self.serve(call, kernel)
+                    return self.run_bound_call(call, kernel)
         if kernel is not None:
-            outs = kernel.run(call)
+            outs = kernel.run_call(call)
         else:
             places = places_of(self.spec, call.args) if self.spec.mutated else []
             outs = check_outputs(self.spec, call, self._run_checked_reference(call.args))

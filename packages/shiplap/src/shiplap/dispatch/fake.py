@@ -13,19 +13,19 @@ from shiplap.declare.opaque import traced_arguments
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Result, Returned, Value
 from shiplap.dispatch import compile_cache_key
-from shiplap.dispatch.check_results import check_results
-from shiplap.dispatch.outputs import empty_outputs, result_of_outputs
+from shiplap.dispatch.outputs import check_results, empty_outputs, result_of_outputs, tensors_in_arguments
 from shiplap.dispatch.state import OpState
 from shiplap.errors import error
 from shiplap.plan.expression import TensorPlace
-from shiplap.plan.rules.relations import DistinctMembers
-from shiplap.plan.rules.tensors import UnsharedMemory
+from shiplap.plan.rules import members_are_distinct, shares_no_memory
 from shiplap.plan.sharing import fakes_share_memory
-from shiplap.torch_private import aot_packages, symbolic_sizes
+from shiplap.torch_private import dynamo, symbolic_sizes
 
 
 def make_fake(op: OpState) -> Callable[..., Result]:
-    """The function for ``torch.library.register_fake``: outputs are contiguous tensors of the declared sizes.
+    """Return the function for ``torch.library.register_fake``.
+
+    Its outputs are contiguous tensors of the declared sizes.
 
     A data-dependent dim becomes an unbacked size with its bound asserted in the graph.
     """
@@ -40,9 +40,7 @@ def make_fake(op: OpState) -> Callable[..., Result]:
         call = op.bind(spec.complete(args, kwargs))  # the dispatcher may have stripped defaults
         if spec.mutated:
             refuse_shared_memory(spec, call.args)
-        if aot_packages.is_packaging() and not op.templates.get(
-            call.device.type
-        ):  # those refuse where they are lowered
+        if dynamo.is_packaging() and not op.templates.get(call.device.type):  # those refuse where they are lowered
             refuse_python_in_package(op, call)
         if spec.traced:
             result: Any = result_of_outputs(
@@ -62,28 +60,26 @@ def make_fake(op: OpState) -> Callable[..., Result]:
 
 
 def refuse_shared_memory(spec: OpSpec, args: Args) -> None:
-    """SL210 where a tensor that is written to shares memory with another one, as for real tensors.
+    """Raise SL210 where a tensor that is written to shares memory with another one, as for real tensors.
 
     A graph may copy what is written to before each call, and the real call would not see what is wrong.
     """
     given = dict(zip((a.name for a in spec.args), args, strict=True))
-    members = {a.name: _tensor_members(given[a.name]) for a in spec.tensors}
+    members = {a.name: list(tensors_in_arguments((given[a.name],))) for a in spec.tensors}
     for index, name in enumerate(spec.mutated):
         written, others = members[name], [n for n in members if n not in spec.mutated[: index + 1]]
         if any(fakes_share_memory(a, b) for i, a in enumerate(written) for b in written[:i]):
-            raise DistinctMembers(spec.name, name).explain({})
+            raise members_are_distinct(spec.name, name).make_error({})
         for other in others:
             if any(fakes_share_memory(a, b) for a in written for b in members[other]):
-                raise UnsharedMemory(TensorPlace(spec.name, name), TensorPlace(spec.name, other)).explain({})
-
-
-def _tensor_members(value: Value) -> list[torch.Tensor]:
-    values = value if isinstance(value, (list, tuple)) else (value,)
-    return [v for v in values if isinstance(v, torch.Tensor)]
+                raise shares_no_memory(TensorPlace(spec.name, name), TensorPlace(spec.name, other)).make_error({})
 
 
 def _why_not_functionalizable(spec: OpSpec) -> str:
-    """What keeps torch from replacing the op in a graph by one that does not write; empty if nothing does."""
+    """Return the reason why torch cannot replace the op in a graph by one that does not write.
+
+    Empty if there is none.
+    """
     if not spec.mutated or spec.view:
         return ""
     if any(a.name == "mode" for a in spec.args):  # the first parameter of functions of torch that get ours by name
@@ -93,8 +89,10 @@ def _why_not_functionalizable(spec: OpSpec) -> str:
 
 
 def _reference_on_fakes(op: OpState, args: Args) -> Returned:
-    """What the reference returns for fakes. The text of SL133, in the exception at which a graph may break, for numbers
-    that no graph carries."""
+    """Return the result of the reference for fakes.
+
+    For numbers that no graph carries, raise the exception at which a graph may break, with the text of SL133.
+    """
     spec, got = op.spec, "a branch on data"
     kinds = [r.scalar for r in spec.made if r.scalar not in (None, "int")]
     try:
@@ -112,7 +110,7 @@ def _reference_on_fakes(op: OpState, args: Args) -> Returned:
 
 
 def refuse_python_in_package(op: OpState, call: Binding) -> None:
-    """SL307 where a package would have to call Python, which it may not have: native code alone goes along."""
+    """Raise SL307 where a package would have to call Python: a package holds native code only."""
     device = call.device.type
     kernels = op.native_kernels(device)
     if not kernels:
@@ -120,7 +118,7 @@ def refuse_python_in_package(op: OpState, call: Binding) -> None:
     elif len(kernels) > 1:
         got = f"{', '.join(k.name for k in kernels)}, among which Python picks on {device}"
     else:
-        got = kernels[0].unpacked(call)
+        got = kernels[0].why_not_packaged(call)
     if got:
         raise error(
             "SL307",

@@ -1,4 +1,4 @@
-"""What a launch needs beside its tensors: scratch memory, and the right device as the current one."""
+"""The needs of a launch beside its tensors: scratch memory, and the right device as the current one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ _poison_listeners: list[Callable[[int | None], None]] = []
 
 
 def add_poison_listener(listener: Callable[[int | None], None]) -> None:
-    """Tell ``listener`` the byte in force, now and at each change: for bindings that allocate workspaces themselves."""
+    """Call ``listener`` with the byte in force, now and at each change.
+
+    Bindings that allocate workspaces themselves need it.
+    """
     _poison_listeners.append(listener)
     listener(_workspace_fill.get())
 
@@ -51,7 +54,7 @@ def _notify_poison_listeners() -> None:
 
 @contextmanager
 def poisoned_workspace(byte: int) -> Iterator[None]:
-    """Within this context every workspace arrives filled with ``byte``: what a kernel must not depend on."""
+    """Enter a context in which every workspace is filled with ``byte``, on which no result of a kernel may depend."""
     token = _workspace_fill.set(byte)
     _notify_poison_listeners()
     try:
@@ -62,19 +65,21 @@ def poisoned_workspace(byte: int) -> Iterator[None]:
 
 
 def allocate_workspace(expr: Expr | None, call: Binding) -> Tensor:
-    """Scratch of the declared size in bytes, from PyTorch's allocator on the call's device: a graph pool owns it."""
+    """Return scratch memory of the declared size in bytes, from PyTorch's allocator on the call's device, so that a
+    graph pool owns it.
+    """
     return allocate_bytes(workspace_size(expr, call), call.device)
 
 
 def allocate_bytes(size: int, device: torch.device) -> Tensor:
-    """``size`` bytes of uninitialised memory."""
+    """Return ``size`` bytes of uninitialised memory."""
     made = torch.empty(size, dtype=torch.uint8, device=device)
     byte = _workspace_fill.get()
     return made if byte is None else made.fill_(byte)
 
 
 def workspace_size(expr: Expr | None, call: Binding) -> int:
-    """What the workspace expression ``expr`` asks for in this call, in bytes."""
+    """Return the bytes that the workspace expression ``expr`` demands in this call."""
     if expr is None:
         return 0
     env: dict[str, EnvValue] = call.env
@@ -86,7 +91,9 @@ def workspace_size(expr: Expr | None, call: Binding) -> int:
 
 
 def _widest_itemsize(call: Binding) -> int:
-    """Bytes of an element of the widest dtype class of the call (its ``Float``, usually), else of its widest tensor."""
+    """Return the bytes of an element of the widest dtype class of the call (its ``Float``, usually), else of its widest
+    tensor.
+    """
     return max(
         (d.itemsize for d in call.dtypes.values() or (t.dtype for t in tensors_in_arguments(call.args))), default=1
     )

@@ -1,4 +1,4 @@
-"""``torch.vmap`` over ops that torch's own fallback does not take: one call for each sample."""
+"""``torch.vmap`` over ops that torch's own fallback does not support: one call for each sample."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def needs_vmap_rule(spec: OpSpec) -> bool:
 
 
 def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[..., Any]:
-    """The function for ``torch.vmap``: calls of ``overload()`` one by one, their results stacked. SL138 where the
-    results of different samples cannot be one tensor, or samples would write to the same memory."""
+    """Return the function for ``torch.vmap``, which calls ``overload()`` for each sample and stacks the results.
+
+    Raise SL138 where the results of different samples cannot be one tensor, or samples would write to the same memory.
+    """
 
     def refuse_shared(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         given = spec.complete(args, kwargs)
@@ -51,7 +53,7 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
 
 
 def _stack_sample_results(spec: OpSpec, results: Sequence[Any]) -> Any:
-    """The results of all samples as one result, with the samples along the first dim of each tensor."""
+    """Return the results of all samples as one result, with the samples along the first dim of each tensor."""
     first = results[0]
     if isinstance(first, Tensor):
         if any(not isinstance(r, Tensor) or r.shape != first.shape for r in results):

@@ -2,25 +2,25 @@
 
 The steps of a call, and the file of each::
 
-    op(x, y)           torch_private/dispatcher_calls.py  does anything but a kernel have to see this call?
-    |- no: op.direct   dispatch/eager_fast_path.py        a generated function checks, looks up and launches
-    |                                                     or torch's dispatcher, below autograd, calls native code
-    `- yes: op.through dispatch/op.py                     a trace, a transform, autocast, autograd, or keywords
-       |- op.record    dispatch/autograd.py               autograd alone: recorded, then as `direct`
-       `- op.overload  torch                              the dispatcher calls its layers, and `execute` last
-    op.execute         dispatch/execute.py                below autograd and autocast:
-       op.bind         plan/call_plan.py                  checks arguments, binds names to sizes: a Binding
-       op.pick         dispatch/tuned_choices.py          the choice in force, or the first kernel that fits
-       op.serve        dispatch/execute.py                Kernel.run, or the reference
+    op(x, y)                 torch_private/dispatcher_calls.py  does anything but a kernel have to see this call?
+    |- no: op.call_kernel    dispatch/fast_paths.py             a generated function checks, looks up and launches
+    |                                                           or torch's dispatcher, below autograd, calls native code
+    `- yes: op.call_dispatcher dispatch/op.py                   a trace, a transform, autocast, autograd, or keywords
+       |- op.record_call     dispatch/autograd.py               autograd alone: recorded, then as `call_kernel`
+       `- op.overload        torch                              the dispatcher calls its layers, and `execute` last
+    op.execute               dispatch/execute.py                below autograd and autocast:
+       op.bind               plan/call_plan.py                  checks arguments, binds names to sizes: a Binding
+       op.pick_kernel        dispatch/tuned_choices.py          the choice in force, or the first kernel that fits
+       op.run_bound_call     dispatch/execute.py                Kernel.run_call, or the reference
 
-:meth:`Op.explain` turns the error of a failed call into one of the catalogue.
+:meth:`Op.explain_failure` turns the error of a failed call into one of the catalogue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
-from typing import TypeVar, Unpack, overload
+from typing import TypedDict, TypeVar, Unpack, overload
 
 from torch import Tensor
 
@@ -64,6 +64,15 @@ declared_ops: dict[str, Op] = {}  # by name; `dispatch/registry.py` shows them
 code_walk.find_op = declared_ops.get
 
 
+class BackwardKeywords(TypedDict, total=False):
+    """The keywords of ``Op.backward``, whose docstring explains them."""
+
+    saves: Iterable[str] | None
+    surrogate: Surrogate | None
+    strided: bool
+    once_differentiable: bool | None
+
+
 class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     """A declared op. Call it like the function that it was declared from.
 
@@ -82,27 +91,27 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
 
     # --- calls (the module says how they go on) ----------------------------------------------------------------------
 
-    def through(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
+    def call_dispatcher(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
         """Call the op where autograd, a trace or a mode may have to see the call, or where it has keywords."""
         if self.plan.numbers is not None:
             self.plan.numbers(args, kwargs)
-        own = self.separable and not dispatcher_calls.is_dynamo_compiling()
+        own = self.can_skip_dispatcher and not dispatcher_calls.is_dynamo_compiling()
         if own and not kwargs and dispatcher_calls.is_recorded_call(args):
-            return self.record(None, *args)
+            return self.record_call(None, *args)
         if own and not kwargs and self.cast is not None and (kind := dispatcher_calls.autocast_alone(args)) is not None:
             return self.call_converted(*self.cast(kind, tuple(args)))
         plain = own and not self.spec.mutated and dispatcher_calls.is_plain_call(args, kwargs)
-        result: Result = (dispatcher_calls.builtin_of(self.raw) if plain else self.overload)(*args, **kwargs)
+        result: Result = (dispatcher_calls.builtin_of(self.below_autograd) if plain else self.overload)(*args, **kwargs)
         return result
 
-    def traced(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
+    def call_traced(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
         """Call the op where Dynamo traces it."""
         if (check := self.plan.numbers) is not None:
             check(args, kwargs)
         result: Result = self.overload(*args, **kwargs)
         return result
 
-    def explain(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
+    def explain_failure(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
         """Raise the catalogue error of a call that failed with ``cause``, or return whether to try the call again."""
         if not isinstance(cause, ShiplapError) and (wrong := self.refusal(cause) or self.plan.misfit(args, kwargs)):
             raise (dispatcher_calls.any_autocast() and explain_autocast(args, kwargs, wrong)) or wrong from None
@@ -132,8 +141,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         return self.variant(args, kwargs, out, workspace)
 
     def workspace_bytes(self, *args: Value, **kwargs: Value) -> int:
-        """The size of the workspace, in bytes, of the kernel that would run these arguments. 0 if it needs none."""
-        kernel = self.pick(call := self.bind(self.spec.complete(args, kwargs)))
+        """Return the bytes of workspace that the kernel which would run these arguments needs. 0 if it needs none."""
+        kernel = self.pick_kernel(call := self.bind(self.spec.complete(args, kwargs)))
         return workspace_size(kernel.workspace, call) if kernel is not None else 0
 
     # --- what an author attaches --------------------------------------------------------------------------------------
@@ -202,35 +211,13 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         return template
 
     @overload
-    def backward(
-        self,
-        fn: Gradient,
-        *more: Op,
-        saves: Iterable[str] | None = None,
-        surrogate: Surrogate | None = None,
-        strided: bool = False,
-        once_differentiable: bool | None = None,
-    ) -> Gradient: ...
+    def backward(self, fn: Gradient, *more: Op, **keywords: Unpack[BackwardKeywords]) -> Gradient: ...
 
     @overload
-    def backward(
-        self,
-        fn: None = None,
-        *,
-        saves: Iterable[str] | None = None,
-        surrogate: Surrogate | None = None,
-        strided: bool = False,
-        once_differentiable: bool | None = None,
-    ) -> Callable[[Gradient], Gradient]: ...
+    def backward(self, fn: None = None, **keywords: Unpack[BackwardKeywords]) -> Callable[[Gradient], Gradient]: ...
 
     def backward(
-        self,
-        fn: Gradient | None = None,
-        *more: Op,
-        saves: Iterable[str] | None = None,
-        surrogate: Surrogate | None = None,
-        strided: bool = False,
-        once_differentiable: bool | None = None,
+        self, fn: Gradient | None = None, *more: Op, **keywords: Unpack[BackwardKeywords]
     ) -> Gradient | Callable[[Gradient], Gradient]:
         """Declare the gradient as ``fn(grad, saved, needs) -> {argument: gradient}``, written with other ops.
 
@@ -260,11 +247,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         """
         self._extend("gradient is")
         if fn is None:
-            return lambda f: self.backward(
-                f, saves=saves, surrogate=surrogate, strided=strided, once_differentiable=once_differentiable
-            )
+            return lambda f: self.backward(f, **keywords)
         self.drop_native()
-        self.gradient = _read_backward(self.spec, (fn, *more), saves, surrogate, strided, once_differentiable)
+        self.gradient = _read_backward(self.spec, (fn, *more), **keywords)
         self._reregister()
         tuned_choices.forget_derived_choices()
         return fn
@@ -355,8 +340,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     def _take_over(self, previous: Op) -> None:
         """Serve the torch registration of ``previous``: its functions call this op, as do its holders."""
         self._registrations, self.variant, self.entrance = previous._registrations, previous.variant, previous.entrance
-        self.separable, self._former = previous.separable, [*previous._former, previous]
-        self.core, self.cast = previous.core, previous.cast
+        self.can_skip_dispatcher, self._former = previous.can_skip_dispatcher, [*previous._former, previous]
+        self.mutating_overload, self.cast = previous.mutating_overload, previous.cast
         self._reregister()
         # Objects of ours alone: who holds a former op, as a model or another module does, calls the new declaration.
         for former in self._former:
@@ -388,10 +373,10 @@ def _is_same_home(a: Callable[..., Returned], b: Callable[..., Returned]) -> boo
 def _read_backward(
     spec: OpSpec,
     parts: tuple[GradientFn, ...],
-    saves: Iterable[str] | None,
-    surrogate: Surrogate | None,
-    strided: bool,
-    once_differentiable: bool | None,
+    saves: Iterable[str] | None = None,
+    surrogate: Surrogate | None = None,
+    strided: bool = False,
+    once_differentiable: bool | None = None,
 ) -> Backward:
     """Return the declared gradient, given as one function or as ops."""
     ops = [part for part in parts if isinstance(part, Op)]

@@ -20,8 +20,8 @@ from shiplap.declare.values import Args, Outputs, Value
 from shiplap.dispatch import compile_cache_key
 from shiplap.dispatch.check_unchanged import places_of, require_places
 from shiplap.dispatch.execute import Executor
+from shiplap.dispatch.fast_paths import OutFastPath, compile_out_fast_path
 from shiplap.dispatch.launch import workspace_size
-from shiplap.dispatch.out_fast_path import OutFastPath, compile_out_fast_path
 from shiplap.dispatch.outputs import check_outputs
 from shiplap.errors import ShiplapError, error
 from shiplap.plan.outputs import requires_grad, scratch_name
@@ -73,8 +73,8 @@ class OutVariant:
     def install_fast_paths(self) -> None:
         """Set the ways past and below the dispatcher, where Python calls the kernels."""
         past = available("calls below autograd")
-        self.direct = compile_out_fast_path(self.op, self._check_call, dispatched=False) if past else None
-        self.short = compile_out_fast_path(self.op, self._check_call, dispatched=True) if past else None
+        self.fast_path = compile_out_fast_path(self.op, self._check_call, dispatched=False) if past else None
+        self.dispatched_fast_path = compile_out_fast_path(self.op, self._check_call, dispatched=True) if past else None
 
     def __call__(
         self, args: Args, keywords: dict[str, Value], out: Tensor | Sequence[Tensor], workspace: Tensor | None
@@ -87,7 +87,12 @@ class OutVariant:
                 raise self._no_gradient_error()  # in a graph nobody would see that the gradient is lost
         elif dispatcher_transforms.is_transform_active():
             self._refuse_transform((*args, *keywords.values()))
-        elif workspace is None and not keywords and self._run_fast_path(self.direct, args, out):
+        elif (
+            self.fast_path is not None
+            and workspace is None
+            and not keywords
+            and self._run_fast_path(self.fast_path, args, out)
+        ):
             increment_version(out)
             return out
         if len(self.names) == 1 and isinstance(out, Tensor):
@@ -182,13 +187,13 @@ class OutVariant:
             return
         written, scratch = self._take_outputs(kwargs)
         given = self.spec.complete(args, kwargs)
-        if self.short is not None and scratch is None and self.short(*given, *written):
+        if self.dispatched_fast_path is not None and scratch is None and self.dispatched_fast_path(*given, *written):
             return
         call = op.plan.quick(*given)
         outs, kernel = self._check_call(call, written, scratch)
         with torch.no_grad():
             if kernel is not None:
-                kernel.into(call, outs, scratch)
+                kernel.run_into(call, outs, scratch)
                 return
             places = places_of(self.spec, call.args) if self.spec.mutated else []
             made = check_outputs(self.spec, call, op.run_reference(call.args))
@@ -211,7 +216,7 @@ class OutVariant:
             self.plan.check_scratch(call, scratch)
         outs = tuple([t for t in given if isinstance(t, Tensor)])
         self.plan.check_memory(call, outs, scratch)
-        kernel = self.op.pick(call)
+        kernel = self.op.pick_kernel(call)
         if scratch is not None:
             self.plan.check_room(call, scratch, workspace_size(kernel.workspace, call) if kernel else 0)
         return outs, kernel

@@ -1,21 +1,178 @@
-"""The outputs of a call: allocated for a kernel to fill, or checked after a function has returned them."""
+"""The outputs of a call: allocated for a kernel to fill, or checked after a function has returned them.
+
+A declaration does not determine the sizes in a list of tensors, the presence of an optional result or the value of a
+scalar. The reference determines them; a fake call runs it without data. The results of a kernel are checked against
+the declared types.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, cast
 
 import torch
-from torch import Tensor
+from torch import SymBool, Tensor
 
+from shiplap import dtypes, torch_private
 from shiplap.declare.binding import Binding, declared_output_shape
-from shiplap.declare.spec import Dim, OpSpec
-from shiplap.declare.values import EnvValue, Outputs, Returned, Value
-from shiplap.dispatch.check_results import check_results, fresh_results
-from shiplap.errors import error
+from shiplap.declare.spec import Dim, OpSpec, Return, TensorType
+from shiplap.declare.value_kinds import kind_mismatch
+from shiplap.declare.values import Args, EnvValue, Outputs, Result, Returned, Value
+from shiplap.errors import ShiplapError, error
 from shiplap.plan.expression import VariableNames
 from shiplap.plan.outputs import OutputPlan
-from shiplap.plan.rules.outputs import WithinBound
+from shiplap.plan.rules import size_is_within_bound
+from shiplap.torch_private import symbolic_sizes
+
+# --- results that are not all fresh tensors of declared sizes ---------------------------------------------------------
+
+
+def result_values(result: Returned, count: int) -> list[Value]:
+    """Return the values in the result of a function with ``count`` results. A single result may be a list."""
+    if count == 1 and not (isinstance(result, tuple) and len(result) == 1):
+        return [cast("Value", result)]
+    return (
+        list(cast("Sequence[Value]", result))
+        if isinstance(result, (tuple, list))
+        else []
+        if result is None
+        else [result]
+    )
+
+
+def fresh_results(spec: OpSpec, args: Sequence[Value], result: Returned) -> Returned:
+    """Return the results that are not arguments. Raise SL301 where another tensor stands in place of an argument."""
+    if not spec.returned:
+        return result
+    values = result_values(result, len(spec.returns))
+    made = len(spec.made)
+    if len(values) != len(spec.returns) or values == [None] or _is_only_list(spec, values):
+        return result if made else None
+    given = dict(zip((a.name for a in spec.args), args, strict=True))
+    for declared, value in zip(spec.returns, values, strict=True):
+        if declared.alias and not _is_same_argument(value, given[declared.alias]):
+            expected = f"argument {declared.alias!r} itself, written to in place"
+            raise error("SL301", where=f"{spec.name}, return", got="another tensor", expected=expected)
+    rest = [v for r, v in zip(spec.returns, values, strict=True) if not r.alias]
+    return None if not rest else cast("Returned", rest[0] if made == 1 else tuple(rest))
+
+
+def _is_only_list(spec: OpSpec, values: Sequence[Value]) -> bool:
+    """Whether ``values`` are the members of the one list that the op makes, which has as many as the op has results."""
+    places = [i for i, r in enumerate(spec.returns) if not r.alias and r.many]
+    return len(places) == len(spec.made) == 1 and isinstance(values[places[0]], Tensor)
+
+
+def _is_same_argument(value: Value, argument: Value) -> bool:
+    if isinstance(value, (list, tuple)) and isinstance(argument, (list, tuple)):
+        return len(value) == len(argument) and all(v is a for v, a in zip(value, argument, strict=True))
+    return value is argument
+
+
+def all_results(spec: OpSpec, args: Args, made: Result) -> Result:
+    """Return all results of an op that returns arguments, in order. ``made`` has the results that are not arguments."""
+    rest = iter(result_values(cast("Returned", made), len(spec.made)) if spec.made else ())
+    given = dict(zip((a.name for a in spec.args), args, strict=True))
+    values = tuple([given[r.alias] if r.alias else next(rest) for r in spec.returns])
+    return cast("Result", values[0] if len(values) == 1 else values)
+
+
+def check_results(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
+    """Return the results of a reference or kernel as the declaration promises them: contiguous, in their own memory.
+
+    Raise SL301 for results of another kind, dtype or shape.
+    """
+    values = _check_values(spec, call, spec.made, fresh_results(spec, call.args, result))
+    owned = list(tensors_in_arguments(call.args))
+    return cast("Outputs", tuple([_with_own_memory(value, owned) for value in values]))
+
+
+def check_view_results(spec: OpSpec, call: Binding, result: Returned) -> Result:
+    """Return the results of an op with views unchanged. Raise SL301 for results of another kind, dtype or shape."""
+    values = _check_values(spec, call, spec.returns, result)
+    return cast("Result", values[0] if len(values) == 1 else tuple(values))
+
+
+def _check_values(spec: OpSpec, call: Binding, wanted: Sequence[Return], result: Returned) -> list[Value]:
+    """Return the values in ``result``. Raise SL301 unless they are as many as ``wanted``, of its kinds and sizes."""
+    values, env = result_values(result, len(wanted)), dict(call.env)
+    if len(values) != len(wanted):
+        raise error("SL301", where=spec.name, got=f"{len(values)} results", expected=f"{len(wanted)} results")
+    for declared, value in zip(wanted, values, strict=True):
+        where, kind = f"{spec.name}, result {declared.name!r}", str(declared.tensor or declared.scalar)
+        if got := kind_mismatch(declared.arg, value):
+            expected = (f"list of {kind}" if declared.many else kind) + " or None" * declared.optional
+            raise error("SL301", where=where, got=got, expected=expected)
+        for tensor in tensors_in_arguments((value,)):
+            # The members of a list may differ in the dims that no argument has.
+            _check_result_tensor(where, declared, tensor, dict(env) if declared.many else env)
+    return values
+
+
+def flatten_op_results(result: Returned) -> tuple[Tensor, ...]:
+    """Return all results as a flat tuple of tensors, for comparison. A number becomes a tensor without dims."""
+    values = result if isinstance(result, (tuple, list)) else () if result is None else (result,)
+    flat: list[Tensor] = []
+    for value in cast("Sequence[Value]", values):
+        if isinstance(value, Tensor):
+            flat.append(value)
+        elif isinstance(value, (list, tuple)):
+            flat += flatten_op_results(cast("Returned", value))
+        elif isinstance(value, (bool, int, float, complex)):
+            flat.append(torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None))
+        elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            dtypes = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymBool: torch.bool}
+            flat.append(torch.empty((), dtype=dtypes[type(value)]))
+    return tuple(flat)
+
+
+def _check_result_tensor(where: str, declared: Return, tensor: Tensor, env: dict[str, EnvValue]) -> None:
+    """Raise SL301 unless the tensor has the declared dtype, number of dims and sizes, as far as ``env`` has these."""
+    kind = declared.tensor
+    assert kind is not None
+    if kind.dtypes and str(tensor.dtype).removeprefix("torch.") not in kind.dtypes:
+        expected = f"{kind.dtype_class}: {', '.join(kind.dtypes)}"
+        raise error("SL301", where=where, got=str(tensor.dtype), expected=expected)
+    refused = error("SL301", where=where, got=f"shape {tuple(tensor.shape)}", expected=str(kind))
+    count = len(kind.dims)
+    if tensor.dim() < count - 1 if kind.variadic else tensor.dim() != count:
+        raise refused
+    for axis, dim in kind.axes:
+        _check_result_size(refused, dim, tensor.shape[axis], env)
+
+
+def _check_result_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str, EnvValue]) -> None:
+    """Raise ``refused`` unless ``size`` is the declared one. A name that no argument has is bound in ``env``."""
+    if dim.kind == "name":
+        wanted: EnvValue = env.setdefault(dim.text, size)
+    elif dim.kind == "fixed":
+        wanted = dim.size
+    elif dim.expr is not None and dim.expr.names <= env.keys():
+        wanted = dim.expr(env)
+    else:
+        return
+    holds = cast("bool | SymBool", wanted == size)
+    if isinstance(holds, SymBool):
+        symbolic_sizes.check_condition(holds, lambda: str(refused))
+    elif not holds:
+        raise refused
+
+
+def _with_own_memory(value: Value, owned: list[Tensor]) -> Value:
+    """Return ``value`` with contiguous tensors that share no memory with ``owned``, and add them to ``owned``."""
+    if isinstance(value, (list, tuple)):
+        return cast("Value", [_with_own_memory(v, owned) for v in value])
+    if not isinstance(value, Tensor):
+        return value
+    value = value.resolve_conj().resolve_neg()
+    shared = any(torch_private.same_storage(value, t) for t in owned)
+    fresh = value.clone(memory_format=torch.contiguous_format) if shared else value.contiguous()
+    owned.append(fresh)
+    return fresh
+
+
+# --- outputs of declared sizes ----------------------------------------------------------------------------------------
 
 
 def result_of_outputs(outs: Outputs) -> Tensor | Outputs | None:
@@ -50,7 +207,7 @@ def check_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
         if not isinstance(value, Tensor) or value.dtype != dtype or value.device != call.device:
             got = f"{value.dtype} on {value.device}" if isinstance(value, Tensor) else type(value).__name__
             raise error("SL301", where=where, got=got, expected=f"{dtype} on {call.device}")
-        _measure_dynamic_dims(spec, where, env, out.tensor.dims, value)
+        _measure_dynamic_dims(spec, where, env, out.tensor, value)
     outs = []
     for out, value in zip(spec.outputs, values, strict=True):
         where = f"{spec.name}, output {out.name!r}"
@@ -73,15 +230,11 @@ def with_own_memory(result: Any) -> Any:
     return type(result)(with_own_memory(value) for value in result) if isinstance(result, (list, tuple)) else result
 
 
-def _measure_dynamic_dims(
-    spec: OpSpec, where: str, env: dict[str, EnvValue], dims: Sequence[Dim], value: Tensor
-) -> None:
+def _measure_dynamic_dims(spec: OpSpec, where: str, env: dict[str, EnvValue], kind: TensorType, value: Tensor) -> None:
     """Bind the data-dependent sizes that ``value`` is the first output to have, and check their bounds."""
-    if not spec.dynamic or value.dim() < len(dims) - 1:
+    if not spec.dynamic or value.dim() < len(kind.dims) - 1:
         return
-    spread = next((i for i, d in enumerate(dims) if d.kind == "variadic"), len(dims))
-    for i, dim in enumerate(dims):
-        axis = i if i < spread else i - len(dims)
+    for axis, dim in kind.axes:
         if dim.text in spec.dynamic and dim.text not in env and -value.dim() <= axis < value.dim():
             env[dim.text] = size = value.shape[axis]
             check_bound(spec, where, dim.text, size, env)
@@ -94,8 +247,7 @@ def check_bound(spec: OpSpec, where: str, dim: str, size: int, env: Mapping[str,
     # The same condition as the rule's. Plain ints are compared here, since the rule evaluates an expression.
     if type(size) is int and type(most) is int and 0 <= size <= most:
         return
-    rule = WithinBound(where, dim, bound.source)
-    rule.hold({rule.size.python: size, rule.bound.python: most})
+    size_is_within_bound(where, dim, bound.source).check_call({f"extent_{dim}": size, f"d_{dim}": most})
 
 
 def tensors_in_arguments(args: Sequence[Value]) -> Iterator[Tensor]:
@@ -105,3 +257,80 @@ def tensors_in_arguments(args: Sequence[Value]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from (v for v in value if isinstance(v, Tensor))
+
+
+# --- outputs of calls like one that has been checked ------------------------------------------------------------------
+
+
+FitOutputs: TypeAlias = Callable[[Args, Returned], Result]
+
+
+@dataclass(frozen=True)
+class _ExpectedAxis:
+    """A size that is known, or a data-dependent one with its bound."""
+
+    size: int
+    dim: str = ""
+
+
+@dataclass(frozen=True)
+class _ExpectedOutput:
+    dtype: torch.dtype
+    axes: tuple[_ExpectedAxis, ...]
+
+
+def can_refit_outputs(spec: OpSpec) -> bool:
+    """Whether equal calls of a function with these results can be held to one list.
+
+    Not with floating-point arguments, for which gradients would have to be asked about in each call.
+    """
+    if spec.traced or spec.returned or not spec.outputs or any(a.many for a in spec.args):
+        return False
+    if any(row.floating for a in spec.tensors if a.tensor is not None for row in dtypes.rows(a.tensor.dtypes)):
+        return False
+    dims = [dim for out in spec.outputs for dim in out.tensor.dims]
+    return not any(d.kind == "variadic" or (d.expr is not None and d.expr.names & {*spec.dynamic}) for d in dims)
+
+
+def make_output_refit(spec: OpSpec, call: Binding, outs: Outputs) -> FitOutputs:
+    """Return a function that makes outputs of the results of calls like ``call``, whose outputs were ``outs``.
+
+    It keeps no tensor.
+    """
+    bounds = {dim: int(bound(call.env)) for dim, bound in spec.dynamic.items()}
+    expected = []
+    for out, value in zip(spec.outputs, outs, strict=True):
+        axes = [
+            _ExpectedAxis(bounds[dim.text], dim.text) if dim.text in bounds else _ExpectedAxis(size)
+            for dim, size in zip(out.tensor.dims, value.shape, strict=True)
+        ]
+        expected.append(_ExpectedOutput(value.dtype, tuple(axes)))
+    alike, device = replace(call, args=()), call.device
+
+    def fit(args: Args, result: Returned) -> Result:
+        values = (result,) if isinstance(result, Tensor) else tuple(result or ())
+        if outputs_as_expected(args, values, expected, device):
+            return result_of_outputs(values)
+        return result_of_outputs(check_outputs(spec, replace(alike, args=args), result))
+
+    return fit
+
+
+def outputs_as_expected(args: Args, values: Outputs, expected: list[_ExpectedOutput], device: torch.device) -> bool:
+    """Whether the values are contiguous, of the expected types, and share no memory with anything."""
+    if len(values) != len(expected):
+        return False
+    owned, sizes = {t.untyped_storage().data_ptr() for t in tensors_in_arguments(args)}, dict[str, int]()
+    for value, want in zip(values, expected, strict=True):
+        plain = type(value) is Tensor and value.dtype is want.dtype and value.device == device
+        if not plain or value.dim() != len(want.axes) or not value.is_contiguous() or value.is_neg():
+            return False
+        for size, axis in zip(value.shape, want.axes, strict=True):
+            same = sizes.setdefault(axis.dim, size) if axis.dim else axis.size
+            if size != same or size > axis.size:
+                return False
+        storage = value.untyped_storage().data_ptr()
+        if storage in owned:
+            return False
+        owned.add(storage)
+    return True

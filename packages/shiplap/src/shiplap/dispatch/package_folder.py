@@ -1,4 +1,4 @@
-"""Where ``shiplap package`` puts what belongs to an op: a folder of the package that declares it.
+"""The folder in which ``shiplap package`` puts the files of an op, inside the package that declares it.
 
 The package is code that Python has imported, so what lies in its folder is trusted as its modules are. Who reads it is
 ``shiplap.kernels.native.prebuilt`` and ``shiplap.tuning.packaged_choices``, each for its part: a first call asks here
@@ -18,7 +18,7 @@ FOLDER, CHOICES = "_shiplap", "choices.json"
 
 
 def package_folders(op: OpState) -> Iterator[Path]:
-    """The folders that ``shiplap package`` may have filled in the package that declares ``op``."""
+    """Yield the folders that ``shiplap package`` may have filled in the package that declares ``op``."""
     package = sys.modules.get(op.reference.__module__.partition(".")[0])
     about = package.__spec__ if package is not None else None
     for root in (about.submodule_search_locations or ()) if about is not None else ():
@@ -26,7 +26,7 @@ def package_folders(op: OpState) -> Iterator[Path]:
 
 
 def packaged_choice_tables(op: OpState) -> list[Path]:
-    """The tables of choices in the package that declares ``op``."""
+    """Return the tables of choices in the package that declares ``op``."""
     return [path for folder in package_folders(op) if (path := _read_choice_table(folder)) is not None]
 
 

@@ -19,14 +19,20 @@ from torch import Tensor
 from shiplap.declare.binding import Binding
 from shiplap.declare.code_parts import AnyValue
 from shiplap.declare.config import Values
+from shiplap.declare.generated_code import define_function
 from shiplap.declare.kernel import Implementation, Kernel, KernelTerms, Refill, Rerun
 from shiplap.declare.named_parameters import NamedParameters, read_parameters
 from shiplap.declare.spec import Arg, OpSpec
 from shiplap.declare.values import Args, Outputs, Result, Returned, Value
 from shiplap.dispatch.check_unchanged import UnchangedArguments, places_of, places_of_tensors, require_places
 from shiplap.dispatch.launch import allocate_bytes, allocate_workspace, is_current_device, workspace_size
-from shiplap.dispatch.outputs import check_outputs, empty_outputs, tensors_in_arguments
-from shiplap.dispatch.refit import can_refit_outputs, make_output_refit
+from shiplap.dispatch.outputs import (
+    can_refit_outputs,
+    check_outputs,
+    empty_outputs,
+    make_output_refit,
+    tensors_in_arguments,
+)
 from shiplap.errors import DeclarationError, ShiplapError, error
 from shiplap.plan.expression import argument_variable
 from shiplap.plan.outputs import scratch_name
@@ -48,7 +54,7 @@ class PythonFunction(Implementation):
         return getattr(self.function, "__name__", "kernel")
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """The function."""
+        """Yield the function."""
         yield "function", self.function
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> PythonKernel:
@@ -84,7 +90,7 @@ class PythonKernel(Kernel):
         takes = read_parameters(function, partial(_parameter_error, spec, terms.name))
         self.outputs = tuple(o.name for o in spec.outputs)
         self.out_style = bool(self.outputs) and {*self.outputs} <= takes.named.keys() and not spec.dynamic
-        self.repeats = self.out_style or can_refit_outputs(spec)  # all that it needs is known once it has run
+        self.can_repeat = self.out_style or can_refit_outputs(spec)  # all that it needs is known once it has run
         self.scratch = scratch_name(spec)
         self.wants_workspace = self.scratch in takes.named
         self.values: Values = {}
@@ -126,7 +132,7 @@ class PythonKernel(Kernel):
         """Set the values that the function gets by keyword."""
         self.values = values
 
-    def run(self, call: Binding) -> Outputs:
+    def run_call(self, call: Binding) -> Outputs:
         given = allocate_workspace(self.workspace, call) if self.wants_workspace else None
         if not self.out_style:
             return check_outputs(self.spec, call, self._call(call.args, call.device, given, {}))
@@ -134,7 +140,7 @@ class PythonKernel(Kernel):
         self._call(call.args, call.device, given, dict(zip(self.outputs, outs, strict=True)))
         return outs
 
-    def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
+    def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Fill ``outs``. A functional kernel's outputs are copied into them."""
         if scratch is None and self.wants_workspace:
             scratch = allocate_workspace(self.workspace, call)
@@ -145,17 +151,17 @@ class PythonKernel(Kernel):
         for out, value in zip(outs, made, strict=True):
             out.copy_(value)
 
-    def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        outs = self.run(call)
-        if not self.repeats or (self.workspace is not None and "threads" in self.workspace.names):
+    def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
+        outs = self.run_call(call)
+        if not self.can_repeat or (self.workspace is not None and "threads" in self.workspace.names):
             return outs, None
         if not self.out_style:
             return outs, self._rerun_functional(call, outs)
         made = [(name, o.shape, o.dtype) for name, o in zip(self.outputs, outs, strict=True)]
         return outs, self._rerun_out_style(made, call, workspace_size(self.workspace, call))
 
-    def fill(self, call: Binding, outs: Outputs) -> Refill | None:
-        self.into(call, outs, None)
+    def fill_first_call(self, call: Binding, outs: Outputs) -> Refill | None:
+        self.run_into(call, outs, None)
         if not self.out_style or (self.workspace is not None and "threads" in self.workspace.names):
             return None
         room, device = workspace_size(self.workspace, call), call.device
@@ -324,8 +330,8 @@ def compile_launch(
     lines = ["def pass_on(args, keywords):", unpack, called]
     lines += ["def launch(args, keywords):", unpack, f"    if not ({ready}): return otherwise(args, keywords)", called]
     names = {**scope, "function": function, "all_contiguous": all_contiguous}
-    exec(compile("\n".join(lines), f"<kernel of {spec.name}>", "exec"), names)
-    return cast("Launch", names["pass_on"]), cast("Launch", names["launch"])
+    launch = define_function("launch", lines, f"kernel of {spec.name}", names)
+    return cast("Launch", names["pass_on"]), launch
 
 
 def _is_contiguous_argument(arg: Arg) -> str:

@@ -15,12 +15,12 @@ from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Result, Value
 from shiplap.dispatch.autocast import Cast, make_cast
 from shiplap.dispatch.autograd import make_autograd
-from shiplap.dispatch.check_results import all_results, check_view_results
-from shiplap.dispatch.eager_fast_path import FastPath, make_fast_execute, make_fast_path
 from shiplap.dispatch.execute import Executor
 from shiplap.dispatch.fake import make_fake
+from shiplap.dispatch.fast_paths import FastPath, make_fast_execute, make_fast_path
 from shiplap.dispatch.mapped import make_vmap_rule, needs_vmap_rule
 from shiplap.dispatch.out import OutVariant, has_out_variant
+from shiplap.dispatch.outputs import all_results, check_view_results
 from shiplap.torch_private import available, dispatcher_calls
 from shiplap.torch_private.dispatcher_library import Check, Overload, Registrations
 
@@ -50,13 +50,13 @@ class RegisteredOp(Executor):
     """The registration of an op.
 
     Attributes:
-        core: the op that fakes, autograd and autocast are registered for: ``overload`` itself, but for an op that
-            returns arguments.
+        mutating_overload: the op that fakes, autograd and autocast are registered for: ``overload`` itself, but for
+            an op that returns arguments.
         cast: what autocast does to the arguments of a call, if the op has a rule.
         variant: ``<name>__out``, for callers that own the memory, or None.
     """
 
-    core: Overload
+    mutating_overload: Overload
     cast: Cast | None = None
     variant: OutVariant | None = None
     _registrations: Registrations | None = None
@@ -64,7 +64,7 @@ class RegisteredOp(Executor):
     def operator_names(self) -> set[str]:
         """Return the names under which graphs call the op: its overloads and its out-variant."""
         variant = [self.variant.overload] if self.variant is not None else []
-        return {each.name() for each in (self.overload, self.core, self.raw, *variant)}
+        return {each.name() for each in (self.overload, self.mutating_overload, self.below_autograd, *variant)}
 
     @property
     def edition(self) -> int:
@@ -77,8 +77,10 @@ class RegisteredOp(Executor):
         if there is not None:
             self.overload = there.new_overload_object(name)
             core = core_overload_name(self.spec)
-            self.core = there.overload(core) if core != name else self.overload
-            self.raw = there.overload(overload_below_autograd(name)) if self.guarded else self.core
+            self.mutating_overload = there.overload(core) if core != name else self.overload
+            self.below_autograd = (
+                there.overload(overload_below_autograd(name)) if self.needs_autograd else self.mutating_overload
+            )
         self.install_fast_path()
         self._install_autograd()
 
@@ -87,45 +89,51 @@ class RegisteredOp(Executor):
         composed = bool(self.spec.returned) or self.spec.view
         if not available("calls below autograd"):
             composed = True  # the op as torch has it
-        self.direct = dispatcher_calls.builtin_of(self.overload) if composed else make_fast_path(self)
+        self.call_kernel = dispatcher_calls.builtin_of(self.overload) if composed else make_fast_path(self)
         if (check := self._check_of_plain_calls()) is not None:
-            self.direct = _check_before_call(check, self.direct)
-        self.short = None if composed else make_fast_execute(self)
+            self.call_kernel = _check_before_call(check, self.call_kernel)
+        self.fast_execute = None if composed else make_fast_execute(self)
         if self.variant is not None:
             self.variant.install_fast_paths()
 
     def _check_of_plain_calls(self) -> Check | None:
         """Return the check for numbers with a gradient, where plain calls do not check all arguments for gradients."""
         listed = any(str(a.scalar).startswith("list[") for a in self.spec.scalars)
-        return self.plan.numbers if listed or not self.separable else None
+        return self.plan.numbers if listed or not self.can_skip_dispatcher else None
 
     def _install_autograd(self) -> None:
         """Build the functions that autograd calls, again after each new gradient."""
-        if self.guarded:
+        if self.needs_autograd:
             formula = self.run_surrogate
             made = make_autograd(
-                self.spec, self.core, self.call_below_autograd, self.serve_tangent, formula, self.gradient
+                self.spec, self.mutating_overload, self.call_below_autograd, self.serve_tangent, formula, self.gradient
             )
-            self.record, recorder = made
-            self.recorded = recorder.apply if recorder is not None and self.separable else None
+            self.record_call, recorder = made
+            self.record_plain_call = recorder.apply if recorder is not None and self.can_skip_dispatcher else None
 
     def _call_recorded(self, *args: Value, **kwargs: Value) -> Result:
-        """The function registered for autograd, which uses the gradient declared at the time of the call."""
-        return self.record(*args, **kwargs)
+        """Call the recorder that is in force: torch has this method registered for autograd, and a gradient may be
+        declared later.
+        """
+        return self.record_call(*args, **kwargs)
 
     def call_below_autograd(self, *args: Value, **kwargs: Value) -> Result:
         """Call the op below autograd, as the autograd formula of the op does."""
-        if self.separable and not kwargs:
-            return self.direct(*args)
-        result: Result = dispatcher_calls.builtin_of(self.raw)(*args, **kwargs)
+        if self.can_skip_dispatcher and not kwargs:
+            return self.call_kernel(*args)
+        result: Result = dispatcher_calls.builtin_of(self.below_autograd)(*args, **kwargs)
         return result
 
     def call_converted(self, *args: Value) -> Result:
         """Call the op with arguments that autocast has converted; only autograd has to see it."""
         with dispatcher_calls.outside_autocast():
             if not torch.is_grad_enabled() or not dispatcher_calls.any_requires_grad(*args):
-                return self.direct(*args)
-            result: Result = self.record(None, *args) if self.recorded is None else self.recorded(self.direct, *args)
+                return self.call_kernel(*args)
+            result: Result = (
+                self.record_call(None, *args)
+                if self.record_plain_call is None
+                else self.record_plain_call(self.call_kernel, *args)
+            )
             return result
 
     def _cast_arguments(self, kind: str, args: Args, kwargs: dict[str, Value]) -> tuple[Args, dict[str, Value]]:
@@ -141,8 +149,8 @@ class RegisteredOp(Executor):
         self._registrations = there = Registrations.of(spec.namespace, name)
         if spec.view:
             self._define_composed(there)
-            self.core = self.raw = self.overload = there.overload(name)
-            self.separable = False
+            self.mutating_overload = self.below_autograd = self.overload = there.overload(name)
+            self.can_skip_dispatcher = False
         else:
             self._define_overloads(there, core_overload_name(spec))
         self.install_fast_path()
@@ -150,30 +158,30 @@ class RegisteredOp(Executor):
         self.variant = OutVariant(self, there) if has_out_variant(spec) else None
         self.cast = make_cast(spec) if spec.autocast is not None and not spec.view else None
         if self.cast is not None:
-            there.register_autocast(core_overload_name(spec), self.core, self._cast_arguments)
+            there.register_autocast(core_overload_name(spec), self.mutating_overload, self._cast_arguments)
         there.publish()
 
     def _define_overloads(self, there: Registrations, core: str) -> None:
         """Define the op that kernels carry out, the part of it below autograd, and the op that returns arguments."""
-        name, names = self.spec.opname, kernel_overload_names(self.spec, self.guarded)
+        name, names = self.spec.opname, kernel_overload_names(self.spec, self.needs_autograd)
         if core != name:
             self._define_composed(there)  # first: torch forgets overloads in the order in which they were defined
         for each in names:
             self._define_overload(there, each)
         if needs_vmap_rule(self.spec):
             for each in names:
-                there.map(each, make_vmap_rule(self.spec, lambda: self.core))
-        if self.guarded:
+                there.map(each, make_vmap_rule(self.spec, lambda: self.mutating_overload))
+        if self.needs_autograd:
             there.show_to_modes(names[-1], core)
             there.skip_autograd(names[-1])
             there.register_autograd(core, self._call_recorded)
-        self.core = there.overload(core)
-        self.overload, self.raw = there.overload(name), there.overload(names[-1])
-        apart = self.guarded and core == name and not any(a.many for a in self.spec.args)
-        self.separable = apart and available("calls below autograd")
+        self.mutating_overload = there.overload(core)
+        self.overload, self.below_autograd = there.overload(name), there.overload(names[-1])
+        apart = self.needs_autograd and core == name and not any(a.many for a in self.spec.args)
+        self.can_skip_dispatcher = apart and available("calls below autograd")
 
     def _define_overload(self, there: Registrations, name: str) -> None:
-        """Schema, real implementation and fake under ``name``."""
+        """Define the schema, the implementation and the fake under ``name``."""
         there.define(schema_text(self.spec, name), dispatcher_tags(self.spec))
         there.translate_errors(name, self.refusal, self.plan.numbers)
         there.implement(name, self.execute)
@@ -186,12 +194,12 @@ class RegisteredOp(Executor):
         there.implement_by_ops(name, self._seen_through if self.spec.view else self._write)
 
     def _write(self, *args: Value, **kwargs: Value) -> Result:
-        """An op that returns arguments: write, then return them."""
+        """Write to the arguments and return them: the implementation of an op that returns arguments."""
         given = self.spec.complete(args, kwargs)
         positional, named = self.spec.split(given)
-        return all_results(self.spec, given, self.core(*positional, **named))
+        return all_results(self.spec, given, self.mutating_overload(*positional, **named))
 
     def _seen_through(self, *args: Value, **kwargs: Value) -> Result:
-        """An op with views: check the arguments, run the reference, check the results."""
+        """Check the arguments, run the reference and check the results: the implementation of an op with views."""
         call = self.bind(self.spec.complete(args, kwargs))
         return check_view_results(self.spec, call, self.run_reference(call.args))

@@ -1,4 +1,4 @@
-"""A gradient of a gradient: shown to be right, taken from the reference, or refused by name (SL313).
+"""The gradient of a gradient: shown to be right, computed from the reference, or refused by name (SL313).
 
 Autograd differentiates the operations of a backward that it records. A part that it does not record (``detach()``, a
 kernel without a gradient, a number taken out of a tensor) and a saved result that carries no gradient are constants for
@@ -28,7 +28,7 @@ Formula = Callable[[Args], Returned]  # of all arguments in declared order: the 
 
 
 class SecondDerivative:
-    """Call the backward of an op where autograd records it."""
+    """The call of an op's backward where autograd records it."""
 
     def __init__(self, spec: OpSpec, backward: Backward, formula: Formula) -> None:
         self.spec, self.backward, self.formula = spec, backward, formula
@@ -92,7 +92,10 @@ class SecondDerivative:
     def _refusing(
         self, result: Gradients, live: list[Tensor], tensors: list[Tensor], level: int, gap: str
     ) -> Gradients:
-        """``result`` of which each derivative is SL313. At once where no tensor could carry that to whoever asks."""
+        """Return ``result`` with tensors whose derivatives raise SL313.
+
+        Raise SL313 at once where no tensor can carry it.
+        """
 
         def refuse() -> ShiplapError:
             return error(
@@ -127,7 +130,7 @@ class SecondDerivative:
     # --- what the reference gives in its place ------------------------------------------------------------------------
 
     def _arguments(self, saved: Any) -> list[Value] | None:
-        """All arguments of the call, None where a tensor was not saved."""
+        """Return all arguments of the call, None where a tensor was not saved."""
         given = vars(saved)
         if any(a.name not in given for a in self.spec.args):
             return None
@@ -136,7 +139,7 @@ class SecondDerivative:
         ]
 
     def _by_formula(self, args: list[Value], grads: Sequence[Any], needs: Any) -> Gradients | None:
-        """The gradients of the reference, recorded: None where it leaves the graph."""
+        """Return the gradients of the reference, recorded: None where it leaves the graph."""
         wanted = {a.name for a in self.spec.tensors if vars(needs)[a.name]}
         given = {a.name: v for a, v in zip(self.spec.args, args, strict=True) if a.name in wanted}
         inputs = [t for t in _tensors_in_nested(given) if _is_floating_point_tensor(t)]
@@ -161,7 +164,7 @@ class SecondDerivative:
     # --- which results are constants by nature ------------------------------------------------------------------------
 
     def _varying_results(self, shapes: Mapping[str, Shape], saved: Any) -> frozenset[str]:
-        """Those results without a gradient that depend smoothly on an argument, as a mask of a dropout does not.
+        """Return the results without a gradient that depend smoothly on an argument, unlike the mask of a dropout.
 
         The formula is run on fakes, once for each set of arguments that are there. All, where that fails.
         """
@@ -192,7 +195,7 @@ class SecondDerivative:
 
 
 class _DerivativeRefusal(torch.autograd.Function):
-    """The first ``count`` tensors as they are; a derivative of one of them is an error."""
+    """The identity of the first ``count`` tensors, whose derivative is an error."""
 
     @staticmethod
     def forward(ctx: Any, refuse: Callable[[], ShiplapError], count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -251,7 +254,7 @@ ops_without_backward: set[str] = set()  # what torch calls the declared ops with
 
 
 class AutogradGapTracker(torch.overrides.TorchFunctionMode):
-    """Follows where values go that autograd does not follow: from what is lost, to results.
+    """The mode that follows values which autograd does not follow, from a lost tensor to results.
 
     A tensor is *lost* that depends on the values of one with a gradient, and has none itself.
     """
@@ -292,7 +295,7 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
         return id(tensor) in self._lost or bool(self._exported)
 
     def gap(self, result: Mapping[str, Gradient], needs: Any, live: Sequence[Tensor]) -> str:
-        """Why a derivative of a gradient that is needed would be wrong; empty where it is right."""
+        """Return the reason why a derivative of a needed gradient would be wrong. Empty where it is right."""
         known = {id(t) for t in live}
         for name, value in result.items():
             for tensor in _tensors_in_nested(value) if vars(needs).get(name) else ():
@@ -308,7 +311,10 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
 
 
 def _autograd_gap(name: str, out: Tensor) -> str:
-    """Why autograd does not know how a result depends on arguments with a gradient; empty where it does."""
+    """Return the reason why autograd does not know how a result depends on arguments with a gradient.
+
+    Empty where it does.
+    """
     if not is_tracked(out):
         return f"{name}(), whose result autograd does not follow"
     if name in ops_without_backward or any(
@@ -326,7 +332,7 @@ def _writes_in_place(name: str) -> bool:
 
 
 def _torch_function_name(func: Any) -> str:
-    """What a function of torch is called; the name of an attribute, where it reads one."""
+    """Return the name of a function of torch, or of the attribute that it reads."""
     if type(func).__name__ == "OpOverload":
         return str(func.name())
     name = str(func.__name__)
@@ -338,7 +344,7 @@ def _is_floating_point_tensor(tensor: Tensor) -> bool:
 
 
 def _tensors_in_nested(value: Any) -> Iterator[Tensor]:
-    """All tensors in nested sequences."""
+    """Yield all tensors in nested sequences."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (str, bytes)):
@@ -353,7 +359,7 @@ def _tensors_in_nested(value: Any) -> Iterator[Tensor]:
 def _pull_back(
     results: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], grads: Sequence[Tensor]
 ) -> Sequence[Tensor | None] | None:
-    """The gradients of ``results(*inputs)``, recorded. None where no result depends on an input."""
+    """Return the gradients of ``results(*inputs)``, recorded. None where no result depends on an input."""
     with torch.enable_grad():
         own = [t.view_as(t) for t in inputs]  # the gradient of one argument, whatever the arguments have in common
         made = results(*own)
@@ -367,7 +373,7 @@ def _pull_back(
 
 
 def _replace_floating(value: Value, rest: Iterator[Tensor | None]) -> Any:
-    """``value`` with the next of ``rest`` for each floating-point tensor, and None for any other one."""
+    """Return ``value`` with the next of ``rest`` for each floating-point tensor, and None for any other one."""
     if isinstance(value, Tensor):
         return next(rest) if _is_floating_point_tensor(value) else None
     return [_replace_floating(v, rest) for v in cast("Sequence[Any]", value)] if value is not None else None
@@ -380,7 +386,7 @@ def _detach_nested(value: Value) -> Value:
 
 
 def _fake_tensors(arg: Arg, shape: Shape) -> Any:
-    """Tensors of that shape to run a formula on, which require a gradient where they can."""
+    """Return fake tensors of that shape, which require a gradient where they can."""
     if shape is None:
         return None
     if isinstance(shape, list):

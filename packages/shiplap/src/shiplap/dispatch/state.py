@@ -53,8 +53,8 @@ class OpState(HasCode):
         plan: the checks and conversions of the arguments of a call.
         unchanged: the check that the reference does not write to its arguments.
         differentiable: whether an output can carry a gradient, and a backward can be declared.
-        guarded: whether a call may have to be seen by autograd, so that the op has an autograd implementation: it is
-            differentiable, or writes to a tensor that could carry a gradient, which would be lost silently.
+        needs_autograd: whether a call may have to be seen by autograd, so that the op has an autograd implementation:
+            it is differentiable, or writes to a tensor that could carry a gradient, which would be lost silently.
     """
 
     def __init__(self, spec: OpSpec, reference: Callable[..., Returned]) -> None:
@@ -73,7 +73,7 @@ class OpState(HasCode):
         self.unchanged = UnchangedArguments(spec, "reference")
         self.differentiable = not spec.mutated and not spec.view and floating_outputs(spec)
         made, written = not spec.mutated and floating_outputs(spec, detached=True), bool(spec.mutated)
-        self.guarded = not spec.view and (made or (written and carries_gradients(spec)))
+        self.needs_autograd = not spec.view and (made or (written and carries_gradients(spec)))
         self._eager: dict[str, tuple[list[Kernel], list[Kernel]]] = {}  # the list that it was made from, and `eager`
 
     def sharding(

@@ -1,4 +1,4 @@
-"""The table of tuned choices in this process: ``Op.pick`` looks calls up, and ``shiplap.tune`` adds entries.
+"""The table of tuned choices in this process: ``Op.pick_kernel`` looks calls up, and ``shiplap.tune`` adds entries.
 
 Nothing is measured here. ``active`` is False in a process without tuned or frozen choices that records no calls. A call
 then costs one attribute access. An entry names the digest of the op for which it was made, and is ignored for an op
@@ -61,7 +61,7 @@ class UnprovenChoice(MissingChoice):
         self.kernel, self.entry = kernel, entry
         self.known: dict[Key, Kernel | MissingChoice] = {}
 
-    def serving(self, op: OpState, call: Binding) -> Kernel | MissingChoice:
+    def variant_for_call(self, op: OpState, call: Binding) -> Kernel | MissingChoice:
         """Return the kernel with the entry's config, if the config is valid for the sizes of ``call``."""
         sizes = tuple([tuple(v) if isinstance(v, list) else v for v in call.env.values()])
         answer = self.known.get(sizes)
@@ -76,7 +76,7 @@ class UnprovenChoice(MissingChoice):
         listed = space.configs(call.env) if space is not None else ()
         config = next((c for c in listed if c == self.entry.config), None)
         if config is not None:
-            return self.kernel.variant(config)
+            return self.kernel.with_config(config)
         _notice_ignored_entry(
             op, f"kernel {self.kernel.name} declares no config {_entry_summary(self.entry)!r} for these sizes"
         )
@@ -215,10 +215,10 @@ def find_choice(op: OpState, call: Binding) -> Kernel | MissingChoice | None:
             memo.clear()
         choice = memo[key] = resolved_choices(op).get((device, *op.rule.key(call)), MISSING_CHOICE)
     if isinstance(choice, UnprovenChoice):
-        choice = choice.serving(op, call)
+        choice = choice.variant_for_call(op, call)
     if isinstance(choice, MissingChoice):
         return _choice_absent(op, device, op.rule.key(call)) if frozen and has_tunable_kernels(op, device) else choice
-    if choice is not None and (reason := choice.refuses(call)):
+    if choice is not None and (reason := choice.why_refused(call)):
         notice(f"chosen {op.spec.name} {key}", f"{op.spec.name}: the chosen kernel does not take this call ({reason})")
         return MISSING_CHOICE
     return choice
@@ -272,12 +272,12 @@ def _with_entry_config(kernel: Kernel, entry: ChoiceEntry) -> Kernel | UnprovenC
     """Return ``kernel`` with the entry's config, a check for each call, or None if the config is not declared."""
     space, checks = kernel.space, _checks.get((kernel.device, kernel.name))
     if space is None:
-        return kernel.variant(NO_CONFIG) if not entry.config.items else None
+        return kernel.with_config(NO_CONFIG) if not entry.config.items else None
     config = space.declared(entry.config)
     if config is None and checks is not None and _same_config_form(space, entry.config) and checks(entry.config):
         config = entry.config
     if config is not None:
-        return kernel.variant(config)
+        return kernel.with_config(config)
     return UnprovenChoice(kernel, entry) if space.depends else None
 
 

@@ -17,7 +17,7 @@ from shiplap.inductor.size_range import SizeRange, Sizes, size_range
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.sizes import broadcast_ones, free_dims
 from shiplap.torch_private import inductor_lowering
-from shiplap.torch_private.size_ranges import evaluate_size
+from shiplap.torch_private.inductor_lowering import evaluate_size
 from shiplap.torch_private.symbolic_sizes import is_size
 from shiplap.tuning.inputs import layout_name
 
@@ -124,7 +124,7 @@ class LoweredCall:
         return size_range(self)
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
-        """The shape of the output, as numbers."""
+        """Return the shape of the output, as numbers."""
         return tuple(evaluate_size(s, sizes) for s in self.output.shape)
 
     @property

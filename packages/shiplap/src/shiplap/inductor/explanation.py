@@ -212,7 +212,7 @@ def _declared_operator_names(group: FusedGroup) -> tuple[str, ...]:
     The registered name of an op that was declared again with another schema ends in a number.
     """
     # The part below autograd is the overload that appears in a compiled graph.
-    known = {_schema_name(op.raw): op.spec.name for op in registry.declared_op_list()}
+    known = {_schema_name(op.below_autograd): op.spec.name for op in registry.declared_op_list()}
     return tuple(dict.fromkeys(known.get(o.operator, o.operator) for o in group.origins))
 
 

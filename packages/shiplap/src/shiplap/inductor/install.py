@@ -38,13 +38,13 @@ def install_lowerings() -> None:
         _prepared.append(True)
     for op in registry.declared_op_list():
         if op.templates and available("templates in Inductor's lowering"):
-            if not {op.overload, op.raw} <= _installed:
+            if not {op.overload, op.below_autograd} <= _installed:
                 _register_lowering(op)
             continue
         if op.templates:
             say_opaque(op)
         if loaded and available("calls from Inductor's code"):
-            if op.raw is not op.overload and op.overload not in _installed:
+            if op.below_autograd is not op.overload and op.overload not in _installed:
                 _lower_below(op)
             if op.overload not in _seen:
                 _make_kernel_visible(op)
@@ -62,33 +62,33 @@ def say_opaque(op: Op) -> None:
 def _lower_below(op: Op) -> None:
     from shiplap.torch_private import inductor_lowering
 
-    inductor_lowering.call_below(op.overload, op.raw)
+    inductor_lowering.call_below(op.overload, op.below_autograd)
     _installed.add(op.overload)
 
 
 def _make_kernel_visible(op: Op) -> None:
     """Make the Triton kernel of an op visible to Inductor, where torch's flag for fusion into such kernels is on."""
-    from shiplap.torch_private import inductor_lowering, inductor_user_kernels
+    from shiplap.torch_private import inductor_lowering
 
-    if not inductor_user_kernels.user_kernels_fuse():
+    if not inductor_lowering.user_kernels_fuse():
         return
     from shiplap.inductor.triton_kernels import is_single_launch, lower_triton_op
 
     if is_single_launch(op):
-        inductor_lowering.call_below(op.overload, op.raw)
-        inductor_lowering.replace_lowering(op.overload, partial(lower_triton_op, op, op.raw))
+        inductor_lowering.call_below(op.overload, op.below_autograd)
+        inductor_lowering.replace_lowering(op.overload, partial(lower_triton_op, op, op.below_autograd))
     _seen.add(op.overload)
 
 
 def _register_lowering(op: Op) -> None:
     from shiplap.inductor.lower import lower_op
-    from shiplap.torch_private import cache_reuse, inductor_lowering
+    from shiplap.torch_private import dynamo, inductor_lowering
 
     # A graph holds either overload: the outer one if nothing was recorded, the inner one below autograd.
-    for overload in {op.overload, op.raw}:
-        inductor_lowering.replace_lowering(overload, partial(lower_op, op, op.raw))
-    _installed.update((op.overload, op.raw))
-    cache_reuse.prepare_cache_keys()
+    for overload in {op.overload, op.below_autograd}:
+        inductor_lowering.replace_lowering(overload, partial(lower_op, op, op.below_autograd))
+    _installed.update((op.overload, op.below_autograd))
+    dynamo.prepare_cache_keys()
 
 
 # What Inductor's code calls for a plain op, which no text of the op says: counted up where that changes.

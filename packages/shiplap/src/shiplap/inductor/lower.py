@@ -32,7 +32,7 @@ from shiplap.inductor.template_candidate import TemplateCandidate
 from shiplap.inductor.toggles import switches_of
 from shiplap.inductor.tune_templates import answer_tuning_request, is_tuning_templates
 from shiplap.inductor.worker_candidates import collect_candidates, is_collecting
-from shiplap.torch_private import aot_packages, inductor_lowering
+from shiplap.torch_private import dynamo, inductor_lowering
 from shiplap.tuning.choice import Choice
 
 UNTUNED_REFERENCE = f"{REFERENCE}({UNTUNED})"
@@ -194,7 +194,7 @@ def fallback_node(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwarg
 
 def _opaque_call(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return a call of the op itself. SL307 in a package, where a call of the op would need Python."""
-    if aot_packages.is_packaging():
+    if dynamo.is_packaging():
         kinds = {a.name: a.tensor for a in call.op.spec.tensors if a.tensor and not a.tensor.concrete}
         dtypes = {kinds[name].dtype_class: dtype for name, dtype in call.dtypes.items() if name in kinds}
         refuse_python_in_package(call.op, Binding((), {}, dtypes, call.device))

@@ -20,7 +20,7 @@ from shiplap.inductor.bound_call import LoweredCall
 from shiplap.inductor.progress import CompileProgress, start_progress
 from shiplap.inductor.prove_candidate import known_verdict
 from shiplap.inductor.template_candidate import TemplateCandidate
-from shiplap.torch_private import inductor_choices_ahead
+from shiplap.torch_private import inductor_templates
 from shiplap.torch_private.graph_nodes import overload_of
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def precompile_later_calls(call: LoweredCall, likely: Likely) -> CompileProgress
     """Return the progress of the graph that contains ``call``. At its first call, start the compilers of the later
     calls.
     """
-    graph = inductor_choices_ahead.current_graph()
+    graph = inductor_templates.current_graph()
     progress = _graphs.get(graph)
     if progress is None:
         behind = _later_calls(call)
@@ -50,9 +50,12 @@ def precompile_later_calls(call: LoweredCall, likely: Likely) -> CompileProgress
 def _later_calls(call: LoweredCall) -> list[tuple[Op, torch.fx.Node]]:
     """Return the calls of ops with templates behind ``call``, in the order in which they are lowered."""
     ops: dict[Any, Op] = {
-        overload: op for op in registry.declared_op_list() if op.templates for overload in (op.overload, op.raw)
+        overload: op
+        for op in registry.declared_op_list()
+        if op.templates
+        for overload in (op.overload, op.below_autograd)
     }
-    listed = [(ops.get(overload_of(n)), n) for n in inductor_choices_ahead.nodes_behind(call.node)]
+    listed = [(ops.get(overload_of(n)), n) for n in inductor_templates.nodes_behind(call.node)]
     return [(op, n) for op, n in listed if op is not None and call.device.type in op.templates]
 
 
@@ -66,7 +69,7 @@ def _start_likely_kernel(op: Op, node: torch.fx.Node, likely: Likely, kinds: set
         return
     kinds.add(kind)
     try:
-        with inductor_choices_ahead.lowering_at(node), inductor_choices_ahead.stand_ins(values) as nodes:
+        with inductor_templates.lowering_at(node), inductor_templates.stand_ins(values) as nodes:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: nodes.get(n.name, values[n.name]))
             with LoweredCall.bind(op, args, kwargs) as call:
                 _start_compiler(likely(call))

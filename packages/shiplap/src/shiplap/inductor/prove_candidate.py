@@ -82,7 +82,9 @@ def remember_verdict(candidate: TemplateCandidate, verdict: CandidateVerdict) ->
 
 
 def _proof_key(candidate: TemplateCandidate) -> Key | None:
-    """The key of the candidate's text, of its call with sizes, scalars, dtypes and memory, and of the op's sampler."""
+    """Return the key of the candidate's text, of its call with sizes, scalars, dtypes and memory, and of the op's
+    sampler.
+    """
     try:
         rendered = candidate.digest
     except Exception:  # the proof says why

@@ -116,7 +116,7 @@ def _list_template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate
         kind = TemplateCandidate if template.function is None else TracedCandidate
         for config in template.candidates(call.hints):
             candidate = kind(call, template, Config.of(config))
-            if reason := candidate.refuses():
+            if reason := candidate.why_refused():
                 refused[candidate.label] = reason
             else:
                 valid.append(candidate)

@@ -23,8 +23,8 @@ from shiplap.sampling.boundary_sizes import sizes_near_constants
 from shiplap.sampling.code_constants import CodeConstants
 from shiplap.sampling.sizes import EDGE_SIZES, MAX_RESULT_ELEMENTS
 from shiplap.sampling.work_estimate import estimate_operations
-from shiplap.torch_private import aot_packages, size_ranges
-from shiplap.torch_private.size_ranges import SizeSymbol
+from shiplap.torch_private import dynamo, inductor_lowering
+from shiplap.torch_private.inductor_lowering import SizeSymbol
 
 Sizes = Mapping[Any, int]  # a value for each symbol
 FAR = 1024  # the end of a range of small calls, where proving it costs little
@@ -79,7 +79,7 @@ class SizeRange:
 
     def limit_graph(self) -> bool:
         """Guard the graph that is being lowered against sizes beyond the range, and return whether it is guarded."""
-        return all(size_ranges.limit_size(s.symbol, s.upper or 0) for s in self.guarded)
+        return all(inductor_lowering.limit_size(s.symbol, s.upper or 0) for s in self.guarded)
 
     def points(self, mined: CodeConstants, tiles: Sequence[int] = ()) -> Iterator[Sizes]:
         """Yield the sizes at which a candidate is run. Its code has the constants ``mined``, and its config has
@@ -93,7 +93,7 @@ class SizeRange:
                     yield self._strided(sizes)
 
     def _admits(self, sizes: Sizes) -> bool:
-        return size_ranges.conditions_admit(self.conditions, self._strided(sizes))
+        return inductor_lowering.conditions_admit(self.conditions, self._strided(sizes))
 
     def _strided(self, sizes: Sizes) -> Sizes:
         """Return ``sizes`` with values for the symbols of strides, which are large enough for the sizes."""
@@ -138,7 +138,7 @@ class SizeRange:
         first.
         """
         upper = s.upper if s.upper is not None else s.hint
-        compared, divisors = size_ranges.edges_of(self.conditions, s.symbol)
+        compared, divisors = inductor_lowering.edges_of(self.conditions, s.symbol)
         first = [v + step for v in (*tiles, *sorted(compared)) for step in (1, -1, 0)]
         own = [v + step for v in mined.ints if v > 3 for step in (1, -1, 0)]
         near = [s.hint - 1, s.hint + 1, s.hint]
@@ -164,7 +164,7 @@ class SizeRange:
         whole = dict(sizes)
         for place, s in enumerate(self.symbols):
             if s.symbol not in whole:
-                _, divisors = size_ranges.edges_of(self.conditions, s.symbol)
+                _, divisors = inductor_lowering.edges_of(self.conditions, s.symbol)
                 value = small[(turn + place) % len(small)] * prod(divisors)
                 whole[s.symbol] = min(max(value, s.lower), s.upper if s.upper is not None else s.hint)
         return whole
@@ -186,13 +186,13 @@ class SizeRange:
 def size_range(call: SizedCall) -> SizeRange:
     """Return the range of sizes that the graph of ``call`` may serve, as far as it can be proven."""
     sizes = [n for value in call.env.values() for n in (value if isinstance(value, (list, tuple)) else [value])]
-    symbols = size_ranges.symbols_of([n for n in sizes if isinstance(n, torch.SymInt)])
+    symbols = inductor_lowering.symbols_of([n for n in sizes if isinstance(n, torch.SymInt)])
     if not symbols:
         return SizeRange()
     strides = [n for t in call.tensors.values() for n in (*t.stride(), t.storage_offset())]
     own = {s.symbol for s in symbols}
-    others = tuple(s for s in size_ranges.symbols_of(strides) if s.symbol not in own)
-    conditions = tuple(size_ranges.graph_conditions())
+    others = tuple(s for s in inductor_lowering.symbols_of(strides) if s.symbol not in own)
+    conditions = tuple(inductor_lowering.graph_conditions())
     interpreted = call.device.type == "cpu" and any(t.language == "triton" for t in call.op.templates.get("cpu", ()))
     free = SizeRange(symbols, (), "", "", others, conditions, _work_of(call), interpreted)
     return _with_ends(call, free)
@@ -204,7 +204,7 @@ def _work_of(call: SizedCall) -> Callable[[Sizes], int]:
     def work(sizes: Sizes) -> int:
         env = call.numbers(sizes)
         outputs = int(sum(prod(declared_output_shape(out, env)) for out in call.op.spec.outputs))
-        inputs = sum(prod(size_ranges.evaluate_size(n, sizes) for n in t.shape) for t in call.tensors.values())
+        inputs = sum(prod(inductor_lowering.evaluate_size(n, sizes) for n in t.shape) for t in call.tensors.values())
         if max(outputs, inputs) > MAX_RESULT_ELEMENTS:
             return NEEDED * FASTER + 1
         return max(estimate_operations(call.op.spec, env), ELEMENT * (outputs + inputs))
@@ -222,7 +222,7 @@ def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
         def cost(size: int, s: SizeSymbol = s) -> int:
             return free.work({**{o.symbol: min(o.hint, 64) for o in free.symbols}, s.symbol: size})
 
-        if not s.backed or aot_packages.is_packaging():
+        if not s.backed or dynamo.is_packaging():
             upper, needed = _end_by_conditions(free, s)
             guarded += needed
             if upper is None or cost(upper) > NEEDED * faster:
@@ -250,17 +250,17 @@ def _affordable_end(s: SizeSymbol, cost: Callable[[int], int], limit: int) -> in
 
 def _end_by_conditions(free: SizeRange, s: SizeSymbol) -> tuple[int | None, list[SizeSymbol]]:
     """Return the end of a size that no guard can check, and the ends of the sizes from which it follows."""
-    if s.upper is not None or aot_packages.is_packaging():
+    if s.upper is not None or dynamo.is_packaging():
         return s.upper, []
-    for bound in size_ranges.bounds_of(free.conditions, s.symbol):
-        parts = size_ranges.symbols_of([bound])
+    for bound in inductor_lowering.bounds_of(free.conditions, s.symbol):
+        parts = inductor_lowering.symbols_of([bound])
         ends: list[SizeSymbol] = []
         for part in parts:
             if part.upper is None and not part.backed:
                 break
             ends.append(part if part.upper is not None else replace(part, upper=max(FAR, 2 * part.hint)))
         else:
-            upper = size_ranges.largest_value(bound, {e.symbol: (e.lower, e.upper) for e in ends})
+            upper = inductor_lowering.largest_value(bound, {e.symbol: (e.lower, e.upper) for e in ends})
             if upper is not None:
                 return upper, [e for e, part in zip(ends, parts, strict=True) if part.upper is None]
     return None, []
@@ -268,7 +268,7 @@ def _end_by_conditions(free: SizeRange, s: SizeSymbol) -> tuple[int | None, list
 
 def _describe_unlimited(call: SizedCall, s: SizeSymbol, upper: int | None) -> str:
     name = _name_symbol(call, s)
-    if aot_packages.is_packaging():
+    if dynamo.is_packaging():
         return f"{name} may be {'any size' if upper is None else f'up to {upper}'} in this package, too many to prove"
     return f"{name} depends on data and may be {'any size' if upper is None else f'up to {upper}'}, too many to prove"
 

@@ -20,8 +20,8 @@ from shiplap.declare.template import Template
 from shiplap.inductor.bound_call import LoweredCall
 from shiplap.inductor.size_range import Sizes
 from shiplap.sampling.symbols import read_library_state
-from shiplap.torch_private import inductor_choices_ahead, inductor_lowering
-from shiplap.torch_private.size_ranges import evaluate_size
+from shiplap.torch_private import inductor_lowering, inductor_templates
+from shiplap.torch_private.inductor_lowering import evaluate_size
 from shiplap.tuning.candidate import Candidate
 
 Memory = tuple[tuple[int, ...], tuple[int, ...], int]  # sizes, strides, offset from the start of the buffer
@@ -53,7 +53,7 @@ class TemplateCandidate(Candidate):
     def label(self) -> str:
         return f"{self.template.name}({self.config})" if self.config.items else self.template.name
 
-    def refuses(self) -> str:
+    def why_refused(self) -> str:
         """Return the reason why the template cannot be used for this call, or an empty text."""
         supports = self.template.supports
         verdict = True if supports is None else supports(self.call.hints, self.call.dtypes, self.config.as_dict())
@@ -70,7 +70,7 @@ class TemplateCandidate(Candidate):
     @property
     def digest(self) -> str:
         """The digest of the kernel as it is rendered for this call, alone, and of the memory that it reads."""
-        text = inductor_choices_ahead.kernel_source(self.render())
+        text = inductor_templates.kernel_source(self.render())
         memory = [(name, _memory_of_slot(expressions, {})) for name, expressions in self._slots]
         return hashlib.sha256(f"{text}|{self._slots}|{memory}|{self.split_k}".encode()).hexdigest()[:32]
 
@@ -78,11 +78,11 @@ class TemplateCandidate(Candidate):
         """Start compiling the kernel in another process, after it has been rendered, and return whether it was
         started.
         """
-        return inductor_choices_ahead.compile_apart(self.render())
+        return inductor_templates.compile_apart(self.render())
 
     def precompile(self, args: tuple[Any, ...]) -> None:
         """Compile the kernel alone, after it has been rendered. Any thread may call this method."""
-        inductor_choices_ahead.precompile_kernel(self.render())
+        inductor_templates.precompile_kernel(self.render())
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
         """Compile the kernel alone, and return a function that runs it on ``args`` into a poisoned output.
@@ -97,7 +97,7 @@ class TemplateCandidate(Candidate):
         _poison_output(out)
         if self._run is None:
             self.precompile(args)
-            self._run = inductor_choices_ahead.run_function(self._choice, inputs, out, {})
+            self._run = inductor_templates.run_function(self._choice, inputs, out, {})
         return self._launched(self._run, inputs, out)
 
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
@@ -109,7 +109,7 @@ class TemplateCandidate(Candidate):
             self.precompile(args)
         inputs, out = self._inputs(args, sizes, _fresh_memory), self._output(sizes)
         _poison_output(out)
-        return self._launched(inductor_choices_ahead.run_function(self._choice, inputs, out, sizes), inputs, out)
+        return self._launched(inductor_templates.run_function(self._choice, inputs, out, sizes), inputs, out)
 
     def _launched(self, run: Any, inputs: list[Tensor], out: Tensor) -> Callable[[], tuple[Tensor, ...]]:
         def call(_alive: list[Tensor] = inputs) -> tuple[Tensor, ...]:  # a C++ kernel was given their addresses only
@@ -121,10 +121,10 @@ class TemplateCandidate(Candidate):
     def state(self) -> str:
         """Return the variables in which the compiled kernel keeps values from call to call, or an empty text."""
         choice = self.render()
-        library = inductor_choices_ahead.kernel_library(choice)
+        library = inductor_templates.kernel_library(choice)
         if library is None:
             return ""
-        words = set(re.findall(r"\w+", inductor_choices_ahead.kernel_source(choice)))
+        words = set(re.findall(r"\w+", inductor_templates.kernel_source(choice)))
         return ", ".join(str(symbol) for symbol in read_library_state(library).symbols if _is_named(symbol.name, words))
 
     def _inputs(self, args: tuple[Any, ...], sizes: Sizes, room: Callable[..., Tensor]) -> list[Tensor]:
@@ -220,12 +220,10 @@ def _render_template(
     # The name appears in profiles and in generated code, so it begins with that of the op.
     name = f"{call.op.spec.namespace}_{call.op.spec.opname}_{template.name}"
     if template.language == "cpp":
-        from shiplap.torch_private import inductor_cpp_template
+        from shiplap.torch_private import inductor_templates
 
-        return inductor_cpp_template.cpp_choice(
-            name, template.source, buffers, layout, call.constants, config.as_dict()
-        )
-    from shiplap.torch_private import inductor_triton_template
+        return inductor_templates.cpp_choice(name, template.source, buffers, layout, call.constants, config.as_dict())
+    from shiplap.torch_private import inductor_templates
 
     assert template.grid is not None
     source = triton_source(template.source, buffers)
@@ -241,7 +239,7 @@ def _render_template(
         **({"SPLIT_K": split_k} if template.split_k else {}),
         **config.as_dict(),
     }
-    return inductor_triton_template.triton_choice(
+    return inductor_templates.triton_choice(
         unique, source, grid, expressions, list(buffers.values()), layout, constants
     )
 

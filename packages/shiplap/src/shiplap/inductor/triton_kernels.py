@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shiplap.dispatch import Op
 from shiplap.kernels.triton.kernel import LaunchedKernel, PlainLaunch
-from shiplap.torch_private import inductor_lowering, inductor_user_kernels
+from shiplap.torch_private import inductor_lowering
 
 
 def is_single_launch(op: Op) -> bool:
@@ -24,7 +24,7 @@ def is_single_launch(op: Op) -> bool:
 
 def lower_triton_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
     """Lower one call of ``op``: to the kernel itself if that is enabled and possible, else to a call."""
-    if inductor_user_kernels.user_kernels_fuse() and inductor_user_kernels.compiling_code():
+    if inductor_lowering.user_kernels_fuse() and inductor_lowering.compiling_code():
         made = _launch_node(op, args, kwargs)
         if made is not None:
             return made
@@ -66,6 +66,6 @@ def _user_kernel_node(op: Op, launch: PlainLaunch, given: Mapping[str, tuple[Any
     contiguous = torch.empty(output.shape, dtype=output.dtype, device="meta").stride()
     if not target or output.stride() != contiguous:
         return None
-    return inductor_user_kernels.user_kernel_node(
+    return inductor_lowering.user_kernel_node(
         launch.kernel, launch.grid, launch.options, launch.values, inputs, (target, output)
     )

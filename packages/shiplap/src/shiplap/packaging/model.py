@@ -34,9 +34,9 @@ from shiplap.errors import ArgumentError, ShiplapError, error, writing
 from shiplap.kernels.native.build_plan import compiler_command, make_plan
 from shiplap.kernels.native.deploy import DeployedLibrary, make_on_demand_library
 from shiplap.kernels.triton.kernel import compile_call, launched_kernels
-from shiplap.torch_private.aot_packages import compile_package
-from shiplap.torch_private.concrete_sizes import concrete_calls
+from shiplap.torch_private.dynamo import compile_package
 from shiplap.torch_private.graph_nodes import node_value, operator_name, overload_of
+from shiplap.torch_private.symbolic_sizes import concrete_calls
 
 MODELS = "/data/aotinductor/"  # where an archive has its models
 ALIGNMENT = 64  # bytes, as in torch's own archives, whose files may be mapped

@@ -22,8 +22,8 @@ from torch.fx import Node
 
 from shiplap.dispatch import Op, registry
 from shiplap.errors import ShiplapError, error, writing
-from shiplap.torch_private.concrete_sizes import distinct_sizes
 from shiplap.torch_private.graph_nodes import node_value, operator_name
+from shiplap.torch_private.symbolic_sizes import distinct_sizes
 
 PACKAGES = ("onnx", "onnxscript", "onnx_ir")
 # Example sizes of a function: no two dims agree by accident, and none is 1.

@@ -1,51 +1,15 @@
-"""The rule that each argument is of its annotated kind, and the arrangement of a call's arguments by name."""
+"""The arrangement of a call's arguments by name, and the check for numbers that carry gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
-from shiplap.declare.spec import Arg, OpSpec
+from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Value
 from shiplap.errors import ShiplapError, error
-from shiplap.plan.expression import Expression, Text
-from shiplap.plan.rule import TRUE, ArgumentRule
 from shiplap.torch_private.dispatcher_transforms import is_differentiated
-
-
-@dataclass(frozen=True)
-class ArgumentIsKind(ArgumentRule):
-    """The rule that an argument is a tensor, a number or a list, as annotated."""
-
-    op: str
-    arg: Arg
-
-    id = "SL209"
-    cpp_by = "the dispatcher, and tvm-ffi's Arguments, which convert each value or refuse it"
-
-    def holds(self) -> Expression:
-        return Expression("not mismatch(arg, value)", TRUE.cpp)
-
-    def where(self) -> Text:
-        return (f"{self.op}, argument '{self.arg.name}'",)
-
-    def got(self) -> Text:
-        return (Expression("mismatch(arg, value)", ""),)
-
-    def expected(self) -> Text:
-        size = f"{self.arg.length} " if self.arg.length else ""
-        kind = str(self.arg.tensor or self.arg.kind)
-        if self.arg.many:
-            kind = f"list of {size}{kind}" + " or None" * self.arg.absent
-        kind += f" of length {size}".rstrip() if size and not self.arg.many else ""
-        return (kind + (" or None" if self.arg.optional else ""),)
-
-    def broken(self, got: str) -> ShiplapError:
-        """Return the error for a value of the kind ``got``."""
-        return error(self.id, where=f"{self.op}, argument {self.arg.name!r}", got=got, expected=str(self.expected()[0]))
-
 
 _NUMBERS = frozenset(("int", "float", "bool", "complex", "Scalar"))
 

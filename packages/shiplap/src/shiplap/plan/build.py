@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.spec import Arg, Dim, OpSpec, TensorType
+from shiplap.plan import rules
 from shiplap.plan.expression import (
     Expression,
     TensorPlace,
@@ -14,11 +15,10 @@ from shiplap.plan.expression import (
     VariableNames,
     can_fail,
     declared_value,
-    python_literal,
-    same_in_both_languages,
+    quoted_text,
+    shared_variable,
 )
 from shiplap.plan.rule import ArgumentRule
-from shiplap.plan.rules import relations, sizes, tensors
 from shiplap.plan.steps import (
     CheckStep,
     EachStep,
@@ -39,9 +39,9 @@ def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
     builder = _PlanBuilder(spec)
     for arg in spec.scalars:
         if arg.cls is not None:
-            builder.check(relations.IsObject(spec.name, arg.name, arg.cls, arg.optional))
+            builder.check(rules.is_object(spec.name, arg.name, arg.cls, arg.optional))
         if arg.scalar == "str" and not arg.optional:  # which C can take
-            builder.check(relations.WithoutNul(spec.name, arg.name))
+            builder.check(rules.has_no_nul(spec.name, arg.name))
     for arg in spec.tensors:
         builder.argument(arg)
     builder.relations()
@@ -56,12 +56,12 @@ def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
         written = spec.arg(name)
         target = TensorPlace(spec.name, name, written.many)
         if written.many:
-            steps.append(CheckStep(relations.DistinctMembers(spec.name, name)))
+            steps.append(CheckStep(rules.members_are_distinct(spec.name, name)))
         for arg in spec.tensors:
             if arg.name not in spec.mutated[: index + 1]:
                 other = TensorPlace(spec.name, arg.name, arg.many)
                 steps += steps_around(
-                    written, target, steps_around(arg, other, (CheckStep(tensors.UnsharedMemory(target, other)),))
+                    written, target, steps_around(arg, other, (CheckStep(rules.shares_no_memory(target, other)),))
                 )
     return tuple(steps)
 
@@ -90,9 +90,9 @@ def try_expression(
     term = declared_value(expr, names)
     if not can_fail(expr, names):
         return (), term
-    return (
-        EvaluateStep(variable, type, expr, term, relations.HasValue(spec.name, expr, names)),
-    ), same_in_both_languages(variable)
+    return (EvaluateStep(variable, type, expr, term, rules.has_value(spec.name, expr, names)),), shared_variable(
+        variable
+    )
 
 
 class _PlanBuilder:
@@ -127,52 +127,49 @@ class _PlanBuilder:
         self.steps = [*outer, *steps_around(arg, at, tuple(self.steps))]
         self.bound, self.sure = bound, True
 
-    def meet(self, variable: str, type: VariableType, term: Expression, origin: Text, *rules: ArgumentRule) -> None:
-        """Set ``variable`` to ``term``, or check ``rules`` where an earlier argument has set it."""
+    def meet(self, variable: str, type: VariableType, term: Expression, origin: Text, *checked: ArgumentRule) -> None:
+        """Set ``variable`` to ``term``, or check the rules ``checked`` where an earlier argument has set it."""
         if variable in self.bound:
-            for rule in rules:
+            for rule in checked:
                 self.check(rule)
         elif self.sure and variable not in self.loose:
             self.steps.append(LetStep(variable, type, term))
             self.origins[variable] = origin
         else:
             self.loose.setdefault(variable, type)
-            self.steps.append(MeetStep(variable, type, term, origin, rules))
+            self.steps.append(MeetStep(variable, type, term, origin, checked))
         self.bound.add(variable)
 
     def origin(self, variable: str) -> Text:
-        return self.origins.get(variable, (same_in_both_languages(f"from_{variable}"),))
+        return self.origins.get(variable, (shared_variable(f"from_{variable}"),))
 
     def argument(self, arg: Arg) -> None:
         at, kind = TensorPlace(self.spec.name, arg.name, arg.many), arg.tensor
         assert kind is not None
         with self.block(arg, at):
-            self.check(tensors.IsTensor(at, str(kind)))
-            self.check(tensors.DenseTensor(at))
+            self.check(rules.is_tensor(at, str(kind)))
+            self.check(rules.is_dense(at))
             self.dtype(at, kind)
-            device = tensors.SameDevice(at, self.origin("device"))
-            self.meet("device", VariableType.DEVICE, at.device, python_literal(at.label), device)
+            device = rules.same_device(at, self.origin("device"))
+            self.meet("device", VariableType.DEVICE, at.device, quoted_text(at.label), device)
             self.shape(arg, at, kind)
-            for rule in tensors.argument_rules(at, arg):
+            for rule in rules.argument_rules(at, arg):
                 self.check(rule)
 
     def dtype(self, at: TensorPlace, kind: TensorType) -> None:
         self.steps.append(dtype_step(at))
         if kind.dtypes:
-            self.check(tensors.DtypeAmong(at, kind.dtype_class, kind.dtypes))
+            self.check(rules.dtype_is_among(at, kind.dtype_class, kind.dtypes))
         if not kind.concrete:
             variable = f"dtype_{kind.dtype_class}"
-            same = tensors.SameDtype(at, kind.dtype_class, self.origin(variable))
-            self.meet(variable, VariableType.DTYPE, at.dtype, python_literal(at.label), same)
+            same = rules.same_dtype(at, kind.dtype_class, self.origin(variable))
+            self.meet(variable, VariableType.DTYPE, at.dtype, quoted_text(at.label), same)
 
     def shape(self, arg: Arg, at: TensorPlace, kind: TensorType) -> None:
         self.look(at)
         count = len(kind.dims)
         spread = next((i for i, d in enumerate(kind.dims) if d.kind == "variadic"), count)
-        if kind.variadic:
-            self.check(sizes.RankAtLeast(at, count - 1, str(kind)))
-        else:
-            self.check(sizes.RankIs(at, count, str(kind)))
+        self.check(rules.has_rank(at, count - kind.variadic, str(kind), least=kind.variadic))
         for axis, dim in enumerate(kind.dims):
             if axis == spread:
                 self.spread(at, dim, axis, count - 1 - axis)
@@ -188,12 +185,12 @@ class _PlanBuilder:
     def dim(self, arg: Arg, at: TensorPlace, dim: Dim, axis: int) -> None:
         if dim.kind == "name":
             variable = self.names(dim.text)
-            same = sizes.SameSize(at, axis, dim.text, same_in_both_languages(variable), self.origin_of_size(variable))
-            self.meet(variable, VariableType.SIZE, at.size(axis), python_literal(at.label), same)
+            same = rules.same_size(at, axis, dim.text, shared_variable(variable), self.origin_of_size(variable))
+            self.meet(variable, VariableType.SIZE, at.size(axis), quoted_text(at.label), same)
             if dim.of:
                 self.repeated(arg, at, dim.of, axis)
         elif dim.kind == "fixed":
-            self.check(sizes.FixedSize(at, axis, dim.size))
+            self.check(rules.fixed_size(at, axis, dim.size))
         elif dim.expr is not None:
             expr = dim.expr
             if all(self.names(n) in self.bound for n in expr.names):
@@ -206,7 +203,9 @@ class _PlanBuilder:
 
         def write() -> None:
             variable = self.names(of)
-            self.check(sizes.SameOrOne(at, axis, of, same_in_both_languages(variable), self.origin_of_size(variable)))
+            self.check(
+                rules.same_size(at, axis, of, shared_variable(variable), self.origin_of_size(variable), or_one=True)
+            )
 
         if self.names(of) in self.bound:
             write()
@@ -221,7 +220,7 @@ class _PlanBuilder:
 
     def computed(self, at: TensorPlace, axis: int, expr: Expr) -> None:
         wanted = self.value(f"v_at_{at.arg}_{axis}".replace("-", "m"), VariableType.SIZE, expr)
-        self.check(sizes.ComputedSize(at, axis, expr.source, wanted))
+        self.check(rules.computed_size(at, axis, expr.source, wanted))
 
     def value(self, variable: str, type: VariableType, expr: Expr) -> Expression:
         steps, term = try_expression(self.spec, self.names, variable, type, expr)
@@ -234,8 +233,13 @@ class _PlanBuilder:
         here = f"spread_{at.arg}"
         here_sizes = Expression(f"tuple(shape_{at.arg}[{before}:len(shape_{at.arg}) - {behind}])", "")
         self.steps.append(LetStep(here, VariableType.SHAPE, here_sizes))
-        both_rules = sizes.SameSpreadRank(at, dim.text), sizes.SameSpread(at, dim.text)
-        self.meet(self.names(dim.text), VariableType.SHAPE, Expression(here, ""), python_literal(at.label), *both_rules)
+        self.meet(
+            self.names(dim.text),
+            VariableType.SHAPE,
+            Expression(here, ""),
+            quoted_text(at.label),
+            *rules.same_variadic_dims(at, dim.text),
+        )
 
     def relations(self) -> None:
         """Write the checks of several arguments together: lists that give a size, computed dims, preconditions."""
@@ -243,13 +247,13 @@ class _PlanBuilder:
         if self.spec.traced and "device" not in self.bound:
             self.place()
         if missing := [v for v in self.needed() if v not in self.bound]:
-            self.check(relations.MemberKnown(op, tuple(missing)))
+            self.check(rules.lists_have_members(op, missing))
             self.bound.update(missing)
         for name, expr in self.spec.dims:
             variable = self.names(name)
             computed = self.value(f"v_dim_{name}", VariableType.SIZE, expr)
-            same = relations.AgreesWith(
-                op, name, same_in_both_languages(variable), computed, self.origin_of_size(variable)
+            same = rules.agrees_with_computed(
+                op, name, shared_variable(variable), computed, self.origin_of_size(variable)
             )
             self.meet(variable, VariableType.SIZE, computed, (f"declared as {expr}",), same)
         for arg, at, write in self.late:
@@ -259,7 +263,7 @@ class _PlanBuilder:
                 write()
         for number, expr in enumerate(self.spec.requires):
             truth = self.value(f"v_requires_{number}", VariableType.BOOL, expr)
-            self.check(relations.RequiresHolds(op, expr, self.names, truth))
+            self.check(rules.requirement_holds(op, expr, self.names, truth))
 
     def place(self) -> None:
         """Bind the device of a call that may have no tensor: the ``device`` argument, or torch's default."""

@@ -9,17 +9,19 @@ from torch import Tensor
 
 from shiplap.cached_property import cached_property
 from shiplap.declare.binding import Binding
+from shiplap.declare.generated_code import tuple_source
 from shiplap.declare.schema import public_schema
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.value_kinds import kind_mismatch
 from shiplap.declare.values import Value
-from shiplap.errors import ShiplapError
-from shiplap.plan.argument_kinds import ArgumentIsKind, arrange_arguments, number_check
+from shiplap.errors import ShiplapError, error
+from shiplap.plan.argument_kinds import arrange_arguments, number_check
 from shiplap.plan.build import argument_steps, sharing_steps
 from shiplap.plan.expression import TensorPlace, VariableNames, argument_variable, parameter_list
 from shiplap.plan.outputs import OutputPlan
 from shiplap.plan.python_source import PythonWriter, compile_function, possibly_unset
-from shiplap.plan.rules.tensors import DenseTensor
+from shiplap.plan.rule import ArgumentRule
+from shiplap.plan.rules import argument_is_kind, argument_kind_text, is_dense
 from shiplap.plan.steps import Block
 from shiplap.plan.values import has_strides
 
@@ -47,8 +49,8 @@ class CallPlan:
         return sharing_steps(self.spec)
 
     @cached_property
-    def kinds(self) -> tuple[ArgumentIsKind, ...]:
-        return tuple(ArgumentIsKind(self.spec.name, a) for a in self.spec.args)
+    def kinds(self) -> tuple[ArgumentRule, ...]:
+        return tuple(argument_is_kind(self.spec.name, a) for a in self.spec.args)
 
     @cached_property
     def numbers(self) -> Callable[[Sequence[Value], Mapping[str, Value]], None] | None:
@@ -82,7 +84,8 @@ class CallPlan:
             self.numbers((), values)
         for arg in self.spec.args:
             if arg.name in values and (got := kind_mismatch(arg, value := values[arg.name])):
-                wrong = ArgumentIsKind(self.spec.name, arg).broken(got)
+                where = f"{self.spec.name}, argument {arg.name!r}"
+                wrong = error("SL209", where=where, got=got, expected=argument_kind_text(arg))
                 if not isinstance(value, str) or value:
                     return wrong
                 accepted = accepted or wrong  # torch takes it for an empty list, and the checks for what they find
@@ -100,7 +103,7 @@ class CallPlan:
             at = TensorPlace(self.spec.name, arg.name, arg.many)
             for number, each in enumerate(value if isinstance(value, (list, tuple)) else [value]):
                 if isinstance(each, Tensor) and not has_strides(each):
-                    return DenseTensor(at).explain({f"t_{arg.name}": each, f"i_{arg.name}": number})
+                    return is_dense(at).make_error({f"t_{arg.name}": each, f"i_{arg.name}": number})
         return None
 
     def source(self, *, careful: bool = False) -> str:
@@ -122,7 +125,7 @@ class CallPlan:
             *(f"    if {v} is not None: env[{n!r}] = {v}" for n, v in sizes.items() if v in unset),
             f"    dtypes = {{{', '.join(f'{c!r}: {v}' for c, v in classes.items() if v not in unset)}}}",
             *(f"    if {v} is not None: dtypes[{c!r}] = {v}" for c, v in classes.items() if v in unset),
-            f"    return Binding(({''.join(f'{argument_variable(a)}, ' for a in spec.args)}), env, dtypes, device)",
+            f"    return Binding({tuple_source(map(argument_variable, spec.args))}, env, dtypes, device)",
         ]
         return f"def bind({parameter_list(spec.args)}):", body, writer
 

@@ -40,7 +40,7 @@ def equal_expression(a: Expression, b: Expression) -> Expression:
     return Expression(f"{a.python} == {b.python}", f"{a.cpp} == {b.cpp}")
 
 
-def same_in_both_languages(variable: str) -> Expression:
+def shared_variable(variable: str) -> Expression:
     """Return a variable, which has the same name in both languages."""
     return Expression(variable, variable)
 
@@ -60,7 +60,7 @@ def parameter_list(args: Sequence[Arg]) -> str:
     return ", ".join(argument_variable(a) + (f"=defaults[{i}]" if i >= first else "") for i, a in enumerate(args))
 
 
-def python_literal(text: Text) -> Text:
+def quoted_text(text: Text) -> Text:
     return ("'", *text, "'")
 
 
@@ -81,11 +81,11 @@ class TensorPlace:
 
     @property
     def where(self) -> Text:
-        return (f"{self.op}, {self.role} ", *python_literal(self.label))
+        return (f"{self.op}, {self.role} ", *quoted_text(self.label))
 
     @property
     def tensor(self) -> Expression:
-        return same_in_both_languages(self.variable or f"t_{self.arg}")
+        return shared_variable(self.variable or f"t_{self.arg}")
 
     @property
     def rank(self) -> Expression:
@@ -111,12 +111,12 @@ class TensorPlace:
         return Expression(f"{self.tensor.python}.device", f"device_of({self.tensor.cpp})")
 
     def size(self, axis: int) -> Expression:
-        """The size along an axis, which is negative behind a variadic dim."""
+        """Return the size along an axis, which is negative behind a variadic dim."""
         at = f"shape_{self.arg}[{axis}]"
         return Expression(at, at if axis >= 0 else f"shape_{self.arg}[rank_{self.arg} - {-axis}]")
 
     def axis(self, axis: int) -> Text:
-        """The number of an axis, counted from the front."""
+        """Return the number of an axis, counted from the front."""
         return (
             (str(axis),)
             if axis >= 0
@@ -136,7 +136,7 @@ class VariableNames:
         return prefix + name
 
     def term(self, name: str) -> Expression:
-        """A dim, or a scalar argument."""
+        """Return a dim, or a scalar argument, as an expression."""
         variable = self(name)
         listed = name in self.spread or self.scalars.get(name, "").startswith("list")
         text = f"show({variable})" if name in self.spread else f"list({variable})"

@@ -12,10 +12,11 @@ from shiplap.cached_property import cached_property
 from shiplap.declare.binding import Binding
 from shiplap.declare.spec import OpSpec, Output
 from shiplap.declare.values import Args, EnvValue, Outputs
+from shiplap.plan import rules
 from shiplap.plan.build import steps_around, try_expression
-from shiplap.plan.expression import Expression, TensorPlace, VariableNames, argument_variable, same_in_both_languages
+from shiplap.plan.expression import Expression, TensorPlace, VariableNames, argument_variable, shared_variable
 from shiplap.plan.python_source import PythonWriter, compile_function
-from shiplap.plan.rules import outputs as rules
+from shiplap.plan.rule import ArgumentRule
 from shiplap.plan.steps import AllocateStep, Block, CheckStep, LetStep, PresentStep, Step, VariableType
 from shiplap.plan.values import Scope
 
@@ -71,11 +72,13 @@ class OutputPlan:
                 name = f"e_{out.name}_{axis}"
                 steps, term = try_expression(self.spec, self.names, name, VariableType.SIZE, dim.expr)
                 checks += steps or (LetStep(name, VariableType.SIZE, term),)
-                checks.append(CheckStep(rules.IsSize(self.places[out.name], dim.text, same_in_both_languages(name))))
+                checks.append(
+                    CheckStep(rules.output_size_is_valid(self.places[out.name], dim.text, shared_variable(name)))
+                )
         return checks
 
     def shape(self, out: Output) -> Expression:
-        """All sizes of an output: a tuple, in C++ a braced list."""
+        """Return all sizes of an output: a tuple, in C++ a braced list."""
         python, cpp = [], []
         for axis, dim in enumerate(out.tensor.dims):
             name = self.names(dim.text)
@@ -89,7 +92,7 @@ class OutputPlan:
 
     @cached_property
     def allocated(self) -> Block:
-        """Steps that make the outputs."""
+        """The steps that allocate the outputs."""
         return tuple(AllocateStep(self.places[o.name], self.shape(o), self.dtype(o)) for o in self.spec.outputs)
 
     @cached_property
@@ -100,11 +103,11 @@ class OutputPlan:
             t = at.tensor
             steps += [
                 LetStep(f"type_{out.name}", VariableType.DTYPE, Expression("", f"{t.cpp}.dtype()")),
-                CheckStep(rules.FitsKind(at, self.dtype(out), kind.dtypes[0] if kind.concrete else "")),
+                CheckStep(rules.output_fits_kind(at, self.dtype(out), kind.dtypes[0] if kind.concrete else "")),
                 LetStep(f"shape_{out.name}", VariableType.SHAPE, Expression(f"{t.python}.shape", f"{t.cpp}.sizes()")),
                 LetStep(f"rank_{out.name}", VariableType.SIZE, Expression("", f"{t.cpp}.dim()")),
-                CheckStep(rules.FitsShape(at, self.shape(out))),
-                CheckStep(rules.FitsLayout(at)),
+                CheckStep(rules.output_fits_shape(at, self.shape(out))),
+                CheckStep(rules.is_contiguous(at, "SL212")),
             ]
         return tuple(steps)
 
@@ -120,35 +123,38 @@ class OutputPlan:
             steps: list[Step] = []
             for arg in spec.tensors:
                 other = TensorPlace(spec.name, arg.name, arg.many)
-                steps += steps_around(arg, other, (CheckStep(rules.DisjointMemory(target, other)),))
-            steps += [CheckStep(rules.DisjointMemory(target, other)) for other in written[:index]]
+                steps += steps_around(arg, other, (CheckStep(rules.output_is_disjoint(target, other)),))
+            steps += [CheckStep(rules.output_is_disjoint(target, other)) for other in written[:index]]
             overlap_rules += [PresentStep(scratch, tuple(steps))] if target is scratch else steps
         return tuple(overlap_rules)
 
     @cached_property
     def disjoint_outputs(self) -> Block:
-        """The same checks without those of a workspace."""
+        """The checks that outputs share no memory with other tensors, without those of a workspace."""
         return self._disjoint(workspace=False)
 
     @cached_property
-    def no_gradient(self) -> rules.NoGradient:
+    def no_gradient(self) -> ArgumentRule:
         tensors = [argument_variable(a) for a in self.spec.tensors] + [p.tensor.python for p in self.places.values()]
-        return rules.NoGradient(self.spec.name, (*tensors, SCRATCH_VARIABLE))
+        return rules.out_has_no_gradient(self.spec.name, (*tensors, SCRATCH_VARIABLE))
 
     @cached_property
     def scratch(self) -> Block:
-        return (CheckStep(rules.ScratchKind(self.spec.name, scratch_name(self.spec))),)
+        return (CheckStep(rules.scratch_fits_kind(self.spec.name, scratch_name(self.spec))),)
 
     @cached_property
     def room(self) -> Block:
         where = self.spec.name, scratch_name(self.spec)
-        return CheckStep(rules.ScratchRoom(*where)), CheckStep(rules.ScratchAligned(*where))
+        return CheckStep(rules.scratch_has_room(*where)), CheckStep(rules.scratch_is_aligned(*where))
 
     # In Python
 
     @cached_property
     def allocate(self) -> Allocator:
-        """``allocate(env, dtypes, device)``: fresh contiguous outputs; ``env`` has the data-dependent dims too."""
+        """The function ``allocate(env, dtypes, device)``, which returns fresh contiguous outputs.
+
+        ``env`` has the data-dependent dims too.
+        """
         writer = PythonWriter(careful=True)
         writer.write((*self.measured, *self.allocated))
         result = f"    return ({''.join(f'{p.tensor.python}, ' for p in self.places.values())})"
@@ -181,7 +187,7 @@ class OutputPlan:
         return cast(RoomCheck, self._section("check_room", f"{SCRATCH_VARIABLE}, needed", self.room))
 
     def _section(self, name: str, extra: str, steps: Block) -> Callable[..., object]:
-        """A function of a bound call and ``extra``, with the variables that the steps may look at."""
+        """Return a function of a bound call and ``extra``, with the variables that the steps may look at."""
         writer = PythonWriter(careful=True)
         writer.write(steps)
         outs = "".join(f"{p.tensor.python}, " for p in self.places.values())

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import torch
 
+from shiplap.declare.generated_code import define_function
 from shiplap.errors import ShiplapError, error
 from shiplap.plan.rule import ArgumentRule, format_template
 from shiplap.plan.steps import (
@@ -85,7 +86,7 @@ class PythonWriter:
         )
 
     def check(self, rule: ArgumentRule) -> list[str]:
-        condition, refusal = rule.holds().python, self.refusal(rule)
+        condition, refusal = rule.condition.python, self.refusal(rule)
         number, _, texts = refusal.partition(", ")
         return [
             f"expect({condition}, {number}, lambda: ({texts}))"
@@ -95,9 +96,9 @@ class PythonWriter:
 
     def refusal(self, rule: ArgumentRule) -> str:
         """Return the arguments of ``refuse``: the number of the rule, and its texts with the values of the call."""
-        self.constants |= rule.constants()
+        self.constants |= rule.constants
         self.rules.append(rule)
-        return ", ".join([str(len(self.rules) - 1), *map(format_template, (rule.where(), rule.got(), rule.expected()))])
+        return ", ".join([str(len(self.rules) - 1), *map(format_template, (rule.where, rule.got, rule.expected))])
 
 
 def compile_function(
@@ -123,11 +124,8 @@ def compile_function(
     # On plain ints the builtins are right and faster than the functions for symbols.
     plain: Scope = {} if writer.careful else {"min": min, "max": max}
     namespace = {**rule_scope(writer.constants), **plain, "refuse": refuse, "expect": expect, **names}
-    text = "\n".join([head, *writer.lines, *body])
-    exec(compile(text, f"<{name}>", "exec"), namespace)
-    made = namespace[head.partition("(")[0].removeprefix("def ")]
-    assert callable(made)
-    return made
+    function = head.partition("(")[0].removeprefix("def ")
+    return define_function(function, [head, *writer.lines, *body], name, namespace)
 
 
 def possibly_unset(steps: Iterable[Step]) -> tuple[str, ...]:

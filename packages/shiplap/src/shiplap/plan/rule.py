@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType
-from typing import ClassVar
 
 from shiplap.errors import CATALOGUE, ShiplapError, error
 from shiplap.plan.expression import Expression, Text
@@ -15,62 +14,55 @@ from shiplap.plan.values import Constant, Local, rule_scope
 TRUE = Expression("True", "true")
 
 
-class ArgumentRule(ABC):
-    """One rule of calls. The printers of both languages and the errors are derived from it.
+@dataclass(frozen=True)
+class ArgumentRule:
+    """One rule of calls, as data. The printers of both languages and the errors are derived from it.
 
-    Class attributes: ``id`` in the catalogue; ``title`` and ``fix`` where they are not the catalogue's;
-    ``cpp_by``: who sees to it in C++, for a rule whose C++ condition is ``true``; ``undecided``: a call of which only
-    Python can say whether it breaks the rule; ``real``: it looks at memory, so that only calls with real tensors are
-    held to it.
+    Attributes:
+        id: the number of the error in the catalogue.
+        condition: what a valid call fulfils.
+        where: the op, and the argument if the rule is about one.
+        got, expected: the texts of the error.
+        argument: the tensor argument that the rule is about, or an empty text.
+        title, fix: the words of the error, where they are not the catalogue's.
+        constants: what the Python condition uses beside the variables of the call.
+        cpp_by: what checks the rule in C++, where the C++ condition is ``true``.
+        undecided: the kind of call for which only Python can tell whether it breaks the rule.
+        deferral: the C++ condition on raw arguments under which C++ passes such a call to Python. It has ``{index}``
+            for the position of the argument.
     """
 
-    id: ClassVar[str]
-    title: ClassVar[str] = ""
-    fix: ClassVar[str] = ""
-    cpp_by: ClassVar[str] = ""
-    undecided: ClassVar[str] = ""
-    real: ClassVar[bool] = False
-
-    @abstractmethod
-    def holds(self) -> Expression:
-        """Return the condition that a valid call fulfils."""
-
-    @abstractmethod
-    def where(self) -> Text:
-        """Return the op, and the argument if the rule is about one."""
-
-    @abstractmethod
-    def got(self) -> Text: ...
-
-    @abstractmethod
-    def expected(self) -> Text: ...
-
-    def constants(self) -> dict[str, Constant]:
-        """Return the constants that the Python condition uses besides the variables of the call."""
-        return {}
-
-    def defers(self, index: int) -> str:
-        """Return the C++ condition, on raw arguments, under which C++ leaves the call to Python. Empty for never."""
-        return ""
+    id: str
+    condition: Expression
+    where: Text
+    got: Text
+    expected: Text
+    argument: str = ""
+    title: str = ""
+    fix: str = ""
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+    cpp_by: str = ""
+    undecided: str = ""
+    deferral: str = ""
 
     @property
-    def what(self) -> str:
+    def error_title(self) -> str:
         return self.title or CATALOGUE[self.id].title
 
     @property
-    def remedy(self) -> str:
+    def error_fix(self) -> str:
         return self.fix or CATALOGUE[self.id].fix
 
-    def explain(self, values: Mapping[str, Local]) -> ShiplapError:
+    def make_error(self, values: Mapping[str, Local]) -> ShiplapError:
         """Return the error for a call whose variables are ``values``."""
-        parts = ", ".join(format_template(text) for text in (self.where(), self.got(), self.expected()))
-        where, got, expected = eval(f"({parts})", rule_scope(self.constants()), dict(values))
-        return error(self.id, what=self.what, where=where, got=got, expected=expected, fix=self.remedy)
+        parts = ", ".join(format_template(text) for text in (self.where, self.got, self.expected))
+        where, got, expected = eval(f"({parts})", rule_scope(self.constants), dict(values))
+        return error(self.id, what=self.title, where=where, got=got, expected=expected, fix=self.fix)
 
-    def hold(self, values: Mapping[str, Local]) -> None:
+    def check_call(self, values: Mapping[str, Local]) -> None:
         """Raise the error unless the rule holds for a call whose variables are ``values``."""
-        if not eval(_compile_condition(self.holds().python), rule_scope(self.constants()), dict(values)):
-            raise self.explain(values)
+        if not eval(_compile_condition(self.condition.python), rule_scope(self.constants), dict(values)):
+            raise self.make_error(values)
 
 
 @lru_cache(maxsize=512)

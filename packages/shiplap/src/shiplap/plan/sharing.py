@@ -1,4 +1,4 @@
-"""Whether two tensors share an element: exactly, since the two halves of a cache may lie side by side.
+"""The exact test of whether two tensors share an element, since the two halves of a cache may lie side by side.
 
 The answer of C++ is ``shares_memory`` in ``shiplap/checks.h``, by the same steps.
 """
@@ -37,7 +37,7 @@ def any_shares_memory(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def fakes_share_memory(a: Tensor, b: Tensor) -> bool:
-    """The same for two tensors without data: whether they are views of one storage that meet in the call at hand."""
+    """Whether two fake tensors are views of one storage that share an element in the call at hand."""
     if not torch_private.same_storage(a, b):
         return False
     facts = [*(int(t.itemsize) for t in (a, b)), a.storage_offset(), b.storage_offset()]
@@ -61,7 +61,10 @@ def strided_ranges_meet(
     a: tuple[Sequence[int], Sequence[int], int],
     b: tuple[Sequence[int], Sequence[int], int],
 ) -> bool:
-    """The same for shapes, strides and bytes an element; ``b`` begins ``distance`` bytes after ``a``, at least 0."""
+    """Whether two ranges of memory share a byte, given shape, strides and bytes of an element of each.
+
+    ``b`` begins ``distance`` bytes after ``a``, at least 0.
+    """
     first, second = _address_axes(*a), _address_axes(*b)
     if distance > sum((size - 1) * stride for stride, size in first):
         return False
@@ -75,7 +78,9 @@ def strided_ranges_meet(
 
 
 def _address_axes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Axes:
-    """The axes along which addresses differ, those of equal stride as one, and the bytes of an element as the last."""
+    """Return the axes along which addresses differ, those of equal stride as one, and the bytes of an element as the
+    last.
+    """
     axes: dict[int, int] = {}
     pairs = [(stride * itemsize, size) for stride, size in zip(strides, shape, strict=True)]
     for stride, size in (*pairs, (1, itemsize)):
@@ -85,7 +90,7 @@ def _address_axes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -
 
 
 def _merge_axes(axes: Axes) -> Axes:
-    """The same addresses by fewer axes, where one continues another."""
+    """Return the same addresses with fewer axes, where one axis continues another."""
     merged: Axes = []
     for stride, size in reversed(axes):
         if merged and merged[-1][0] * merged[-1][1] == stride:

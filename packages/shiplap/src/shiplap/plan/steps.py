@@ -1,4 +1,4 @@
-"""The steps of a call, in the order in which they are made: what is looked up, checked, converted and allocated."""
+"""The steps of a call in their order: lookups, checks, conversions and allocations."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from enum import Enum
 from shiplap.declare.dim_expression import Expr
 from shiplap.plan.expression import Expression, TensorPlace, Text
 from shiplap.plan.rule import ArgumentRule
-from shiplap.plan.rules.relations import HasValue
 
 
 class VariableType(Enum):
-    """What a variable holds: its C++ type, and the value that stands for none of it."""
+    """The type of a variable: its C++ type, and the value that stands for an unset variable."""
 
     SIZE = ("int64_t", "-1", "{} < 0")
     BOOL = ("bool", "false", "!{}")
@@ -34,7 +33,7 @@ class VariableType(Enum):
 
 @dataclass(frozen=True)
 class LetStep:
-    """A variable gets a value. In C++ alone where ``term`` has no Python form."""
+    """The step that sets a variable. It exists in C++ alone where ``term`` has no Python form."""
 
     variable: str
     type: VariableType
@@ -43,25 +42,25 @@ class LetStep:
 
 @dataclass(frozen=True)
 class EvaluateStep:
-    """A variable gets the value of an expression that may have none; then ``rule`` is broken."""
+    """The step that evaluates an expression which may have no value; ``rule`` is broken then."""
 
     variable: str
     type: VariableType
     expr: Expr
     term: Expression
-    rule: HasValue
+    rule: ArgumentRule
 
 
 @dataclass(frozen=True)
 class CheckStep:
-    """The call is refused unless ``rule`` holds."""
+    """The step that refuses the call unless ``rule`` holds."""
 
     rule: ArgumentRule
 
 
 @dataclass(frozen=True)
 class UnsetStep:
-    """A variable that only some calls give a value, from the first argument that has one."""
+    """The step that declares a variable which only some calls set, by the first argument that has a value."""
 
     variable: str
     type: VariableType
@@ -69,7 +68,9 @@ class UnsetStep:
 
 @dataclass(frozen=True)
 class MeetStep:
-    """An unset variable gets its value, and ``from_<variable>`` the ``origin``; one that is set is checked."""
+    """The step that sets an unset variable, and ``from_<variable>`` to ``origin``, or checks ``rules`` for one that is
+    set.
+    """
 
     variable: str
     type: VariableType
@@ -80,7 +81,7 @@ class MeetStep:
 
 @dataclass(frozen=True)
 class PresentStep:
-    """Steps for an argument that may be None."""
+    """The steps for an argument that may be None."""
 
     at: TensorPlace
     steps: tuple[Step, ...]
@@ -88,7 +89,7 @@ class PresentStep:
 
 @dataclass(frozen=True)
 class EachStep:
-    """Steps for each tensor of a list, which may be None where it is ``optional``."""
+    """The steps for each tensor of a list, which may be None where it is ``optional``."""
 
     at: TensorPlace
     steps: tuple[Step, ...]
@@ -97,7 +98,7 @@ class EachStep:
 
 @dataclass(frozen=True)
 class AllocateStep:
-    """A fresh contiguous output: ``sizes`` is a tuple, in C++ a braced list."""
+    """The step that allocates a contiguous output. ``sizes`` is a tuple, in C++ a braced list."""
 
     at: TensorPlace
     sizes: Expression
@@ -106,7 +107,7 @@ class AllocateStep:
 
 @dataclass(frozen=True)
 class PackStep:
-    """An argument is replaced by a contiguous copy where it lies otherwise than a kernel takes it.
+    """The step that replaces an argument by a contiguous copy, where its layout is not one that the kernel takes.
 
     ``align``: bytes. ``written``: the copy is to be written back.
     """

@@ -1,4 +1,4 @@
-"""The few functions that the text of generated Python calls, and what its variables may hold."""
+"""The functions that generated Python calls, and the types of its variables."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Scope: TypeAlias = dict[str, object]  # globals of generated functions: modules,
 
 
 def sizes_text(sizes: Sequence[Size]) -> str:
-    """``(3, 4)``, and ``(3)`` for one size."""
+    """Return sizes as text: ``(3, 4)``, and ``(3)`` for one size."""
     return f"({', '.join(map(str, sizes))})"
 
 
 def why_no_value(cause: Exception) -> str:
-    """Why an expression has no value, in words that do not depend on the version of Python."""
+    """Return the reason why an expression has no value, in words that do not depend on the version of Python."""
     if isinstance(cause, ZeroDivisionError):
         return "division by zero"
     if isinstance(cause, LookupError):
@@ -33,7 +33,7 @@ def why_no_value(cause: Exception) -> str:
 
 
 def place_call(device: torch.device | None, given: torch.device | str | None) -> torch.device:
-    """The device of a call: that of its tensors, else the one that it asks for, else torch's default."""
+    """Return the device of a call: that of its tensors, else the requested one, else torch's default."""
     if device is not None:
         return device
     return torch.get_default_device() if given is None else torch.device(given)
@@ -54,7 +54,9 @@ def has_strides(t: Tensor) -> bool:
 
 
 def memory_text(t: object, *, extents: bool = False) -> str:
-    """What the caller passed for a tensor that is written to: ``torch.uint8 on cpu``, with ``extents`` its shape."""
+    """Return the kind of a value that was passed for a tensor to write to: ``torch.uint8 on cpu``, with ``extents`` its
+    shape.
+    """
     if not isinstance(t, Tensor):
         return type(t).__name__
     kind = f"{t.dtype} on {t.device}"
@@ -82,7 +84,7 @@ def has_own_memory(t: Tensor) -> bool:
 
 
 def rule_scope(constants: Mapping[str, Constant] | None = None) -> Scope:
-    """The names that conditions and texts of rules may use."""
+    """Return the names that conditions and texts of rules may use."""
     return {
         **FUNCTIONS,
         "Tensor": Tensor,

@@ -8,9 +8,8 @@ runs. ``allows_tf32()`` is ``torch.backends.cuda.matmul.allow_tf32``, at a third
 """
 
 from shiplap.torch_private import CompileCounts, compile_counts, mark_dynamic, reset_compiler
-from shiplap.torch_private.checkpoint import checkpoints_keep_objects
 from shiplap.torch_private.dispatcher_calls import allows_tf32
-from shiplap.torch_private.graph_constants import constant_result
+from shiplap.torch_private.dynamo import checkpoints_keep_objects, constant_result
 from shiplap.torch_private.symbolic_sizes import assert_in_graph
 
 __all__ = [

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shiplap.torch_private.pytree import leaves, register_constant, register_node, show_fields
+from shiplap.torch_private.graph_objects import leaves, register_constant, register_node, show_fields
 
 __all__ = ["leaves", "register_constant", "register_container"]
 

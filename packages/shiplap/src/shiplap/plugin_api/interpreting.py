@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shiplap.errors import error
-from shiplap.torch_private import reset_compiler, triton_interpreter
+from shiplap.torch_private import reset_compiler, triton_internals
 
 __all__ = ["Interpreted", "interpret", "run_interpreted"]
 
@@ -47,7 +47,7 @@ def interpret(edit: Callable[[str], str] | None = None) -> None:
     Raises:
         ShiplapError: SL603 if Triton has been imported without ``TRITON_INTERPRET=1``.
     """
-    if triton_interpreter.imported_before():
+    if triton_internals.imported_before():
         raise error(
             "SL603",
             where="interpret()",
@@ -56,8 +56,8 @@ def interpret(edit: Callable[[str], str] | None = None) -> None:
             expected="interpret() before the first import of Triton, or TRITON_INTERPRET=1",
             fix="call interpret() at the top of a script of its own, or set TRITON_INTERPRET=1 for the process",
         )
-    triton_interpreter.edit[0] = edit
-    triton_interpreter.start_interpreter()
+    triton_internals.edit[0] = edit
+    triton_internals.start_interpreter()
 
 
 def run_interpreted(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> Interpreted:
@@ -69,10 +69,10 @@ def run_interpreted(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -
     """
     reset_compiler()
     want = _tensors(fn(*args))
-    triton_interpreter.launches.clear()  # of eager; proofs are not among them
+    triton_internals.launches.clear()  # of eager; proofs are not among them
     got = _tensors(torch.compile(fn, dynamic=dynamic, fullgraph=True)(*args))
     errors = [_error(g.double(), w.double()) for g, w in zip(got, want, strict=True)]
-    return Interpreted(got, max(errors, default=0.0), tuple(triton_interpreter.launches))
+    return Interpreted(got, max(errors, default=0.0), tuple(triton_internals.launches))
 
 
 def _tensors(result: Any) -> tuple[Tensor, ...]:

@@ -5,6 +5,6 @@ Values that are built there stay valid after inference mode, fake tensors, autoc
 have ended.
 """
 
-from shiplap.torch_private.dispatch_modes import built_outside_modes, outside_modes
+from shiplap.torch_private.dispatcher_calls import built_outside_modes, outside_modes
 
 __all__ = ["built_outside_modes", "outside_modes"]

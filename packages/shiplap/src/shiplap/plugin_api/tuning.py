@@ -93,7 +93,7 @@ class ConfigSource(ABC):
 
     def _candidate(self, op: Op, config: Mapping[str, Value]) -> _Listed:
         (kernel,) = (k for k in op.kernels[self.device_type] if k.name == self.kernel)
-        return _Listed(self, KernelCandidate(op, kernel.variant(Config.of(config))))
+        return _Listed(self, KernelCandidate(op, kernel.with_config(Config.of(config))))
 
 
 class _Listed(Candidate):

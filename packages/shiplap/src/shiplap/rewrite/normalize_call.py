@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from shiplap.rewrite.graph import fake_value
-from shiplap.torch_private.graph_operators import NUMPY_NAMES, operator_of, signature_of
+from shiplap.torch_private.graph_nodes import NUMPY_NAMES, operator_of, signature_of
 
 # Both orders of two operands are tried for these.
 COMMUTATIVE_OPERATORS = frozenset(

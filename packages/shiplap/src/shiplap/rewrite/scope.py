@@ -178,7 +178,7 @@ def _engine_digest() -> str:
     rewrite.
     """
     package = Path(__file__).parent
-    names = ("graph_nodes", "graph_operators", "inductor_passes", "symbolic_sizes")
+    names = ("graph_nodes", "inductor_passes", "symbolic_sizes")
     private = [package.parent / "torch_private" / f"{name}.py" for name in names]
     files = [*package.glob("*.py"), *private]
     return hashlib.sha256(b"".join(f.read_bytes() for f in sorted(files))).hexdigest()

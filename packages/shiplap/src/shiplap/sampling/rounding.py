@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from shiplap.sampling.partial_sums import rounded_sums
-from shiplap.torch_private.decompositions import core_decompositions
-from shiplap.torch_private.dispatch_modes import TorchDispatchMode, without_memory
-from shiplap.torch_private.pytree import map_leaves
+from shiplap.torch_private.dispatcher_calls import TorchDispatchMode, without_memory
+from shiplap.torch_private.graph_nodes import core_decompositions
+from shiplap.torch_private.graph_objects import map_leaves
 
 RUNS = 5  # runs with random errors
 FACTOR = 8.0  # multiple of the largest deviation in these runs

@@ -13,8 +13,7 @@ from torch import Tensor
 from shiplap.declare import OpSpec
 from shiplap.dispatch import AdoptedOp, Op
 from shiplap.dispatch.autograd import detach_results
-from shiplap.dispatch.check_results import flatten_op_results, fresh_results
-from shiplap.dispatch.outputs import tensors_in_arguments
+from shiplap.dispatch.outputs import flatten_op_results, fresh_results, tensors_in_arguments
 from shiplap.errors import ShiplapError
 from shiplap.sampling.case import GENERATOR_SEED, SampleCase, copy_generators, tree_map
 from shiplap.sampling.unordered import sort_unordered_rows

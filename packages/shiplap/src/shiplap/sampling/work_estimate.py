@@ -18,8 +18,8 @@ from shiplap.dispatch import Op
 from shiplap.sampling.boundary_sizes import HUGE_INTEGERS
 from shiplap.sampling.case import SampleCase, tree_map
 from shiplap.sampling.run import error_line, split_arguments
-from shiplap.torch_private.dispatch_modes import TorchDispatchMode
-from shiplap.torch_private.pytree import map_leaves
+from shiplap.torch_private.dispatcher_calls import TorchDispatchMode
+from shiplap.torch_private.graph_objects import map_leaves
 
 # Limits of a run on the meta device: elements of a tensor, and calls of operators.
 ELEMENTS, CALLS = 1 << 24, 2000

@@ -330,7 +330,7 @@ def _ops(
     """
     from torch.autograd.profiler import profile
 
-    from shiplap.torch_private.profiler import all_threads_config
+    from shiplap.torch_private.process_state import all_threads_config
 
     config = all_threads_config()
     with torch.no_grad(), profile(use_cpu=True, record_shapes=True, experimental_config=config) as seen:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.torch_private.dispatch_modes import TorchDispatchMode
+from shiplap.torch_private.dispatcher_calls import TorchDispatchMode
 
 MOST_CALLS = 24  # different calls of one op that are kept
 MOST_COLUMNS = 16  # of a tensor whose last dim may be fields: a box and its image, coordinates of a point

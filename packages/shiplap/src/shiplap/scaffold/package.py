@@ -15,9 +15,10 @@ from shiplap.scaffold.infer import InferredDeclaration, infer_declaration, infer
 from shiplap.scaffold.module import DraftedOp, first_sentence
 from shiplap.scaffold.probe import dtype_follows_arguments, probe_meta_kernel
 from shiplap.scaffold.schema import SchemaForm, UndeclarableSchema, parse_schema
-from shiplap.torch_private.dispatcher_library import Overload, find_overload
-from shiplap.torch_private.dispatcher_registered import (
+from shiplap.torch_private.dispatcher_library import (
+    Overload,
     custom_op_module,
+    find_overload,
     is_composite,
     library_namespaces,
     registered_names,

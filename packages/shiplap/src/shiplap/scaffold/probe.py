@@ -17,8 +17,7 @@ from shiplap import torch_private
 from shiplap.sampling.run import suppress_warnings
 from shiplap.scaffold.calls import DispatchedCall, SeenTensor, make_dispatched_call, seen_tensors
 from shiplap.scaffold.schema import SchemaForm
-from shiplap.torch_private.dispatcher_library import Overload
-from shiplap.torch_private.dispatcher_registered import has_meta_kernel
+from shiplap.torch_private.dispatcher_library import Overload, has_meta_kernel
 
 Slot = tuple[str, int]  # an argument that is one tensor, and an axis of it
 # Matrices first: most kernels take them.

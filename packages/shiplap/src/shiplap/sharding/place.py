@@ -21,7 +21,7 @@ _registered: dict[str, tuple[object, ...]] = {}
 def register_with_dtensor(op: Op) -> bool:
     """Register ``op`` with DTensor. False if this edition of it is registered already."""
     # A call may reach DTensor above or below autograd, by either of both overloads.
-    overloads = tuple({id(o): o for o in (op.overload, op.raw)}.values())
+    overloads = tuple({id(o): o for o in (op.overload, op.below_autograd)}.values())
     if _registered.get(op.spec.name) == overloads:
         return False
     scalars = [i for i, a in enumerate(op.spec.args) if a.scalar is not None]

@@ -1,4 +1,4 @@
-"""Calls of an op without the Python that torch puts around them.
+"""Calls of an op without the Python that torch puts around them, and blocks of code outside of torch's modes.
 
 Eager calls are counted in hundreds of nanoseconds. The conditions are therefore torch's own C functions, called one by
 one: a frame of Python costs as much as one of them.
@@ -6,15 +6,18 @@ one: a frame of Python costs as much as one of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_dynamo_compiling as is_dynamo_compiling
 from torch.nn import Module, Parameter
 from torch.nn.modules import module as modules
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from typing_extensions import ParamSpec, TypeVar
 
 from shiplap.torch_private import available
@@ -22,29 +25,10 @@ from shiplap.torch_private import available
 if TYPE_CHECKING:
     from shiplap.torch_private.dispatcher_library import Overload
 
-__all__ = [
-    "DirectCall",
-    "P",
-    "R",
-    "allows_tf32",
-    "autocast_alone",
-    "builtin_of",
-    "call_outside_autocast",
-    "in_code",
-    "is_autocast_on",
-    "is_compiling",
-    "is_dynamo_compiling",
-    "is_hooked",
-    "is_plain_call",
-    "is_recorded_call",
-    "is_zero",
-    "outside_autocast",
-    "untouched",
-    "without_gradients",
-]
 
 P = ParamSpec("P", default=...)  # of the function that an op was declared from
 R = TypeVar("R", bound=Tensor | Sequence[Tensor] | None, default=Any)
+Returned = TypeVar("Returned")
 
 compiler: Any = torch.compiler
 forward: Any = forward_ad
@@ -180,35 +164,36 @@ def outside_autocast() -> Any:
     return torch._C._DisableAutocast()
 
 
-def call_outside_autocast(function: Callable[..., R], *args: Any) -> R:
+def call_outside_autocast(function: Callable[..., Returned], *args: Any) -> Returned:
     """Return ``function(*args)``, called in :func:`outside_autocast`."""
     with torch._C._DisableAutocast():
         return function(*args)
 
 
 class DirectCall(Generic[P, R]):
-    """The call of an op: ``direct`` if only a kernel has to see the call, else ``through`` the dispatcher.
+    """The call of an op: ``call_kernel`` if only a kernel has to see the call, else ``call_dispatcher``.
 
     Attributes:
-        separable: whether ``direct`` is below autograd and autocast, so that both have to be checked here.
-        recorded: calls its first argument with the others, and records that for autograd. None if more is needed.
+        can_skip_dispatcher: whether ``call_kernel`` is below autograd and autocast, so that both are checked here.
+        record_plain_call: calls its first argument with the others, and records that for autograd. None if more is
+            needed.
         overload: the torch op, which represents a call in a graph.
     """
 
-    separable: bool
+    can_skip_dispatcher: bool
     overload: Overload
-    direct: Callable[..., Tensor | tuple[Tensor, ...] | None]  # of positional arguments
-    recorded: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
+    call_kernel: Callable[..., Tensor | tuple[Tensor, ...] | None]  # of positional arguments
+    record_plain_call: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
 
-    def through(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
-        """Make any call that ``direct`` cannot serve."""
+    def call_dispatcher(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
+        """Make any call that ``call_kernel`` cannot serve."""
         raise NotImplementedError
 
-    def traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def call_traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Make a call that Dynamo traces."""
         return self.overload(*args, **kwargs)
 
-    def explain(self, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> bool:
+    def explain_failure(self, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> bool:
         """Raise the error behind a call that failed, if it says more than ``cause`` does.
 
         Return True if a missing part has been added, so that the call is to be made once more.
@@ -218,8 +203,8 @@ class DirectCall(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_dynamo_compiling():
             # It traces each line of ours, at every call of an op. Since 2.14, it also traces the handlers of an error
-            # that a fake raises: `explain` would hide that error behind whatever cannot be traced in it.
-            traced: R = self.traced(args, kwargs)
+            # that a fake raises: `explain_failure` would hide that error behind whatever cannot be traced in it.
+            traced: R = self.call_traced(args, kwargs)
             return traced
         result: Tensor | tuple[Tensor, ...] | None
         try:
@@ -229,23 +214,124 @@ class DirectCall(Generic[P, R]):
                 kwargs
                 or compiler._is_compiling_flag
                 or (
-                    self.separable
+                    self.can_skip_dispatcher
                     and (any_autocast() or functorch_transform() is not None or forward._current_level >= 0)
                 )
             ):
-                result = self.through(args, kwargs)
-            elif not self.separable or not is_grad_enabled() or not any_requires_grad(*args):
-                result = self.direct(*args)
-            elif (recorded := self.recorded) is None or not _SIMPLE.issuperset(map(type, args)) or not untouched():
-                result = self.through(args, kwargs)
+                result = self.call_dispatcher(args, kwargs)
+            elif not self.can_skip_dispatcher or not is_grad_enabled() or not any_requires_grad(*args):
+                result = self.call_kernel(*args)
+            elif (
+                (recorded := self.record_plain_call) is None
+                or not _SIMPLE.issuperset(map(type, args))
+                or not untouched()
+            ):
+                result = self.call_dispatcher(args, kwargs)
             else:
-                result = recorded(self.direct, *args)
+                result = recorded(self.call_kernel, *args)
             return result  # type: ignore[return-value] # it is what the declaration says
         except (RuntimeError, TypeError) as e:
-            if self.explain(args, kwargs, e):
+            if self.explain_failure(args, kwargs, e):
                 return self(*args, **kwargs)
             raise
         except ValueError as e:  # a refused argument, which says itself what is wrong unless autocast has a part in it
             if any_autocast():
-                self.explain(args, kwargs, e)
+                self.explain_failure(args, kwargs, e)
             raise
+
+
+Parameters = ParamSpec("Parameters")
+Built = TypeVar("Built")
+
+
+def without_modes() -> AbstractContextManager[object]:
+    """Return a context without dispatch modes, in which a compiler's fake tensors are not made."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+@contextmanager
+def outside_modes(*owners: Tensor) -> Iterator[None]:
+    """Enter a block for values that are computed from ``owners`` and outlive the modes of this thread.
+
+    A value that is computed once and kept, such as a table of neighbours or a packed weight, is used after the mode in
+    which it was computed has ended. A tensor made in inference mode cannot be saved for a later backward, one made
+    under a fake mode has no memory, and one made at a level of ``torch.func`` belongs to that level.
+
+    The block is outside of inference mode, gradients, autocast, dispatch and function modes (fake tensors, traces,
+    ``with torch.device``) and the levels of ``torch.func``. If an owner itself belongs to one of those, such as a fake
+    tensor, the computed values do as well, and the block is outside of inference mode alone. A function that Dynamo
+    traces must not enter it.
+    """
+    inference = torch.is_inference_mode_enabled()
+    with ExitStack() as stack:
+        if inference or any_autocast() or functorch_transform() is not None or not untouched():
+            if not any(map(_belongs_to_mode, owners)):
+                _leave_modes(stack, owners)
+            elif not inference:
+                yield
+                return
+            stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+def _leave_modes(stack: ExitStack, owners: Iterable[Tensor]) -> None:
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    stack.enter_context(temporarily_clear_interpreter_stack())
+    stack.enter_context(without_modes())
+    stack.enter_context(torch._C.DisableTorchFunction())
+    if any_autocast():
+        for kind in {"cpu", *(owner.device.type for owner in owners)}:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+
+
+def built_outside_modes(function: Callable[Parameters, Built]) -> Callable[Parameters, Built]:
+    """Return ``function``, decorated to run in :func:`outside_modes` of the tensors among its arguments.
+
+    Objects and classes that have ``tensors``, a list, count with those. In a graph of Dynamo the function is traced.
+    """
+
+    @wraps(function)
+    def built(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Built:
+        if is_dynamo_compiling():
+            return function(*args, **kwargs)
+        with outside_modes(*_tensors_among((*args, *kwargs.values()))):
+            return function(*args, **kwargs)
+
+    return built
+
+
+def _tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, torch.nn.Module):
+            yield from (*value.parameters(recurse=False), *value.buffers(recurse=False))
+        else:
+            yield from (t for t in getattr(value, "tensors", ()) if isinstance(t, Tensor))
+
+
+def _belongs_to_mode(tensor: Tensor) -> bool:
+    """Return whether ``tensor`` is fake, of a subclass, wrapped by a transform, or an input of a running trace."""
+    if type(tensor) not in _PLAIN or torch._is_functional_tensor(tensor):
+        return True
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return True
+    if untouched():
+        return False
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    trace: Any = get_proxy_mode()
+    return trace is not None and tensor in trace.tracer.tensor_tracker
+
+
+def without_memory(t: Tensor) -> bool:
+    """Return whether ``t`` stands for zeros that have no memory. Forward mode makes such tangents of constants.
+
+    Computing with such a tensor below autograd ends the process (torch 2.11 to 2.13).
+    """
+    return bool(t._is_zerotensor())

@@ -1,22 +1,70 @@
-"""``torch.library`` with types: ops that are registered together are held together."""
+"""``torch.library`` with types: ops that are registered together, the registered ops of this process, and writes that
+autograd has to know of.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.library import Library
 
 from shiplap.torch_private import available
 from shiplap.torch_private.dispatcher_calls import is_autocast_on
-from shiplap.torch_private.mark_mutated import with_write_counts
 
 if TYPE_CHECKING:
     from torch._C import DispatchKeySet
     from torch._ops import OpOverload
+
+
+_COUNTS: Any = torch._C.DispatchKey.ADInplaceOrView  # under which torch counts writes
+_is_off: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
+_switch_off: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_key_excluded
+
+
+def with_write_counts(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
+    """Return ``call``, followed by a report to autograd that the arguments at ``places`` were written to.
+
+    No backward may use values of them that it saved. Torch's own operators that write report this themselves; kernels
+    behind a C function, and torch's dispatcher, do not.
+    """
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        for i in places:
+            if i < len(args) and args[i] is not None:
+                increment_version(args[i])
+        return result
+
+    return called
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return the number of writes to ``tensor`` that torch has counted. A tensor made in inference mode has no count:
+    0.
+    """
+    return 0 if tensor.is_inference() else tensor._version
+
+
+@contextmanager
+def counting_writes() -> Iterator[None]:
+    """Make torch count writes within the block, as in eager code. Below a compiled graph torch does not count them."""
+    if not _is_off(_COUNTS):
+        yield
+        return
+    _switch_off(_COUNTS, False)
+    try:
+        yield
+    finally:
+        _switch_off(_COUNTS, True)
+
 
 Overload: TypeAlias = "OpOverload[..., Any]"  # a registered op: ``torch.ops.<namespace>.<name>.default``
 Keys: TypeAlias = "DispatchKeySet"
@@ -350,3 +398,35 @@ def _autocast_kernel(overload: Overload, device_type: str, cast: Cast) -> Implem
             return getattr(overload._op, "cast", overload)(*args, **kwargs)
 
     return kernel
+
+
+def registered_names() -> frozenset[str]:
+    """Return ``namespace::name`` or ``namespace::name.overload`` of every op that is registered now."""
+    return frozenset(torch._C._dispatch_get_all_op_names())
+
+
+def custom_op_module(name: str) -> str:
+    """Return the module of the Python function behind an op of ``torch.library.custom_op``; empty for another op."""
+    custom = sys.modules.get("torch._library.custom_ops")
+    definition = getattr(custom, "OPDEFS", {}).get(name)
+    return str(getattr(getattr(definition, "_init_fn", None), "__module__", ""))
+
+
+def library_namespaces(package: str) -> frozenset[str]:
+    """Return the namespaces of the ``torch.library.Library`` objects that modules of ``package`` hold."""
+    prefix = package + "."
+    modules = [m for n, m in list(sys.modules.items()) if m is not None and (n == package or n.startswith(prefix))]
+    held = (v for m in modules for v in list(vars(m).values()) if issubclass(type(v), Library))  # __class__ may warn
+    return frozenset(library.ns for library in held)
+
+
+def is_composite(name: str) -> bool:
+    """Return whether the op consists of other ops, so that a dispatch mode sees those in place of it."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
+
+
+def has_meta_kernel(name: str) -> bool:
+    """Return whether a call with meta tensors finds an implementation."""
+    namespace, _, rest = name.partition("::")
+    op: Overload | None = find_overload(namespace, rest)
+    return op is not None and bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "Meta"))

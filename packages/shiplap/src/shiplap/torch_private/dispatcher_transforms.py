@@ -83,7 +83,7 @@ _FUNCTORCH: Any = torch._C._functorch
 
 
 def _transform_layers(tensor: Tensor) -> list[Tensor]:
-    """Yield the tensor and the values of its wrappers, of which each level of torch.func adds one."""
+    """Return the tensor and the values of its wrappers, of which each level of torch.func adds one."""
     layers = [tensor]
     while _FUNCTORCH.is_functorch_wrapped_tensor(layers[-1]):
         layers.append(_FUNCTORCH.get_unwrapped(layers[-1]))

@@ -1,24 +1,146 @@
-"""Nodes of FX graphs in Inductor's passes: their fake values and metadata, and how to add new nodes.
+"""Nodes of FX graphs in Inductor's passes: their values, operators and signatures, and how new nodes are made.
 
-The compiler is imported when the first graph is handled.
+``make_fx`` records every program, and takes 10 ms and more for a few calls, because of proxies and of operators that
+are decomposed for their shapes. :func:`record_graph` records simple programs as Dynamo writes them ahead of autograd,
+and returns None for the others. The compiler is imported when the first graph is handled.
 """
 
 from __future__ import annotations
 
+import inspect
+import operator
+import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.fx import Graph, Node
+from torch.fx.node import map_aggregate
+from torch.overrides import TorchFunctionMode
 
-from shiplap.torch_private.dynamo_record import record_graph
-from shiplap.torch_private.pytree import leaves
+from shiplap.torch_private.graph_objects import leaves
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
+
+
+# --- a function of tensors recorded as a graph ------------------------------------------------------------------------
+
+
+FACTS = frozenset({"size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "__len__"})
+FACTS |= {"is_contiguous", "is_floating_point", "is_complex"}
+FACTORIES = frozenset({"full", "zeros", "ones", "empty", "arange"})
+VIEW_ATTRIBUTES = frozenset({"T", "mT"})  # attributes that are tensors
+RECORDED_OPERATORS = {"__eq__": operator.eq, "__ne__": operator.ne, "__or__": operator.or_, "__and__": operator.and_}
+REFLECTED = {"__rsub__": operator.sub, "__rtruediv__": operator.truediv, "__rdiv__": operator.truediv}
+PLAIN = (int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
+
+
+class _Unusual(Exception):
+    """Raised for a call that is not recorded."""
+
+
+def record_graph(fn: Callable[..., Any], values: Sequence[Any]) -> Graph | None:
+    """Return ``fn`` of fake tensors of fixed sizes as a graph, whose output is a list of the results.
+
+    None if a call writes to a tensor, switches a mode, makes a tensor of constants, or is unknown. Raises the errors of
+    ``fn``.
+    """
+    if not all(isinstance(v, Tensor) and all(type(n) is int for n in v.shape) for v in values):
+        return None
+    held = _Recorder(values)
+    try:
+        with held:
+            results = leaves(fn(*values))
+        if held.switched:
+            return None
+        held.graph.output([held.node(r) for r in results])
+    except _Unusual:
+        return None
+    return held.graph
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self, values: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.graph = Graph()
+        self.switched = False  # whether something else than tensors came of a call, as of one that switches a mode
+        self.nodes: dict[int, tuple[Tensor, Node]] = {}  # by identity, which lasts while the tensor is held
+        for number, given in enumerate(values):
+            self._hold(given, self.graph.placeholder(f"arg{number}_1"))
+
+    def _hold(self, made: Tensor, node: Node) -> None:
+        node.meta["val"] = made
+        self.nodes[id(made)] = made, node
+
+    def node(self, given: Any) -> Any:
+        if isinstance(given, Tensor):
+            if id(given) not in self.nodes:
+                raise _Unusual("a tensor from elsewhere")
+            return self.nodes[id(given)][1]
+        if not isinstance(given, PLAIN) and given is not Ellipsis:
+            raise _Unusual(f"{type(given).__name__} as an argument")
+        return given
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        named = kwargs or {}
+        name = str(getattr(func, "__name__", ""))
+        # Recorded graphs are functional. A write would need the aliases of the tensor, which are not tracked here.
+        writes = (name.endswith("_") and not name.endswith("__")) or "out" in named or named.get("inplace")
+        if writes:
+            raise _Unusual(f"{name} writes")
+        result = func(*args, **named)
+        if isinstance(result, Tensor):
+            self._hold(result, self._call(func, name, args, named))
+        elif isinstance(result, (tuple, list)) and result and all(isinstance(r, Tensor) for r in result):
+            whole = self._call(func, name, args, named)
+            whole.meta["val"] = result
+            for number, part in enumerate(result):
+                self._hold(part, self.graph.call_function(operator.getitem, (whole, number)))
+        elif name != "__get__" and name not in FACTS:
+            self.switched = True  # nothing is raised: a mode that a statement has entered would stay in force
+        return result
+
+    def _call(self, func: Any, name: str, args: Sequence[Any], named: dict[str, Any]) -> Node:
+        given = map_aggregate((tuple(args), dict(named)), self.node)
+        assert isinstance(given, tuple)
+        passed, named = given
+        if name == "__get__" and (attribute := str(func.__self__.__name__)) in VIEW_ATTRIBUTES:
+            return self.graph.call_function(getattr, (passed[0], attribute))
+        if name == "__getitem__":
+            return self.graph.call_function(operator.getitem, passed)
+        if name in RECORDED_OPERATORS:
+            return self.graph.call_function(RECORDED_OPERATORS[name], passed)
+        if name in REFLECTED and len(passed) == 2:
+            return self.graph.call_function(REFLECTED[name], (passed[1], passed[0]))
+        if name.startswith("__"):
+            raise _Unusual(name)
+        if isinstance(func, types.MethodDescriptorType) or getattr(Tensor, name, None) is func:
+            return self.graph.call_method(name, passed, named)
+        if any(func is f for f in _public_functions(name)) and (name in FACTORIES or _has_nodes(passed, named)):
+            return self.graph.call_function(func, passed, named)
+        raise _Unusual(name)
+
+
+def _public_functions(name: str) -> Iterator[Any]:
+    for module in (torch, torch.nn.functional, torch.special, torch.linalg):
+        yield getattr(module, name, None)
+
+
+def _has_nodes(passed: Any, named: Any) -> bool:
+    nodes: list[Node] = []
+    map_aggregate((passed, named), lambda n: nodes.append(n) if isinstance(n, Node) else None)
+    return bool(nodes)
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
 
 
 def node_value(node: Node) -> Any:
@@ -121,3 +243,126 @@ def rewrite_count(rewrite: str) -> int:
     from torch._dynamo.utils import counters
 
     return int(counters["inductor"][f"shiplap_{rewrite}"])
+
+
+# --- the operator of a node, in any spelling of torch, and the names of its arguments ---------------------------------
+
+
+class OperatorParameter(NamedTuple):
+    """A parameter of an operator.
+
+    ``default`` is ``inspect.Parameter.empty`` if there is none. ``numbers`` is the length of a list for which one
+    number may be given (``stride=2`` of a ``conv2d``), else 0.
+    """
+
+    default: Any = inspect.Parameter.empty
+    numbers: int = 0
+
+
+OperatorSignature = dict[str, OperatorParameter]
+
+VIEWS = frozenset({"view", "reshape", "_unsafe_view"})  # the same elements in the same order
+OPERATORS = {"truediv": "div", "mod": "remainder", "and_": "bitwise_and", "or_": "bitwise_or", "invert": "bitwise_not"}
+NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # torch takes these for its own
+HOMES = (torch, torch.nn.functional, torch._C._nn, torch.Tensor)
+
+
+def operator_of(node: Node) -> Any:
+    """Return ``"linear"`` for every spelling of torch's own operator, ``"ns::name"`` for other ops, else the
+    function.
+    """
+    target = node.target
+    if node.op == "call_method":
+        return _canonical_name(str(target))
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        packet = target if isinstance(target, torch._ops.OpOverloadPacket) else target.overloadpacket
+        namespace, _, name = packet._qualified_op_name.partition("::")
+        return _canonical_name(name) if namespace == "aten" else f"{namespace}::{name}"
+    name = getattr(target, "__name__", "")
+    # A function of the same name from elsewhere is not torch's operator, so identity decides.
+    own = getattr(operator, name, None) is target or any(getattr(home, name, None) is target for home in HOMES)
+    return _canonical_name(name) if name and own else target
+
+
+def _canonical_name(name: str) -> str:
+    if name.startswith("__") and name.endswith("__"):
+        name = name[2:-2]
+    name = OPERATORS.get(name, name)
+    return "view" if name in VIEWS else name
+
+
+def signature_of(node: Node, args: Sequence[Any]) -> OperatorSignature:
+    """Return names and defaults of the arguments of this call, in the order of ``args``. Empty if they are not
+    known.
+    """
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return _signature_of_schema(target)
+    if node.op == "call_function" and inspect.isfunction(target):
+        parameters = inspect.signature(target).parameters.values()
+        return (
+            {}
+            if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+            else {p.name: OperatorParameter(p.default) for p in parameters}
+        )
+    packet = target if isinstance(target, torch._ops.OpOverloadPacket) else _aten_packet(str(operator_of(node)))
+    for overload in _python_overloads(packet):
+        if _overload_fits(overload, args, node.kwargs):
+            return _signature_of_schema(overload)
+    return {}
+
+
+def _aten_packet(name: str) -> Any:
+    return getattr(torch.ops.aten, name, None)
+
+
+@cache
+def _python_overloads(packet: Any) -> tuple[Any, ...]:
+    """Return the overloads that Python calls, with the fewest arguments first. Dims have no names in compiled code."""
+    names = packet.overloads() if packet is not None else ()
+    overloads = [o for o in (getattr(packet, n) for n in names if "out" not in n) if "Dimname" not in str(o._schema)]
+    return tuple(sorted(overloads, key=lambda o: len(o._schema.arguments)))
+
+
+@cache
+def _signature_of_schema(overload: Any) -> OperatorSignature:
+    empty = inspect.Parameter.empty
+    return {
+        a.name: OperatorParameter(a.default_value if a.has_default_value() else empty, a.N or 0)
+        for a in overload._schema.arguments
+    }
+
+
+def _overload_fits(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    # Keyword-only arguments can never take a positional value.
+    positional = [a for a in overload._schema.arguments if not a.kwarg_only]
+    names = {"input" if a.name == "self" else a.name for a in overload._schema.arguments}
+    if len(args) > len(positional) or not {NUMPY_NAMES.get(k, k) for k in kwargs} <= names:
+        return False
+    pairs = zip(positional, args, strict=False)
+    return all(_type_accepts(str(a.type), v) for a, v in pairs if v is not None)
+
+
+def _type_accepts(kind: str, v: Any) -> bool:
+    if isinstance(v, torch.dtype):  # of x.view(dtype), whose other form takes sizes
+        return "List" not in kind
+    return _is_tensor(v) == (kind in ("Tensor", "Optional[Tensor]"))
+
+
+def _is_tensor(v: Any) -> bool:
+    return isinstance(v, Node) and isinstance(node_value(v), Tensor)
+
+
+@cache
+def core_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return torch's decompositions: operator → a function that computes the same from plainer operators.
+
+    The result is empty on a torch without the table.
+    """
+    try:
+        from torch._decomp import core_aten_decompositions
+
+        return dict(core_aten_decompositions())
+    # The table is private. Without it, callers go without decompositions.
+    except (ImportError, AttributeError, RuntimeError):
+        return {}

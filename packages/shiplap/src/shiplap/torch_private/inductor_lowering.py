@@ -7,19 +7,199 @@ to callers.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, wraps
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import sympy
 import torch
 from torch import SymInt, Tensor
 from torch._inductor import config, ir, lowering
+from torch._inductor.lowering import empty_strided
 from torch._inductor.virtualized import V
 from torch._library.utils import get_layout_constraint_tag
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import tree_map
+from torch.utils._sympy.functions import Mod, PythonMod
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from shiplap.torch_private.inductor_call_site import call_lowering
+# --- calls of ops in the Python that Inductor writes ------------------------------------------------------------------
+
+
+_names: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()  # of each wrapper, by torch's text
+
+
+class _NamedFallback(ir.FallbackKernel):
+    """A call of an op that Inductor does not look into, by a name of the written module, which is looked up once.
+
+    ``torch.ops.ns.op.raw(...)`` looks up five attributes at each call, three of them in objects that make missing
+    attributes, and enters ``OpOverload.__call__``. A wrapper that is not torch's Python wrapper gets torch's own text.
+    Of a C++ kernel as short as a call of the dispatcher, these take a third of the time of the call (two busy
+    cores of an AMD EPYC, torch 2.13, 2026-11-28), which is why this stays, on each torch that a run has verified.
+    """
+
+    def get_kernel_name(self) -> str:
+        written = super().get_kernel_name()
+        graph: Any = V.graph
+        if graph.cpp_wrapper or graph.aot_mode or graph.fx_wrapper or written != self.python_kernel_name:
+            return written
+        return _name_in_wrapper(graph.wrapper_code, written)
+
+
+def _name_in_wrapper(wrapper: Any, written: str) -> str:
+    while hasattr(wrapper, "parent_wrapper"):  # a part of a graph, whose functions are in the module of the whole
+        wrapper = wrapper.parent_wrapper
+    if not hasattr(wrapper, "imports"):
+        return written
+    names = _names.setdefault(wrapper, {})
+    if written not in names:
+        if not names:
+            wrapper.imports.writeline("from shiplap.torch_private.dispatcher_calls import in_code")
+        names[written] = f"{re.sub(r'[^0-9A-Za-z_]', '_', written.removeprefix('torch.ops.'))}_{len(names)}"
+        wrapper.imports.writeline(f"{names[written]} = in_code({written})")
+    return names[written]
+
+
+def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
+    """Return the lowering of an op as a call. With ``known``, torch may count the op among those that it always
+    calls.
+    """
+    plain = lowering.fallback_handler(overload, add_to_fallback_set=known)
+
+    @wraps(plain)
+    def lowered(*args: Any, **kwargs: Any) -> Any:
+        return tree_map(_lowered, _NamedFallback.create(overload, *args, **kwargs))
+
+    return lowered
+
+
+def _lowered(value: Any) -> Any:
+    """Return a node as lowerings return it. Torch calls this ``TensorBox.create`` up to 2.11."""
+    if not isinstance(value, ir.IRNode):
+        return value
+    return value.wrap_for_lowering() if hasattr(value, "wrap_for_lowering") else ir.TensorBox.create(value)
+
+
+# --- symbolic sizes of the graph being lowered: nothing here adds a guard, except for `limit_size` --------------------
+
+
+@dataclass(frozen=True)
+class SizeSymbol:
+    """A symbol of a graph's sizes.
+
+    Attributes:
+        symbol: opaque to callers.
+        lower, upper: the range in which the graph may run; ``upper`` is None where it has no end.
+        hint: the value in the call for which the graph is compiled.
+        backed: whether the size comes from an input, so that a guard can check it. Other sizes depend on data.
+    """
+
+    symbol: Any
+    lower: int
+    upper: int | None
+    hint: int
+    backed: bool
+
+
+def _simplified_size(size: Any) -> Any:
+    """Return a size as an expression of symbols that are not replaced by others."""
+    expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.sympify(size)
+    sizes = V.graph.sizevars
+    return sizes.simplify(expr.xreplace(sizes.inv_precomputed_replacements))
+
+
+def evaluate_size(size: Any, values: Mapping[Any, int]) -> int:
+    """Return a size as a number. Symbols have these ``values``, and every other symbol has that of the call."""
+    expr = _simplified_size(size)
+    expr = expr.xreplace({s: sympy.Integer(values[s]) for s in expr.free_symbols if s in values})
+    return int(expr) if expr.is_number else int(V.graph.sizevars.optimization_hint(expr, fallback=8192))
+
+
+def symbols_of(sizes: Iterable[Any]) -> tuple[SizeSymbol, ...]:
+    """Return the symbols in sizes, each once, in the order of their first use."""
+    met: dict[Any, None] = {}
+    for size in sizes:
+        met.update(dict.fromkeys(sorted(_simplified_size(size).free_symbols, key=str)))
+    return tuple(_describe_symbol(symbol) for symbol in met)
+
+
+def _describe_symbol(symbol: Any) -> SizeSymbol:
+    env = V.graph.sizevars.shape_env
+    bounds = env.var_to_range.get(symbol)
+    lower = int(bounds.lower) if bounds is not None and bounds.lower.is_Integer else 0
+    upper = int(bounds.upper) if bounds is not None and bounds.upper.is_Integer else None
+    backed = not free_unbacked_symbols(symbol)
+    return SizeSymbol(symbol, max(0, lower), upper, evaluate_size(symbol, {}), backed)
+
+
+def graph_conditions() -> list[Any]:
+    """Return the guards and assertions of the graph on sizes, as conditions on symbols."""
+    env = V.graph.sizevars.shape_env
+    asserted = [a.expr for listed in env.deferred_runtime_asserts.values() for a in listed]
+    return [env.replace(expr) for expr in (*(guard.expr for guard in env.guards), *asserted)]
+
+
+def conditions_admit(conditions: Iterable[Any], values: Mapping[Any, int]) -> bool:
+    """Return whether sizes meet all conditions. A condition on a symbol that has no value is ignored."""
+    given = {symbol: sympy.Integer(value) for symbol, value in values.items()}
+    return all(expr.xreplace(given) != sympy.false for expr in conditions)
+
+
+def edges_of(conditions: Iterable[Any], symbol: Any) -> tuple[set[int], set[int]]:
+    """Return the numbers with which conditions compare a symbol, and the numbers that have to divide it."""
+    compared, divisors = set[int](), set[int]()
+    for expr in conditions:
+        if symbol in expr.free_symbols:
+            compared |= {abs(int(n)) for n in expr.atoms(sympy.Integer) if abs(n) > 1}
+            rests = [mod.args[1] for mod in expr.atoms(Mod, PythonMod, sympy.Mod)]
+            divisors |= {int(by) for by in rests if by.is_Integer and by > 1}
+    return compared, divisors
+
+
+def bounds_of(conditions: Iterable[Any], symbol: Any) -> Iterator[Any]:
+    """Yield the expressions of other symbols that a symbol does not exceed, by the conditions."""
+    for expr in conditions:
+        if not isinstance(expr, (sympy.Le, sympy.Lt, sympy.Ge, sympy.Gt)):
+            continue
+        excess = expr.lhs - expr.rhs if isinstance(expr, (sympy.Le, sympy.Lt)) else expr.rhs - expr.lhs
+        excess = sympy.expand(excess)
+        factor = excess.coeff(symbol)
+        rest = sympy.expand(excess - factor * symbol)
+        if factor.is_Integer and factor > 0 and symbol not in rest.free_symbols:
+            yield -rest / factor
+
+
+def largest_value(bound: Any, ranges: Mapping[Any, tuple[int, int | None]]) -> int | None:
+    """Return the largest value of a bound whose symbols lie in ``ranges``, or None if it has none."""
+    known: dict[Any, Any] = {}
+    for symbol in bound.free_symbols:
+        low, high = ranges.get(symbol, (0, None))
+        if high is None:
+            return None
+        known[symbol] = ValueRanges(sympy.Integer(low), sympy.Integer(high))
+    upper = bound_sympy(bound, known).upper
+    return int(sympy.floor(upper)) if upper.is_number else None
+
+
+def limit_size(symbol: Any, upper: int) -> bool:
+    """Guard the graph against larger sizes, so that one recompiles it, and return whether the guard exists.
+
+    A graph that is packaged has no guards, and a symbol that depends on data has none either.
+    """
+    env = V.graph.sizevars.shape_env
+    if env.frozen or V.graph.aot_mode or free_unbacked_symbols(symbol):
+        return False
+    if not V.graph.sizevars.evaluate_expr(sympy.Le(symbol, upper)):
+        return False
+    bounds = env.var_to_range.get(symbol)
+    return bounds is not None and bool(bounds.upper <= upper)
+
+
+# --- lowerings, nodes and graphs --------------------------------------------------------------------------------------
 
 
 def replace_lowering(overload: Any, lower: Callable[..., Any]) -> None:
@@ -325,3 +505,66 @@ def without_graph_caches() -> Iterator[None]:
     graphs = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     with config.patch(graphs), autograd.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
         yield
+
+
+# --- plain Triton functions as nodes ----------------------------------------------------------------------------------
+
+
+# Since torch 2.13 Inductor may fuse later operations into a plain Triton function. The flag is off by default. Torch
+# rewrites the one `tl.store` of a kernel, where the result is read by pointwise operations without other inputs.
+FLAG = "epilogue_fusion_user_defined_triton_kernel"
+
+
+def user_kernels_fuse() -> bool:
+    """Return whether the installed torch has the flag, and it is on."""
+    return hasattr(config, FLAG) and bool(config.epilogue_fusion_user_defined_triton_kernel)
+
+
+def compiling_code() -> bool:
+    """Return whether this graph becomes Python. A C++ wrapper or a package loads its launches in another way."""
+    return not V.graph.cpp_wrapper and not V.graph.aot_mode
+
+
+def user_kernel_node(
+    kernel: Any,
+    grid: Sequence[int],
+    options: Mapping[str, int],
+    arguments: Mapping[str, Any],
+    tensors: Mapping[str, tuple[Any, Tensor]],
+    output: tuple[str, Tensor],
+) -> Any:
+    """Return the output of a launch of ``kernel``.
+
+    Args:
+        kernel: a ``@triton.jit`` function, or one that Triton's interpreter runs.
+        grid: the number of programs along each axis.
+        options: Triton's own, such as ``num_warps``.
+        arguments: numbers and compile-time values by parameter.
+        tensors: by parameter the node of a tensor, and the fake whose strides it will have.
+        output: the parameter that is written, and a fake of the result.
+    """
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    name, fake = output
+    # The kernel writes into a buffer of the graph, so that Inductor can plan its memory.
+    out = empty_strided(list(fake.shape), list(fake.stride()), dtype=fake.dtype, device=fake.device)
+    given = {
+        parameter: ir.ExternKernel.require_exact_strides(value, list(like.stride()))
+        for parameter, (value, like) in tensors.items()
+    }
+    ir.UserDefinedTritonKernel(
+        kernel_idx=kernel_side_table.add_kernel(_with_options(kernel, options)),
+        grid=[tuple([*grid, 1, 1][:3])],
+        tma_descriptor_metadata={},
+        kernel_args={**given, name: out, **arguments},
+    )
+    return out
+
+
+def _with_options(kernel: Any, options: Mapping[str, int]) -> Any:
+    """Return a kernel in the form in which Dynamo finds it: options of a launch are those of its only config."""
+    import triton
+    from triton.runtime import JITFunction
+
+    jitted = kernel if isinstance(kernel, JITFunction) else JITFunction(kernel.fn)
+    return triton.autotune(configs=[triton.Config({}, **options)], key=[])(jitted) if options else jitted

@@ -23,8 +23,7 @@ from torch._inductor import config, custom_graph_pass
 from torch.fx import Graph, Node
 
 from shiplap.torch_private import mark_dynamic
-from shiplap.torch_private.dynamo_record import record_graph
-from shiplap.torch_private.graph_nodes import node_value
+from shiplap.torch_private.graph_nodes import node_value, record_graph
 
 PLACES = {
     "pre-grad": "pre_grad_custom_pass",

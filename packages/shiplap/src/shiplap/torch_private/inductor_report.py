@@ -27,7 +27,7 @@ DISPATCH = tuple(
 )  # frames between the user's call of an op and torch
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
 CALLED = re.compile(r"^\s*(?:buf\d+ = )?(?P<name>[\w.]+?)(?:\.run)?\((?P<args>.*)\)(?:\s+#.*)?;?$", re.MULTILINE)
-NAMED = re.compile(r"^(\w+) = in_code\((torch\.ops\.[\w.]+)\)$", re.MULTILINE)  # torch_private/inductor_call_site.py
+NAMED = re.compile(r"^(\w+) = in_code\((torch\.ops\.[\w.]+)\)$", re.MULTILINE)  # torch_private/inductor_lowering.py
 
 
 @dataclass(frozen=True)

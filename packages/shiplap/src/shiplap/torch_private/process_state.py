@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import _imp  # Python's own, as importlib uses it
+import _imp
 import re
 from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, CodeType
 from typing import Any
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.nn.modules import module as modules
 
 deterministic: Any = torch.utils.deterministic  # torch gives it no types
@@ -110,3 +111,14 @@ def _has_foreign_lines(before: str, now: str, own: Callable[[str], bool]) -> boo
     new = [line for line in now.splitlines() if line not in known and "registered at" in line]
     files = [_PYTHON.search(line) for line in new]
     return not all(file is not None and own(file.group(1)) for file in files)
+
+
+def all_threads_config() -> Any:
+    """Return the configuration that lists the operators of threads which existed before. None if torch has none.
+
+    Known to work on torch 2.11 and 2.13.
+    """
+    try:
+        return _ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        return None

@@ -26,12 +26,15 @@ def minor_version(version: str) -> str:
 
 @cache
 def read_table() -> dict[str, Any]:
-    """The rows by major and minor number."""
+    """Return the rows by major and minor number."""
     table: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
     return table
 
 
 @cache
 def verified_on(version: str) -> frozenset[str]:
-    """The names of the capabilities that a run on this version of torch has verified. Empty for an unlisted one."""
+    """Return the names of the capabilities that a run on this version of torch has verified.
+
+    Empty for an unlisted one.
+    """
     return frozenset(read_table().get(minor_version(version), {}).get("verified", ()))

@@ -97,13 +97,13 @@ class KernelCandidate(Candidate):
 
     def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
         call = self.op.bind(args)
-        if reason := self.bound.refuses(call):
+        if reason := self.bound.why_refused(call):
             raise CandidateRefused(reason)
-        return partial(self.bound.run, call)
+        return partial(self.bound.run_call, call)
 
     def precompile(self, args: tuple[Any, ...]) -> None:
         call = self.op.bind(args)
-        if not self.bound.refuses(call):
+        if not self.bound.why_refused(call):
             self.bound.compile(call)
 
     def estimate(self, env: Mapping[str, Any]) -> float | None:
@@ -132,7 +132,7 @@ def kernel_candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candi
     valid: list[Candidate] = [ReferenceCandidate(op)]
     for kernel in op.kernels.get(torch.device(device).type, ()):
         configs = kernel.space.configs(env) if kernel.space else (NO_CONFIG,)
-        valid += [KernelCandidate(op, kernel.variant(config)) for config in configs]
+        valid += [KernelCandidate(op, kernel.with_config(config)) for config in configs]
     return valid
 
 
@@ -140,9 +140,9 @@ def declared_default(op: Op, call: Binding, device: str) -> tuple[str, Config]:
     """Return the candidate that runs on a device type without a choice. The tensors of ``call`` may have no values."""
     for kernel in op.eager_kernels(torch.device(device).type):
         try:
-            serving = kernel.serving(call)
+            serving = kernel.variant_for_call(call)
         except Exception:  # supports= may look at values, or at the device
-            serving = kernel if kernel.space is None else kernel.variant(kernel.space.default(call.env))
+            serving = kernel if kernel.space is None else kernel.with_config(kernel.space.default(call.env))
         if not isinstance(serving, str):
             return serving.name, serving.config
     return REFERENCE, NO_CONFIG

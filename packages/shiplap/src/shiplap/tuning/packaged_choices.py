@@ -92,7 +92,7 @@ def packaged_kernels(folder: Path, op: Op) -> list[Kernel]:
         choice = choice_from_json(key, value, "packaged")
         kernels = [k for k in op.kernels.get(choice.device, ()) if k.name == choice.kernel]
         if key["op"] == op.spec.name and kernels and choice.config.items:
-            variants[choice.label] = kernels[0].variant(choice.config)
+            variants[choice.label] = kernels[0].with_config(choice.config)
     return list(variants.values())
 
 

@@ -160,8 +160,10 @@ def _attached(request):
 def counted(monkeypatch, ops):
     """How often Python's ``execute`` ran: never, where native code serves."""
     calls = []
-    original = sl.Op.pick
-    monkeypatch.setattr(sl.Op, "pick", lambda self, call: (calls.append(self.spec.opname), original(self, call))[1])
+    original = sl.Op.pick_kernel
+    monkeypatch.setattr(
+        sl.Op, "pick_kernel", lambda self, call: (calls.append(self.spec.opname), original(self, call))[1]
+    )
     return calls
 
 

@@ -180,7 +180,7 @@ def test_where_the_ops_are_declared_those_serve_the_package(packed, ops, monkeyp
     """No definition meets another: the model is loaded beside the declarations, and calls them."""
     seen = []
     model = torch._inductor.aoti_load_package(str(packed))
-    monkeypatch.setattr(type(ops[0]), "pick", lambda self, call: seen.append(self.spec.name))
+    monkeypatch.setattr(type(ops[0]), "pick_kernel", lambda self, call: seen.append(self.spec.name))
     x = torch.arange(6.0)
     assert torch.equal(model(x), x + 1)
     assert seen == ["deploy_test::step", "deploy_test::back"], "the reference, by Python"

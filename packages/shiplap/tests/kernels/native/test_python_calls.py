@@ -81,9 +81,11 @@ def test_calls_are_remembered_by_all_that_they_depend_on(op: Any) -> None:
         x, b = arguments(16)
         same(op, x[::2], b[::2])
         same(op, x[1:9], b[3:11], 2)
-    assert "short" in vars(op)
-    assert op.short is not None, "the dispatcher's way into Python is short as well"
-    checked = inspect.getclosurevars(op.direct).nonlocals  # before it, numbers of the list are checked for gradients
+    assert "fast_execute" in vars(op)
+    assert op.fast_execute is not None, "the dispatcher's way into Python is short as well"
+    checked = inspect.getclosurevars(
+        op.call_kernel
+    ).nonlocals  # before it, numbers of the list are checked for gradients
     assert checked["call"].__name__ == "route"
     assert len(tuned_choices.ready_calls(op.spec.name)) >= 8
 
@@ -210,8 +212,8 @@ def test_native_code_takes_over_and_gives_back(op: Any, monkeypatch: pytest.Monk
     monkeypatch.delenv("SHIPLAP_NATIVE")
     binding.build(op)
     assert op.native is not None
-    assert op.short is None
-    assert getattr(op.direct, "__name__", "") != "route"
+    assert op.fast_execute is None
+    assert getattr(op.call_kernel, "__name__", "") != "route"
     same(op, *arguments(3))
     op.drop_native()
     same(op, *arguments(3))

@@ -204,7 +204,7 @@ current: dict[str, tuple[int, ...]] = {}  # by the name of a kernel the key of t
 def agreement(kernel: LaunchedKernel, op: Any, args: tuple[Any, ...]) -> list[str]:
     """Where the form of our key is not what Triton's own binder finds for the same arguments."""
     call = op.bind(op.spec.complete(args))
-    variant = kernel.serving(call)
+    variant = kernel.variant_for_call(call)
     assert isinstance(variant, LaunchedKernel)
     made = {o.name: torch.empty(1) for o in op.spec.outputs}
     inputs, _ = variant._pack(call.args)
@@ -227,7 +227,7 @@ def agreement(kernel: LaunchedKernel, op: Any, args: tuple[Any, ...]) -> list[st
 def ahead(kernel: LaunchedKernel, op: Any, args: tuple[Any, ...]) -> list[bool]:
     """Whether what Triton compiles for a launch of its own is, byte for byte, what is compiled for ours."""
     call = op.bind(op.spec.complete(args))
-    variant = kernel.serving(call)
+    variant = kernel.variant_for_call(call)
     assert isinstance(variant, LaunchedKernel)
     before = [set(d.kernel.device_caches[0][0]) for d in kernel.native.declared]
     variant.compile(call)

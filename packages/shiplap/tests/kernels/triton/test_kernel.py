@@ -263,7 +263,7 @@ def test_forms_are_compiled_for_a_device_that_is_not_here(ns, tmp_path, monkeypa
     for op, args in calls.items():
         (kernel,) = op.native_kernels("cuda")
         call = op.bind(op.spec.complete(args))
-        chosen = kernel.serving(call)
+        chosen = kernel.variant_for_call(call)
         assert isinstance(chosen, LaunchedKernel)
         (cubin,) = chosen.compile_for(call, 90)
         assert cubin.image[:4] == b"\x7fELF"

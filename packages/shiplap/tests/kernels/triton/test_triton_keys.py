@@ -11,7 +11,7 @@ import pytest
 
 from shiplap.kernels.triton import triton_launcher
 from shiplap.kernels.triton.specialize import SpecializedForm, compile_form
-from shiplap.torch_private.triton_keys import settle_cache_key, triton_attributes
+from shiplap.torch_private.triton_internals import settle_cache_key, triton_attributes
 
 triton = pytest.importorskip("triton")
 

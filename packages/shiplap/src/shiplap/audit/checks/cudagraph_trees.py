@@ -22,7 +22,7 @@ from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare_to_reference import against_reference
 from shiplap.sampling.run import call_op, op_effects
 from shiplap.sampling.samples import Samples, with_other_values
-from shiplap.torch_private.cuda_graph_trees import cudagraph_inputs, cudagraph_skips
+from shiplap.torch_private.dynamo import cudagraph_inputs, cudagraph_skips
 
 COMPILED_CALLS = 5  # torch warms up, records, then replays
 STAGED_FIX = "read the input where it is: no staging buffer, no copy into memory that the op keeps"

@@ -14,7 +14,7 @@ from torch import Tensor
 from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.dispatch.check_results import fresh_results
+from shiplap.dispatch.outputs import fresh_results
 from shiplap.sampling.case import SampleCase, tree_map
 from shiplap.sampling.compare import bitwise_difference
 from shiplap.sampling.distribution import RUNS, distribution_difference

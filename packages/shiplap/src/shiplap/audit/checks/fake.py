@@ -17,7 +17,7 @@ from torch import Tensor
 from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.dispatch.check_results import fresh_results
+from shiplap.dispatch.outputs import fresh_results
 from shiplap.sampling.case import SampleCase, tree_map
 from shiplap.sampling.pairwise import padded_multiples
 from shiplap.sampling.run import call_op, output_tensors, split_arguments, tensors_among

@@ -71,16 +71,16 @@ def kernel_variants(kernel: Kernel, call: Binding) -> Iterator[Kernel]:
     """Yield the kernel with each of its configs that takes the call."""
     # A template chooses its own variant for a call.
     if kernel.template is not None:
-        serving = kernel.serving(call)
+        serving = kernel.variant_for_call(call)
         if isinstance(serving, Kernel):
             yield serving
         return
-    if kernel.refuses(call):
+    if kernel.why_refused(call):
         return
     if kernel.space is None:
         yield kernel
         return
-    yield from (kernel.variant(config) for config in islice(kernel.space.configs(call.env), MOST_CONFIGS))
+    yield from (kernel.with_config(config) for config in islice(kernel.space.configs(call.env), MOST_CONFIGS))
 
 
 def observe_kernels(op: Op, case: SampleCase) -> Observation:
@@ -113,7 +113,7 @@ def observe_kernels(op: Op, case: SampleCase) -> Observation:
 def _effects_of_kernel(op: Op, case: SampleCase, kernel: Kernel) -> tuple[Tensor, ...]:
     """Return the effects of this kernel on fresh arguments."""
     args = case.fresh()
-    return op_effects(op, args, output_tensors(op.serve(op.bind(args), kernel)))
+    return op_effects(op, args, output_tensors(op.run_bound_call(op.bind(args), kernel)))
 
 
 def _why_out_differs(op: Op, case: SampleCase, own: tuple[Tensor, ...]) -> str:

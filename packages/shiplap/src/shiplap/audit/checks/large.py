@@ -19,7 +19,7 @@ from shiplap.audit.check import Check, Observation
 from shiplap.declare import Arg, Output
 from shiplap.declare.binding import declared_output_shape
 from shiplap.dispatch import Op
-from shiplap.dispatch.check_results import fresh_results
+from shiplap.dispatch.outputs import fresh_results
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare_to_reference import against_reference
 from shiplap.sampling.run import call_op, op_effects, output_tensors, reference_effects, split_arguments

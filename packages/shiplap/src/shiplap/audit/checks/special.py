@@ -8,8 +8,7 @@ from typing import Any
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.dispatch.check_results import fresh_results
-from shiplap.dispatch.outputs import tensors_in_arguments
+from shiplap.dispatch.outputs import fresh_results, tensors_in_arguments
 from shiplap.errors import ArgumentError
 from shiplap.sampling.case import SampleCase, tree_map
 from shiplap.sampling.compare_to_reference import against_reference

@@ -32,11 +32,11 @@ from shiplap.kernels.c.library import library_digest, load_symbol
 from shiplap.kernels.native.packed_kernel import Extents, PackedKernel
 
 SL_OK, SL_INVALID_ARGUMENT = 0, 1
-KNOWN = 16  # bytes: the alignment of addresses by which calls are remembered, see dispatch/eager_fast_path.py
+KNOWN = 16  # bytes: the alignment of addresses by which calls are remembered, see dispatch/fast_paths.py
 
 
 class DLTensor(ctypes.Structure):
-    """As in ``shiplap/abi.h``: the layout that ``frame.TENSOR`` packs."""
+    """The DLTensor of ``shiplap/abi.h``, in the layout that ``call_frame.TENSOR`` packs."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -53,7 +53,7 @@ class DLTensor(ctypes.Structure):
 
 
 class CallContext(ctypes.Structure):
-    """``sl_context``: the layout that ``frame.CONTEXT`` packs."""
+    """The ``sl_context`` of ``shiplap/abi.h``, in the layout that ``call_frame.CONTEXT`` packs."""
 
     _fields_ = (
         ("abi_version", ctypes.c_uint32),
@@ -98,12 +98,12 @@ class CAbiImplementation(Implementation):
         return self.symbol
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """The function, and the library by its content."""
+        """Yield the function, and the library by its content."""
         yield f"cabi {self.library.name} {self.symbol} {sorted(self.strided)} {self.align}", None
         yield library_digest(self.library), None
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> CKernel:
-        """The kernel for ``spec``. The library is opened at the first call, never at import."""
+        """Return the kernel for ``spec``. The library is opened at the first call, never at import."""
         read_strided(spec, f"sl.cabi(..., {self.symbol!r})", self.strided)
         return CKernel(spec, terms, self)
 
@@ -116,7 +116,7 @@ def cabi(
     align: int = 1,
     without_signature: bool = False,
 ) -> CAbiImplementation:
-    """A kernel behind shiplap's C ABI. Pass the result to ``op.kernel(device, ...)``.
+    """Return a kernel behind shiplap's C ABI. Pass the result to ``op.kernel(device, ...)``.
 
     Args:
         library: the path of the shared library. A file of that name in ``SHIPLAP_LIBRARY_PATH`` takes precedence.
@@ -165,7 +165,7 @@ class CFunctionKernel(PackedKernel):
         self.values = ctypes.addressof(self._array), len(values)
 
     def typed(self, function: Any) -> Callable[..., int]:
-        """A function of a library with its types: integers are addresses, and the GIL is released."""
+        """Return a function of a library with its types: integers are addresses, and the GIL is released."""
         types = [_TYPE.get(p.ctype, ctypes.c_void_p) for p in self.parameters]
         address = ctypes.cast(function, ctypes.c_void_p).value
         return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types)(address or 0)
@@ -205,7 +205,7 @@ class CKernel(CFunctionKernel):
         self._function: Callable[..., int] | None = None
         threads = self.workspace is not None and "threads" in self.workspace.names
         fixed = self.device == "cpu" and not spec.bounds and not threads
-        self.repeats = fixed and source.align <= KNOWN  # all that it needs beside addresses is known once it has run
+        self.can_repeat = fixed and source.align <= KNOWN  # all that it needs beside addresses is known once it has run
 
     def timed(self, call: Binding, clock: Callable[[Callable[[], int]], float]) -> float:
         """Return ``clock(function)`` for the C function alone. The clock runs inside a call, while arguments live."""
@@ -217,7 +217,7 @@ class CKernel(CFunctionKernel):
 
         try:
             self._function = between
-            self.run(call)
+            self.run_call(call)
         finally:
             self._function = function
         return times[0]
@@ -228,9 +228,9 @@ class CKernel(CFunctionKernel):
             self._function = self.typed(load_symbol(form))
         return self._function
 
-    def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        outs = self.run(call)
-        return outs, self._rerun(call, outs) if self.repeats else None
+    def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
+        outs = self.run_call(call)
+        return outs, self._rerun(call, outs) if self.can_repeat else None
 
     def _rerun(self, call: Binding, outs: Outputs) -> Rerun:
         """Return a function that allocates outputs like ``outs`` and fills them."""
@@ -244,9 +244,9 @@ class CKernel(CFunctionKernel):
 
         return rerun
 
-    def fill(self, call: Binding, outs: Outputs) -> Refill | None:
-        self.into(call, outs, None)
-        return self._refill(call, outs) if self.repeats else None
+    def fill_first_call(self, call: Binding, outs: Outputs) -> Refill | None:
+        self.run_into(call, outs, None)
+        return self._refill(call, outs) if self.can_repeat else None
 
     def _refill(self, call: Binding, outs: Outputs) -> Refill:
         """Return a function that writes the addresses of a call into a free frame and calls the C function."""
@@ -274,7 +274,9 @@ class CKernel(CFunctionKernel):
 
         return refill
 
-    def invoke(self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
+    def invoke_function(
+        self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None
+    ) -> None:
         self.call_function(self._function or self._loaded(), call, tensors, extents, scratch)
 
 

@@ -13,13 +13,15 @@ from shiplap.errors import error
 
 
 def prototype_signature(spec: OpSpec, parameters: Sequence[str] = ()) -> str:
-    """Identity of the C prototype and of the names of its config: what must not differ between header and library."""
+    """Return the identity of the C prototype and of the names of its config, which must agree between header and
+    library.
+    """
     text = ", ".join([*(str(p) for p in c_prototype(spec)), *(f"config {name}" for name in parameters)])
     return hashlib.sha256(f"{spec.name}({text})".encode()).hexdigest()[:16]
 
 
 def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
-    """``symbol → spec`` for every C ABI kernel bound to ``ops``. SL403 if two ops claim one symbol."""
+    """Return ``symbol → spec`` for every C ABI kernel bound to ``ops``. Raise SL403 if two ops claim one symbol."""
     specs: dict[str, OpSpec] = {}
     for op in ops:
         for kernel in (k for kernels in op.kernels.values() for k in kernels):
@@ -37,14 +39,14 @@ def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
 
 
 def config_names_by_symbol(ops: Iterable[Op]) -> dict[str, tuple[str, ...]]:
-    """``symbol → names`` of the config, for the C ABI kernels that have one."""
+    """Return ``symbol → names`` of the config, for the C ABI kernels that have one."""
     kernels = [k for op in ops for kernels in op.kernels.values() for k in kernels if k.space is not None]
     bound = [(k.native, k.space) for k in kernels if k.native is not None and k.space is not None]
     return {form.symbol: space.names for form, space in bound if not form.generated}
 
 
 def header_text(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str, Sequence[str]] | None = None) -> str:
-    """C header with one prototype per ``symbol → spec``; ``target`` is what `shiplap header` was given.
+    """Return the C header with one prototype per ``symbol → spec``. ``target`` is the argument of `shiplap header`.
 
     ``configs``, of :func:`config_names`: for each name an index into ``ctx->config``.
     """
@@ -69,7 +71,7 @@ def _comment_block(text: str) -> str:
 
 
 def _declaration_lines(spec: OpSpec) -> list[str]:
-    """The declaration in words: schema, tensor types, size relations."""
+    """Return the declaration in words: schema, tensor types, size relations."""
     lines = [f"{spec.namespace}::{schema_text(spec)}"]
     lines += [f"{a.name}: {a.tensor}{' or NULL' if a.optional else ''}" for a in spec.tensors]
     lines += [f"{o.name}: {o.tensor} (output)" for o in spec.outputs]

@@ -1,4 +1,4 @@
-"""Find and load kernel libraries: by path, once, never at import."""
+"""Kernel libraries, found by path and loaded once, never at import."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ source_libraries: dict[Path, CompiledLibrary] = {}  # by the path that the kerne
 
 
 def locate_library(path: str | os.PathLike[str]) -> Path:
-    """The file to load: ``SHIPLAP_LIBRARY_PATH`` first, then ``path`` itself. SL401 when neither is there."""
+    """Return the file to load: from ``SHIPLAP_LIBRARY_PATH`` first, then ``path`` itself.
+
+    Raise SL401 when neither is there.
+    """
     wanted = Path(path)
     if (compiled := source_libraries.get(wanted)) is not None:
         return compiled.locate()
@@ -41,7 +44,7 @@ def locate_library(path: str | os.PathLike[str]) -> Path:
 
 
 def library_digest(path: str | os.PathLike[str]) -> str:
-    """The digest of the library that :func:`locate` finds. Empty where there is none."""
+    """Return the digest of the library that :func:`locate` finds. Empty where there is none."""
     try:
         return file_digest(locate_library(path))
     except ShiplapError:

@@ -181,7 +181,8 @@ def compile_plan(plan: LibraryPlan, op: Op) -> None:
 
 
 def state(op: Op, device: str = "cpu") -> tuple[str, str]:
-    """``("native" | "python", why)``: which binding serves the C ABI kernel of ``op``, as ``shiplap env`` shows it.
+    """Return ``("native" | "python", why)``: the binding that serves the C ABI kernel of ``op``, as ``shiplap env``
+    prints it.
 
     A library in the package of the op or in the cache counts as native: the first call attaches it.
     """

@@ -1,4 +1,4 @@
-"""Compile one binding into the cache. Standard library only: a detached ``python -I build.py`` does it too.
+"""The compilation of one binding into the cache. Standard library only: a detached ``python -I build.py`` does it too.
 
 Whether what is built may be loaded is decided where it is loaded (``kernels/native/cache.py``), not here.
 

@@ -173,7 +173,7 @@ def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
 
 
 def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
-    names = kernel_overload_names(op.spec, op.guarded)
+    names = kernel_overload_names(op.spec, op.needs_autograd)
     (kernel,) = op.native_kernels(device)
     return NativeOp(
         op.spec,
@@ -209,12 +209,17 @@ def bindable_entries(op: Op) -> list[NativeKernelEntry]:
 
 
 def _form_library_file(form: NativeForm) -> Path:
-    """The library of a C function; of a generated one, which lies in the binding, a name that no other op has."""
+    """Return the library of a C function.
+
+    A generated function is in the binding, and gets a name that no other op has.
+    """
     return Path(form.symbol) if form.generated else locate_library(form.library)
 
 
 def _related_entries(op: Op, entries: list[NativeKernelEntry]) -> list[NativeKernelEntry]:
-    """Those that share a kernel library with ``op``, or with an op that does: they make one translation unit."""
+    """Return the entries that share a kernel library with ``op``, or with an op that does: they are one translation
+    unit.
+    """
     ops, files = {op.spec.name}, set[Path]()
     while True:
         more = {e.kernels for e in entries if e.op.spec.name in ops}

@@ -65,7 +65,7 @@ def deploy(ops: Iterable[Op], folder: str | os.PathLike[str]) -> Path:
 
 @dataclass(frozen=True)
 class DeployedLibrary:
-    """A library that defines ops, and what it looks for beside itself: kernel libraries by name.
+    """A library that defines ops, and the kernel libraries that it loads from its own folder, by name.
 
     Attributes:
         name: the name by which the loader knows the library.
@@ -77,7 +77,7 @@ class DeployedLibrary:
 
 
 def make_on_demand_library(ops: Iterable[Op], where: str) -> DeployedLibrary:
-    """A library for a package: it defines its ops when it is told to, and its name stands for all that is in it.
+    """Return a library for a package, which defines its ops on request. Its name is a digest of its content.
 
     No file's name ends in ``.so``, which a package has for models. Raises what :func:`deploy` raises.
     """
@@ -117,7 +117,7 @@ def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_deman
 
 
 def _deployed_names(entries: Iterable[NativeKernelEntry], folder: str | os.PathLike[str]) -> dict[str, Path]:
-    """The kernel libraries by the names that they will have."""
+    """Return the kernel libraries by the names that they will have."""
     names: dict[str, Path] = {}
     for entry in entries:
         if entry.form.generated:
@@ -135,7 +135,7 @@ def _deployed_names(entries: Iterable[NativeKernelEntry], folder: str | os.PathL
 
 
 def _replace_file(path: Path, target: Path) -> None:
-    """Copy by way of another name: a process that has loaded the target keeps what it has."""
+    """Copy a file under another name first, so that a process that has loaded the target keeps the old content."""
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.copyfile(path, scratch)
     scratch.replace(target)

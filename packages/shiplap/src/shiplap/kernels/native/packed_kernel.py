@@ -25,14 +25,16 @@ from shiplap.dispatch.outputs import check_bound, empty_outputs
 from shiplap.kernels.native import binding as native
 from shiplap.plan.expression import TensorPlace
 from shiplap.plan.packing import Packed, compile_packing
-from shiplap.plan.rules.outputs import AlignedOutput
+from shiplap.plan.rules import is_aligned
 
 Extents: TypeAlias = dict[str, ctypes.c_int64]  # data-dependent dims, as the kernel reports them
 
 
 class PackedKernel(Kernel):
-    """The Python binding of a function that native code can call. Everything that does not depend on the call is worked
-    out here, once for all configs."""
+    """The Python binding of a function that native code can call.
+
+    Everything that does not depend on the call is computed once, for all configs.
+    """
 
     by_python = False  # native code can take over, and goes along in a package
     native: NativeForm
@@ -42,14 +44,16 @@ class PackedKernel(Kernel):
         self.native, self.parameters, self.where = form, c_prototype(spec), f"{spec.name}, kernel {form.symbol}"
 
     @abstractmethod
-    def invoke(self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
+    def invoke_function(
+        self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None
+    ) -> None:
         """Run the kernel on packed inputs, then outputs. It stores data-dependent sizes in ``extents``."""
 
     @property
-    def stays(self) -> bool:
+    def stays_in_python(self) -> bool:
         return not self.native.counting and bool(self.native.why)
 
-    def run(self, call: Binding) -> Outputs:
+    def run_call(self, call: Binding) -> Outputs:
         spec = self.spec
         if not spec.bounds:
             outs = empty_outputs(spec, call)
@@ -61,16 +65,19 @@ class PackedKernel(Kernel):
         self._run(call, outs, extents, None)
         return self._narrow(call, outs, extents)
 
-    def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
+    def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Fill ``outs``, of fixed sizes, with the caller's workspace if one is given."""
         if self.native.align > 1:
             for output, tensor in zip(self.spec.outputs, outs, strict=True):
                 at = TensorPlace(self.spec.name, output.name, role="output")
-                AlignedOutput(at, self.native.align).hold({at.tensor.python: tensor})
+                is_aligned(at, self.native.align, output=True).check_call({at.tensor.python: tensor})
         self._run(call, outs, {}, scratch)
 
-    def unpacked(self, call: Binding) -> str:
-        """Native code goes along, where the declaration has an equivalent in C++ and nothing has to ask Python."""
+    def why_not_packaged(self, call: Binding) -> str:
+        """Return the reason why a package cannot hold the kernel: no equivalent in C++, or a decision of Python.
+
+        Empty if it can.
+        """
         if self.supports is not None:
             return f"{self.name}, whose supports= is asked by Python on {self.device}"
         form, rule = self.native, read_bucket_rule(self.spec)
@@ -88,7 +95,7 @@ class PackedKernel(Kernel):
         )
         if why := described.unfit:
             return f"{self.name}, called by Python on {self.device} because of {why}"
-        if why := self.refuses(call):
+        if why := self.why_refused(call):
             return f"{self.name} does not take this call, which Python would run on {self.device}: {why}"
         return ""
 
@@ -96,7 +103,7 @@ class PackedKernel(Kernel):
         inputs, copies = self._pack(call.args)
         if scratch is None and self.workspace is not None:
             scratch = allocate_workspace(self.workspace, call)
-        self.invoke(call, [*inputs, *outs], extents, scratch)
+        self.invoke_function(call, [*inputs, *outs], extents, scratch)
         for target, copy in copies:
             target.copy_(copy)
         if self.native.counting:

@@ -1,4 +1,4 @@
-"""Bindings that came with an installed package: its ops are native without a compiler, a cache or a setting.
+"""The bindings that came with an installed package: its ops are native without a compiler, a cache or a setting.
 
 ``shiplap package`` puts them into the folder ``_shiplap`` of the package that declares the ops. The package is code
 that Python has imported, so what lies in its folder is trusted as its modules are: whoever owns them may own it, and

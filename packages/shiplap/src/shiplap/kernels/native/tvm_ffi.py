@@ -29,7 +29,7 @@ FLAGS = ("-O2", "-fwrapv", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidde
 
 @dataclass(frozen=True)
 class _TvmFfiFiles:
-    """Where apache-tvm-ffi keeps what a compiler needs."""
+    """The files of apache-tvm-ffi that a compiler needs."""
 
     version: str
     include: tuple[str, ...]
@@ -37,7 +37,7 @@ class _TvmFfiFiles:
 
 
 def export(op: Op) -> Any:
-    """``op`` as a ``tvm_ffi.Function``, called with anything that speaks DLPack.
+    """Return ``op`` as a ``tvm_ffi.Function``, called with any objects that support DLPack.
 
     It takes all arguments in declared order, then the outputs, which the caller allocates: contiguous, of the declared
     shape, a data-dependent size at its bound. It returns None, or the data-dependent sizes: one as an int, several as
@@ -60,7 +60,7 @@ def export(op: Op) -> Any:
 
 
 def build_tvm_library(op: Op) -> Path:
-    """The library behind ``export(op)``, built if need be: tvm-ffi's own module format, for any language it serves."""
+    """Build or find the library behind ``export(op)``: tvm-ffi's own module format, for any language that it serves."""
     package = _find_tvm_ffi(op)
     described, form = build_plan.bound_native_kernel(op, "cpu")
     kernels = locate_library(form.library)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shiplap.errors import error
-from shiplap.torch_private.dispatch_modes import outside_modes
+from shiplap.torch_private.dispatcher_calls import outside_modes
 
 ROW_BITS = 40  # of the word: the number of what is wrong. The code of the message lies above
 
@@ -37,7 +37,7 @@ class LateErrors:
         self._words: dict[torch.device, tuple[Tensor, ctypes.c_int64]] = {}
 
     def code(self, op: str, message: str) -> int:
-        """The number of this message, in which ``{row}`` stands for the row: the same in every process."""
+        """Return the number of this message, in which ``{row}`` stands for the row. It is the same in every process."""
         known = self._codes.get((op, message))
         return known if known is not None else self._register(op, message)
 

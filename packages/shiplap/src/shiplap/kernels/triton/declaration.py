@@ -1,4 +1,4 @@
-"""``sl.triton(kernel, grid=...)`` and programs of launches: what an author declares, not yet bound to an op.
+"""``sl.triton(kernel, grid=...)`` and programs of launches, as an author declares them, not yet bound to an op.
 
 Beside launches a program may fill and sort parts of the workspace, name integers that several steps use, choose by
 sizes what it launches (``when=``), and have errors of kernels told late.
@@ -35,7 +35,7 @@ from shiplap.kernels.triton.specializations import ProgramSource
 
 
 class TritonLaunches(Implementation, ProgramSource):
-    """Launches and other steps, not yet bound to an op: what :func:`triton` and :func:`launch_program` return."""
+    """Launches and other steps, not yet bound to an op, as :func:`triton` and :func:`launch_program` return them."""
 
     native_configs = True
 
@@ -62,19 +62,21 @@ class TritonLaunches(Implementation, ProgramSource):
 
     @property
     def launches(self) -> tuple[DeclaredLaunch, ...]:
-        """Those of the steps that launch a kernel."""
+        """The steps that launch a kernel."""
         return tuple([step for step in self._steps if isinstance(step, DeclaredLaunch)])
 
     def also(self, step: DeclaredStep) -> TritonLaunches:
-        """These steps, then another one."""
+        """Return these steps, followed by another one."""
         return TritonLaunches((*self._steps, step), self.configs, self._values, self._errors)
 
     def fill(self, offset: str, size: str, *, byte: int = 0, when: str = "") -> TritonLaunches:
-        """These steps, then ``size`` bytes of the workspace from ``offset`` on become ``byte`` (0 to 255)."""
+        """Return these steps, followed by one that sets ``size`` bytes of the workspace from ``offset`` on to ``byte``
+        (0 to 255).
+        """
         return self.also(DeclaredFill(offset, size, byte, when))
 
     def sort(self, *, bits: str, count: str, keys: str, values: str, rows: str, when: str = "") -> TritonLaunches:
-        """These steps, then a stable ascending sort by torch of integers in the workspace.
+        """Return these steps, followed by a stable ascending sort by torch of integers in the workspace.
 
         ``count`` integers of ``bits`` (16, 32 or 64) at the offset ``keys`` are written to ``values`` in order, and
         where each was to ``rows``, as int64. Offsets are in bytes.
@@ -93,7 +95,9 @@ class TritonLaunches(Implementation, ProgramSource):
         word: str = "",
         codes: Mapping[str, str] | None = None,
     ) -> TritonLaunches:
-        """These steps, then a launch of ``kernel``, in order on one stream. See :func:`triton` for the arguments.
+        """Return these steps, followed by a launch of ``kernel`` on the same stream.
+
+        See :func:`triton` for the arguments.
 
         Args:
             kernel, grid, arguments, constants, scratch: as for :func:`triton`.
@@ -110,7 +114,7 @@ class TritonLaunches(Implementation, ProgramSource):
         return self.launches[0].name
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """The steps in order, each with what it gets, and the values that they share."""
+        """Yield the steps in order, each with its arguments, and the values that they share."""
         yield f"program {self._values}", None
         for step in self._steps:
             if not isinstance(step, DeclaredLaunch):
@@ -131,15 +135,15 @@ class TritonLaunches(Implementation, ProgramSource):
         return all(type(d.kernel).__name__ == "InterpretedFunction" for d in self.launches)
 
     def devices(self, device: str) -> tuple[str, ...]:
-        """Interpreted kernels run on the CPU as well."""
+        """Return the device types of the kernel. Interpreted kernels run on the CPU as well."""
         return (device, "cpu") if self.interpreted and device != "cpu" else (device,)
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> LaunchedKernel:
-        """The kernel for ``spec``. Nothing is compiled before the first call."""
+        """Return the kernel for ``spec``. Nothing is compiled before the first call."""
         return LaunchedKernel(spec, terms, self)
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
-        """A config has values of the kernels' compile-time parameters, and of launch options."""
+        """Return the names that a config may have: compile-time parameters of the kernels, and launch options."""
         return frozenset({n for d in self.launches for n in plain_function(d.kernel).__code__.co_varnames} | {*OPTIONS})
 
 
@@ -180,17 +184,17 @@ class LateLaunches(Implementation, ProgramSource):
         return self.program
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """The files of the module and of those beside it: it is not imported for this."""
+        """Yield the files of the module and of those beside it, which does not need an import."""
         yield f"triton {self.module} {self.program} {_files_beside(self.module)}", None
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> LaunchedKernel:
-        """The kernel for ``spec``. Nothing is imported before the first call."""
+        """Return the kernel for ``spec``. Nothing is imported before the first call."""
         return LaunchedKernel(spec, terms, self)
 
 
 @cache
 def _files_beside(module: str) -> str:
-    """A digest of the Python files in the folder of ``module``, which is not imported."""
+    """Return a digest of the Python files in the folder of ``module``, which is not imported."""
     about = find_spec(module.rpartition(".")[0])
     folders = about.submodule_search_locations if about is not None else None
     files = sorted(path for folder in folders or () for path in Path(folder).glob("*.py"))
@@ -198,7 +202,7 @@ def _files_beside(module: str) -> str:
 
 
 def late_launches(module: str, program: str) -> LateLaunches:
-    """The program (:func:`launch_program`) that a module of this name has under a name, for ``op.kernel("cuda", ...)``.
+    """Return the program (:func:`launch_program`) with this name in a module, for ``op.kernel("cuda", ...)``.
 
     The module is imported when the first call on CUDA needs it, since importing Triton takes a while, and a machine
     without CUDA may have none. Its tensors are made contiguous.
@@ -212,7 +216,7 @@ def late_launches(module: str, program: str) -> LateLaunches:
 def launch_program(
     *, values: Mapping[str, str] | None = None, errors: LateErrors | None = None, configs: Configs | None = None
 ) -> TritonLaunches:
-    """A program without steps: ``then``, ``fill`` and ``sort`` add some.
+    """Return a program without steps: ``then``, ``fill`` and ``sort`` add some.
 
     Args:
         values: integers by name, as dim expressions of sizes, integer arguments and the values before them. The
@@ -235,7 +239,8 @@ def triton(
     scratch: Mapping[str, tuple[str, str]] | None = None,
     configs: Configs | None = None,
 ) -> TritonLaunches:
-    """A plain ``@triton.jit`` function as a kernel: ``op.kernel("cuda", sl.triton(kernel, grid="cdiv(n, BLOCK)"))``.
+    """Return a plain ``@triton.jit`` function as a kernel: ``op.kernel("cuda", sl.triton(kernel, grid="cdiv(n,
+    BLOCK)"))``.
 
     A parameter of the kernel gets its value by its name: the tensor argument or output of that name (``x`` or
     ``x_ptr``), the scalar argument, the size (``n``), or a fact of a tensor: ``numel_x``, ``size_x_0``, ``stride_x_1``.

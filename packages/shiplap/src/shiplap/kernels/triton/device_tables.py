@@ -1,4 +1,4 @@
-"""Lookup tables of eager templates: built on the host, and kept on the device for calls of equal sizes."""
+"""The lookup tables of eager templates, built on the host and kept on the device for calls of equal sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shiplap.declare.values import Env, EnvValue
 from shiplap.errors import error
-from shiplap.torch_private.dispatch_modes import outside_modes
+from shiplap.torch_private.dispatcher_calls import outside_modes
 
 LIMIT = 256  # tables kept: a model has a few sizes
 
@@ -65,7 +65,7 @@ class DeviceTable:
 
 
 class _TrackedSizes(Mapping[str, EnvValue]):
-    """The sizes of a call, which record the names that are read."""
+    """The sizes of a call, as a mapping that records the names that are read."""
 
     def __init__(self, env: Env) -> None:
         self.env, self.names = env, set[str]()

@@ -98,7 +98,9 @@ class LaunchedKernel(CFunctionKernel):
         super().configure(values)
         self.config_values = dict(values)
 
-    def invoke(self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
+    def invoke_function(
+        self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None
+    ) -> None:
         if self.native.counting and not self.native.calls and not self.interpreted:
             self._attach_prebuilt(call, tensors, scratch)
         if self.native.bindings:
@@ -155,7 +157,12 @@ class LaunchedKernel(CFunctionKernel):
     def plain_launch(self, call: Binding) -> PlainLaunch | None:
         """Return the launch of ``call`` if it is one kernel with one output and nothing else, or None."""
         form = self.native
-        if self.space is not None or self.workspace is not None or len(self.spec.outputs) != 1 or self.refuses(call):
+        if (
+            self.space is not None
+            or self.workspace is not None
+            or len(self.spec.outputs) != 1
+            or self.why_refused(call)
+        ):
             return None
         if len(form.program.steps) != 1 or form.program.late or form.given.late:
             return None
@@ -275,17 +282,17 @@ def compile_ahead(op: Op, calls: Iterable[Args], architectures: Iterable[int]) -
 
 
 def launched_kernels(op: Op) -> list[LaunchedKernel]:
-    """The kernels of :func:`triton` that ``op`` has for CUDA."""
+    """Return the kernels of :func:`triton` that ``op`` has for CUDA."""
     return [k for k in op.kernels.get("cuda", ()) if isinstance(k, LaunchedKernel)]
 
 
 def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: Iterable[Kernel] = ()) -> None:
-    """:func:`compile_ahead` for one bound call, also with the configs of ``others``."""
+    """Compile the forms that one bound call needs, also with the configs of ``others``."""
     targets, more = tuple(architectures), set(others)
     chosen = tuned_choices.resolved_choices(op).get(("cuda", *op.rule.key(call)))
     for kernel in launched_kernels(op):
         mine = isinstance(chosen, LaunchedKernel) and chosen.name == kernel.name
-        asked = {kernel.serving(call), chosen if mine else None, *(k for k in more if k.name == kernel.name)}
+        asked = {kernel.variant_for_call(call), chosen if mine else None, *(k for k in more if k.name == kernel.name)}
         for variant, target in product([v for v in asked if isinstance(v, LaunchedKernel)], targets):
             variant.compile_for(call, target)
 

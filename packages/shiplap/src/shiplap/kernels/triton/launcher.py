@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from shiplap.declare.generated_code import define_function
 from shiplap.errors import notice
-from shiplap.torch_private.triton_assembler import use_torch_assembler
-from shiplap.torch_private.triton_keys import settle_cache_key
+from shiplap.torch_private.triton_internals import settle_cache_key, use_torch_assembler
 
 VERIFIED_TRITON = ("3.6", "3.7")  # releases whose launchers and specialisation rules this module was read against
 LIMIT = 4096  # specialisations kept: a kernel with a number of its own for each call must not fill the memory
@@ -38,7 +38,8 @@ class TritonRuntime:
 
 
 def triton_launcher(kernel: Any) -> Launcher:
-    """``kernel``, a ``@triton.jit`` function, with a shorter way to its compiled forms: ``launcher[grid](*args)``.
+    """Return ``kernel``, a ``@triton.jit`` function, with a shorter way to its compiled forms:
+    ``launcher[grid](*args)``.
 
     Meant for Python launchers inside an op (``@op.kernel("cuda")``). Same arguments, same result, same errors as
     ``kernel[grid](...)``; launched on the current stream of the current device, as there. Safe in CUDA graphs.
@@ -118,8 +119,8 @@ class Launcher:
                 "_Unfit": struct.error,
                 **_parameter_defaults(self.kernel),
             }
-            exec(compile(_launcher_source(self.kernel), f"<launch {self.__qualname__}>", "exec"), scope)
-            self._launch = scope["launch"]
+            lines = _launcher_lines(self.kernel)
+            self._launch = define_function("launch", lines, f"launch {self.__qualname__}", scope)
         return self._launch
 
 
@@ -191,8 +192,8 @@ def _parameter_defaults(kernel: Any) -> dict[str, Any]:
     return {f"_default_{n}": p.default for n, p in kernel.signature.parameters.items() if p.default is not empty}
 
 
-def _launcher_source(kernel: Any) -> str:
-    """Return the text of ``launch(grid, <the kernel's parameters>, **options)``.
+def _launcher_lines(kernel: Any) -> list[str]:
+    """Return the lines of ``launch(grid, <the kernel's parameters>, **options)``.
 
     Each parameter has two entries in the key. The first one is its kind, so that values of two kinds never compare
     equal. Parameters that are not specialised share one entry. Names of the generated code start with an underscore.
@@ -232,7 +233,7 @@ def _launcher_source(kernel: Any) -> str:
         f"              _found[2], None, None, None, {', '.join(f'_v_{n}' for n in names)})",
         "    return _found[3]",
     ]
-    return "\n".join(lines)
+    return lines
 
 
 def _bound_parameter_source(parameters: dict[str, Any], ordinary: str) -> tuple[list[str], str]:

@@ -1,4 +1,4 @@
-"""Add the float32 partial sums that a split-K template stored, in a fixed order."""
+"""The sum of the float32 partial sums that a split-K template stored, added in a fixed order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK = 2048
 
 
 def add_partial_sums(partial_sums: Tensor, out: Tensor) -> CompiledTritonKernel | None:
-    """``out = partial_sums.sum(0)``, summed in float32; both are contiguous. Returns the compiled kernel, if any."""
+    """Compute ``out = partial_sums.sum(0)`` in float32; both are contiguous. Return the compiled kernel, if any."""
     total = out.numel()
     if not total:
         return None
@@ -25,7 +25,7 @@ def add_partial_sums(partial_sums: Tensor, out: Tensor) -> CompiledTritonKernel 
 
 @cache
 def _partial_sums_kernel() -> Launcher:
-    """Compiled when it is first needed: an import of shiplap imports no Triton."""
+    """Return the launcher of the kernel, compiled when it is first needed: an import of shiplap imports no Triton."""
     import triton
     import triton.language as tl
 

@@ -1,4 +1,4 @@
-"""Compiled forms of Triton kernels that came with an installed package: found by what they mean, used uncompiled.
+"""The compiled forms of Triton kernels that came with an installed package, found by a digest of their code.
 
 ``shiplap package`` puts them into the folder ``_shiplap/cubins`` of the package that declares the op. A form is known
 by the digest of what Triton would compile: the text of the kernel and of the functions and constants that it uses,
@@ -52,7 +52,7 @@ class PrebuiltRow:
 
 
 def prebuilt_form_digest(kernel: Any, form: SpecializedForm, architecture: int) -> str:
-    """The digest of what Triton is asked to compile. Empty where the text of the kernel is not known."""
+    """Return the digest of the code that Triton would compile. Empty where the text of the kernel is not known."""
     try:
         lines = list(_kernel_source_parts(kernel, set()))
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):
@@ -65,7 +65,7 @@ def prebuilt_form_digest(kernel: Any, form: SpecializedForm, architecture: int) 
 
 
 def _kernel_source_parts(kernel: Any, seen: set[int]) -> Iterator[str]:
-    """The text of a function, then what it uses: globals and captured values, and functions of its package."""
+    """Yield the text of a function, then its globals and captured values, and the functions of its package."""
     compiled = isinstance(kernel, _jit_function_type())
     function = kernel.fn if compiled else kernel
     if id(function) in seen:
@@ -87,7 +87,7 @@ def _kernel_source_parts(kernel: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _jit_function_type() -> type[Any]:
-    """What Triton makes of a decorated function."""
+    """Return the class of functions that Triton has decorated."""
     from triton.runtime.jit import JITCallable
 
     kind: type[Any] = JITCallable
@@ -100,7 +100,7 @@ def _is_jit_function(value: object) -> bool:
 
 
 def _source_tokens(text: str) -> Iterator[str]:
-    """The tokens without comments, empty lines, and how far an indentation goes."""
+    """Yield the tokens of a text without comments, empty lines and widths of indentation."""
     for token in tokenize.generate_tokens(io.StringIO(textwrap.dedent(text)).readline):
         if token.type not in _BLANK:
             yield _SHAPE.get(token.type, token.string)
@@ -109,7 +109,7 @@ def _source_tokens(text: str) -> Iterator[str]:
 
 
 def _stable_value_text(value: object) -> str:
-    """A value without addresses, the same for every version of Python."""
+    """Return a value as text without addresses, the same for every version of Python."""
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(_stable_value_text, value))}]"
     if isinstance(value, Mapping):
@@ -127,7 +127,7 @@ def _stable_value_text(value: object) -> str:
 def find_prebuilt_form(
     op: Op, kernel: Any, form: SpecializedForm, number: int, key: Key, architecture: int
 ) -> Cubin | None:
-    """The form that came with the package of ``op``, or None. A notice where a file is there and damaged."""
+    """Return the form that came with the package of ``op``, or None. A notice reports a file that is damaged."""
     for folder in package_folders(op):
         rows = _read_index_rows(folder / FOLDER)
         row = rows.get(prebuilt_form_digest(kernel, form, architecture)) if rows else None
@@ -150,7 +150,10 @@ def find_prebuilt_form(
 
 @cache
 def _read_index_rows(folder: Path) -> dict[str, PrebuiltRow]:
-    """The index of a folder by identity. Empty where there is none, or none that can be read, which a notice says."""
+    """Return the index of a folder by identity.
+
+    Empty where there is none, or none that can be read, which a notice reports.
+    """
     if not (folder / INDEX).is_file():
         return {}
     try:
@@ -165,7 +168,7 @@ def _read_index_rows(folder: Path) -> dict[str, PrebuiltRow]:
 
 
 def _parse_index_row(content: object) -> PrebuiltRow:
-    """ValueError for what is no row."""
+    """Return a row of the index. Raise ValueError for any other content."""
     import msgspec
 
     try:
@@ -181,7 +184,7 @@ def _parse_index_row(content: object) -> PrebuiltRow:
 
 
 def write_cubins(folder: Path, forms: Iterable[tuple[Any, SpecializedForm, Cubin]]) -> list[PrebuiltRow]:
-    """Put compiled forms, each with its kernel, into ``folder/cubins``; the rows of the index.
+    """Write compiled forms, each with its kernel, to ``folder/cubins``, and return the rows of the index.
 
     Raises:
         ShippingError: SL308 for a kernel whose text is not known, as of one that was typed into an interpreter.

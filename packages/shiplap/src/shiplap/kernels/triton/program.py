@@ -1,4 +1,4 @@
-"""``sl.triton(...)`` read against a declaration: where each parameter of each kernel gets its value."""
+"""The reader of ``sl.triton(...)``: from where each parameter of each kernel gets its value."""
 
 from __future__ import annotations
 
@@ -74,7 +74,10 @@ DeclaredStep: TypeAlias = DeclaredLaunch | DeclaredFill | DeclaredSort
 
 
 def plain_function(kernel: Any) -> Callable[..., object]:
-    """The Python function of a ``@triton.jit`` function, compiled or interpreted. SL619 for anything else."""
+    """Return the Python function of a ``@triton.jit`` function, compiled or interpreted.
+
+    Raise SL619 for other objects.
+    """
     wraps = type(kernel).__name__ in ("JITFunction", "InterpretedFunction")
     function = kernel.fn if wraps else None
     if not inspect.isfunction(function):
@@ -96,7 +99,7 @@ def read_program(
     values: Mapping[str, str] | None = None,
     errors: LateErrors | None = None,
 ) -> LaunchProgram:
-    """The steps, each with every parameter accounted for.
+    """Return the steps, with a value for every parameter.
 
     Raises:
         ShiplapError: SL105 for an expression that is none, SL618 for a parameter without a value and for a name
@@ -138,7 +141,7 @@ def _read_step(
 
 
 def _known_expr(where: str, what: str, text: str, known: Iterable[str], tensors: Iterable[str]) -> Expr:
-    """An expression of these names and of facts of these tensors. SL105, or SL618 for another name."""
+    """Return an expression of these names and of facts of these tensors. Raise SL105, or SL618 for another name."""
     expr, names = Expr.parse(text, f"{where}, {what}"), set(known)
     for name in sorted(expr.names - names):
         fact = parse_fact(name)
@@ -153,7 +156,7 @@ def _tensor_arguments(spec: OpSpec) -> set[str]:
 
 
 def strided_launch_tensors(spec: OpSpec, launches: Iterable[KernelLaunch]) -> frozenset[str]:
-    """The tensor arguments of which the launches ask every stride: they may arrive with any."""
+    """Return the tensor arguments of which the launches read every stride, so that they may have any strides."""
     names = {name for launch in launches for expr in launch.exprs for name in expr.names}
     asked = {fact[1:] for name in names if (fact := parse_fact(name)) is not None and fact[0] == "stride"}
     whole = frozenset(
@@ -168,7 +171,7 @@ def strided_launch_tensors(spec: OpSpec, launches: Iterable[KernelLaunch]) -> fr
 
 
 class _LaunchReader:
-    """Reads one launch."""
+    """The reader of one launch."""
 
     def __init__(
         self,
@@ -203,7 +206,7 @@ class _LaunchReader:
         return KernelLaunch(parameters, grid, self._expr("when", when, set()) if when else None)
 
     def _refuse_strangers(self) -> None:
-        """SL618 for what is given under a name that the kernel does not have."""
+        """Raise SL618 for an entry under a name that the kernel does not have."""
         options = (*self.signature, *OPTIONS)
         declared = self.declared
         reports = {**({declared.word: ""} if declared.word else {}), **declared.codes}
@@ -256,7 +259,7 @@ class _LaunchReader:
         return KernelParameter(name, "integer", "", expr, None, type, specialises, aligns)
 
     def _report(self, name: str, type: str, specialises: bool, aligns: bool) -> KernelParameter:
-        """The address of the word of late errors, or the code of a message."""
+        """Return the parameter for the address of the word of late errors, or for the code of a message."""
         if name == self.declared.word:
             if type != "i64":
                 raise self._unfit(f"{name}, the address of a word, without its type", f"{name}: tl.int64")
@@ -266,7 +269,7 @@ class _LaunchReader:
         return KernelParameter(name, "integer", "", Expr(str(code)), None, type, specialises, aligns)
 
     def _constant(self, name: str) -> KernelParameter:
-        """A ``tl.constexpr`` parameter: fixed, of the config, computed from sizes, or the kernel's default."""
+        """Return a ``tl.constexpr`` parameter: fixed, of the config, computed from sizes, or the kernel's default."""
         if name in self.declared.constants:
             return KernelParameter(name, "constant", value=self.declared.constants[name])
         if name in self.configs:
@@ -285,7 +288,9 @@ class _LaunchReader:
         return KernelParameter(name, "constant", value=default)
 
     def _namesake(self, name: str) -> str | float | None:
-        """What a parameter stands for by its name: a tensor, with or without ``_ptr``, a scalar, a size, a default."""
+        """Return the value that a parameter stands for by its name: a tensor, with or without ``_ptr``, a scalar, a
+        size, a default.
+        """
         short = name.removesuffix("_ptr")
         for tensor in (name, short):
             if tensor in self.tensors:
@@ -319,7 +324,9 @@ def _is_real_type(type: str) -> Kind:
 
 
 def _integer_names(spec: OpSpec) -> Iterator[str]:
-    """Names that stand for integers of a call: sizes of tensors that are always there, computed sizes, scalars."""
+    """Yield the names that stand for integers of a call: sizes of tensors that are always there, computed sizes,
+    scalars.
+    """
     kinds = [*(a.tensor for a in spec.tensors if not a.optional), *(o.tensor for o in spec.outputs)]
     for kind in kinds:
         if kind is not None and not kind.variadic:

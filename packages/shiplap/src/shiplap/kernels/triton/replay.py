@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from shiplap.declare.generated_code import define_function
 from shiplap.declare.kernel import Rerun
 from shiplap.declare.values import Args, Result
 from shiplap.dispatch import Op, tuned_choices
@@ -90,7 +91,7 @@ class CompiledTritonKernel(Protocol):
 
 @dataclass(frozen=True)
 class BroughtTensor:
-    """In place of a tensor among the arguments of a launch: the ``number``-th of those that each call brings.
+    """A placeholder for a tensor among the arguments of a launch: the ``number``-th tensor that each call passes.
 
     A call may bring one tensor twice, and the next call two, so a recording never looks at which tensors they are.
     """
@@ -194,10 +195,7 @@ def make_native_rerun(binding: ctypes.CDLL, recording: LaunchRecording, places: 
         f"    if replay(made, {', '.join(addresses)}): failed()",
         "    return out",
     ]
-    exec(compile("\n".join(lines), "<replay>", "exec"), scope)
-    rerun = scope["rerun"]
-    assert callable(rerun)
-    return rerun
+    return define_function("rerun", lines, "replay", scope)
 
 
 class _RecordingOwner:

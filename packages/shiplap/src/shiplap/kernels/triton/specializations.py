@@ -24,7 +24,7 @@ from shiplap.kernels.triton.specialize import Key, SpecializedForm, compile_form
 
 
 class ProgramSource(ABC):
-    """Where the steps of a program come from.
+    """The source of the steps of a program.
 
     Attributes:
         late: whether they are in a module that is imported when a call needs them, and so only where there is CUDA.
@@ -45,7 +45,7 @@ class ProgramSource(ABC):
     @property
     @abstractmethod
     def steps(self) -> tuple[DeclaredStep, ...]:
-        """As their author wrote them."""
+        """The steps as their author wrote them."""
 
     @property
     @abstractmethod
@@ -55,7 +55,7 @@ class ProgramSource(ABC):
     @property
     @abstractmethod
     def errors(self) -> LateErrors | None:
-        """Who has the word of late errors."""
+        """The holder of the word of late errors, or None."""
 
 
 class LaunchedForm(NativeForm):
@@ -76,7 +76,7 @@ class LaunchedForm(NativeForm):
 
     @cached_property
     def program(self) -> LaunchProgram:
-        """What the generated code does."""
+        """The program that the generated code runs."""
         return read_program(self.spec, self.given.steps, self.configs, self.given.values, self.given.errors)
 
     @property
@@ -89,7 +89,7 @@ class LaunchedForm(NativeForm):
         return tuple([step for step in self.given.steps if isinstance(step, DeclaredLaunch)])
 
     def taken(self, numbers: Mapping[str, Any]) -> list[tuple[int, KernelLaunch]]:
-        """The launches of a call, by number: those whose condition holds."""
+        """Return the launches of a call by number: those whose condition holds."""
         return [(i, each) for i, each in enumerate(self.launches) if each.when is None or each.when(numbers)]
 
     @property
@@ -108,7 +108,7 @@ class LaunchedForm(NativeForm):
         return f"no cubin of {', '.join(self.declared[number].name for number in sorted(lacking))}" if lacking else ""
 
     def compile(self, number: int, target: int, key: Key) -> Cubin:
-        """The form of launch ``number`` for an architecture (90) and a key without a device.
+        """Return the form of launch ``number`` for an architecture (90) and a key without a device.
 
         It is looked for once: in the package of the op, then asked of Triton's compiler.
         """
@@ -124,16 +124,16 @@ class LaunchedForm(NativeForm):
         return self.cubins[at]
 
     def read(self, number: int, key: Key) -> SpecializedForm:
-        """What a key of launch ``number`` stands for."""
+        """Return the form that a key of launch ``number`` stands for."""
         options = {name: v for name, v in self.declared[number].constants.items() if name in OPTIONS}
         return form_of_key(self.launches[number], key, self.configs, options)
 
     def compiled(self) -> list[tuple[Any, SpecializedForm, Cubin]]:
-        """Each form that this process has, with its kernel."""
+        """Return each form that this process has, with its kernel."""
         return [(self.declared[n].kernel, self.read(n, key), cubin) for (n, _, key), cubin in self.cubins.items()]
 
     def connect(self, binding: ctypes.CDLL) -> None:
-        """From now on what ``binding`` lacks is compiled here."""
+        """Compile here, from now on, the forms that ``binding`` lacks."""
         if any(each is binding for each in self.bindings):
             return
         self.bindings = [*self.bindings, binding]
@@ -163,7 +163,7 @@ class LaunchedForm(NativeForm):
 
 
 def _make_error_teller(errors: LateErrors) -> Any:
-    """A C function that gives the address of a device's word, and takes what it says as text."""
+    """Return a C function that returns the address of a device's word, and writes the error in it as text."""
 
     def tell(device: int, message: Any, size: int) -> int:
         place, text = torch.device("cuda", device), ""

@@ -1,4 +1,4 @@
-"""What Triton compiles for one launch: the key of a call, as the generated C++ computes it, and a key's cubin.
+"""The key of a launch, as the generated C++ computes it, and the cubin for a key.
 
 The key has no names in it. ``form_of_key`` turns it back into the signature, the constants and the attributes that
 Triton's own binder would have found, so that both compile, and cache, the same thing.
@@ -18,8 +18,7 @@ from shiplap.codegen.launcher import Cubin, KernelLaunch, KernelParameter, parse
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.values import EnvValue
 from shiplap.errors import error
-from shiplap.torch_private.triton_assembler import use_torch_assembler
-from shiplap.torch_private.triton_keys import triton_attributes
+from shiplap.torch_private.triton_internals import triton_attributes, use_torch_assembler
 
 Key: TypeAlias = tuple[int, ...]
 Path: TypeAlias = tuple[int]
@@ -67,7 +66,7 @@ class LaunchNumbers(dict[str, Any]):
 
 
 def kernel_strides(tensor: Tensor) -> Sequence[int]:
-    """As kernels see them: torch leaves the strides of dims of size 0 or 1 arbitrary."""
+    """Return strides as kernels see them: torch leaves the strides of dims of size 0 or 1 arbitrary."""
     if not tensor.is_contiguous():
         return tensor.stride()
     steps = [1] * tensor.dim()
@@ -77,7 +76,7 @@ def kernel_strides(tensor: Tensor) -> Sequence[int]:
 
 
 def with_constants(launch: KernelLaunch, numbers: LaunchNumbers, config: Mapping[str, Any]) -> LaunchNumbers:
-    """``numbers`` with the compile-time values of this launch."""
+    """Return ``numbers`` with the compile-time values of this launch."""
     own = LaunchNumbers({**numbers, **config}, numbers.tensors)
     for p in launch.parameters:
         if p.kind == "constant" and isinstance(p.value, int):
@@ -91,7 +90,10 @@ def with_constants(launch: KernelLaunch, numbers: LaunchNumbers, config: Mapping
 def specialization_key(
     launch: KernelLaunch, numbers: LaunchNumbers, config: Mapping[str, Any], workspace: int = 0
 ) -> Key:
-    """What the call that ``numbers`` describe is compiled for. ``workspace`` is the address of the scratch memory."""
+    """Return the key for which the call that ``numbers`` describe is compiled.
+
+    ``workspace`` is the address of the scratch memory.
+    """
     own = with_constants(launch, numbers, config)
     return (*(int(v) for v in config.values()), *_key_entries(launch, own, workspace))
 
@@ -134,7 +136,7 @@ def _whole_number(expr: Expr | None, numbers: LaunchNumbers) -> int:
 
 @dataclass(frozen=True)
 class SpecializedForm:
-    """What Triton compiles: types by parameter, constants and attributes by position, and options."""
+    """The input of Triton's compiler: types by parameter, constants and attributes by position, and options."""
 
     signature: dict[str, str]
     constants: dict[Path, object]
@@ -145,7 +147,7 @@ class SpecializedForm:
 def form_of_key(
     launch: KernelLaunch, key: Sequence[int], configs: Sequence[str], options: Mapping[str, object]
 ) -> SpecializedForm:
-    """The form that a key stands for. ``configs`` are the names whose values come first in it."""
+    """Return the form that a key stands for. ``configs`` are the names whose values come first in it."""
     entries = iter(key)
     config = {name: next(entries) for name in configs}
     form = SpecializedForm({}, {}, {}, {**options, **{k: v for k, v in config.items() if k in _OPTIONS}})
@@ -165,7 +167,7 @@ _OPTIONS = ("num_warps", "num_stages", "maxnreg")
 def _read_key_entry(
     p: KernelParameter, entries: Iterator[int], config: Mapping[str, int]
 ) -> tuple[str, object, bool | None]:
-    """Type, constant value, and whether it is a multiple of 16; None where Triton does not say."""
+    """Return type, constant value, and whether it is a multiple of 16; None where Triton does not specialise."""
     match p.kind:
         case "constant":
             return "constexpr", p.value, False
@@ -201,7 +203,7 @@ def _packed_element(packed: int, p: KernelParameter) -> str:
 
 
 def compile_form(kernel: Any, form: SpecializedForm, number: int, key: Key, architecture: int) -> Cubin:
-    """The cubin for a device of this architecture, by Triton's own compiler and from its cache. Needs no GPU.
+    """Return the cubin for a device of this architecture, by Triton's own compiler and from its cache. It needs no GPU.
 
     Raises:
         LaunchError: SL619 for a kernel that needs what a launcher does not give.
@@ -229,14 +231,14 @@ def compile_form(kernel: Any, form: SpecializedForm, number: int, key: Key, arch
 
 
 def compile_options(kernel: Any, form: SpecializedForm) -> dict[str, object]:
-    """What Triton is told beside the form: an assertion on the device is compiled, or is not."""
+    """Return the options of Triton beside the form: whether an assertion on the device is compiled."""
     import triton
 
     return {"debug": bool(kernel.debug or triton.knobs.runtime.debug), **form.options}
 
 
 def why_form_unfit(metadata: Any) -> str:
-    """What a compiled kernel needs that the generated launcher does not give, or empty."""
+    """Return the feature that a compiled kernel needs and the generated launcher lacks. Empty if there is none."""
     facts = metadata._asdict()
     if facts["num_ctas"] != 1:
         return "clusters of blocks"
@@ -248,6 +250,6 @@ def why_form_unfit(metadata: Any) -> str:
 
 
 def device_architecture(device: torch.device) -> int:
-    """90 for compute capability 9.0."""
+    """Return the architecture of a device: 90 for compute capability 9.0."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor

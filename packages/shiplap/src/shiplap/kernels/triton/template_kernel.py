@@ -53,7 +53,9 @@ LaunchFor: TypeAlias = Callable[..., Launch]
 
 
 class TemplateKernel(Kernel):
-    """``template`` of the op ``spec`` with one config. Nothing is imported, rendered or compiled before a call.
+    """The kernel of a template of the op ``spec`` with one config.
+
+    Nothing is imported, rendered or compiled before a call.
 
     The default config of a call is the first one that the template's ``supports`` accepts, see :meth:`serving`.
     """
@@ -90,12 +92,12 @@ class TemplateKernel(Kernel):
         self.values = values
         self._reset()
 
-    def run(self, call: Binding) -> Outputs:
+    def run_call(self, call: Binding) -> Outputs:
         outs = empty_outputs(self.spec, call)
-        self.into(call, outs, None)
+        self.run_into(call, outs, None)
         return outs
 
-    def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
+    def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
         """Run ``call``; and how to run calls that differ from it in addresses alone, as aligned as these."""
         outs, kept = empty_outputs(self.spec, call), KeptLaunch()
         self._fill(call, outs[0], kept)
@@ -140,7 +142,7 @@ class TemplateKernel(Kernel):
         made.close()
         return made
 
-    def into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
+    def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Fill the output, which is contiguous, on the current stream of the call's device."""
         self._fill(call, outs[0], None)
 
@@ -187,20 +189,20 @@ class TemplateKernel(Kernel):
             kept.sums = partial_sums, added
 
     def _split_k(self, call: Binding, values: Values) -> int:
-        """The split-K factor: the number of partial sums that the kernel stores."""
+        """Return the split-K factor: the number of partial sums that the kernel stores."""
         if self.template.split_k is None:
             return 1
         return self.template.split_k(call.env, values)
 
     # --- which config takes a call ------------------------------------------------------------------------------------
 
-    def serving(self, call: Binding) -> Self | str:
+    def variant_for_call(self, call: Binding) -> Self | str:
         """Return the kernel with the first config that supports ``call``, or the reason why none does."""
         key = self._key(call)
         kernel = self._firsts.get(key)
         if kernel is None:
             kernel = _clear_when_full(self._firsts)[key] = self._first(call)
-        return kernel if isinstance(kernel, str) else self.variant(kernel)
+        return kernel if isinstance(kernel, str) else self.with_config(kernel)
 
     def _first(self, call: Binding) -> Config | str:
         env, reason = _env_for_template(call.env), ""
@@ -211,7 +213,7 @@ class TemplateKernel(Kernel):
             reason = reason or why
         return reason or "no config for these sizes"
 
-    def refuses(self, call: Binding) -> str:
+    def why_refused(self, call: Binding) -> str:
         """Return the reason why the template does not support this call with this config. Empty if it does."""
         key = self._key(call)
         reason = self._refusals.get(key)
@@ -265,7 +267,7 @@ class TemplateKernel(Kernel):
     def render(
         self, call: Binding, present: Mapping[str, Tensor], values: Values, wide: bool = False
     ) -> RenderedKernel:
-        """The kernel for ``call`` with the config ``values``, for tensors laid out like those of ``present``."""
+        """Return the kernel for ``call`` with the config ``values``, for tensors laid out like those of ``present``."""
         name = "_".join(dict.fromkeys((self.spec.opname, self.template.name)))
         facts: dict[str, EnvValue] = {
             **template_constants(self.spec, call.args),
@@ -296,7 +298,7 @@ class TemplateKernel(Kernel):
     def launch_for(
         self, key: Key, call: Binding, tensors: Sequence[Tensor | None], wide: bool, verb: str = "launch"
     ) -> Launch:
-        """``launch(grid, out, out.shape, out.stride(), then of each tensor itself, its shape and its strides)``.
+        """Return ``launch(grid, out, out.shape, out.stride(), then of each tensor itself, its shape and its strides)``.
 
         With the verb ``compile``, a function of the same arguments that compiles what it would launch.
         """
@@ -354,7 +356,10 @@ def _is_triton_installed() -> bool:
 
 
 def _jit_rendered_source(rendered: RenderedKernel) -> Launcher:
-    """The text as a Triton function; ``linecache`` knows its lines, for Triton, debuggers and tracebacks ask there."""
+    """Return the text as a Triton function.
+
+    ``linecache`` gets its lines, which Triton, debuggers and tracebacks read there.
+    """
     import triton
     import triton.language as tl
 
@@ -371,8 +376,10 @@ def _jit_rendered_source(rendered: RenderedKernel) -> Launcher:
 
 
 def _with_descriptor_memory(launch: Launch) -> Launch:
-    """``launch`` where Triton gets memory for descriptors from PyTorch: in a context of its own, for the allocator is
-    the user's to set elsewhere."""
+    """Return ``launch`` with memory for descriptors from PyTorch.
+
+    It runs in a context of its own, since the allocator outside of it is the user's.
+    """
     import triton
 
     def memory(size: int, alignment: int, stream: int | None) -> Tensor:
@@ -397,7 +404,7 @@ def _innermost_axes(spec: OpSpec, innermost: Mapping[str, str]) -> dict[str, int
 
 
 def _size_alignment(size: int) -> int:
-    """The largest power of two up to 256 that divides a size."""
+    """Return the largest power of two up to 256 that divides a size."""
     return (size | 256) & -(size | 256)
 
 

@@ -1,4 +1,4 @@
-"""From a bound call to the launch of a template, in one generated function.
+"""The generated functions between a bound call and the launch of a template.
 
 It looks at what the text of the kernel depends on, as far as the template mentions it: which arguments are there, the
 widths of offsets, alignments, strides of 1, scalars. Each set of answers has a rendering, and a launch of its own.
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shiplap.declare.binding import Binding
+from shiplap.declare.generated_code import define_function, tuple_source
 from shiplap.declare.spec import Arg, OpSpec
 from shiplap.kernels.triton.device_tables import DeviceTable
 from shiplap.kernels.triton.replay import CompiledTritonKernel
@@ -27,7 +28,7 @@ Launch: TypeAlias = Callable[
 
 @dataclass
 class KeptLaunch:
-    """What a launch was made with, to make it again: empty where there was nothing to launch."""
+    """The record of a launch, by which it is repeated. Empty where there was nothing to launch."""
 
     launch: Launch | None = None
     grid: Sequence[int] = ()
@@ -43,13 +44,15 @@ class KeptLaunch:
 
 
 class RunTemplate(Protocol):
-    """Launch a template for a call into an output, or into ``split_k`` partial sums, and note how."""
+    """The function that launches a template for a call into an output, or into ``split_k`` partial sums, and records
+    the launch.
+    """
 
     def __call__(self, call: Binding, out: Tensor, split_k: int, kept: KeptLaunch | None = None) -> None: ...
 
 
 def compile_template_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], Key]:
-    """``key(call)``: sizes, scalars, dtypes, what is absent, and how the arguments of ``layouts`` lie in memory."""
+    """Return ``key(call)``: sizes, scalars, dtypes, absent arguments, and the layouts of the arguments ``layouts``."""
     lists = any("list" in str(a.scalar) for a in spec.scalars)
     env = "tuple([(k, tuple(v) if type(v) is list else v) for k, v in env.items()])" if lists else "tuple(env.items())"
     parts = [env, "tuple(call.dtypes.items())"]
@@ -70,7 +73,8 @@ def compile_template_run(
     tables: Sequence[DeviceTable],
     **scope: object,
 ) -> RunTemplate:
-    """``run(call, out, split_k, kept)`` for a template that mentions ``words`` and reads the arguments ``reads``.
+    """Return ``run(call, out, split_k, kept)`` for a template that mentions ``words`` and reads the arguments
+    ``reads``.
 
     ``axes`` are those along which arguments have to be adjacent; ``tables`` are called with sizes and a device. The
     scope has ``grid``, ``config``, the dict ``launches`` by answers, and ``launch_for``, which makes a missing one.
@@ -83,17 +87,17 @@ def compile_template_run(
         "matmul": torch.backends.cuda.matmul,
         **{f"table{i}": t for i, t in enumerate(tables)},
     }
-    text = _template_run_source(spec, frozenset(words), reads, axes, len(tables))
-    exec(compile(text, f"<launch {spec.name}>", "exec"), scope)
-    run = scope["run"]
-    assert callable(run)
-    return run
+    lines = _template_run_lines(spec, frozenset(words), reads, axes, len(tables))
+    return define_function("run", lines, f"launch {spec.name}", scope)
 
 
-def _template_run_source(
+def _template_run_lines(
     spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Mapping[str, int], tables: int
-) -> str:
-    """``t0, s0, d0`` are the first tensor that is read, its shape and its strides; tables come last."""
+) -> list[str]:
+    """Return the lines of the function.
+
+    ``t0, s0, d0`` are the first tensor that is read, its shape and its strides; tables come last.
+    """
     lines = [
         "def run(call, out, split_k, kept=None):",
         "    if not out.numel(): return",
@@ -119,19 +123,19 @@ def _template_run_source(
     kept = ", ".join(f"(t{i}, s{i}, d{i})" for i in tensors)
     lines += [
         f"    wide = {' or '.join(f'{r} > {MOST_32BIT_OFFSET}' for r in reaches)}",
-        f"    key = (wide, split_k, {''.join(f'{fact}, ' for fact in _template_facts(spec, words, reads))})",
+        f"    key = {tuple_source(['wide', 'split_k', *_template_facts(spec, words, reads)])}",
         "    launch = launches.get(key)",
-        f"    if launch is None: launch = launch_for(key, call, ({''.join(f't{i}, ' for i in tensors)}), wide)",
+        f"    if launch is None: launch = launch_for(key, call, {tuple_source(f't{i}' for i in tensors)}, wide)",
         "    blocks = grid(env, config, cdiv)",
         f"    made = launch(blocks, out, out.shape, out.stride(), {', '.join(f't{i}, s{i}, d{i}' for i in tensors)})",
         "    if kept is None: return",
         f"    kept.launch, kept.grid, kept.tensors, kept.key, kept.compiled = launch, blocks, [{kept}], key, made",
     ]
-    return "\n".join(lines)
+    return lines
 
 
 def _template_facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -> list[str]:
-    """Expressions of what the text may depend on beside widths and the split-K factor."""
+    """Return expressions of the facts that the text may depend on beside widths and the split-K factor."""
     expressions = ["matmul.allow_tf32"] if "ALLOW_TF32" in words else []
     for i, arg in enumerate(spec.args):
         if arg.optional and arg.tensor is not None and words & {arg.name, f"HAS_{arg.name.upper()}"}:
@@ -153,7 +157,7 @@ def _template_facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -
 
 
 def _reach_source(arg: Arg, i: int) -> str:
-    """An expression of the largest offset within a tensor, in elements."""
+    """Return an expression of the largest offset within a tensor, in elements."""
     assert arg.tensor is not None
     if arg.tensor.variadic:
         return f"reach(s{i}, d{i})"
@@ -166,12 +170,12 @@ def _largest_offset(sizes: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def innermost_axis(strides: Sequence[int]) -> int:
-    """The last axis with stride 1, or -1."""
+    """Return the last axis with stride 1, or -1."""
     return next((axis for axis in range(len(strides) - 1, -1, -1) if strides[axis] == 1), -1)
 
 
 def adjacent_along(tensor: Tensor, axis: int) -> Tensor:
-    """The tensor with stride 1 along an axis, copied if it has another."""
+    """Return the tensor with stride 1 along an axis, copied if it has another."""
     if tensor.stride(axis) == 1:
         return tensor
     return tensor.movedim(axis, -1).contiguous().movedim(-1, axis)

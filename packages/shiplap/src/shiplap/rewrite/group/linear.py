@@ -29,7 +29,7 @@ from shiplap.rewrite.group.cost import (
 )
 from shiplap.rewrite.normalize_call import canonical_arguments, canonical_name
 from shiplap.rewrite.program import Program
-from shiplap.torch_private.graph_constants import is_folded
+from shiplap.torch_private.dynamo import is_folded
 
 
 def linear_operands(node: Node) -> tuple[Node, Node, Node | None] | None:

@@ -16,7 +16,7 @@ from shiplap.rewrite.group.cost import Machine, MergePrice, tensor_bytes
 from shiplap.rewrite.normalize_call import canonical_name
 from shiplap.rewrite.program import Program
 from shiplap.sampling.samples import Samples
-from shiplap.torch_private.graph_constants import is_folded
+from shiplap.torch_private.dynamo import is_folded
 
 CALLS_IN_PROOF = 3  # calls in a program of the proof
 

@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import fake_value, mutates_argument
 from shiplap.rewrite.shipped.scores import SWALLOWING_NUMBER, ScoreStep
-from shiplap.torch_private.dispatch_modes import without_modes
+from shiplap.torch_private.dispatcher_calls import without_modes
 
 MOST_MASK_ELEMENTS = 1 << 27  # elements of a mask that is computed
 MOST_MASK_CALLS = 60  # calls behind a mask; transformers 5.23 has 26

@@ -27,7 +27,7 @@ from shiplap.rewrite.normalize_call import canonical_arguments, canonical_name
 from shiplap.rewrite.pattern_samples import PatternSamples
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.signature import PatternSignature
-from shiplap.torch_private.graph_constants import is_folded
+from shiplap.torch_private.dynamo import is_folded
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
-"""Flatten and rebuild nested arguments and results: lists, tuples, dicts and other containers that torch supports.
+"""Objects of users in graphs: containers of tensors, which torch flattens, and opaque objects, which it passes whole.
 
 ``torch.utils._pytree`` is the module that Dynamo, ``torch.export`` and ``make_fx`` use; torch offers no public way.
+Torch has opaque objects since 2.11 or so, and every release has renamed a part. If a part is missing, :data:`REASON`
+states it, and a declaration with such an argument is refused with that reason.
 """
 
 from __future__ import annotations
@@ -8,9 +10,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 from torch.utils import _pytree
+
+# --- containers -------------------------------------------------------------------------------------------------------
 
 
 def leaves(tree: Any, whole: tuple[type, ...] = ()) -> list[Any]:
@@ -80,3 +85,51 @@ def show_fields(cls: type, names: Sequence[str]) -> None:
     """
     made = dataclasses.make_dataclass("fields", [(name, Any) for name in names])
     cls.__dataclass_fields__ = made.__dataclass_fields__  # type: ignore[attr-defined]
+
+
+# --- opaque objects ---------------------------------------------------------------------------------------------------
+
+
+BASE: Any  # the base of classes of such objects
+KIND: str  # that a graph takes such an object as an input, in torch's word
+_is_registered: Callable[[type[Any]], bool]
+_register_class: Callable[..., None]
+try:
+    from torch._library import opaque_object
+    from torch._library.fake_class_registry import FakeScriptObject
+    from torch._library.opaque_object import MemberType, get_opaque_type_name
+
+    REASON = ""
+    if hasattr(opaque_object, "register_custom_class"):  # since 2.14, where a use of the old names logs a warning
+        BASE, KIND = import_module("torch._custom_class_base").CustomClassBase, "symbolic"
+        _is_registered = vars(opaque_object)["is_custom_class"]
+        _register_class = vars(opaque_object)["register_custom_class"]
+    else:
+        BASE, KIND = import_module("torch._opaque_base").OpaqueBase, "reference"
+        _is_registered, _register_class = opaque_object.is_opaque_type, opaque_object.register_opaque_type
+except (ImportError, AttributeError, KeyError) as e:
+    BASE, REASON = object, f"this torch has no opaque objects ({e})"
+
+
+def register_opaque(cls: type[Any], fields: Sequence[str]) -> str:
+    """Return the name of ``cls`` in a schema. Compiled code is guarded on the attributes ``fields`` of an object."""
+    # A class is registered once for the whole process.
+    if not _is_registered(cls):
+        members = dict.fromkeys(fields, MemberType.USE_REAL)
+
+        def guarded(value: Any) -> list[Any]:
+            return [getattr(value, name) for name in fields]
+
+        _register_class(cls, typ=KIND, guard_fn=guarded, members=members)
+    name: str = get_opaque_type_name(cls)
+    return name
+
+
+def read_attribute(value: Any, name: str) -> Any:
+    """Return an attribute of the object."""
+    return getattr(value, name)
+
+
+def real_object(value: Any) -> Any:
+    """Return the object behind ``value`` while a graph is traced, or ``value`` itself."""
+    return value.real_obj if not REASON and isinstance(value, FakeScriptObject) else value

@@ -1,19 +1,25 @@
-"""The declarations of the installed torch, read through torchgen's model of the files in its wheel.
+"""PyTorch's operators as the installed torch declares and tests them, for the backend of a new device.
 
-torchgen ships inside torch and promises no stable API, so it is imported here only. Nothing of torchgen leaves this
-module: callers get plain values.
+The declarations are read through torchgen's model of the files in torch's wheel. torchgen ships inside torch and
+promises no stable API. Nothing of torchgen leaves this module: callers get plain values. Importing torch's test package
+looks for devices once and freezes the flags of ``torch.backends``, so that a function here imports it when it is
+called, by a process that has loaded its device and does nothing but test it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import unittest
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+
+# --- declarations -----------------------------------------------------------------------------------------------------
+
 
 Kind = Literal["functional", "inplace", "out", "mutable"]
 
@@ -198,3 +204,46 @@ def has_kernel(name: str, key: str = "PrivateUse1") -> bool:
 def has_cpu_kernel(name: str) -> bool:
     """Return whether overload ``name`` has a kernel registered for dense CPU tensors themselves."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CPU"))
+
+
+# --- torch's own device tests: its operator database, and the maker of test cases for a device ------------------------
+
+
+def op_infos() -> dict[str, Any]:
+    """Return the OpInfo database by full name (``"div.floor_rounding"``)."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {op.full_name: op for op in op_db}
+
+
+def module_infos() -> dict[str, Any]:
+    """Return the database of ``torch.nn`` modules by name (``"nn.LSTM"``)."""
+    from torch.testing._internal.common_modules import module_db
+
+    return {module.name: module for module in module_db}
+
+
+def make_device_tests(
+    name: str,
+    check: Callable[[Any, str, torch.dtype, Any], None],
+    infos: Sequence[Any],
+    dtypes: Sequence[torch.dtype],
+    scope: dict[str, Any],
+) -> type[unittest.TestCase]:
+    """Return test cases for the PrivateUse1 device, made by ``instantiate_device_type_tests``.
+
+    The class is ``name`` + ``PRIVATEUSE1`` in ``scope``. It has a method ``{check.__name__}_{op}_{device}_{dtype}`` for
+    each of ``infos`` and each of ``dtypes`` that it supports, which calls ``check(case, device, dtype, op)``.
+    RuntimeError if no device was loaded before.
+    """
+    from torch.testing._internal.common_device_type import instantiate_device_type_tests, ops
+    from torch.testing._internal.common_utils import TestCase
+
+    method = ops(infos, allowed_dtypes=tuple(dtypes))(check)
+    scope[name] = type(name, (TestCase,), {check.__name__: method, "__module__": scope["__name__"]})
+    instantiate_device_type_tests(scope[name], scope, only_for=("privateuse1",))
+    made: type[unittest.TestCase] | None = scope.get(f"{name}PRIVATEUSE1")
+    # The test package reads the list of devices once, when it is imported, and makes no class for a later one.
+    if made is None:
+        raise RuntimeError("torch's tests know no PrivateUse1 device: load it before they are imported")
+    return made

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import shiplap as sl
 from shiplap.dispatch import tuned_choices
-from shiplap.dispatch.eager_fast_path import compile_fast_path, fast_path_source
+from shiplap.dispatch.fast_paths import compile_fast_path, fast_path_lines
 from shiplap_testing.support import fails
 
 
@@ -40,7 +40,7 @@ def scaled(ns):
         out.copy_(op.reference(x, w, k, by, on))
 
     seen: list[str] = []
-    pick, op.pick = op.pick, lambda call: (seen.append("picked"), pick(call))[1]
+    pick, op.pick_kernel = op.pick_kernel, lambda call: (seen.append("picked"), pick(call))[1]
     route = compile_fast_path(op, "cpu")
     assert route is not None
     dispatcher = route.__globals__["dispatcher"]
@@ -144,8 +144,8 @@ def test_unusual_arguments_are_the_dispatchers(scaled, args):
 def test_what_is_wrong_is_said_in_the_same_words(scaled, args):
     op, route, _ = scaled
     told = []
-    for way in (op.direct, route):
-        op.direct = way
+    for way in (op.call_kernel, route):
+        op.call_kernel = way
         with pytest.raises((sl.ShiplapError, RuntimeError, TypeError)) as caught:
             op(*args)
         told.append(str(caught.value))
@@ -193,7 +193,7 @@ def test_gradients_past_the_dispatcher_are_those_behind_it(scaled):
         whole = grad * (saved.k * sum(saved.by)) if saved.on else grad
         return {"x": whole * saved.w, "w": (whole * saved.x).sum(0) if needs.w else None}
 
-    op.direct = route
+    op.call_kernel = route
     for w in (W, W.clone().requires_grad_()):
         results = []
         for call in (op, op.overload):
@@ -216,7 +216,7 @@ def test_ops_that_have_no_route(ns, scaled):
     for op in (mutates, conjugates):
         op.kernel("cpu", op.reference, name="python")
         assert compile_fast_path(op, "cpu") is None
-    assert "is_cuda" in fast_path_source(scaled[0].spec, "cuda", True)
+    assert "is_cuda" in "\n".join(fast_path_lines(scaled[0].spec, "cuda", True))
     with fails("SL201"):
         scaled[1](X[0])
 

@@ -1,0 +1,27 @@
+"""The printer of generated Python functions, which every fast path uses: text is compiled once, and run by name.
+
+Generated text names its values in a scope, so that no value has to be written as text. Each text gets an origin, such
+as ``<bind ns::op>``, which tracebacks and profiles show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def define_function(name: str, lines: Iterable[str], origin: str, scope: dict[str, Any]) -> Callable[..., Any]:
+    """Return the function ``name`` that ``lines`` define. ``scope`` has the globals of the text."""
+    exec(compile("\n".join(lines), f"<{origin}>", "exec"), scope)
+    made: Callable[..., Any] = scope[name]
+    return made
+
+
+def tuple_source(parts: Iterable[str]) -> str:
+    """Return the text of a tuple of expressions, which may be empty."""
+    return f"({''.join(f'{part}, ' for part in parts)})"
+
+
+def either_source(conditions: Iterable[str]) -> str:
+    """Return the text of the condition that one of ``conditions`` holds."""
+    return " or ".join(conditions) or "False"

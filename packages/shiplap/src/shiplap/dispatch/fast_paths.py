@@ -1,0 +1,336 @@
+"""The fast paths of eager calls: generated functions for an op and for its ``op.out``, which skip torch's dispatcher.
+
+They take calls that Python launches: calls on a GPU, and on the CPU calls of C functions that will have no native
+binding. A pass through the dispatcher and back into Python takes as long as two launches.
+
+A call of plain tensors without a mode, tracer, transform or profiler is bound and run here. Every other call goes to
+the dispatcher, which also reports errors. A call is remembered under a key of everything that its launch depends on
+except addresses. The checks, the choice and the sizes of one call hold for every later call with the same key. The key
+of an ``op.out`` includes shapes, strides, dtypes and devices of the caller's outputs, which are checked once. Each of
+its calls is checked for overlapping tensors and for gradients, since these follow from addresses and from the tensors
+themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from shiplap import dtypes
+from shiplap.declare.binding import Binding
+from shiplap.declare.generated_code import define_function, either_source, tuple_source
+from shiplap.declare.kernel import Kernel, Rerun
+from shiplap.declare.spec import Arg, OpSpec
+from shiplap.declare.values import Args, Outputs, Result, Supports, Value
+from shiplap.dispatch import tuned_choices
+from shiplap.dispatch.execute import Executor
+from shiplap.dispatch.outputs import result_of_outputs
+from shiplap.plan.expression import argument_variable, parameter_list
+from shiplap.plan.outputs import bytes_spanned
+from shiplap.torch_private import dispatcher_calls
+from shiplap.torch_private.dispatcher_library import with_write_counts
+
+FastPath: TypeAlias = Callable[..., Result]
+OutFastPath: TypeAlias = Callable[..., bool]  # of all arguments, then the outputs: whether the call has been served
+MOST_READY_CALLS = 4096  # calls remembered: each may have sizes of its own
+INT64_MAX = 2**63 - 1
+OBSERVED = "choices.observer is not None"
+_TYPES = {
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "str": "str",
+    "list[int]": "list",
+    "list[float]": "list",
+    "list[bool]": "list",
+}
+
+
+class CheckOutCall(Protocol):
+    """The checks of the registered out-variant before a kernel runs. They return the outputs and the kernel."""
+
+    def __call__(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]: ...
+
+
+# --- which calls have a fast path -------------------------------------------------------------------------------------
+
+
+def make_fast_path(op: Executor) -> FastPath:
+    """Return the function that a plain call of ``op`` runs: the shortest path to the kernels that are bound now."""
+    by_python = compile_fast_path(op) or (compile_fast_path(op, "cpu") if stays_in_python(op, "cpu") else None)
+    plain = dispatcher_calls.builtin_of(op.below_autograd if op.can_skip_dispatcher else op.overload)
+    places = [i for i, a in enumerate(op.spec.args) if a.mutated]
+    return by_python or (with_write_counts(plain, places) if places else plain)
+
+
+def stays_in_python(op: Executor, device: str) -> bool:
+    """Whether ``op`` will have no native binding on the device, and one of its kernels can repeat calls."""
+    return op.native is None and any(k.stays_in_python and k.can_repeat for k in op.kernels.get(device, ()))
+
+
+def make_fast_execute(op: Executor) -> FastPath | None:
+    """Return a function that remembers calls, which ``op.execute`` runs for calls without gradients, or None."""
+    return compile_fast_path(op, "cpu", op.execute_anew) if stays_in_python(op, "cpu") else None
+
+
+def has_simple_arguments(spec: OpSpec) -> bool:
+    """Whether all arguments are single tensors of real dtypes, or required scalars, and none is written to.
+
+    Complex tensors may carry the lazy mark of a conjugate, which only the dispatcher resolves.
+    """
+    if spec.mutated or any(a.many for a in spec.args):
+        return False
+    kinds = [a.tensor.dtypes if a.tensor is not None else () for a in spec.tensors]
+    real = all(names and not any(row.kind == "complex" for row in dtypes.rows(names)) for names in kinds)
+    return real and not any(a.optional or a.scalar not in _TYPES for a in spec.scalars)
+
+
+def _common_scope(ready: str) -> dict[str, Any]:
+    """Return the names that the text of every fast path uses. ``ready`` names the table of remembered calls."""
+    return {
+        "untouched": dispatcher_calls.untouched,
+        "any_autocast": dispatcher_calls.any_autocast,
+        "is_zero": dispatcher_calls.is_zero,
+        "Tensor": Tensor,
+        "Parameter": torch.nn.Parameter,
+        "INTS": {int},
+        "choices": tuned_choices,
+        "ready": tuned_choices.ready_calls(ready),
+    }
+
+
+def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | None = None) -> FastPath | None:
+    """Return ``route(*args)``, which runs ``op`` below autograd. None where every call needs the dispatcher.
+
+    ``otherwise`` runs the calls that the function does not support, for a caller that the dispatcher has called.
+    """
+    kernels = op.kernels.get(device, [])
+    if not kernels or not has_simple_arguments(op.spec):
+        return None
+    if not all(k.by_python or (device == "cpu" and k.stays_in_python) for k in kernels):
+        return None
+    kinds = [a.tensor.dtypes for a in op.spec.tensors if a.tensor is not None]
+    if (
+        otherwise is None
+        and not op.can_skip_dispatcher
+        and any(row.floating for names in kinds for row in dtypes.rows(names))
+    ):
+        return None  # calls come here under autocast, too
+
+    def first(*args: Value) -> Binding:
+        """Compile the checks at the first call that takes this path."""
+        scope["bind"] = op.plan.quick
+        return op.plan.quick(*args)
+
+    scope = _common_scope(op.spec.name)
+    scope["dispatcher"] = otherwise or dispatcher_calls.builtin_of(op.below_autograd)
+    scope["defaults"] = [a.default for a in op.spec.args]
+    scope |= {"bind": first, "start": _make_fast_path_start(op)}
+    modes = "not untouched()" if otherwise is None else "False"
+    if otherwise is None and not op.can_skip_dispatcher:  # callers of others look for autocast
+        modes += " or any_autocast()"
+    lines = fast_path_lines(op.spec, device, any(k.can_repeat for k in kernels), modes)
+    return define_function("route", lines, f"route {op.spec.name}", scope)
+
+
+def compile_out_fast_path(op: Executor, check: CheckOutCall, *, dispatched: bool) -> OutFastPath | None:
+    """Return ``route(*args, *outs)``, which fills ``outs`` and returns True, or changes nothing and returns False.
+
+    None where native code may run the out-variant, or where each call needs the dispatcher. ``dispatched`` says that
+    the caller is called by the dispatcher.
+    """
+    cuda, device = op.kernels.get("cuda", []), ""
+    if cuda and all(k.by_python for k in cuda) and any(k.can_repeat for k in cuda):
+        device = "cuda"
+    elif stays_in_python(op, "cpu") and all(k.stays_in_python for k in op.kernels["cpu"]):
+        device = "cpu"
+    if not device or not has_simple_arguments(op.spec):
+        return None
+    scope = _common_scope(f"{op.spec.name}, out") | {"start": _make_out_start(op, check)}
+    scope |= {"any_requires_grad": dispatcher_calls.any_requires_grad, "is_grad_enabled": torch.is_grad_enabled}
+    lines = out_fast_path_lines(op.spec, device, [] if dispatched else ["not untouched()"])
+    return define_function("route", lines, f"out {op.spec.name}", scope)
+
+
+# --- calls that were not seen before ----------------------------------------------------------------------------------
+
+
+def _make_fast_path_start(op: Executor) -> Callable[..., Result]:
+    """Return a function that runs a call and remembers how to repeat it, if its kernel can."""
+    ready = tuned_choices.ready_calls(op.spec.name)
+
+    def start(call: Binding, key: Hashable | None = None) -> Result:
+        kernel = op.pick_kernel(call)
+        if kernel is None or key is None:
+            return op.run_bound_call(call, kernel)
+        asked = supports_answers(op, kernel, call)
+        outs, rerun = kernel.run_first_call(call)
+        if rerun is not None and tuned_choices.observer is None and not is_unlisted_call(op, call):
+            _remember_call(ready, key, _recheck_supports(asked, rerun, op.execute) if asked else rerun)
+        return result_of_outputs(outs)
+
+    return start
+
+
+def _make_out_start(op: Executor, check: CheckOutCall) -> Callable[[Args, Outputs, Hashable], bool]:
+    """Return a function that runs an ``op.out`` and remembers how to repeat it, if its kernel can."""
+    ready: dict[Hashable, Any] = tuned_choices.ready_calls(f"{op.spec.name}, out")
+
+    def start(args: Args, given: Outputs, key: Hashable) -> bool:
+        call = op.plan.quick(*args)
+        outs, kernel = check(call, given, None)
+        if kernel is None:
+            return False
+        with torch.no_grad():
+            refill = kernel.fill_first_call(call, outs)
+        if refill is None or tuned_choices.observer is not None or is_unlisted_call(op, call):
+            return True
+        if not supports_answers(op, kernel, call):
+            tensors = [*(v for v, a in zip(args, op.spec.args, strict=True) if a.tensor is not None), *outs]
+            spans = [bytes_spanned(t) if isinstance(t, Tensor) and t.numel() else 0 for t in tensors]
+            _remember_call(ready, key, (refill, *spans))
+        return True
+
+    return start
+
+
+def _remember_call(ready: dict[Hashable, Any], key: Hashable, value: object) -> None:
+    if len(ready) >= MOST_READY_CALLS:
+        ready.clear()
+    ready[key] = value
+
+
+def is_unlisted_call(op: Executor, call: Binding) -> bool:
+    """Whether the table of choices in force lacks the call.
+
+    Such a call is not remembered: ``SHIPLAP_STRICT``, which may be set later, makes it an error.
+    """
+    return tuned_choices.active and isinstance(tuned_choices.find_choice(op, call), tuned_choices.MissingChoice)
+
+
+def supports_answers(op: Executor, picked: Kernel, call: Binding) -> list[tuple[Supports, bool]]:
+    """Return the ``supports`` of each kernel up to the picked one, with its answer for this call."""
+    conditions = []
+    for kernel in op.eager_kernels(picked.device):
+        if kernel.condition is not None:
+            conditions.append((kernel.condition, kernel.condition(*call.args) is True))
+        if kernel.name == picked.name:
+            break
+    return conditions
+
+
+def _recheck_supports(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: FastPath) -> Rerun:
+    """Return ``rerun`` for calls with unchanged answers of ``supports``, which may depend on the values of tensors."""
+
+    def checked(args: Args) -> Result:
+        for supports, answer in asked:
+            if (supports(*args) is True) is not answer:
+                return anew(*args)
+        return rerun(args)
+
+    return checked
+
+
+# --- the text of the functions ----------------------------------------------------------------------------------------
+
+
+def fast_path_lines(spec: OpSpec, device: str, remembers: bool, modes: str = "not untouched()") -> list[str]:
+    """Return the lines of ``route(*args)``. Calls for which ``modes`` is true go to the dispatcher."""
+    variables = list(map(argument_variable, spec.args))
+    positional = [a for a in spec.args if not a.keyword_only]
+    leave = f"return dispatcher({', '.join(map(argument_variable, positional))})"
+    lines = [f"def route({parameter_list(positional)}):"]
+    lines += [f"    {argument_variable(a)} = defaults[{i}]" for i, a in enumerate(spec.args) if a.keyword_only]
+    lines += _guard_lines(spec, spec.tensors, device, [modes], leave)
+    if remembers:
+        lines += _key_lines(map(cache_key_part, spec.args), leave)
+        lines += ["    rerun = ready.get(key)"]
+        lines += [f"    if rerun is not None and choices.observer is None: return rerun({tuple_source(variables)})"]
+    return [*lines, f"    return start(bind({', '.join(variables)}){', key' if remembers else ''})"]
+
+
+def out_fast_path_lines(spec: OpSpec, device: str, modes: Sequence[str]) -> list[str]:
+    """Return the lines of ``route(*args, *outs)``, which compares addresses in each call."""
+    outs = [Arg(o.name, o.tensor) for o in spec.outputs]
+    tensors, inputs = [*spec.tensors, *outs], list(spec.tensors)
+    every = ", ".join(map(argument_variable, tensors))
+    gradients = f"is_grad_enabled() and any_requires_grad({every})"
+    given, filled = (tuple_source(map(argument_variable, args)) for args in (spec.args, outs))
+    overlaps = [_overlap_source(out, other) for i, out in enumerate(outs) for other in (*inputs, *outs[:i])]
+    return [
+        f"def route({', '.join(map(argument_variable, [*spec.args, *outs]))}):",
+        *_guard_lines(spec, tensors, device, [*modes, OBSERVED, f"({gradients})"], "return False"),
+        *_key_lines(
+            [cache_key_part(a, f"p_{a.name}") for a in (*spec.args, *outs)],
+            "return False",
+            [f"p_{a.name} = {_address_source(a)}" for a in tensors],
+        ),
+        "    found = ready.get(key)",
+        f"    if found is None: return start({given}, {filled}, key)",
+        f"    refill, {', '.join(f'r_{a.name}' for a in tensors)} = found",
+        f"    if {either_source(overlaps)}: return False",
+        f"    refill({given}, {filled})",
+        "    return True",
+    ]
+
+
+def _guard_lines(spec: OpSpec, tensors: Iterable[Arg], device: str, conditions: Sequence[str], leave: str) -> list[str]:
+    """Return the lines that ``leave`` where a call is not one of plain values, or where a condition holds."""
+    strange = [not_plain_tensor(a, device) for a in tensors]
+    kinds = [type_test(a) for a in spec.scalars if a.scalar != "int"]
+    integers = [a for a in spec.scalars if a.scalar in ("int", "list[int]")]
+    numbers = [argument_variable(a) if a.scalar == "int" else f"*{argument_variable(a)}" for a in integers]
+    lines = [f"    if {either_source([*strange, *kinds, *conditions])}: {leave}"]
+    if numbers:
+        beyond = f"max(n) > {INT64_MAX} or min(n) < {-INT64_MAX - 1}"
+        lines += [f"    n = (0, {', '.join(numbers)})", f"    if {{*map(type, n)}} != INTS or {beyond}: {leave}"]
+    return lines
+
+
+def _key_lines(parts: Iterable[str], leave: str, before: Sequence[str] = ()) -> list[str]:
+    """Return the lines that make the key of a call, after the statements ``before``."""
+    # A tensor without an address or strides raises, and the checks of the longer path name it.
+    body = [*before, f"key = {tuple_source(parts)}"]
+    return ["    try:", *(f"        {line}" for line in body), f"    except RuntimeError: {leave}"]
+
+
+def not_plain_tensor(arg: Arg, device: str) -> str:
+    """Return the condition that an argument is not a plain tensor of this device type.
+
+    Lazily negated views and zero tensors without memory are not plain: the dispatcher resolves them.
+    """
+    t = argument_variable(arg)
+    condition = (
+        f"not ((type({t}) is Tensor or type({t}) is Parameter) and {t}.is_{device}) or {t}.is_neg() or is_zero({t})"
+    )
+    return f"({t} is not None and ({condition}))" if arg.optional else condition
+
+
+def type_test(arg: Arg) -> str:
+    """Return the condition that a scalar has another type than the declared one."""
+    return f"type({argument_variable(arg)}) is not {_TYPES[arg.scalar or '']}"
+
+
+def cache_key_part(arg: Arg, address: str = "") -> str:
+    """Return the part of the key for an argument. Floats are text in it, since -0.0 equals 0.0."""
+    v = argument_variable(arg)
+    if arg.tensor is not None:
+        address = address or f"{v}.data_ptr()"
+        part = f"{v}.shape, {v}.stride(), {v}.dtype, {v}.get_device(), {address} & 15"
+        return f"{v} if {v} is None else ({part})" if arg.optional else part
+    if arg.scalar in ("float", "list[float]"):
+        return f"repr({v})"
+    return f"tuple({v})" if arg.scalar and arg.scalar.startswith("list") else v
+
+
+def _address_source(arg: Arg) -> str:
+    address = f"{argument_variable(arg)}.data_ptr()"
+    return f"0 if {argument_variable(arg)} is None else {address}" if arg.optional else address
+
+
+def _overlap_source(a: Arg, b: Arg) -> str:
+    """Return the condition that the address ranges of two tensors may meet."""
+    return f"(p_{a.name} < p_{b.name} + r_{b.name} and p_{b.name} < p_{a.name} + r_{a.name})"

@@ -1,0 +1,431 @@
+"""The rules of calls, one function each: a condition in Python and in C++, and the error of a call that breaks it.
+
+The rules stand in four groups: of one tensor argument, of the sizes of a tensor, of all arguments together, and of the
+memory that a caller passes for outputs and workspace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from shiplap import dtypes
+from shiplap.declare.dim_expression import Expr
+from shiplap.declare.spec import Arg
+from shiplap.plan.expression import (
+    Expression,
+    TensorPlace,
+    Text,
+    VariableNames,
+    declared_value,
+    equal_expression,
+    quoted_text,
+    shared_variable,
+    values_text,
+)
+from shiplap.plan.rule import TRUE, ArgumentRule
+
+ALIGNMENT = 64  # bytes: what kernels are promised of a workspace
+GRADIENTS_ENABLED = "aoti_torch_grad_mode_is_enabled()"
+NO_LISTS = "no code: a declaration with lists of tensors has no C++ form"
+NO_VARIADIC_DIMS = "no code: a declaration with variadic dims has no C++ form"
+BY_PYTHON = "Python, to which such calls are handed over: the stable ABI does not say whether a tensor has a gradient"
+
+# --- one tensor argument ----------------------------------------------------------------------------------------------
+
+
+def argument_rules(at: TensorPlace, arg: Arg) -> Iterator[ArgumentRule]:
+    """Yield the rules that follow from the declaration of one argument, beside those of its dtype, device and sizes."""
+    if arg.contiguous:
+        yield is_contiguous(at)
+    if arg.mutated:
+        yield has_distinct_elements(at)
+        if arg.tensor is not None and dtypes.differentiable(arg.tensor.dtypes):
+            yield is_outside_autograd(at)
+
+
+def argument_is_kind(op: str, arg: Arg) -> ArgumentRule:
+    """An argument is a tensor, a number or a list, as annotated."""
+    by = "the dispatcher, and tvm-ffi's Arguments, which convert each value or refuse it"
+    mismatch = (Expression("mismatch(arg, value)", ""),)
+    where, expected = (f"{op}, argument '{arg.name}'",), (argument_kind_text(arg),)
+    return ArgumentRule("SL209", Expression("not mismatch(arg, value)", TRUE.cpp), where, mismatch, expected, cpp_by=by)
+
+
+def argument_kind_text(arg: Arg) -> str:
+    """Return the kind of an argument as errors print it."""
+    size = f"{arg.length} " if arg.length else ""
+    kind = str(arg.tensor or arg.kind)
+    if arg.many:
+        kind = f"list of {size}{kind}" + " or None" * arg.absent
+    elif size:
+        kind += f" of length {arg.length}"
+    return kind + " or None" * arg.optional
+
+
+def is_tensor(at: TensorPlace, declared: str) -> ArgumentRule:
+    """An argument is a tensor. The dispatcher accepts None for any tensor."""
+    t = at.tensor.python
+    return ArgumentRule(
+        "SL209",
+        Expression(f"isinstance({t}, Tensor)", TRUE.cpp),
+        at.where,
+        (Expression(f"'None' if {t} is None else type({t}).__name__", ""),),
+        (declared,),
+        at.arg,
+        cpp_by="Python, to which a call with None is handed over, and tvm-ffi's Arguments, which hand over tensors",
+        undecided="None for a tensor",
+        deferral=undefined_condition("{index}"),
+    )
+
+
+def undefined_condition(index: int | str) -> str:
+    """Return the C++ condition that None was passed for a tensor, before any other property of it can be read."""
+    return f"!peek_defined(values[{index}])"
+
+
+def is_dense(at: TensorPlace) -> ArgumentRule:
+    """A tensor is described by strides."""
+    t = at.tensor.python
+    got = (Expression(f"'a nested tensor' if {t}.is_nested else {t}.layout", ""),)
+    by, fix = "the dispatch key under which the code is registered", "call .to_dense() first"
+    holds = Expression(f"{t}.layout is strided", TRUE.cpp)
+    return ArgumentRule("SL207", holds, at.where, got, ("a dense tensor",), at.arg, fix=fix, cpp_by=by)
+
+
+def dtype_is_among(at: TensorPlace, dtype_class: str, names: tuple[str, ...]) -> ArgumentRule:
+    """The dtype of a tensor is one of the declared ones."""
+    kind, numbers, single = at.dtype, dtypes.numbers(names), len(names) == 1
+    cpp = f"{kind.cpp} == {numbers[0]}" if single and numbers else f"among({kind.cpp}, {dtypes.mask(names)})"
+    holds = Expression(f"{kind.python} {'is' if single else 'in'} ok_{at.arg}", cpp)
+    known = frozenset(getattr(torch, name) for name in names)
+    constants = {f"ok_{at.arg}": next(iter(known)) if single else known}
+    expected = (f"{dtype_class}: {', '.join(sorted(names))}",)
+    return ArgumentRule("SL204", holds, at.where, (kind,), expected, at.arg, constants=constants)
+
+
+def dtype_variable(dtype_class: str) -> Expression:
+    """Return the variable with the dtype of a dtype class in this call."""
+    name = f"dtype_{dtype_class}"
+    return Expression(name, name, "", f"Dtype{{{name}}}")
+
+
+def same_dtype(at: TensorPlace, dtype_class: str, origin: Text) -> ArgumentRule:
+    """All tensors of one dtype class have one dtype."""
+    bound = dtype_variable(dtype_class)
+    expected = (bound, ", as ", *origin, f" ({dtype_class})")
+    return ArgumentRule("SL205", equal_expression(at.dtype, bound), at.where, (at.dtype,), expected, at.arg)
+
+
+def same_device(at: TensorPlace, origin: Text) -> ArgumentRule:
+    """All tensors of a call are on one device."""
+    device = shared_variable("device")
+    return ArgumentRule(
+        "SL206", equal_expression(at.device, device), at.where, (at.device,), (device, ", as ", *origin), at.arg
+    )
+
+
+def is_contiguous(at: TensorPlace, id: str = "SL207") -> ArgumentRule:
+    """A tensor is contiguous, as ``contiguous=`` demands."""
+    holds = Expression(f"{at.tensor.python}.is_contiguous()", f"{at.tensor.cpp}.is_contiguous()")
+    return ArgumentRule(id, holds, at.where, ("strides ", at.strides), ("a contiguous tensor",), at.arg)
+
+
+def has_distinct_elements(at: TensorPlace) -> ArgumentRule:
+    """No two elements of a tensor that is written to share memory."""
+    t = at.tensor
+    holds = Expression(f"({t.python}.is_contiguous() or own_memory({t.python}))", f"own_memory({t.cpp})")
+    return ArgumentRule(
+        "SL210", holds, at.where, ("shape ", at.shape, ", strides ", at.strides), ("distinct memory",), at.arg
+    )
+
+
+def is_outside_autograd(at: TensorPlace) -> ArgumentRule:
+    """A tensor that is written to requires no gradient of its own."""
+    return ArgumentRule(
+        "SL304",
+        Expression(f"not ({at.tensor.python}.requires_grad and is_grad_enabled())", TRUE.cpp),
+        at.where,
+        ("a tensor that requires grad",),
+        ("a mutated tensor outside autograd",),
+        at.arg,
+        fix="call the op under torch.no_grad(), or pass .detach()",
+        cpp_by=BY_PYTHON,
+        undecided="a tensor that may require a gradient, since gradients are enabled",
+        deferral=GRADIENTS_ENABLED,
+    )
+
+
+def shares_no_memory(at: TensorPlace, other: TensorPlace) -> ArgumentRule:
+    """A tensor that is written to shares no memory with another argument, whose content would be undefined."""
+    t, o = at.tensor, other.tensor
+    return ArgumentRule(
+        "SL210",
+        Expression(f"not shares_memory({t.python}, {o.python})", f"!shares_memory({t.cpp}, {o.cpp})"),
+        at.where,
+        ("memory of argument ", *quoted_text((other.arg,))),
+        ("memory of its own",),
+        at.arg,
+        title="a mutated tensor is another argument too",
+        fix="pass memory of its own: a .clone(), or torch.empty_like where a compiled graph shares that of the copy",
+    )
+
+
+def is_aligned(at: TensorPlace, alignment: int, *, output: bool = False) -> ArgumentRule:
+    """The address of a tensor is a multiple of the bytes that a kernel demands. No copy can replace an ``output``."""
+    t = at.tensor
+    rest = Expression(f"{t.python}.data_ptr() % {alignment}", f"address({t.cpp}) % {alignment}")
+    holds = Expression(f"{rest.python} == 0", f"{rest.cpp} == 0")
+    if output:
+        got, expected = f"an address that is no multiple of {alignment} bytes", "memory as an allocator gives it"
+        fix = "pass torch.empty of the expected shape and dtype"
+        return ArgumentRule("SL212", holds, at.where, (got,), (expected,), at.arg, fix=fix)
+    got_rest = ("an address that is ", rest, f" modulo {alignment}")
+    return ArgumentRule(
+        "SL207", holds, at.where, got_rest, (f"memory aligned to {alignment} bytes",), at.arg, fix="pass .clone()"
+    )
+
+
+# --- the sizes of a tensor --------------------------------------------------------------------------------------------
+
+
+def has_rank(at: TensorPlace, rank: int, declared: str, *, least: bool = False) -> ArgumentRule:
+    """A tensor has ``rank`` dims, or at ``least`` as many where its type has a variadic dim."""
+    sign = ">=" if least else "=="
+    holds = Expression(f"{at.rank.python} {sign} {rank}", f"{at.rank.cpp} {sign} {rank}")
+    return ArgumentRule("SL201", holds, at.where, (at.rank, " dims, shape ", at.shape), (declared,), at.arg)
+
+
+def same_size(
+    at: TensorPlace, axis: int, name: str, bound: Expression, origin: Text, *, or_one: bool = False
+) -> ArgumentRule:
+    """A named dim has the size that an earlier argument gave it, or 1 where it broadcasts.
+
+    The axis is negative behind a variadic dim.
+    """
+    size, holds = at.size(axis), equal_expression(at.size(axis), bound)
+    if or_one:
+        python = f"({size.python} == 1) | ({size.python} == {bound.python})"
+        holds = Expression(python, f"({size.cpp} == 1 || {size.cpp} == {bound.cpp})")
+    where = (*at.where, f", dim '{name}' (axis ", *at.axis(axis), ")")
+    expected = (*(("1, or ",) if or_one else ()), f"{name} = ", bound, ", ", *origin)
+    return ArgumentRule("SL202", holds, where, (f"{name} = ", size), expected, at.arg)
+
+
+def fixed_size(at: TensorPlace, axis: int, wanted: int) -> ArgumentRule:
+    """A dim has the number of the declaration."""
+    size, got = at.size(axis), ("size ", at.size(axis), " in axis ", *at.axis(axis))
+    return ArgumentRule(
+        "SL203", equal_expression(size, shared_variable(str(wanted))), at.where, got, (str(wanted),), at.arg
+    )
+
+
+def computed_size(at: TensorPlace, axis: int, source: str, wanted: Expression) -> ArgumentRule:
+    """A dim has the value ``wanted`` of the expression in the declaration."""
+    size, got = at.size(axis), ("size ", at.size(axis), " in axis ", *at.axis(axis))
+    return ArgumentRule("SL202", equal_expression(size, wanted), at.where, got, (f"{source} = ", wanted), at.arg)
+
+
+def same_variadic_dims(at: TensorPlace, name: str) -> tuple[ArgumentRule, ArgumentRule]:
+    """A variadic dim that an earlier argument has set is as many dims, and these have the same sizes.
+
+    The sizes of this argument are the variable ``spread_<argument>``.
+    """
+    here = Expression(f"spread_{at.arg}", "", f"show(spread_{at.arg})")
+    bound = Expression(f"d_{name}", "", f"show(d_{name})")
+    rank = Expression(f"len({here.python}) == len({bound.python})", TRUE.cpp)
+    sizes = Expression(f"same_sizes({here.python}, {bound.python})", TRUE.cpp)
+    got = (f"{name} = ", here)
+    return (
+        ArgumentRule("SL201", rank, at.where, got, (f"{name} = ", bound), at.arg, cpp_by=NO_VARIADIC_DIMS),
+        ArgumentRule("SL202", sizes, at.where, got, (bound,), at.arg, cpp_by=NO_VARIADIC_DIMS),
+    )
+
+
+# --- all arguments together -------------------------------------------------------------------------------------------
+
+
+def is_object(op: str, argument: str, cls: type, optional: bool) -> ArgumentRule:
+    """An argument that is an object has the declared class, which torch does not check."""
+    absent, none = f"a_{argument} is None or " * optional, " or None" * optional
+    holds = Expression(f"{absent}isinstance(a_{argument}, class_{argument})", TRUE.cpp)
+    where, got = (f"{op}, argument '{argument}'",), (Expression(f"type(a_{argument}).__name__", ""),)
+    by, constants = "no code: a declaration with objects has no C++ form", {f"class_{argument}": cls}
+    return ArgumentRule("SL209", holds, where, got, (cls.__name__ + none,), constants=constants, cpp_by=by)
+
+
+def has_no_nul(op: str, argument: str) -> ArgumentRule:
+    """A text has no NUL character, where it would end for a C kernel but not for the reference."""
+    return ArgumentRule(
+        "SL209",
+        Expression(f"'\\0' not in a_{argument}", f"a_{argument}.find('\\0') == std::string::npos"),
+        (f"{op}, argument '{argument}'",),
+        ("a text with a NUL character",),
+        ("a text that C reads to its end",),
+        title="a text has a NUL character",
+        fix="pass the text without the NUL character",
+    )
+
+
+def members_are_distinct(op: str, argument: str) -> ArgumentRule:
+    """The members of a list that is written to share no memory."""
+    members = f"a_{argument}"
+    return ArgumentRule(
+        "SL210",
+        Expression(f"({members} is None or not any_shares_memory({members}))", TRUE.cpp),
+        (f"{op}, argument '{argument}'",),
+        ("memory of another member",),
+        ("memory of its own",),
+        title="two members of a mutated list share memory",
+        cpp_by=NO_LISTS,
+    )
+
+
+def lists_have_members(op: str, variables: Sequence[str]) -> ArgumentRule:
+    """A list that gives a size, a dtype or the device has an element."""
+    holds = Expression(" and ".join(f"{v} is not None" for v in variables), TRUE.cpp)
+    return ArgumentRule("SL209", holds, (op,), ("an empty list of tensors",), ("at least one tensor",), cpp_by=NO_LISTS)
+
+
+def agrees_with_computed(op: str, name: str, bound: Expression, computed: Expression, origin: Text) -> ArgumentRule:
+    """A dim of an argument that ``dims=`` computes too has the computed size."""
+    expected = (f"{name} = ", bound, ", ", *origin)
+    return ArgumentRule("SL202", equal_expression(computed, bound), (op,), (f"{name} = ", computed), expected)
+
+
+def requirement_holds(op: str, expr: Expr, names: VariableNames, truth: Expression) -> ArgumentRule:
+    """A precondition of ``requires=`` holds. ``truth`` is the value of the expression."""
+    return ArgumentRule("SL208", truth, (op,), values_text(expr, names), (expr.source,))
+
+
+def has_value(op: str, expr: Expr, names: VariableNames) -> ArgumentRule:
+    """An expression has a value. The variable ``why`` is the exception of the evaluation."""
+    got = (*values_text(expr, names), ": ", Expression("why", "why.what()", "why_none(why)"))
+    return ArgumentRule("SL208", declared_value(expr, names), (op,), got, (f"a value of {expr}",))
+
+
+# --- outputs, workspace, and what a kernel demands of memory ----------------------------------------------------------
+
+
+def dense_condition(tensor: str) -> str:
+    """Return the Python condition under which strides describe ``tensor``."""
+    return f"{tensor}.layout is strided and not {tensor}.is_nested"
+
+
+def wanted_dtype(output: str, dtype_class: str, names: tuple[str, ...]) -> Expression:
+    """Return the dtype of an output: its own, or that of its class in this call."""
+    if len(names) != 1:
+        return dtype_variable(dtype_class)
+    number = dtypes.number(names[0])
+    return Expression(f"want_{output}", str(number), "", f"Dtype{{{number}}}")
+
+
+def output_fits_kind(at: TensorPlace, dtype: Expression, concrete: str) -> ArgumentRule:
+    """A given output is a tensor of the declared dtype, on the device of the call."""
+    t, same, device = (
+        at.tensor.python,
+        equal_expression(at.dtype, dtype),
+        equal_expression(at.device, shared_variable("device")),
+    )
+    python = f"isinstance({t}, Tensor) and {dense_condition(t)} and {t}.dtype == {dtype.python} and {device.python}"
+    filled = f'filled("{{}} on {{}}", {{{at.dtype.shown[1]}, {at.device.cpp}}})'
+    constants = {dtype.python: getattr(torch, concrete)} if concrete else {}
+    holds, got = Expression(python, f"{same.cpp} && {device.cpp}"), (Expression(f"kind_of_memory({t})", filled),)
+    return ArgumentRule(
+        "SL212", holds, at.where, got, (dtype, " on ", shared_variable("device")), at.arg, constants=constants
+    )
+
+
+def output_fits_shape(at: TensorPlace, sizes: Expression) -> ArgumentRule:
+    """A given output has the declared shape."""
+    name, rank = f"shape_{at.arg}", f"rank_{at.arg}"
+    holds = Expression(f"tuple({name}) == {sizes.python}", f"has_sizes({name}, {rank}, {sizes.cpp})")
+    got = ("shape ", Expression(f"tuple({name})", f"Tuple({name}, {rank})"))
+    return ArgumentRule(
+        "SL212", holds, at.where, got, ("shape ", Expression(sizes.python, f"Tuple({sizes.cpp})")), at.arg
+    )
+
+
+def output_size_is_valid(at: TensorPlace, source: str, size: Expression) -> ArgumentRule:
+    """A computed size of an output is not negative."""
+    holds = Expression(f"{size.python} >= 0", f"{size.cpp} >= 0")
+    return ArgumentRule("SL208", holds, at.where, (f"{source} = ", size), ("a size",), at.arg)
+
+
+def output_is_disjoint(at: TensorPlace, other: TensorPlace) -> ArgumentRule:
+    """An output or a workspace of the caller shares no memory with another tensor of the call."""
+    t, o = at.tensor, other.tensor
+    return ArgumentRule(
+        "SL210",
+        Expression(f"not overlap({t.python}, {o.python})", f"!overlap({t.cpp}, {o.cpp})"),
+        at.where,
+        ("memory of ", *quoted_text((other.arg,))),
+        ("memory of its own",),
+        at.arg,
+        title="an output overlaps another tensor",
+        fix="pass a tensor of its own",
+    )
+
+
+def out_has_no_gradient(op: str, tensors: Sequence[str]) -> ArgumentRule:
+    """No tensor of an out-variant requires a gradient."""
+    return ArgumentRule(
+        "SL304",
+        Expression(f"not (is_grad_enabled() and requires_grad(({', '.join(tensors)},)))", TRUE.cpp),
+        (f"{op}, out=",),
+        ("a tensor that requires grad",),
+        ("tensors outside autograd",),
+        title="an out-variant has no gradient",
+        fix="call it under torch.no_grad(), or call the op without out=",
+        cpp_by=BY_PYTHON,
+        undecided="tensors that may require a gradient, since gradients are enabled",
+        deferral=GRADIENTS_ENABLED,
+    )
+
+
+def scratch_fits_kind(op: str, name: str) -> ArgumentRule:
+    """A given workspace is bytes in one contiguous dim, on the device of the call. It is the first check of one."""
+    t, device = "scratch", "device_of(scratch)"
+    python = f"isinstance({t}, Tensor) and {dense_condition(t)} and {t}.dtype == uint8 and {t}.device == device"
+    holds = Expression(
+        f"{python} and {t}.dim() == 1 and {t}.stride(0) == 1",
+        f"{t}.dtype() == {dtypes.number('uint8')} && {device} == device && is_vector({t})",
+    )
+    extents = f"Tuple({t}.sizes(), {t}.dim()), Tuple({t}.strides(), {t}.dim())"
+    filled = f'filled("{{}} on {{}}, {{}} by {{}}", {{Dtype{{{t}.dtype()}}, {device}, {extents}}})'
+    got = (Expression(f"kind_of_memory({t}, extents=True)", filled),)
+    expected = ("torch.uint8 on ", shared_variable("device"), ", one contiguous dim")
+    return ArgumentRule("SL213", holds, (f"{op}, {name}",), got, expected, constants={"uint8": torch.uint8})
+
+
+def scratch_has_room(op: str, name: str) -> ArgumentRule:
+    """A given workspace has the bytes that the kernel needs, the variable ``needed``."""
+    size = Expression("scratch.numel()", "scratch.sizes()[0]")
+    holds = Expression(f"{size.python} >= needed", f"{size.cpp} >= needed")
+    return ArgumentRule(
+        "SL213", holds, (f"{op}, {name}",), (size, " bytes"), ("at least ", shared_variable("needed"), " bytes")
+    )
+
+
+def scratch_is_aligned(op: str, name: str) -> ArgumentRule:
+    """A given workspace begins at an address that kernels are promised."""
+    rest = Expression(f"scratch.data_ptr() % {ALIGNMENT}", f"address(scratch) % {ALIGNMENT}")
+    holds = Expression(f"{rest.python} == 0", f"{rest.cpp} == 0")
+    got = ("an address that is ", rest, f" modulo {ALIGNMENT}")
+    return ArgumentRule("SL213", holds, (f"{op}, {name}",), got, (f"memory aligned to {ALIGNMENT} bytes",))
+
+
+def is_on_cpu(op: str) -> ArgumentRule:
+    """A call of a tvm-ffi function is on the CPU, like its kernel. tvm-ffi passes tensors of any device."""
+    device = shared_variable("device")
+    return ArgumentRule(
+        "SL206", Expression("device.type == 'cpu'", "device.type == kDLCPU"), (op,), (device,), ("cpu",)
+    )
+
+
+def size_is_within_bound(where: str, dim: str, source: str) -> ArgumentRule:
+    """A data-dependent size, the variable ``extent_<dim>``, respects its declared bound, ``d_<dim>``."""
+    size, bound = shared_variable(f"extent_{dim}"), shared_variable(f"d_{dim}")
+    holds = Expression(f"0 <= {size.python} <= {bound.python}", f"0 <= {size.cpp} && {size.cpp} <= {bound.cpp}")
+    return ArgumentRule("SL302", holds, (where,), (f"{dim} = ", size), (f"{dim} <= {source} = ", bound))

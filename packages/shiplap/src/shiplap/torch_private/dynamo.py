@@ -1,0 +1,112 @@
+"""Dynamo and the caches of compiled code: constants of a graph, checkpoints, reuse of caches, packages, CUDA graphs.
+
+The compiler is imported when a function needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch.fx import Node
+
+from shiplap.torch_private import triton_internals
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def constant_result(function: Function) -> Function:
+    """Mark a function whose result a graph takes as a constant: ``torch.compiler.assume_constant_result``.
+
+    The function of torch (2.11 to 2.15) sets this mark and nothing else, and imports all of Dynamo for it, which takes
+    as long as the import of torch.
+    """
+    vars(function)["_dynamo_marked_constant"] = True
+    return function
+
+
+def is_folded(node: Node) -> bool:
+    """Return whether Inductor computes results that depend on ``node`` alone while it compiles: true for frozen
+    parameters.
+
+    This holds for graphs ahead of autograd, while they are compiled. Dynamo needs the setting as well:
+    ``options={"freezing": True}`` comes too late, and parameters stay inputs.
+    """
+    from torch._inductor import config
+
+    # Inductor freezes parameters only for inference.
+    if not config.freezing or torch.is_grad_enabled():
+        return False
+    return node.op == "get_attr" or (node.op.startswith("call") and all(map(is_folded, node.all_input_nodes)))
+
+
+_KEEPS_OBJECTS = (2, 13)  # since then Dynamo makes outputs of the tensors in an object that a checkpoint returns
+
+
+@constant_result
+def checkpoints_keep_objects() -> bool:
+    """Return whether a function that is checkpointed in a graph may return objects of its own that hold tensors.
+
+    The result is a constant of the graph. Before torch 2.13 this needs
+    ``torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint``, and without it the graph does not run.
+    """
+    import torch._dynamo
+
+    major, minor = torch.__version__.split(".")[:2]
+    allowed = getattr(torch._dynamo.config, "skip_fwd_side_effects_in_bwd_under_checkpoint", False)
+    return bool(allowed) or (int(major), int(minor)) >= _KEEPS_OBJECTS
+
+
+def cudagraph_skips() -> int:
+    """Return how often Inductor has run a region without the requested CUDA graph, since ``reset_compiler``."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["inductor"].get("cudagraph_skips", 0))
+
+
+def cudagraph_inputs() -> int:
+    """Return the number of inputs that torch copies before each replay, since ``reset_compiler``.
+
+    0 means that no graph was recorded. The number is only meaningful for a function with at least one input that is
+    neither parameter nor buffer.
+    """
+    from torch._dynamo.utils import counters
+
+    return int(counters["inductor"].get("cudagraph_recorded_non_static_inputs", 0))
+
+
+_CHECK = "torch._check"
+_CACHES_CHECKS = (2, 13)  # since then a graph that asserts something with torch._check is cached as it is
+
+
+def prepare_cache_keys() -> None:
+    """Make this process look for graphs and kernels under the keys of others. Called before compile caches are read.
+
+    Triton's key holds the version of the assembler. Inductor selects torch's own assembler when it compiles a kernel in
+    this process and not in a worker, which depends on the contents of the caches. The assembler is therefore selected
+    here.
+    """
+    from torch._inductor import config
+
+    triton_internals.use_torch_assembler()
+    marked = config.unsafe_marked_cacheable_functions
+    major, minor = torch.__version__.split(".")[:2]
+    # Torch leaves out of its cache each graph with a function that it does not know to be safe.
+    if _CHECK not in marked and (int(major), int(minor)) < _CACHES_CHECKS:
+        config.unsafe_marked_cacheable_functions = {**marked, _CHECK: torch.__version__}
+
+
+def is_packaging() -> bool:
+    """Return whether a package is being made right now. Imports nothing."""
+    inductor = sys.modules.get("torch._inductor.virtualized")
+    return inductor is not None and bool(inductor.V.aot_compilation)
+
+
+def compile_package(program: torch.export.ExportedProgram, path: Path, options: Mapping[str, object]) -> None:
+    """Compile an exported program into an AOTInductor package."""
+    import torch._inductor as inductor
+
+    inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(options))

@@ -1,0 +1,241 @@
+"""Triton: the assembler that it uses, the cache keys of its launches, and its interpreter for Inductor's code.
+
+The assembler is torch's own from the first kernel on, as it is part of Triton's cache key. Inductor selects torch's
+assembler when it compiles a kernel. A process that launched kernels before any graph compiled these with Triton's own
+assembler, and the next process, which began with a graph, compiled all of them again: 7 s of the first call of a SpUNet
+(H200, torch 2.11, Triton 3.6, November 2026).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from inspect import signature
+from pathlib import Path
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+# --- the assembler ----------------------------------------------------------------------------------------------------
+
+
+_CHOSEN = "TRITON_PTXAS_PATH"
+
+
+@cache
+def use_torch_assembler() -> None:
+    """Select torch's own assembler, by the variable and the rule of Inductor, unless the user has selected one.
+
+    Called before Triton compiles a kernel of ours. Inductor's own function is not called: importing its module takes
+    longer than an eager program needs to start.
+    """
+    if torch.version.cuda is None or _CHOSEN in os.environ:
+        return
+    # Wheels of torch for CUDA contain the assembler. A build from source need not.
+    assembler = Path(torch.__file__).absolute().parent / "bin" / "ptxas"
+    if assembler.is_file() and os.access(assembler, os.X_OK):
+        os.environ[_CHOSEN] = str(assembler)
+
+
+# --- cache keys of launches, for kernels that are compiled without a launch -------------------------------------------
+
+
+_UNREAD = "triton", "math", "copy"  # modules that Triton's keys do not look into
+
+
+def settle_cache_key(kernel: Any) -> None:
+    """Give ``kernel`` the one key that it has in every process, whatever was launched before it.
+
+    Triton's key of a function holds the globals of the functions that it calls, but only of those whose own key was
+    computed before (3.6 and 3.7). Two kernels that share a function therefore have other keys in a process that
+    launches the second one first, and all are compiled again. Here the keys of called functions are computed first,
+    innermost first.
+    """
+    _settle_called_keys(kernel, set())
+
+
+def _settle_called_keys(kernel: Any, begun: set[int]) -> None:
+    function, known = getattr(kernel, "fn", None), getattr(kernel, "hash", "")
+    settled = isinstance(known, str) and not known.startswith("recursion:")  # which is: another thread is at it
+    if settled or id(kernel) in begun or not isinstance(function, FunctionType):
+        return
+    # Functions may call each other in a circle.
+    begun.add(id(kernel))
+    for called in _called_kernels(function):
+        _settle_called_keys(called, begun)
+        try:
+            _ = called.cache_key
+        except Exception:  # Triton raises the error if the kernel really calls it
+            with suppress(AttributeError):
+                called.hash = None
+
+
+def _called_kernels(function: FunctionType) -> Iterator[Any]:
+    """Yield every Triton function that ``function`` has a name for, in its own scope or in modules that it names."""
+    names, cells = function.__code__.co_names, function.__closure__ or ()
+    named, entered = [function.__globals__.get(name) for name in names], set[str]()
+    for cell in cells:
+        with suppress(ValueError):  # it is empty
+            named.append(cell.cell_contents)
+    for value in named:  # which grows
+        if isinstance(value, ModuleType):
+            if value.__name__ not in entered and value.__name__.partition(".")[0] not in _UNREAD:
+                entered.add(value.__name__)  # modules may name each other
+                named += [vars(value).get(name) for name in names]
+        elif isinstance(getattr(value, "fn", None), FunctionType) and hasattr(type(value), "cache_key"):
+            yield value
+
+
+def triton_attributes(
+    kernel: Any,
+    backend: Any,
+    signature: Mapping[str, str],
+    constants: Mapping[Any, object],
+    attributes: Mapping[Any, Any],
+) -> dict[Any, Any]:
+    """Return ``attributes`` in the form in which Triton's own launches pass them to its compiler, which has them in its
+    key.
+
+    Triton 3.7 lists constants among them, without any attribute; Triton 3.6 lists arguments alone. The rest of the key,
+    which is the kernel's own, is settled.
+    """
+    settle_cache_key(kernel)
+    special = [
+        (kind, constants[(at,)] if kind == "constexpr" else _specialisation_mark(attributes.get((at,))))
+        for at, kind in enumerate(signature.values())
+    ]
+    values = {name: constants.get((at,)) for at, name in enumerate(signature)}
+    try:
+        *_, packed = kernel._pack_args(backend, {}, values, special, {})
+    except AttributeError:
+        return dict(attributes)
+    return dict(packed)
+
+
+def _specialisation_mark(attribute: object) -> str | None:
+    """Return the mark of Triton's binder for an argument: "D" for a multiple of 16, None where it does not check."""
+    return None if attribute is None else "D" if attribute else ""
+
+
+# --- the interpreter --------------------------------------------------------------------------------------------------
+#
+# It runs the Triton code that Inductor generates, in a process of its own. Inductor renders, fuses and launches as for
+# a GPU. Its decorators and its loader of sources are replaced for the rest of the process: start_interpreter does so.
+
+
+launches: list[str] = []  # names of the kernels that have run
+edit: list[Callable[[str], str] | None] = [None]  # source of a template's kernel → source: a defect to be found
+
+BLOCK = 32  # of generated pointwise kernels and reductions: the interpreter runs each block by itself
+
+
+class _Libdevice:
+    """``libdevice`` of a GPU, with those functions that Triton's language has."""
+
+    def __getattr__(self, name: str) -> Any:
+        import triton.language as tl
+
+        function = getattr(tl.math, name, None) or getattr(tl, name, None)
+        if function is None:
+            raise NotImplementedError(f"libdevice.{name} cannot be interpreted")
+        return function
+
+
+class InterpretedKernel:
+    """The result of Inductor's decorators, launched in the same way but interpreted."""
+
+    def __init__(self, kind: str, fn: Any, meta: dict[str, Any]) -> None:
+        self.kind, self.fn, self.meta = kind, fn, meta
+        self.inductor_meta: dict[str, Any] = {}
+        self.with_bandwidth_info, self.launchers = False, [SimpleNamespace(n_regs=None)]
+        fn.fn.__globals__["libdevice"] = _Libdevice()
+
+    def precompile(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: an interpreted kernel is not compiled."""
+
+    def run(self, *args: Any, stream: Any = None, benchmark_run: bool = False, **kwargs: Any) -> None:
+        """Launch the kernel once. bfloat16 is refused: the interpreter multiplies its bit patterns."""
+        if any(isinstance(a, torch.Tensor) and a.dtype == torch.bfloat16 for a in args):
+            raise NotImplementedError("bf16 is wrong in Triton's interpreter")
+        # Launches that only measure are no launches of the program.
+        if not benchmark_run:
+            launches.append(self.fn.fn.__name__)
+        if self.kind == "template":  # the last three arguments are the grid
+            self.fn[tuple(int(g) for g in args[-3:])](*args[:-3])
+            return
+        if self.kind == "user_autotune":  # so are they here, and numbers that Triton specialises on are passed, too
+            constants = [n for n, p in signature(self.fn.fn).parameters.items() if "constexpr" in str(p.annotation)]
+            names = [n for n in self.meta["signature"] if n not in constants]
+            given = dict(zip(names, args[:-3], strict=True)) | {n: self.meta["constants"][n] for n in constants}
+            self.fn[tuple(int(g) for g in args[-3:])](**given)
+            return
+        names = [n for n, kind in self.meta["signature"].items() if kind != "constexpr"]
+        numel = {n: v for n, v in zip(names, args, strict=False) if n.endswith("numel")}
+        blocks = {b: BLOCK for b in ("XBLOCK", "YBLOCK", "R0_BLOCK") if b in self.fn.arg_names}
+        grid = [-(-int(numel[f"{axis}numel"]) // BLOCK) if f"{axis}numel" in numel else 1 for axis in "xyz"]
+        self.fn[tuple(grid)](*args, **blocks)
+
+
+def _make_decorator(kind: str) -> Callable[..., Any]:
+    def factory(*args: Any, **kwargs: Any) -> Callable[[Any], InterpretedKernel]:
+        return lambda fn: InterpretedKernel(kind, fn, kwargs.get("triton_meta", {}))
+
+    return factory
+
+
+def _load_interpreted(self: Any, name: str, source: str, device_str: str = "cuda", **kwargs: Any) -> InterpretedKernel:
+    from torch._inductor.codecache import PyCodeCache
+
+    change = edit[0]
+    if change is not None and "_tem_" in name:
+        source = change(source)
+    kernel: InterpretedKernel = getattr(PyCodeCache.load(source), name)
+    return kernel
+
+
+class InterpreterTarget:
+    """The driver that Triton queries before it launches."""
+
+    is_active = classmethod(lambda cls: True)
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def imported_before() -> bool:
+    """Return whether Triton is imported already without interpretation, as its own functions are decorated by then."""
+    return "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1"
+
+
+def start_interpreter() -> None:
+    """Make this process interpret Triton code, and Inductor generate Triton code for the CPU."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    import torch._inductor.config as inductor
+    import torch._inductor.runtime.triton_heuristics as heuristics
+    from torch._inductor.async_compile import AsyncCompile
+    from triton.runtime.driver import driver
+
+    active: Any = driver
+    active.set_active(InterpreterTarget())
+    config: Any = inductor
+    # Worker processes would not have these replacements, so everything is compiled in this process.
+    config.cpu_backend, config.compile_threads, config.force_disable_caches = "triton", 1, True
+    for kind in ("template", "pointwise", "reduction", "persistent_reduction", "user_autotune"):
+        setattr(heuristics, kind, _make_decorator(kind))
+    compiler: Any = AsyncCompile
+    compiler.triton = _load_interpreted
