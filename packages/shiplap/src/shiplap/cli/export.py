@@ -71,7 +71,7 @@ def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic
     from torch.export import Dim, export
 
     from shiplap.rewrite.survey import bind_by_name
-    from shiplap.torch_private.pytree import map_leaves
+    from shiplap.torch_private.graph_objects import map_leaves
 
     if isinstance(args, dict):
         called, args = bind_by_name(called, args)

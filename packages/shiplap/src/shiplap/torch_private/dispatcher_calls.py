@@ -23,7 +23,7 @@ from typing_extensions import ParamSpec, TypeVar
 from shiplap.torch_private import available
 
 if TYPE_CHECKING:
-    from shiplap.torch_private.dispatcher_library import Overload
+    from torch._ops import OpOverload
 
 
 P = ParamSpec("P", default=...)  # of the function that an op was declared from
@@ -57,7 +57,7 @@ def untouched() -> bool:
     return _included().raw_repr() in _QUIET and not _function_modes() and not _profiled()
 
 
-def builtin_of(overload: Overload) -> Callable[..., Any]:
+def builtin_of(overload: OpOverload[..., Any]) -> Callable[..., Any]:
     """Return the C function that a call of ``overload`` reduces to, or ``overload`` itself where its call does more.
 
     C++ code below that function handles modes, subclasses and tracers. Dynamo supports ``overload`` only.
@@ -70,7 +70,7 @@ def builtin_of(overload: Overload) -> Callable[..., Any]:
     return plain
 
 
-def in_code(overload: Overload) -> Callable[..., Any]:
+def in_code(overload: OpOverload[..., Any]) -> Callable[..., Any]:
     """Return the function that Inductor's code calls for ``overload``, below autograd, as that code records no
     gradients.
     """
@@ -94,7 +94,7 @@ def is_compiling() -> bool:
     return bool(is_dynamo_compiling() or compiler._is_compiling_flag)
 
 
-def without_gradients(overload: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def without_gradients(overload: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Call ``overload``, which records nothing, with gradients off where no argument requires one.
 
     Native code cannot read whether a tensor requires a gradient, and passes every call with gradients on to Python.
@@ -181,7 +181,7 @@ class DirectCall(Generic[P, R]):
     """
 
     can_skip_dispatcher: bool
-    overload: Overload
+    overload: OpOverload[..., Any]
     call_kernel: Callable[..., Tensor | tuple[Tensor, ...] | None]  # of positional arguments
     record_plain_call: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
 
