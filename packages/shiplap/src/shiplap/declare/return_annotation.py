@@ -44,6 +44,12 @@ def read_results(
     return outputs, returns if traced or any(shared) else (), traced
 
 
+def is_single_tuple(annotation: object) -> bool:
+    """Whether a return annotation is a tuple of one."""
+    args = typing.get_args(annotation)
+    return typing.get_origin(annotation) is tuple and len(args) == 1
+
+
 def _parts(where: str, annotation: object, writes: bool) -> tuple[object, ...]:
     """The annotations of the results: those of ``tuple[A, B]``, none for None."""
     if annotation is None or annotation is type(None):
@@ -114,6 +120,8 @@ def _returns(where: str, parts: Sequence[object], shared: Sequence[str], names: 
         arg = _read(name, part, where)
         if arg.cls is not None:
             raise error("SL109", where=where, got=arg.kind, expected=_EXPECTED, fix="return its fields")
+        if arg.choices:
+            raise error("SL109", where=where, got=str(part), expected=_EXPECTED, fix=f"annotate {arg.scalar}")
         if arg.absent or arg.length or (arg.optional and (arg.many or alias)):
             expected = "tensors or scalars, lists of them without None, or one that may be None"
             raise error("SL109", where=where, got=str(part), expected=expected, fix="return an empty list, or a tuple")

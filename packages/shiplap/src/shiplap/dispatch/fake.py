@@ -13,10 +13,11 @@ from shiplap.declare.opaque import shown
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Result, Returned, Value
 from shiplap.dispatch import compile_cache_key
+from shiplap.dispatch.autocast import explain_autocast
 from shiplap.dispatch.check_results import fit_results
 from shiplap.dispatch.outputs import empty_outputs, result_of
 from shiplap.dispatch.state import OpState
-from shiplap.errors import error
+from shiplap.errors import ShiplapError, error
 from shiplap.plan.expression import Place
 from shiplap.plan.rules.relations import DistinctMembers
 from shiplap.plan.rules.tensors import Unshared
@@ -37,7 +38,10 @@ def make_fake(op: OpState) -> Callable[..., Result]:
         if unwritable and symbolic_sizes.in_trace():
             wrong = error("SL137", where=spec.name, got=unwritable, expected="tensors, and other names")
             raise symbolic_sizes.unknown()(None, str(wrong))  # at which a graph may break
-        call = op.bind(spec.complete(args, kwargs))  # the dispatcher may have stripped defaults
+        try:
+            call = op.bind(spec.complete(args, kwargs))  # the dispatcher may have stripped defaults
+        except ShiplapError as e:  # which Op.explain does not see where a graph is traced
+            raise explain_autocast(args, kwargs, e) or e from None
         if spec.mutated:
             refuse_shared(spec, call.args)
         if aot_packages.packaging() and not op.templates.get(call.device.type):  # those refuse where they are lowered

@@ -21,7 +21,9 @@ def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
     for arg in spec.scalars:
         if arg.cls is not None:
             builder.check(relations.IsObject(spec.name, arg.name, arg.cls, arg.optional))
-        if arg.scalar == "str" and not arg.optional:  # which C can take
+        if arg.choices:
+            builder.check(relations.IsChoice(spec.name, arg))
+        elif arg.scalar == "str" and not arg.optional:  # which C can take
             builder.check(relations.WithoutNul(spec.name, arg.name))
     for arg in spec.tensors:
         builder.argument(arg)

@@ -170,8 +170,15 @@ def autocast_alone(args: Sequence[Any]) -> str | None:
 
 
 def is_autocast_on(kind: str) -> bool:
-    """Whether this thread is in an autocast region of the device type ``kind``."""
-    return kind in _CASTING and torch.is_autocast_enabled(kind)
+    """Whether this thread is in an autocast region of the device type ``kind``.
+
+    This includes the calls that autocast and fake tensors make, for which ``torch.is_autocast_enabled`` returns False.
+    """
+    if kind not in _CASTING:
+        return False
+    autocast = getattr(_KEYS, f"Autocast{kind.upper()}")
+    with torch._C._ForceDispatchKeyGuard(_included(), torch._C._dispatch_tls_local_exclude_set().remove(autocast)):
+        return torch.is_autocast_enabled(kind)
 
 
 def outside_autocast(kind: str) -> Any:
@@ -236,7 +243,7 @@ class ShortCut(Generic[P, R]):
             return result  # type: ignore[return-value] # it is what the declaration says
         except (RuntimeError, TypeError) as e:
             if self.explain(args, kwargs, e):
-                return self(*args, **kwargs)
+                return ShortCut.__call__(self, *args, **kwargs)
             raise
         except ValueError as e:  # a refused argument, which says itself what is wrong unless autocast has a part in it
             if any_autocast():

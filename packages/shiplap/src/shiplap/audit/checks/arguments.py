@@ -102,7 +102,7 @@ def _readable(args: tuple[Any, ...]) -> list[Tensor]:
 
 
 def _bad(op: Op, case: Case) -> Iterator[Bad]:
-    """Yield wrong calls: for each tensor argument, then for each precondition."""
+    """Yield wrong calls: for each tensor argument and each choice, then for each precondition."""
     for position, arg in enumerate(op.spec.args):
         value = case.args[position]
         if isinstance(value, Tensor):
@@ -110,6 +110,10 @@ def _bad(op: Op, case: Case) -> Iterator[Bad]:
                 args = list(case.fresh())
                 args[position] = wrong
                 yield Bad(what, tuple(args), ids, narrower)
+        elif arg.choices:
+            args = list(case.fresh())
+            args[position] = max(arg.choices) + ("x" if arg.scalar == "str" else 1)  # type: ignore[operator]
+            yield Bad(f"wrong choice: {arg.name}={args[position]!r}", tuple(args), ("SL221",))
     yield from _violated(op, case)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from shiplap.declare.dim_expression import Expr
-from shiplap.plan.expression import Names, Term, Text, equal, value, values_of
+from shiplap.declare.spec import Arg
+from shiplap.plan.expression import Names, Term, Text, both, equal, value, values_of
 from shiplap.plan.rule import TRUE, Rule
 from shiplap.plan.values import Constant
 
@@ -48,6 +50,34 @@ class IsObject(Rule):
 
     def expected(self) -> Text:
         return (self.cls.__name__ + " or None" * self.optional,)
+
+
+@dataclass(frozen=True)
+class IsChoice(Rule):
+    """An argument has one of the declared values."""
+
+    op: str
+    arg: Arg
+
+    id = "SL221"
+
+    def holds(self) -> Term:
+        name, text = f"a_{self.arg.name}", self.arg.scalar == "str"
+        literals = [json.dumps(c, ensure_ascii=False) if text else repr(c) for c in self.arg.choices]
+        cpp = " || ".join(f"{name} == {literal}" for literal in literals)
+        if self.arg.optional:
+            return Term(f"{name} is None or {name} in {self.arg.choices!r}", "")
+        return Term(f"{name} in {self.arg.choices!r}", f"({cpp})")
+
+    def where(self) -> Text:
+        return (f"{self.op}, argument '{self.arg.name}'",)
+
+    def got(self) -> Text:
+        name = f"a_{self.arg.name}"
+        return ("'", both(name), "'") if self.arg.scalar == "str" else (both(name),)
+
+    def expected(self) -> Text:
+        return (self.arg.shown_choices + " or None" * self.arg.optional,)
 
 
 @dataclass(frozen=True)
