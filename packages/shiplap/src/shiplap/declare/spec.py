@@ -107,7 +107,9 @@ class Arg:
     @property
     def kind(self) -> str:
         """The type of a scalar as errors print it: its schema type, its choices, or the class of an object."""
-        return self.shown_choices or (self.cls.__name__ if self.cls is not None else str(self.scalar))
+        if self.choices:
+            return self.shown_choices
+        return self.cls.__name__ if self.cls is not None else str(self.scalar)
 
     @property
     def shown_choices(self) -> str:
