@@ -59,6 +59,12 @@ A `TARGET` is one of the following:
 * `module:namespace::name` for any other op.
 
 Modules in the current directory are found. A verb imports its target, so the top level of the module or file runs.
+
+`shiplap --install-completion` adds the completion of verbs and options to the start file of your shell (bash, zsh, fish
+or PowerShell). `shiplap --show-completion zsh` prints the script instead. A completion imports torch, and so takes as
+long as `shiplap --help`.
+
+The list below ends with the exit statuses that all verbs share. The help of each verb says what each status means.
 """
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 
 import shiplap as sl
@@ -91,3 +92,25 @@ def test_all_lists_what_is_there_and_is_sorted() -> None:
 def test_the_page_on_the_process_lists_every_setting() -> None:
     page = (REPOSITORY / "docs" / "process.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `(SHIPLAP_\w+)`", page, re.MULTILINE) == [variable for variable, _, _ in describe()]
+
+
+# Words of earlier designs, and names for families only, each with the pages that may have it.
+OLD_WORDS = {
+    r"\blibrary=": (),
+    r"\bstatic=": (),
+    r'sizes="reference"': (),
+    r"(?<!all_)at_least\b": (),
+    r"\.word\b": (),
+    r"\bRuling\b": (),
+    r"\blaunch_program\b": ("docs/extend.md",),
+    r"\btriton_launcher\b": ("docs/extend.md", "docs/design/0004-native.md", "docs/design/0006-fuse.md"),
+}
+
+
+@pytest.mark.parametrize("word", OLD_WORDS)
+def test_pages_and_examples_have_no_word_of_earlier_designs(word: str) -> None:
+    pages = [REPOSITORY / "README.md", *REPOSITORY.glob("packages/*/README.md"), *REPOSITORY.glob("docs/**/*.md")]
+    pages += [*REPOSITORY.glob("examples/**/*.py"), *REPOSITORY.glob("docs/**/*.py")]
+    assert len(pages) > 60
+    found = [str(page.relative_to(REPOSITORY)) for page in pages if re.search(word, page.read_text(encoding="utf-8"))]
+    assert [page for page in found if page not in OLD_WORDS[word]] == []

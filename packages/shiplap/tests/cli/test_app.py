@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from shiplap import cli
 from shiplap.cli import console
@@ -211,3 +212,18 @@ def test_a_full_disk_is_no_defect_for_json() -> None:
     done = python("-c", FULL, "header", "--include", "--json")
     assert done.returncode == 2
     assert done.stderr.splitlines()[:3] == NO_ROOM
+
+
+def statuses_of(verb: Any) -> list[str]:
+    """Return the exit statuses that the help of a verb lists."""
+    return re.findall(r"^ *(\d+) ", (verb.epilog or "").partition("Exit status:")[2], re.MULTILINE)
+
+
+def test_the_statuses_of_verbs_are_those_that_the_help_of_all_verbs_names() -> None:
+    command: Any = typer.main.get_command(app)
+    shared = command.epilog or ""
+    incomplete = re.search(r"incomplete \((.*)\)", shared)
+    assert incomplete is not None
+    own = {name: verb for name, verb in command.commands.items() if name in VERBS}
+    assert all(set(statuses_of(verb)) <= {"0", "1", "2", "3"} for verb in own.values())
+    assert {name for name, verb in own.items() if "3" in statuses_of(verb)} == set(incomplete[1].split(", "))

@@ -1,5 +1,7 @@
 """What torch.autocast does to an op's floating inputs."""
 
+import contextlib
+
 import pytest
 import torch
 from jaxtyping import BFloat16, Float, Float32, Int64
@@ -210,6 +212,24 @@ def test_an_error_without_a_rule_says_autocast(ns):
         call(op, HALF, SINGLE, HALF)
     with fails("SL205", "a dtype class of its own in the declaration: weight: BFloat16"):
         call(op, HALF, SINGLE, HALF)
+
+
+@pytest.mark.parametrize("keyword", ["widest", None])
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_traced_error_says_autocast(ns, keyword, outside):
+    @sl.op(f"{ns}::narrow", autocast=keyword)
+    def narrow(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n c"]:
+        return x * 2
+
+    def model(x):
+        with contextlib.nullcontext() if outside else torch.autocast("cpu", HALF):
+            return narrow(x @ x)
+
+    around = torch.autocast("cpu", HALF) if outside else contextlib.nullcontext()
+    with pytest.raises(Exception, match="SL204") as caught, around:
+        torch.compile(model, backend="aot_eager", fullgraph=True)(torch.ones(2, 2))
+    assert "in a torch.autocast region" in str(caught.value)
+    assert 'autocast="float32"' in str(caught.value)
 
 
 def test_an_argument_with_a_dtype_class_of_its_own(ns):

@@ -13,23 +13,25 @@ import shiplap as sl
 from shiplap_testing.support import fails
 
 
-class Mode(enum.Enum):
+class Mode(enum.Flag):
     FAST = 1
     EXACT = 2
 
 
-class Named(enum.Enum):
+class Mixed(enum.Enum):
     A = "a"
+    B = 1
 
 
 ARGUMENTS = {
     "array": (Float[np.ndarray, "n c"], 'write Tensor for the array type: Float[Tensor, "n c"], and pass torch.from_'),
     "integers": (Int64[np.ndarray, "k"], 'write Tensor for the array type: Int64[Tensor, "k"]'),
     "bare array": (np.ndarray, 'annotate Float[Tensor, "n c"] and pass tensors'),
-    "numbers": (Mode, "annotate int and pass member.value; the reference may make Mode of it"),
-    "texts": (Named, "annotate str and pass member.value; the reference may make Named of it"),
-    "literal": (Literal["up", "down"], "annotate str; the reference may refuse other values"),
-    "literal numbers": (Literal[1, 2], "annotate int; the reference may refuse other values"),
+    "flags": (Mode, "annotate int and pass member.value; the reference may make Mode of it"),
+    "mixed values": (Mixed, "give all members of Mixed values of one type, str or int"),
+    "mixed literal": (Literal[1, "a"], "list texts only, or ints only, in the Literal"),
+    "literal of bools": (Literal[True, False], "annotate bool"),
+    "list of literals": (list[Literal[1, 2]], "as an argument of its own, or annotate list[str] or list[int]"),
 }
 
 

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
+from shiplap_testing.paths import REPOSITORY
 from shiplap_testing.support import fails
 
 M = Float[Tensor, "n c"]
@@ -40,6 +41,42 @@ def scaled(ns, **keywords):
         }
 
     return scaled
+
+
+def rows(*shape):
+    return torch.randn(shape, requires_grad=True)
+
+
+# Ops of examples: the file, keywords of the declaration, the tensors that a careful author saves, and a training step.
+STEPS = {
+    "rms_norm": ("first_op", {}, ("x", "weight"), lambda: (rows(64, 32), rows(32))),
+    "gather": ("gather_rows", {}, ("feats", "index"), lambda: (rows(64, 32), torch.arange(40))),
+    "swish": ("eight_kernels", {}, ("x",), lambda: (rows(64, 8),)),
+    "squash": ("eight_kernels", {}, ("x",), lambda: (rows(64, 32),)),
+    "dropout": ("language", {"outputs": ("out", "kept")}, ("kept",), lambda: (rows(64, 32), torch.tensor(3), 0.5)),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_training_step_of_an_example_keeps_no_more_than_by_hand(ns, monkeypatch, name):
+    file, keywords, by_hand, arguments = STEPS[name]
+    monkeypatch.syspath_prepend(str(REPOSITORY / "examples"))
+    example = getattr(pytest.importorskip(file), name)
+    held, gradients = [], []
+    for saves in (by_hand, None):
+        op = sl.op(f"{ns}_{saves is None}::{name}", **keywords)(example.reference)
+        op.backward(example.gradient.function, saves=saves)
+        torch.manual_seed(0)
+        args, storages = arguments(), {}
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, known=storages: (known.setdefault(t.untyped_storage().data_ptr(), t.nbytes), t)[1], lambda t: t
+        ):
+            out = op(*args)
+        (out[0] if isinstance(out, tuple) else out).sum().backward()
+        held.append(sum(storages.values()))
+        gradients.append([a.grad for a in args if isinstance(a, Tensor) and a.requires_grad])
+    assert held[1] <= held[0]
+    torch.testing.assert_close(gradients[0], gradients[1])
 
 
 @pytest.mark.usefixtures("fresh_compiler")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ def conv(
     bias: Float[Tensor, "#k"] | None,
     taps: list[int],
     mode: str,
+    way: Literal["up", "down"],
 ) -> tuple[Float[Tensor, "n k-1"], Float32[Tensor, "3"]]: ...
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import AbstractArray
 
+from shiplap.declare.choices import read_choices
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.opaque import opaque_schema_name
 from shiplap.declare.spec import Arg, Dim, ScalarKind, TensorType
@@ -137,6 +138,10 @@ def read_argument(name: str, annotation: object, where: str) -> Arg:
     if isinstance(inner, type) and issubclass(inner, Opaque):
         opaque_schema_name(inner, where)
         return Arg(name, scalar="object", optional=optional, cls=inner)
+    if (chosen := read_choices(inner)) is not None:
+        optional, whole = optional or chosen.optional, chosen.scalar == "int"  # a choice is no size: never a symbol
+        arg = Arg(name, scalar=chosen.scalar, optional=optional, specialized=whole)
+        return dataclasses.replace(arg, choices=chosen.values, members=chosen.members)
     scalar = _read_scalar_kind(inner, element)
     if scalar is not None:
         return Arg(name, scalar=scalar, optional=optional, length=length)
@@ -185,8 +190,8 @@ def _sequence_element(annotation: object) -> tuple[object, int]:
 
 _EXPECTED = (
     "a jaxtyping tensor or a list of them, int, float, bool, str, complex, int | float, a list of one of these, "
-    "torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator, a class derived from sl.Opaque, or "
-    "one of these | None"
+    "torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator, a Literal or an Enum of texts or "
+    "of ints, a class derived from sl.Opaque, or one of these | None"
 )
 
 
@@ -213,15 +218,15 @@ def _split_advice(annotation: object) -> str:
         return f'write Tensor for the array type: {kind}[Tensor, "{dims}"], and pass torch.from_numpy(array)'
     if annotation in (np.ndarray, list, tuple):
         return 'annotate Float[Tensor, "n c"] and pass tensors, or list[int] / list[float] for numbers'
+    if isinstance(annotation, type) and issubclass(annotation, enum.Flag):
+        return f"annotate int and pass member.value; the reference may make {annotation.__name__} of it"
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        kinds = {type(member.value) for member in annotation}
-        kind = kinds.pop().__name__ if len(kinds) == 1 else "str"
-        kind, value = (kind, "value") if kind in ("int", "str", "float", "bool") else ("str", "name")
-        return f"annotate {kind} and pass member.{value}; the reference may make {annotation.__name__} of it"
+        return f"give all members of {annotation.__name__} values of one type, str or int"
     if typing.get_origin(annotation) is typing.Literal:
         kinds = {type(value) for value in typing.get_args(annotation)}
-        kind = kinds.pop().__name__ if len(kinds) == 1 else "str"
-        return f"annotate {kind}; the reference may refuse other values"
+        return "annotate bool" if kinds == {bool} else "list texts only, or ints only, in the Literal"
+    if read_choices(element := _sequence_element(annotation)[0]) is not None:
+        return f"take each {_annotation_text(element)} as an argument of its own, or annotate list[str] or list[int]"
     if fields := _class_field_names(annotation):
         return f"derive the class from sl.Opaque, or pass the fields as separate arguments: {', '.join(fields)}"
     if annotation in (Callable, typing.Callable) or typing.get_origin(annotation) is Callable:

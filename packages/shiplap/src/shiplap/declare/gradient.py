@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from shiplap.declare.choices import gives_result, to_member
 from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.generated_code import define_function
 from shiplap.declare.gradient_inputs import read_gradient_function, with_contiguous_inputs
@@ -173,7 +174,8 @@ class Backward(HasCode):
         names = _read_saves(spec, saves) if saves is not None else _find_saved_reads(spec, fn)
         if not strided:
             called = with_contiguous_inputs(called, names)
-        made = cls(called, names, fn, strided, surrogate, once_differentiable=once_differentiable)
+        formula = surrogate if surrogate is None else gives_result(spec, surrogate)
+        made = cls(called, names, fn, strided, formula, once_differentiable=once_differentiable)
         if surrogate is None:
             return made
         takes = list(inspect.signature(surrogate).parameters) if callable(surrogate) else []
@@ -273,14 +275,16 @@ def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[...
         return AttributeError(f"{name} of {spec.name} has no {wanted!r}")
 
     own = "this" + "_" * (1 + max((len(f) for f in fields), default=0))  # an argument may be called self
-    body = [f"        {own}.{field} = {field}" for field in fields] or ["        pass"]
+    members = spec.enumerated if name == "saved" else {}
+    values = {f: f"to_member(members[{f!r}], {f})" if f in members else f for f in fields}
+    body = [f"        {own}.{field} = {value}" for field, value in values.items()] or ["        pass"]
     lines = [
         f"class {name.capitalize()}:",
         f"    def __init__({', '.join([own, *fields])}):",
         *body,
         "    def __getattr__(self, name): raise missing(name)",
     ]
-    scope: dict[str, Any] = {"missing": missing, "__name__": __name__}
+    scope: dict[str, Any] = {"missing": missing, "members": members, "to_member": to_member, "__name__": __name__}
     return define_function(name.capitalize(), lines, f"{name} of {spec.name}", scope)
 
 

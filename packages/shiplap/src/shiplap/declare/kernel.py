@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from shiplap.declare.binding import Binding
+from shiplap.declare.choices import takes_members
 from shiplap.declare.code_digest import code_digest
 from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.config import NO_CONFIG, Config, Configs, Default, Prior, Space, Values, read_space
@@ -178,7 +179,7 @@ class Kernel(HasCode):
 def _bind_supports(spec: OpSpec, kernel: str, supports: Supports) -> Supports:
     """Return ``supports`` as a function of all arguments in order. Raise SL122 for an unknown parameter."""
     where = f"{spec.name}, supports= of kernel {kernel}"
-    return bind_names(supports, [a.name for a in spec.args], id="SL122", where=where)
+    return bind_names(takes_members(spec, supports), [a.name for a in spec.args], id="SL122", where=where)
 
 
 class Implementation(HasCode):

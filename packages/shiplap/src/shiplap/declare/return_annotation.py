@@ -47,6 +47,12 @@ def read_results(
     return outputs, returns if traced or any(shared) else (), traced
 
 
+def is_single_tuple(annotation: object) -> bool:
+    """Whether a return annotation is a tuple of one."""
+    args = typing.get_args(annotation)
+    return typing.get_origin(annotation) is tuple and len(args) == 1
+
+
 def _result_annotations(where: str, annotation: object, writes: bool) -> tuple[object, ...]:
     """Return the annotations of the results: those in ``tuple[A, B]``, none for None."""
     if annotation is None or annotation is type(None):
@@ -122,6 +128,8 @@ def _read_returns(
         arg = _read_result(name, part, where)
         if arg.cls is not None:
             raise error("SL109", where=where, got=arg.kind, expected=_EXPECTED, fix="return its fields")
+        if arg.choices:
+            raise error("SL109", where=where, got=str(part), expected=_EXPECTED, fix=f"annotate {arg.scalar}")
         if arg.absent or arg.length or (arg.optional and (arg.many or alias)):
             expected = "tensors or scalars, lists of them without None, or one that may be None"
             raise error("SL109", where=where, got=str(part), expected=expected, fix="return an empty list, or a tuple")

@@ -16,8 +16,9 @@ from typing import Literal, TypedDict, Unpack, get_args
 
 from shiplap.declare.annotation import read_argument
 from shiplap.declare.broadcast import broadcast_dims, check_broadcasts
+from shiplap.declare.choices import to_value
 from shiplap.declare.dim_expression import Expr
-from shiplap.declare.return_annotation import is_schema_name, read_results
+from shiplap.declare.return_annotation import is_schema_name, is_single_tuple, read_results
 from shiplap.declare.schema import has_default_literal
 from shiplap.declare.spec import Arg, Dim, OpSpec
 from shiplap.declare.value_kinds import kind_mismatch
@@ -107,6 +108,7 @@ def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationK
         detached=named["nondifferentiable"],
         random=given.get("random", ""),
         unordered=named["unordered"],
+        single_tuple=is_single_tuple(returned),
     )
     _check_sizes_and_dtypes(spec)
     _check_detached(spec)
@@ -235,13 +237,14 @@ def _read_signature_arguments(
         if p.name not in hints:
             method = "declare a function; in a class, put @staticmethod above @sl.op" if p.name == "self" else ""
             raise error("SL102", where=where, got=str(p), expected="an annotation", fix=method)
+        read = read_argument(p.name, hints[p.name], where)
         arg = replace(
-            read_argument(p.name, hints[p.name], where),
-            default=... if p.default is p.empty else p.default,
+            read,
+            default=... if p.default is p.empty else to_value(read, p.default),
             keyword_only=p.kind is p.KEYWORD_ONLY,
             mutated=p.name in mutates,
             contiguous=p.name in contiguous,
-            specialized=p.name in specialize,
+            specialized=read.specialized or p.name in specialize,
         )
         _check_argument(where, arg)
         yield arg
@@ -285,7 +288,7 @@ def _default_fix(arg: Arg) -> str:
     if arg.default is None:
         kind = str(arg.tensor) if arg.tensor is not None else arg.kind
         return f"annotate {arg.name}: {f'list[{kind}]' if arg.many else kind} | None"
-    return "use None as the default, in an optional argument"
+    return f"use {arg.shown_choices}" if arg.choices else "use None as the default, in an optional argument"
 
 
 def _bad_default(arg: Arg) -> str:
@@ -293,6 +296,8 @@ def _bad_default(arg: Arg) -> str:
     numbers = arg.default if isinstance(arg.default, (list, tuple)) else [arg.default]
     if kind_mismatch(arg, arg.default):
         return f"a default of type {arg.scalar or 'None'}" + (" or None" if arg.optional and arg.scalar else "")
+    if arg.choices and arg.default is not None and arg.default not in arg.choices:
+        return arg.shown_choices
     if arg.tensor is not None and arg.default is not None:
         return "None"
     if isinstance(arg.default, str) and "\0" in arg.default:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,7 +91,8 @@ class Arg:
     """One argument: a tensor (``tensor`` set), a tensor list (``many``) or a scalar (``scalar`` set).
 
     ``length``: of a list that always has as many elements. ``absent``: members of a list of tensors may be None.
-    ``specialized``: ints that torch never makes symbols. ``cls``: of an object, which is a scalar too.
+    ``specialized``: ints that torch never makes symbols. ``cls``: of an object, which is a scalar too. ``choices``: the
+    only values that a str or an int may have; ``members``: the class derived from ``Enum`` whose values they are.
     """
 
     name: str
@@ -106,11 +108,22 @@ class Arg:
     absent: bool = field(default=False, repr=False)
     specialized: bool = field(default=False, repr=False)
     cls: type | None = field(default=None, repr=False)
+    choices: tuple[int | str, ...] = field(default=(), repr=False)
+    members: type[enum.Enum] | None = field(default=None, repr=False)
 
     @property
     def kind(self) -> str:
-        """The type of a scalar as errors print it: its schema type, or the class of an object."""
+        """The type of a scalar as errors print it: its schema type, its choices, or the class of an object."""
+        if self.choices:
+            return self.shown_choices
         return self.cls.__name__ if self.cls is not None else str(self.scalar)
+
+    @property
+    def shown_choices(self) -> str:
+        """The choices as a caller writes them, such as ``'sum' or 'mean'``. Empty where any value is taken."""
+        names = [f"{self.members.__name__}.{m.name}" for m in self.members] if self.members else map(repr, self.choices)
+        *rest, last = [*names] or [""]
+        return f"{', '.join(rest)} or {last}" if rest else last
 
     @property
     def has_default(self) -> bool:
@@ -125,8 +138,9 @@ class Arg:
     def form(self) -> str:
         """The part of the declaration's digest beside ``repr``. Empty for an argument without a special form."""
         named = f"/{self.cls.__module__}.{self.cls.__qualname__}" if self.cls is not None else ""
-        plain = not (self.length or self.absent or self.specialized or self.cls)
-        return "" if plain else f"{self.name}/{self.length}/{self.absent}/{self.specialized}{named}"
+        chosen = f"/{self.choices}/{self.members.__qualname__ if self.members else ''}" if self.choices else ""
+        plain = not (self.length or self.absent or self.specialized or self.cls or self.choices)
+        return "" if plain else f"{self.name}/{self.length}/{self.absent}/{self.specialized}{named}{chosen}"
 
 
 @dataclass(frozen=True)
@@ -166,7 +180,8 @@ class OpSpec:
     ``outputs`` are fresh tensors whose sizes the declaration determines. ``returns`` has all results, in order, where
     some are arguments, views, lists or scalars, or where the reference tells the sizes (``traced``). ``detached`` names
     arguments and results through which no gradient flows. ``random``: the argument that seeds random results, "global"
-    for torch's own generator. ``unordered``: results whose rows are a set, in any order.
+    for torch's own generator. ``unordered``: results whose rows are a set, in any order. ``single_tuple``: the only
+    result is returned in a tuple.
     """
 
     name: str
@@ -184,6 +199,7 @@ class OpSpec:
     detached: tuple[str, ...] = field(default=(), repr=False)
     random: str = field(default="", repr=False)
     unordered: tuple[str, ...] = field(default=(), repr=False)
+    single_tuple: bool = field(default=False, repr=False)
 
     @property
     def namespace(self) -> str:
@@ -206,6 +222,16 @@ class OpSpec:
     @cached_property
     def scalars(self) -> tuple[Arg, ...]:
         return tuple(a for a in self.args if a.scalar is not None)
+
+    @cached_property
+    def enumerated(self) -> dict[str, Arg]:
+        """The arguments that are members of an ``Enum``, by name."""
+        return {a.name: a for a in self.args if a.members is not None}
+
+    @property
+    def converts(self) -> bool:
+        """Whether calls in Python differ from those of the schema: in members of an ``Enum``, or a tuple of one."""
+        return bool(self.enumerated) or self.single_tuple
 
     @cached_property
     def broadcasts(self) -> dict[str, str]:
@@ -278,6 +304,7 @@ class OpSpec:
         stated += f"/detached {self.detached}" if self.detached else ""
         stated += f"/random {self.random}" if self.random else ""
         stated += f"/unordered {self.unordered}" if self.unordered else ""
+        stated += "/tuple" if self.single_tuple else ""
         stated += f"/broadcasts {self.broadcasts}" if self.broadcasts else ""
         return hashlib.sha256(f"{self!r}{stated}".encode()).hexdigest()[:16]
 

@@ -16,6 +16,7 @@ from typing import TypeAlias, TypedDict
 
 from torch import Tensor
 
+from shiplap.declare.choices import gives_result
 from shiplap.declare.code_digest import code_digest
 from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.config import Configs, Values
@@ -118,7 +119,7 @@ def read_template(
     SL114 if it cannot be used.
     """
     if callable(source):
-        called, language, text, function = source.__name__, "torch", "", source
+        called, language, text, function = source.__name__, "torch", "", gives_result(spec, source)
         where = f"{spec.name}, template {called!r}"
     else:
         where, function = f"{spec.name}, template {source!r}", None

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn, Unpack
 
+from shiplap.declare.choices import convert_call
 from shiplap.declare.signature import DeclarationKeywords, check_keywords, check_op_name, read_spec
-from shiplap.dispatch.op import Op
+from shiplap.dispatch.op import ConvertingOp, Op
 from shiplap.errors import error
+from shiplap.plan.rules.relations import IsChoice
 from shiplap.torch_private import dispatcher_calls
 from shiplap.torch_private.dispatcher_calls import P, R
 from shiplap.torch_private.dispatcher_library import find_overload
@@ -32,6 +34,18 @@ class AdoptedOp(Op[P, R]):
 
     def _extend(self, what: str) -> NoReturn:
         raise TypeError(f"{self.spec.name} is adopted: its {what} registered elsewhere; declare it with sl.op instead")
+
+
+class ConvertingAdoptedOp(AdoptedOp[P, R], ConvertingOp[P, R]):
+    """An adopted op with choices, which its own library does not check, or with a tuple of one as result."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        values, named = convert_call(self.spec, args, kwargs)
+        given = {**{a.name: v for a, v in zip(self.spec.args, values, strict=False)}, **named}
+        for arg in self.spec.args:
+            if arg.choices and arg.name in given:
+                IsChoice(self.spec.name, arg).hold({f"a_{arg.name}": given[arg.name]})
+        return super().__call__(*args, **kwargs)
 
 
 def adopt(name: str, **declaration: Unpack[DeclarationKeywords]) -> AdoptDecorator:
@@ -59,4 +73,6 @@ class AdoptDecorator:
         self.name, self.declaration = name, declaration
 
     def __call__(self, fn: Callable[P, R]) -> AdoptedOp[P, R]:
-        return AdoptedOp(read_spec(self.name, fn, **self.declaration), fn)
+        spec = read_spec(self.name, fn, **self.declaration)
+        converts = spec.converts or any(a.choices for a in spec.args)
+        return (ConvertingAdoptedOp if converts else AdoptedOp)(spec, fn)

@@ -84,7 +84,7 @@ def explain_autocast(args: Sequence[Value], kwargs: Mapping[str, Value], cause: 
     if cause.id not in ("SL204", "SL205") or AUTOCAST in cause.got:
         return None
     tensors = [value for given in (args, kwargs.values()) for value in given if isinstance(value, Tensor)]
-    if not any(dispatcher_calls.is_autocast_on(tensor.device.type) for tensor in tensors):
+    if not any(dispatcher_calls.is_in_autocast_region(tensor.device.type) for tensor in tensors):
         return None
     rule = 'declare the op with autocast="widest"'
     if cause.id == "SL204":

@@ -151,7 +151,7 @@ def _gradient_op_call_source(spec: OpSpec, backward: Backward, number: int) -> l
     values = [f"{name}={value}" if name else value for name, value in zip(named, takes, strict=True)]
     results = "".join(f"d_{name}, " for name in part.gives)
     called = f"op{number}({', '.join(values)})"
-    if len(part.gives) == 1:
+    if len(part.gives) == 1 and not part.op.spec.single_tuple:
         results, absent = f"d_{part.gives[0]}", "None"
     else:
         absent = f"({'None, ' * len(part.gives)})"

@@ -13,9 +13,10 @@ from shiplap.declare.opaque import traced_arguments
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Result, Returned, Value
 from shiplap.dispatch import compile_cache_key
+from shiplap.dispatch.autocast import explain_autocast
 from shiplap.dispatch.outputs import check_results, empty_outputs, result_of_outputs, tensors_in_arguments
 from shiplap.dispatch.state import OpState
-from shiplap.errors import error
+from shiplap.errors import ShiplapError, error
 from shiplap.plan.expression import TensorPlace
 from shiplap.plan.rules import members_are_distinct, shares_no_memory
 from shiplap.plan.sharing import fakes_share_memory
@@ -37,7 +38,10 @@ def make_fake(op: OpState) -> Callable[..., Result]:
         if unwritable and symbolic_sizes.in_trace():
             wrong = error("SL137", where=spec.name, got=unwritable, expected="tensors, and other names")
             raise symbolic_sizes.unknown_size_error()(None, str(wrong))  # at which a graph may break
-        call = op.bind(spec.complete(args, kwargs))  # the dispatcher may have stripped defaults
+        try:
+            call = op.bind(spec.complete(args, kwargs))  # the dispatcher may have stripped defaults
+        except ShiplapError as e:  # which Op.explain does not see where a graph is traced
+            raise explain_autocast(args, kwargs, e) or e from None
         if spec.mutated:
             refuse_shared_memory(spec, call.args)
         if dynamo.is_packaging() and not op.templates.get(call.device.type):  # those refuse where they are lowered

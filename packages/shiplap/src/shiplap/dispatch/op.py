@@ -19,14 +19,16 @@ The steps of a call, and the file of each::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import unwrap
 from types import FunctionType
-from typing import TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from torch import Tensor
 
 from shiplap.declare import code_walk
 from shiplap.declare.batch import read_batching
 from shiplap.declare.bucket import read_bucket_rule
+from shiplap.declare.choices import convert_call
 from shiplap.declare.gradient import Backward, GradientFn, Surrogate
 from shiplap.declare.kernel import (
     Implementation,
@@ -358,13 +360,32 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         return f"<shiplap op {self.spec.namespace}::{public_schema(self.spec)}; kernels {devices or 'none'}>"
 
 
+class ConvertingOp(Op[P, R]):
+    """An op whose calls in Python take members of an ``Enum``, or return a tuple of one."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        values, named = convert_call(self.spec, args, kwargs)
+        result: Any = super().__call__(*values, **named)  # type: ignore[arg-type] # what the schema takes
+        return (result,) if self.spec.single_tuple else result  # type: ignore[return-value]
+
+    def out(
+        self, *args: Value, out: Tensor | Sequence[Tensor], workspace: Tensor | None = None, **kwargs: Value
+    ) -> Tensor | Sequence[Tensor]:
+        values, named = convert_call(self.spec, args, kwargs)
+        return super().out(*values, out=out, workspace=workspace, **named)
+
+    def workspace_bytes(self, *args: Value, **kwargs: Value) -> int:
+        values, named = convert_call(self.spec, args, kwargs)
+        return super().workspace_bytes(*values, **named)
+
+
 def _function_home(fn: Callable[..., Returned]) -> str:
     return f"{fn.__module__}.{fn.__qualname__}"
 
 
 def _is_same_home(a: Callable[..., Returned], b: Callable[..., Returned]) -> bool:
     """Whether ``b`` is ``a`` again: a cell run twice, or a file that is both imported and run as ``__main__``."""
-    files = [fn.__code__.co_filename if isinstance(fn, FunctionType) else None for fn in (a, b)]
+    files = [fn.__code__.co_filename if isinstance(fn, FunctionType) else None for fn in map(unwrap, (a, b))]
     return _function_home(a) == _function_home(b) or (
         files[0] == files[1] is not None and a.__qualname__ == b.__qualname__
     )
@@ -437,4 +458,5 @@ class OpDecorator:
         self.name, self.declaration = name, declaration
 
     def __call__(self, fn: Callable[P, R]) -> Op[P, R]:
-        return Op(read_spec(self.name, fn, **self.declaration), fn)
+        spec = read_spec(self.name, fn, **self.declaration)
+        return (ConvertingOp if spec.converts else Op)(spec, fn)

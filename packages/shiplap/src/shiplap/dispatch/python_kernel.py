@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from shiplap.declare.binding import Binding
+from shiplap.declare.choices import gives_result
 from shiplap.declare.code_parts import AnyValue
 from shiplap.declare.config import Values
 from shiplap.declare.generated_code import define_function
@@ -58,7 +59,7 @@ class PythonFunction(Implementation):
         yield "function", self.function
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> PythonKernel:
-        return (WritingPythonKernel if spec.mutated else PythonKernel)(spec, terms, self.function)
+        return (WritingPythonKernel if spec.mutated else PythonKernel)(spec, terms, gives_result(spec, self.function))
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
         """Return the parameters that are left for a config, or None where the function takes any keyword."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from typing import TypeAlias
 
 from shiplap.declare.batch import Batching
 from shiplap.declare.binding import Binding
 from shiplap.declare.bucket import BucketRule, read_bucket_rule
+from shiplap.declare.choices import gives_result, to_members, to_values
 from shiplap.declare.code_digest import code_digest
 from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.gradient import Backward, Surrogate
@@ -32,7 +34,15 @@ _NO_KERNELS: list[Kernel] = []
 def bind_sampler(spec: OpSpec, sampler: Sampler) -> Sampler:
     """Return ``sampler`` as a function of ``(rng, sizes, dtype, device)``. Raise SL123 for another parameter name."""
     names = ("rng", "sizes", "dtype", "device")
-    return bind_names(sampler, names, id="SL123", where=f"{spec.name}, samples")
+    named = bind_names(sampler, names, id="SL123", where=f"{spec.name}, samples")
+    if not spec.enumerated:
+        return named
+
+    @wraps(sampler)
+    def with_members(rng: Value, sizes: Mapping[str, Value], dtype: Value, device: Value) -> Args:
+        return to_values(spec, named(rng, to_members(spec, sizes), dtype, device))
+
+    return with_members
 
 
 class OpState(HasCode):
@@ -58,7 +68,7 @@ class OpState(HasCode):
     """
 
     def __init__(self, spec: OpSpec, reference: Callable[..., Returned]) -> None:
-        self.spec, self.reference = spec, reference
+        self.spec, self.reference = spec, gives_result(spec, reference)
         self.signature = inspect.signature(reference)
         self.kernels: dict[str, list[Kernel]] = {}
         self.templates: dict[str, list[Template]] = {}
@@ -129,7 +139,7 @@ class OpState(HasCode):
     @property
     def file(self) -> str:
         """The path of the file that declares the op."""
-        return os.path.abspath(self.reference.__code__.co_filename)
+        return os.path.abspath(inspect.unwrap(self.reference).__code__.co_filename)
 
     def native_kernels(self, device: str) -> list[Kernel]:
         """Return the kernels for a device type that are not templates."""

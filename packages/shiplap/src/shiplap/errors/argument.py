@@ -153,5 +153,11 @@ register(
             "The schema has a number there: what autograd knows of the tensor would be lost.",
             'pass number.item() or number.detach(), or declare the argument as a tensor, Float[Tensor, ""]',
         ),
+        (
+            "SL221",
+            "an argument is none of its choices",
+            "The declaration lists the only values that the argument may have, as a Literal or an Enum.",
+            "pass one of the values that 'expected' lists",
+        ),
     ],
 )

@@ -40,7 +40,9 @@ def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
     for arg in spec.scalars:
         if arg.cls is not None:
             builder.check(rules.is_object(spec.name, arg.name, arg.cls, arg.optional))
-        if arg.scalar == "str" and not arg.optional:  # which C can take
+        if arg.choices:
+            builder.check(rules.is_choice(spec.name, arg))
+        elif arg.scalar == "str" and not arg.optional:  # which C can take
             builder.check(rules.has_no_nul(spec.name, arg.name))
     for arg in spec.tensors:
         builder.argument(arg)

@@ -6,6 +6,7 @@ memory that a caller passes for outputs and workspace.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -266,6 +267,19 @@ def has_no_nul(op: str, argument: str) -> ArgumentRule:
         title="a text has a NUL character",
         fix="pass the text without the NUL character",
     )
+
+
+def is_choice(op: str, arg: Arg) -> ArgumentRule:
+    """An argument has one of the declared values."""
+    name, text = f"a_{arg.name}", arg.scalar == "str"
+    literals = [json.dumps(c, ensure_ascii=False) if text else repr(c) for c in arg.choices]
+    cpp = " || ".join(f"{name} == {literal}" for literal in literals)
+    condition = Expression(f"{name} in {arg.choices!r}", f"({cpp})")
+    if arg.optional:
+        condition = Expression(f"{name} is None or {name} in {arg.choices!r}", "")
+    got: Text = ("'", shared_variable(name), "'") if text else (shared_variable(name),)
+    expected = (arg.shown_choices + " or None" * arg.optional,)
+    return ArgumentRule("SL221", condition, (f"{op}, argument '{arg.name}'",), got, expected)
 
 
 def members_are_distinct(op: str, argument: str) -> ArgumentRule:

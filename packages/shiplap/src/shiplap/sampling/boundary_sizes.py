@@ -70,6 +70,8 @@ def uneven_member_sizes(spec: OpSpec) -> Iterator[dict[str, tuple[int, ...]]]:
 
 def odd_scalar_values(arg: Arg, mined: CodeConstants) -> list[Any]:
     """Return unusual values of a scalar, those around literals of the code first."""
+    if arg.choices:
+        return list(arg.choices)
     kind = str(arg.scalar)
     ints = [v for v in mined.ints if v <= LONGEST]
     if kind == "int":  # checks first find out whether the reference takes those beyond 32 bits

@@ -229,7 +229,9 @@ class Samples:
 
     def scalars(self) -> Iterator[SampleCase]:
         """Yield samples with one scalar at another value, and with other sizes where the value requires them."""
-        yield from self._scalars({a.name: list(scalar_candidates(a)[:4]) for a in self.spec.scalars})
+        yield from self._scalars(
+            {a.name: list(scalar_candidates(a)[: None if a.choices else 4]) for a in self.spec.scalars}
+        )
 
     def odd_scalars(self) -> Iterator[SampleCase]:
         """Yield samples with one scalar negative, zero, large, or around literals of the code."""

@@ -79,6 +79,9 @@ def results_are_affordable(spec: OpSpec, env: Mapping[str, Any]) -> bool:
 
 def scalar_candidates(arg: Arg) -> Sequence[Any]:
     """Return the values of a scalar to try, the default first."""
+    if arg.choices:
+        first = [arg.default] if arg.has_default else [None] if arg.optional else []
+        return [*first, *(c for c in arg.choices if c not in first)]
     kind = str(arg.scalar)
     usual: dict[str, Sequence[Any]] = {
         "int": (1, 2, 3, 4, 8, 32, 0),

@@ -155,8 +155,20 @@ def autocast_alone(args: Sequence[Any]) -> str | None:
 
 
 def is_autocast_on(kind: str) -> bool:
-    """Whether this thread is in an autocast region of the device type ``kind``."""
+    """Whether autocast of the device type ``kind`` sees the calls of this thread."""
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def is_in_autocast_region(kind: str) -> bool:
+    """Whether this thread is in an autocast region of the device type ``kind``.
+
+    This includes the calls that autocast and fake tensors make, for which ``torch.is_autocast_enabled`` returns False.
+    """
+    if kind not in _CASTING:
+        return False
+    autocast = getattr(_KEYS, f"Autocast{kind.upper()}")
+    with torch._C._ForceDispatchKeyGuard(_included(), torch._C._dispatch_tls_local_exclude_set().remove(autocast)):
+        return torch.is_autocast_enabled(kind)
 
 
 def outside_autocast() -> Any:
@@ -232,7 +244,7 @@ class DirectCall(Generic[P, R]):
             return result  # type: ignore[return-value] # it is what the declaration says
         except (RuntimeError, TypeError) as e:
             if self.explain_failure(args, kwargs, e):
-                return self(*args, **kwargs)
+                return DirectCall.__call__(self, *args, **kwargs)
             raise
         except ValueError as e:  # a refused argument, which says itself what is wrong unless autocast has a part in it
             if any_autocast():

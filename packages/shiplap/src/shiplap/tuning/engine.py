@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from shiplap.declare.choices import to_value
 from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError, error
 from shiplap.sampling.finding import Finding
@@ -254,7 +255,11 @@ def recipe_of_sizes(op: Op, values: Mapping[str, Any], dtype: str = "float32") -
             expected=f"sizes of {', '.join(dims)}",
             fix="give each free dim a whole number, and a variadic one a list of them",
         )
-    given = {n: values[n] if n in values else scalar_candidates(a)[0] for n, a in scalars.items() if n not in dims}
+    given = {
+        n: to_value(a, values[n]) if n in values else scalar_candidates(a)[0]
+        for n, a in scalars.items()
+        if n not in dims
+    }
     classes = {a.tensor.dtype_class: a.tensor for a in op.spec.tensors if a.tensor and not a.tensor.concrete}
     admitted = {c: t.dtypes or (dtype,) for c, t in classes.items()}
     if dtype != "float32" and not any(dtype in names for names in admitted.values()):

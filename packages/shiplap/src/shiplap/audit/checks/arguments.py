@@ -109,7 +109,7 @@ def _tensors_with_data(args: tuple[Any, ...]) -> list[Tensor]:
 
 
 def _wrong_calls(op: Op, case: SampleCase) -> Iterator[WrongCall]:
-    """Yield wrong calls: for each tensor argument, then for each precondition."""
+    """Yield wrong calls: for each tensor argument and each choice, then for each precondition."""
     for position, arg in enumerate(op.spec.args):
         value = case.args[position]
         if isinstance(value, Tensor):
@@ -117,6 +117,10 @@ def _wrong_calls(op: Op, case: SampleCase) -> Iterator[WrongCall]:
                 args = list(case.fresh())
                 args[position] = wrong
                 yield WrongCall(what, tuple(args), ids, narrower)
+        elif arg.choices:
+            args = list(case.fresh())
+            args[position] = max(arg.choices) + ("x" if arg.scalar == "str" else 1)  # type: ignore[operator]
+            yield WrongCall(f"wrong choice: {arg.name}={args[position]!r}", tuple(args), ("SL221",))
     yield from _calls_against_requires(op, case)
 
 
