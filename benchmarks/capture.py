@@ -109,7 +109,7 @@ def looked(op: sl.Op, checks: list[str], clock: Clock) -> dict[str, dict[str, st
     if clock.over:
         return {check: {"verdict": "skip", "evidence": LATE} for check in checks}
     try:
-        results = audit(op, checks=checks, seed=SEED, device=DEVICE, budget_s=PER_OP_S)
+        results = audit(op, checks=checks, seed=SEED, device=DEVICE, budget=PER_OP_S)
     except (ShiplapError, RuntimeError) as e:
         return {check: {"verdict": "error", "evidence": " ".join(str(e).split())[:300]} for check in checks}
     return {f.check: {"verdict": f.verdict, "evidence": f.evidence} for f in results}

@@ -73,7 +73,7 @@ def compile_it() -> None:
 def audit_it() -> None:
     # --8<-- [start:audit]
     # seconds; the default of 300 is enough on an idle machine
-    report = sl.audit(rms_norm, budget_s=600)
+    report = sl.audit(rms_norm, budget=600)
     print(report)
     assert report.proven
     # --8<-- [end:audit]

@@ -88,7 +88,7 @@ import runpy
 import shiplap as sl
 example = runpy.run_path("examples/first_op.py")
 example["compile_it"]()
-report = sl.audit(example["rms_norm"], checks=("schema", "numerics", "gradient"), budget_s=600)
+report = sl.audit(example["rms_norm"], checks=("schema", "numerics", "gradient"), budget=600)
 print(report.verdict)
 """
 

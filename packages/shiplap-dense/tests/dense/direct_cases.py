@@ -242,7 +242,7 @@ CHECKS = ["numerics", "addresses"] if SAMPLE else ["schema", "numerics", "addres
 
 def audited() -> None:
     """The audit runs a template as it runs any kernel; the edges are cases of their own."""
-    for finding in sl.audit(gathered, checks=CHECKS, device="cpu", budget_s=600):  # interpreted, and others are at work
+    for finding in sl.audit(gathered, checks=CHECKS, device="cpu", budget=600):  # interpreted, and others are at work
         say(f"audit {finding.check}", verdict=finding.verdict, evidence=finding.evidence)
 
 

@@ -48,7 +48,7 @@ SLOW = ("linear_int8", "linear_bf16", "lift", "quantise_fp8", "sparse_mm_int8", 
     ids=lambda op: op.spec.opname,
 )
 def test_an_op_passes_its_audit(op: sl.Op) -> None:
-    report = sl.audit(op, checks=checks_of(op), budget_s=300)
+    report = sl.audit(op, checks=checks_of(op), budget=300)
     assert report.proven, str(report)
     assert sum(f.verdict == "ok" for f in report) >= (15 if op in WHOLE else len(VALUES) - 1 if op in TWINS else 12)
 

@@ -11,7 +11,7 @@ import shiplap as sl
 
 
 def failed(op, *checks):
-    return [f.check for f in sl.audit(op, checks=checks, budget_s=600) if f.verdict == "fail"]
+    return [f.check for f in sl.audit(op, checks=checks, budget=600) if f.verdict == "fail"]
 
 
 @pytest.mark.parametrize("wrong", [True, False])

@@ -26,12 +26,12 @@ LOOKED = ("numerics", "edges", "special", "gradient")
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", sampled(OPS, 3, long=LONG))
 def test_a_function_of_torch_is_right_by_its_own_reference(name, seed):
-    findings = audit(OPS[name], checks=LOOKED, seed=4242 + seed, budget_s=600)
+    findings = audit(OPS[name], checks=LOOKED, seed=4242 + seed, budget=600)
     assert [f"{f.check}: {f.evidence} ({f.input})" for f in findings if f.verdict != "ok"] == []
 
 
 def test_a_row_number_into_no_rows_is_no_fault_in_any_check():
-    findings = audit(OPS["embedding"], checks=("fake", "edges"), seed=4242, budget_s=600)
+    findings = audit(OPS["embedding"], checks=("fake", "edges"), seed=4242, budget=600)
     assert [(f.verdict, "1 samples set aside" in f.evidence) for f in findings] == [("ok", True)] * 2
 
 
@@ -53,5 +53,5 @@ def test_other_threads_may_round_in_another_order(ns, off, verdict):
             mean = (far[::2].sum(0, keepdim=True) + far[1::2].sum(0, keepdim=True)) / max(1, len(far)) + off
         torch.sub(far, mean, out=out)
 
-    findings = audit(centred, checks=("determinism", "threads"), seed=4242, budget_s=600).findings
+    findings = audit(centred, checks=("determinism", "threads"), seed=4242, budget=600).findings
     assert findings[-1].verdict == verdict, findings[-1].evidence

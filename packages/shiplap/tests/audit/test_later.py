@@ -35,10 +35,10 @@ LONG = ("tangent of the second argument alone", "pooling of sliced channels-last
 @pytest.mark.parametrize("name", sampled(MISSED, long=LONG))
 def test_what_was_missed_is_flagged_and_its_twin_is_not(name):
     defect, check = defects()[name], MISSED[name]
-    (finding,) = audit(defect.make_bad(), checks=[check], seed=SEED, budget_s=600)
+    (finding,) = audit(defect.make_bad(), checks=[check], seed=SEED, budget=600)
     assert finding.verdict == "fail", finding
     assert "crashed" not in finding.evidence
-    (finding,) = audit(defect.make_good(), checks=[check], seed=SEED, budget_s=600)
+    (finding,) = audit(defect.make_good(), checks=[check], seed=SEED, budget=600)
     assert finding.verdict == "ok", finding
 
 

@@ -16,7 +16,7 @@ both = pytest.mark.parametrize("wrong", sampled([True, False], long=["False"]))
 
 
 def failed(op, *checks):
-    return [f.check for f in sl.audit(op, checks=checks, budget_s=600, seed=0) if f.verdict == "fail"]
+    return [f.check for f in sl.audit(op, checks=checks, budget=600, seed=0) if f.verdict == "fail"]
 
 
 def doubled(ns):

@@ -55,7 +55,7 @@ def threads():
     ids=str,
 )
 def test_a_defect_is_flagged_and_its_twin_is_not(pair):
-    (finding,) = audit(pair.bad, checks=[pair.flagged_by], seed=SEED, budget_s=600)
+    (finding,) = audit(pair.bad, checks=[pair.flagged_by], seed=SEED, budget=600)
     assert finding.verdict == "fail", finding
-    (finding,) = audit(pair.twin, checks=[pair.flagged_by], seed=SEED, budget_s=600)
+    (finding,) = audit(pair.twin, checks=[pair.flagged_by], seed=SEED, budget=600)
     assert finding.verdict == "ok", finding

@@ -16,7 +16,7 @@ from shiplap.tuning import Choice, TuneResult
 
 OK = Finding("fake", "ok", "lib::op", "as promised", "3 samples")
 SKIPPED = Finding("bound", "skip", "lib::op", "no size depends on data")
-LATE = Finding("compile", "incomplete", "lib::op", "out of budget_s")
+LATE = Finding("compile", "incomplete", "lib::op", "out of budget")
 BAD = Finding("edges", "fail", "lib::op", "<b>wrong</b>", "sizes(n=0)", "mask the tail")
 CHOICE = Choice("lib::op", "cpu", Bucket.parse("n<=64"), "Float=float32", "", "fast", reason="2x")
 
@@ -29,7 +29,7 @@ def report(*findings: Finding, required: tuple[str, ...] = ("fake",)) -> Report:
     ("made", "verdict", "headline"),
     [
         (report(OK, SKIPPED), "proven", "lib::op: proven for fake alone"),
-        (report(OK, LATE), "incomplete", "lib::op: incomplete (compile: out of budget_s)"),
+        (report(OK, LATE), "incomplete", "lib::op: incomplete (compile: out of budget)"),
         (report(OK, required=("fake", "edges")), "incomplete", "lib::op: incomplete (edges: was not run)"),
         (report(SKIPPED, required=()), "incomplete", "lib::op: incomplete (samples: no check applied)"),
         (report(OK, LATE, BAD), "failed", "lib::op: failed (edges)"),
@@ -46,7 +46,7 @@ def test_many_required_checks_are_counted_and_one_reason_is_given_once() -> None
     findings = tuple(Finding(name, "ok", "lib::op", "seen") for name in names)
     assert report(*findings, required=names).headline == "lib::op: proven by 20 checks"
     both = report(OK, LATE, dataclasses.replace(LATE, check="c_abi"))
-    assert both.headline == "lib::op: incomplete (compile, c_abi: out of budget_s)"
+    assert both.headline == "lib::op: incomplete (compile, c_abi: out of budget)"
 
 
 def judged(*reasons: Reason) -> JudgeResult:

@@ -258,7 +258,7 @@ def test_memcheck_finds_what_the_caching_allocator_hides(name):
         pytest.skip("needs Triton")
     if not sanitizer.sanitizer_version():
         pytest.skip("no compute-sanitizer")
-    (finding,) = audit(memory.OPS[name], checks=["sanitizer"], seed=1, device="cuda", budget_s=300)
+    (finding,) = audit(memory.OPS[name], checks=["sanitizer"], seed=1, device="cuda", budget=300)
     print(f"\n{name}: {finding.verdict}: {finding.evidence}")
     if "not supported" in finding.evidence:
         pytest.skip(finding.evidence)

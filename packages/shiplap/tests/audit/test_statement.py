@@ -26,7 +26,7 @@ FINDINGS = [
 @pytest.fixture(scope="module")
 def collected():
     collector = SampleCollector()
-    audit(good.saxpy, checks=["numerics", "edges"], seed=5, looked=collector)
+    audit(good.saxpy, checks=["numerics", "edges"], seed=5, examined=collector)
     return collector
 
 
@@ -83,7 +83,7 @@ def test_it_lists_the_samples_of_each_check(collected, tmp_path):
 
 def test_a_check_that_set_a_sample_aside_has_not_examined_it():
     collector = SampleCollector()
-    audit(good.saxpy, checks=["cuda_graph"], seed=5, looked=collector)
+    audit(good.saxpy, checks=["cuda_graph"], seed=5, examined=collector)
     assert collector.rows() == {}
 
 

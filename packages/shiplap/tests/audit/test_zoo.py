@@ -43,7 +43,7 @@ EVERY_BAD = (*CPU_BAD, *gpu.BAD)  # those of gpu: tests/gpu/test_zoo_gpu.py
 
 
 def failures(op, **keywords):
-    return {f.check: f for f in audit(op, seed=SEED, budget_s=600, **keywords) if f.verdict == "fail"}
+    return {f.check: f for f in audit(op, seed=SEED, budget=600, **keywords) if f.verdict == "fail"}
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_a_sound_c_function_passes_what_looks_at_its_library(specimen):
 
 @pytest.mark.parametrize("specimen", sampled(good.SPECIMENS, long=LONG), ids=str)
 def test_a_sound_op_passes_everything(specimen):
-    report = audit(specimen.op, seed=SEED, budget_s=600)
+    report = audit(specimen.op, seed=SEED, budget=600)
     assert report.proven, str(report)
     assert {f.check for f in report if f.verdict == "ok"} >= {"schema", "fake", "numerics", "fresh", "compile"}
 

@@ -13,8 +13,9 @@ from shiplap.declare import Implementation, Kernel
 from shiplap.declare.native_interface import NativeForm
 from shiplap.dispatch import tuned_choices
 from shiplap.errors import ShiplapError, ShiplapNotice
+from shiplap.sampling.work_estimate import parse_budget
 from shiplap.tuning import recipe_of, record
-from shiplap.tuning.engine import parse_budget, recipe_of_sizes
+from shiplap.tuning.engine import recipe_of_sizes
 from shiplap.tuning.recorded_calls import read_calls
 from shiplap_testing.forked import python
 from shiplap_testing.zoo.good import several
@@ -155,7 +156,7 @@ def test_a_dtype_that_no_argument_admits_is_refused_and_not_replaced():
 
 
 def test_budgets():
-    assert [parse_budget(b) for b in (None, 3, "90s", "5m", "1.5h", "7")] == [None, 3, 90.0, 300.0, 5400.0, 7.0]
+    assert [parse_budget(b) for b in (3, "90s", "5m", "1.5h", "7")] == [3, 90.0, 300.0, 5400.0, 7.0]
     for text in ("", "5 apples", "-3s", "m"):
         with pytest.raises(ShiplapError, match="SL612"):
             parse_budget(text)

@@ -27,7 +27,7 @@ def audit_network_ops(quick: bool, progress: Progress) -> dict[str, AuditVerdict
     verdicts: dict[str, AuditVerdicts] = {}
     for done, op in enumerate(OPS):
         progress("audit", done, len(OPS), op.spec.name)
-        report = sl.audit(op, checks=QUICK_CHECKS if quick else None, seed=0, budget_s=2 if quick else 20)
+        report = sl.audit(op, checks=QUICK_CHECKS if quick else None, seed=0, budget=2 if quick else 20)
         count = [f.verdict for f in report].count
         verdicts[op.spec.name] = AuditVerdicts(count("ok"), count("fail"), count("skip"), report.failed)
     progress("audit", len(OPS), len(OPS), "")

@@ -96,7 +96,7 @@ def _audit(name: str, which: str, options: argparse.Namespace) -> None:
                 log.close()
                 os._exit(0)
 
-        for finding in sl.audit(op, budget_s=options.budget, seed=options.seed, progress=note):
+        for finding in sl.audit(op, budget=options.budget, seed=options.seed, progress=note):
             note(finding)
         log.write(json.dumps(["end", "end"]) + "\n")
 

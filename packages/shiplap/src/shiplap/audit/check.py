@@ -15,7 +15,7 @@ from shiplap.sampling.case import SampleCase, describe_arguments, tree_map
 from shiplap.sampling.run import error_line, needs_builder, reference_effects, why_reference_missing
 from shiplap.sampling.samples import Samples
 
-OUT_OF_BUDGET_TEXT = "out of budget_s"
+OUT_OF_BUDGET_TEXT = "out of budget"
 SHRINK_S, SMALL = 2.0, 8  # seconds spent on a smaller failing sample; sizes up to this are small enough
 
 

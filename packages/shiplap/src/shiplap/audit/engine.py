@@ -24,6 +24,7 @@ from shiplap.errors import error
 from shiplap.kernels.triton.kernel import LaunchedKernel
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import error_line
+from shiplap.sampling.work_estimate import parse_budget
 
 # The default keeps an audit short enough to be run before a commit.
 DEFAULT_BUDGET_SECONDS = 300.0
@@ -42,9 +43,9 @@ def audit(
     seed: int | None = None,
     device: str | None = None,
     samples: Callable[..., tuple[Any, ...]] | None = None,
-    budget_s: float = DEFAULT_BUDGET_SECONDS,
+    budget: float | str = DEFAULT_BUDGET_SECONDS,
     progress: Callable[[Finding], None] | None = None,
-    looked: ExaminedCallback | None = None,
+    examined: ExaminedCallback | None = None,
     isolate: bool | None = None,
     limits: ChildLimits | None = None,
 ) -> Report:
@@ -59,9 +60,10 @@ def audit(
         seed: the seed of all random values. By default it is random. Each finding contains it.
         device: the device to run on, ``"cpu"`` by default.
         samples: a builder as for ``@op.samples``, used for this audit only.
-        budget_s: the time in seconds. Checks that are not finished by then are *incomplete*.
+        budget: the time, in seconds or as text such as ``"5m"``. Checks that are not finished by then are
+            *incomplete*.
         progress: called with each finding as soon as it is there.
-        looked: called with the name of a check and the samples that it examined.
+        examined: called with the name of a check and the samples that it examined.
         isolate: whether the samples run in a separate process. By default they do if this process can be forked.
         limits: the limits of that process: the seconds for one sample, and the memory.
 
@@ -86,8 +88,9 @@ def audit(
     names = tuple(load_check(name).name if ":" not in name else name for name in (CHECKS if checks is None else checks))
     device = device or "cpu"
     seed = secrets.randbelow(2**31) if seed is None else seed
-    plan = AuditPlan(names, seed, device, time.monotonic() + budget_s, budget_s, samples)
-    run = _AuditRun(op, plan, progress, looked, limits or ChildLimits())
+    seconds = parse_budget(budget)
+    plan = AuditPlan(names, seed, device, time.monotonic() + seconds, seconds, samples)
+    run = _AuditRun(op, plan, progress, examined, limits or ChildLimits())
     if can_isolate(device) if isolate is None else isolate:
         run.run_in_children()
     else:
@@ -103,11 +106,11 @@ class _AuditRun:
         op: Op,
         plan: AuditPlan,
         progress: Callable[[Finding], None] | None,
-        looked: ExaminedCallback | None,
+        examined: ExaminedCallback | None,
         limits: ChildLimits,
     ) -> None:
         self.op, self.plan, self.limits = op, plan, limits
-        self.progress, self.looked = progress, looked
+        self.progress, self.examined = progress, examined
         self.findings: list[Finding] = []
         self.check, self.label = "samples", ""
         self.deaths = 0
@@ -135,8 +138,8 @@ class _AuditRun:
             self.check, self.label = event["check"], ""
         elif kind == "case":
             self.label = event["label"]
-        elif kind == "seen" and self.looked is not None:
-            self.looked(event["check"], event["seen"])
+        elif kind == "seen" and self.examined is not None:
+            self.examined(event["check"], event["seen"])
         elif kind == "finding":
             self.plan = replace(self.plan, raised=dict(event["raised"]))
             self._add(Finding(**event["finding"]))

@@ -45,7 +45,7 @@ class AuditPlan:
     seed: int
     device: str
     deadline: float
-    budget_s: float
+    budget: float
     builder: Callable[..., tuple[Any, ...]] | None = None
     failed: frozenset[str] = frozenset()
     raised: dict[str, str] = field(default_factory=dict)
@@ -150,7 +150,7 @@ def _check_base_sample(op: Op, samples: Samples, send: SendSessionEvent) -> None
 def _run_check(check: Check, subject: AuditSubject, plan: AuditPlan) -> Finding:
     """Return the finding of one check, also where the check itself raises."""
     if time.monotonic() > subject.deadline:
-        return Finding(check.name, "incomplete", subject.name, f"out of budget_s={plan.budget_s:g}")
+        return Finding(check.name, "incomplete", subject.name, f"out of budget={plan.budget:g}")
     try:
         return check.run(subject)
     except Exception as e:  # a check must not take the audit down with it

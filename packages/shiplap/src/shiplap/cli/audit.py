@@ -166,7 +166,7 @@ class _AuditRequest:
     tools: list[str]
     seed: int
     device: str
-    budget_s: float
+    budget: float
     measured: bool
 
     @property
@@ -175,7 +175,7 @@ class _AuditRequest:
 
         A sanitizer takes minutes, so that each has a budget of its own.
         """
-        yield self.checks, self.budget_s
+        yield self.checks, self.budget
         for tool in self.tools:
             yield [f"sanitizer:{tool}"], 600.0
 
@@ -210,8 +210,8 @@ def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) 
     from shiplap.audit.statement import SampleCollector
 
     results = _AuditResults()
-    looked = results.samples.setdefault(op.spec.name, SampleCollector())
-    for chosen, budget_s in asked.runs:
+    examined = results.samples.setdefault(op.spec.name, SampleCollector())
+    for chosen, budget in asked.runs:
         try:
             results.findings += audit(
                 op,
@@ -219,8 +219,8 @@ def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) 
                 seed=asked.seed,
                 device=asked.device,
                 progress=advance,
-                budget_s=budget_s,
-                looked=looked,
+                budget=budget,
+                examined=examined,
             )
         except ShiplapError as e:
             # SL502 concerns the declaration of this op alone. Any other error would stop the audit of every op.

@@ -1,11 +1,11 @@
 """The work of a reference on untried arguments, estimated from its dims or by a run on the meta
-device, without memory.
+device, without memory; and budgets of time, as users write them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from shiplap.declare import OpSpec
 from shiplap.declare.binding import declared_output_shape
 from shiplap.dispatch import Op
+from shiplap.errors import error
 from shiplap.sampling.boundary_sizes import HUGE_INTEGERS
 from shiplap.sampling.case import SampleCase, tree_map
 from shiplap.sampling.run import error_line, split_arguments
@@ -93,3 +94,16 @@ def _why_too_much_work(op: Op, case: SampleCase) -> str:
     except Exception as e:
         return error_line(e)
     return ""
+
+
+def parse_budget(budget: float | str) -> float:
+    """Return a budget in seconds. A budget is ``"5m"``, ``"90s"``, ``"1h"`` or a number of seconds."""
+    if isinstance(budget, (int, float)):
+        return budget
+    text = budget.strip()
+    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:], 0.0)
+    with suppress(ValueError):
+        seconds = float(text[:-1]) * unit if unit else float(text)
+        if seconds > 0:
+            return seconds
+    raise error("SL612", where="budget", got=repr(budget), expected="a time such as 90s, 5m or 1h")

@@ -17,6 +17,7 @@ from shiplap.errors import ShiplapError, error
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.sizes import dim_environment, free_dims, scalar_candidates
+from shiplap.sampling.work_estimate import parse_budget
 from shiplap.tuning import compiled_templates
 from shiplap.tuning.allowed import require_quiet
 from shiplap.tuning.choice import LEFT_OUT, Choice, choice_from_json
@@ -78,7 +79,7 @@ def tune_all(
     wanted = _list_measurements(_first_of_each_bucket(requests), compiled)
 
     def work() -> list[Choice]:
-        seconds = parse_budget(budget)
+        seconds = None if budget is None else parse_budget(budget)
         with tuning_progress(progress) as report, WorkerProcess(timeout) as isolation:
             rest = options, isolation if isolate else None, report
             if seconds is None:
@@ -279,19 +280,6 @@ def _is_dim_size(value: Any, kind: str) -> bool:
     """Return whether a dim of this kind can have this size: one number, or a list of them for ``"variadic"``."""
     sizes = value if kind == "variadic" else [value]
     return isinstance(sizes, (list, tuple)) and all(type(n) is int and n >= 0 for n in sizes)
-
-
-def parse_budget(budget: float | str | None) -> float | None:
-    """Return a budget in seconds. A budget is ``"5m"``, ``"90s"``, ``"1h"`` or a number of seconds."""
-    if budget is None or isinstance(budget, (int, float)):
-        return budget
-    text = budget.strip()
-    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:], 0.0)
-    with contextlib.suppress(ValueError):
-        seconds = float(text[:-1]) * unit if unit else float(text)
-        if seconds > 0:
-            return seconds
-    raise error("SL612", where="budget", got=repr(budget), expected="a time such as 90s, 5m or 1h")
 
 
 @contextlib.contextmanager
