@@ -47,7 +47,7 @@ def look(task: Task) -> dict[str, Any]:
 
     kind, name, seed = task
     began = time.monotonic()
-    findings = audit(OPS[name], checks=None if kind == "full" else SHORT, seed=FIRST + seed, budget_s=300)
+    findings = audit(OPS[name], checks=None if kind == "full" else SHORT, seed=FIRST + seed, budget=300)
     alarms = [f"{f.check}: {f.evidence[:200]} ({f.input[:200]})" for f in findings if f.verdict == "fail"]
     left = [f.check for f in findings if f.verdict == "incomplete"]
     seconds = round(time.monotonic() - began, 1)

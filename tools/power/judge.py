@@ -198,7 +198,7 @@ class Originals:
         for name, looked, verdict, _ in map(json.loads, lines):
             if (name, looked) == (subject.name, check):
                 return bool(verdict != "fail")
-        report = audit(self.op(subject), checks=[check], seed=self.seed, budget_s=BUDGET_S, device=subject.device)
+        report = audit(self.op(subject), checks=[check], seed=self.seed, budget=BUDGET_S, device=subject.device)
         finding = report.findings[0]
         with self.notes.open("ab", buffering=0) as file:
             row = [subject.name, check, finding.verdict, finding.evidence[:160]]
@@ -233,7 +233,7 @@ def judged(subject: Subject, mutant: Mutant, part: str, originals: Originals) ->
         return {**row, "fate": "equal", "inputs": event["inputs"]}
     incomplete = []
     for check in ORDER if subject.device == "cpu" else ON_DEVICE:
-        finding = audit(op, checks=[check], seed=seed, budget_s=BUDGET_S, device=subject.device).findings[0]
+        finding = audit(op, checks=[check], seed=seed, budget=BUDGET_S, device=subject.device).findings[0]
         if finding.verdict == "fail" and originals.passes(subject, check):
             return {**row, "fate": "killed", "by": check, "evidence": finding.evidence[:160]}
         incomplete += [check] if finding.verdict == "incomplete" else []
