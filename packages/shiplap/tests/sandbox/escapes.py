@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shiplap.sandbox.landlock import Cell, lock
+from shiplap.sandbox.landlock import SandboxPolicy, lock_process
 
 COLUMN = {"x86_64": 0, "aarch64": 1}.get(platform.machine(), 0)
 SECRET = b"a secret of the referee"
@@ -456,7 +456,7 @@ def _become(name: str, world: World, writing: int, device: bool = False, user: i
         os.setpgid(0, 0)
         os.dup2(writing, 7)
         os.closerange(8, 1 << 12)
-        missing = lock(Cell(world.scratch, (os.path.dirname(world.shown),), device=device))
+        missing = lock_process(SandboxPolicy(world.scratch, (os.path.dirname(world.shown),), device=device))
         if any(missing.values()):
             told = f"returned: not locked in, {missing}"
         else:

@@ -137,8 +137,12 @@ def test_conditions_look_at_arguments(machine: tuple[int, int]) -> None:
     def of(numbers: tuple[int, int], *arguments: int) -> int:
         return decide(program, architecture, numbers[column], arguments)
 
-    assert of(seccomp.OWN["kill"], PID, 9) == of(seccomp.OWN["kill"], 0, 9) == ALLOW
-    assert of(seccomp.OWN["kill"], PID + 1, 9) == of(seccomp.OWN["kill"], 0xFFFFFFFF, 9) == REFUSE
+    assert of(seccomp.OWN_PROCESS_CALLS["kill"], PID, 9) == of(seccomp.OWN_PROCESS_CALLS["kill"], 0, 9) == ALLOW
+    assert (
+        of(seccomp.OWN_PROCESS_CALLS["kill"], PID + 1, 9)
+        == of(seccomp.OWN_PROCESS_CALLS["kill"], 0xFFFFFFFF, 9)
+        == REFUSE
+    )
     assert of(seccomp.CLONE, 0x3D0F00) == of(seccomp.CLONE, 0x1200011) == ALLOW  # a thread, and a fork
     for flags in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000, 0x8000, 0x1000):
         assert of(seccomp.CLONE, flags | 17) == REFUSE, hex(flags)

@@ -38,13 +38,13 @@ LOCAL, KIND, CONNECTED = 1, 0xF, (1, 5)  # AF_UNIX; the bits of a socket's kind;
 X32 = 0x40000000
 
 # The numbers of the system calls: x86-64, arm64.
-OWN = {  # allowed for the caller's own process, or for 0, which means the same
+OWN_PROCESS_CALLS = {  # allowed for the caller's own process, or for 0, which means the same
     "kill": (62, 129),
     "tgkill": (234, 131),
     "rt_tgsigqueueinfo": (297, 240),
     "prlimit64": (302, 261),
 }
-PRETENDED = {"setsid": (112, 157), "setpgid": (109, 154)}
+PRETENDED_CALLS = {"setsid": (112, 157), "setpgid": (109, 154)}
 CLONE, CLONE3 = (56, 220), (435, 435)  # the flags of clone3 lie in memory, so it is refused and libc uses clone
 # Flags of clone that share or set what is the caller's own: no namespace, no other parent, no tracer, no descriptor.
 SHARED, AT_ITS_END = 0x017D4F00, 0xFF  # the other bits are the signal to the parent at the end
@@ -91,9 +91,9 @@ def _ranges(column: int, device: bool) -> Iterator[tuple[int, int]]:
 
 def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list[Line]]]:
     """Yield the number of each call that depends on its arguments, and instructions that end with a decision."""
-    for numbers in OWN.values():
+    for numbers in OWN_PROCESS_CALLS.values():
         yield numbers[column], _one_of(FIRST_AT, (pid, 0))
-    for numbers in PRETENDED.values():
+    for numbers in PRETENDED_CALLS.values():
         yield numbers[column], [(RETURN, 0, 0, NOTHING)]
     yield CLONE3[column], [(RETURN, 0, 0, UNKNOWN)]
     # Another signal at its end, such as SIGCONT, could continue a stopped parent.
