@@ -54,10 +54,10 @@ def test_honest_programs_run_in_the_sandbox(tmp_path: Path) -> None:
         pytest.skip("no gcc")
     code = f"""
 import asyncio, ctypes, os, shutil, subprocess, tempfile, threading
-from shiplap.sandbox.landlock import Cell, lock
+from shiplap.sandbox.landlock import SandboxPolicy, lock_process
 os.chdir({str(tmp_path)!r})
 os.environ["TMPDIR"] = tempfile.tempdir = {str(tmp_path)!r}
-assert not any(lock(Cell({str(tmp_path)!r})).values())
+assert not any(lock_process(SandboxPolicy({str(tmp_path)!r})).values())
 source = tempfile.mkdtemp() + "/k.c"
 open(source, "w").write("int twice(int x) {{ return 2 * x; }}")
 subprocess.run(["gcc", "-shared", "-fPIC", "-o", source + ".so", source], check=True)

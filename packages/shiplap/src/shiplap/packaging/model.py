@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
+from shiplap import safe_io
 from shiplap.codegen.environment import render_source
 from shiplap.dispatch import Op, registry
 from shiplap.dispatch.fake import refuse_python_in_package
@@ -94,9 +94,7 @@ def package_model(
             plain = _add_op_libraries(plain, made, ops[0], Path(scratch))
         with writing(target, "the package"):
             # The temporary folder may be on another file system, from which a rename is impossible.
-            part = target.with_name(f".{target.name}.{os.getpid()}")
-            shutil.copyfile(plain, part)
-            part.replace(target)
+            safe_io.copy_whole(plain, target)
     size = sum(file.stat().st_size for file in (made.library, *made.kernels.values())) if made is not None else 0
     return PackedModel(target, tuple(op.spec.name for op in ops), size)
 
@@ -216,7 +214,7 @@ def _add_op_libraries(package: Path, ops: DeployedLibrary, first: Op, scratch: P
                 _add_aligned(target, str(folder / name), path.read_bytes())
         for name in models:
             inner = Path(scratch) / PurePosixPath(name).name
-            inner.write_bytes(source.read(name))
+            safe_io.write_bytes(inner, source.read(name))
             # The model keeps its content and gets another name, because a loader opens the first library by the old
             # one.
             _add_aligned(target, f"{name}.model", inner.read_bytes())
@@ -237,9 +235,9 @@ def _add_aligned(target: zipfile.ZipFile, name: str, content: bytes) -> None:
 def _compile_front_library(model: Path, ops: str, first: Op) -> Path:
     """Compile the library that replaces ``model``, with a function for each that the model exports."""
     source, made = model.with_suffix(".front.cpp"), model.with_suffix(".front")
-    source.write_text(
-        render_source("package.cpp.jinja", ops=ops, model=f"{model.name}.model", functions=_exported_functions(model))
-    )
+    functions = _exported_functions(model)
+    text = render_source("package.cpp.jinja", ops=ops, model=f"{model.name}.model", functions=functions)
+    safe_io.write_text(source, text)
     home = Path(torch.__file__).parent
     include = [f"-isystem{home / folder}" for folder in ("include", "include/torch/csrc/api/include")]
     link = [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", "-ldl"]
