@@ -34,6 +34,7 @@ from shiplap.errors import ArgumentError, ShiplapError, error, writing
 from shiplap.kernels.native.build_plan import compiler_command, make_plan
 from shiplap.kernels.native.deploy import DeployedLibrary, make_on_demand_library
 from shiplap.kernels.triton.kernel import compile_call, launched_kernels
+from shiplap.packaging.tags import DAMAGED
 from shiplap.torch_private.aot_packages import compile_package
 from shiplap.torch_private.concrete_sizes import concrete_calls
 from shiplap.torch_private.graph_nodes import node_value, operator_name, overload_of
@@ -124,10 +125,11 @@ def _refuse_broken(package: Path, target: Path) -> None:
 
 def _shares_the_runtime(library: bytes) -> bool:
     """Return whether a library loads a C++ runtime, instead of containing one."""
-    sections = ELFFile(io.BytesIO(library)).iter_sections()
-    tags = [
-        tag for section in sections if isinstance(section, DynamicSection) for tag in section.iter_tags("DT_NEEDED")
-    ]
+    try:
+        sections = list(ELFFile(io.BytesIO(library)).iter_sections())
+        tags = [tag for s in sections if isinstance(s, DynamicSection) for tag in s.iter_tags("DT_NEEDED")]
+    except DAMAGED:
+        return False  # the load, in a process of its own, tells what is wrong
     return any(str(vars(tag)["needed"]).startswith(("libstdc++.", "libc++.")) for tag in tags)
 
 
@@ -253,9 +255,13 @@ def _compile_front_library(model: Path, ops: str, first: Op) -> Path:
 
 def _exported_functions(library: Path) -> list[str]:
     """Return the C functions of a model that a loader may look up."""
-    with library.open("rb") as file:
-        tables = [s for s in ELFFile(file).iter_sections() if isinstance(s, SymbolTableSection)]
-        names = {symbol.name for table in tables if table.name == ".dynsym" for symbol in _defined_functions(table)}
+    try:
+        with library.open("rb") as file:
+            tables = [s for s in ELFFile(file).iter_sections() if isinstance(s, SymbolTableSection)]
+            names = {symbol.name for table in tables if table.name == ".dynsym" for symbol in _defined_functions(table)}
+    except DAMAGED as e:
+        got, expected = f"a damaged library: {e}", "a model as torch has compiled it"
+        raise error("SL405", where=str(library), got=got, expected=expected, fix="make the package again") from None
     return sorted(name for name in names if name.startswith("AOTInductor"))
 
 

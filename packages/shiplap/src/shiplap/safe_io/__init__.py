@@ -3,6 +3,7 @@
 from shiplap.safe_io.files import (
     CODE,
     NAMED,
+    NO_REGULAR_FILE,
     OWN,
     Distrusted,
     OwnershipRule,
@@ -19,6 +20,7 @@ from shiplap.safe_io.write import copy_whole, host_name, write_bytes, write_text
 __all__ = [
     "CODE",
     "NAMED",
+    "NO_REGULAR_FILE",
     "OWN",
     "Distrusted",
     "OwnershipRule",

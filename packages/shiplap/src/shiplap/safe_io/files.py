@@ -14,6 +14,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+NO_REGULAR_FILE = "it is no regular file"
 LINKS = 40  # symbolic links on one way, as in Linux
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -71,7 +72,9 @@ def read_file(path: str | os.PathLike[str], limit: int, rule: OwnershipRule = CO
     handle = open_file(path, rule)
     # One byte more than the limit is read: the size in the status of a file may change before the file is read.
     with os.fdopen(handle, "rb") as file:
-        content = file.read(limit + 1)
+        content = file.read(min(limit, os.fstat(handle).st_size) + 1)  # the memory is allocated at once
+        while len(content) <= limit and (more := file.read(1 << 16)):  # it grows, or states no size
+            content += more
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"it is longer than {limit} bytes", os.fspath(path))
     return content
@@ -106,7 +109,7 @@ def _check_below(folder: int, at: Path, rule: OwnershipRule, above: os.stat_resu
             finally:
                 os.close(inner)
         elif not stat.S_ISREG(about.st_mode):
-            raise Distrusted(errno.EPERM, "it is no regular file", str(at / name))
+            raise Distrusted(errno.EPERM, NO_REGULAR_FILE, str(at / name))
 
 
 def unsafe_reason(e: Exception) -> str:
@@ -206,7 +209,7 @@ def _check_ownership(
     """Return ``about`` if ``rule`` accepts it at the path ``at``, in a folder with the status ``above``."""
     me, mode = os.geteuid(), stat.S_IMODE(about.st_mode)
     if regular and not stat.S_ISREG(about.st_mode):
-        raise Distrusted(errno.EPERM, "it is no regular file", str(at))
+        raise Distrusted(errno.EPERM, NO_REGULAR_FILE, str(at))
     shared = above is not None and _open_to_all(above)  # and sticky, or it had been refused
     mine = (me,) if last and rule.private else (me, 0)
     if about.st_uid not in mine and (rule.owned or shared):

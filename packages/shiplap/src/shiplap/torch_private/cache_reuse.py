@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch._inductor import config
+from torch._inductor.runtime import cache_dir_utils
 
+from shiplap import safe_io
+from shiplap.errors import notice
 from shiplap.torch_private import triton_assembler
 
 _CHECK = "torch._check"
@@ -18,9 +23,23 @@ def prepare_cache_keys() -> None:
     this process and not in a worker, which depends on the contents of the caches. The assembler is therefore selected
     here.
     """
+    _name_unsafe_folder()
     triton_assembler.use_torch_assembler()
     marked = config.unsafe_marked_cacheable_functions
     major, minor = torch.__version__.split(".")[:2]
     # Torch leaves out of its cache each graph with a function that it does not know to be safe.
     if _CHECK not in marked and (int(major), int(minor)) < _CACHES_CHECKS:
         config.unsafe_marked_cacheable_functions = {**marked, _CHECK: torch.__version__}
+
+
+def _name_unsafe_folder() -> None:
+    """Give a notice if another user could have written Inductor's cache, which holds pickles and compiled code."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir_utils.default_cache_dir()
+    try:
+        os.close(safe_io.open_folder(folder, safe_io.OwnershipRule(group=True)))
+    except safe_io.Distrusted as e:
+        found = f"torch.compile loads code from {folder}, which another user could have written"
+        fix = "Set TORCHINDUCTOR_CACHE_DIR to a folder that only you can write"
+        notice(f"inductor cache {folder}", f"{found}: {safe_io.unsafe_reason(e)}. {fix}")
+    except OSError:  # not there yet, or torch says what is wrong with it
+        return
