@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from io import FileIO
 from itertools import takewhile
 from pathlib import Path
@@ -37,6 +37,7 @@ LACKING = "the machine lacks"  # how a problem begins that is not the source's
 LACKS = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
 # What compilers print whose parts were killed, or had no room.
 ENDED = ("Killed signal terminated", "virtual memory exhausted", "out of memory", "No space left on device")
+SOURCE_FOLDER = "@SOURCES@"  # in a command: the folder of the sources, which does not exist when the command is made
 MOST_LIBRARY_BYTES = 1 << 28  # bytes of a library
 MOST_OUTPUT_BYTES = 1 << 20  # bytes of the messages of a compiler
 LOCK_WAIT_S = 300.0  # seconds that a builder waits for another one of the same digest
@@ -120,10 +121,18 @@ def _open_regular_file(path: Path, flags: int) -> int:
     return handle
 
 
-def build_once(root: Path, digest: str, source: str, command: list[str], wait: float = LOCK_WAIT_S) -> str:
+def build_once(
+    root: Path,
+    digest: str,
+    source: str,
+    command: list[str],
+    files: Mapping[str, str] | None = None,
+    wait: float = LOCK_WAIT_S,
+) -> str:
     """Build ``<root>/<digest>`` unless it exists. Return the problem, or an empty text.
 
-    ``command`` is the compiler call without source and output. The lock of another builder of the digest is waited for
+    ``command`` is the compiler call without source and output. ``files`` are written beside the source, in the folder
+    that ``SOURCE_FOLDER`` stands for in the command. The lock of another builder of the digest is waited for
     at most ``wait`` seconds.
     """
     try:
@@ -134,6 +143,8 @@ def build_once(root: Path, digest: str, source: str, command: list[str], wait: f
                 shutil.rmtree(left, ignore_errors=True)
             scratch = Path(tempfile.mkdtemp(prefix=f".{digest}-", dir=root))
             try:
+                for name, text in (files or {}).items():
+                    (scratch / name).write_text(text)
                 return _compile_source(scratch, digest, source, command) or _publish_folder(scratch, root / digest)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
@@ -215,7 +226,8 @@ def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
 def _compile_source(scratch: Path, digest: str, source: str, command: list[str]) -> str:
     (scratch / SOURCE).write_text(source)
     tools = list(takewhile(lambda word: not word.startswith("-"), command))  # two for "ccache g++"
-    call = [*tools, "-o", str(scratch / LIBRARY), str(scratch / SOURCE), *command[len(tools) :]]
+    rest = [word.replace(SOURCE_FOLDER, str(scratch)) for word in command[len(tools) :]]
+    call = [*tools, "-o", str(scratch / LIBRARY), str(scratch / SOURCE), *rest]
     try:
         status, output = _run_compiler(call)
     except OSError as e:
