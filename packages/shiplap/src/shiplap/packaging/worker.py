@@ -6,6 +6,7 @@ The packages are imported from the wheel only, whatever modules the calling proc
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
