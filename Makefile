@@ -105,6 +105,7 @@ lint: $(STAMP) ## style, imports and circles, private torch, types by name, size
 	$(BIN)/python tools/check_private_torch.py
 	$(BIN)/python tools/check_circles.py
 	$(BIN)/python tools/check_dispatch.py
+	$(BIN)/python tools/check_doors.py
 	$(BIN)/python tools/size_budget.py
 	$(BIN)/python -m shiplap.codegen.dtypes --check
 	$(BIN)/python tools/exemptions.py

@@ -285,7 +285,7 @@ def test_dispatch_by_what_an_object_has_is_flagged(tmp_path: Path, source: str, 
     assert run("check_dispatch.py", tmp_path).returncode == 0
     (tmp_path / DISPATCH / "dispatch" / "a.py").write_text("dtype = getattr(torch, 'float32')\n")
     result = run("check_dispatch.py", tmp_path)
-    assert result.stdout == f"tools/dispatch.toml: the entry for op/a.py: {what} is not needed\n"
+    assert result.stdout == f"tools/dispatch.toml: the entry for dispatch/a.py: {what} is not needed\n"
 
 
 def test_an_allowed_dispatch_needs_a_reason(tmp_path: Path) -> None:
@@ -326,3 +326,31 @@ def test_schemas_of_a_package_are_counted_if_they_run_under_their_fake(tmp_path:
         "no result and nothing written to: torch would remove the call from a graph": 1,
     }
     assert counted["missing"] == {"absent-here": "ModuleNotFoundError: No module named 'absent_here'"}
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("open(path, 'w')", "open"),
+        ("path.open(mode='ab')", "open"),
+        ("path.write_text(text)", "write_text"),
+        ("(folder / name).write_bytes(content)", "write_bytes"),
+        ("os.open(path, os.O_WRONLY | os.O_CREAT)", "os.open"),
+        ("shutil.copyfile(a, b)", "shutil.copyfile"),
+        ("rich.console.Console(stderr=True)", "Console"),
+        ("typer.echo(text)", "typer.echo"),
+    ],
+)
+def test_another_door_is_flagged(tmp_path: Path, source: str, name: str) -> None:
+    (tmp_path / DISPATCH / "audit").mkdir(parents=True)
+    (tmp_path / DISPATCH / "audit" / "a.py").write_text(source)
+    result = run("check_doors.py", tmp_path)
+    assert result.returncode == 1
+    assert f"audit/a.py:1: {name}: use safe_io for files" in result.stdout
+
+
+def test_reading_and_the_doors_are_not_flagged(tmp_path: Path) -> None:
+    (tmp_path / DISPATCH / "audit").mkdir(parents=True)
+    source = "path.open('rb'), open(path), os.open(path, os.O_RDONLY), safe_io.write_text(path, ''), console.echo('')"
+    (tmp_path / DISPATCH / "audit" / "a.py").write_text(source)
+    assert "audit/a.py" not in run("check_doors.py", tmp_path).stdout

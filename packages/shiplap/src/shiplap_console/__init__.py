@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import sysconfig
 
 __all__: list[str] = []
 
 
 def main() -> None:
     """Run the command line of Shiplap. ``shiplap --version`` alone reads the metadata of the distribution."""
+    drop_current_folder()
     if sys.argv[1:] == ["--version"]:
         from importlib.metadata import version
 
@@ -17,3 +20,18 @@ def main() -> None:
     from shiplap.cli.app import main as run
 
     run()
+
+
+def drop_current_folder() -> None:
+    """Remove the current folder from the search path of modules, unless ``PYTHONPATH`` names it.
+
+    Python puts it first for ``python -m`` and for an empty entry of ``PYTHONPATH``. Entries behind Python's own modules
+    stay: an installation in place has made them.
+    """
+    named = {os.path.realpath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p}
+    here = os.path.realpath(os.getcwd())
+    library = os.path.realpath(sysconfig.get_path("stdlib"))
+    places = [os.path.realpath(p) for p in sys.path]
+    before = places.index(library) if library in places else len(places)
+    kept = (p for n, p in enumerate(sys.path) if n > before or places[n] != here or here in named)
+    sys.path[:] = [p for p in kept if p]  # an empty entry follows each change of the folder

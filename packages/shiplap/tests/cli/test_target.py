@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -124,3 +126,61 @@ def test_a_missing_dependency_is_not_a_missing_target(tmp_path: Path) -> None:
     e = failure(str(tmp_path / "needy_ops.py"))
     assert e.id == "SL601"
     assert "No module named 'not_installed_anywhere'" in e.got
+
+
+def test_a_module_of_the_current_folder_hides_no_other_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here_ops.py").write_text(OP.format(name="cli_here::double"))
+    (tmp_path / "colorsys.py").write_text("raise SystemExit('a file of the current folder in place of a module')")
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    assert names("here_ops") == ["cli_here::double"]
+    assert sys.path[-1] == str(tmp_path)
+    import colorsys
+
+    assert colorsys.rgb_to_hls
+
+
+def test_the_current_folder_is_not_searched_for_an_installed_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shiplap_sparse3d.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert names("shiplap_sparse3d.ops")
+    assert str(tmp_path) not in sys.path
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o777])
+def test_no_module_comes_from_a_folder_that_others_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "stranger_ops.py").write_text(OP.format(name="cli_stranger::double"))
+    (shared / "stranger_helper.py").write_text("raise SystemExit('a file of a stranger ran')")
+    shared.chmod(mode)
+    monkeypatch.chdir(shared)
+    e = failure("stranger_ops")
+    assert e.id == "SL501"
+    assert e.what == "modules of the current folder are not imported, as another user could have written them"
+    assert e.got == f"{shared}: it can be written by others (mode {mode:o}); what it holds may be theirs"
+    assert e.fix == "name the file of the module, as in ./ops.py, or install its package"
+    if mode == 0o777:  # anybody can replace the file
+        assert failure("./stranger_ops.py").what == "another user could have written the file"
+    else:
+        with pytest.warns(match=r"modules beside stranger_ops\.py are not imported: .*/shared: it can be written"):
+            assert names("./stranger_ops.py") == ["cli_stranger::double"]
+    assert str(shared) not in sys.path
+
+
+def test_the_command_drops_the_current_folder(tmp_path: Path) -> None:
+    """For ``PYTHONPATH`` with an empty entry and for ``python -m``, but not for an entry that names the folder."""
+    (tmp_path / "jinja2.py").write_text("print('foreign code')")
+    code = "import sys, shiplap_console; shiplap_console.drop_current_folder(); print(sys.path)"
+    for command, named in (("-c", ""), ("-m", ""), ("-c", str(tmp_path))):
+        (tmp_path / "runs.py").write_text(code)
+        paths = os.pathsep.join([*(p for p in sys.path if p and Path(p).name == "src"), named])
+        asked = [command, "runs" if command == "-m" else code]
+        env = {**os.environ, "PYTHONPATH": paths}
+        done = subprocess.run([sys.executable, *asked], cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert (repr(str(tmp_path)) in done.stdout) == bool(named), (command, done.stdout, done.stderr)
+        assert "''" not in done.stdout

@@ -1,5 +1,7 @@
 """The derived fake: what compiled code is promised, and that run time keeps the promise."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from jaxtyping import Float, Float32, Int64, Shaped
@@ -8,6 +10,8 @@ from torch.library import opcheck
 
 import shiplap as sl
 from shiplap import torch_private
+from shiplap.dispatch import fake
+from shiplap.errors import ShiplapError
 from shiplap_testing.support import fails
 
 V = Float[Tensor, "n"]
@@ -41,8 +45,8 @@ def test_outputs_are_contiguous_and_of_the_declared_type(ns, shape):
         x = torch.zeros(shape, dtype=dtype)
         real = f(x)
         with torch_private.fake_mode(symbolic=False) as mode:
-            fake = f(mode.from_tensor(x))
-        for r, k in zip(real, fake, strict=True):
+            pretended = f(mode.from_tensor(x))
+        for r, k in zip(real, pretended, strict=True):
             assert (r.shape, r.stride(), r.dtype, r.device) == (k.shape, k.stride(), k.dtype, k.device)
     for r, k in zip(f(torch.zeros(shape)), f(torch.zeros(shape, device="meta")), strict=True):
         assert (r.shape, r.dtype, "meta") == (k.shape, k.dtype, k.device.type)
@@ -229,3 +233,32 @@ def test_export_keeps_one_node(ns):
     program = torch.export.export(Model(), (torch.ones(4, 2),), dynamic_shapes={"x": {0: n}})
     assert sum(node.target is scale.overload for node in program.graph.nodes) == 1
     assert torch.equal(program.module()(torch.ones(7, 2)), torch.full((7, 2), 4.0))
+
+
+def test_a_size_of_zero_is_a_size_and_a_negative_one_is_not(ns):
+    @sl.op(f"{ns}::shorter")
+    def shorter(x: V) -> Float[Tensor, "n-1"]:
+        return x[1:].clone()
+
+    with torch_private.fake_mode(symbolic=False) as mode:
+        assert shorter(mode.from_tensor(torch.ones(1))).shape == (0,)
+        assert shorter(torch.ones(1)).shape == (0,)
+        with fails("SL208"):
+            shorter(mode.from_tensor(torch.ones(0)))
+    assert shorter(torch.ones(1, device="meta")).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("names", "got"), [((), "the reference"), (("a",), "it reads Python"), (("a", "b"), "a, b, among")]
+)
+def test_a_package_takes_one_native_kernel(ns, names, got):
+    @sl.op(f"{ns}::packed")
+    def packed(x: V) -> V:
+        return x.clone()
+
+    kernels = [SimpleNamespace(name=name, unpacked=lambda call: "it reads Python") for name in names]
+    state = SimpleNamespace(spec=packed.spec, native_kernels=lambda device: kernels)
+    with pytest.raises(ShiplapError) as e:
+        fake.refuse_python_in_package(state, SimpleNamespace(device=torch.device("cpu")))
+    assert e.value.id == "SL307"
+    assert e.value.got.startswith(got)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import threading
 import time
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from shiplap import safe_io
+from shiplap import errors, safe_io
 from shiplap.errors import ShiplapError, ShiplapNotice
-from shiplap.kernels.native import cache
+from shiplap.kernels.native import binding, build, cache
 from shiplap.kernels.native.build import LIBRARY, SEAL
 from shiplap.kernels.native.build import build_once as compile_into
 from shiplap.settings import settings
@@ -192,6 +193,7 @@ def test_a_file_exchanged_while_it_is_opened_is_whole_or_refused(folder):
 def native(tmp_path, monkeypatch):
     """The folder of compiled bindings, with one library in it."""
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     root = cache.cache_folder("trust_test::op")
     assert compile_into(root, "abc", SOURCE, COMPILER) == ""
     assert cache.is_library_present(root / "abc", "trust_test::op")
@@ -378,3 +380,108 @@ def test_the_cache_command_shows_and_cleans_compiled_bindings(native):
     assert done.exit_code == 0, done.output
     assert "removed 2 from" in done.output
     assert [path.name for path in native.iterdir()] == ["abc.lock"]
+
+
+# --- whose cache it is ------------------------------------------------------------------------------------------------
+
+
+def test_a_cache_folder_that_came_along_is_not_loaded_and_built_anew(native, tmp_path, monkeypatch):
+    """The user of another machine, or the author of a repository, has compiled it: all is whole, and theirs."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another"))
+    with pytest.warns(match=f"bindings in {native} are built anew: this user has not compiled them"):
+        assert not cache.is_library_present(native / "abc", "trust_test::op")
+    assert refused(native).got == f"{native / 'abc'}: its seal is not of this user"
+    assert compile_into(native, "abc", SOURCE, COMPILER) == ""
+    assert cache.load_library(native / "abc", "trust_test::op").answer() == 42
+
+
+@pytest.mark.parametrize("forged", ["missing", "copied", "plain"])
+def test_a_forged_seal_is_not_believed(native, forged):
+    library, seal = native / "abc" / LIBRARY, native / "abc" / SEAL
+    library.write_bytes(library.read_bytes() + b"\0")
+    with library.open("rb") as file:
+        seal.write_text(build.seal_text("abc", file))
+    if forged == "missing":
+        (native / "abc" / build.KEYED_SEAL).unlink()
+    elif forged == "plain":
+        (native / "abc" / build.KEYED_SEAL).write_text(seal.read_text())
+    assert not build.is_sealed_folder(native / "abc")
+    assert refused(native).got.endswith("its seal is not of this user")
+
+
+def test_the_secret_is_this_user_s_alone_and_stays(native, tmp_path):
+    path = Path(os.environ["XDG_DATA_HOME"]) / "shiplap" / "seal.key"
+    assert (path.stat().st_mode & 0o777, len(path.read_bytes())) == (0o600, 32)
+    build._keys.clear()
+    assert cache.is_library_present(native / "abc", "trust_test::op")
+    assert [p.name for p in path.parent.iterdir()] == ["seal.key"]
+
+
+@pytest.mark.parametrize("fault", ["no home", "a file", "open to others", "short", "a fifo"])
+def test_without_a_secret_bindings_serve_one_process(tmp_path, monkeypatch, fault):
+    home = tmp_path / "home"
+    home.mkdir()
+    place = home / "shiplap" / "seal.key"
+    if fault == "a file":
+        (home / "shiplap").write_text("")
+    elif fault == "a fifo":
+        place.parent.mkdir()
+        os.mkfifo(place)
+    elif fault != "no home":
+        place.parent.mkdir()
+        place.write_bytes(bytes(31 if fault == "short" else 32))
+        place.chmod(0o644 if fault == "open to others" else 0o600)
+    monkeypatch.setenv("XDG_DATA_HOME", "relative" if fault == "no home" else str(home))
+    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
+    errors.base._announced.discard("seal key")
+    build._keys.clear()
+    root = cache.cache_folder("trust_test::op")
+    assert compile_into(root, "abc", SOURCE, COMPILER) == ""
+    with pytest.warns(match="built anew in each process: the secret of their seals cannot be kept"):
+        assert cache.load_library(root / "abc", "trust_test::op").answer() == 42
+    build._keys.clear()  # another process
+    assert not build.is_sealed_folder(root / "abc")
+
+
+def test_a_proof_of_another_user_is_not_believed(tmp_path, monkeypatch):
+    store = ChoiceStore(tmp_path / "proofs", "proofs", keyed=True)
+    key = Key.of({"op": "trust::op"})
+    assert store.put(key, {"right": True})
+    assert store.get(key) == {"right": True}
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another"))
+    assert store.get(key) is None
+    assert [entry.problem for entry in store.entries()] == ["its seal is not of this user"]
+
+
+def test_no_more_is_read_than_a_file_has(tmp_path):
+    (tmp_path / "small").write_bytes(b"x" * 1000)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), before[1]))
+    try:
+        assert len(safe_io.read_file(tmp_path / "small", 1 << 28)) == 1000
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert safe_io.read_file("/proc/self/status", 1 << 20)  # which states no size
+
+
+@pytest.mark.parametrize("how", ["killed", "said"])
+def test_a_compiler_that_was_ended_is_no_fault_of_the_source(native, tmp_path, how):
+    compiler = tmp_path / "compiler"
+    words = "echo 'fatal error: Killed signal terminated program cc1plus' >&2; exit 1"
+    line = "kill -9 $$" if how == "killed" else words
+    compiler.write_text(f"#!/bin/sh\n{line}\n")
+    compiler.chmod(0o700)
+    problem = compile_into(native, "def", SOURCE, [str(compiler)])
+    assert problem.startswith(f"the machine lacks what {compiler} needs: it was ended (")
+    failure = binding.build_error("trust_test::op", problem)
+    assert (failure.id, failure.what) == ("SL410", "the machine lacks what the native binding needs")
+
+
+def test_a_file_in_place_of_the_cache_is_no_foreign_code(tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("")
+    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(ShiplapError) as caught:
+        cache.cache_folder("trust_test::op")
+    assert (caught.value.id, caught.value.what) == ("SL406", "the cache directory cannot be used")
+    assert "others may have put code there" not in caught.value.fix

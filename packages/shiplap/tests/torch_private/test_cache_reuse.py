@@ -1,5 +1,7 @@
 """Keys of torch's and Triton's caches are those of other processes."""
 
+import warnings
+
 import torch
 from torch._inductor import config
 
@@ -23,3 +25,24 @@ def test_newer_releases_need_no_mark(monkeypatch):
     with config.patch(unsafe_marked_cacheable_functions={}):
         dynamo.prepare_cache_keys()
         assert config.unsafe_marked_cacheable_functions == {}
+
+
+def test_a_cache_that_others_can_write_is_named(tmp_path, monkeypatch):
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    for mode, named in ((None, False), (0o755, False), (0o777, True)):
+        if mode is not None:
+            folder.mkdir(exist_ok=True)
+            folder.chmod(mode)
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always")
+            dynamo._name_unsafe_folder()
+        assert [str(w.message) for w in given] == (
+            [
+                f"torch.compile loads code from {folder}, which another user could have written: {folder}: it can be "
+                "written by others (mode 777); what it holds may be theirs. "
+                "Set TORCHINDUCTOR_CACHE_DIR to a folder that only you can write"
+            ]
+            if named
+            else []
+        )

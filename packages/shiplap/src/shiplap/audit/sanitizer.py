@@ -150,7 +150,7 @@ def _add_report_line(faults: list[SanitizerFault], text: str, sample: str) -> No
 
 def make_script(home: str, name: str, labels: list[str], seed: int, device: str, root: Path | None) -> str:
     """Return a Python program that calls the op on these samples and prints the sample before each call."""
-    path = f"sys.path.insert(0, {str(root)!r})\n" if root else ""
+    path = f"sys.path.append({str(root)!r})\n" if root else ""
     return (
         f"import sys\n{path}import torch\nfrom shiplap.audit import find, sample\n"
         "from shiplap.sampling.run import call_op\n"

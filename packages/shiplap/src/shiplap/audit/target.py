@@ -13,6 +13,7 @@ from typing import Any
 
 from shiplap.dispatch import Op, registry
 from shiplap.errors import error
+from shiplap.safe_io.module_path import append_module_folder
 
 
 def find(home: str, name: str) -> Op:
@@ -54,8 +55,7 @@ def _run_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None or not path.is_file():
         raise error("SL501", where=str(path), got="no such file", expected="a Python file that declares ops")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
+    append_module_folder(path.parent)
     spec.loader.exec_module(module)
     return module
 
@@ -86,7 +86,7 @@ def write_reproducer(op: Op, check: str, label: str | None, seed: int, device: s
     ``symbol`` is the name of the check in the module ``check``.
     """
     home, root = address_of_op(op)
-    imports = f"import sys\n\nsys.path.insert(0, {str(root)!r})\n\n" if root else ""
+    imports = f"import sys\n\nsys.path.append({str(root)!r})\n\n" if root else ""
     extra = f", device={device!r}" if device != "cpu" else ""
     body = (_SAMPLE_TEMPLATE if label is not None else _SEQUENCE_TEMPLATE).format(
         check=check, symbol=symbol, label=label, seed=seed, device=extra

@@ -1,5 +1,5 @@
 """``python -m shiplap.cli``: the console script, for an environment whose ``bin`` is not on the path."""
 
-from shiplap.cli.app import main
+from shiplap_console import main
 
 main()

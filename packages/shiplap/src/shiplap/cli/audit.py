@@ -16,6 +16,7 @@ import typer
 from shiplap.cli import console
 from shiplap.cli.target import resolve_targets
 from shiplap.errors import ShiplapError
+from shiplap.render.console import escape_json
 
 if TYPE_CHECKING:
     from shiplap.audit import CostCard, Finding, Report
@@ -277,11 +278,10 @@ def _show_results(
     if html is not None:
         console.write_text(html, findings_html(findings, about, costs=costs, no_costs=why, reports=results.reports))
     if json:
-        typer.echo(findings_json(findings, about, costs, no_costs=why, reports=results.reports), nl=False)
+        text = findings_json(findings, about, costs, no_costs=why, reports=results.reports)
+        console.echo(escape_json(text), end="")
         return
-    from rich.console import Console
-
-    print_costs(costs, Console(highlight=False), no_costs=why)
-    print_findings(findings, Console(highlight=False), results.reports)
+    print_costs(costs, no_costs=why)
+    print_findings(findings, reports=results.reports)
     if html is not None:
         console.note(f"wrote {html}")

@@ -243,11 +243,14 @@ def _collect_garbage(store: ChoiceStore, what: str) -> Result:
     root = store.root.parent / "native"
     broken = [Path(b["file"]) for b in _compiled_bindings(store) if b["problem"]] if not what else []
     rubbish = [*broken, *cache.stale_build_files(root)] if not what else []
+    left = list(cache.stale_work_folders()) if not what else []
+    swept = sum(map(cache.remove_artefact, left))
     stuck = [str(path) for path in rubbish if not cache.remove_artefact(path)]
     # Bindings are evicted as well if they take too much space together, those unused for longest first.
     gone = len(rubbish) - len(stuck) + (len(cache.evict_artefacts(root)) if not what else 0)
     result, lines, status = _remove_files(store, [*stale, *store.half_written_files()])
     lines += [f"removed {gone} from {root}"] if gone else []
+    lines += [f"removed {swept} folders of runs that were killed from {left[0].parent}"] if swept else []
     lines += [f"cannot remove {path}" for path in stuck]
     done = {**result, "compiled": gone, "stuck": [*result["stuck"], *stuck]}, lines, int(bool(status or stuck))
     return _with_proofs(done, *(_without_proofs(stale=True) if not what else (0, [])))

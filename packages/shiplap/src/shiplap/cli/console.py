@@ -5,48 +5,39 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import re
+import os
 import select
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shiplap import safe_io
 from shiplap.errors import ShiplapError, error, writing
+from shiplap.render.console import escape_json, make_console, replace_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 FAILED, ERROR = 1, 2
+WRITABLE_PATH = "a path in an existing, writable directory"
 STDOUT, STDERR = 1, 2  # the descriptors, whatever sys.stdout and sys.stderr are at the moment
-
-
-# A terminal executes these, or reorders the text behind them. Texts from foreign files may contain them.
-_CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def out() -> Console:
     """Return the console of stdout: results, never wrapped in the middle of a path."""
-    return _make_console(stderr=False)
+    return make_console(soft_wrap=True)
 
 
 def err() -> Console:
     """Return the console of stderr: progress, notes and errors."""
-    return _make_console(stderr=True)
+    return make_console(stderr=True, soft_wrap=True)
 
 
-def _make_console(*, stderr: bool) -> Console:
-    """Return a console that prints only our own styles: control characters in its texts are shown as U+FFFD."""
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.segment import Segment
-
-    class Plain(Console):
-        # Control characters are replaced in segments, after rich has made its own styles, which must stay.
-        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-            for text, style, control in super().render(renderable, options):
-                yield Segment(text if control else _CONTROL.sub("\ufffd", text), style, control)
-
-    return Plain(stderr=stderr, highlight=False, soft_wrap=True)
+def echo(text: str, *, end: str = "\n") -> None:
+    """Print a result that is no JSON on stdout, as it is but for control characters."""
+    sys.stdout.write(replace_controls(text) + end)
+    sys.stdout.flush()
 
 
 def note(message: str) -> None:
@@ -76,7 +67,8 @@ def emit_json(value: Any) -> None:
     """Print the one JSON value that ``--json`` promises."""
     global _answered
     _answered = True
-    sys.stdout.write(json.dumps(_without_infinities(value), indent=2, ensure_ascii=False, default=str) + "\n")
+    text = json.dumps(_without_infinities(value), indent=2, ensure_ascii=False, default=str)
+    sys.stdout.write(escape_json(text) + "\n")
     # A reader of the pipe gets the value even if the process ends abnormally afterwards.
     sys.stdout.flush()
 
@@ -132,20 +124,16 @@ def show_defect(failure: Exception, *, as_json: bool = False) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write ``path``. SL602 states why it cannot be written."""
-    _write_or_append(path, "w", text)
+    with writing(path, "the file", WRITABLE_PATH):
+        safe_io.write_text(path, text)
 
 
 def require_file(path: Path) -> None:
     """Raise SL602 if ``path`` cannot be written, before the work and not after it. An existing file keeps its
     content.
     """
-    _write_or_append(path, "a", "")
-
-
-def _write_or_append(path: Path, mode: str, text: str) -> None:
-    expected = "a path in an existing, writable directory"
-    with writing(path, "the file", expected), path.open(mode, encoding="utf-8") as file:
-        file.write(text)
+    with writing(path, "the file", WRITABLE_PATH):
+        os.close(safe_io.open_for_writing(path, append=True))
 
 
 def require_directory(path: Path) -> None:

@@ -55,7 +55,7 @@ def command(
     """
     if include:
         directory = str(include_dir())
-        return console.emit_json([{"include": directory}]) if json else typer.echo(directory)
+        return console.emit_json([{"include": directory}]) if json else console.echo(directory)
     with console.own_stdout():
         jobs = _header_jobs(target, output, check)
         results = [_compare_header(*job) if check else _write_header(*job) for job in jobs]
@@ -129,10 +129,10 @@ def _compare_header(target: str, text: str, path: Path | None) -> dict[str, Any]
 def _print_headers(results: list[dict[str, Any]]) -> None:
     for result in results:
         if "diff" in result:
-            typer.echo(result["diff"], nl=False)
+            console.echo(result["diff"], end="")
             state = "agrees with" if result["ok"] else "differs from"
             console.note(f"{result['path']} {state} the declarations of {result['target']}")
         elif result["path"] is None:
-            typer.echo(result["header"], nl=False)
+            console.echo(result["header"], end="")
         else:
             console.note(f"wrote {result['path']}")

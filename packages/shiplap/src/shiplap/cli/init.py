@@ -95,7 +95,7 @@ def command(
         console.emit_json({**summary, "text": text} if to_stdout else summary)
         return
     if to_stdout:
-        typer.echo(text, nl=False)
+        console.echo(text, end="")
     _note_open_lines(file, fills)
 
 
@@ -131,7 +131,7 @@ def _write_package_draft(file: Path, drafts: PackageDraft, *, json: bool) -> Non
         summary = {"file": None if to_stdout else str(file), **drafts.summary()}
         console.emit_json({**summary, "text": drafts.text} if to_stdout else summary)
     elif to_stdout:
-        typer.echo(drafts.text, nl=False)
+        console.echo(drafts.text, end="")
     for line in drafts.notes(str(file)):
         console.note(line)
 

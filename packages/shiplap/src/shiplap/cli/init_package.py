@@ -12,6 +12,7 @@ from typing import Any
 
 from shiplap.cli import console
 from shiplap.cli.target import import_home
+from shiplap.safe_io.module_path import append_module_folder
 from shiplap.scaffold.calls import DispatchedCall, DispatchRecorder
 from shiplap.scaffold.module import write_module_source
 from shiplap.scaffold.package import DraftedPackage, draft_ops, find_package_ops, installed_version
@@ -123,11 +124,11 @@ def _run_script(script: Path, arguments: Sequence[str], recorder: DispatchRecord
 
 @contextmanager
 def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Set ``sys.argv`` and ``sys.path`` as Python sets them for a script."""
+    """Set ``sys.argv`` as Python sets it for a script, whose folder comes last on ``sys.path``."""
     argv, path = list(sys.argv), list(sys.path)
     # The lists are changed in place, because other modules may hold references to them.
     sys.argv[:] = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
+    append_module_folder(script.resolve().parent)
     try:
         yield
     finally:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import glob
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,8 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from shiplap import safe_io
 from shiplap.cli.families import load_families
-from shiplap.errors import ShiplapError, error
+from shiplap.errors import ShiplapError, error, notice
+from shiplap.safe_io.module_path import OWNED_FOLDER, append_module_folder
 
 if TYPE_CHECKING:
     from shiplap.dispatch import Op
@@ -154,10 +159,29 @@ def _is_in_package(name: str, package: str) -> bool:
 
 def import_home(home: str) -> ModuleType:
     """Return the module or file. SL501 if it does not exist, SL601 if importing it raises."""
-    is_file = home.endswith(".py")
-    if not is_file:
-        _look_in(Path.cwd())
-    return _import_file(Path(home)) if is_file else _import_module(home)
+    if home.endswith(".py"):
+        return _import_file(Path(home))
+    _find_in_current_folder(home)
+    return _import_module(home)
+
+
+def _find_in_current_folder(name: str) -> None:
+    """Append the current folder to the search path if the module is nowhere else. SL501 if others can write there."""
+    package, here = name.split(".")[0], Path.cwd()
+    with contextlib.suppress(ImportError, ValueError):
+        if importlib.util.find_spec(package) is not None:
+            return
+    if not ((here / package).is_dir() or any(here.glob(f"{glob.escape(package)}.*"))):
+        return
+    if refused := append_module_folder(here, OWNED_FOLDER):
+        raise error(
+            "SL501",
+            where=name,
+            what="modules of the current folder are not imported, as another user could have written them",
+            got=refused,
+            expected="an installed module, or a folder that only you can write",
+            fix="name the file of the module, as in ./ops.py, or install its package",
+        )
 
 
 def _import_module(name: str) -> ModuleType:
@@ -189,6 +213,14 @@ def _import_file(path: Path) -> ModuleType:
         close = difflib.get_close_matches(path.name, siblings, n=1)
         expected = f"did you mean {str(path.parent / close[0])!r}?" if close else "a Python file"
         raise error("SL501", where=str(path), what="the file does not exist", got=str(path), expected=expected)
+    try:
+        os.close(safe_io.open_file(path, safe_io.NAMED))
+    except safe_io.Distrusted as e:
+        what, expected = "another user could have written the file", "a file that only you or its owner can write"
+        fix = "copy it to a folder of your own, after you have read it"
+        raise error(
+            "SL501", where=str(path), what=what, got=safe_io.unsafe_reason(e), expected=expected, fix=fix
+        ) from None
     name, spec = _module_of(path.resolve())
     if spec is None:
         return _import_module(name)
@@ -215,8 +247,8 @@ def _module_of(path: Path) -> tuple[str, Any]:
     if known:  # a part of a namespace package, unless the root itself is looked in
         outer = max(known, key=lambda entry: len(entry.parts))
         parts[:0] = root.relative_to(outer).parts
-    else:
-        _look_in(root)
+    elif refused := append_module_folder(root):
+        notice(f"folder {root}", f"modules beside {path.name} are not imported: {refused}")
     name = ".".join(parts)
     # The directory may be new in `sys.path`, or the file newer than Python's cache of the directory.
     importlib.invalidate_caches()
@@ -228,12 +260,6 @@ def _module_of(path: Path) -> tuple[str, Any]:
         return name, None
     own = OWN_NAME + path.stem
     return own, importlib.util.spec_from_file_location(own, path)
-
-
-def _look_in(directory: Path) -> None:
-    """Put ``directory`` first in the search path of modules, as ``python file.py`` does."""
-    if str(directory) not in sys.path:
-        sys.path.insert(0, str(directory))
 
 
 def _not_imported(where: str, e: BaseException) -> ShiplapError:

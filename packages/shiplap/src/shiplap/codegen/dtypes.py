@@ -6,6 +6,7 @@ import sys
 
 from shiplap.codegen.environment import render_source
 from shiplap.dtypes import DTYPES
+from shiplap.safe_io import write_text
 from shiplap_headers import include_dir
 
 
@@ -21,7 +22,7 @@ def write_or_compare(arguments: list[str]) -> str:
     # The header is committed, because C++ code that includes it is compiled without Python.
     path, text = include_dir() / "shiplap" / "dtypes.h", dtypes_header()
     if not arguments:
-        path.write_text(text)
+        write_text(path, text)
     return "" if path.read_text() == text else f"{path} is not what shiplap/dtypes.py says: write it anew"
 
 

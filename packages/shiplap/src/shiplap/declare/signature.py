@@ -23,6 +23,7 @@ from shiplap.declare.schema import has_default_literal
 from shiplap.declare.spec import Arg, Dim, OpSpec
 from shiplap.declare.value_kinds import kind_mismatch
 from shiplap.errors import error
+from shiplap.torch_private.dispatcher_library import is_torch_attribute
 
 RESERVED_OVERLOADS = ("default", "raw")  # overloads: torch's word for none, and the part of an op below autograd
 ListOption = Literal[
@@ -178,7 +179,8 @@ def check_op_name(name: object) -> None:
         namespace, _, opname = name.partition("::")
         opname, dot, overload = opname.partition(".")
         named = not dot or (is_schema_name(overload) and overload not in RESERVED_OVERLOADS)
-        if not (is_schema_name(namespace) and is_schema_name(opname) and named):
+        well_formed = is_schema_name(namespace) and is_schema_name(opname) and named
+        if not well_formed or is_torch_attribute(namespace, opname, overload):
             raise error("SL101", where=f"@sl.op({name!r})", got=name, expected="namespace::name")
         return
     shown = name.__name__ if inspect.isfunction(name) or inspect.isclass(name) else name

@@ -18,6 +18,7 @@ The steps of a call, and the file of each::
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import unwrap
 from types import FunctionType
@@ -50,7 +51,7 @@ from shiplap.dispatch.launch import workspace_size
 from shiplap.dispatch.python_kernel import PythonFunction
 from shiplap.dispatch.registration import RegisteredOp
 from shiplap.dispatch.state import Sampler, bind_sampler
-from shiplap.errors import ShiplapError, error
+from shiplap.errors import ShiplapError, error, notice
 from shiplap.torch_private import dispatcher_calls
 from shiplap.torch_private.dispatcher_calls import P, R
 from shiplap.torch_private.graph_keys import TORCHS_OWN
@@ -191,6 +192,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
                 return self.kernel(device, function, **keywords)
 
             return decorate
+        self._name_foreign_author(f"a kernel for {device}")
         code = implementation if isinstance(implementation, Implementation) else PythonFunction(implementation)
         for terms in [read_terms(self.spec, code, each, **keywords) for each in code.devices(device)]:
             self._attach(code.bind(self.spec, terms))
@@ -204,6 +206,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         A function of PyTorch with the reference's parameters may be the ``source``: Inductor tunes and fuses its code.
         """
         require_device_type(self.spec, device)
+        self._name_foreign_author(f"a template for {device}")
         template = read_template(self.spec, self.file, device, source, **keywords)
         others = [t for t in self.templates.get(template.device, []) if t.name != template.name]
         self.templates[template.device] = [*others, template]
@@ -317,6 +320,16 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         self.attach_kernel(kernel)
         self.install_fast_path()
         tuned_choices.forget_derived_choices()
+
+    def _name_foreign_author(self, what: str) -> None:
+        """Give a notice if another package than the op's own attaches something. A program's own script may do so."""
+        frame = sys._getframe(2)
+        while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("shiplap."):
+            frame = frame.f_back
+        author, owner = (str(n).partition(".")[0] for n in (frame.f_globals.get("__name__", ""), self.__module__))
+        if author not in (owner, "", "__main__", "shiplap") and owner != "__main__":
+            text = f"{author} attaches {what} to {self.spec.name}, which {owner} declares"
+            notice(f"author {author} {self.spec.name} {what}", f"{text}: calls may run code of {author}")
 
     # --- what torch has of it -----------------------------------------------------------------------------------------
 

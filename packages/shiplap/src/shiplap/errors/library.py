@@ -55,6 +55,15 @@ register(
             "set SHIPLAP_CACHE_DIR to a directory that only you can write to",
         ),
         (
+            "SL410",
+            "the machine lacks what the native binding needs",
+            (
+                "Memory, disk space, files or processes ran out while the binding was compiled or loaded, or the"
+                " compiler was ended. This says nothing about the kernel. Calls go through the slower Python binding."
+            ),
+            "free what 'got' names, or raise its limit, and build again; SHIPLAP_NATIVE=0 keeps the Python binding",
+        ),
+        (
             "SL407",
             "tvm-ffi is not installed",
             "Exporting a kernel through tvm-ffi needs its headers and its library.",

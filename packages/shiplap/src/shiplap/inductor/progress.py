@@ -8,6 +8,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from shiplap.render.console import make_console
 from shiplap.settings import settings
 
 if TYPE_CHECKING:
@@ -45,9 +46,7 @@ class CompileProgress:
 
     def _on_terminal(self, text: str) -> None:
         if self._status is None:
-            from rich.console import Console
-
-            self._status = Console(stderr=True).status(text)
+            self._status = make_console(stderr=True).status(text)
             self._status.start()
         self._status.update(text)
 

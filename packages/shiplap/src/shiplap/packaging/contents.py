@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+from shiplap import safe_io
 from shiplap.declare.native_interface import NativeForm
 from shiplap.dispatch import Op, registry
 from shiplap.dispatch.package_folder import FOLDER
@@ -232,7 +233,7 @@ def _copy_compiled_sources(ops: Sequence[Op], folder: Path, root: Path) -> set[s
                 place = folder / built.parent.name
                 place.mkdir(parents=True, exist_ok=True)
                 for name in (LIBRARY, SEAL, built.name):
-                    shutil.copyfile(built.with_name(name), place / name)
+                    safe_io.copy_whole(built.with_name(name), place / name)
                 copied.add(str((place / built.name).relative_to(root)))
     return copied
 
@@ -242,5 +243,5 @@ def _copy_binding(plan: LibraryPlan, folder: Path) -> None:
     binding.compile_plan(plan, next(e.op for e in plan.entries.values()))
     folder.mkdir(parents=True)
     for name in (LIBRARY, SEAL):
-        shutil.copyfile(plan.place / name, folder / name)
-    (folder / installed.MANIFEST).write_bytes(installed.library_manifest(list(plan.entries.values())))
+        safe_io.copy_whole(plan.place / name, folder / name)
+    safe_io.write_bytes(folder / installed.MANIFEST, installed.library_manifest(list(plan.entries.values())))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
+from shiplap import safe_io
 from shiplap.codegen.environment import render_source
 from shiplap.dispatch import Op, registry
 from shiplap.dispatch.fake import refuse_python_in_package
@@ -34,6 +34,7 @@ from shiplap.errors import ArgumentError, ShiplapError, error, writing
 from shiplap.kernels.native.build_plan import compiler_command, make_plan
 from shiplap.kernels.native.deploy import DeployedLibrary, make_on_demand_library
 from shiplap.kernels.triton.kernel import compile_call, launched_kernels
+from shiplap.packaging.tags import DAMAGED
 from shiplap.torch_private.dynamo import compile_package
 from shiplap.torch_private.graph_nodes import node_value, operator_name, overload_of
 from shiplap.torch_private.symbolic_sizes import concrete_calls
@@ -94,9 +95,7 @@ def package_model(
             plain = _add_op_libraries(plain, made, ops[0], Path(scratch))
         with writing(target, "the package"):
             # The temporary folder may be on another file system, from which a rename is impossible.
-            part = target.with_name(f".{target.name}.{os.getpid()}")
-            shutil.copyfile(plain, part)
-            part.replace(target)
+            safe_io.copy_whole(plain, target)
     size = sum(file.stat().st_size for file in (made.library, *made.kernels.values())) if made is not None else 0
     return PackedModel(target, tuple(op.spec.name for op in ops), size)
 
@@ -126,10 +125,11 @@ def _refuse_broken(package: Path, target: Path) -> None:
 
 def _shares_the_runtime(library: bytes) -> bool:
     """Return whether a library loads a C++ runtime, instead of containing one."""
-    sections = ELFFile(io.BytesIO(library)).iter_sections()
-    tags = [
-        tag for section in sections if isinstance(section, DynamicSection) for tag in section.iter_tags("DT_NEEDED")
-    ]
+    try:
+        sections = list(ELFFile(io.BytesIO(library)).iter_sections())
+        tags = [tag for s in sections if isinstance(s, DynamicSection) for tag in s.iter_tags("DT_NEEDED")]
+    except DAMAGED:
+        return False  # the load, in a process of its own, tells what is wrong
     return any(str(vars(tag)["needed"]).startswith(("libstdc++.", "libc++.")) for tag in tags)
 
 
@@ -216,7 +216,7 @@ def _add_op_libraries(package: Path, ops: DeployedLibrary, first: Op, scratch: P
                 _add_aligned(target, str(folder / name), path.read_bytes())
         for name in models:
             inner = Path(scratch) / PurePosixPath(name).name
-            inner.write_bytes(source.read(name))
+            safe_io.write_bytes(inner, source.read(name))
             # The model keeps its content and gets another name, because a loader opens the first library by the old
             # one.
             _add_aligned(target, f"{name}.model", inner.read_bytes())
@@ -237,9 +237,9 @@ def _add_aligned(target: zipfile.ZipFile, name: str, content: bytes) -> None:
 def _compile_front_library(model: Path, ops: str, first: Op) -> Path:
     """Compile the library that replaces ``model``, with a function for each that the model exports."""
     source, made = model.with_suffix(".front.cpp"), model.with_suffix(".front")
-    source.write_text(
-        render_source("package.cpp.jinja", ops=ops, model=f"{model.name}.model", functions=_exported_functions(model))
-    )
+    functions = _exported_functions(model)
+    text = render_source("package.cpp.jinja", ops=ops, model=f"{model.name}.model", functions=functions)
+    safe_io.write_text(source, text)
     home = Path(torch.__file__).parent
     include = [f"-isystem{home / folder}" for folder in ("include", "include/torch/csrc/api/include")]
     link = [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", "-ldl"]
@@ -255,9 +255,13 @@ def _compile_front_library(model: Path, ops: str, first: Op) -> Path:
 
 def _exported_functions(library: Path) -> list[str]:
     """Return the C functions of a model that a loader may look up."""
-    with library.open("rb") as file:
-        tables = [s for s in ELFFile(file).iter_sections() if isinstance(s, SymbolTableSection)]
-        names = {symbol.name for table in tables if table.name == ".dynsym" for symbol in _defined_functions(table)}
+    try:
+        with library.open("rb") as file:
+            tables = [s for s in ELFFile(file).iter_sections() if isinstance(s, SymbolTableSection)]
+            names = {symbol.name for table in tables if table.name == ".dynsym" for symbol in _defined_functions(table)}
+    except DAMAGED as e:
+        got, expected = f"a damaged library: {e}", "a model as torch has compiled it"
+        raise error("SL405", where=str(library), got=got, expected=expected, fix="make the package again") from None
     return sorted(name for name in names if name.startswith("AOTInductor"))
 
 

@@ -12,6 +12,8 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 
+# What pyelftools raises for a file that is cut short or holds other bytes.
+DAMAGED = (ELFError, ValueError, KeyError, IndexError, AttributeError, UnicodeDecodeError, TypeError, OverflowError)
 # Libraries that every Linux with the C library of a manylinux tag has, and those of torch.
 COMMON = re.compile(
     r"(libc|libm|libdl|libpthread|librt|libstdc\+\+|libgcc_s|libgomp|ld-linux[\w-]*|libtorch(_\w+)?|libc10(_\w+)?)\.so"
@@ -29,7 +31,7 @@ def platform_tag(libraries: Iterable[Path]) -> tuple[str, str]:
     for path in libraries:
         try:
             needed, versions = _read_requirements(path)
-        except (OSError, ELFError) as e:
+        except (OSError, *DAMAGED) as e:
             return f"linux_{platform.machine()}", f"{_printable_name(path.name)} cannot be read: {e}"
         others = [name for name in needed if not COMMON.match(name)]
         if others:

@@ -206,7 +206,7 @@ def _write_wheel(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo
         _dist_info_file(files, "WHEEL"),
         _dist_info_file(files, "RECORD") or _dist_info_file(files, "WHEEL").replace("WHEEL", "RECORD"),
     )
-    (folder / about).write_text(_with_tags(_read_metadata(target, folder / about), tag), encoding="utf-8")
+    safe_io.write_text(folder / about, _with_tags(_read_metadata(target, folder / about), tag))
     new = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if _is_new(p, folder, files))
     rows = []
     scratch = target.with_name(f".{target.name}.{os.getpid()}")

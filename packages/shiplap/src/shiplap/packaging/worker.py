@@ -6,6 +6,7 @@ The packages are imported from the wheel only, whatever modules the calling proc
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -38,8 +39,10 @@ def fill_apart(modules: Sequence[str], unpacked: Path, extras: PackageExtras = N
         answer, order, errors = (Path(folder) / name for name in ("answer.json", "order.json", "stderr"))
         # The worker may have another working folder, so paths are made absolute.
         more = {"tuned": _absolute_path(extras.tuned), "calls": _absolute_path(extras.calls), "cubins": extras.cubins}
-        order.write_text(json.dumps([str(unpacked), str(answer), more, *modules]))
-        with errors.open("wb") as stderr:  # no pipes: a process that an import leaves behind would hold them open
+        safe_io.write_text(order, json.dumps([str(unpacked), str(answer), more, *modules]))
+        with os.fdopen(
+            safe_io.open_for_writing(errors), "wb"
+        ) as stderr:  # no pipes: a process that an import leaves behind would hold them open
             nothing = subprocess.DEVNULL
             done = subprocess.run([*command, str(order)], check=False, stdin=nothing, stdout=nothing, stderr=stderr)
         how = errors.read_text(errors="replace").strip()[-2000:] or f"the process ended with status {done.returncode}"
@@ -81,7 +84,7 @@ def _fill_by_order(order: str) -> None:
     # Only errors of the catalogue are data. Any other exception ends the process, and its traceback is on stderr.
     except ShiplapError as e:
         content = {part: getattr(e, part) for part in PARTS}
-    Path(answer).write_text(json.dumps(content))
+    safe_io.write_text(answer, json.dumps(content))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shiplap.render.console import make_console
 from shiplap.render.html import render_html
 from shiplap.render.result import STYLES
 
@@ -100,11 +101,10 @@ def print_findings(
     findings: Sequence[FindingFields], console: Console | None = None, reports: Sequence[Report] = ()
 ) -> None:
     """A table per op, then each failure with its input, fix and reproducer, then the verdict on each op."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = console or Console()
+    console = console or make_console()
     for subject, group in _findings_by_subject(findings).items():
         table = Table(title=Text(subject), title_justify="left", box=None, pad_edge=False, show_header=False)
         table.add_column(no_wrap=True)
@@ -139,11 +139,10 @@ def print_costs(costs: Sequence[CostCardFields], console: Console | None = None,
 
     ``no_costs`` is the reason why there is no card.
     """
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = console or Console()
+    console = console or make_console()
     if not costs:
         console.print(Text(f"{HEADING}: {no_costs or NONE}", "dim"), "", sep="\n", soft_wrap=True)
         return

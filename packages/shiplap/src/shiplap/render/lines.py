@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from shiplap.render.console import make_console
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -45,10 +47,9 @@ def row(label: str, value: str, style: str = "") -> Iterator[Line]:
 
 def print_lines(lines: Iterable[Line | TextTable], console: Console | None = None) -> None:
     """Print lines and tables on ``console``, or on stdout."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = console or Console(highlight=False)
+    console = console or make_console()
     for each in lines:
         if isinstance(each, TextTable):
             console.print(_rich_table(each), "")

@@ -3,21 +3,24 @@
 from shiplap.safe_io.files import (
     CODE,
     NAMED,
+    NO_REGULAR_FILE,
     OWN,
     Distrusted,
     OwnershipRule,
     check_content,
     open_file,
     open_folder,
+    open_for_writing,
     read_file,
     unsafe_reason,
 )
 from shiplap.safe_io.parse import ParseLimits, build_yaml, compose_yaml, parse_json
-from shiplap.safe_io.write import host_name, write_whole
+from shiplap.safe_io.write import copy_whole, host_name, write_bytes, write_text, write_whole
 
 __all__ = [
     "CODE",
     "NAMED",
+    "NO_REGULAR_FILE",
     "OWN",
     "Distrusted",
     "OwnershipRule",
@@ -25,11 +28,15 @@ __all__ = [
     "build_yaml",
     "check_content",
     "compose_yaml",
+    "copy_whole",
     "host_name",
     "open_file",
     "open_folder",
+    "open_for_writing",
     "parse_json",
     "read_file",
     "unsafe_reason",
+    "write_bytes",
+    "write_text",
     "write_whole",
 ]

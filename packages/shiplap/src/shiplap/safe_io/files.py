@@ -14,6 +14,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+NO_REGULAR_FILE = "it is no regular file"
 LINKS = 40  # symbolic links on one way, as in Linux
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -34,16 +35,19 @@ class OwnershipRule:
             that is sticky and open to all.
         group: whether the group may write, too. All others never may.
         private: whether the last component has to be this user's own, not even root's.
+        everybody: whether all others may write, too. Links on the way are checked nevertheless.
     """
 
     owned: bool = True
     group: bool = False
     private: bool = False
+    everybody: bool = False
 
 
 CODE = OwnershipRule()  # files that are loaded as code, and files of our cache
 OWN = OwnershipRule(private=True)  # a folder that we make and fill
 NAMED = OwnershipRule(owned=False, group=True)  # paths that the user, or the user's program, has named
+OUTPUT = OwnershipRule(owned=False, group=True, everybody=True)  # folders of files that are written, and never read
 
 
 def open_folder(path: str | os.PathLike[str], rule: OwnershipRule = CODE, *, create: bool = False) -> int:
@@ -68,7 +72,9 @@ def read_file(path: str | os.PathLike[str], limit: int, rule: OwnershipRule = CO
     handle = open_file(path, rule)
     # One byte more than the limit is read: the size in the status of a file may change before the file is read.
     with os.fdopen(handle, "rb") as file:
-        content = file.read(limit + 1)
+        content = file.read(min(limit, os.fstat(handle).st_size) + 1)  # the memory is allocated at once
+        while len(content) <= limit and (more := file.read(1 << 16)):  # it grows, or states no size
+            content += more
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"it is longer than {limit} bytes", os.fspath(path))
     return content
@@ -103,7 +109,7 @@ def _check_below(folder: int, at: Path, rule: OwnershipRule, above: os.stat_resu
             finally:
                 os.close(inner)
         elif not stat.S_ISREG(about.st_mode):
-            raise Distrusted(errno.EPERM, "it is no regular file", str(at / name))
+            raise Distrusted(errno.EPERM, NO_REGULAR_FILE, str(at / name))
 
 
 def unsafe_reason(e: Exception) -> str:
@@ -151,7 +157,7 @@ def _followed_link(here: int, name: str, at: Path, rule: OwnershipRule, above: o
     except OSError:
         return None  # no link, or no such name: opening it raises the error
     about = os.stat(name, dir_fd=here, follow_symlinks=False)
-    if about.st_uid not in (os.geteuid(), 0) and (rule.owned or _open_to_all(above)):
+    if about.st_uid not in (os.geteuid(), 0) and (rule.owned or rule.everybody or _open_to_all(above)):
         raise Distrusted(errno.EPERM, f"a link that belongs to another user (uid {about.st_uid})", str(at / name))
     return target
 
@@ -203,14 +209,74 @@ def _check_ownership(
     """Return ``about`` if ``rule`` accepts it at the path ``at``, in a folder with the status ``above``."""
     me, mode = os.geteuid(), stat.S_IMODE(about.st_mode)
     if regular and not stat.S_ISREG(about.st_mode):
-        raise Distrusted(errno.EPERM, "it is no regular file", str(at))
+        raise Distrusted(errno.EPERM, NO_REGULAR_FILE, str(at))
     shared = above is not None and _open_to_all(above)  # and sticky, or it had been refused
     mine = (me,) if last and rule.private else (me, 0)
     if about.st_uid not in mine and (rule.owned or shared):
         raise Distrusted(errno.EPERM, f"it belongs to another user (uid {about.st_uid})", str(at))
-    writers = stat.S_IWOTH | (0 if rule.group else stat.S_IWGRP)
+    writers = (0 if rule.everybody else stat.S_IWOTH) | (0 if rule.group else stat.S_IWGRP)
     sticky = not last and bool(mode & stat.S_ISVTX)  # others may add files to it, but not replace ours
     if mode & writers and not sticky:
         why = f"it can be written by others (mode {mode:o}); what it holds may be theirs"
         raise Distrusted(errno.EPERM, why, str(at))
     return about
+
+
+def open_for_writing(path: str | os.PathLike[str], *, append: bool = False) -> int:
+    """Return a descriptor for writing the file ``path``, which the user has named. It is made if it is missing.
+
+    An existing file is emptied unless ``append`` is set. What the user's own program has open, such as ``/dev/stdout``,
+    may be named as well, and devices and pipes may. Nothing waits here: a FIFO without a reader is an error.
+
+    Raises:
+        Distrusted: a link of another user is on the way, or, in a folder that everybody can write, the file is another
+            user's.
+        OSError: the file cannot be opened.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    here, name, at, above = _open_parent(os.fspath(path))
+    try:
+        process_own = os.fstat(here).st_dev == os.stat("/proc").st_dev if os.path.isdir("/proc") else False
+        if process_own:  # links of this file system are no texts, and lead to what a process has open
+            flags &= ~(os.O_NOFOLLOW | os.O_CREAT)
+        handle = os.open(name, flags | (os.O_APPEND if append else 0), 0o666, dir_fd=here)
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, str(at)) from None
+    finally:
+        os.close(here)
+    try:
+        about = os.fstat(handle)
+        if _open_to_all(above) and about.st_uid not in (os.geteuid(), 0) and not process_own:
+            raise Distrusted(errno.EPERM, f"it belongs to another user (uid {about.st_uid})", str(at))
+        if stat.S_ISREG(about.st_mode) and not append:
+            os.ftruncate(handle, 0)
+        os.set_blocking(handle, True)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _open_parent(path: str) -> tuple[int, str, Path, os.stat_result]:
+    """Return the open folder of a file to write, its name there, its path, and the status of the folder.
+
+    Links are followed if they belong to this user or to root, or lie where only their owner can write.
+    """
+    for _ in range(LINKS):
+        folder, name = os.path.split(path)
+        if not name or "\0" in path or name in (".", ".."):
+            raise OSError(errno.EINVAL, "no name of a file", path.replace("\0", "\\0"))
+        here = _open_checked(folder or ".", OUTPUT, folder=True)
+        try:
+            about = os.fstat(here)
+            target = None
+            if not os.path.isdir("/proc") or about.st_dev != os.stat("/proc").st_dev:
+                target = _followed_link(here, name, Path(folder), OUTPUT, about)
+        except BaseException:
+            os.close(here)
+            raise
+        if target is None:
+            return here, name, Path(path), about
+        os.close(here)
+        path = os.path.join(folder, target)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)

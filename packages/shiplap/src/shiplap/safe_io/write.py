@@ -1,14 +1,30 @@
-"""Write a file whole or not at all."""
+"""The one door for writing files: paths that the user names, and files that are replaced whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import IO
+
+from shiplap.safe_io.files import open_for_writing
 
 _numbers = count()
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file that the user has named, or one of our own. Raises the errors of ``open_for_writing``."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write ``content`` to ``path``, in the way of :func:`write_text`."""
+    with os.fdopen(open_for_writing(path), "wb") as file:
+        file.write(content)
 
 
 def write_whole(path: Path, content: bytes, *, private: bool = False, lasting: bool = True) -> None:
@@ -18,13 +34,26 @@ def write_whole(path: Path, content: bytes, *, private: bool = False, lasting: b
     group may neither read nor write it. If it is not ``lasting``, it is not synced: it outlives the process, and after
     a loss of power it may be missing, empty or old.
     """
+    with _replace_when_done(path, 0o600 if private else 0o664, lasting) as file:
+        file.write(content)
+
+
+def copy_whole(source: Path, target: Path) -> None:
+    """Copy a file of our own in the way of :func:`write_whole`. A process that has the old file open keeps it."""
+    with source.open("rb") as read, _replace_when_done(target, 0o664, lasting=False) as file:
+        shutil.copyfileobj(read, file)
+
+
+@contextlib.contextmanager
+def _replace_when_done(path: Path, mode: int, lasting: bool) -> Iterator[IO[bytes]]:
+    """Open a new file beside ``path``, which replaces ``path`` at the end of the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name holds machine and process, so that a later clean-up can tell whether the writer still runs.
     temporary = path.parent / f".{path.stem[:16]}@{host_name()}~{os.getpid()}~{next(_numbers)}.tmp"
     try:
-        flags, mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600 if private else 0o664
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             if lasting:
                 os.fsync(file.fileno())

@@ -21,7 +21,22 @@ CREATE, ADD, RESTRICT = 444, 445, 446  # Landlock's system calls, the same on ev
 VERSION, BENEATH = 1, 1
 EXECUTE, WRITE, READ, LIST, TRUNCATE, IOCTL = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
 FILE_RIGHTS = EXECUTE | WRITE | READ | TRUNCATE | IOCTL
-SYSTEM_PLACES = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/opt", "/proc", "/sys", "/nix", "/run/opengl-driver")
+PROGRAMS = ("/usr", "/lib", "/lib64", "/bin", "/opt", "/nix", "/run/opengl-driver")
+# Root owns files of /etc, /proc and /sys that hold secrets, and needs no capability to read what it owns. So what
+# libraries and compilers look up there is listed by name.
+SETTINGS = """
+ld.so.cache ld.so.conf ld.so.conf.d nsswitch.conf passwd group localtime timezone locale.conf locale.alias alternatives
+os-release debian_version hosts host.conf mime.types ssl/openssl.cnf pki/tls/openssl.cnf crypto-policies OpenCL vulkan
+glvnd nvidia python3 python3.11 python3.12 python3.13 python3.14
+"""
+MACHINE = "cpuinfo meminfo stat version filesystems loadavg uptime devices driver modules sys self"
+HARDWARE = "devices class bus module dev kernel/mm fs/cgroup"
+SYSTEM_PLACES = (
+    *PROGRAMS,
+    *(f"/etc/{name}" for name in SETTINGS.split()),
+    *(f"/proc/{name}" for name in MACHINE.split()),  # of processes, the folder of this one
+    *(f"/sys/{name}" for name in HARDWARE.split()),
+)
 DEVICE_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 PR_SET_NO_NEW_PRIVS = 38
 CAPSET = {"x86_64": 126, "aarch64": 91}
@@ -50,7 +65,7 @@ def readable_places() -> list[str]:
     """Return the places that Python, its packages and the system libraries are read from."""
     places = [*SYSTEM_PLACES, sys.prefix, sys.base_prefix, *(p for p in sys.path if p)]
     # An editable install may be a link to a folder elsewhere, which must be readable itself.
-    places += [str(Path(spec).resolve()) for spec in places if Path(spec).is_symlink()]
+    places += [os.path.realpath(spec) for spec in places if os.path.islink(spec)]
     return [p for p in dict.fromkeys(places) if os.path.exists(p)]
 
 
@@ -79,12 +94,11 @@ def _set_resource_limits(cell: SandboxPolicy) -> str:
 
 
 def _drop_capabilities() -> str:
-    """Drop all capabilities if this process is root. Return an empty text or the error.
+    """Drop all capabilities. Return an empty text or the error.
 
-    Other users have no capabilities. Root without them still owns many files, which Landlock protects.
+    Root has them, and so may another user in a container. Root without them still owns many files, which Landlock
+    protects.
     """
-    if os.geteuid() != 0:
-        return ""
     number = CAPSET.get(os.uname().machine)
     if number is None:
         return f"no number of capset for {os.uname().machine}"
@@ -115,8 +129,10 @@ def _restrict_files(cell: SandboxPolicy) -> str:
     try:
         reads = EXECUTE | READ | LIST | (IOCTL & every)
         shown = [p for p in readable_places() if p not in cell.hidden]
-        for place in (*shown, *cell.readable, *(("/dev",) if cell.device else ())):
+        for place in (*shown, *cell.readable):
             _allow_access(libc, rules, place, reads)
+        if cell.device:
+            _allow_access(libc, rules, "/dev", LIST)  # names only: root owns the disks
         for place in (cell.scratch, *DEVICE_FILES, *(_accelerator_places() if cell.device else ())):
             _allow_access(libc, rules, place, every)
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

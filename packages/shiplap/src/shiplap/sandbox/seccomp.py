@@ -1,10 +1,16 @@
 """A seccomp filter for code that is not trusted. It is assembled here, and needs no library and no privilege.
 
-The filter allows the system calls of compilers and threads. Calls that reach another process, the network or the clock
-fail with EPERM. Calls with a process id as their first argument are allowed for the caller's own id alone.
+The filter allows the calls of ``system_calls`` and some others on a condition (``_conditions``). Every other call fails
+with EPERM, one that is newer than the table with ENOSYS, so that libc does without it. Calls of another architecture,
+and those of the x32 ABI, end the process: their numbers mean other calls.
 
-A process can leave neither its group nor its session: those calls do nothing and return 0. The supervisor stops and
-ends the whole group, so no process can escape by starting another one and ending.
+No call that changes the mode, the owner, the times or the attributes of a file is allowed: Landlock has no right for
+them, so they could not be restricted to the scratch folder. GNU's linker tries to make its output executable, and does
+without.
+
+Calls with a process id as their first argument are allowed for the caller's own id alone. A process can leave neither
+its group nor its session: those calls do nothing and return 0. The supervisor stops and ends the whole group, so no
+process can escape by starting another one and ending.
 
 The driver of CUDA binds a local socket when it starts, and does not start without it. If a device is judged, local
 sockets of a connected kind may therefore be made, bound and listened on. No socket can be connected, so none reaches
@@ -18,85 +24,20 @@ import os
 import platform
 import signal
 import struct
+from collections.abc import Iterable, Iterator
+
+from shiplap.sandbox.system_calls import ALLOWED, NEWEST, WITH_DEVICE
 
 PR_SET_NO_NEW_PRIVS, SECCOMP_SET_MODE_FILTER, FILTER_FLAG_TSYNC = 38, 1, 1
-ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ERRNO | EPERM
+ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # REFUSE is SECCOMP_RET_ERRNO | EPERM
 NOTHING, UNKNOWN = 0x00050000, 0x00050026  # return 0 without an effect; return ENOSYS
 LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06  # ld abs, jeq, jge, and, ret
-NUMBER_AT, ARCHITECTURE_AT, FIRST_AT, SECOND_AT = 0, 4, 16, 24  # in struct seccomp_data
+NUMBER_AT, ARCHITECTURE_AT = 0, 4  # in struct seccomp_data
+FIRST_AT, SECOND_AT, FIFTH_AT, FIFTH_HIGH_AT = 16, 24, 48, 52  # arguments: their low halves, and one high half
 LOCAL, KIND, CONNECTED = 1, 0xF, (1, 5)  # AF_UNIX; the bits of a socket's kind; SOCK_STREAM, SOCK_SEQPACKET
 X32 = 0x40000000
 
 # The numbers of the system calls: x86-64, arm64.
-REFUSED_CALLS = {
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "tkill": (200, 130),
-    "rt_sigqueueinfo": (129, 138),
-    "pidfd_send_signal": (424, 424),
-    "pidfd_open": (434, 434),
-    "pidfd_getfd": (438, 438),
-    "process_madvise": (440, 440),
-    "process_mrelease": (448, 448),
-    "kcmp": (312, 272),
-    "socket": (41, 198),
-    "connect": (42, 203),
-    "bind": (49, 200),
-    "listen": (50, 201),
-    "shmget": (29, 194),
-    "shmat": (30, 196),
-    "msgget": (68, 186),
-    "semget": (64, 190),
-    "mq_open": (240, 180),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "open_by_handle_at": (304, 265),
-    "setns": (308, 268),
-    "unshare": (272, 97),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "reboot": (169, 142),
-    "syslog": (103, 116),
-    "acct": (163, 89),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "adjtimex": (159, 171),
-    "clock_adjtime": (305, 266),
-    "setpriority": (141, 140),
-    "ioprio_set": (251, 30),
-    "sched_setscheduler": (144, 119),
-    "sched_setparam": (142, 118),
-    "sched_setattr": (314, 274),
-    "sched_setaffinity": (203, 122),
-    "memfd_create": (319, 279),  # its memory would count for no process
-    "io_submit": (209, 2),
-    "migrate_pages": (256, 238),
-    "move_pages": (279, 239),
-    "timer_create": (222, 107),  # its signal may continue a stopped process
-}
 OWN_PROCESS_CALLS = {  # allowed for the caller's own process, or for 0, which means the same
     "kill": (62, 129),
     "tgkill": (234, 131),
@@ -105,79 +46,92 @@ OWN_PROCESS_CALLS = {  # allowed for the caller's own process, or for 0, which m
 }
 PRETENDED_CALLS = {"setsid": (112, 157), "setpgid": (109, 154)}
 CLONE, CLONE3 = (56, 220), (435, 435)  # the flags of clone3 lie in memory, so it is refused and libc uses clone
-NAMESPACES, AT_ITS_END = 0x7E020000, 0xFF  # flags of clone, and the signal to the parent at the end
-FILE_CALLS = {  # numbers, and forbidden second arguments: signals to other processes, and locks
-    "fcntl": ((72, 25), (8, 10, 15, 1024, 1026)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY
-    "ioctl": ((16, 29), (0x8901, 0x8902)),  # FIOSETOWN, SIOCSPGRP
-}
-DEVICE_CALLS = frozenset({"bind", "listen", "memfd_create", "timer_create"})
+# Flags of clone that share or set what is the caller's own: no namespace, no other parent, no tracer, no descriptor.
+SHARED, AT_ITS_END = 0x017D4F00, 0xFF  # the other bits are the signal to the parent at the end
+FCNTL, IOCTL, PRCTL = (72, 25), (16, 29), (157, 167)
+# Copies of a descriptor, its flags, locks, and the size and seals of what is open. None sends a signal or a notice.
+FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032, 1034)
+# TCGETS, TCGETS2, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: none changes a file or its attributes.
+IOCTL_REQUESTS = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+# Get: PDEATHSIG, DUMPABLE, NAME, SECCOMP, CAPBSET, TIMERSLACK, NO_NEW_PRIVS, THP, SVE and SME lengths, SPECULATION,
+# AUXV. Set: NAME, NO_NEW_PRIVS, and names of memory (VMA), which libc gives.
+PRCTL_OPTIONS = (2, 3, 15, 16, 21, 23, 30, 38, 39, 42, 51, 52, 64, 0x41555856, 0x53564D41)
+# Requests of CUDA's and of the graphics drivers have the kinds F and d. Those of its unified memory are small numbers.
+DRIVERS, REQUEST_KIND, UNIFIED_MEMORY, INITIALIZE = (0x4600, 0x6400), 0xFF00, 0x100, (0x30000001, 0x30000002)
+SOCKET, SOCKETPAIR, SENDTO = (41, 198), (53, 199), (44, 206)
 MACHINES = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}  # column, AUDIT_ARCH, number of seccomp
 
+Line = tuple[int, int, int, int]
+"""One instruction: its code, the jump if true, the jump if false, its value. Jumps are relative."""
 
-def _filter_program(column: int, architecture: int, pid: int, device: bool) -> list[tuple[int, int, int, int]]:
-    """Return the instructions ``(code, if true, if false, value)`` of the filter. Jumps are relative."""
-    # System call numbers of another architecture, such as 32-bit ones, mean other calls.
-    program = [(LOAD, 0, 0, ARCHITECTURE_AT), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, REFUSE)]
-    # x32 has numbers of its own for the same calls.
-    program += [(LOAD, 0, 0, NUMBER_AT), (AT_LEAST, 0, 1, X32), (RETURN, 0, 0, REFUSE)]
-    program += _local_socket_rules(REFUSED_CALLS["socket"][column]) if device else []
-    for name, numbers in REFUSED_CALLS.items():
-        if not (device and name in DEVICE_CALLS):
-            program += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, REFUSE)]
+
+def assemble(column: int, architecture: int, pid: int, device: bool) -> list[Line]:
+    """Return the instructions of the filter for the machine with this column of the tables."""
+    program = [(LOAD, 0, 0, ARCHITECTURE_AT), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL)]
+    program += [(LOAD, 0, 0, NUMBER_AT), (AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)]
+    for number, body in _conditions(column, pid, device):
+        program += [(EQUAL, 0, len(body), number), *body]
+    for first, last in _ranges(column, device):
+        program += [(AT_LEAST, 0, 2, first), (AT_LEAST, 1, 0, last + 1), (RETURN, 0, 0, ALLOW)]
+    return [*program, (AT_LEAST, 0, 1, NEWEST + 1), (RETURN, 0, 0, UNKNOWN), (RETURN, 0, 0, REFUSE)]
+
+
+def _ranges(column: int, device: bool) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of each run of numbers of calls that are allowed whatever their arguments are."""
+    classes = (*ALLOWED, *(WITH_DEVICE if device else ()))
+    numbers = sorted({n for c in classes for pair in c.numbers.values() if (n := pair[column]) is not None})
+    first = last = numbers[0]
+    for number in numbers[1:]:
+        if number != last + 1:
+            yield first, last
+            first = number
+        last = number
+    yield first, last
+
+
+def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list[Line]]]:
+    """Yield the number of each call that depends on its arguments, and instructions that end with a decision."""
     for numbers in OWN_PROCESS_CALLS.values():
-        program += [
-            (EQUAL, 0, 5, numbers[column]),
-            (LOAD, 0, 0, FIRST_AT),
-            (EQUAL, 2, 0, pid),
-            (EQUAL, 1, 0, 0),
-            (RETURN, 0, 0, REFUSE),
-            (RETURN, 0, 0, ALLOW),
-        ]
-    return [*program, *_containment_rules(column), (RETURN, 0, 0, ALLOW)]
-
-
-def _containment_rules(column: int) -> list[tuple[int, int, int, int]]:
-    """Return the rules that keep processes in their group and namespaces, and restrict signals by files."""
-    program = [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, UNKNOWN)]
+        yield numbers[column], _one_of(FIRST_AT, (pid, 0))
     for numbers in PRETENDED_CALLS.values():
-        program += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, NOTHING)]
-    program += [
-        (EQUAL, 0, 9, CLONE[column]),
-        (LOAD, 0, 0, FIRST_AT),
-        (AND, 0, 0, NAMESPACES),
-        (EQUAL, 0, 4, 0),
-        (LOAD, 0, 0, FIRST_AT),
-        (AND, 0, 0, AT_ITS_END),
-        (EQUAL, 2, 0, 0),
-        # Another signal, such as SIGCONT, could continue a stopped parent.
-        (EQUAL, 1, 0, signal.SIGCHLD),
-        (RETURN, 0, 0, REFUSE),
-        (RETURN, 0, 0, ALLOW),
-    ]
-    for numbers, values in FILE_CALLS.values():
-        program += [
-            (EQUAL, 0, 3 + len(values), numbers[column]),
-            (LOAD, 0, 0, SECOND_AT),
-            *((EQUAL, len(values) - i, 0, value) for i, value in enumerate(values)),
-            (RETURN, 0, 0, ALLOW),
-            (RETURN, 0, 0, REFUSE),
-        ]
-    return program
+        yield numbers[column], [(RETURN, 0, 0, NOTHING)]
+    yield CLONE3[column], [(RETURN, 0, 0, UNKNOWN)]
+    # Another signal at its end, such as SIGCONT, could continue a stopped parent.
+    others = [(LOAD, 0, 0, FIRST_AT), (AND, 0, 0, 0xFFFFFFFF & ~(SHARED | AT_ITS_END))]
+    ending = _one_of(FIRST_AT, (0, signal.SIGCHLD), AT_ITS_END)
+    yield CLONE[column], [*others, (EQUAL, 1, 0, 0), (RETURN, 0, 0, REFUSE), *ending]
+    yield FCNTL[column], _one_of(SECOND_AT, FCNTL_COMMANDS)
+    yield IOCTL[column], [*(_driver_requests() if device else ()), *_one_of(SECOND_AT, IOCTL_REQUESTS)]
+    yield PRCTL[column], _one_of(FIRST_AT, PRCTL_OPTIONS)
+    # A datagram may be sent to any local socket, so both ends of a pair are of a connected kind, and nothing is
+    # addressed.
+    nowhere = [(LOAD, 0, 0, FIFTH_HIGH_AT), (EQUAL, 1, 0, 0), (RETURN, 0, 0, REFUSE)]
+    yield SENDTO[column], [*nowhere, *_one_of(FIFTH_AT, (0,))]
+    local = [(LOAD, 0, 0, FIRST_AT), (EQUAL, 1, 0, LOCAL), (RETURN, 0, 0, REFUSE)]
+    for numbers in (SOCKETPAIR, *((SOCKET,) if device else ())):
+        yield numbers[column], [*local, *_one_of(SECOND_AT, CONNECTED, KIND)]
 
 
-def _local_socket_rules(number: int) -> list[tuple[int, int, int, int]]:
-    """Return the rules that allow local sockets of a connected kind, and refuse all others."""
-    kinds = [(EQUAL, len(CONNECTED) - i, 0, kind) for i, kind in enumerate(CONNECTED)]
-    body = [
-        (LOAD, 0, 0, FIRST_AT),
-        (EQUAL, 0, 2 + len(kinds), LOCAL),
+def _one_of(place: int, values: Iterable[int], mask: int = 0xFFFFFFFF) -> list[Line]:
+    """Return instructions that allow the call if the masked argument is one of ``values``, and refuse it otherwise."""
+    wanted = list(values)
+    tests = [(EQUAL, len(wanted) - i, 0, value) for i, value in enumerate(wanted)]
+    return [(LOAD, 0, 0, place), (AND, 0, 0, mask), *tests, (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
+
+
+def _driver_requests() -> list[Line]:
+    """Return instructions that allow the requests of drivers, which Landlock restricts to their device files."""
+    return [
         (LOAD, 0, 0, SECOND_AT),
-        (AND, 0, 0, KIND),
-        *kinds,
-        (RETURN, 0, 0, REFUSE),
+        (AT_LEAST, 0, 4, UNIFIED_MEMORY),
+        (EQUAL, 3, 0, INITIALIZE[0]),
+        (EQUAL, 2, 0, INITIALIZE[1]),
+        (AND, 0, 0, REQUEST_KIND),
+        (EQUAL, 0, 1, DRIVERS[0]),
+        (RETURN, 0, 0, ALLOW),
+        (EQUAL, 0, 1, DRIVERS[1]),
         (RETURN, 0, 0, ALLOW),
     ]
-    return [(EQUAL, 0, len(body), number), *body]
 
 
 def install_filter(*, device: bool = False) -> str:
@@ -189,13 +143,14 @@ def install_filter(*, device: bool = False) -> str:
     if machine is None:
         return f"no table of system calls for {platform.machine()}"
     column, architecture, number = machine
-    program = _filter_program(column, architecture, os.getpid(), device)
+    program = assemble(column, architecture, os.getpid(), device)
     code = b"".join(struct.pack("=HBBI", *line) for line in program)
     lines = ctypes.create_string_buffer(code, len(code))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(lines)))
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         return f"no_new_privs: {os.strerror(ctypes.get_errno())}"
-    if libc.syscall(number, SECCOMP_SET_MODE_FILTER, FILTER_FLAG_TSYNC, ctypes.byref(header)):
-        return f"seccomp: {os.strerror(ctypes.get_errno())}"
-    return ""
+    failed = libc.syscall(number, SECCOMP_SET_MODE_FILTER, FILTER_FLAG_TSYNC, ctypes.byref(header))
+    if failed > 0:
+        return f"seccomp: thread {failed} of this process cannot have the filter"
+    return f"seccomp: {os.strerror(ctypes.get_errno())}" if failed else ""

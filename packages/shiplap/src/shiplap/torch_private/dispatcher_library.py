@@ -405,6 +405,19 @@ def registered_names() -> frozenset[str]:
     return frozenset(torch._C._dispatch_get_all_op_names())
 
 
+def is_torch_attribute(namespace: str, name: str, overload: str) -> bool:
+    """Return whether ``torch.ops`` or one of its objects has an attribute of its own where this op would be found."""
+    levels = (
+        (torch.ops, namespace, torch._ops._OpNamespace),
+        (torch.ops.aten, name, torch._ops.OpOverloadPacket),
+        (torch.ops.aten.add, overload, torch._ops.OpOverload),
+    )
+    return any(
+        word in dir(type(holder)) or (word in vars(holder) and not isinstance(vars(holder)[word], kind))
+        for holder, word, kind in levels
+    )
+
+
 def custom_op_module(name: str) -> str:
     """Return the module of the Python function behind an op of ``torch.library.custom_op``; empty for another op."""
     custom = sys.modules.get("torch._library.custom_ops")

@@ -5,6 +5,7 @@ The compiler is imported when a function needs it.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import TypeVar
 import torch
 from torch.fx import Node
 
+from shiplap import safe_io
+from shiplap.errors import notice
 from shiplap.torch_private import triton_internals
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -91,12 +94,28 @@ def prepare_cache_keys() -> None:
     """
     from torch._inductor import config
 
+    _name_unsafe_folder()
     triton_internals.use_torch_assembler()
     marked = config.unsafe_marked_cacheable_functions
     major, minor = torch.__version__.split(".")[:2]
     # Torch leaves out of its cache each graph with a function that it does not know to be safe.
     if _CHECK not in marked and (int(major), int(minor)) < _CACHES_CHECKS:
         config.unsafe_marked_cacheable_functions = {**marked, _CHECK: torch.__version__}
+
+
+def _name_unsafe_folder() -> None:
+    """Give a notice if another user could have written Inductor's cache, which holds pickles and compiled code."""
+    from torch._inductor.runtime import cache_dir_utils
+
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir_utils.default_cache_dir()
+    try:
+        os.close(safe_io.open_folder(folder, safe_io.OwnershipRule(group=True)))
+    except safe_io.Distrusted as e:
+        found = f"torch.compile loads code from {folder}, which another user could have written"
+        fix = "Set TORCHINDUCTOR_CACHE_DIR to a folder that only you can write"
+        notice(f"inductor cache {folder}", f"{found}: {safe_io.unsafe_reason(e)}. {fix}")
+    except OSError:  # not there yet, or torch says what is wrong with it
+        return
 
 
 def is_packaging() -> bool:

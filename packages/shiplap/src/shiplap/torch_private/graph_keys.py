@@ -17,7 +17,43 @@ import torch
 from torch.fx import GraphModule
 
 # Namespaces of torch's own operators, which call no operators of other libraries.
-TORCHS_OWN = frozenset(("_c10d_functional", "aten", "c10d", "higher_order", "inductor", "prim", "prims", "quantized"))
+# What torch 2.13 registers when it and its parts are imported, and the namespaces that scripts and modes use.
+TORCHS_OWN = frozenset(
+    (
+        "_c10d_functional",
+        "_c10d_functional_autograd",
+        "_dtensor",
+        "_native",
+        "_quantized",
+        "_test",
+        "aten",
+        "c10d",
+        "debug_mode_ops",
+        "debugprims",
+        "export",
+        "fsdp",
+        "higher_order",
+        "inductor",
+        "inductor_prims",
+        "mkl",
+        "mkldnn",
+        "mkldnn_prepacked",
+        "onednn",
+        "prim",
+        "prims",
+        "profiler",
+        "quantization",
+        "quantized",
+        "quantized_decomposed",
+        "rngprims",
+        "sparse",
+        "static_runtime",
+        "streams",
+        "symm_mem",
+        "torch",
+        "xnnpack",
+    )
+)
 SAFE = ("_operator", "builtins", "einops", "math", "operator", "torch")  # modules whose functions call none
 
 

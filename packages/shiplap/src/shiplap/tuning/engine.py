@@ -14,6 +14,7 @@ import torch
 from shiplap.declare.choices import to_value
 from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError, error
+from shiplap.render.console import make_console
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.sizes import dim_environment, free_dims, scalar_candidates
@@ -288,10 +289,9 @@ def tuning_progress(wanted: bool | None) -> Iterator[Report]:
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda what, done, total: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
         task = bar.add_task("tune", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)

@@ -63,7 +63,7 @@ def write_packaged_table(folder: Path, table: Path, ops: Iterable[Op]) -> int:
             "entries": [seal_entry(key, value) for key, value in kept],
         }
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / CHOICES).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        safe_io.write_text(folder / CHOICES, json.dumps(about, indent=1) + "\n")
     return len(kept)
 
 

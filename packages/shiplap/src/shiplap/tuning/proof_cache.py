@@ -3,7 +3,8 @@
 A proof is found again by what it was about: the digest of the code that was proven, Shiplap's own code that rewrites,
 renders, draws and compares, the versions of torch and its libraries, the processor or the device with its driver, and
 the modes of torch that change results. Only proofs without a fault are kept. Files are read through
-``shiplap.safe_io``: one that another user could have written, that was cut or edited, counts as absent.
+``shiplap.safe_io``: one that another user could have written, that was cut or edited, or that lacks the seal of this
+user, counts as absent.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def remove_proof(entry: StoredEntry) -> bool:
 
 
 def _store() -> ChoiceStore:
-    return ChoiceStore(Path(settings().cache_dir).absolute() / "proofs", "proofs")
+    return ChoiceStore(Path(settings().cache_dir).absolute() / "proofs", "proofs", keyed=True)
 
 
 def _software() -> dict[str, str]:

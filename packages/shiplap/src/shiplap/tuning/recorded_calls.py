@@ -92,8 +92,7 @@ class CallRecorder:
         text = "".join(json.dumps(vars(c)) + "\n" for c in calls)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Nothing waits here: a FIFO without a reader is an error.
-            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+            handle = safe_io.open_for_writing(self.path, append=True)
             try:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
                     raise OSError(errno.EINVAL, "it is no regular file")

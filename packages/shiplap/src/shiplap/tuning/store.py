@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import hmac
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from typing import Any
 
 from shiplap import safe_io
 from shiplap.errors import notice
+from shiplap.kernels.native.build import keyed_seal
 from shiplap.settings import settings
 from shiplap.tuning.key import Key
 
@@ -61,11 +63,13 @@ def entry_checksum(body: Mapping[str, Any]) -> str:
 class ChoiceStore:
     """The directory ``tuned`` of the cache, or any other. A choice that cannot be written there is made again later.
 
-    ``what`` names the stored things in notices.
+    ``what`` names the stored things in notices. ``keyed`` entries serve only the user who has written them.
     """
 
-    def __init__(self, root: str | os.PathLike[str] | None = None, what: str = "choices") -> None:
-        self.what = what
+    def __init__(
+        self, root: str | os.PathLike[str] | None = None, what: str = "choices", *, keyed: bool = False
+    ) -> None:
+        self.what, self.keyed = what, keyed
         self.root = Path(root) if root is not None else Path(settings().cache_dir).absolute() / "tuned"
 
     def path(self, key: Key) -> Path:
@@ -81,7 +85,10 @@ class ChoiceStore:
         """Write an entry, and return whether it is on disk. A full or read-only directory gives one notice and no
         error.
         """
-        text = json.dumps(seal_entry(key, value), indent=1) + "\n"
+        content = seal_entry(key, value)
+        if self.keyed:
+            content["seal"] = keyed_seal(content["sha256"])
+        text = json.dumps(content, indent=1) + "\n"
         try:
             path = self.path(key)
             os.close(safe_io.open_folder(path.parent, create=True))
@@ -169,12 +176,15 @@ class ChoiceStore:
                 return StoredEntry(path, problem=f"cannot be read: {e.strerror or e}")
             break
         try:
-            key, value = unseal_entry(safe_io.parse_json(raw))
+            content: Any = safe_io.parse_json(raw)
+            key, value = unseal_entry(content)
         except ValueError as e:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
             return StoredEntry(path, problem=f"damaged: {str(e)[:120]}")
         # A copied or renamed file has a valid checksum, but belongs to another call.
         if path != self.path(key):
             return StoredEntry(path, key, problem="its key belongs to another file name")
+        if self.keyed and not hmac.compare_digest(str(content.get("seal")), keyed_seal(content["sha256"])):
+            return StoredEntry(path, key, problem="its seal is not of this user")
         return StoredEntry(path, key, value)
 
 

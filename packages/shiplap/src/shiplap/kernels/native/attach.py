@@ -194,10 +194,14 @@ def _load_plan_library(plan: LibraryPlan) -> ctypes.CDLL:
     path = plan.place / LIBRARY
     if path not in _opened_libraries:
         binding = load_library(plan.place, next(e.op.spec.name for e in plan.entries.values()), plan.rule)
-        for function in (binding.shiplap_attach, binding.shiplap_find, binding.shiplap_refusal):
-            function.restype = ctypes.c_char_p
-        binding.shiplap_code.restype = ctypes.c_void_p
-        binding.shiplap_choose.restype = binding.shiplap_lead.restype = None
+        try:
+            for function in (binding.shiplap_attach, binding.shiplap_find, binding.shiplap_refusal):
+                function.restype = ctypes.c_char_p
+            binding.shiplap_code.restype = ctypes.c_void_p
+            binding.shiplap_choose.restype = binding.shiplap_lead.restype = binding.shiplap_poison.restype = None
+        except AttributeError as e:
+            expected, fix = "a library that Shiplap compiled", f"remove {plan.place}, and build the binding again"
+            raise error("SL405", where=str(path), got=str(e), expected=expected, fix=fix) from None
         launch.add_poison_listener(lambda byte: binding.shiplap_poison(ctypes.c_int(-1 if byte is None else byte)))
         _opened_libraries[path] = binding
     return _opened_libraries[path]

@@ -22,7 +22,7 @@ from shiplap.dispatch import Op, registry
 from shiplap.errors import ShiplapError, error, notice
 from shiplap.kernels.native import prebuilt
 from shiplap.kernels.native.attach import attach_plan
-from shiplap.kernels.native.build import LIBRARY, build_detached
+from shiplap.kernels.native.build import LACKING, LIBRARY, build_detached
 from shiplap.kernels.native.build import build_once as compile_into
 from shiplap.kernels.native.build_plan import LibraryPlan, compile_command, form_serves_alone, make_plan
 from shiplap.kernels.native.cache import evict_artefacts, is_library_present
@@ -176,8 +176,12 @@ def compile_plan(plan: LibraryPlan, op: Op) -> None:
     """Compile the library of ``plan``, unless it is in the cache. SL405 when it cannot be built."""
     if is_library_present(plan.place, op.spec.name):
         return
-    if problem := compile_into(plan.place.parent, plan.place.name, plan.source, compile_command(op)):
-        raise error("SL405", where=op.spec.name, got=problem, expected="a library")
+    try:
+        problem = compile_into(plan.place.parent, plan.place.name, plan.source, compile_command(op))
+    except MemoryError:
+        problem = f"{LACKING} memory"
+    if problem:
+        raise build_error(op.spec.name, problem)
 
 
 def state(op: Op, device: str = "cpu") -> tuple[str, str]:
@@ -212,8 +216,15 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
     return "python", f"{reason} ({why})" if why else reason
 
 
+def build_error(where: str, problem: str) -> ShiplapError:
+    """Return the error of a binding that was not built: SL410 if the machine lacked something, else SL405."""
+    if problem.startswith(LACKING):
+        return error("SL410", where=where, got=problem, expected="a machine with room for the build")
+    return error("SL405", where=where, got=problem, expected="a library")
+
+
 def _build_failed(output: str) -> str:
-    return _failure_reason(error("SL405", where="", got=output, expected=""))
+    return _failure_reason(build_error("", output))
 
 
 def _failure_reason(e: Exception) -> str:

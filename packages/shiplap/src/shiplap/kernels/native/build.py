@@ -2,8 +2,10 @@
 
 Whether what is built may be loaded is decided where it is loaded (``kernels/native/cache.py``), not here.
 
-A finished binding is a directory ``<cache>/native/<digest>`` that appears by one rename, with a seal (sha256 over the
-digest and the library) beside it. Builders of one digest queue on an flock, which goes when its holder dies.
+A finished binding is a directory ``<cache>/native/<digest>`` that appears by one rename, with two seals beside it. One
+is a sha256 over the digest and the library: it tells damage, and goes into packages. The other one is keyed with a
+secret of the user's home, so that a cache folder that somebody else has filled is not loaded. Builders of one digest
+queue on an flock, which goes when its holder dies.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import hmac
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -27,29 +31,86 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
-LIBRARY, SEAL, SOURCE = "binding.so", "seal", "binding.cpp"
+LIBRARY, SEAL, KEYED_SEAL, SOURCE = "binding.so", "seal", "seal.keyed", "binding.cpp"
+KEY_BYTES = 32
+LACKING = "the machine lacks"  # how a problem begins that is not the source's
+LACKS = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
+# What compilers print whose parts were killed, or had no room.
+ENDED = ("Killed signal terminated", "virtual memory exhausted", "out of memory", "No space left on device")
 SOURCE_FOLDER = "@SOURCES@"  # in a command: the folder of the sources, which does not exist when the command is made
 MOST_LIBRARY_BYTES = 1 << 28  # bytes of a library
+MOST_OUTPUT_BYTES = 1 << 20  # bytes of the messages of a compiler
 LOCK_WAIT_S = 300.0  # seconds that a builder waits for another one of the same digest
 
 
 def is_sealed_folder(folder: Path) -> bool:
     """Whether ``folder`` holds the complete library that was built for it."""
     try:
-        return seal_fits(folder.name, _read_regular_file(folder / LIBRARY), _read_regular_file(folder / SEAL))
+        with os.fdopen(_open_regular_file(folder / LIBRARY, os.O_RDONLY), "rb") as library:
+            text = seal_text(folder.name, library)
+        keyed = _read_seal(folder / KEYED_SEAL)
+        return _read_seal(folder / SEAL) == text.encode() and hmac.compare_digest(keyed, keyed_seal(text).encode())
     except OSError:
         return False
 
 
-def seal_fits(digest: str, library: bytes, seal: bytes) -> bool:
-    """Whether ``seal`` was written for this library and this digest."""
-    return seal == _seal_text(digest, library).encode()
+def seal_text(digest: str, library: IO[bytes]) -> str:
+    """Return the seal of this library and this digest. The library is read in pieces."""
+    hashed, length = hashlib.sha256(digest.encode()), 0
+    while piece := library.read(1 << 20):
+        length += len(piece)
+        if length > MOST_LIBRARY_BYTES:
+            raise OSError(errno.EFBIG, f"it is longer than {MOST_LIBRARY_BYTES} bytes")
+        hashed.update(piece)
+    return hashed.hexdigest()
 
 
-def _read_regular_file(path: Path) -> bytes:
+def keyed_seal(seal: str) -> str:
+    """Return the seal that only this user can make."""
+    return hmac.new(user_key()[0], seal.encode(), "sha256").hexdigest()
+
+
+def user_key() -> tuple[bytes, str]:
+    """Return the secret of this user's seals, and why it cannot be kept: then it is that of this process."""
+    home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    if home not in _keys:
+        try:
+            if not os.path.isabs(home):
+                raise OSError(errno.ENOENT, "no home folder", home)
+            _keys[home] = _kept_key(Path(home, "shiplap")), ""
+        except OSError as e:
+            _keys[home] = os.urandom(KEY_BYTES), f"{e.filename or home}: {e.strerror}"
+    return _keys[home]
+
+
+_keys: dict[str, tuple[bytes, str]] = {}  # the folder of the user's data -> the secret
+
+
+def _kept_key(folder: Path) -> bytes:
+    """Return the secret in ``folder``, which is made if it is missing. Raises OSError."""
+    path = folder / "seal.key"
+    if not os.path.lexists(path):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(dir=folder)  # of mode 600
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(os.urandom(KEY_BYTES))
+            with contextlib.suppress(FileExistsError):  # another process was quicker: its secret counts
+                os.link(draft, path)
+        finally:
+            os.unlink(draft)
+    handle = _open_regular_file(path, os.O_RDONLY)
+    with os.fdopen(handle, "rb") as file:
+        about, key = os.fstat(handle), file.read(KEY_BYTES + 1)
+    if about.st_uid != os.geteuid() or about.st_mode & 0o077 or len(key) != KEY_BYTES:
+        raise OSError(errno.EPERM, "it is no secret of this user: remove it", str(path))
+    return key
+
+
+def _read_seal(path: Path) -> bytes:
     """Return the content of a regular file. Raise OSError for anything else, such as a FIFO, which would block."""
     with os.fdopen(_open_regular_file(path, os.O_RDONLY), "rb") as file:
-        return file.read(MOST_LIBRARY_BYTES)
+        return file.read(4096)
 
 
 def _open_regular_file(path: Path, flags: int) -> int:
@@ -88,13 +149,13 @@ def build_once(
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
     except OSError as e:
-        return str(e)
+        return f"{LACKING} {e}" if e.errno in LACKS else str(e)
 
 
 def build_detached(root: Path, digest: str, source: str, command: list[str]) -> subprocess.Popen[bytes]:
     """Start ``build_once`` in a process of its own, which may outlive this one and prints a problem."""
     with tempfile.TemporaryFile() as order:
-        order.write(json.dumps([str(root), digest, source, command]).encode())
+        order.write(json.dumps([str(root), digest, source, command, user_key()[0].hex()]).encode())
         order.seek(0)
         with _fork_lock:
             return subprocess.Popen(
@@ -170,13 +231,23 @@ def _compile_source(scratch: Path, digest: str, source: str, command: list[str])
     try:
         status, output = _run_compiler(call)
     except OSError as e:
+        if e.errno in LACKS:
+            raise
         return f"{command[0]}: {e.strerror}"
+    if status < 0 or any(sign in output for sign in ENDED):
+        how = signal.Signals(-status).name if status < 0 else output.strip()[-500:]
+        return f"{LACKING} what {command[0]} needs: it was ended ({how})"
     if status:
         return f"{command[0]} failed with status {status}: {output.strip()[:2000]}"
-    (scratch / SEAL).write_text(_seal_text(digest, (scratch / LIBRARY).read_bytes()))
-    for name in (SOURCE, LIBRARY, SEAL):
+    with (scratch / LIBRARY).open("rb") as library:
+        seal = seal_text(digest, library)
+    (scratch / SEAL).write_text(seal)
+    (scratch / KEYED_SEAL).write_text(keyed_seal(seal))
+    for name in (SOURCE, LIBRARY, SEAL, KEYED_SEAL):
         with (scratch / name).open("rb") as file:
-            os.fchmod(file.fileno(), 0o600)  # whatever the umask is: what others can write is not loaded
+            # Whatever the umask is: what others can write is not loaded. In a sandbox no mode can be changed.
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                os.fchmod(file.fileno(), 0o600)
             os.fsync(file.fileno())
     return ""
 
@@ -199,7 +270,7 @@ def _run_compiler(call: list[str]) -> tuple[int, str]:
             child.wait()
             raise
         output.seek(0)
-        return status, output.read(MOST_LIBRARY_BYTES).decode(errors="replace")
+        return status, output.read(MOST_OUTPUT_BYTES).decode(errors="replace")
 
 
 def _publish_folder(scratch: Path, folder: Path) -> str:
@@ -224,12 +295,9 @@ def _remove_path(path: Path) -> None:
             path.unlink()
 
 
-def _seal_text(digest: str, library: bytes) -> str:
-    return hashlib.sha256(digest.encode() + library).hexdigest()
-
-
 def _builder_main(pipe: IO[bytes]) -> None:
-    root, digest, source, command = json.load(pipe)
+    root, digest, source, command, key = json.load(pipe)
+    _keys[os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")] = bytes.fromhex(key), ""
     problem = build_once(Path(root), digest, source, command)
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.write(problem)

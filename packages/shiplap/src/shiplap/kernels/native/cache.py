@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import hmac
 import os
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from shiplap import safe_io
-from shiplap.errors import error
-from shiplap.kernels.native.build import LIBRARY, MOST_LIBRARY_BYTES, SEAL, seal_fits
+from shiplap.errors import error, notice
+from shiplap.kernels.native.build import KEYED_SEAL, LIBRARY, SEAL, keyed_seal, seal_text, user_key
 from shiplap.settings import settings
 
 CACHE_CAPACITY_BYTES = 1 << 30  # bytes that compiled bindings may take before the oldest go
 STALE_AFTER_S = 86400.0  # seconds after which what nobody finished is rubbish
+WORK_FOLDERS = tuple(f"shiplap-{tool}-" for tool in ("judge", "doctor", "model", "wheel"))
 
 _loaded_libraries: dict[Path, ctypes.CDLL] = {}
 
@@ -84,23 +88,50 @@ def _open_checked_library(place: Path, rule: safe_io.OwnershipRule = safe_io.COD
     handle = safe_io.open_file(place / LIBRARY, rule)
     try:
         with os.fdopen(handle, "rb", closefd=False) as file:
-            library = file.read(MOST_LIBRARY_BYTES)
-        if not seal_fits(place.name, library, safe_io.read_file(place / SEAL, 4096, rule)):
+            seal = seal_text(place.name, file)
+        if safe_io.read_file(place / SEAL, 4096, rule) != seal.encode():
             raise OSError(0, "its seal does not fit", str(place))
+        if rule == safe_io.CODE:
+            _check_keyed_seal(place, seal)
     except BaseException:
         os.close(handle)
         raise
     return handle
 
 
+def _check_keyed_seal(place: Path, seal: str) -> None:
+    """Raise OSError for a library of a cache folder that another user or another machine has filled."""
+    _, unkept = user_key()
+    if unkept:
+        notice(
+            "seal key",
+            f"compiled bindings are built anew in each process: the secret of their seals cannot be kept ({unkept}); "
+            "set HOME or XDG_DATA_HOME to a folder that only you can write",
+        )
+    try:
+        keyed = safe_io.read_file(place / KEYED_SEAL, 4096)
+    except FileNotFoundError:
+        keyed = b""
+    if not hmac.compare_digest(keyed, keyed_seal(seal).encode()):
+        if not unkept:
+            notice(
+                f"foreign cache {place.parent}",
+                f"bindings in {place.parent} are built anew: this user has not compiled them, or has a new secret",
+            )
+        raise OSError(errno.EPERM, "its seal is not of this user", str(place))
+
+
 def _untrusted_cache_error(op: str, e: OSError) -> Exception:
     """Return the error SL406. Files that others could have written must be removed, even if their mode is right now."""
+    got, expected = safe_io.unsafe_reason(e), "a directory of mode 700 that you own"
     fix = "set SHIPLAP_CACHE_DIR to a directory that you own, below directories that only you can write"
-    if isinstance(e, safe_io.Distrusted):
-        fix = f"remove {e.filename} with all it holds, since others may have put code there; or {fix}"
-    return error(
-        "SL406", where=op, got=safe_io.unsafe_reason(e), expected="a directory of mode 700 that you own", fix=fix
-    )
+    if not isinstance(e, safe_io.Distrusted):
+        return error("SL406", where=op, what="the cache directory cannot be used", got=got, expected=expected, fix=fix)
+    if e.strerror == safe_io.NO_REGULAR_FILE:
+        what, fix = "a file of the cache cannot be used", f"remove {e.filename}"
+        return error("SL406", where=op, what=what, got=got, expected="a file as it was built", fix=fix)
+    fix = f"remove {e.filename} with all it holds, since others may have put code there; or {fix}"
+    return error("SL406", where=op, got=got, expected=expected, fix=fix)
 
 
 # --- what lies there --------------------------------------------------------------------------------------------------
@@ -137,6 +168,16 @@ def stale_build_files(root: Path) -> Iterator[Path]:
         left = path.name.startswith(".") or (path.suffix == ".lock" and not (root / path.stem).exists())
         if left and time.time() - _last_use_time(path) > STALE_AFTER_S:
             yield path
+
+
+def stale_work_folders() -> Iterator[Path]:
+    """Yield this user's folders for temporary files that killed runs of Shiplap left."""
+    for path in _listed_folders(Path(tempfile.gettempdir())):
+        if path.name.startswith(WORK_FOLDERS):
+            about = path.lstat()
+            old = time.time() - about.st_mtime > STALE_AFTER_S
+            if old and stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
+                yield path
 
 
 def evict_artefacts(root: Path, cap: int = CACHE_CAPACITY_BYTES) -> list[Path]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shiplap import safe_io
 from shiplap.codegen.environment import render_source
 from shiplap.codegen.native import native_source
 from shiplap.dispatch import Op
@@ -136,6 +136,4 @@ def _deployed_names(entries: Iterable[NativeKernelEntry], folder: str | os.PathL
 
 def _replace_file(path: Path, target: Path) -> None:
     """Copy a file under another name first, so that a process that has loaded the target keeps the old content."""
-    scratch = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.copyfile(path, scratch)
-    scratch.replace(target)
+    safe_io.copy_whole(path, target)

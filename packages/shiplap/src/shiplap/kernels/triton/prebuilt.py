@@ -204,9 +204,9 @@ def write_cubins(folder: Path, forms: Iterable[tuple[Any, SpecializedForm, Cubin
             known, kernel.fn.__name__, cubin.architecture, cubin.name, cubin.threads, cubin.shared, digest
         )
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-        (folder / FOLDER / f"{known}.cubin").write_bytes(cubin.image)
+        safe_io.write_bytes(folder / FOLDER / f"{known}.cubin", cubin.image)
     listed = [rows[known] for known in sorted(rows)]
     if listed:
         about = {"format": FORMAT, "cubins": [vars(row) for row in listed]}
-        (folder / FOLDER / INDEX).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        safe_io.write_text(folder / FOLDER / INDEX, json.dumps(about, indent=1) + "\n")
     return listed

@@ -1,0 +1,38 @@
+"""The one door for printing with styles: consoles that print no control characters of foreign texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# A terminal executes these, or reorders the text behind them. Texts from foreign files may contain them.
+_CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_IN_JSON = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # those that a JSON text may hold as they are
+
+
+def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
+    """Return a console that prints only our own styles: control characters in its texts are shown as U+FFFD."""
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class PlainConsole(Console):
+        # Control characters are replaced in segments, after rich has made its own styles, which must stay.
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else _CONTROL.sub("\ufffd", text), style, control)
+
+    return PlainConsole(stderr=stderr, highlight=False, soft_wrap=soft_wrap)
+
+
+def escape_json(text: str) -> str:
+    """Return a JSON text with escapes in place of the characters that a terminal executes. Its value is the same."""
+    return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def replace_controls(text: str) -> str:
+    """Return ``text`` with U+FFFD in place of the characters that a terminal executes."""
+    return _CONTROL.sub("\ufffd", text)

@@ -1,0 +1,110 @@
+"""What the user names for writing is written, but never through a link of another user."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shiplap import safe_io
+from shiplap.cli import console
+from shiplap.errors import ShiplapError
+from shiplap.render.console import escape_json, make_console
+from shiplap.tuning.recorded_calls import CallRecorder
+
+STRANGER = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play both users")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that everybody can write, as /tmp is."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+def plant(link: Path, target: Path) -> None:
+    link.symlink_to(target)
+    os.lchown(link, STRANGER, STRANGER)
+
+
+@needs_root
+@pytest.mark.parametrize("owned_by", ["everybody", "stranger"])
+def test_a_link_of_a_stranger_is_not_written_through(shared: Path, tmp_path: Path, owned_by: str) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("kept")
+    if owned_by == "stranger":
+        os.chown(shared, STRANGER, STRANGER)
+        shared.chmod(0o755)
+    plant(shared / "page.html", mine)
+    with pytest.raises(ShiplapError) as e:
+        console.write_text(shared / "page.html", "replaced")
+    assert (e.value.id, e.value.got) == ("SL602", f"a link that belongs to another user (uid {STRANGER})")
+    with pytest.raises(ShiplapError):
+        console.require_file(shared / "page.html")
+    assert mine.read_text() == "kept"
+    plant(shared / "folder", tmp_path)
+    with pytest.raises(safe_io.Distrusted):
+        safe_io.write_text(shared / "folder" / "mine", "replaced")
+    assert mine.read_text() == "kept"
+
+
+@needs_root
+def test_calls_are_not_recorded_through_a_link_of_a_stranger(shared: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("kept")
+    plant(shared / "calls", mine)
+    with pytest.warns(match="calls cannot be recorded in .*: a link that belongs to another user"):
+        CallRecorder(shared / "calls")._append([])
+    assert mine.read_text() == "kept"
+
+
+@needs_root
+def test_a_file_of_a_stranger_in_a_shared_folder_is_not_written(shared: Path) -> None:
+    path = shared / "page.html"
+    path.write_text("theirs")
+    os.chown(path, STRANGER, STRANGER)
+    with pytest.raises(safe_io.Distrusted, match="belongs to another user"):
+        safe_io.write_text(path, "mine")
+    assert path.read_text() == "theirs"
+
+
+def test_what_is_one_s_own_is_written(shared: Path, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "real" / "page").symlink_to("other")
+    for path in (shared / "new", tmp_path / "link" / "page", tmp_path / "real" / "page"):
+        safe_io.write_text(path, "first, and longer")
+        safe_io.write_text(path, "text")
+        assert path.read_text() == "text"
+    assert (tmp_path / "real" / "other").read_text() == "text"
+    os.close(safe_io.open_for_writing(tmp_path / "link" / "page", append=True))
+    assert (tmp_path / "real" / "other").read_text() == "text"
+    safe_io.write_text("/dev/null", "gone")
+
+
+def test_stdout_and_pipes_are_written_and_a_fifo_without_a_reader_is_an_error(tmp_path: Path) -> None:
+    code = "from shiplap import safe_io; [safe_io.write_text(p, p) for p in ('/dev/stdout', '/proc/self/fd/2')]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("/dev/stdout", "/proc/self/fd/2")
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="No such device"):
+        safe_io.open_for_writing(tmp_path / "fifo")
+    for path in ("", tmp_path / "..", "a\0b", tmp_path / "no" / "file", tmp_path):
+        with pytest.raises(OSError):  # noqa: PT011
+            safe_io.open_for_writing(path)
+
+
+def test_nothing_prints_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    bad = "\x1b]0;title\x07 \x9b2J \u202e"
+    make_console().print(bad, markup=False)
+    console.echo(bad)
+    console.emit_json({"text": bad})
+    printed = capsys.readouterr().out
+    assert not set(printed) & set("\x1b\x07\x9b\u202e")
+    assert escape_json('"\x9b"') == '"\\u009b"'

@@ -1,0 +1,175 @@
+"""Nothing gets out of the sandbox, as root or not, and the filter allows what honest code calls."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shiplap.sandbox import seccomp, system_calls
+from shiplap.sandbox.seccomp import ALLOW, KILL, REFUSE, UNKNOWN, assemble
+
+CALLS = {name: pair for c in (*system_calls.ALLOWED, *system_calls.WITH_DEVICE) for name, pair in c.numbers.items()}
+NOBODY = 65534
+PID = 4711
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, list[str]]:
+    """The rows of all attempts: of this user, of another one if this is root, and with a device."""
+    # From a process with one thread: each attempt is a fork of it.
+    users = f", ('another', dict(user={NOBODY}))" if os.geteuid() == 0 else ""
+    code = f"""
+from tests.sandbox.escapes import run_all
+for who, how in ('this', dict()), ('device', dict(device=True)){users}:
+    for row in run_all(**how):
+        print(f"{{who}}:{{row}}")
+"""
+    found: dict[str, list[str]] = {}
+    for line in _python(code).splitlines():
+        who, _, row = line.partition(":")
+        found.setdefault(who, []).append(row)
+    return found
+
+
+@pytest.mark.parametrize("who", ["this", "another"])
+def test_no_attempt_gets_out(rows: dict[str, list[str]], who: str) -> None:
+    if who not in rows:
+        pytest.skip("only root can become another user")
+    assert len(rows[who]) >= 150
+    assert [row for row in rows[who] if not row.startswith("refused")] == []
+
+
+def test_with_a_device_only_what_its_driver_needs_gets_through(rows: dict[str, list[str]]) -> None:
+    through = {row[12:55].strip() for row in rows["device"] if not row.startswith("refused")}
+    assert through == {"timer with a signal", "memfd_create"}
+
+
+def test_honest_programs_run_in_the_sandbox(tmp_path: Path) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc")
+    code = f"""
+import asyncio, ctypes, os, shutil, subprocess, tempfile, threading
+from shiplap.sandbox.landlock import SandboxPolicy, lock_process
+os.chdir({str(tmp_path)!r})
+os.environ["TMPDIR"] = tempfile.tempdir = {str(tmp_path)!r}
+assert not any(lock_process(SandboxPolicy({str(tmp_path)!r})).values())
+source = tempfile.mkdtemp() + "/k.c"
+open(source, "w").write("int twice(int x) {{ return 2 * x; }}")
+subprocess.run(["gcc", "-shared", "-fPIC", "-o", source + ".so", source], check=True)
+assert ctypes.CDLL(source + ".so").twice(21) == 42
+asyncio.run(asyncio.sleep(0.001))
+thread = threading.Thread(target=print, args=("from a thread",))
+thread.start(); thread.join()
+shutil.copyfile(source, source + ".copy"); os.replace(source + ".copy", source)
+shutil.rmtree(os.path.dirname(source))
+"""
+    assert _python(code).split() == ["from", "a", "thread"]
+
+
+def _python(code: str) -> str:
+    root = Path(__file__).parents[2]
+    run = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def decide(program: list[seccomp.Line], architecture: int, number: int, arguments: tuple[int, ...] = ()) -> int:
+    """Return what the filter decides, as the kernel computes it."""
+    words = [number, architecture, 0, 0]
+    for value in (*arguments, *(0,) * (6 - len(arguments))):
+        words += [value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF]
+    here, loaded = 0, 0
+    while True:
+        code, yes, no, value = program[here]
+        here += 1
+        if code == seccomp.LOAD:
+            loaded = words[value // 4]
+        elif code == seccomp.AND:
+            loaded &= value
+        elif code == seccomp.RETURN:
+            return value
+        else:
+            holds = loaded == value if code == seccomp.EQUAL else loaded >= value
+            here += yes if holds else no
+
+
+@pytest.fixture(params=sorted(seccomp.MACHINES))
+def machine(request: pytest.FixtureRequest) -> tuple[int, int]:
+    return seccomp.MACHINES[request.param][:2]
+
+
+def test_a_call_of_the_table_is_allowed_and_each_other_number_refused(machine: tuple[int, int]) -> None:
+    column, architecture = machine
+    program = assemble(column, architecture, PID, False)
+    allowed = {pair[column] for c in system_calls.ALLOWED for pair in c.numbers.values()} - {None}
+    conditional = {n for n, _ in seccomp._conditions(column, PID, False)}
+    assert not allowed & conditional
+    for number in range(system_calls.NEWEST + 1):
+        if number not in conditional:
+            expected = ALLOW if number in allowed else REFUSE
+            assert decide(program, architecture, number, (1,) * 6) == expected, number
+    assert decide(program, architecture, system_calls.NEWEST + 1) == UNKNOWN
+    assert decide(program, architecture, 0x40000000 + 39) == KILL
+    assert decide(program, 0x40000003, 20) == KILL  # of 32-bit programs
+
+
+def test_metadata_is_never_allowed(machine: tuple[int, int]) -> None:
+    column, architecture = machine
+    program = assemble(column, architecture, PID, True)
+    changing = ["chmod", "fchmod", "fchmodat", "chown", "fchown", "lchown", "fchownat", "utime", "utimes", "futimesat"]
+    changing += ["utimensat", "setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"]
+    assert not {*changing, "fchmodat2", "setxattrat", "removexattrat", "file_setattr"} & CALLS.keys()
+    of_arm = {"fchmod": 52, "fchmodat": 53, "fchownat": 54, "utimensat": 88, "setxattr": 5}
+    of_intel = {"fchmod": 91, "fchmodat": 268, "fchownat": 260, "utimensat": 280, "setxattr": 188}
+    for number in (*(of_intel, of_arm)[column].values(), 452, 463, 466, 469):
+        assert decide(program, architecture, number) == REFUSE
+
+
+def test_conditions_look_at_arguments(machine: tuple[int, int]) -> None:
+    column, architecture = machine
+    program = assemble(column, architecture, PID, False)
+
+    def of(numbers: tuple[int, int], *arguments: int) -> int:
+        return decide(program, architecture, numbers[column], arguments)
+
+    assert of(seccomp.OWN_PROCESS_CALLS["kill"], PID, 9) == of(seccomp.OWN_PROCESS_CALLS["kill"], 0, 9) == ALLOW
+    assert (
+        of(seccomp.OWN_PROCESS_CALLS["kill"], PID + 1, 9)
+        == of(seccomp.OWN_PROCESS_CALLS["kill"], 0xFFFFFFFF, 9)
+        == REFUSE
+    )
+    assert of(seccomp.CLONE, 0x3D0F00) == of(seccomp.CLONE, 0x1200011) == ALLOW  # a thread, and a fork
+    for flags in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000, 0x8000, 0x1000):
+        assert of(seccomp.CLONE, flags | 17) == REFUSE, hex(flags)
+    assert of(seccomp.CLONE, 18) == REFUSE  # SIGCONT at its end
+    assert of(seccomp.FCNTL, 5, 1030) == ALLOW
+    assert [of(seccomp.FCNTL, 5, c) for c in (8, 10, 15, 1024, 1026, 1033)] == [REFUSE] * 6
+    assert of(seccomp.IOCTL, 1, 0x5401) == ALLOW
+    assert [of(seccomp.IOCTL, 1, r) for r in (0x40086602, 0x401C5820, 0x8901, 0x5412, 0xC020462A, 1)] == [REFUSE] * 6
+    assert of(seccomp.SENDTO, 3, 1 << 40, 8, 0, 0, 0) == ALLOW
+    assert of(seccomp.SENDTO, 3, 1, 8, 0, 0x7FFF00000000, 0) == of(seccomp.SENDTO, 3, 1, 8, 0, 5, 5) == REFUSE
+    assert of(seccomp.SOCKETPAIR, 1, 0x80001) == of(seccomp.SOCKETPAIR, 1, 5) == ALLOW
+    assert of(seccomp.SOCKETPAIR, 1, 2) == of(seccomp.SOCKETPAIR, 30, 1) == of(seccomp.SOCKET, 1, 1) == REFUSE
+    assert of(seccomp.PRCTL, 15) == ALLOW
+    assert [of(seccomp.PRCTL, o) for o in (1, 4, 22, 36, 0x59616D61)] == [REFUSE] * 5
+
+
+def test_a_device_has_requests_of_its_drivers(machine: tuple[int, int]) -> None:
+    column, architecture = machine
+    program = assemble(column, architecture, PID, True)
+
+    def of(request: int) -> int:
+        return decide(program, architecture, seccomp.IOCTL[column], (5, request))
+
+    # NV_ESC_RM_ALLOC, an ioctl of DRM, UVM_REGISTER_GPU, UVM_INITIALIZE, and a question of libc.
+    assert [of(r) for r in (0xC030462B, 0xC0106407, 37, 0x30000001, 0x5401)] == [ALLOW] * 5
+    assert [of(r) for r in (0x40086602, 0x401C5820, 0x8901, 0x5412, 0x40041271)] == [REFUSE] * 5
+    sockets = decide(program, architecture, seccomp.SOCKET[column], (1, 1)), CALLS["bind"][column]
+    assert sockets[0] == ALLOW
+    assert decide(program, architecture, sockets[1] or 0) == ALLOW
+    assert decide(program, architecture, (42, 203)[column]) == REFUSE  # connect
