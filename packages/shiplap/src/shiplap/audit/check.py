@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 from shiplap.audit.finding import Finding
 from shiplap.audit.target import script
+from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError
 from shiplap.kernels.triton.interpreter_budget import TooLong
 from shiplap.sampling.case import Case, describe, tree_map
+from shiplap.sampling.ledger import Ledger, varied_axes
 from shiplap.sampling.run import last_line, needs_builder, reference, unwritten
 from shiplap.sampling.samples import Samples
 
@@ -24,7 +26,8 @@ class Observation:
     """The result for one sample: a ``problem``, a reason to ``skip`` the sample, or neither.
 
     A skipped sample is no evidence about the op. ``missed`` is the reason why a sample that would be evidence could not
-    be examined. ``error`` and ``note`` hold details.
+    be examined. ``error`` and ``note`` hold details. ``axes`` are those of the ledger that this observation varied
+    itself, and ``declined`` are obligations of the check that do not apply to the sample, each with the reason.
     """
 
     problem: str = ""
@@ -33,6 +36,8 @@ class Observation:
     error: float = 0.0
     note: str = ""
     fix: str = ""
+    axes: tuple[str, ...] = ()
+    declined: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -47,6 +52,12 @@ class Subject:
     begins: Callable[[Check, Case | None], None] = lambda check, case: None
     looked: Callable[[str, Case], None] = lambda check, case: None
     lethal: dict[str, str] = field(default_factory=dict)  # sample → the check in which it ended the process
+    ledger: Ledger = field(default_factory=Ledger)
+
+    @cached_property
+    def first(self) -> Case:
+        """The base sample."""
+        return self.samples.build(self.samples.base)
 
     @property
     def name(self) -> str:
@@ -76,6 +87,8 @@ class Check:
         error: the format of the largest ``Observation.error``.
         symbol: its name in its module, where a module has several.
         patience: seconds of processor time that one sample may take before it is taken to hang.
+        obligations: the obligations of the ledger that the check observes on each sample.
+        varies: the axes of the ledger that it varies on each sample, beside those in which samples differ.
         quiet: seconds in which nothing may run before a deadlock is supposed, if more than usual: compilers wait for
             the compilations of other processes.
     """
@@ -93,6 +106,8 @@ class Check:
     symbol: str = "CHECK"
     patience: float = 15.0
     quiet: float | None = None
+    obligations: tuple[str, ...] = ("value",)
+    varies: tuple[str, ...] = ()
 
     def run(self, subject: Subject) -> Finding:
         """Observe every case, and return the finding. The smallest failing case becomes the finding."""
@@ -223,6 +238,8 @@ class _Tally:
         if observation.missed:
             self.missed.append(observation.missed)
             return
+        if case is not None:
+            self._record(case, observation)
         if observation.skip:
             self.skipped.append(observation.skip)
             if case is None:  # nothing came of the series, and the single samples alone prove nothing
@@ -236,6 +253,17 @@ class _Tally:
         if observation.note and observation.note not in self.notes:
             self.notes.append(observation.note)
         self.error = max(self.error, observation.error)
+
+    def _record(self, case: Case, observation: Observation) -> None:
+        """Record the cells of the ledger that a sample belongs to."""
+        check, ledger = self.check, self.subject.ledger
+        axes = (*varied_axes(case, self.subject.first), *check.varies, *observation.axes)
+        declined = dict(observation.declined)
+        if observation.skip:
+            declined = dict.fromkeys(check.obligations, observation.skip)
+        ledger.look(check.name, dict.fromkeys(axes), [o for o in check.obligations if o not in declined])
+        for obligation, reason in declined.items():
+            ledger.decline(check.name, axes, (obligation,), reason)
 
     def finding(self) -> Finding:
         """Return the finding of all observations."""

@@ -16,12 +16,13 @@ from shiplap.audit.checks import CHECKS, load
 from shiplap.audit.child_process import Death, Limits, can_isolate, stream
 from shiplap.audit.cost import CostCard
 from shiplap.audit.finding import Finding
-from shiplap.audit.report import Report
+from shiplap.audit.report import Report, make_report
 from shiplap.audit.session import Plan, repeat, session
 from shiplap.audit.target import script
 from shiplap.dispatch import Op
 from shiplap.errors import error
 from shiplap.kernels.triton.kernel import LaunchedKernel
+from shiplap.sampling.ledger import Ledger
 from shiplap.sampling.recipe import Recipe
 from shiplap.sampling.run import last_line
 
@@ -92,7 +93,7 @@ def audit(
         run.isolated()
     else:
         session(op, plan, run.handle)
-    return Report(op.spec.name, tuple(run.findings), tuple(name.partition(":")[0] for name in names))
+    return make_report(op.spec.name, run.findings, tuple(name.partition(":")[0] for name in names), run.ledger)
 
 
 class _Audit:
@@ -109,6 +110,7 @@ class _Audit:
         self.op, self.plan, self.limits = op, plan, limits
         self.progress, self.looked = progress, looked
         self.findings: list[Finding] = []
+        self.ledger = Ledger()
         self.check, self.label = "samples", ""
         self.deaths = 0
 
@@ -135,10 +137,13 @@ class _Audit:
             self.check, self.label = event["check"], ""
         elif kind == "case":
             self.label = event["label"]
+        elif kind == "axes":
+            self.ledger.absent.update(event["absent"])
         elif kind == "seen" and self.looked is not None:
             self.looked(event["check"], event["seen"])
         elif kind == "finding":
             self.plan = replace(self.plan, raised=dict(event["raised"]))
+            self.ledger.load(event["cells"])
             self._add(Finding(**event["finding"]))
 
     def _add(self, finding: Finding) -> None:

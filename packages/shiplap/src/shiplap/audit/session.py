@@ -24,6 +24,7 @@ from shiplap.dispatch.check_unchanged import writes_are_audited
 from shiplap.errors import LibraryError, ShiplapError, error
 from shiplap.kernels.triton.interpreter_budget import patient
 from shiplap.sampling.case import Case, describe
+from shiplap.sampling.ledger import Ledger, absent_axes
 from shiplap.sampling.run import last_line, needs_builder, quiet, reference, unwritten
 from shiplap.sampling.samples import Samples, sample
 
@@ -71,12 +72,14 @@ def session(op: Op, plan: Plan, send: Send) -> None:
                 }
                 send({"kind": "error", "words": words})
                 return
+            send({"kind": "axes", "absent": absent_axes(subject.samples)})
         for name in plan.checks:
             send({"kind": "check", "check": name})
             finding = _run(load(name), subject, plan)
             if finding.verdict == "fail":
                 subject.failed.add(name)
-            send({"kind": "finding", "finding": dataclasses.asdict(finding), "raised": subject.raised})
+            cells, subject.ledger = subject.ledger.records(), Ledger()
+            send({"kind": "finding", "finding": dataclasses.asdict(finding), "raised": subject.raised, "cells": cells})
 
 
 def repeat(op: Op, plan: Plan, check: str, label: str, send: Send) -> None:

@@ -10,6 +10,7 @@ from shiplap.judge.options import Budget, Options
 from shiplap.judge.problem import Problem
 from shiplap.judge.result import Reason, Timed
 from shiplap.judge.target import Subject, Target
+from shiplap.sampling.ledger import Ledger
 from shiplap.sandbox.candidate import Wrong
 
 Report = Callable[[str, int, int], None]
@@ -28,6 +29,8 @@ class Case:
         unchecked: properties that the verdict does not cover.
         timings: one entry for each timed form.
         calls: the number of calls whose results were compared.
+        ledger: the cells to which these calls belong.
+        tried: the axes of the ledger that some form varies.
     """
 
     options: Options
@@ -41,6 +44,8 @@ class Case:
     unchecked: list[str] = field(default_factory=list)
     timings: list[Timed] = field(default_factory=list)
     calls: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+    tried: set[str] = field(default_factory=set)
 
     @property
     def problem(self) -> Problem:

@@ -23,7 +23,9 @@ from shiplap.judge.options import Budget, Options, Pace
 from shiplap.judge.result import JudgeResult, Reason
 from shiplap.judge.target import Target, subject
 from shiplap.judge.variants import Form
+from shiplap.sampling.ledger import JUDGE, Cell
 from shiplap.sampling.perturb import nudged
+from shiplap.sampling.recipe import Recipe
 from shiplap.sampling.run import tensors
 from shiplap.sandbox.candidate import OutOfReach, Witness, Wrong
 from shiplap.sandbox.load_candidate import added
@@ -41,6 +43,7 @@ ENDURING = 0.5  # many calls, and gradients
 COMPILING = 0.5  # torch.compile of the reference
 TIMING = 0.85  # times while the candidate's process exists
 OF_FUNCTIONS = ["layouts other than contiguous ones", "other dtypes, empty tensors, NaN and infinity"]
+LOOKED_BY = {axis: part for (axis, _), part in JUDGE.items()}
 REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
 
 
@@ -99,6 +102,8 @@ def judge(
     with ExitStack() as stack:
         home = launcher or stack.enter_context(Launcher())
         _hear(case, home, stack)
+    cells = _cells_of(case)
+    case.missing.update({str(c): c.reason for c in cells if c.required and c.state == "untouched"})
     return JudgeResult(
         _shown(asked, reference),
         _shown(judged, candidate),
@@ -108,7 +113,18 @@ def judge(
         tuple(case.timings),
         case.calls,
         time.monotonic() - budget.began,
+        cells,
     )
+
+
+def _cells_of(case: Case) -> tuple[Cell, ...]:
+    """Return the ledger of a judgement. What the reference refuses, or the caller leaves out, does not apply."""
+    refused = "the reference accepts no other than its own"
+    case.ledger.absent = {axis: refused for axis in ("size", "value") if case.tried and axis not in case.tried}
+    if not case.options.vary_shapes:
+        case.ledger.absent["size"] = "the caller asks for the shapes of the inputs alone"
+    state = "incomplete" if case.missing else "ok"
+    return case.ledger.cells(JUDGE, dict.fromkeys(JUDGE.values(), (state, "")))
 
 
 def _shown(target: Target, given: Any) -> str:
@@ -141,6 +157,7 @@ def _hear(case: Case, launcher: Launcher, stack: ExitStack) -> None:
             case.missing["other inputs"] = "the reference takes too long to find all that it accepts"
         if not _is_fit(case, forms):
             return
+        case.tried = {axis for form in forms for axis in _axes(forms[0], form)}
         _look(case, witness, forms)
         if not case.reasons:
             # Each of the next checks is expensive and needs right results, so a known fault ends the judgement.
@@ -157,6 +174,11 @@ def _is_fit(case: Case, forms: Sequence[Form]) -> bool:
     """Return whether candidates can be compared with this reference, and note what inputs and results leave open."""
     if case.problem.constant:
         case.unchecked.append("times on the inputs that come with the reference: some are always the same")
+    if case.problem.absent:
+        places = ", ".join(map(str, case.problem.absent))
+        case.missing["absence"] = (
+            f"argument {places} is always None: let get_inputs give a tensor there in some draws, or leave it out"
+        )
     for number in case.problem.always:
         case.unchecked.append(f"other numbers in tensor argument {number}: get_inputs always gives the same")
     unfit = case.problem.unfit([f for f in forms if f.timed] or forms[:1])
@@ -238,12 +260,22 @@ def _look(case: Case, witness: Witness, forms: Sequence[Form]) -> None:
             return
         with case.noting(form.label):
             _look_at(case, witness, form, pace)
+            for axis in _axes(forms[0], form):
+                case.ledger.look(LOOKED_BY[axis], (axis,), ("value",))
         if not number:  # the first call may compile, so the share begins after it
             enough = case.budget.part(LOOKING)
         if len(case.reasons) >= 3 or any(r.check in ("process", "memory") for r in case.reasons):
             return
     if not case.calls:
         case.missing["inputs"] = "the reference took none of the inputs"
+
+
+def _axes(first: Form, form: Form) -> list[str]:
+    """Return the axes in which a form differs from the first one."""
+    recipe, usual = form.recipe or Recipe(), first.recipe or Recipe()
+    sized = form.shapes != first.shapes or recipe.sizes != usual.sizes
+    valued = form.kind != "drawn" or recipe.values != usual.values
+    return ["size"] * sized + ["value"] * valued
 
 
 def _look_at(case: Case, witness: Witness, form: Form, pace: Pace) -> None:
@@ -286,6 +318,8 @@ def _endure(case: Case, witness: Witness, forms: Sequence[Form], ends: float) ->
             many.run(form, args, ends)
         finally:
             case.calls += many.made
+            if many.made:
+                case.ledger.look(LOOKED_BY["order of calls"], ("order of calls",), ("value",), many.made)
     if not case.reasons and many.made < ENOUGH and many.own > 0.5 * (time.monotonic() - began):
         case.missing["calls"] = f"{many.made} of {ENOUGH} calls of the smallest shapes: the candidate takes too long"
 

@@ -20,7 +20,10 @@ def renew(case: Case, witness: Witness, form: Form) -> None:
         for zeros in (True, False):
             if not renewed(state, lambda new: witness.renew(new) and problem.renew(new), zeros=zeros):
                 if state:
-                    case.unchecked.append("other values of the parameters: the candidate has none of the same names")
+                    case.missing["parameters"] = (
+                        "other values of the parameters: the candidate lacks some of the reference's, so that nothing "
+                        "shows that it uses them; name its parameters as the reference does"
+                    )
                 return
             args = problem.draw(form)
             # A zero parameter must stay zero, so try again with zeros unchanged.

@@ -61,6 +61,23 @@ class Finding(Protocol):
     def reproducer(self) -> str: ...
 
 
+class Cell(Protocol):
+    """The fields of a cell of a ledger that a page reads."""
+
+    @property
+    def axis(self) -> str: ...
+    @property
+    def obligation(self) -> str: ...
+    @property
+    def looked_by(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def samples(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
+
+
 class Report(Protocol):
     """The fields of an op's report that a page reads."""
 
@@ -76,6 +93,8 @@ class Report(Protocol):
     def failed(self) -> Sequence[str]: ...
     @property
     def missing(self) -> Sequence[tuple[str, str]]: ...
+    @property
+    def ledger(self) -> Sequence[Cell]: ...
 
 
 def exit_code(reports: Sequence[Report]) -> int:
@@ -117,7 +136,42 @@ def print_findings(findings: Sequence[Finding], console: Console | None = None, 
             _print_failure(f, console)
     console.print(Text(_summary(findings)))
     for report in reports:
+        if report.ledger:
+            _print_ledger(report, console)
+    for report in reports:
         console.print(Text(report.headline, STYLES[report.verdict][0]), soft_wrap=True)
+
+
+def ledger_table(ledger: Sequence[Cell]) -> tuple[list[str], list[tuple[str, list[tuple[str, str]]]]]:
+    """Return the obligations, and for each axis a row of marks with the style of each.
+
+    A mark is the number of samples, ``-`` for a cell that does not apply, ``?`` for a required cell that nothing looked
+    at, or empty for an optional one.
+    """
+    obligations = list(dict.fromkeys(c.obligation for c in ledger))
+    rows: dict[str, list[tuple[str, str]]] = {}
+    for cell in ledger:
+        style = "skip" if cell.state == "does not apply" else "fail" if cell.looked_by and not cell.samples else "ok"
+        mark = {"skip": "-", "fail": "?"}.get(style, str(cell.samples or ""))
+        rows.setdefault(cell.axis, []).append((mark, style if cell.looked_by else "skip"))
+    return obligations, list(rows.items())
+
+
+def _print_ledger(report: Report, console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    obligations, rows = ledger_table(report.ledger)
+    title = Text(f"{report.subject}: samples looked at (- does not apply, ? required and untouched, dim: optional)")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
+    table.add_column("", no_wrap=True)
+    for obligation in obligations:
+        table.add_column(
+            obligation.replace("second gradient", "second").replace("determinism", "determ."), justify="right"
+        )
+    for axis, marks in rows:
+        table.add_row(Text(axis, "dim"), *(Text(mark, STYLES[style][0]) for mark, style in marks))
+    console.print(table, "")
 
 
 def _print_failure(f: Finding, console: Console) -> None:
@@ -184,6 +238,13 @@ def findings_json(
             "required": list(report.required),
             "failed": list(report.failed),
             "missing": dict(report.missing),
+            "ledger": [
+                {
+                    name: getattr(cell, name)
+                    for name in ("axis", "obligation", "looked_by", "state", "samples", "reason")
+                }
+                for cell in report.ledger
+            ],
         }
         for report in reports
     }
@@ -210,6 +271,7 @@ def findings_html(
         summary=_summary(findings),
         failed=any(f.verdict == "fail" for f in findings),
         verdicts=[(report.verdict, report.headline) for report in reports],
+        ledgers={report.subject: ledger_table(report.ledger) for report in reports if report.ledger},
         costs=costs,
         no_costs=no_costs or NONE,
         heading=HEADING,

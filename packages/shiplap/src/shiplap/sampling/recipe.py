@@ -61,8 +61,8 @@ class Recipe:
 
     @property
     def total(self) -> int:
-        """The sum of all sizes."""
-        return sum(v for _, v in self.sizes if type(v) is int)
+        """The sum of all sizes, those of variadic dims too."""
+        return sum(v if type(v) is int else sum(v) for _, v in self.sizes if isinstance(v, (int, tuple)))
 
     @property
     def drawn(self) -> str:

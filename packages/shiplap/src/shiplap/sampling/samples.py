@@ -359,13 +359,19 @@ class Samples:
                 yield from self._resized({name: size})
         yield from self._resized({n: 0 for n, kind in kinds.items() if kind != "variadic"})
 
+    def ranks(self) -> Iterator[Case]:
+        """Yield samples with several dims, and with none, in the place of each variadic one."""
+        for name in (n for n, kind in free_dims(self.spec).items() if kind == "variadic"):
+            for size in ((2, 3), (), (3, 1, 2)):
+                yield from self._resized({name: size})
+
     def grown(self, count: int) -> Iterator[Case]:
         """Yield ``count`` cases with all dims of at least 2, as large as the declaration admits."""
         base = dict(self.base.sizes)
         for step in range(1, 4 * count + 1):
             if count == 0:
                 return
-            sizes = {n: v + step * (5 + i) if type(v) is int and v > 1 else v for i, (n, v) in enumerate(base.items())}
+            sizes = {n: _larger(v, step * (5 + i)) for i, (n, v) in enumerate(base.items())}
             times = {n: 8 * step * v if type(v) is int else v for n, v in base.items()}
             for wanted in (sizes, *({n: v} for n, v in sizes.items()), times):
                 case = next(self._resized(wanted), None)
@@ -409,6 +415,13 @@ class Samples:
                 case = self.make(recipe.but(layouts={name: layout}))
                 if case is not None and not _plain(case):
                     yield case
+
+
+def _larger(size: Any, by: int) -> Any:
+    """Return a size, or each size of a variadic dim, grown by a number. Sizes of 0 and 1 stay."""
+    if isinstance(size, tuple):
+        return tuple(_larger(n, by) for n in size)
+    return size + by if type(size) is int and size > 1 else size
 
 
 def _plain(case: Case) -> bool:

@@ -14,7 +14,8 @@ from torch import Tensor
 from shiplap.dispatch.launch import poisoned_workspace
 from shiplap.sampling.case import Case
 from shiplap.sampling.compare import close, reduction
-from shiplap.sampling.run import effects, last_line, reference, reference64
+from shiplap.sampling.run import effects, last_line, reference, reference64, tensors
+from shiplap.sandbox.protocol import overlaps
 from shiplap.tuning.candidate import Candidate, Refused
 from shiplap.tuning.inputs import Inputs
 
@@ -74,11 +75,17 @@ class Verifier:
             Poison,  # defining a function mode takes torch 80 ms: not when shiplap is imported
         )
 
-        args = case.fresh()
+        # A candidate that remembers results by address is wrong with the second draw in the tensors of the first.
+        first = self.inputs.real[0] if number == 1 and fits_in_place(self.inputs.real[0], case) else None
+        args = first.fresh() if first else case.fresh()
         byte = (0xFF, 0x55, 0xAA)[number % 3]
         with torch.no_grad(), poisoned_workspace(byte):
             run = candidate.prepare(args)
             with nullcontext() if candidate.opaque else Poison(byte):
+                if first:
+                    run()
+                    for t, new in zip(tensors(args), tensors(case.args), strict=True):
+                        t.copy_(new)
                 outs = tuple(run())
         synchronize(self.inputs.device)
         own, wide = self._reference(number, case)
@@ -90,6 +97,14 @@ class Verifier:
             with torch.no_grad():
                 self._references[number] = reference(self.op, case.args), reference64(self.op, case.args)
         return self._references[number]
+
+
+def fits_in_place(first: Case, second: Case) -> bool:
+    """Return whether the values of the second sample can be copied into the tensors of the first."""
+    before, after = tensors(first.args), tensors(second.args)
+    other = [[v for v in case.args if not isinstance(v, (Tensor, list))] for case in (first, second)]
+    alike = [(t.shape, t.dtype) for t in before] == [(t.shape, t.dtype) for t in after] and first.form == second.form
+    return alike and other[0] == other[1] and not any(overlaps(t.shape, t.stride()) for t in before)
 
 
 def synchronize(device: str) -> None:

@@ -241,6 +241,15 @@ class Isolation:
 class RemoteBench:
     """A bench whose candidates run in the worker of an ``Isolation``."""
 
+    @property
+    def confirms(self) -> tuple[str, str]:
+        if serves(self.task.inputs):
+            return "ok", ""
+        return (
+            "skip",
+            "these arguments cannot be sent to a locked process: the worker is a process of its own, unlocked",
+        )
+
     def __init__(self, isolation: Isolation, task: Task, provider: str) -> None:
         self.isolation, self.task = isolation, task
         self._beside = True  # candidates may be compiled side by side

@@ -116,6 +116,7 @@ CHECK = Check(
     observes="mixed float32 and bfloat16 inputs give bit for bit what explicitly cast inputs give",
     observe=observe,
     cases=cases,
+    varies=("mode",),
     needs=("determinism",),
     patience=60.0,
     fix="give the op an autocast rule (sl.op has one; torch.library.register_autocast)",

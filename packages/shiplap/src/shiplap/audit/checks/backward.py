@@ -29,14 +29,16 @@ from shiplap.sampling.run import (
     widen,
 )
 from shiplap.sampling.samples import Samples, other
+from shiplap.torch_private import same_storage
 
+SECOND = "second gradient"  # the obligation of the ledger that an op may refuse
 SAVE = "read tensors from saved, for which sl.op keeps them with save_for_backward, and keep none elsewhere"
 
 
 def cases(samples: Samples) -> Iterable[Case]:
     """Yield plain, larger, optional and scalar samples, and one wide one."""
     yield from chain(samples.plain(), islice(samples.grown(1), 1), samples.optionals(), samples.scalars())
-    yield from islice(samples.wide(), 1)
+    yield from chain(islice(samples.ranks(), 2), islice(samples.wide(), 1))
 
 
 def observe(op: Op, case: Case) -> Observation:
@@ -46,13 +48,14 @@ def observe(op: Op, case: Case) -> Observation:
     names = floating_args(op, case)
     otherwise = drawn_otherwise(op, case)
     # Where results are random, gradients of single outputs and of shared arguments have no reference.
-    looks = [_repeated, _interleaved, _threaded, _overwritten, _checkpointed]
+    looks = [_repeated, _owned, _interleaved, _threaded, _overwritten, _checkpointed]
     for look in looks if otherwise else [*looks, _single_outputs, _twice_one]:
         observation = look(op, case, names)
         if observation.problem:
             return observation
     if otherwise:
-        return Observation(note="not compared with the reference, which draws other numbers")
+        note = "not compared with the reference, which draws other numbers"
+        return Observation(note=note, declined=((SECOND, note),))
     return _second_order(op, case, names)
 
 
@@ -239,6 +242,26 @@ def _twice_one(op: Op, case: Case, names: list[str]) -> Observation:
     return Observation()
 
 
+def _no_second(reason: str) -> Observation:
+    """Return the observation of a sample on which gradients of gradients do not exist, or are refused."""
+    return Observation(note=reason, declined=((SECOND, reason),))
+
+
+def _owned(op: Op, case: Case, names: list[str]) -> Observation:
+    """Check that no gradient is memory of an argument or of a result, which a caller would change in place with it."""
+    outs, wanted = _graph(op, case, names)
+    # A backward may take a short way for the gradient of a sum, which is one everywhere.
+    gradients = torch.autograd.grad(outs, wanted, [torch.ones_like(o) for o in outs], allow_unused=True)
+    others = [*((f"the input {n}", t) for n, t in zip(names, wanted, strict=True)), *(("a result", o) for o in outs)]
+    for name, gradient in zip(names, gradients, strict=True):
+        if gradient is None or not gradient.numel():
+            continue
+        for what, t in others:
+            if same_storage(gradient, t):
+                return Observation(f"the gradient of {name} shares the memory of {what}", fix="return a copy: .clone()")
+    return Observation()
+
+
 def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
     """Compare the gradient of the gradient, by the inputs and by the gradient of the output, where autograd can compute
     it.
@@ -264,14 +287,14 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
         own_graph, wide_graph = _references(op, case, names, False), _references(op, case, names, True)
         own, wide = whole(second(own_graph), own_graph), whole(second(wide_graph), wide_graph)
     except Exception as e:
-        return Observation(note=f"second order: not of the reference: {in_short(e)}")
+        return _no_second(f"second order: not of the reference: {in_short(e)}")
     graph = _graph(op, case, names)
     if len(graph[0]) != len(own_graph[0]):  # the reference may give a result of which no input is a part
-        return Observation(note="second order: not of the reference: another number of its results has a gradient")
+        return _no_second("second order: not of the reference: another number of its results has a gradient")
     try:
         gradients = second(graph)
     except Exception as e:  # once differentiable: it says so
-        return Observation(note=f"second order is refused: {in_short(e)}")
+        return _no_second(f"second order is refused: {in_short(e)}")
 
     def recompute() -> list[Tensor]:
         fresh = _references(op, case, names, True)
@@ -296,6 +319,8 @@ CHECK = Check(
     "tensor used twice, and of second order, is right or refused",
     observe=observe,
     cases=cases,
+    obligations=("gradient", "second gradient"),
+    varies=("order of calls", "thread"),
     needs=("determinism", "gradient"),
     fix=SAVE,
     patience=60.0,

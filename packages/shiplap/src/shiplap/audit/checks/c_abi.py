@@ -299,6 +299,7 @@ CHECK = Check(
     "neither memory nor files",
     observe=observe,
     cases=cases,
+    obligations=(),
     fix=CATCH,
     skips=skips,
 )

@@ -26,8 +26,16 @@ SIZES, MOST_RECOMPILES = 4, 2
 
 def cases(samples: Samples) -> Iterable[Case]:
     """Yield plain samples, larger ones, two layouts, and those without optional arguments."""
-    layouts = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") in ("transposed", "padded"))
-    yield from chain(samples.plain(), samples.grown(SIZES), layouts, samples.optionals())
+    layouts = [c for c in samples.layouts() if "every" in dict(c.recipe.layouts)]
+    usual = [c for c in layouts if dict(c.recipe.layouts)["every"] in ("transposed", "padded")]
+    if not any(_is_strided(c) for c in usual):  # rows of a vector are contiguous in both
+        usual += [c for c in layouts if _is_strided(c)][:1]
+    yield from chain(samples.plain(), samples.grown(SIZES), usual, samples.optionals())
+
+
+def _is_strided(case: Case) -> bool:
+    """Whether a tensor of the sample is not contiguous."""
+    return any(not t.is_contiguous() for t in tensors(case.args))
 
 
 def _program(op: Op) -> Callable[..., tuple[Tensor, ...]]:
@@ -124,6 +132,8 @@ CHECK = Check(
     observes="eager = aot_eager = inductor with fullgraph=True",
     observe=observe,
     cases=cases,
+    obligations=("capture",),
+    varies=("mode",),
     needs=("determinism",),
     patience=300.0,
     quiet=120.0,

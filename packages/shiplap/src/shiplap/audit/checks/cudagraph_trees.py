@@ -171,6 +171,8 @@ CHECK = Check(
     "its graph copies no input into a buffer that the op keeps",
     observe=observe,
     cases=cases,
+    obligations=("capture",),
+    varies=("order of calls",),
     needs=("numerics", "cuda_graph"),
     patience=300.0,
     quiet=120.0,

@@ -21,7 +21,7 @@ from shiplap.sampling.distribution import RUNS, different
 from shiplap.sampling.run import call, effects, last_line, outputs, split
 from shiplap.sampling.samples import Samples
 
-DISTANCES, PAIRS = (3, 8, 16, 24, 29), 4  # bits by which seeds differ, and how many pairs have to be equal
+DISTANCES, PAIRS = (3, 8, 16, 24, 29, 32, 48, 61), 4  # bits by which seeds differ, and how many pairs have to be equal
 LARGE = 1 << 15  # elements of a sample that is not repeated
 # Kinds of values that random ops treat apart. NaN and infinite results have no distribution to compare.
 KINDS = ("normal", "zeros", "large", "positive")
@@ -143,7 +143,9 @@ def _distant(op: Op, case: Case) -> str:
     reference.
     """
     given = {a.name: v for a, v in zip(op.spec.args, case.args, strict=True)}.get(op.spec.random)
-    limit = torch.iinfo(given.dtype).max if isinstance(given, Tensor) else 1 << 31
+    limit = (
+        torch.iinfo(given.dtype).max if isinstance(given, Tensor) else 1 << 63
+    )  # a generator and an integer have 64 bits
 
     def same(run: Callable[..., tuple[Tensor, ...]], bits: int) -> bool:
         return all(not bitwise(_run(op, case, run, s + (1 << bits)), _run(op, case, run, s)) for s in range(PAIRS))
@@ -183,6 +185,8 @@ CHECK = Check(
     f"drawn from, never seeded; over {RUNS} seeds the same distribution as the reference's",
     observe=observe,
     cases=cases,
+    obligations=("value", "determinism"),
+    varies=("seed",),
     skips=skips,
     needs=("numerics", "determinism"),
     fix="draw from the declared seed alone",

@@ -46,7 +46,7 @@ def observe(op: Op, case: Case) -> Observation:
         return Observation(f"an earlier output changed when the op was called with other values: {problem}")
     if problem := _turned(op, case):
         return Observation(f"after a call with the same numbers in another order: {problem}")
-    return _stale(op, case, second_case)
+    return replace(_stale(op, case, second_case), axes=("order of calls",))
 
 
 def _turned(op: Op, case: Case) -> str:
@@ -110,6 +110,7 @@ CHECK = Check(
     observes="outputs own their memory; a second call leaves the first output alone and sees inputs changed in place",
     observe=observe,
     cases=cases,
+    obligations=("alias",),
     skips=skips,
     fix="allocate the output in every call (torch.empty, or an out-style kernel); keep no buffer between calls",
 )

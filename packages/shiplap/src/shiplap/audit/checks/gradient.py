@@ -48,6 +48,7 @@ NARROW_KINDS = ("large", "beyond float16", "mixed", "saturating", "positive")  #
 ODD = 10  # odd scalars
 TIED = 2  # samples beyond one tile in which most numbers are equal
 LARGE_S = 6.0  # seconds of processor time for a series of samples beyond one tile
+INCOMING = ("expanded", "transposed", "strided", "offset", "padded", "reversed")  # layouts of the output's gradient
 FEW_ELEMENTS = 300  # of a sample on which every subset of inputs is tried
 SLOW_LIMIT, FAST_LIMIT = 64, 4096  # elements: full Jacobian by finite differences, random projection of it
 
@@ -66,7 +67,8 @@ def cases(samples: Samples) -> Iterable[Case]:
     )
     empty = (c for c in samples.edges() if 0 in dict(c.recipe.sizes).values())
     kinks = (samples.base.but(values=kind) for kind in KINKS)
-    yield from chain(samples.plain(), wide, samples.optionals(), samples.scalars(), grown, transposed, islice(rows, 4))
+    yield from chain(samples.plain(), samples.ranks(), wide, samples.optionals(), samples.scalars(), grown, transposed)
+    yield from chain(islice(rows, 4), _unlike_by_memory(samples))
     yield from pairs_of_scalars(samples)
     yield from chain(islice(empty, 3), samples.dtypes(), samples.lists(), filter(None, map(samples.make, kinks)))
     yield from samples.thresholds()
@@ -78,6 +80,11 @@ def cases(samples: Samples) -> Iterable[Case]:
     yield from islice(odd, ODD)
     long = (c for c in samples.long() if c.recipe.values == "positive")
     yield from _while_quick(chain(samples.wide(), long))
+
+
+def _unlike_by_memory(samples: Samples) -> Iterable[Case]:
+    """Yield samples whose tensors begin inside of their storage, or have gaps between rows."""
+    yield from (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") in ("offset", "padded"))
 
 
 def _while_quick(cases: Iterable[Case]) -> Iterable[Case]:
@@ -114,8 +121,11 @@ def observe(op: Op, case: Case) -> Observation:
         return Observation(_numerically(op, case, names) if plain else "", note="finite differences alone")
     if case.recipe.values != "normal" or case.numel > FEW_ELEMENTS:
         runs = [(names, True, ""), (names[:1], False, "")]
+        # The first sample of an op may be large: what arrives from behind has every layout there, too.
+        runs += _incoming(names) if case.recipe == Samples(op, case.seed, case.device).base else []
     else:
         runs = _subsets(names)
+    axes = ("layout", "offset") if any(layout for _, _, layout in runs) else ()
     worst, opaque = 0.0, ""
     for subset, leaf, layout in runs:
         observation = _against_reference(op, case, subset, leaf, layout)
@@ -132,7 +142,7 @@ def observe(op: Op, case: Case) -> Observation:
     few = case.numel <= FEW_ELEMENTS
     if plain and few and (problem := _swallowed(op, case, names)):
         return Observation(problem, fix="let infinity and NaN pass: a scaler of mixed precision waits for them")
-    return Observation(error=worst, note=opaque or (_wasted(op, case, names) if few else ""))
+    return Observation(error=worst, note=opaque or (_wasted(op, case, names) if few else ""), axes=axes)
 
 
 def _subsets(names: list[str]) -> list[tuple[list[str], bool, str]]:
@@ -141,8 +151,12 @@ def _subsets(names: list[str]) -> list[tuple[list[str], bool, str]]:
     """
     runs = [([n], True, "") for n in names] + ([(names, True, "")] if len(names) > 1 else [])
     runs += [(list(pair), True, "") for pair in combinations(names, 2)] if len(names) == 3 else []
-    runs += [(names, False, ""), (names, True, "expanded")]
-    return [*runs, (names, True, "transposed"), (names, True, "strided")]
+    return [*runs, (names, False, ""), *_incoming(names)]
+
+
+def _incoming(names: list[str]) -> list[tuple[list[str], bool, str]]:
+    """Return a run for each layout in which the gradient of the output may arrive."""
+    return [(names, True, layout) for layout in INCOMING]
 
 
 def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout: str) -> Observation:
@@ -368,6 +382,7 @@ CHECK = Check(
     "non-leaf inputs and every single input alone",
     observe=observe,
     cases=cases,
+    obligations=("gradient",),
     needs=("determinism",),
     patience=120.0,
     fix="correct the backward; it may be written in terms of the reference's own derivative",

@@ -55,6 +55,7 @@ CHECK = Check(
     observes="torch.library.opcheck passes: schema, autograd registration, fake tensor, AOT dispatch",
     observe=observe,
     cases=cases,
+    obligations=("fake",),
     needs=("determinism",),
     patience=120.0,
     quiet=120.0,

@@ -368,6 +368,8 @@ CHECK = Check(
     observes="random states, threads, default dtype, modes, environment and memory are after a call what they were",
     observe=observe,
     cases=cases,
+    obligations=("mode",),
+    varies=("mode", "order of calls"),
     fix="set nothing that belongs to the process, draw no random numbers, and keep nothing of a call",
     patience=60.0,
 )

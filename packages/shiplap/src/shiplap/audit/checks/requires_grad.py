@@ -106,6 +106,7 @@ CHECK = Check(
     "the reference detaches require no gradient",
     observe=observe,
     cases=cases,
+    varies=("mode",),
     needs=("determinism",),
     patience=120.0,
     fix="do not look at requires_grad or torch.is_grad_enabled() inside the op",

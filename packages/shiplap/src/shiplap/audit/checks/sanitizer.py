@@ -41,7 +41,7 @@ def observe(op: Op, case: Case) -> Observation:
     if not case.device.startswith("cuda"):
         return Observation(skip="compute-sanitizer looks at CUDA kernels: audit with device='cuda'")
     if not sanitizer.version():
-        return Observation(skip="compute-sanitizer is not on PATH (it comes with the CUDA toolkit)")
+        return Observation(missed="compute-sanitizer is not on PATH (it comes with the CUDA toolkit)")
     return Observation()
 
 
@@ -63,7 +63,7 @@ def judge(report: sanitizer.Report, tool: str, wanted: int) -> Observation:
         where = f" [sample {first.sample}]" if first and first.sample else ""
         return Observation(f"{how} counts {report.errors} errors{shown}{where}", fix=FIXES[tool])
     if report.problem:
-        return Observation(skip=f"{how} gave no verdict: {report.problem}")
+        return Observation(missed=f"{how} gave no verdict: {report.problem}")
     if not report.finished:
         return Observation(f"under {how} the op fails in sample {report.samples} of {wanted}: {report.last_line}")
     return Observation(note=f"{how}, {wanted} samples, 0 errors")
@@ -76,6 +76,7 @@ def _check(tool: str, symbol: str) -> Check:
         observes="no kernel reads or writes beside its memory, without torch's allocator in between",
         observe=observe,
         cases=cases,
+        obligations=(),
         sequence=partial(sequence, tool),
         patience=900.0,
         fix=FIXES[tool],

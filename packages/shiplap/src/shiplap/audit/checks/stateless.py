@@ -106,6 +106,7 @@ CHECK = Check(
     observes="the kernel's library has no writable globals and no thread-locals in its symbol table",
     observe=observe,
     cases=cases,
+    obligations=(),
     fix="take scratch memory from sl_context.workspace, and write messages to sl_context.error",
     skips=skips,
 )

@@ -174,6 +174,7 @@ CHECK = Check(
     observes="vmap equals a loop, and a tangent equals the reference's, or they are refused",
     observe=observe,
     cases=cases,
+    varies=("mode",),
     skips=skips,
     needs=("determinism", "numerics", "gradient"),
     fix="give the op rules for vmap and forward-mode AD, or let it refuse",
