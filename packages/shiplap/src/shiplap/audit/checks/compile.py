@@ -17,7 +17,7 @@ from shiplap.dispatch import Op
 from shiplap.sampling.case import Case
 from shiplap.sampling.compare import reduction
 from shiplap.sampling.compare_to_reference import against_run
-from shiplap.sampling.run import call, effects, is_float8, last_line
+from shiplap.sampling.run import call, effects, is_float8, last_line, tensors
 from shiplap.sampling.samples import Samples
 
 # The number of larger samples, and the recompiles that torch may need for all of them.
