@@ -111,7 +111,7 @@ def infer(ranks: Ranks, folder: Path, names: Sequence[str] = ()) -> dict[str, An
 
 def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
     """Tiles of a survey folder by ``k`` workers, as ``shiplap survey`` does it: read, predict, write the classes."""
-    from shiplap_sparse3d.survey.shares import predict_tiles, shares, turns
+    from shiplap_sparse3d.survey.shares import predict_tiles, share_tiles, tiles_in_turn
     from shiplap_sparse3d.survey.tiles import tiling
 
     manifest = survey.made(folder, ranks.device)
@@ -130,7 +130,7 @@ def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
             shutil.rmtree(place.path / part, ignore_errors=True)
 
     def run(k: int, ahead: bool) -> None:
-        for _ in predict_tiles(*given, turns(place, shares(buckets, tiles, k), ranks.rank), ahead=ahead):
+        for _ in predict_tiles(*given, tiles_in_turn(place, share_tiles(buckets, tiles, k), ranks.rank), ahead=ahead):
             pass
 
     works: Works = {f"{k}": (k, partial(run, k, True)) for k in ranks.sizes}
@@ -138,7 +138,7 @@ def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
         "1 again": (1, partial(run, 1, True)),
         f"{ranks.world} in turn": (ranks.world, partial(run, ranks.world, False)),
     }
-    for _ in predict_tiles(*given, kinds(shares(buckets, tiles, 1)[0])):
+    for _ in predict_tiles(*given, kinds(share_tiles(buckets, tiles, 1)[0])):
         pass
     ranks.wait()
     if ranks.rank == 0:
@@ -175,14 +175,14 @@ def kinds(tiles: list[Tile]) -> list[Tile]:
 
 def spent(ranks: Ranks, given: tuple[Any, ...], tiles: list[Tile]) -> dict[str, float]:
     """Milliseconds of a tile: reading, predicting, and what of that the GPU works."""
-    from shiplap_sparse3d.survey.predict import predicted, read_tile
+    from shiplap_sparse3d.survey.predict import predict_tile, read_tile
 
     taken = {"read": 0.0, "predict": 0.0}
     for tile in tiles:
         times = [time.perf_counter()]
         question = read_tile(*given, tile)
         times.append(time.perf_counter())
-        predicted(given[0], question)  # its classes are copied to the host
+        predict_tile(given[0], question)  # its classes are copied to the host
         times.append(time.perf_counter())
         taken["read"] += times[1] - times[0]
         taken["predict"] += times[2] - times[1]
@@ -190,7 +190,7 @@ def spent(ranks: Ranks, given: tuple[Any, ...], tiles: list[Tile]) -> dict[str, 
         questions = [read_tile(*given, tile) for tile in tiles[:8]]
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for question in questions:
-                predicted(given[0], question)
+                predict_tile(given[0], question)
         busy = sum(e.self_device_time_total for e in profile.key_averages()) / 1e6
         taken["device"] = busy * len(tiles) / len(questions)
     return {name: round(s / len(tiles) * 1e3, 2) for name, s in taken.items()}

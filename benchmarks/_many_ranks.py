@@ -152,7 +152,8 @@ def build_bindings(ranks: Ranks) -> dict[str, str]:
     from shiplap.kernels.native.build_plan import make_plan
 
     forms = {
-        op: next((k.native for k in op.kernels.get(ranks.device.type, ()) if k.native), None) for op in registry.ops()
+        op: next((k.native for k in op.kernels.get(ranks.device.type, ()) if k.native), None)
+        for op in registry.declared_op_list()
     }
     ops = [
         op for op, form in forms.items() if form is not None and form.wanted and op.spec.name.startswith("sparse3d::")

@@ -15,7 +15,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.declare.config import Config
 from shiplap.dispatch import tuned_choices
-from shiplap.tuning.measure import CudaClock, Plan, race
+from shiplap.tuning.measure import CudaClock, RacePlan, race_runs
 from shiplap_slidesparse.lt import kernels, tuning
 
 FP8, INT8, BF16, CUDA = torch.float8_e4m3fn, torch.int8, torch.bfloat16, "cuda"
@@ -71,7 +71,9 @@ def timed(runs: dict[str, Run], seconds: float = 0.6) -> dict[str, float]:
     clock = CudaClock(CUDA, "always")  # holds its graphs, and their memory, until it goes
     for name, run in runs.items():
         put(ready, name, lambda run=run: clock.ready(run), missing=name.startswith("torch"))
-    timed = race(dict(enumerate(ready.values())), clock, Plan(rounds=40, least=5, seconds=seconds, hopeless=1e9))
+    timed = race_runs(
+        dict(enumerate(ready.values())), clock, RacePlan(rounds=40, least=5, seconds=seconds, hopeless=1e9)
+    )
     return {name: round(timed[i].median * 1e6, 2) for i, name in enumerate(ready) if i in timed}
 
 
@@ -118,13 +120,13 @@ def chosen(op: sl.Op, args: tuple[Any, ...], m: int, n: int, k: int) -> dict[str
             failed(f"{op.spec.opname} {m} x {n} x {k} {config}", e)
 
     default = kernels.DEFAULT if op in kernels.SPARSE else {"ALG": -1}
-    for config in (default, *tuning.algorithms(op, problem, stream, splits=(0,))):
+    for config in (default, *tuning.list_algorithms(op, problem, stream, splits=(0,))):
         rank(config)
     ranked.sort(key=lambda pair: pair[0])
     if op in kernels.SPARSE:
         for _, config in ranked[:4]:
             for split in tuning.SPLITS if config["ALG"] >= 0 else ():
-                if tuning.taken(op, problem, {**config, "SPLIT_K": split}, stream):
+                if tuning.accepts_config(op, problem, {**config, "SPLIT_K": split}, stream):
                     rank({**config, "SPLIT_K": split})
     if not ranked:
         raise ValueError(f"no algorithm of {op.spec.opname} for {m} x {n} x {k}")
@@ -133,7 +135,9 @@ def chosen(op: sl.Op, args: tuple[Any, ...], m: int, n: int, k: int) -> dict[str
     best = _picked[op, m, n, k] = min(finals, key=lambda pair: pair[0])[1]
     TRIED[f"{op.spec.opname} {m} x {n} x {k}"] = len(ranked)
     key = (CUDA, *op.rule.key(op.bind(args)))
-    tuned_choices.install([tuned_choices.Entry(op.spec.name, op.identity, key, "lt", Config.of(best))])
+    tuned_choices.install_choice_entries(
+        [tuned_choices.ChoiceEntry(op.spec.name, op.identity, key, "lt", Config.of(best))]
+    )
     return best
 
 

@@ -40,7 +40,7 @@ SUMMARY = ROOT / "docs" / "backend.md"  # the counts, between two marks
 CHUNK = 24  # operators between two lines of the journal
 
 
-def sweep(project: Path, names: list[str], samples: int, jobs: int, journal: Path | None) -> list[audit.Verdict]:
+def sweep(project: Path, names: list[str], samples: int, jobs: int, journal: Path | None) -> list[audit.SweepVerdict]:
     """A verdict for each operator and dtype; those in ``journal`` are not run again."""
     done: dict[str, list[dict[str, Any]]] = {}
     if journal is not None and journal.is_file():
@@ -51,17 +51,17 @@ def sweep(project: Path, names: list[str], samples: int, jobs: int, journal: Pat
             continue
         start = time.perf_counter()
         verdicts: dict[str, list[dict[str, Any]]] = {name: [] for name in wanted}
-        for v in audit.audit(open_project(project), wanted, DTYPES, samples=samples, jobs=jobs):
+        for v in audit.run_sweep(open_project(project), wanted, DTYPES, samples=samples, jobs=jobs):
             verdicts[v.op].append(v.as_json())
         done |= verdicts
         if journal is not None:
             with journal.open("a") as file:
                 file.writelines(json.dumps(item) + "\n" for item in verdicts.items())
         print(f"{i + CHUNK}/{len(names)}, {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-    return [audit.Verdict(**v) for name in names for v in done[name]]
+    return [audit.SweepVerdict(**v) for name in names for v in done[name]]
 
 
-def measure(verdicts: list[audit.Verdict], samples: int) -> dict[str, Any]:
+def measure(verdicts: list[audit.SweepVerdict], samples: int) -> dict[str, Any]:
     """The record: counts, every state, and each reason that is not a success."""
     states: dict[str, dict[str, str]] = {}
     for v in verdicts:
@@ -71,7 +71,7 @@ def measure(verdicts: list[audit.Verdict], samples: int) -> dict[str, Any]:
         ["openvino"],
         samples=samples,
         cases=len(verdicts),
-        counts=audit.table(verdicts),
+        counts=audit.count_by_dtype(verdicts),
         dtypes=DTYPES,
         states={op: " ".join(s.get(d, "-") for d in DTYPES) for op, s in states.items()},
         reasons=sorted(
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--pages", action="store_true", help="write the docs from the record")
     options = parser.parse_args()
     if options.project:
-        names = [n for n in audit.operators(open_project(options.project)) if options.match in n]
+        names = [n for n in audit.operator_names(open_project(options.project)) if options.match in n]
         verdicts = sweep(options.project, names, options.samples, options.jobs, options.journal)
         result = measure(verdicts, options.samples)
         print("\n".join([*counts(result), *result["reasons"]]))

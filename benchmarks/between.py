@@ -29,7 +29,7 @@ from torch import Tensor
 
 import shiplap as sl
 import shiplap_headers
-from shiplap.kernels.c.header import signature
+from shiplap.kernels.c.header import prototype_signature
 from shiplap.kernels.native import binding
 
 ROOT = Path(__file__).parent.parent
@@ -56,7 +56,7 @@ def rows() -> dict[str, Callable[[], Any]]:
 
     def library(name: str, symbol: str, op: Any) -> Path:  # one for each op: those of one library are bound together
         made, source = folder / f"lib{name}.so", folder / f"{name}.c"
-        stamp = f'SL_EXPORT const char* {symbol}_signature(void) {{ return "{signature(op.spec)}"; }}'
+        stamp = f'SL_EXPORT const char* {symbol}_signature(void) {{ return "{prototype_signature(op.spec)}"; }}'
         source.write_text(f"{KERNEL}{stamp}\n")
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", f"-I{include}", "-o", made, source], check=True)
         return made

@@ -5,7 +5,7 @@ Needs a GPU, nvcc and Triton; less than five minutes on one H200. Four parts:
 ``ops``: every op of our families, audited with ``cuda_graph`` and ``cudagraph_trees``; where an op has no kernel for
 the GPU its reference runs, and where it cannot be captured the row has the reason.
 ``zoo``: known-bad ops must be flagged, in the words that are expected, and known-good ones must not be.
-``cost``: the cost card of one op as a Triton kernel, as a C ABI kernel that nvcc built, and as its reference.
+``measure_cost``: the cost card of one op as a Triton kernel, as a C ABI kernel that nvcc built, and as its reference.
 ``sanitizer``: a kernel that writes out of bounds and one that does not, under compute-sanitizer, where it is there.
 """
 
@@ -34,11 +34,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _record import ROOT, record, write
 
 import shiplap as sl
-from shiplap.audit import audit, cost, sanitizer
+from shiplap.audit import audit, measure_cost, sanitizer
 from shiplap.audit.checks import sanitizer as sanitizer_check
 from shiplap.errors import ShiplapError
 from shiplap.plugin_api.installed import families
-from shiplap.render.facts import driver
+from shiplap.render.facts import nvidia_driver
 from shiplap.sampling.samples import Samples
 from shiplap_headers import include_dir
 
@@ -192,7 +192,7 @@ def costs() -> list[dict[str, Any]]:
             op = make()
             x = torch.randn(1000, device=DEVICE)
             assert torch.equal(op(x), x * 2)
-            rows.append({"kernel": kind, **vars(cost(op, device=DEVICE))})
+            rows.append({"kernel": kind, **vars(measure_cost(op, device=DEVICE))})
         except (ImportError, OSError, RuntimeError, subprocess.CalledProcessError) as e:
             detail = getattr(e, "stderr", "") or str(e)
             rows.append({"kernel": kind, "missing": " ".join(str(detail).split())[:300]})
@@ -203,13 +203,13 @@ def sanitized() -> list[dict[str, str]]:
     """Both ops at once, each in a process of its own."""
     from shiplap_testing.zoo.gpu import memory
 
-    if not sanitizer.version():
+    if not sanitizer.sanitizer_version():
         return [{"op": name, "verdict": "skip", "evidence": "compute-sanitizer is not on PATH"} for name in memory.OPS]
 
     def one(name: str) -> dict[str, str]:
         op = memory.OPS[name]
-        cases = list(islice(sanitizer_check.cases(Samples(op, SEED, DEVICE)), 6))
-        results = sanitizer_check.sequence("memcheck", op, cases)
+        cases = list(islice(sanitizer_check.sanitizer_cases(Samples(op, SEED, DEVICE)), 6))
+        results = sanitizer_check.observe_under_tool("memcheck", op, cases)
         verdict = "fail" if results.problem else "skip" if results.skip else "ok"
         return {"op": name, "verdict": verdict, "evidence": (results.problem or results.skip or results.note)[:600]}
 
@@ -234,12 +234,12 @@ def measure(seconds: float) -> dict[str, Any]:
         timed("sanitizer", sanitized, spent) if not clock.over else [{"op": "-", "verdict": "skip", "evidence": LATE}]
     )
     specimens = timed("zoo", lambda: zoo(clock), spent)
-    device = f"{torch.cuda.get_device_name()}, driver {driver()}, CUDA {torch.version.cuda}"
+    device = f"{torch.cuda.get_device_name()}, driver {nvidia_driver()}, CUDA {torch.version.cuda}"
     return record(
         SOURCES,
         ["triton"],
         device=device,
-        compute_sanitizer=sanitizer.version() or "absent",
+        compute_sanitizer=sanitizer.sanitizer_version() or "absent",
         seed=SEED,
         devices=torch.cuda.device_count(),
         seconds=spent,

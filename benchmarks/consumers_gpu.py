@@ -234,8 +234,8 @@ def build_bindings() -> None:
         list(pool.map(lambda op: binding.compile_plan(make_plan(op), op), launched))
     for op in launched:
         binding.build(op)
-    if replay.wanted():
-        replay.build(ops.conv)
+    if replay.is_replay_wanted():
+        replay.build_replay_library(ops.conv)
 
 
 def cells(name: str, given: argparse.Namespace) -> Iterator[Row]:

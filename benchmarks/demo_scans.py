@@ -16,23 +16,23 @@ from typing import Any
 import torch
 
 from shiplap_sparse3d.demo import evaluate
-from shiplap_sparse3d.demo.read import read
+from shiplap_sparse3d.demo.read import read_scan
 from shiplap_sparse3d.demo.rules import best_rules
 from shiplap_sparse3d.demo.run import FULL, QUICK
-from shiplap_sparse3d.demo.scan import split
+from shiplap_sparse3d.demo.scan import held_out_mask
 from shiplap_sparse3d.demo.score import iou
-from shiplap_sparse3d.demo.train import Recipe, fit
+from shiplap_sparse3d.demo.train import TrainingRecipe, train_network
 
 
-def measure(path: Path, classes: tuple[int, ...], unit: float, seeds: int, recipe: Recipe) -> dict[str, Any]:
+def measure(path: Path, classes: tuple[int, ...], unit: float, seeds: int, recipe: TrainingRecipe) -> dict[str, Any]:
     """Held-out IoU of the rule that is best on the training area, and of the network for each seed."""
-    scan = read(path, classes, unit)
-    held = split(scan)
+    scan = read_scan(path, classes, unit)
+    held = held_out_mask(scan)
     rule = max(best_rules(scan, held), key=lambda tried: tried.fitted)
     scores = []
     for seed in range(seeds):
-        trained = fit([scan.take(~held)], recipe, seed, lambda *_: None, compiled=False)
-        logits = evaluate.predict(trained.forward, trained.look, scan, held, recipe.levels)
+        trained = train_network([scan.take(~held)], recipe, seed, lambda *_: None, compiled=False)
+        logits = evaluate.predict_logits(trained.forward, trained.look, scan, held, recipe.levels)
         scores.append(iou(logits > trained.threshold, scan.ground[held]))
     return {"scan": path.name, "points": len(scan), "rule": rule.iou, "text": rule.text, "network": scores}
 

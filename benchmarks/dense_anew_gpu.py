@@ -37,7 +37,7 @@ from torch._inductor.utils import fresh_cache
 from torch.profiler import ProfilerActivity, profile
 
 from shiplap.inductor import fusion_choices
-from shiplap.tuning.measure import CudaClock, Plan, race
+from shiplap.tuning.measure import CudaClock, RacePlan, race_runs
 
 SOURCES = [
     "benchmarks/dense_anew_gpu.py",
@@ -138,8 +138,8 @@ def measured(
     runs, programs = programs_of(plain, ours, args, op, clock, given)
     apart = errors(plain if "grouped" not in name else ours, args, runs)
     with torch.no_grad():
-        plan = Plan(rounds=120, seconds=4.0, hopeless=1e9)
-        races = [race(dict(enumerate(runs.values())), clock, plan) for _ in range(RACES)]
+        plan = RacePlan(rounds=120, seconds=4.0, hopeless=1e9)
+        races = [race_runs(dict(enumerate(runs.values())), clock, plan) for _ in range(RACES)]
     for i, program in enumerate(programs):
         halves = [round(times[i].median * 1e6, 2) for times in races]
         program |= {"us": round(mean(halves), 2), "races_us": halves, "error": apart[program["row"]]}

@@ -39,7 +39,7 @@ from _together import Alone, queued
 import shiplap as sl  # noqa: F401
 import shiplap_dense as dense
 from shiplap.inductor import fusion_choices, switches
-from shiplap.tuning.measure import CudaClock, Plan, race
+from shiplap.tuning.measure import CudaClock, RacePlan, race_runs
 from shiplap_dense import ops
 
 SOURCES = [
@@ -174,9 +174,9 @@ def measure(
 
 def raced(runs: dict[str, Callable[[], Any]], clock: CudaClock) -> dict[str, list[float]]:
     """The median of each row in each race, in microseconds."""
-    plan = Plan(rounds=120, seconds=2.0, hopeless=1e9)
+    plan = RacePlan(rounds=120, seconds=2.0, hopeless=1e9)
     with torch.no_grad():
-        races = [race(dict(enumerate(runs.values())), clock, plan) for _ in range(RACES)]
+        races = [race_runs(dict(enumerate(runs.values())), clock, plan) for _ in range(RACES)]
     return {row: [round(times[i].median * 1e6, 2) for times in races] for i, row in enumerate(runs)}
 
 

@@ -22,7 +22,7 @@ import torch
 import shiplap as sl
 from shiplap.judge import JudgeResult
 from shiplap.sandbox.load_candidate import load_named
-from shiplap.sandbox.supervisor import Launcher
+from shiplap.sandbox.supervisor import SandboxLauncher
 
 ROOT = Path(__file__).resolve().parent.parent
 TRITON = """import torch
@@ -350,7 +350,7 @@ def main() -> int:
         print("no CUDA device")
         return 2
     wrong = 0
-    with tempfile.TemporaryDirectory() as folder, Launcher() as launcher:
+    with tempfile.TemporaryDirectory() as folder, SandboxLauncher() as launcher:
         part, parts = map(int, asked.part.split("/"))
         for number, (name, reference, candidate, honest) in enumerate(cases()):
             if not re.search(asked.only, name) or number % parts != part:

@@ -24,16 +24,16 @@ def prove_all() -> dict[str, Any]:
     """Prove each shipped rewrite in this process: its seconds of CPU time, and the findings that are not fine."""
     import torch
 
-    from shiplap.rewrite.prove import prove
+    from shiplap.rewrite.prove import prove_rewrite
     from shiplap.rewrite.shipped import everything
-    from shiplap.torch_private.inductor_passes import capture
+    from shiplap.torch_private.inductor_passes import capture_graph
 
     for dynamic in (False, True):
-        capture(lambda x: x.sin() * 2, [torch.ones(3, 5)], "pre-grad", dynamic=dynamic)
+        capture_graph(lambda x: x.sin() * 2, [torch.ones(3, 5)], "pre-grad", dynamic=dynamic)
     seconds, faults = {}, []
     for rewrite in everything:
         start = time.process_time()
-        findings = prove(rewrite)
+        findings = prove_rewrite(rewrite)
         seconds[rewrite.name] = time.process_time() - start
         faults += [f"{rewrite.name}: {f.evidence}" for f in findings if f.verdict == "fail"]
     return {"seconds": seconds, "faults": faults}

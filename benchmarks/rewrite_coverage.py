@@ -26,11 +26,11 @@ import torch
 from _published import Built, published
 
 from shiplap.rewrite import Match, NearMiss
-from shiplap.rewrite.passthrough_ops import CASTS, named
+from shiplap.rewrite.passthrough_ops import CAST_OPERATORS, torch_call_name
 from shiplap.rewrite.shipped import rms_norm
-from shiplap.rewrite.shipped.attention import Attention
+from shiplap.rewrite.shipped.attention import AttentionRewrite
 from shiplap.rewrite.shipped.rotary import Rotary
-from shiplap.rewrite.shipped.softmax_region import region_of
+from shiplap.rewrite.shipped.softmax_region import find_region
 
 ROTARY = re.compile(
     r"in (?:_?rotate_|_?apply_rotary_emb$|apply_rotary_pos_emb_interleave$|apply_rotary_position_embeddings$)"
@@ -40,37 +40,39 @@ ROTARY = re.compile(
 def rotates(node: torch.fx.Node) -> bool:
     """Whether a model exchanges the elements of pairs there: its own function says so, not the rewrite."""
     lines = [line for line in (node.meta.get("stack_trace") or "").splitlines() if line.startswith("  File")]
-    mixes = named(node) in ("view_as_complex", "empty_like") or (
-        named(node) in ("cat", "stack") and len(node.all_input_nodes) > 1
+    mixes = torch_call_name(node) in ("view_as_complex", "empty_like") or (
+        torch_call_name(node) in ("cat", "stack") and len(node.all_input_nodes) > 1
     )
     return mixes and bool(lines) and bool(ROTARY.search(lines[-1]))
 
 
 def attends(node: torch.fx.Node) -> bool:
     """Whether a softmax has scores from a product of two activations, and its weights go into a product with one."""
-    region = region_of(node) if named(node) in ("softmax", "_softmax") else None
+    region = find_region(node) if torch_call_name(node) in ("softmax", "_softmax") else None
     return region is not None and region.attends
 
 
 def norms(node: torch.fx.Node) -> bool:
     """Whether ``node`` is the root of a mean of squares of what no mean was subtracted from: no layer or L2 norm."""
-    if named(node) not in ("rsqrt", "sqrt", "pow") or (named(node) == "pow" and node.args[1] not in (0.5, -0.5)):
+    if torch_call_name(node) not in ("rsqrt", "sqrt", "pow") or (
+        torch_call_name(node) == "pow" and node.args[1] not in (0.5, -0.5)
+    ):
         return False
     at: Any = node.args[0]
     for names in (("add",), ("mean",), ("pow", "square", "mul")):
-        while named(at) in CASTS:
+        while torch_call_name(at) in CAST_OPERATORS:
             at = at.args[0]
-        if named(at) not in names:
+        if torch_call_name(at) not in names:
             return False
-        operands = [n for n in at.all_input_nodes if named(n) != "full"]
+        operands = [n for n in at.all_input_nodes if torch_call_name(n) != "full"]
         if not operands:
             return False
         at = operands[0]
-        if named(at) == "mul" and names == ("mean",) and len(at.all_input_nodes) != 1:
+        if torch_call_name(at) == "mul" and names == ("mean",) and len(at.all_input_nodes) != 1:
             return False
-    while named(at) in CASTS:
+    while torch_call_name(at) in CAST_OPERATORS:
         at = at.args[0]
-    return not (named(at) == "sub" and any(named(n) == "mean" for n in at.all_input_nodes))
+    return not (torch_call_name(at) == "sub" and any(torch_call_name(n) == "mean" for n in at.all_input_nodes))
 
 
 WANTED: dict[str, Callable[[torch.fx.Node], bool]] = {"attention": attends, "rms_norm": norms, "rotary": rotates}
@@ -107,7 +109,7 @@ def rewritten(model: Any, seen: Looked) -> Any:
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
         there = {name: {n.name for n in gm.graph.nodes if wanted(n)} for name, wanted in WANTED.items()}
-        for made in (Attention(always=True), rms_norm, Rotary(always=True)):
+        for made in (AttentionRewrite(always=True), rms_norm, Rotary(always=True)):
             outcomes = list(made.apply(gm.graph))
             matched = [set(o.nodes) for o in outcomes if isinstance(o, Match)]
             unlisted = sum(not nodes & there[made.name] for nodes in matched)

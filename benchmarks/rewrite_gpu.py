@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shiplap.rewrite import Rewrite
-from shiplap.rewrite.shipped.attention import Attention as FusedAttention
+from shiplap.rewrite.shipped.attention import AttentionRewrite as FusedAttention
 from shiplap_dense.rewrites import conv_norm_dense, int8_linear, linear_activation, norm_linear
 
 OURS = (

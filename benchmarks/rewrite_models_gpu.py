@@ -181,7 +181,7 @@ def emptied() -> Iterator[None]:
 @contextmanager
 def noted(seconds: list[float]) -> Iterator[None]:
     """Note what each proof costs that a graph asks for."""
-    plain = scope.proven
+    plain = scope.require_proof
 
     def proven(rewrite: Any) -> Any:
         before = spent()
@@ -190,11 +190,11 @@ def noted(seconds: list[float]) -> Iterator[None]:
         finally:
             seconds.append(spent() - before)
 
-    scope.proven = proven
+    scope.require_proof = proven
     try:
         yield
     finally:
-        scope.proven = plain
+        scope.require_proof = plain
 
 
 def contestant(model: nn.Module, x: Tensor, rewrites: Any) -> tuple[Callable[[], Tensor], float, float, list[Any]]:

@@ -39,7 +39,7 @@ from torch.utils.checkpoint import checkpoint
 
 import shiplap as sl
 from shiplap.rewrite.shipped import rms_norm
-from shiplap.rewrite.shipped.attention import Attention
+from shiplap.rewrite.shipped.attention import AttentionRewrite
 from shiplap.rewrite.shipped.rotary import Rotary
 
 SOURCES = (
@@ -139,7 +139,7 @@ def capped_row(shape: tuple[int, ...], device: str, dtype: torch.dtype) -> dict[
     mask = torch.full((shape[2], shape[2]), torch.finfo(dtype).min, device=device, dtype=dtype).triu(1)[None, None]
     with torch.no_grad():
         calls = {name: ready(fresh(capped), q, k, v, mask) for name in ("off", "again")}
-        with sl.rewrites(Attention(always=True)) as placed:
+        with sl.rewrites(AttentionRewrite(always=True)) as placed:
             calls["on"] = ready(fresh(capped), q, k, v, mask)
         assert placed.matches
         exact = capped(q.float(), k.float(), v.float(), mask.float())
@@ -179,7 +179,7 @@ def biased_row(shape: tuple[int, ...], device: str, dtype: torch.dtype, *, share
     bias = torch.randn(sizes, device=device, dtype=dtype)
     with torch.no_grad():
         calls = {name: ready(fresh(biased), q, k, v, bias) for name in ("off", "again")}
-        with sl.rewrites(Attention(always=True)) as placed:
+        with sl.rewrites(AttentionRewrite(always=True)) as placed:
             calls["on"] = ready(fresh(biased), q, k, v, bias)
         assert placed.matches
         exact = biased(*(a[:2].float() if a.dim() == 4 else a.float() for a in (q, k, v, bias)))

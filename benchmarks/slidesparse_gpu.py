@@ -87,7 +87,7 @@ def sparse_case(
     """Our product with a slid weight of depth ``k`` before lifting; its algorithm goes into ``picked``."""
     depth = formats.lifted_depth(k, pairs)
     op = {FP8: ops.sparse_mm_fp8, INT8: ops.sparse_mm_int8, BF16: ops.sparse_mm_bf16}[dtype]
-    args = (values(m, depth, dtype), lt.compress(two_of_four(n, depth, dtype)), n, ops.CUSPARSELT)
+    args = (values(m, depth, dtype), lt.compress_weight(two_of_four(n, depth, dtype)), n, ops.CUSPARSELT)
     picked[name] = chosen(op, args, m, n, depth)
     picked[f"{name}: tried"] = TRIED[f"{op.spec.opname} {m} x {n} x {depth}"]
     if untuned is not None:
@@ -97,8 +97,8 @@ def sparse_case(
 
 def scaled_case(m: int, n: int, k: int) -> Run:
     """int8 written as bfloat16, scaled by the library: half the traffic of integers, the library's own algorithm."""
-    blob, x, scale = lt.compress(two_of_four(n, k, INT8)), values(m, k, INT8), torch.ones(n, device=CUDA)
-    if (why := lt.takes(x.device, INT8, BF16, native.PER_ROW)) is not True:
+    blob, x, scale = lt.compress_weight(two_of_four(n, k, INT8)), values(m, k, INT8), torch.ones(n, device=CUDA)
+    if (why := lt.supports_product(x.device, INT8, BF16, native.PER_ROW)) is not True:
         raise ValueError(why)
     return lambda: lt.scaled_product(x, blob, scale, BF16)
 
@@ -252,7 +252,7 @@ class Linear:
         self.scale = torch.full((n,), 0.5 / k, device=CUDA) if dtype != BF16 else n
         mp, depth = -(-rows // 16) * 16, formats.lifted_depth(k, self.pairs)
         if self.sparse:
-            self.packed = lt.compress(two_of_four(n, depth, dtype))
+            self.packed = lt.compress_weight(two_of_four(n, depth, dtype))
             op = {FP8: ops.sparse_mm_fp8, INT8: ops.sparse_mm_int8, BF16: ops.sparse_mm_bf16}[dtype]
             x = values(mp, depth, dtype)
             chosen(op, (x, self.packed, n, ops.CUSPARSELT), mp, n, depth)
@@ -361,7 +361,7 @@ def main() -> None:
     build(ops.mm_fp8)  # one translation unit binds all leaf ops
     device = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
     measured: dict[str, Any] = {}
-    print(f"# {device}, torch {torch.__version__}, cuSPARSELt {lt.versions()[1]}", flush=True)
+    print(f"# {device}, torch {torch.__version__}, cuSPARSELt {lt.library_versions()[1]}", flush=True)
     sections = options.only.split(",")
     whole, ends, cut = sum(SECTIONS[s][1] for s in sections), time.monotonic(), []
     with torch.no_grad():
@@ -371,7 +371,9 @@ def main() -> None:
             results = goals(measured)
             print(json.dumps({"goals": results, "left out": cut}), flush=True)
             if options.json:
-                versions = dict(zip(("cublaslt", "cusparselt"), lt.versions(), strict=True))  # of what is open by now
+                versions = dict(
+                    zip(("cublaslt", "cusparselt"), lt.library_versions(), strict=True)
+                )  # of what is open by now
                 write(
                     options.json,
                     record(SOURCES, ["triton"], device, libraries=versions, goals=results, cut=cut, **measured),

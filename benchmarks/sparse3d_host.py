@@ -83,12 +83,12 @@ def launch(*arguments: Any) -> None:
 
 def silence() -> None:
     """From now on Triton launchers of this process take CPU tensors, and launch nothing."""
-    written, made = launching._source, launching.Launcher.__init__
-    launching._source = lambda kernel: written(kernel).replace(".is_cuda", ".is_cpu")
+    written, made = launching._launcher_source, launching.Launcher.__init__
+    launching._launcher_source = lambda kernel: written(kernel).replace(".is_cuda", ".is_cpu")
     launching.Launcher.__init__ = lambda self, kernel: made(self, Silent(kernel))  # type: ignore[method-assign]
     hooks = SimpleNamespace(launch_enter_hook=None, launch_exit_hook=None, debug=False)
     knobs = SimpleNamespace(runtime=hooks, compilation=SimpleNamespace(instrumentation_mode=""))
-    launching._runtime = lambda: launching.Runtime(lambda: 0, lambda device: 0, knobs, list)
+    launching._triton_runtime = lambda: launching.TritonRuntime(lambda: 0, lambda device: 0, knobs, list)
 
 
 def on_cpu_too(kernel: Kernel) -> Kernel:
@@ -105,7 +105,7 @@ def on_cpu(ops: list[Any]) -> None:
     for op in ops:
         op.drop_native()
         op.kernels["cpu"] = [on_cpu_too(k) for k in op.kernels["cuda"]]
-        op.direct = eager_fast_path.compile_route(op, "cpu") or op.direct
+        op.direct = eager_fast_path.compile_fast_path(op, "cpu") or op.direct
 
 
 def shell(res: int) -> torch.Tensor:
@@ -126,7 +126,7 @@ def cases(res: int) -> dict[str, Callable[[], Any]]:
     with torch.no_grad():
         plan = sparse3d.Geometry(coords, res, 1).subm(3)
     leaves = [t.clone().requires_grad_() for t in (feats, weight, bias)]
-    window = steps.Window((3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
+    window = steps.StepWindow((3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1))
     reached, grid = coords[: ROWS[res] // 2].contiguous(), [res] * 3
 
     def train() -> None:
@@ -135,11 +135,11 @@ def cases(res: int) -> dict[str, Callable[[], Any]]:
         plan.conv(*leaves).backward(grad)
 
     def strided() -> None:  # without out_coords, which asks the device how many there are
-        made = steps.connect(window, coords, (res,) * 3, reached, ordered=True)
+        made = steps.connect_voxels(window, coords, (res,) * 3, reached, ordered=True)
         made.conv(feats, weight, bias)
 
     def bounded() -> None:
-        steps.reach(window._replace(capacity=ROWS[res]), coords, (res,) * 3)
+        steps.output_cells(window._replace(capacity=ROWS[res]), coords, (res,) * 3)
 
     parts = plan.order.shape[0] if plan.order is not None else 1
     return {

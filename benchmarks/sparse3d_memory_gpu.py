@@ -20,7 +20,7 @@ from _record import record, write
 from sparse3d_gpu import SOURCES, once, peak
 
 from shiplap_sparse3d.plan import Plan, parts_for, parts_that_fill
-from shiplap_sparse3d.steps import submanifold
+from shiplap_sparse3d.steps import submanifold_plan
 
 CASES = ((8, 1024), (16, 1024), (32, 1024), (64, 1024), (128, 512), (256, 256))
 MIB = 1 << 20
@@ -60,7 +60,7 @@ def main() -> None:
         n = coords.shape[0]
         feats = torch.randn(n, channels, device="cuda", dtype=torch.float16)
         weight = torch.randn(channels, 27, channels, device="cuda", dtype=torch.float16) / (27 * channels) ** 0.5
-        plain = submanifold(coords, (edge, edge, edge), (3, 3, 3), (1, 1, 1)).unsorted()
+        plain = submanifold_plan(coords, (edge, edge, edge), (3, 3, 3), (1, 1, 1)).unsorted()
         default, fills = parts_for(n, 27), parts_that_fill(n, channels, 27, multiprocessors=processors)
         plans = {parts: plain.sorted(parts) for parts in sorted({1, 2, 3, 9, default, fills})}
         with torch.no_grad():

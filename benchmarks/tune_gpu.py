@@ -78,28 +78,28 @@ def tuned(ops: Any, budget: str) -> dict[str, Any]:
 def exhaustive(ops: Any, shape: tuple[int, int, int]) -> dict[str, Any]:
     """Every candidate of one shape in one race, and what the choice loses against the winner of that race."""
     from shiplap.tuning.bench import LocalBench
-    from shiplap.tuning.candidate import candidates, label
-    from shiplap.tuning.engine import recipe_for
-    from shiplap.tuning.inputs import inputs
-    from shiplap.tuning.measure import Plan
+    from shiplap.tuning.candidate import candidate_label, kernel_candidates
+    from shiplap.tuning.engine import recipe_of_sizes
+    from shiplap.tuning.inputs import draw_inputs
+    from shiplap.tuning.measure import RacePlan
     from shiplap.tuning.selector import select
 
-    recipe = recipe_for(ops.mm, {n: v for n, v in sample(*shape).items() if n != "dtype"}, "bfloat16")
+    recipe = recipe_of_sizes(ops.mm, {n: v for n, v in sample(*shape).items() if n != "dtype"}, "bfloat16")
     choice = select(ops.mm, recipe, device="cuda")
-    drawn = inputs(ops.mm, recipe, "cuda")
-    listed = candidates(ops.mm, "cuda", drawn.call.env)
+    drawn = draw_inputs(ops.mm, recipe, "cuda")
+    listed = kernel_candidates(ops.mm, "cuda", drawn.call.env)
     bench = LocalBench(drawn, listed)
-    timings, failed = bench.race(range(len(listed)), replace(Plan(), hopeless=1.5, seconds=60.0))
+    timings, failed = bench.race(range(len(listed)), replace(RacePlan(), hopeless=1.5, seconds=60.0))
     order = sorted(timings, key=lambda i: timings[i].median)
     mine = next(i for i, c in enumerate(listed) if (c.kernel, c.config) == (choice.kernel, choice.config))
-    final, _ = bench.race(list(dict.fromkeys([mine, *order[:4]])), Plan(rounds=60, hopeless=9.0, seconds=20.0))
+    final, _ = bench.race(list(dict.fromkeys([mine, *order[:4]])), RacePlan(rounds=60, hopeless=9.0, seconds=20.0))
     best = min(final, key=lambda i: final[i].median)
     return {
         "shape": shape,
         "candidates": len(listed),
         "failed": len(failed),
         "choice": choice.label,
-        "winner": label(listed[best]),
+        "winner": candidate_label(listed[best]),
         "loss": final[mine].median / final[best].median - 1,
     }
 
@@ -148,8 +148,8 @@ def lookup() -> dict[str, float]:
 
     thaw()
     without = ns()
-    entry = tuned_choices.Entry(ops.mm.spec.name, ops.mm.identity, ("cuda", *ops.mm.rule.key(call)), "cublas")
-    tuned_choices.install([entry])
+    entry = tuned_choices.ChoiceEntry(ops.mm.spec.name, ops.mm.identity, ("cuda", *ops.mm.rule.key(call)), "cublas")
+    tuned_choices.install_choice_entries([entry])
     with_one = ns()
     thaw()
     return {"without": without, "with": with_one}
@@ -166,13 +166,13 @@ def main() -> int:
         os.environ["SHIPLAP_CACHE_DIR"] = cache
         import tune_gpu_ops as ops
 
-        from shiplap.tuning.frozen_table import write
-        from shiplap.tuning.key import environment
+        from shiplap.tuning.frozen_table import write_frozen_table
+        from shiplap.tuning.key import key_environment
 
-        about = environment("cuda")
+        about = key_environment("cuda")
         first = tuned(ops, given.budget)
         table = str(Path(cache) / "tuned.json")
-        write(table)
+        write_frozen_table(table)
         second = process(SECOND, here, json.dumps(SHAPES))
         frozen = process(SECOND, here, json.dumps(SHAPES), SHIPLAP_TUNED=table, SHIPLAP_CACHE_DIR=f"{cache}/none")
         compared = [exhaustive(ops, s) for s in (SHAPES[0], SHAPES[6], SHAPES[11], *SHAPES[1:6])[: given.exhaustive]]

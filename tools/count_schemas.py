@@ -34,8 +34,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import shiplap as sl
-from shiplap.scaffold.package import package_ops, version_of
-from shiplap.scaffold.schema import Form, Unsayable, form_of, kinds
+from shiplap.scaffold.package import find_package_ops, installed_version
+from shiplap.scaffold.schema import SchemaForm, UndeclarableSchema, parse_schema, types_in_schema
 
 SCOPE = {"Shaped": Shaped, "Tensor": Tensor, "torch": torch, "inf": float("inf"), "nan": float("nan")}
 PINNED = Path(__file__).with_name("count_schemas.txt")
@@ -57,7 +57,7 @@ SAMPLES: dict[str, Any] = {
 
 def declare(schema: Any, name: str, reference: Callable[..., Any] | None = None) -> Any:
     """The op that a generated declaration of ``schema`` registers as ``name``, with the body ``reference``."""
-    form = form_of(schema)
+    form = parse_schema(schema)
     hints: dict[str, Any] = {a.name: value(a.annotation()) for a in form.arguments}
     results = [value(r.annotation()) for r in form.results]
     hints["return"] = None if not results else results[0] if len(results) == 1 else tuple[tuple(results)]  # type: ignore[misc]
@@ -75,7 +75,7 @@ def value(source: str) -> Any:
     return eval(source, dict(SCOPE))
 
 
-def made(form: Form, hints: dict[str, Any], reference: Callable[..., Any] | None) -> Callable[..., Any]:
+def made(form: SchemaForm, hints: dict[str, Any], reference: Callable[..., Any] | None) -> Callable[..., Any]:
     """A function with the names, defaults and annotations of a schema, which calls ``reference``."""
     parts, starred = [], False
     for index, a in enumerate(form.arguments):
@@ -105,7 +105,7 @@ def verdict(schema: Any, number: int, *, run: bool = False) -> str:
     """``exact``, ``same``, or why the schema cannot be said."""
     try:
         op = declare(schema, f"counted::op{number}", partial(stand_in, schema))
-    except Unsayable as e:
+    except UndeclarableSchema as e:
         return str(e)
     except Exception as e:
         return f"refused: {type(e).__name__} {str(e).splitlines()[0]}"
@@ -128,7 +128,7 @@ def sample(kind: str, like: Callable[[], Tensor]) -> Any:
 
 def stand_in(schema: Any, *args: Any) -> Any:
     """A reference with results of the right kinds: arguments that the op writes to, views, and new values."""
-    form = form_of(schema)
+    form = parse_schema(schema)
     given = {a.name: v for a, v in zip(form.arguments, args, strict=True)}
     results = []
     for result in form.results:
@@ -143,7 +143,7 @@ def stand_in(schema: Any, *args: Any) -> Any:
 
 def runs(op: Any, schema: Any) -> str:
     """Empty if a call of the op gives the declared results, with tensors and with fakes, else what it gives."""
-    wanted = kinds(schema)[0]
+    wanted = types_in_schema(schema)[0]
     for mode in (nullcontext(), FakeTensorMode()):
         with mode, torch.no_grad():
             values = [sample(kind, lambda: torch.ones(2, 3)) for kind in wanted]
@@ -168,7 +168,7 @@ def schemas(packages: Sequence[str]) -> tuple[dict[str, list[Any]], dict[str, st
     counted, missing = dict[str, list[Any]](), dict[str, str]()
     for package in packages:
         try:
-            ops = package_ops(MODULES.get(package, package.replace("-", "_")), importlib.import_module)
+            ops = find_package_ops(MODULES.get(package, package.replace("-", "_")), importlib.import_module)
             counted[package] = [op._schema for op in ops.values()]
         except Exception as e:  # of a package that is not there, or was built for another torch
             missing[package] = f"{type(e).__name__}: {e}".splitlines()[0]
@@ -184,7 +184,9 @@ def pins() -> dict[str, str]:
 def unlike(packages: Sequence[str]) -> dict[str, str]:
     """Packages of another version than the pinned one."""
     return {
-        p: v for p in packages if p in pins() and (v := version_of(MODULES.get(p, p.replace("-", "_")))) != pins()[p]
+        p: v
+        for p in packages
+        if p in pins() and (v := installed_version(MODULES.get(p, p.replace("-", "_")))) != pins()[p]
     }
 
 
@@ -233,7 +235,7 @@ def show(
         return
     print(f"torch {torch.__version__}")
     for package, counted in {**by_package, "all": everything}.items():
-        version = version_of(MODULES.get(package, package.replace("-", "_"))) if package != "all" else ""
+        version = installed_version(MODULES.get(package, package.replace("-", "_"))) if package != "all" else ""
         print(f"{package} {version}: {expressible(counted)} of {counted.total()} schemas are expressible")
         for reason, number in counted.most_common() if package != "all" else ():
             print(f"{number:6}  {reason}")

@@ -75,14 +75,14 @@ A check *waits for* other checks where it would only repeat their finding: while
 def checks_page() -> str:
     """The checks in the order of an audit, each with its own description."""
     from shiplap.audit.checks import CHECKS as NAMES
-    from shiplap.audit.checks import ON_REQUEST, load
+    from shiplap.audit.checks import ON_REQUEST, load_check
 
     requested = dict.fromkeys(name.partition(":")[0] for name in ON_REQUEST)
-    parts = [NOTE, CHECKS, *map(_check, map(load, NAMES))]
+    parts = [NOTE, CHECKS, *map(_check, map(load_check, NAMES))]
     parts += [
         "## On request",
         "These checks take minutes, and run only if they are named.",
-        *map(_check, map(load, requested)),
+        *map(_check, map(load_check, requested)),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -149,11 +149,11 @@ def ledger_page() -> str:
 
 def errors_page() -> str:
     """The catalogue, a table for each class of errors."""
-    from shiplap.cli.families import load_families, verbs
+    from shiplap.cli.families import installed_verbs, load_families
     from shiplap.errors import CATALOGUE
 
     load_families()  # errors of theirs are on the page, too
-    verbs()
+    installed_verbs()
     parts = [NOTE, ERRORS]
     for kind, entries in groupby(sorted(CATALOGUE.values(), key=lambda e: e.id), key=lambda e: e.kind):
         builtin = next(base.__name__ for base in kind.__mro__ if base.__module__ == "builtins")
@@ -210,15 +210,15 @@ def native_table() -> str | None:
 
     if find_spec("openvino") is None or not torch.__version__.startswith(f"{COUNTED_ON}."):
         return None
-    from shiplap_backend.coverage import coverage
-    from shiplap_backend.generate import generate
-    from shiplap_backend.metadata import load, shipped
-    from shiplap_backend.runtimes import runtime
+    from shiplap_backend.coverage import place_overloads
+    from shiplap_backend.generate import generate_wrappers
+    from shiplap_backend.metadata import load_metadata, shipped_metadata
+    from shiplap_backend.runtimes import find_runtime
 
     rows = []
     for name, called in TARGETS.items():
-        metadata, target = load(shipped(name)), runtime(name)
-        covered = coverage(metadata, target, generate(metadata, target)).as_json()
+        metadata, target = load_metadata(shipped_metadata(name)), find_runtime(name)
+        covered = place_overloads(metadata, target, generate_wrappers(metadata, target)).as_json()
         owed = [covered["required"][state] for state in ("native", "expected", "gap")]
         rows.append((called, len(covered["native"]), *owed))
     total = sum(rows[0][2:])

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from shiplap.dispatch import Op, registry
-from shiplap.dispatch.out import has_out
+from shiplap.dispatch.out import has_out_variant
 from shiplap.errors import ShiplapError
 from shiplap.kernels.native import binding
 from shiplap.sampling.samples import Samples
@@ -133,7 +133,7 @@ def doors(op: Op, right: list[Any], seed: int, number: int, *, compiled: bool) -
         return outcome(lambda: call(*positional, **named))
 
     answers = {"op": through(op), "torch.ops": through(registered), "default": through(registered.default)}
-    if has_out(op.spec) and op.variant is not None and isinstance(answers["op"], list):
+    if has_out_variant(op.spec) and op.variant is not None and isinstance(answers["op"], list):
         outs = [torch.empty_like(t) for t in answers["op"]]
         with torch.no_grad():
             answers["out"] = through(lambda *a, **k: op.out(*a, **k, out=outs if len(outs) != 1 else outs[0]))
@@ -155,7 +155,7 @@ def attack(op: Op, rounds: range, seed: int) -> tuple[int, list[str]]:
     calls, wrong, before = 0, list[str](), dict[int, Any]()
     for served in ("python", "native") if len(rounds) >= SAMPLE else ("python",):
         os.environ["SHIPLAP_NATIVE"] = "1" if served == "native" else "0"
-        for each in registry.ops():  # a binding serves every op of its library
+        for each in registry.declared_op_list():  # a binding serves every op of its library
             each.drop_native()
         if served == "native":
             try:
@@ -208,7 +208,7 @@ def main(module: str, rounds: int, seed: int, only: str = "") -> int:
     importlib.import_module("torch._dynamo")  # takes seconds: no part of a call
     name, _, rest = only.partition(" ")
     calls, wrong = 0, list[str]()
-    for op in [op for op in registry.ops() if not only or op.spec.name == name]:
+    for op in [op for op in registry.declared_op_list() if not only or op.spec.name == name]:
         at = int(rest.split()[-1]) if rest else None
         made, odd = attack(op, range(rounds) if at is None else range(at, at + 1), seed)
         calls, wrong = calls + made, wrong + odd

@@ -16,7 +16,7 @@ from shiplap.errors import ShiplapError
 
 
 def names(*targets: str) -> list[str]:
-    return [op.spec.name for op in target.resolve(targets)]
+    return [op.spec.name for op in target.resolve_targets(targets)]
 
 
 def test_ops_of_installed_families_need_no_module() -> None:

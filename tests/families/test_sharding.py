@@ -10,7 +10,7 @@ from importlib import import_module
 
 import pytest
 
-from shiplap.audit.check import Subject
+from shiplap.audit.check import AuditSubject
 from shiplap.audit.checks.sharding import CHECK
 from shiplap.dispatch import Op, registry
 from shiplap.sampling.samples import Samples
@@ -75,7 +75,7 @@ print(json.dumps({name: [f.verdict, f.evidence] for name, f in found.items()}))
 
 def of_family(name: str) -> Op:
     import_module(f"shiplap_{name.partition('::')[0]}")
-    op = registry.find(name)
+    op = registry.find_declared_op(name)
     assert op is not None, name
     return op
 
@@ -85,7 +85,7 @@ def of_family(name: str) -> Op:
 )
 def test_the_op_of_the_shards_is_the_shard_of_the_op(name: str) -> None:
     op = of_family(name)
-    finding = CHECK.run(Subject(op, Samples(op, 0)))
+    finding = CHECK.run(AuditSubject(op, Samples(op, 0)))
     assert finding.verdict == "ok", finding.evidence
     noted = finding.evidence.partition("; ")[2].partition("; largest error")[0]
     cut = {dim.strip() for part in noted.split(";") for dim in part.strip().removeprefix("cut along ").split(",")}
@@ -107,7 +107,7 @@ def test_a_wrong_rule_for_a_familys_op_is_caught(inputs: dict[str, int], output:
     op.shardings = None
     try:
         op.sharding(inputs, output)
-        finding = CHECK.run(Subject(op, Samples(op, 0)))
+        finding = CHECK.run(AuditSubject(op, Samples(op, 0)))
     finally:
         op.shardings = before
     assert finding.verdict == "fail"

@@ -115,10 +115,10 @@ def _metadata() -> Any:
     """
     from shiplap_backend import metadata, runtimes
 
-    read, shipped = metadata._read, metadata.shipped("any").parent
+    read, shipped = metadata._read_yaml, metadata.shipped_metadata("any").parent
     once = cache(read)
-    metadata._read = lambda path: once(path) if path.parent == shipped else read(path)
-    runtimes.names, runtimes.runtime = cache(runtimes.names), cache(runtimes.runtime)
+    metadata._read_yaml = lambda path: once(path) if path.parent == shipped else read(path)
+    runtimes.runtime_names, runtimes.find_runtime = cache(runtimes.runtime_names), cache(runtimes.find_runtime)
     return metadata
 
 

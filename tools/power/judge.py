@@ -21,7 +21,7 @@ from subjects import Subject
 from torch import Tensor
 
 from shiplap.audit import audit
-from shiplap.audit.child_process import Death, Limits, stream
+from shiplap.audit.child_process import ChildDeath, ChildLimits, stream_events
 from shiplap.dispatch import Op
 
 __all__ = ["Originals", "judged", "key_of", "load", "mutants"]
@@ -248,8 +248,8 @@ def _compared(op: Op, original: Op, seed: int) -> dict[str, Any] | None:
         send({"kind": "case", "patience": 2 * SECONDS + 30})
         send(_found(op, original, seed, "cpu"))
 
-    events = list(stream(compare, Limits(busy_s=2 * SECONDS + 30, idle_s=10)))
-    if any(isinstance(e, Death) for e in events):
+    events = list(stream_events(compare, ChildLimits(busy_s=2 * SECONDS + 30, idle_s=10)))
+    if any(isinstance(e, ChildDeath) for e in events):
         return None
     last: dict[str, Any] = events[-1]  # type: ignore[assignment]
     return last

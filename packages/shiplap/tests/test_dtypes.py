@@ -100,17 +100,17 @@ def test_a_mutated_complex_tensor_that_requires_grad_is_refused(ns):
 
 
 def test_the_header_is_up_to_date():
-    assert not printed.main(["--check"])
-    assert printed.main(["--what"]).startswith("usage")
+    assert not printed.write_or_compare(["--check"])
+    assert printed.write_or_compare(["--what"]).startswith("usage")
 
 
 def test_a_header_that_is_not_is_noticed(tmp_path, monkeypatch):
     (tmp_path / "shiplap").mkdir()
     (tmp_path / "shiplap" / "dtypes.h").write_text("")
     monkeypatch.setattr(printed, "include_dir", lambda: tmp_path)
-    assert "is not what shiplap/dtypes.py says" in printed.main(["--check"])
-    assert not printed.main([])
-    assert not printed.main(["--check"])
+    assert "is not what shiplap/dtypes.py says" in printed.write_or_compare(["--check"])
+    assert not printed.write_or_compare([])
+    assert not printed.write_or_compare(["--check"])
 
 
 def test_c_and_cpp_read_the_header(tmp_path):
@@ -240,12 +240,12 @@ def test_cpp_has_one_table():
 @every
 def test_every_dtype_is_checked_in_both_languages(name):
     """A declaration that admits one dtype alone: Python compares with it, C++ with its number."""
-    from shiplap.codegen.plan import condition
-    from shiplap.plan.expression import Place
+    from shiplap.codegen.plan import rule_condition
+    from shiplap.plan.expression import TensorPlace
     from shiplap.plan.rules.tensors import DtypeAmong
 
-    rule = DtypeAmong(Place("op", "x"), "One", (name,))
+    rule = DtypeAmong(TensorPlace("op", "x"), "One", (name,))
     assert rule.constants() == {"ok_x": getattr(torch, name)}
     wanted = f"type_x == {DTYPES[name].number}" if DTYPES[name].native else "among(type_x, uint64_t{0})"
-    assert condition(rule) == wanted
+    assert rule_condition(rule) == wanted
     assert CallPlan.__module__.startswith("shiplap.plan")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from shiplap.cli.families import load_families, verbs
+from shiplap.cli.families import installed_verbs, load_families
 from shiplap.errors import CATALOGUE
 
 
 def entries() -> list[str]:
     load_families()  # a family's errors are in the catalogue once the family is imported
-    verbs()
+    installed_verbs()
     return sorted(CATALOGUE)
 
 

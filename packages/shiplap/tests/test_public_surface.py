@@ -18,7 +18,7 @@ import shiplap as sl
 from shiplap.audit import Report
 from shiplap.cli.app import app
 from shiplap.declare.kernel import KernelKeywords
-from shiplap.declare.signature import Declaration
+from shiplap.declare.signature import DeclarationKeywords
 from shiplap.declare.template import TemplateKeywords
 from shiplap.judge import JudgeResult
 from shiplap.settings import describe
@@ -68,7 +68,7 @@ def surface() -> list[str]:
         lines.append(f"sl.{name}{parameters(value) if inspect.isfunction(value) else ''}")
     for cls in (Report, JudgeResult, TuneResult, sl.Finding, sl.ShiplapError):
         lines += members(cls)
-    for keywords in (Declaration, KernelKeywords, TemplateKeywords):
+    for keywords in (DeclarationKeywords, KernelKeywords, TemplateKeywords):
         lines.append(f"{keywords.__name__}: {', '.join(inspect.get_annotations(keywords))}")
     lines += [variable for variable, _, _ in describe()]
     return [*lines, *verbs()]

@@ -25,15 +25,15 @@ STATES: dict[State, str] = {
     "crash": "the process ended or hung",
     "left": "not run: torch's own decorators skip it, the CPU accepts no sample, or a package is missing",
 }
-_GRANULE = 168  # cases a process: an import costs 4 s, a crash another one
+_CASES_PER_BATCH = 168  # cases a process: an import costs 4 s, a crash another one
 _MODELS = 6  # models a process
 _PATIENCE = 900  # seconds for a process
 
-Case = tuple[str, str]  # operator, dtype
+SweepCase = tuple[str, str]  # operator, dtype
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SweepVerdict:
     """The verdict on one operator or model in one dtype: where the calls ran, and why a call failed or did not run."""
 
     op: str
@@ -48,9 +48,9 @@ class Verdict:
         return asdict(self)
 
 
-def operators(project: Project) -> list[str]:
+def operator_names(project: Project) -> list[str]:
     """Return the names of torch's OpInfo database. Raises SL906 if torch's test package cannot be imported."""
-    lines, end = _lines(project, None)
+    lines, end = _read_sweep_lines(project, None)
     if end:
         raise error(
             "SL906",
@@ -64,14 +64,14 @@ def operators(project: Project) -> list[str]:
     return names
 
 
-def models() -> list[str]:
+def model_names() -> list[str]:
     """Return the names of the models that ``audit(models=True)`` runs."""
     from shiplap_backend.models import MODELS
 
     return sorted(MODELS)
 
 
-def _lines(project: Project, cases: Sequence[Case] | None, samples: int = 0) -> tuple[list[str], str]:
+def _read_sweep_lines(project: Project, cases: Sequence[SweepCase] | None, samples: int = 0) -> tuple[list[str], str]:
     """Run one sweep process and return its output lines and, if the process failed, how it ended.
 
     Without ``cases`` the process lists the operators. Without ``samples`` the cases are models.
@@ -90,7 +90,7 @@ def _lines(project: Project, cases: Sequence[Case] | None, samples: int = 0) -> 
     return run.stdout.splitlines(), f"exit status {run.returncode}: {run.stderr.strip()[-300:]}"
 
 
-def audit(
+def run_sweep(
     project: Project,
     names: Sequence[str],
     dtypes: Sequence[str],
@@ -99,12 +99,12 @@ def audit(
     jobs: int = 1,
     models: bool = False,
     tell: Callable[[str], object] = str,
-) -> Iterator[Verdict]:
+) -> Iterator[SweepVerdict]:
     """Yield a verdict for each of ``names`` in each of ``dtypes``. Raises SL906 if the device cannot be loaded.
 
     Args:
         project: one that is built.
-        names: of ``operators``, or of ``models``.
+        names: of ``operator_names``, or of ``model_names``.
         dtypes: short names; for models ``["f32"]``.
         samples: at most so many of an operator.
         jobs: processes at a time.
@@ -113,27 +113,27 @@ def audit(
     """
     cases = [(name, dtype) for name in names for dtype in dtypes]
     # A process has a time limit, and a model takes longer than an operator.
-    size, what = (_MODELS, "models") if models else (_GRANULE, "operators and dtypes")
+    size, what = (_MODELS, "models") if models else (_CASES_PER_BATCH, "operators and dtypes")
     batches = [cases[i : i + size] for i in range(0, len(cases), size)]
     with ThreadPoolExecutor(jobs) as pool:
-        for n, verdicts in enumerate(pool.map(lambda b: _batch(project, b, 0 if models else samples), batches)):
+        for n, verdicts in enumerate(pool.map(lambda b: _run_batch(project, b, 0 if models else samples), batches)):
             tell(f"{min((n + 1) * size, len(cases))}/{len(cases)} {what}")
             yield from verdicts
 
 
-def _batch(project: Project, cases: Sequence[Case], samples: int) -> list[Verdict]:
+def _run_batch(project: Project, cases: Sequence[SweepCase], samples: int) -> list[SweepVerdict]:
     """Return the verdicts of ``cases``. After a crash a new process continues behind the case that caused the crash."""
     verdicts = []
     waiting = list(cases)
     while waiting:
-        lines, end = _lines(project, waiting, samples)
-        started: Case | None = None
+        lines, end = _read_sweep_lines(project, waiting, samples)
+        started: SweepCase | None = None
         for row in map(json.loads, lines):
             if "start" in row:
                 started = row["start"], row["dtype"]
                 continue
             started = None
-            verdicts.append(_verdict(row))
+            verdicts.append(_parse_verdict(row))
         # No case had started, so the failure is not a kernel's: loading the device itself failed.
         if end and started is None:
             raise error(
@@ -146,13 +146,13 @@ def _batch(project: Project, cases: Sequence[Case], samples: int) -> list[Verdic
             )
         if started is None:
             break
-        verdicts.append(Verdict(*started, "crash", 0, why=end))
+        verdicts.append(SweepVerdict(*started, "crash", 0, why=end))
         # The case that crashed is not run again, or the sweep would never end.
         waiting = waiting[waiting.index(started) + 1 :]
     return verdicts
 
 
-def _verdict(row: dict[str, Any]) -> Verdict:
+def _parse_verdict(row: dict[str, Any]) -> SweepVerdict:
     """Return the verdict that a row of the sweep's output describes."""
     fallback = tuple(f"{op}: {why}" for op, reasons in sorted(row["fallback"].items()) for why in reasons)
     state: State = "core"
@@ -167,10 +167,10 @@ def _verdict(row: dict[str, Any]) -> Verdict:
     elif fallback:
         state = "fallback"
     why = row["failure"] or row["refused"] or row["skipped"]
-    return Verdict(row["op"], row["dtype"], state, row["samples"], tuple(row["native"]), fallback, why)
+    return SweepVerdict(row["op"], row["dtype"], state, row["samples"], tuple(row["native"]), fallback, why)
 
 
-def table(verdicts: Sequence[Verdict]) -> dict[str, dict[str, int]]:
+def count_by_dtype(verdicts: Sequence[SweepVerdict]) -> dict[str, dict[str, int]]:
     """Return the number of verdicts by dtype and state. Every state has an entry."""
     counts: dict[str, Counter[str]] = {}
     for v in verdicts:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shiplap import ShiplapError
-from shiplap.codegen import render
+from shiplap.codegen import render_source
 from shiplap.plugin_api import error
-from shiplap_backend.expression import nearest
-from shiplap_backend.vendor import balanced, split, uncommented
+from shiplap_backend.expression import suggest_nearest
+from shiplap_backend.vendor import find_closing_bracket, split_at_commas, strip_comments
 from shiplap_backend.wrapper import Wrapper
 
 # Names that mean one type: torch's headers use both.
@@ -30,7 +30,7 @@ _SAME = {
 
 
 @dataclass(frozen=True)
-class _Definition:
+class _BodyDefinition:
     """A function that a file of ``csrc/`` defines, with the number of its line."""
 
     where: str
@@ -39,65 +39,65 @@ class _Definition:
     parameters: tuple[str, ...]
 
 
-def hold(directory: Path, wrappers: Sequence[Wrapper]) -> None:
+def check_bodies(directory: Path, wrappers: Sequence[Wrapper]) -> None:
     """Write a scaffold for each missing body. Raises SL908 with file, line and parameter for a wrong signature."""
     # Without custom wrappers nothing is compared, and a project need not have the directory.
-    definitions = [d for path in sorted(directory.glob("*.cpp")) for d in _definitions(path)] if wrappers else []
+    definitions = [d for path in sorted(directory.glob("*.cpp")) for d in _find_definitions(path)] if wrappers else []
     # All signatures are compared before the first scaffold is written.
-    missing = [w for w in wrappers if not _check(w, definitions, directory / f"{w.id}.cpp")]
+    missing = [w for w in wrappers if not _check_body(w, definitions, directory / f"{w.id}.cpp")]
     for w in missing:
         (directory / f"{w.id}.cpp").write_text(
-            render("scaffold.cpp.jinja", package="shiplap_backend", w=w), encoding="utf-8"
+            render_source("scaffold.cpp.jinja", package="shiplap_backend", w=w), encoding="utf-8"
         )
 
 
-def _definitions(path: Path) -> Iterator[_Definition]:
+def _find_definitions(path: Path) -> Iterator[_BodyDefinition]:
     """Yield the functions that ``path`` defines: a name, a parameter list and a body, with their lines."""
-    text = uncommented(path.read_text(encoding="utf-8"), quoted=False)
+    text = strip_comments(path.read_text(encoding="utf-8"), quoted=False)
     for m in re.finditer(r"([\w:<>,&*\s]*(?:[&*]|[\w>]\s))\s*((?:\w+::)*)(\w+)\s*\(", text):
         try:
-            end = balanced(text, m.end() - 1, "()")
+            end = find_closing_bracket(text, m.end() - 1, "()")
         except ValueError:
             continue
         # A brace begins a body. Calls and declarations have none.
         if re.match(r"\s*(?:noexcept\s*)?\{", text[end:]):
             where = f"{path}:{text.count(chr(10), 0, m.start(3)) + 1}"
-            yield _Definition(where, m[3], m[1].strip(), tuple(split(text[m.end() : end - 1])))
+            yield _BodyDefinition(where, m[3], m[1].strip(), tuple(split_at_commas(text[m.end() : end - 1])))
 
 
-def _check(w: Wrapper, definitions: Sequence[_Definition], path: Path) -> bool:
+def _check_body(w: Wrapper, definitions: Sequence[_BodyDefinition], path: Path) -> bool:
     """Return whether ``w`` has a body, in ``path`` or elsewhere. Raises SL908 if the body has another signature."""
     named = [d for d in definitions if d.name == w.id]
     if not named and path.exists():
         here = [d for d in definitions if d.where.startswith(f"{path}:")]
         where = here[0].where if here else f"{path}:1"
-        raise _wrong(w, where, f"no definition of {w.id!r}{nearest(w.id, [d.name for d in definitions])}")
-    problems = [(d, _problem(w, d)) for d in named]
+        raise _body_error(w, where, f"no definition of {w.id!r}{suggest_nearest(w.id, [d.name for d in definitions])}")
+    problems = [(d, _signature_problem(w, d)) for d in named]
     if named and all(problem for _, problem in problems):  # an overload of the same name may serve the author himself
         definition, problem = problems[0]
-        raise _wrong(w, definition.where, problem)
+        raise _body_error(w, definition.where, problem)
     return bool(named)
 
 
-def _problem(w: Wrapper, d: _Definition) -> str:
+def _signature_problem(w: Wrapper, d: _BodyDefinition) -> str:
     """Describe the first difference between ``d`` and the body that ``w`` needs; return "" if there is none."""
     arguments = w.declaration.arguments
-    if _type(d.returns) != _type(w.declaration.cpp_returns):
+    if _normalize_type(d.returns) != _normalize_type(w.declaration.cpp_returns):
         return f"it returns {d.returns}, not {w.declaration.cpp_returns}"
     if len(d.parameters) != len(arguments):
         return f"{len(d.parameters)} parameters, not {len(arguments)}"
     names = [a.name for a in arguments]
     for place, (text, a) in enumerate(zip(d.parameters, arguments, strict=True), 1):
-        declared, name = _parameter(text)
-        if _type(declared) != _type(a.cpp):
+        declared, name = _split_parameter(text)
+        if _normalize_type(declared) != _normalize_type(a.cpp):
             return f"parameter {place}: {text!r} is no {a.cpp!r}"
         if name and name != a.name:
-            hint = f", {name!r} is parameter {names.index(name) + 1}" if name in names else nearest(name, names)
+            hint = f", {name!r} is parameter {names.index(name) + 1}" if name in names else suggest_nearest(name, names)
             return f"parameter {place}: {text!r} stands for {a.name!r}{hint}"
     return ""
 
 
-def _parameter(text: str) -> tuple[str, str]:
+def _split_parameter(text: str) -> tuple[str, str]:
     """Return type and name of one parameter. Names inside comments are ignored."""
     m = re.fullmatch(r"(.*[\s>&*])(\w+)", text.strip(), re.S)
     # A parameter without a name ends with its type.
@@ -106,7 +106,7 @@ def _parameter(text: str) -> tuple[str, str]:
     return text, ""
 
 
-def _type(text: str) -> str:
+def _normalize_type(text: str) -> str:
     """Return ``text`` without the parts that do not change the type: namespaces, spaces and the side of ``const``."""
     plain = re.sub(r"\b(?:inline|static)\b|(?:\b\w+)?::", " ", text)
     constant = bool(re.search(r"\bconst\b(?![^<]*>)", plain))
@@ -117,6 +117,6 @@ def _type(text: str) -> str:
     return f"const {plain}" if constant and plain.endswith(("&", "*")) else plain
 
 
-def _wrong(w: Wrapper, where: str, got: str) -> ShiplapError:
+def _body_error(w: Wrapper, where: str, got: str) -> ShiplapError:
     signature = f"{w.declaration.cpp_returns} {w.id}({w.parameters})"
     return error("SL908", where=f"{where}: {w.declaration.name}", got=got, expected=signature)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from shiplap.codegen import render
+from shiplap.codegen import render_source
 from shiplap.plugin_api import error
-from shiplap_backend.generate import write
+from shiplap_backend.generate import write_generated
 from shiplap_backend.project import Project
 from shiplap_backend.runtime import COMMON
 
@@ -28,7 +28,7 @@ CORE = COMMON / "csrc" / "all.cpp"
 _FLAGS = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-DAT_PER_OPERATOR_HEADERS", "-DTORCH_EXTENSION_NAME=_C", "-w"]
 
 
-def build(
+def build_extension(
     project: Project, *, jobs: int | None = None, tell: Callable[[str], object] = str, together: bool = False
 ) -> Path:
     """Compile changed files and link ``_C.so`` into the package. Raises SL906 with the compiler's first error.
@@ -43,13 +43,13 @@ def build(
     directory = project.root / "build"
     directory.mkdir(exist_ok=True)
     target = project.package / "_C.so"
-    ninja = _rules(project, target, together)
+    ninja = _render_ninja_file(project, target, together)
     path = directory / "build.ninja"
     if not path.is_file() or path.read_text(encoding="utf-8") != ninja:
         path.write_text(ninja, encoding="utf-8")
-    command = [_ninja(), "-C", str(directory), *(["-j", str(jobs)] if jobs else [])]
+    command = [_find_ninja(), "-C", str(directory), *(["-j", str(jobs)] if jobs else [])]
     try:
-        status, printed = _run(command, tell)
+        status, printed = _run_ninja(command, tell)
     except FileNotFoundError:
         raise error(
             "SL906",
@@ -65,11 +65,13 @@ def build(
             got=_first_error(printed),
             expected="a build without errors",
         )
-    write(project.package, {"_manifest.json": (project.generated / "manifest.json").read_text(encoding="utf-8")})
+    write_generated(
+        project.package, {"_manifest.json": (project.generated / "manifest.json").read_text(encoding="utf-8")}
+    )
     return target
 
 
-def _run(command: list[str], tell: Callable[[str], object]) -> tuple[int, str]:
+def _run_ninja(command: list[str], tell: Callable[[str], object]) -> tuple[int, str]:
     """Run ninja and return its exit status and output. Each compiled file prints a line such as ``[3/21]``."""
     printed = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -80,13 +82,13 @@ def _run(command: list[str], tell: Callable[[str], object]) -> tuple[int, str]:
     return process.returncode, "".join(printed)
 
 
-def _ninja() -> str:
+def _find_ninja() -> str:
     """Return the ninja of this Python environment, or else the one on the path."""
     own = Path(sysconfig.get_path("scripts")) / "ninja"
     return str(own) if own.is_file() else "ninja"
 
 
-def _rules(project: Project, target: Path, together: bool = False) -> str:
+def _render_ninja_file(project: Project, target: Path, together: bool = False) -> str:
     """Return the text of the project's ``build.ninja``."""
     from torch.utils.cpp_extension import include_paths, library_paths
 
@@ -96,29 +98,29 @@ def _rules(project: Project, target: Path, together: bool = False) -> str:
     libraries = library_paths()
     wrappers, sources = [*project.generated.glob("*.cpp")], [*project.bodies.glob("*.cpp"), *project.runtime.units]
     if together:
-        wrappers, sources = [], [_together(project, wrappers), *(p for p in sources if p != CORE)]
-    generated = _units(wrappers)
-    return render(
+        wrappers, sources = [], [_write_joint_unit(project, wrappers), *(p for p in sources if p != CORE)]
+    generated = _object_files(wrappers)
+    return render_source(
         "build.ninja.jinja",
         package="shiplap_backend",
         compiler=os.environ.get("CXX", "g++"),
         c_compiler=os.environ.get("CC", "gcc"),
-        flags=_words([*_FLAGS, *project.runtime.flags]),
-        includes=_words([*(f"-I{i}" for i in ours), *(word for i in system for word in ("-isystem", str(i)))]),
-        link=_words(
+        flags=_quote_words([*_FLAGS, *project.runtime.flags]),
+        includes=_quote_words([*(f"-I{i}" for i in ours), *(word for i in system for word in ("-isystem", str(i)))]),
+        link=_quote_words(
             [*(word for d in libraries for word in (f"-L{d}", f"-Wl,-rpath,{d}")), *project.runtime.link_args()]
         ),
-        prefix=_escape(str(COMMON / "include" / "shiplap_backend" / "wrappers.h")),
+        prefix=_escape_path(str(COMMON / "include" / "shiplap_backend" / "wrappers.h")),
         generated=generated,
         shared=len(generated) > _FEW,
-        others=_units(p for p in sources if p.suffix != ".c"),
-        plain=_units(p for p in sources if p.suffix == ".c"),
-        target=_escape(str(target.resolve())),
+        others=_object_files(p for p in sources if p.suffix != ".c"),
+        plain=_object_files(p for p in sources if p.suffix == ".c"),
+        target=_escape_path(str(target.resolve())),
         abi=int(torch.compiled_with_cxx11_abi()),
     )
 
 
-def _together(project: Project, wrappers: Iterable[Path]) -> Path:
+def _write_joint_unit(project: Project, wrappers: Iterable[Path]) -> Path:
     """Write one translation unit of all wrappers and the device core, and return its path.
 
     The core is included last, because it defines names of its own for functions that the wrappers call.
@@ -132,18 +134,21 @@ def _together(project: Project, wrappers: Iterable[Path]) -> Path:
     return unit
 
 
-def _units(sources: Iterable[Path]) -> list[tuple[str, str]]:
+def _object_files(sources: Iterable[Path]) -> list[tuple[str, str]]:
     """Return (object, source) for each translation unit."""
-    return [(f"{_escape(p.stem)}{'-c' * (p.suffix == '.c')}.o", _escape(str(p.resolve()))) for p in sorted(sources)]
+    return [
+        (f"{_escape_path(p.stem)}{'-c' * (p.suffix == '.c')}.o", _escape_path(str(p.resolve())))
+        for p in sorted(sources)
+    ]
 
 
-def _words(arguments: Iterable[str]) -> str:
+def _quote_words(arguments: Iterable[str]) -> str:
     """Quote arguments for the shell, as the value of a ninja variable."""
     # A dollar sign begins a variable in ninja, also inside quotes.
     return shlex.join(arguments).replace("$", "$$")
 
 
-def _escape(path: str) -> str:
+def _escape_path(path: str) -> str:
     """Escape a path for a list of files in ninja, which quotes such paths for the shell itself."""
     return path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 

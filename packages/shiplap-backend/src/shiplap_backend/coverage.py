@@ -17,8 +17,8 @@ from typing import Any, Literal
 import torch
 
 from shiplap.plugin_api import error
-from shiplap.torch_private.torchgen_declarations import Declaration, declarations
-from shiplap_backend.generate import Generated
+from shiplap.torch_private.torchgen_declarations import AtenDeclaration, aten_declarations
+from shiplap_backend.generate import GeneratedWrappers
 from shiplap_backend.metadata import Metadata
 from shiplap_backend.project import Project, require_built
 from shiplap_backend.runtime import Runtime
@@ -27,7 +27,7 @@ State = Literal["native", "composite", "expected", "gap", "elsewhere"]
 
 
 @dataclass(frozen=True)
-class Place:
+class OverloadPlacement:
     """Where one overload runs, and why.
 
     The state ``elsewhere`` is of overloads without a dense CPU kernel: sparse, quantised, other devices.
@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Need:
+class ProgramNeed:
     """The calls that a program made to one overload, and how many of them went to the CPU for one reason."""
 
     op: str
@@ -56,7 +56,7 @@ class Coverage:
 
     target: str
     torch: str
-    places: tuple[Place, ...]
+    places: tuple[OverloadPlacement, ...]
 
     def of(self, state: State) -> list[str]:
         """Return the overloads in one state."""
@@ -74,9 +74,9 @@ class Coverage:
         }
 
 
-def coverage(metadata: Metadata, runtime: Runtime, made: Generated) -> Coverage:
+def place_overloads(metadata: Metadata, runtime: Runtime, made: GeneratedWrappers) -> Coverage:
     """Return where every declared overload runs."""
-    declared = declarations()
+    declared = aten_declarations()
     native = {name: "the device core" for name in runtime.registers if name in declared}
     for w in made.wrappers:
         native[w.declaration.name] = f"{w.where.rpartition('/')[2]}, template {w.entry.template}"
@@ -84,26 +84,28 @@ def coverage(metadata: Metadata, runtime: Runtime, made: Generated) -> Coverage:
         if w.declaration.structured:
             native |= dict.fromkeys(w.declaration.group, f"delegates to {w.declaration.name}")
     skipped = {s.name: s.reason for s in made.skipped}
-    places = [_place(d, native, skipped, metadata.target.falls_back) for _, d in sorted(declared.items())]
+    places = [_place_overload(d, native, skipped, metadata.target.falls_back) for _, d in sorted(declared.items())]
     return Coverage(runtime.name, torch.__version__.partition("+")[0], tuple(places))
 
 
-def _place(d: Declaration, native: Mapping[str, str], skipped: Mapping[str, str], expected: Mapping[str, str]) -> Place:
+def _place_overload(
+    d: AtenDeclaration, native: Mapping[str, str], skipped: Mapping[str, str], expected: Mapping[str, str]
+) -> OverloadPlacement:
     """Return where one overload runs."""
     # Torch implements composite overloads, and functional ones with a delegate, by calls of other overloads.
     required = d.cpu and not d.composite and not (d.kind != "out" and d.delegate)
     if d.name in native:
-        return Place(d.name, "native", native[d.name], required)
+        return OverloadPlacement(d.name, "native", native[d.name], required)
     if d.composite or (d.delegate and not d.cpu):
-        return Place(d.name, "composite", f"composite {d.composite}: made of other operators", False)
+        return OverloadPlacement(d.name, "composite", f"composite {d.composite}: made of other operators", False)
     if not d.cpu:
-        return Place(d.name, "elsewhere", "no dense CPU kernel", False)
+        return OverloadPlacement(d.name, "elsewhere", "no dense CPU kernel", False)
     if d.name in skipped:
-        return Place(d.name, "expected", skipped[d.name], required)
+        return OverloadPlacement(d.name, "expected", skipped[d.name], required)
     for pattern, why in expected.items():
         if fnmatch.fnmatchcase(d.name, pattern):
-            return Place(d.name, "expected", why, required)
-    return Place(d.name, "gap", "no entry in the metadata", required)
+            return OverloadPlacement(d.name, "expected", why, required)
+    return OverloadPlacement(d.name, "gap", "no entry in the metadata", required)
 
 
 _RUN = """
@@ -121,7 +123,7 @@ finally:
 """
 
 
-def program(project: Project, script: Path, cover: Coverage, arguments: Sequence[str] = ()) -> list[Need]:
+def run_program(project: Project, script: Path, cover: Coverage, arguments: Sequence[str] = ()) -> list[ProgramNeed]:
     """Run ``script`` with the device loaded and return its needs, gaps first. Raises SL905 if the script cannot run."""
     require_built(project)
     if not script.is_file():
@@ -139,7 +141,7 @@ def program(project: Project, script: Path, cover: Coverage, arguments: Sequence
         # A process of its own: the device is registered once for each process, under one name.
         run = subprocess.run([sys.executable, "-P", "-c", _RUN, *names, *arguments], capture_output=True, text=True)
         if run.returncode or not out.is_file():
-            last = _message(run.stderr) or f"exit status {run.returncode}"
+            last = _final_exception(run.stderr) or f"exit status {run.returncode}"
             raise error(
                 "SL905",
                 where=str(script),
@@ -149,10 +151,10 @@ def program(project: Project, script: Path, cover: Coverage, arguments: Sequence
                 fix="run the program by hand and correct the error that it prints",
             )
         counters = json.loads(out.read_text(encoding="utf-8"))
-    return needs(counters, cover)
+    return rank_needs(counters, cover)
 
 
-def _message(traceback: str) -> str:
+def _final_exception(traceback: str) -> str:
     """Return the exception that ended a program: all lines that follow the last frame of the traceback."""
     lines = traceback.strip().splitlines()
     frames = [i for i, line in enumerate(lines) if line.startswith("  File ")]
@@ -161,7 +163,7 @@ def _message(traceback: str) -> str:
     return "\n".join(dropwhile(lambda line: line.startswith("    "), after))
 
 
-def needs(counters: Mapping[str, Any], cover: Coverage) -> list[Need]:
+def rank_needs(counters: Mapping[str, Any], cover: Coverage) -> list[ProgramNeed]:
     """Return the counters of a program as needs: gaps first, then CPU fallbacks, then native calls."""
     places = {p.name: p for p in cover.places}
     needed = []
@@ -173,17 +175,17 @@ def needs(counters: Mapping[str, Any], cover: Coverage) -> list[Need]:
             unregistered = why.startswith("unregistered")
             known = not unregistered or state == "expected"
             reason = place.why if place and unregistered else why
-            needed.append(Need(full, counts["native"], calls, reason, known))
+            needed.append(ProgramNeed(full, counts["native"], calls, reason, known))
         if not counts["fallback"]:
-            needed.append(Need(full, counts["native"], 0, "", True))
+            needed.append(ProgramNeed(full, counts["native"], 0, "", True))
     return sorted(needed, key=lambda n: (n.expected, -n.fallback, -n.native, n.op))
 
 
-def html(cover: Coverage, called: Sequence[Need] = ()) -> str:
+def render_coverage(cover: Coverage, called: Sequence[ProgramNeed] = ()) -> str:
     """Return one self-contained page."""
-    from shiplap.codegen import render
+    from shiplap.codegen import render_source
 
-    return render(
+    return render_source(
         "coverage.html.jinja",
         package="shiplap_backend",
         cover=cover,

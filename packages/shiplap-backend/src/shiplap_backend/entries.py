@@ -12,7 +12,7 @@ from shiplap.plugin_api import error
 Empty = Literal["fallback", "run"]
 
 
-class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OutputRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The shape, strides and dtype of one output that no structured ``meta`` gives: a mode, or a list of sizes.
 
     ``format`` names tensors: if one of them is stored channels last, so is the output. ``order`` lists the dims as they
@@ -31,14 +31,14 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     order: list[int] = []
 
 
-class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ArgumentUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A write to an argument besides the results, such as running statistics, and the condition for it."""
 
     graph: str
     when: str = ""
 
 
-class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class MetadataEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The implementation of one overload on the target. ``graph`` is one expression, or one for each output."""
 
     template: str
@@ -47,8 +47,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     dtypes: str | list[str] = ""
     compute: str = ""
     inputs: dict[str, str] = {}
-    output: dict[str, Output] = {}
-    updates: dict[str, Update] = {}
+    output: dict[str, OutputRule] = {}
+    updates: dict[str, ArgumentUpdate] = {}
     guard: dict[str, str] = {}
     shape_only: list[str] = []
     redundant: dict[str, str] = {}
@@ -57,7 +57,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     vendor: str = ""
 
 
-class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class MetadataTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The facts of the target. ``operators`` maps operators such as ``+`` to vendor functions."""
 
     runtime: str
@@ -68,6 +68,6 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     falls_back: dict[str, str] = {}
 
 
-def wrong(where: str, got: str, expected: str) -> ShiplapError:
+def metadata_error(where: str, got: str, expected: str) -> ShiplapError:
     """Return the SL901 error for the file and line ``where``."""
     return error("SL901", where=where, got=got, expected=expected)

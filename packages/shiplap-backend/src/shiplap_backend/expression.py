@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from shiplap.dtypes import in_aten
-from shiplap_backend.hidden import hidden, undecided
-from shiplap_backend.vendor import Functions, Parameter, VendorFunction, enum_values
+from shiplap_backend.hidden import constant_condition_reason, unused_operand_reason
+from shiplap_backend.vendor import Functions, VendorFunction, VendorParameter, enum_values
 
 DTYPES = {short: f"at::{row.aten}" for short, row in in_aten().items()}
 
@@ -54,13 +54,13 @@ class ExpressionError(ValueError):
     """An expression without a meaning. The caller adds file and line."""
 
 
-def nearest(name: str, names: Sequence[str] | Mapping[str, object]) -> str:
+def suggest_nearest(name: str, names: Sequence[str] | Mapping[str, object]) -> str:
     """Return ``"; did you mean 'x'?"`` for the nearest of ``names``, or "" if none is near."""
     match = difflib.get_close_matches(name, list(names), 1)
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
-def _inside(expected: str) -> str:
+def _operand_kind(expected: str) -> str:
     """Return the kind that the operands of an operator are compiled as.
 
     Inside a plain value operands are plain values. Elsewhere they may be graph nodes.
@@ -69,7 +69,7 @@ def _inside(expected: str) -> str:
 
 
 @dataclass(frozen=True)
-class Typed:
+class TypedExpression:
     """The C++ of one subexpression and its kind: node, tensor, int, ints, float, bool, str, dtype, scalar or none."""
 
     kind: str
@@ -89,7 +89,7 @@ class Vocabulary:
 
 
 @dataclass
-class Compiler:
+class ExpressionCompiler:
     """The compiler of the expressions of one overload.
 
     ``nodes`` has the arguments that can be graph inputs, and ``values`` has all arguments.
@@ -97,8 +97,8 @@ class Compiler:
 
     vocabulary: Vocabulary
     nodes: Mapping[str, str]
-    values: Mapping[str, Typed]
-    lets: dict[str, Typed] = field(default_factory=dict)
+    values: Mapping[str, TypedExpression]
+    lets: dict[str, TypedExpression] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     baked: set[str] = field(default_factory=set)
     inputs: set[str] = field(default_factory=set)
@@ -106,7 +106,7 @@ class Compiler:
     conditions: dict[str, None] = field(default_factory=dict)
     scopes: list[str] = field(default_factory=list)  # the vendor functions around the current argument
 
-    def compile(self, source: str, expected: str = "node") -> Typed:
+    def compile(self, source: str, expected: str = "node") -> TypedExpression:
         """Return the C++ of ``source`` as a value of kind ``expected``. Raises ExpressionError with the mistake."""
         try:
             tree = ast.parse(source.strip(), mode="eval").body
@@ -117,9 +117,9 @@ class Compiler:
         except (RecursionError, MemoryError):
             raise ExpressionError(f"{source.strip()[:40]!r}...: nested too deeply") from None
 
-    def _visit(self, tree: ast.expr, expected: str) -> Typed:
+    def _visit(self, tree: ast.expr, expected: str) -> TypedExpression:
         """Return the typed C++ of any expression."""
-        if why := undecided(tree):
+        if why := constant_condition_reason(tree):
             raise ExpressionError(why)
         match tree:
             case ast.Constant():
@@ -131,11 +131,13 @@ class Compiler:
             case ast.Subscript():
                 return self._subscript(tree)
             case ast.BinOp():
-                return self._operator(_BINARY.get(type(tree.op), ""), [tree.left, tree.right], _inside(expected))
+                return self._operator(_BINARY.get(type(tree.op), ""), [tree.left, tree.right], _operand_kind(expected))
             case ast.Compare(ops=[ast.Is() | ast.IsNot()]):
                 return self._presence(tree)
             case ast.Compare(ops=[op]):
-                return self._operator(_BINARY.get(type(op), ""), [tree.left, tree.comparators[0]], _inside(expected))
+                return self._operator(
+                    _BINARY.get(type(op), ""), [tree.left, tree.comparators[0]], _operand_kind(expected)
+                )
             case ast.Compare():  # 0 < alpha < 1
                 operands = [tree.left, *tree.comparators]
                 pairs = zip(operands[:-1], tree.ops, operands[1:], strict=True)
@@ -145,51 +147,53 @@ class Compiler:
                 return self._unary(tree, expected)
             case ast.BoolOp():
                 parts = [self._as(self._visit(v, "bool"), "bool", v).code for v in tree.values]
-                return Typed("bool", "(" + (" && " if isinstance(tree.op, ast.And) else " || ").join(parts) + ")")
+                return TypedExpression(
+                    "bool", "(" + (" && " if isinstance(tree.op, ast.And) else " || ").join(parts) + ")"
+                )
             case ast.IfExp():
                 return self._choice(tree, expected)
             case ast.List():
                 return self._list(tree, expected)
         raise ExpressionError(f"{ast.unparse(tree)!r} is not part of the language")
 
-    def _constant(self, value: object) -> Typed:
+    def _constant(self, value: object) -> TypedExpression:
         """Return a literal as C++."""
         if value is None:
-            return Typed("none", "::std::nullopt")
+            return TypedExpression("none", "::std::nullopt")
         if isinstance(value, bool):
-            return Typed("bool", str(value).lower())
+            return TypedExpression("bool", str(value).lower())
         if isinstance(value, int) and abs(value) < 2**63:
-            return Typed("int", f"INT64_C({value})")
+            return TypedExpression("int", f"INT64_C({value})")
         if isinstance(value, float) and isfinite(value):
-            return Typed("float", repr(value))
+            return TypedExpression("float", repr(value))
         if isinstance(value, str) and re.fullmatch(r"\w*", value):
-            return Typed("literal", value)
+            return TypedExpression("literal", value)
         raise ExpressionError(f"{value!r} is not a number that C++ has, a word, bool or None")
 
-    def _name(self, name: str, expected: str) -> Typed:
+    def _name(self, name: str, expected: str) -> TypedExpression:
         """Return an argument, output or binding, and record its use."""
         if name in self.lets:
             return self.lets[name]
         if name in ("inf", "nan") and name not in self.values:
             limit = {"inf": "infinity", "nan": "quiet_NaN"}[name]
-            return Typed("float", f"::std::numeric_limits<double>::{limit}()")
+            return TypedExpression("float", f"::std::numeric_limits<double>::{limit}()")
         if name == "compute":
-            return Typed("dtype", "compute")
+            return TypedExpression("dtype", "compute")
         if name not in self.values:
             known = {**self.values, **self.lets}
-            raise ExpressionError(f"{name!r} is no argument, output or binding{nearest(name, known)}")
+            raise ExpressionError(f"{name!r} is no argument, output or binding{suggest_nearest(name, known)}")
         self.used.add(name)
         value = self.values[name]
         # A number is a graph input unless the place it stands in takes a plain value.
         wanted = expected in ("node", "nodes", "any")
         if wanted and name in self.nodes:
             self.inputs.add(name)
-            return Typed("nodes" if value.kind == "tensors" else "node", self.nodes[name])
+            return TypedExpression("nodes" if value.kind == "tensors" else "node", self.nodes[name])
         if value.kind not in ("tensor", "tensors"):
             self.baked.add(name)
         return value
 
-    def _choice(self, tree: ast.IfExp, expected: str) -> Typed:
+    def _choice(self, tree: ast.IfExp, expected: str) -> TypedExpression:
         """Return ``a if test else b``: a vendor operation if the test is a graph node, else a C++ conditional."""
         if self._is_node(tree.test):
             return self._operator("if else", [tree.test, tree.body, tree.orelse])
@@ -202,7 +206,7 @@ class Compiler:
             one, other = self._as(one, "float", tree.body), self._as(other, "float", tree.orelse)
         if one.kind != other.kind:
             raise ExpressionError(f"{ast.unparse(tree)!r} is a {one.kind} or a {other.kind}")
-        return Typed(one.kind, f"({condition} ? {one.code} : {other.code})")
+        return TypedExpression(one.kind, f"({condition} ? {one.code} : {other.code})")
 
     def _is_node(self, tree: ast.expr) -> bool:
         """Return whether ``tree`` is a value of the graph. Tests for presence and plain arguments are not."""
@@ -228,7 +232,7 @@ class Compiler:
         self.conditions[code] = None
         return code
 
-    def _presence(self, tree: ast.Compare) -> Typed:
+    def _presence(self, tree: ast.Compare) -> TypedExpression:
         """Return ``argument is None`` or ``is not None`` as C++."""
         if not (isinstance(tree.left, ast.Name) and ast.unparse(tree.comparators[0]) == "None"):
             raise ExpressionError(f"{ast.unparse(tree)!r}: 'is' compares an argument with None")
@@ -236,32 +240,34 @@ class Compiler:
         if value.given:
             raise ExpressionError(f"{ast.unparse(tree)!r}: {tree.left.id!r} is never None")
         code = f"has({value.code})"
-        return Typed("bool", code if isinstance(tree.ops[0], ast.IsNot) else f"!{code}")
+        return TypedExpression("bool", code if isinstance(tree.ops[0], ast.IsNot) else f"!{code}")
 
-    def _unary(self, tree: ast.UnaryOp, expected: str) -> Typed:
+    def _unary(self, tree: ast.UnaryOp, expected: str) -> TypedExpression:
         sign = {ast.USub: "-", ast.Not: "not", ast.Invert: "~"}.get(type(tree.op), "")
-        operand = self._visit(tree.operand, "value" if sign == "not" and expected == "bool" else _inside(expected))
+        operand = self._visit(
+            tree.operand, "value" if sign == "not" and expected == "bool" else _operand_kind(expected)
+        )
         if operand.kind == "node":
             return self._operator(f"unary {sign}", [tree.operand])
         operand = self._plain(operand)
         if sign == "not":
-            return Typed("bool", f"!({self._as(operand, 'bool', tree.operand).code})")
+            return TypedExpression("bool", f"!({self._as(operand, 'bool', tree.operand).code})")
         if sign == "-" and operand.kind in ("int", "float"):
-            return Typed(operand.kind, f"-({operand.code})")
+            return TypedExpression(operand.kind, f"-({operand.code})")
         raise ExpressionError(f"{ast.unparse(tree)!r}: no {sign!r} of a {operand.kind}")
 
-    def _operator(self, symbol: str, operands: list[ast.expr], expected: str = "any") -> Typed:
+    def _operator(self, symbol: str, operands: list[ast.expr], expected: str = "any") -> TypedExpression:
         """Return an operator as a vendor operation if an operand is a graph node, else as C++."""
         values = [self._visit(o, expected) for o in operands]
         numbers = [name for name, value in self.values.items() if value.kind not in ("tensor", "tensors")]
-        if why := hidden(symbol, operands, numbers):
+        if why := unused_operand_reason(symbol, operands, numbers):
             raise ExpressionError(why)
         if any(v.kind == "node" for v in values):
             function = self.vocabulary.operators.get(symbol)
             if function is None:
                 raise ExpressionError(f"operator {symbol!r} has no vendor function under 'operators'")
             codes = [self._as(v, "node", o).code for v, o in zip(values, operands, strict=True)]
-            return Typed("node", f"{self._function(function, len(codes)).call}({', '.join(codes)})")
+            return TypedExpression("node", f"{self._function(function, len(codes)).call}({', '.join(codes)})")
         # Such a comparison has the same outcome for all arguments, which would only seem to be used.
         if len(operands) == 2 and ast.dump(operands[0]) == ast.dump(operands[1]):
             raise ExpressionError(f"{ast.unparse(operands[0])!r} is compared or combined with itself")
@@ -270,31 +276,31 @@ class Compiler:
         comparison = symbol in ("==", "!=", "<", "<=", ">", ">=")
         if "literal" in kinds and symbol in ("==", "!="):
             codes = [self._as(v, "str", o).code for v, o in zip(values, operands, strict=True)]
-            return Typed("bool", f"({codes[0]} {symbol} {codes[1]})")
+            return TypedExpression("bool", f"({codes[0]} {symbol} {codes[1]})")
         if len(kinds - {"int", "float"}) > (comparison and len(kinds) == 1) or symbol not in "+-*/%==!=<=>=":
             raise ExpressionError(f"operator {symbol!r} between {' and '.join(v.kind for v in values)}")
         kind = "bool" if comparison else "float" if "float" in kinds else "int"
-        return Typed(kind, f"({values[0].code} {symbol} {values[1].code})")
+        return TypedExpression(kind, f"({values[0].code} {symbol} {values[1].code})")
 
-    def _plain(self, value: Typed) -> Typed:
+    def _plain(self, value: TypedExpression) -> TypedExpression:
         """Return ``value`` unwrapped, as C++ compares and negates it.
 
         For an optional value the metadata tests ``is None`` first.
         """
         if value.kind in ("scalar?", "int?", "float?", "bool?", "str?", "dtype?"):
-            value = Typed(value.kind[:-1], f"{value.code}.value()")
-        return Typed("float", f"{value.code}.toDouble()") if value.kind == "scalar" else value
+            value = TypedExpression(value.kind[:-1], f"{value.code}.value()")
+        return TypedExpression("float", f"{value.code}.toDouble()") if value.kind == "scalar" else value
 
     def _function(self, name: str, arguments: int) -> VendorFunction:
         overloads = self.vocabulary.functions.get(name)
         if not overloads:
-            raise ExpressionError(f"{name!r} is no vendor function{nearest(name, self.vocabulary.functions)}")
+            raise ExpressionError(f"{name!r} is no vendor function{suggest_nearest(name, self.vocabulary.functions)}")
         # Operators pass their operands by position, so the number of parameters decides.
         fitting = [f for f in overloads if sum(not p.optional for p in f.parameters) <= arguments <= len(f.parameters)]
         self.headers.add((fitting or overloads)[0].header)
         return (fitting or overloads)[0]
 
-    def _subscript(self, tree: ast.Subscript) -> Typed:
+    def _subscript(self, tree: ast.Subscript) -> TypedExpression:
         value = self._visit(tree.value, "nodes")
         index = self._as(self._visit(tree.slice, "int"), "int", tree.slice).code
         # C++ has no negative indices: -1 would read beyond the vector.
@@ -307,20 +313,20 @@ class Compiler:
             raise ExpressionError(f"{ast.unparse(tree.value)!r} is a {value.kind} and has no element {index}")
         if value.length and isinstance(tree.slice, ast.Constant) and int(str(tree.slice.value)) >= value.length:
             raise ExpressionError(f"{ast.unparse(tree)!r}: the last output is number {value.length - 1}")
-        return Typed(element, f"{value.code}.at({index})" if element == "node" else f"{value.code}[{index}]")
+        return TypedExpression(element, f"{value.code}.at({index})" if element == "node" else f"{value.code}[{index}]")
 
-    def _list(self, tree: ast.List, expected: str) -> Typed:
+    def _list(self, tree: ast.List, expected: str) -> TypedExpression:
         element = "node" if expected == "nodes" else "int"
         items = [self._as(self._visit(e, element), element, e).code for e in tree.elts]
         cpp = "Node" if element == "node" else "int64_t"
-        return Typed(element + "s", f"std::vector<{cpp}>{{{', '.join(items)}}}")
+        return TypedExpression(element + "s", f"std::vector<{cpp}>{{{', '.join(items)}}}")
 
-    def _call(self, tree: ast.Call, expected: str) -> Typed:
+    def _call(self, tree: ast.Call, expected: str) -> TypedExpression:
         """Return a call of the first overload of a vendor function that accepts the arguments."""
         name = tree.func.id  # type: ignore[attr-defined]  # matched as Name
         overloads = self.vocabulary.functions.get(name)
         if not overloads:
-            raise ExpressionError(f"{name!r} is no vendor function{nearest(name, self.vocabulary.functions)}")
+            raise ExpressionError(f"{name!r} is no vendor function{suggest_nearest(name, self.vocabulary.functions)}")
         # Overloads are tried in order, as in C++. The error at the end has the problems of each.
         problems = [f.unusable for f in overloads if f.unusable]
         for function in (f for f in overloads if not f.unusable):
@@ -335,8 +341,8 @@ class Compiler:
                 continue
             self.headers.add(function.header)
             if function.returns == "node" and expected == "nodes" and function.every != function.call:
-                return Typed("nodes", f"{function.every}({arguments})", function.length(tree))
-            return Typed(function.returns, f"{function.call}({arguments})")
+                return TypedExpression("nodes", f"{function.every}({arguments})", function.length(tree))
+            return TypedExpression(function.returns, f"{function.call}({arguments})")
         raise ExpressionError("; ".join(dict.fromkeys(problems)))
 
     def _arguments(self, function: VendorFunction, tree: ast.Call) -> str:
@@ -347,7 +353,7 @@ class Compiler:
         given.update({p.name: a for p, a in zip(parameters, tree.args, strict=False)})
         for keyword in tree.keywords:
             if keyword.arg not in {p.name for p in parameters}:
-                hint = nearest(keyword.arg or "", [p.name for p in parameters])
+                hint = suggest_nearest(keyword.arg or "", [p.name for p in parameters])
                 raise ExpressionError(f"{function} has no parameter {keyword.arg!r}{hint}")
             if keyword.arg in given:
                 raise ExpressionError(f"{function}: {keyword.arg!r} is given twice")
@@ -372,7 +378,7 @@ class Compiler:
                 codes.append(self._argument(function, parameter, given[parameter.name]))
         return ", ".join(codes)
 
-    def _argument(self, function: VendorFunction, parameter: Parameter, tree: ast.expr) -> str:
+    def _argument(self, function: VendorFunction, parameter: VendorParameter, tree: ast.expr) -> str:
         self.scopes.append(function.call)
         value = self._visit(tree, parameter.kind)
         self.scopes.pop()
@@ -390,38 +396,38 @@ class Compiler:
             return f"vendor_type({code})"
         return code
 
-    def _enum(self, call: str, expected: str, value: Typed) -> Typed:
+    def _enum(self, call: str, expected: str, value: TypedExpression) -> TypedExpression:
         values = enum_values(self.vocabulary.enums, expected, call)
         if value.code not in values:
-            raise ExpressionError(f"{value.code!r} is no {expected}{nearest(value.code, values)}")
-        return Typed(expected, values[value.code])
+            raise ExpressionError(f"{value.code!r} is no {expected}{suggest_nearest(value.code, values)}")
+        return TypedExpression(expected, values[value.code])
 
-    def _index(self, value: Typed, tree: ast.expr) -> str:
+    def _index(self, value: TypedExpression, tree: ast.expr) -> str:
         """Return an integer or a list of integers as a constant of the graph."""
         if value.kind in ("int", "ints"):
             return f"at::Scalar({value.code}), at::kLong" if value.kind == "int" else value.code
         raise ExpressionError(f"{ast.unparse(tree)!r} is a {value.kind}, not an integer or a list of them")
 
-    def _as(self, value: Typed, expected: str, tree: ast.expr) -> Typed:
+    def _as(self, value: TypedExpression, expected: str, tree: ast.expr) -> TypedExpression:
         """Convert ``value`` to the kind ``expected``, with the conversions that lose nothing."""
         kind = value.kind
         if expected in ("any", kind, "value"):
             return value
         if expected == "node" and kind in ("int", "float", "bool", "scalar"):
-            return Typed("node", f"constant(at::Scalar({value.code}), compute)")
+            return TypedExpression("node", f"constant(at::Scalar({value.code}), compute)")
         if expected == "dtype" and kind == "literal" and value.code in DTYPES:
-            return Typed("dtype", DTYPES[value.code])
+            return TypedExpression("dtype", DTYPES[value.code])
         if expected.startswith("enum ") and kind == "literal":
             return self._enum(self.scopes[-1], expected, value)
         if expected == "str" and kind == "literal":
-            return Typed("str", f'"{value.code}"')
+            return TypedExpression("str", f'"{value.code}"')
         if expected == "float" and kind in ("int", "scalar", "scalar?"):
             access = {"int": f"double({value.code})", "scalar": f"{value.code}.toDouble()"}
-            return Typed("float", access.get(kind, f"{value.code}->toDouble()"))
+            return TypedExpression("float", access.get(kind, f"{value.code}->toDouble()"))
         if expected.endswith("?") and kind in ("none", expected[:-1]):
             return value
         if kind == expected + "?":  # the overload guards presence with `is None`
-            return Typed(expected, f"{value.code}.value()")
+            return TypedExpression(expected, f"{value.code}.value()")
         if expected == "scalar" and kind in ("int", "float", "bool"):
-            return Typed("scalar", f"at::Scalar({value.code})")
+            return TypedExpression("scalar", f"at::Scalar({value.code})")
         raise ExpressionError(f"{ast.unparse(tree)!r} is a {kind}, expected a {expected}")

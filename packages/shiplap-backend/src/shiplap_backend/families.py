@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from shiplap_backend.entries import Empty, Output
+from shiplap_backend.entries import Empty, OutputRule
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Family:
+class WrapperFamily:
     """The defaults of one family. ``file`` is a template of ``codegen/templates/backend``."""
 
     file: str
@@ -22,18 +22,18 @@ class Family:
     empty: Empty = "fallback"
     graph: bool = True
     guard: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
-    output: Output | None = None
+    output: OutputRule | None = None
     key: tuple[str, ...] = ("compute",)
 
 
-FAMILIES: dict[str, Family] = {
-    "unary": Family("structured", "one input, elementwise"),
-    "binary": Family("structured", "broadcast and promoted inputs, elementwise"),
-    "reduction": Family("structured", "some dims to one or none", compute="out"),
-    "matmul": Family("structured", "products of matrices", compute="self", dtypes="float"),
-    "structured": Family("structured", "any other op with a structured meta", compute="self"),
-    "functional": Family("functional", "an explicit output rule", compute="self"),
-    "inplace": Family("functional", "writes into its first argument", compute="self"),
-    "factory": Family("functional", "no tensor input", compute="out", dtypes="all"),
-    "custom": Family("custom", "a hand-written body in csrc/", graph=False, dtypes="all"),
+FAMILIES: dict[str, WrapperFamily] = {
+    "unary": WrapperFamily("structured", "one input, elementwise"),
+    "binary": WrapperFamily("structured", "broadcast and promoted inputs, elementwise"),
+    "reduction": WrapperFamily("structured", "some dims to one or none", compute="out"),
+    "matmul": WrapperFamily("structured", "products of matrices", compute="self", dtypes="float"),
+    "structured": WrapperFamily("structured", "any other op with a structured meta", compute="self"),
+    "functional": WrapperFamily("functional", "an explicit output rule", compute="self"),
+    "inplace": WrapperFamily("functional", "writes into its first argument", compute="self"),
+    "factory": WrapperFamily("functional", "no tensor input", compute="out", dtypes="all"),
+    "custom": WrapperFamily("custom", "a hand-written body in csrc/", graph=False, dtypes="all"),
 }

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import torch
 
-from shiplap.codegen import render
-from shiplap.torch_private.torchgen_declarations import Declaration, declarations
-from shiplap_backend.entries import Entry, wrong
-from shiplap_backend.expression import nearest
+from shiplap.codegen import render_source
+from shiplap.torch_private.torchgen_declarations import AtenDeclaration, aten_declarations
+from shiplap_backend.entries import MetadataEntry, metadata_error
+from shiplap_backend.expression import suggest_nearest
 from shiplap_backend.families import FAMILIES
-from shiplap_backend.mapping import map_entry, vocabulary
+from shiplap_backend.mapping import build_vocabulary, map_entry
 from shiplap_backend.metadata import Metadata
 from shiplap_backend.runtime import Runtime
-from shiplap_backend.versions import allows
+from shiplap_backend.versions import range_allows
 from shiplap_backend.wrapper import Wrapper
 
 # Fields that say nothing to a template: the body of `custom` is C++, and shapes of structured ops are ATen's.
@@ -29,7 +29,7 @@ _UNREAD = {
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedEntry:
     """An entry that is not generated for this torch or vendor version, and the reason."""
 
     name: str
@@ -37,37 +37,37 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class Generated:
+class GeneratedWrappers:
     """The wrappers of one target on this torch, and the C++ by file name."""
 
     wrappers: tuple[Wrapper, ...]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedEntry, ...]
     files: Mapping[str, str]
 
 
-def generate(metadata: Metadata, runtime: Runtime, *, units: int = 16) -> Generated:
+def generate_wrappers(metadata: Metadata, runtime: Runtime, *, units: int = 16) -> GeneratedWrappers:
     """Map and render every entry. Raises SL901 to SL903 with file and line of a wrong entry."""
-    declared = declarations()
+    declared = aten_declarations()
     if metadata.target.runtime != runtime.name:
         got = f"a target of runtime {metadata.target.runtime!r}"
-        raise wrong(metadata.places[("runtime",)], got, f"runtime {runtime.name!r}, which the project names")
+        raise metadata_error(metadata.places[("runtime",)], got, f"runtime {runtime.name!r}, which the project names")
     _check_patterns(metadata, declared)
-    words = vocabulary(metadata, runtime.functions(), runtime.enums())
+    words = build_vocabulary(metadata, runtime.functions(), runtime.enums())
     wrappers: list[Wrapper] = []
-    skipped: list[Skipped] = []
+    skipped: list[SkippedEntry] = []
     for name in sorted(metadata.entries):
         entry = metadata.entries[name]
-        reason = _check(name, entry, metadata, declared, runtime)
+        reason = _check_entry(name, entry, metadata, declared, runtime)
         if reason:
-            skipped.append(Skipped(name, reason))
+            skipped.append(SkippedEntry(name, reason))
         else:
             wrapper = map_entry(name, declared[name], metadata, words)
-            wrapper.derived = _derived(wrapper.declaration, metadata, declared)
+            wrapper.derived = _derived_overloads(wrapper.declaration, metadata, declared)
             wrappers.append(wrapper)
-    return Generated(tuple(wrappers), tuple(skipped), _files(wrappers, units))
+    return GeneratedWrappers(tuple(wrappers), tuple(skipped), _render_files(wrappers, units))
 
 
-def _check_patterns(metadata: Metadata, declared: Mapping[str, Declaration]) -> None:
+def _check_patterns(metadata: Metadata, declared: Mapping[str, AtenDeclaration]) -> None:
     """Raise SL901 for a reason that applies to no overload.
 
     Either no overload matches its pattern, or an earlier pattern matches all of them.
@@ -76,53 +76,63 @@ def _check_patterns(metadata: Metadata, declared: Mapping[str, Declaration]) -> 
     for pattern in metadata.target.falls_back:
         fitting = fnmatch.filter(declared, pattern)
         if left.isdisjoint(fitting):
-            hint = "; earlier patterns fit all of these overloads" if fitting else nearest(pattern, declared)
+            hint = "; earlier patterns fit all of these overloads" if fitting else suggest_nearest(pattern, declared)
             got = f"falls_back: {pattern!r}{hint}"
-            raise wrong(metadata.places[("falls_back", pattern)], got, "a pattern that fits an overload of torch")
+            raise metadata_error(
+                metadata.places[("falls_back", pattern)], got, "a pattern that fits an overload of torch"
+            )
         left.difference_update(fitting)
 
 
-def _check(name: str, entry: Entry, metadata: Metadata, declared: Mapping[str, Declaration], runtime: Runtime) -> str:
+def _check_entry(
+    name: str, entry: MetadataEntry, metadata: Metadata, declared: Mapping[str, AtenDeclaration], runtime: Runtime
+) -> str:
     """Return why the entry is skipped here (a version range), or "". Raises SL901 if the entry is wrong."""
     where = metadata.where[name]
     if entry.template not in FAMILIES:
-        raise wrong(
+        raise metadata_error(
             where,
-            f"{name}: template {entry.template!r}{nearest(entry.template, FAMILIES)}",
+            f"{name}: template {entry.template!r}{suggest_nearest(entry.template, FAMILIES)}",
             f"one of {', '.join(FAMILIES)}",
         )
     for unread in _UNREAD.get(FAMILIES[entry.template].file, ()):
         # A rule of mode ``meta`` only adds a memory format, which structured templates do read.
         of_meta = unread == "output" and all(rule.mode == "meta" for rule in entry.output.values())
         if getattr(entry, unread) and not of_meta:
-            raise wrong(
+            raise metadata_error(
                 where, f"{name}: {unread!r}, which template {entry.template!r} does not read", "an entry without it"
             )
-    if not allows(entry.torch, torch.__version__):
+    if not range_allows(entry.torch, torch.__version__):
         return f"needs torch {entry.torch}, here is {torch.__version__}"
-    if entry.vendor and not allows(entry.vendor, runtime.version()):
+    if entry.vendor and not range_allows(entry.vendor, runtime.version()):
         return f"needs {runtime.name} {entry.vendor}, here is {runtime.version()}"
     if name not in declared:
-        raise wrong(where, f"{name!r}{nearest(name, declared)}", f"an overload that torch {torch.__version__} declares")
+        raise metadata_error(
+            where, f"{name!r}{suggest_nearest(name, declared)}", f"an overload that torch {torch.__version__} declares"
+        )
     if name in runtime.registers:
-        raise wrong(where, f"{name!r}", "an overload that the runtime does not register itself")
+        raise metadata_error(where, f"{name!r}", "an overload that the runtime does not register itself")
     # Torch calls the delegate instead, so a wrapper of this overload would never run.
     if (delegate := declared[name].delegate) and declared[name].kind != "functional":
-        raise wrong(where, f"{name}: an overload that torch hands to {delegate!r}", f"an entry for {delegate!r}")
+        raise metadata_error(
+            where, f"{name}: an overload that torch hands to {delegate!r}", f"an entry for {delegate!r}"
+        )
     if declared[name].view and entry.template != "custom":
         expected = "an overload whose result has memory of its own; views are made by the device core"
-        raise wrong(where, f"{name}: the result is a view of an argument", expected)
+        raise metadata_error(where, f"{name}: the result is a view of an argument", expected)
     structured = declared[name].structured
     if FAMILIES[entry.template].file == "structured" and structured is None:
         primary = next((d.name for d in declared.values() if name in d.group), "")
         expected = (
             f"its group's primary overload, {primary!r}" if primary else "a structured out= overload; this one has none"
         )
-        raise wrong(where, f"{name}: template {entry.template!r}", expected)
+        raise metadata_error(where, f"{name}: template {entry.template!r}", expected)
     return ""
 
 
-def _derived(d: Declaration, metadata: Metadata, declared: Mapping[str, Declaration]) -> tuple[Declaration, ...]:
+def _derived_overloads(
+    d: AtenDeclaration, metadata: Metadata, declared: Mapping[str, AtenDeclaration]
+) -> tuple[AtenDeclaration, ...]:
     """Return the in-place and out= overloads that a functional wrapper implements by assignment."""
     if d.kind != "functional":
         return ()
@@ -131,7 +141,7 @@ def _derived(d: Declaration, metadata: Metadata, declared: Mapping[str, Declarat
     return tuple(o for o in group if o.cpu and not o.composite and o.kind in ("inplace", "out"))
 
 
-def _files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
+def _render_files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
     """Return the C++ files by name.
 
     An op stays in its unit when others are added or removed, so that a changed op recompiles its own unit only.
@@ -141,14 +151,14 @@ def _files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
         # A hash of the name keeps the unit of an op stable, which a position in the sorted list would not. Python's own
         # hash differs from process to process.
         shares[zlib.crc32(w.declaration.name.encode()) % units].append(w)
-    return {f"wrappers_{i:02d}.cpp": _unit(share) for i, share in shares.items() if share}
+    return {f"wrappers_{i:02d}.cpp": _render_unit(share) for i, share in shares.items() if share}
 
 
-def _unit(share: list[Wrapper]) -> str:
+def _render_unit(share: list[Wrapper]) -> str:
     headers = sorted({h for w in share for h in w.headers})
-    bodies = [render(f"{w.family.file}.cpp.jinja", package="shiplap_backend", w=w) for w in share]
+    bodies = [render_source(f"{w.family.file}.cpp.jinja", package="shiplap_backend", w=w) for w in share]
     registered = [d for w in share for d in (w.declaration, *w.derived)]
-    return render(
+    return render_source(
         "unit.cpp.jinja",
         package="shiplap_backend",
         torch=torch.__version__.partition("+")[0],
@@ -158,7 +168,7 @@ def _unit(share: list[Wrapper]) -> str:
     )
 
 
-def write(directory: Path, files: Mapping[str, str]) -> list[str]:
+def write_generated(directory: Path, files: Mapping[str, str]) -> list[str]:
     """Write changed files, remove obsolete generated files, and return the names of both."""
     directory.mkdir(parents=True, exist_ok=True)
     touched = []

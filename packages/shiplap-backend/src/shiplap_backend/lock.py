@@ -12,12 +12,12 @@ import torch
 
 from shiplap.plugin_api import error
 from shiplap.plugin_api.files import parse_json, read_named
-from shiplap.torch_private.torchgen_declarations import Declaration, declarations
+from shiplap.torch_private.torchgen_declarations import AtenDeclaration, aten_declarations
 from shiplap_backend.metadata import Metadata
 
 
 @dataclass(frozen=True)
-class Lock:
+class SchemaLock:
     """The schemas of one torch."""
 
     torch: str
@@ -28,7 +28,7 @@ class Lock:
 
 
 @dataclass(frozen=True)
-class Change:
+class SchemaChange:
     """One overload that was ``added``, ``removed`` or ``changed``, with the old and the new schema."""
 
     name: str
@@ -42,24 +42,24 @@ class Change:
         return f"{self.kind} {self.old or self.new}"
 
 
-def digest(schema: str) -> str:
+def schema_digest(schema: str) -> str:
     """Return a short, stable digest of a schema. The manifest of a built extension has one for each overload."""
     return hashlib.sha256(schema.encode()).hexdigest()[:12]
 
 
-def snapshot(names: Mapping[str, object] | None = None) -> Lock:
+def snapshot_schemas(names: Mapping[str, object] | None = None) -> SchemaLock:
     """Return the installed torch's schemas of all overloads, or of ``names`` and the overloads generated with them."""
-    declared = declarations()
+    declared = aten_declarations()
     chosen = declared if names is None else {n: d for n in names for n, d in _with_group(n, declared)}
-    return Lock(torch.__version__.partition("+")[0], {n: d.schema for n, d in sorted(chosen.items())})
+    return SchemaLock(torch.__version__.partition("+")[0], {n: d.schema for n, d in sorted(chosen.items())})
 
 
-def _with_group(name: str, declared: Mapping[str, Declaration]) -> list[tuple[str, Declaration]]:
+def _with_group(name: str, declared: Mapping[str, AtenDeclaration]) -> list[tuple[str, AtenDeclaration]]:
     declaration = declared.get(name)
     return [] if declaration is None else [(n, declared[n]) for n in (name, *declaration.group)]
 
 
-def read(path: Path) -> Lock:
+def read_lock(path: Path) -> SchemaLock:
     """Return the lock in a file. Raises SL904 if the file is missing or damaged."""
     if not path.is_file():
         raise error(
@@ -74,7 +74,7 @@ def read(path: Path) -> Lock:
         data = parse_json(read_named(path, 1 << 24))
         if not isinstance(data, dict) or not isinstance(schemas := data["schemas"], dict):
             raise ValueError("no schemas by overload")
-        return Lock(str(data["torch"]), {k: str(v) for k, v in schemas.items()})
+        return SchemaLock(str(data["torch"]), {k: str(v) for k, v in schemas.items()})
     except (OSError, ValueError, KeyError) as e:
         raise error(
             "SL904",
@@ -86,28 +86,28 @@ def read(path: Path) -> Lock:
         ) from None
 
 
-def difference(old: Lock, new: Lock) -> list[Change]:
+def diff_schemas(old: SchemaLock, new: SchemaLock) -> list[SchemaChange]:
     """Return the changes from ``old`` to ``new``, by name."""
     changes = []
     for name in sorted({*old.schemas, *new.schemas}):
         a, b = old.schemas.get(name, ""), new.schemas.get(name, "")
         if a != b:
             kind = "added" if not a else "removed" if not b else "changed"
-            changes.append(Change(name, kind, a, b))
+            changes.append(SchemaChange(name, kind, a, b))
     return changes
 
 
-def hold(path: Path, metadata: Metadata, *, accept: bool = False) -> Lock:
+def update_lock(path: Path, metadata: Metadata, *, accept: bool = False) -> SchemaLock:
     """Return the new content of the lock at ``path``, with new entries added.
 
     Raises SL904 with the differences if schemas of this torch differ from the locked ones.
     """
-    now = snapshot(metadata.entries)
+    now = snapshot_schemas(metadata.entries)
     if path.is_file() and not accept:
-        locked = read(path)
+        locked = read_lock(path)
         drift = [
             c
-            for c in difference(locked, now)
+            for c in diff_schemas(locked, now)
             # Overloads that another torch adds, or that no entry uses any more, do not affect generated code.
             if c.kind == "changed" or (c.kind == "removed" and c.name in metadata.entries)
         ]

@@ -9,14 +9,21 @@ import json
 from collections.abc import Iterator, Mapping
 
 from shiplap.plugin_api import error
-from shiplap.torch_private.torchgen_declarations import Argument, Declaration, has_kernel
-from shiplap_backend.entries import Entry, Output, wrong
-from shiplap_backend.expression import DTYPES, Compiler, ExpressionError, Typed, Vocabulary, nearest
-from shiplap_backend.families import FAMILIES, Family
+from shiplap.torch_private.torchgen_declarations import AtenArgument, AtenDeclaration, has_kernel
+from shiplap_backend.entries import MetadataEntry, OutputRule, metadata_error
+from shiplap_backend.expression import (
+    DTYPES,
+    ExpressionCompiler,
+    ExpressionError,
+    TypedExpression,
+    Vocabulary,
+    suggest_nearest,
+)
+from shiplap_backend.families import FAMILIES, WrapperFamily
 from shiplap_backend.metadata import Metadata
 from shiplap_backend.uses import check_names, names_in, uses_of
 from shiplap_backend.vendor import Functions, VendorFunction
-from shiplap_backend.wrapper import Wrapper, kind
+from shiplap_backend.wrapper import Wrapper, argument_kind
 
 # The seed's named modes, as sizes of the arguments that such ops have.
 _SIZES = {
@@ -28,28 +35,38 @@ _SIZES = {
 _ITERATORS = ("unary_op", "binary_op", "comparison_op")
 
 
-def map_entry(name: str, declaration: Declaration, metadata: Metadata, vocabulary: Vocabulary) -> Wrapper:
+def map_entry(name: str, declaration: AtenDeclaration, metadata: Metadata, vocabulary: Vocabulary) -> Wrapper:
     """Return the wrapper of one entry. Raises SL901, SL902 and SL903 with file and line of a mistake."""
     entry, where = metadata.entries[name], metadata.where[name]
     family = FAMILIES[entry.template]
-    return _Mapping(declaration, entry, family, where, metadata, vocabulary).wrapper()
+    return _EntryMapping(declaration, entry, family, where, metadata, vocabulary).wrapper()
 
 
-class _Mapping:
+class _EntryMapping:
     """The mapping of one entry."""
 
     def __init__(
-        self, declaration: Declaration, entry: Entry, family: Family, where: str, metadata: Metadata, words: Vocabulary
+        self,
+        declaration: AtenDeclaration,
+        entry: MetadataEntry,
+        family: WrapperFamily,
+        where: str,
+        metadata: Metadata,
+        words: Vocabulary,
     ) -> None:
         self.d, self.entry, self.family, self.where, self.metadata = declaration, entry, family, where, metadata
         self.values = {**self._arguments(), **self._outputs()}
         nodes = {
-            a.name: f"n_{a.name}" for a in declaration.inputs if kind(a) in ("tensor", "tensors", "scalar", "scalar?")
+            a.name: f"n_{a.name}"
+            for a in declaration.inputs
+            if argument_kind(a) in ("tensor", "tensors", "scalar", "scalar?")
         }
-        self.graph = Compiler(words, nodes, self.values)
+        self.graph = ExpressionCompiler(words, nodes, self.values)
         # Guards run before shapes are inferred: an output is only what the caller passed.
-        self.plain = Compiler(words, {}, {**self.values, **{a.name: Typed("tensor", a.name) for a in declaration.outs}})
-        self.shape = Compiler(words, {}, self.plain.values)
+        self.plain = ExpressionCompiler(
+            words, {}, {**self.values, **{a.name: TypedExpression("tensor", a.name) for a in declaration.outs}}
+        )
+        self.shape = ExpressionCompiler(words, {}, self.plain.values)
 
     def wrapper(self) -> Wrapper:
         check_names(self.where, self.d, self.entry, self._result_names())
@@ -74,7 +91,7 @@ class _Mapping:
         w.headers.discard("")
         return w
 
-    def _compiled(self, compiler: Compiler, source: str, expected: str, place: str) -> Typed:
+    def _compiled(self, compiler: ExpressionCompiler, source: str, expected: str, place: str) -> TypedExpression:
         try:
             return compiler.compile(source, expected)
         except ExpressionError as e:
@@ -82,15 +99,17 @@ class _Mapping:
             got = f"{bound[0]!r} is a binding of 'let', which only 'graph' and 'updates' can read" if bound else str(e)
             raise error("SL902", where=f"{self.where}: {self.d.name}, {place}", got=got, expected=expected) from None
 
-    def _arguments(self) -> dict[str, Typed]:
+    def _arguments(self) -> dict[str, TypedExpression]:
         optional = {a.name for a in self.d.inputs if a.type == "Tensor?"}
         value = "backend::value" if any(a.name == "value" for a in self.d.inputs) else "value"  # one so named hides it
         # Autograd passes undefined tensors where a schema says `Tensor`, as for the weight of `batch_norm_backward`.
         given = {a.name for a in self.d.inputs if "?" not in a.type and not (a.tensor and self.d.structured is None)}
         return {
-            a.name: Typed(kind(a), f"{value}({a.name})" if a.name in optional else a.name, given=a.name in given)
+            a.name: TypedExpression(
+                argument_kind(a), f"{value}({a.name})" if a.name in optional else a.name, given=a.name in given
+            )
             for a in self.d.inputs
-            if kind(a)
+            if argument_kind(a)
         }
 
     def _result_names(self) -> list[str]:
@@ -100,8 +119,8 @@ class _Mapping:
             return [a.name for a in self.d.arguments if a.mutated]
         return ["result"] if len(self.d.returns) == 1 else [f"result{i}" for i in range(len(self.d.returns))]
 
-    def _outputs(self) -> dict[str, Typed]:
-        return {n: Typed("tensor", self._result(i, n)) for i, n in enumerate(self._result_names())}
+    def _outputs(self) -> dict[str, TypedExpression]:
+        return {n: TypedExpression("tensor", self._result(i, n)) for i, n in enumerate(self._result_names())}
 
     def _result(self, index: int, name: str) -> str:
         return f"op.maybe_get_output({index})" if self.family.file == "structured" else name
@@ -113,9 +132,9 @@ class _Mapping:
         members = dict.fromkeys(d for n in names for d in sets.get(n, (n,)))
         unknown = [d for d in members if d not in DTYPES]
         if unknown:
-            raise wrong(
+            raise metadata_error(
                 self.where,
-                f"{self.d.name}: dtypes {unknown[0]!r}{nearest(unknown[0], {**sets, **DTYPES})}",
+                f"{self.d.name}: dtypes {unknown[0]!r}{suggest_nearest(unknown[0], {**sets, **DTYPES})}",
                 "a dtype or a set",
             )
         return tuple(DTYPES[d] for d in members)
@@ -146,9 +165,9 @@ class _Mapping:
         tensors = [n for n, v in self.values.items() if v.kind in ("tensor", "tensors")]
         rule = tensors[0] if rule == "self" and rule not in tensors and tensors else rule
         if rule not in tensors:
-            raise wrong(
+            raise metadata_error(
                 self.where,
-                f"{self.d.name}, compute: {rule!r}{nearest(rule, [*tensors, *DTYPES])}",
+                f"{self.d.name}, compute: {rule!r}{suggest_nearest(rule, [*tensors, *DTYPES])}",
                 "common, out, a tensor or a dtype",
             )
         return f"dtype_of({self.values[rule].code})"
@@ -167,10 +186,12 @@ class _Mapping:
                 yield f"restride({self._result(index, name)}, {formats});"
             return
         if rule is None:
-            raise wrong(self.where, f"{self.d.name}: output {name!r} has no rule", f"output: {{{name}: {{mode: ...}}}}")
+            raise metadata_error(
+                self.where, f"{self.d.name}: output {name!r} has no rule", f"output: {{{name}: {{mode: ...}}}}"
+            )
         if rule.mode == "meta":
             expected = "another mode: no structured meta gives the shape"
-            raise wrong(self.where, f"{self.d.name}: output mode 'meta' of {name!r}", expected)
+            raise metadata_error(self.where, f"{self.d.name}: output mode 'meta' of {name!r}", expected)
         if rule.mode in ("broadcast", "iterator", "infer"):
             yield from self._placed(index, name, rule)
             return
@@ -192,14 +213,14 @@ class _Mapping:
             made = f"{self._compiled(self.shape, rule.when, 'bool', 'when').code} ? {made} : at::Tensor()"
         yield f"const at::Tensor {name} = {made};"
 
-    def _placed(self, index: int, name: str, rule: Output) -> Iterator[str]:
+    def _placed(self, index: int, name: str, rule: OutputRule) -> Iterator[str]:
         """Yield the statements for outputs that ATen makes: by TensorIterator, or by the Meta kernel of the op."""
         if rule.mode == "infer":
             # What torch registers for `..._overrideable` on every device only says that nobody overrode it.
             raises = self.d.base.endswith("_overrideable")
             if raises or not has_kernel(self.d.name, "Meta") or self.d.kind != "functional":
                 expected = "a functional overload that has a Meta kernel, or another mode, such as 'sizes'"
-                raise wrong(self.where, f"{self.d.name}: output mode 'infer' of {name!r}", expected)
+                raise metadata_error(self.where, f"{self.d.name}: output mode 'infer' of {name!r}", expected)
             self.shape.used.update(a.name for a in self.d.inputs)
             if index == 0:
                 arguments = ", ".join(a.name for a in self.d.inputs)
@@ -214,12 +235,14 @@ class _Mapping:
             yield f"broadcast({name}, {dtype}, {{{', '.join(operands)}}});"
             return
         if rule.of not in _ITERATORS:
-            raise wrong(self.where, f"{self.d.name}: of: {rule.of!r}{nearest(rule.of, _ITERATORS)}", "an iterator")
+            raise metadata_error(
+                self.where, f"{self.d.name}: of: {rule.of!r}{suggest_nearest(rule.of, _ITERATORS)}", "an iterator"
+            )
         yield f"auto op = at::TensorIterator::{rule.of}({', '.join([name, *operands])});"
         if self.d.kind != "out":
             yield f"{name} = op.output();"
 
-    def _like(self, name: str, rule: Output) -> str:
+    def _like(self, name: str, rule: OutputRule) -> str:
         # Without ``of`` the first tensor argument gives the device and the format.
         first = next((a.name for a in self.d.inputs if a.tensor), name)
         return self._tensor(name, "of", rule.of or first)
@@ -227,8 +250,8 @@ class _Mapping:
     def _tensor(self, output: str, field: str, name: str) -> str:
         """Return the C++ of the tensor argument that a rule of ``output`` names."""
         if name not in self.values or self.values[name].kind not in ("tensor", "tensors"):
-            got = f"{self.d.name}: output {output!r}, {field}: {name!r}{nearest(name, self.values)}"
-            raise wrong(self.where, got, "a tensor argument")
+            got = f"{self.d.name}: output {output!r}, {field}: {name!r}{suggest_nearest(name, self.values)}"
+            raise metadata_error(self.where, got, "a tensor argument")
         if self.values[name].kind == "tensors":
             return f"list_of({self.values[name].code}).front()"
         self.shape.used.add(name)
@@ -241,7 +264,7 @@ class _Mapping:
             # A binding that is indexed has several outputs, for which other C++ is generated.
             many = any(f"{name}[" in e for e in expressions)
             value = self._compiled(self.graph, source, "nodes" if many else "node", f"let {name!r}")
-            self.graph.lets[name] = Typed(value.kind, f"l_{name}", value.length)
+            self.graph.lets[name] = TypedExpression(value.kind, f"l_{name}", value.length)
             yield f"const auto l_{name} = {value.code};"
 
     def _graphs(self) -> Iterator[tuple[str, str]]:
@@ -249,7 +272,7 @@ class _Mapping:
         if isinstance(self.entry.graph, str):
             # One expression cannot give several results.
             if len(results) != 1 or not self.entry.graph:
-                raise wrong(
+                raise metadata_error(
                     self.where,
                     f"{self.d.name}: graph {self.entry.graph!r}",
                     f"an expression for each of {', '.join(results)}",
@@ -258,7 +281,7 @@ class _Mapping:
             return
         for name in results:
             if name not in self.entry.graph:
-                raise wrong(
+                raise metadata_error(
                     self.where,
                     f"{self.d.name}: graph has no {name!r}",
                     f"an expression for each of {', '.join(results)}",
@@ -269,10 +292,12 @@ class _Mapping:
         """Yield the arguments that are written besides the results: name, tensor, condition and graph."""
         for name, update in self.entry.updates.items():
             if name in self._result_names():
-                raise wrong(self.where, f"{self.d.name}, updates: {name!r} is an output", "an argument that is none")
-            if self.values.get(name, Typed("", "")).kind != "tensor":
-                got = f"{self.d.name}, updates: {name!r}{nearest(name, self.values)}"
-                raise wrong(self.where, got, "a tensor argument")
+                raise metadata_error(
+                    self.where, f"{self.d.name}, updates: {name!r} is an output", "an argument that is none"
+                )
+            if self.values.get(name, TypedExpression("", "")).kind != "tensor":
+                got = f"{self.d.name}, updates: {name!r}{suggest_nearest(name, self.values)}"
+                raise metadata_error(self.where, got, "a tensor argument")
             when = self._compiled(self.plain, update.when, "bool", "when").code if update.when else "true"
             graph = self._compiled(self.graph, update.graph, "node", f"update of {name!r}").code
             yield name, self.values[name].code, when, graph
@@ -297,7 +322,7 @@ class _Mapping:
         if "compute" in self.family.key:
             yield f"call.attribute({self._promoted() or 'compute'});"
 
-    def _given(self, a: Argument) -> str:
+    def _given(self, a: AtenArgument) -> str:
         """Return the statement that makes one argument an input."""
         tensor = self.values[a.name].code
         if a.tensor and self._how(a.name) == ", compute":
@@ -308,7 +333,7 @@ class _Mapping:
             "scalar": f"call.scalar({a.name}, compute);",
             "scalar?": f"call.scalar(*{a.name}, compute);",
         }
-        statement = inputs[kind(a)]
+        statement = inputs[argument_kind(a)]
         if a.type.startswith("Tensor?["):  # which are given decides the graph's form
             return f"call.attribute(attributes::places({a.name})); {statement}"
         return f"call.attribute(has({a.name})); if (has({a.name})) {statement}" if a.type.endswith("?") else statement
@@ -318,7 +343,7 @@ class _Mapping:
             if a.name not in self.graph.inputs:
                 continue
             how = self._how(a.name)
-            if kind(a) == "tensors":
+            if argument_kind(a) == "tensors":
                 yield f"const auto n_{a.name} = inputs_of(g, next, list_of({a.name}).size(){how});"
                 continue
             promoted = self._promoted() if how == ", compute" else ""
@@ -347,7 +372,7 @@ def _takes_nodes(function: VendorFunction, count: int) -> bool:
     return function.returns == "node" and not function.unusable and kinds and all(p.optional for p in rest)
 
 
-def vocabulary(metadata: Metadata, functions: Functions, enums: Mapping[str, Mapping[str, str]]) -> Vocabulary:
+def build_vocabulary(metadata: Metadata, functions: Functions, enums: Mapping[str, Mapping[str, str]]) -> Vocabulary:
     """Return the words for expressions of ``metadata``. Raises SL902 if an operator names no fitting function."""
     for symbol, name in metadata.target.operators.items():
         operands = 3 if symbol == "if else" else 1 if symbol.startswith("unary") else 2
@@ -356,12 +381,12 @@ def vocabulary(metadata: Metadata, functions: Functions, enums: Mapping[str, Map
             raise error(
                 "SL902",
                 where=f"{metadata.places[('operators', symbol)]}: operators: {symbol!r}",
-                got=known or f"{name!r}{nearest(name, functions)}",
+                got=known or f"{name!r}{suggest_nearest(name, functions)}",
                 expected=f"a vendor function that makes a node of {operands} nodes",
             )
     parameters = {p.name for overloads in functions.values() for f in overloads for p in f.parameters}
     for name in metadata.target.index_parameters:
         if name not in parameters:
-            got = f"index_parameters: {name!r}{nearest(name, sorted(parameters))}"
-            raise wrong(metadata.places[("index_parameters",)], got, "a parameter of a vendor function")
+            got = f"index_parameters: {name!r}{suggest_nearest(name, sorted(parameters))}"
+            raise metadata_error(metadata.places[("index_parameters",)], got, "a parameter of a vendor function")
     return Vocabulary(functions, enums, metadata.target.operators, frozenset(metadata.target.index_parameters))

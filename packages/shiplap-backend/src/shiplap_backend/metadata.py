@@ -14,8 +14,8 @@ import msgspec
 from shiplap import ShiplapError, safe_io
 from shiplap.plugin_api import error
 from shiplap_backend import runtimes
-from shiplap_backend.entries import Entry, Output, Target, Update, wrong
-from shiplap_backend.expression import nearest
+from shiplap_backend.entries import ArgumentUpdate, MetadataEntry, MetadataTarget, OutputRule, metadata_error
+from shiplap_backend.expression import suggest_nearest
 from shiplap_backend.runtime import Runtime
 from shiplap_backend.validate import check_entry, check_target
 
@@ -26,8 +26,8 @@ LIMIT = 1 << 19  # bytes of a metadata file
 _T = TypeVar("_T")
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    target: Target | None = None
+class _MetadataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    target: MetadataTarget | None = None
     extends: str = ""
     only: list[str] | None = None
     ops: dict[str, Any] = {}
@@ -37,8 +37,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class Metadata:
     """A target and its entries by overload. ``where`` has file and line of each entry."""
 
-    target: Target
-    entries: Mapping[str, Entry]
+    target: MetadataTarget
+    entries: Mapping[str, MetadataEntry]
     where: Mapping[str, str]
     places: Mapping[tuple[str, ...], str]  # file and line of each fact of the target: ("operators", "+")
 
@@ -47,23 +47,23 @@ class Metadata:
         return {name: tuple(members) for name, members in self.target.dtypes.items()}
 
 
-def shipped(runtime: str) -> Path:
-    """Return the metadata of ``runtime`` that comes with shiplap."""
+def shipped_metadata(runtime: str) -> Path:
+    """Return the metadata of ``find_runtime`` that comes with shiplap."""
     return Path(__file__).parent / "metadata" / f"{runtime}.yaml"
 
 
-def load(path: Path, runtime: Runtime | None = None) -> Metadata:
+def load_metadata(path: Path, runtime: Runtime | None = None) -> Metadata:
     """Read ``path`` and the file that it extends. Raises SL901 with file:line, the mistake and the nearest name.
 
     Args:
         path: the file.
         runtime: the runtime of the project. ``extends`` finds it under its name, wherever it was found.
     """
-    file, lines = _read(path)
-    base = _base(path, file, lines, runtime)
+    file, lines = _read_yaml(path)
+    base = _load_base(path, file, lines, runtime)
     target = file.target or (base.target if base else None)
     if target is None:
-        raise _wrong(path, 1, "'target:' is missing", "a target, or 'extends: <runtime>'")
+        raise _file_error(path, 1, "'target:' is missing", "a target, or 'extends: <runtime>'")
 
     def at(*keys: str) -> str:
         """Return file and line of the innermost key that has a line."""
@@ -75,44 +75,51 @@ def load(path: Path, runtime: Runtime | None = None) -> Metadata:
         check_target(file.target, lambda *keys: at("target", *keys))
     for name, entry in file.ops.items():
         check_entry(entry, target, lambda *keys, name=name: at("ops", name, *keys))
-    kept = _only(path, file, lines, base)
+    kept = _inherited_entries(path, file, lines, base)
     where = {**(base.where if base else {}), **{name: at("ops", name) for name in file.ops}}
     places = {keys[1:]: at(*keys) for keys in lines if keys[0] == "target"}
     return Metadata(target, {**kept, **file.ops}, where, places if file.target or not base else base.places)
 
 
-def _base(path: Path, file: _File, lines: Mapping[tuple[str, ...], int], runtime: Runtime | None) -> Metadata | None:
+def _load_base(
+    path: Path, file: _MetadataFile, lines: Mapping[tuple[str, ...], int], runtime: Runtime | None
+) -> Metadata | None:
     """Return the metadata that the file extends, or None."""
     if not file.extends:
         return None
     if runtime is not None and file.extends == runtime.name:
-        return load(runtime.metadata)
-    names = runtimes.names()
+        return load_metadata(runtime.metadata)
+    names = runtimes.runtime_names()
     if file.extends not in names:
         names = sorted({*names, *([runtime.name] if runtime else [])})
-        hint = nearest(file.extends, names)
-        raise _wrong(path, lines[("extends",)], f"extends {file.extends!r}{hint}", f"one of {', '.join(names)}")
-    return load(runtimes.runtime(file.extends).metadata)
+        hint = suggest_nearest(file.extends, names)
+        raise _file_error(path, lines[("extends",)], f"extends {file.extends!r}{hint}", f"one of {', '.join(names)}")
+    return load_metadata(runtimes.find_runtime(file.extends).metadata)
 
 
-def _only(path: Path, file: _File, lines: Mapping[tuple[str, ...], int], base: Metadata | None) -> Mapping[str, Entry]:
+def _inherited_entries(
+    path: Path, file: _MetadataFile, lines: Mapping[tuple[str, ...], int], base: Metadata | None
+) -> Mapping[str, MetadataEntry]:
     """Return the inherited entries: all, or those that ``only`` lists."""
     entries = base.entries if base else {}
     if file.only is None:
         return entries
     if not file.only:
-        raise _wrong(
+        raise _file_error(
             path, lines[("only",)], "only: no overload at all", "overloads of the extended file, or no such field"
         )
     for name in file.only:
         if name not in entries:
-            raise _wrong(
-                path, lines[("only",)], f"only: {name!r}{nearest(name, entries)}", "overloads of the extended file"
+            raise _file_error(
+                path,
+                lines[("only",)],
+                f"only: {name!r}{suggest_nearest(name, entries)}",
+                "overloads of the extended file",
             )
     return {name: e for name, e in entries.items() if name in file.only}
 
 
-def _read(path: Path) -> tuple[_File, dict[tuple[str, ...], int]]:
+def _read_yaml(path: Path) -> tuple[_MetadataFile, dict[tuple[str, ...], int]]:
     try:
         import yaml
     except ModuleNotFoundError:
@@ -120,32 +127,38 @@ def _read(path: Path) -> tuple[_File, dict[tuple[str, ...], int]]:
     try:
         content = safe_io.read_file(path, LIMIT, safe_io.NAMED)
     except OSError as e:
-        raise _wrong(path, 1, e.strerror or str(e), "a readable metadata file in UTF-8") from None
+        raise _file_error(path, 1, e.strerror or str(e), "a readable metadata file in UTF-8") from None
     try:
         root = safe_io.compose_yaml(content)
-        lines = dict(_lines(path, root)) if root else {}
+        lines = dict(_key_lines(path, root)) if root else {}
         data = safe_io.build_yaml(root) or {}
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
-        raise _wrong(path, mark.line + 1 if mark else 1, f"not YAML: {e.problem}", "valid YAML") from None
+        raise _file_error(path, mark.line + 1 if mark else 1, f"not YAML: {e.problem}", "valid YAML") from None
     except ValueError as e:
-        raise _wrong(path, 1, str(e), "a readable metadata file in UTF-8") from None
+        raise _file_error(path, 1, str(e), "a readable metadata file in UTF-8") from None
     named: Any = data.get("ops") if isinstance(data, dict) else None
     for place, name in enumerate(named if isinstance(named, dict) else {}):
         if not isinstance(name, str):
             # YAML 1.1 reads ``on`` and ``no`` as booleans and ``1`` as a number, so the line is found by position.
             line = [n for keys, n in lines.items() if keys[0] == "ops" and len(keys) == 2][place]
-            raise _wrong(path, line, f"a name that is {name!r}, a {type(name).__name__}", "an overload's name, a text")
+            raise _file_error(
+                path, line, f"a name that is {name!r}, a {type(name).__name__}", "an overload's name, a text"
+            )
     # Entries are converted one by one below: msgspec does not name the key of a mapping in its errors.
-    file = _converted(path, lines, data, _File, ())
+    file = _convert_node(path, lines, data, _MetadataFile, ())
     for name, raw in file.ops.items():
         for key in [k for k, v in raw.items() if v == "" and k != "graph"] if isinstance(raw, dict) else ():
-            raise _wrong(path, lines[("ops", name, key)], f"{name}: {key}: an empty text", "a value, or no such field")
-    ops = {name: _converted(path, lines, raw, Entry, ("ops", name)) for name, raw in file.ops.items()}
+            raise _file_error(
+                path, lines[("ops", name, key)], f"{name}: {key}: an empty text", "a value, or no such field"
+            )
+    ops = {name: _convert_node(path, lines, raw, MetadataEntry, ("ops", name)) for name, raw in file.ops.items()}
     return msgspec.structs.replace(file, ops=ops), lines
 
 
-def _converted(path: Path, lines: Mapping[tuple[str, ...], int], raw: Any, kind: type[_T], at: tuple[str, ...]) -> _T:
+def _convert_node(
+    path: Path, lines: Mapping[tuple[str, ...], int], raw: Any, kind: type[_T], at: tuple[str, ...]
+) -> _T:
     """Return ``raw`` as a ``kind``. The path in msgspec's error, relative to ``at``, gives the line."""
     try:
         return msgspec.convert(raw, kind)
@@ -154,14 +167,20 @@ def _converted(path: Path, lines: Mapping[tuple[str, ...], int], raw: Any, kind:
         parts = [p for p in re.split(r"[.\[\]`$]+", place) if p]
         field = m[1] if (m := re.search(r"unknown field `(.*)`", what)) else ""
         below = (*at, *parts, *([field] if field else []))
-        line = max(((k, n) for k, n in lines.items() if _fits(k, below)), key=lambda c: len(c[0]), default=((), 1))[1]
-        fields = [name for struct in (_File, Target, Entry, Output, Update) for name in struct.__struct_fields__]
-        hint = nearest(field, fields) if field else ""
+        line = max(
+            ((k, n) for k, n in lines.items() if _is_on_path(k, below)), key=lambda c: len(c[0]), default=((), 1)
+        )[1]
+        fields = [
+            name
+            for struct in (_MetadataFile, MetadataTarget, MetadataEntry, OutputRule, ArgumentUpdate)
+            for name in struct.__struct_fields__
+        ]
+        hint = suggest_nearest(field, fields) if field else ""
         name = f"{at[-1]}: " if at else ""
-        raise _wrong(path, line, f"{name}{what}{hint}", "the fields of docs/backend.md") from None
+        raise _file_error(path, line, f"{name}{what}{hint}", "the fields of docs/backend.md") from None
 
 
-def _lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+def _key_lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
     """Yield the line of every key. A repeated key is an error, where YAML would silently take the last one."""
     import yaml
 
@@ -171,18 +190,20 @@ def _lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterator[tu
     for key, value in node.value:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
-            raise _wrong(path, line, "a name that is a list or a mapping", "a text")
+            raise _file_error(path, line, "a name that is a list or a mapping", "a text")
         if key.value in seen:
-            raise _wrong(path, line, f"duplicate {key.value!r}", f"one entry; the first is in line {seen[key.value]}")
+            raise _file_error(
+                path, line, f"duplicate {key.value!r}", f"one entry; the first is in line {seen[key.value]}"
+            )
         seen[key.value] = line
         yield (*at, key.value), line
-        yield from _lines(path, value, (*at, key.value))
+        yield from _key_lines(path, value, (*at, key.value))
 
 
-def _fits(key: tuple[str, ...], parts: tuple[str, ...]) -> bool:
+def _is_on_path(key: tuple[str, ...], parts: tuple[str, ...]) -> bool:
     """Return whether ``key`` lies on the way to ``parts``. msgspec writes ``...`` for a key that it does not name."""
     return len(key) <= len(parts) and all(p in ("...", k) for k, p in zip(key, parts, strict=False))
 
 
-def _wrong(path: Path, line: int, got: str, expected: str) -> ShiplapError:
-    return wrong(f"{path}:{line}", got, expected)
+def _file_error(path: Path, line: int, got: str, expected: str) -> ShiplapError:
+    return metadata_error(f"{path}:{line}", got, expected)

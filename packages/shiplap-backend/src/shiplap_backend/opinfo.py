@@ -1,6 +1,6 @@
 """PyTorch's operator database on a device, compared with the CPU: torch's own kind of device test.
 
-``instantiate`` makes the test cases. A project's ``test_opinfo.py`` runs them under pytest or unittest, and
+``make_device_tests`` makes the test cases. A project's ``test_opinfo.py`` runs them under pytest or unittest, and
 ``shiplap_backend.sweep`` in processes that may crash.
 """
 
@@ -26,7 +26,7 @@ UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empt
 
 
 @dataclass
-class Evidence:
+class SampleEvidence:
     """The results of the samples of one operator and dtype.
 
     A refusal is a NotImplementedError, which gives no value.
@@ -70,19 +70,19 @@ def instantiate(
 
     def test_compare_cpu(self: Any, device: str, dtype: torch.dtype, op: Any) -> None:
         # The sweep reads the evidence from the test case afterwards.
-        self.evidence = evidence = Evidence()
+        self.evidence = evidence = SampleEvidence()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            error = _check(op, device, dtype, samples, evidence)
+            error = _check_samples(op, device, dtype, samples, evidence)
         if error is not None:
             raise error
         if not evidence.samples:
             self.skipTest("the CPU accepts no sample")
 
-    return device_tests.instantiate("TestOpInfo", test_compare_cpu, infos, [DTYPES[d] for d in dtypes], scope)
+    return device_tests.make_device_tests("TestOpInfo", test_compare_cpu, infos, [DTYPES[d] for d in dtypes], scope)
 
 
-def _check(op: Any, device: str, dtype: torch.dtype, most: int, evidence: Evidence) -> Exception | None:
+def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence: SampleEvidence) -> Exception | None:
     """Run up to ``most`` samples that the CPU accepts and return the first error, or None.
 
     A wrong value is returned before a refusal.
@@ -103,16 +103,16 @@ def _check(op: Any, device: str, dtype: torch.dtype, most: int, evidence: Eviden
             refusal = refusal or e
             break
         try:
-            want = _called(op, theirs)
+            want = _call_operator(op, theirs)
         except Exception:
             continue
         evidence.samples += 1
         # Making the samples on the device calls operators too, which do not count.
         module.reset_counters()
         try:
-            got = _called(op, ours)
+            got = _call_operator(op, ours)
             evidence.count(module.counters())
-            _hold(op, dtype, (got, ours), (want, theirs), kept)
+            _compare_results(op, dtype, (got, ours), (want, theirs), kept)
         except NotImplementedError as e:
             refusal = refusal or e
         except Exception as e:
@@ -141,7 +141,7 @@ def _on_cpu(arguments: Any, device: str) -> Any:
     return map_leaves(twin, arguments)
 
 
-def _called(op: Any, arguments: Any) -> Any:
+def _call_operator(op: Any, arguments: Any) -> Any:
     """Call the operator and return its results."""
     input, args, kwargs = arguments
     # Operators that draw numbers must draw the same ones on both devices.
@@ -149,7 +149,7 @@ def _called(op: Any, arguments: Any) -> Any:
     return op.op(input, *args, **kwargs)
 
 
-def _hold(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any) -> None:
+def _compare_results(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any) -> None:
     """Compare results and arguments with the CPU's. Raises AssertionError with the first difference.
 
     Arguments are compared because some operators write to them. ``got`` and ``want`` are ``(results, arguments)``, and
@@ -183,7 +183,7 @@ def _as_exact(op: Any, arguments: Any, ours: list[Any], theirs: list[Any], dtype
     if not dtype.is_floating_point or dtype is torch.float64:
         return False
     wide = map_leaves(lambda v: v.double() if isinstance(v, torch.Tensor) and v.dtype == dtype else v, arguments)
-    for g, w, exact in zip(ours, theirs, leaves((_called(op, wide), wide)), strict=True):
+    for g, w, exact in zip(ours, theirs, leaves((_call_operator(op, wide), wide)), strict=True):
         if not isinstance(w, torch.Tensor) or not w.numel():
             continue
         if not w.is_floating_point():

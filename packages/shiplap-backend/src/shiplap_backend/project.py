@@ -15,15 +15,15 @@ from typing import Any
 import torch
 
 from shiplap import ShiplapError
-from shiplap.codegen import render
+from shiplap.codegen import render_source
 from shiplap.plugin_api import error
 from shiplap.torch_private import host_device
 from shiplap_backend import bodies, lock
-from shiplap_backend.expression import nearest
-from shiplap_backend.generate import Generated, generate, write
-from shiplap_backend.metadata import Metadata, load
+from shiplap_backend.expression import suggest_nearest
+from shiplap_backend.generate import GeneratedWrappers, generate_wrappers, write_generated
+from shiplap_backend.metadata import Metadata, load_metadata
 from shiplap_backend.runtime import COMMON, Runtime
-from shiplap_backend.runtimes import is_path, runtime
+from shiplap_backend.runtimes import find_runtime, is_path
 
 _MOST_UNITS = 256
 
@@ -54,10 +54,10 @@ class Project:
         return self.root / "schema.lock"
 
     def metadata(self) -> Metadata:
-        return load(self.root / "ops.yaml", self.runtime)
+        return load_metadata(self.root / "ops.yaml", self.runtime)
 
 
-def new(device: str, runtime_name: str, root: Path, *, units: int = 16) -> Project:
+def create_project(device: str, runtime_name: str, root: Path, *, units: int = 16) -> Project:
     """Write a project for ``device``.
 
     Args:
@@ -70,7 +70,7 @@ def new(device: str, runtime_name: str, root: Path, *, units: int = 16) -> Proje
         BackendError: SL905 if the name is taken or no identifier, or ``root`` holds something already; SL907, SL909
             and SL910 if there is no such runtime, or it cannot be used.
     """
-    chosen = runtime(runtime_name)
+    chosen = find_runtime(runtime_name)
     if not _is_name(device) or _is_taken(device):
         raise error(
             "SL905",
@@ -96,7 +96,9 @@ def new(device: str, runtime_name: str, root: Path, *, units: int = 16) -> Proje
     for name, template in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(render(f"project/{template}.jinja", package="shiplap_backend", **context), encoding="utf-8")
+        path.write_text(
+            render_source(f"project/{template}.jinja", package="shiplap_backend", **context), encoding="utf-8"
+        )
     project.bodies.mkdir()
     return project
 
@@ -137,36 +139,36 @@ def open_project(root: Path) -> Project:
             "SL905", where=str(root), got="no backend.toml", expected="a directory that 'shiplap backend new' wrote"
         ) from None
     except UnicodeDecodeError as e:
-        raise _damaged(f"{path}:1", f"no UTF-8: {e.reason}") from None
+        raise _settings_error(f"{path}:1", f"no UTF-8: {e.reason}") from None
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         # At the end of the file tomllib gives no line number.
         number = re.search(r"line (\d+)", str(e))
-        raise _damaged(f"{path}:{number[1] if number else text.count(chr(10)) + 1}", str(e)) from None
+        raise _settings_error(f"{path}:{number[1] if number else text.count(chr(10)) + 1}", str(e)) from None
 
     def at(key: str) -> str:
         """Return file and line of ``key``."""
         lines = [n for n, line in enumerate(text.splitlines(), 1) if re.match(rf"\s*\[*[\"']?{re.escape(key)}\b", line)]
         return f"{path}:{lines[0] if lines else 1}"
 
-    for key, got in _problems(data):
-        raise _damaged(at(key), got)
+    for key, got in _settings_problems(data):
+        raise _settings_error(at(key), got)
     try:
-        chosen = runtime(data["runtime"], root)
+        chosen = find_runtime(data["runtime"], root)
     except ShiplapError as e:
         if e.id == "SL907":  # no such runtime: the line that names it is ours
-            raise _damaged(at("runtime"), f"runtime {data['runtime']!r}: {e.got}") from None
+            raise _settings_error(at("runtime"), f"runtime {data['runtime']!r}: {e.got}") from None
         raise
     return Project(root, data["device"], chosen, data.get("units", 16))
 
 
-def _problems(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _settings_problems(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the invalid keys of ``backend.toml``, each with the reason."""
     fields = {"device": str, "runtime": str, "units": int}
     for key in data:
         if key not in fields:
-            yield key, f"unknown key {key!r}{nearest(key, fields)}"
+            yield key, f"unknown key {key!r}{suggest_nearest(key, fields)}"
     for key, kind in fields.items():
         if key not in data and key != "units":
             yield key, f"no {key!r}"
@@ -179,7 +181,7 @@ def _problems(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "units", f"units {data['units']}"
 
 
-def _damaged(where: str, got: str) -> ShiplapError:
+def _settings_error(where: str, got: str) -> ShiplapError:
     return error(
         "SL905",
         where=where,
@@ -204,7 +206,7 @@ def require_built(project: Project) -> None:
         )
 
 
-def gen(project: Project, *, accept_drift: bool = False) -> tuple[Generated, list[str]]:
+def generate_project(project: Project, *, accept_drift: bool = False) -> tuple[GeneratedWrappers, list[str]]:
     """Generate into ``project`` and return the result and the names of changed files.
 
     Nothing is written before the metadata (SL901 to SL903), the schemas (SL904) and the hand-written bodies (SL908)
@@ -212,27 +214,27 @@ def gen(project: Project, *, accept_drift: bool = False) -> tuple[Generated, lis
     """
     metadata = project.metadata()
     # All checks come before the first write, so that an error leaves the project as it was.
-    schemas = lock.hold(project.lock, metadata, accept=accept_drift)
-    made = generate(metadata, project.runtime, units=project.units)
+    schemas = lock.update_lock(project.lock, metadata, accept=accept_drift)
+    made = generate_wrappers(metadata, project.runtime, units=project.units)
     custom = [w for w in made.wrappers if w.family.file == "custom"]
-    bodies.hold(project.bodies, custom)
+    bodies.check_bodies(project.bodies, custom)
     declared = {
-        "bodies.h": render("bodies.h.jinja", package="shiplap_backend", wrappers=custom),
-        "manifest.json": _manifest(project, made),
+        "bodies.h": render_source("bodies.h.jinja", package="shiplap_backend", wrappers=custom),
+        "manifest.json": _build_manifest(project, made),
     }
-    touched = write(project.generated, {**made.files, **declared})
-    touched += write(project.package, _modules())
+    touched = write_generated(project.generated, {**made.files, **declared})
+    touched += write_generated(project.package, _device_modules())
     # The lock comes last: after an interruption the next run compares with the old one.
-    touched += write(project.root, {project.lock.name: schemas.text()})
+    touched += write_generated(project.root, {project.lock.name: schemas.text()})
     return made, touched
 
 
-def _manifest(project: Project, made: Generated) -> str:
+def _build_manifest(project: Project, made: GeneratedWrappers) -> str:
     """Return the manifest: the schemas and versions for which the wrappers were generated.
 
     ``build`` writes it next to the library.
     """
-    schemas = {d.name: lock.digest(d.schema) for w in made.wrappers for d in (w.declaration, *w.derived)}
+    schemas = {d.name: lock.schema_digest(d.schema) for w in made.wrappers for d in (w.declaration, *w.derived)}
     manifest = {
         "device": project.device,
         "runtime": project.runtime.name,
@@ -243,7 +245,7 @@ def _manifest(project: Project, made: Generated) -> str:
     return json.dumps(manifest, indent=1) + "\n"
 
 
-def _modules() -> Mapping[str, str]:
+def _device_modules() -> Mapping[str, str]:
     """Return the Python files of the device. They are copied next to the library, which then does not need shiplap."""
     modules = {p.name: p.read_text(encoding="utf-8") for p in sorted((COMMON / "package").glob("*.py"))}
     modules["_inductor.py"] = Path(host_device.__file__).read_text(encoding="utf-8")  # private torch stays in compat/

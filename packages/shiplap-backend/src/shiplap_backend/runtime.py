@@ -67,7 +67,7 @@ class Runtime:
     @property
     def registers(self) -> frozenset[str]:
         """Return the overloads of the device core, which is the same for every target."""
-        return _core()
+        return _core_overloads()
 
     @property
     def units(self) -> tuple[Path, ...]:
@@ -111,7 +111,7 @@ class Runtime:
 
 
 @cache
-def _core() -> frozenset[str]:
+def _core_overloads() -> frozenset[str]:
     """Return the overloads that the C++ of the device core registers."""
     source = (COMMON / "csrc" / "ops.cpp").read_text(encoding="utf-8")
     # Read from the source, so that no second list has to be kept in step.

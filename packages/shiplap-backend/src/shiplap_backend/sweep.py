@@ -19,22 +19,22 @@ from typing import Any
 import torch
 
 from shiplap.torch_private.device_tests import op_infos
-from shiplap_backend.opinfo import DTYPES, Evidence, case_name, instantiate
+from shiplap_backend.opinfo import DTYPES, SampleEvidence, case_name, instantiate
 
 
-def load(package: Path) -> str:
+def load_device(package: Path) -> str:
     """Import the generated package, register its device, and return the device's name."""
     sys.path.insert(0, str(package.parent))
     importlib.import_module(package.name).autoload()
     return package.name.removeprefix("torch_")
 
 
-def results(package: Path, cases: list[list[str]], samples: int) -> Iterator[dict[str, Any]]:
+def operator_results(package: Path, cases: list[list[str]], samples: int) -> Iterator[dict[str, Any]]:
     """Yield ``{"op", "dtype", ...}`` of each operator and dtype that torch tests.
 
     A row ``{"start", "dtype"}`` comes before each, so that the parent knows which case crashed.
     """
-    device = load(package)
+    device = load_device(package)
     names, dtypes = ({case[i] for case in cases} for i in (0, 1))
     # Tests are made for the operators of these cases only, since the database is large.
     tests = instantiate(globals(), names=names, dtypes=dtypes, samples=samples)
@@ -44,44 +44,44 @@ def results(package: Path, cases: list[list[str]], samples: int) -> Iterator[dic
         case = case_name(device, infos[name], DTYPES[dtype])
         if hasattr(tests, case):
             yield {"start": name, "dtype": dtype}
-            yield {"op": name, "dtype": dtype, **_run(tests(case))}
+            yield {"op": name, "dtype": dtype, **_run_case(tests(case))}
 
 
-def of_models(package: Path, names: list[str]) -> Iterator[dict[str, Any]]:
+def model_results(package: Path, names: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the same rows for models of ``shiplap_backend.models``, in float32."""
     from shiplap_backend.models import MODELS
-    from shiplap_backend.models.compared import compared
+    from shiplap_backend.models.compared import compare_model
 
-    device = load(package)
+    device = load_device(package)
     module = getattr(torch, device)
     for name in names:
         needs, make = MODELS[name]
-        seen, here = Evidence(), not needs or find_spec(needs) is not None
+        seen, here = SampleEvidence(), not needs or find_spec(needs) is not None
         # Printed and flushed before the model runs, so that a crash is attributed to the model.
         yield {"start": name, "dtype": "f32"}
         if here:
             module.reset_counters()
             seen.samples = 1
             try:
-                seen.failure = compared(make, device)
+                seen.failure = compare_model(make, device)
             except Exception as e:
                 seen.failure = f"{type(e).__name__}: {str(e)[:300]}"
             seen.count(module.counters())
-        yield {"op": name, "dtype": "f32", **_row(seen, "" if here else f"needs the package {needs!r}")}
+        yield {"op": name, "dtype": "f32", **_result_row(seen, "" if here else f"needs the package {needs!r}")}
 
 
-def _run(case: Any) -> dict[str, Any]:
+def _run_case(case: Any) -> dict[str, Any]:
     result = unittest.TestResult()
     case.run(result)
-    seen: Evidence = getattr(case, "evidence", Evidence())  # none if torch's decorators skip the case
+    seen: SampleEvidence = getattr(case, "evidence", SampleEvidence())  # none if torch's decorators skip the case
     failure = seen.failure
     if not failure and not seen.refused:
         failure = "".join(text.strip().splitlines()[-1][:300] for _, text in (result.errors + result.failures)[:1])
     seen.failure = failure
-    return _row(seen, "".join(reason for _, reason in result.skipped[:1]))
+    return _result_row(seen, "".join(reason for _, reason in result.skipped[:1]))
 
 
-def _row(seen: Evidence, skipped: str) -> dict[str, Any]:
+def _result_row(seen: SampleEvidence, skipped: str) -> dict[str, Any]:
     return {
         "samples": seen.samples,
         "native": sorted(seen.native),
@@ -114,9 +114,9 @@ def main() -> None:
     def sweep() -> None:
         cases = json.load(sys.stdin)
         rows = (
-            of_models(options.package, [name for name, _ in cases])
+            model_results(options.package, [name for name, _ in cases])
             if options.models
-            else results(options.package, cases, options.samples)
+            else operator_results(options.package, cases, options.samples)
         )
         for row in rows:
             out.write(json.dumps(row) + "\n")

@@ -11,12 +11,12 @@ import ast
 from collections.abc import Mapping, Sequence, Set
 
 from shiplap.plugin_api import error
-from shiplap.torch_private.torchgen_declarations import Argument, Declaration
-from shiplap_backend.entries import Entry, wrong
-from shiplap_backend.expression import nearest
-from shiplap_backend.families import FAMILIES, Family
-from shiplap_backend.hidden import contradiction, negative
-from shiplap_backend.wrapper import kind
+from shiplap.torch_private.torchgen_declarations import AtenArgument, AtenDeclaration
+from shiplap_backend.entries import MetadataEntry, metadata_error
+from shiplap_backend.expression import suggest_nearest
+from shiplap_backend.families import FAMILIES, WrapperFamily
+from shiplap_backend.hidden import find_contradiction, find_negative_size
+from shiplap_backend.wrapper import argument_kind
 
 # Arguments on which shapes and dtypes depend and values do not, by kind. All else may hold a value.
 _SHAPES = {
@@ -28,9 +28,9 @@ _SHAPES = {
 _SHAPES |= {"ints?": _SHAPES["ints"]}
 
 
-def shape_only(a: Argument) -> bool:
+def shape_only(a: AtenArgument) -> bool:
     """Return whether ``a`` is by its nature an argument of shapes or dtypes."""
-    return kind(a) in ("dtype", "dtype?") or a.name in _SHAPES.get(kind(a), ())
+    return argument_kind(a) in ("dtype", "dtype?") or a.name in _SHAPES.get(argument_kind(a), ())
 
 
 def names_in(source: str) -> set[str]:
@@ -41,45 +41,47 @@ def names_in(source: str) -> set[str]:
         return set()
 
 
-def check_names(where: str, d: Declaration, entry: Entry, results: Sequence[str]) -> None:
+def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: Sequence[str]) -> None:
     """Raise SL901 for a name in the entry that the overload does not have, or has in another role."""
     inputs = {a.name: a for a in d.inputs}
     stated = {"shape_only": entry.shape_only, "inputs": entry.inputs, "redundant": entry.redundant}
     for what, names in stated.items():
         for name in names:
             if name not in inputs:
-                got = f"{d.name}, {what}: {name!r}{nearest(name, list(inputs))}"
-                raise wrong(where, got, f"one of {', '.join(inputs)}")
+                got = f"{d.name}, {what}: {name!r}{suggest_nearest(name, list(inputs))}"
+                raise metadata_error(where, got, f"one of {', '.join(inputs)}")
     for name in entry.shape_only:
         if not shape_only(inputs[name]):
             got = f"{d.name}, shape_only: {name!r} carries values"
-            raise wrong(
+            raise metadata_error(
                 where, got, "an argument of sizes or dtypes, such as keepdim; others go into 'graph' or 'guard'"
             )
     for name in entry.redundant:
         # An operand decides the result of every element, so its value cannot follow from others.
         if entry.template in ("unary", "binary") and inputs[name].tensor:
             got = f"{d.name}, redundant: {name!r}, an operand of an elementwise overload"
-            raise wrong(where, got, "an argument whose value follows from the others")
+            raise metadata_error(where, got, "an argument whose value follows from the others")
     for name in entry.inputs:
         if not inputs[name].tensor:
-            raise wrong(where, f"{d.name}, inputs: {name!r} is no tensor", "a tensor argument")
+            raise metadata_error(where, f"{d.name}, inputs: {name!r} is no tensor", "a tensor argument")
     for condition in entry.guard:
         if not names_in(condition) & {*inputs, *results}:
-            raise wrong(where, f"{d.name}, guard: {condition!r} asks for no argument", "a condition of an argument")
-    if pair := contradiction([*FAMILIES[entry.template].guard, *entry.guard]):
-        raise wrong(where, f"{d.name}, guard: {pair}", "conditions that hold for some call")
+            raise metadata_error(
+                where, f"{d.name}, guard: {condition!r} asks for no argument", "a condition of an argument"
+            )
+    if pair := find_contradiction([*FAMILIES[entry.template].guard, *entry.guard]):
+        raise metadata_error(where, f"{d.name}, guard: {pair}", "conditions that hold for some call")
     _check_template(where, d, entry)
     _check_outputs(where, d, entry, results)
     _check_lets(where, d, entry, {*inputs, *results})
 
 
-def _check_template(where: str, d: Declaration, entry: Entry) -> None:
+def _check_template(where: str, d: AtenDeclaration, entry: MetadataEntry) -> None:
     """Raise SL901 if the overload is of another kind than the template.
 
     A template omits the parts that its kind of overload does not need.
     """
-    tensors, scalars = sum(a.tensor for a in d.inputs), sum(kind(a) in ("scalar", "scalar?") for a in d.inputs)
+    tensors, scalars = sum(a.tensor for a in d.inputs), sum(argument_kind(a) in ("scalar", "scalar?") for a in d.inputs)
     elementwise = d.structured is not None and d.structured.iterator
     fits = {
         "unary": (elementwise and tensors == 1, "an elementwise overload of one tensor"),
@@ -91,43 +93,53 @@ def _check_template(where: str, d: Declaration, entry: Entry) -> None:
     }
     fit, expected = fits.get(entry.template, (True, ""))
     if not fit:
-        raise wrong(where, f"{d.name}: template {entry.template!r} of {d.schema}", expected)
+        raise metadata_error(where, f"{d.name}: template {entry.template!r} of {d.schema}", expected)
 
 
-def _check_outputs(where: str, d: Declaration, entry: Entry, results: Sequence[str]) -> None:
+def _check_outputs(where: str, d: AtenDeclaration, entry: MetadataEntry, results: Sequence[str]) -> None:
     for name in (*entry.output, *(entry.graph if isinstance(entry.graph, dict) else ())):
         if name not in results:
-            got = f"{d.name}: {name!r} is no output{nearest(name, results)}"
-            raise wrong(where, got, f"one of {', '.join(results)}")
+            got = f"{d.name}: {name!r} is no output{suggest_nearest(name, results)}"
+            raise metadata_error(where, got, f"one of {', '.join(results)}")
     if entry.output and d.kind == "inplace":
-        raise wrong(where, f"{d.name}: 'output', which an in-place overload does not read", "an entry without it")
+        raise metadata_error(
+            where, f"{d.name}: 'output', which an in-place overload does not read", "an entry without it"
+        )
     conditions = [(n, o.when) for n, o in entry.output.items()] + [(n, u.when) for n, u in entry.updates.items()]
     for name, when in conditions:
         if when and not names_in(when):
-            raise wrong(where, f"{d.name}: {name!r}, when: {when!r} asks for no argument", "a condition, or none")
+            raise metadata_error(
+                where, f"{d.name}: {name!r}, when: {when!r} asks for no argument", "a condition, or none"
+            )
     for name, rule in entry.output.items():
         for field, value in (("when", rule.when), ("order", rule.order)):
             if value and d.kind == "out":
                 got = f"{d.name}: output {name!r}: {field!r} of an output that the caller passes"
-                raise wrong(where, got, f"no {field!r}")
-        if element := negative(rule.sizes):
-            raise wrong(where, f"{d.name}: output {name!r}, sizes: {element} is negative", "sizes of 0 and more")
+                raise metadata_error(where, got, f"no {field!r}")
+        if element := find_negative_size(rule.sizes):
+            raise metadata_error(
+                where, f"{d.name}: output {name!r}, sizes: {element} is negative", "sizes of 0 and more"
+            )
 
 
-def _check_lets(where: str, d: Declaration, entry: Entry, taken: Set[str]) -> None:
+def _check_lets(where: str, d: AtenDeclaration, entry: MetadataEntry, taken: Set[str]) -> None:
     """Raise SL901 for a binding that no result reads: it would hide the arguments in it."""
     graphs = list(entry.graph.values()) if isinstance(entry.graph, dict) else [entry.graph]
     reached = set().union(*map(names_in, [*graphs, *(u.graph for u in entry.updates.values())]))
     # Later bindings may read earlier ones. In reverse order one pass finds every binding that is reached.
     for name, source in reversed(entry.let.items()):
         if name in taken:
-            raise wrong(where, f"{d.name}, let: {name!r} is an argument or an output", "a name of its own")
+            raise metadata_error(where, f"{d.name}, let: {name!r} is an argument or an output", "a name of its own")
         if name not in reached:
-            raise wrong(where, f"{d.name}, let: nothing reads {name!r}", "a binding that 'graph' uses, or none")
+            raise metadata_error(
+                where, f"{d.name}, let: nothing reads {name!r}", "a binding that 'graph' uses, or none"
+            )
         reached |= names_in(source)
 
 
-def uses_of(where: str, d: Declaration, entry: Entry, family: Family, used: Mapping[str, Set[str]]) -> dict[str, str]:
+def uses_of(
+    where: str, d: AtenDeclaration, entry: MetadataEntry, family: WrapperFamily, used: Mapping[str, Set[str]]
+) -> dict[str, str]:
     """Return the use of each argument. Raises SL903 for arguments whose value could be lost.
 
     Args:
@@ -137,7 +149,7 @@ def uses_of(where: str, d: Declaration, entry: Entry, family: Family, used: Mapp
         family: the family of its wrapper.
         used: names by use: ``graph input``, ``attribute``, ``guard``, ``shape``.
     """
-    uses = {a.name: _use(a, entry, family, used) for a in d.inputs}
+    uses = {a.name: _argument_use(a, entry, family, used) for a in d.inputs}
     lost = [f"{name!r}" for name, use in uses.items() if not use]
     if lost and family.graph:
         raise error(
@@ -148,11 +160,13 @@ def uses_of(where: str, d: Declaration, entry: Entry, family: Family, used: Mapp
         )
     for name, use in uses.items():
         if use in ("graph input", "attribute") and name in (*entry.shape_only, *entry.redundant):
-            raise wrong(where, f"{d.name}: {name!r} is stated as unused, and 'graph' uses it", "one of the two")
+            raise metadata_error(
+                where, f"{d.name}: {name!r} is stated as unused, and 'graph' uses it", "one of the two"
+            )
     return uses
 
 
-def _use(a: Argument, entry: Entry, family: Family, used: Mapping[str, Set[str]]) -> str:
+def _argument_use(a: AtenArgument, entry: MetadataEntry, family: WrapperFamily, used: Mapping[str, Set[str]]) -> str:
     """Return the use of one argument."""
     for use in ("graph input", "attribute"):
         if a.name in used[use]:
@@ -162,7 +176,7 @@ def _use(a: Argument, entry: Entry, family: Family, used: Mapping[str, Set[str]]
     if a.name in entry.shape_only:
         return "shape only"
     # A guard such as ``alpha > 0`` mentions the argument but leaves many values.
-    if a.name in used["guard"] and any(pins(c, a.name) for c in (*family.guard, *entry.guard)):
+    if a.name in used["guard"] and any(pins_argument(c, a.name) for c in (*family.guard, *entry.guard)):
         return "guard"
     if a.name in used["shape"] and shape_only(a):
         return "shape"
@@ -170,7 +184,7 @@ def _use(a: Argument, entry: Entry, family: Family, used: Mapping[str, Set[str]]
     return "result" if a.mutated else ""
 
 
-def pins(condition: str, name: str) -> bool:
+def pins_argument(condition: str, name: str) -> bool:
     """Return whether ``condition`` fixes ``name`` to one value: ``name``, ``not name``, ``name is None``, ``name ==
     2``.
 
@@ -181,23 +195,23 @@ def pins(condition: str, name: str) -> bool:
         tree = ast.parse(condition.strip(), mode="eval").body
     except SyntaxError:
         return False
-    return _pins(tree, name)
+    return _condition_pins(tree, name)
 
 
-def _pins(tree: ast.expr, name: str) -> bool:
+def _condition_pins(tree: ast.expr, name: str) -> bool:
     match tree:
         case ast.BoolOp(op=ast.And()):
-            return any(_pins(part, name) for part in tree.values)
+            return any(_condition_pins(part, name) for part in tree.values)
         case ast.Name(id=found) | ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=found)):
             return found == name
         case ast.Compare(left=ast.Name(id=found), ops=[ast.Is() | ast.Eq()], comparators=[value]):
-            return found == name and _constant(value)
+            return found == name and _is_literal(value)
         case ast.Compare(left=value, ops=[ast.Eq()], comparators=[ast.Name(id=found)]):
-            return found == name and _constant(value)
+            return found == name and _is_literal(value)
         case ast.Call(func=ast.Name(id="all_are"), args=[ast.Name(id=found), value]):
-            return found == name and _constant(value)
+            return found == name and _is_literal(value)
     return False
 
 
-def _constant(tree: ast.expr) -> bool:
+def _is_literal(tree: ast.expr) -> bool:
     return not any(isinstance(n, ast.Name) for n in ast.walk(tree))

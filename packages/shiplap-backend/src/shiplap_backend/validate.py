@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from shiplap import ShiplapError
 from shiplap.dtypes import in_aten
-from shiplap_backend.entries import Entry, Output, Target, wrong
-from shiplap_backend.expression import DTYPES, OPERATORS, nearest
+from shiplap_backend.entries import MetadataEntry, MetadataTarget, OutputRule, metadata_error
+from shiplap_backend.expression import DTYPES, OPERATORS, suggest_nearest
 from shiplap_backend.families import FAMILIES
 from shiplap_backend.versions import empty_range, is_range
 
@@ -27,56 +27,56 @@ _READ = {
 _NEEDED = {"sizes": "sizes", "broadcast": "dtype", "iterator": "of", "meta": "format"}
 
 
-def check_target(target: Target, at: At) -> None:
+def check_target(target: MetadataTarget, at: At) -> None:
     """Raise SL901 for the first invalid field of ``target``."""
-    _raise(_target(target), at)
+    _raise_first(_target_problems(target), at)
 
 
-def check_entry(entry: Entry, target: Target, at: At) -> None:
+def check_entry(entry: MetadataEntry, target: MetadataTarget, at: At) -> None:
     """Raise SL901 for the first invalid field of ``entry``."""
-    _raise(_entry(entry, target), at)
+    _raise_first(_entry_problems(entry, target), at)
 
 
-def _raise(problems: Iterator[Problem], at: At) -> None:
+def _raise_first(problems: Iterator[Problem], at: At) -> None:
     """Raise the first problem as SL901."""
     for keys, got, expected in problems:
-        problem: ShiplapError = wrong(at(*keys), got, expected)
+        problem: ShiplapError = metadata_error(at(*keys), got, expected)
         raise problem
 
 
-def _target(target: Target) -> Iterator[Problem]:
+def _target_problems(target: MetadataTarget) -> Iterator[Problem]:
     """Yield the problems of a target."""
     for name, members in target.dtypes.items():
         keys = ("dtypes", name)
         if name in DTYPES:
             yield keys, f"dtypes: a set that is called {name!r}, as a dtype is", "a name of its own"
-        yield from _dtypes(keys, members, DTYPES)
+        yield from _dtype_problems(keys, members, DTYPES)
     for symbol in target.operators:
         if symbol not in OPERATORS:
-            got = f"operators: {symbol!r}{nearest(symbol, OPERATORS)}"
+            got = f"operators: {symbol!r}{suggest_nearest(symbol, OPERATORS)}"
             yield ("operators", symbol), got, f"one of {' '.join(OPERATORS)}"
-    yield from _twice(("index_parameters",), "index_parameters", target.index_parameters)
+    yield from _duplicate_problems(("index_parameters",), "index_parameters", target.index_parameters)
     for package, versions in target.requires.items():
         if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", package):
             yield ("requires", package), f"requires: {package!r}", "the name of a Python package"
-        yield from _range(("requires", package), f"requires: {package}", versions)
+        yield from _version_problems(("requires", package), f"requires: {package}", versions)
     for pattern, why in target.falls_back.items():
         # A pattern such as ``*`` would give one reason for every overload.
         if not re.search(r"\w", pattern):
             got = f"falls_back: {pattern!r} fits every overload"
             yield ("falls_back", pattern), got, "a pattern with a part of a name: no one reason is that of all"
-        yield from _reason(("falls_back", pattern), f"falls_back: {pattern}", why)
+        yield from _reason_problems(("falls_back", pattern), f"falls_back: {pattern}", why)
 
 
-def _entry(entry: Entry, target: Target) -> Iterator[Problem]:
+def _entry_problems(entry: MetadataEntry, target: MetadataTarget) -> Iterator[Problem]:
     """Yield the problems of an entry."""
     sets = {**target.dtypes}
     if entry.dtypes != "":
         chosen = [entry.dtypes] if isinstance(entry.dtypes, str) else entry.dtypes
-        yield from _dtypes(("dtypes",), chosen, {**sets, **DTYPES})
+        yield from _dtype_problems(("dtypes",), chosen, {**sets, **DTYPES})
     for argument, dtype in entry.inputs.items():
         if dtype not in DTYPES and dtype not in ("raw", "compute"):
-            got = f"inputs: {argument}: {dtype!r}{nearest(dtype, [*DTYPES, 'raw', 'compute'])}"
+            got = f"inputs: {argument}: {dtype!r}{suggest_nearest(dtype, [*DTYPES, 'raw', 'compute'])}"
             yield ("inputs", argument), got, "raw, compute or a dtype"
         # Elementwise overloads promote their operands, so a fixed dtype would override the result's.
         elif dtype in DTYPES and entry.template in ("unary", "binary"):
@@ -91,21 +91,21 @@ def _entry(entry: Entry, target: Target) -> Iterator[Problem]:
         same = [other for other, text in bound[:i] if "".join(text.split()) == "".join(expression.split())]
         if same:
             yield ("let", name), f"let: {name!r} is {same[0]!r} again", "one name for one expression"
-    yield from _narrowed(entry, target)
+    yield from _narrowing_problems(entry, target)
     for field in ("guard", "redundant"):
         for key, why in getattr(entry, field).items():
-            yield from _reason((field, key), f"{field}: {key}", why)
+            yield from _reason_problems((field, key), f"{field}: {key}", why)
     for name in sorted({*entry.shape_only} & {*entry.redundant}):
         yield ("redundant", name), f"{name!r} is shape_only and redundant", "one of the two"
-    yield from _twice(("shape_only",), "shape_only", entry.shape_only)
+    yield from _duplicate_problems(("shape_only",), "shape_only", entry.shape_only)
     for name, rule in entry.output.items():
-        yield from _output(name, rule)
+        yield from _output_problems(name, rule)
     for key, range_ in (("torch", entry.torch), ("vendor", entry.vendor)):
         if range_:
-            yield from _range((key,), key, range_)
+            yield from _version_problems((key,), key, range_)
 
 
-def _narrowed(entry: Entry, target: Target) -> Iterator[Problem]:
+def _narrowing_problems(entry: MetadataEntry, target: MetadataTarget) -> Iterator[Problem]:
     """Yield a problem if the dtype of the computation cannot hold the values of an accepted dtype."""
     if entry.compute not in DTYPES or entry.template not in FAMILIES:
         return
@@ -127,7 +127,7 @@ def _narrowed(entry: Entry, target: Target) -> Iterator[Problem]:
             yield ("compute",), f"compute: {entry.compute!r}, which cannot hold the values of {dtype}", "a wider dtype"
 
 
-def _output(name: str, rule: Output) -> Iterator[Problem]:
+def _output_problems(name: str, rule: OutputRule) -> Iterator[Problem]:
     """Yield the problems of a rule for an output."""
     for field, modes in _READ.items():
         if getattr(rule, field) and rule.mode not in modes:
@@ -136,7 +136,7 @@ def _output(name: str, rule: Output) -> Iterator[Problem]:
                 f"output: {name}: {field!r}, which mode {rule.mode!r} does not read",
                 "a rule without it",
             )
-    yield from _twice(("output", name), f"output: {name}: format", rule.format)
+    yield from _duplicate_problems(("output", name), f"output: {name}: format", rule.format)
     if sorted(rule.order) != list(range(len(rule.order))):
         yield ("output", name), f"output: {name}: order {rule.order}", "each dim once, counted from 0"
     if rule.order and rule.format:
@@ -146,31 +146,31 @@ def _output(name: str, rule: Output) -> Iterator[Problem]:
         yield ("output", name), f"output: {name}: mode {rule.mode!r} without {needed!r}", f"the field {needed!r}"
 
 
-def _dtypes(keys: tuple[str, ...], chosen: Sequence[str], known: Mapping[str, object]) -> Iterator[Problem]:
+def _dtype_problems(keys: tuple[str, ...], chosen: Sequence[str], known: Mapping[str, object]) -> Iterator[Problem]:
     """Yield the problems of a list of dtypes."""
     what = ": ".join(keys)
     if not chosen:
         yield keys, f"{what}: no dtype at all", "at least one dtype, or no such field"
     for dtype in chosen:
         if dtype not in known:
-            yield keys, f"{what}: {dtype!r}{nearest(dtype, known)}", f"one of {', '.join(known)}"
-    yield from _twice(keys, what, chosen)
+            yield keys, f"{what}: {dtype!r}{suggest_nearest(dtype, known)}", f"one of {', '.join(known)}"
+    yield from _duplicate_problems(keys, what, chosen)
 
 
-def _twice(keys: tuple[str, ...], what: str, names: Sequence[str]) -> Iterator[Problem]:
+def _duplicate_problems(keys: tuple[str, ...], what: str, names: Sequence[str]) -> Iterator[Problem]:
     """Yield a problem for each name that occurs twice."""
     for i, name in enumerate(names):
         if name in names[:i]:
             yield keys, f"{what}: {name!r} twice", "each name once"
 
 
-def _reason(keys: tuple[str, ...], what: str, why: str) -> Iterator[Problem]:
+def _reason_problems(keys: tuple[str, ...], what: str, why: str) -> Iterator[Problem]:
     """Yield a problem for an empty reason."""
     if not why.strip():
         yield keys, f"{what}: no reason", "a text that says why"
 
 
-def _range(keys: tuple[str, ...], what: str, versions: str) -> Iterator[Problem]:
+def _version_problems(keys: tuple[str, ...], what: str, versions: str) -> Iterator[Problem]:
     """Yield a problem for an invalid version range."""
     if not is_range(versions):
         yield keys, f"{what}: {versions!r}", "a version range such as '>=2.11,<2.14'"

@@ -58,7 +58,7 @@ _NAMESPACES = re.compile(r"\b(?:::)?(?:std|ov|op|at|c10|util)::")
 
 
 @dataclass(frozen=True)
-class Parameter:
+class VendorParameter:
     """One parameter: its name, the kind of value, and the C++ type without const and reference."""
 
     name: str
@@ -74,7 +74,7 @@ class VendorFunction:
     name: str
     call: str
     every: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[VendorParameter, ...]
     returns: str
     header: str = ""
     about: str = ""  # the comment above it
@@ -102,7 +102,7 @@ class VendorFunction:
 Functions = Mapping[str, tuple[VendorFunction, ...]]
 
 
-def uncommented(text: str, *, quoted: bool = True) -> str:
+def strip_comments(text: str, *, quoted: bool = True) -> str:
     """Return ``text`` without comments and, unless ``quoted``, without quoted text. Lines keep their numbers."""
 
     def left(m: re.Match[str]) -> str:
@@ -112,7 +112,7 @@ def uncommented(text: str, *, quoted: bool = True) -> str:
     return re.sub(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', left, text, flags=re.S)
 
 
-def split(text: str) -> list[str]:
+def split_at_commas(text: str) -> list[str]:
     """Return the parts of ``text`` between its outermost commas."""
     parts, depth, start = [], 0, 0
     for i, c in enumerate(text):
@@ -124,7 +124,7 @@ def split(text: str) -> list[str]:
     return [p.strip() for p in (*parts, text[start:]) if p.strip()]
 
 
-def balanced(text: str, at: int, pair: str) -> int:
+def find_closing_bracket(text: str, at: int, pair: str) -> int:
     """Return the index just behind the bracket that closes the one at ``at``."""
     depth = 0
     for i in range(at, len(text)):
@@ -134,7 +134,7 @@ def balanced(text: str, at: int, pair: str) -> int:
     raise ValueError(f"unbalanced {pair}")
 
 
-def _parameter(text: str) -> Parameter | None:
+def _parse_parameter(text: str) -> VendorParameter | None:
     declared, default, _ = text.partition("=")
     m = re.fullmatch(r"(.*?[\w>&*])\s*[&\s]\s*&?\s*(\w+)", declared.strip(), re.S)
     if m is None:
@@ -148,11 +148,11 @@ def _parameter(text: str) -> Parameter | None:
     # Types of the vendor's own namespace are written without it inside its headers.
     if kind == "ints" and re.fullmatch(r"[A-Z]\w*", plain) and plain != "Sizes":
         plain = f"ov::{plain}"
-    return Parameter(m[2], kind, plain, bool(default)) if kind else None
+    return VendorParameter(m[2], kind, plain, bool(default)) if kind else None
 
 
-def _parameters(text: str) -> tuple[Parameter, ...] | None:
-    parsed = [_parameter(p) for p in split(text)]
+def _parse_parameters(text: str) -> tuple[VendorParameter, ...] | None:
+    parsed = [_parse_parameter(p) for p in split_at_commas(text)]
     return None if None in parsed else tuple(p for p in parsed if p is not None)
 
 
@@ -172,13 +172,13 @@ def node_classes(
     listed = dict(re.findall(r"^_OPENVINO_OP_REG\((\w+), ([\w:]+)\)", table.read_text(encoding="utf-8"), re.M))
     classes: dict[str, list[VendorFunction]] = {}
     for header in sorted(headers.glob("*.hpp")):
-        text = uncommented(header.read_text(encoding="utf-8"))
-        for name, namespace, body in _classes(text):
+        text = strip_comments(header.read_text(encoding="utf-8"))
+        for name, namespace, body in _find_classes(text):
             # Several opsets define classes of one name. Only the listed namespace is in this opset.
             if name not in listed or listed[name].rpartition("::")[2] != namespace:
                 continue
             cls = f"{listed[name]}::{name}"
-            for parameters in _constructors(name, body):
+            for parameters in _find_constructors(name, body):
                 include = header.relative_to(headers.parents[1]).as_posix()
                 many = 0 if outputs is None else outputs.get(name, 1)
                 function = VendorFunction(
@@ -188,24 +188,24 @@ def node_classes(
     return {name: tuple(functions) for name, functions in sorted(classes.items())}
 
 
-def _classes(text: str) -> Iterator[tuple[str, str, str]]:
+def _find_classes(text: str) -> Iterator[tuple[str, str, str]]:
     for m in re.finditer(r"class \w+_API (\w+)\s*(?:final\s*)?:[^{;]*\{", text):
         yield (
             m[1],
             "::".join(_open_namespaces(text, m.start())).rpartition("::")[2],
-            text[m.end() : balanced(text, m.end() - 1, "{}")],
+            text[m.end() : find_closing_bracket(text, m.end() - 1, "{}")],
         )
 
 
 def _open_namespaces(text: str, at: int) -> list[str]:
     """Return the names of the namespaces and classes around ``text[at]``, outermost first."""
     opened = re.finditer(r"(?:namespace|class \w+_API) ([\w:]+)[^{;()]*\{", text[:at])
-    return [m[1] for m in opened if balanced(text, m.end() - 1, "{}") > at]
+    return [m[1] for m in opened if find_closing_bracket(text, m.end() - 1, "{}") > at]
 
 
-def _constructors(name: str, body: str) -> Iterator[tuple[Parameter, ...]]:
+def _find_constructors(name: str, body: str) -> Iterator[tuple[VendorParameter, ...]]:
     for m in re.finditer(rf"(?:^|\s){name}\(", body):
-        parameters = _parameters(body[m.end() : balanced(body, m.end() - 1, "()") - 1])
+        parameters = _parse_parameters(body[m.end() : find_closing_bracket(body, m.end() - 1, "()") - 1])
         if parameters:
             yield parameters
 
@@ -213,18 +213,18 @@ def _constructors(name: str, body: str) -> Iterator[tuple[Parameter, ...]]:
 def free_functions(header: Path, namespace: str, include: str, enums: Collection[str] | None = None) -> Functions:
     """Return the functions that ``header`` declares ``inline`` or ``extern``, called as ``namespace::name``.
 
-    A function with a parameter whose type no expression gives is left out. With ``enums``, the names of the runtime's
+    A function with a parameter whose type no expression gives is left out. With ``find_enums``, the names of the runtime's
     enums, the function is kept together with the reason why it cannot be called.
     """
     by_name: dict[str, list[VendorFunction]] = {}
     written = header.read_text(encoding="utf-8")
-    text, about = uncommented(written), dict(_comments(written))
+    text, about = strip_comments(written), dict(_function_comments(written))
     for m in re.finditer(r"^(?:inline|extern)\s+([\w:<>,\s]+?)\s+(\w+)\(", text, re.M):
-        declared = split(text[m.end() : balanced(text, m.end() - 1, "()") - 1])
+        declared = split_at_commas(text[m.end() : find_closing_bracket(text, m.end() - 1, "()") - 1])
         returns = _KINDS.get(re.sub(r"\s", "", _NAMESPACES.sub("", m[1])))
-        parsed = [_parameter(p) for p in declared]
-        # Kept with ``enums``, so that an author who calls the function gets the reason and not "unknown function".
-        strange = [d for d, p in zip(declared, parsed, strict=True) if p is None or _unknown(p, enums)]
+        parsed = [_parse_parameter(p) for p in declared]
+        # Kept with ``find_enums``, so that an author who calls the function gets the reason and not "unknown function".
+        strange = [d for d, p in zip(declared, parsed, strict=True) if p is None or _is_unknown_enum(p, enums)]
         if returns is not None and (not strange or enums is not None):
             call, line = f"{namespace}::{m[2]}", text.count("\n", 0, m.start(2)) + 1
             why = (
@@ -237,22 +237,22 @@ def free_functions(header: Path, namespace: str, include: str, enums: Collection
     return {name: tuple(functions) for name, functions in sorted(by_name.items())}
 
 
-def _unknown(parameter: Parameter, enums: Collection[str] | None) -> bool:
+def _is_unknown_enum(parameter: VendorParameter, enums: Collection[str] | None) -> bool:
     """Return whether the type of ``parameter`` looks like an enum that the runtime does not have."""
     return enums is not None and parameter.kind.startswith("enum ") and parameter.kind[5:] not in enums
 
 
-def _comments(text: str) -> Iterator[tuple[str, str]]:
+def _function_comments(text: str) -> Iterator[tuple[str, str]]:
     """Yield the names of functions, each with the comment above it."""
     for m in re.finditer(r"^((?://[^\n]*\n)+)(?:inline|extern)\s[^(;]*?(\w+)\(", text, re.M):
         yield m[2], " ".join(line.removeprefix("//").strip() for line in m[1].splitlines())
 
 
-def enums(headers: Path) -> dict[str, dict[str, str]]:
+def find_enums(headers: Path) -> dict[str, dict[str, str]]:
     """Return ``{qualified enum: {value: C++ name}}`` of the ``enum class`` definitions under ``headers``."""
     by_name: dict[str, dict[str, str]] = {}
     for header in sorted(headers.rglob("*.hpp")):
-        text = uncommented(header.read_text(encoding="utf-8"))
+        text = strip_comments(header.read_text(encoding="utf-8"))
         for m in re.finditer(r"enum class (?:OPENVINO_API )?(\w+)[^{;]*\{([^}]*)\}", text):
             scope = "::".join([*_open_namespaces(text, m.start()), m[1]])
             values = [v.partition("=")[0].strip() for v in m[2].split(",") if v.strip()]

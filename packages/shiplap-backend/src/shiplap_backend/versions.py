@@ -8,21 +8,21 @@ import re
 _COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq}
 
 
-def _number(version: str) -> tuple[int, ...]:
+def _release_number(version: str) -> tuple[int, ...]:
     """Return the release numbers only: a local or development suffix does not change schemas."""
     release = re.match(r"\d+(?:\.\d+)*", version)
     assert release is not None, version
     return tuple(int(n) for n in release[0].split("."))
 
 
-def allows(range_: str, version: str) -> bool:
+def range_allows(range_: str, version: str) -> bool:
     """Return whether ``version`` lies in ``range_``, to the precision of the range. An empty range allows all."""
     for part in filter(None, range_.split(",")):
         bound = re.match(r"(>=|<=|==|>|<)(.*)", part.strip())
         assert bound is not None, range_
-        wanted = _number(bound[2])
+        wanted = _release_number(bound[2])
         # Cut to the bound's precision: 2.11.1 is in ``<=2.11``.
-        if not _COMPARE[bound[1]](_number(version)[: len(wanted)], wanted):
+        if not _COMPARE[bound[1]](_release_number(version)[: len(wanted)], wanted):
             return False
     return True
 
@@ -35,7 +35,7 @@ def is_range(text: str) -> bool:
 
 def empty_range(range_: str) -> bool:
     """Return whether no version lies in ``range_``: no bound, nor a version just above or below one."""
-    bounds = [_number(re.sub(r"[<>=]", "", part)) for part in range_.split(",")]
+    bounds = [_release_number(re.sub(r"[<>=]", "", part)) for part in range_.split(",")]
     # Bounds split the versions into intervals, of which these points hit every one.
     near = [(0,)] + [n for b in bounds for n in (b, (*b, 1), (*b[:-1], b[-1] - 1, 999))]
-    return not any(allows(range_, ".".join(map(str, n))) for n in near if min(n) >= 0)
+    return not any(range_allows(range_, ".".join(map(str, n))) for n in near if min(n) >= 0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shiplap.torch_private.torchgen_declarations import Argument, Declaration
-from shiplap_backend.entries import Entry, Output
-from shiplap_backend.families import Family
+from shiplap.torch_private.torchgen_declarations import AtenArgument, AtenDeclaration
+from shiplap_backend.entries import MetadataEntry, OutputRule
+from shiplap_backend.families import WrapperFamily
 
 # Kind of the value of an argument, by its type in the schema; ``Tensor`` arguments can also be graph inputs.
 _KINDS = {
@@ -34,23 +34,23 @@ _KINDS = {
     "Generator?": "generator?",
 }
 
-_ALWAYS = Output("bypass")
+_ALWAYS = OutputRule("bypass")
 
 
 @dataclass
 class Wrapper:
     """The values that a template needs of one overload, as C++. ``uses`` has the use of each argument."""
 
-    declaration: Declaration
-    entry: Entry
-    family: Family
+    declaration: AtenDeclaration
+    entry: MetadataEntry
+    family: WrapperFamily
     where: str
     mask: tuple[str, ...]
     gated: tuple[str, ...]
     compute: str = ""
     decides: str = ""  # dtype that the mask must hold as well, once shapes and promotion are known
     prepare: list[str] = field(default_factory=list)
-    derived: tuple[Declaration, ...] = ()
+    derived: tuple[AtenDeclaration, ...] = ()
     guards: list[tuple[str, str]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Wrapper:
         return self.entry.empty or self.family.empty
 
 
-def kind(argument: Argument) -> str:
+def argument_kind(argument: AtenArgument) -> str:
     """Return the kind of value of ``argument`` in an expression, or ``""`` if it cannot be in one."""
     base, bracket, rest = argument.type.partition("[")
     if bracket and base in ("int", "SymInt"):

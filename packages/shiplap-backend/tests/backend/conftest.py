@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import shiplap_backend
-from shiplap_backend.build import build
-from shiplap_backend.project import Project, gen, new, open_project
+from shiplap_backend.build import build_extension
+from shiplap_backend.project import Project, create_project, generate_project, open_project
 
 EXAMPLE = os.environ.get("SHIPLAP_BACKEND_EXAMPLE")  # the built project of an example runtime
 DEVICE = "mine" if EXAMPLE else "openvino"
@@ -30,7 +30,7 @@ TEMPLATES = Path(shiplap_backend.__file__).parent / "templates" / "project"
 
 
 def _key(ops: str) -> str:
-    """What ninja does not see: the files that ``new`` writes, and which Python and torch they are for."""
+    """What ninja does not see: the files that ``create_project`` writes, and which Python and torch they are for."""
     text = [ops, sys.version, torch.__version__, *(p.read_text() for p in sorted(TEMPLATES.iterdir()))]
     return hashlib.sha256("\0".join(text).encode()).hexdigest()[:12]
 
@@ -50,10 +50,14 @@ def project(request: pytest.FixtureRequest) -> Project:
     with (root / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # workers of pytest-xdist build one after the other: the first does the work
         where = root / "project"
-        made = open_project(where) if where.exists() else new(DEVICE, "openvino", where, units=12 if FULL else 1)
+        made = (
+            open_project(where)
+            if where.exists()
+            else create_project(DEVICE, "openvino", where, units=12 if FULL else 1)
+        )
         (where / "ops.yaml").write_text(ops)
-        gen(made, accept_drift=True)
-        build(made, together=not FULL)  # the cores are busy with other tests
+        generate_project(made, accept_drift=True)
+        build_extension(made, together=not FULL)  # the cores are busy with other tests
     return made
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shiplap_backend.generate import Generated, generate
-from shiplap_backend.metadata import load, shipped
-from shiplap_backend.runtimes import runtime
+from shiplap_backend.generate import GeneratedWrappers, generate_wrappers
+from shiplap_backend.metadata import load_metadata, shipped_metadata
+from shiplap_backend.runtimes import find_runtime
 
 # The shipped target without its ops: its operators, dtypes and index parameters.
-HEAD = shipped("openvino").read_text(encoding="utf-8").partition("\nops:\n")[0]
+HEAD = shipped_metadata("openvino").read_text(encoding="utf-8").partition("\nops:\n")[0]
 
 
 def write(directory: Path, ops: str) -> Path:
@@ -24,14 +24,14 @@ def line(number: int) -> int:
     return HEAD.count("\n") + 2 + number
 
 
-def made(directory: Path, ops: str, units: int = 1) -> Generated:
+def made(directory: Path, ops: str, units: int = 1) -> GeneratedWrappers:
     """What the generator makes of these ops."""
     return generated(write(directory, ops), units)
 
 
-def generated(path: Path, units: int = 1) -> Generated:
+def generated(path: Path, units: int = 1) -> GeneratedWrappers:
     """What the generator makes of a metadata file."""
-    return generate(load(path), runtime("openvino"), units=units)
+    return generate_wrappers(load_metadata(path), find_runtime("openvino"), units=units)
 
 
 def body(directory: Path, ops: str) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from shiplap_backend.models import MODELS as MODELS_OF_THE_AUDIT
-from shiplap_backend.models.compared import compared
+from shiplap_backend.models.compared import compare_model
 from tests.backend.profiling import NATIVE, NO_KERNELS
 
 sys.path.insert(0, os.environ["SHIPLAP_DISCRETE_PROJECT"])
@@ -93,7 +93,7 @@ def test_models_of_the_audit(name: str) -> None:
     package, make = MODELS_OF_THE_AUDIT[name]
     if package:
         pytest.importorskip(package)
-    assert compared(make, "mine") == ""
+    assert compare_model(make, "mine") == ""
 
 
 def test_norms_are_the_cpus() -> None:

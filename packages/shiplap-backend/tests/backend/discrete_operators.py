@@ -31,7 +31,7 @@ def test_an_operator_is_the_cpus(name: str, device: str) -> None:
     """Current device and stream are neither the default ones."""
     with mine.device(device), mine.stream(torch.Stream(device)):
         for dtype in {torch.float32, torch.int64} & op_infos()[name].supported_dtypes("cpu"):
-            evidence = opinfo.Evidence()
-            error = opinfo._check(op_infos()[name], device, dtype, 3, evidence)
+            evidence = opinfo.SampleEvidence()
+            error = opinfo._check_samples(op_infos()[name], device, dtype, 3, evidence)
             assert error is None, evidence
             assert evidence.samples

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from shiplap_backend.build import build
-from shiplap_backend.project import Project, gen, new, open_project
+from shiplap_backend.build import build_extension
+from shiplap_backend.project import Project, create_project, generate_project, open_project
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "runtime-tinyc"
 DISCRETE = EXAMPLE / "discrete"
@@ -26,7 +26,7 @@ def built(config: pytest.Config, name: str, example: Path) -> Project:
     with (root / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         where = root / "torch-mine"
-        project = open_project(where) if where.exists() else new("mine", str(example), where, units=1)
-        gen(project, accept_drift=True)
-        build(project)
+        project = open_project(where) if where.exists() else create_project("mine", str(example), where, units=1)
+        generate_project(project, accept_drift=True)
+        build_extension(project)
     return project

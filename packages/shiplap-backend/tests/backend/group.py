@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shiplap_backend.sweep import load
+from shiplap_backend.sweep import load_device
 
 
 def trained(device: str, rank: int) -> list[list[float]]:
@@ -81,7 +81,7 @@ def collectives(device: str, rank: int) -> Iterator[Any]:
 
 
 def main(package: str, rank: int, store: str) -> None:
-    device = "cpu" if package == "cpu" else load(Path(package))
+    device = "cpu" if package == "cpu" else load_device(Path(package))
     kind = "gloo" if device == "cpu" else device
     patience = timedelta(seconds=240)
     dist.init_process_group(kind, store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=patience)

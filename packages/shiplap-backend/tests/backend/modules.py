@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shiplap.torch_private.device_tests import module_infos
 from shiplap.torch_private.pytree import leaves, map_leaves
-from shiplap_backend.sweep import load
+from shiplap_backend.sweep import load_device
 
 
 def cases(samples: int, step: int) -> Iterator[tuple[str, Any, Any]]:
@@ -63,7 +63,7 @@ def difference(module: Any, arguments: Any, device: str) -> str:
 
 
 def main(package: Path, samples: int, step: int) -> None:
-    device, wrong, count = load(package), [], 0
+    device, wrong, count = load_device(package), [], 0
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     for name, module, arguments in cases(samples, step):

@@ -15,10 +15,10 @@ from shiplap_backend import BackendError, audit
 class Processes:
     """Stands for the processes of a sweep: each answers for its cases until the one that kills it."""
 
-    def __init__(self, deadly: audit.Case) -> None:
+    def __init__(self, deadly: audit.SweepCase) -> None:
         self.deadly, self.started = deadly, 0
 
-    def __call__(self, project: Any, cases: Sequence[audit.Case], samples: int) -> tuple[list[str], str]:
+    def __call__(self, project: Any, cases: Sequence[audit.SweepCase], samples: int) -> tuple[list[str], str]:
         self.started += 1
         lines = []
         for op, dtype in cases:
@@ -37,24 +37,26 @@ def row(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_crash_costs_one_case(monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
     processes = Processes(("b", "f32"))
-    monkeypatch.setattr(audit, "_lines", processes)
-    monkeypatch.setattr(audit, "_GRANULE", 4)
-    verdicts = list(audit.audit(None, ["a", "b", "c"], ["f32", "i64"], jobs=jobs))  # type: ignore[arg-type]
+    monkeypatch.setattr(audit, "_read_sweep_lines", processes)
+    monkeypatch.setattr(audit, "_CASES_PER_BATCH", 4)
+    verdicts = list(audit.run_sweep(None, ["a", "b", "c"], ["f32", "i64"], jobs=jobs))  # type: ignore[arg-type]
     assert [(v.op, v.dtype) for v in verdicts] == [(op, dtype) for op in "abc" for dtype in ("f32", "i64")]
     assert [v.state for v in verdicts] == ["native", "native", "crash", "native", "native", "native"]
     assert verdicts[2].why == "exit status -11: "
     assert processes.started == 3  # two batches, and the rest of the first
-    assert {k: n for k, n in audit.table(verdicts)["f32"].items() if n} == {"native": 2, "crash": 1}
+    assert {k: n for k, n in audit.count_by_dtype(verdicts)["f32"].items() if n} == {"native": 2, "crash": 1}
 
 
 def test_a_device_that_does_not_load_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "_lines", lambda *a, **k: ([], "exit status 1: No module named torch_nothing"))
+    monkeypatch.setattr(
+        audit, "_read_sweep_lines", lambda *a, **k: ([], "exit status 1: No module named torch_nothing")
+    )
 
     class Project:
         package = tmp_path / "torch_nothing"
 
     with pytest.raises(BackendError, match="sweep over the device cannot start"):
-        list(audit.audit(Project(), ["add"], ["f32"]))  # type: ignore[arg-type]
+        list(audit.run_sweep(Project(), ["add"], ["f32"]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -70,4 +72,4 @@ def test_a_device_that_does_not_load_is_an_error(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_verdicts(changes: dict[str, Any], state: str) -> None:
-    assert audit._verdict({"op": "x", "dtype": "f32", **row(**changes)}).state == state
+    assert audit._parse_verdict({"op": "x", "dtype": "f32", **row(**changes)}).state == state

@@ -171,17 +171,17 @@ def test_a_vendor_function_of_another_signature(tmp_path: Path) -> None:
     """The headers are read again with each release of the vendor: what no longer fits says where, and what fits."""
     import dataclasses
 
-    from shiplap_backend.generate import generate
-    from shiplap_backend.metadata import load
-    from shiplap_backend.runtimes import runtime
-    from shiplap_backend.vendor import Parameter, VendorFunction
+    from shiplap_backend.generate import generate_wrappers
+    from shiplap_backend.metadata import load_metadata
+    from shiplap_backend.runtimes import find_runtime
+    from shiplap_backend.vendor import VendorFunction, VendorParameter
 
-    openvino = runtime("openvino")
+    openvino = find_runtime("openvino")
     text = "  gelu.out: {template: unary, graph: \"Gelu(self, mode='TANH' if approximate == 'tanh' else 'ERF')\"}\n"
-    metadata = load(described.write(tmp_path, text))
+    metadata = load_metadata(described.write(tmp_path, text))
     (whole, *_) = openvino.opset()["Gelu"]
     (data, mode) = whole.parameters
-    integer = Parameter("axis", "int", "int64_t", False)
+    integer = VendorParameter("axis", "int", "int64_t", False)
     for parameters, got in {
         (data, dataclasses.replace(mode, name="approximation")): "no parameter 'mode'",
         (data, mode, integer): "Gelu(data, mode = ..., axis) needs axis",
@@ -190,7 +190,7 @@ def test_a_vendor_function_of_another_signature(tmp_path: Path) -> None:
     }.items():
         changed = VendorFunction("Gelu", whole.call, whole.every, parameters, "node", whole.header)
         with pytest.raises(BackendError) as caught:
-            generate(
+            generate_wrappers(
                 metadata, dataclasses.replace(openvino, opset=lambda c=changed: {**openvino.opset(), "Gelu": (c,)})
             )
         assert (caught.value.id, caught.value.where.partition(": ")[0]) == (
@@ -220,14 +220,14 @@ def test_a_version_range_leaves_an_entry_out_with_its_reason(tmp_path: Path) -> 
 
 
 def test_extends_and_only(tmp_path: Path) -> None:
-    from shiplap_backend.metadata import load
+    from shiplap_backend.metadata import load_metadata
 
     path = tmp_path / "ops.yaml"
     path.write_text("extends: openvino\nonly: [add.out, mm.out]\nops: {exp.out: {template: unary, graph: Exp(self)}}\n")
-    assert sorted(load(path).entries) == ["add.out", "exp.out", "mm.out"]
+    assert sorted(load_metadata(path).entries) == ["add.out", "exp.out", "mm.out"]
     path.write_text("extends: openvion\n")
     with pytest.raises(BackendError, match="did you mean 'openvino'"):
-        load(path)
+        load_metadata(path)
     path.write_text("extends: openvino\nonly: [add.oout]\n")
     with pytest.raises(BackendError, match=r"only: 'add.oout'; did you mean 'add.out'"):
-        load(path)
+        load_metadata(path)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shiplap_backend import BackendError
-from shiplap_backend.project import Project, gen, new
+from shiplap_backend.project import Project, create_project, generate_project
 
 pytest.importorskip("openvino")
 
@@ -28,7 +28,7 @@ at::Tensor &addcmul_out(
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    made = new("handmade", "openvino", tmp_path_factory.mktemp("bodies") / "p")
+    made = create_project("handmade", "openvino", tmp_path_factory.mktemp("bodies") / "p")
     (made.root / "ops.yaml").write_text(OPS)
     return made
 
@@ -43,7 +43,7 @@ def write(project: Project, text: str) -> Path:
 
 def test_bodies_may_stand_in_one_file_and_are_written_as_cpp_may_be(project: Project) -> None:
     path = write(project, RIGHT)
-    gen(project)
+    generate_project(project)
     assert sorted(project.bodies.iterdir()) == [path]  # no scaffold beside a body that is there
 
 
@@ -79,7 +79,7 @@ def test_another_signature(project: Project, old: str, new_: str, line: int, got
     assert old in RIGHT
     path = write(project, RIGHT.replace(old, new_))
     with pytest.raises(BackendError) as caught:
-        gen(project)
+        generate_project(project)
     assert caught.value.id == "SL908"
     assert caught.value.got == got
     assert caught.value.where.startswith(f"{path}:{line}: ")
@@ -88,9 +88,9 @@ def test_another_signature(project: Project, old: str, new_: str, line: int, got
 
 def test_a_functional_body_serves_the_overloads_that_follow_from_it(project: Project, tmp_path: Path) -> None:
     """`relu_` is registered with `relu`, and is made of its body."""
-    mine = new("more", "openvino", tmp_path / "p")
+    mine = create_project("more", "openvino", tmp_path / "p")
     (mine.root / "ops.yaml").write_text("extends: openvino\nonly: [exp.out]\nops:\n  relu: {template: custom}\n")
-    made, _ = gen(mine)
+    made, _ = generate_project(mine)
     text = "".join(made.files.values())
     assert 'm.impl("relu_"' in text
     assert "at::Tensor & relu_(at::Tensor & self) {\n  const auto results = relu(self);" in text

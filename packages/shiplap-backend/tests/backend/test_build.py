@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shiplap_backend.build import _rules
-from shiplap_backend.project import gen, new
+from shiplap_backend.build import _render_ninja_file
+from shiplap_backend.project import create_project, generate_project
 
 HERE = Path(__file__).parent
 
@@ -13,11 +13,11 @@ HERE = Path(__file__).parent
 @pytest.mark.parametrize("together", [False, True])
 def test_the_core_and_the_wrappers_are_compiled_once_each(tmp_path: Path, together: bool) -> None:
     pytest.importorskip("openvino")
-    made = new("mine", "openvino", tmp_path / "mine", units=2)
+    made = create_project("mine", "openvino", tmp_path / "mine", units=2)
     (made.root / "ops.yaml").write_text((HERE / "ops.yaml").read_text())
-    gen(made, accept_drift=True)
+    generate_project(made, accept_drift=True)
     (made.root / "build").mkdir()
-    rules = _rules(made, made.package / "_C.so", together)
+    rules = _render_ninja_file(made, made.package / "_C.so", together)
     objects = {line.split(":")[0].removeprefix("build ") for line in rules.splitlines() if ": compile" in line}
     separate = {"all.o", "wrappers_00.o", "wrappers_01.o"}
     assert objects & (separate | {"together.o"}) == ({"together.o"} if together else separate)

@@ -99,7 +99,7 @@ def test_audit_knows_what_it_can_be_asked(
     from shiplap_backend import audit, project
 
     monkeypatch.setattr(project, "require_built", lambda _: None)
-    monkeypatch.setattr(audit, "operators", lambda _: ["add", "softmax", "real", "nn.functional.relu"])
+    monkeypatch.setattr(audit, "operator_names", lambda _: ["add", "softmax", "real", "nn.functional.relu"])
     _, err = run("audit", fresh, *option, status=2)
     assert "SL613" in err
     assert got in err
@@ -127,12 +127,12 @@ def test_coverage_names_what_is_native(project: Project, tmp_path: Path) -> None
 
 
 def test_the_message_of_a_traceback_is_all_of_it() -> None:
-    from shiplap_backend.coverage import _message
+    from shiplap_backend.coverage import _final_exception
 
     frames = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    f(x)\n    ^^^^\n'
-    assert _message(frames + "SL1: two\n  lines\n") == "SL1: two\n  lines"
-    assert _message(frames.replace("    f(x)\n    ^^^^\n", "") + "KeyError: 1") == "KeyError: 1"
-    assert _message("Aborted") == "Aborted"
+    assert _final_exception(frames + "SL1: two\n  lines\n") == "SL1: two\n  lines"
+    assert _final_exception(frames.replace("    f(x)\n    ^^^^\n", "") + "KeyError: 1") == "KeyError: 1"
+    assert _final_exception("Aborted") == "Aborted"
 
 
 @pytest.fixture
@@ -176,9 +176,12 @@ def test_a_program_that_fails_says_how(project: Project, tmp_path: Path) -> None
 
 def test_audit_reports_what_the_sweep_found(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sweep itself: tests/backend/test_opinfo.py."""
-    verdicts = [audit.Verdict("add", "f32", "native", 3), audit.Verdict("mm", "f32", "fail", 3, why="1 for 2")]
-    monkeypatch.setattr(audit, "audit", lambda *a, **k: [v for v in verdicts if v.op in a[1]])
-    monkeypatch.setattr(audit, "operators", lambda project: ["add", "mm"])
+    verdicts = [
+        audit.SweepVerdict("add", "f32", "native", 3),
+        audit.SweepVerdict("mm", "f32", "fail", 3, why="1 for 2"),
+    ]
+    monkeypatch.setattr(audit, "run_sweep", lambda *a, **k: [v for v in verdicts if v.op in a[1]])
+    monkeypatch.setattr(audit, "operator_names", lambda project: ["add", "mm"])
     report = run("audit", project.root, "--match", "a", "--json")
     assert report["counts"]["f32"]["native"] == len(report["verdicts"]) == 1
     out, _ = run("audit", project.root, "--ops", "add,mm", status=1)
@@ -193,21 +196,23 @@ def test_audit_reports_every_model(fresh: Path, monkeypatch: pytest.MonkeyPatch)
 
     asked: list[dict[str, Any]] = []
     verdicts = [
-        audit.Verdict("gpt2", "f32", "native", 1),
-        audit.Verdict("vit-tiny", "f32", "left", 0, why="needs timm"),
+        audit.SweepVerdict("gpt2", "f32", "native", 1),
+        audit.SweepVerdict("vit-tiny", "f32", "left", 0, why="needs timm"),
     ]
 
-    def swept(*arguments: Any, **options: Any) -> list[audit.Verdict]:
+    def swept(*arguments: Any, **options: Any) -> list[audit.SweepVerdict]:
         asked.append(options)
         return verdicts
 
     monkeypatch.setattr(project, "require_built", lambda _: None)
-    monkeypatch.setattr(audit, "audit", swept)
+    monkeypatch.setattr(audit, "run_sweep", swept)
     out, _ = run("audit", fresh, "--models", "--ops", "gpt2,vit-tiny")
     assert out.splitlines()[:3] == ["f32  native 1  left 1", "native  gpt2  f32", "left  vit-tiny  f32  needs timm"]
     assert asked[0]["models"] is True
     assert [v["op"] for v in run("audit", fresh, "--models", "--json")["verdicts"]] == ["gpt2", "vit-tiny"]
-    verdicts[0] = audit.Verdict("gpt2", "f32", "fail", 1, why="result 0 is 1.0e-03 from float64, the CPU's 1.0e-07")
+    verdicts[0] = audit.SweepVerdict(
+        "gpt2", "f32", "fail", 1, why="result 0 is 1.0e-03 from float64, the CPU's 1.0e-07"
+    )
     run("audit", fresh, "--models", status=1)
 
 

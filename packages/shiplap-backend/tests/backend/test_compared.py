@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from shiplap_backend import audit, sweep
-from shiplap_backend.models import MODELS, Case
-from shiplap_backend.models.compared import compared
+from shiplap_backend.models import MODELS, ModelCase
+from shiplap_backend.models.compared import compare_model
 
 CALLS = {"forward": 0}
 
@@ -72,11 +72,11 @@ def test_what_is_wrong_is_named(name: str) -> None:
     first, replaces, message = WRONG[name]
     CALLS["forward"] = 0
 
-    def make() -> Case:
-        return Case(Model(first, replaces), (torch.tensor([[1, 2, 3], [4, 5, 6]]),))
+    def make() -> ModelCase:
+        return ModelCase(Model(first, replaces), (torch.tensor([[1, 2, 3], [4, 5, 6]]),))
 
     try:
-        got = compared(make, "cpu")
+        got = compare_model(make, "cpu")
     except RuntimeError as e:  # of torch itself
         got = str(e)
     assert re.search(message, got) if message else got == ""
@@ -100,7 +100,7 @@ class First(nn.Module):
 
 
 def judged(parameters: dict[str, Tensor], first: Any, later: Any, *size: int) -> str:
-    return compared(lambda: Case(First(parameters, first, later), (torch.randn(*size),)), "cpu")
+    return compare_model(lambda: ModelCase(First(parameters, first, later), (torch.randn(*size),)), "cpu")
 
 
 def test_a_gradient_of_nothing_is_the_rounding_that_the_cpu_has_too() -> None:
@@ -160,21 +160,21 @@ def test_further_runs_of_the_cpu_excuse_no_error_of_a_model_that_amplifies_none(
 def test_the_cpu_is_as_the_cpu(name: str) -> None:
     package, make = MODELS[name]
     assert package == ""
-    assert compared(make, "cpu") == ""
+    assert compare_model(make, "cpu") == ""
 
 
 def test_there_are_thirty_and_each_says_what_it_needs() -> None:
     assert len(MODELS) >= 30
-    assert audit.models() == sorted(MODELS)
+    assert audit.model_names() == sorted(MODELS)
     assert {package for package, _ in MODELS.values()} >= {"", "transformers", "timm", "torchvision", "diffusers"}
 
 
 def test_a_model_whose_package_is_missing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr(sweep, "load", lambda _: "cpu")
+    monkeypatch.setattr(sweep, "load_device", lambda _: "cpu")
     monkeypatch.setattr(torch.cpu, "reset_counters", lambda: None, raising=False)
     monkeypatch.setattr(torch.cpu, "counters", dict, raising=False)
     monkeypatch.setitem(MODELS, "other", ("no_such_package_of_models", MODELS["perceptron"][1]))
-    rows = [row for row in sweep.of_models(tmp_path, ["other", "perceptron"]) if "op" in row]
-    left, ran = (audit._verdict(row) for row in rows)
+    rows = [row for row in sweep.model_results(tmp_path, ["other", "perceptron"]) if "op" in row]
+    left, ran = (audit._parse_verdict(row) for row in rows)
     assert (left.state, left.why) == ("left", "needs the package 'no_such_package_of_models'")
     assert (ran.state, ran.samples, ran.why) == ("core", 1, "")

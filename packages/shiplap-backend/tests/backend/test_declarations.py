@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shiplap.torch_private.torchgen_declarations import (
-    declarations,
+    aten_declarations,
     has_cpu_kernel,
     has_kernel,
     header_rows,
@@ -24,43 +24,45 @@ def owed() -> list[str]:
 
 def test_every_row_of_the_header_is_a_declaration_by_name_not_by_place() -> None:
     rows = {_name(r): r["schema"].removeprefix("aten::") for r in header_rows()}
-    assert rows == {name: d.schema for name, d in declarations().items()}
+    assert rows == {name: d.schema for name, d in aten_declarations().items()}
 
 
 def test_the_dispatcher_has_every_declared_schema() -> None:
     registered = registered_schemas()
-    assert declarations().keys() <= registered.keys()
+    assert aten_declarations().keys() <= registered.keys()
     for name in ("add.out", "mm.out", "cat.out", "native_layer_norm"):
-        ours = torch._C.parse_schema(f"aten::{declarations()[name].schema}")
+        ours = torch._C.parse_schema(f"aten::{aten_declarations()[name].schema}")
         assert str(ours) == registered[name]
 
 
 def test_only_owed_overloads_lack_a_kernel(owed: list[str]) -> None:
     """A process that loaded a device has kernels of its own; the ones that nobody but it can have are owed."""
-    lacking = {n for n in declarations() if not has_kernel(n, "MTIA")}
+    lacking = {n for n in aten_declarations() if not has_kernel(n, "MTIA")}
     assert lacking <= set(owed)
     assert len(lacking) > 0.9 * len(owed)
 
 
 def test_owed_with_a_cpu_kernel_is_what_the_dispatcher_says(owed: list[str]) -> None:
-    ours = {n for n in owed if declarations()[n].cpu}
+    ours = {n for n in owed if aten_declarations()[n].cpu}
     assert ours == {n for n in owed if has_cpu_kernel(n)}
     assert 600 < len(ours) < 750
 
 
 def test_out_overloads_are_found_by_kind_not_by_name() -> None:
-    assert declarations()["max.dim_max"].kind == "out"
-    assert [a.name for a in declarations()["max.dim_max"].outs] == ["max", "max_values"]
-    unnamed = [d.name for d in declarations().values() if d.kind == "out" and "out" not in d.name.partition(".")[2]]
+    assert aten_declarations()["max.dim_max"].kind == "out"
+    assert [a.name for a in aten_declarations()["max.dim_max"].outs] == ["max", "max_values"]
+    unnamed = [
+        d.name for d in aten_declarations().values() if d.kind == "out" and "out" not in d.name.partition(".")[2]
+    ]
     assert len(unnamed) > 50
 
 
 def test_structured_groups_know_whom_they_serve() -> None:
-    add = declarations()["add.out"]
+    add = aten_declarations()["add.out"]
     assert add.structured is not None
     assert add.structured.cls == "at::meta::structured_add_Tensor"
     assert add.structured.iterator
     assert add.group == ("add.Tensor", "add_.Tensor")
-    mm = declarations()["mm.out"].structured
+    mm = aten_declarations()["mm.out"].structured
     assert mm is not None
     assert not mm.iterator

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shiplap.torch_private.torchgen_declarations import declarations
+from shiplap.torch_private.torchgen_declarations import aten_declarations
 from shiplap_backend import BackendError
 from tests.backend import described
 from tests.backend.equality import check, native
@@ -25,7 +25,7 @@ def test_1_only_owed_overloads_or_primaries_are_registered(tmp_path: Path) -> No
 
 
 def test_2_declarations_are_joined_by_name() -> None:
-    for name, d in declarations().items():
+    for name, d in aten_declarations().items():
         assert d.schema.partition("(")[0] == name
 
 
@@ -131,7 +131,7 @@ def test_8_shapes_by_the_meta_kernel(dev: Any, device: str) -> None:
 
 
 def test_9_out_overloads_are_known_by_kind() -> None:
-    assert declarations()["gelu_backward.grad_input"].kind == "out"
+    assert aten_declarations()["gelu_backward.grad_input"].kind == "out"
 
 
 @pytest.mark.parametrize("shape", [(0,), (7,), (2, 3)])

@@ -78,6 +78,6 @@ def test_tests_that_need_no_openvino(request: pytest.FixtureRequest, name: str, 
 def test_the_database_of_operators(request: pytest.FixtureRequest) -> None:
     """Every operator in float32, in processes that may crash: the memory faults where the host touches it."""
     project = built(request.config, "discrete", DISCRETE)
-    verdicts = list(audit.audit(project, audit.operators(project), ["f32"], samples=1))
+    verdicts = list(audit.run_sweep(project, audit.operator_names(project), ["f32"], samples=1))
     assert [v for v in verdicts if v.state in ("fail", "crash")] == []
     assert sum(v.samples > 0 for v in verdicts) >= 400

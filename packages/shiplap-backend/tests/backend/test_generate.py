@@ -11,10 +11,10 @@ import pytest
 from expecttest import assert_expected_inline
 
 from shiplap_backend import BackendError
-from shiplap_backend.generate import generate, write
-from shiplap_backend.metadata import load, shipped
-from shiplap_backend.project import gen, new
-from shiplap_backend.runtimes import runtime
+from shiplap_backend.generate import generate_wrappers, write_generated
+from shiplap_backend.metadata import load_metadata, shipped_metadata
+from shiplap_backend.project import create_project, generate_project
+from shiplap_backend.runtimes import find_runtime
 from tests.backend import described
 
 pytest.importorskip("openvino")
@@ -67,7 +67,7 @@ at::Tensor & add_out(const at::Tensor & self, const at::Tensor & other, const at
 
 @pytest.fixture(scope="module")
 def everything():
-    return generate(load(shipped("openvino")), runtime("openvino"))
+    return generate_wrappers(load_metadata(shipped_metadata("openvino")), find_runtime("openvino"))
 
 
 def test_the_shipped_metadata_is_right(everything) -> None:
@@ -116,20 +116,23 @@ def test_statistics_are_written_beside_the_results_and_only_when_asked(everythin
 
 
 def test_same_bytes_twice(everything) -> None:
-    assert generate(load(shipped("openvino")), runtime("openvino")).files == everything.files
+    assert (
+        generate_wrappers(load_metadata(shipped_metadata("openvino")), find_runtime("openvino")).files
+        == everything.files
+    )
 
 
 def test_unchanged_files_keep_their_time(tmp_path: Path) -> None:
     made = described.made(tmp_path, ADD + EXP, units=8)
-    assert sorted(write(tmp_path / "g", made.files)) == sorted(made.files)
+    assert sorted(write_generated(tmp_path / "g", made.files)) == sorted(made.files)
     for path in (tmp_path / "g").iterdir():
         os.utime(path, (1, 1))
-    assert write(tmp_path / "g", made.files) == []
+    assert write_generated(tmp_path / "g", made.files) == []
     changed = described.made(tmp_path, ADD + EXP.replace("Exp(self)", "Exp(Abs(self))"), units=8)
-    touched = write(tmp_path / "g", changed.files)
+    touched = write_generated(tmp_path / "g", changed.files)
     assert len(touched) == 1
     assert [p.name for p in (tmp_path / "g").iterdir() if p.stat().st_mtime > 1] == touched
-    assert write(tmp_path / "g", described.made(tmp_path, ADD, units=8).files) == touched
+    assert write_generated(tmp_path / "g", described.made(tmp_path, ADD, units=8).files) == touched
     assert not (tmp_path / "g" / touched[0]).exists()
 
 
@@ -146,23 +149,23 @@ def test_new_refuses_names_and_places_that_are_taken(tmp_path: Path) -> None:
         ("fine", tmp_path, "not empty"),
     ):
         with pytest.raises(BackendError) as caught:
-            new(name, "openvino", where)
+            create_project(name, "openvino", where)
         assert caught.value.id == "SL905"
         assert got in caught.value.got
     with pytest.raises(BackendError, match="did you mean 'openvino'"):
-        new("fine", "openvin", tmp_path / "b")
+        create_project("fine", "openvin", tmp_path / "b")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
 
 
 def test_paths_may_hold_what_shells_and_ninja_read(tmp_path: Path) -> None:
     from shiplap_backend import build
 
-    project = new("spaced", "openvino", tmp_path / "my $HOME: 'projects'")
+    project = create_project("spaced", "openvino", tmp_path / "my $HOME: 'projects'")
     (project.root / "ops.yaml").write_text("extends: openvino\nonly: [add.out]\n")
-    gen(project)
-    (tmp_path / "build.ninja").write_text(build._rules(project, project.package / "_C.so"))
+    generate_project(project)
+    (tmp_path / "build.ninja").write_text(build._render_ninja_file(project, project.package / "_C.so"))
     listed = subprocess.run(
-        [build._ninja(), "-C", tmp_path, "-t", "commands"], capture_output=True, text=True, check=True
+        [build._find_ninja(), "-C", tmp_path, "-t", "commands"], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     words = [word for line in listed for word in shlex.split(line)]
     assert f"-I{project.generated}" in words
@@ -172,15 +175,15 @@ def test_paths_may_hold_what_shells_and_ninja_read(tmp_path: Path) -> None:
 def test_a_machine_without_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from shiplap_backend import build
 
-    project = new("bare", "openvino", tmp_path / "p")
+    project = create_project("bare", "openvino", tmp_path / "p")
     (project.root / "ops.yaml").write_text("extends: openvino\nonly: [add.out]\n")
-    gen(project)
-    monkeypatch.setattr(build, "_ninja", lambda: "no-such-ninja")
+    generate_project(project)
+    monkeypatch.setattr(build, "_find_ninja", lambda: "no-such-ninja")
     with pytest.raises(BackendError, match=r"SL906: .*\n.*\n.*no program 'ninja'"):
-        build.build(project)
+        build.build_extension(project)
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(BackendError, match=r"SL907: .*\n.*\n.*no package 'yaml'"):
-        gen(project)
+        generate_project(project)
 
 
 def test_a_build_says_how_many_files_are_done() -> None:
@@ -188,17 +191,17 @@ def test_a_build_says_how_many_files_are_done() -> None:
 
     told: list[str] = []
     program = "print('[1/2] g++ a.cpp\\nnote: [7/7] of the compiler\\n[2/2] g++ b.cpp'); raise SystemExit(3)"
-    status, printed = build._run([sys.executable, "-c", program], told.append)
+    status, printed = build._run_ninja([sys.executable, "-c", program], told.append)
     assert (status, told, "note: [7/7]" in printed) == (3, ["1/2 files", "2/2 files"], True)
 
 
 def test_a_custom_body_is_scaffolded_once_and_declared(tmp_path: Path) -> None:
-    project = new("handmade", "openvino", tmp_path / "p")
+    project = create_project("handmade", "openvino", tmp_path / "p")
     (project.root / "ops.yaml").write_text("extends: openvino\nonly: [add.out]\nops:\n  trace: {template: custom}\n")
-    gen(project)
+    generate_project(project)
     scaffold = project.bodies / "trace.cpp"
     assert "at::Tensor trace(const at::Tensor & self)" in scaffold.read_text()
     assert "at::Tensor trace(const at::Tensor & self);" in (project.generated / "bodies.h").read_text()
     scaffold.write_text(mine := f"// mine\n{scaffold.read_text()}")
-    gen(project)
+    generate_project(project)
     assert scaffold.read_text() == mine

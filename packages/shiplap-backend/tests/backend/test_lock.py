@@ -7,8 +7,8 @@ import pytest
 
 from shiplap import ShiplapError
 from shiplap_backend import BackendError, lock
-from shiplap_backend.metadata import load
-from shiplap_backend.project import Project, gen, new
+from shiplap_backend.metadata import load_metadata
+from shiplap_backend.project import Project, create_project, generate_project
 from tests.backend import described
 
 pytest.importorskip("openvino")
@@ -21,9 +21,9 @@ OPS = """\
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    made = new("drifting", "openvino", tmp_path / "p")
+    made = create_project("drifting", "openvino", tmp_path / "p")
     described.write(made.root, OPS)
-    gen(made)
+    generate_project(made)
     return made
 
 
@@ -34,7 +34,7 @@ def _edit(project: Project, change) -> None:
 
 
 def test_the_lock_holds_the_entries_and_what_they_serve(project: Project) -> None:
-    held = lock.read(project.lock)
+    held = lock.read_lock(project.lock)
     assert {"exp", "exp_", "exp.out", "relu", "relu_"} <= set(held.schemas)
     assert "add.out" not in held.schemas
 
@@ -44,25 +44,25 @@ def test_a_changed_schema_stops_the_generator_and_is_shown(project: Project) -> 
     _edit(project, lambda d: d.update(torch="2.10.0") or d["schemas"].update(relu=old))
     before = {p: p.stat().st_mtime_ns for p in project.generated.iterdir()}
     with pytest.raises(BackendError) as caught:
-        gen(project)
+        generate_project(project)
     assert caught.value.id == "SL904"
     assert caught.value.got == f"changed relu\n  - {old}\n  + relu(Tensor self) -> Tensor"
     assert "torch 2.10.0" in caught.value.expected
     assert before == {p: p.stat().st_mtime_ns for p in project.generated.iterdir()}
-    gen(project, accept_drift=True)
-    assert lock.read(project.lock).schemas["relu"] == "relu(Tensor self) -> Tensor"
+    generate_project(project, accept_drift=True)
+    assert lock.read_lock(project.lock).schemas["relu"] == "relu(Tensor self) -> Tensor"
 
 
 def test_a_new_entry_joins_the_lock(project: Project) -> None:
     described.write(project.root, OPS + "  mm.out: {template: matmul, graph: self @ mat2}\n")
-    gen(project)
-    assert "mm.out" in lock.read(project.lock).schemas
+    generate_project(project)
+    assert "mm.out" in lock.read_lock(project.lock).schemas
 
 
 def test_difference_of_two_releases() -> None:
-    old = lock.Lock("2.13.0", {"a": "a() -> ()", "b": "b(Tensor grad) -> Tensor", "c": "c() -> ()"})
-    new_ = lock.Lock("2.15.0", {"b": "b(Tensor grad_output) -> Tensor", "c": "c() -> ()", "d": "d() -> ()"})
-    assert [str(c) for c in lock.difference(old, new_)] == [
+    old = lock.SchemaLock("2.13.0", {"a": "a() -> ()", "b": "b(Tensor grad) -> Tensor", "c": "c() -> ()"})
+    new_ = lock.SchemaLock("2.15.0", {"b": "b(Tensor grad_output) -> Tensor", "c": "c() -> ()", "d": "d() -> ()"})
+    assert [str(c) for c in lock.diff_schemas(old, new_)] == [
         "removed a() -> ()",
         "changed b\n  - b(Tensor grad) -> Tensor\n  + b(Tensor grad_output) -> Tensor",
         "added d() -> ()",
@@ -72,21 +72,21 @@ def test_difference_of_two_releases() -> None:
 def test_a_damaged_lock_says_so(project: Project) -> None:
     project.lock.write_text("{")
     with pytest.raises(BackendError, match="SL904: the schema lock is damaged"):
-        gen(project)
+        generate_project(project)
 
 
 def test_an_overload_that_torch_no_longer_has_is_an_error_of_its_line(project: Project) -> None:
     described.write(project.root, OPS + "  cholesky_gone: {template: functional, graph: self}\n")
     with pytest.raises(BackendError) as caught:
-        gen(project)
+        generate_project(project)
     assert (caught.value.id, caught.value.where) == ("SL901", f"{project.root / 'ops.yaml'}:{described.line(3)}")
 
 
 def test_shipped_metadata_names_no_overload_twice() -> None:
-    from shiplap_backend.metadata import shipped
+    from shiplap_backend.metadata import shipped_metadata
 
-    text = shipped("openvino").read_text()
-    assert len(load(shipped("openvino")).entries) == text.count("template:")
+    text = shipped_metadata("openvino").read_text()
+    assert len(load_metadata(shipped_metadata("openvino")).entries) == text.count("template:")
 
 
 @pytest.mark.parametrize(
@@ -97,4 +97,4 @@ def test_a_lock_of_another_shape_is_an_error_of_the_catalogue(tmp_path, text):
     path = tmp_path / "lock.json"
     path.write_text(text)
     with pytest.raises(ShiplapError, match="SL904"):
-        lock.read(path)
+        lock.read_lock(path)

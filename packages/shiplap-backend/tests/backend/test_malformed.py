@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shiplap_backend import BackendError
-from shiplap_backend.project import new, open_project
+from shiplap_backend.project import create_project, open_project
 from tests.backend import described
 
 pytest.importorskip("openvino")
@@ -443,7 +443,7 @@ def test_a_target(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings(tmp_path: Path, name: str) -> None:
     text, line, got = SETTINGS[name]
-    path = new("mine", "openvino", tmp_path / "p").root / "backend.toml"
+    path = create_project("mine", "openvino", tmp_path / "p").root / "backend.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(BackendError) as caught:
         open_project(path.parent)
@@ -454,7 +454,7 @@ def test_settings(tmp_path: Path, name: str) -> None:
 def test_what_is_right_is_accepted(tmp_path: Path) -> None:
     """The pieces of which the cases are made."""
     assert len(described.made(tmp_path, ADD + EXP + RELU).wrappers) == 3
-    root = new("mine", "openvino", tmp_path / "p").root
+    root = create_project("mine", "openvino", tmp_path / "p").root
     (root / "backend.toml").write_text(GOOD, encoding="utf-8")
     assert open_project(root).units == 3
 

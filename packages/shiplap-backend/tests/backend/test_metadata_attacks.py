@@ -7,7 +7,7 @@ import time
 import pytest
 
 from shiplap import ShiplapError
-from shiplap_backend.metadata import load
+from shiplap_backend.metadata import load_metadata
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)
@@ -38,5 +38,5 @@ def test_hostile_metadata_is_an_error_at_once(tmp_path, name):
     path.chmod(0o600)
     started = time.process_time()
     with pytest.raises(ShiplapError, match="SL901"):
-        load(path)
+        load_metadata(path)
     assert time.process_time() - started < 1

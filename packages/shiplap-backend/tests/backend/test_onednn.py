@@ -13,21 +13,21 @@ import torch
 
 import shiplap_backend
 from shiplap_backend import BackendError
-from shiplap_backend.build import build
-from shiplap_backend.coverage import coverage
+from shiplap_backend.build import build_extension
+from shiplap_backend.coverage import place_overloads
 from shiplap_backend.families import FAMILIES
-from shiplap_backend.generate import Generated, generate
-from shiplap_backend.metadata import load, shipped
-from shiplap_backend.project import gen, new
-from shiplap_backend.runtimes import runtime
+from shiplap_backend.generate import GeneratedWrappers, generate_wrappers
+from shiplap_backend.metadata import load_metadata, shipped_metadata
+from shiplap_backend.project import create_project, generate_project
+from shiplap_backend.runtimes import find_runtime
 from shiplap_testing.paths import REPOSITORY
 
 TEMPLATES = Path(shiplap_backend.__file__).with_name("templates")
 
 
 @cache
-def made_of(target: str) -> Generated:
-    return generate(load(shipped(target)), runtime(target))
+def made_of(target: str) -> GeneratedWrappers:
+    return generate_wrappers(load_metadata(shipped_metadata(target)), find_runtime(target))
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the table counts torch 2.13's overloads")
@@ -35,7 +35,7 @@ def made_of(target: str) -> Generated:
 def test_the_docs_say_what_is_native(target: str, called: str) -> None:
     if target == "openvino":
         pytest.importorskip("openvino")
-    covered = coverage(load(shipped(target)), runtime(target), made_of(target)).as_json()
+    covered = place_overloads(load_metadata(shipped_metadata(target)), find_runtime(target), made_of(target)).as_json()
     owed = [covered["required"][state] for state in ("native", "expected", "gap")]
     row = f"| {called} | {len(covered['native'])} | {' | '.join(map(str, owed))} |"
     assert row in (REPOSITORY / "docs" / "backend.md").read_text()
@@ -91,7 +91,7 @@ print("right")
 
 def onednn_is_installed() -> bool:
     try:
-        return bool(runtime("onednn").version())
+        return bool(find_runtime("onednn").version())
     except BackendError:
         return False
 
@@ -99,8 +99,8 @@ def onednn_is_installed() -> bool:
 @pytest.mark.long
 @pytest.mark.skipif(not onednn_is_installed(), reason="needs pip install 'shiplap-backend[onednn]'")
 def test_values_on_onednn(tmp_path: Path) -> None:
-    project = new("dnn", "onednn", tmp_path / "p", units=2)
-    gen(project)
-    build(project)
+    project = create_project("dnn", "onednn", tmp_path / "p", units=2)
+    generate_project(project)
+    build_extension(project)
     run = subprocess.run([sys.executable, "-c", SCRIPT, str(project.root)], capture_output=True, text=True, check=False)
     assert run.stdout == "right\n", run.stderr

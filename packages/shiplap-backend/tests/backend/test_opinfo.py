@@ -26,7 +26,7 @@ DTYPES = ("f32", "bf16", "i64", "u8", "bool")
 def test_a_slice_of_the_database(project: Project) -> None:
     """Every state that is not a crash; ``sinh`` of tests/backend/ops.yaml is wrong on purpose, and found."""
     pytest.importorskip("openvino")
-    verdicts = {(v.op, v.dtype): v for v in audit.audit(project, OPS, DTYPES, samples=3)}
+    verdicts = {(v.op, v.dtype): v for v in audit.run_sweep(project, OPS, DTYPES, samples=3)}
     state = {key: v.state for key, v in verdicts.items()}
     assert {state["add", d] for d in ("f32", "bf16", "u8", "bool")} == {state["softmax", "bf16"]} == {"native"}
     assert state["mm", "f32"] == "mixed"  # a product without terms is the CPU's
@@ -77,7 +77,7 @@ def held(got: Any, want: Any, after: Any = ARGUMENTS, name: str = "double") -> b
     op = Op()
     op.name = name
     try:
-        opinfo._hold(op, torch.float32, (got, after), (want, ARGUMENTS), ARGUMENTS)
+        opinfo._compare_results(op, torch.float32, (got, after), (want, ARGUMENTS), ARGUMENTS)
     except AssertionError:
         return False
     return True
@@ -131,9 +131,9 @@ def test_the_docs_are_the_record_and_nothing_in_it_is_wrong(benchmark: ModuleTyp
 
 def test_pages_of_a_record(benchmark: ModuleType) -> None:
     verdicts = [
-        audit.Verdict("add", "f32", "native", 2),
-        audit.Verdict("add", "bool", "mixed", 2),
-        audit.Verdict("to_sparse", "f32", "refused", 2, why="NotImplementedError: sparse\nmore"),
+        audit.SweepVerdict("add", "f32", "native", 2),
+        audit.SweepVerdict("add", "bool", "mixed", 2),
+        audit.SweepVerdict("to_sparse", "f32", "refused", 2, why="NotImplementedError: sparse\nmore"),
     ]
     result = benchmark.measure(verdicts, 2) | {"date": "2026-11-21"}
     assert result["states"] == {"add": "native - - - - - mixed", "to_sparse": "refused - - - - - -"}

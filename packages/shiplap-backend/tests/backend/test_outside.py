@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from shiplap_backend import BackendError
-from shiplap_backend.generate import generate
-from shiplap_backend.metadata import load
-from shiplap_backend.project import gen, new, open_project
-from shiplap_backend.runtimes import names, runtime
+from shiplap_backend.generate import generate_wrappers
+from shiplap_backend.metadata import load_metadata
+from shiplap_backend.project import create_project, generate_project, open_project
+from shiplap_backend.runtimes import find_runtime, runtime_names
 from tests.backend.examples import EXAMPLE, built
 
 GOOD = (EXAMPLE / "runtime.py").read_text(encoding="utf-8")
@@ -51,7 +51,7 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path, name: str) -> None:
     description, id, line, got = BAD[name]
     where = copied(tmp_path / "runtime", description)
     with pytest.raises(BackendError) as caught:
-        new("mine", str(where), tmp_path / "p")
+        create_project("mine", str(where), tmp_path / "p")
     assert caught.value.id == id
     assert caught.value.where.startswith(f"{where / 'runtime.py'}:{line}")
     assert got in caught.value.got
@@ -65,18 +65,18 @@ def test_no_directory_and_no_name(tmp_path: Path) -> None:
         "tinycc": "no runtime 'tinycc'",
     }.items():
         with pytest.raises(BackendError, match=f"SL907(.|\n)*{re.escape(got)}"):
-            runtime(name)
+            find_runtime(name)
 
 
 def test_a_project_finds_its_runtime_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(copied(tmp_path / "runtime").parent)
-    root = new("mine", "./runtime", Path("p")).root.resolve()
+    root = create_project("mine", "./runtime", Path("p")).root.resolve()
     assert 'runtime = "../runtime"' in (root / "backend.toml").read_text(encoding="utf-8")
     monkeypatch.chdir("/")
     project = open_project(root)
-    made, touched = gen(project)
+    made, touched = generate_project(project)
     assert project.runtime.name == "tinyc"
-    assert len(made.wrappers) == len(load(project.runtime.metadata).entries)
+    assert len(made.wrappers) == len(load_metadata(project.runtime.metadata).entries)
     assert "wrappers_00.cpp" in touched
 
 
@@ -93,20 +93,20 @@ def test_an_installed_runtime_has_a_name(tmp_path: Path, monkeypatch: pytest.Mon
     (package / "__init__.py").write_text(GOOD, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     offered(tmp_path, "tinyc", "tinyc_outside:RUNTIME")
-    assert "tinyc" in names()
-    project = new("mine", "tinyc", tmp_path / "p")
+    assert "tinyc" in runtime_names()
+    project = create_project("mine", "tinyc", tmp_path / "p")
     assert 'runtime = "tinyc"' in (project.root / "backend.toml").read_text(encoding="utf-8")
     assert open_project(project.root).runtime.directory == package
     assert open_project(project.root).metadata().target.runtime == "tinyc"
     offered(tmp_path, "tinyc", "tinyc_outside:OTHER")
     with pytest.raises(BackendError, match=r"SL910(.|\n)*2 runtimes of this name"):
-        runtime("tinyc")
+        find_runtime("tinyc")
     offered(tmp_path, "wrong", "tinyc_outside:RUNTIME")
     with pytest.raises(BackendError, match=r"SL910(.|\n)*a runtime named 'tinyc'(.|\n)*'wrong'"):
-        runtime("wrong")
+        find_runtime("wrong")
     offered(tmp_path, "gone", "tinyc_gone:RUNTIME")
     with pytest.raises(BackendError, match=r"SL910(.|\n)*No module named 'tinyc_gone'"):
-        runtime("gone")
+        find_runtime("gone")
 
 
 @pytest.mark.parametrize(
@@ -121,13 +121,13 @@ def test_scalars_are_compared_by_us_and_not_by_the_vendor(tmp_path: Path, guard:
     """tinyc has no operator `==`: an argument that is no tensor needs none."""
     head = (EXAMPLE / "ops.yaml").read_text(encoding="utf-8").partition("ops:\n")[0]
     path = tmp_path / "ops.yaml"
-    tinyc = runtime(str(EXAMPLE))
+    tinyc = find_runtime(str(EXAMPLE))
     for entry in (
         f"guard: {{{guard}: scaled}}, redundant: {{alpha: once}}, graph: self + other",
         f'graph: "self + other if {guard} else self + other * alpha"',
     ):
         path.write_text(f"{head}ops:\n  add.out: {{template: binary, {entry}}}\n", encoding="utf-8")
-        assert cpp in generate(load(path), tinyc, units=1).files["wrappers_00.cpp"]
+        assert cpp in generate_wrappers(load_metadata(path), tinyc, units=1).files["wrappers_00.cpp"]
 
 
 def test_a_function_that_metadata_cannot_call_is_named_where_it_stands(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_function_that_metadata_cannot_call_is_named_where_it_stands(tmp_path:
         f"{head}ops:\n  exp.out: {{template: unary, graph: 'Scan(self, 1)'}}\n", encoding="utf-8"
     )
     with pytest.raises(BackendError) as caught:
-        generate(load(where / "ops.yaml"), runtime(str(where)))
+        generate_wrappers(load_metadata(where / "ops.yaml"), find_runtime(str(where)))
     assert caught.value.got == (
         f"{header}:{len(lines) + 1}: metadata cannot call it, since no expression gives 'job_kind kind'"
     )
@@ -166,7 +166,7 @@ def test_one_graph_only(tmp_path: Path) -> None:
     where = copied(tmp_path / "runtime")
     (where / "vendor.h").write_text("#pragma once\n", encoding="utf-8")
     with pytest.raises(BackendError, match=r"SL910(.|\n)*graph = 'eager' and a vendor\.h"):
-        runtime(str(where))
+        find_runtime(str(where))
 
 
 def test_the_example_is_short() -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shiplap.torch_private.torchgen_declarations import declarations
+from shiplap.torch_private.torchgen_declarations import aten_declarations
 from shiplap_testing.paths import REPOSITORY
 from tests.backend import described
 from tests.backend.equality import check, native
@@ -168,7 +168,7 @@ def test_split_by_a_tensor_is_as_on_cuda(device: str) -> None:
 
 def test_names_of_dims_are_gone() -> None:
     """Its generator skipped overloads with names of dims; torch has none since 2.13, and metadata cannot use them before."""
-    named = [d.name for d in declarations().values() if any("Dimname" in a.type for a in d.arguments)]
+    named = [d.name for d in aten_declarations().values() if any("Dimname" in a.type for a in d.arguments)]
     assert not named or torch.__version__ < "2.13"
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shiplap_backend.runtimes import runtime
+from shiplap_backend.runtimes import find_runtime
 from shiplap_backend.vendor import enum_values, free_functions, node_classes
 
 HEADER = """
@@ -94,7 +94,7 @@ def test_a_function_that_no_expression_can_call_says_why(tmp_path: Path) -> None
 @pytest.fixture(scope="module")
 def openvino():
     pytest.importorskip("openvino")
-    return runtime("openvino")
+    return find_runtime("openvino")
 
 
 def test_the_installed_opset(openvino) -> None:

@@ -16,7 +16,7 @@ FEW = 8  # rows up to which weights are widened in registers
 LANES = 8  # of the narrower vectors
 
 
-def _floats(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
+def _accepts_float_dtypes(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
     """Return whether there are only floating operands, or the reason for a refusal."""
     # The micro-kernels widen bfloat16 and int8 to float32, and know no other dtypes.
     if odd := sorted({str(d) for d in dtypes.values()} - {"torch.float32", "torch.bfloat16", "torch.int8"}):
@@ -27,7 +27,7 @@ def _floats(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str
 
 
 def _few_rows(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
-    return f"more than {FEW} rows" if sizes["m"] > FEW else _floats(sizes, dtypes, config)
+    return f"more than {FEW} rows" if sizes["m"] > FEW else _accepts_float_dtypes(sizes, dtypes, config)
 
 
 def _rows_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
@@ -55,7 +55,9 @@ def _panel_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
 
 ADJACENT = {"a": "k", "weight": "k"}
 ops.int8_mm.template("cpu", "int8_rows.cpp.jinja", configs=_rows_configs, innermost=ADJACENT, supports=_few_rows)
-ops.int8_mm.template("cpu", "int8_panels.cpp.jinja", configs=_panel_configs, innermost=ADJACENT, supports=_floats)
+ops.int8_mm.template(
+    "cpu", "int8_panels.cpp.jinja", configs=_panel_configs, innermost=ADJACENT, supports=_accepts_float_dtypes
+)
 
 
 def _product_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
@@ -69,11 +71,15 @@ def _conv_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
 
 def _side_by_side(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
     """Return whether a tap's channels are adjacent in memory, since taps are gathered as runs of channels."""
-    return f"fewer than {LANES} channels lie side by side" if sizes["ci"] < LANES else _floats(sizes, dtypes, config)
+    return (
+        f"fewer than {LANES} channels lie side by side"
+        if sizes["ci"] < LANES
+        else _accepts_float_dtypes(sizes, dtypes, config)
+    )
 
 
-ops.mm.template("cpu", "mm.cpp.jinja", configs=_product_configs, supports=_floats)
-ops.bmm.template("cpu", "mm.cpp.jinja", configs=_product_configs, supports=_floats)
+ops.mm.template("cpu", "mm.cpp.jinja", configs=_product_configs, supports=_accepts_float_dtypes)
+ops.bmm.template("cpu", "mm.cpp.jinja", configs=_product_configs, supports=_accepts_float_dtypes)
 ops.conv2d.template(
     "cpu", "conv2d.cpp.jinja", configs=_conv_configs, innermost={"x": "ci", "weight": "ci"}, supports=_side_by_side
 )

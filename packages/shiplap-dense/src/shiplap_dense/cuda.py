@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shiplap_dense import ops
 
-__all__ = ["attach"]
+__all__ = ["attach_templates"]
 
 Sizes = Mapping[str, Any]
 Dtypes = Mapping[str, torch.dtype]
@@ -19,40 +19,40 @@ Config = Mapping[str, Any]
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def _config(m: int, n: int, k: int, warps: int, stages: int, **more: Any) -> dict[str, Any]:
+def _tile_config(m: int, n: int, k: int, warps: int, stages: int, **more: Any) -> dict[str, Any]:
     return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, "GROUP_M": 8, **more}
 
 
 # A default that is good almost everywhere, then wide tiles for much work, then flat ones for few rows.
 TILES = (
-    _config(128, 128, 64, 8, 3),
-    _config(64, 64, 32, 4, 3),
-    _config(128, 128, 32, 8, 3),
-    _config(128, 256, 64, 8, 3),
-    _config(256, 128, 64, 8, 3),
-    _config(128, 128, 64, 4, 4),
-    _config(64, 128, 64, 4, 4),
-    _config(128, 64, 64, 4, 4),
-    _config(64, 64, 64, 4, 4),
-    _config(128, 64, 128, 4, 3),
-    _config(128, 32, 128, 4, 4),
-    _config(128, 32, 64, 4, 6),
-    _config(64, 32, 128, 4, 5),
-    _config(32, 32, 128, 4, 5),
-    _config(32, 64, 128, 4, 4),
+    _tile_config(128, 128, 64, 8, 3),
+    _tile_config(64, 64, 32, 4, 3),
+    _tile_config(128, 128, 32, 8, 3),
+    _tile_config(128, 256, 64, 8, 3),
+    _tile_config(256, 128, 64, 8, 3),
+    _tile_config(128, 128, 64, 4, 4),
+    _tile_config(64, 128, 64, 4, 4),
+    _tile_config(128, 64, 64, 4, 4),
+    _tile_config(64, 64, 64, 4, 4),
+    _tile_config(128, 64, 128, 4, 3),
+    _tile_config(128, 32, 128, 4, 4),
+    _tile_config(128, 32, 64, 4, 6),
+    _tile_config(64, 32, 128, 4, 5),
+    _tile_config(32, 32, 128, 4, 5),
+    _tile_config(32, 64, 128, 4, 4),
 )
 # Few rows: the weights are read once, so what counts is how many bytes are on their way.
 FLAT = (
-    _config(16, 32, 128, 2, 5),
-    _config(16, 32, 256, 4, 4),
-    _config(16, 32, 256, 4, 6),
-    _config(16, 16, 256, 2, 5),
-    _config(16, 16, 512, 4, 4),
-    _config(16, 32, 512, 4, 3),
-    _config(16, 64, 128, 4, 6),
-    _config(16, 64, 256, 4, 4),
-    _config(16, 16, 256, 1, 4),
-    _config(16, 32, 128, 4, 8),
+    _tile_config(16, 32, 128, 2, 5),
+    _tile_config(16, 32, 256, 4, 4),
+    _tile_config(16, 32, 256, 4, 6),
+    _tile_config(16, 16, 256, 2, 5),
+    _tile_config(16, 16, 512, 4, 4),
+    _tile_config(16, 32, 512, 4, 3),
+    _tile_config(16, 64, 128, 4, 6),
+    _tile_config(16, 64, 256, 4, 4),
+    _tile_config(16, 16, 256, 1, 4),
+    _tile_config(16, 32, 128, 4, 8),
 )
 # Tiles for the bulk copy engine: block sizes, warps, stages, programs per multiprocessor (0: one program a tile).
 BULK = (
@@ -78,7 +78,7 @@ FLAT_BULK = (
 )
 
 
-def _floats(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+def _accepts_float_operands(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
     """Refuse empty sizes, and dtypes whose products are not accumulated in float32."""
     if empty := [k for k, v in sizes.items() if type(v) is int and v == 0 and len(k) <= 5 and k != "padding"]:
         return f"{empty[0]} = 0"
@@ -86,9 +86,9 @@ def _floats(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
     return f"{other[0]}: products are accumulated in float32" if other else True
 
 
-def _tiled(sizes: Sizes, dtypes: Dtypes, config: Config, rows: str = "m", cols: str = "n") -> bool | str:
+def _fits_tiles(sizes: Sizes, dtypes: Dtypes, config: Config, rows: str = "m", cols: str = "n") -> bool | str:
     """Accept tiles that are not much larger than the matrix, since smaller tiles exist."""
-    if (fits := _floats(sizes, dtypes, config)) is not True:
+    if (fits := _accepts_float_operands(sizes, dtypes, config)) is not True:
         return fits
     if config["BLOCK_M"] > 64 and config["BLOCK_M"] >= 2 * sizes[rows]:
         return f"BLOCK_M={config['BLOCK_M']} is wasted on {sizes[rows]} rows"
@@ -101,22 +101,22 @@ def _tiled(sizes: Sizes, dtypes: Dtypes, config: Config, rows: str = "m", cols: 
     return True
 
 
-def _tiles(sizes: Sizes) -> list[dict[str, Any]]:
+def _product_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
     """Return the default config first; then the flat tiles for few rows, or else the others."""
     return [TILES[0], *(FLAT if sizes["m"] <= 32 else TILES[1:])]
 
 
-def _processors() -> int:
+def _processor_count() -> int:
     """Return the number of multiprocessors; 4 without a GPU, for tests in the interpreter."""
     return torch.cuda.get_device_properties().multi_processor_count if torch.cuda.is_available() else 4
 
 
-def _bulk_tiles(sizes: Sizes) -> list[dict[str, Any]]:
-    processors = _processors()
+def _bulk_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
+    processors = _processor_count()
     # Flat tiles keep many programs busy where rows are few.
     listed = FLAT_BULK if sizes["m"] <= 256 else BULK
     return [
-        _config(*tile, PROGRAMS=each * processors, FLATTEN=flat)
+        _tile_config(*tile, PROGRAMS=each * processors, FLATTEN=flat)
         for *tile, each in listed
         # Triton's blocks need sizes that are powers of two.
         if not (tile[1] & (tile[1] - 1))
@@ -124,7 +124,7 @@ def _bulk_tiles(sizes: Sizes) -> list[dict[str, Any]]:
     ]
 
 
-def _bulk(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+def _accepts_bulk_copy(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
     """Return whether the bulk copy engine can run: Hopper, rows of 16-byte multiples, an axis with stride 1."""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
         return "needs the bulk copy engine of compute capability 9.0"
@@ -132,7 +132,7 @@ def _bulk(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
         return f"{dtypes['a']}: made for 16-bit operands"
     if any(sizes[d] % 8 for d in ("n", "k")) or (sizes["m"] % 8 and sizes["m"] > 1):
         return "rows are not multiples of 16 bytes"
-    return _tiled(sizes, dtypes, config)
+    return _fits_tiles(sizes, dtypes, config)
 
 
 def _product_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
@@ -144,23 +144,23 @@ def _walking_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, An
     return (config["PROGRAMS"], 1, 1) if config["PROGRAMS"] else _product_grid(sizes, config, cdiv)
 
 
-def _taps(sizes: Sizes) -> torch.Tensor:
+def _tap_offsets(sizes: Sizes) -> torch.Tensor:
     """Return the offset of each filter tap from ``stride * pixel``: int32 ``[kh * kw, 2]``."""
     (pad_y, pad_x), (dil_y, dil_x) = sizes["padding"], sizes["dilation"]
     y, x = torch.meshgrid(torch.arange(sizes["kh"]), torch.arange(sizes["kw"]), indexing="ij")
     return torch.stack((y * dil_y - pad_y, x * dil_x - pad_x), -1).reshape(-1, 2).to(torch.int32)
 
 
-def _groups(sizes: Sizes) -> int:
+def _group_slots(sizes: Sizes) -> int:
     """Return the size of the table of groups: a power of two above the number of groups."""
     return 1 << int(sizes["g"]).bit_length()  # one more than there are: the rows that belong to none
 
 
-def _grouped(sizes: Sizes) -> list[dict[str, Any]]:
-    return [{**tile, "GROUPS": _groups(sizes)} for tile in TILES[:9] if tile["BLOCK_M"] <= 128]
+def _grouped_configs(sizes: Sizes) -> list[dict[str, Any]]:
+    return [{**tile, "GROUPS": _group_slots(sizes)} for tile in TILES[:9] if tile["BLOCK_M"] <= 128]
 
 
-def _bulk_grouped(sizes: Sizes) -> list[dict[str, Any]]:
+def _bulk_grouped_configs(sizes: Sizes) -> list[dict[str, Any]]:
     """Return the configs of the grouped product with bulk copies."""
     tiles = (
         (128, 256, 64, 8, 4, 1),
@@ -172,7 +172,7 @@ def _bulk_grouped(sizes: Sizes) -> list[dict[str, Any]]:
         (64, 256, 64, 4, 4, 1),
     )
     return [
-        _config(*tile, GROUPS=_groups(sizes), PROGRAMS=each * _processors(), FLATTEN=flat)
+        _tile_config(*tile, GROUPS=_group_slots(sizes), PROGRAMS=each * _processor_count(), FLATTEN=flat)
         for *tile, each in tiles
         for flat in (True, False)
     ]
@@ -189,7 +189,7 @@ def _torch_experts(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
         return f"{other[0]}: torch's kernels are for bfloat16"
     if any(sizes[d] % 8 for d in ("n", "k")):
         return "rows are not multiples of 16 bytes"
-    return _floats(sizes, dtypes, config)
+    return _accepts_float_operands(sizes, dtypes, config)
 
 
 def torch_grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
@@ -202,26 +202,30 @@ def torch_grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     return torch.where((row < ends[-1])[:, None], products, 0)
 
 
-def attach(device: str) -> None:
+def attach_templates(device: str) -> None:
     """Bind the Triton templates for ``device`` (``"cuda"``; tests bind them for the interpreter's ``"cpu"``)."""
-    ops.mm.template(device, "mm.triton.jinja", configs=_tiles, grid=_product_grid, supports=_tiled)
-    ops.mm.template(device, "mm_tma.triton.jinja", configs=_bulk_tiles, supports=_bulk, grid=_walking_grid)
+    ops.mm.template(device, "mm.triton.jinja", configs=_product_tile_configs, grid=_product_grid, supports=_fits_tiles)
+    ops.mm.template(
+        device, "mm_tma.triton.jinja", configs=_bulk_tile_configs, supports=_accepts_bulk_copy, grid=_walking_grid
+    )
     ops.bmm.template(
         device,
         "bmm.triton.jinja",
         configs=TILES,
-        supports=_tiled,
+        supports=_fits_tiles,
         grid=lambda sizes, config, cdiv: (*_product_grid(sizes, config, cdiv)[:1], sizes["batch"], 1),
     )
-    ops.int8_mm.template(device, "int8_mm.triton.jinja", configs=_tiles, grid=_product_grid, supports=_tiled)
+    ops.int8_mm.template(
+        device, "int8_mm.triton.jinja", configs=_product_tile_configs, grid=_product_grid, supports=_fits_tiles
+    )
     _attach_grouped(device)
     ops.conv2d.template(
         device,
         "conv2d.triton.jinja",
         configs=TILES,
-        tables={"taps": _taps},
+        tables={"taps": _tap_offsets},
         innermost={"x": "ci", "weight": "ci"},
-        supports=_pixels,
+        supports=_fits_pixel_tiles,
         grid=lambda sizes, config, cdiv: (
             cdiv(sizes["batch"] * sizes["ho"] * sizes["wo"], config["BLOCK_M"]) * cdiv(sizes["co"], config["BLOCK_N"]),
             1,
@@ -235,8 +239,8 @@ def _attach_grouped(device: str) -> None:
     ops.grouped_mm.template(
         device,
         "grouped_mm.triton.jinja",
-        configs=_grouped,
-        supports=_tiled,
+        configs=_grouped_configs,
+        supports=_fits_tiles,
         grid=lambda sizes, config, cdiv: (
             cdiv(sizes["m"], config["BLOCK_M"]) + sizes["g"] + 1,
             cdiv(sizes["n"], config["BLOCK_N"]),
@@ -246,18 +250,18 @@ def _attach_grouped(device: str) -> None:
     ops.grouped_mm.template(
         device,
         "grouped_mm_tma.triton.jinja",
-        configs=_bulk_grouped,
+        configs=_bulk_grouped_configs,
         innermost={"a": "k"},
-        supports=_bulk,
+        supports=_accepts_bulk_copy,
         grid=_walking_grid,
     )
 
 
-def _pixels(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+def _fits_pixel_tiles(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
     """Accept tiles over the output pixels of a convolution."""
     pixels = sizes["batch"] * sizes["ho"] * sizes["wo"]
-    return _tiled({**sizes, "pixels": pixels}, dtypes, config, rows="pixels", cols="co")
+    return _fits_tiles({**sizes, "pixels": pixels}, dtypes, config, rows="pixels", cols="co")
 
 
-attach("cuda")
+attach_templates("cuda")
 ops.grouped_mm.template("cuda", torch_grouped_mm, supports=_torch_experts)

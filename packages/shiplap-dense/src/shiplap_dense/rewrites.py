@@ -42,10 +42,12 @@ def _on_gpu(x: Tensor, **others: Any) -> bool | str:
 def linear_activation(*, always: bool = False) -> tuple[PatternRewrite, ...]:
     """Return rewrites of ``gelu(linear(x, weight, bias))`` and the like: the activation goes into the epilogue."""
     pays = None if always else _on_gpu
-    return tuple(sl.rewrite(*_activated(act), name=f"linear_{name}", pays=pays) for name, act in ACTIVATIONS.items())
+    return tuple(
+        sl.rewrite(*_activation_rewrite(act), name=f"linear_{name}", pays=pays) for name, act in ACTIVATIONS.items()
+    )
 
 
-def _activated(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+def _activation_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """Return pattern and replacement of a linear layer and an activation."""
 
     def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:
@@ -64,15 +66,17 @@ def gated_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
     """
     pays = None if always else _on_gpu
     gates = {name: ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_tanh")}
-    made = [sl.rewrite(*_gated(act), name=f"gated_{name}", pays=pays) for name, act in gates.items()]
+    made = [sl.rewrite(*_gated_rewrite(act), name=f"gated_{name}", pays=pays) for name, act in gates.items()]
     for half, last in (("first", False), ("last", True)):
         named = ((f"gated_{name}_{half}_half", act) for name, act in gates.items())
         # A fused layer of odd width cannot be cut in halves.
-        made += [sl.rewrite(*_split(act, last), name=name, where="n % 2 == 0", pays=pays) for name, act in named]
+        made += [
+            sl.rewrite(*_split_gate_rewrite(act, last), name=name, where="n % 2 == 0", pays=pays) for name, act in named
+        ]
     return tuple(made)
 
 
-def _gated(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+def _gated_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """Return pattern and replacement of a gate and a second linear layer."""
 
     def pattern(x: Float[Tensor, "*b k"], gate: Float[Tensor, "n k"], up: Float[Tensor, "n k"]) -> Tensor:
@@ -84,7 +88,9 @@ def _gated(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Call
     return pattern, replacement
 
 
-def _split(act: Callable[[Tensor], Tensor], last: bool) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+def _split_gate_rewrite(
+    act: Callable[[Tensor], Tensor], last: bool
+) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """Return pattern and replacement for one linear layer whose first or last half is the gate."""
 
     def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:
@@ -104,7 +110,7 @@ def norm_linear(*, always: bool = False) -> Rewrites:
     """Return rewrites of a layer norm or RMS norm before a linear layer: the norm goes into the prologue. On GPUs."""
     pays = None if always else _on_gpu
     spelled = (("rms_norm_linear", Float32, torch.float32), ("rms_norm_linear_bfloat16", BFloat16, torch.bfloat16))
-    rms = (sl.rewrite(*_rms(kind, dtype), name=name, pays=pays) for name, kind, dtype in spelled)
+    rms = (sl.rewrite(*_rms_norm_rewrite(kind, dtype), name=name, pays=pays) for name, kind, dtype in spelled)
     return (no_ops, sl.rewrite(_layer_norm, _layer_norm_product, name="layer_norm_linear", pays=pays), *rms)
 
 
@@ -125,7 +131,7 @@ def _layer_norm_product(
     return matmul(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight.t(), bias)
 
 
-def _rms(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+def _rms_norm_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """Return pattern and replacement of RMS norm as transformers writes it: in float32, scaled in the model's dtype."""
 
     def normed(x: Tensor, gain: Tensor, eps: float) -> Tensor:
@@ -154,7 +160,7 @@ def int8_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
     kinds = {"float32": Float32, "bfloat16": BFloat16, "float16": Float16}
     pays = None if always else _few_rows
     return tuple(
-        sl.rewrite(*_dequantised(kind, getattr(torch, name)), name=f"int8_linear_{name}", pays=pays)
+        sl.rewrite(*_int8_rewrite(kind, getattr(torch, name)), name=f"int8_linear_{name}", pays=pays)
         for name, kind in kinds.items()
     )
 
@@ -165,7 +171,7 @@ def _few_rows(x: Tensor, **others: Any) -> bool | str:
     return few or f"more than {FEW_ROWS} rows: unpacking the weights costs less than the template loses to the library"
 
 
-def _dequantised(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+def _int8_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """Return pattern and replacement of a linear layer over dequantised weights."""
 
     def pattern(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
@@ -183,7 +189,7 @@ def _dequantised(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], 
     return pattern, replacement
 
 
-def _folded(
+def _call_conv2d(
     input: Tensor, weight: Tensor, bias: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Tensor:
     """Return the convolution with folded weights. Raises NotImplementedError for groups, which the op does not have."""
@@ -193,7 +199,7 @@ def _folded(
     return conv2d(input, weight, bias, *pair)
 
 
-def _examples() -> Iterator[Program]:
+def _channels_last_examples() -> Iterator[Program]:
     """Yield the examples of convolution and norm without groups, in ``torch.channels_last``."""
     for program in conv_norm.examples():
         x, *others = program.args
@@ -211,7 +217,9 @@ def _of_one_pixel(named: dict[str, Any]) -> bool | str:
     return True
 
 
-conv_norm_dense = FoldedNorm("conv_norm_dense", "conv2d", _folded, _examples, pays=_of_one_pixel, gradient=False)
+conv_norm_dense = FoldedNorm(
+    "conv_norm_dense", "conv2d", _call_conv2d, _channels_last_examples, pays=_of_one_pixel, gradient=False
+)
 """A convolution of a tensor in ``torch.channels_last`` and the norm behind it: ``dense.conv2d`` with folded weights.
 
 It pays for 1x1 on CUDA, with what follows in the template's epilogue (H200, 2026-11: 1.29x and 1.23x of Inductor;

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from triton.runtime.jit import JITFunction
 
-from shiplap.tuning.candidate import candidates
+from shiplap.tuning.candidate import kernel_candidates
 from shiplap_testing import hopper
 from tests.dense import direct_ops
 from tests.dense.direct_ops import gathered
@@ -39,7 +39,7 @@ generator = torch.Generator().manual_seed(0)
 sizes = {"n": 100, "m": 100, "k": 3, "g": 1, "ci": 16, "co": 16, "reflect": False, "scale": 1.0, "after": "nothing"}
 args = gathered.sampler(generator, sizes, torch.float16, torch.device("cpu"))
 call = gathered.bind(args)
-listed = [c for c in candidates(gathered, "cpu", call.env)[1:] if not c.bound.refuses(call)]
+listed = [c for c in kernel_candidates(gathered, "cpu", call.env)[1:] if not c.bound.refuses(call)]
 listed = listed[: int(sys.argv[1])]
 with ThreadPoolExecutor(2) as pool:
     list(pool.map(lambda candidate: candidate.precompile(args), listed))

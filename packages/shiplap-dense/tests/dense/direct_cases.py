@@ -37,7 +37,7 @@ def say(name: str, **values: Any) -> None:
 
 def bind() -> None:
     """The shipped templates with one small config each, and the test op's, for the device that the interpreter has."""
-    cuda.attach("cpu")
+    cuda.attach_templates("cpu")
     direct_ops.attach("cpu")
     for op in (ops.mm, ops.bmm, ops.int8_mm, ops.grouped_mm, ops.conv2d):
         more: dict[str, Any] = {"grouped_mm": {"GROUPS": 8}}
@@ -217,19 +217,23 @@ def tuned_cases() -> None:
     )
     key = ("cpu", *gathered.rule.key(gathered.bind(args)))
     for index, config in enumerate(direct_ops.CONFIGS):
-        tuned_choices.install(
-            [tuned_choices.Entry(gathered.spec.name, gathered.identity, key, "gathered", Config.of(config))]
+        tuned_choices.install_choice_entries(
+            [tuned_choices.ChoiceEntry(gathered.spec.name, gathered.identity, key, "gathered", Config.of(config))]
         )
         say(f"chosen {index}", picked=str(gathered.pick(gathered.bind(args)).config))
     too_wide = gathered.bind(draw(m=16, n=9, k=2, ci=16, co=17))  # of a bucket with what follows
     fits = gathered.bind(draw(m=16, n=9, k=2, ci=16, co=32))
     key = ("cpu", *gathered.rule.key(too_wide))
     assert key == ("cpu", *gathered.rule.key(fits))
-    tuned_choices.install(
-        [tuned_choices.Entry(gathered.spec.name, gathered.identity, key, "gathered", Config.of(direct_ops.CONFIGS[0]))]
+    tuned_choices.install_choice_entries(
+        [
+            tuned_choices.ChoiceEntry(
+                gathered.spec.name, gathered.identity, key, "gathered", Config.of(direct_ops.CONFIGS[0])
+            )
+        ]
     )
     say("chosen too wide", picked=str(gathered.pick(too_wide).config))
-    tuned_choices.install([], file="")
+    tuned_choices.install_choice_entries([], file="")
 
 
 SAMPLE = "--sample" in sys.argv
@@ -271,8 +275,10 @@ if __name__ == "__main__":
     tuned_cases()
     audited()
     compiled_cases()
-    write = direct.render
-    direct.render = lambda source, *rest: write(source.replace("acc = tl.dot(x, w, acc", "acc = tl.dot(x, w"), *rest)  # type: ignore[assignment]
+    write = direct.render_kernel
+    direct.render_kernel = lambda source, *rest: write(
+        source.replace("acc = tl.dot(x, w, acc", "acc = tl.dot(x, w"), *rest
+    )  # type: ignore[assignment]
     gathered.kernels.clear()
     direct_ops.attach("cpu")
     case("planted bug", gathered, *draw())

@@ -20,7 +20,7 @@ import triton
 
 from shiplap.declare.config import Config
 from shiplap.inductor import Explanation, explain
-from shiplap.inductor.select_candidate import trial
+from shiplap.inductor.select_candidate import force_candidate
 from shiplap_dense import cuda, ops
 from shiplap_testing import interpreted
 
@@ -33,11 +33,11 @@ def compiled() -> Explanation:
 
     interpreted._Kernel.run = nothing  # type: ignore[method-assign]
     ops.mm.templates["cpu"] = []
-    cuda.attach("cpu")
+    cuda.attach_templates("cpu")
     template = next(t for t in ops.mm.templates["cpu"] if t.name == "mm")
     config = Config.of(template.candidates({"m": 128, "n": 4096, "k": 9216})[0])
     a, b = torch.empty(128, 9216, dtype=torch.float16), torch.empty(9216, 4096, dtype=torch.float16)
-    with trial("dense::mm", f"mm({config})"):
+    with force_candidate("dense::mm", f"mm({config})"):
         return explain(lambda a, b: torch.relu(ops.mm(a, b)), a, b, fullgraph=True)
 
 

@@ -45,9 +45,12 @@ def test_a_block_of_rows_holds_whole_registers(rows):
 
 def test_dtypes_and_empty_sizes_are_refused_with_a_reason():
     floats = {"a": torch.float32, "weight": torch.int8, "out": torch.float32}
-    assert cpu._floats({"m": 1, "k": 4}, floats, {}) is True
-    assert cpu._floats({"m": 0, "k": 4}, floats, {}) == "an empty size"
-    assert cpu._floats({"m": 1}, floats | {"a": torch.float16}, {}) == "torch.float16 is neither float32 nor bfloat16"
+    assert cpu._accepts_float_dtypes({"m": 1, "k": 4}, floats, {}) is True
+    assert cpu._accepts_float_dtypes({"m": 0, "k": 4}, floats, {}) == "an empty size"
+    assert (
+        cpu._accepts_float_dtypes({"m": 1}, floats | {"a": torch.float16}, {})
+        == "torch.float16 is neither float32 nor bfloat16"
+    )
     assert cpu._few_rows({"m": 9}, floats, {}) == "more than 8 rows"
     assert [t.name for t in ops.int8_mm.templates["cpu"]] == ["int8_rows", "int8_panels"]
 

@@ -14,16 +14,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.codegen.triton import render
+from shiplap.codegen.triton import render_kernel
 from shiplap.declare import template
 from shiplap.declare.config import NO_CONFIG
 from shiplap.declare.kernel import template_kernel
 from shiplap.dispatch.tuned_choices import REFERENCE
 from shiplap.kernels.native import build_plan
 from shiplap.kernels.triton import device_tables
-from shiplap.kernels.triton.device_tables import Table
+from shiplap.kernels.triton.device_tables import DeviceTable
 from shiplap.tuning import worker_process
-from shiplap.tuning.candidate import candidates, default_of
+from shiplap.tuning.candidate import declared_default, kernel_candidates
 from shiplap_testing.forked import interpreted, python
 
 pytest.importorskip("triton")
@@ -266,8 +266,8 @@ def test_where_the_reference_is_a_library_call_it_stands_before_templates(declar
     assert [k.name for k in op.eager("cuda")] == ["scale"]
     assert op.eager("cpu") == []
     call = op.bind((torch.ones(3),))
-    assert default_of(op, call, "cpu") == (REFERENCE, NO_CONFIG)
-    assert [c.kernel for c in candidates(op, "cpu", call.env)] == [REFERENCE, "scale"]
+    assert declared_default(op, call, "cpu") == (REFERENCE, NO_CONFIG)
+    assert [c.kernel for c in kernel_candidates(op, "cpu", call.env)] == [REFERENCE, "scale"]
     monkeypatch.setenv("SHIPLAP_STRICT", "1")
     assert op(torch.ones(3)).tolist() == [2.0] * 3
     assert not [w for w in recwarn if issubclass(w.category, sl.ShiplapNotice)]
@@ -280,14 +280,14 @@ def test_a_template_that_is_no_default_waits_to_be_chosen(declare):
     op = made()
     bind(op, default=False)
     assert op.eager("cpu") == []
-    assert [c.kernel for c in candidates(op, "cpu", {"n": 3})] == [REFERENCE, "scale"]
+    assert [c.kernel for c in kernel_candidates(op, "cpu", {"n": 3})] == [REFERENCE, "scale"]
 
 
 def test_a_worker_imports_what_binds_the_template(declare):
     made, bind = declare
     op = made()
     bind(op)
-    assert __name__ in worker_process._modules(op)
+    assert __name__ in worker_process._declaring_modules(op)
 
 
 def test_configs_are_the_kernels(declare):
@@ -312,7 +312,7 @@ def test_a_template_beside_a_c_kernel_leaves_that_to_native_code(declare):
     bind(op)
     form = op.own("cpu")[0].native
     assert form.symbol == kernel.symbol
-    assert build_plan.serves(op, form)
+    assert build_plan.form_serves_alone(op, form)
 
 
 def test_tables_are_made_once_for_what_they_look_at():
@@ -322,7 +322,7 @@ def test_tables_are_made_once_for_what_they_look_at():
         asked.append(dict(sizes) if sizes["all"] else sizes["k"])
         return torch.arange(sizes["k"])
 
-    table, cpu = Table("here", build), torch.device("cpu")
+    table, cpu = DeviceTable("here", build), torch.device("cpu")
     env = {"k": 3, "all": False, "n": 100, "stride": [1, 2]}
     first = table(env, cpu)
     assert table({**env, "n": 200, "stride": [3]}, cpu) is first
@@ -336,7 +336,7 @@ def test_tables_are_made_once_for_what_they_look_at():
 
 def test_what_is_kept_of_tables_is_bounded(monkeypatch):
     monkeypatch.setattr(device_tables, "LIMIT", 4)
-    table = Table("here", lambda sizes: torch.arange(sizes["k"]))
+    table = DeviceTable("here", lambda sizes: torch.arange(sizes["k"]))
     for k in range(20):
         assert table({"k": k}, torch.device("cpu")).numel() == k
         assert len(table.tables) <= 4
@@ -344,7 +344,7 @@ def test_what_is_kept_of_tables_is_bounded(monkeypatch):
 
 def test_no_table_is_made_while_a_graph_is_captured(monkeypatch):
     table, cuda = (
-        Table("ns::op, template t, table taps", lambda sizes: torch.arange(sizes["k"])),
+        DeviceTable("ns::op, template t, table taps", lambda sizes: torch.arange(sizes["k"])),
         torch.device("cuda", 0),
     )
     table.looked_at, kept = ("k",), torch.arange(3)
@@ -361,12 +361,12 @@ def test_no_table_is_made_while_a_graph_is_captured(monkeypatch):
 
 def test_the_sizes_of_the_output_are_named_as_in_c():
     """Inductor knows the output as None only."""
-    rendered = render('{{def_kernel()}} {{size("out", 0)}} {{stride("out")}}', "f", {"x": 2}, 2, {}, False)
+    rendered = render_kernel('{{def_kernel()}} {{size("out", 0)}} {{stride("out")}}', "f", {"x": 2}, 2, {}, False)
     assert rendered.numbers == (("size", None, 0), ("stride", None, 0), ("stride", None, 1))
-    named = render('{{def_kernel()}} {{size("out", 0)}}', "f", {"out": 2}, 2, {}, False)
+    named = render_kernel('{{def_kernel()}} {{size("out", 0)}}', "f", {"out": 2}, 2, {}, False)
     assert named.numbers == (("size", "out", 0),), "an input of this name goes first"
     with pytest.raises(KeyError):
-        render('{{size("other", 0)}}', "f", {"x": 2}, 2, {}, False)
+        render_kernel('{{size("other", 0)}}', "f", {"x": 2}, 2, {}, False)
 
 
 def test_offsets_beyond_32_bits_are_asked_for_when_needed():
@@ -374,8 +374,8 @@ def test_offsets_beyond_32_bits_are_asked_for_when_needed():
         '{{def_kernel()}}\n    M = {{size("x", 0)}}\n    {{load_input("x", "t", ("r", "c"), mask="m")}}\n'
         '    p = y + r * {{stride("y", 0)}} + W\n    {{store_output(("r", "c"), "t", "m")}}\n'
     )
-    narrow = render(source, "f", {"x": 2, "y": 1}, 2, {"W": float("inf"), "Z": 1}, False)
-    wide = render(source, "f", {"x": 2, "y": 1}, 2, {"W": float("inf"), "Z": 1}, True)
+    narrow = render_kernel(source, "f", {"x": 2, "y": 1}, 2, {"W": float("inf"), "Z": 1}, False)
+    wide = render_kernel(source, "f", {"x": 2, "y": 1}, 2, {"W": float("inf"), "Z": 1}, True)
     assert "int64" not in narrow.text
     assert "tl.cast((r), tl.int64) * stride_x_0" in wide.text
     assert "r * tl.cast(stride_y_0, tl.int64)" in wide.text
@@ -383,4 +383,4 @@ def test_offsets_beyond_32_bits_are_asked_for_when_needed():
     assert "Z:" not in narrow.text, "what the text does not use does not tell kernels apart"
     assert narrow.numbers == wide.numbers
     with pytest.raises(ValueError, match="1 indices for 2 dims of x"):
-        render('{{load_input("x", "t", ("r",))}}', "f", {"x": 2}, 2, {}, False)
+        render_kernel('{{load_input("x", "t", ("r",))}}', "f", {"x": 2}, 2, {}, False)

@@ -29,7 +29,7 @@ SMALL = {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stage
 
 def shrink() -> None:
     """The same templates for the interpreter: one small config each, bound for the device that it runs on."""
-    cuda.attach("cpu")
+    cuda.attach_templates("cpu")
     more: dict[str, Any] = {
         "mm_tma": {"PROGRAMS": 4, "FLATTEN": True},
         "grouped_mm": {"GROUPS": 8},

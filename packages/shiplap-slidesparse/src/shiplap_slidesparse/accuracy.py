@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from shiplap.plugin_api import error
 
-__all__ = ["Drift", "drift", "logits_of", "window_of"]
+__all__ = ["AccuracyDrift", "logits_of", "measure_drift", "window_of"]
 
 WINDOW = 2048  # tokens in one forward pass, at most
 
 
 @dataclass(frozen=True)
-class Drift:
+class AccuracyDrift:
     """The difference between two models on the same tokens.
 
     Attributes:
@@ -65,10 +65,10 @@ def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> 
         )
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with torch.no_grad():
-        return [_logits(model, torch.tensor([part], device=device)) for part in _windows(tokens, window)]
+        return [_window_logits(model, torch.tensor([part], device=device)) for part in _token_windows(tokens, window)]
 
 
-def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
+def _window_logits(model: nn.Module, tokens: Tensor) -> Tensor:
     """Return the logits of one window. Raises SL613 if the model does not return logits of its tokens."""
     cause = None
     try:
@@ -89,10 +89,12 @@ def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
     ) from cause
 
 
-def drift(before: Sequence[Tensor], after: Sequence[Tensor], tokens: Sequence[int], window: int = WINDOW) -> Drift:
+def measure_drift(
+    before: Sequence[Tensor], after: Sequence[Tensor], tokens: Sequence[int], window: int = WINDOW
+) -> AccuracyDrift:
     """Compare two results of :func:`logits_of`."""
     count, nll, nll_after, divergence, same, largest = 0, 0.0, 0.0, 0.0, 0, 0.0
-    for part, old, new in zip(_windows(tokens, window), before, after, strict=True):
+    for part, old, new in zip(_token_windows(tokens, window), before, after, strict=True):
         # Each place predicts the next token, so the first one is not predicted.
         wanted = torch.tensor(part[1:])[:, None]
         was, now = old[:-1].log_softmax(-1), new[:-1].log_softmax(-1)
@@ -102,15 +104,22 @@ def drift(before: Sequence[Tensor], after: Sequence[Tensor], tokens: Sequence[in
         same += int((old[:-1].argmax(-1) == new[:-1].argmax(-1)).sum())
         largest = max(largest, float((old - new).abs().max()))
         count += len(wanted)
-    return Drift(count, _exp(nll / count), _exp(nll_after / count), divergence / count, same / count, largest)
+    return AccuracyDrift(
+        count,
+        _exp_or_infinity(nll / count),
+        _exp_or_infinity(nll_after / count),
+        divergence / count,
+        same / count,
+        largest,
+    )
 
 
-def _windows(tokens: Sequence[int], window: int) -> list[list[int]]:
+def _token_windows(tokens: Sequence[int], window: int) -> list[list[int]]:
     parts = [list(tokens[i : i + window]) for i in range(0, len(tokens), window)]
     # A single token at the end predicts nothing.
     return [part for part in parts if len(part) > 1]
 
 
-def _exp(value: float) -> float:
+def _exp_or_infinity(value: float) -> float:
     # ``math.exp`` raises an OverflowError from about 709 on.
     return math.exp(value) if value < 700 else math.inf

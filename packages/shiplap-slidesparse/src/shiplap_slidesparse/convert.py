@@ -17,13 +17,23 @@ from shiplap_slidesparse.layers import INT8_DEPTH
 from shiplap_slidesparse.linear import Linear
 from shiplap_slidesparse.packed import MODES, known_mode
 
-__all__ = ["SKIPPED", "Conversion", "Converted", "Skipped", "convert", "layers_of", "matches", "named", "replace"]
+__all__ = [
+    "SKIPPED",
+    "Conversion",
+    "ConvertedLayer",
+    "SkippedLayer",
+    "convert",
+    "layers_of",
+    "matches_name",
+    "replace_module",
+    "skip_patterns",
+]
 
 SKIPPED = ("lm_head",)  # its errors are the model's: kept by default, as other quantisers do
 
 
 @dataclass(frozen=True)
-class Converted:
+class ConvertedLayer:
     """A replaced layer. ``error`` is the norm of the weight's change divided by the norm of the weight."""
 
     name: str
@@ -33,7 +43,7 @@ class Converted:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedLayer:
     """A linear layer that was left as it is, and the reason."""
 
     name: str
@@ -46,8 +56,8 @@ class Conversion:
 
     pattern: str
     dtype: str
-    converted: tuple[Converted, ...]
-    skipped: tuple[Skipped, ...]
+    converted: tuple[ConvertedLayer, ...]
+    skipped: tuple[SkippedLayer, ...]
 
     def __str__(self) -> str:
         worst = max(self.converted, key=lambda c: c.error)
@@ -82,21 +92,21 @@ def convert(
             for a model without linear layers to convert.
     """
     shape = Pattern.parse(pattern)
-    skip = named(skip)
-    chosen, skipped = _choose(model, skip, dtype)
+    skip = skip_patterns(skip)
+    chosen, skipped = _choose_layers(model, skip, dtype)
     # All checks come before the first replacement, so that an error leaves the model unchanged.
-    _check(model, dtype, chosen, skipped, [] if skip == SKIPPED else skip)
-    done: list[Converted] = []
+    _check_layers(model, dtype, chosen, skipped, [] if skip == SKIPPED else skip)
+    done: list[ConvertedLayer] = []
     with progress_bar(progress) as report:
         for name, linear in chosen.items():
             report(f"convert {name}", len(done), len(chosen))
             made = Linear.of(linear, shape, dtype)
-            done.append(Converted(name, made.out_features, made.in_features, _error(linear.weight, made)))
-            replace(model, linear, made)
-    return Conversion(str(shape), dtype, tuple(done), tuple(Skipped(n, r) for n, r in skipped.items()))
+            done.append(ConvertedLayer(name, made.out_features, made.in_features, _relative_error(linear.weight, made)))
+            replace_module(model, linear, made)
+    return Conversion(str(shape), dtype, tuple(done), tuple(SkippedLayer(n, r) for n, r in skipped.items()))
 
 
-def named(skip: str | Iterable[str]) -> tuple[str, ...]:
+def skip_patterns(skip: str | Iterable[str]) -> tuple[str, ...]:
     """Return the names of layers to keep. A single text is one name, not a sequence of letters."""
     return (skip,) if isinstance(skip, str) else tuple(skip)
 
@@ -106,12 +116,12 @@ def layers_of(model: nn.Module) -> dict[str, Linear]:
     return {name: m for name, m in model.named_modules() if isinstance(m, Linear)}
 
 
-def matches(name: str, wanted: str) -> bool:
+def matches_name(name: str, wanted: str) -> bool:
     """Return whether ``wanted`` names the module ``name``: by its full name, its last parts, or a wildcard."""
     return name == wanted or name.endswith(f".{wanted}") or fnmatchcase(name, wanted)
 
 
-def replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Replace ``old`` by ``new`` everywhere: a module may be used under several names."""
     for parent in model.modules():
         for name, child in list(parent._modules.items()):  # named_children() leaves out a second name
@@ -119,15 +129,15 @@ def replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
                 setattr(parent, name, new)
 
 
-def _choose(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[dict[str, nn.Linear], dict[str, str]]:
+def _choose_layers(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[dict[str, nn.Linear], dict[str, str]]:
     """Return the layers to convert, and the others with the reason why each is kept."""
     holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     encoders = (m for m in model.modules() if isinstance(m, nn.TransformerEncoderLayer))  # for its fused inference
     read = {id(part) for encoder in encoders for part in (encoder.linear1, encoder.linear2)}
     chosen: dict[str, nn.Linear] = {}
     skipped: dict[str, str] = {}
-    for name, module, names in _linears(model):
-        wanted = next((s for s in skip if any(matches(n, s) for n in names)), None)
+    for name, module, names in _linear_layers(model):
+        wanted = next((s for s in skip if any(matches_name(n, s) for n in names)), None)
         if wanted is not None:
             skipped[name] = f"skip={wanted!r}"
         elif type(module) is not nn.Linear:
@@ -138,7 +148,7 @@ def _choose(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[dict[str
         # TransformerEncoderLayer passes the weights to a fused kernel and does not call the layer.
         elif id(module) in read:
             skipped[name] = "nn.TransformerEncoderLayer reads its weight past it"
-        elif more := _more(module):
+        elif more := _state_that_blocks(module):
             skipped[name] = more
         elif not module.weight.is_floating_point() or module.weight.itemsize == 1 or not module.weight.numel():
             skipped[name] = f"its weight is {module.weight.dtype} {tuple(module.weight.shape)}"
@@ -149,7 +159,7 @@ def _choose(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[dict[str
     return chosen, skipped
 
 
-def _more(module: nn.Linear) -> str:
+def _state_that_blocks(module: nn.Linear) -> str:
     """Return the state besides weight and bias that a conversion would lose, or ""."""
     if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)):
         return "it has hooks"
@@ -159,7 +169,7 @@ def _more(module: nn.Linear) -> str:
     return "it holds other tensors or modules" if extra else ""
 
 
-def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear, list[str]]]:
+def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear, list[str]]]:
     """Yield each linear layer once, with all its names."""
     layers: dict[int, tuple[nn.Linear, list[str]]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -169,14 +179,14 @@ def _linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear, list[str]]]:
         yield names[0], module, names
 
 
-def _check(
+def _check_layers(
     model: nn.Module, dtype: str, chosen: dict[str, nn.Linear], skipped: dict[str, str], skip: Sequence[str]
 ) -> None:
     """Raise SL211 for names in ``skip`` without a module, for nothing to convert, and for infinite weights or NaN."""
     where = "slidesparse.convert"
     known_mode(dtype, where, "dtype")
     for wanted in skip:
-        if not any(matches(name, wanted) for name, _ in model.named_modules(remove_duplicate=False)):
+        if not any(matches_name(name, wanted) for name, _ in model.named_modules(remove_duplicate=False)):
             raise error(
                 "SL211",
                 where=where,
@@ -205,7 +215,7 @@ def _check(
             raise error("SL211", where=f"{where}: {name}.weight", got=got, expected="finite weights", fix=fix)
 
 
-def _error(weight: Tensor, made: Linear) -> float:
+def _relative_error(weight: Tensor, made: Linear) -> float:
     """Return the Frobenius norm of the change over that of ``weight``, or 0 for a weight of zeros."""
     before = weight.detach().to(torch.float32)
     lost, norm = (before - made.as_packed().dequantised()).norm(), before.norm()

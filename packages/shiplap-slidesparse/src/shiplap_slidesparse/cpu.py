@@ -22,27 +22,27 @@ _FP8_LAYER = f"(5 * m + 64 * threads) * {_DEPTH} + 4 * m + {_ROWS} + 384"
 _FLOAT_LAYER = f"4 * (m * ({_DEPTH} + k + 16) + threads * 16 * {_DEPTH}) + 256"
 
 
-def _bind(op: sl.Op, workspace: str | None = None) -> None:
+def _bind_kernel(op: sl.Op, workspace: str | None = None) -> None:
     op.kernel("cpu", sl.cabi(LIBRARY, f"slidesparse_{op.spec.opname}"), workspace=workspace)
 
 
-def _bind_layer(op: sl.Op, workspace: str, dtypes: tuple[str, ...] = ()) -> None:
+def _bind_layer_kernels(op: sl.Op, workspace: str, dtypes: tuple[str, ...] = ()) -> None:
     """Bind two kernels of one C function. Each prefers one form of the weight and falls back to the other."""
     for name, slide in (("slide", 1), ("dense", 0)):
         kernel = sl.cabi(LIBRARY, f"slidesparse_{op.spec.opname}")
         op.kernel("cpu", kernel, name=name, workspace=workspace, dtypes=dtypes, configs=[{"SLIDE": slide}])
 
 
-_bind(ops.quantise_int8, _ROWS)
-_bind(ops.quantise_fp8, _ROWS)
-_bind(ops.lift)
-_bind(ops.mm_int8)
-_bind(ops.mm_fp8, _FLOATS)
-_bind(ops.sparse_mm_int8, _BLOCK)
-_bind(ops.sparse_mm_fp8, _FLOATS)
-_bind(ops.sparse_mm_bf16, _FLOATS)
-_bind(ops.sparse_mm_fp16, _FLOATS)
-_bind_layer(layers.linear_int8, _INT8_LAYER, FLOATS)
-_bind_layer(layers.linear_fp8, _FP8_LAYER, FLOATS)
-_bind_layer(layers.linear_bf16, _FLOAT_LAYER)
-_bind_layer(layers.linear_fp16, _FLOAT_LAYER)
+_bind_kernel(ops.quantise_int8, _ROWS)
+_bind_kernel(ops.quantise_fp8, _ROWS)
+_bind_kernel(ops.lift)
+_bind_kernel(ops.mm_int8)
+_bind_kernel(ops.mm_fp8, _FLOATS)
+_bind_kernel(ops.sparse_mm_int8, _BLOCK)
+_bind_kernel(ops.sparse_mm_fp8, _FLOATS)
+_bind_kernel(ops.sparse_mm_bf16, _FLOATS)
+_bind_kernel(ops.sparse_mm_fp16, _FLOATS)
+_bind_layer_kernels(layers.linear_int8, _INT8_LAYER, FLOATS)
+_bind_layer_kernels(layers.linear_fp8, _FP8_LAYER, FLOATS)
+_bind_layer_kernels(layers.linear_bf16, _FLOAT_LAYER)
+_bind_layer_kernels(layers.linear_fp16, _FLOAT_LAYER)

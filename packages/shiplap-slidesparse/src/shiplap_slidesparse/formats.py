@@ -18,17 +18,17 @@ from shiplap.plugin_api import error
 
 __all__ = [
     "Pattern",
-    "compress",
+    "compress_two_of_four",
     "compressed_bytes",
-    "decompress",
+    "decompress_two_of_four",
     "dense_depth",
-    "lift",
+    "lane_sources",
+    "lift_columns",
     "lifted_depth",
-    "pad",
+    "pad_matrix",
     "prune",
-    "slide",
-    "source",
-    "unslide",
+    "slide_weight",
+    "unslide_weight",
 ]
 
 ROWS, DEPTH = 16, 32  # what sparse tensor cores take: rows of activations, and the other two sizes, in multiples of
@@ -102,14 +102,14 @@ def lifted_depth(k: int, pairs: int) -> int:
     return dense_depth(-(-k // (2 * pairs)) * 4 * (pairs - 1))
 
 
-def source(k: int, pairs: int, device: torch.device | str = "cpu") -> Tensor:
+def lane_sources(k: int, pairs: int, device: torch.device | str = "cpu") -> Tensor:
     """Return int64 ``[k']``: the element that lane ``j`` reads. The value ``k`` stands for a zero."""
     lane = torch.arange(lifted_depth(k, pairs), device=device)
     group, rest = lane // (4 * (pairs - 1)), lane % (4 * (pairs - 1))
     return (group * 2 * pairs + 2 * (rest // 4) + rest % 4).clamp_max(k)
 
 
-def pad(x: Tensor, rows: int, columns: int) -> Tensor:
+def pad_matrix(x: Tensor, rows: int, columns: int) -> Tensor:
     """Return ``x`` with zeros below and to the right."""
     if x.shape == (rows, columns):
         return x
@@ -118,10 +118,10 @@ def pad(x: Tensor, rows: int, columns: int) -> Tensor:
     return padded
 
 
-def lift(x: Tensor, pairs: int) -> Tensor:
+def lift_columns(x: Tensor, pairs: int) -> Tensor:
     """Lift ``x`` ``[m, k]`` to ``[ceil16(m), k']``: the four lanes of each window side by side, zeros elsewhere."""
     rows = -(-x.shape[0] // ROWS) * ROWS
-    return pad(x, rows, x.shape[1] + 1)[:, source(x.shape[1], pairs, x.device)]
+    return pad_matrix(x, rows, x.shape[1] + 1)[:, lane_sources(x.shape[1], pairs, x.device)]
 
 
 def prune(weight: Tensor, pattern: str | Pattern) -> Tensor:
@@ -132,7 +132,7 @@ def prune(weight: Tensor, pattern: str | Pattern) -> Tensor:
     none. Raises SL211 for NaN and for anything but a matrix of real numbers.
     """
     size = Pattern.parse(pattern).size
-    n, k = matrix(weight, "slidesparse.prune").shape
+    n, k = check_matrix(weight, "slidesparse.prune").shape
     magnitude = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32).abs()
     _refuse_nan("slidesparse.prune", magnitude)
     groups = -(-k // size)
@@ -147,7 +147,7 @@ def prune(weight: Tensor, pattern: str | Pattern) -> Tensor:
     return torch.where(dropped.view(n, groups * size)[:, :k], zero, weight.detach())
 
 
-def matrix(weight: Any, where: str) -> Tensor:
+def check_matrix(weight: Any, where: str) -> Tensor:
     """Return ``weight`` if it is a loaded matrix of real numbers. Raises SL211 otherwise."""
     if not isinstance(weight, Tensor):
         got = type(weight).__name__
@@ -172,7 +172,7 @@ def _refuse_nan(where: str, weight: Tensor) -> None:
         )
 
 
-def slide(weight: Tensor, pattern: str | Pattern) -> Tensor:
+def slide_weight(weight: Tensor, pattern: str | Pattern) -> Tensor:
     """Rearrange ``weight`` ``[n, k]`` of the pattern to 2:4 ``[n, k']`` with ``slide(w) @ x[source] == w @ x``.
 
     -0.0 becomes 0.0. Raises SL211 with the first group that has more than ``2N - 2`` non-zeros.
@@ -181,7 +181,7 @@ def slide(weight: Tensor, pattern: str | Pattern) -> Tensor:
     (n, k), pairs = weight.shape, shape.pairs
     groups = -(-k // shape.size)
     zero = torch.zeros((), dtype=weight.dtype, device=weight.device)
-    whole = pad(weight, n, groups * shape.size).view(n, groups, pairs, 2)
+    whole = pad_matrix(weight, n, groups * shape.size).view(n, groups, pairs, 2)
     used = whole != 0
     counts = used.sum(-1, dtype=torch.int8)
     over = counts.sum(-1, dtype=torch.int8) > shape.kept
@@ -196,14 +196,14 @@ def slide(weight: Tensor, pattern: str | Pattern) -> Tensor:
             fix=f'call prune(weight, "{shape}") first',
         )
     # Each window takes the late non-zeros of its first pair and the early ones of its second.
-    early, late = _halves(used, counts)
+    early, late = _split_pairs(used, counts)
     windows = whole.new_empty(n, groups, pairs - 1, 4)  # autocast refuses to join float16 on a CPU
     windows[..., :2] = torch.where(late[:, :, :-1], whole[:, :, :-1], zero)
     windows[..., 2:] = torch.where(early[:, :, 1:], whole[:, :, 1:], zero)
-    return pad(windows.reshape(n, groups * 4 * (pairs - 1)), n, lifted_depth(k, pairs))
+    return pad_matrix(windows.reshape(n, groups * 4 * (pairs - 1)), n, lifted_depth(k, pairs))
 
 
-def _halves(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+def _split_pairs(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Return which non-zeros of a pair go into the window before it, and which into the window that begins with it.
 
     Windows are filled greedily from the left. Window ``k - 1`` leaves ``max(0, C_k - 2k)`` non-zeros of pair ``k``,
@@ -218,8 +218,8 @@ def _halves(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     return used & goes, used & ~goes
 
 
-def unslide(slid: Tensor, k: int, pattern: str | Pattern) -> Tensor:
-    """Invert ``slide``: ``[n, k']`` to ``[n, k]``."""
+def unslide_weight(slid: Tensor, k: int, pattern: str | Pattern) -> Tensor:
+    """Invert ``slide_weight``: ``[n, k']`` to ``[n, k]``."""
     pairs = Pattern.parse(pattern).pairs
     groups, n = -(-k // (2 * pairs)), slid.shape[0]
     windows = slid[:, : groups * 4 * (pairs - 1)].reshape(n, groups, pairs - 1, 4)
@@ -236,7 +236,7 @@ def compressed_bytes(n: int, depth: int, itemsize: int) -> int:
     return n * depth * itemsize // 2 + n * depth // 8
 
 
-def compress(slid: Tensor) -> Tensor:
+def compress_two_of_four(slid: Tensor) -> Tensor:
     """Compress 2:4 ``[n, k']`` to the portable form, uint8: values ``[n, k' / 2]``, then metadata ``[n, k' / 8]``.
 
     Of each four neighbours two are kept, in the order of their lanes. A lane takes two bits, the first one in the lower
@@ -271,7 +271,7 @@ def _kept_lanes(device: torch.device) -> Tensor:
     return (1 - masks).argsort(dim=-1, stable=True)[:, :2].sort(-1).values.to(torch.uint8)
 
 
-def decompress(packed: Tensor, n: int, depth: int, dtype: torch.dtype) -> Tensor:
+def decompress_two_of_four(packed: Tensor, n: int, depth: int, dtype: torch.dtype) -> Tensor:
     """Expand the portable form to 2:4 ``[n, depth]`` of ``dtype``. Raises SL211 for a wrong number of bytes."""
     wanted = compressed_bytes(n, depth, dtype.itemsize)
     if packed.numel() != wanted:

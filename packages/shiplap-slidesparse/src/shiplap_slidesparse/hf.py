@@ -18,7 +18,15 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import error
-from shiplap_slidesparse.convert import SKIPPED, Conversion, convert, layers_of, matches, named, replace
+from shiplap_slidesparse.convert import (
+    SKIPPED,
+    Conversion,
+    convert,
+    layers_of,
+    matches_name,
+    replace_module,
+    skip_patterns,
+)
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.linear import Linear
 from shiplap_slidesparse.packed import MODES
@@ -53,7 +61,7 @@ class SlidesparseConfig(QuantizationConfigMixin):
             )
         self.quant_method: Any = METHOD
         self.pattern, self.dtype = str(Pattern.parse(pattern)), dtype
-        self.skip, self.converted = sorted(named(skip)), None if converted is None else sorted(converted)
+        self.skip, self.converted = sorted(skip_patterns(skip)), None if converted is None else sorted(converted)
 
 
 class SlidesparseQuantizer(HfQuantizer):
@@ -76,7 +84,7 @@ class SlidesparseQuantizer(HfQuantizer):
                 fix="convert the model, then save the converted model",
             )
         for name, module in list(model.named_modules()):
-            if isinstance(module, nn.Linear) and _aliases(model, name) & set(config.converted):
+            if isinstance(module, nn.Linear) and _checkpoint_names(model, name) & set(config.converted):
                 empty = Linear(
                     module.in_features,
                     module.out_features,
@@ -86,14 +94,14 @@ class SlidesparseQuantizer(HfQuantizer):
                     device="meta",
                     dtype=module.weight.dtype,
                 )
-                replace(model, module, empty.train(module.training))
+                replace_module(model, module, empty.train(module.training))
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         config = self.quantization_config
         _refuse_shards(model)
         if self.pre_quantized:
             for name, layer in layers_of(model).items():
-                _pack(name, layer)
+                _pack_layer(name, layer)
         else:
             convert(model, config.pattern, config.dtype, skip=self._skipped(model))
             # Stored in the checkpoint, so that loading it replaces the same layers.
@@ -105,7 +113,7 @@ class SlidesparseQuantizer(HfQuantizer):
         skip, default = self.quantization_config.skip, self.quantization_config.skip == sorted(SKIPPED)
         unasked = self.get_modules_to_not_convert(model, None if default else [], model._keep_in_fp32_modules)
         names = [name for name, _ in model.named_modules(remove_duplicate=False)]
-        there = [s for s in {*unasked, *(SKIPPED if default else ())} if any(matches(name, s) for name in names)]
+        there = [s for s in {*unasked, *(SKIPPED if default else ())} if any(matches_name(name, s) for name in names)]
         return sorted({*there, *(() if default else skip)})
 
     def is_serializable(self) -> bool:
@@ -128,7 +136,7 @@ class SlidesparseQuantizer(HfQuantizer):
             dense.weight = nn.Parameter(weight)
             if layer.bias is not None:
                 dense.bias = nn.Parameter(layer.bias.detach().to(weight.dtype))
-            replace(model, layer, dense.train(layer.training))
+            replace_module(model, layer, dense.train(layer.training))
         return model
 
 
@@ -148,7 +156,7 @@ def attach(model: Any, conversion: Conversion) -> None:
     model.is_quantized, model.quantization_method = True, METHOD
 
 
-def _aliases(model: Any, name: str) -> set[str]:
+def _checkpoint_names(model: Any, name: str) -> set[str]:
     """Return the names of a module in checkpoints: a base model has a prefix inside a model with a head, and none
     alone.
     """
@@ -174,7 +182,7 @@ def _refuse_shards(model: nn.Module) -> None:
             )
 
 
-def _pack(name: str, layer: Linear) -> None:
+def _pack_layer(name: str, layer: Linear) -> None:
     try:
         layer.pack()
     except ShiplapError as e:

@@ -14,8 +14,8 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.plugin_api import error
 from shiplap_slidesparse import formats
-from shiplap_slidesparse.ops import expand, product, rounded
-from shiplap_slidesparse.quantise import quantise
+from shiplap_slidesparse.ops import expand_packed, product_of_transposed, round_to_dtype
+from shiplap_slidesparse.quantise import quantise_rows
 
 __all__ = ["INT8_DEPTH", "linear_bf16", "linear_fp8", "linear_fp16", "linear_int8"]
 
@@ -23,7 +23,7 @@ INT8_DEPTH = 65536  # lifted for any pattern, sums of int8 stay below 2^31
 _REQUIRES = ("pairs >= 2", "pairs <= 8", "layout >= 0", "layout <= 1")
 
 
-def _weight(
+def _dense_weight(
     dense: Tensor | None, packed: Tensor | None, n: int, k: int, pairs: int, layout: int, dtype: torch.dtype
 ) -> Tensor:
     """Return the weight ``[n, k]`` from the form that was passed. Raises SL211 if both are None."""
@@ -37,20 +37,20 @@ def _weight(
             expected="one of them",
             fix="call pack() on the weight, and pass keep= to keep one of its forms",
         )
-    slid = expand(packed, formats.dense_depth(n), formats.lifted_depth(k, pairs), dtype, layout)
-    return formats.unslide(slid, k, formats.Pattern(pairs))[:n]
+    slid = expand_packed(packed, formats.dense_depth(n), formats.lifted_depth(k, pairs), dtype, layout)
+    return formats.unslide_weight(slid, k, formats.Pattern(pairs))[:n]
 
 
-def _finish(total: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _add_bias(total: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Add the bias and round to ``dtype``."""
-    return rounded(total if bias is None else total + bias.to(total.dtype), dtype)
+    return round_to_dtype(total if bias is None else total + bias.to(total.dtype), dtype)
 
 
-def _quantised(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+def _quantised_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """Return the 8-bit product of quantised activations, with scales and bias applied."""
-    q, scale_q = quantise(x, torch.int8 if weight.dtype == torch.int8 else torch.float8_e4m3fn)
+    q, scale_q = quantise_rows(x, torch.int8 if weight.dtype == torch.int8 else torch.float8_e4m3fn)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return _finish(product(q, weight).to(wide) * scale_q[:, None] * scale, bias, x.dtype)
+    return _add_bias(product_of_transposed(q, weight).to(wide) * scale_q[:, None] * scale, bias, x.dtype)
 
 
 @sl.op("slidesparse::linear_int8", requires=(*_REQUIRES, f"k <= {INT8_DEPTH}"))
@@ -64,7 +64,9 @@ def linear_int8(
     layout: int = 0,
 ) -> Float[Tensor, "m n"]:
     """``x`` quantised per row, times an int8 weight with a ``scale`` per output channel, plus ``bias``."""
-    return _quantised(x, _weight(dense, packed, len(scale), x.shape[1], pairs, layout, torch.int8), scale, bias)
+    return _quantised_product(
+        x, _dense_weight(dense, packed, len(scale), x.shape[1], pairs, layout, torch.int8), scale, bias
+    )
 
 
 @sl.op("slidesparse::linear_fp8", requires=_REQUIRES)
@@ -78,8 +80,8 @@ def linear_fp8(
     layout: int = 0,
 ) -> Float[Tensor, "m n"]:
     """As ``linear_int8``, in float8_e4m3fn."""
-    weight = _weight(dense, packed, len(scale), x.shape[1], pairs, layout, torch.float8_e4m3fn)
-    return _quantised(x, weight, scale, bias)
+    weight = _dense_weight(dense, packed, len(scale), x.shape[1], pairs, layout, torch.float8_e4m3fn)
+    return _quantised_product(x, weight, scale, bias)
 
 
 @sl.op("slidesparse::linear_bf16", requires=_REQUIRES)
@@ -93,8 +95,8 @@ def linear_bf16(
     layout: int = 0,
 ) -> BFloat16[Tensor, "m n"]:
     """``x`` times a bfloat16 weight of ``n`` rows, plus ``bias``, summed in float32."""
-    weight = _weight(dense, packed, n, x.shape[1], pairs, layout, torch.bfloat16)
-    return _finish(product(x, weight), bias, torch.bfloat16)
+    weight = _dense_weight(dense, packed, n, x.shape[1], pairs, layout, torch.bfloat16)
+    return _add_bias(product_of_transposed(x, weight), bias, torch.bfloat16)
 
 
 @sl.op("slidesparse::linear_fp16", requires=_REQUIRES)
@@ -108,8 +110,8 @@ def linear_fp16(
     layout: int = 0,
 ) -> Float16[Tensor, "m n"]:
     """As ``linear_bf16``, in float16."""
-    weight = _weight(dense, packed, n, x.shape[1], pairs, layout, torch.float16)
-    return _finish(product(x, weight), bias, torch.float16)
+    weight = _dense_weight(dense, packed, n, x.shape[1], pairs, layout, torch.float16)
+    return _add_bias(product_of_transposed(x, weight), bias, torch.float16)
 
 
 for _linear in (linear_int8, linear_fp8, linear_bf16, linear_fp16):

@@ -17,8 +17,8 @@ from shiplap.plugin_api import blocked, error, notice
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_slidesparse import formats, ops
 from shiplap_slidesparse.formats import Pattern
-from shiplap_slidesparse.packed import MODES, Packed, known_mode, multiply, pack
-from shiplap_slidesparse.sharded import is_dtensor, state_of, state_of_shard, whole
+from shiplap_slidesparse.packed import MODES, Packed, known_mode, multiply_fields, pack
+from shiplap_slidesparse.sharded import gather_whole, is_dtensor, state_of, state_of_shard
 
 __all__ = ["Linear"]
 
@@ -26,7 +26,7 @@ LOOKS = 2  # how often a weight that was written to is compared with what is pac
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # a cast of floating tensors leaves these alone
 
 
-class Placed(Protocol):
+class PlacedPart(Protocol):
     """The interface of a layer's part on one rank (``shiplap_slidesparse.tensor_parallel``)."""
 
     @property
@@ -63,7 +63,7 @@ class Linear(nn.Module):
     weight_scale: nn.Parameter | None
     bias: nn.Parameter | None
     packed: Tensor | None
-    placed: Placed | None = None
+    placed: PlacedPart | None = None
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class Linear(nn.Module):
         self.in_features, self.out_features, self.pattern = in_features, out_features, Pattern.parse(pattern)
         self.mode, self.layout = known_mode(mode, "slidesparse.Linear"), ops.PORTABLE
         kind = MODES[mode]
-        self.weight = _frozen(torch.zeros(out_features, in_features, dtype=kind, device=device))
+        self.weight = _frozen_parameter(torch.zeros(out_features, in_features, dtype=kind, device=device))
         scale = torch.ones(out_features, 1, device=device, dtype=torch.float32) if kind.itemsize == 1 else None
-        self.register_parameter("weight_scale", None if scale is None else _frozen(scale))
+        self.register_parameter("weight_scale", None if scale is None else _frozen_parameter(scale))
         self.register_parameter(
-            "bias", _frozen(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
+            "bias", _frozen_parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
         )
         self.register_buffer("packed", None, persistent=False)
         self._packed_from: tuple[int, ...] | None = None
@@ -115,11 +115,11 @@ class Linear(nn.Module):
     def from_weight(cls, weight: Packed, bias: Tensor | None = None) -> Linear:
         """Return a layer around the tensors of ``weight``, which must have its dense form. The layer is not packed."""
         made = cls(weight.k, weight.n, bias is not None, pattern=weight.pattern, mode=weight.mode, device="meta")
-        made.weight = _frozen(weight.weight())
+        made.weight = _frozen_parameter(weight.weight())
         if weight.scale is not None:
-            made.weight_scale = _frozen(weight.scale[:, None])
+            made.weight_scale = _frozen_parameter(weight.scale[:, None])
         if bias is not None:
-            made.bias = _frozen(bias)
+            made.bias = _frozen_parameter(bias)
         return made
 
     # --- packing --------------------------------------------------------------------------------------------------
@@ -176,7 +176,12 @@ class Linear(nn.Module):
                 fix="call pack() after loading",
             )
         weight, scale = self.local()
-        made = pack(whole(weight), self.pattern, self.mode, scale=None if scale is None else _flat(whole(scale)))
+        made = pack(
+            gather_whole(weight),
+            self.pattern,
+            self.mode,
+            scale=None if scale is None else _flatten_scale(gather_whole(scale)),
+        )
         old, self.layout = self.packed, made.layout
         if (
             old is not None
@@ -207,7 +212,7 @@ class Linear(nn.Module):
         """Return the weight, or this rank's part of it, as the value that ``matmul`` takes."""
         packed, (weight, scale) = self.packed if self.fresh else None, self.local()
         rows, depth = weight.shape
-        return Packed(self.mode, self.pattern.pairs, rows, depth, weight, packed, _flat(scale), self.layout)
+        return Packed(self.mode, self.pattern.pairs, rows, depth, weight, packed, _flatten_scale(scale), self.layout)
 
     # --- forward --------------------------------------------------------------------------------------------------
 
@@ -237,9 +242,11 @@ class Linear(nn.Module):
         inner = x.to(weight.dtype) if other else x
         if bias is not None and bias.dtype != inner.dtype:
             bias = bias.to(inner.dtype)
-        rest = weight, packed, _flat(scale), bias, self.mode, self.pattern.pairs, self.layout
+        rest = weight, packed, _flatten_scale(scale), bias, self.mode, self.pattern.pairs, self.layout
         learns = inner.requires_grad or (bias is not None and bias.requires_grad)
-        out = _StraightThrough.apply(inner, *rest) if learns and torch.is_grad_enabled() else _product(inner, *rest)
+        out = (
+            _StraightThrough.apply(inner, *rest) if learns and torch.is_grad_enabled() else _layer_product(inner, *rest)
+        )
         return out if out.dtype == x.dtype else out.to(x.dtype)
 
     def _refuse_cast(self, weight: Tensor, scale: Tensor | None) -> None:
@@ -310,7 +317,7 @@ class Linear(nn.Module):
         # Collected apart: a weight that torch did not load must not be packed.
         errors: list[str] = []
         given, scale = state_dict.get(f"{prefix}weight"), state_dict.get(f"{prefix}weight_scale")
-        if given is not None and not _loads(given.dtype, self.weight.dtype):
+        if given is not None and not _can_load(given.dtype, self.weight.dtype):
             error_msgs.append(
                 f"{prefix}weight is {given.dtype}, and a layer of mode {self.mode} loads "
                 f"{self.weight.dtype}: load the model first, then convert it"
@@ -329,7 +336,7 @@ class Linear(nn.Module):
         error_msgs.extend(errors)
 
 
-def _product(
+def _layer_product(
     x: Tensor,
     dense: Tensor,
     packed: Tensor | None,
@@ -339,7 +346,7 @@ def _product(
     pairs: int,
     layout: int,
 ) -> Tensor:
-    return multiply(x, mode, len(dense), scale, dense, packed, bias, pairs, layout)
+    return multiply_fields(x, mode, len(dense), scale, dense, packed, bias, pairs, layout)
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -358,7 +365,7 @@ class _StraightThrough(torch.autograd.Function):
         pairs: int,
         layout: int,
     ) -> Tensor:
-        return _product(x, dense, packed, scale, bias, mode, pairs, layout)
+        return _layer_product(x, dense, packed, scale, bias, mode, pairs, layout)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -380,15 +387,15 @@ def _packed_dense(weight: Tensor, pattern: str | Pattern, mode: str) -> Packed:
     return pack(weight, pattern, mode, keep="dense")
 
 
-def _flat(scale: Tensor | None) -> Tensor | None:
+def _flatten_scale(scale: Tensor | None) -> Tensor | None:
     return None if scale is None else scale.view(-1)
 
 
-def _frozen(tensor: Tensor) -> nn.Parameter:
+def _frozen_parameter(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor, requires_grad=False)
 
 
-def _loads(given: torch.dtype, wanted: torch.dtype) -> bool:
+def _can_load(given: torch.dtype, wanted: torch.dtype) -> bool:
     """Return whether a copy into ``wanted`` keeps the weight, up to rounding. 8-bit weights need the same dtype."""
     return given == wanted or (wanted.itemsize == 2 and given.is_floating_point and given.itemsize > 1)
 

@@ -1,6 +1,6 @@
 """The leaf ops, declared: activations quantised and lifted, and products of padded operands.
 
-Contracts, layouts and whose business padding is: docs/design/0011-slidesparse.md. In short: ``quantise_*`` and ``lift``
+Contracts, layouts and whose business padding is: docs/design/0011-slidesparse.md. In short: ``quantise_*`` and ``lift_columns``
 take any size and return whole tiles (rows a multiple of 16, depth of 32, zeros in the padding); products take whole
 tiles only. ``layers.py`` has the ops that take a user's sizes.
 """
@@ -15,10 +15,10 @@ import shiplap as sl
 from shiplap.plugin_api import error
 from shiplap_slidesparse import formats
 from shiplap_slidesparse.lt import weights
-from shiplap_slidesparse.quantise import quantise
+from shiplap_slidesparse.quantise import quantise_rows
 
 __all__ = [
-    "lift",
+    "lift_columns",
     "mm_fp8",
     "mm_int8",
     "quantise_fp8",
@@ -41,9 +41,9 @@ _LAYOUTS = ("layout >= 0", "layout <= 1")
 # --- activations ------------------------------------------------------------------------------------------------------
 
 
-def _lifted(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
-    q, scale = quantise(x, dtype)
-    lifted = formats.lift(q, pairs)
+def _quantise_and_lift(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
+    q, scale = quantise_rows(x, dtype)
+    lifted = formats.lift_columns(q, pairs)
     return lifted, torch.cat((scale, scale.new_ones(lifted.shape[0] - x.shape[0])))
 
 
@@ -54,7 +54,7 @@ def quantise_int8(x: Float[Tensor, "m k"], pairs: int = 2) -> tuple[Int8[Tensor,
     With 2 pairs nothing is duplicated: that is for dense and 2:4 weights. Rows and columns that are added hold zeros,
     with the scale 1. A row that holds NaN or an infinity is all zeros with the scale NaN.
     """
-    return _lifted(x, torch.int8, pairs)
+    return _quantise_and_lift(x, torch.int8, pairs)
 
 
 @sl.op("slidesparse::quantise_fp8", dims=_LIFTED, requires=_PAIRS, outputs=("q", "scale"))
@@ -62,19 +62,19 @@ def quantise_fp8(
     x: Float[Tensor, "m k"], pairs: int = 2
 ) -> tuple[Float8e4m3fn[Tensor, "mp kq"], Float32[Tensor, "mp"]]:
     """As ``quantise_int8``, to float8_e4m3fn."""
-    return _lifted(x, torch.float8_e4m3fn, pairs)
+    return _quantise_and_lift(x, torch.float8_e4m3fn, pairs)
 
 
 @sl.op("slidesparse::lift", dims=_LIFTED, requires=_PAIRS)
 def lift(x: Float[Tensor, "m k"], pairs: int = 2) -> Float[Tensor, "mp kq"]:
     """Rows of ``x`` as they are, lifted for windows of ``pairs``, zeros in rows and columns that are added."""
-    return formats.lift(x, pairs)
+    return formats.lift_columns(x, pairs)
 
 
 # --- products ---------------------------------------------------------------------------------------------------------
 
 
-def product(left: Tensor, right: Tensor) -> Tensor:
+def product_of_transposed(left: Tensor, right: Tensor) -> Tensor:
     """Return ``left @ right.T``: int32 of int8, which is exact; else float32, or float64 if one operand is."""
     if left.dtype == torch.int8:
         return (left.to(torch.float64) @ right.to(torch.float64).t()).to(torch.int32)
@@ -82,15 +82,15 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return left.to(wide) @ right.to(wide).t()
 
 
-def rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
+def round_to_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``value`` in ``dtype``. float64 stays, since the audit runs references in double precision."""
     return value if value.dtype == torch.float64 else value.to(dtype)
 
 
-def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: int) -> Tensor:
+def expand_packed(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: int) -> Tensor:
     """Return a packed weight as 2:4 ``[n, k]``."""
     if layout == PORTABLE:
-        return formats.decompress(packed, n, k, dtype)
+        return formats.decompress_two_of_four(packed, n, k, dtype)
     if packed.device.type != "cuda":
         raise error(
             "SL211",
@@ -99,13 +99,13 @@ def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: int) -> T
             expected="the portable layout",
             fix="pack the weight on the device that uses it",
         )
-    return weights.expand(packed, n, k, dtype)
+    return weights.expand_weight(packed, n, k, dtype)
 
 
 @sl.op("slidesparse::mm_int8", requires=(*_TILES, _INT32))
 def mm_int8(q: Int8[Tensor, "m k"], weight: Int8[Tensor, "n k"]) -> Int32[Tensor, "m n"]:
     """``q @ weight.T``, exact."""
-    return product(q, weight)
+    return product_of_transposed(q, weight)
 
 
 @sl.op("slidesparse::mm_fp8", requires=_TILES)
@@ -116,13 +116,13 @@ def mm_fp8(
     scale_weight: Float32[Tensor, "n"],
 ) -> BFloat16[Tensor, "m n"]:
     """``(q @ weight.T) * scale_q[:, None] * scale_weight``, rounded once."""
-    return rounded(product(q, weight) * scale_q[:, None] * scale_weight, torch.bfloat16)
+    return round_to_dtype(product_of_transposed(q, weight) * scale_q[:, None] * scale_weight, torch.bfloat16)
 
 
 @sl.op("slidesparse::sparse_mm_int8", requires=(*_TILES, _INT32, *_LAYOUTS))
 def sparse_mm_int8(q: Int8[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0) -> Int32[Tensor, "m n"]:
     """``mm_int8`` with a weight of 2:4 in its packed form: ``n`` rows of depth ``k``. SL211 for a wrong size."""
-    return product(q, expand(packed, n, q.shape[1], torch.int8, layout))
+    return product_of_transposed(q, expand_packed(packed, n, q.shape[1], torch.int8, layout))
 
 
 @sl.op("slidesparse::sparse_mm_fp8", requires=(*_TILES, *_LAYOUTS))
@@ -130,7 +130,9 @@ def sparse_mm_fp8(
     q: Float8e4m3fn[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0
 ) -> BFloat16[Tensor, "m n"]:
     """``q @ weight.T`` with a packed weight of 2:4, summed in float32 and not scaled: both scales are the caller's."""
-    return rounded(product(q, expand(packed, n, q.shape[1], torch.float8_e4m3fn, layout)), torch.bfloat16)
+    return round_to_dtype(
+        product_of_transposed(q, expand_packed(packed, n, q.shape[1], torch.float8_e4m3fn, layout)), torch.bfloat16
+    )
 
 
 @sl.op("slidesparse::sparse_mm_bf16", requires=(*_TILES, *_LAYOUTS))
@@ -138,7 +140,9 @@ def sparse_mm_bf16(
     x: BFloat16[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0
 ) -> BFloat16[Tensor, "m n"]:
     """``x @ weight.T`` with a packed weight of 2:4, summed in float32."""
-    return rounded(product(x, expand(packed, n, x.shape[1], torch.bfloat16, layout)), torch.bfloat16)
+    return round_to_dtype(
+        product_of_transposed(x, expand_packed(packed, n, x.shape[1], torch.bfloat16, layout)), torch.bfloat16
+    )
 
 
 @sl.op("slidesparse::sparse_mm_fp16", requires=(*_TILES, *_LAYOUTS))
@@ -146,4 +150,6 @@ def sparse_mm_fp16(
     x: Float16[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0
 ) -> Float16[Tensor, "m n"]:
     """``x @ weight.T`` with a packed weight of 2:4, summed in float32."""
-    return rounded(product(x, expand(packed, n, x.shape[1], torch.float16, layout)), torch.float16)
+    return round_to_dtype(
+        product_of_transposed(x, expand_packed(packed, n, x.shape[1], torch.float16, layout)), torch.float16
+    )

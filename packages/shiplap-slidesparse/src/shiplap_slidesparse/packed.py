@@ -14,7 +14,7 @@ from shiplap_slidesparse import formats, layers, lt, ops
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.quantise import quantise_weight
 
-__all__ = ["LAYERS", "MODES", "Packed", "known_mode", "matmul", "multiply", "pack"]
+__all__ = ["LAYERS", "MODES", "Packed", "known_mode", "matmul", "multiply_fields", "pack"]
 
 MODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "bf16": torch.bfloat16, "fp16": torch.float16}
 Keep = Literal["both", "dense", "packed"]
@@ -70,8 +70,8 @@ class Packed:
             return self.dense
         assert self.packed is not None
         depth = formats.lifted_depth(self.k, self.pairs)
-        slid = ops.expand(self.packed, formats.dense_depth(self.n), depth, MODES[self.mode], self.layout)
-        return formats.unslide(slid, self.k, self.pattern)[: self.n]
+        slid = ops.expand_packed(self.packed, formats.dense_depth(self.n), depth, MODES[self.mode], self.layout)
+        return formats.unslide_weight(slid, self.k, self.pattern)[: self.n]
 
     def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the weight as numbers of ``dtype``, with scales applied."""
@@ -133,7 +133,7 @@ def pack(
     shape = Pattern.parse(pattern)
     known_mode(mode, "slidesparse.pack")
     _known_keep(keep, "slidesparse.pack")
-    weight, dtype = formats.matrix(weight, "slidesparse.pack").detach(), MODES[mode]
+    weight, dtype = formats.check_matrix(weight, "slidesparse.pack").detach(), MODES[mode]
     if mode == "int8" and weight.shape[1] > layers.INT8_DEPTH:
         raise error(
             "SL211",
@@ -157,7 +157,7 @@ def pack(
     else:
         weight = weight.to(dtype)
         _refuse_infinite(torch.isfinite(weight), dtype)
-    return _assemble(weight.contiguous(), scale, mode, shape, keep)
+    return _assemble_packed(weight.contiguous(), scale, mode, shape, keep)
 
 
 def _known_keep(keep: str, where: str) -> None:
@@ -203,22 +203,24 @@ def _check_quantised(weight: Tensor, scale: Tensor, mode: str) -> None:
     _refuse_infinite((weight == weight) & torch.isfinite(scale)[:, None], weight.dtype)  # NaN is not itself
 
 
-def _assemble(weight: Tensor, scale: Tensor | None, mode: str, pattern: Pattern, keep: Keep) -> Packed:
+def _assemble_packed(weight: Tensor, scale: Tensor | None, mode: str, pattern: Pattern, keep: Keep) -> Packed:
     (n, k), packed, layout = weight.shape, None, ops.PORTABLE
-    slid = formats.slide(formats.pad(weight, formats.dense_depth(n), k), pattern)  # also: is it of the pattern?
+    slid = formats.slide_weight(
+        formats.pad_matrix(weight, formats.dense_depth(n), k), pattern
+    )  # also: is it of the pattern?
     if keep != "dense":
-        packed, layout = _compress(slid, keep)
+        packed, layout = _compress_for_device(slid, keep)
     dense = None if keep == "packed" and packed is not None else weight
     return Packed(mode, pattern.pairs, n, k, dense, packed, scale, layout)
 
 
-def _compress(slid: Tensor, keep: Keep) -> tuple[Tensor | None, int]:
+def _compress_for_device(slid: Tensor, keep: Keep) -> tuple[Tensor | None, int]:
     """Compress for the device, or return None if the device has no use for the packed form."""
     if slid.device.type != "cuda":
-        return formats.compress(slid), ops.PORTABLE
+        return formats.compress_two_of_four(slid), ops.PORTABLE
     available = lt.available(slid.device, slid.dtype)
     if available is True:
-        return lt.compress(slid), ops.CUSPARSELT
+        return lt.compress_weight(slid), ops.CUSPARSELT
     notice(f"slidesparse/{slid.device}", f"slidesparse keeps its weights dense on {slid.device}: {available}")
     return None, ops.PORTABLE
 
@@ -237,12 +239,12 @@ def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
     In the 8-bit modes ``x`` is quantised per row and may be of any floating dtype; in the others it has the weight's.
     One op (``slidesparse::linear_*``), whose kernels read one or the other form of the weight; ``sl.tune`` chooses.
     """
-    return multiply(
+    return multiply_fields(
         x, packed.mode, packed.n, packed.scale, packed.dense, packed.packed, bias, packed.pairs, packed.layout
     )
 
 
-def multiply(
+def multiply_fields(
     x: Tensor,
     mode: str,
     n: int,

@@ -17,14 +17,14 @@ from torch import nn
 from shiplap.plugin_api import error
 from shiplap_slidesparse.linear import Linear
 
-__all__ = ["Cut", "planned", "shard"]
+__all__ = ["LayerCut", "plan_cuts", "shard"]
 
 # Of layers of these styles, what goes in and comes out is whole: so are they.
 WHOLE = ("colwise_gather_output", "colwise_rep", "replicate", "rowwise_split_input")
 
 
 @dataclass(frozen=True)
-class Cut:
+class LayerCut:
     """A layer to cut: ``"colwise"`` keeps rows of the weight (output features), ``"rowwise"`` keeps columns."""
 
     name: str
@@ -66,22 +66,22 @@ def shard(model: nn.Module, plan: Mapping[str, str] | None = None, group: Any = 
     from shiplap_slidesparse.tensor_parallel import Colwise, Rowwise  # here: DTensor takes long to import
 
     world = group.size() if isinstance(group, DeviceMesh) else dist.get_world_size(group)
-    cuts = planned(model, getattr(model, "tp_plan", None) or {} if plan is None else plan, world)
+    cuts = plan_cuts(model, getattr(model, "tp_plan", None) or {} if plan is None else plan, world)
     device = cuts[0].layer.weight.device.type
-    mesh = group if isinstance(group, DeviceMesh) else DeviceMesh.from_group(group or _world(), device)
+    mesh = group if isinstance(group, DeviceMesh) else DeviceMesh.from_group(group or _world_group(), device)
     for each in cuts:
         parallelize_module(each.layer, mesh, Colwise() if each.style == "colwise" else Rowwise())
     return [each.name for each in cuts]
 
 
-def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
+def plan_cuts(model: nn.Module, plan: Mapping[str, str], world: int) -> list[LayerCut]:
     """Return the cuts of ``plan`` after checking that all of them are possible."""
     plans = []
     for name, module in model.named_modules():
         # Plans of transformers name layers from any level, so a name may begin in the middle.
         style = next((s for wanted, s in plan.items() if fnmatchcase(f".{name}", f"*.{wanted}")), None)
         if style is not None and isinstance(module, nn.Linear | Linear) and style not in WHOLE:
-            plans.append(Cut(name, module, style))
+            plans.append(LayerCut(name, module, style))
     where = "slidesparse.shard"
     if not plans:
         raise error(
@@ -105,18 +105,18 @@ def planned(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Cut]:
             raise error(
                 "SL211",
                 where=f"{where}: {each.name}",
-                got=f"{each.size} {_sides(each)} for {world} ranks",
+                got=f"{each.size} {_cut_sides(each)} for {world} ranks",
                 expected=f"the same number{f' of{groups}' if groups else ''} on each rank",
                 fix="leave the layer and the layer before it out of the plan, or take another pattern",
             )
     return plans
 
 
-def _sides(each: Cut) -> str:
+def _cut_sides(each: LayerCut) -> str:
     return "features of the output" if each.style == "colwise" else "columns"
 
 
-def _world() -> dist.ProcessGroup:
+def _world_group() -> dist.ProcessGroup:
     """Return the group of all ranks, which exists because the number of ranks was read before."""
     world = dist.group.WORLD
     assert world is not None

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from shiplap.plugin_api import error
 
-__all__ = ["LIMITS", "MIN_SCALE", "quantise", "quantise_weight"]
+__all__ = ["LIMITS", "MIN_SCALE", "quantise_rows", "quantise_weight"]
 
 LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 MIN_SCALE = 2.0**-110  # its inverse is finite, and subnormal elements round to zero, flushed or not
 
 
-def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def quantise_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Quantise ``x`` ``[m, k]`` to ``dtype`` (int8, float8_e4m3fn). Returns values and scales, float32 ``[m]``."""
     limit = LIMITS[dtype]
     wide = x.detach().to(torch.float32)
@@ -35,7 +35,7 @@ def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def quantise_weight(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Quantise ``[n, k]`` per output channel, with -0.0 as 0.0. Raises SL211 for weights that are not finite."""
-    q, scale = quantise(weight, dtype)
+    q, scale = quantise_rows(weight, dtype)
     if (bad := torch.isnan(scale)).any():
         raise error(
             "SL211",

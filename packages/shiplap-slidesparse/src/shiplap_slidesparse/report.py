@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from shiplap.plugin_api import error
 from shiplap.plugin_api.timing import progress_bar, time_in_turn
 from shiplap_slidesparse import roofline, tuning
-from shiplap_slidesparse.accuracy import Drift, drift, logits_of, window_of
+from shiplap_slidesparse.accuracy import AccuracyDrift, logits_of, measure_drift, window_of
 from shiplap_slidesparse.convert import SKIPPED, Conversion, convert, layers_of
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.linear import Linear
 from shiplap_slidesparse.packed import known_mode, matmul
 
-__all__ = ["Bucket", "Report", "Size", "check", "survey"]
+__all__ = ["LayerBucket", "LayerSize", "SparsityReport", "check_form", "survey_model"]
 
 EQUAL = 1.03  # times of medians that tell nothing
 
 
 @dataclass(frozen=True)
-class Bucket:
+class LayerBucket:
     """A layer at ``rows``. Seconds by form: ``base`` is nn.Linear as before, ``dense`` and ``slide`` are converted.
 
     ``predicted`` is empty if the peaks of the device are unknown. ``most`` is the largest possible gain of slide over
@@ -58,18 +58,18 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Size:
+class LayerSize:
     """The layers of one size, which share measurements. ``error`` is the largest relative loss of a weight."""
 
     n: int
     k: int
     layers: tuple[str, ...]
     error: float
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[LayerBucket, ...]
 
 
 @dataclass(frozen=True)
-class Report:
+class SparsityReport:
     """The whole report. ``ceiling`` is that of the pattern; ``peaks`` describes the device, or is empty."""
 
     pattern: str
@@ -77,9 +77,9 @@ class Report:
     device: str
     ceiling: float
     peaks: str
-    sizes: tuple[Size, ...]
+    sizes: tuple[LayerSize, ...]
     conversion: Conversion
-    drift: Drift | None
+    drift: AccuracyDrift | None
 
     @property
     def pays(self) -> bool:
@@ -91,13 +91,13 @@ class Report:
         return {**asdict(self), "sizes": sizes, "pays": self.pays}
 
 
-def check(pattern: str | Pattern, dtype: str) -> None:
+def check_form(pattern: str | Pattern, dtype: str) -> None:
     """Raise SL211 for an unknown pattern or dtype."""
     Pattern.parse(pattern)
     known_mode(dtype, "slidesparse report", "dtype")
 
 
-def survey(
+def survey_model(
     model: nn.Module,
     pattern: str | Pattern = "6:8",
     dtype: str = "int8",
@@ -109,12 +109,12 @@ def survey(
     tune: bool = False,
     seconds: float = 2.0,
     progress: bool | None = None,
-) -> Report:
+) -> SparsityReport:
     """Convert ``model``, in place, and report on it. Raises SL613 for a model that is already converted.
 
     Args:
         tokens: to predict, before and after; none: no drift.
-        measure: False only predicts; ``tune`` chooses algorithms first; ``seconds`` are for one size and its rows.
+        measure: False only predicts; ``tune`` chooses algorithms first; ``roofline_seconds`` are for one size and its rows.
     """
     if layers_of(model):
         raise error(
@@ -129,37 +129,39 @@ def survey(
     # Before the conversion, which replaces the layers in place.
     before = logits_of(model, tokens, window) if tokens else []
     conversion = convert(model, shape, dtype, skip=skip, progress=progress)
-    moved = drift(before, logits_of(model, tokens, window), tokens, window) if tokens else None
+    moved = measure_drift(before, logits_of(model, tokens, window), tokens, window) if tokens else None
     if tune:
         tuning.tune(model, rows, seconds=seconds, dtype=kind)
-    sizes = _sizes(model, conversion, rows, kind, seconds if measure else 0.0, progress)
+    sizes = _survey_sizes(model, conversion, rows, kind, seconds if measure else 0.0, progress)
     device = next(iter(layers_of(model).values())).weight.device
     known = roofline.peaks_of(device)
-    return Report(str(shape), dtype, str(device), shape.ceiling, known.name if known else "", sizes, conversion, moved)
+    return SparsityReport(
+        str(shape), dtype, str(device), shape.ceiling, known.name if known else "", sizes, conversion, moved
+    )
 
 
-def _sizes(
+def _survey_sizes(
     model: nn.Module,
     conversion: Conversion,
     rows: Sequence[int],
     kind: torch.dtype,
     seconds: float,
     progress: bool | None,
-) -> tuple[Size, ...]:
-    """Return each size of a layer once, measured for ``seconds`` at each number of rows (0: predicted only)."""
+) -> tuple[LayerSize, ...]:
+    """Return each size of a layer once, measured for ``roofline_seconds`` at each number of rows (0: predicted only)."""
     errors = {c.name: c.error for c in conversion.converted}
     every = tuning.sizes_of(model)
-    sizes: list[Size] = []
+    sizes: list[LayerSize] = []
     with progress_bar(progress) as report_progress:
         for layer in every.values():
             names = tuple(n for n, other in layers_of(model).items() if other.weight.shape == layer.weight.shape)
             buckets = []
             for m in rows:
                 report_progress(f"{layer.out_features} x {layer.in_features}, {m} rows", len(sizes), len(every))
-                buckets.append(_bucket(layer, m, kind, seconds))
+                buckets.append(_survey_bucket(layer, m, kind, seconds))
             # Layers of one size share a measurement, but each has its own weights and loss.
             worst = max(errors[n] for n in names)
-            sizes.append(Size(layer.out_features, layer.in_features, names, worst, tuple(buckets)))
+            sizes.append(LayerSize(layer.out_features, layer.in_features, names, worst, tuple(buckets)))
     return tuple(sizes)
 
 
@@ -168,22 +170,22 @@ def _float_of(model: nn.Module) -> torch.dtype:
     return next((m.weight.dtype for m in model.modules() if isinstance(m, nn.Linear)), torch.float32)
 
 
-def _bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> Bucket:
+def _survey_bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> LayerBucket:
     """Return the predictions and measurements of a layer at ``m`` rows."""
     device, size = layer.weight.device, (layer.out_features, layer.in_features, layer.pattern.pairs)
     units, peaks = device.type == "cuda", roofline.peaks_of(device)
     done = {
-        form: roofline.work(form, layer.mode, m, *size, width=kind.itemsize, sparse_units=units)
+        form: roofline.layer_work(form, layer.mode, m, *size, width=kind.itemsize, sparse_units=units)
         for form in roofline.FORMS
     }
-    predicted = {f: roofline.seconds(f, layer.mode, w, peaks) for f, w in done.items()} if peaks else {}
+    predicted = {f: roofline.roofline_seconds(f, layer.mode, w, peaks) for f, w in done.items()} if peaks else {}
     # Without known peaks either resource may be the scarcer one, so the larger ratio bounds the gain.
     compute, memory = done["dense"].macs / done["slide"].macs, done["dense"].bytes / done["slide"].bytes
     most = predicted["dense"] / predicted["slide"] if peaks else max(compute, memory)
-    return Bucket(m, _times(layer, m, kind, seconds) if seconds else {}, predicted, most)
+    return LayerBucket(m, _time_forms(layer, m, kind, seconds) if seconds else {}, predicted, most)
 
 
-def _times(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> dict[str, float]:
+def _time_forms(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> dict[str, float]:
     """Return the median of runs in turn. The base weight is random, since its values do not change the time."""
     device = layer.weight.device
     base = torch.randn(layer.weight.shape, device=device, dtype=kind)

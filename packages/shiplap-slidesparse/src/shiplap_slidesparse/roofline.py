@@ -12,13 +12,13 @@ import torch
 from shiplap_slidesparse.formats import compressed_bytes, dense_depth, lifted_depth
 from shiplap_slidesparse.packed import MODES
 
-__all__ = ["FORMS", "PEAKS", "Peaks", "Work", "peaks_of", "seconds", "work"]
+__all__ = ["FORMS", "PEAKS", "DevicePeaks", "LayerWork", "layer_work", "peaks_of", "roofline_seconds"]
 
 FORMS = ("base", "dense", "slide")
 
 
 @dataclass(frozen=True)
-class Peaks:
+class DevicePeaks:
     """The peaks of a device from its vendor: dense 16-bit and 8-bit multiply-adds per second, bytes per second."""
 
     name: str
@@ -29,23 +29,23 @@ class Peaks:
 
 # SXM modules, without sparsity (which doubles both rates); a FLOP is half a multiply-add.
 PEAKS = (
-    Peaks("H200", 494.5e12, 989.5e12, 4.8e12),
-    Peaks("H100 80GB HBM3", 494.5e12, 989.5e12, 3.35e12),
-    Peaks("A100-SXM4-80GB", 156e12, 312e12, 2.04e12),
+    DevicePeaks("H200", 494.5e12, 989.5e12, 4.8e12),
+    DevicePeaks("H100 80GB HBM3", 494.5e12, 989.5e12, 3.35e12),
+    DevicePeaks("A100-SXM4-80GB", 156e12, 312e12, 2.04e12),
 )
 
 
 @dataclass(frozen=True)
-class Work:
+class LayerWork:
     """The work of one call of a layer: multiply-adds, and bytes that are read and written."""
 
     macs: float
     bytes: int
 
 
-def work(
+def layer_work(
     form: str, mode: str, m: int, n: int, k: int, pairs: int, *, width: int = 2, sparse_units: bool = True
-) -> Work:
+) -> LayerWork:
     """Return the work of ``m`` rows in one of ``FORMS``; ``width`` is the bytes of an element of the model.
 
     Sparse units skip half of the lifted elements; without them all are multiplied.
@@ -53,17 +53,17 @@ def work(
     # Input and output keep the dtype of the model in every form.
     size, ends = MODES[mode].itemsize, width * m * (k + n)
     if form == "base":
-        return Work(m * n * k, width * n * k + ends)
+        return LayerWork(m * n * k, width * n * k + ends)
     depth = lifted_depth(k, pairs) if form == "slide" else dense_depth(k)
     reread = 2 * m * depth * size if size == 1 or (form == "slide" and pairs > 2) else 0  # written, and read
     if form == "dense":
-        return Work(m * n * k, size * n * k + ends + reread)
+        return LayerWork(m * n * k, size * n * k + ends + reread)
     # Sparse units multiply two of four lanes.
     macs = m * n * depth / 2 if sparse_units else m * n * depth
-    return Work(macs, compressed_bytes(n, depth, size) + ends + reread)
+    return LayerWork(macs, compressed_bytes(n, depth, size) + ends + reread)
 
 
-def peaks_of(device: torch.device) -> Peaks | None:
+def peaks_of(device: torch.device) -> DevicePeaks | None:
     """Return the peaks of a listed GPU, or None."""
     if device.type != "cuda":
         return None
@@ -71,7 +71,7 @@ def peaks_of(device: torch.device) -> Peaks | None:
     return next((p for p in PEAKS if p.name in name), None)
 
 
-def seconds(form: str, mode: str, done: Work, peaks: Peaks) -> float:
+def roofline_seconds(form: str, mode: str, done: LayerWork, peaks: DevicePeaks) -> float:
     """Return the roofline time of ``done``: the longer of pure arithmetic and pure memory traffic."""
     rate = peaks.wide if form == "base" or MODES[mode].itemsize == 2 else peaks.narrow
     return max(done.macs / rate, done.bytes / peaks.bandwidth)

@@ -18,46 +18,46 @@ __all__ = ["pack_for"]
 def pack_for(slid: Tensor, layout: int) -> tuple[Tensor, int]:
     """Return a 2:4 weight packed for its device, and the layout: cuSPARSELt's on a GPU that has it."""
     if slid.device.type == "cuda" and lt.available(slid.device, slid.dtype) is True:
-        return lt.compress(slid), ops.CUSPARSELT
+        return lt.compress_weight(slid), ops.CUSPARSELT
     if layout != ops.PORTABLE:
         raise ValueError(f"layout {layout} on {slid.device}")  # a sample that there is not
-    return formats.compress(slid), ops.PORTABLE
+    return formats.compress_two_of_four(slid), ops.PORTABLE
 
 
-def _values(rng: Generator, rows: int, columns: int, dtype: torch.dtype, device: Any) -> Tensor:
+def _draw_matrix(rng: Generator, rows: int, columns: int, dtype: torch.dtype, device: Any) -> Tensor:
     """Return random values: for 8 bits all values that quantisation gives, else normal ones."""
     if dtype == torch.int8:
         return torch.randint(-127, 128, (rows, columns), generator=rng).to(device, dtype)
     return torch.randn(rows, columns, generator=rng).to(device, dtype)
 
 
-def _scale(rng: Generator, rows: int, device: Any) -> Tensor:
+def _draw_scale(rng: Generator, rows: int, device: Any) -> Tensor:
     return (torch.rand(rows, generator=rng) + 0.5).to(device) / 64
 
 
 def _two_of_four(rng: Generator, n: int, k: int, dtype: torch.dtype, device: Any) -> Tensor:
     """Return a random weight of 2:4, pruned on ``device``: large weights take seconds on a CPU."""
-    return formats.prune(_values(rng, n, k, dtype, device).float(), "2:4").to(dtype)
+    return formats.prune(_draw_matrix(rng, n, k, dtype, device).float(), "2:4").to(dtype)
 
 
-def _sparse(op: sl.Op, dtype: torch.dtype) -> None:
+def _sample_sparse_op(op: sl.Op, dtype: torch.dtype) -> None:
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
         m, n, k = sizes["m"], sizes["n"], sizes["k"]
         packed, layout = pack_for(_two_of_four(rng, n, k, dtype, device), sizes["layout"])
-        return _values(rng, m, k, dtype, device), packed, n, layout
+        return _draw_matrix(rng, m, k, dtype, device), packed, n, layout
 
 
-def _dense(op: sl.Op, dtype: torch.dtype) -> None:
+def _sample_dense_op(op: sl.Op, dtype: torch.dtype) -> None:
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
         m, n, k = sizes["m"], sizes["n"], sizes["k"]
-        operands = _values(rng, m, k, dtype, device), _values(rng, n, k, dtype, device)
-        scales = (_scale(rng, m, device), _scale(rng, n, device)) if op is ops.mm_fp8 else ()
+        operands = _draw_matrix(rng, m, k, dtype, device), _draw_matrix(rng, n, k, dtype, device)
+        scales = (_draw_scale(rng, m, device), _draw_scale(rng, n, device)) if op is ops.mm_fp8 else ()
         return *operands, *scales
 
 
-def _layer(op: sl.Op, stored: torch.dtype) -> None:
+def _sample_layer_op(op: sl.Op, stored: torch.dtype) -> None:
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
         m, n, k, pairs = sizes["m"], sizes["n"], sizes["k"], sizes["pairs"]
@@ -66,7 +66,7 @@ def _layer(op: sl.Op, stored: torch.dtype) -> None:
         pruned = formats.prune(torch.randn(n, k, generator=rng).to(device), formats.Pattern(pairs))
         eight = stored.itemsize == 1
         weight, scale = quantise_weight(pruned, stored) if eight else (pruned.to(stored), pruned[:0])
-        slid = formats.slide(formats.pad(weight, formats.dense_depth(n), k), formats.Pattern(pairs))
+        slid = formats.slide_weight(formats.pad_matrix(weight, formats.dense_depth(n), k), formats.Pattern(pairs))
         packed, layout = pack_for(slid, sizes["layout"])
         x = torch.randn(m, k, generator=rng).to(device, dtype if eight else stored)
         bias = torch.randn(n, generator=rng).to(x)
@@ -74,14 +74,14 @@ def _layer(op: sl.Op, stored: torch.dtype) -> None:
 
 
 _DRAWN: dict[Callable[[sl.Op, torch.dtype], None], dict[torch.dtype, sl.Op]] = {
-    _sparse: {
+    _sample_sparse_op: {
         torch.int8: ops.sparse_mm_int8,
         torch.float8_e4m3fn: ops.sparse_mm_fp8,
         torch.bfloat16: ops.sparse_mm_bf16,
         torch.float16: ops.sparse_mm_fp16,
     },
-    _dense: {torch.int8: ops.mm_int8, torch.float8_e4m3fn: ops.mm_fp8},
-    _layer: {
+    _sample_dense_op: {torch.int8: ops.mm_int8, torch.float8_e4m3fn: ops.mm_fp8},
+    _sample_layer_op: {
         torch.int8: layers.linear_int8,
         torch.float8_e4m3fn: layers.linear_fp8,
         torch.bfloat16: layers.linear_bf16,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["is_dtensor", "state_of", "state_of_shard", "whole"]
+__all__ = ["gather_whole", "is_dtensor", "state_of", "state_of_shard"]
 
 
 def is_dtensor(value: Any) -> bool:
@@ -41,7 +41,7 @@ def state_of_shard(shard: Any) -> tuple[int, ...]:
     return (*state_of(shard, local), 0 if shard.is_inference() else shard._version)
 
 
-def whole(held: Any) -> Tensor:
+def gather_whole(held: Any) -> Tensor:
     """Return ``held``, gathered from all ranks if it is a DTensor. Then every rank has to call this.
 
     The result is on the device of the ranks, even if ``fully_shard`` keeps shards on the CPU.

@@ -23,15 +23,15 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from shiplap.plugin_api import error
 from shiplap_slidesparse.linear import Linear
-from shiplap_slidesparse.sharded import whole
+from shiplap_slidesparse.sharded import gather_whole
 
-__all__ = ["Colwise", "Placed", "Rowwise", "Style", "place", "slice_of", "unit"]
+__all__ = ["Colwise", "LayerPart", "Rowwise", "Style", "cut_unit", "place_layer", "slice_of"]
 
 Style = Literal["colwise", "rowwise"]
 
 
 @dataclass(frozen=True)
-class Placed:
+class LayerPart:
     """The part of a layer on this rank: rows of the weight (``"colwise"``) or columns (``"rowwise"``)."""
 
     style: Style
@@ -46,7 +46,7 @@ class Placed:
         with torch.no_grad():
             # ``fully_shard`` cut the part once more, over a mesh of its own.
             if isinstance(held, DTensor) and held.device_mesh != self.mesh:
-                gathered, cut = whole(held), held.placements[-1]  # the mesh of fully_shard comes before this one
+                gathered, cut = gather_whole(held), held.placements[-1]  # the mesh of fully_shard comes before this one
                 return gathered.chunk(self.mesh.size(), cut.dim)[self.rank] if isinstance(cut, Shard) else gathered
             part: Tensor = held.to_local() if isinstance(held, DTensor) else held
         return part
@@ -59,9 +59,9 @@ class Placed:
         bias, group = layer.bias, self.mesh.get_group()
         part = bias.to_local() if isinstance(bias, DTensor) else bias
         if self.style == "colwise":
-            return layer.multiply(_Shared.apply(x, group), part)
+            return layer.multiply(_SharedInput.apply(x, group), part)
         learns = part is not None and part.requires_grad
-        out = _Summed.apply(layer.multiply(x, part if self.rank == 0 and not learns else None), group)
+        out = _SummedOutput.apply(layer.multiply(x, part if self.rank == 0 and not learns else None), group)
         return out + part.to(out.dtype) if part is not None and learns else out
 
     def refuse_move(self, layer: Linear) -> Linear:
@@ -75,7 +75,7 @@ class Placed:
         )
 
 
-class _Shared(torch.autograd.Function):
+class _SharedInput(torch.autograd.Function):
     """The input that all ranks share. Its gradient is the sum of the ranks' gradients."""
 
     @staticmethod
@@ -92,7 +92,7 @@ class _Shared(torch.autograd.Function):
         return summed, None
 
 
-class _Summed(torch.autograd.Function):
+class _SummedOutput(torch.autograd.Function):
     """The sum over the ranks, which every rank continues with, so its gradient is already complete."""
 
     @staticmethod
@@ -106,7 +106,7 @@ class _Summed(torch.autograd.Function):
         return grad, None
 
 
-def unit(layer: nn.Module, style: str) -> int:
+def cut_unit(layer: nn.Module, style: str) -> int:
     """Return the smallest unit of a cut: along the depth of a converted layer, a group."""
     return layer.pattern.size if style == "rowwise" and isinstance(layer, Linear) else 1
 
@@ -118,7 +118,7 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
         ShiplapError: SL211 for a size that is no multiple of the ranks (rowwise: of the ranks times the group).
     """
     size = layer.out_features if style == "colwise" else layer.in_features
-    group = unit(layer, style)
+    group = cut_unit(layer, style)
     if size % (world * group):
         sides, groups = "features of the output" if style == "colwise" else "columns", f" groups of {group}"
         raise error(
@@ -139,7 +139,7 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
     return (weight, part(scale, mine), part(bias, mine)) if style == "colwise" else (weight, part(scale), part(bias))
 
 
-def place(layer: Linear, style: Style, mesh: DeviceMesh) -> Linear:
+def place_layer(layer: Linear, style: Style, mesh: DeviceMesh) -> Linear:
     """Cut ``layer``, in place, for this rank of a one-dimensional ``mesh``, and pack the part. Raises SL211."""
     if layer.placed is not None:
         raise error(
@@ -153,7 +153,7 @@ def place(layer: Linear, style: Style, mesh: DeviceMesh) -> Linear:
     split: Placement = Shard(0 if style == "colwise" else 1)
     # Scale and bias belong to output features, which rowwise layers do not cut.
     rest: Placement = split if style == "colwise" else Replicate()
-    layer.packed, layer.placed = None, Placed(style, mesh)
+    layer.packed, layer.placed = None, LayerPart(style, mesh)
     for name, part, where in zip(("weight", "weight_scale", "bias"), parts, (split, rest, rest), strict=True):
         if part is not None:
             old = getattr(layer, name)
@@ -163,7 +163,7 @@ def place(layer: Linear, style: Style, mesh: DeviceMesh) -> Linear:
     return layer.pack()
 
 
-class _Style(ParallelStyle):
+class _CutStyle(ParallelStyle):
     """The base of the styles for ``parallelize_module``: our layers are cut here, ``nn.Linear`` by torch."""
 
     style: Style
@@ -171,12 +171,12 @@ class _Style(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if isinstance(module, Linear):
-            return place(module, self.style, device_mesh)
+            return place_layer(module, self.style, device_mesh)
         done: nn.Module = self.plain()._apply(module, device_mesh)
         return done
 
 
-class Colwise(_Style):
+class Colwise(_CutStyle):
     """A style for ``parallelize_module``: each rank holds rows of the weight ``[out, in]``.
 
     The input is the whole ``[..., in]`` on every rank. The output is ``[..., out / ranks]``, the features of this rank.
@@ -189,7 +189,7 @@ class Colwise(_Style):
     plain = ColwiseParallel
 
 
-class Rowwise(_Style):
+class Rowwise(_CutStyle):
     """A style for ``parallelize_module``: each rank holds columns of the weight ``[out, in]``.
 
     The input is ``[..., in / ranks]``, the features of this rank. The output is the whole ``[..., out]`` on every rank:

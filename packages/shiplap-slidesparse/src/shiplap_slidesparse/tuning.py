@@ -18,7 +18,7 @@ from shiplap_slidesparse.packed import LAYERS
 if TYPE_CHECKING:
     from shiplap.plugin_api.tuning import Choice
 
-__all__ = ["ROWS", "prepare", "sizes_of", "tune"]
+__all__ = ["ROWS", "prepare_captures", "sizes_of", "tune"]
 
 ROWS = (1, 16, 64, 256, 1024, 4096)  # decoding of few and of many sequences, and prefill
 
@@ -57,7 +57,7 @@ def prepare(model: nn.Module, rows: Iterable[int], dtype: torch.dtype = torch.bf
     """Run every converted layer on each number of ``rows``, so that captures find their plans and modules."""
     rows = numbers_of(rows, "slidesparse.prepare")
     for layer in sizes_of(model).values():
-        lt.prepare(layer, rows, layer.in_features, dtype, layer.weight.device)
+        lt.prepare_captures(layer, rows, layer.in_features, dtype, layer.weight.device)
 
 
 def numbers_of(rows: Iterable[int], where: str) -> list[int]:

@@ -19,19 +19,19 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.parameter import ChannelQuantScaleParameter, ModelWeightParameter
 
 from shiplap.plugin_api import error, notice
-from shiplap_slidesparse.convert import SKIPPED, matches
+from shiplap_slidesparse.convert import SKIPPED, matches_name
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.linear import Linear
 from shiplap_slidesparse.packed import MODES, Packed
 
-__all__ = ["METHOD", "SlidesparseConfig", "SlidesparseLinearMethod", "register"]
+__all__ = ["METHOD", "SlidesparseLinearMethod", "SlidesparseVllmConfig", "register"]
 
 METHOD = "slidesparse"
 FORMATS = {"int-quantized": "int8", "float-quantized": "fp8", "dense": "bf16"}  # of compressed-tensors
 CAPABILITY = 80  # the first with sparse tensor cores
 
 
-class SlidesparseConfig(QuantizationConfig):
+class SlidesparseVllmConfig(QuantizationConfig):
     """The ``quantization_config`` of a checkpoint. ``converted``: exact names, or None for all but ``skip``."""
 
     def __init__(
@@ -68,7 +68,7 @@ class SlidesparseConfig(QuantizationConfig):
         return []
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> SlidesparseConfig:
+    def from_config(cls, config: dict[str, Any]) -> SlidesparseVllmConfig:
         if "slidesparse" not in config:
             converted = config.get("converted")
             return cls(
@@ -101,7 +101,9 @@ class SlidesparseConfig(QuantizationConfig):
         parts = [f"{home}.{part}" if home else part for part in mapping.get(name, [name])]
         listed = self.converted
         # A layer that vLLM fuses has several names in the checkpoint.
-        kept = {p for p in parts if (listed is not None and p not in listed) or any(_ignores(s, p) for s in self.skip)}
+        kept = {
+            p for p in parts if (listed is not None and p not in listed) or any(_is_ignored(s, p) for s in self.skip)
+        }
         if kept and len(kept) < len(parts):
             raise error(
                 "SL211",
@@ -116,7 +118,7 @@ class SlidesparseConfig(QuantizationConfig):
 class SlidesparseLinearMethod(LinearMethodBase):
     """The linear method: the checkpoint's weight until it is loaded, then this rank's packed shard."""
 
-    def __init__(self, config: SlidesparseConfig) -> None:
+    def __init__(self, config: SlidesparseVllmConfig) -> None:
         self.config = config
 
     def create_weights(
@@ -184,12 +186,12 @@ def _check_groups(groups: Mapping[str, Any]) -> None:
             )
 
 
-def _ignores(wanted: str, name: str) -> bool:
+def _is_ignored(wanted: str, name: str) -> bool:
     """Return whether ``wanted`` matches ``name``, as compressed-tensors writes names (``re:`` for expressions)."""
-    return bool(re.match(wanted[3:], name)) if wanted.startswith("re:") else matches(name, wanted)
+    return bool(re.match(wanted[3:], name)) if wanted.startswith("re:") else matches_name(name, wanted)
 
 
 def register() -> None:
     """Register the plugin. A second call does nothing."""
     if METHOD not in QUANTIZATION_METHODS:
-        register_quantization_config(METHOD)(SlidesparseConfig)
+        register_quantization_config(METHOD)(SlidesparseVllmConfig)

@@ -28,11 +28,11 @@ def vendor(vendor_file: Path) -> Iterator[ctypes.CDLL]:
     library = ctypes.CDLL(str(vendor_file))
     library.double_count.restype = ctypes.c_long
     library.double_stream.restype = ctypes.c_void_p
-    native.forget()
+    native.destroy_plans()
     library.double_reset()
     yield library
     library.double_reset()
-    native.forget()
+    native.destroy_plans()
     assert library.double_alive() == 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from shiplap_slidesparse import formats
-from shiplap_slidesparse.cuda import activations, default
+from shiplap_slidesparse.cuda import activations, default_quantise
 from shiplap_testing import hopper
 
 BF16, FP32, FP8, INT8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int8
@@ -31,6 +31,8 @@ activations._quantise = Compiled()  # type: ignore[assignment]
 for dtype, bits, k, pairs in CASES:
     x = torch.empty(ROWS, k, dtype=dtype, device="meta")
     q = torch.empty(ROWS, formats.lifted_depth(k, pairs), dtype=bits, device="meta")
-    activations.quantise(x, pairs, q=q, scale=x.new_empty(ROWS, dtype=FP32), **default({"k": k, "pairs": pairs}))
+    activations.launch_quantise(
+        x, pairs, q=q, scale=x.new_empty(ROWS, dtype=FP32), **default_quantise({"k": k, "pairs": pairs})
+    )
     about = {"fused": found[-1].metadata.enable_fp_fusion, "NaN": "max.NaN.f32" in found[-1].asm["ptx"]}
     print(json.dumps([str(dtype), str(bits), k, pairs, {**hopper.resources(found[-1]), **about}]), flush=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shiplap import dtypes
-from shiplap.kernels.c.declaration import Context, DLTensor
+from shiplap.kernels.c.declaration import CallContext, DLTensor
 from shiplap_slidesparse import formats
 from shiplap_slidesparse.lt import native
 
@@ -49,7 +49,7 @@ class Call:
         scratch = ctypes.create_string_buffer(max(1, self.workspace))
         text = ctypes.create_string_buffer(self.error_size + 8)
         config = (ctypes.c_int64 * max(1, len(self.config)))(*self.config)
-        context = Context(
+        context = CallContext(
             1,
             1,
             self.stream,
@@ -60,7 +60,7 @@ class Call:
             config if self.config else None,
             len(self.config),
         )
-        function = getattr(native._functions(), f"slidesparse_lt_{symbol}")
+        function = getattr(native._library_functions(), f"slidesparse_lt_{symbol}")
         status = function(
             ctypes.byref(context), *(k and ctypes.byref(k[0]) for k in kept), *(ctypes.c_int64(s) for s in scalars)
         )
@@ -77,8 +77,8 @@ def two_of_four(n: int, k: int, dtype: torch.dtype) -> Tensor:
 
 def packed(weight: Tensor) -> Tensor:
     """As the double's products read it, which is the portable layout; of the library nothing is asked."""
-    return formats.compress(weight)
+    return formats.compress_two_of_four(weight)
 
 
-def problem_of(m: int, weight: Tensor, device: int = 0, **changes: int) -> native.Problem:
-    return native.Problem(device, m, *weight.shape, weight.dtype, native.RESULT[weight.dtype], **changes)
+def problem_of(m: int, weight: Tensor, device: int = 0, **changes: int) -> native.ProductProblem:
+    return native.ProductProblem(device, m, *weight.shape, weight.dtype, native.RESULT[weight.dtype], **changes)

@@ -116,7 +116,7 @@ def load(model: nn.Module, folder: str, **options) -> None:
 
 
 def whole_bits(model: nn.Module) -> dict[str, Tensor]:
-    return {n: sharded.whole(p).detach() for n, p in model.state_dict().items()}
+    return {n: sharded.gather_whole(p).detach() for n, p in model.state_dict().items()}
 
 
 def assert_bits(got: nn.Module, wanted: nn.Module) -> None:
@@ -204,17 +204,17 @@ class Packed:
     """
 
     def __enter__(self) -> Packed:
-        self.products, self.sparse, self.multiply = 0, 0, linear.multiply
+        self.products, self.sparse, self.multiply = 0, 0, linear.multiply_fields
 
         def multiply(x, mode, n, scale, dense, packed, *rest):
             self.products, self.sparse = self.products + 1, self.sparse + (packed is not None)
             return self.multiply(x, mode, n, scale, dense if packed is None else None, packed, *rest)
 
-        linear.multiply = multiply
+        linear.multiply_fields = multiply
         return self
 
     def __exit__(self, *raised: object) -> None:
-        linear.multiply = self.multiply
+        linear.multiply_fields = self.multiply
 
 
 def train(net: nn.Module, inputs: list[Tensor], step: Callable[[list[Tensor]], None] | None = None) -> list[Tensor]:

@@ -35,15 +35,15 @@ def test_every_group_of_the_pattern_is_packed_and_multiplied_exactly(pairs: int)
     """All masks of a group (4,017 for N = 6): 2:4, undone by unslide, and the product of integers is the dense one."""
     rng = torch.Generator().manual_seed(pairs)
     weight = integers(masks(pairs), rng)
-    slid = formats.slide(weight, text(pairs))
+    slid = formats.slide_weight(weight, text(pairs))
     assert two_of_four(slid)
-    assert torch.equal(formats.unslide(slid, 2 * pairs, text(pairs)), weight)
+    assert torch.equal(formats.unslide_weight(slid, 2 * pairs, text(pairs)), weight)
     x = torch.randint(-128, 128, (16, 2 * pairs), generator=rng)
-    lifted = formats.lift(x, pairs)
+    lifted = formats.lift_columns(x, pairs)
     assert torch.equal((lifted.double() @ slid.double().t()).long(), x @ weight.long().t())
-    packed = formats.compress(slid)
+    packed = formats.compress_two_of_four(slid)
     assert len(packed) == formats.compressed_bytes(*slid.shape, 1)
-    assert torch.equal(formats.decompress(packed, *slid.shape, torch.int8), slid)
+    assert torch.equal(formats.decompress_two_of_four(packed, *slid.shape, torch.int8), slid)
 
 
 @pytest.mark.parametrize("pairs", range(2, 7))
@@ -56,15 +56,15 @@ def test_the_closed_form_is_the_greedy_rule_and_complete_exactly_for_the_pattern
         assert (wanted is None) == (int((row != 0).sum()) > 2 * pairs - 2)
         if wanted is None:
             with pytest.raises(ShiplapError, match="SL211"):
-                formats.slide(row[None], text(pairs))
+                formats.slide_weight(row[None], text(pairs))
         else:
-            assert formats.slide(row[None], text(pairs))[0].tolist() == wanted
+            assert formats.slide_weight(row[None], text(pairs))[0].tolist() == wanted
 
 
 def test_order_inside_a_pair_does_not_matter_to_the_greedy_rule() -> None:
     """What the test above leaves out, on a sample: all masks of N = 4 against the loop."""
     weight = integers(masks(4), torch.Generator().manual_seed(0))
-    slid = formats.slide(weight, "6:8").tolist()
+    slid = formats.slide_weight(weight, "6:8").tolist()
     assert slid == [greedy(row, 4) for row in weight.tolist()]
 
 
@@ -73,7 +73,7 @@ def test_no_two_places_hold_one_element(pairs: int) -> None:
     """The assignment is unique: each non-zero is in one lane, and that lane reads the element's activation."""
     size = 2 * pairs
     weight = masks(pairs) * torch.arange(1, size + 1)
-    slid, source = formats.slide(weight, text(pairs)), formats.source(size, pairs)
+    slid, source = formats.slide_weight(weight, text(pairs)), formats.lane_sources(size, pairs)
     for row, packed in zip(weight, slid, strict=True):
         lanes = packed.nonzero()[:, 0]
         assert sorted(source[lanes].tolist()) == row.nonzero()[:, 0].tolist()
@@ -90,15 +90,15 @@ def test_random_weights_of_any_depth(pairs: int, n: int, k: int, dtype: torch.dt
     dense = torch.randn(n, k, generator=rng) * 40
     dense[dense.abs() < 20] = -0.0
     weight = prune(dense, text(pairs)).to(dtype)
-    slid = formats.slide(weight, text(pairs))
+    slid = formats.slide_weight(weight, text(pairs))
     assert slid.shape == (n, formats.lifted_depth(k, pairs))
     assert two_of_four(slid)
     plain = torch.where(weight != 0, weight, torch.zeros((), dtype=dtype))  # no -0.0
-    assert same(formats.unslide(slid, k, text(pairs)), plain)
-    assert same(formats.slide(plain, text(pairs)), slid)
-    assert same(formats.decompress(formats.compress(slid), *slid.shape, dtype), slid)
+    assert same(formats.unslide_weight(slid, k, text(pairs)), plain)
+    assert same(formats.slide_weight(plain, text(pairs)), slid)
+    assert same(formats.decompress_two_of_four(formats.compress_two_of_four(slid), *slid.shape, dtype), slid)
     x = torch.randn(3, k, generator=rng, dtype=torch.float64)
-    lifted, size = formats.lift(x, pairs), weight.double().abs()
+    lifted, size = formats.lift_columns(x, pairs), weight.double().abs()
     error = (lifted[:3] @ slid.double().t() - x @ weight.double().t()).abs()
     assert (error <= 1e-13 * (x.abs() @ size.t())).all()
     assert lifted[3:].count_nonzero() == 0
@@ -122,7 +122,7 @@ def test_fake_and_real_sizes_agree_for_every_depth(pairs: int) -> None:
     declared = ops._LIFTED["kq"]
     for k in (*range(0, 260), 112, 4096, 18944, 28672):
         cdiv = lambda a, b: -(-a // b)  # noqa: E731
-        assert eval(declared, {"cdiv": cdiv, "k": k, "pairs": pairs}) == len(formats.source(k, pairs))
+        assert eval(declared, {"cdiv": cdiv, "k": k, "pairs": pairs}) == len(formats.lane_sources(k, pairs))
     assert formats.lifted_depth(112, 6) == 224 != 112 * 20 // 12
 
 
@@ -206,9 +206,9 @@ def test_nan_is_refused_where_it_has_no_meaning() -> None:
 
 def test_bytes_that_are_no_packed_weight_are_refused() -> None:
     with pytest.raises(ShiplapError, match=r"641 bytes[\s\S]*expected 640 for 32 rows of 32"):
-        formats.decompress(torch.zeros(641, dtype=torch.uint8), 32, 32, torch.int8)
+        formats.decompress_two_of_four(torch.zeros(641, dtype=torch.uint8), 32, 32, torch.int8)
     with pytest.raises(ShiplapError, match="more than 2 non-zeros in row 0, lanes 4 to 7"):
-        formats.compress(torch.tensor([[0.0, 0, 0, 0, 1, 2, 3, 0]]))
+        formats.compress_two_of_four(torch.tensor([[0.0, 0, 0, 0, 1, 2, 3, 0]]))
 
 
 # --- tensor parallelism -----------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_shards_of_the_pruned_weight_are_packed_by_themselves(k: int, ranks: int
     x = torch.randint(-127, 128, (4, k), generator=rng)
     pairs, total = Pattern.parse(pattern).pairs, torch.zeros(4, 8, dtype=torch.float64)
     for part, piece in zip(weight.chunk(ranks, 1), x.chunk(ranks, 1), strict=True):
-        total += formats.lift(piece.double(), pairs)[:4] @ formats.slide(part, pattern).double().t()
+        total += formats.lift_columns(piece.double(), pairs)[:4] @ formats.slide_weight(part, pattern).double().t()
     assert torch.equal(total.long(), x @ weight.long().t())
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shiplap.errors import ShiplapError
-from shiplap.sampling.symbols import state_of
+from shiplap.sampling.symbols import read_library_state
 from shiplap_slidesparse.lt import libraries, native
 from shiplap_slidesparse.lt.kernels import SPARSE, WORKSPACE
 from tests.slidesparse.lt_calls import Call, packed, problem_of, two_of_four
@@ -115,14 +115,14 @@ def test_products_have_the_layout_that_the_descriptors_say(opened, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_second_call_does_nothing_but_the_product(opened, kind):
     assert KINDS[kind](Call()) == 0
-    made, before = native.plans(), counts(opened)
+    made, before = native.count_plans(), counts(opened)
     opened.double_capture(1)  # nothing that a capture forbids, either
     assert KINDS[kind](Call(stream=0x51)) == 0
     done = since(opened, before)
     assert set(done) <= RUN
     assert done.pop("cublasLtMatmulDescSetAttribute", 0) == (2 if kind == "dense fp8" else 0)
     assert list(done.values()) == [1]
-    assert native.plans() == made
+    assert native.count_plans() == made
     assert opened.double_stream() == 0x51
 
 
@@ -133,7 +133,7 @@ def test_scales_are_those_of_the_call_and_not_of_the_plan(opened):
         rows, columns, out = torch.full((16,), factor), torch.ones(32), torch.empty(16, 32, dtype=torch.bfloat16)
         assert Call()("mm_fp8", (x, weight, rows, columns, out)) == 0
         torch.testing.assert_close(out.double(), plain * factor, rtol=2**-8, atol=1e-6)
-    assert native.plans() == 1
+    assert native.count_plans() == 1
 
 
 def test_the_library_scales_the_rows_of_integers_only(opened):
@@ -141,12 +141,14 @@ def test_the_library_scales_the_rows_of_integers_only(opened):
         weight = two_of_four(32, 64, dtype)
         problem = problem_of(16, weight).but(result=torch.bfloat16, scaling=native.PER_ROW)
         if dtype == torch.int8:
-            assert native.prepare(problem, True).algorithms == 5
+            assert native.prepare_plan(problem, True).algorithms == 5
             continue
-        with pytest.raises(native.Refusal, match=r"cusparseLtMatmulDescSetAttribute: not supported \(status 10\)"):
-            native.prepare(problem, True)
-        native.prepare(problem.but(scaling=native.UNSCALED), True)
-    assert native.plans() == 2
+        with pytest.raises(
+            native.LibraryRefusal, match=r"cusparseLtMatmulDescSetAttribute: not supported \(status 10\)"
+        ):
+            native.prepare_plan(problem, True)
+        native.prepare_plan(problem.but(scaling=native.UNSCALED), True)
+    assert native.count_plans() == 2
 
 
 def test_an_invalid_value_is_a_refusal_of_one_plan(opened):
@@ -156,20 +158,20 @@ def test_an_invalid_value_is_a_refusal_of_one_plan(opened):
     assert sparse(call) == UNSUPPORTED
     assert call.message == "cusparseLtMatmulAlgSetAttribute: invalid value (status 3)"
     assert sparse(Call(config=(2, -1, 0))) == 0
-    assert native.plans() == 1
+    assert native.count_plans() == 1
 
 
 def test_there_is_a_plan_for_each_problem_and_handles_for_each_device(opened):
     for changed in ({}, {"m": 32}, {"n": 64}, {"k": 32}):
         assert sparse(Call(), **changed) == 0
         assert dense_int8(Call(), **changed) == 0
-    assert native.plans() == 8
+    assert native.count_plans() == 8
     for config, ran in (((2, 0, 0), 201), ((2, 4, 0), 204), ((3, 0, 0), 301)):
         assert sparse(Call(config=config)) == 0
         assert opened.double_ran() == ran
-    assert native.plans() == 11
+    assert native.count_plans() == 11
     assert sparse(Call(device=3)) == 0
-    assert native.plans() == 12
+    assert native.count_plans() == 12
     assert opened.double_count(b"cusparseLtInit") == 2
     assert opened.double_count(b"cublasLtCreate") == 1
     call = Call(device=64)
@@ -187,7 +189,7 @@ def test_a_capture_begins_with_no_library_and_says_what_is_missing(opened, kind)
     assert "prepare" in call.message
     done = since(opened, before)
     assert done == {"cuStreamIsCapturing": 1}
-    assert native.plans() == 0
+    assert native.count_plans() == 0
     opened.double_capture(0)
     assert KINDS[kind](Call()) == 0
 
@@ -200,17 +202,17 @@ def test_a_capture_makes_plans_beside_the_graph(opened, kind):
     assert KINDS[kind](Call(), m=48) == 0
     assert since(opened, before)["cuThreadExchangeStreamCaptureMode"] == 2
     assert opened.double_mode() == 0, "the mode of the thread is what it was"
-    assert native.plans() == 2
+    assert native.count_plans() == 2
     opened.double_fail(b"cuThreadExchangeStreamCaptureMode", 1)
     call = Call()
     assert KINDS[kind](call, m=64) == INTERNAL
     assert call.message == "cuThreadExchangeStreamCaptureMode: status 1"
-    assert native.plans() == 2
+    assert native.count_plans() == 2
 
 
 def test_prepared_plans_serve_a_capture(opened):
     weight = two_of_four(32, 64, torch.int8)
-    plan = native.prepare(problem_of(48, weight), True)
+    plan = native.prepare_plan(problem_of(48, weight), True)
     assert (plan.workspace, plan.algorithms, plan.compressed) == (64, 5, 32 * 64 * 5 // 8)
     opened.double_capture(1)
     assert sparse(Call(), m=48) == 0
@@ -221,7 +223,7 @@ def test_an_unknown_state_of_the_stream_counts_as_capturing(opened):
     call = Call()
     assert dense_int8(call) == INVALID
     assert "captured" in call.message
-    assert native.plans() == 0
+    assert native.count_plans() == 0
     for status in (3, 201):  # of a process, or a thread, without a context
         opened.double_fail(b"cuStreamIsCapturing", status)
         assert dense_int8(call) == INVALID
@@ -239,47 +241,47 @@ def test_whatever_fails_is_told_and_nothing_stays_behind(opened, name):
         if dense or name != "cusparseLtMatmulDescSetAttribute":
             return dense_fp8(call) if dense else sparse(call, FP8)
         problem = problem_of(16, two_of_four(32, 64, torch.int8)).but(scaling=native.PER_ROW)
-        native.prepare(problem, True)
+        native.prepare_plan(problem, True)
         return 0
 
     opened.double_fail(name.encode(), 7)
-    before = native.plans()
+    before = native.count_plans()
     try:
         status, messages = run(), call.message
-    except native.Refusal as e:
+    except native.LibraryRefusal as e:
         status, messages = UNSUPPORTED, str(e)
     except ShiplapError as e:  # the weight could not even be compressed
         status, messages = INTERNAL, str(e)
     assert status in (INTERNAL, UNSUPPORTED)
     assert name in messages or "cuBLASLt" in messages
-    assert native.plans() == before or name in RUN
+    assert native.count_plans() == before or name in RUN
     opened.double_fail(name.encode(), 0)
     assert run() == 0
 
 
 def test_old_versions_are_refused_and_new_ones_taken(vendor, vendor_file):
     for version in ((0, 8, 0), (0, 7, 9), (0, 8, 1), (0, 10, 0), (1, 0, 0)):
-        native.forget()
+        native.destroy_plans()
         vendor.double_version(*version)
         text = ".".join(map(str, version))
         if version >= libraries.OLDEST:
             native.open_libraries(*[str(vendor_file)] * 3, libraries.OLDEST)
-            assert native.versions()[1] == text
+            assert native.library_versions()[1] == text
             continue
-        with pytest.raises(native.Refusal, match=re.escape(f"cuSPARSELt {text} is older than 0.8.1")):
+        with pytest.raises(native.LibraryRefusal, match=re.escape(f"cuSPARSELt {text} is older than 0.8.1")):
             native.open_libraries(*[str(vendor_file)] * 3, libraries.OLDEST)
-        assert native.versions()[1] == ""
-        with pytest.raises(native.Refusal, match="cuSPARSELt is not open"):
-            native.prepare(problem_of(16, two_of_four(32, 64, torch.int8)), True)
+        assert native.library_versions()[1] == ""
+        with pytest.raises(native.LibraryRefusal, match="cuSPARSELt is not open"):
+            native.prepare_plan(problem_of(16, two_of_four(32, 64, torch.int8)), True)
         assert dense_int8(Call()) == 0  # the dense product asks for less
 
 
 def test_another_version_than_the_measured_one_chooses_itself(opened):
     assert sparse(Call(config=(4, 2, 10_000))) == 0  # measured with 0.10.0
     assert sparse(Call(config=(-1, 0, 0))) == 0
-    assert native.plans() == 1
+    assert native.count_plans() == 1
     assert sparse(Call(config=(4, 2, 8001))) == 0
-    assert native.plans() == 2
+    assert native.count_plans() == 2
     call = Call(config=(5, 0, 8001))
     assert sparse(call) == UNSUPPORTED
     assert "has 5 algorithms for m=16 n=32 k=64, not number 5" in call.message
@@ -289,19 +291,19 @@ def test_another_version_than_the_measured_one_chooses_itself(opened):
 
 
 def test_libraries_that_are_not_there_or_are_something_else(vendor, vendor_file, tmp_path):
-    with pytest.raises(native.Refusal, match=r"nowhere\.so: cannot open"):
+    with pytest.raises(native.LibraryRefusal, match=r"nowhere\.so: cannot open"):
         native.open_libraries("", str(tmp_path / "nowhere.so"), str(vendor_file), libraries.OLDEST)
     call = Call()
     assert dense_int8(call) in (UNSUPPORTED, INTERNAL)
     absent = "this process has loaded neither libcublasLt.so.13 nor libcublasLt.so.12"
     assert call.message.startswith("cublasLtCreate: " if torch.version.cuda else absent)
-    native.forget()
+    native.destroy_plans()
     other = next(Path(torch.__file__).parent.glob("lib/libshm.so"))
-    with pytest.raises(native.Refusal, match="no function cublasLtCreate"):
+    with pytest.raises(native.LibraryRefusal, match="no function cublasLtCreate"):
         native.open_libraries(str(other), "", str(vendor_file), libraries.OLDEST)
     native.open_libraries(*[str(vendor_file)] * 3, libraries.OLDEST)
     native.open_libraries(*[str(tmp_path / "ignored.so")] * 3, libraries.OLDEST)  # open already
-    assert native.versions() == ("13.1.2", "0.8.1")
+    assert native.library_versions() == ("13.1.2", "0.8.1")
 
 
 def test_workspaces(opened):
@@ -325,9 +327,9 @@ def test_workspaces_of_sparse_plans_grow_with_the_weight(opened):
     opened.double_want(ctypes.c_size_t(most + 1))
     assert sparse(call, m=m, n=n, k=k) == UNSUPPORTED
     assert call.message == f"algorithm -1 with split-k 0 wants {most + 1} bytes of workspace, more than {most}"
-    assert native.plans() == 0
+    assert native.count_plans() == 0
     opened.double_want(ctypes.c_size_t(most))
-    assert native.prepare(problem_of(m, two_of_four(n, k, torch.int8)), True).workspace == most
+    assert native.prepare_plan(problem_of(m, two_of_four(n, k, torch.int8)), True).workspace == most
 
 
 def test_a_choice_of_the_library_that_wants_too_much_is_replaced(opened):
@@ -338,7 +340,7 @@ def test_a_choice_of_the_library_that_wants_too_much_is_replaced(opened):
     call = Call(config=(2, 0, 0))  # what is asked for is not replaced
     assert sparse(call) == UNSUPPORTED
     assert call.message.startswith(f"algorithm 2 with split-k 0 wants {1 << 40} bytes")
-    assert native.plans() == 1
+    assert native.count_plans() == 1
 
 
 def test_arguments_are_refused_before_any_library_sees_them(opened):
@@ -397,7 +399,7 @@ def test_threads_share_plans(opened):
     for thread in threads:
         thread.join()
     assert not wrong
-    assert native.plans() == 3 * len(sizes)
+    assert native.count_plans() == 3 * len(sizes)
     assert opened.double_count(b"cusparseLtInit") == opened.double_count(b"cublasLtCreate") == 1
 
 
@@ -419,16 +421,16 @@ def test_threads_share_one_plan(opened, dtype):
     for thread in threads:
         thread.join()
     assert not wrong
-    assert native.plans() == 1
+    assert native.count_plans() == 1
 
 
 def test_many_plans_are_found_again_and_refused_calls_leave_nothing(opened):
     weight = two_of_four(32, 64, torch.int8)
     for m in range(16, 16 * 300, 16):
-        native.prepare(problem_of(m, weight), True)
-    assert native.plans() == 299
+        native.prepare_plan(problem_of(m, weight), True)
+    assert native.count_plans() == 299
     assert sparse(Call(), m=16) == 0
-    assert native.plans() == 299
+    assert native.count_plans() == 299
     call, x = Call(config=(99, 0, 0)), operands(torch.int8, 16, 32, 64)[0]
     out, blob = torch.empty(16, 32, dtype=torch.int32), packed(weight)
 
@@ -439,11 +441,11 @@ def test_many_plans_are_found_again_and_refused_calls_leave_nothing(opened):
 
     first = refused(500)
     assert refused(6_000) - first < 6 << 10  # KiB; 6,000 leaked plans would be 14 MiB
-    assert native.plans() == 299
+    assert native.count_plans() == 299
 
 
 def test_the_library_keeps_one_thing(opened):
-    state = state_of(native.LIBRARY)
+    state = read_library_state(native.LIBRARY)
     assert state.symbols == ()
     (kept,) = state.declared
     assert kept.startswith("slidesparse_lt_registry (plans by problem and handles by device, added, never")

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from shiplap.errors import ShiplapError
-from shiplap.tuning import Refused
-from shiplap.tuning.candidate import label
-from shiplap.tuning.engine import recipe_for
-from shiplap.tuning.inputs import inputs
+from shiplap.tuning import CandidateRefused
+from shiplap.tuning.candidate import candidate_label
+from shiplap.tuning.engine import recipe_of_sizes
+from shiplap.tuning.inputs import draw_inputs
 from shiplap_slidesparse import layers, lt, ops
 from shiplap_slidesparse.lt import kernels, libraries, native, tuning, weights
 from shiplap_testing.paths import REPOSITORY
@@ -28,14 +28,14 @@ FP8 = torch.float8_e4m3fn
 @pytest.fixture
 def device(monkeypatch, opened):
     """Tensors in host memory pass for those of a GPU, whose libraries are doubles."""
-    libraries._answer.cache_clear()  # of another double, or of a real library
-    monkeypatch.setattr(libraries, "require", lambda device, where: None)
-    monkeypatch.setattr(libraries, "_begin", lambda device: None)
+    libraries._query_support.cache_clear()  # of another double, or of a real library
+    monkeypatch.setattr(libraries, "require_sparse", lambda device, where: None)
+    monkeypatch.setattr(libraries, "_ensure_context", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: SimpleNamespace(cuda_stream=0x77))
     yield opened
-    libraries._answer.cache_clear()
+    libraries._query_support.cache_clear()
 
 
 @pytest.fixture
@@ -50,12 +50,12 @@ def unasked():
 def test_what_is_compressed_comes_back(device, dtype, monkeypatch):
     monkeypatch.setattr(weights, "ROWS", 48)  # several pieces of the identity, the last one smaller
     weight = two_of_four(64, 128, dtype)
-    blob = lt.compress(weight)
-    assert torch.equal(lt.expand(blob, 64, 128, dtype).float(), weight.float())
-    assert torch.equal(lt.compress(weight.t().contiguous().t()), blob)
+    blob = lt.compress_weight(weight)
+    assert torch.equal(lt.expand_weight(blob, 64, 128, dtype).float(), weight.float())
+    assert torch.equal(lt.compress_weight(weight.t().contiguous().t()), blob)
     assert device.double_stream() == 0x77
     with pytest.raises(ShiplapError, match=r"SL211(.|\n)*\d+ bytes(.|\n)*pack the weight anew"):
-        lt.expand(blob[:-2], 64, 128, dtype)
+        lt.expand_weight(blob[:-2], 64, 128, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float16], ids=str)
@@ -63,37 +63,40 @@ def test_room_for_what_either_descriptor_asks_for(device, dtype):
     """One that belongs to no product asks for more, and would write what no product reads."""
     n, k = 64, 160
     weight, x = two_of_four(n, k, dtype), torch.randint(-9, 10, (16, k)).to(dtype)
-    blob, values = lt.compress(weight), n * k * dtype.itemsize // 2
+    blob, values = lt.compress_weight(weight), n * k * dtype.itemsize // 2
     assert len(blob) == values + n * (160 if dtype == torch.int8 else 192) // 8
-    assert native.prepare(native.Problem(0, 16, n, k, dtype, native.RESULT[dtype]), True).compressed == values + n * 20
+    assert (
+        native.prepare_plan(native.ProductProblem(0, 16, n, k, dtype, native.RESULT[dtype]), True).compressed
+        == values + n * 20
+    )
     for packed in (blob, blob[: values + n * 20]):
-        got = lt.product(x, packed, n, native.RESULT[dtype], sparse=True)
+        got = lt.multiply_weight(x, packed, n, native.RESULT[dtype], sparse=True)
         torch.testing.assert_close(got.double(), x.double() @ weight.double().t(), rtol=2**-7, atol=1e-2)
     with pytest.raises(ShiplapError, match=r"SL211(.|\n)*pack the weight anew"):
-        lt.product(x, blob[: values + n * 20 - 1], n, native.RESULT[dtype], sparse=True)
+        lt.multiply_weight(x, blob[: values + n * 20 - 1], n, native.RESULT[dtype], sparse=True)
 
 
 def test_products_of_other_types(device):
     x, weight = torch.randn(16, 64).to(FP8), two_of_four(32, 64, FP8)
     want = (x.double() @ weight.double().t()).float()
-    assert torch.equal(lt.product(x, weight, 32, torch.float32, sparse=False), want)
-    assert torch.equal(lt.product(x, lt.compress(weight), 32, torch.float32, sparse=True), want)
-    assert lt.product(x[:0], weight, 32, torch.float32, sparse=False).shape == (0, 32)
+    assert torch.equal(lt.multiply_weight(x, weight, 32, torch.float32, sparse=False), want)
+    assert torch.equal(lt.multiply_weight(x, lt.compress_weight(weight), 32, torch.float32, sparse=True), want)
+    assert lt.multiply_weight(x[:0], weight, 32, torch.float32, sparse=False).shape == (0, 32)
     half, brain = torch.randn(16, 64).bfloat16(), two_of_four(32, 64, torch.bfloat16)
-    got = lt.product(half, brain, 32, torch.float32, sparse=False)
+    got = lt.multiply_weight(half, brain, 32, torch.float32, sparse=False)
     assert torch.equal(got, (half.double() @ brain.double().t()).float())
 
 
 def test_scales_of_the_weights_rows(device):
     """Applied by the library to integers, which is asked once; by PyTorch to the rest."""
-    assert libraries.takes(torch.device("cpu"), torch.int8, torch.bfloat16, native.PER_ROW) is True
-    refused = libraries.takes(torch.device("cpu"), FP8, torch.bfloat16, native.PER_ROW)
+    assert libraries.supports_product(torch.device("cpu"), torch.int8, torch.bfloat16, native.PER_ROW) is True
+    refused = libraries.supports_product(torch.device("cpu"), FP8, torch.bfloat16, native.PER_ROW)
     assert refused == "cuSPARSELt 0.8.1: cusparseLtMatmulDescSetAttribute: not supported (status 10)"
     asked = device.double_count(b"cusparseLtMatmulDescSetAttribute")
     for dtype in (torch.int8, FP8):
         x = torch.randint(-9, 10, (16, 64)).to(dtype)
         weight, scale = two_of_four(32, 64, dtype), torch.rand(32) + 0.5
-        got = lt.scaled_product(x, lt.compress(weight), scale, torch.bfloat16)
+        got = lt.scaled_product(x, lt.compress_weight(weight), scale, torch.bfloat16)
         want = (x.double() @ weight.double().t() * scale.double()).bfloat16()
         torch.testing.assert_close(got, want, rtol=2**-7, atol=0)
     assert device.double_count(b"cusparseLtMatmulDescSetAttribute") == asked + 1  # the plan of the integers
@@ -106,9 +109,9 @@ def test_a_type_that_the_library_refuses_is_not_available(device, monkeypatch):
     assert lt.available("cuda:0") is True
     assert lt.available("cuda:0", FP8) is True
     reason = "cuSPARSELt 0.8.1: cusparseLtMatmulDescriptorInit: not supported (status 10)"
-    libraries._answer.cache_clear()
+    libraries._query_support.cache_clear()
     device.double_fail(b"cusparseLtMatmulDescriptorInit", 10)
-    native.forget()
+    native.destroy_plans()
     native.open_libraries(*[str(device._name)] * 3, libraries.OLDEST)
     assert lt.available("cuda:0", FP8) == reason
 
@@ -116,14 +119,14 @@ def test_a_type_that_the_library_refuses_is_not_available(device, monkeypatch):
 def test_one_scale_for_each_operand(device):
     x, weight, scales = torch.randn(16, 64).to(FP8), two_of_four(32, 64, FP8), (torch.tensor(2.0), torch.tensor(0.25))
     want = (x.double() @ weight.double().t() / 2).float()
-    assert torch.equal(lt.product(x, weight, 32, torch.float32, sparse=False, scales=scales), want)
+    assert torch.equal(lt.multiply_weight(x, weight, 32, torch.float32, sparse=False, scales=scales), want)
     with pytest.raises(ShiplapError, match=r"SL305(.|\n)*scales rows of the weight"):
-        lt.product(x, lt.compress(weight), 32, torch.float32, sparse=True, scales=scales)
+        lt.multiply_weight(x, lt.compress_weight(weight), 32, torch.float32, sparse=True, scales=scales)
 
 
 def test_operands_that_would_be_read_beyond_are_refused(device):
     x, weight = torch.zeros(16, 64).to(FP8), two_of_four(32, 64, FP8)
-    blob = lt.compress(weight)
+    blob = lt.compress_weight(weight)
     for got, operands in {
         r"\(15, 64\)": (x[:15], weight, 32, False),
         r"\(31, 64\).* 31 rows": (x, weight[:31], 31, False),
@@ -134,20 +137,20 @@ def test_operands_that_would_be_read_beyond_are_refused(device):
         "bytes": (x, blob[:-16], 32, True),
     }.items():
         with pytest.raises(ShiplapError, match=rf"SL211(.|\n)*{got}"):
-            lt.product(*operands[:3], torch.float32, sparse=operands[3])
+            lt.multiply_weight(*operands[:3], torch.float32, sparse=operands[3])
 
 
 def test_operands_that_begin_anywhere_and_no_depth(device):
     x, weight = torch.randn(16, 64).to(FP8), two_of_four(32, 64, FP8)
     want, odd = x.double() @ weight.double().t(), torch.zeros(16 * 64 + 1).to(FP8)[1:].view(16, 64).copy_(x)
-    blob = lt.compress(weight)
+    blob = lt.compress_weight(weight)
     far = torch.cat((blob[:3], blob))[3:]
     assert odd.data_ptr() % 16
     assert far.data_ptr() % 16
     for left, right, sparse in ((odd, weight, False), (odd, blob, True), (x, far, True)):
-        torch.testing.assert_close(lt.product(left, right, 32, torch.float32, sparse=sparse).double(), want)
+        torch.testing.assert_close(lt.multiply_weight(left, right, 32, torch.float32, sparse=sparse).double(), want)
     for right, sparse in ((weight[:, :0], False), (blob[:0], True)):
-        assert not lt.product(x[:, :0], right, 32, torch.float32, sparse=sparse).any()
+        assert not lt.multiply_weight(x[:, :0], right, 32, torch.float32, sparse=sparse).any()
 
 
 @pytest.mark.parametrize(
@@ -161,20 +164,20 @@ def test_operands_that_begin_anywhere_and_no_depth(device):
 )
 def test_what_cannot_be_compressed_is_told(device, weight, reason):
     with pytest.raises(ShiplapError, match=rf"SL211(.|\n)*{reason}"):
-        lt.compress(weight)
+        lt.compress_weight(weight)
 
 
 def test_a_weight_without_rows_or_depth_has_no_bytes(device):
     for shape in ((0, 64), (32, 0)):
-        blob = lt.compress(torch.zeros(shape, dtype=torch.int8))
+        blob = lt.compress_weight(torch.zeros(shape, dtype=torch.int8))
         assert blob.shape == (0,)
-        assert lt.expand(blob, *shape, torch.int8).shape == shape
+        assert lt.expand_weight(blob, *shape, torch.int8).shape == shape
 
 
 def test_refusals_of_a_library_become_errors(device):
     device.double_fail(b"cusparseLtSpMMACompressedSize2", 10)
     with pytest.raises(ShiplapError, match=r"SL305(.|\n)*cusparseLtSpMMACompressedSize2: not supported \(status 10\)"):
-        lt.compress(two_of_four(32, 64, torch.int8))
+        lt.compress_weight(two_of_four(32, 64, torch.int8))
 
 
 def test_without_a_gpu_the_reason_is_given():
@@ -182,7 +185,7 @@ def test_without_a_gpu_the_reason_is_given():
     if not torch.cuda.is_available():
         assert lt.available("cuda") == "this torch sees no GPU"
         with pytest.raises(ShiplapError, match=r"SL401(.|\n)*cuSPARSELt 0\.8\.1 or later(.|\n)*dense form"):
-            lt.compress(two_of_four(32, 64, torch.int8))
+            lt.compress_weight(two_of_four(32, 64, torch.int8))
 
 
 def test_the_library_is_found_where_its_wheels_put_it(vendor, vendor_file, tmp_path, monkeypatch, unasked):
@@ -195,12 +198,12 @@ def test_the_library_is_found_where_its_wheels_put_it(vendor, vendor_file, tmp_p
         libraries.open_cusparselt.cache_clear()
         (tmp_path / home).mkdir(parents=True)
         shutil.copy(vendor_file, tmp_path / home)
-        paths = [p.relative_to(tmp_path).as_posix() for p in libraries.candidates() if p.is_file()]
+        paths = [p.relative_to(tmp_path).as_posix() for p in libraries.cusparselt_candidates() if p.is_file()]
         assert len(paths) == number + 1
         assert paths[0] == f"{home}/libcusparseLt.so.0"  # the newer layout comes first
     assert libraries.open_cusparselt() == ""
-    assert native.versions()[1] == "0.8.1"
-    native.forget()
+    assert native.library_versions()[1] == "0.8.1"
+    native.destroy_plans()
 
 
 def test_an_old_library_is_passed_over_and_named(vendor, vendor_file, monkeypatch, unasked):
@@ -210,42 +213,44 @@ def test_an_old_library_is_passed_over_and_named(vendor, vendor_file, monkeypatc
     vendor.double_version(0, 8, 0)
     reason = libraries.open_cusparselt()
     assert reason == f"{vendor_file}: cuSPARSELt 0.8.0 is older than 0.8.1"
-    assert native.versions()[1] == ""
+    assert native.library_versions()[1] == ""
 
 
 def test_algorithms_are_those_of_which_there_is_a_plan(device):
     problem = tuning.problem_of(ops.sparse_mm_int8, 0, 64, 32, 64)
-    configs = tuning.algorithms(ops.sparse_mm_int8, problem)
+    configs = tuning.list_algorithms(ops.sparse_mm_int8, problem)
     assert {(c["ALG"], c["SPLIT_K"]) for c in configs} == {(a, s) for a in range(5) for s in (0, *tuning.SPLITS)}
     assert {c["VERSION"] for c in configs} == {8001}
     many = problem.but(m=2 * tuning.FEW_ROWS)
-    assert [c["SPLIT_K"] for c in tuning.algorithms(ops.sparse_mm_int8, many)] == [0] * 5
-    assert tuning.algorithms(ops.mm_fp8, tuning.problem_of(ops.mm_fp8, 0, 64, 32, 64)) == [{"ALG": a} for a in range(3)]
+    assert [c["SPLIT_K"] for c in tuning.list_algorithms(ops.sparse_mm_int8, many)] == [0] * 5
+    assert tuning.list_algorithms(ops.mm_fp8, tuning.problem_of(ops.mm_fp8, 0, 64, 32, 64)) == [
+        {"ALG": a} for a in range(3)
+    ]
     device.double_hopper(1)
-    assert [c["SPLIT_K"] for c in tuning.algorithms(ops.sparse_mm_int8, problem.but(n=128))] == [0] * 5 + [-1] * 5
+    assert [c["SPLIT_K"] for c in tuning.list_algorithms(ops.sparse_mm_int8, problem.but(n=128))] == [0] * 5 + [-1] * 5
     device.double_fail(b"cusparseLtMatmulPlanInit", 10)
-    assert tuning.algorithms(ops.sparse_mm_int8, problem.but(n=96)) == []
+    assert tuning.list_algorithms(ops.sparse_mm_int8, problem.but(n=96)) == []
 
 
 def test_candidates_begin_with_the_reference_and_the_librarys_choice(device):
     """In the process of its own, too, where candidates are looked up by name and config."""
-    drawn = inputs(ops.mm_int8, recipe_for(ops.mm_int8, {"m": 16, "n": 32, "k": 64}), "cpu")
-    names = [label(c) for c in tuning.ALGORITHMS.candidates(ops.mm_int8, drawn)]
+    drawn = draw_inputs(ops.mm_int8, recipe_of_sizes(ops.mm_int8, {"m": 16, "n": 32, "k": 64}), "cpu")
+    names = [candidate_label(c) for c in tuning.ALGORITHMS.candidates(ops.mm_int8, drawn)]
     assert names == ["reference", "lt(ALG=-1)", "lt(ALG=0)", "lt(ALG=1)", "lt(ALG=2)"]
     sizes = {"m": 2048, "n": 32, "k": 64, "_": 1, "layout": 0}
-    drawn = inputs(ops.sparse_mm_int8, recipe_for(ops.sparse_mm_int8, sizes), "cpu")
-    names = [label(c) for c in tuning.ALGORITHMS.candidates(ops.sparse_mm_int8, drawn)]
+    drawn = draw_inputs(ops.sparse_mm_int8, recipe_of_sizes(ops.sparse_mm_int8, sizes), "cpu")
+    names = [candidate_label(c) for c in tuning.ALGORITHMS.candidates(ops.sparse_mm_int8, drawn)]
     assert names[:3] == ["reference", "lt(ALG=-1, SPLIT_K=0, VERSION=0)", "lt(ALG=0, SPLIT_K=0, VERSION=8001)"]
 
 
 def test_a_candidate_without_a_plan_is_refused_and_not_wrong(device, monkeypatch):
-    x, blob = torch.zeros(16, 64, dtype=torch.int8), lt.compress(two_of_four(32, 64, torch.int8))
+    x, blob = torch.zeros(16, 64, dtype=torch.int8), lt.compress_weight(two_of_four(32, 64, torch.int8))
     listed = [{"ALG": a, "SPLIT_K": 0, "VERSION": 8001} for a in (5, 4)]
-    monkeypatch.setattr(tuning.Algorithms, "configs", lambda self, op, device, sizes: listed)
+    monkeypatch.setattr(tuning.AlgorithmSource, "configs", lambda self, op, device, sizes: listed)
     sizes = {"m": 16, "n": 32, "k": 64, "_": 1, "layout": 0}
-    drawn = inputs(ops.sparse_mm_int8, recipe_for(ops.sparse_mm_int8, sizes), "cpu")
+    drawn = draw_inputs(ops.sparse_mm_int8, recipe_of_sizes(ops.sparse_mm_int8, sizes), "cpu")
     _, absent, fine = tuning.ALGORITHMS.candidates(ops.sparse_mm_int8, drawn)
-    with pytest.raises(Refused, match="has 5 algorithms"):
+    with pytest.raises(CandidateRefused, match="has 5 algorithms"):
         absent.prepare((x, blob, 32, 1))
     assert callable(fine.prepare((x, blob, 32, 1)))
 
@@ -267,7 +272,7 @@ def test_rows_that_begin_anywhere_are_copied_for_the_library(monkeypatch):
 
 def test_prepare_runs_each_number_of_rows_once(opened):
     seen = []
-    lt.prepare(seen.append, (1, 64, 8, 64), 32, torch.float32, "cpu")
+    lt.prepare_captures(seen.append, (1, 64, 8, 64), 32, torch.float32, "cpu")
     assert [tuple(x.shape) for x in seen] == [(64, 32), (8, 32), (1, 32)]
     assert not any(x.any() for x in seen)
 
@@ -286,7 +291,7 @@ def test_a_layers_choices_are_those_of_its_products_and_its_own(device, monkeypa
         asked.append((op.spec.opname, list(sizes)))
         return [f"{op.spec.opname} {i}" for i in range(len(asked[-1][1]))]
 
-    monkeypatch.setattr(tuning, "tune", chosen)
+    monkeypatch.setattr(tuning, "tune_product", chosen)
     monkeypatch.setattr(tuning.sl, "tune", chosen)
     monkeypatch.setattr(libraries, "available", lambda device, dtype=None: True)
     choices = tuning.tune_layer(layers.linear_int8, (1, 64), 96, 256, 4)

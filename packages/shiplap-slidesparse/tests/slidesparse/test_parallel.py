@@ -9,7 +9,7 @@ from torch import nn
 import shiplap_slidesparse as slidesparse
 from shiplap.errors import ShiplapError
 from shiplap_slidesparse import formats
-from shiplap_slidesparse.parallel import planned
+from shiplap_slidesparse.parallel import plan_cuts
 from shiplap_slidesparse.tensor_parallel import slice_of
 from shiplap_testing import ranks
 from shiplap_testing.places import PLACES
@@ -28,13 +28,13 @@ PLAN = {"up": "colwise", "down": "rowwise", "head": "colwise_gather_output"}
 @pytest.mark.parametrize("mode", ["int8", "bf16"])
 def test_parts_are_those_of_the_whole_and_of_the_pattern(mode):
     whole = block(mode=mode)
-    cuts = planned(whole, PLAN, 3)
+    cuts = plan_cuts(whole, PLAN, 3)
     assert [(c.name, c.style, c.unit) for c in cuts] == [("up", "colwise", 1), ("down", "rowwise", 8)]
     parts = {c.name: [slice_of(c.layer, c.style, rank, 3) for rank in range(3)] for c in cuts}
     for name, dim in (("up", 0), ("down", 1)):
         assert torch.equal(torch.cat([p[0].float() for p in parts[name]], dim), whole[name].weight.float())
-    windows = torch.cat([formats.slide(p[0], "6:8")[:, :24] for p in parts["down"]], 1)  # k' is 32 with padding
-    assert torch.equal(windows, formats.slide(whole["down"].weight, "6:8")[:, :72])
+    windows = torch.cat([formats.slide_weight(p[0], "6:8")[:, :24] for p in parts["down"]], 1)  # k' is 32 with padding
+    assert torch.equal(windows, formats.slide_weight(whole["down"].weight, "6:8")[:, :72])
     x = torch.randn(4, 16)
     packed = [
         slidesparse.pack(weight, "6:8", mode, scale=None if scale is None else scale.view(-1))
@@ -62,19 +62,19 @@ def test_parts_are_those_of_the_whole_and_of_the_pattern(mode):
 )
 def test_what_cannot_be_cut_is_named_before_anything_is(plan, world, reason):
     with pytest.raises(ShiplapError, match=rf"SL211(.|\n)*{reason}"):
-        planned(block(), plan, world)
+        plan_cuts(block(), plan, world)
 
 
 def test_layers_that_take_and_give_all_features_stay_whole():
     """As GLM-4's plan has them: the output of one is gathered, and the next takes its part of it."""
     plan = {"up": "colwise_gather_output", "down": "rowwise_split_input", "head": "colwise"}
-    assert [c.name for c in planned(block(), plan, 2)] == ["head"]
+    assert [c.name for c in plan_cuts(block(), plan, 2)] == ["head"]
 
 
 def test_names_are_wildcards_as_transformers_writes_them():
     model = nn.ModuleDict({"model": nn.ModuleList([block(), block()])})
-    assert [c.name for c in planned(model, {"*.down": "rowwise"}, 2)] == ["model.0.down", "model.1.down"]
-    assert [c.name for c in planned(model, {"model.1.up": "colwise"}, 2)] == ["model.1.up"]
+    assert [c.name for c in plan_cuts(model, {"*.down": "rowwise"}, 2)] == ["model.0.down", "model.1.down"]
+    assert [c.name for c in plan_cuts(model, {"model.1.up": "colwise"}, 2)] == ["model.1.up"]
 
 
 @pytest.fixture(scope="module", params=PLACES)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import shiplap as sl
 from shiplap.errors import ShiplapError
 from shiplap_slidesparse import MODES, Packed, formats, layers, matmul, ops, pack, prune
-from shiplap_slidesparse.quantise import quantise
+from shiplap_slidesparse.quantise import quantise_rows
 from tests.slidesparse.patterns import integers, masks, text
 
 EIGHT = {"int8": (ops.mm_int8, torch.int8), "fp8": (ops.mm_fp8, torch.float8_e4m3fn)}
@@ -29,7 +29,7 @@ def values(rng: torch.Generator, m: int, n: int, dtype: torch.dtype) -> Tensor:
 
 
 def whole_rows(weight: Tensor) -> Tensor:
-    return formats.pad(weight, formats.dense_depth(len(weight)), weight.shape[1])
+    return formats.pad_matrix(weight, formats.dense_depth(len(weight)), weight.shape[1])
 
 
 # --- integers ---------------------------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ def test_all_patterns_give_the_dense_integers(pairs: int) -> None:
     x = torch.randint(-127, 128, (16, 2 * pairs), generator=rng).to(torch.float32)
     x[:, 0] = 127  # the scale is 1
     q, scale = ops.quantise_int8(x, pairs)
-    packed = formats.compress(formats.slide(weight, text(pairs)))
+    packed = formats.compress_two_of_four(formats.slide_weight(weight, text(pairs)))
     got = ops.sparse_mm_int8(q, packed, len(weight))
     assert torch.equal(scale, torch.ones(16))
     assert torch.equal(got.long(), x.long() @ weight.long().t())
@@ -56,11 +56,11 @@ def test_random_integers(pairs: int, m: int, n: int, k: int) -> None:
     weight = whole_rows(prune(values(rng, n, k, torch.int8), text(pairs)))
     q, _ = ops.quantise_int8(torch.randn(m, k, generator=rng), pairs)
     plain, _ = ops.quantise_int8(torch.randn(m, k, generator=torch.Generator().manual_seed(m * k)), 2)
-    got = ops.sparse_mm_int8(q, formats.compress(formats.slide(weight, text(pairs))), len(weight))
-    slid = formats.slide(weight, text(pairs))
+    got = ops.sparse_mm_int8(q, formats.compress_two_of_four(formats.slide_weight(weight, text(pairs))), len(weight))
+    slid = formats.slide_weight(weight, text(pairs))
     assert torch.equal(got.long(), q.long() @ slid.long().t())
     assert torch.equal(got, ops.mm_int8(q, slid))
-    dense = ops.mm_int8(plain, formats.pad(weight, len(weight), plain.shape[1]))
+    dense = ops.mm_int8(plain, formats.pad_matrix(weight, len(weight), plain.shape[1]))
     assert torch.equal(dense.long(), plain[:, :k].long() @ weight.long().t())
 
 
@@ -91,10 +91,10 @@ def test_the_lifted_product_of_a_layer_is_the_dense_one() -> None:
 def test_sparse_products_against_float64_of_the_same_operands(mode: str) -> None:
     rng, dtype = torch.Generator().manual_seed(2), MODES[mode]
     weight = prune(values(rng, 64, 480, dtype), "6:8")
-    slid = formats.slide(weight, "6:8")
+    slid = formats.slide_weight(weight, "6:8")
     x = values(rng, 16, 480, dtype)
-    lifted = formats.lift(x, 4)
-    got = SPARSE[mode](lifted, formats.compress(slid), 64).double()
+    lifted = formats.lift_columns(x, 4)
+    got = SPARSE[mode](lifted, formats.compress_two_of_four(slid), 64).double()
     exact, size = x.double() @ weight.double().t(), x.double().abs() @ weight.double().abs().t()
     rounding = 0 if mode == "int8" else 2**-8 if mode in ("fp8", "bf16") else 2**-11
     assert ((got - exact).abs() <= rounding * exact.abs() + (2e-7 * size if rounding else 0)).all()
@@ -124,7 +124,7 @@ def test_a_layer_takes_any_size(mode: str, m: int) -> None:
             assert got.dtype == x.dtype
             wide = x.reshape(-1, k)
             if eight:
-                q, scale = quantise(wide, dtype)
+                q, scale = quantise_rows(wide, dtype)
                 wide = q.double() * scale[:, None].double()
             exact = wide.double() @ packed.dequantised(torch.float64).t() + bias.double()
             close = {"rtol": 1e-4, "atol": 1e-5} if eight else {"rtol": 1e-2, "atol": 1e-2}
@@ -179,11 +179,11 @@ def test_sums_are_scaled_before_they_are_rounded(mode: str) -> None:
 def test_two_pairs_are_plain_2_of_4() -> None:
     """Nothing is moved or repeated: windows of 2:4 are its groups, and dense activations are those of 2:4."""
     weight = prune(torch.randn(6, 60), "2:4")
-    slid = formats.slide(weight, "2:4")
-    assert torch.equal(slid, formats.pad(weight, 6, 64))
+    slid = formats.slide_weight(weight, "2:4")
+    assert torch.equal(slid, formats.pad_matrix(weight, 6, 64))
     x = torch.randn(16, 60)
-    assert torch.equal(ops.lift(x, 2), formats.pad(x, 16, 64))
-    assert torch.equal(formats.source(64, 2), torch.arange(64))
+    assert torch.equal(ops.lift(x, 2), formats.pad_matrix(x, 16, 64))
+    assert torch.equal(formats.lane_sources(64, 2), torch.arange(64))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shiplap_slidesparse import formats, ops
-from shiplap_slidesparse.quantise import MIN_SCALE, quantise, quantise_weight
+from shiplap_slidesparse.quantise import MIN_SCALE, quantise_rows, quantise_weight
 
 OPS = {"int8": ops.quantise_int8, "fp8": ops.quantise_fp8}
 DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -39,7 +39,7 @@ def e4m3(value: float) -> float:
 def test_the_reference_in_float64(mode: str, dtype: torch.dtype) -> None:
     """Each element is the nearest step to ``x / scale`` as float64 has it, up to float32's rounding of the quotient."""
     x = rows(12, 40, dtype)
-    q, scale = quantise(x, DTYPES[mode])
+    q, scale = quantise_rows(x, DTYPES[mode])
     limit = 127.0 if mode == "int8" else 448.0
     exact = x.double().abs().amax(1) / limit
     torch.testing.assert_close(scale.double(), exact, rtol=2e-7, atol=0)
@@ -143,7 +143,7 @@ def test_what_is_added_holds_zeros_with_the_scale_one(mode: str) -> None:
         assert q.shape == (-(-m // 16) * 16, formats.lifted_depth(k, pairs))
         assert q[m:].float().count_nonzero() == 0
         assert (scale[m:] == 1).all()
-        lanes = formats.source(k, pairs) < k
+        lanes = formats.lane_sources(k, pairs) < k
         assert (q[:m, ~lanes].float() == 0).all()
         assert (q[:m, lanes].float() != 0).all()
 
@@ -179,7 +179,7 @@ def test_weights_have_no_negative_zero() -> None:
         q, _ = quantise_weight(weight, dtype)
         assert q.view(torch.uint8).tolist()[0][0] == 0
         assert q.view(torch.uint8).tolist()[0][2] == 0
-    slid = formats.slide(torch.tensor([[-0.0, 1.0, -0.0, 2.0]]), "2:4")
+    slid = formats.slide_weight(torch.tensor([[-0.0, 1.0, -0.0, 2.0]]), "2:4")
     assert not torch.signbit(slid).any()
     one = torch.tensor([[-0.0, 1.0, -0.0, -0.0, -0.0, -0.0, -0.0, -0.0]])
-    assert torch.equal(formats.compress(one), formats.compress(one.abs()))  # bytes
+    assert torch.equal(formats.compress_two_of_four(one), formats.compress_two_of_four(one.abs()))  # bytes

@@ -35,25 +35,25 @@ def test_ceilings_of_the_roofline(pattern: str, ceiling: float, bytes_ratio: flo
     """N / (N - 1) of arithmetic, 1 / (0.625 gamma) of the weight's bytes."""
     pairs = ss.Pattern.parse(pattern).pairs
     k = 960 * pairs
-    many = [roofline.work(form, "int8", 4096, 8192, k, pairs) for form in ("dense", "slide")]
+    many = [roofline.layer_work(form, "int8", 4096, 8192, k, pairs) for form in ("dense", "slide")]
     assert many[0].macs / many[1].macs == pytest.approx(ceiling)
-    one = [roofline.work(form, "int8", 1, 8192, k, pairs) for form in ("dense", "slide")]
+    one = [roofline.layer_work(form, "int8", 1, 8192, k, pairs) for form in ("dense", "slide")]
     assert one[0].bytes / one[1].bytes == pytest.approx(bytes_ratio, rel=0.01)
-    without = roofline.work("slide", "int8", 1, 8192, k, pairs, sparse_units=False)
+    without = roofline.layer_work("slide", "int8", 1, 8192, k, pairs, sparse_units=False)
     assert without.macs == pytest.approx(2 * one[1].macs)
 
 
 def test_seconds_are_the_scarcer_of_two() -> None:
-    peaks = roofline.Peaks("test", 1e12, 2e12, 1e9)
-    assert roofline.seconds("base", "int8", roofline.Work(1e12, 1), peaks) == 1
-    assert roofline.seconds("dense", "int8", roofline.Work(1e12, 1), peaks) == 0.5
-    assert roofline.seconds("dense", "bf16", roofline.Work(1e12, int(3e9)), peaks) == 3
+    peaks = roofline.DevicePeaks("test", 1e12, 2e12, 1e9)
+    assert roofline.roofline_seconds("base", "int8", roofline.LayerWork(1e12, 1), peaks) == 1
+    assert roofline.roofline_seconds("dense", "int8", roofline.LayerWork(1e12, 1), peaks) == 0.5
+    assert roofline.roofline_seconds("dense", "bf16", roofline.LayerWork(1e12, int(3e9)), peaks) == 3
 
 
 def test_drift_is_what_it_says() -> None:
     net, tokens = model(), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
     before = accuracy.logits_of(net, tokens, window=4)  # 4, 4 and 2
-    same = accuracy.drift(before, before, tokens, window=4)
+    same = accuracy.measure_drift(before, before, tokens, window=4)
     assert (same.tokens, same.divergence, same.agreement, same.largest) == (7, 0, 1, 0)
     wanted = torch.cat(
         [
@@ -63,7 +63,7 @@ def test_drift_is_what_it_says() -> None:
     )
     assert same.perplexity == pytest.approx(math.exp(wanted.mean()), rel=1e-5)
     ss.convert(net, "2:4")
-    moved = accuracy.drift(before, accuracy.logits_of(net, tokens, window=4), tokens, window=4)
+    moved = accuracy.measure_drift(before, accuracy.logits_of(net, tokens, window=4), tokens, window=4)
     assert moved.divergence > 0
     assert moved.largest > 0
     places = torch.nn.Module()
@@ -79,7 +79,7 @@ def test_drift_is_what_it_says() -> None:
 
 
 def test_a_survey_without_a_clock() -> None:
-    surveyed = report.survey(mlp(), rows=[1, 64], measure=False)
+    surveyed = report.survey_model(mlp(), rows=[1, 64], measure=False)
     assert [(s.n, s.k, s.layers) for s in surveyed.sizes] == [(40, 48, ("0",)), (48, 40, ("2",))]
     assert [b.rows for b in surveyed.sizes[0].buckets] == [1, 64]
     assert surveyed.sizes[0].buckets[0].winner == ""  # no peaks of a CPU are known
@@ -87,26 +87,29 @@ def test_a_survey_without_a_clock() -> None:
     net = mlp()
     ss.convert(net)
     with pytest.raises(ShiplapError, match="a model that is converted already"):
-        report.survey(net)
+        report.survey_model(net)
 
 
 def test_the_winner_is_the_fastest_by_the_next() -> None:
-    bucket = report.Bucket(16, {"base": 3.0, "dense": 1.0, "slide": 1.5}, {"slide": 0.1, "dense": 9.0}, 1.3)
+    bucket = report.LayerBucket(16, {"base": 3.0, "dense": 1.0, "slide": 1.5}, {"slide": 0.1, "dense": 9.0}, 1.3)
     assert (bucket.winner, bucket.gain) == ("dense", 1.5)
-    assert report.Bucket(16, {}, {"slide": 0.1, "dense": 0.2}, 1.3).winner == "slide"
-    even = report.Bucket(16, {"base": 3.0, "dense": 1.01, "slide": 1.0}, {}, 1.3)
+    assert report.LayerBucket(16, {}, {"slide": 0.1, "dense": 0.2}, 1.3).winner == "slide"
+    even = report.LayerBucket(16, {"base": 3.0, "dense": 1.01, "slide": 1.0}, {}, 1.3)
     assert (even.winner, even.gain) == ("dense", pytest.approx(1 / 1.01))  # a difference that is noise is no win
-    assert (report.Bucket(16, {}, {}, 1.3).winner, report.Bucket(16, {"base": 1.0}, {}, 1.3).gain) == ("", 1.0)
+    assert (report.LayerBucket(16, {}, {}, 1.3).winner, report.LayerBucket(16, {"base": 1.0}, {}, 1.3).gain) == (
+        "",
+        1.0,
+    )
 
 
 def test_both_numbers_are_shown() -> None:
-    both = report.Bucket(16, {"base": 3e-3, "dense": 1e-3}, {"base": 2e-3, "dense": 5e-4, "slide": 1e-4}, 1.3)
-    assert [show.cell(both, form) for form in ("base", "dense", "slide")] == [
+    both = report.LayerBucket(16, {"base": 3e-3, "dense": 1e-3}, {"base": 2e-3, "dense": 5e-4, "slide": 1e-4}, 1.3)
+    assert [show.format_times(both, form) for form in ("base", "dense", "slide")] == [
         "3 ms (2 ms)",
         "1 ms (500 us)",
         "100 us",
     ]
-    assert show.cell(report.Bucket(16, {}, {}, 1.3), "base") == "-"
+    assert show.format_times(report.LayerBucket(16, {}, {}, 1.3), "base") == "-"
 
 
 def test_the_verb(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from shiplap_slidesparse import formats, layers, ops
 from shiplap_slidesparse.cuda import activations, linear
-from shiplap_slidesparse.cuda.finish import finish
+from shiplap_slidesparse.cuda.finish import finish_product
 from shiplap_slidesparse.quantise import MIN_SCALE, quantise_weight
 
 GUARD = 77  # what outputs hold before: everything has to be written
@@ -64,7 +64,7 @@ def quantised(x: Tensor, pairs: int, dtype: torch.dtype = torch.int8) -> None:
     want, scales = op.run_reference((x, pairs))
     q, scale = torch.full(want.shape, GUARD, dtype=torch.uint8).view(dtype), torch.full_like(scales, GUARD)
     what = f"{dtype} {tuple(x.shape)} {x.stride()} {x.dtype} pairs {pairs}"
-    activations.quantise(x, pairs, q=q, scale=scale, num_warps=4)
+    activations.launch_quantise(x, pairs, q=q, scale=scale, num_warps=4)
     same(q, want, what)
     same(scale, scales, f"scales of {what}")
 
@@ -96,7 +96,7 @@ def activation_cases(rng: torch.Generator) -> None:
         x = rows_of(m, k, (torch.float32, torch.float16)[case % 2], rng)
         quantised(x, pairs)
         out = torch.full((-(-m // 16) * 16, formats.lifted_depth(k, pairs)), GUARD, dtype=x.dtype)
-        activations.lift(x, pairs, out=out, BLOCK=64, num_warps=4)
+        activations.launch_lift(x, pairs, out=out, BLOCK=64, num_warps=4)
         same(out, ops.lift.run_reference((x, pairs)), f"lift {m} x {k} pairs {pairs}")
     for pairs in some((2, 3, 4), 1):
         quantised(representable(5, random.randrange(1, 70), rng), pairs, torch.float8_e4m3fn)
@@ -130,8 +130,8 @@ def finishing_cases(rng: torch.Generator) -> None:
             added = added if bias_too else None
             want = total[:m, :n].float() * (rows[:m, None] if by_row else 1) * (columns if by_column else 1)
             out = torch.full((m, n), float(GUARD), dtype=dtype)
-            finish(total, rows if by_row else None, columns if by_column else None, added, out)
-            same(out, layers._finish(want, added, dtype), f"finish {m} x {n} {dtype}")
+            finish_product(total, rows if by_row else None, columns if by_column else None, added, out)
+            same(out, layers._add_bias(want, added, dtype), f"finish {m} x {n} {dtype}")
 
 
 def layer_cases(rng: torch.Generator) -> None:
@@ -142,16 +142,16 @@ def layer_cases(rng: torch.Generator) -> None:
         weight, scale = quantise_weight(
             formats.prune(torch.randn(n, k, generator=rng), formats.Pattern(pairs)), torch.int8
         )
-        slid = formats.slide(formats.pad(weight, formats.dense_depth(n), k), formats.Pattern(pairs))
+        slid = formats.slide_weight(formats.pad_matrix(weight, formats.dense_depth(n), k), formats.Pattern(pairs))
         want = layers.linear_int8.run_reference((x, scale, weight, None, added, pairs, 0))
         out = torch.full((m, n), float(GUARD))
-        linear.slide_8bit(torch.int8, x, scale, formats.compress(slid), added, pairs, 0, out)
+        linear.slide_8bit(torch.int8, x, scale, formats.compress_two_of_four(slid), added, pairs, 0, out)
         same(out, want, f"slide {m} x {n} x {k} pairs {pairs}")
         if n % 32 == 0 and k % 32 == 0:
             out.fill_(GUARD)
             linear.dense_8bit(torch.int8, x, scale, weight, added, out)
             same(out, want, f"dense {m} x {n} x {k}")
-        half, packed = x.half(), formats.compress(slid.half())
+        half, packed = x.half(), formats.compress_two_of_four(slid.half())
         out = torch.full((m, n), float(GUARD), dtype=torch.float16)
         linear.slide_16bit(half, packed, n, None if added is None else added.half(), pairs, 0, out)
         want = half.double() @ weight.double().t() + (0 if added is None else added.half().double())

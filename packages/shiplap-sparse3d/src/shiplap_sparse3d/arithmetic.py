@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shiplap.plugin_api import error
-from shiplap_sparse3d.sums import Summed
+from shiplap_sparse3d.sums import SummableTensor
 
 _UNARY = (
     "abs neg exp expm1 log log1p sqrt rsqrt square reciprocal sign relu sigmoid tanh erf sin cos floor ceil round "
@@ -33,7 +33,7 @@ _OF_NN = (
 )
 
 
-def _functions() -> frozenset[Any]:
+def _list_row_functions() -> frozenset[Any]:
     names: list[tuple[Any, str]] = [(torch, n) for n in (_UNARY + " " + _BINARY).split()]
     names += [(Tensor, n) for n in (_UNARY + " " + _BINARY).split()]
     names += [(functional, n) for n in _OF_NN.split()]
@@ -41,11 +41,11 @@ def _functions() -> frozenset[Any]:
     return frozenset(getattr(home, name) for home, name in names if hasattr(home, name))
 
 
-class Arithmetic(Summed):
+class Arithmetic(SummableTensor):
     """The operators of a sparse tensor whose ``feats`` are ``[n, c]``."""
 
     feats: Tensor
-    row_functions: ClassVar[frozenset[Any]] = _functions()
+    row_functions: ClassVar[frozenset[Any]] = _list_row_functions()
 
     def replace(self, feats: Tensor) -> Any:
         """Other features on the same voxels."""

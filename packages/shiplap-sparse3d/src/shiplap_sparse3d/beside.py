@@ -12,7 +12,7 @@ from torch import Tensor
 from shiplap.plugin_api import error
 from shiplap.plugin_api.containers import leaves
 from shiplap_sparse3d.geometry import Geometry
-from shiplap_sparse3d.sums import Summed
+from shiplap_sparse3d.sums import SummableTensor
 
 __all__ = ["ahead", "hand_over"]
 
@@ -43,21 +43,21 @@ def ahead(batches: Iterable[Batch], *, depth: int = 2) -> Iterator[Batch]:
     if depth < 1:
         where, fix = "sparse3d.ahead, argument 'depth'", "pass depth=2, or leave it out"
         raise error("SL208", where=where, got=depth, expected="1 or more", fix=fix)
-    return _ahead(iter(batches), depth)
+    return _prefetch(iter(batches), depth)
 
 
-def _ahead(source: Iterator[Batch], depth: int) -> Iterator[Batch]:
+def _prefetch(source: Iterator[Batch], depth: int) -> Iterator[Batch]:
     """Yield the batches for :func:`ahead`, which checks the depth at the call and not at the first batch."""
     for first in source:
-        device = next((t.device for t in _tensors(first) if t.is_cuda), None)
+        device = next((t.device for t in _batch_tensors(first) if t.is_cuda), None)
         yield first
         if device is None:
             yield from source
         else:
-            yield from _beside(first, source, device, depth)
+            yield from _build_beside(first, source, device, depth)
 
 
-def _beside(batch: Batch, source: Iterator[Batch], device: torch.device, depth: int) -> Iterator[Batch]:
+def _build_beside(batch: Batch, source: Iterator[Batch], device: torch.device, depth: int) -> Iterator[Batch]:
     """Yield the batches after ``batch``, which has been used, with tables that another stream builds."""
     # A high priority, so that the small kernels of tables do not queue behind the network's.
     beside = torch.cuda.Stream(device, priority=-1)
@@ -77,10 +77,10 @@ def _beside(batch: Batch, source: Iterator[Batch], device: torch.device, depth: 
             except StopIteration:
                 return
             # The batch before tells which tables its layers needed.
-            for here, before in zip(_geometries(following), _geometries(batch), strict=False):
+            for here, before in zip(_batch_geometries(following), _batch_geometries(batch), strict=False):
                 here.build(before.recipe)
         batch = following
-        hand_over(_tensors(batch), beside.record_event(), current)
+        hand_over(_batch_tensors(batch), beside.record_event(), current)
         yield batch
 
 
@@ -95,15 +95,15 @@ def hand_over(tensors: Iterable[Tensor], made: torch.cuda.Event, user: torch.cud
     user.wait_event(made)
 
 
-def _geometries(batch: Any) -> list[Geometry]:
-    sparse: list[Any] = [leaf for leaf in leaves(batch, _WHOLE) if isinstance(leaf, _WHOLE)]
+def _batch_geometries(batch: Any) -> list[Geometry]:
+    sparse: list[Any] = [leaf for leaf in leaves(batch, _UNSPLIT) if isinstance(leaf, _UNSPLIT)]
     return [leaf if isinstance(leaf, Geometry) else leaf.geometry for leaf in sparse]
 
 
-def _tensors(batch: Any) -> list[Tensor]:
+def _batch_tensors(batch: Any) -> list[Tensor]:
     """Return the tensors of a batch and of its tables."""
-    tables = [tensor for geometry in _geometries(batch) for tensor in geometry.tensors]
+    tables = [tensor for geometry in _batch_geometries(batch) for tensor in geometry.tensors]
     return [*(leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)), *tables]
 
 
-_WHOLE = Geometry, Summed  # the facade's sparse tensor, too
+_UNSPLIT = Geometry, SummableTensor  # the facade's sparse tensor, too

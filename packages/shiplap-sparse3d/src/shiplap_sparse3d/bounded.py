@@ -48,7 +48,7 @@ def out_coords_bounded(
     return padded, torch.full((1,), m, dtype=torch.int32, device=coords.device)
 
 
-cpu.bind(out_coords_bounded, cpu.OUT_COORDS_SPACE)
+cpu.bind_kernel(out_coords_bounded, cpu.OUT_COORDS_SPACE)
 
 
 @sl.op(

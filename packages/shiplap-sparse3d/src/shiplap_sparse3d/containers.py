@@ -23,14 +23,14 @@ from shiplap_sparse3d.tensor import SparseTensor
 __all__: list[str] = []
 
 
-class _Grid:
+class _GridFacts:
     """The facts of a ``Geometry`` besides its coordinates. Two are equal if they have one grid, whatever the voxels."""
 
     def __init__(self, facts: tuple[Any, ...], source: Geometry | None = None) -> None:
         self.facts, self.source = facts, source
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Grid) and self.facts == other.facts
+        return isinstance(other, _GridFacts) and self.facts == other.facts
 
     def __hash__(self) -> int:
         return hash(self.facts)
@@ -42,24 +42,24 @@ class _Grid:
 def _take_geometry(geometry: Geometry) -> tuple[Sequence[Any], Any]:
     """Return the leaf of a geometry, its coordinates, and the rest."""
     facts = geometry.spatial_shape, geometry.batch_size, geometry.padded, geometry.ndim
-    return [geometry.coords], _Grid(facts, geometry)
+    return [geometry.coords], _GridFacts(facts, geometry)
 
 
-def _make_geometry(children: Sequence[Any], grid: _Grid) -> Geometry:
+def _make_geometry(children: Sequence[Any], grid: _GridFacts) -> Geometry:
     """Return the geometry of the coordinates: the same object if they are unchanged."""
     (coords,) = children
     # The tables stay valid, and layers on the same geometry find them.
     if grid.source is not None and coords is grid.source.coords:
         return grid.source
     # A batch that was cut by rows would silently lose a part of a scene.
-    if grid.source is not None and _torn(coords, grid.source.coords):
+    if grid.source is not None and _lost_rows(coords, grid.source.coords):
         got = f"{len(coords)} rows of {len(grid.source.coords)}"
         raise error("SL219", where="SparseTensor, as a tree of tensors", got=got, expected="as many rows as there were")
     shape, batch_size, padded, ndim = grid.facts
     return Geometry.unchecked(coords, shape, batch_size, padded, ndim)
 
 
-def _torn(coords: Any, before: Any) -> bool:
+def _lost_rows(coords: Any, before: Any) -> bool:
     """Return whether rows were removed, so that the rows of a scene may be in another part of the batch.
 
     Inside a graph the tensors have no values yet, so the answer is False there.
@@ -68,9 +68,9 @@ def _torn(coords: Any, before: Any) -> bool:
     return plain and coords.dim() == 2 and coords.shape[0] != before.shape[0]
 
 
-def _load_grid(facts: Any) -> _Grid:
+def _load_grid(facts: Any) -> _GridFacts:
     shape, *rest = facts
-    return _Grid((tuple(shape), *rest))
+    return _GridFacts((tuple(shape), *rest))
 
 
 def _make_tensor(children: Sequence[Any], rest: Any) -> SparseTensor:

@@ -16,23 +16,23 @@ from shiplap.plugin_api import error
 from shiplap.plugin_api.compiling import assert_in_graph
 
 __all__ = [
-    "Lookup",
+    "CoordLookup",
     "check_coords",
     "check_rows",
     "check_scenes",
-    "inside",
+    "inside_grid",
     "keys_of",
     "other_channels",
     "output_shape",
-    "refuse",
-    "taps",
+    "refuse_rows",
+    "tap_offsets",
     "voxel_rows",
 ]
 
 MAX_CELLS = 2**63
 
 
-def refuse(op: str, bad: Tensor, message: str) -> None:
+def refuse_rows(op: str, bad: Tensor, message: str) -> None:
     """Raise SL211 with ``message`` (its ``{row}`` filled in) if any element of ``bad`` is set."""
     if bool(bad.any()):
         raise error("SL211", where=f"sparse3d::{op}", got=message.format(row=int(bad.nonzero()[0, 0])))
@@ -80,7 +80,7 @@ def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_chann
     )
 
 
-def taps(kernel: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def tap_offsets(kernel: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """Yield the offsets ``(kx, ky, kz)`` in tap order, ``v = (kx*Ky + ky)*Kz + kz``."""
     yield from product(range(kernel[0]), range(kernel[1]), range(kernel[2]))
 
@@ -89,16 +89,16 @@ def output_shape(
     shape: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, int, int]:
     """Return the grid of a strided convolution: ``floor((W + 2P - Dl*(K-1) - 1)/S) + 1`` per axis, at least 0."""
-    x, y, z = map(_cells, shape, kernel, stride, padding, dilation)
+    x, y, z = map(_output_cells_along, shape, kernel, stride, padding, dilation)
     return x, y, z
 
 
-def _cells(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+def _output_cells_along(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
     """Return :func:`output_shape` along one axis."""
     return max(0, (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
 
 
-def inside(coords: Tensor, shape: Sequence[int]) -> Tensor:
+def inside_grid(coords: Tensor, shape: Sequence[int]) -> Tensor:
     """Return a mask of the rows that lie in the grid and in a batch."""
     limit = torch.tensor(shape, dtype=torch.int64, device=coords.device)  # a grid may be wider than its coordinates
     return ((coords[:, 1:] >= 0) & (coords[:, 1:] < limit)).all(1) & (coords[:, 0] >= 0)
@@ -120,20 +120,20 @@ def check_coords(op: str, coords: Tensor, shape: Sequence[int]) -> None:
     voxels = voxel_rows(coords)
     if voxels.shape[0] == 0:
         return
-    outside = (coords[:, 0] != -1) & ~inside(coords, shape)
-    refuse(op, outside, "coords row {row} is outside spatial_shape " + str(tuple(shape)))
+    outside = (coords[:, 0] != -1) & ~inside_grid(coords, shape)
+    refuse_rows(op, outside, "coords row {row} is outside spatial_shape " + str(tuple(shape)))
     if (int(coords[:, 0].max()) + 1) * shape[0] * shape[1] * shape[2] >= MAX_CELLS:
         raise error("SL211", where=f"sparse3d::{op}", got=f"a grid {tuple(shape)} of 2^63 cells or more")
     ordered, at = keys_of(coords[voxels], shape).sort()
     rows, twins = voxels[at], torch.zeros(coords.shape[0], dtype=torch.bool, device=coords.device)
     twins[rows[1:]] = ordered[1:] == ordered[:-1]
-    refuse(op, twins, "duplicate coordinates: row {row} occurs more than once")
+    refuse_rows(op, twins, "duplicate coordinates: row {row} occurs more than once")
 
 
 def check_scenes(op: str, coords: Tensor, batch_size: int) -> None:
     """Raise SL211 for rows of scenes beyond the batch size. Padding is valid."""
     bad = (coords[:, 0] < -1) | (coords[:, 0] >= batch_size)
-    refuse(op, bad, "coords row {row} has a batch index outside " + f"[-1, {batch_size})")
+    refuse_rows(op, bad, "coords row {row} has a batch index outside " + f"[-1, {batch_size})")
 
 
 def assert_scenes(coords: Tensor, batch_size: int) -> None:
@@ -166,7 +166,7 @@ def set_graph_checks(on: bool) -> bool:
     return before
 
 
-class Lookup:
+class CoordLookup:
     """The lookup of rows by coordinate: sorted keys and binary search."""
 
     def __init__(self, coords: Tensor, shape: Sequence[int]) -> None:
@@ -181,5 +181,5 @@ class Lookup:
             return missing
         wanted = keys_of(queries, self.shape)
         at = torch.searchsorted(self.keys, wanted).clamp_max(self.keys.numel() - 1)
-        present = inside(queries, self.shape) & (self.keys[at] == wanted)
+        present = inside_grid(queries, self.shape) & (self.keys[at] == wanted)
         return torch.where(present, self.rows[at].int(), missing)

@@ -11,12 +11,12 @@ import torch
 import shiplap as sl
 from shiplap_sparse3d import ops
 
-__all__ = ["CPU_FLOATS", "LIBRARY", "OUT_COORDS_SPACE", "bind"]
+__all__ = ["CPU_FLOATS", "LIBRARY", "OUT_COORDS_SPACE", "bind_kernel"]
 
 LIBRARY = Path(__file__).parent / "libshiplap_sparse3d.so"
 
 
-def bind(
+def bind_kernel(
     op: sl.Op, workspace: str | None = None, *, strided: tuple[str, ...] = (), dtypes: tuple[str, ...] = ()
 ) -> None:
     """Bind the C function of the same name as the CPU kernel of ``op``."""
@@ -32,16 +32,16 @@ OUT_COORDS_SPACE = (
 _SINGLE_OR_DOUBLE = ("float32", "float64")
 CPU_FLOATS = ("bfloat16", "float16", *_SINGLE_OR_DOUBLE)  # whose sums are float32 at least
 
-bind(ops.unique_coords, "24 * n + 49408")
-bind(ops.segment_mean, dtypes=_SINGLE_OR_DOUBLE)
-bind(ops.subm_table, "24 * n + 49472")
-bind(ops.out_coords, OUT_COORDS_SPACE)
-bind(ops.conv_table, "24 * (n + m) + 49792")
-bind(ops.transpose_table)
+bind_kernel(ops.unique_coords, "24 * n + 49408")
+bind_kernel(ops.segment_mean, dtypes=_SINGLE_OR_DOUBLE)
+bind_kernel(ops.subm_table, "24 * n + 49472")
+bind_kernel(ops.out_coords, OUT_COORDS_SPACE)
+bind_kernel(ops.conv_table, "24 * (n + m) + 49792")
+bind_kernel(ops.transpose_table)
 _SUM = "max(itemsize, 4)"  # bytes of a sum
 _WIDENED = "(4 // itemsize // 2)"  # 1 for elements of 16 bits, else 0
 _UNSORTED = "64 * cdiv(m * k, 16)"
-bind(
+bind_kernel(
     ops.conv,
     f"(k * cg * groups * 16 * cdiv(co // groups, 16) + 16 * cdiv(co, 16)) * {_SUM} + {_UNSORTED}"
     f" + threads * (2112 * k + 64 * cdiv(k, 16) + (1 - {_WIDENED}) * 65536 + 4 * {_WIDENED}"
@@ -49,7 +49,7 @@ bind(
     strided=("weight",),
     dtypes=CPU_FLOATS,
 )
-bind(
+bind_kernel(
     ops.conv_weight_grad,
     f"k * max(co * 16 * cdiv(ci // groups, 16), 32 * cdiv(co, 16)) * {_SUM} + 64 * cdiv(k, 8) + {_UNSORTED}"
     f" + threads * (2048 * (cdiv(ci, 16) + cdiv(co, 16) + min(1, groups - 1)) * {_SUM} + 4160 * k + 64 * cdiv(k, 16))",
@@ -62,13 +62,13 @@ Sizes = Mapping[str, Any]
 TILE = 16384  # sums of a tile: with the weights of a tap they stay in the second cache
 
 
-def _configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
+def _conv_tile_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
     """Return tiles as wide as the channels, to look hits up once, and tall, to read weights rarely."""
     wide = min(256, -(-max(sizes["co"], 1) // 32) * 32)
     return ({"BM": max(16, min(256, TILE // wide)), "BN": wide},)
 
 
-def _taken(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
+def _accepts_tiles(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
     if "order" in dtypes:
         return "a sorted table: those are for GPUs"
     if sizes["groups"] != 1:
@@ -82,5 +82,10 @@ def _taken(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str,
 
 # Level with the C kernel and a kernel of what follows, which need no compiler: docs/design/0009-sparse3d-cpu.md.
 ops.conv.template(
-    "cpu", "conv.cpp.jinja", configs=_configs, innermost={"feats": "ci", "table": "k"}, supports=_taken, default=False
+    "cpu",
+    "conv.cpp.jinja",
+    configs=_conv_tile_configs,
+    innermost={"feats": "ci", "table": "k"},
+    supports=_accepts_tiles,
+    default=False,
 )

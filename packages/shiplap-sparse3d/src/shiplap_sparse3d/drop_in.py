@@ -75,7 +75,7 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
     for name in names or tuple(FACADES):
         if name not in FACADES:
             raise error("SL208", where="drop_in", got=repr(name), expected=" or ".join(map(repr, FACADES)))
-        placed |= _modules(name)
+        placed |= _facade_modules(name)
     for name, module in placed.items():
         # The real package is loaded, and objects of both would mix.
         if sys.modules.get(name, module) is not module:
@@ -100,7 +100,7 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
     return DropIn(new, undone)
 
 
-def _modules(name: str) -> dict[str, ModuleType]:
+def _facade_modules(name: str) -> dict[str, ModuleType]:
     modules: dict[str, ModuleType] = {}
     for alias, source in FACADES[name]:
         package = importlib.import_module(source)
@@ -118,7 +118,7 @@ def _modules(name: str) -> dict[str, ModuleType]:
     return modules
 
 
-def _refused(got: str) -> int:
+def _drop_in_error(got: str) -> int:
     words = {"where": "python -m shiplap_sparse3d.drop_in", "got": got, "expected": "a program to run"}
     print(error("SL613", **words, fix="pass the path of a script, or -m and the name of a module"), file=sys.stderr)
     return 2
@@ -132,9 +132,9 @@ def main(arguments: Sequence[str]) -> None:
         print("usage: python -m shiplap_sparse3d.drop_in [--duplicates] (SCRIPT | -m MODULE) [ARGUMENT ...]")
         raise SystemExit(0 if arguments else 2)
     if arguments[0] == "-m" and len(arguments) == 1:
-        raise SystemExit(_refused("no module after -m"))
+        raise SystemExit(_drop_in_error("no module after -m"))
     if arguments[0] != "-m" and not Path(arguments[0]).exists():
-        raise SystemExit(_refused(f"no file {arguments[0]}"))
+        raise SystemExit(_drop_in_error(f"no file {arguments[0]}"))
     with drop_in(duplicates=duplicates):
         if arguments[0] == "-m":
             sys.argv = list(arguments[1:])

@@ -21,20 +21,20 @@ from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d.coords import assert_scenes, check_scenes
 from shiplap_sparse3d.plan import Plan, wants_sorted
-from shiplap_sparse3d.steps import Triple, Window, connect, reach, submanifold
+from shiplap_sparse3d.steps import StepWindow, Triple, connect_voxels, output_cells, submanifold_plan
 
 __all__ = [
     "NOTHING",
     "Axes",
     "Geometry",
-    "Origin",
-    "Recipe",
+    "GeometryOrigin",
     "Strided",
+    "TableRecipe",
     "Triple",
+    "expand_to_three",
     "per_axis",
     "same_number",
     "same_numbers",
-    "triple",
 ]
 
 Axes = int | Sequence[int]
@@ -46,7 +46,7 @@ def per_axis(value: Axes, name: str, ndim: int = 3, least: int | None = None) ->
     Raises SL208 for another number of them and for one below ``least``, SL209 for what is no integer.
     """
     if not is_compiling():  # a graph would learn a guard for each size that is looked at
-        value = _integers(value, name, ndim)
+        value = _python_integers(value, name, ndim)
     values = (value,) * ndim if isinstance(value, int) else tuple(value)
     if len(values) != ndim:
         raise error("SL208", where=name, got=values, expected=_PER_AXIS.format(ndim))
@@ -55,7 +55,7 @@ def per_axis(value: Axes, name: str, ndim: int = 3, least: int | None = None) ->
     return values
 
 
-def _integers(value: Any, name: str, ndim: int) -> Axes:
+def _python_integers(value: Any, name: str, ndim: int) -> Axes:
     """``value`` in Python's own integers."""
     try:
         return tuple(operator.index(v) for v in value) if hasattr(value, "__len__") else operator.index(value)
@@ -66,7 +66,7 @@ def _integers(value: Any, name: str, ndim: int) -> Axes:
 _PER_AXIS = "an int, or one int for each of {} axes"
 
 
-def triple(value: Axes, name: str, ndim: int = 3, fill: int = 1) -> Triple:
+def expand_to_three(value: Axes, name: str, ndim: int = 3, fill: int = 1) -> Triple:
     """The same for all three axes; where ``ndim`` is less, the leading ones get ``fill``."""
     if ndim == 3 and not is_compiling():  # what layers give, each time
         if type(value) is int:
@@ -138,7 +138,7 @@ def _last_scene(coords: Tensor) -> int | None:
         return None
 
 
-def _vanished(window: Window, grid: tuple[int, ...], shape: tuple[int, ...]) -> ShiplapError:
+def _vanished_grid_error(window: StepWindow, grid: tuple[int, ...], shape: tuple[int, ...]) -> ShiplapError:
     """The error of a step to a grid without cells."""
     kernel, padding, dilation = (each[3 - len(grid) :] for each in (window.kernel, window.padding, window.dilation))
     return error(
@@ -171,11 +171,11 @@ class Strided:
 
 
 @dataclass(frozen=True)
-class Origin:
+class GeometryOrigin:
     """The step that made a geometry: from which voxels, and how."""
 
     geometry: Geometry
-    window: Window
+    window: StepWindow
 
     @property
     def plan(self) -> Plan:
@@ -183,7 +183,7 @@ class Origin:
         return self.geometry.step(self.window, back=True).plan
 
 
-class Recipe(NamedTuple):
+class TableRecipe(NamedTuple):
     """Which tables were asked of some voxels, and of those that lead on from them: not the tables themselves.
 
     Attributes:
@@ -193,10 +193,10 @@ class Recipe(NamedTuple):
     """
 
     subm: tuple[tuple[Triple, Triple, bool], ...] = ()
-    steps: tuple[tuple[Window, tuple[tuple[bool, bool], ...], Recipe], ...] = ()
+    steps: tuple[tuple[StepWindow, tuple[tuple[bool, bool], ...], TableRecipe], ...] = ()
 
 
-NOTHING = Recipe()
+NOTHING = TableRecipe()
 
 
 class Tables:
@@ -210,8 +210,8 @@ class Tables:
 
     def __init__(self) -> None:
         self.subm: dict[tuple[Triple, Triple], Plan] = {}
-        self.reached: dict[Window, Geometry] = {}
-        self.plans: dict[tuple[Window, bool], Plan] = {}
+        self.reached: dict[StepWindow, Geometry] = {}
+        self.plans: dict[tuple[StepWindow, bool], Plan] = {}
 
 
 class Geometry:
@@ -243,10 +243,10 @@ class Geometry:
             raise error("SL201", where="Geometry, argument 'coords'", got=f"{self.ndim + 1} columns", expected="2 to 4")
         lead = 3 - self.ndim
         self.coords = _with_leading_axes(coords, lead) if lead else coords
-        self.spatial_shape = triple(spatial_shape, "spatial_shape", self.ndim)
+        self.spatial_shape = expand_to_three(spatial_shape, "spatial_shape", self.ndim)
         self.batch_size = batch_size if is_compiling() else _number_of_scenes(batch_size)
         self.padded = padded
-        self.parent: Origin | None = None
+        self.parent: GeometryOrigin | None = None
         self._tables, self._passing = Tables(), Tables()
         self._captured = _is_captured(self.coords)
 
@@ -280,7 +280,7 @@ class Geometry:
         back = torch.is_grad_enabled() if back is None else back
         if neighbours is None:
             self._check_scenes("Geometry.subm")
-            neighbours = submanifold(self.coords, self.spatial_shape, *key, self.batch_size)
+            neighbours = submanifold_plan(self.coords, self.spatial_shape, *key, self.batch_size)
             kept.subm[key] = neighbours = self._settled(neighbours, back)
         elif back and not neighbours.whole:
             kept.subm[key] = neighbours = neighbours.complete()
@@ -335,7 +335,7 @@ class Geometry:
         """
         return self.step(self._window(kernel, stride, padding, dilation, output_padding, capacity=capacity), back=back)
 
-    def step(self, window: Window, *, plain: bool = False, back: bool | None = None) -> Strided:
+    def step(self, window: StepWindow, *, plain: bool = False, back: bool | None = None) -> Strided:
         """What ``window`` leads to; coordinates and tables are built at most once.
 
         ``plain`` leaves tables unsorted. The plan has its way ``back`` (default: while gradients are recorded).
@@ -347,22 +347,22 @@ class Geometry:
             self._check_scenes("Geometry.step")
             shape = window.shape(self.spatial_shape)
             if any(isinstance(cells, int) and cells < 1 for cells in shape):
-                raise _vanished(window, self.spatial_shape[3 - self.ndim :], shape[3 - self.ndim :])
-            coords = reach(window, self.coords, self.spatial_shape)
+                raise _vanished_grid_error(window, self.spatial_shape[3 - self.ndim :], shape[3 - self.ndim :])
+            coords = output_cells(window, self.coords, self.spatial_shape)
             kept.reached[window] = there = self._alike(coords, shape, padded=window.capacity is not None)
             there._is_reached = True
-        step = there._under(Origin(self, window))
+        step = there._under(GeometryOrigin(self, window))
         plain = plain or not wants_sorted(self.coords)
         plan = self._tables.plans.get((window, plain)) or kept.plans.get((window, plain))
         if plan is None or (back and not plan.whole and not plain):  # of sorted tables both ways are made in one go
-            plan = connect(window, self.coords, self.spatial_shape, step.coords, ordered=not plain, back=back)
+            plan = connect_voxels(window, self.coords, self.spatial_shape, step.coords, ordered=not plain, back=back)
             kept.plans[window, plain] = plan = self._settled(plan, back, plain)
         elif back and not plan.whole:
             kept.plans[window, plain] = plan = plan.complete()
         return Strided(step, plan)
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> TableRecipe:
         """Which tables there are of these voxels, to :meth:`build` them for others.
 
         Empty for padded voxels: their steps lead to fixed numbers of rows, which others need not have.
@@ -373,9 +373,9 @@ class Geometry:
         subm = tuple((*key, plan.whole) for key, plan in {**passing.subm, **made.subm}.items())
         reached, built = {**passing.reached, **made.reached}, {**passing.plans, **made.plans}
         plans = {w: tuple((p, plan.whole) for (to, p), plan in built.items() if to == w) for w in reached}
-        return Recipe(subm, tuple((window, plans[window], to.recipe) for window, to in reached.items()))
+        return TableRecipe(subm, tuple((window, plans[window], to.recipe) for window, to in reached.items()))
 
-    def build(self, recipe: Recipe) -> None:
+    def build(self, recipe: TableRecipe) -> None:
         """Build the tables of ``recipe`` that are not there yet: those for which a network would wait in its layers."""
         if self.padded:
             return
@@ -428,7 +428,7 @@ class Geometry:
         """Other voxels with as many axes and scenes."""
         return Geometry.unchecked(coords, shape, self.batch_size, padded, self.ndim)
 
-    def _under(self, parent: Origin) -> Geometry:
+    def _under(self, parent: GeometryOrigin) -> Geometry:
         """The same voxels and tables with a parent. What is kept has none, or the two would keep each other alive."""
         child = self._alike(self.coords, self.spatial_shape, padded=self.padded)
         child.parent, child._tables, child._passing = parent, self._tables, self._passing
@@ -436,7 +436,7 @@ class Geometry:
         return child
 
     def _axes(self, value: Axes, name: str, fill: int = 1) -> Triple:
-        return triple(value, name, self.ndim, fill)
+        return expand_to_three(value, name, self.ndim, fill)
 
     def _window(
         self,
@@ -447,8 +447,8 @@ class Geometry:
         output_padding: Axes | None = None,
         *,
         capacity: int | None,
-    ) -> Window:
-        window = Window(
+    ) -> StepWindow:
+        window = StepWindow(
             self._axes(kernel, "kernel"),
             self._axes(stride, "stride"),
             self._axes(padding, "padding", 0),

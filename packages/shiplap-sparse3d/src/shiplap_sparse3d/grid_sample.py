@@ -15,7 +15,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.plugin_api import error
-from shiplap_sparse3d.coords import Lookup, check_coords, check_rows, refuse
+from shiplap_sparse3d.coords import CoordLookup, check_coords, check_rows, refuse_rows
 from shiplap_sparse3d.cpu import LIBRARY
 
 __all__ = ["grid_sample_3d", "indice_weighted_sum", "indice_weighted_sum_grad", "nearest_map", "trilinear_map"]
@@ -27,7 +27,7 @@ _SORT = "24 * n + 49472"  # of sort_voxels (csrc/voxels.h)
 # --- where to read ---------------------------------------------------------------------------------------------------
 
 
-def _find(lookup: Lookup, cells: Tensor, shape: list[int]) -> Tensor:
+def _find_rows(lookup: CoordLookup, cells: Tensor, shape: list[int]) -> Tensor:
     """Return the rows of ``cells [b, l, 3]``, whole numbers in floating point, which may be NaN or far away."""
     b, points, _ = cells.shape
     limit = torch.tensor(shape, dtype=torch.float64, device=cells.device)  # float32 has not every int32
@@ -38,10 +38,10 @@ def _find(lookup: Lookup, cells: Tensor, shape: list[int]) -> Tensor:
     return lookup(rows.view(-1, 4)).view(b, points)
 
 
-def _present(op: str, coords: Tensor, shape: list[int]) -> Lookup:
+def _present_voxels(op: str, coords: Tensor, shape: list[int]) -> CoordLookup:
     """Return the voxels by coordinate. The row numbers found are those of ``coords``."""
     check_coords(op, coords, shape)
-    return Lookup(coords, shape)
+    return CoordLookup(coords, shape)
 
 
 @sl.op("sparse3d::nearest_map", requires=_GRID)
@@ -49,7 +49,7 @@ def nearest_map(
     coords: Int32[Tensor, "n 4"], queries: Float32[Tensor, "b l 3"], spatial_shape: list[int]
 ) -> Int32[Tensor, "b l"]:
     """Return the row of each query's voxel, or -1 if there is none. Raises SL211 as ``subm_table`` does."""
-    return _find(_present("nearest_map", coords, spatial_shape), queries.floor(), spatial_shape)
+    return _find_rows(_present_voxels("nearest_map", coords, spatial_shape), queries.floor(), spatial_shape)
 
 
 @sl.op("sparse3d::trilinear_map", outputs=("indices", "weights"), requires=_GRID)
@@ -61,12 +61,12 @@ def trilinear_map(
     Corner ``i`` lies ``(i & 1, i >> 1 & 1, i >> 2 & 1)`` from the lowest. Weights are those of trilinear interpolation,
     divided by the sum over the voxels that are there. Raises SL211 as ``subm_table`` does.
     """
-    lookup = _present("trilinear_map", coords, spatial_shape)
+    lookup = _present_voxels("trilinear_map", coords, spatial_shape)
     lowest = (queries - 0.5).floor()
     indices, weights = [], []
     for corner in range(8):
         cells = lowest + torch.tensor([corner & 1, corner >> 1 & 1, corner >> 2 & 1], device=queries.device)
-        indices.append(_find(lookup, cells, spatial_shape))
+        indices.append(_find_rows(lookup, cells, spatial_shape))
         # Centres of voxels are at integers + 0.5.
         weights.append((1 - (queries - cells - 0.5).abs()).prod(2).where(indices[-1] >= 0, 0.0))
     stacked = torch.stack(weights, 2)
@@ -77,10 +77,12 @@ def trilinear_map(
 
 
 def _check_indices(op: str, indices: Tensor, rows: int) -> None:
-    refuse(op, ((indices < -1) | (indices >= rows)).any(1), "indices row {row} has an entry outside " + f"[-1, {rows})")
+    refuse_rows(
+        op, ((indices < -1) | (indices >= rows)).any(1), "indices row {row} has an entry outside " + f"[-1, {rows})"
+    )
 
 
-def _gather(feats: Tensor, indices: Tensor) -> Tensor:
+def _gather_features(feats: Tensor, indices: Tensor) -> Tensor:
     """Return ``feats[indices]`` in at least float32, zeros where the index is -1: ``[q, k, c]``."""
     wide = torch.promote_types(feats.dtype, torch.float32)
     if feats.shape[0] == 0:
@@ -99,7 +101,7 @@ def indice_weighted_sum(
     _check_indices("indice_weighted_sum", indices, feats.shape[0])
     # A weight of NaN or infinity must not count where there is no voxel.
     share = torch.where(indices >= 0, weights, 0)[..., None]
-    return (_gather(feats, indices) * share).sum(1).to(feats.dtype)
+    return (_gather_features(feats, indices) * share).sum(1).to(feats.dtype)
 
 
 @sl.op("sparse3d::indice_weighted_sum_grad", requires=("rows >= 0",))
@@ -121,7 +123,7 @@ def indice_weighted_sum_grad(
 
 def _weights_grad(outer: Tensor, inner: Tensor, indices: Tensor) -> Tensor:
     """Return ``out[i, j] = outer[i] . inner[indices[i, j]]``, 0 where the index is -1."""
-    return (outer[:, None] * _gather(inner, indices)).sum(2).float()
+    return (outer[:, None] * _gather_features(inner, indices)).sum(2).float()
 
 
 @indice_weighted_sum.backward

@@ -1,7 +1,7 @@
 """Hash maps on the device of their tensors: ops that insert and look up 64-bit keys, or voxels of a grid.
 
 A table is ``keys int64 [t]`` and ``values int32 [t]``, both -1 where it is empty. It is probed linearly from
-``home``, and a slot goes to the lowest key (as unsigned) that passes it, which makes the tables a function of the
+``home_slot``, and a slot goes to the lowest key (as unsigned) that passes it, which makes the tables a function of the
 set of their entries: neither the order of insertion nor the number of threads shows (Amble and Knuth, "Ordered hash
 tables", 1974). The key -1 is padding: never inserted, never found. A key given more than once, in one call or in
 several, keeps its lowest value (as unsigned). Probes are bounded by the capacity.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.plugin_api import error
-from shiplap_sparse3d.coords import MAX_CELLS, inside, keys_of, refuse
+from shiplap_sparse3d.coords import MAX_CELLS, inside_grid, keys_of, refuse_rows
 from shiplap_sparse3d.cpu import LIBRARY
 
 __all__ = [
@@ -52,7 +52,7 @@ def init_hashmap(n: int, device: torch.device | str | None = None) -> tuple[Tens
 _KEY, _VALUE = 2**64, 2**32
 
 
-def home(key: int, capacity: int) -> int:
+def home_slot(key: int, capacity: int) -> int:
     """Return the slot where the search for ``key`` starts: MurmurHash3's 64-bit finaliser, scaled to the capacity."""
     mixed = key % _KEY
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 1):
@@ -60,11 +60,11 @@ def home(key: int, capacity: int) -> int:
     return (mixed >> 32) * capacity >> 32
 
 
-def _signed(value: int, modulus: int) -> int:
+def _to_signed(value: int, modulus: int) -> int:
     return value - modulus if value >= modulus // 2 else value
 
 
-def _insert(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor) -> None:
+def _insert_sorted(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor) -> None:
     """Lay the table out anew with ``keys`` in it: lowest keys first, each in the first free slot from its home."""
     entries: dict[int, int] = {}
     for key, value in zip(
@@ -75,19 +75,19 @@ def _insert(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, val
             entries[key % _KEY] = min(value % _VALUE, entries.get(key % _KEY, _VALUE))
     capacity = table_keys.shape[0]
     if len(entries) > capacity:
-        raise full(op, capacity)
+        raise table_full_error(op, capacity)
     slots: list[tuple[int, int]] = [(EMPTY, EMPTY)] * capacity
     # In ascending order each key takes the first free slot, which is the layout that every order of insertion leads to.
     for key in sorted(entries):
-        slot = home(key, capacity)
+        slot = home_slot(key, capacity)
         while slots[slot][0] != EMPTY:
             slot = (slot + 1) % capacity
-        slots[slot] = _signed(key, _KEY), _signed(entries[key], _VALUE)
+        slots[slot] = _to_signed(key, _KEY), _to_signed(entries[key], _VALUE)
     table_keys.copy_(torch.tensor([k for k, _ in slots], dtype=torch.int64))
     table_values.copy_(torch.tensor([v for _, v in slots], dtype=torch.int32))
 
 
-def full(op: str, capacity: int) -> sl.ShiplapError:
+def table_full_error(op: str, capacity: int) -> sl.ShiplapError:
     """Return the error of a table that has no room."""
     return error(
         "SL211",
@@ -98,7 +98,7 @@ def full(op: str, capacity: int) -> sl.ShiplapError:
     )
 
 
-def _lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Tensor:
+def _look_up_keys(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Tensor:
     order = table_keys.argsort()
     if order.numel() == 0:
         return keys.new_full(keys.shape, EMPTY, dtype=torch.int32)
@@ -110,9 +110,9 @@ def _lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Tensor:
 def voxel_keys(op: str, coords: Tensor, spatial_shape: list[int]) -> Tensor:
     """Return keys of voxels, -1 for padding. Raises SL211 for rows outside the grid and for too many cells."""
     padding = coords[:, 0] == EMPTY
-    refuse(
+    refuse_rows(
         op,
-        ~(inside(coords, spatial_shape) | padding),
+        ~(inside_grid(coords, spatial_shape) | padding),
         "coords row {row} is outside spatial_shape " + str(tuple(spatial_shape)),
     )
     check_cells(op, coords, spatial_shape)
@@ -137,7 +137,7 @@ def hash_insert(
     values: Int32[Tensor, "m"],
 ) -> None:
     """Insert ``keys`` with their ``values``. Raises SL211 when the table has no room; its content is undefined then."""
-    _insert("hash_insert", table_keys, table_values, keys, values)
+    _insert_sorted("hash_insert", table_keys, table_values, keys, values)
 
 
 @sl.op("sparse3d::hash_lookup", requires=(_CAPACITY,))
@@ -145,7 +145,7 @@ def hash_lookup(
     table_keys: Int64[Tensor, "t"], table_values: Int32[Tensor, "t"], keys: Int64[Tensor, "m"]
 ) -> Int32[Tensor, "m"]:
     """Return the value of each key, or -1 for keys that are not in the table."""
-    return _lookup(table_keys, table_values, keys)
+    return _look_up_keys(table_keys, table_values, keys)
 
 
 @sl.op("sparse3d::hash_insert_3d", mutates=_TABLE, requires=(_CAPACITY, *_GRID))
@@ -160,7 +160,9 @@ def hash_insert_3d(
 
     Raises SL211 as ``hash_insert`` does, and for coordinates outside ``spatial_shape`` (cells per axis).
     """
-    _insert("hash_insert_3d", table_keys, table_values, voxel_keys("hash_insert_3d", coords, spatial_shape), values)
+    _insert_sorted(
+        "hash_insert_3d", table_keys, table_values, voxel_keys("hash_insert_3d", coords, spatial_shape), values
+    )
 
 
 @sl.op("sparse3d::hash_insert_3d_index", mutates=_TABLE, requires=(_CAPACITY, *_GRID))
@@ -173,7 +175,7 @@ def hash_insert_3d_index(
     """``hash_insert_3d`` of each voxel with its row number, so that of equal voxels the first is found."""
     keys = voxel_keys("hash_insert_3d_index", coords, spatial_shape)
     rows = torch.arange(coords.shape[0], dtype=torch.int32)
-    _insert("hash_insert_3d_index", table_keys, table_values, keys, rows)
+    _insert_sorted("hash_insert_3d_index", table_keys, table_values, keys, rows)
 
 
 @sl.op("sparse3d::hash_lookup_3d", requires=(_CAPACITY, *_GRID))
@@ -185,8 +187,8 @@ def hash_lookup_3d(
 ) -> Int32[Tensor, "m"]:
     """Return the value of each voxel, or -1 for voxels that are not in the table or outside the grid."""
     check_cells("hash_lookup_3d", coords, spatial_shape)
-    keys = torch.where(inside(coords, spatial_shape), keys_of(coords, spatial_shape), EMPTY)
-    return _lookup(table_keys, table_values, keys)
+    keys = torch.where(inside_grid(coords, spatial_shape), keys_of(coords, spatial_shape), EMPTY)
+    return _look_up_keys(table_keys, table_values, keys)
 
 
 for _op in (hash_insert, hash_lookup, hash_insert_3d, hash_insert_3d_index, hash_lookup_3d):

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from shiplap_sparse3d import grid_sample, hashing, postprocess, serialize
-from shiplap_sparse3d.samples import _grid, _normal, _table, _voxels
+from shiplap_sparse3d.samples import _choose_grid, _draw_normal, _draw_table, _draw_voxels
 
 PADDING = (-1, -1, -1, -1)
 
@@ -25,7 +25,7 @@ def _hash_table(rng: Generator, capacity: int, keys: Tensor, device: Any) -> tup
     return table[0].to(device), table[1].to(device)
 
 
-def _distinct(rng: Generator, capacity: int) -> Tensor:
+def _distinct_keys(rng: Generator, capacity: int) -> Tensor:
     """Return as many keys as the table may get: half of its slots, with some beyond 2^62 and negative ones."""
     return torch.randint(-(2**63), 2**63 - 1, (capacity // 2,), generator=rng)
 
@@ -36,28 +36,28 @@ def _with_repeats(rng: Generator, keys: Tensor, count: int) -> Tensor:
     return pool[torch.randint(0, len(pool), (count,), generator=rng)]
 
 
-def _values(rng: Generator, count: int, device: Any) -> Tensor:
+def _draw_values(rng: Generator, count: int, device: Any) -> Tensor:
     """Return random values of entries."""
     return torch.randint(0, 2**31 - 1, (count,), generator=rng, dtype=torch.int32).to(device)
 
 
 @hashing.hash_insert.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    keys = _distinct(rng, sizes["t"])
+    keys = _distinct_keys(rng, sizes["t"])
     wanted = _with_repeats(rng, keys, sizes["m"]).to(device)
-    return *_hash_table(rng, sizes["t"], keys, device), wanted, _values(rng, sizes["m"], device)
+    return *_hash_table(rng, sizes["t"], keys, device), wanted, _draw_values(rng, sizes["m"], device)
 
 
 @hashing.hash_lookup.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    keys = _distinct(rng, sizes["t"])
+    keys = _distinct_keys(rng, sizes["t"])
     return *_hash_table(rng, sizes["t"], keys, device), _with_repeats(rng, keys, sizes["m"]).to(device)
 
 
 def _hash_3d(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, Tensor, Tensor, list[int]]:
     """Return a table of voxels, voxels of which about half are in the table, and the grid."""
-    grid = _grid(sizes["t"])
-    coords = _voxels(rng, sizes["t"] // 2, grid, "cpu")
+    grid = _choose_grid(sizes["t"])
+    coords = _draw_voxels(rng, sizes["t"] // 2, grid, "cpu")
     keys = hashing.voxel_keys("samples", coords, grid)
     pool = torch.cat([coords, torch.tensor([PADDING], dtype=torch.int32)])
     wanted = pool[torch.randint(0, len(pool), (sizes["m"],), generator=rng)].to(device)
@@ -67,7 +67,7 @@ def _hash_3d(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor
 @hashing.hash_insert_3d.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     keys, values, coords, grid = _hash_3d(rng, sizes, device)
-    return keys, values, coords, _values(rng, sizes["m"], device), grid
+    return keys, values, coords, _draw_values(rng, sizes["m"], device), grid
 
 
 @hashing.hash_insert_3d_index.samples
@@ -83,7 +83,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 # --- curves ----------------------------------------------------------------------------------------------------------
 
 
-def _encodable(rng: Generator, sizes: dict[str, Any], device: Any) -> Tensor:
+def _draw_encodable(rng: Generator, sizes: dict[str, Any], device: Any) -> Tensor:
     """Return rows that fit the requested codes, and padding."""
     scenes = min(serialize.MAX_BATCH, 2 ** (sizes.get("width", 63) - 3 * sizes["bits"]))
     limits = [scenes, *3 * [2 ** sizes["bits"]]]
@@ -94,12 +94,12 @@ def _encodable(rng: Generator, sizes: dict[str, Any], device: Any) -> Tensor:
 
 def _draw_coords(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     """Return arguments of an encoder."""
-    return _encodable(rng, sizes, device), sizes["bits"], list(sizes["axes"]), sizes["width"]
+    return _draw_encodable(rng, sizes, device), sizes["bits"], list(sizes["axes"]), sizes["width"]
 
 
 def _draw_codes(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     """Return arguments of a decoder."""
-    codes = serialize.z_order_encode.reference(_encodable(rng, sizes, "cpu"), sizes["bits"])
+    codes = serialize.z_order_encode.reference(_draw_encodable(rng, sizes, "cpu"), sizes["bits"])
     return codes.to(device), sizes["bits"], list(sizes["axes"])
 
 
@@ -114,21 +114,21 @@ for _decode in (serialize.z_order_decode, serialize.hilbert_decode):
 
 def _draw_queries(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     """Return points in the grid and a little outside of it, also on whole and half numbers, and one NaN."""
-    grid = _grid(sizes["n"])
+    grid = _choose_grid(sizes["n"])
     points = torch.rand(sizes["b"], sizes["l"], 3, generator=rng) * (torch.tensor(grid) + 4) - 2
     # Borders and centres of voxels, where rounding decides.
     snapped = torch.rand(sizes["b"], sizes["l"], 1, generator=rng) < 0.2
     points = torch.where(snapped, (2 * points).round() / 2, points)
     # A NaN has no voxel, and must not become an address.
     points.view(-1, 3)[:1] = float("nan")
-    return _voxels(rng, sizes["n"], grid, device), points.to(device), grid
+    return _draw_voxels(rng, sizes["n"], grid, device), points.to(device), grid
 
 
 grid_sample.nearest_map.samples(_draw_queries)
 grid_sample.trilinear_map.samples(_draw_queries)
 
 
-def _indices(rng: Generator, sizes: dict[str, Any], rows: int, device: Any) -> tuple[Tensor, Tensor]:
+def _draw_indices(rng: Generator, sizes: dict[str, Any], rows: int, device: Any) -> tuple[Tensor, Tensor]:
     """Return indices, some of them -1, and weights."""
     indices = torch.randint(-1, rows, (sizes["q"], sizes["k"]), generator=rng, dtype=torch.int32)
     return indices.to(device), torch.rand(sizes["q"], sizes["k"], generator=rng).to(device)
@@ -136,13 +136,13 @@ def _indices(rng: Generator, sizes: dict[str, Any], rows: int, device: Any) -> t
 
 @grid_sample.indice_weighted_sum.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    return _normal(rng, (sizes["n"], sizes["c"]), dtype, device), *_indices(rng, sizes, sizes["n"], device)
+    return _draw_normal(rng, (sizes["n"], sizes["c"]), dtype, device), *_draw_indices(rng, sizes, sizes["n"], device)
 
 
 @grid_sample.indice_weighted_sum_grad.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    grad = _normal(rng, (sizes["q"], sizes["c"]), dtype, device)
-    return grad, *_indices(rng, sizes, sizes["rows"], device), sizes["rows"]
+    grad = _draw_normal(rng, (sizes["q"], sizes["c"]), dtype, device)
+    return grad, *_draw_indices(rng, sizes, sizes["rows"], device), sizes["rows"]
 
 
 # --- post-processing -------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @postprocess.masked_gemm_signals.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    return (_table(rng, sizes["n"], sizes["n"], sizes["v"], device),)
+    return (_draw_table(rng, sizes["n"], sizes["n"], sizes["v"], device),)
 
 
 @postprocess.masked_gemm_kernels.samples

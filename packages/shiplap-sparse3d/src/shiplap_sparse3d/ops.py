@@ -13,7 +13,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 import shiplap as sl
-from shiplap_sparse3d.coords import Lookup, check_coords, inside, output_shape, refuse, taps
+from shiplap_sparse3d.coords import CoordLookup, check_coords, inside_grid, output_shape, refuse_rows, tap_offsets
 
 __all__ = [
     "conv",
@@ -61,7 +61,7 @@ def unique_coords(
     return unique, inverse.int(), counts.int()
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of sums of ``dtype``. A sum of halves can leave their range although the average does not."""
     return torch.promote_types(dtype, torch.float32)
 
@@ -74,8 +74,8 @@ def segment_mean(
 
     Sums are kept in at least float32.
     """
-    refuse("segment_mean", (index < 0) | (index >= counts.shape[0]), "index[{row}] is not a row of counts")
-    total = feats.new_zeros(counts.shape[0], feats.shape[1], dtype=wide(feats.dtype))
+    refuse_rows("segment_mean", (index < 0) | (index >= counts.shape[0]), "index[{row}] is not a row of counts")
+    total = feats.new_zeros(counts.shape[0], feats.shape[1], dtype=sum_dtype(feats.dtype))
     total = total.index_add(0, index.long(), feats.to(total.dtype))
     return (total / counts.clamp_min(1).to(total.dtype)[:, None]).to(feats.dtype)
 
@@ -83,7 +83,7 @@ def segment_mean(
 @segment_mean.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
     # Each row has an equal share of the mean.
-    share = grad.to(wide(grad.dtype)) / saved.counts.clamp_min(1)[:, None]
+    share = grad.to(sum_dtype(grad.dtype)) / saved.counts.clamp_min(1)[:, None]
     return {"feats": share.to(grad.dtype)[saved.index.long()]} if needs.feats else {}
 
 
@@ -103,8 +103,8 @@ def subm_table(
     Raises SL211 for duplicate rows and for coordinates outside ``spatial_shape`` (cells per axis).
     """
     check_coords("subm_table", coords, spatial_shape)
-    find, columns = Lookup(coords, spatial_shape), []
-    for tap in taps(kernel):
+    find, columns = CoordLookup(coords, spatial_shape), []
+    for tap in tap_offsets(kernel):
         offset = [(t - k // 2) * d for t, k, d in zip(tap, kernel, dilation, strict=True)]
         # int64, so that an offset beyond int32 does not wrap into the grid.
         columns.append(find(coords.long() + torch.tensor([0, *offset], device=coords.device)))
@@ -128,12 +128,12 @@ def out_coords(
     grid = output_shape(spatial_shape, kernel, stride, padding, dilation)
     step = torch.tensor([1, *stride], device=coords.device)
     reached = [coords.long().new_empty(0, 4)]
-    for tap in taps(kernel):
+    for tap in tap_offsets(kernel):
         shift = [p - t * d for p, t, d in zip(padding, tap, dilation, strict=True)]
         moved = coords.long() + torch.tensor([0, *shift], device=coords.device)
         outputs = torch.div(moved, step, rounding_mode="floor")
         # An output exists where the division by the stride has no remainder.
-        reached.append(outputs[(outputs * step == moved).all(1) & inside(outputs, grid)])
+        reached.append(outputs[(outputs * step == moved).all(1) & inside_grid(outputs, grid)])
     candidates = torch.cat(reached)
     return (torch.unique(candidates, dim=0) if candidates.shape[0] else candidates).int()
 
@@ -152,9 +152,9 @@ def conv_table(
     check_coords("conv_table", coords, spatial_shape)
     grid = output_shape(spatial_shape, kernel, stride, padding, dilation)
     check_coords("conv_table", out_coords, grid)
-    find, columns = Lookup(coords, spatial_shape), []
+    find, columns = CoordLookup(coords, spatial_shape), []
     corner = out_coords.long() * torch.tensor([1, *stride], device=coords.device)
-    for tap in taps(kernel):
+    for tap in tap_offsets(kernel):
         offset = [t * d - p for t, d, p in zip(tap, dilation, padding, strict=True)]
         columns.append(find(corner + torch.tensor([0, *offset], device=coords.device)))
     return torch.stack(columns, 1)
@@ -166,12 +166,12 @@ def transpose_table(table: Int32[Tensor, "m k"], rows: int) -> Int32[Tensor, "ro
 
     Raises SL211 for an entry outside ``[-1, rows)``, and when two rows reach one input by the same tap.
     """
-    refuse("transpose_table", ((table < -1) | (table >= rows)).any(1), "row {row} has an entry outside [-1, rows)")
+    refuse_rows("transpose_table", ((table < -1) | (table >= rows)).any(1), "row {row} has an entry outside [-1, rows)")
     result = table.new_full((rows, table.shape[1]), -1)
     j, v = (table >= 0).nonzero().unbind(1)
     result[table[j, v].long(), v] = j.int()
     # Of two rows with one entry, one was overwritten.
-    refuse("transpose_table", result[table[j, v].long(), v] != j, "entry {row} occurs twice under its tap")
+    refuse_rows("transpose_table", result[table[j, v].long(), v] != j, "entry {row} occurs twice under its tap")
     return result
 
 
@@ -251,7 +251,7 @@ def by_output(table: Tensor, order: Tensor | None) -> Tensor:
     return torch.full_like(table, -1).scatter(0, order.long()[part].t(), table)
 
 
-def _gather(feats: Tensor, column: Tensor) -> Tensor:
+def _gather_tap(feats: Tensor, column: Tensor) -> Tensor:
     """Return the rows of ``feats`` under one tap, zeros where there is none."""
     if feats.shape[0] == 0:
         return feats.new_zeros(column.shape[0], feats.shape[1])
@@ -259,7 +259,7 @@ def _gather(feats: Tensor, column: Tensor) -> Tensor:
 
 
 def _check_table(op: str, table: Tensor, rows: int) -> None:
-    refuse(op, ((table < -1) | (table >= rows)).any(1), "table row {row} has an entry outside " + f"[-1, {rows})")
+    refuse_rows(op, ((table < -1) | (table >= rows)).any(1), "table row {row} has an entry outside " + f"[-1, {rows})")
 
 
 _CHANNELS = ("groups >= 1", "cg * groups == ci", "co % groups == 0")
@@ -294,12 +294,12 @@ def conv(
     table, weight = by_output(table, order), weight.flip(1) if reflect else weight
     out = feats.new_zeros(table.shape[0], weight.shape[0])
     for v in range(table.shape[1]):
-        product = _grouped(_gather(feats, table[:, v]), weight[:, v], groups)
+        product = _grouped_matmul(_gather_tap(feats, table[:, v]), weight[:, v], groups)
         out = out + torch.where((table[:, v] >= 0)[:, None], product, 0)  # not 0 * inf where there is no hit
     return out if bias is None else out + bias
 
 
-def _grouped(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
+def _grouped_matmul(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
     """Return ``rows [m, ci] @ weight [co, ci / groups].T``, group by group."""
     if groups == 1:
         return rows @ weight.T
@@ -333,13 +333,13 @@ def conv_weight_grad(
     table, co, ci = by_output(table, order), grad.shape[1], feats.shape[1]
     out = feats.new_zeros(table.shape[1], co, ci // groups)
     for v in range(table.shape[1]):
-        rows = _gather(feats, table[:, v]).reshape(len(table), groups, ci // groups).permute(1, 0, 2)
+        rows = _gather_tap(feats, table[:, v]).reshape(len(table), groups, ci // groups).permute(1, 0, 2)
         hits = torch.where((table[:, v] >= 0)[:, None], grad, 0).reshape(len(table), groups, co // groups)
         out[v] = (hits.permute(1, 2, 0) @ rows).reshape(co, ci // groups)
     return (out.flip(0) if reflect else out).transpose(0, 1).contiguous()
 
 
-def _swap(weight: Tensor, groups: int) -> Tensor:
+def _swap_channels(weight: Tensor, groups: int) -> Tensor:
     """Return ``[co, k, ci / groups]`` as ``[ci, k, co / groups]``, the transposed weight; a view for one group."""
     if groups == 1:
         return weight.permute(2, 1, 0)
@@ -359,14 +359,14 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
             grad, saved.feats, saved.table, saved.order, blocks, counts, groups, reflect, tf32
         )
     if needs.feats and saved.symmetric:
-        weight, nothing = _swap(saved.weight, groups), (None, None, None)
+        weight, nothing = _swap_channels(saved.weight, groups), (None, None, None)
         gradients["feats"] = conv(grad, weight, here[0], None, *here[1:], *nothing, groups, not reflect, True, tf32)
     elif needs.feats:
         back = (saved.table_t, saved.order_t, saved.masks_t)
         if back[0] is None:
             # Without a transpose from the forward pass, an unsorted one is made here.
             back = transpose_table(by_output(*here[:2]), saved.feats.shape[0]), None, None
-        weight = _swap(saved.weight, groups)
+        weight = _swap_channels(saved.weight, groups)
         gradients["feats"] = conv(grad, weight, back[0], None, *back[1:], *here, groups, reflect, False, tf32)
     return gradients
 
@@ -379,5 +379,5 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
         gradients["grad"] = conv(saved.feats, grad, table, **options)
     if needs.feats:
         back = transpose_table(table, saved.feats.shape[0])
-        gradients["feats"] = conv(saved.grad, _swap(grad, saved.groups), back, **options)
+        gradients["feats"] = conv(saved.grad, _swap_channels(grad, saved.groups), back, **options)
     return gradients

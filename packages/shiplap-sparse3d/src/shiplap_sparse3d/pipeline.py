@@ -30,7 +30,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 AS_FLOATS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
 
 
-class _Received(torch.autograd.Function):
+class _ReceivedCoords(torch.autograd.Function):
     """Coordinates that arrived as float64 with the features: returned as integers, with zeros as their gradient."""
 
     @staticmethod
@@ -71,11 +71,11 @@ class Voxels:
     def tensor(self, feats: Tensor, coords: Tensor) -> SparseTensor:
         """Return the sparse tensor of the tensors from the stage before."""
         if coords.is_floating_point():
-            feats, coords = _Received.apply(feats, coords)
+            feats, coords = _ReceivedCoords.apply(feats, coords)
         return SparseTensor(feats, coords, self.spatial_shape, self.batch_size, padded=True)
 
 
-class _Stage(nn.Module):
+class _StageModule(nn.Module):
     """The user's ``module`` with tensors instead of sparse tensors on both sides."""
 
     def __init__(self, module: nn.Module, takes: Sequence[Voxels], last: bool) -> None:
@@ -85,11 +85,11 @@ class _Stage(nn.Module):
     def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
         pairs = zip(self.takes, tensors[::2], tensors[1::2], strict=True)
         out = self.module(*(voxels.tensor(feats, coords) for voxels, feats, coords in pairs))
-        made = tuple(_tensors(out if isinstance(out, (tuple, list)) else (out,), self.last))
+        made = tuple(_output_tensors(out if isinstance(out, (tuple, list)) else (out,), self.last))
         return made[0] if len(made) == 1 else made
 
 
-def _tensors(outputs: Sequence[Any], last: bool) -> list[Tensor]:
+def _output_tensors(outputs: Sequence[Any], last: bool) -> list[Tensor]:
     """Return each output as tensors that another rank can receive: features and coordinates, or a plain tensor."""
     made: list[Tensor] = []
     for out in outputs:
@@ -98,11 +98,11 @@ def _tensors(outputs: Sequence[Any], last: bool) -> list[Tensor]:
         elif isinstance(out, Tensor):
             made.append(out)
         else:
-            raise _refused(f"an output of {type(out).__name__}", "sparse tensors, and in the last stage tensors")
+            raise _stage_error(f"an output of {type(out).__name__}", "sparse tensors, and in the last stage tensors")
     return made
 
 
-def _refused(got: str, expected: str) -> Exception:
+def _stage_error(got: str, expected: str) -> Exception:
     fix = "let the module of each stage but the last return a sparse tensor, or a tuple of them"
     return error("SL209", where="a stage of a pipeline", got=got, expected=expected, fix=fix)
 
@@ -132,9 +132,9 @@ def stage(
 
     ranks = dist.get_world_size(group)
     if ranks == 1 and stages > 1:
-        raise _refused(f"{stages} stages on one rank", "at most one stage on a single rank")
-    given = (takes,) if index == 0 else _receive((index - 1) % ranks, device, group)
-    wrapped = _Stage(module, given, index == stages - 1)
+        raise _stage_error(f"{stages} stages on one rank", "at most one stage on a single rank")
+    given = (takes,) if index == 0 else _receive_shapes((index - 1) % ranks, device, group)
+    wrapped = _StageModule(module, given, index == stages - 1)
     sample = tuple(t for voxels in given for t in voxels.empty(device, index > 0))
     # Modes may differ from module to module, so each one is restored.
     learning = {m: m.training for m in module.modules()}
@@ -143,20 +143,20 @@ def stage(
         out = module(
             *(v.tensor(*pair) for v, pair in zip(given, zip(sample[::2], sample[1::2], strict=True), strict=True))
         )
-        made = _tensors(out if isinstance(out, (tuple, list)) else (out,), index == stages - 1)
+        made = _output_tensors(out if isinstance(out, (tuple, list)) else (out,), index == stages - 1)
     for m, was in learning.items():
         m.training = was
     if index < stages - 1:
-        _send(out if isinstance(out, (tuple, list)) else (out,), (index + 1) % ranks, device, group)
+        _send_shapes(out if isinstance(out, (tuple, list)) else (out,), (index + 1) % ranks, device, group)
     made = [t.detach().requires_grad_(t.is_floating_point()) for t in made]
     return PipelineStage(wrapped, index, stages, device, input_args=sample, output_args=tuple(made), group=group)
 
 
-def _send(outputs: Sequence[Any], rank: int, device: torch.device, group: Any) -> None:
+def _send_shapes(outputs: Sequence[Any], rank: int, device: torch.device, group: Any) -> None:
     """Send the next stage the shapes of its inputs, as numbers in a tensor of a fixed size."""
     if len(outputs) > MOST or not all(isinstance(out, SparseTensor) for out in outputs):
         kinds = ", ".join(type(out).__name__ for out in outputs)
-        raise _refused(f"{len(outputs)} outputs: {kinds}", f"at most {MOST} sparse tensors")
+        raise _stage_error(f"{len(outputs)} outputs: {kinds}", f"at most {MOST} sparse tensors")
     lines = [
         [*out.feats.shape, out.batch_size, DTYPES.index(out.feats.dtype), *(*out.spatial_shape, 0, 0)[:3]]
         for out in outputs
@@ -166,7 +166,7 @@ def _send(outputs: Sequence[Any], rank: int, device: torch.device, group: Any) -
     dist.send(told.to(device), group=group, group_dst=rank)
 
 
-def _receive(rank: int, device: torch.device, group: Any) -> tuple[Voxels, ...]:
+def _receive_shapes(rank: int, device: torch.device, group: Any) -> tuple[Voxels, ...]:
     """Receive the shapes that the stage before will send."""
     told = torch.zeros(MOST, 7, dtype=torch.int64, device=device)
     dist.recv(told, group=group, group_src=rank)

@@ -25,14 +25,14 @@ def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
     """
     least = -(-taps // ops.MAX_PART)
     # ``bool`` of a symbolic size would add a guard, and with it a graph for each limit.
-    known = _known if torch.compiler.is_compiling() else bool
+    known = _known_to_hold if torch.compiler.is_compiling() else bool
     for limit, parts in _STRIDED if strided else _PARTS:
         if known(rows <= limit):
-            return _filled(taps, max(least, min(taps, parts, _most_parts)))
+            return _filled_parts(taps, max(least, min(taps, parts, _most_parts)))
     return max(1, least)
 
 
-def _filled(taps: int, parts: int) -> int:
+def _filled_parts(taps: int, parts: int) -> int:
     """Return the number of parts that have taps: eight taps in five parts of two leave one part empty."""
     return -(-taps // -(-taps // parts)) if taps > 0 else parts
 
@@ -72,7 +72,7 @@ def wants_sorted(tensor: Tensor) -> bool:
     return tensor.device.type == "cuda"
 
 
-def _known(condition: Any) -> bool:
+def _known_to_hold(condition: Any) -> bool:
     """Return whether the condition holds, as far as that is known without a guard on a size."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -145,7 +145,7 @@ class Plan:
     def transposed(self) -> Plan:
         """Return the transpose, built now, with this plan as its way back; sorted if this one is."""
         plain = ops.transpose_table(self.unsorted().table, self.rows)
-        table, order, masks = (plain, None, None) if self.order is None else _sorted(plain, None)
+        table, order, masks = (plain, None, None) if self.order is None else _sort_tables(plain, None)
         return Plan(table, self.table.shape[0], order, masks, back=(self.table, self.order, self.masks))
 
     @property
@@ -165,8 +165,8 @@ class Plan:
         """Return the plan over sorted tables, for the masked kernels of GPUs (default: :func:`parts_for`)."""
         if self.order is not None:
             return self
-        table, order, masks = _sorted(self.table, parts)
-        back = _sorted(self.back[0], parts) if self.back is not None else None
+        table, order, masks = _sort_tables(self.table, parts)
+        back = _sort_tables(self.back[0], parts) if self.back is not None else None
         return replace(self, table=table, order=order, masks=masks, back=back)
 
     @built_outside_modes
@@ -178,6 +178,6 @@ class Plan:
         return replace(self, table=ops.by_output(self.table, self.order), order=None, masks=None, back=back)
 
 
-def _sorted(table: Tensor, parts: int | None) -> tuple[Tensor, Tensor, Tensor]:
+def _sort_tables(table: Tensor, parts: int | None) -> tuple[Tensor, Tensor, Tensor]:
     columns, order, masks = ops.sort_table(table, parts or parts_for(table.shape[0], table.shape[1]))
     return columns.t(), order, masks

@@ -15,9 +15,9 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.plugin_api import error
-from shiplap_sparse3d.coords import check_scenes, refuse
+from shiplap_sparse3d.coords import check_scenes, refuse_rows
 from shiplap_sparse3d.cpu import CPU_FLOATS, LIBRARY
-from shiplap_sparse3d.ops import transpose_table, wide
+from shiplap_sparse3d.ops import sum_dtype, transpose_table
 
 __all__ = [
     "avg_pool",
@@ -32,10 +32,10 @@ __all__ = [
 
 
 def _check_table(op: str, table: Tensor, rows: int) -> None:
-    refuse(op, ((table < -1) | (table >= rows)).any(1), "table row {row} has an entry outside " + f"[-1, {rows})")
+    refuse_rows(op, ((table < -1) | (table >= rows)).any(1), "table row {row} has an entry outside " + f"[-1, {rows})")
 
 
-def _rows(feats: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
+def _rows_under_tap(feats: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rows of ``feats`` under one tap (arbitrary where there is none), and a mask of where there is one."""
     hit = column >= 0
     rows = feats[column.clamp_min(0).long()] if feats.shape[0] else feats.new_zeros(column.shape[0], feats.shape[1])
@@ -76,7 +76,7 @@ def max_pool_with_taps(
     out = feats.new_zeros(table.shape[0], feats.shape[1])
     taps = torch.full_like(out, -1, dtype=torch.int16)
     for v in range(table.shape[1]):
-        rows, hit = _rows(feats, table[:, v])
+        rows, hit = _rows_under_tap(feats, table[:, v])
         # Comparisons with NaN are false, so NaN needs a test of its own.
         better = hit & ((taps < 0) | (rows > out) | (rows.isnan() & ~out.isnan()))
         out, taps = torch.where(better, rows, out), taps.masked_fill(better, v)
@@ -93,10 +93,10 @@ def max_pool_grad(
     ``[-1, m)``.
     """
     _check_table("max_pool_grad", table_t, grad.shape[0])
-    out = grad.new_zeros(table_t.shape[0], grad.shape[1], dtype=wide(grad.dtype))
+    out = grad.new_zeros(table_t.shape[0], grad.shape[1], dtype=sum_dtype(grad.dtype))
     for v in range(table_t.shape[1]):
-        rows, hit = _rows(grad, table_t[:, v])
-        chosen, _ = _rows(taps, table_t[:, v])
+        rows, hit = _rows_under_tap(grad, table_t[:, v])
+        chosen, _ = _rows_under_tap(taps, table_t[:, v])
         out = out + torch.where(hit & (chosen == v), rows, 0)
     return out.to(grad.dtype)
 
@@ -135,14 +135,14 @@ def sum_pool(
     Raises SL211 for a table entry outside ``[-1, n)``.
     """
     _check_table("sum_pool", table, feats.shape[0])
-    out = feats.new_zeros(table.shape[0], feats.shape[1], dtype=wide(feats.dtype))
+    out = feats.new_zeros(table.shape[0], feats.shape[1], dtype=sum_dtype(feats.dtype))
     for v in range(table.shape[1]):
-        rows, hit = _rows(feats, table[:, v])
+        rows, hit = _rows_under_tap(feats, table[:, v])
         out = out + torch.where(hit, rows, 0)
-    return (out / _hits(table, out) if average else out).to(feats.dtype)
+    return (out / _hits_per_row(table, out) if average else out).to(feats.dtype)
 
 
-def _hits(table: Tensor, like: Tensor) -> Tensor:
+def _hits_per_row(table: Tensor, like: Tensor) -> Tensor:
     """Return ``[m, 1]`` in the dtype of ``like``: hits of each row, at least 1."""
     return (table >= 0).sum(1, keepdim=True).clamp_min(1).to(like.dtype)
 
@@ -152,7 +152,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
     if not needs.feats:
         return {}
     back = saved.table_t if saved.table_t is not None else transpose_table(saved.table, saved.feats.shape[0])
-    share = (grad / _hits(saved.table, grad)) if saved.average else grad
+    share = (grad / _hits_per_row(saved.table, grad)) if saved.average else grad
     return {"feats": sum_pool(share, back, saved.table)}
 
 
@@ -176,7 +176,7 @@ def global_pool(feats: Tensor, coords: Tensor, batch_size: int, mode: Literal["m
     return global_sum_pool(feats, coords, batch_size, mode == "avg")
 
 
-def _scenes(op: str, coords: Tensor, batch_size: int) -> Tensor:
+def _scene_of_rows(op: str, coords: Tensor, batch_size: int) -> Tensor:
     """Return ``int64 [n]``: scene of each row, ``batch_size`` for padding."""
     check_scenes(op, coords, batch_size)
     scene = coords[:, 0].long()
@@ -192,7 +192,7 @@ def global_max_pool(
     NaN beats every number. The gradient goes to that row alone. Raises SL211 for a batch index outside
     ``[-1, batch_size)``; -1 marks padding.
     """
-    scene = _scenes("global_max_pool", coords, batch_size)
+    scene = _scene_of_rows("global_max_pool", coords, batch_size)
     out = feats.new_zeros(batch_size, feats.shape[1])
     rows = torch.full_like(out, -1, dtype=torch.int32)
     for b in range(batch_size):
@@ -224,14 +224,14 @@ def global_sum_pool(
 
     Raises SL211 for a batch index outside ``[-1, batch_size)``; -1 marks padding.
     """
-    scene = _scenes("global_sum_pool", coords, batch_size)
+    scene = _scene_of_rows("global_sum_pool", coords, batch_size)
     # Padding adds to a row of its own, which is dropped.
-    total = feats.new_zeros(batch_size + 1, feats.shape[1], dtype=wide(feats.dtype))
+    total = feats.new_zeros(batch_size + 1, feats.shape[1], dtype=sum_dtype(feats.dtype))
     total = total.index_add(0, scene, feats.to(total.dtype))[:batch_size]
-    return (total / _counts(scene, batch_size, total) if average else total).to(feats.dtype)
+    return (total / _rows_per_scene(scene, batch_size, total) if average else total).to(feats.dtype)
 
 
-def _counts(scene: Tensor, batch_size: int, like: Tensor) -> Tensor:
+def _rows_per_scene(scene: Tensor, batch_size: int, like: Tensor) -> Tensor:
     """Return ``[batch_size, 1]`` in the dtype of ``like``: rows of each scene, at least 1, exact."""
     counts = torch.zeros(batch_size + 1, dtype=torch.int64, device=scene.device)
     counts = counts.scatter_add(0, scene, torch.ones_like(scene))[:batch_size, None]
@@ -244,8 +244,8 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
         return {}
     scene = saved.coords[:, 0].long()
     scene = torch.where(scene < 0, saved.batch_size, scene)
-    share = grad.to(wide(grad.dtype))  # a count may leave the range of a half
-    share = share / _counts(scene, saved.batch_size, share) if saved.average else share
+    share = grad.to(sum_dtype(grad.dtype))  # a count may leave the range of a half
+    share = share / _rows_per_scene(scene, saved.batch_size, share) if saved.average else share
     return {"feats": torch.nn.functional.pad(share, (0, 0, 0, 1))[scene].to(grad.dtype)}
 
 

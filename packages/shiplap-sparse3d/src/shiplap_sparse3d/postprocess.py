@@ -12,7 +12,7 @@ from jaxtyping import Int32, Int64
 from torch import Tensor
 
 import shiplap as sl
-from shiplap_sparse3d.coords import refuse
+from shiplap_sparse3d.coords import refuse_rows
 from shiplap_sparse3d.cpu import LIBRARY
 
 __all__ = ["masked_gemm_kernels", "masked_gemm_signals"]
@@ -20,7 +20,7 @@ __all__ = ["masked_gemm_kernels", "masked_gemm_signals"]
 MAX_TAPS = 32  # bits of a code
 
 
-def _bits(codes: Tensor) -> Tensor:
+def _bits_of_codes(codes: Tensor) -> Tensor:
     """Return ``bool [..., 32]``: the bits of int32 codes, lowest first."""
     return (codes[..., None] >> torch.arange(MAX_TAPS, device=codes.device) & 1).bool()
 
@@ -68,9 +68,9 @@ def masked_gemm_kernels(
     ``sorted_index`` outside ``[0, n)``.
     """
     n = gray_code.shape[0]
-    refuse("masked_gemm_kernels", (sorted_index < 0) | (sorted_index >= n), "sorted_index[{row}] is no row")
+    refuse_rows("masked_gemm_kernels", (sorted_index < 0) | (sorted_index >= n), "sorted_index[{row}] is no row")
     blocks = -(-n // block)
-    bits = torch.nn.functional.pad(_bits(gray_code[sorted_index]), (0, 0, 0, blocks * block - n))
+    bits = torch.nn.functional.pad(_bits_of_codes(gray_code[sorted_index]), (0, 0, 0, blocks * block - n))
     any_row = bits.view(blocks, block, MAX_TAPS).any(1)
     taps = any_row.nonzero()[:, 1].int()
     ends = torch.nn.functional.pad(any_row.sum(1).cumsum(0), (1, 0)).int()

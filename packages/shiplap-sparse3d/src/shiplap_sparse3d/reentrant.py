@@ -16,12 +16,12 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from shiplap.plugin_api import error
 
-__all__ = ["inside", "made_inside", "refuse", "refuse_in_eager"]
+__all__ = ["inside_checkpoint", "made_inside", "refuse_checkpoint", "refuse_checkpoint_in_eager"]
 
 _FORWARD = CheckpointFunction.forward.__code__
 
 
-def _arguments() -> tuple[Any, ...] | None:
+def _checkpoint_arguments() -> tuple[Any, ...] | None:
     """Return the arguments of the running reentrant checkpoint, or None outside of one. Dynamo must not trace this."""
     # The reentrant forward pass runs without gradients, so the stack need not be walked otherwise.
     if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
@@ -38,38 +38,38 @@ def _arguments() -> tuple[Any, ...] | None:
 
 def made_inside() -> bool:
     """Return whether a tensor that is made now is made in the forward pass of a reentrant checkpoint."""
-    return not torch.compiler.is_compiling() and _arguments() is not None
+    return not torch.compiler.is_compiling() and _checkpoint_arguments() is not None
 
 
-def inside() -> bool:
+def inside_checkpoint() -> bool:
     """Return the same as :func:`made_inside`, for callers outside of compilation."""
-    return _arguments() is not None
+    return _checkpoint_arguments() is not None
 
 
-def refuse(where: str, x: Any) -> bool:
+def refuse_checkpoint(where: str, x: Any) -> bool:
     """Raise SL215 if ``x`` crosses the border of the running reentrant checkpoint, as an argument or a result.
 
     Returns whether one is running.
     """
-    return not torch.compiler.is_compiling() and refuse_in_eager(where, x)
+    return not torch.compiler.is_compiling() and refuse_checkpoint_in_eager(where, x)
 
 
-def refuse_in_eager(where: str, x: Any) -> bool:
-    """Do the same as ``refuse``, for callers outside of compilation."""
-    given = _arguments()
+def refuse_checkpoint_in_eager(where: str, x: Any) -> bool:
+    """Do the same as ``refuse_checkpoint``, for callers outside of compilation."""
+    given = _checkpoint_arguments()
     if given is None:
         if not (x.checkpointed and torch.is_grad_enabled()):
             return False
         crossed = "a sparse tensor that a reentrant checkpoint returned"
-    elif _among(type(x), given):
+    elif _is_in_arguments(type(x), given):
         crossed = "a sparse tensor as the argument of a reentrant checkpoint"
     else:
         return True
     raise error("SL215", where=where, got=crossed, expected="use_reentrant=False, or plain tensors in and out")
 
 
-def _among(kind: type, value: Any) -> bool:
+def _is_in_arguments(kind: type, value: Any) -> bool:
     """Return whether an object of ``kind`` is among nested arguments."""
     if isinstance(value, (tuple, list, dict)):
-        return any(_among(kind, v) for v in (value.values() if isinstance(value, dict) else value))
+        return any(_is_in_arguments(kind, v) for v in (value.values() if isinstance(value, dict) else value))
     return isinstance(value, kind)

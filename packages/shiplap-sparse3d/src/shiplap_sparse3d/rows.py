@@ -33,10 +33,10 @@ def cells_in_use(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the nonzero cells of ``[b, *spatial, c]``: ``int32 [n, 1 + axes]`` ascending, and their ``[n, c]``."""
     flat = rows.flatten(0, -2)
     chosen = chosen_rows((flat != 0).any(1))
-    return torch.stack(_unravel(chosen, rows.shape[:-1]), 1).int(), flat.index_select(0, chosen)
+    return torch.stack(_unravel_numbers(chosen, rows.shape[:-1]), 1).int(), flat.index_select(0, chosen)
 
 
-def _unravel(numbers: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+def _unravel_numbers(numbers: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     columns = []
     for size in reversed(sizes):
         columns.append(numbers % size)

@@ -15,13 +15,13 @@ from shiplap_sparse3d.coords import output_shape
 SCENES = 2
 
 
-def _grid(rows: int) -> list[int]:
+def _choose_grid(rows: int) -> list[int]:
     """Return a grid whose scenes hold ``rows`` voxels at about a third of its cells."""
     edge = max(3, math.ceil((3 * rows / SCENES) ** (1 / 3)))
     return [edge + 1, edge, edge + 2]
 
 
-def _voxels(rng: Generator, rows: int, grid: list[int], device: Any) -> Tensor:
+def _draw_voxels(rng: Generator, rows: int, grid: list[int], device: Any) -> Tensor:
     """Return ``int32 [rows, 4]``: distinct voxels, unsorted."""
     # A permutation of cell numbers gives distinct voxels.
     cells = torch.randperm(SCENES * math.prod(grid), generator=rng)[:rows]
@@ -33,12 +33,14 @@ def _voxels(rng: Generator, rows: int, grid: list[int], device: Any) -> Tensor:
 MANY = 4096  # rows from which a table is drawn on its device, and looks like those of scans; also for many taps
 
 
-def _table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
+def _draw_table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
     """Return ``int32 [outputs, taps]``: about half the entries set, no input twice under one tap."""
     if outputs and max(outputs, inputs, taps) >= MANY:
         edge = round(taps ** (1 / 3))
         sheet = outputs == inputs >= MANY and edge % 2 == 1 and edge**3 == taps
-        return _sheet(rng, outputs, edge, device) if sheet else _spread(rng, outputs, inputs, taps, device)
+        return (
+            _draw_sheet(rng, outputs, edge, device) if sheet else _draw_spread_table(rng, outputs, inputs, taps, device)
+        )
     span = max(1, 2 * max(outputs, inputs))
     # Numbers beyond the inputs become misses, about half of them.
     columns = [torch.randperm(span, generator=rng)[:outputs] for _ in range(taps)]
@@ -46,7 +48,7 @@ def _table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) ->
     return torch.where(table < inputs, table, -1).int().to(device)
 
 
-def _sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
+def _draw_sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
     """Return neighbours on a wavy surface two voxels thick.
 
     Only on such tables does the tuner see the time that skipped taps save.
@@ -60,7 +62,7 @@ def _sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
     return ops.subm_table.reference(coords, [side + 1, side, 32], [edge] * 3, [1, 1, 1])
 
 
-def _spread(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
+def _draw_spread_table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
     """Return entries by a cheap permutation for each tap: an odd multiple modulo a power of two."""
     span = 1 << (2 * max(outputs, inputs) - 1).bit_length()
     odd, shift = (torch.randint(0, span // 2, (taps,), generator=rng).to(device) for _ in range(2))
@@ -68,21 +70,21 @@ def _spread(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -
     return torch.where(entries < inputs, entries, -1).int()
 
 
-def _triple(sizes: dict[str, Any], name: str, default: list[int], least: int = 1) -> list[int]:
+def _triple_of(sizes: dict[str, Any], name: str, default: list[int], least: int = 1) -> list[int]:
     """Return a size per axis, at least ``least``, or the default."""
     value = list(sizes.get(name) or ())
     return [max(least, v) for v in value] if len(value) == 3 else default
 
 
-def _window(sizes: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[int]]:
+def _draw_window(sizes: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[int]]:
     """Return kernel, stride, padding and dilation of small windows."""
-    kernel = [min(5, k) for k in _triple(sizes, "kernel", [3, 3, 3])]
+    kernel = [min(5, k) for k in _triple_of(sizes, "kernel", [3, 3, 3])]
     # More padding than a kernel covers would give outputs that no input reaches.
-    padding = [min(p, k - 1) for p, k in zip(_triple(sizes, "padding", [1, 1, 1], 0), kernel, strict=True)]
-    return kernel, _triple(sizes, "stride", [2, 2, 2]), padding, _triple(sizes, "dilation", [1, 1, 1])
+    padding = [min(p, k - 1) for p, k in zip(_triple_of(sizes, "padding", [1, 1, 1], 0), kernel, strict=True)]
+    return kernel, _triple_of(sizes, "stride", [2, 2, 2]), padding, _triple_of(sizes, "dilation", [1, 1, 1])
 
 
-def _normal(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
+def _draw_normal(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
     """Return normal values; large tensors are drawn on their device."""
     if math.prod(shape) < 2**20:
         return torch.randn(shape, generator=rng, dtype=torch.float64).to(device=device, dtype=dtype)
@@ -91,7 +93,7 @@ def _normal(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: 
     return torch.randn(shape, generator=there, device=device).to(dtype)
 
 
-def _short(tf32: bool, *values: Tensor) -> list[Tensor]:
+def _round_if_tf32(tf32: bool, *values: Tensor) -> list[Tensor]:
     """Round values to bfloat16 if the op may compute in TF32, whose products of such values are exact."""
     return [v.bfloat16().to(v.dtype) for v in values] if tf32 else [*values]
 
@@ -108,75 +110,75 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     rows = sizes["n"] if segments else 0
     index = torch.randint(0, max(1, segments), (rows,), generator=rng)
     counts = torch.bincount(index, minlength=segments)[:segments].int().to(device)
-    return _normal(rng, (rows, sizes["c"]), dtype, device), index.int().to(device), counts
+    return _draw_normal(rng, (rows, sizes["c"]), dtype, device), index.int().to(device), counts
 
 
 @ops.subm_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    grid = _grid(sizes["n"])
-    kernel, _, _, dilation = _window(sizes)
-    return _voxels(rng, sizes["n"], grid, device), grid, kernel, dilation
+    grid = _choose_grid(sizes["n"])
+    kernel, _, _, dilation = _draw_window(sizes)
+    return _draw_voxels(rng, sizes["n"], grid, device), grid, kernel, dilation
 
 
 @ops.out_coords.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    grid = _grid(sizes["n"])
-    return _voxels(rng, sizes["n"], grid, device), grid, *_window(sizes)
+    grid = _choose_grid(sizes["n"])
+    return _draw_voxels(rng, sizes["n"], grid, device), grid, *_draw_window(sizes)
 
 
-def _steps(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
+def _conv_table_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
     """Return arguments of ``conv_table``."""
-    kernel, stride, padding, dilation = _window(sizes)
-    grid = _grid(max(sizes["n"], sizes["m"] * math.prod(stride)))
+    kernel, stride, padding, dilation = _draw_window(sizes)
+    grid = _choose_grid(max(sizes["n"], sizes["m"] * math.prod(stride)))
     grid = [g + d * (k - 1) for g, d, k in zip(grid, dilation, kernel, strict=True)]
     outputs = list(output_shape(grid, kernel, stride, padding, dilation))
-    coords, out_coords = _voxels(rng, sizes["n"], grid, device), _voxels(rng, sizes["m"], outputs, device)
+    coords, out_coords = _draw_voxels(rng, sizes["n"], grid, device), _draw_voxels(rng, sizes["m"], outputs, device)
     return coords, out_coords, grid, kernel, stride, padding, dilation
 
 
 @ops.conv_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    return _steps(rng, sizes, device)
+    return _conv_table_arguments(rng, sizes, device)
 
 
 @ops.transpose_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    return _table(rng, sizes["m"], sizes["rows"], sizes["k"], device), sizes["rows"]
+    return _draw_table(rng, sizes["m"], sizes["rows"], sizes["k"], device), sizes["rows"]
 
 
-def _sorted(table: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
+def _sorted_form(table: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``table`` in the form for GPUs: (table, order, masks)."""
     columns, order, masks = ops.sort_table.reference(table, parts)
     return columns.t(), order, masks
 
 
-def _parts(sizes: dict[str, Any], name: str = "parts") -> int:
+def _choose_parts(sizes: dict[str, Any], name: str = "parts") -> int:
     """Return enough parts for the taps, otherwise as many as asked for."""
     return max(1, -(-sizes["k"] // ops.MAX_PART), min(sizes[name], sizes["k"]))
 
 
 @ops.sort_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    return _table(rng, sizes["m"], sizes["m"], sizes["k"], device), _parts(sizes), sizes["run"]
+    return _draw_table(rng, sizes["m"], sizes["m"], sizes["k"], device), _choose_parts(sizes), sizes["run"]
 
 
 @planning.subm_plan.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    grid = _grid(sizes["n"])
-    kernel, _, _, dilation = _window(sizes)
-    parts = _parts({**sizes, "k": math.prod(kernel)})
+    grid = _choose_grid(sizes["n"])
+    kernel, _, _, dilation = _draw_window(sizes)
+    parts = _choose_parts({**sizes, "k": math.prod(kernel)})
     scenes = SCENES if sizes["scenes"] else 0  # known or not: fewer are an error
-    return _voxels(rng, sizes["n"], grid, device), grid, kernel, dilation, parts, sizes["run"], scenes
+    return _draw_voxels(rng, sizes["n"], grid, device), grid, kernel, dilation, parts, sizes["run"], scenes
 
 
 @planning.conv_plan.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    sizes = {**sizes, "k": math.prod(_window(sizes)[0])}
-    back = _parts(sizes, "parts_t") if sizes["parts_t"] else 0
-    return *_steps(rng, sizes, device), _parts(sizes), back, sizes["run"]
+    sizes = {**sizes, "k": math.prod(_draw_window(sizes)[0])}
+    back = _choose_parts(sizes, "parts_t") if sizes["parts_t"] else 0
+    return *_conv_table_arguments(rng, sizes, device), _choose_parts(sizes), back, sizes["run"]
 
 
-def _channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:
+def _choose_channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:
     """Return ``(groups, ci, co, channels of a group)`` near the requested sizes."""
     # Every group needs a channel on both sides.
     groups = max(1, min(sizes["groups"], sizes["ci"], sizes["co"]))
@@ -187,32 +189,32 @@ def _channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:
 @ops.conv.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     n, m, k = (sizes[name] for name in ("n", "m", "k"))
-    groups, ci, co, cg = _channels(sizes)
-    table: Tensor = _table(rng, m, n, k, device)
+    groups, ci, co, cg = _choose_channels(sizes)
+    table: Tensor = _draw_table(rng, m, n, k, device)
     shapes = (n, ci), (co, k, cg), (co,)
-    feats, weight, bias = _short(sizes["tf32"], *(_normal(rng, shape, dtype, device) for shape in shapes))
+    feats, weight, bias = _round_if_tf32(sizes["tf32"], *(_draw_normal(rng, shape, dtype, device) for shape in shapes))
     back: tuple[Any, ...] = (None, None, None)
     if "table_t" not in sizes["absent"]:
         # Optional arguments that are absent stay None, as in calls on the CPU.
         back = ops.transpose_table.reference(table, n), None, None
     order = masks = None
     if not {"order", "masks"} & {*sizes["absent"]}:
-        table, order, masks = _sorted(table, _parts(sizes))
+        table, order, masks = _sorted_form(table, _choose_parts(sizes))
     if not {"table_t", "order_t", "masks_t"} & {*sizes["absent"]}:
-        back = _sorted(back[0], _parts(sizes, "parts_t"))
+        back = _sorted_form(back[0], _choose_parts(sizes, "parts_t"))
     return feats, weight, table, bias, order, masks, *back, groups, sizes["reflect"], False, sizes["tf32"]
 
 
 @ops.conv_weight_grad.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     n, m, k = (sizes[name] for name in ("n", "m", "k"))
-    groups, ci, co, _ = _channels(sizes)
-    values = (_normal(rng, shape, dtype, device) for shape in ((m, co), (n, ci)))
-    grad, feats = _short(sizes["tf32"], *values)
-    table: Tensor = _table(rng, m, n, k, device)
+    groups, ci, co, _ = _choose_channels(sizes)
+    values = (_draw_normal(rng, shape, dtype, device) for shape in ((m, co), (n, ci)))
+    grad, feats = _round_if_tf32(sizes["tf32"], *values)
+    table: Tensor = _draw_table(rng, m, n, k, device)
     order = blocks = counts = None
     if not {"order", "blocks", "counts"} & {*sizes["absent"]}:
-        table, order, masks = _sorted(table, max(1, -(-k // ops.MAX_PART), min(sizes["parts"], k)))
+        table, order, masks = _sorted_form(table, max(1, -(-k // ops.MAX_PART), min(sizes["parts"], k)))
         blocks, counts = ops.tap_blocks.reference(masks, k)
     return grad, feats, table, order, blocks, counts, groups, sizes["reflect"], sizes["tf32"]
 
@@ -229,36 +231,40 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 # --- pooling ----------------------------------------------------------------------------------------------------------
 
 
-def _negative(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
+def _draw_negative(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
     """Return values whose maxima are below zero. Equal ones have no derivative and are left to the tests."""
-    return -_normal(rng, shape, dtype, device).abs()
+    return -_draw_normal(rng, shape, dtype, device).abs()
 
 
-def _pooled(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, Tensor]:
+def _pool_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, Tensor]:
     """Return a table for pooling, and its transpose."""
-    table: Tensor = _table(rng, sizes["m"], sizes["n"], sizes["k"], device)
+    table: Tensor = _draw_table(rng, sizes["m"], sizes["n"], sizes["k"], device)
     return table, ops.transpose_table.reference(table, sizes["n"])
 
 
 @pooling.max_pool_with_taps.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    return _negative(rng, (sizes["n"], sizes["c"]), dtype, device), *_pooled(rng, sizes, device)
+    return _draw_negative(rng, (sizes["n"], sizes["c"]), dtype, device), *_pool_arguments(rng, sizes, device)
 
 
 @pooling.max_pool_grad.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    table, back = _pooled(rng, sizes, device)
-    feats = _negative(rng, (sizes["n"], sizes["c"]), dtype, device)
+    table, back = _pool_arguments(rng, sizes, device)
+    feats = _draw_negative(rng, (sizes["n"], sizes["c"]), dtype, device)
     taps = pooling.max_pool_with_taps.reference(feats, table)[1]
-    return _normal(rng, (sizes["m"], sizes["c"]), dtype, device), taps, back
+    return _draw_normal(rng, (sizes["m"], sizes["c"]), dtype, device), taps, back
 
 
 @pooling.sum_pool.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    return _normal(rng, (sizes["n"], sizes["c"]), dtype, device), *_pooled(rng, sizes, device), sizes["average"]
+    return (
+        _draw_normal(rng, (sizes["n"], sizes["c"]), dtype, device),
+        *_pool_arguments(rng, sizes, device),
+        sizes["average"],
+    )
 
 
-def _scenes(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, int]:
+def _draw_scenes(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, int]:
     """Return rows in any order, one in a few of them padding."""
     count = max(1, sizes["batch_size"])
     batch = torch.randint(-1, count, (sizes["n"], 1), generator=rng)
@@ -268,21 +274,25 @@ def _scenes(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor,
 
 @pooling.global_max_pool.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    return _negative(rng, (sizes["n"], sizes["c"]), dtype, device), *_scenes(rng, sizes, device)
+    return _draw_negative(rng, (sizes["n"], sizes["c"]), dtype, device), *_draw_scenes(rng, sizes, device)
 
 
 @pooling.global_sum_pool.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    return _normal(rng, (sizes["n"], sizes["c"]), dtype, device), *_scenes(rng, sizes, device), sizes["average"]
+    return (
+        _draw_normal(rng, (sizes["n"], sizes["c"]), dtype, device),
+        *_draw_scenes(rng, sizes, device),
+        sizes["average"],
+    )
 
 
 @norms.norm_relu.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     """Variances from 0.5 to 1.5 and a little more than nothing added to them."""
     c = sizes["c"]
-    mean, weight, bias = (_normal(rng, (c,), dtype, device) for _ in range(3))
+    mean, weight, bias = (_draw_normal(rng, (c,), dtype, device) for _ in range(3))
     var = (torch.rand(c, generator=rng) + 0.5).to(dtype).to(device)
-    return _normal(rng, (sizes["n"], c), dtype, device), mean, var, weight, bias, 1e-3
+    return _draw_normal(rng, (sizes["n"], c), dtype, device), mean, var, weight, bias, 1e-3
 
 
 # --- capacity form ----------------------------------------------------------------------------------------------------
@@ -290,13 +300,13 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @bounded.out_coords_bounded.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    return _bounded(rng, sizes, device)
+    return _bounded_arguments(rng, sizes, device)
 
 
-def _bounded(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
+def _bounded_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
     """Return as many voxels, between padding, as reach no more than the capacity."""
-    grid, window = _grid(sizes["n"]), _window(sizes)
-    coords = _voxels(rng, sizes["n"], grid, device)
+    grid, window = _choose_grid(sizes["n"]), _draw_window(sizes)
+    coords = _draw_voxels(rng, sizes["n"], grid, device)
     coords[torch.rand(sizes["n"], generator=rng).to(device) < 0.2] = -1
 
     def reached(rows: int) -> int:
@@ -311,19 +321,19 @@ def _bounded(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, .
 @bounded.reached_keys.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     """As ``out_coords_bounded`` has them."""
-    return _bounded(rng, sizes, device)
+    return _bounded_arguments(rng, sizes, device)
 
 
 @bounded.first_voxels.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     """As ``out_coords_bounded`` has them, whose scenes may be too many."""
-    return *_bounded(rng, sizes, device), sizes["scenes"]
+    return *_bounded_arguments(rng, sizes, device), sizes["scenes"]
 
 
 @bounded.voxels_of_keys.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
     """Keys of distinct voxels in any order, then some of padding."""
-    grid = _grid(sizes["m"])
+    grid = _choose_grid(sizes["m"])
     keys = torch.randperm(SCENES * math.prod(grid), generator=rng)[: sizes["m"]]
     keys[sizes["m"] - sizes["m"] // 8 :] = bounded.NO_KEY
     return keys.to(device), grid

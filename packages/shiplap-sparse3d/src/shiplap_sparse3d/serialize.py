@@ -15,7 +15,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.plugin_api import error
-from shiplap_sparse3d.coords import refuse
+from shiplap_sparse3d.coords import refuse_rows
 from shiplap_sparse3d.cpu import LIBRARY
 
 __all__ = ["decode_seq", "encode_seq", "hilbert_decode", "hilbert_encode", "z_order_decode", "z_order_encode"]
@@ -38,19 +38,19 @@ _DECODE = ("bits <= 21", *(condition for condition in _CURVE if "width" not in c
 # --- references ------------------------------------------------------------------------------------------------------
 
 
-def _columns(op: str, coords: Tensor, bits: int, axes: list[int], width: int) -> tuple[Tensor, list[Tensor]]:
+def _curve_columns(op: str, coords: Tensor, bits: int, axes: list[int], width: int) -> tuple[Tensor, list[Tensor]]:
     """Return batch and axes, the most significant one first; zeros for padding."""
     coords = coords.long()
     padding, scenes = coords[:, 0] == -1, min(MAX_BATCH, 2 ** (width - 3 * bits))
     fits = (coords[:, 0] >= 0) & (coords[:, 0] < scenes)
     fits &= ((coords[:, 1:] >= 0) & (coords[:, 1:] < 2**bits)).all(1)
     # A code that does not fit would be that of another voxel.
-    refuse(op, ~(fits | padding), f"coords row {{row}} does not fit a code of {width} bits, {bits} for each axis")
+    refuse_rows(op, ~(fits | padding), f"coords row {{row}} does not fit a code of {width} bits, {bits} for each axis")
     batch, *xyz = coords.masked_fill(padding[:, None], 0).unbind(1)
     return batch, [xyz[axis] for axis in axes]
 
 
-def _interleave(columns: list[Tensor], bits: int) -> Tensor:
+def _interleave_bits(columns: list[Tensor], bits: int) -> Tensor:
     code = torch.zeros_like(columns[0])
     for bit in range(bits):
         for place, column in enumerate(reversed(columns)):
@@ -59,7 +59,7 @@ def _interleave(columns: list[Tensor], bits: int) -> Tensor:
     return code
 
 
-def _deinterleave(code: Tensor, bits: int) -> list[Tensor]:
+def _deinterleave_bits(code: Tensor, bits: int) -> list[Tensor]:
     columns = [torch.zeros_like(code) for _ in range(3)]
     for bit in range(bits):
         for place, column in enumerate(reversed(columns)):
@@ -67,21 +67,23 @@ def _deinterleave(code: Tensor, bits: int) -> list[Tensor]:
     return columns
 
 
-def _encoded(coords: Tensor, batch: Tensor, columns: list[Tensor], bits: int) -> Tensor:
-    return torch.where(coords[:, 0] == -1, -1, batch << 3 * bits | _interleave(columns, bits))
+def _encode_columns(coords: Tensor, batch: Tensor, columns: list[Tensor], bits: int) -> Tensor:
+    return torch.where(coords[:, 0] == -1, -1, batch << 3 * bits | _interleave_bits(columns, bits))
 
 
-def _decoded(codes: Tensor, columns: list[Tensor], bits: int, axes: list[int]) -> Tensor:
+def _decode_columns(codes: Tensor, columns: list[Tensor], bits: int, axes: list[int]) -> Tensor:
     xyz = [columns[axes.index(axis)] for axis in range(3)]
     rows = torch.stack([codes >> 3 * bits, *xyz], 1)
     return torch.where(codes[:, None] == -1, -1, rows).int()
 
 
 def _check_codes(op: str, codes: Tensor, bits: int) -> None:
-    refuse(op, (codes < -1) | (codes >> 3 * bits >= MAX_BATCH), "codes[{row}] is no code of " + f"{bits} bits an axis")
+    refuse_rows(
+        op, (codes < -1) | (codes >> 3 * bits >= MAX_BATCH), "codes[{row}] is no code of " + f"{bits} bits an axis"
+    )
 
 
-def _exchange(x: list[Tensor], axis: int, bit: int) -> None:
+def _exchange_bits(x: list[Tensor], axis: int, bit: int) -> None:
     """Apply one step of Skilling's algorithm: invert the low bits of the first axis, or exchange them with ``axis``."""
     low = (1 << bit) - 1
     flip = (x[axis] >> bit & 1).bool()
@@ -95,7 +97,7 @@ def _to_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
     x = list(x)
     for bit in range(bits - 1, 0, -1):
         for axis in range(3):
-            _exchange(x, axis, bit)
+            _exchange_bits(x, axis, bit)
     x[1] = x[1] ^ x[0]
     x[2] = x[2] ^ x[1]
     parity = torch.zeros_like(x[0])
@@ -112,7 +114,7 @@ def _from_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
     x[0] = x[0] ^ last
     for bit in range(1, bits):
         for axis in (2, 1, 0):
-            _exchange(x, axis, bit)
+            _exchange_bits(x, axis, bit)
     return x
 
 
@@ -124,15 +126,15 @@ def z_order_encode(
     coords: Int32[Tensor, "n 4"], bits: int, axes: list[int] = XYZ, width: int = 63
 ) -> Int64[Tensor, "n"]:
     """Return Z-order codes of at most ``width`` bits. Raises SL211 for rows that do not fit ``bits`` bits an axis."""
-    batch, columns = _columns("z_order_encode", coords, bits, axes, width)
-    return _encoded(coords, batch, columns, bits)
+    batch, columns = _curve_columns("z_order_encode", coords, bits, axes, width)
+    return _encode_columns(coords, batch, columns, bits)
 
 
 @sl.op("sparse3d::z_order_decode", outputs=("coords",), requires=_DECODE)
 def z_order_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
     """Return the voxels of Z-order codes. Raises SL211 for codes whose batch is no int32."""
     _check_codes("z_order_decode", codes, bits)
-    return _decoded(codes, _deinterleave(codes, bits), bits, axes)
+    return _decode_columns(codes, _deinterleave_bits(codes, bits), bits, axes)
 
 
 @sl.op("sparse3d::hilbert_encode", outputs=("codes",), requires=_CURVE)
@@ -140,15 +142,15 @@ def hilbert_encode(
     coords: Int32[Tensor, "n 4"], bits: int, axes: list[int] = XYZ, width: int = 63
 ) -> Int64[Tensor, "n"]:
     """Return Hilbert codes of at most ``width`` bits. Raises SL211 as ``z_order_encode`` does."""
-    batch, columns = _columns("hilbert_encode", coords, bits, axes, width)
-    return _encoded(coords, batch, _to_hilbert(columns, bits), bits)
+    batch, columns = _curve_columns("hilbert_encode", coords, bits, axes, width)
+    return _encode_columns(coords, batch, _to_hilbert(columns, bits), bits)
 
 
 @sl.op("sparse3d::hilbert_decode", outputs=("coords",), requires=_DECODE)
 def hilbert_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
     """Return the voxels of Hilbert codes. Raises SL211 as ``z_order_decode`` does."""
     _check_codes("hilbert_decode", codes, bits)
-    return _decoded(codes, _from_hilbert(_deinterleave(codes, bits), bits), bits, axes)
+    return _decode_columns(codes, _from_hilbert(_deinterleave_bits(codes, bits), bits), bits, axes)
 
 
 for _op in (z_order_encode, z_order_decode, hilbert_encode, hilbert_decode):
@@ -172,20 +174,20 @@ def encode_seq(coords: Tensor, shape: Sequence[int], mode: str = "z_order", axes
     Raises:
         ArgumentError: SL208 when 63 bits do not hold a code of this shape, SL211 for voxels that do not fit it.
     """
-    encode, _, order = _curve(mode, axes)
-    bits, width = _layout(shape)
+    encode, _, order = _check_curve(mode, axes)
+    bits, width = _code_layout(shape)
     codes: Tensor = encode(coords, bits, order, width)
     return codes.int() if width == 31 else codes
 
 
 def decode_seq(codes: Tensor, shape: Sequence[int], mode: str = "z_order", axes: str = "xyz") -> Tensor:
     """Return ``int32 [n, 4]``: the voxels that :func:`encode_seq` gave ``codes`` (int32 or int64)."""
-    _, decode, order = _curve(mode, axes)
-    coords: Tensor = decode(codes.long(), _layout(shape)[0], order)
+    _, decode, order = _check_curve(mode, axes)
+    coords: Tensor = decode(codes.long(), _code_layout(shape)[0], order)
     return coords
 
 
-def _curve(mode: str, axes: str) -> tuple[sl.Op, sl.Op, list[int]]:
+def _check_curve(mode: str, axes: str) -> tuple[sl.Op, sl.Op, list[int]]:
     if mode not in _MODES:
         raise error("SL208", where="sparse3d serialization", got=f"mode {mode!r}", expected=" or ".join(_MODES))
     if sorted(axes) != ["x", "y", "z"]:
@@ -193,7 +195,7 @@ def _curve(mode: str, axes: str) -> tuple[sl.Op, sl.Op, list[int]]:
     return *_MODES[mode], ["xyz".index(axis) for axis in axes]
 
 
-def _layout(shape: Sequence[int]) -> tuple[int, int]:
+def _code_layout(shape: Sequence[int]) -> tuple[int, int]:
     """Return the bits of an axis and of a code."""
     if len(shape) != 5 or min(shape[0], *shape[2:]) < 1:
         raise error(

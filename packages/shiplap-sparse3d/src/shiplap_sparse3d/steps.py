@@ -20,12 +20,12 @@ from shiplap_sparse3d.coords import output_shape
 from shiplap_sparse3d.plan import Plan, parts_for, wants_sorted
 from shiplap_sparse3d.rows import chosen_rows
 
-__all__ = ["Triple", "Window", "connect", "reach", "submanifold"]
+__all__ = ["StepWindow", "Triple", "connect_voxels", "output_cells", "submanifold_plan"]
 
 Triple = tuple[int, int, int]
 
 
-class Window(NamedTuple):
+class StepWindow(NamedTuple):
     """The parameters of a step.
 
     Attributes:
@@ -60,7 +60,7 @@ class Window(NamedTuple):
 
 
 @built_outside_modes
-def reach(window: Window, coords: Tensor, grid: Triple) -> Tensor:
+def output_cells(window: StepWindow, coords: Tensor, grid: Triple) -> Tensor:
     """Return the voxels that those at ``coords`` reach, ``int32 [m, 4]``, ascending; ``m`` is the capacity if there is
     one.
     """
@@ -74,13 +74,13 @@ def reach(window: Window, coords: Tensor, grid: Triple) -> Tensor:
     scaled = torch.stack([b, *(c * s + min(0, f) for c, s, f in zip(cells, stride, far, strict=True))], 1)
     # Negative padding moves voxels out of the grid, and ``out_coords`` would refuse them.
     if min(far) < 0:
-        scaled = _cut(scaled, room)
+        scaled = _cut_to_grid(scaled, room)
     outer = [max(0, f) for f in far]
     coords_out = _out_coords(scaled, [max(1, r) for r in room], kernel, (1, 1, 1), outer, dilation, capacity)
     if min(extra) >= 0:
         return coords_out
     # A negative output padding cuts the far border off.
-    coords_out = _cut(coords_out, window.shape(grid))
+    coords_out = _cut_to_grid(coords_out, window.shape(grid))
     return coords_out if capacity is not None else coords_out.index_select(0, chosen_rows(coords_out[:, 0] >= 0))
 
 
@@ -99,14 +99,14 @@ def _out_coords(
     return bounded.out_coords_bounded(coords, list(grid), *window, capacity)[0]
 
 
-def _cut(coords: Tensor, limits: Sequence[int]) -> Tensor:
+def _cut_to_grid(coords: Tensor, limits: Sequence[int]) -> Tensor:
     """Return ``coords`` with padding in place of the rows outside ``limits``."""
     inside = [(c >= 0) & (c < limit) for c, limit in zip(coords.unbind(1)[1:], limits, strict=True)]
     return torch.where((inside[0] & inside[1] & inside[2])[:, None], coords, -1)
 
 
 @built_outside_modes
-def submanifold(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple, scenes: int = 0) -> Plan:
+def submanifold_plan(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple, scenes: int = 0) -> Plan:
     """Return the plan of convolutions from ``coords`` onto themselves; sorted only if one op makes it so.
 
     ``scenes``: how many there are, or 0 if that is not known.
@@ -122,10 +122,10 @@ def submanifold(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple, 
 
 
 @built_outside_modes
-def connect(
-    window: Window, coords: Tensor, grid: Triple, reached: Tensor, *, ordered: bool = False, back: bool = False
+def connect_voxels(
+    window: StepWindow, coords: Tensor, grid: Triple, reached: Tensor, *, ordered: bool = False, back: bool = False
 ) -> Plan:
-    """Return the plan of convolutions from ``coords`` onto the voxels they ``reach``, with its way back if at hand.
+    """Return the plan of convolutions from ``coords`` onto the voxels they ``output_cells``, with its way back if at hand.
 
     ``ordered``: sorted if that and, where it is wanted, the way ``back`` are made in one go.
     """

@@ -20,12 +20,12 @@ from shiplap import ShiplapError
 from shiplap.plugin_api import error
 from shiplap.plugin_api.compiling import checkpoints_keep_objects
 
-__all__ = ["Summed"]
+__all__ = ["SummableTensor"]
 
 _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.__iadd__)
 
 
-class Summed:
+class SummableTensor:
     """The sums and checkpoints of a sparse tensor. Any other function of torch raises SL209 with the right spelling."""
 
     spelled: ClassVar[tuple[str, str, str]]  # a call that replaces the features, they, and the container of modules
@@ -43,28 +43,28 @@ class Summed:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is checkpoint:  # only Dynamo asks
-            return _checkpointed(func, args, kwargs) if checkpoints_keep_objects() else NotImplemented
+            return _checkpoint_function(func, args, kwargs) if checkpoints_keep_objects() else NotImplemented
         if func in cls.row_functions:
             return cls.rows_under(func, args, kwargs or {})
         # ``torch.add`` with ``alpha`` or ``out`` is no plain sum.
         if func not in _SUMS or kwargs or len(args) != 2:
             if is_compiling() or not _for_us_alone(func, types):
                 return NotImplemented
-            raise _refused(func, types[0], args)
+            raise _refused_function_error(func, types[0], args)
         first, second = args
-        return first.plus(second) if isinstance(first, Summed) else second.plus(first)
+        return first.plus(second) if isinstance(first, SummableTensor) else second.plus(first)
 
 
 def _for_us_alone(func: Callable[..., Any], types: Sequence[type]) -> bool:
     """Return whether no other type may handle the call: Python tries the other operand, torch the other types."""
     operator = getattr(torch.Tensor, getattr(func, "__name__", ""), None) is func
-    return not operator and all(issubclass(t, Summed) for t in types)
+    return not operator and all(issubclass(t, SummableTensor) for t in types)
 
 
-def _refused(func: Callable[..., Any], kind: type[Summed], args: Sequence[Any]) -> ShiplapError:
+def _refused_function_error(func: Callable[..., Any], kind: type[SummableTensor], args: Sequence[Any]) -> ShiplapError:
     """Return the SL209 error of a function of torch that takes no sparse tensor."""
     name, (replace, features, container) = resolve_name(func) or func.__name__, kind.spelled
-    given = features if args and isinstance(args[0], Summed) else f"[{features}, ...]"
+    given = features if args and isinstance(args[0], SummableTensor) else f"[{features}, ...]"
     more = ", ..." if len(args) > 1 else ""
     return error(
         "SL209",
@@ -75,9 +75,9 @@ def _refused(func: Callable[..., Any], kind: type[Summed], args: Sequence[Any]) 
     )
 
 
-def _checkpointed(checkpoint: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _checkpoint_function(checkpoint: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return ``checkpoint(*args, **kwargs)``."""
     function, *given = args
-    sparse = {name: value for name, value in kwargs.items() if isinstance(value, Summed)}
-    others = {name: value for name, value in kwargs.items() if not isinstance(value, Summed)}
+    sparse = {name: value for name, value in kwargs.items() if isinstance(value, SummableTensor)}
+    others = {name: value for name, value in kwargs.items() if not isinstance(value, SummableTensor)}
     return checkpoint(lambda **more: function(*given, **sparse, **more), **others)

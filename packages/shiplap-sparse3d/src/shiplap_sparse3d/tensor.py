@@ -12,11 +12,11 @@ from shiplap.plugin_api import error
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.arithmetic import Arithmetic
 from shiplap_sparse3d.coords import as_many_rows, assert_inside, check_coords, check_rows, check_scenes
-from shiplap_sparse3d.geometry import Axes, Geometry, Strided, per_axis, triple
+from shiplap_sparse3d.geometry import Axes, Geometry, Strided, expand_to_three, per_axis
 from shiplap_sparse3d.reentrant import made_inside
 from shiplap_sparse3d.rows import cells_in_use, chosen_rows
 
-__all__ = ["Geometry", "SparseTensor", "Strided", "cat", "triple", "voxelize"]
+__all__ = ["Geometry", "SparseTensor", "Strided", "cat", "expand_to_three", "voxelize"]
 
 
 class SparseTensor(Arithmetic):
@@ -361,14 +361,17 @@ def voxelize(
         )
     wide = torch.promote_types(points.dtype, torch.float32) if points.is_floating_point() else torch.float64
     place, shape = points.to(wide), None if spatial_shape is None else per_axis(spatial_shape, "spatial_shape")
-    edge, corner = _vector("size", size, place), _vector("origin", 0.0 if origin is None else origin, place)
+    edge, corner = (
+        _vector_of_axes("size", size, place),
+        _vector_of_axes("origin", 0.0 if origin is None else origin, place),
+    )
     if origin is None and points.shape[0]:
         corner = place.amin(0)
     if not bool((edge > 0).all()):
         raise error("SL208", where="sparse3d.voxelize, argument 'size'", got=size, expected="more than 0")
     cells = torch.floor((place - corner) / edge)
     _check_cells(points, cells, shape)
-    scene = _scenes(batch, batch_size, points)
+    scene = _scene_of_points(batch, batch_size, points)
     coords, inverse, counts = ops.unique_coords(torch.cat([scene[:, None], cells.int()], 1))
     if shape is None:
         shape = per_axis((coords[:, 1:].amax(0) + 1).tolist() if coords.shape[0] else 1, "spatial_shape")
@@ -377,7 +380,7 @@ def voxelize(
     return SparseTensor(ops.segment_mean(feats, inverse, counts), coords, shape, batch_size), inverse
 
 
-def _vector(name: str, value: float | Sequence[float] | Tensor, like: Tensor) -> Tensor:
+def _vector_of_axes(name: str, value: float | Sequence[float] | Tensor, like: Tensor) -> Tensor:
     """``[3]`` in the dtype of ``like``: one number for each axis."""
     vector = torch.as_tensor(value, dtype=like.dtype, device=like.device)
     if vector.shape not in ((), (1,), (3,)):
@@ -387,7 +390,7 @@ def _vector(name: str, value: float | Sequence[float] | Tensor, like: Tensor) ->
     return vector.expand(3)
 
 
-def _scenes(batch: Tensor | None, batch_size: int | None, points: Tensor) -> Tensor:
+def _scene_of_points(batch: Tensor | None, batch_size: int | None, points: Tensor) -> Tensor:
     """``int32 [p]``: the scene of each point. A negative one would make a voxel of it that counts as padding."""
     if batch is None:
         return torch.zeros(points.shape[0], dtype=torch.int32, device=points.device)

@@ -14,16 +14,16 @@ NEEDED = "laspy", "lazrs", "matplotlib"
 def scan() -> Scan:
     for name in NEEDED:
         pytest.importorskip(name)
-    from shiplap_sparse3d.demo.read import load
+    from shiplap_sparse3d.demo.read import load_shipped_scan
 
-    return load()
+    return load_shipped_scan()
 
 
 @pytest.fixture(scope="session")
 def held(scan: Scan) -> torch.Tensor:
-    from shiplap_sparse3d.demo.scan import split
+    from shiplap_sparse3d.demo.scan import held_out_mask
 
-    return split(scan)
+    return held_out_mask(scan)
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +41,6 @@ def part(scan: Scan, held: torch.Tensor) -> Scan:
 
 @pytest.fixture(scope="session")
 def part_held(part: Scan) -> torch.Tensor:
-    from shiplap_sparse3d.demo.scan import split
+    from shiplap_sparse3d.demo.scan import held_out_mask
 
-    return split(part)
+    return held_out_mask(part)

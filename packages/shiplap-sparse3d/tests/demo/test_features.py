@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shiplap_sparse3d.demo.features import FEATURES, describe, nearest, spacing, surfaces
+from shiplap_sparse3d.demo.features import FEATURES, describe_points, ground_surfaces, nearest_points, point_spacing
 from shiplap_sparse3d.demo.scan import Scan
 
 RADII = 1, 2, 4, 8, 16, 32, 64, 128
@@ -20,9 +20,9 @@ def test_spacing_of_a_grid() -> None:
     for step in (0.25, 0.5, 1.0):
         x, y = torch.meshgrid(torch.arange(0, 50, step), torch.arange(0, 30, step), indexing="ij")
         xyz = torch.stack([x.flatten(), y.flatten(), torch.zeros(x.numel())], 1)
-        assert spacing(xyz) == pytest.approx(step, rel=0.01)
+        assert point_spacing(xyz) == pytest.approx(step, rel=0.01)
         far = xyz + torch.tensor([1000.0, 0, 0])  # what lies between the two has no points
-        assert spacing(torch.cat([xyz, far])) == pytest.approx(step, rel=0.01)
+        assert point_spacing(torch.cat([xyz, far])) == pytest.approx(step, rel=0.01)
 
 
 def windows(values: Tensor, radius: int, worst: float) -> Tensor:
@@ -38,7 +38,7 @@ def test_erosions_and_openings_by_brute_force(extent: tuple[float, float, float]
     low = torch.full((cells.amax(0) + 1).tolist(), torch.inf)
     for (i, j), z in zip(cells.tolist(), xyz[:, 2], strict=True):
         low[i, j] = torch.minimum(low[i, j], z)
-    heights = surfaces(xyz, 1.0)
+    heights = ground_surfaces(xyz, 1.0)
     for place, radius in enumerate(RADII):
         eroded = -windows(-low, radius, -torch.inf)
         opened = windows(torch.where(eroded.isinf(), -torch.inf, eroded), radius, -torch.inf)
@@ -53,7 +53,7 @@ def test_the_mean_surface_of_a_plane_is_the_plane() -> None:
     xyz = some(20_000, extent=(40.0, 40.0, 0.0))
     xyz[:, 2] = 0.3 * xyz[:, 0]
     inside = ((xyz[:, :2] > 10) & (xyz[:, :2] < 30)).all(1)
-    heights = surfaces(xyz, 0.3)[inside].unflatten(1, (-1, 3))
+    heights = ground_surfaces(xyz, 0.3)[inside].unflatten(1, (-1, 3))
     assert float(heights[:, 4, 0].mean()) > 0.5  # the lowest point within 16 cells is far below
     assert float(heights[:, :5, 1].mean()) < 0.2
     assert float(heights[:, :5, 2].abs().mean()) < 0.15
@@ -61,7 +61,7 @@ def test_the_mean_surface_of_a_plane_is_the_plane() -> None:
 
 def test_nearest_by_brute_force() -> None:
     xyz = torch.cat([some(600), some(5) + 40])
-    rise, distance = nearest(xyz, 8, 1.0)
+    rise, distance = nearest_points(xyz, 8, 1.0)
     separation = (xyz[:, None, :2] - xyz[:, :2]).norm(dim=2)
     separation.fill_diagonal_(torch.inf)
     value, index = separation.topk(8, largest=False)
@@ -81,19 +81,21 @@ def test_nearest_by_brute_force() -> None:
     ],
 )
 def test_features_of_few_points_are_finite(xyz: Tensor) -> None:
-    told = describe(xyz, 1.0)
+    told = describe_points(xyz, 1.0)
     assert tuple(told.shape) == (len(xyz), FEATURES)
     assert bool(told.isfinite().all())
 
 
 def test_features_know_heights_by_their_differences() -> None:
     xyz = some(500)
-    torch.testing.assert_close(describe(xyz + torch.tensor([0, 0, 64.0]), 1.0), describe(xyz, 1.0), rtol=0, atol=0.02)
+    torch.testing.assert_close(
+        describe_points(xyz + torch.tensor([0, 0, 64.0]), 1.0), describe_points(xyz, 1.0), rtol=0, atol=0.02
+    )
 
 
 def test_features_follow_the_scale(training: Scan) -> None:
     """Twice as far separation and twice as high: the shares and lengths in spacings stay as they are."""
     xyz = training.xyz[:3000]
-    near, far = (describe(xyz * scale, scale) for scale in (1.0, 2.0))
+    near, far = (describe_points(xyz * scale, scale) for scale in (1.0, 2.0))
     lengths = [-5, -4, -3]
     torch.testing.assert_close(near[:, lengths[1:]], far[:, lengths[1:]], rtol=1e-3, atol=1e-3)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from shiplap import ShiplapError
 from shiplap_sparse3d.demo import DemoSettings
-from shiplap_sparse3d.demo.read import read
+from shiplap_sparse3d.demo.read import read_scan
 from shiplap_sparse3d.demo.rules import RADII, best_rules, lowest_within, over_cell
-from shiplap_sparse3d.demo.scan import Scan, split
-from shiplap_sparse3d.demo.train import Recipe
+from shiplap_sparse3d.demo.scan import Scan, held_out_mask
+from shiplap_sparse3d.demo.train import TrainingRecipe
 
 laspy = pytest.importorskip("laspy")
 pytest.importorskip("lazrs")
@@ -42,12 +42,12 @@ def hill(folder: Path, count: int = COUNT, **change: Any) -> Path:
 
 
 def test_points_and_classes(tmp_path: Path) -> None:
-    scan = read(hill(tmp_path), (2,), 1.0)
+    scan = read_scan(hill(tmp_path), (2,), 1.0)
     assert len(scan) == COUNT
     assert scan.xyz.amin(0).tolist() == [0, 0, 0]
     assert 199 < float(scan.xyz[:, 0].max()) < 200
     assert 0.4 < float(scan.ground.float().mean()) < 0.6
-    feet = read(tmp_path / "hill.laz", (5, 9), 0.3048)
+    feet = read_scan(tmp_path / "hill.laz", (5, 9), 0.3048)
     assert torch.equal(feet.ground, ~scan.ground)
     assert torch.allclose(feet.xyz, scan.xyz * 0.3048, atol=1e-4)
 
@@ -56,7 +56,7 @@ def test_noise_and_early_returns_are_left_out(tmp_path: Path) -> None:
     number, code = np.ones(COUNT, np.uint8), np.where(np.arange(COUNT) % 2, 2, 5)
     number[:3000], code[3000:4000] = 2, 7
     path = hill(tmp_path, number_of_returns=number, classification=code)
-    assert len(read(path, (2,), 1.0)) == COUNT - 4000
+    assert len(read_scan(path, (2,), 1.0)) == COUNT - 4000
 
 
 @pytest.mark.parametrize(
@@ -80,14 +80,14 @@ def test_scans_that_teach_nothing(
     change: dict[str, Any], classes: tuple[int, ...], metres: float, got: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ShiplapError, match="SL826") as caught:
-        read(hill(tmp_path, **change), classes, metres)
+        read_scan(hill(tmp_path, **change), classes, metres)
     assert got in caught.value.got
 
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "scan.laz").write_text("no scan")
     with pytest.raises(ShiplapError, match="SL822"):
-        read(tmp_path / "scan.laz", (2,), 1.0)
+        read_scan(tmp_path / "scan.laz", (2,), 1.0)
 
 
 def test_height_over_cell_by_hand() -> None:
@@ -118,8 +118,8 @@ def test_a_wider_look_never_finds_less_depth(training: Scan) -> None:
 
 def test_the_best_rules_on_a_slope(tmp_path: Path) -> None:
     """Over a slope of 0.2 the rule of slopes separates nearly all, and knows no held-out label."""
-    scan = read(hill(tmp_path), (2,), 1.0)
-    held = split(scan)
+    scan = read_scan(hill(tmp_path), (2,), 1.0)
+    held = held_out_mask(scan)
     cell, slope = best_rules(scan, held)
     assert (cell.name, slope.name) == ("height over cell", "slope")
     assert slope.iou > 0.95
@@ -134,7 +134,7 @@ def test_from_a_scan_to_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """The report speaks of the file, and of a rule that is better than a network of three steps."""
     pytest.importorskip("matplotlib")
     demo = importlib.import_module("shiplap_sparse3d.demo.run")
-    monkeypatch.setattr(demo, "QUICK", Recipe(steps=3, levels=2, channels=4))
+    monkeypatch.setattr(demo, "QUICK", TrainingRecipe(steps=3, levels=2, channels=4))
     monkeypatch.setattr(torch, "compile", lambda net, **_: net)  # test_run.py compiles
     settings = DemoSettings(quick=True, out=tmp_path / "report", audit=False, input=hill(tmp_path, 5000))
     result = demo.run(settings)

@@ -11,21 +11,21 @@ from torch import Tensor
 from shiplap import torch_private
 from shiplap_sparse3d.demo.model import GroundNet
 from shiplap_sparse3d.demo.scan import Scan
-from shiplap_sparse3d.demo.tiles import Look, Tile, make_tile
-from shiplap_sparse3d.demo.train import Recipe, loss_of, parameters
+from shiplap_sparse3d.demo.tiles import FeatureScaling, TrainingTile, make_tile
+from shiplap_sparse3d.demo.train import TrainingRecipe, count_parameters, loss_of
 
 SIZES = 600, 1000, 1600, 2500
 LEVELS, CHANNELS = 3, 8
 
 
-def tile_of(points: int) -> Tile:
+def tile_of(points: int) -> TrainingTile:
     draw = torch.Generator().manual_seed(points)
     xyz = torch.rand(points, 3, generator=draw) * torch.tensor([90.0, 70.0, 10.0])
     return tile_from(Scan(xyz, torch.rand(points, generator=draw) < 0.5))
 
 
-def tile_from(scan: Scan) -> Tile:
-    return make_tile(Look.of([scan])[1][0], LEVELS)
+def tile_from(scan: Scan) -> TrainingTile:
+    return make_tile(FeatureScaling.of([scan])[1][0], LEVELS)
 
 
 @dataclass
@@ -94,8 +94,8 @@ def test_points_may_come_in_any_order() -> None:
 
 def test_one_width_everywhere() -> None:
     """Layers of one width share their kernels; a reduction over voxels would be guarded by their number."""
-    recipe = Recipe()
+    recipe = TrainingRecipe()
     net = GroundNet(recipe.channels, recipe.levels)
     assert {m.conv.out_channels for m in net.modules() if hasattr(m, "conv")} == {recipe.channels}
     assert not [name for name, _ in net.named_parameters() if name.endswith("bias")]
-    assert parameters(net) < 100_000
+    assert count_parameters(net) < 100_000

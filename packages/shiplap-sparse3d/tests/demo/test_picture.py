@@ -7,8 +7,8 @@ import io
 import pytest
 import torch
 
-from shiplap_sparse3d.demo.picture import picture
-from shiplap_sparse3d.demo.scan import Scan, split
+from shiplap_sparse3d.demo.picture import draw_picture
+from shiplap_sparse3d.demo.scan import Scan, held_out_mask
 
 pytest.importorskip("matplotlib")
 
@@ -20,7 +20,7 @@ def drawn(extent: tuple[float, float, float]) -> torch.Tensor:
 
     draw = torch.Generator().manual_seed(0)
     scan = Scan(torch.rand(300, 3, generator=draw) * torch.tensor(extent), torch.rand(300, generator=draw) < 0.5)
-    png = picture(scan, split(scan), torch.rand(300, generator=draw) < 0.5, "somebody")
+    png = draw_picture(scan, held_out_mask(scan), torch.rand(300, generator=draw) < 0.5, "somebody")
     assert png.startswith(b"\x89PNG\r\n\x1a\n")
     assert png.endswith(b"IEND\xaeB`\x82")
     return torch.from_numpy(np.array(Image.open(io.BytesIO(png)).convert("RGB")))

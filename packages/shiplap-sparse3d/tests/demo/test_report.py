@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 from shiplap_sparse3d.demo import DemoResult
-from shiplap_sparse3d.demo.report import VERDICTS, _chart, _round_up, html, rows
-from shiplap_sparse3d.demo.result import Verdicts
+from shiplap_sparse3d.demo.report import VERDICTS, _chart, _round_up, headline_rows, render_demo_report
+from shiplap_sparse3d.demo.result import AuditVerdicts
 
 RESULT = DemoResult(
     graphs=1,
@@ -22,7 +22,7 @@ RESULT = DemoResult(
     points_per_s=123456.7,
     compiled_ms=10.04,
     eager_ms=20,
-    audits={"sparse3d::conv": Verdicts(15, 1, 3, ("fresh",))},
+    audits={"sparse3d::conv": AuditVerdicts(15, 1, 3, ("fresh",))},
     compile_s=20,
     train_s=30,
     total_s=60,
@@ -70,7 +70,7 @@ class Page(HTMLParser):
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:
-    text = html(RESULT, IMAGE)
+    text = render_demo_report(RESULT, IMAGE)
     page = Page(text)
     assert page.addresses == ["data:image/png;base64," + base64.b64encode(IMAGE).decode()]
     assert not re.search(r"https?:|//\w|url\(|@import", text.replace(page.addresses[0], ""))
@@ -78,8 +78,8 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
 
 
 def test_every_number_is_shown() -> None:
-    text = Page(html(RESULT, IMAGE)).text
-    for _, value, note in rows(RESULT):
+    text = Page(render_demo_report(RESULT, IMAGE)).text
+    for _, value, note in headline_rows(RESULT):
         assert value in text
         assert note in text
     for value in ("0.876", "0.714", "123,457 points/s", "10.0 ms", "595 to 8,561 voxels", "64,128", "33,000 points"):
@@ -90,19 +90,19 @@ def test_every_number_is_shown() -> None:
 
 def test_texts_are_escaped() -> None:
     hostile = "<script>alert('&')</script>"
-    audits = {hostile: Verdicts(0, 1, 0, (hostile,))}
-    text = html(replace(RESULT, environment=hostile, audits=audits), IMAGE)
+    audits = {hostile: AuditVerdicts(0, 1, 0, (hostile,))}
+    text = render_demo_report(replace(RESULT, environment=hostile, audits=audits), IMAGE)
     assert "<script" not in text
     assert Page(text).text.count(hostile) == 3
 
 
 def test_without_an_audit_it_says_so() -> None:
-    assert "Not run." in Page(html(replace(RESULT, audits={}), IMAGE)).text
+    assert "Not run." in Page(render_demo_report(replace(RESULT, audits={}), IMAGE)).text
 
 
 def test_the_report_says_what_a_skipped_and_an_incomplete_check_are() -> None:
-    audits = {"sparse3d::conv": Verdicts(15, 0, 3, (), incomplete=27)}
-    text = Page(html(replace(RESULT, audits=audits), IMAGE)).text
+    audits = {"sparse3d::conv": AuditVerdicts(15, 0, 3, (), incomplete=27)}
+    text = Page(render_demo_report(replace(RESULT, audits=audits), IMAGE)).text
     assert VERDICTS in text
     assert "27" in text
 
@@ -122,7 +122,7 @@ def test_losses_are_drawn_between_axes(losses: tuple[float, ...], points: str) -
 
 
 def test_axes_have_names_and_round_numbers() -> None:
-    text = Page(html(replace(RESULT, losses=(0.7, 0.2, 0.1)), IMAGE)).text
+    text = Page(render_demo_report(replace(RESULT, losses=(0.7, 0.2, 0.1)), IMAGE)).text
     words = text.partition("Loss")[2].partition("Audit of")[0].split()
     assert words == ["0", "0.5", "1", "1", "2", "3", "training", "step", "loss"]
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from shiplap_sparse3d.demo import DemoResult, DemoSettings, evaluate
 from shiplap_sparse3d.demo.scan import Scan
 from shiplap_sparse3d.demo.score import iou
-from shiplap_sparse3d.demo.tiles import Look, random_tiles
-from shiplap_sparse3d.demo.train import Recipe
+from shiplap_sparse3d.demo.tiles import FeatureScaling, random_tiles
+from shiplap_sparse3d.demo.train import TrainingRecipe
 
 demo = importlib.import_module("shiplap_sparse3d.demo.run")  # the package's attribute `run` is the function
 
@@ -32,7 +32,7 @@ REQUIRED = {
     "eager_ms",
     "audits",
 }
-SMALL = Recipe(steps=3, levels=2, channels=4)
+SMALL = TrainingRecipe(steps=3, levels=2, channels=4)
 
 
 class Ran:
@@ -73,7 +73,9 @@ def test_the_result_has_every_number(ran: Ran, part: Scan, part_held: Tensor) ->
     assert parsed["graphs"] == 1
     assert parsed["recompiles"] == 0
     assert 0 <= parsed["iou"] <= 1
-    assert parsed["baseline_iou"] == pytest.approx(iou(evaluate.baseline(part)[part_held], part.ground[part_held]))
+    assert parsed["baseline_iou"] == pytest.approx(
+        iou(evaluate.predict_by_height(part)[part_held], part.ground[part_held])
+    )
     assert min(parsed[name] for name in ("points_per_s", "compiled_ms", "eager_ms", "compile_s", "train_s")) > 0
     assert parsed["audits"] == {}
     assert len(parsed["losses"]) == SMALL.steps
@@ -125,7 +127,7 @@ def areas_of(patch: pytest.MonkeyPatch, scan: Scan, split: Tensor | None = None)
 
 
 def drawn(areas: list[Scan]) -> list[Tensor]:
-    tiles = itertools.islice(random_tiles(Look.of(areas)[1], 2, 0), 3)
+    tiles = itertools.islice(random_tiles(FeatureScaling.of(areas)[1], 2, 0), 3)
     return [
         t for tile in tiles for t in (tile.voxels.feats, tile.voxels.coords, tile.points, tile.inverse, tile.ground)
     ]

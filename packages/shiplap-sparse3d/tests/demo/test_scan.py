@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from shiplap_sparse3d.demo.scan import HELD_OUT, Scan, split
+from shiplap_sparse3d.demo.scan import HELD_OUT, Scan, held_out_mask
 
 laspy = pytest.importorskip("laspy")
 DATA = files("shiplap_sparse3d.demo") / "data"
@@ -55,7 +55,7 @@ def test_held_out_are_the_30_percent_with_the_largest_x(scan: Scan, held: torch.
 
 
 def test_the_split_knows_positions_only(scan: Scan, held: torch.Tensor) -> None:
-    assert torch.equal(split(Scan(scan.xyz, ~scan.ground)), held)
+    assert torch.equal(held_out_mask(Scan(scan.xyz, ~scan.ground)), held)
 
 
 def test_take_keeps_points_and_labels_together(scan: Scan) -> None:

@@ -9,9 +9,17 @@ import torch
 from torch import Tensor
 
 from shiplap_sparse3d.demo import tiles
-from shiplap_sparse3d.demo.features import FEATURES, describe
+from shiplap_sparse3d.demo.features import FEATURES, describe_points
 from shiplap_sparse3d.demo.scan import Scan
-from shiplap_sparse3d.demo.tiles import POINT_FEATURES, VOXEL, VOXEL_FEATURES, Area, Look, Tile, make_tile
+from shiplap_sparse3d.demo.tiles import (
+    POINT_FEATURES,
+    VOXEL,
+    VOXEL_FEATURES,
+    DescribedArea,
+    FeatureScaling,
+    TrainingTile,
+    make_tile,
+)
 
 LEVELS = 3
 
@@ -21,16 +29,16 @@ def some(n: int, seed: int = 0, extent: tuple[float, float, float] = (60.0, 40.0
     return Scan(torch.rand(n, 3, generator=draw) * torch.tensor(extent), torch.rand(n, generator=draw) < 0.5)
 
 
-def looked(scan: Scan) -> Area:
+def looked(scan: Scan) -> DescribedArea:
     """``scan`` as a network that was trained on it is told of it."""
-    return Look.of([scan])[1][0]
+    return FeatureScaling.of([scan])[1][0]
 
 
-def first(areas: list[Area], seed: int, count: int = 3) -> list[Tile]:
+def first(areas: list[DescribedArea], seed: int, count: int = 3) -> list[TrainingTile]:
     return list(itertools.islice(tiles.random_tiles(areas, LEVELS, seed), count))
 
 
-def same(a: Tile, b: Tile) -> bool:
+def same(a: TrainingTile, b: TrainingTile) -> bool:
     pairs = [
         (a.voxels.feats, b.voxels.feats),
         (a.voxels.coords, b.voxels.coords),
@@ -46,18 +54,18 @@ def same(a: Tile, b: Tile) -> bool:
 
 def test_features_are_standardised_by_the_training_area() -> None:
     scan, other = some(3000), some(2000, 1, (30.0, 90.0, 4.0))
-    look, [area] = Look.of([scan])
-    expected = (describe(scan.xyz, look.spacing) - look.mean) / look.deviation
+    look, [area] = FeatureScaling.of([scan])
+    expected = (describe_points(scan.xyz, look.spacing) - look.mean) / look.deviation
     assert torch.equal(area.features, expected.clamp(-4, 4))
     torch.testing.assert_close(expected.mean(0), torch.zeros(FEATURES), atol=1e-4, rtol=0)
-    told = (describe(other.xyz, look.spacing) - look.mean) / look.deviation
+    told = (describe_points(other.xyz, look.spacing) - look.mean) / look.deviation
     assert torch.equal(look.area(other).features, told.clamp(-4, 4))
 
 
 def test_the_areas_of_a_training_are_described_apart() -> None:
     """Points of one area are no neighbours of those of another, even where both lie over the same square."""
     scan = some(3000)
-    both = Look.of([scan, Scan(scan.xyz - torch.tensor([0, 0, 500.0]), scan.ground)])[1]
+    both = FeatureScaling.of([scan, Scan(scan.xyz - torch.tensor([0, 0, 500.0]), scan.ground)])[1]
     torch.testing.assert_close(both[0].features, both[1].features, atol=1e-2, rtol=0)
 
 
@@ -128,7 +136,7 @@ def test_crops_hold_points_of_their_area_only(part: Scan, part_held: Tensor) -> 
     border, draw = float(part.xyz[part_held, 0].min()), torch.Generator().manual_seed(0)
     area, widest = looked(part.take(~part_held)), 0.0
     for _ in range(60):
-        crop = tiles._crop(area, draw).scan
+        crop = tiles._crop_square(area, draw).scan
         widest = max(widest, float(crop.xyz[:, 0].max()))
         assert bool((crop.xyz.amax(0)[:2] - crop.xyz.amin(0)[:2] <= 120 * area.spacing).all())
         assert float(crop.xyz[:, 0].max()) < border
@@ -138,12 +146,12 @@ def test_crops_hold_points_of_their_area_only(part: Scan, part_held: Tensor) -> 
 def test_small_crops_are_passed_over() -> None:
     """Of two areas one is too thin for any tile."""
     thin, thick = some(400, 1), some(3000, 2)
-    assert all(len(tile.ground) >= 500 for tile in first(Look.of([thin, thick])[1], 0, 5))
+    assert all(len(tile.ground) >= 500 for tile in first(FeatureScaling.of([thin, thick])[1], 0, 5))
 
 
 def test_a_move_keeps_distances_heights_and_labels() -> None:
     area, draw = looked(some(50)), torch.Generator().manual_seed(3)
-    turned = tiles._move(area, draw)
+    turned = tiles._turn_and_mirror(area, draw)
     part, moved = area.scan, turned.scan
     assert torch.equal(turned.features, area.features)
     before, after = ((s.xyz[:, None] - s.xyz).norm(dim=2) for s in (part, moved))

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 
 from shiplap_sparse3d.demo.scan import Scan
-from shiplap_sparse3d.demo.train import Recipe, fit
+from shiplap_sparse3d.demo.train import TrainingRecipe, train_network
 
-RECIPE = Recipe(steps=30, levels=2, channels=8)
+RECIPE = TrainingRecipe(steps=30, levels=2, channels=8)
 POINTS = 2000
 
 
@@ -24,7 +24,7 @@ def slope() -> Scan:
 
 def test_the_seed_decides() -> None:
     recipe = replace(RECIPE, steps=6)
-    runs = [fit([slope()], recipe, seed, lambda *_: None, compiled=False) for seed in (0, 0, 1)]
+    runs = [train_network([slope()], recipe, seed, lambda *_: None, compiled=False) for seed in (0, 0, 1)]
     first, same, other = (torch.tensor(run.losses) for run in runs)
     torch.testing.assert_close(first, same, rtol=1e-3, atol=1e-4)  # products on several threads differ in the last bit
     assert (first - other).abs().max() > 1e-2
@@ -32,7 +32,9 @@ def test_the_seed_decides() -> None:
 
 def test_losses_fall() -> None:
     seen: list[tuple[int, int]] = []
-    run = fit([slope()], RECIPE, 0, lambda stage, done, total, note: seen.append((done, total)), compiled=False)
+    run = train_network(
+        [slope()], RECIPE, 0, lambda stage, done, total, note: seen.append((done, total)), compiled=False
+    )
     assert run.losses[-1] < 0.7 * run.losses[0]
     assert seen[: RECIPE.steps + 1] == [(i, RECIPE.steps) for i in range(RECIPE.steps + 1)]
     assert 500 <= run.points[0] <= run.points[1] <= POINTS

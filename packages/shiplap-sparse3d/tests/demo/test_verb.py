@@ -17,7 +17,7 @@ pytest.importorskip("lazrs")
 pytest.importorskip("matplotlib")
 
 from shiplap_sparse3d.demo import DemoResult, DemoSettings
-from shiplap_sparse3d.demo.result import Verdicts
+from shiplap_sparse3d.demo.result import AuditVerdicts
 
 RESULT = DemoResult(
     graphs=1,
@@ -28,7 +28,7 @@ RESULT = DemoResult(
     points_per_s=1e5,
     compiled_ms=10,
     eager_ms=20,
-    audits={"sparse3d::conv": Verdicts(15, 0, 1, ())},
+    audits={"sparse3d::conv": AuditVerdicts(15, 0, 1, ())},
     compile_s=20,
     train_s=30,
     total_s=60,
@@ -77,7 +77,7 @@ def test_json_is_all_of_stdout(run: Any, asked: list[DemoSettings], tmp_path: Pa
     assert parsed["audits"] == {"sparse3d::conv": {"ok": 15, "fail": 0, "skip": 1, "failed": [], "incomplete": 0}}
 
 
-@pytest.mark.parametrize("bad", [{"graph_breaks": 1}, {"audits": {"a::b": Verdicts(14, 1, 1, ("fresh",))}}])
+@pytest.mark.parametrize("bad", [{"graph_breaks": 1}, {"audits": {"a::b": AuditVerdicts(14, 1, 1, ("fresh",))}}])
 def test_a_bad_result_leaves_status_1(
     run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bad: dict[str, Any]
 ) -> None:

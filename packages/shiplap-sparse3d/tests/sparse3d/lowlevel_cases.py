@@ -9,8 +9,8 @@ import torch
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
-from shiplap.sampling.case import Case, tree_map
-from shiplap.sampling.run import effects
+from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.run import op_effects
 from shiplap.sampling.samples import Samples
 
 OPS = (
@@ -33,7 +33,7 @@ OPS = (
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
-def cases(op: sl.Op, seed: int, device: str) -> Iterator[Case]:
+def cases(op: sl.Op, seed: int, device: str) -> Iterator[SampleCase]:
     samples = Samples(op, seed, device)
     yield from chain(samples.edges(), samples.scalars(), samples.dtypes(), samples.layouts(), samples.grown(2))
 
@@ -51,10 +51,10 @@ def disagreements(
         args, plain = case.fresh(), tree_map(torch.Tensor.contiguous, case.fresh())
         if any(isinstance(a, torch.Tensor) and a.dtype in without for a in args):
             continue
-        got = effects(op, args, kernel.run(op.bind(args)))
+        got = op_effects(op, args, kernel.run(op.bind(args)))
         outs = op.reference(*plain)
         outs = outs if isinstance(outs, tuple) else (outs,) if outs is not None else ()
-        same = (agree(g, w) for g, w in zip(got, effects(op, plain, outs), strict=True))
+        same = (agree(g, w) for g, w in zip(got, op_effects(op, plain, outs), strict=True))
         differing += [] if all(same) else [case.label]
         tried += 1
     assert tried >= 20 // step

@@ -32,28 +32,28 @@ def told(match: str) -> None:
 
 def late_errors() -> None:
     keys, values = torch.full((4,), -1), torch.full((4,), -1, dtype=torch.int32)
-    hashmap.insert("hash_insert", keys, values, torch.arange(4), torch.arange(4, dtype=torch.int32))
+    hashmap.insert_keys("hash_insert", keys, values, torch.arange(4), torch.arange(4, dtype=torch.int32))
     status.poll(CPU)  # exactly full is not too full
     assert values[values >= 0].sort().values.tolist() == [0, 1, 2, 3]
-    hashmap.insert("hash_insert", keys, values, torch.arange(9), torch.arange(9, dtype=torch.int32))
+    hashmap.insert_keys("hash_insert", keys, values, torch.arange(9), torch.arange(9, dtype=torch.int32))
     told("finds no room")
-    hashmap.insert("hash_insert", keys[:0], values[:0], torch.arange(2), torch.arange(2, dtype=torch.int32))
+    hashmap.insert_keys("hash_insert", keys[:0], values[:0], torch.arange(2), torch.arange(2, dtype=torch.int32))
     told("finds no room")
     outside = torch.tensor([[0, 1, 1, 1], [0, 5, 0, 0], [-1, -1, -1, -1]], dtype=torch.int32)
     table = sparse3d.init_hashmap(3)
-    hashmap.insert_3d("hash_insert_3d_index", *table, outside, None, [4, 4, 4])
+    hashmap.insert_voxels("hash_insert_3d_index", *table, outside, None, [4, 4, 4])
     told("coords row 1")
     errors = torch.empty(3, dtype=torch.int32)
-    hashmap.lookup_3d(*table, outside, [4, 4, 4], errors)
+    hashmap.look_up_voxels(*table, outside, [4, 4, 4], errors)
     status.poll(CPU)  # a search outside the grid finds nothing, and is no mistake
     assert errors.tolist() == [0, -1, -1]
-    hashmap.lookup_3d(*table, torch.tensor([[4, 0, 0, 0]]).int(), [2**31 - 1, 2**15, 2**15], errors[:1])
+    hashmap.look_up_voxels(*table, torch.tensor([[4, 0, 0, 0]]).int(), [2**31 - 1, 2**15, 2**15], errors[:1])
     told("2^63 cells")
     codes = torch.empty(3, dtype=torch.int64)
-    curves.encode("z_order_encode", outside, 2, [0, 1, 2], 63, codes)
+    curves.encode_curve("z_order_encode", outside, 2, [0, 1, 2], 63, codes)
     told("coords row 1")
     assert codes.tolist() == [7, -1, -1]
-    curves.decode("hilbert_decode", torch.tensor([5, -2]), 2, [0, 1, 2], torch.empty(2, 4, dtype=torch.int32))
+    curves.decode_curve("hilbert_decode", torch.tensor([5, -2]), 2, [0, 1, 2], torch.empty(2, 4, dtype=torch.int32))
     told("codes[1]")
     twice = torch.tensor([[0, 1, 1, 1], [0, 2, 2, 2], [0, 1, 1, 1]], dtype=torch.int32)
     rows = torch.empty(1, 1, dtype=torch.int32)
@@ -67,7 +67,7 @@ def late_errors() -> None:
     ):
         run()
         told("outside")
-    postprocess.kernels(
+    postprocess.launch_kernels(
         torch.ones(2, dtype=torch.int32),
         torch.tensor([0, 9]),
         2,

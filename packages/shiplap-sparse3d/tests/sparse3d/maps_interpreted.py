@@ -23,7 +23,7 @@ import triton
 
 import shiplap as sl
 from shiplap.declare.dim_expression import Expr
-from shiplap.declare.kernel import Terms
+from shiplap.declare.kernel import KernelTerms
 from shiplap.plugin_api import TritonLaunches
 from shiplap_sparse3d import bounded, cuda, ops, planning
 from shiplap_sparse3d.coords import output_shape
@@ -90,7 +90,7 @@ def launch(op: Any, code: Any, args: Sequence[Any], outs: Sequence[torch.Tensor]
     """Run ``code``, a program or a function that launches, into ``outs``, with ``memory`` as its workspace."""
     if isinstance(code, TritonLaunches):
         call = op.bind(op.spec.complete(args))
-        code.bind(op.spec, Terms("triton", "cpu", code)).into(call, outs, memory)
+        code.bind(op.spec, KernelTerms("triton", "cpu", code)).into(call, outs, memory)
         return
     extra = {} if memory is None else {"workspace": memory}
     code(*args, **dict(zip([o.name for o in op.spec.outputs], outs, strict=True)), **extra)

@@ -14,8 +14,8 @@ import torch
 import shiplap as sl
 from shiplap import torch_private
 from shiplap.audit import CHECKS
-from shiplap.sampling.compare import Reduction, close
-from shiplap.sampling.run import call, effects
+from shiplap.sampling.compare import Reduction, compare_within_tolerance
+from shiplap.sampling.run import call_op, op_effects
 from shiplap.sampling.samples import Samples
 from shiplap_sparse3d import bounded, grid_sample, hashing, norms, ops, planning, pooling, postprocess, rows, serialize
 from shiplap_testing.effort import sampled
@@ -90,7 +90,7 @@ def test_all_ops_are_one_graph_for_all_sizes():
     samples = [Samples(op, torch.seed() % 2**31) for op in OPS]
 
     def program(*args):
-        results = (t for op, a in zip(OPS, args, strict=True) for t in effects(op, a, call(op, a)))
+        results = (t for op, a in zip(OPS, args, strict=True) for t in op_effects(op, a, call_op(op, a)))
         return [t * 2 if t.is_floating_point() else t for t in results]
 
     torch_private.reset_compiler()
@@ -98,6 +98,6 @@ def test_all_ops_are_one_graph_for_all_sizes():
         compiled = torch.compile(program, fullgraph=True, dynamic=True)
         for case in zip(*(s.grown(2) for s in samples), strict=True):
             got, want = (tuple(f(*(c.fresh() for c in case))) for f in (compiled, program))
-            assert close(got, want, want, Reduction(64)).problem == "", [c.label for c in case]
+            assert compare_within_tolerance(got, want, want, Reduction(64)).problem == "", [c.label for c in case]
     assert torch_private.compile_counts().recompiles <= 1
     torch_private.reset_compiler()

@@ -211,7 +211,7 @@ def test_the_host_waits_for_a_batch_that_long_ago_and_for_no_layer(
     model, first = UNet(None), new(0)
     model.rows(first)
     built.clear()
-    for x in beside._beside(first, (new(seed) for seed in range(1, 5)), torch.device("cpu"), depth):
+    for x in beside._build_beside(first, (new(seed) for seed in range(1, 5)), torch.device("cpu"), depth):
         assert "connect" in built
         built.clear()
         model.rows(x)
@@ -226,7 +226,7 @@ def test_the_host_waits_for_a_batch_that_long_ago_and_for_no_layer(
 def test_tensors_of_a_batch_and_of_its_tables_are_found() -> None:
     x, extra = new(), torch.ones(3)
     UNet(None).rows(x)
-    tensors = {id(tensor) for tensor in beside._tensors({"x": x, "more": [extra, 3, "text"]})}
+    tensors = {id(tensor) for tensor in beside._batch_tensors({"x": x, "more": [extra, 3, "text"]})}
     assert {id(t) for t in (x.feats, extra, *x.geometry.tensors)} == tensors
     assert len(x.geometry.tensors) == 6  # voxels of two grids, their neighbours, and the step both ways
 
@@ -243,9 +243,9 @@ def test_layers_of_the_facade_find_tables_that_were_built(built: list[str]) -> N
         return spconv.SparseConvTensor(x.feats, x.coords, list(GRID), x.batch_size)
 
     before, here = tensor(0), tensor(1)
-    (known,) = beside._geometries([before])
+    (known,) = beside._batch_geometries([before])
     net(before)
-    (there,) = beside._geometries([here])
+    (there,) = beside._batch_geometries([here])
     assert isinstance(there, Geometry)
     there.build(known.recipe)
     expected = net(tensor(1)).features

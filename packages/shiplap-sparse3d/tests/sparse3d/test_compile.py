@@ -9,7 +9,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 import shiplap_sparse3d as sparse3d
 from shiplap import torch_private
-from shiplap_sparse3d.steps import Window, connect, reach
+from shiplap_sparse3d.steps import StepWindow, connect_voxels, output_cells
 from tests.sparse3d.scenes import scene
 
 GRID = (32, 30, 28)  # far from full, or levels of different scenes have the same number of voxels
@@ -206,10 +206,10 @@ def test_two_axes_are_one_graph_for_all_sizes():
 def test_a_step_of_sorted_tables_is_one_graph(extra):
     """As on a GPU, to voxels whose number only the data knows."""
     torch_private.reset_compiler()
-    window = Window((3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), extra)
+    window = StepWindow((3, 3, 3), (2, 2, 2), (1, 1, 1), (1, 1, 1), extra)
 
     def tables(coords: torch.Tensor) -> list[torch.Tensor]:
-        plan = connect(window, coords, GRID, reach(window, coords, GRID), ordered=True, back=True)
+        plan = connect_voxels(window, coords, GRID, output_cells(window, coords, GRID), ordered=True, back=True)
         assert plan.order is not None
         return plan.unsorted().tensors
 

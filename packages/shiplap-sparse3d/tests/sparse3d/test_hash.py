@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
-from shiplap_sparse3d.hashing import home
+from shiplap_sparse3d.hashing import home_slot
 
 KEYS = st.one_of(st.integers(-2, 8), st.integers(-(2**63), 2**63 - 1))
 ENTRIES = st.lists(st.tuples(KEYS, st.integers(0, 2**31 - 1)), max_size=40)
@@ -65,7 +65,7 @@ def test_what_was_inserted_is_found_and_nothing_else(entries, others):
 
 def colliding(count: int, capacity: int) -> list[int]:
     """Keys that all start in the last slot, and so wrap around."""
-    return list(itertools.islice((k for k in itertools.count() if home(k, capacity) == capacity - 1), count))
+    return list(itertools.islice((k for k in itertools.count() if home_slot(k, capacity) == capacity - 1), count))
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 40])

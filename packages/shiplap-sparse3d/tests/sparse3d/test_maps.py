@@ -58,8 +58,8 @@ def test_every_form_of_a_sort_fits_its_scratch():
     from shiplap.declare.dim_expression import Expr
     from shiplap_sparse3d.cuda import sort
 
-    form = sort.Sort("", "m", "parts", "table", "0")
-    values = {name: Expr.parse(text, name) for name, text in sort.numbers(form).items()}
+    form = sort.TableSort("", "m", "parts", "table", "0")
+    values = {name: Expr.parse(text, name) for name, text in sort.sort_numbers(form).items()}
     room = Expr.parse(sort.scratch_bytes("m", "parts"), "scratch")
     for m in (1, 63, 129, 5000, 8193, 31999, 10**5, sort.COUNTED_ROWS, 350_001, 10**6, 5 * 10**6):
         for k, parts in ((27, 1), (27, 2), (27, 3), (27, 9), (27, 27), (125, 9), (1, 1)):

@@ -11,7 +11,7 @@ import shiplap as sl
 import shiplap_sparse3d as sparse3d
 from shiplap.kernels.native import build_plan as plan
 from shiplap_sparse3d import plan as plans
-from shiplap_sparse3d.steps import Window, connect, reach
+from shiplap_sparse3d.steps import StepWindow, connect_voxels, output_cells
 from tests.sparse3d.scenes import scene
 
 ONE = [1, 1, 1]
@@ -101,11 +101,11 @@ def test_out_coords_and_tables(n, kernel, stride, padding, dilation):
 def test_a_step_whose_tables_are_sorted_in_one_op_is_that_of_several(extra, back, monkeypatch):
     monkeypatch.setattr(plans, "_STRIDED", plans._PARTS)  # a table that is sorted later has as many parts as any
     x = scene(200, (7, 9, 8), 1).pad(230)
-    window = Window((3, 2, 3), (2, 1, 2), (1, 0, 1), (1, 2, 1), extra, 4000)
-    reached = reach(window, x.coords, x.spatial_shape)
-    several = connect(window, x.coords, x.spatial_shape, reached)
+    window = StepWindow((3, 2, 3), (2, 1, 2), (1, 0, 1), (1, 2, 1), extra, 4000)
+    reached = output_cells(window, x.coords, x.spatial_shape)
+    several = connect_voxels(window, x.coords, x.spatial_shape, reached)
     want = (several.complete() if back else replace(several, back=None)).sorted()
-    step = connect(window, x.coords, x.spatial_shape, reached, ordered=True, back=back)
+    step = connect_voxels(window, x.coords, x.spatial_shape, reached, ordered=True, back=back)
     step = step if step.order is not None else replace(step, back=None).sorted()
     assert step.table.shape == (4000, 18)
     assert (step.table >= 0).any()
@@ -181,7 +181,7 @@ def test_every_conv_on_the_cpu_is_the_kernel_and_can_be_bound_natively(op):
     (kernel,) = op.kernels["cpu"]
     assert kernel.supports is None
     assert kernel.dtypes == ("bfloat16", "float16", "float32", "float64")
-    assert plan.bound(op, "cpu")[0].unfit == ""
+    assert plan.bound_native_kernel(op, "cpu")[0].unfit == ""
 
 
 def test_bfloat16_means_run_the_reference_and_say_so():

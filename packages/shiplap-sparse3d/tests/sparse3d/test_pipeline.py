@@ -53,7 +53,7 @@ def test_coordinates_travel_as_floats_where_torch_sends_a_gradient_of_each_tenso
     """As torch 2.11 does it: what a stage receives requires a gradient, and each must have one after the backward."""
     monkeypatch.setattr(pipeline, "AS_FLOATS", True)
     x, conv = scene(30, (6, 6, 6), 4, seed=0).pad(40), sparse3d.SubMConv3d(4, 3, 3).double()
-    sent = pipeline._tensors((x,), last=False)
+    sent = pipeline._output_tensors((x,), last=False)
     assert [t.dtype for t in sent] == [t.dtype for t in TAKES.empty(torch.device("cpu"), received=True)]
     came = [t.detach().requires_grad_() for t in sent]
     got = TAKES.tensor(*came)
@@ -63,7 +63,7 @@ def test_coordinates_travel_as_floats_where_torch_sends_a_gradient_of_each_tenso
     wanted = torch.autograd.grad(conv(x.replace(feats)).feats.square().sum(), feats)[0]
     assert torch.equal(came[0].grad, wanted)
     assert torch.equal(came[1].grad, torch.zeros_like(came[1]))
-    assert pipeline._tensors((x,), last=True)[1] is x.coords
+    assert pipeline._output_tensors((x,), last=True)[1] is x.coords
 
 
 class Named(nn.Module):
@@ -78,4 +78,4 @@ def test_what_no_stage_could_take_is_refused_when_the_stage_is_made(alone):
         pipeline.stage(Named(), 0, 2, alone, TAKES)
     x = scene(20, (6, 6, 6), 4, seed=0)
     with pytest.raises(ShiplapError, match=r"SL209(.|\n)*2 outputs: SparseTensor, Tensor"):
-        pipeline._send((x, x.feats), 1, alone, None)
+        pipeline._send_shapes((x, x.feats), 1, alone, None)

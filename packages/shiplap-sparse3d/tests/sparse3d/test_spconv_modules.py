@@ -639,8 +639,8 @@ def test_a_layer_whose_table_is_known_runs_little_python():
 def test_a_pool_builds_the_table_of_its_cells_alone(monkeypatch):
     monkeypatch.setattr(geometry, "wants_sorted", lambda tensor: True)
     built: list[bool] = []
-    connect = geometry.connect
-    monkeypatch.setattr(geometry, "connect", lambda *a, **k: built.append(k["ordered"]) or connect(*a, **k))
+    connect = geometry.connect_voxels
+    monkeypatch.setattr(geometry, "connect_voxels", lambda *a, **k: built.append(k["ordered"]) or connect(*a, **k))
     spconv.SparseMaxPool3d(2, 2)(voxels())
     assert built == [False]
 
@@ -650,12 +650,12 @@ def test_an_inverse_layer_makes_its_tables_in_one_go(monkeypatch):
     monkeypatch.setattr(geometry, "wants_sorted", lambda tensor: True)
     monkeypatch.setattr(records, "_LED_BACK", set())
     built: list[bool] = []
-    connect = geometry.connect
+    connect = geometry.connect_voxels
     down = spconv.SparseConv3d(4, 6, 2, stride=2, indice_key="d")
     up = spconv.SparseInverseConv3d(6, 4, 2, indice_key="d")
     x = voxels()
     wanted = up(down(x))
-    monkeypatch.setattr(geometry, "connect", lambda *a, **k: built.append(k["back"]) or connect(*a, **k))
+    monkeypatch.setattr(geometry, "connect_voxels", lambda *a, **k: built.append(k["back"]) or connect(*a, **k))
     for ways in [False, True], [False, True, True]:
         with torch.no_grad():
             y = up(down(spconv.SparseConvTensor(x.features, x.indices, GRID, 2)))

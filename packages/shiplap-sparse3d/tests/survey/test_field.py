@@ -173,13 +173,13 @@ def test_networks_without_a_field(net: nn.Module, reason: str) -> None:
 
 
 def test_a_network_gets_its_modes_back_and_one_that_evaluates_is_left_alone() -> None:
-    from shiplap_sparse3d.survey.field import evaluating
+    from shiplap_sparse3d.survey.field import evaluation_mode
 
     net = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout(), nn.ReLU()))
     net[1].eval()
     modes = [module.training for module in net.modules()]
     assert set(modes) == {True, False}
-    with evaluating(net):
+    with evaluation_mode(net):
         assert not any(module.training for module in net.modules())
     assert [module.training for module in net.modules()] == modes
 
@@ -192,6 +192,6 @@ def test_a_network_gets_its_modes_back_and_one_that_evaluates_is_left_alone() ->
             return self
 
     still = Counted().eval()
-    with evaluating(still):
+    with evaluation_mode(still):
         assert not still.training
     assert (still.calls, still.training) == (1, False)

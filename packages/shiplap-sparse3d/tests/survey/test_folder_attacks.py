@@ -15,9 +15,9 @@ from torch import nn
 
 from shiplap import ShiplapError
 from shiplap_sparse3d.survey import SurveyModel, survey
-from shiplap_sparse3d.survey.buckets import Buckets, _known
-from shiplap_sparse3d.survey.folder import RESULT, Folder, read_mark, write_mark
-from shiplap_sparse3d.survey.train import _load
+from shiplap_sparse3d.survey.buckets import Buckets, _marked_buckets
+from shiplap_sparse3d.survey.folder import RESULT, SurveyFolder, read_mark, write_mark
+from shiplap_sparse3d.survey.train import _load_checkpoint
 
 pytest.importorskip("laspy")
 pytest.importorskip("lazrs")
@@ -112,7 +112,7 @@ ROWS = {
 
 @pytest.mark.parametrize("name", ROWS)
 def test_results_of_points_that_are_not_of_the_survey_are_refused(name: str, tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = SurveyFolder(tmp_path)
     folder.write_result((0, 0), np.array(ROWS[name], RESULT))
     with pytest.raises(ShiplapError, match="SL824"):
         folder.read_result((0, 0), 10)
@@ -122,7 +122,7 @@ def test_results_of_points_that_are_not_of_the_survey_are_refused(name: str, tmp
 def test_results_that_break_off_within_a_row_are_refused(tmp_path: Path) -> None:
     import hashlib
 
-    folder, content = Folder(tmp_path), b"1234567"
+    folder, content = SurveyFolder(tmp_path), b"1234567"
     folder.result((0, 0)).parent.mkdir()
     folder.result((0, 0)).write_bytes(content)
     write_mark(folder.done((0, 0)), {"points": 1, "sha256": hashlib.sha256(content).hexdigest()})
@@ -141,12 +141,12 @@ WRONG: dict[str, Any] = {
 
 @pytest.mark.parametrize("field", WRONG)
 def test_a_mark_of_another_form_counts_as_none(field: str, tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = SurveyFolder(tmp_path)
     folder.progress.write_text(json.dumps(RIGHT))
-    assert _known(folder) == Buckets(3, {(0, 0): 3}, [0, 0, 0], [1, 1, 1])
+    assert _marked_buckets(folder) == Buckets(3, {(0, 0): 3}, [0, 0, 0], [1, 1, 1])
     for value in WRONG[field]:
         folder.progress.write_text(json.dumps({**RIGHT, field: value}))
-        assert _known(folder) is None, value
+        assert _marked_buckets(folder) is None, value
 
 
 class Evil:
@@ -162,9 +162,9 @@ def test_a_checkpoint_runs_no_code_and_a_fifo_waits_for_nobody(tmp_path: Path, m
     optimizer = torch.optim.AdamW(net.parameters())
     torch.save({"net": Evil(), "optimizer": {}, "epoch": 1}, path)
     with pytest.raises(ShiplapError, match="SL823"):
-        _load(path, net, optimizer)
+        _load_checkpoint(path, net, optimizer)
     assert not (tmp_path / "hacked").exists()
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(ShiplapError, match="SL823"):
-        _load(path, net, optimizer)
+        _load_checkpoint(path, net, optimizer)

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from shiplap_sparse3d import geometry
-from shiplap_sparse3d.geometry import NOTHING, Recipe
+from shiplap_sparse3d.geometry import NOTHING, TableRecipe
 from shiplap_sparse3d.survey import Field, Manifest, SurveyModel, prepare, tiling
 from shiplap_sparse3d.survey import shares as sharing
 from shiplap_sparse3d.survey.buckets import Buckets, Grid
-from shiplap_sparse3d.survey.folder import RESULT, Folder, Tile
+from shiplap_sparse3d.survey.folder import RESULT, SurveyFolder, Tile
 from shiplap_sparse3d.survey.model import point_features
-from shiplap_sparse3d.survey.predict import Answer
-from shiplap_sparse3d.survey.shares import predict_tiles, shares, turns
+from shiplap_sparse3d.survey.predict import TileAnswer
+from shiplap_sparse3d.survey.shares import predict_tiles, share_tiles, tiles_in_turn
 from tests.survey.models import build
 
 TILES = tiling(Field((14, 14, 14), (14, 14, 14), (4, 4, 4), 10), 64)  # with a halo of 16
@@ -32,41 +32,41 @@ def field(across: int, along: int) -> Buckets:
 
 def test_a_tile_costs_the_points_in_it_and_around_it() -> None:
     buckets = field(3, 3)
-    assert sharing._cost(buckets, TILES, (1, 1)) == pytest.approx(1000 * (96 / 64) ** 2)
-    assert sharing._cost(buckets, TILES, (0, 1)) == pytest.approx(1000 * (80 / 64) * (96 / 64))
-    assert sharing._cost(Buckets(0, {(0, 0): 7}), TILES, (0, 0)) == 7
+    assert sharing._tile_cost(buckets, TILES, (1, 1)) == pytest.approx(1000 * (96 / 64) ** 2)
+    assert sharing._tile_cost(buckets, TILES, (0, 1)) == pytest.approx(1000 * (80 / 64) * (96 / 64))
+    assert sharing._tile_cost(Buckets(0, {(0, 0): 7}), TILES, (0, 0)) == 7
 
 
 def work_of(buckets: Buckets, parts: list[list[Tile]]) -> list[float]:
-    return [sum(sharing._cost(buckets, TILES, tile) for tile in part) for part in parts]
+    return [sum(sharing._tile_cost(buckets, TILES, tile) for tile in part) for part in parts]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 7])
 def test_shares_are_equal_and_complete(world: int) -> None:
     buckets = field(9, 5)
-    parts = shares(buckets, TILES, world)
+    parts = share_tiles(buckets, TILES, world)
     assert sorted(tile for part in parts for tile in part) == buckets.tiles
-    assert max(work := work_of(buckets, parts)) - min(work) <= sharing._cost(buckets, TILES, (1, 1))
-    assert parts == shares(Buckets(0, dict(reversed(buckets.sizes.items()))), TILES, world)
+    assert max(work := work_of(buckets, parts)) - min(work) <= sharing._tile_cost(buckets, TILES, (1, 1))
+    assert parts == share_tiles(Buckets(0, dict(reversed(buckets.sizes.items()))), TILES, world)
 
 
 def test_dense_tiles_in_every_other_row() -> None:
     """In turn, one worker would get all of the points of the dense rows; the halos are where the others get some."""
     buckets = Buckets(0, {(x, y): 5000 if y % 2 else 1000 for x in range(8) for y in range(8)})
-    work = work_of(buckets, shares(buckets, TILES, 2))
+    work = work_of(buckets, share_tiles(buckets, TILES, 2))
     turns = work_of(buckets, [buckets.tiles[rank::2] for rank in range(2)])
     assert max(work) < 1.01 * min(work)
     assert max(turns) > 1.2 * min(turns)
 
 
 def test_more_workers_than_tiles() -> None:
-    assert shares(field(1, 2), TILES, 3) == [[(0, 0)], [(0, 1)], []]
+    assert share_tiles(field(1, 2), TILES, 3) == [[(0, 0)], [(0, 1)], []]
 
 
 PARTS = [[(0, y) for y in range(6)], [(1, y) for y in range(6)], [(2, y) for y in range(6)]]
 
 
-def each_marked(folder: Folder, tiles: Iterable[Tile]) -> list[Tile]:
+def each_marked(folder: SurveyFolder, tiles: Iterable[Tile]) -> list[Tile]:
     done = []
     for tile in tiles:
         folder.write_result(tile, np.zeros(1, RESULT))
@@ -75,49 +75,49 @@ def each_marked(folder: Folder, tiles: Iterable[Tile]) -> list[Tile]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
+def folder(tmp_path: Path) -> SurveyFolder:
     for part in ("done", "classes"):
         (tmp_path / part).mkdir()
-    return Folder(tmp_path)
+    return SurveyFolder(tmp_path)
 
 
-def test_a_fast_worker_helps_a_slow_one(folder: Folder) -> None:
+def test_a_fast_worker_helps_a_slow_one(folder: SurveyFolder) -> None:
     """The slow one does two tiles in the time of all others, and each tile is begun once."""
-    slow, done = turns(folder, PARTS, 1), list[Tile]()
+    slow, done = tiles_in_turn(folder, PARTS, 1), list[Tile]()
     done += [next(slow), next(slow)]
-    done += each_marked(folder, turns(folder, PARTS, 0))
+    done += each_marked(folder, tiles_in_turn(folder, PARTS, 0))
     assert done[:8] == [(1, 0), (1, 1), *PARTS[0]]
     assert done[8:] == [*reversed(PARTS[1][2:]), *reversed(PARTS[2])]
-    assert list(slow) == list(turns(folder, PARTS, 2)) == []
+    assert list(slow) == list(tiles_in_turn(folder, PARTS, 2)) == []
 
 
-def test_workers_at_once_begin_each_tile_once(folder: Folder) -> None:
+def test_workers_at_once_begin_each_tile_once(folder: SurveyFolder) -> None:
     parts = [[(rank, y) for y in range(50)] for rank in range(4)]
-    workers = [turns(folder, parts, rank) for rank in range(4)]
+    workers = [tiles_in_turn(folder, parts, rank) for rank in range(4)]
     with ThreadPoolExecutor(4) as pool:
         done = [*pool.map(lambda tiles: each_marked(folder, tiles), workers)]
     assert sorted(tile for each in done for tile in each) == sorted(tile for part in parts for tile in part)
 
 
-def test_what_a_worker_had_begun_when_it_stopped_is_done_again(folder: Folder) -> None:
-    first = turns(folder, PARTS, 0)
+def test_what_a_worker_had_begun_when_it_stopped_is_done_again(folder: SurveyFolder) -> None:
+    first = tiles_in_turn(folder, PARTS, 0)
     begun = [next(first) for _ in range(4)]
     each_marked(folder, begun[:2])
-    rest = list(turns(folder, PARTS, 0))
+    rest = list(tiles_in_turn(folder, PARTS, 0))
     assert rest[:2] == PARTS[0][4:]
     assert rest[-2:] == begun[2:]
     assert len(rest) == 6 * 3 - 2
 
 
-def test_a_tile_that_another_has_begun_meanwhile_is_left_to_it(folder: Folder) -> None:
-    mine, other = turns(folder, PARTS[:2], 0), turns(folder, PARTS[:2], 1)
+def test_a_tile_that_another_has_begun_meanwhile_is_left_to_it(folder: SurveyFolder) -> None:
+    mine, other = tiles_in_turn(folder, PARTS[:2], 0), tiles_in_turn(folder, PARTS[:2], 1)
     assert next(mine) == (0, 0)
     assert list(other) == [*PARTS[1], *reversed(PARTS[0][1:])]
     assert list(mine) == []
 
 
 def test_tiles_that_others_have_begun_are_not_looked_at_one_by_one(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
+    folder: SurveyFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two looks at the folder for 1,000 of them, whether a claim says so or a mark. Other files there do not count."""
     parts = [[(rank, y - 10) for y in range(1000)] for rank in range(2)]
@@ -128,14 +128,14 @@ def test_tiles_that_others_have_begun_are_not_looked_at_one_by_one(
         folder.taken(tile).touch()
     for tile in parts[1][985:995]:
         folder.done(tile).touch()
-    took, take = list[Tile](), Folder.take
-    monkeypatch.setattr(Folder, "take", lambda self, tile: took.append(tile) or take(self, tile))
-    assert list(turns(folder, parts, 0)) == parts[0] + parts[1][:994:-1]
+    took, take = list[Tile](), SurveyFolder.take
+    monkeypatch.setattr(SurveyFolder, "take", lambda self, tile: took.append(tile) or take(self, tile))
+    assert list(tiles_in_turn(folder, parts, 0)) == parts[0] + parts[1][:994:-1]
     assert took == parts[0] + parts[1][:994:-1]
 
 
-def test_one_worker_takes_nothing(folder: Folder) -> None:
-    assert list(turns(folder, PARTS[:1], 0)) == PARTS[0]
+def test_one_worker_takes_nothing(folder: SurveyFolder) -> None:
+    assert list(tiles_in_turn(folder, PARTS[:1], 0)) == PARTS[0]
     assert not (folder.path / "taken").exists()
 
 
@@ -174,9 +174,9 @@ def test_the_next_tile_is_read_while_the_network_runs(
         assert second.wait(30)
         return answer(*arguments)  # type: ignore[arg-type]
 
-    answer = sharing.answered
+    answer = sharing.run_network
     monkeypatch.setattr(sharing, "read_tile", reading)
-    monkeypatch.setattr(sharing, "answered", predicting)
+    monkeypatch.setattr(sharing, "run_network", predicting)
     given = model, manifest.folder, manifest.buckets, manifest.grid, tiling(model.field, 20)
     assert list(predict_tiles(*given, manifest.buckets.tiles[:3], ahead=True)) == manifest.buckets.tiles[:3]
     assert threading.current_thread() not in threads
@@ -192,17 +192,17 @@ def test_the_next_tile_is_made_while_the_network_runs(
     model, done, threads = build(), list[str](), set()
     manifest = prepare(corner, tmp_path / "tiles", model, tile=20)
     given = model, manifest.folder, manifest.buckets, manifest.grid, tiling(model.field, 20)
-    asked, answered, third = sharing.asked, sharing.answered, threading.Event()
+    asked, answered, third = sharing.prepare_tile, sharing.run_network, threading.Event()
 
     class Late:
-        def __init__(self, answer: Answer) -> None:
+        def __init__(self, answer: TileAnswer) -> None:
             self.answer = answer
 
         def result(self) -> object:
             assert third.wait(30)
             return self.answer.result()
 
-    def asking(model: SurveyModel, question: object, recipe: Recipe) -> object:
+    def asking(model: SurveyModel, question: object, recipe: TableRecipe) -> object:
         done.append("asked" if recipe == NOTHING else "asked with tables")
         threads.add(threading.current_thread())
         made = asked(model, question, recipe)  # type: ignore[arg-type]
@@ -215,8 +215,8 @@ def test_the_next_tile_is_made_while_the_network_runs(
         done.append("answered")
         return Late(answered(*arguments))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sharing, "asked", asking)
-    monkeypatch.setattr(sharing, "answered", answering)
+    monkeypatch.setattr(sharing, "prepare_tile", asking)
+    monkeypatch.setattr(sharing, "run_network", answering)
     tiles = manifest.buckets.tiles[:3]
     assert list(predict_tiles(*given, tiles, ahead=True)) == tiles
     assert done == ["asked", "answered", "asked with tables", "asked with tables", "answered", "answered"]
@@ -232,13 +232,13 @@ def test_tables_that_were_built_are_not_built_by_the_network(
     model, inside, made = build(), threading.get_ident(), list[bool]()
     manifest = prepare(corner, tmp_path / "tiles", model, tile=20)
     given = model, manifest.folder, manifest.buckets, manifest.grid, tiling(model.field, 20)
-    reach = geometry.reach
+    reach = geometry.output_cells
 
     def reaching(*arguments: object) -> object:
         made.append(threading.get_ident() == inside)
         return reach(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(geometry, "reach", reaching)
+    monkeypatch.setattr(geometry, "output_cells", reaching)
     assert list(predict_tiles(*given, manifest.buckets.tiles[:4], ahead=True)) == manifest.buckets.tiles[:4]
     assert made == [True, True, *[False] * 6]
 

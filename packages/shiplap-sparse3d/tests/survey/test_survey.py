@@ -17,8 +17,8 @@ from shiplap import ShiplapError
 from shiplap_sparse3d.survey import Points, SurveyModel, point_features, survey
 from shiplap_sparse3d.survey import predict as prediction
 from shiplap_sparse3d.survey import run as running
-from shiplap_sparse3d.survey.folder import Folder, Tile
-from shiplap_sparse3d.survey.shares import turns
+from shiplap_sparse3d.survey.folder import SurveyFolder, Tile
+from shiplap_sparse3d.survey.shares import tiles_in_turn
 from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
 from tests.survey.conftest import classes_of
@@ -57,14 +57,14 @@ def test_logits_are_equal_to_the_bit(
     corner: Path, model: SurveyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: dict[int, dict[int, torch.Tensor]] = {}
-    real, tile = prediction._logits, 0
+    real, tile = prediction._tile_logits, 0
 
-    def keep(model: SurveyModel, question: prediction.Asked) -> torch.Tensor:
+    def keep(model: SurveyModel, question: prediction.PreparedTile) -> torch.Tensor:
         logits = real(model, question)
         kept.setdefault(tile, {}).update(zip(question.index.tolist(), logits, strict=True))
         return logits
 
-    monkeypatch.setattr(prediction, "_logits", keep)
+    monkeypatch.setattr(prediction, "_tile_logits", keep)
     for tile in (WHOLE, 20, 32, 48):
         survey(corner, tmp_path / "out.laz", model, tile=tile)
     whole = kept.pop(WHOLE)
@@ -234,12 +234,12 @@ def test_results_that_vanish_before_they_are_gathered(
 ) -> None:
     folder = tmp_path / "kept"
 
-    def gone(place: Folder, *rest: Any) -> None:
+    def gone(place: SurveyFolder, *rest: Any) -> None:
         next((folder / "classes").iterdir()).unlink()
         real(place, *rest)
 
-    real = running.gather
-    monkeypatch.setattr(running, "gather", gone)
+    real = running.gather_classes
+    monkeypatch.setattr(running, "gather_classes", gone)
     with pytest.raises(ShiplapError, match="SL824"):
         survey(corner, tmp_path / "out.laz", model, tile=32, folder=folder, keep=True)
 
@@ -249,7 +249,7 @@ def test_lost_buckets_are_made_anew(
     name: str, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, folder = tmp_path / "out.laz", tmp_path / "kept"
-    monkeypatch.setattr(running, "_predict", lambda *_: (_ for _ in ()).throw(Stopped))
+    monkeypatch.setattr(running, "_predict_share", lambda *_: (_ for _ in ()).throw(Stopped))
     with pytest.raises(Stopped):
         survey(corner, out, model, tile=32, folder=folder)
     monkeypatch.undo()
@@ -296,9 +296,9 @@ def test_the_folder_stays_while_another_worker_is_in_it(
 ) -> None:
     """Worker 0 has done every tile before the other one looks, which would wait for points that are gone."""
     out, done, written = tmp_path / "out.laz", {}, threading.Event()
-    models, claimed, write = (build(), build()), running._claimed, running.write_cloud
+    models, claimed, write = (build(), build()), running._sorted_by_worker_0, running.write_cloud
 
-    def late(job: running._Survey) -> object:
+    def late(job: running._SurveyJob) -> object:
         assert written.wait(30)
         return claimed(job)
 
@@ -309,7 +309,7 @@ def test_the_folder_stays_while_another_worker_is_in_it(
     def work(rank: int) -> None:
         done[rank] = survey(corner, out, models[rank], tile=20, workers=(rank, 2), patience=30)
 
-    monkeypatch.setattr(running, "_claimed", late)
+    monkeypatch.setattr(running, "_sorted_by_worker_0", late)
     monkeypatch.setattr(running, "write_cloud", writing)
     other = threading.Thread(target=work, args=(1,))
     other.start()
@@ -334,15 +334,15 @@ def test_a_worker_that_stopped(
     corner: Path, untiled: Path, model: SurveyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had begun some tiles; whoever takes up its share does them again."""
-    out, folder, shared = tmp_path / "out.laz", Folder(tmp_path / "out.laz.survey"), list[Tile]()
+    out, folder, shared = tmp_path / "out.laz", SurveyFolder(tmp_path / "out.laz.survey"), list[Tile]()
 
-    def begun(folder: Folder, parts: list[list[Tile]], rank: int) -> Iterator[Tile]:
+    def begun(folder: SurveyFolder, parts: list[list[Tile]], rank: int) -> Iterator[Tile]:
         if rank == 0 and not shared:
             shared.extend(parts[1])
             assert all(folder.take(tile) for tile in shared[:3])  # by a worker that stops then
-        return turns(folder, parts, rank)
+        return tiles_in_turn(folder, parts, rank)
 
-    monkeypatch.setattr(running, "turns", begun)
+    monkeypatch.setattr(running, "tiles_in_turn", begun)
     with pytest.raises(ShiplapError, match="SL824") as caught:
         survey(corner, out, model, tile=20, workers=(0, 2), patience=0.1)
     assert caught.value.expected == "the other workers"

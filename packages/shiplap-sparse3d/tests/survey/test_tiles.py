@@ -6,7 +6,7 @@ import pytest
 
 from shiplap import ShiplapError
 from shiplap_sparse3d.survey import Field, tiling
-from shiplap_sparse3d.survey.tiles import Extent
+from shiplap_sparse3d.survey.tiles import CellExtent
 
 FIELD = Field((14, 14, 14), (14, 14, 14), (4, 4, 4), 10)
 
@@ -42,7 +42,7 @@ def test_a_field_that_is_not_the_same_on_all_axes() -> None:
 
 def test_grids_are_aligned_and_end_with_the_survey() -> None:
     tiles = tiling(FIELD, 64)
-    extent = Extent((-13, 5, -1), (200, 70, 9))
+    extent = CellExtent((-13, 5, -1), (200, 70, 9))
     whole = tiles.whole(extent)
     assert (whole.origin, whole.shape) == ((-16, 4, -4), (220, 68, 16))
     for tile in ((-1, 0), (0, 0), (3, 1)):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shiplap.dispatch import Op
-from shiplap.kernels.c.header import header
+from shiplap.kernels.c.header import header_text
 from shiplap_headers import include_dir
 
 INCLUDE = include_dir()
@@ -25,7 +25,7 @@ def compile_c(
 
     ``compiler`` is a C compiler, a C++ compiler, or ``nvcc``, which compiles for the GPU that is there.
     """
-    text = header({symbol: op.spec for symbol, op in ops.items()}, name, configs)
+    text = header_text({symbol: op.spec for symbol, op in ops.items()}, name, configs)
     (folder / f"{name}.h").write_text(text)
     source = folder / f"{name}.{SUFFIX.get(compiler, 'cpp')}"
     source.write_text(f'#include "{name}.h"\n#include <stdio.h>\n#include <string.h>\nSL_SIGNATURES\n{body}')

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from shiplap.torch_private import CAPABILITIES
-from shiplap.torch_private.versions import TABLE, short
+from shiplap.torch_private.versions import TABLE, minor_version
 from shiplap_testing.paths import REPOSITORY
 
 SOURCE = REPOSITORY / "packages/shiplap/src/shiplap/torch_private" / TABLE.name  # TABLE is in a wheel under nox
@@ -71,7 +71,7 @@ def row_of(outcomes: Outcomes) -> dict[str, Any]:
 
 def write_row(path: Path, row: dict[str, Any]) -> None:
     """Replace the row of a release in the table, and leave the others."""
-    table = {**json.loads(path.read_text(encoding="utf-8")), short(row["torch"]): row}
+    table = {**json.loads(path.read_text(encoding="utf-8")), minor_version(row["torch"]): row}
     ordered = sorted(table.items(), key=lambda item: tuple(map(int, item[0].split("."))))
     path.write_text(json.dumps(dict(ordered), indent=1) + "\n", encoding="utf-8")
 

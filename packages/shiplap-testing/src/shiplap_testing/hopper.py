@@ -13,7 +13,7 @@ import torch
 import triton
 from triton.runtime.driver import driver
 
-from shiplap.torch_private.triton_interpreter import Target
+from shiplap.torch_private.triton_interpreter import InterpreterTarget
 
 OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
@@ -22,11 +22,11 @@ def pretend() -> None:
     """From now on this process compiles for Hopper."""
     from shiplap.kernels.triton import template_kernel
 
-    driver.set_active(Target())
+    driver.set_active(InterpreterTarget())
     torch.cuda.is_available = lambda: True
     torch.cuda.get_device_capability = lambda *device: (9, 0)
     torch.cuda.get_device_properties = lambda *device: SimpleNamespace(multi_processor_count=132)
-    template_kernel.is_current = lambda device: True  # type: ignore[assignment]
+    template_kernel.is_current_device = lambda device: True  # type: ignore[assignment]
 
 
 def compiled(run: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from shiplap.plugin_api.interpreting import _error, interpret, run_interpreted
-from shiplap.torch_private.triton_interpreter import Kernel as _Kernel
+from shiplap.torch_private.triton_interpreter import InterpretedKernel as _Kernel
 from shiplap.torch_private.triton_interpreter import edit as MUTATE
 from shiplap.torch_private.triton_interpreter import launches as LAUNCHES
 

@@ -124,8 +124,8 @@ def ns() -> Iterator[str]:
 
     name = f"test{next(_numbers)}"
     yield name
-    for op in [op.spec.name for op in registry.ops() if op.spec.namespace == name]:
-        registry.forget(op)
+    for op in [op.spec.name for op in registry.declared_op_list() if op.spec.namespace == name]:
+        registry.forget_op(op)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def fresh_graphs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "shiplap"))
     torch.manual_seed(0)
     private.counters().clear()
-    with inductor_lowering.uncached(), torch.no_grad():
+    with inductor_lowering.without_graph_caches(), torch.no_grad():
         yield
 
 

@@ -11,7 +11,7 @@ from shiplap.lazy_imports import names, uncollected
 
 with uncollected():
     from shiplap.declare import OpSpec
-    from shiplap.declare.kernel import Kernel, Terms, makers
+    from shiplap.declare.kernel import Kernel, KernelTerms, template_kernel_makers
     from shiplap.declare.sharding_rule import failure_hooks
     from shiplap.declare.template import Template
     from shiplap.declare.values import Opaque
@@ -94,7 +94,7 @@ class _Package(ModuleType):
         return sorted({*super().__dir__(), *_LATE})
 
 
-def _kernel_of_template(spec: OpSpec, terms: Terms, template: Template) -> Kernel:
+def _kernel_of_template(spec: OpSpec, terms: KernelTerms, template: Template) -> Kernel:
     """While a Triton template is declared: it is also a kernel of its own."""
     with uncollected():
         from shiplap.kernels.triton.template_kernel import TemplateKernel
@@ -111,9 +111,9 @@ def _build_op(op: Op) -> None:
 
 def _lower_templates() -> None:
     """At a trace, before compile caches are asked: templates of the ops declared by now have a lowering."""
-    from shiplap.inductor.install import install
+    from shiplap.inductor.install import install_lowerings
 
-    install()
+    install_lowerings()
 
 
 def _explain_sharding(op: Op, values: Sequence[Any], cause: Exception) -> bool:
@@ -133,8 +133,8 @@ def _tune_templates(*request: Any) -> Any:
 
 
 builders.append(_build_op)
-makers["triton"] = _kernel_of_template
-compile_cache_key.on_trace(_lower_templates)
-compiled_templates.tuners.append(_tune_templates)
+template_kernel_makers["triton"] = _kernel_of_template
+compile_cache_key.add_trace_listener(_lower_templates)
+compiled_templates.template_tuners.append(_tune_templates)
 failure_hooks.append(_explain_sharding)
 sys.modules[__name__].__class__ = _Package

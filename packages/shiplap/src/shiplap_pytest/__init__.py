@@ -14,7 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from shiplap.judge import JudgeResult
-    from shiplap.sandbox.supervisor import Launcher
+    from shiplap.sandbox.supervisor import SandboxLauncher
 
 __all__: list[str] = []
 
@@ -39,16 +39,16 @@ def _name(candidate: Any) -> str:
 
 
 @pytest.fixture(scope="session")
-def shiplap_launcher() -> Iterator[Launcher]:
+def shiplap_launcher() -> Iterator[SandboxLauncher]:
     """The process that starts those in which candidates run; it imports torch once for all tests of a session."""
-    from shiplap.sandbox.supervisor import Launcher
+    from shiplap.sandbox.supervisor import SandboxLauncher
 
-    with Launcher() as launcher:
+    with SandboxLauncher() as launcher:
         yield launcher
 
 
 @pytest.fixture
-def shiplap_judge(request: pytest.FixtureRequest, shiplap_launcher: Launcher) -> Callable[..., JudgeResult]:
+def shiplap_judge(request: pytest.FixtureRequest, shiplap_launcher: SandboxLauncher) -> Callable[..., JudgeResult]:
     """``shiplap.judge`` with the launcher of the session; files are looked for beside the test first."""
     from shiplap.judge import judge
 

@@ -49,15 +49,15 @@ def test_the_reproducer_of_an_exception_fails_the_same_way():
 
 def test_a_crash_in_what_the_declaration_refuses_is_no_finding(monkeypatch):
     """A kernel may trust the declaration on rank and dtype; an exception is its fault all the same."""
-    kernel = c_abi._kernels(boundary.SOUND[0].op)[0]
-    lax = [c_abi.Attempt("another rank", {}, lax=True)]
+    kernel = c_abi._c_kernels_for_cpu(boundary.SOUND[0].op)[0]
+    lax = [c_abi.CCallAttempt("another rank", {}, lax=True)]
     for messages, problem in (
         ("", ""),
         ("terminate called after throwing an instance of 'std::bad_alloc'", "std::bad_alloc"),
     ):
-        deaths = [c_abi.Death(0, -signal.SIGSEGV, messages)]
-        monkeypatch.setattr(c_abi, "_run", lambda *args, deaths=deaths: ({}, deaths))
-        observation = c_abi._judge(kernel, kernel.native.library, lax)
+        deaths = [c_abi.ProcessDeath(0, -signal.SIGSEGV, messages)]
+        monkeypatch.setattr(c_abi, "_run_attempts", lambda *args, deaths=deaths: ({}, deaths))
+        observation = c_abi._observe_kernel(kernel, kernel.native.library, lax)
         assert problem in observation.problem
         assert bool(observation.problem) == bool(problem)
 
@@ -65,13 +65,15 @@ def test_a_crash_in_what_the_declaration_refuses_is_no_finding(monkeypatch):
 def test_a_library_that_cannot_be_opened_is_an_error_of_the_check(tmp_path):
     (tmp_path / "libno.so").write_text("no")
     with pytest.raises(RuntimeError, match=r"libno\.so cannot be called in a process of its own"):
-        c_abi._run(tmp_path / "libno.so", "f", [c_abi.Attempt("a call", {"workspace": 0, "arguments": []})])
+        c_abi._run_attempts(
+            tmp_path / "libno.so", "f", [c_abi.CCallAttempt("a call", {"workspace": 0, "arguments": []})]
+        )
 
 
 def test_a_hang_ends(monkeypatch):
     monkeypatch.setattr(c_abi, "TIMEOUT_S", 0.5)
     monkeypatch.setattr(c_abi.sys, "executable", "/bin/sh")  # -I FILE: sh fails at once, which is an answer as well
-    status, _, _ = c_abi._process("{}")
+    status, _, _ = c_abi._run_child_process("{}")
     assert status != 0
 
 
@@ -90,9 +92,9 @@ def test_the_process_has_no_torch():
 
 def test_leaks_are_counted_per_call():
     still = {"status": 0, "message": "", "calls": 1000, "heap": 7.0, "resident": 500.0, "files": 0.0}
-    assert c_abi._left(still) == ""
-    assert c_abi._left(still | {"heap": 24.0, "files": 1.0}) == "24 bytes and an open file"
-    assert c_abi._left(still | {"resident": 4096.0}) == "4096 bytes of resident memory"
+    assert c_abi._describe_leak(still) == ""
+    assert c_abi._describe_leak(still | {"heap": 24.0, "files": 1.0}) == "24 bytes and an open file"
+    assert c_abi._describe_leak(still | {"resident": 4096.0}) == "4096 bytes of resident memory"
 
 
 def test_arguments_cross_the_process_as_they_are():
@@ -113,9 +115,9 @@ int everything(const sl_context* ctx, const DLTensor* x, const DLTensor* bias, D
     from shiplap.sampling.samples import Samples
 
     case = Samples(op, 1).build(Samples(op, 1).base)
-    kernel = c_abi._kernels(op)[0]
-    attempts = list(c_abi._attempts(op, kernel, case))
-    results, deaths = c_abi._run(folder / "libeverything.so", "everything", attempts[:1])
+    kernel = c_abi._c_kernels_for_cpu(op)[0]
+    attempts = list(c_abi._make_attempts(op, kernel, case))
+    results, deaths = c_abi._run_attempts(folder / "libeverything.so", "everything", attempts[:1])
     assert deaths == []
     assert (results[0]["status"], results[0]["message"]) == (2, "0.5 add 2 7")
     json.dumps(attempts[0].spec)

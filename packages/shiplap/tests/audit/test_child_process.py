@@ -13,10 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.audit.child_process import Death, Limits, can_isolate, stream
+from shiplap.audit.child_process import ChildDeath, ChildLimits, can_isolate, stream_events
 from shiplap_testing.crashes import read_unmapped
 
-QUICK = Limits(busy_s=1.0, idle_s=1.0, memory=256 << 20)
+QUICK = ChildLimits(busy_s=1.0, idle_s=1.0, memory=256 << 20)
 
 
 def crash():
@@ -60,9 +60,9 @@ def test_a_death_is_told_and_what_was_said_before_is_kept(end, how):
         send({"kind": "note", "text": "before"})
         end()
 
-    *before, death = stream(work, QUICK)
+    *before, death = stream_events(work, QUICK)
     assert [e["text"] for e in before] == ["before"]
-    assert isinstance(death, Death)
+    assert isinstance(death, ChildDeath)
     assert death.how == how
 
 
@@ -71,7 +71,7 @@ def test_what_it_wrote_to_stderr_last_is_told():
         os.write(2, b"free(): invalid pointer\n")
         os.abort()
 
-    (death,) = stream(work, QUICK)
+    (death,) = stream_events(work, QUICK)
     assert str(death) == "crashed with SIGABRT (free(): invalid pointer)"
 
 
@@ -82,7 +82,7 @@ def test_a_child_computes_on_all_threads_although_its_parent_did():
     def work(send):
         send({"kind": "note", "value": float(x.sin().sum())})
 
-    (messages,) = stream(work, QUICK)
+    (messages,) = stream_events(work, QUICK)
     assert messages["value"] == pytest.approx(expected)
 
 
@@ -95,9 +95,9 @@ def test_an_event_may_ask_for_a_longer_silence():
         send({"kind": "note"})
         time.sleep(3)
 
-    *events, last = stream(work, Limits(busy_s=30, idle_s=1.0))
+    *events, last = stream_events(work, ChildLimits(busy_s=30, idle_s=1.0))
     assert [e["kind"] for e in events] == ["case", "note"]
-    assert isinstance(last, Death)
+    assert isinstance(last, ChildDeath)
     assert "deadlock" in str(last)
 
 
@@ -106,7 +106,7 @@ def test_waiting_for_a_program_of_its_own_is_no_deadlock():
         subprocess.run(["sh", "-c", "i=0; while [ $i -lt 400000 ]; do i=$((i+1)); done"], check=True)
         send({"kind": "note"})
 
-    assert list(stream(work, Limits(busy_s=30, idle_s=0.5))) == [{"kind": "note"}]
+    assert list(stream_events(work, ChildLimits(busy_s=30, idle_s=0.5))) == [{"kind": "note"}]
 
 
 def test_an_event_may_ask_for_patience():
@@ -116,7 +116,7 @@ def test_an_event_may_ask_for_patience():
         while time.process_time() < end:
             pass
 
-    assert not [e for e in stream(work, QUICK) if isinstance(e, Death)]
+    assert not [e for e in stream_events(work, QUICK) if isinstance(e, ChildDeath)]
 
 
 def test_a_reader_that_stops_ends_the_child():
@@ -124,7 +124,7 @@ def test_a_reader_that_stops_ends_the_child():
         send({"kind": "note", "pid": os.getpid()})
         compute()
 
-    events = stream(work, Limits())
+    events = stream_events(work, ChildLimits())
     pid = next(events)["pid"]
     events.close()
     assert not os.path.exists(f"/proc/{pid}")

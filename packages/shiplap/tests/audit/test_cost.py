@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from shiplap.audit import CostCard, Finding, cost
+from shiplap.audit import CostCard, Finding, measure_cost
 from shiplap.render import findings_html, findings_json, print_costs
 from shiplap_testing.zoo import bad, good
 
@@ -18,7 +18,7 @@ FINDING = Finding("fake", "ok", "a::b", "fine")
 
 @pytest.fixture(scope="module")
 def saxpy():
-    return cost(good.saxpy)
+    return measure_cost(good.saxpy)
 
 
 def test_a_c_kernel_costs_less_than_its_call(saxpy):
@@ -27,7 +27,7 @@ def test_a_c_kernel_costs_less_than_its_call(saxpy):
     assert saxpy.raw_ns > 0
     card = saxpy
     for _ in range(2):  # of a busy machine one of three may be wrong
-        card = card if card.raw_ns < card.eager_ns else cost(good.saxpy)
+        card = card if card.raw_ns < card.eager_ns else measure_cost(good.saxpy)
     assert 0 < card.raw_ns < card.eager_ns
     assert saxpy.compiled_ns >= 0  # a slope: noise may take it to 0
     assert saxpy.captured_ns is None
@@ -37,14 +37,14 @@ def test_a_c_kernel_costs_less_than_its_call(saxpy):
 def test_measuring_leaves_the_kernel_as_it_was(saxpy):
     kernel = good.saxpy.kernels["cpu"][0]
     assert "between" not in repr(kernel._function)
-    assert cost(good.saxpy).raw_ns > 0
+    assert measure_cost(good.saxpy).raw_ns > 0
 
 
 def test_what_a_card_cannot_show_has_a_reason():
-    adopted = cost(good.adopted)
+    adopted = measure_cost(good.adopted)
     assert (adopted.binding, adopted.raw_ns) == ("adopted", None)
     assert "raw: no C ABI kernel" in adopted.notes
-    broken = cost(bad.compiler.no_fake)
+    broken = measure_cost(bad.compiler.no_fake)
     assert broken.eager_ns > 0
     assert broken.compiled_ns is None
     assert any(n.startswith("compiled: ") for n in broken.notes)

@@ -51,14 +51,14 @@ def test_a_data_dependent_size_is_a_reason_to_stay_out_of_graphs():
     def positive(x: Float[Tensor, "n"]) -> Int64[Tensor, "m"]:
         return (x > 0).nonzero()[:, 0]
 
-    tagged = cuda_graph.kept_out(positive)
+    tagged = cuda_graph.observe_uncapturable(positive)
     assert tagged is not None
     assert "its size m depends on data; use the capacity form" in tagged.skip
-    untagged = cuda_graph.kept_out(gpu.faults.nonzero)
+    untagged = cuda_graph.observe_uncapturable(gpu.faults.nonzero)
     assert untagged is not None
     assert "not tagged cudagraph_unsafe" in untagged.problem
     assert "capacity form" in untagged.fix
-    assert cuda_graph.kept_out(double) is None
+    assert cuda_graph.observe_uncapturable(double) is None
 
 
 def test_a_tag_keeps_an_op_out():
@@ -69,7 +69,7 @@ def test_a_tag_keeps_an_op_out():
     def waits(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return x * 2
 
-    observation = cuda_graph.kept_out(waits)
+    observation = cuda_graph.observe_uncapturable(waits)
     assert observation is not None
     assert "tagged cudagraph_unsafe" in observation.skip
 
@@ -90,7 +90,7 @@ def test_free_blocks_are_covered_by_requests_that_find_them(monkeypatch):
     ]
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
     assert capture._free_blocks(torch.device("cuda")) == [(20 * mib, 0), (mib, 7), (mib - 512, 7)]
-    monkeypatch.setattr(capture, "MOST_POISON", 2 * mib)  # the small ones first
+    monkeypatch.setattr(capture, "MOST_POISONED_BYTES", 2 * mib)  # the small ones first
     assert capture._free_blocks(torch.device("cuda")) == [(mib, 7), (mib - 512, 7)]
 
 

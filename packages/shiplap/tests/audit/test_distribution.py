@@ -6,7 +6,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.sampling.distribution import RUNS, different
+from shiplap.sampling.distribution import RUNS, distribution_difference
 from shiplap_testing.support import fails
 
 M = Float[Tensor, "n d"]
@@ -35,7 +35,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_distribution_is_seen(name):
-    assert different(runs(WRONG[name], 100), runs(normal)), name
+    assert distribution_difference(runs(WRONG[name], 100), runs(normal)), name
 
 
 RIGHT = {
@@ -53,11 +53,13 @@ RIGHT = {
 @pytest.mark.parametrize("name", RIGHT)
 def test_the_same_distribution_passes(name):
     for first in (100, 200, 300):
-        assert not different(runs(RIGHT[name], first), runs(RIGHT[name])), name
+        assert not distribution_difference(runs(RIGHT[name], first), runs(RIGHT[name])), name
 
 
 def test_rounding_is_no_difference():
-    assert not different([t * (1 + 1e-6) for t in runs(lambda g: torch.ones(5))], runs(lambda g: torch.ones(5)))
+    assert not distribution_difference(
+        [t * (1 + 1e-6) for t in runs(lambda g: torch.ones(5))], runs(lambda g: torch.ones(5))
+    )
 
 
 def dropout(x: M, p: float = 0.25) -> M:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.audit import CHECKS, Samples, audit, find
-from shiplap.audit.checks import load
+from shiplap.audit.checks import load_check
 from shiplap.errors import AuditError, LibraryError
 from shiplap_testing.forked import python
 
@@ -64,7 +64,7 @@ def test_a_good_op_passes_every_check_within_a_minute():
 
 def test_every_check_says_what_it_observes_and_one_fix():
     for name in CHECKS:
-        check = load(name)
+        check = load_check(name)
         assert check.name == name
         assert check.observes
         assert check.fix

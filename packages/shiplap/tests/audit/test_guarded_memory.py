@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from shiplap.audit.guarded_memory import PAGE, guarded
+from shiplap.audit.guarded_memory import PAGE, copy_beside_guard
 from shiplap_testing.crashes import read_unmapped
 
 
@@ -14,7 +14,7 @@ from shiplap_testing.crashes import read_unmapped
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.bfloat16, torch.float32, torch.complex128])
 def test_values_and_place(after, dtype):
     t = torch.arange(15).reshape(5, 3).T.to(dtype)
-    placed = guarded(t, after=after)
+    placed = copy_beside_guard(t, after=after)
     assert torch.equal(placed, t)
     assert placed.is_contiguous()
     size = t.numel() * t.itemsize
@@ -23,7 +23,7 @@ def test_values_and_place(after, dtype):
 
 @pytest.mark.parametrize("after", [True, False])
 def test_an_access_beside_it_ends_the_process(after):
-    placed = guarded(torch.ones(5), after=after)
+    placed = copy_beside_guard(torch.ones(5), after=after)
     child = os.fork()
     if not child:
         read_unmapped(placed.data_ptr() + (20 if after else -1))
@@ -33,4 +33,4 @@ def test_an_access_beside_it_ends_the_process(after):
 
 def test_nothing_to_place():
     empty = torch.empty(0, 3)
-    assert guarded(empty, after=True) is empty
+    assert copy_beside_guard(empty, after=True) is empty

@@ -14,11 +14,11 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.audit import audit
-from shiplap.audit.child_process import Death, Limits, stream
+from shiplap.audit.child_process import ChildDeath, ChildLimits, stream_events
 from shiplap_testing.crashes import read_unmapped
 from shiplap_testing.forked import python
 
-LIMITS = Limits(busy_s=2.0, idle_s=2.0, memory=512 << 20)
+LIMITS = ChildLimits(busy_s=2.0, idle_s=2.0, memory=512 << 20)
 
 
 def op_with(ns, kernel):
@@ -162,5 +162,5 @@ def test_inductor_compiles_in_a_child_of_a_process_that_has_compiled(monkeypatch
     def work(send):
         send({"kind": "answer", "value": AsyncCompile.pool().submit(lambda: 8).result(10)})
 
-    events = list(stream(work))
-    assert [e["value"] for e in events if not isinstance(e, Death) and e["kind"] == "answer"] == [8], events
+    events = list(stream_events(work))
+    assert [e["value"] for e in events if not isinstance(e, ChildDeath) and e["kind"] == "answer"] == [8], events

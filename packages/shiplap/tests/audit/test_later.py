@@ -11,7 +11,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.audit import audit
-from shiplap.audit.checks.threads import INTERPRETER
+from shiplap.audit.checks.threads import INTERPRETER_MODULE
 from shiplap_testing.defects import defects
 from shiplap_testing.effort import sampled
 
@@ -44,9 +44,9 @@ def test_what_was_missed_is_flagged_and_its_twin_is_not(name):
 
 def test_no_threads_are_started_for_what_tritons_interpreter_runs(ns, monkeypatch):
     """Not even where the launcher finds its kernel by way of another module."""
-    stand_in = ModuleType(INTERPRETER)
+    stand_in = ModuleType(INTERPRETER_MODULE)
     exec("def launch(x, out):\n    out.copy_(x * 2)", vars(stand_in))
-    monkeypatch.setitem(sys.modules, INTERPRETER, stand_in)
+    monkeypatch.setitem(sys.modules, INTERPRETER_MODULE, stand_in)
 
     @sl.op(f"{ns}::doubled")
     def doubled(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
@@ -54,7 +54,7 @@ def test_no_threads_are_started_for_what_tritons_interpreter_runs(ns, monkeypatc
 
     @doubled.kernel("cpu")
     def _(x, *, out):
-        vars(sys.modules[INTERPRETER])["launch"](x, out)
+        vars(sys.modules[INTERPRETER_MODULE])["launch"](x, out)
 
     (finding,) = audit(doubled, checks=["threads"], seed=SEED)
     assert finding.verdict == "skip", finding

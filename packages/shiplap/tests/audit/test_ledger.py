@@ -11,7 +11,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.audit import CHECKS, Report, Samples, audit
-from shiplap.audit.checks import load
+from shiplap.audit.checks import load_check
 from shiplap.render import findings_html, findings_json, print_findings
 from shiplap.sampling.ledger import AUDIT, OBLIGATIONS
 from tests.audit.common import look, register
@@ -34,9 +34,9 @@ def _(grad, saved, needs):
 
 def test_checks_of_the_table_exist_and_observe_what_it_says():
     for (_, obligation), name in AUDIT.items():
-        assert obligation in load(name).obligations, name
+        assert obligation in load_check(name).obligations, name
     for name in CHECKS:
-        assert set(load(name).obligations) <= set(OBLIGATIONS)
+        assert set(load_check(name).obligations) <= set(OBLIGATIONS)
 
 
 def test_the_rank_is_varied_in_the_gradient():

@@ -33,7 +33,7 @@ def test_flushed_numbers_are_seen_whatever_the_default_dtype_is():
         pytest.skip("this processor does not flush")
     torch.set_default_dtype(torch.float64)
     try:
-        assert process._flushed()
+        assert process._flushes_subnormals()
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_flush_denormal(False)
@@ -41,7 +41,7 @@ def test_flushed_numbers_are_seen_whatever_the_default_dtype_is():
 
 @both
 def test_numpys_handling_of_errors(ns, wrong, monkeypatch):
-    monkeypatch.setattr(process, "_leaks", lambda what, run: process.Observation())
+    monkeypatch.setattr(process, "_observe_leaks", lambda what, run: process.Observation())
     op = doubled(ns)
 
     @op.kernel("cpu")
@@ -103,10 +103,10 @@ def test_an_input_that_is_written_to_in_one_dtype(ns, wrong):
     def adopted(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
         return x - x.mean(-1, keepdim=True)
 
-    problems = [schema.observe(adopted, c).problem for c in Samples(adopted, 0).dtypes()]
+    problems = [schema.observe_schema(adopted, c).problem for c in Samples(adopted, 0).dtypes()]
     assert any(problems) == wrong
     assert {c.recipe.dtypes for c in Samples(adopted, 0).dtypes()} <= {
-        c.recipe.dtypes for c in schema.cases(Samples(adopted, 0))
+        c.recipe.dtypes for c in schema.schema_cases(Samples(adopted, 0))
     }
 
 
@@ -146,9 +146,9 @@ def test_a_fake_that_pads_rows_of_some_sizes(ns, wrong):
     def adopted(x: M) -> M:
         return x * 1
 
-    wide = [c for c in fake.cases(Samples(adopted, 0)) if dict(c.recipe.sizes)["c"] == 64]
+    wide = [c for c in fake.fake_cases(Samples(adopted, 0)) if dict(c.recipe.sizes)["c"] == 64]
     assert bool(wide)
-    assert any(fake.observe(adopted, c).problem for c in wide) == wrong
+    assert any(fake.observe_fake(adopted, c).problem for c in wide) == wrong
 
 
 @both
@@ -168,7 +168,7 @@ def test_two_results_that_draw_the_same_numbers(ns, wrong):
             out.copy_(made)
 
     case = Samples(drawn, 0).build(Samples(drawn, 0).base.but(sizes={"n": 40}))
-    assert distribution.observe(drawn, case).problem.startswith("results 0 and 1, multiplied") == wrong
+    assert distribution.observe_distribution(drawn, case).problem.startswith("results 0 and 1, multiplied") == wrong
 
 
 @both
@@ -199,5 +199,5 @@ def test_threads_that_meet_seldom(ns, wrong):
             out[-1, -1] = 0
 
     case = next(c for c in Samples(op, 0).millions())
-    assert sizes.observe(op, case).problem.startswith("the same call again") == wrong
+    assert sizes.observe_sizes(op, case).problem.startswith("the same call again") == wrong
     assert len(calls) > 2

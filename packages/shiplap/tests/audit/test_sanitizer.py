@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from shiplap.audit import audit, sanitizer
-from shiplap.audit.check import Subject
-from shiplap.audit.checks import load
+from shiplap.audit.check import AuditSubject
+from shiplap.audit.checks import load_check
 from shiplap.audit.checks import sanitizer as check
 from shiplap.sampling.samples import Samples
 from shiplap_testing.zoo import good
@@ -73,10 +73,10 @@ shiplap-sample: sizes(n=5)
 
 
 def test_memcheck_names_the_access_and_its_sample():
-    report = sanitizer.read(MEMCHECK)
+    report = sanitizer.parse_report(MEMCHECK)
     assert (report.errors, len(report.faults), report.samples, report.finished) == (157, 2, 2, True)
     assert report.faults[0].sample == "sizes(n=33, c=3), dtypes(Float='float32')"
-    finding = check.judge(report, "memcheck", 2)
+    finding = check.observation_of_report(report, "memcheck", 2)
     assert "counts 157 errors: Invalid __global__ write of size 4 bytes; at scale_kernel" in finding.problem
     assert "out of bounds; and is 1 bytes after the nearest allocation" in finding.problem
     assert "[sample sizes(n=33, c=3)" in finding.problem
@@ -93,28 +93,36 @@ def test_memcheck_names_the_access_and_its_sample():
     ids=["race", "init"],
 )
 def test_other_tools(text, tool, says):
-    finding = check.judge(sanitizer.read(text), tool, 1)
+    finding = check.observation_of_report(sanitizer.parse_report(text), tool, 1)
     assert says in finding.problem
-    assert finding.fix == check.FIXES[tool]
+    assert finding.fix == check.FIXES_BY_TOOL[tool]
 
 
 @pytest.mark.parametrize("text", [CLEAN, RACELESS], ids=["memcheck", "racecheck"])
 def test_a_clean_report_is_ok_and_says_how_much_it_saw(text):
-    finding = check.judge(sanitizer.read(text), "memcheck", 1)
+    finding = check.observation_of_report(sanitizer.parse_report(text), "memcheck", 1)
     assert (finding.problem, finding.skip) == ("", "")
     assert finding.note == "memcheck of compute-sanitizer, 1 samples, 0 errors"
 
 
 def test_a_tool_that_cannot_run_is_skipped_with_its_reason():
-    finding = check.judge(sanitizer.read(REFUSED, "error 999", 1), "memcheck", 1)
+    finding = check.observation_of_report(sanitizer.parse_report(REFUSED, "error 999", 1), "memcheck", 1)
     assert "gave no verdict: Error: Device not supported" in finding.skip
-    assert "gave no verdict: error 999" in check.judge(sanitizer.read("", "error 999", 1), "memcheck", 1).skip
-    assert "died of SIGSEGV" in check.judge(sanitizer.read("", "", -signal.SIGSEGV), "memcheck", 1).skip
+    assert (
+        "gave no verdict: error 999"
+        in check.observation_of_report(sanitizer.parse_report("", "error 999", 1), "memcheck", 1).skip
+    )
+    assert (
+        "died of SIGSEGV"
+        in check.observation_of_report(sanitizer.parse_report("", "", -signal.SIGSEGV), "memcheck", 1).skip
+    )
 
 
 def test_an_op_that_fails_under_the_tool_fails():
     text = CLEAN.replace("shiplap-done: 1\n", "")
-    finding = check.judge(sanitizer.read(text, "Traceback\nRuntimeError: no\n", 1), "memcheck", 3)
+    finding = check.observation_of_report(
+        sanitizer.parse_report(text, "Traceback\nRuntimeError: no\n", 1), "memcheck", 3
+    )
     assert "the op fails in sample 1 of 3: RuntimeError: no" in finding.problem
 
 
@@ -142,11 +150,11 @@ def test_the_process_gets_the_tool_its_options_and_no_caching_allocator(fake, tm
         "done = subprocess.run(argv[at:]).returncode\nprint('========= ERROR SUMMARY: 0 errors')\nsys.exit(done)\n"
     )
     program = f"import os; print('{sanitizer.DONE}', os.environ['PYTORCH_NO_CUDA_MEMORY_CACHING'])"
-    report = sanitizer.run([sys.executable, "-c", program], "racecheck", 60, check.UNCACHED)
+    report = sanitizer.run_under_sanitizer([sys.executable, "-c", program], "racecheck", 60, check.UNCACHED_ENVIRONMENT)
     assert report.finished
     assert (report.errors, report.problem) == (0, "")
     assert "--tool racecheck" in (tmp_path / "options").read_text()
-    assert sanitizer.version() == "2025.3.1.0"
+    assert sanitizer.sanitizer_version() == "2025.3.1.0"
 
 
 def test_a_timeout_kills_what_was_started_and_is_no_verdict(fake, tmp_path):
@@ -155,9 +163,9 @@ def test_a_timeout_kills_what_was_started_and_is_no_verdict(fake, tmp_path):
         "print('========= COMPUTE-SANITIZER', flush=True)\ntime.sleep(60)\n"
     )
     began = time.monotonic()
-    report = sanitizer.run([sys.executable, "-c", ""], "memcheck", 2.0)
+    report = sanitizer.run_under_sanitizer([sys.executable, "-c", ""], "memcheck", 2.0)
     assert time.monotonic() - began < 50
-    assert "no end within 2 s" in check.judge(report, "memcheck", 1).skip
+    assert "no end within 2 s" in check.observation_of_report(report, "memcheck", 1).skip
     time.sleep(0.2)
     pid = int((tmp_path / "pid").read_text())
     status = Path(f"/proc/{pid}/stat")
@@ -166,24 +174,29 @@ def test_a_timeout_kills_what_was_started_and_is_no_verdict(fake, tmp_path):
 
 def test_a_crash_of_the_tool_is_no_verdict(fake):
     fake("import signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
-    assert "died of SIGSEGV" in check.judge(sanitizer.run([sys.executable], "memcheck", 20), "memcheck", 1).skip
+    assert (
+        "died of SIGSEGV"
+        in check.observation_of_report(
+            sanitizer.run_under_sanitizer([sys.executable], "memcheck", 20), "memcheck", 1
+        ).skip
+    )
 
 
 def test_the_tool_is_found_beside_nvcc_and_below_cuda_home(fake, tmp_path, monkeypatch):
     fake("")
     monkeypatch.setenv("PATH", str(tmp_path / "elsewhere"))
-    assert sanitizer.command() is None
+    assert sanitizer.find_sanitizer() is None
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "bin").symlink_to(tmp_path)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
-    assert sanitizer.command() == str(tmp_path / "home" / "bin" / "compute-sanitizer")
+    assert sanitizer.find_sanitizer() == str(tmp_path / "home" / "bin" / "compute-sanitizer")
     monkeypatch.delenv("CUDA_HOME")
     (tmp_path / "nvcc").write_text("#!/bin/sh\n")
     (tmp_path / "nvcc").chmod(0o755)
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "nvcc").symlink_to(tmp_path / "nvcc")
     monkeypatch.setenv("PATH", str(tmp_path / "links"))
-    assert sanitizer.command() == str(tmp_path / "compute-sanitizer")
+    assert sanitizer.find_sanitizer() == str(tmp_path / "compute-sanitizer")
 
 
 def test_it_is_skipped_without_cuda_and_without_the_tool(monkeypatch, tmp_path):
@@ -194,8 +207,8 @@ def test_it_is_skipped_without_cuda_and_without_the_tool(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_PATH", raising=False)
     case = Samples(good.saxpy, 1).build(Samples(good.saxpy, 1).base)
     on_cuda = type(case)(case.recipe, case.seed, case.args, case.env, "cuda")
-    assert "is not on PATH" in check.observe(good.saxpy, on_cuda).skip
-    assert "is not on PATH" in sanitizer.run([sys.executable], "memcheck", 5).problem
+    assert "is not on PATH" in check.observe_sanitizer(good.saxpy, on_cuda).skip
+    assert "is not on PATH" in sanitizer.run_under_sanitizer([sys.executable], "memcheck", 5).problem
 
 
 def test_the_whole_way_with_a_program_that_fakes_a_gpu(fake, monkeypatch):
@@ -207,9 +220,9 @@ def test_the_whole_way_with_a_program_that_fakes_a_gpu(fake, monkeypatch):
         "print('========= Invalid __global__ read of size 4 bytes\\n=========     at k()+0x10\\n"
         "========= ERROR SUMMARY: 1 error')\nsys.exit(done)\n"
     )
-    monkeypatch.setattr(check, "observe", lambda op, case: check.Observation())
-    cases = [c for c, _ in zip(check.cases(Samples(good.mm, 3)), range(3), strict=False)]
-    finding = check.sequence("memcheck", good.mm, cases)
+    monkeypatch.setattr(check, "observe_sanitizer", lambda op, case: check.Observation())
+    cases = [c for c, _ in zip(check.sanitizer_cases(Samples(good.mm, 3)), range(3), strict=False)]
+    finding = check.observe_under_tool("memcheck", good.mm, cases)
     assert "counts 1 errors: Invalid __global__ read of size 4 bytes; at k()+0x10" in finding.problem
     assert f"[sample {cases[2].label}]" in finding.problem  # it had come to the last
 
@@ -219,18 +232,20 @@ def test_a_series_without_a_verdict_is_a_skip(monkeypatch):
     from dataclasses import replace
 
     silent = replace(
-        load("sanitizer"),
+        load_check("sanitizer"),
         observe=lambda op, case: check.Observation(),
         sequence=lambda op, cases: check.Observation(skip="the tool said nothing"),
     )
-    finding = silent.run(Subject(good.saxpy, Samples(good.saxpy, 1)))
+    finding = silent.run(AuditSubject(good.saxpy, Samples(good.saxpy, 1)))
     assert (finding.verdict, finding.evidence) == ("skip", "the tool said nothing")
 
 
 def test_each_tool_has_its_name_and_its_script():
-    assert load("sanitizer") is load("sanitizer:memcheck")
-    assert {load(f"sanitizer:{tool}").name for tool in sanitizer.TOOLS} == {"sanitizer"}
-    assert {load(f"sanitizer:{tool}").symbol.lower() for tool in sanitizer.TOOLS} == set(sanitizer.TOOLS)
+    assert load_check("sanitizer") is load_check("sanitizer:memcheck")
+    assert {load_check(f"sanitizer:{tool}").name for tool in sanitizer.SANITIZER_TOOLS} == {"sanitizer"}
+    assert {load_check(f"sanitizer:{tool}").symbol.lower() for tool in sanitizer.SANITIZER_TOOLS} == set(
+        sanitizer.SANITIZER_TOOLS
+    )
 
 
 @pytest.mark.gpu
@@ -241,7 +256,7 @@ def test_memcheck_finds_what_the_caching_allocator_hides(name):
 
     if not memory.OPS:
         pytest.skip("needs Triton")
-    if not sanitizer.version():
+    if not sanitizer.sanitizer_version():
         pytest.skip("no compute-sanitizer")
     (finding,) = audit(memory.OPS[name], checks=["sanitizer"], seed=1, device="cuda", budget_s=300)
     print(f"\n{name}: {finding.verdict}: {finding.evidence}")

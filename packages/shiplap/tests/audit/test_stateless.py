@@ -10,8 +10,8 @@ import pytest
 
 import shiplap as sl
 from shiplap.audit.checks import stateless
-from shiplap.kernels.c.declaration import CAbi
-from shiplap.sampling.symbols import Symbol, state_of
+from shiplap.kernels.c.declaration import CAbiImplementation
+from shiplap.sampling.symbols import WritableSymbol, read_library_state
 from shiplap_testing.zoo import bad, good, stateful
 from tests.audit.common import look
 from tests.audit.test_memory import double
@@ -33,9 +33,9 @@ def test_stateless_fires_and_names_the_symbols(specimen):
 
 
 def test_stateless_tells_thread_local_from_global():
-    (error,) = state_of(library_of(NAMED[1].op)).symbols
-    assert error == Symbol("last_error", 1024, "thread-local")
-    assert {s.kind for s in state_of(library_of(NAMED[0].op)).symbols} == {"global"}
+    (error,) = read_library_state(library_of(NAMED[1].op)).symbols
+    assert error == WritableSymbol("last_error", 1024, "thread-local")
+    assert {s.kind for s in read_library_state(library_of(NAMED[0].op)).symbols} == {"global"}
 
 
 def test_stateless_is_silent_and_says_what_it_set_aside():
@@ -58,7 +58,7 @@ def test_stateless_of_a_stripped_library_is_never_ok_by_ignorance(tmp_path, monk
     op = (NAMED[index] if index >= 0 else NAMED[2]).op
     source = library_of(op)
     subprocess.run(["strip", "-o", tmp_path / source.name, source], check=True)
-    monkeypatch.setattr(stateless, "locate", lambda path: tmp_path / source.name)
+    monkeypatch.setattr(stateless, "locate_library", lambda path: tmp_path / source.name)
     finding = look(op, "stateless")
     assert finding.verdict == verdict
     assert "stripped" in finding.evidence
@@ -83,7 +83,7 @@ extern "C" int f(int n) { try { throw std::runtime_error("x"); } catch (std::exc
         source,
     ]
     subprocess.run([*command, *(["-s"] if stripped else [])], check=True)
-    monkeypatch.setattr(stateless, "locate", lambda path: tmp_path / "libstatic.so")
+    monkeypatch.setattr(stateless, "locate_library", lambda path: tmp_path / "libstatic.so")
     finding = look(good.saxpy, "stateless")
     assert finding.verdict == "skip", finding.evidence
     assert "C++ runtime linked in" in finding.evidence
@@ -91,15 +91,15 @@ extern "C" int f(int n) { try { throw std::runtime_error("x"); } catch (std::exc
 
 def test_stateless_of_something_else_is_skipped(tmp_path, monkeypatch):
     (tmp_path / "libtext.so").write_text("INPUT(other.so)")
-    monkeypatch.setattr(stateless, "locate", lambda path: tmp_path / "libtext.so")
+    monkeypatch.setattr(stateless, "locate_library", lambda path: tmp_path / "libtext.so")
     finding = look(good.saxpy, "stateless")
     assert finding.verdict == "skip"
     assert "no readable ELF symbol table" in finding.evidence
 
 
 def test_stateless_names_libraries_that_are_elsewhere(monkeypatch):
-    monkeypatch.setattr(stateless, "_libraries", lambda op: [sl.cabi("/nowhere/libfar.so", "f")])
-    assert isinstance(sl.cabi("/nowhere/libfar.so", "f"), CAbi)
+    monkeypatch.setattr(stateless, "_native_forms", lambda op: [sl.cabi("/nowhere/libfar.so", "f")])
+    assert isinstance(sl.cabi("/nowhere/libfar.so", "f"), CAbiImplementation)
     finding = look(good.saxpy, "stateless")
     assert (finding.verdict, finding.evidence) == ("skip", "not on this machine: libfar.so")
 
@@ -119,7 +119,7 @@ int f(void) { return plans != 0; }""")
     def verdict(*more):
         library = tmp_path / f"lib{len(more[0]) if more else 0}.so"
         subprocess.run(["cc", "-shared", "-fPIC", *more, "-o", library, source], check=True)
-        monkeypatch.setattr(stateless, "locate", lambda path: library)
+        monkeypatch.setattr(stateless, "locate_library", lambda path: library)
         return look(good.saxpy, "stateless")
 
     finding = verdict()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shiplap.audit import trace
-from shiplap.audit.capture import Copy, Recording
+from shiplap.audit.capture import CopyNode, GraphRecording
 from shiplap.audit.checks import cudagraph_trees
 from shiplap_testing.zoo import good
 from tests.audit.common import look
@@ -19,11 +19,11 @@ def event(name, ts, cat="cuda_runtime", correlation=0, dur=1, **args):
     return {"ph": "X", "name": name, "ts": ts, "dur": dur, "cat": cat, "args": {"correlation": correlation, **args}}
 
 
-MARK = event(trace.MARK, 100, "user_annotation", dur=100)
+MARK = event(trace.PROFILER_MARK, 100, "user_annotation", dur=100)
 
 
 def test_calls_within_the_mark_are_counted_by_kind():
-    counts = trace.read(
+    counts = trace.parse_chrome_trace(
         {
             "traceEvents": [
                 event("cudaMalloc", 50),
@@ -62,29 +62,33 @@ def test_calls_within_the_mark_are_counted_by_kind():
 
 
 def test_nothing_seen_is_not_nothing_done():
-    assert str(trace.read({})) == "not counted (the profiler lost its mark)"
-    assert "saw no call of the CUDA runtime" in str(trace.read({"traceEvents": [MARK, event("cudaMalloc", 50)]}))
+    assert str(trace.parse_chrome_trace({})) == "not counted (the profiler lost its mark)"
+    assert "saw no call of the CUDA runtime" in str(
+        trace.parse_chrome_trace({"traceEvents": [MARK, event("cudaMalloc", 50)]})
+    )
 
 
 def test_without_cupti_the_reason_is_said(monkeypatch):
     monkeypatch.setattr(torch.profiler, "supported_activities", lambda: {torch.profiler.ProfilerActivity.CPU})
-    assert str(trace.traced(lambda: pytest.fail("no need to run it"))) == "not counted (this torch has no CUPTI)"
+    assert (
+        str(trace.count_cuda_calls(lambda: pytest.fail("no need to run it"))) == "not counted (this torch has no CUPTI)"
+    )
 
 
 def recording(arg, out, *copies):
-    return Recording(SimpleNamespace(), SimpleNamespace(), (arg,), (out,), {}, copies, 0)
+    return GraphRecording(SimpleNamespace(), SimpleNamespace(), (arg,), (out,), {}, copies, 0)
 
 
 def test_a_copy_into_a_buffer_that_the_op_keeps_is_named():
     x, out, buffer = torch.ones(5), torch.ones(5), torch.ones(5)
     start, size = x.data_ptr(), x.nbytes
-    problem = cudagraph_trees.staged(double, recording(x, out, Copy(start, buffer.data_ptr(), size)), [])
+    problem = cudagraph_trees.find_staged_input(double, recording(x, out, CopyNode(start, buffer.data_ptr(), size)), [])
     assert problem == "every replay copies 20 bytes of x into a buffer that the op keeps"
-    for copy in (Copy(start, out.data_ptr(), size), Copy(buffer.data_ptr(), out.data_ptr(), size)):
-        assert cudagraph_trees.staged(double, recording(x, out, copy), []) == ""
-    inside = Copy(start, buffer.data_ptr(), size)
+    for copy in (CopyNode(start, out.data_ptr(), size), CopyNode(buffer.data_ptr(), out.data_ptr(), size)):
+        assert cudagraph_trees.find_staged_input(double, recording(x, out, copy), []) == ""
+    inside = CopyNode(start, buffer.data_ptr(), size)
     pool = [(buffer.data_ptr(), buffer.data_ptr() + size)]
-    assert cudagraph_trees.staged(double, recording(x, out, inside), pool) == ""  # a temporary of the call
+    assert cudagraph_trees.find_staged_input(double, recording(x, out, inside), pool) == ""  # a temporary of the call
 
 
 def test_cudagraph_trees_is_skipped_elsewhere_and_says_so():
@@ -94,11 +98,11 @@ def test_cudagraph_trees_is_skipped_elsewhere_and_says_so():
 
 def test_a_module_holds_every_tensor_but_one():
     """The harness itself, without graphs: what a model would own is a buffer, the rest is an input."""
-    from shiplap.sampling.run import reference
+    from shiplap.sampling.run import reference_effects
     from shiplap.sampling.samples import Samples
 
     case = Samples(good.affine, 1).build(Samples(good.affine, 1).base)
-    holder = cudagraph_trees._Holder(good.affine, case)
+    holder = cudagraph_trees._ArgumentHolder(good.affine, case)
     assert [name for name, _ in holder.named_buffers()] == ["held1", "held2"]
     with torch.no_grad():
-        torch.testing.assert_close(holder(case.args[0]), reference(good.affine, case.args))
+        torch.testing.assert_close(holder(case.args[0]), reference_effects(good.affine, case.args))

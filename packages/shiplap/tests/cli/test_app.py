@@ -147,7 +147,7 @@ def test_a_defect_is_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None
     def broken() -> None:
         raise ZeroDivisionError("by [bold]zero")
 
-    monkeypatch.setattr(env, "report", broken)
+    monkeypatch.setattr(env, "environment_report", broken)
     result = run("env")
     assert result.exit_code == 2
     assert result.stderr.splitlines()[0] == "unexpected ZeroDivisionError: by [bold]zero"
@@ -171,7 +171,7 @@ def test_a_broken_pipe_to_a_child_is_a_defect(run: Any, monkeypatch: pytest.Monk
     def broken() -> None:
         raise BrokenPipeError("the child has ended")
 
-    monkeypatch.setattr(env, "report", broken)
+    monkeypatch.setattr(env, "environment_report", broken)
     result = run("env")
     assert result.exit_code == 2
     assert result.stderr.splitlines()[0] == "unexpected BrokenPipeError: the child has ended"

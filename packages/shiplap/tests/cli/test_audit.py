@@ -145,7 +145,7 @@ def test_progress_is_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys
     for terminal, quiet in ((True, False), (True, True), (False, False)):
         monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal, raising=False)
         monkeypatch.setattr(console, "err", lambda: Console(stderr=True, force_terminal=True))
-        with audit._progress(1, quiet) as advance:
+        with audit._audit_progress(1, quiet) as advance:
             advance(finding)
         shown = capsys.readouterr()
         assert shown.out == ""

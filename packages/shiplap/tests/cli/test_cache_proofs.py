@@ -50,7 +50,7 @@ def test_a_proof_is_shown_and_removed(run: Any, proof: Path) -> None:
 
 
 def test_a_proof_by_another_shiplap_is_garbage(run: Any, proof: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof_cache, "code_of", lambda *rooms: "another")
+    monkeypatch.setattr(proof_cache, "rooms_digest", lambda *rooms: "another")
     (row,) = listed(run, "ls", "proofs")["proofs"]
     assert row["problem"] == "other extra.engine"
     assert listed(run, "gc")["proofs"] == 1

@@ -47,14 +47,14 @@ def test_settings_in_force(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_missing_library_has_its_fix(tmp_path: Path) -> None:
-    entry = env._located("a.family", tmp_path / "libabsent.so")
+    entry = env._locate_library("a.family", tmp_path / "libabsent.so")
     assert (entry["found"], entry["symbols"]) == (False, 0)
     assert entry["problem"].startswith("SL401: the kernel library cannot be loaded; build the library")
 
 
 def test_compiler_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert env.versions()["compiler"] is None
+    assert env.installed_versions()["compiler"] is None
 
 
 def test_a_family_that_cannot_be_imported_is_described() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shiplap.errors import ShiplapError
-from shiplap.scaffold.signature import Signature, of_function, of_overload, parse
-from shiplap.scaffold.skeleton import Draft, fill_lines, render
+from shiplap.scaffold.signature import DraftSignature, parse_signature, signature_of_overload, signatures_of_function
+from shiplap.scaffold.skeleton import Draft, fill_lines, render_draft
 from shiplap_testing.forked import python
 
 PYBIND = """quant(*args, **kwargs)
@@ -120,9 +120,14 @@ def test_finished_draft_is_an_op(library: Path, tmp_path: Path) -> None:
     finally:
         sys.path.remove(str(tmp_path))
     draft = Draft(
-        "cli_norm:norm", "cli_norm", "op", of_function(cli_norm.norm, "w"), "import cli_norm\n", "cli_norm.norm"
+        "cli_norm:norm",
+        "cli_norm",
+        "op",
+        signatures_of_function(cli_norm.norm, "w"),
+        "import cli_norm\n",
+        "cli_norm.norm",
     )
-    text = render(draft)
+    text = render_draft(draft)
     for old, new in (
         ("@unfinished(", "@sl.op("),
         ("x: Tensor,", 'x: Float[Tensor, "n"],'),
@@ -140,8 +145,8 @@ def test_finished_draft_is_an_op(library: Path, tmp_path: Path) -> None:
     assert "cli_norm.norm" in done.stdout
 
 
-def one(text: str) -> Signature:
-    return parse(text, "somewhere")
+def one(text: str) -> DraftSignature:
+    return parse_signature(text, "somewhere")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +189,7 @@ def test_types_are_mapped_or_left_open(text: str, type: str) -> None:
 def test_results(text: str, returns: tuple[str, ...] | None) -> None:
     assert one(text).returns == returns
     draft = Draft("a:f", "a", "op", [one(text)])
-    assert call(render(draft), Path()).id == "SL113"
+    assert call(render_draft(draft), Path()).id == "SL113"
 
 
 def test_overloads_become_ops_of_their_own(run: Any, library: Path) -> None:
@@ -196,7 +201,7 @@ def test_overloads_become_ops_of_their_own(run: Any, library: Path) -> None:
 
 
 def test_defaults_that_are_no_literals_are_dropped_with_those_before() -> None:
-    text = render(Draft("a:f", "a", "op", [one("f(x: Tensor, n: int = 1, m: Mode = <Mode.up: 0>, k: int = 2)")]))
+    text = render_draft(Draft("a:f", "a", "op", [one("f(x: Tensor, n: int = 1, m: Mode = <Mode.up: 0>, k: int = 2)")]))
     assert "    n: int,  # FILL: its default was 1\n" in text
     assert "    m: object,  # FILL: it was Mode = ...:" in text
     assert "    k: int = 2,\n" in text
@@ -205,7 +210,7 @@ def test_defaults_that_are_no_literals_are_dropped_with_those_before() -> None:
 def test_torch_schema() -> None:
     import torch
 
-    signature = of_overload(torch.ops.aten.addmm_.default)
+    signature = signature_of_overload(torch.ops.aten.addmm_.default)
     by_name = {p.name: p for p in signature.parameters}
     assert by_name["self"].written
     assert not by_name["mat1"].written

@@ -11,7 +11,7 @@ import torch
 
 from shiplap.dispatch import tuned_choices
 from shiplap.tuning import frozen, frozen_table, thaw
-from shiplap.tuning.inputs import inputs, recipe_of
+from shiplap.tuning.inputs import draw_inputs, recipe_of
 from shiplap.tuning.key import Key
 from tests.tuning import ops
 
@@ -36,7 +36,7 @@ def thawed() -> Any:
 
 
 def key(**changes: str) -> Key:
-    here = frozen_table.environments(["cpu"])["cpu"]
+    here = frozen_table.device_environments(["cpu"])["cpu"]
     call = {"op": "tune_test::mm", "device": "cpu", "bucket": "m<=16, k<=512, n<=16", "dtypes": "Float=float32"}
     return Key.of({**call, "layout": layout(), "source": ops.mm.identity, **here, **changes})
 
@@ -44,11 +44,11 @@ def key(**changes: str) -> Key:
 def layout() -> str:
     """How keys write down that both matrices are contiguous."""
     args = torch.randn(16, 512), torch.randn(512, 16)
-    return inputs(ops.mm, recipe_of(ops.mm, args), "cpu").layout
+    return draw_inputs(ops.mm, recipe_of(ops.mm, args), "cpu").layout
 
 
 def write(path: Path, *entries: tuple[Key, dict[str, Any]]) -> Path:
-    frozen_table.dump(path, entries)
+    frozen_table.dump_table(path, entries)
     return path
 
 
@@ -66,9 +66,9 @@ def test_entries_of_other_devices_and_versions_are_all_kept(run: Any, tmp_path: 
     assert result.stderr == f"wrote {tmp_path}/all.json: 4 choices of 3 tables\n"
     assert "Xeon  1 choices\n" in result.stdout
     assert "conflict" not in result.stdout
-    merged = dict(frozen_table.read(tmp_path / "all.json"))
+    merged = dict(frozen_table.read_frozen_table(tmp_path / "all.json"))
     assert len(merged) == 4
-    assert all(merged[k] == v for path in (first, second, repeated) for k, v in frozen_table.read(path))
+    assert all(merged[k] == v for path in (first, second, repeated) for k, v in frozen_table.read_frozen_table(path))
     (taken,) = frozen(tmp_path / "all.json")
     assert taken.label == "right(WAIT=300)", "the entry of this torch serves, and not the one of 2.11"
 
@@ -86,7 +86,7 @@ def test_of_two_choices_the_better_measured_is_kept_and_the_other_named(
     (dropped,) = {"a", "b"} - {kept}
     assert (conflict["kept"], conflict["dropped"]) == (labels[kept], labels[dropped])
     assert conflict["kept_in"].endswith(f"{kept}.json")
-    ((_, value),) = frozen_table.read(tmp_path / "all.json")
+    ((_, value),) = frozen_table.read_frozen_table(tmp_path / "all.json")
     assert value["config"]["WAIT"] == (300 if kept == "a" else 3000)
     text = run("tune", "--merge", tmp_path / "in", "-o", tmp_path / "all.json").stdout
     assert f"conflict  tune_test::mm  m<=16, k<=512, n<=16  {key()['device_name']}: {labels[kept]} (" in text
@@ -104,7 +104,9 @@ def test_a_merged_table_can_be_merged_again(run: Any, tmp_path: Path) -> None:
 def test_two_versions_of_an_op_do_not_hide_each_other(tmp_path: Path) -> None:
     write(tmp_path / "all.json", (key(), VALUE), (key(source="0" * 16), slow(1e-9)))
     frozen(tmp_path / "all.json")
-    assert [(k.name, str(k.config)) for k in tuned_choices.resolved(ops.mm).values() if k] == [("right", "WAIT=300")]
+    assert [(k.name, str(k.config)) for k in tuned_choices.resolved_choices(ops.mm).values() if k] == [
+        ("right", "WAIT=300")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,12 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def names(*targets: str) -> list[str]:
-    return [op.spec.name for op in target.resolve(targets)]
+    return [op.spec.name for op in target.resolve_targets(targets)]
 
 
 def failure(text: str) -> ShiplapError:
     with pytest.raises(ShiplapError) as e:
-        target.resolve([text])
+        target.resolve_targets([text])
     return e.value
 
 

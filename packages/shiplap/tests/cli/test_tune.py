@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shiplap.dispatch import tuned_choices
-from shiplap.tuning import Store, frozen_table, record
+from shiplap.tuning import ChoiceStore, frozen_table, record
 from shiplap.tuning.key import Key
 from tests.tuning import ops
 
@@ -23,7 +23,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(frozen_table, "_made", {})
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield Store()
+    yield ChoiceStore()
     torch.set_num_threads(threads)
     frozen_table.thaw()
 
@@ -71,13 +71,13 @@ def test_from_a_profile_to_a_table(process: Any, tmp_path: Path) -> None:
     done = process("freeze", "tests.tuning.ops", "-o", tmp_path / "tuned.json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == f"wrote {tmp_path}/tuned.json: 2 choices\n"
-    assert len(frozen_table.read(tmp_path / "tuned.json")) == 2
+    assert len(frozen_table.read_frozen_table(tmp_path / "tuned.json")) == 2
 
 
 def test_an_empty_table_is_exit_status_1(run: Any, tmp_path: Path) -> None:
     result = run("freeze", "-o", tmp_path / "tuned.json")
     assert result.exit_code == 1
-    assert frozen_table.read(tmp_path / "tuned.json") == []
+    assert frozen_table.read_frozen_table(tmp_path / "tuned.json") == []
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_what_cannot_be_tuned(run: Any, arguments: tuple[str, ...], id: str, got
     assert result.stdout == ""
 
 
-def key(run: Any, store: Store) -> Key:
+def key(run: Any, store: ChoiceStore) -> Key:
     run("tune", "tests.tuning.ops:mm", *SIZES)
     (entry,) = store.entries()
     assert entry.key is not None
     return entry.key
 
 
-def test_why_names_the_field_that_changed(run: Any, store: Store) -> None:
+def test_why_names_the_field_that_changed(run: Any, store: ChoiceStore) -> None:
     here = key(run, store)
     assert run("cache", "why", "tune_test::mm").exit_code == 0
     value = store.get(here)
@@ -126,7 +126,7 @@ def test_why_names_the_field_that_changed(run: Any, store: Store) -> None:
     assert (parsed["serves"], parsed["entries"][0]["differs"][0]) == (False, "driver: 580.1 → -")
 
 
-def test_why_sees_that_a_kernel_has_changed(run: Any, store: Store) -> None:
+def test_why_sees_that_a_kernel_has_changed(run: Any, store: ChoiceStore) -> None:
     here = key(run, store)
     value = store.get(here)
     assert value is not None
@@ -143,7 +143,7 @@ def test_why_without_an_entry(run: Any) -> None:
     assert result.stdout.startswith("nothing is stored for tune_test::mm in ")
 
 
-def test_ls_lists_damaged_entries(run: Any, store: Store) -> None:
+def test_ls_lists_damaged_entries(run: Any, store: ChoiceStore) -> None:
     here = key(run, store)
     assert run("cache", "ls").exit_code == 0
     path = store.path(here)
@@ -156,7 +156,7 @@ def test_ls_lists_damaged_entries(run: Any, store: Store) -> None:
     assert run("cache", "ls").stdout == f"no entries in {store.root}\n"
 
 
-def test_entries_move_between_stores(run: Any, store: Store, tmp_path: Path) -> None:
+def test_entries_move_between_stores(run: Any, store: ChoiceStore, tmp_path: Path) -> None:
     here = key(run, store)
     assert run("cache", "export", tmp_path / "all.json").stdout == f"wrote {tmp_path}/all.json: 1 entries\n"
     assert run("cache", "rm", "tune_test::mm").stdout.startswith("removed 1 files")
@@ -169,7 +169,7 @@ def test_entries_move_between_stores(run: Any, store: Store, tmp_path: Path) -> 
     assert "SL609" in run("cache", "import", tmp_path / "all.json").stderr
 
 
-def test_gc_removes_what_serves_no_more(run: Any, store: Store) -> None:
+def test_gc_removes_what_serves_no_more(run: Any, store: ChoiceStore) -> None:
     here = key(run, store)
     value = store.get(here)
     assert value is not None
@@ -187,4 +187,4 @@ def test_actions_need_their_argument(run: Any) -> None:
 
 
 def test_nothing_stays_in_force(run: Any) -> None:
-    assert tuned_choices.entries() == []
+    assert tuned_choices.choice_entries() == []

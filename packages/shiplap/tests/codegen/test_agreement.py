@@ -16,7 +16,7 @@ from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.codegen.plan import lines
+from shiplap.codegen.plan import step_statements
 from shiplap.declare.signature import read_spec
 from shiplap.dtypes import of
 from shiplap.plan import CallPlan
@@ -182,8 +182,8 @@ def in_python(plan: CallPlan, args, out, scratch) -> str:
 
 def function(plan: CallPlan, number: int) -> str:
     outputs = plan.outputs
-    steps = lines((*plan.arguments, *plan.sharing, *outputs.measured, *outputs.fitting, *outputs.disjoint))
-    body = "\n    ".join([*steps, "if (scratch) {", *lines(outputs.scratch), "}"])
+    steps = step_statements((*plan.arguments, *plan.sharing, *outputs.measured, *outputs.fitting, *outputs.disjoint))
+    body = "\n    ".join([*steps, "if (scratch) {", *step_statements(outputs.scratch), "}"])
     return f"""extern "C" const char* check_{number}(const Raw* r0, const Raw* r1, const Raw* r2, int64_t a_k,
     const int64_t* ks, int64_t n, double a_p, bool a_on, const char* mode, const Raw* r_out, const Raw* r_scratch) {{
   const List a_ks(ks, ks + n);

@@ -6,14 +6,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.codegen import prototype, render
+from shiplap.codegen import c_prototype, render_source
 
 
 def test_parameters_name_what_they_stand_for(ns):
     @sl.op(f"{ns}::f", bounds={"m": "n"}, mutates="x")
     def f(k: int, x: Float[Tensor, "n"], ks: list[int], flag: bool, int_: str = "") -> Float[Tensor, "m"]: ...
 
-    assert [(str(p), p.role, p.source) for p in prototype(f.spec)] == [
+    assert [(str(p), p.role, p.source) for p in c_prototype(f.spec)] == [
         ("DLTensor* x", "input", "x"),
         ("DLTensor* out", "output", "out"),
         ("int64_t k", "scalar", "k"),
@@ -27,4 +27,4 @@ def test_parameters_name_what_they_stand_for(ns):
 
 def test_a_name_missing_from_the_context_is_an_error():
     with pytest.raises(jinja2.UndefinedError):
-        render("kernels.h.jinja", target="x")
+        render_source("kernels.h.jinja", target="x")

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int32, Shaped, UInt16
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.codegen.native import Native, native_source
+from shiplap.codegen.native import NativeOp, native_source
 from shiplap.declare.dim_expression import Expr
 
 V = Float[Tensor, "n"]
@@ -29,7 +29,7 @@ def gather(ns):
 
 
 def source(op, **keywords):
-    text = native_source([Native(op.spec, "f", (op.spec.opname,), **keywords)])
+    text = native_source([NativeOp(op.spec, "f", (op.spec.opname,), **keywords)])
     return text.replace(op.spec.namespace, "NS")
 
 
@@ -88,7 +88,7 @@ def test_checks_follow_the_declaration(gather):
 def test_what_python_has_to_serve(ns):
     def reason(fn, *, workspace="", **keywords):
         op = sl.op(f"{ns}::f", **keywords)(fn)
-        return Native(op.spec, "f", ("f",), workspace=Expr.parse(workspace, "") if workspace else None).unfit
+        return NativeOp(op.spec, "f", ("f",), workspace=Expr.parse(workspace, "") if workspace else None).unfit
 
     def any_rank(x: Float[Tensor, "*b n"]) -> V: ...
     def later(x: Float[Tensor, "n+1"], y: V) -> V: ...

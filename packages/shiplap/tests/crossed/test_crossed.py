@@ -35,8 +35,8 @@ def alone(tmp_path, monkeypatch):
     (tmp_path / "cache").mkdir(mode=0o700)
     monkeypatch.setenv("SHIPLAP_NATIVE", "0")
     yield tmp_path
-    for op in [op.spec.name for op in registry.ops() if op.spec.namespace == "crossed"]:
-        registry.forget(op)
+    for op in [op.spec.name for op in registry.declared_op_list() if op.spec.namespace == "crossed"]:
+        registry.forget_op(op)
 
 
 @pytest.mark.usefixtures("fresh_compiler")

@@ -6,10 +6,10 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.kernels.c.header import header
+from shiplap.kernels.c.header import header_text
 from shiplap.kernels.native import binding
 from shiplap.rewrite import Match, rewrite
-from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.samples import Samples
 from shiplap.tuning.inputs import recipe_of
 from shiplap_testing.build import compile_c
@@ -133,7 +133,7 @@ def test_samples_have_both_sizes_and_say_so(ns):
     (b, n) = Samples(masked, 0).build(Samples(masked, 0).base).args[0].shape
     assert shapes == {(1, n), (b, 1), (1, 1)}
     for case in Samples(both, 0).optionals():
-        assert Recipe.parse(case.label.partition(" @")[0]) == case.recipe or "x_n" in case.label
+        assert SampleRecipe.parse(case.label.partition(" @")[0]) == case.recipe or "x_n" in case.label
     assert {tuple(t.shape[0] for t in c.args) for c in Samples(both, 0).optionals()} == {(1, 5), (5, 1), (1, 1)}
     grown = next(Samples(masked, 0).grown(1)).args
     assert grown[0].shape == grown[1].shape
@@ -207,7 +207,7 @@ int masked(const sl_context* ctx, const DLTensor* x, const DLTensor* mask, DLTen
 
 
 def test_the_header_says_it(ns):
-    assert 'mask: Float32[Tensor, "#b #n"]' in header({"masked": declare_masked(ns).spec}, "here")
+    assert 'mask: Float32[Tensor, "#b #n"]' in header_text({"masked": declare_masked(ns).spec}, "here")
 
 
 def test_a_pattern_matches_both(ns):

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.declare.bucket import Bucket, layout_of, read_rule
+from shiplap.declare.bucket import Bucket, bucket_layout, read_bucket_rule
 from shiplap.errors import ShiplapError
 
 
@@ -76,7 +76,7 @@ def test_a_bucket_holds_its_sizes(n):
 
 
 def test_rules_are_declared_per_dim():
-    rule = read_rule(gather.spec, "exact", {"n": "none", "eps": "exact", "c": "pow2"})
+    rule = read_bucket_rule(gather.spec, "exact", {"n": "none", "eps": "exact", "c": "pow2"})
     bucket_key = key(torch.ones(900, 5), torch.zeros(27, dtype=torch.int32), rule=rule)
     assert bucket_key == ((), 8, 27, (1, 2), "a", 1e-5, "Float=float32", "c,c")
 
@@ -103,6 +103,6 @@ def test_what_is_no_rule_is_refused():
 
 def test_layouts_have_codes():
     x = torch.ones(2, 3, 4, 5)
-    codes = layout_of([x, None, x.transpose(2, 3), x.to(memory_format=torch.channels_last), x[..., :2], 1.0, "s"])
+    codes = bucket_layout([x, None, x.transpose(2, 3), x.to(memory_format=torch.channels_last), x[..., :2], 1.0, "s"])
     assert codes == "c,-,0132,0231,0123+"
-    assert layout_of([[x, x[0].transpose(0, 1)]]) == "[c,102]"
+    assert bucket_layout([[x, x[0].transpose(0, 1)]]) == "[c,102]"

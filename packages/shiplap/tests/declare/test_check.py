@@ -9,7 +9,7 @@ from jaxtyping import Float, Float32, Int32, Shaped
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.plan.values import own_memory
+from shiplap.plan.values import has_own_memory
 from shiplap_testing.support import fails
 
 V = Float[Tensor, "n"]
@@ -282,4 +282,4 @@ def test_overlap_is_exact(axes):
     sizes, strides = [s for s, _ in axes], [s for _, s in axes]
     t = torch.as_strided(torch.zeros(100), sizes, strides)
     cells = torch.as_strided(torch.arange(100), sizes, strides).flatten().tolist()
-    assert own_memory(t) == (len(set(cells)) == len(cells))
+    assert has_own_memory(t) == (len(set(cells)) == len(cells))

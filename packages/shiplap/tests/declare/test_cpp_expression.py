@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from shiplap.declare.cpp_expression import quote, to_cpp
+from shiplap.declare.cpp_expression import quote_cpp, to_cpp
 from shiplap.declare.dim_expression import Expr
 from shiplap.kernels.native.build_digest import FLAGS, INCLUDE
 
@@ -85,7 +85,7 @@ def test_no_other_value_where_64_bits_are_too_few(library, index):
 
 def test_text():
     assert to_cpp(Expr.parse('mode == "a"', ""), lambda name: f"a_{name}") == '(a_mode == std::string("a"))'
-    assert quote('a "b" \\') == '"a \\"b\\" \\\\"'
+    assert quote_cpp('a "b" \\') == '"a \\"b\\" \\\\"'
     for text in ("é", "a\nb"):
         with pytest.raises(ValueError, match="printable ASCII"):
-            quote(text)
+            quote_cpp(text)

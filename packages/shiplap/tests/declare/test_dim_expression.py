@@ -52,7 +52,7 @@ def test_symbolic_sizes_stay_symbolic(source):
     expr = Expr.parse(source, "here")
     real = torch.empty(7)
     with torch_private.fake_mode(symbolic=True) as mode:
-        size = torch_private.fakify(mode, real, dynamic=True).shape[0]
+        size = torch_private.make_fake_tensor(mode, real, dynamic=True).shape[0]
         value = expr({"n": size})
         assert isinstance(value, torch.SymInt)
         assert value == expr({"n": 7})

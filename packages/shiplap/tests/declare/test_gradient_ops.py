@@ -114,7 +114,7 @@ def test_the_general_recorder_agrees(ns, monkeypatch):
 def test_what_a_call_saves_is_what_the_ops_take(ops):
     assert set(ops.affine.gradient.saves) == {"x", "w"}
     assert [(p.op, p.gives) for p in ops.affine.gradient.ops] == [(ops.x, ("x",)), (ops.wb, ("w", "b"))]
-    text = autograd_function.source(ops.affine.spec, ops.affine.gradient)
+    text = autograd_function.recorder_source(ops.affine.spec, ops.affine.gradient)
     assert "save_for_backward(t_w, t_x)" in text
     assert "op0(g0, g1, v_w, k_factor) if w_x else None" in text
 

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Float32, Int, Int32, Shaped
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.declare.schema import schema
+from shiplap.declare.schema import schema_text
 from shiplap_testing.support import fails
 
 F = Float[Tensor, "n c"]
@@ -45,7 +45,7 @@ def test_the_schema_has_every_kind_of_argument(ns):
         "float[] ps=[0.5, 1.0], bool flag=True, bool[] flags=[True], SymInt? opt=None, *, "
         'str mode="a\\"\\\\b", SymInt[]? names=None) -> (Tensor, Tensor)'
     )
-    assert schema(op.spec) == text
+    assert schema_text(op.spec) == text
     assert op.overload._schema.arguments[-2].default_value == 'a"\\b'
     assert [o.name for o in op.spec.outputs] == ["out0", "out1"]
 

@@ -302,11 +302,11 @@ def test_a_gradient_attached_later_is_found(ns):
 
 def test_only_an_overload_as_torch_makes_them_is_bypassed():
     plain = torch.ops.aten.add.Tensor
-    assert dispatcher_calls.builtin(plain) is plain._op
+    assert dispatcher_calls.builtin_of(plain) is plain._op
 
     class Odd(type(plain)):
         pass
 
     odd = object.__new__(Odd)
-    assert dispatcher_calls.builtin(odd) is odd
-    assert dispatcher_calls.builtin(len) is len
+    assert dispatcher_calls.builtin_of(odd) is odd
+    assert dispatcher_calls.builtin_of(len) is len

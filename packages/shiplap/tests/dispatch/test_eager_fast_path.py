@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import shiplap as sl
 from shiplap.dispatch import tuned_choices
-from shiplap.dispatch.eager_fast_path import compile_route, source
+from shiplap.dispatch.eager_fast_path import compile_fast_path, fast_path_source
 from shiplap_testing.support import fails
 
 
@@ -41,7 +41,7 @@ def scaled(ns):
 
     seen: list[str] = []
     pick, op.pick = op.pick, lambda call: (seen.append("picked"), pick(call))[1]
-    route = compile_route(op, "cpu")
+    route = compile_fast_path(op, "cpu")
     assert route is not None
     dispatcher = route.__globals__["dispatcher"]
     route.__globals__["dispatcher"] = lambda *args: (seen.append("dispatched"), dispatcher(*args))[1]
@@ -215,8 +215,8 @@ def test_ops_that_have_no_route(ns, scaled):
 
     for op in (mutates, conjugates):
         op.kernel("cpu", op.reference, name="python")
-        assert compile_route(op, "cpu") is None
-    assert "is_cuda" in source(scaled[0].spec, "cuda", True)
+        assert compile_fast_path(op, "cpu") is None
+    assert "is_cuda" in fast_path_source(scaled[0].spec, "cuda", True)
     with fails("SL201"):
         scaled[1](X[0])
 
@@ -230,5 +230,5 @@ def test_arguments_may_be_named_as_builtins_are(ns):
     def _(x, type, map, *, out):
         torch.mul(x, type * map, out=out)
 
-    route = compile_route(op, "cpu") or op  # there is no route, or a right one
+    route = compile_fast_path(op, "cpu") or op  # there is no route, or a right one
     assert torch.equal(route(X, 2.0, 3), X * 6)

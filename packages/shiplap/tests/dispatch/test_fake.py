@@ -51,7 +51,7 @@ def test_outputs_are_contiguous_and_of_the_declared_type(ns, shape):
 def test_a_data_dependent_size_is_unbacked(nonzero, ns):
     x = torch.ones(8)
     with torch_private.fake_mode(symbolic=True) as mode:
-        index, table = nonzero(torch_private.fakify(mode, x, dynamic=True))
+        index, table = nonzero(torch_private.make_fake_tensor(mode, x, dynamic=True))
         assert str(index.shape[0]).startswith("u")
         assert str(table.shape[0]) == f"{index.shape[0]} + 1"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap import torch_private
-from shiplap.declare.binding import shape_of
+from shiplap.declare.binding import declared_output_shape
 from shiplap.declare.signature import read_spec
 from shiplap.plan import CallPlan
 
@@ -134,7 +134,9 @@ def fake_as_real(drawn):
 
     def reference(*values):
         call = CallPlan(spec).bind(values)
-        return tuple(torch.zeros(shape_of(o, call.env), dtype=call.dtype_of(o.tensor)) for o in spec.outputs)
+        return tuple(
+            torch.zeros(declared_output_shape(o, call.env), dtype=call.dtype_of(o.tensor)) for o in spec.outputs
+        )
 
     reference.__annotations__ = fn.__annotations__
     reference.__signature__ = inspect.signature(fn)
@@ -146,7 +148,10 @@ def fake_as_real(drawn):
             if symbolic is None:
                 return [(tuple(o.shape), o.dtype) for o in _tuple(op(*args))]
             with torch_private.fake_mode(symbolic) as mode:
-                fakes = [torch_private.fakify(mode, a, dynamic=symbolic) if isinstance(a, Tensor) else a for a in args]
+                fakes = [
+                    torch_private.make_fake_tensor(mode, a, dynamic=symbolic) if isinstance(a, Tensor) else a
+                    for a in args
+                ]
                 return [(tuple(int(s) for s in o.shape), o.dtype) for o in _tuple(op(*fakes))]
         except sl.ShiplapError as e:
             return e.id

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.declare.binding import Binding
-from shiplap.declare.kernel import Terms
+from shiplap.declare.kernel import KernelTerms
 from shiplap.dispatch import launch
 from shiplap.dispatch.launch import poisoned_workspace
 from shiplap.dispatch.python_kernel import PythonFunction, PythonKernel
@@ -97,7 +97,7 @@ def test_a_kernel_runs_with_its_device_as_the_current_one(scale, style, device, 
         devices.append(entered[-1])
 
     function = {"functional": functional, "out": out}[style]
-    kernel = PythonKernel(scale.spec, Terms("k", "cuda", PythonFunction(function)), function)
+    kernel = PythonKernel(scale.spec, KernelTerms("k", "cuda", PythonFunction(function)), function)
     call = Binding((torch.ones(2), 2, 0.0, "t"), device=torch.device(device))
     outs = torch.empty(2), torch.empty(())
     if style == "functional":

@@ -42,7 +42,7 @@ def test_declaring_again_replaces(ns):
     assert (op(x)[0], compiled(x)[0], packet(x)[0], through_packet(x)[0]) == (2, 3, 2, 2)
 
     module["op"] = cell(ns, 5, 7)
-    assert registry.find(f"{ns}::f") is module["op"]
+    assert registry.find_declared_op(f"{ns}::f") is module["op"]
     assert (module["op"](x)[0], compiled(x)[0], packet(x)[0], through_packet(x)[0]) == (5, 6, 5, 5)
     compiled(x).sum().backward()
     assert x.grad.tolist() == [7, 7]
@@ -171,7 +171,7 @@ def test_adopting_leaves_the_op_alone(ns):
     assert op(torch.ones(1)) == 3
     assert op.reference(torch.ones(1)) == 2
     assert op.overload is getattr(torch.ops, ns).f.default
-    assert registry.find(f"{ns}::f") is None
+    assert registry.find_declared_op(f"{ns}::f") is None
     with pytest.raises(TypeError, match="is adopted: its kernels are registered elsewhere"):
         op.kernel("cpu", lambda x: x)
     with pytest.raises(TypeError, match="is adopted: its gradient is registered elsewhere"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shiplap.dispatch import Op, registry
-from shiplap.dispatch.package_folder import CHOICES, FOLDER, choices_of, folders
+from shiplap.dispatch.package_folder import CHOICES, FOLDER, package_folders, packaged_choice_tables
 
 DECLARATION = """
 import shiplap as sl
@@ -33,28 +33,28 @@ def double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Op]:
     monkeypatch.syspath_prepend(tmp_path)
     op: Op = import_module(f"{PACKAGE}.ops").double
     yield op
-    registry.forget(op.spec.name)
+    registry.forget_op(op.spec.name)
     for name in (PACKAGE, f"{PACKAGE}.ops"):
         del sys.modules[name]
 
 
 def test_the_folder_is_in_the_package_that_declares_the_op(double: Op, tmp_path: Path) -> None:
-    assert list(folders(double)) == [tmp_path / PACKAGE / FOLDER]
+    assert list(package_folders(double)) == [tmp_path / PACKAGE / FOLDER]
 
 
 def test_there_are_choices_where_a_table_is(double: Op, tmp_path: Path) -> None:
     (tmp_path / PACKAGE / FOLDER).mkdir()
     table = tmp_path / PACKAGE / FOLDER / CHOICES
     table.write_text("{}")
-    assert choices_of(double) == [table]
+    assert packaged_choice_tables(double) == [table]
 
 
 def test_a_package_without_a_table_has_none(double: Op) -> None:
-    assert choices_of(double) == []
+    assert packaged_choice_tables(double) == []
 
 
 def test_a_program_is_no_package(double: Op, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(double.reference, "__module__", "__main__")
-    assert list(folders(double)) == []
+    assert list(package_folders(double)) == []
     monkeypatch.setattr(double.reference, "__module__", "of_no_module")
-    assert list(folders(double)) == []
+    assert list(package_folders(double)) == []

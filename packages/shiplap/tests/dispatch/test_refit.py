@@ -11,8 +11,8 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.dispatch.eager_fast_path import compile_route
-from shiplap.dispatch.refit import may_repeat
+from shiplap.dispatch.eager_fast_path import compile_fast_path
+from shiplap.dispatch.refit import can_refit_outputs
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def kept(ns):
         return given.pop() if given else op.reference(x, least)
 
     pick, op.pick = op.pick, lambda call: (picked.append(None), pick(call))[1]
-    route = compile_route(op, "cpu")
+    route = compile_fast_path(op, "cpu")
     assert route is not None
     return op, route, given, picked
 
@@ -119,4 +119,4 @@ def test_calls_that_gradients_may_see_are_not_remembered(ns):
     def every(x: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
         return x.clone()
 
-    assert [may_repeat(op.spec) for op in (some, twice, every)] == [False, False, True]
+    assert [can_refit_outputs(op.spec) for op in (some, twice, every)] == [False, False, True]

@@ -34,7 +34,7 @@ def thread():
 def key_of_graph(function, *args):
     """The part of the key of ``function``'s graph that its ops decide, as FxGraphCache asks for it."""
     details = SimpleNamespace(gm=make_fx(function)(*args), example_inputs=args)
-    return compile_cache_key.key_of_graph(graph_keys.operators_of(details))
+    return compile_cache_key.graph_cache_key(graph_keys.operators_of(details))
 
 
 def test_every_change_of_an_op_changes_the_keys_of_its_graphs_and_no_others(ns):
@@ -78,8 +78,8 @@ def test_the_same_declarations_give_the_same_key(ns):
     def f(x: V) -> V:
         return x * 2
 
-    key = compile_cache_key.key_of(sl.op(f"{ns}::f")(f))
-    assert compile_cache_key.key_of(sl.op(f"{ns}::f")(f)) == key
+    key = compile_cache_key.op_cache_key(sl.op(f"{ns}::f")(f))
+    assert compile_cache_key.op_cache_key(sl.op(f"{ns}::f")(f)) == key
 
 
 def test_an_op_that_another_one_calls_is_in_its_key(ns):
@@ -117,7 +117,7 @@ def test_an_operator_of_another_library_may_call_any_op(ns):
         return x * 2
 
     def key(later, others=False, names=(f"{ns}_lib::g",)):
-        return compile_cache_key.key_of_graph(graph_keys.GraphOperators(frozenset(names), later, others))
+        return compile_cache_key.graph_cache_key(graph_keys.GraphOperators(frozenset(names), later, others))
 
     assert key(False) == ""
     assert key(True) != ""
@@ -145,7 +145,7 @@ def test_a_key_made_in_another_thread_names_the_ops(ns, thread, fresh_compiler):
     def f(x: V) -> V:
         return x * 2
 
-    compile_cache_key.ensure()
+    compile_cache_key.ensure_cache_keys()
     graph = make_fx(f)(torch.ones(3))
 
     def key():
@@ -155,14 +155,14 @@ def test_a_key_made_in_another_thread_names_the_ops(ns, thread, fresh_compiler):
         return FxGraphCachePickler(graph).dumps(key())
 
     before = thread(pickled)
-    assert compile_cache_key.key_of(f).encode() in before
+    assert compile_cache_key.op_cache_key(f).encode() in before
     assert pickled() == before
     f.kernel("cpu", lambda x, out: out.copy_(x + x), name="k")
     assert thread(pickled) != before
 
 
 def test_a_graph_without_ops_has_the_key_that_torch_gives_it(ns):
-    compile_cache_key.ensure()
+    compile_cache_key.ensure_cache_keys()
     graph = make_fx(torch.sin)(torch.ones(3))
     details = FxGraphHashDetails(graph, [torch.ones(3)], {}, [])
     ours = FxGraphCachePickler(graph).dumps(details)
@@ -174,7 +174,7 @@ def test_a_graph_without_ops_has_the_key_that_torch_gives_it(ns):
 def test_an_op_that_cannot_be_identified_is_compiled_without_the_caches(ns, monkeypatch):
     monkeypatch.setattr(graph_keys, "_keys", [lambda operators: 1 // 0])
     graph = make_fx(torch.sin)(torch.ones(3))
-    graph_keys.copyreg.pickle(FxGraphHashDetails, graph_keys._reduce)
+    graph_keys.copyreg.pickle(FxGraphHashDetails, graph_keys._reduce_key_details)
     with pytest.raises(BypassFxGraphCache):
         FxGraphCachePickler(graph).dumps(FxGraphHashDetails(graph, [torch.ones(3)], {}, []))
 
@@ -186,10 +186,10 @@ def test_ops_are_sorted(ns):
         def f(x: V) -> V:
             return x
 
-    names = [op.spec.name for op in registry.ops()]
+    names = [op.spec.name for op in registry.declared_op_list()]
     assert names == sorted(names)
     assert {f"{ns}::a", f"{ns}::b"} <= set(names)
-    assert registry.find("no::such") is None
+    assert registry.find_declared_op("no::such") is None
 
 
 MANY = """

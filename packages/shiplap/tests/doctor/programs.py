@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 from shiplap import torch_private
-from shiplap.doctor import Break, Diagnosis, doctor, examine
+from shiplap.doctor import Break, Diagnosis, diagnose_command, doctor
 
 RUN = """
 compiled = torch.compile(f, backend="eager")
@@ -24,7 +24,7 @@ def write(directory: Path, source: str) -> Path:
 
 def run(directory: Path, source: str, *arguments: str) -> Diagnosis:
     """The diagnosis of ``python program.py``."""
-    return examine([sys.executable, str(write(directory, source)), *arguments])
+    return diagnose_command([sys.executable, str(write(directory, source)), *arguments])
 
 
 def here(script: Path) -> Diagnosis:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from shiplap.doctor import Break, Diagnosis
-from shiplap.doctor.causes import CAUSES, Message, classify
-from shiplap.doctor.fix import FIXES
-from shiplap.doctor.registry import by_id, by_type, entries
+from shiplap.doctor.causes import BREAK_CAUSES, BreakMessage, classify_message
+from shiplap.doctor.fix import BREAK_FIXES
+from shiplap.doctor.registry import entry_by_id, entry_by_type, registry_entries
 from tests.doctor.programs import here
 
 PROGRAM = Path(__file__).with_name("causes.py")
@@ -40,7 +40,7 @@ def test_a_marked_line_breaks_for_the_marked_cause(diagnosis: Diagnosis, line: i
     assert b.place == b.user == b.chain[-1]
     assert "# BREAK" in b.place.code
     assert b.explanation
-    assert b.fix == FIXES[b.cause]
+    assert b.fix == BREAK_FIXES[b.cause]
 
 
 def test_no_other_line_breaks(diagnosis: Diagnosis) -> None:
@@ -69,23 +69,23 @@ def test_a_call_without_a_signature_is_drafted_as_it_is_written(diagnosis: Diagn
 
 
 def test_every_cause_has_a_fix_and_a_title() -> None:
-    assert FIXES.keys() == CAUSES.keys()
-    assert all(c.title and c.why for c in CAUSES.values())
+    assert BREAK_FIXES.keys() == BREAK_CAUSES.keys()
+    assert all(c.title and c.why for c in BREAK_CAUSES.values())
 
 
 def test_the_registry_is_torchs_own() -> None:
-    assert len(entries()) > 400
-    item = by_id("gb0124")
+    assert len(registry_entries()) > 400
+    item = entry_by_id("gb0124")
     assert item is not None
     assert "Tensor.item()" in item.type
-    assert by_type("Unsupported Tensor.item() call with capture_scalar_outputs=False") == item
+    assert entry_by_type("Unsupported Tensor.item() call with capture_scalar_outputs=False") == item
     assert item.url.endswith("/gb0124.html")
-    assert by_type("no such message") is None
+    assert entry_by_type("no such message") is None
 
 
 def test_most_of_the_registry_has_a_cause_of_its_own() -> None:
-    causes = [classify(Message(e.type, e.explanation, e.hints)) for e in entries().values()]
-    assert set(causes) <= CAUSES.keys()
+    causes = [classify_message(BreakMessage(e.type, e.explanation, e.hints)) for e in registry_entries().values()]
+    assert set(causes) <= BREAK_CAUSES.keys()
     assert causes.count("other") < 0.2 * len(causes)  # the rest keeps torch's explanation and hints
 
 
@@ -106,4 +106,4 @@ def test_most_of_the_registry_has_a_cause_of_its_own() -> None:
     ],
 )
 def test_causes_that_need_a_device_or_a_rare_program(reason: str, context: str, cause: str) -> None:
-    assert classify(Message(reason, context=context)) == cause
+    assert classify_message(BreakMessage(reason, context=context)) == cause

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from shiplap.doctor import Diagnosis, Place, diagnose
-from shiplap.doctor.trace import Trace, read
+from shiplap.doctor import Diagnosis, SourcePlace, diagnose_trace
+from shiplap.doctor.trace import EventTrace, read_trace_files
 from shiplap.render import render_html
 from tests.doctor.programs import write
 
@@ -130,7 +130,7 @@ V1121 04:31:58.000000 100 torch/x.py:3] {"compilation_metrics": {"compile_id": "
 
 def test_a_trace_cut_off_in_the_middle_of_an_unknown_break(tmp_path: Path) -> None:
     (tmp_path / "dedicated_log_torch_trace_x.log").write_text(TRACE)
-    diagnosis = diagnose(read(tmp_path), "a run")
+    diagnosis = diagnose_trace(read_trace_files(tmp_path), "a run")
     (b,) = diagnosis.breaks
     assert (str(b.place), b.cause, b.registry, b.reason) == (
         "/gone/model.py:12",
@@ -144,7 +144,7 @@ def test_a_trace_cut_off_in_the_middle_of_an_unknown_break(tmp_path: Path) -> No
 
 
 def test_an_empty_trace() -> None:
-    diagnosis = diagnose(Trace(), "a run")
+    diagnosis = diagnose_trace(EventTrace(), "a run")
     assert diagnosis == Diagnosis("a run")
     assert "nothing was compiled" in page_of(diagnosis)
 
@@ -157,4 +157,4 @@ def test_an_empty_trace() -> None:
     ],
 )
 def test_places_are_as_short_as_they_stay_findable(file: str, package: str, shown: str) -> None:
-    assert Place(file, 3, package=package).shown == shown
+    assert SourcePlace(file, 3, package=package).shown == shown

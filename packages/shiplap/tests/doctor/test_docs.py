@@ -2,20 +2,20 @@
 
 import pytest
 
-from shiplap.doctor.causes import CAUSES
-from shiplap.doctor.fix import FIXES
-from shiplap.doctor.recompiles import VARIED
+from shiplap.doctor.causes import BREAK_CAUSES
+from shiplap.doctor.fix import BREAK_FIXES
+from shiplap.doctor.recompiles import VARIATION_KINDS
 from shiplap_testing.paths import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "doctor.md").read_text()
 
 
-@pytest.mark.parametrize("id", CAUSES)
+@pytest.mark.parametrize("id", BREAK_CAUSES)
 def test_causes(id: str) -> None:
-    cause = CAUSES[id]
-    assert f"| **{id}**: {cause.title} | {cause.why} | {FIXES[id]} |" in PAGE
+    cause = BREAK_CAUSES[id]
+    assert f"| **{id}**: {cause.title} | {cause.why} | {BREAK_FIXES[id]} |" in PAGE
 
 
-@pytest.mark.parametrize("id", VARIED)
+@pytest.mark.parametrize("id", VARIATION_KINDS)
 def test_recompiles(id: str) -> None:
-    assert f"| {VARIED[id].title} | {VARIED[id].fix} |" in PAGE
+    assert f"| {VARIATION_KINDS[id].title} | {VARIATION_KINDS[id].fix} |" in PAGE

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import shiplap as sl
-from shiplap.doctor import Diagnosis, examine
+from shiplap.doctor import Diagnosis, diagnose_command
 from shiplap.errors import ShiplapError
 from tests.doctor.programs import run, write
 
@@ -40,7 +40,7 @@ def test_arguments_directory_streams_and_status_are_the_programs_own(
     """,
     )
     monkeypatch.chdir(tmp_path)
-    diagnosis = examine([sys.executable, script.name, "--json", "-x"])
+    diagnosis = diagnose_command([sys.executable, script.name, "--json", "-x"])
     assert capfd.readouterr().out.startswith(f"['--json', '-x'] {tmp_path} ")
     assert diagnosis.exit_code == 7
     assert [b.place.line for b in diagnosis.breaks] == [4]
@@ -69,14 +69,14 @@ def test_a_program_that_compiles_nothing(tmp_path: Path) -> None:
 
 def test_no_such_program() -> None:
     with pytest.raises(ShiplapError, match="SL701: the program cannot be started") as e:
-        examine(["/no/such/program"])
+        diagnose_command(["/no/such/program"])
     assert e.value.got == "No such file or directory"
 
 
 def test_a_file_of_python_is_no_program(tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text("")
     with pytest.raises(ShiplapError, match="SL701") as e:
-        examine([str(script), "--quick"])
+        diagnose_command([str(script), "--quick"])
     assert e.value.fix == f"let Python run the file: shiplap doctor -- python {script} --quick"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shiplap.doctor import Diagnosis, examine
+from shiplap.doctor import Diagnosis, diagnose_command
 from tests.doctor.programs import lines
 
 # Most of their time is what they import. Programs of ours: tests/doctor/test_cli.py, test_examine.py, test_causes.py.
@@ -106,7 +106,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_LOGS", "graph_breaks")
         patch.setenv("TORCH_LOGS_OUT", str(log))
-        diagnosis = examine([sys.executable, str(REAL / f"{name}.py")])
+        diagnosis = diagnose_command([sys.executable, str(REAL / f"{name}.py")])
     return Run(name, diagnosis, log.read_text())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shiplap.doctor import Diagnosis, Recompile
-from shiplap.doctor.recompiles import VARIED, Failure, parse_guard
+from shiplap.doctor.recompiles import VARIATION_KINDS, GuardFailure, parse_failed_guard
 from tests.doctor.programs import here, write
 
 SOURCE = """
@@ -84,7 +84,7 @@ def test_what_varied(
 ) -> None:
     r = of(diagnosis, function)
     assert (r.cause, r.subject, r.values, r.times) == (cause, subject, values, times)
-    assert r.fix == VARIED[cause].fix
+    assert r.fix == VARIATION_KINDS[cause].fix
     assert r.limit is (function == "sized")
 
 
@@ -115,21 +115,30 @@ def test_an_unused_cuda_graph_says_why(diagnosis: Diagnosis) -> None:
 @pytest.mark.parametrize(
     ("guard", "failure"),
     [
-        ("0/0: tensor 'x' size mismatch at index 1. expected 4, actual 5", Failure("size", "x, dim 1", ("4", "5"))),
-        ("0/0: tensor 'x' size mismatch at index 0. expected 4, actual 1", Failure("small", "x, dim 0", ("4", "1"))),
-        ("0/0: tensor 'x' stride mismatch at index 0. expected 1, actual 2", Failure("stride", "x, dim 0", ("1", "2"))),
+        (
+            "0/0: tensor 'x' size mismatch at index 1. expected 4, actual 5",
+            GuardFailure("size", "x, dim 1", ("4", "5")),
+        ),
+        (
+            "0/0: tensor 'x' size mismatch at index 0. expected 4, actual 1",
+            GuardFailure("small", "x, dim 0", ("4", "1")),
+        ),
+        (
+            "0/0: tensor 'x' stride mismatch at index 0. expected 1, actual 2",
+            GuardFailure("stride", "x, dim 0", ("1", "2")),
+        ),
         (
             "0/0: tensor 'x' requires_grad mismatch. expected requires_grad=0",
-            Failure("grad", "x", ("requires_grad=0",)),
+            GuardFailure("grad", "x", ("requires_grad=0",)),
         ),
-        ("1/0: n == 3   # return x*n  # a.py:4 in f\\nUser stack trace:", Failure("value", "n", ("3",))),
-        ("1/0: self.flag == True  # return x", Failure("attribute", "self.flag", ("True",))),
-        ("1/0: ___check_type_id(n, 139), type=<class 'float'>  # x", Failure("type", "n")),
-        ("1/0: ___check_obj_id(fn, 139)  # x", Failure("identity", "fn")),
-        ("1/0: len(xs) == 2  # x", Failure("length", "len(xs)")),
-        ("1/0: GLOBAL_STATE changed: grad_mode ", Failure("grad", "the grad mode or another global setting")),
-        ("1/0: something new", Failure("other", "something")),
+        ("1/0: n == 3   # return x*n  # a.py:4 in f\\nUser stack trace:", GuardFailure("value", "n", ("3",))),
+        ("1/0: self.flag == True  # return x", GuardFailure("attribute", "self.flag", ("True",))),
+        ("1/0: ___check_type_id(n, 139), type=<class 'float'>  # x", GuardFailure("type", "n")),
+        ("1/0: ___check_obj_id(fn, 139)  # x", GuardFailure("identity", "fn")),
+        ("1/0: len(xs) == 2  # x", GuardFailure("length", "len(xs)")),
+        ("1/0: GLOBAL_STATE changed: grad_mode ", GuardFailure("grad", "the grad mode or another global setting")),
+        ("1/0: something new", GuardFailure("other", "something")),
     ],
 )
-def test_guards(guard: str, failure: Failure) -> None:
-    assert parse_guard(guard) == failure
+def test_guards(guard: str, failure: GuardFailure) -> None:
+    assert parse_failed_guard(guard) == failure

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.dispatch.launch import poisoned_workspace
-from shiplap.kernels.c.header import header
+from shiplap.kernels.c.header import header_text
 from shiplap.kernels.native import binding
 from shiplap_headers import include_dir
 from shiplap_testing.support import fails
@@ -65,7 +65,7 @@ def scale(tmp_path_factory):
         return x * k, torch.zeros(4, dtype=torch.int64, device=x.device)
 
     folder = tmp_path_factory.mktemp("gpu")
-    (folder / "scale.h").write_text(header({"scale": scale.spec}, "scale"))
+    (folder / "scale.h").write_text(header_text({"scale": scale.spec}, "scale"))
     (folder / "scale.cu").write_text(BODY)
     library = folder / "libscale.so"
     call = [

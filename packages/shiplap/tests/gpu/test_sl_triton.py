@@ -138,7 +138,7 @@ def test_configs_come_from_the_choices():
         close(ops.linear_gelu(x, w, b), F.gelu(F.linear(x, w, b)))
     from shiplap.dispatch import tuned_choices
 
-    (entry,) = [e for e in tuned_choices.entries() if e.op == ops.linear_gelu.spec.name]
+    (entry,) = [e for e in tuned_choices.choice_entries() if e.op == ops.linear_gelu.spec.name]
     chosen = dict(entry.config.items)
     if entry.kernel != tuned_choices.REFERENCE:
         new = set(form.cubins) - before or before

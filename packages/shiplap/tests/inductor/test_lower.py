@@ -37,15 +37,15 @@ ROOT = Path(__file__).resolve().parents[2]
 def fresh(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "shiplap"))
     before = list(qmm.templates["cpu"])
-    with inductor_lowering.uncached():
+    with inductor_lowering.without_graph_caches():
         yield
     qmm.templates["cpu"] = before
-    tuned_choices.forget()
+    tuned_choices.forget_derived_choices()
 
 
 def only(*configs: dict[str, Any]) -> None:
     qmm.templates["cpu"] = [dataclasses.replace(qmm.templates["cpu"][0], configs=configs)]
-    tuned_choices.forget()
+    tuned_choices.forget_derived_choices()
 
 
 def arguments() -> tuple[torch.Tensor, ...]:
@@ -88,7 +88,7 @@ def test_the_verification_can_fail(monkeypatch):
     from shiplap.inductor import prove_candidate
 
     only(FAST_AND_WRONG)
-    monkeypatch.setattr(prove_candidate, "_compare", lambda *args: "")
+    monkeypatch.setattr(prove_candidate, "_compare_outputs", lambda *args: "")
     args = arguments()
     got = torch.compile(layer, fullgraph=True)(*args)
     assert float((got - layer(*args)).norm() / layer(*args).norm()) > 1e-2
@@ -129,12 +129,14 @@ def test_a_template_may_decline_to_be_fused():
 def test_the_fallback_is_compiled_without_tuning_where_that_was_faster(monkeypatch):
     """In a graph that is tuned. What Inductor picks for a product by measurement is not always the faster one."""
     only(GOOD)
-    seen, plain = [], inductor_lowering.inline
+    seen, plain = [], inductor_lowering.inline_graph
     monkeypatch.setattr(
-        inductor_lowering, "inline", lambda *args: (seen.append(inductor_lowering.autotuning()), plain(*args))[1]
+        inductor_lowering,
+        "inline_graph",
+        lambda *args: (seen.append(inductor_lowering.is_autotuning()), plain(*args))[1],
     )
     args = arguments()
-    with select_candidate.trial("fusetest::qmm", f"reference({select_candidate.UNTUNED})"):
+    with select_candidate.force_candidate("fusetest::qmm", f"reference({select_candidate.UNTUNED})"):
         got = torch.compile(layer, fullgraph=True, mode="max-autotune-no-cudagraphs")(*args)
     assert seen == [False]
     assert float((got - layer(*args)).norm() / layer(*args).norm()) < 1e-6
@@ -148,9 +150,9 @@ def test_finalists_are_compiled_in_the_mode_of_the_graph(monkeypatch, limit):
     seen, plain = {}, inductor_lowering.write_graph
 
     def write_graph(*args: Any) -> Any:
-        if (wanted := select_candidate.forced("fusetest::qmm")) is None:  # the reference alone
+        if (wanted := select_candidate.forced_candidate("fusetest::qmm")) is None:  # the reference alone
             return plain(*args)
-        seen[wanted] = inductor_lowering.autotuning()
+        seen[wanted] = inductor_lowering.is_autotuning()
         raise RuntimeError("nothing is raced here")
 
     monkeypatch.setattr(inductor_lowering, "write_graph", write_graph)
@@ -166,7 +168,7 @@ def test_finalists_are_compiled_in_the_mode_of_the_graph(monkeypatch, limit):
 def test_a_template_has_to_beat_the_fallback_by_more_than_the_clock_can_tell():
     times = {REFERENCE: 1.0, "tie": 0.995, "faster": 0.98}
     kernels = {name: SimpleNamespace(kernel=name) for name in times}
-    costs = {n: select_candidate._cost(kernels[n], Timing(t, t, t, 25, True)) for n, t in times.items()}
+    costs = {n: select_candidate._ranking_cost(kernels[n], Timing(t, t, t, 25, True)) for n, t in times.items()}
     assert sorted(costs, key=lambda n: costs[n]) == ["faster", REFERENCE, "tie"]
 
 
@@ -176,7 +178,7 @@ def test_the_fallback_is_tuned_unless_that_is_slower_for_sure(untuned, kept):
     listed = [SimpleNamespace(kernel=REFERENCE, config=NO_CONFIG), SimpleNamespace(kernel="k", config=NO_CONFIG)]
     listed.append(SimpleNamespace(kernel=REFERENCE, config=select_candidate.UNTUNED))
     times = {i: Timing(t, t, t, 25, True) for i, t in enumerate((1.0, 1.1, untuned))}
-    assert list(select_candidate._settled(listed, times)) == kept
+    assert list(select_candidate._without_equal_fallback(listed, times)) == kept
 
 
 @pytest.mark.long
@@ -274,6 +276,6 @@ def test_an_edited_template_is_never_served_from_a_cache(tmp_path):
 
 def test_a_changed_lowering_is_another_key(monkeypatch):
     import_module("shiplap.inductor.install")  # as the first trace does
-    before = compile_cache_key.key_of(qmm)
+    before = compile_cache_key.op_cache_key(qmm)
     monkeypatch.setattr(import_module("shiplap.tuning.key"), "code_of", lambda *rooms: "another lowering")
-    assert compile_cache_key.key_of(qmm) != before
+    assert compile_cache_key.op_cache_key(qmm) != before

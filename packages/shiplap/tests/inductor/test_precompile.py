@@ -18,7 +18,7 @@ from torch._inductor.graph import GraphLowering
 
 from shiplap.dispatch import tuned_choices
 from shiplap.inductor import progress, prove_candidate
-from shiplap.inductor.fusion_choice import Verdict
+from shiplap.inductor.fusion_choice import CandidateVerdict
 from shiplap.inductor.template_candidate import TemplateCandidate
 from shiplap.torch_private import inductor_choices_ahead, inductor_lowering
 from shiplap.tuning import proof_cache
@@ -35,16 +35,16 @@ class Proofs(list[str]):
 
     status = "ok"
 
-    def __call__(self, candidate: TemplateCandidate, seeds: Any) -> Verdict:
+    def __call__(self, candidate: TemplateCandidate, seeds: Any) -> CandidateVerdict:
         self.append(candidate.digest)
-        return Verdict(candidate.label, self.status)
+        return CandidateVerdict(candidate.label, self.status)
 
 
 @pytest.fixture
 def proofs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proofs]:
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "shiplap"))
     done = Proofs()
-    monkeypatch.setattr(prove_candidate, "_proven", done)
+    monkeypatch.setattr(prove_candidate, "_run_proof", done)
     monkeypatch.setattr(inductor_choices_ahead, "compile_apart", lambda choice: False)
 
     def ended(graph: Any) -> Any:
@@ -53,11 +53,11 @@ def proofs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(GraphLowering, "codegen", ended)
     before = list(qmm.templates["cpu"])
     qmm.templates["cpu"] = [dataclasses.replace(qmm.templates["cpu"][0], configs=(GOOD,))]
-    tuned_choices.forget()
-    with inductor_lowering.uncached():
+    tuned_choices.forget_derived_choices()
+    with inductor_lowering.without_graph_caches():
         yield done
     qmm.templates["cpu"] = before
-    tuned_choices.forget()
+    tuned_choices.forget_derived_choices()
 
 
 def lowered(*rows: int) -> None:
@@ -89,11 +89,11 @@ def test_equal_layers_are_proven_once_also_by_the_next_process(proofs):
 
 def test_a_proof_is_of_one_code(proofs, monkeypatch):
     lowered(70)
-    monkeypatch.setattr(proof_cache, "code_of", lambda *rooms: "other code of the referee")
+    monkeypatch.setattr(proof_cache, "rooms_digest", lambda *rooms: "other code of the referee")
     lowered(70)
     assert len(proofs) == 2
     qmm.templates["cpu"] = [dataclasses.replace(t, source=t.source + "\n// edited") for t in qmm.templates["cpu"]]
-    tuned_choices.forget()
+    tuned_choices.forget_derived_choices()
     lowered(70)
     assert len(proofs) == 3
 
@@ -141,7 +141,7 @@ def test_a_kernel_of_a_worker_process_is_run_and_not_compiled_again(tmp_path, mo
     monkeypatch.setattr(PyCodeCache, "load_by_key_path", lambda key, path: module)
     monkeypatch.setattr(inductor_choices_ahead, "_loaded", set())
     for _ in range(2):  # by the thread that waits for it, and when it is run
-        inductor_choices_ahead.precompile(choice)
+        inductor_choices_ahead.precompile_kernel(choice)
     assert here == [1, 1] * fails
     assert vars(module).get("kernel") is (None if fails else kernel)
 
@@ -151,7 +151,7 @@ def test_a_long_compilation_says_what_it_is_at(monkeypatch, capsys):
         pass
 
     def told() -> str:
-        shown = progress.started(2, Graph())
+        shown = progress.start_progress(2, Graph())
         shown.began = time.monotonic() - 9
         shown.step("mylib::conv")
         shown.step("mylib::conv")

@@ -32,10 +32,10 @@ def fresh(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "shiplap"))
     monkeypatch.setattr(select_candidate, "_isolation", None)
     before = list(slow_mm.templates["cpu"])
-    with inductor_lowering.uncached():
+    with inductor_lowering.without_graph_caches():
         yield
     slow_mm.templates["cpu"] = before
-    tuned_choices.forget()
+    tuned_choices.forget_derived_choices()
 
 
 def compiled(**options: Any) -> Any:
@@ -63,7 +63,7 @@ def test_it_is_measured_as_inductor_tunes_it(monkeypatch):
     plain = TracedCandidate.node
 
     def node(self: TracedCandidate, fusion: bool = True) -> Any:
-        tuned.append(inductor_lowering.autotuning())
+        tuned.append(inductor_lowering.is_autotuning())
         return plain(self, fusion)
 
     def race(runs: dict[int, Any], *_: Any) -> dict[int, Timing]:
@@ -71,8 +71,8 @@ def test_it_is_measured_as_inductor_tunes_it(monkeypatch):
         return {i: Timing(*([1e-3 if i == 1 else 2e-3] * 3), samples=9, finished=True) for i in runs}
 
     monkeypatch.setattr(TracedCandidate, "node", node)
-    monkeypatch.setattr(select_candidate, "race", race)
-    monkeypatch.setattr(bench, "race", race)
+    monkeypatch.setattr(select_candidate, "race_runs", race)
+    monkeypatch.setattr(bench, "race_runs", race)
     made = compiled(mode="max-autotune-no-cudagraphs")
     assert made.chosen == "product", made
     assert "fallback 2 ms" in made.reason

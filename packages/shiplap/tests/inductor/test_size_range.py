@@ -17,9 +17,9 @@ import shiplap as sl
 from shiplap.dispatch import tuned_choices
 from shiplap.inductor import fusion_choices, template_candidate
 from shiplap.inductor.size_range import SizeRange
-from shiplap.sampling.code_constants import Mined, mine_template
+from shiplap.sampling.code_constants import CodeConstants, find_template_constants
 from shiplap.torch_private import inductor_lowering
-from shiplap.torch_private.size_ranges import SizeSymbol, bounds_of, largest
+from shiplap.torch_private.size_ranges import SizeSymbol, bounds_of, largest_value
 from tests.inductor.targets import sized, twice
 
 pytestmark = pytest.mark.filterwarnings("ignore::shiplap.errors.ShiplapNotice")
@@ -30,16 +30,16 @@ M, N = (sympy.Symbol(name, integer=True, positive=True) for name in "mn")
 def fresh(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "shiplap"))
     before = list(twice.templates["cpu"])
-    with inductor_lowering.uncached():
+    with inductor_lowering.without_graph_caches():
         yield
     twice.templates["cpu"] = before
-    tuned_choices.forget()
+    tuned_choices.forget_derived_choices()
 
 
 def only(*flaws: str) -> None:
     configs = tuple(map(sized, flaws))
     twice.templates["cpu"] = [dataclasses.replace(twice.templates["cpu"][0], configs=configs)]
-    tuned_choices.forget()
+    tuned_choices.forget_derived_choices()
 
 
 def layer(x, y):
@@ -96,7 +96,7 @@ def range_of(*conditions: Any, upper: int = 1024) -> SizeRange:
 
 
 def test_sizes_are_at_the_ends_and_at_the_edges_of_tiles_and_guards():
-    points = list(range_of(sympy.Le(M, 600)).points(Mined(), tiles=(48,)))
+    points = list(range_of(sympy.Le(M, 600)).points(CodeConstants(), tiles=(48,)))
     by_symbol = {s: {p[s] for p in points} for s in (M, N)}
     assert {2, 3, 47, 48, 49, 99, 100, 101, 599, 600} <= by_symbol[M]
     assert max(by_symbol[M]) == 600
@@ -107,22 +107,22 @@ def test_sizes_are_at_the_ends_and_at_the_edges_of_tiles_and_guards():
 def test_sizes_are_edges_too_where_the_smallest_sample_takes_long():
     """A product with a large weight, of any number of rows."""
     wide = dataclasses.replace(range_of(), work=lambda sizes: sizes[M] << 24)
-    points = list(wide.points(Mined(ints=(500,)), tiles=(96,)))
+    points = list(wide.points(CodeConstants(ints=(500,)), tiles=(96,)))
     assert {2, 3, 15, 16, 17, 95, 96, 97} <= {p[M] for p in points}
     assert len(points) < 60
 
 
 def test_sizes_are_those_that_the_guards_admit():
-    points = list(range_of(sympy.Eq(sympy.Mod(M, 8), 0), sympy.Ne(N, 7)).points(Mined(ints=(32, 64))))
+    points = list(range_of(sympy.Eq(sympy.Mod(M, 8), 0), sympy.Ne(N, 7)).points(CodeConstants(ints=(32, 64))))
     assert all(p[M] % 8 == 0 and p[N] != 7 for p in points)
     assert {24, 32, 40, 64, 72} <= {p[M] for p in points}
 
 
 def test_a_size_that_data_decides_about_ends_where_others_do():
     (bound,) = bounds_of([sympy.Le(M, 27 * N), sympy.Ge(M, 0)], M)
-    assert largest(bound, {N: (2, 1024)}) == 27 * 1024
-    assert largest(bound, {N: (2, None)}) is None
-    assert largest(bound, {}) is None
+    assert largest_value(bound, {N: (2, 1024)}) == 27 * 1024
+    assert largest_value(bound, {N: (2, None)}) is None
+    assert largest_value(bound, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,6 @@ def test_variables_that_no_source_names_are_those_of_headers_of_torch(symbol, ow
 
 
 def test_constants_of_a_template_are_those_of_its_text_and_its_config():
-    mined = mine_template(twice.templates["cpu"][0], {"BM": 12, "FLAW": "value"})
+    mined = find_template_constants(twice.templates["cpu"][0], {"BM": 12, "FLAW": "value"})
     assert {12, 700} <= {*mined.ints}
     assert 3.25 in mined.floats

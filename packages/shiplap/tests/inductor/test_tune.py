@@ -16,7 +16,7 @@ import shiplap as sl
 from shiplap.dispatch import tuned_choices
 from shiplap.inductor import fusion_choices
 from shiplap.torch_private import inductor_lowering
-from shiplap.tuning import Store, freeze, frozen, frozen_table, thaw
+from shiplap.tuning import ChoiceStore, freeze, frozen, frozen_table, thaw
 from tests.inductor.targets import FAST_AND_WRONG, GOOD, qmm
 
 measure = import_module("shiplap.tuning.measure")  # ``shiplap.tune`` is a function as well
@@ -29,16 +29,16 @@ def fresh(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "shiplap"))
     monkeypatch.setattr(frozen_table, "_made", {})
     before = list(qmm.templates["cpu"])
-    with inductor_lowering.uncached():
+    with inductor_lowering.without_graph_caches():
         yield
     qmm.templates["cpu"] = before
-    tuned_choices.forget()
+    tuned_choices.forget_derived_choices()
     thaw()
 
 
 def only(*configs: dict[str, Any], **changes: Any) -> None:
     qmm.templates["cpu"] = [dataclasses.replace(qmm.templates["cpu"][0], configs=configs, **changes)]
-    tuned_choices.forget()
+    tuned_choices.forget_derived_choices()
 
 
 def tuned() -> tuple[Any, Any]:
@@ -77,8 +77,8 @@ def test_a_template_that_runs_in_compiled_code_only_is_measured_and_used(tmp_pat
     assert (repeated.origin, repeated.label) == ("stored", compiled.label)
     written = freeze(tmp_path / "tuned.json")
     assert sorted(c.compiled for c in written) == [False, True]
-    for entry in Store().entries():
-        Store().remove(entry.path)
+    for entry in ChoiceStore().entries():
+        ChoiceStore().remove(entry.path)
     taken = frozen(tmp_path / "tuned.json")
     assert [c.label for c in taken if c.compiled] == [compiled.label]
     assert run(neighbours=True).chosen == compiled.label

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from shiplap.sandbox.supervisor import Launcher
+from shiplap.sandbox.supervisor import SandboxLauncher
 
 
 @pytest.fixture(scope="session")
-def launcher() -> Iterator[Launcher]:
-    with Launcher() as started:
+def launcher() -> Iterator[SandboxLauncher]:
+    with SandboxLauncher() as started:
         yield started

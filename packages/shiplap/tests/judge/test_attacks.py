@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import shiplap as sl
-from shiplap.judge.clock import Doubt, _timed
+from shiplap.judge.clock import ImplausibleTiming, _summarize_timing
 from shiplap.judge.problem import FunctionProblem
-from shiplap.judge.target import Target
-from shiplap.judge.variants import Form
-from shiplap.sandbox.candidate import Call
-from shiplap.sandbox.supervisor import Bounds, Ended
+from shiplap.judge.target import JudgeTarget
+from shiplap.judge.variants import InputForm
+from shiplap.sandbox.candidate import CallOutcome
+from shiplap.sandbox.supervisor import Bounds, ProcessEnded
 from shiplap_testing.effort import sampled
 from tests.judge.attacks import ATTACKS
 from tests.judge.cheats import HEAD
@@ -106,11 +106,11 @@ def test_no_package_of_a_candidate_is_imported_to_find_its_file(tmp_path, monkey
         (tmp_path / name / "__init__.py").write_text(f"open({str(tmp_path / f'ran{depth}')!r}, 'w')\n")
     (tmp_path / "outer_judged" / "inner" / "it.py").write_text("def candidate(x): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
-    file = Target.of("outer_judged.inner.it:candidate", ()).file
+    file = JudgeTarget.of("outer_judged.inner.it:candidate", ()).file
     assert file == str(tmp_path / "outer_judged" / "inner" / "it.py")
     assert not list(tmp_path.glob("ran*"))
     assert "outer_judged" not in sys.modules
-    assert Target.of("no_module_of_this_name:candidate", ()).file == ""
+    assert JudgeTarget.of("no_module_of_this_name:candidate", ()).file == ""
 
 
 LOCKED = """
@@ -177,22 +177,22 @@ def test_a_process_runs_while_it_is_asked_and_only_then(launcher):
 def test_a_call_that_waits_is_not_credited_for_it(waits):
     """A process can make itself wait: what it did meanwhile, by a thread that has ended, nobody would count."""
 
-    def calls(wall: float) -> list[Call]:
-        return [Call(wall, wall * (1.0 - waits), wall, 0.0)] * 6
+    def calls(wall: float) -> list[CallOutcome]:
+        return [CallOutcome(wall, wall * (1.0 - waits), wall, 0.0)] * 6
 
     args = torch.rand(4, 4), torch.rand(4, 4)
     problem = FunctionProblem("matmul", torch.matmul, lambda: args, 0.0, vary_shapes=False)
     made = {"candidate": calls(5e-3), "reference": calls(8e-3), "nothing": calls(1e-3)}
-    timed = _timed(problem, Form("4x4", shapes=((4, 4), (4, 4))), args, made)
+    timed = _summarize_timing(problem, InputForm("4x4", shapes=((4, 4), (4, 4))), args, made)
     assert timed.candidate == pytest.approx(5e-3)  # by its own clock, which is longer than what remains of ours
     assert timed.reference == pytest.approx(8e-3)
 
 
 @pytest.mark.parametrize("name", ["candidate", "reference"])
 def test_only_the_processes_that_are_trusted_say_that_the_machine_is_busy(name):
-    quiet, waiting = [Call(1e-3, 1e-3, 1e-3, 0.0)], [Call(1e-3, 1e-5, 1e-3, 0.0)]
+    quiet, waiting = [CallOutcome(1e-3, 1e-3, 1e-3, 0.0)], [CallOutcome(1e-3, 1e-5, 1e-3, 0.0)]
     calls = {"candidate": quiet, "reference": quiet, "nothing": quiet, name: waiting}
-    assert Doubt("impossible", "", calls).proven is (name == "candidate")
+    assert ImplausibleTiming("impossible", "", calls).proven is (name == "candidate")
 
 
 def _ran(pid: int) -> int:
@@ -204,5 +204,5 @@ def test_an_ended_process_is_nobodys_any_more(launcher):
     assert prisoner.pid in launcher.prisoners
     prisoner.kill()
     assert prisoner.pid not in launcher.prisoners
-    with pytest.raises((Ended, OSError)):
+    with pytest.raises((ProcessEnded, OSError)):
         prisoner.ask({"do": "intact"})

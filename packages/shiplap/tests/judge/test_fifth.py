@@ -7,7 +7,7 @@ import torch
 
 import shiplap as sl
 from shiplap.sampling.compare import Difference
-from shiplap.sandbox.candidate import Expected, Witness, Wrong
+from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, TargetProcess
 from shiplap.sandbox.supervisor import Bounds
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
@@ -36,7 +36,7 @@ def witness(launcher, tmp_path):
     def load(text):
         (tmp_path / "it.py").write_text(HEAD + text)
         prisoners.append(launcher.start([str(tmp_path)], BOUNDS))
-        made = Witness(prisoners[-1])
+        made = TargetProcess(prisoners[-1])
         order = {"home": str(tmp_path / "it.py"), "names": ["candidate"], "kind": "function", "path": [], "seed": 1}
         made.load({**order, "compile": False, "thorough": True}, [], {})
         return made
@@ -49,11 +49,11 @@ def witness(launcher, tmp_path):
 def looked_at(witness):
     """What the referee sees of a candidate that it calls a few times, whatever the results are; and its operators."""
     args = torch.rand(24, 16), torch.rand(16, 8)
-    expected = Expected([torch.empty(24, 8)], lambda got: Difference())
+    expected = ExpectedEffects([torch.empty(24, 8)], lambda got: Difference())
     try:
         listed = [witness.ops(args, expected) for _ in range(2)]
         witness.intact()
-    except Wrong as e:
+    except CandidateError as e:
         return e.check, []
     return "", listed[-1]
 

@@ -8,11 +8,11 @@ import time
 import pytest
 
 import shiplap as sl
-from shiplap.judge.endurance import ENOUGH, leaked
-from shiplap.sandbox.proc_filesystem import Holds
-from shiplap.sandbox.protocol import send
-from shiplap.sandbox.source_scan import constants, suspicious
-from shiplap.sandbox.supervisor import Bounds, Ended
+from shiplap.judge.endurance import ENOUGH, describe_leak
+from shiplap.sandbox.proc_filesystem import ProcessResources
+from shiplap.sandbox.protocol import send_message
+from shiplap.sandbox.source_scan import constants_in_sources, find_suspicious_names
+from shiplap.sandbox.supervisor import Bounds, ProcessEnded
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.fresh import FRESH, HELPED, LAYERS
@@ -116,22 +116,22 @@ def test_sources_beside_a_candidate_are_those_that_it_names(tmp_path):
         "apart.py": "SIZE = 1234\nimport gc\ngc.get_objects()\n",
     }.items():
         (tmp_path / file).write_text(text)
-    assert set(constants(str(tmp_path / "it.py"))) >= {77, 41}
-    assert 1234 not in constants(str(tmp_path / "it.py"))
-    assert suspicious(str(tmp_path / "it.py")) == ["inner.py, line 2: _getframe looks at the callers"]
+    assert set(constants_in_sources(str(tmp_path / "it.py"))) >= {77, 41}
+    assert 1234 not in constants_in_sources(str(tmp_path / "it.py"))
+    assert find_suspicious_names(str(tmp_path / "it.py")) == ["inner.py, line 2: _getframe looks at the callers"]
 
 
 @pytest.mark.parametrize(
     ("after", "told"),
     [
-        (Holds(9, 3, 1 << 20), ""),
-        (Holds(9 + ENOUGH // 2, 3, 1 << 20), "more files"),
-        (Holds(9, 3 + ENOUGH, 1 << 20), "more threads"),
-        (Holds(9, 3, 1 << 26), "63 MiB more"),
+        (ProcessResources(9, 3, 1 << 20), ""),
+        (ProcessResources(9 + ENOUGH // 2, 3, 1 << 20), "more files"),
+        (ProcessResources(9, 3 + ENOUGH, 1 << 20), "more threads"),
+        (ProcessResources(9, 3, 1 << 26), "63 MiB more"),
     ],
 )
 def test_what_is_taken_for_each_call_is_a_leak(after, told):
-    leak = leaked(Holds(8, 2, 1 << 20), after, ENOUGH)
+    leak = describe_leak(ProcessResources(8, 2, 1 << 20), after, ENOUGH)
     assert (told in leak) if told else not leak
 
 
@@ -142,11 +142,11 @@ def test_a_process_that_ran_while_it_was_stopped_is_ended(launcher):
         prisoner.ask({"do": "intact"})
         prisoner.ask({"do": "intact"})
         os.kill(prisoner.pid, signal.SIGCONT)
-        send(prisoner.connection, {"do": "intact"})  # it works on this
+        send_message(prisoner.connection, {"do": "intact"})  # it works on this
         time.sleep(0.3)
         os.kill(prisoner.pid, signal.SIGSTOP)
         time.sleep(0.1)
-        with pytest.raises(Ended, match="ran while it was stopped"):
+        with pytest.raises(ProcessEnded, match="ran while it was stopped"):
             prisoner.ask({"do": "intact"})
     finally:
         prisoner.kill()

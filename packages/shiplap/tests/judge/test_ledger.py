@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import shiplap as sl
-from shiplap.judge import Options
+from shiplap.judge import JudgeOptions
 from shiplap.sandbox.supervisor import Bounds
 
 START = "import torch\nfrom torch import nn\nF = nn.functional\n"
@@ -88,7 +88,7 @@ def test_the_ledger_names_what_was_looked_at(judged):
     assert {c.state for c in cells.values()} == {"covered"}
     assert cells["order of calls x value"].samples >= 1
     assert result.as_json()["ledger"]
-    assert Options().vary_shapes
+    assert JudgeOptions().vary_shapes
 
 
 def test_shapes_that_the_caller_does_not_ask_for_do_not_apply(judged):

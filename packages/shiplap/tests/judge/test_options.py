@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import shiplap as sl
-from shiplap.judge.options import Budget
+from shiplap.judge.options import JudgeBudget
 from shiplap.judge.problem import FunctionProblem
-from shiplap.sandbox.protocol import Arena
-from shiplap.sandbox.scratch_files import remove
-from shiplap.sandbox.supervisor import Bounds, Ended, Late, Launcher
+from shiplap.sandbox.protocol import ArgumentArena
+from shiplap.sandbox.scratch_files import remove_folder
+from shiplap.sandbox.supervisor import Bounds, ProcessEnded, SandboxLauncher, Timeout
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.test_cheats import REFERENCE
@@ -105,42 +105,44 @@ def test_the_time_is_that_of_the_whole_judgement_with_a_launcher_of_its_own(tmp_
 
 def test_a_launcher_that_does_not_start_in_time_is_given_up(tmp_path):
     """As on a machine with so much load that loading torch takes longer than the judgement."""
-    with Launcher() as launcher:
-        with pytest.raises(Late):
+    with SandboxLauncher() as launcher:
+        with pytest.raises(Timeout):
             launcher.start(until=time.monotonic() + 0.05)
         launcher.start().kill()  # another one
 
 
-@pytest.mark.parametrize(("until", "bound", "error"), [(6.0, 7.0, Ended), (0.5, 60.0, Late), (60.0, 0.5, Ended)])
+@pytest.mark.parametrize(
+    ("until", "bound", "error"), [(6.0, 7.0, ProcessEnded), (0.5, 60.0, Timeout), (60.0, 0.5, ProcessEnded)]
+)
 def test_who_is_silent_for_most_of_its_time_is_at_fault_and_who_had_none_is_late(
     launcher, tmp_path, until, bound, error
 ):
     (tmp_path / "it.py").write_text("import time\ntime.sleep(1e6)\n")
     order = {"do": "load", "home": str(tmp_path / "it.py"), "names": ["it"], "kind": "function", "path": []}
-    arena = Arena()
+    arena = ArgumentArena()
     order |= {"seed": 1, "compile": False, "init": arena.pack([]), "state": arena.pack({})}
     prisoner = launcher.start([str(tmp_path)], Bounds(seconds=bound))
     prisoner.until = time.monotonic() + until
-    with pytest.raises(Ended) as caught:
+    with pytest.raises(ProcessEnded) as caught:
         prisoner.ask(order, arena.write())
     assert caught.type is error
-    with pytest.raises(Ended):
+    with pytest.raises(ProcessEnded):
         prisoner.ask(order)
 
 
 def test_nobody_is_asked_after_the_end(launcher):
     prisoner = launcher.start()
     prisoner.until = time.monotonic() - 1
-    with pytest.raises(Late):
+    with pytest.raises(Timeout):
         prisoner.ask({"do": "intact"})
 
 
 def test_the_parts_of_a_budget():
-    budget = Budget(time.monotonic(), 60.0)
+    budget = JudgeBudget(time.monotonic(), 60.0)
     assert budget.one_call == 40.0
     assert 50.0 < budget.ends - budget.began < budget.last - budget.began < 58.0
     assert budget.ends - 31 < budget.part(0.5) < budget.ends - 26
-    over = Budget(time.monotonic() - 100.0, 60.0)
+    over = JudgeBudget(time.monotonic() - 100.0, 60.0)
     assert over.part(0.5) == pytest.approx(time.monotonic(), abs=1.0)
 
 
@@ -161,7 +163,7 @@ def test_a_folder_with_more_than_can_be_removed_in_time_is_left_to_its_remover(t
     for number in range(3000):
         (home / str(number)).touch()
     began = time.monotonic()
-    remove(str(home), seconds=0.0)
+    remove_folder(str(home), seconds=0.0)
     while home.exists():
         assert time.monotonic() - began < 60.0
         time.sleep(0.01)

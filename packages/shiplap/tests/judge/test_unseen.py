@@ -7,17 +7,17 @@ import pytest
 import torch
 
 import shiplap as sl
-from shiplap.judge.clock import Doubt, _timed, alone
-from shiplap.judge.options import Pace
+from shiplap.judge.clock import ImplausibleTiming, _summarize_timing, remeasure_without_candidate
+from shiplap.judge.options import StepDeadline
 from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.result import Timed
-from shiplap.judge.variants import Form
+from shiplap.judge.variants import InputForm
 from shiplap.sandbox import candidate
-from shiplap.sandbox.candidate import Call, Witness, Wrong
-from shiplap.sandbox.outcome import of_a_process
-from shiplap.sandbox.protocol import is_operator
-from shiplap.sandbox.source_scan import LARGEST, constants, suspicious
-from shiplap.sandbox.supervisor import Bounds, Late
+from shiplap.sandbox.candidate import CallOutcome, CandidateError, TargetProcess
+from shiplap.sandbox.outcome import check_process_state
+from shiplap.sandbox.protocol import is_operator_record
+from shiplap.sandbox.source_scan import MAX_SOURCE_BYTES, constants_in_sources, find_suspicious_names
+from shiplap.sandbox.supervisor import Bounds, Timeout
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.test_cheats import REFERENCE
@@ -69,16 +69,16 @@ def test_secrets_of_the_environment_stay_where_they_are(monkeypatch, tmp_path):
 
 def test_nobody_parses_a_source_without_end(tmp_path):
     file = tmp_path / "it.py"
-    file.write_text("x = [" + "1234567," * (LARGEST // 8 + 1) + "]\n")
-    assert constants(str(file)) == []
-    assert "bytes" in suspicious(str(file))[0]
+    file.write_text("x = [" + "1234567," * (MAX_SOURCE_BYTES // 8 + 1) + "]\n")
+    assert constants_in_sources(str(file)) == []
+    assert "bytes" in find_suspicious_names(str(file))[0]
 
 
 @pytest.mark.parametrize("reply", [{"raced": True}, {"left": ["signal handlers"]}, {"threads": 2}])
 def test_what_a_process_tells_of_a_call_on_a_device_counts(reply):
-    with pytest.raises(Wrong):
-        of_a_process(reply)
-    of_a_process(dict.fromkeys(reply, 0))
+    with pytest.raises(CandidateError):
+        check_process_state(reply)
+    check_process_state(dict.fromkeys(reply, 0))
 
 
 @pytest.mark.parametrize(
@@ -97,21 +97,21 @@ def test_what_a_process_tells_of_a_call_on_a_device_counts(reply):
     ],
 )
 def test_an_operator_is_a_name_and_sizes(told, valid):
-    assert is_operator(told) is valid
+    assert is_operator_record(told) is valid
 
 
 def test_a_result_in_much_more_memory_than_it_needs_is_not_read():
     like = torch.empty(1 << 20)
     told = {"shape": [1 << 20], "stride": [63], "dtype": "float32", "at": 0}
-    assert 63 * like.numel() * like.itemsize > candidate.PADDED / 2
+    assert 63 * like.numel() * like.itemsize > candidate.MAX_PADDED_BYTES / 2
     like = torch.empty(1 << 22)
     told["shape"] = [1 << 22]
-    with pytest.raises(Wrong, match="strides"):
-        Witness.__new__(Witness)._tensor(0, told, like)
+    with pytest.raises(CandidateError, match="strides"):
+        TargetProcess.__new__(TargetProcess)._tensor(0, told, like)
 
 
 ARGS = torch.rand(4, 4), torch.rand(4, 4)
-FORM = Form("4x4", shapes=((4, 4), (4, 4)))
+FORM = InputForm("4x4", shapes=((4, 4), (4, 4)))
 
 
 class Played:
@@ -123,7 +123,7 @@ class Played:
         self.seconds = seconds
 
     def call(self, args):
-        return Call(self.seconds, self.seconds, self.seconds, 0.0)
+        return CallOutcome(self.seconds, self.seconds, self.seconds, 0.0)
 
 
 @pytest.mark.parametrize(("now", "expected"), [(5e-3, 5e-3), (9e-3, 7e-3)])
@@ -132,7 +132,7 @@ def test_the_reference_is_timed_without_the_candidate_too(now, expected):
     problem = FunctionProblem("matmul", torch.matmul, lambda: ARGS, 0.0, vary_shapes=False)
     before = Timed("4x4", 1e-3, 7e-3, None, 1e-3, 1e-6, 5)
     judged = {"reference": Played(now), "nothing": Played(1e-3)}
-    timed = alone(problem, FORM, judged, before, Pace(float("inf")))
+    timed = remeasure_without_candidate(problem, FORM, judged, before, StepDeadline(float("inf")))
     assert timed.reference == pytest.approx(expected)
     assert timed.candidate == before.candidate
 
@@ -140,12 +140,12 @@ def test_the_reference_is_timed_without_the_candidate_too(now, expected):
 def test_a_clock_that_hides_time_is_doubted():
     problem = FunctionProblem("matmul", torch.matmul, lambda: ARGS, 0.0, vary_shapes=False)
 
-    def calls(wall: float, spent: float) -> list[Call]:
-        return [Call(wall, wall, spent, 0.0)] * 6
+    def calls(wall: float, spent: float) -> list[CallOutcome]:
+        return [CallOutcome(wall, wall, spent, 0.0)] * 6
 
     made = {"candidate": calls(9e-3, 1e-5), "reference": calls(5e-3, 5e-3), "nothing": calls(1e-3, 0.0)}
-    with pytest.raises(Doubt, match="outside the call"):
-        _timed(problem, FORM, ARGS, made)
+    with pytest.raises(ImplausibleTiming, match="outside the call"):
+        _summarize_timing(problem, FORM, ARGS, made)
 
 
 class Answers:
@@ -154,7 +154,7 @@ class Answers:
 
 def test_what_a_process_takes_for_its_answer_is_no_reason_to_end_a_stage():
     """As a first call does, which compiles."""
-    pace, process = Pace(time.monotonic() + 0.4), Answers()
+    pace, process = StepDeadline(time.monotonic() + 0.4), Answers()
     with pace.step(process):
         time.sleep(0.25)
         process.answering += 0.25
@@ -163,8 +163,8 @@ def test_what_a_process_takes_for_its_answer_is_no_reason_to_end_a_stage():
 
 
 def test_a_stage_ends_before_a_step_would_end_too_late():
-    pace = Pace(time.monotonic() + 0.3)
+    pace = StepDeadline(time.monotonic() + 0.3)
     with pace.step():
         time.sleep(0.2)
-    with pytest.raises(Late), pace.step():
+    with pytest.raises(Timeout), pace.step():
         pytest.fail("it began")

@@ -4,18 +4,18 @@ import pytest
 import torch
 
 from shiplap.judge.problem import FunctionProblem
-from shiplap.judge.variants import Form, forms_of, vary
+from shiplap.judge.variants import InputForm, make_input_forms, vary_arguments
 
 
 def forms(first, **options):
-    return forms_of(first, lambda form: True, most=0, **options)
+    return make_input_forms(first, lambda form: True, most=0, **options)
 
 
 def test_numbers_that_are_never_negative_get_a_sign_where_the_reference_takes_it():
     first = torch.rand(6, 5), torch.tensor([1.0, -2.0, 0.5, 3.0]), torch.rand(3)
     signed = [f.signed for f in forms(first) if f.signed]
     assert sorted(signed) == [(0,), (0, 2), (2,)]
-    made = vary(first, Form("", shapes=((6, 5), (4,), (3,)), kind="signed", signed=(0,)), 1)
+    made = vary_arguments(first, InputForm("", shapes=((6, 5), (4,), (3,)), kind="signed", signed=(0,)), 1)
     assert float(made[0].min()) < 0 <= float(made[2].min())
     assert torch.equal(made[1], first[1])
     roots = FunctionProblem("sqrt", lambda x: x.sqrt(), lambda: [torch.rand(6, 5)], 0.0, vary_shapes=True)
@@ -26,18 +26,18 @@ def test_numbers_that_are_never_negative_get_a_sign_where_the_reference_takes_it
 
 def test_lists_of_tensors_have_other_shapes_and_values_too():
     first = ([torch.rand(6, 5), torch.rand(6, 5)], torch.rand(5))
-    listed = forms_of(first, lambda form: True, most=4)
+    listed = make_input_forms(first, lambda form: True, most=4)
     other = next(f for f in listed if f.shapes != ((6, 5), (6, 5), (5,)))
-    made = vary(first, other, 1)
+    made = vary_arguments(first, other, 1)
     assert tuple(tuple(t.shape) for t in (*made[0], made[1])) == other.shapes
 
 
 @pytest.mark.parametrize(("value", "differs"), [(0.5, float), (0.0, float), (3, int), (True, bool)])
 def test_plain_arguments_get_other_values(value, differs):
     first = torch.randn(4), value
-    form = next(f for f in forms_of(first, lambda form: True, most=3) if f.plain == 1)
+    form = next(f for f in make_input_forms(first, lambda form: True, most=3) if f.plain == 1)
     assert not form.timed
-    made = vary(first, form, 1)
+    made = vary_arguments(first, form, 1)
     assert type(made[1]) is differs
     assert made[1] != value
     assert not any(f.plain >= 0 for f in forms(first)), "shapes and numbers are fixed"
@@ -46,7 +46,7 @@ def test_plain_arguments_get_other_values(value, differs):
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32])
 def test_integers_that_are_data_are_large_too(dtype):
     first = (torch.randint(0, 5, (40,), dtype=dtype),)
-    made = vary(first, next(f for f in forms(first) if f.kind == "whole"), 1)
+    made = vary_arguments(first, next(f for f in forms(first) if f.kind == "whole"), 1)
     assert int(made[0].max()) > 5
     assert int(made[0].min()) >= 0
 
@@ -55,7 +55,7 @@ def test_a_reference_that_draws_numbers_or_is_constant_is_known():
     def problem(call):
         return FunctionProblem("it", call, lambda: [torch.randn(8, 9)], 0.0, vary_shapes=False)
 
-    forms = [Form("", shapes=((8, 9),))]
+    forms = [InputForm("", shapes=((8, 9),))]
     assert problem(lambda x: torch.nn.functional.dropout(x, 0.5)).unfit(forms)[0] == "values"
     assert problem(lambda x: x + 0.0 * torch.rand(())).unfit(forms) is None
     assert problem(lambda x: torch.softmax(x, 1).sum(1)).unfit(forms)[0] == "results"

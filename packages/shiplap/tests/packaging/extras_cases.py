@@ -39,7 +39,7 @@ def main() -> None:
     listener = LISTENER(listen)
     driver.fake_listen(listener)
     target = [90]
-    launched.architecture = lambda device: target[0]
+    launched.device_architecture = lambda device: target[0]
     import shipped_extras as package
 
     x = torch.randn(5)

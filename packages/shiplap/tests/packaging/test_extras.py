@@ -15,10 +15,10 @@ import torch
 from shiplap.dispatch import registry
 from shiplap.dispatch.package_folder import FOLDER
 from shiplap.kernels.triton import prebuilt
-from shiplap.packaging import Extras, Request, package
+from shiplap.packaging import PackageExtras, WheelRequest, package
 from shiplap.tuning.choice import Choice
-from shiplap.tuning.frozen_table import dump
-from shiplap.tuning.inputs import inputs, recipe_of
+from shiplap.tuning.frozen_table import dump_table
+from shiplap.tuning.inputs import draw_inputs, recipe_of
 from shiplap.tuning.key import key_for
 from shiplap_headers import include_dir
 from shiplap_testing.forked import python
@@ -110,11 +110,11 @@ def declared(home):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(home / "source"))
         module = importlib.import_module("shipped_extras")
-        sizes = inputs(module.double, recipe_of(module.double, (torch.ones(5),)), "cpu")
+        sizes = draw_inputs(module.double, recipe_of(module.double, (torch.ones(5),)), "cpu")
         choice = Choice(
             "shipped_extras::double", "cpu", sizes.bucket, sizes.dtypes, sizes.layout, "shipped_double", tried=2
         )
-        dump(home / "tuned.json", [(key_for(module.double, sizes), {**choice.value(), "config": {"WRONG": 0}})])
+        dump_table(home / "tuned.json", [(key_for(module.double, sizes), {**choice.value(), "config": {"WRONG": 0}})])
         lines = [
             {
                 "op": "shipped_extras::triple",
@@ -125,14 +125,14 @@ def declared(home):
         ]
         (home / "calls.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         yield module
-        registry.forget("shipped_extras::double")
-        registry.forget("shipped_extras::triple")
+        registry.forget_op("shipped_extras::double")
+        registry.forget_op("shipped_extras::triple")
         del sys.modules["shipped_extras"]
 
 
 @pytest.fixture(scope="module")
 def extras(home, declared):
-    return Extras(home / "tuned.json", (90,), home / "calls.jsonl")
+    return PackageExtras(home / "tuned.json", (90,), home / "calls.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def site(home, extras):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHIPLAP_CACHE_DIR", str(home / "cache"))
         patch.setenv("TRITON_CACHE_DIR", str(home / "triton"))
-        packed = package(Request(home / "shipped_extras-1.0-py3-none-any.whl", home / "dist", extras=extras))
+        packed = package(WheelRequest(home / "shipped_extras-1.0-py3-none-any.whl", home / "dist", extras=extras))
     (contents,) = packed.contents
     assert [(b.op, b.devices) for b in contents.bound] == [
         ("shipped_extras::double", ("cpu",)),
@@ -180,10 +180,10 @@ def test_a_cubin_is_known_by_what_the_kernel_does(home, site, declared):
     """Comments do not count; a helper of the kernel, its constants and its options do."""
     (kernel,) = declared.triple.own("cuda")
     form = kernel.native.read(0, kernel_key(kernel, declared.triple, 64))
-    rows = prebuilt._rows(site / "shipped_extras" / FOLDER / prebuilt.FOLDER)
-    known = prebuilt.identity(declared.triple_kernel, form, 90)
+    rows = prebuilt._read_index_rows(site / "shipped_extras" / FOLDER / prebuilt.FOLDER)
+    known = prebuilt.prebuilt_form_digest(declared.triple_kernel, form, 90)
     assert known in rows
-    assert prebuilt.identity(declared.triple_kernel, form, 100) not in rows
+    assert prebuilt.prebuilt_form_digest(declared.triple_kernel, form, 100) not in rows
     with pytest.MonkeyPatch.context() as patch:
         for edit, same in (
             (("    return SCALE", "    # by so much\n\n    return SCALE  # three"), True),
@@ -192,9 +192,9 @@ def test_a_cubin_is_known_by_what_the_kernel_does(home, site, declared):
             (("arange(0, BLOCK)", "arange(0, BLOCK) + 0"), False),
         ):
             other = edited(home, patch, *edit)
-            assert (prebuilt.identity(other.triple_kernel, form, 90) == known) is same, edit
+            assert (prebuilt.prebuilt_form_digest(other.triple_kernel, form, 90) == known) is same, edit
     form.options["num_warps"] = 8
-    assert prebuilt.identity(declared.triple_kernel, form, 90) != known
+    assert prebuilt.prebuilt_form_digest(declared.triple_kernel, form, 90) != known
 
 
 def edited(home, patch, before, after):
@@ -208,15 +208,15 @@ def edited(home, patch, before, after):
     patch.syspath_prepend(str(folder))
     module = importlib.import_module(name)
     for op in ("double", "triple"):
-        registry.forget(f"{name}::{op}")
+        registry.forget_op(f"{name}::{op}")
     return module
 
 
 def kernel_key(kernel, op, size):
-    from shiplap.kernels.triton.specialize import key_of
+    from shiplap.kernels.triton.specialize import specialization_key
 
     call = op.bind((torch.empty(size, device="meta"),))
-    return key_of(kernel.native.launches[0], kernel._numbers(call, *kernel._stand_ins(call)), {})
+    return specialization_key(kernel.native.launches[0], kernel._numbers(call, *kernel._stand_ins(call)), {})
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_damaged_cubin_is_compiled_instead(site, declared, tmp_path, monkeypat
     damage(place)
     with pytest.warns(UserWarning, match=reason):
         cubins = [
-            prebuilt.find(declared.triple, declared.triple_kernel, kernel.native.read(0, key), 0, key, 90)
+            prebuilt.find_prebuilt_form(declared.triple, declared.triple_kernel, kernel.native.read(0, key), 0, key, 90)
             for key in asked
         ]
     assert None in cubins
@@ -249,8 +249,8 @@ def test_a_damaged_cubin_is_compiled_instead(site, declared, tmp_path, monkeypat
 def test_extras_that_are_for_nothing_are_refused(home, extras, declared, tmp_path):
     wheel = home / "shipped_extras-1.0-py3-none-any.whl"
     with fails("SL308", got="architectures without calls"):
-        package(Request(wheel, tmp_path, extras=Extras(cubins=(90,))))
+        package(WheelRequest(wheel, tmp_path, extras=PackageExtras(cubins=(90,))))
     with fails("SL308", got="calls without an architecture"):
-        package(Request(wheel, tmp_path, extras=Extras(calls=extras.calls)))
+        package(WheelRequest(wheel, tmp_path, extras=PackageExtras(calls=extras.calls)))
     with fails("SL308", got="the architecture 9"):
-        package(Request(wheel, tmp_path, extras=Extras(cubins=(9,), calls=extras.calls)))
+        package(WheelRequest(wheel, tmp_path, extras=PackageExtras(cubins=(9,), calls=extras.calls)))

@@ -21,8 +21,8 @@ from shiplap.dispatch import registry
 from shiplap.dispatch.package_folder import FOLDER
 from shiplap.kernels.native import binding, prebuilt
 from shiplap.kernels.native.build import LIBRARY, SEAL
-from shiplap.packaging import Request, backend, package
-from shiplap.packaging.contents import fill
+from shiplap.packaging import WheelRequest, backend, package
+from shiplap.packaging.contents import fill_packages
 from shiplap.packaging.tags import platform_tag
 from shiplap_testing import forked
 from shiplap_testing.paths import REPOSITORY
@@ -72,7 +72,7 @@ def scale(site):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(site))
         yield importlib.import_module("rowscale").scale
-        registry.forget("rowscale::scale")
+        registry.forget_op("rowscale::scale")
         del sys.modules["rowscale"]
 
 
@@ -128,7 +128,7 @@ def test_what_is_chosen_does_not_depend_on_the_compiler(scale, tmp_path, monkeyp
 
 
 def test_the_library_is_chosen_by_what_the_op_needs(scale, copied):
-    plan, why = prebuilt.find(scale)
+    plan, why = prebuilt.find_prebuilt_library(scale)
     assert (plan.place, why) == (copied, "")
     assert [(e.op, e.device) for e in plan.entries.values()] == [(scale, "cpu")]
 
@@ -156,14 +156,14 @@ def rewritten(place, **fields):
 )
 def test_a_library_that_does_not_fit_is_not_used(scale, copied, damage, reason):
     damage(copied)
-    plan, why = prebuilt.find(scale)
+    plan, why = prebuilt.find_prebuilt_library(scale)
     assert plan is None
     assert reason in why
 
 
 def test_a_torch_without_the_stable_abi_is_not_given_it(scale, copied, monkeypatch):
     monkeypatch.setattr(prebuilt, "takes_torch", lambda: False)
-    plan, why = prebuilt.find(scale)
+    plan, why = prebuilt.find_prebuilt_library(scale)
     assert plan is None
     assert "it is for torch ['2.11', '3.0'], and this is " in why
 
@@ -204,7 +204,7 @@ def test_the_wheel_is_one_for_this_platform_and_every_python(wheel, folder):
 
 
 def test_a_wheel_that_is_packed_again_is_the_same(wheel, tmp_path):
-    packed = package(Request(wheel, tmp_path))
+    packed = package(WheelRequest(wheel, tmp_path))
     assert packed.wheel.name == wheel.name
     assert packed.wheel.read_bytes() == wheel.read_bytes()
     (contents,) = packed.contents
@@ -263,7 +263,7 @@ def test_a_file_that_is_no_wheel_is_refused(tmp_path):
     path = tmp_path / "mylib-1.0-py3-none-any.whl"
     for got in ("No such file", "File is not a zip file", "no file *.dist-info/WHEEL"):
         with fails("SL310", got):
-            package(Request(path))
+            package(WheelRequest(path))
         if path.exists():
             with zipfile.ZipFile(path, "w") as archive:
                 archive.writestr("mylib/__init__.py", "")
@@ -272,12 +272,12 @@ def test_a_file_that_is_no_wheel_is_refused(tmp_path):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("../mylib/__init__.py", "")
     with fails("SL310", got="the name '../mylib/__init__.py' in it"):
-        package(Request(path))
+        package(WheelRequest(path))
     with fails("SL310", got="No such file or directory"):
-        package(Request(tmp_path / "dist" / "*.whl"))  # a shell passes a pattern on that fits no file
+        package(WheelRequest(tmp_path / "dist" / "*.whl"))  # a shell passes a pattern on that fits no file
     path.rename(tmp_path / "mylib.zip")
     with fails("SL310", got="the name mylib.zip"):
-        package(Request(tmp_path / "mylib.zip"))
+        package(WheelRequest(tmp_path / "mylib.zip"))
 
 
 def test_what_cannot_be_given_native_code_is_refused(tmp_path, monkeypatch, ns):
@@ -290,15 +290,15 @@ def test_what_cannot_be_given_native_code_is_refused(tmp_path, monkeypatch, ns):
     outside = text.replace('Path(__file__).with_name("librowscale.so")', '"/usr/lib/librowscale.so"')
     (tmp_path / f"{ns}_outside" / "__init__.py").write_text(outside)
     with fails("SL308", got="no op is declared when it is imported"):
-        fill([f"{ns}_empty"], tmp_path)
+        fill_packages([f"{ns}_empty"], tmp_path)
     with fails("SL308", got="a module of one file"):
-        fill([f"{ns}_single"], tmp_path)
+        fill_packages([f"{ns}_single"], tmp_path)
     with fails("SL308", got="the kernel library /usr/lib/librowscale.so"):
-        fill([f"{ns}_outside"], tmp_path)
+        fill_packages([f"{ns}_outside"], tmp_path)
     with fails("SL308", expected=f"the package in {tmp_path / 'other'}"):
-        fill([f"{ns}_outside"], tmp_path / "other")
+        fill_packages([f"{ns}_outside"], tmp_path / "other")
     with fails("SL601", where=f"{ns}_missing"):
-        fill([f"{ns}_missing"], tmp_path)
+        fill_packages([f"{ns}_missing"], tmp_path)
 
 
 def test_the_platform_is_what_the_libraries_need(site, tmp_path):

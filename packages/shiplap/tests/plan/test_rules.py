@@ -11,13 +11,13 @@ from jaxtyping import Float, Float32, Int32, Shaped
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.codegen.plan import check, lines, refusal
+from shiplap.codegen.plan import refuse_statement, rule_check, step_statements
 from shiplap.codegen.tvm_ffi import narrowed_steps
 from shiplap.plan import CallPlan
-from shiplap.plan.expression import Term
-from shiplap.plan.rule import TRUE, Rule, template
+from shiplap.plan.expression import Expression
+from shiplap.plan.rule import TRUE, ArgumentRule, format_template
 from shiplap.plan.rules.outputs import WithinBound
-from shiplap.plan.steps import Check, Each, Evaluate, Meet, Present, Step
+from shiplap.plan.steps import CheckStep, EachStep, EvaluateStep, MeetStep, PresentStep, Step
 from tests.test_plan import plan_of
 
 
@@ -48,18 +48,18 @@ PLANS = [
 ]
 
 
-def rules_in(steps: tuple[Step, ...]) -> Iterator[Rule]:
+def rules_in(steps: tuple[Step, ...]) -> Iterator[ArgumentRule]:
     for step in steps:
         match step:
-            case Check(rule) | Evaluate(rule=rule):
+            case CheckStep(rule) | EvaluateStep(rule=rule):
                 yield rule
-            case Meet(rules=rules):
+            case MeetStep(rules=rules):
                 yield from rules
-            case Present(steps=inner) | Each(steps=inner):
+            case PresentStep(steps=inner) | EachStep(steps=inner):
                 yield from rules_in(inner)
 
 
-def every_rule(plan: CallPlan) -> Iterator[Rule]:
+def every_rule(plan: CallPlan) -> Iterator[ArgumentRule]:
     outputs = plan.outputs
     blocks = plan.arguments, plan.sharing, outputs.bounds, outputs.measured, outputs.fitting, outputs.disjoint
     for block in (*blocks, outputs.scratch, outputs.room):
@@ -73,7 +73,7 @@ def every_rule(plan: CallPlan) -> Iterator[Rule]:
 RULES = {type(rule): rule for plan in reversed(PLANS) for rule in every_rule(plan)}
 
 
-def concrete(kind: type[Rule]) -> Iterator[type[Rule]]:
+def concrete(kind: type[ArgumentRule]) -> Iterator[type[ArgumentRule]]:
     for sub in kind.__subclasses__():
         yield from concrete(sub)
         if not sub.__abstractmethods__ and sub.__module__.startswith("shiplap"):
@@ -81,7 +81,7 @@ def concrete(kind: type[Rule]) -> Iterator[type[Rule]]:
 
 
 def test_all_rules_are_here():
-    assert set(concrete(Rule)) == RULES.keys()
+    assert set(concrete(ArgumentRule)) == RULES.keys()
 
 
 @pytest.mark.parametrize("kind", RULES, ids=lambda kind: kind.__name__)
@@ -93,14 +93,14 @@ def test_a_rule_has_three_forms(kind):
     ast.parse(rule.holds().python, mode="eval")
     for text in (rule.where(), rule.got(), rule.expected()):
         assert text
-        ast.parse(template(text), mode="eval")
+        ast.parse(format_template(text), mode="eval")
     if rule.cpp_by:
         assert rule.holds().cpp == TRUE.cpp, "one of the two: a condition in C++, or somebody who sees to it"
-        assert check(rule) == []
+        assert rule_check(rule) == []
     else:
-        (line,) = check(rule)
+        (line,) = rule_check(rule)
         assert line.startswith("if (!(")
-        assert refusal(rule) in line
+        assert refuse_statement(rule) in line
         assert f'refuse("{rule.id}", ' in line
 
 
@@ -133,8 +133,8 @@ def test_a_new_rule_is_one_class(monkeypatch):
 
         id = "SL201"
 
-        def holds(self) -> Term:
-            return Term(f"{self.at.rank.python} <= 8", f"{self.at.rank.cpp} <= 8")
+        def holds(self) -> Expression:
+            return Expression(f"{self.at.rank.python} <= 8", f"{self.at.rank.cpp} <= 8")
 
         def got(self):
             return (self.at.rank, " dims")
@@ -142,8 +142,8 @@ def test_a_new_rule_is_one_class(monkeypatch):
         def expected(self):
             return ("at most 8 dims",)
 
-    known = tensors.of_argument
-    monkeypatch.setattr(tensors, "of_argument", lambda at, arg: [*known(at, arg), FewDims(at)])
+    known = tensors.argument_rules
+    monkeypatch.setattr(tensors, "argument_rules", lambda at, arg: [*known(at, arg), FewDims(at)])
 
     def anything(x: Shaped[Tensor, "..."]) -> Shaped[Tensor, ""]: ...
 
@@ -151,7 +151,7 @@ def test_a_new_rule_is_one_class(monkeypatch):
     for bind in (plan.quick, plan.careful):
         with pytest.raises(Exception, match=r"SL201(.|\n)*argument 'x'\n  got      9 dims\n  expected at most 8 dims"):
             bind(torch.zeros([1] * 9))
-    printed = "\n".join(lines(plan.arguments))
+    printed = "\n".join(step_statements(plan.arguments))
     assert "if (!(rank_x <= 8)) [[unlikely]] refuse(" in printed
     assert '"{} dims", "at most 8 dims"' in printed
     assert "{rank_x});" in printed

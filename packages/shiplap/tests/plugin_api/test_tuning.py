@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from shiplap.tuning import Refused, frozen_table, recipe_of
-from shiplap.tuning.candidate import label
-from shiplap.tuning.inputs import inputs
+from shiplap.tuning import CandidateRefused, frozen_table, recipe_of
+from shiplap.tuning.candidate import candidate_label
+from shiplap.tuning.inputs import draw_inputs
 from tests.plugin_api import listed
 
 
@@ -24,15 +24,15 @@ def store_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def test_candidates_are_the_reference_and_what_the_source_lists() -> None:
-    drawn = inputs(listed.twice, recipe_of(listed.twice, (torch.ones(3),)), "cpu")
-    labels = [label(c) for c in listed.ALGORITHMS.candidates(listed.twice, drawn)]
+    drawn = draw_inputs(listed.twice, recipe_of(listed.twice, (torch.ones(3),)), "cpu")
+    labels = [candidate_label(c) for c in listed.ALGORITHMS.candidates(listed.twice, drawn)]
     assert labels == ["reference", *(f"library(ALGORITHM={a})" for a in range(3))]
 
 
 def test_a_config_that_is_refused_is_not_in_the_race() -> None:
-    drawn = inputs(listed.twice, recipe_of(listed.twice, (torch.ones(7),)), "cpu")
+    drawn = draw_inputs(listed.twice, recipe_of(listed.twice, (torch.ones(7),)), "cpu")
     *_, last = listed.ALGORITHMS.candidates(listed.twice, drawn)
-    with pytest.raises(Refused, match="an odd size"):
+    with pytest.raises(CandidateRefused, match="an odd size"):
         last.prepare((torch.ones(7),))
     (out,) = last.prepare((torch.ones(8),))()
     assert torch.equal(out, torch.full((8,), 2.0))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shiplap.rewrite import Match, NearMiss, Rewrite, rewrite
-from shiplap.torch_private.inductor_passes import capture
+from shiplap.torch_private.inductor_passes import capture_graph
 
 
 def samples() -> list[tuple[Tensor, ...]]:
@@ -34,7 +34,7 @@ def linear_gelu(by: Callable[..., Any] = replacement, **options: Any) -> Rewrite
 def outcomes(made: Rewrite, fn: Callable[..., Any], *args: Tensor, train: bool = False) -> Sequence[Match | NearMiss]:
     """What ``made`` does to ``fn`` as torch compiles it, without generating code."""
     leaves = [a.detach().requires_grad_(train and a.is_floating_point()) for a in args]
-    graph = capture(fn, leaves, made.level, dynamic=False).graph
+    graph = capture_graph(fn, leaves, made.level, dynamic=False).graph
     applied = list(made.apply(graph))
     graph.lint()
     return applied

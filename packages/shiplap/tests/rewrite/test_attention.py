@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from shiplap.rewrite import Match
 from shiplap.rewrite.shipped import attention, rms_norm
-from shiplap.rewrite.shipped.attention import Attention
-from shiplap.torch_private.inductor_passes import capture
+from shiplap.rewrite.shipped.attention import AttentionRewrite
+from shiplap.torch_private.inductor_passes import capture_graph
 from tests.rewrite.specimens import near, outcomes
 
 LOWEST = torch.finfo(torch.float32).min
@@ -117,7 +117,7 @@ def test_it_is_found_and_computes_the_same(model: Callable[..., Tensor]) -> None
     given, placed = args(), list[Any]()
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
-        placed.extend(Attention(always=True).apply(gm.graph))
+        placed.extend(AttentionRewrite(always=True).apply(gm.graph))
         gm.graph.lint()
         gm.recompile()
         return gm.forward
@@ -155,7 +155,7 @@ def test_capped_scores_are_computed_in_blocks_where_that_pays() -> None:
 
     q, k, v = (torch.randn(1, 5, 1000, 4) for _ in "qkv")
     with torch.no_grad():
-        captured = capture(model, [q, k, v], "pre-grad", dynamic=False)
+        captured = capture_graph(model, [q, k, v], "pre-grad", dynamic=False)
         graph, given = captured.graph, [(q, k, v)[int(role)] for role in captured.roles.values()]
         (match,) = attention[0].apply(graph)
         assert isinstance(match, Match), match

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shiplap.rewrite import NearMiss
-from shiplap.rewrite.passthrough_ops import named
+from shiplap.rewrite.passthrough_ops import torch_call_name
 from shiplap.rewrite.shipped import attention
-from shiplap.rewrite.shipped.missed import written_out
-from shiplap.rewrite.shipped.softmax_region import Region, region_of
+from shiplap.rewrite.shipped.missed import is_softmax_by_hand
+from shiplap.rewrite.shipped.softmax_region import SoftmaxRegion, find_region
 
 WEIGHT = nn.Parameter(torch.ones(4, 1))
 
@@ -24,13 +24,13 @@ def drawn() -> list[Tensor]:
     return [torch.randn(2, 3, 5, 4, generator=g) for _ in "qkv"]
 
 
-def looked(model: Callable[..., Tensor]) -> tuple[list[Any], list[Region]]:
+def looked(model: Callable[..., Tensor]) -> tuple[list[Any], list[SoftmaxRegion]]:
     """What the rewrite says of ``model``, parameters and all, and the places where its graph weighs activations."""
-    placed, regions = list[Any](), list[Region]()
+    placed, regions = list[Any](), list[SoftmaxRegion]()
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
-        tops = (n for n in gm.graph.nodes if named(n) == "softmax" or written_out(n))
-        regions.extend(r for n in tops if (r := region_of(n)))
+        tops = (n for n in gm.graph.nodes if torch_call_name(n) == "softmax" or is_softmax_by_hand(n))
+        regions.extend(r for n in tops if (r := find_region(n)))
         placed.extend(attention[0].apply(gm.graph))
         return gm.forward
 

@@ -11,15 +11,15 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 import shiplap as sl
-from shiplap.rewrite import Program, Rewrite, prove
-from shiplap.rewrite.batched_trace import alone, batches, noted_of, pieces_of
-from shiplap.rewrite.normalize_call import arguments, called
+from shiplap.rewrite import Program, Rewrite, prove_rewrite
+from shiplap.rewrite.batched_trace import capture_program, capture_together, group_for_tracing, record_calls
+from shiplap.rewrite.normalize_call import canonical_arguments, canonical_name
 from shiplap.rewrite.shipped import attention, everything, rms_norm, rotary
 from shiplap.torch_private.graph_nodes import node_value
-from shiplap.torch_private.inductor_passes import Captured
+from shiplap.torch_private.inductor_passes import CapturedGraph
 
 
-def written(captured: Captured) -> list[str]:
+def written(captured: CapturedGraph) -> list[str]:
     """A graph without its names: inputs by their number, in order; then calls, shapes and strides of results."""
     calls = [n for n in captured.graph.nodes if n.op != "placeholder"]
     names: dict[Node, str] = {n: f"call {i}" for i, n in enumerate(calls)}
@@ -38,46 +38,46 @@ def _held(node: Node) -> str:
 
 @pytest.mark.parametrize("made", [attention[0], rms_norm, rotary], ids=lambda r: r.name)
 def test_a_piece_of_one_trace_is_the_trace_of_the_program(made: Rewrite) -> None:
-    batch = max(batches(iter(made.programs()), made.level), key=len)
+    batch = max(group_for_tracing(iter(made.programs()), made.level), key=len)
     assert len(batch) > 3
-    pieces = pieces_of(batch, made.level)
+    pieces = capture_together(batch, made.level)
     assert pieces is not None
     for program, piece in list(zip(batch, pieces, strict=True))[:: max(1, len(batch) // 3)]:
         piece.graph.lint()
-        assert written(piece) == written(alone(program, made.level, program.train)), program.label
+        assert written(piece) == written(capture_program(program, made.level, program.train)), program.label
 
 
-def _in_one_form(captured: Captured) -> list[str]:
+def _in_one_form(captured: CapturedGraph) -> list[str]:
     """What a graph computes, in the one form of calls: by what, of what, and what comes out."""
     names: dict[Node, str] = {n: f"input {role}" for n, role in captured.roles.items()}
     rows = []
     for node in captured.graph.nodes:
         if node.op.startswith("call"):
             names[node] = f"call {len(rows)}"
-            given = map_arg(arguments(node), names.__getitem__)
-            rows.append(f"{called(node)} {sorted(given.items(), key=str)} {_held(node)}")
+            given = map_arg(canonical_arguments(node), names.__getitem__)
+            rows.append(f"{canonical_name(node)} {sorted(given.items(), key=str)} {_held(node)}")
     return rows
 
 
 @pytest.mark.parametrize("made", everything, ids=lambda r: r.name)
 def test_what_is_noted_of_a_program_is_what_dynamo_writes(made: Rewrite) -> None:
     """The proofs of shipped rewrites rest on it: a torch that writes other calls shows here."""
-    for batch in batches((p for p in made.programs() if not p.dynamic), made.level):
-        pieces = pieces_of(batch, made.level)
+    for batch in group_for_tracing((p for p in made.programs() if not p.dynamic), made.level):
+        pieces = capture_together(batch, made.level)
         assert pieces is not None
         for program, piece in zip(batch, pieces, strict=True):
-            mine = noted_of(program, made.level)
+            mine = record_calls(program, made.level)
             assert mine is not None, program.label
             assert sorted(_in_one_form(mine)) == sorted(_in_one_form(piece)), program.label
 
 
 def test_what_is_not_noted_is_left_to_dynamo() -> None:
     x = torch.randn(2, 3)
-    assert noted_of(Program(lambda x: x.sin(), (x,)), "joint") is None
-    assert noted_of(Program(lambda x: x.sin(), (x,), dynamic=True), "pre-grad") is None
-    assert noted_of(Program(lambda x: x, (x,)), "pre-grad") is None
-    assert noted_of(Program(lambda x: x.sin().add_(1), (x,)), "pre-grad") is None
-    assert noted_of(Program(lambda x: x @ x, (x,)), "pre-grad") is None  # whose error is that of Dynamo
+    assert record_calls(Program(lambda x: x.sin(), (x,)), "joint") is None
+    assert record_calls(Program(lambda x: x.sin(), (x,), dynamic=True), "pre-grad") is None
+    assert record_calls(Program(lambda x: x, (x,)), "pre-grad") is None
+    assert record_calls(Program(lambda x: x.sin().add_(1), (x,)), "pre-grad") is None
+    assert record_calls(Program(lambda x: x @ x, (x,)), "pre-grad") is None  # whose error is that of Dynamo
 
 
 def test_programs_that_share_a_mode_are_captured_alone() -> None:
@@ -86,7 +86,7 @@ def test_programs_that_share_a_mode_are_captured_alone() -> None:
             return x.sin()
 
     programs = [Program(frozen, (torch.randn(2, 3),)), Program(lambda x: x.cos(), (torch.randn(2, 3),))]
-    assert pieces_of(programs, "pre-grad") is None
+    assert capture_together(programs, "pre-grad") is None
 
 
 def test_a_program_that_is_no_graph_is_named() -> None:
@@ -98,7 +98,7 @@ def test_a_program_that_is_no_graph_is_named() -> None:
     programs = [Program(lambda x: torch.relu(x), (torch.ones(2),), "good"), Program(broken, (torch.ones(2),), "bad")]
     made.programs = lambda: iter(programs)  # type: ignore[method-assign]
     with pytest.raises(sl.ShiplapError, match=r"SL804(.|\n)*bad"):
-        prove(made)
+        prove_rewrite(made)
 
 
 def test_what_ships_is_proven_when_a_graph_calls_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

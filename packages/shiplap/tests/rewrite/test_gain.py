@@ -10,7 +10,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph
 
-from shiplap.rewrite.shipped.scores import Step
+from shiplap.rewrite.shipped.scores import ScoreStep
 
 gain = import_module("shiplap.rewrite.shipped.speedup_model")
 HEADS, TOKENS = 12, 512
@@ -23,7 +23,9 @@ def declined(*sizes: int, device: str = "cuda", kind: str = "add", learned: bool
     with FakeTensorMode():
         held = [torch.empty(8, HEADS, TOKENS, 64, dtype=torch.bfloat16, device=device) for _ in range(3)]
         bias.meta["example_value"] = torch.empty(sizes, dtype=torch.bfloat16, device=device, requires_grad=learned)
-    return gain._declined(held, SimpleNamespace(sinks=False, steps=[Step("scale", None, 0.5), Step(kind, bias)]))
+    return gain._declined(
+        held, SimpleNamespace(sinks=False, steps=[ScoreStep("scale", None, 0.5), ScoreStep(kind, bias)])
+    )
 
 
 @pytest.mark.parametrize("sizes", [(1, HEADS, TOKENS, TOKENS), (HEADS, TOKENS, TOKENS), (1, HEADS, 256, TOKENS)])

@@ -11,7 +11,7 @@ from torch._dynamo.convert_frame import compile_lock
 
 import shiplap as sl
 from shiplap.rewrite import Match, rewrite
-from shiplap.torch_private.inductor_passes import capture
+from shiplap.torch_private.inductor_passes import capture_graph
 from tests.rewrite.specimens import linear_gelu, near, outcomes
 
 X, Y = torch.randn(3, 4), torch.randn(3, 4)
@@ -171,7 +171,7 @@ def test_what_became_something_else_is_proven_again():
     scope, before = sl.rewrites(made), made.digest
     cell.cell_contents = torch.sigmoid
     assert made.digest != before
-    graph = capture(made.pattern, [X], "pre-grad", dynamic=False).graph
+    graph = capture_graph(made.pattern, [X], "pre-grad", dynamic=False).graph
     with pytest.raises(sl.ShiplapError, match=r"SL801(.|\n)*outputs"):
         scope.run("pre-grad", graph)
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shiplap as sl
-from shiplap.rewrite import Match, Rewrite, place, rewrite
-from shiplap.torch_private.inductor_passes import capture
+from shiplap.rewrite import Match, Rewrite, place_replacement, rewrite
+from shiplap.torch_private.inductor_passes import capture_graph
 from shiplap_testing.paths import REPOSITORY
 from tests.rewrite.specimens import linear_gelu, outcomes, pattern
 
@@ -16,7 +16,7 @@ X, W, B = torch.randn(4, 6), torch.randn(8, 6), torch.randn(8)
 
 @pytest.mark.parametrize("level", ["pre-grad", "joint", "post-grad"])
 def test_new_nodes_have_what_later_passes_read(level):
-    graph = capture(lambda x, w, b: pattern(x, w, b) + 1, [X, W, B], level, dynamic=False).graph
+    graph = capture_graph(lambda x, w, b: pattern(x, w, b) + 1, [X, W, B], level, dynamic=False).graph
     (match,) = linear_gelu(level=level).apply(graph)
     assert isinstance(match, Match)
     new = [n for n in graph.nodes if n.name in match.made]
@@ -30,7 +30,7 @@ def test_new_nodes_have_what_later_passes_read(level):
 
 
 def test_symbolic_sizes_stay_symbols():
-    graph = capture(pattern, [X, W, B], "pre-grad", dynamic=True).graph
+    graph = capture_graph(pattern, [X, W, B], "pre-grad", dynamic=True).graph
     (match,) = linear_gelu().apply(graph)
     assert isinstance(match, Match)
     made = next(n for n in graph.nodes if n.name == match.made[-1])
@@ -42,7 +42,7 @@ def test_sizes_that_the_replacement_computes_with():
     back = rewrite(lambda x: x.mean(0), lambda x: x.sum(0) / x.shape[0], name="back", samples=lambda: [(X.double(),)])
     for one in (made, back):
         assert {f.verdict for f in one.findings} == {"ok"}
-        graph = capture(one.pattern, [X], "pre-grad", dynamic=True).graph
+        graph = capture_graph(one.pattern, [X], "pre-grad", dynamic=True).graph
         (match,) = one.apply(graph)
         assert isinstance(match, Match), match
         graph.lint()
@@ -75,13 +75,13 @@ def test_nodes_are_put_where_their_inputs_are_known():
         later = (first * 2) @ w.t()
         return torch.cos(later), first
 
-    graph = capture(model, [X, W], "pre-grad", dynamic=False).graph
+    graph = capture_graph(model, [X, W], "pre-grad", dynamic=False).graph
     sin, cos = (next(n for n in graph.nodes if n.target is f) for f in (torch.sin, torch.cos))
     given, olds = [sin.args[0], cos.args[0]], [sin, cos]
-    placed = place(graph, "pre-grad", "pair", lambda a, b: (a.sin() + b.sum(), b.cos()), given, olds)
+    placed = place_replacement(graph, "pre-grad", "pair", lambda a, b: (a.sin() + b.sum(), b.cos()), given, olds)
     assert placed.obstacle == "argument"
     assert placed.reason == "later is computed from what would be replaced"
-    placed = place(graph, "pre-grad", "pair", lambda a, b: (a.sin(), b.cos()), given, olds)
+    placed = place_replacement(graph, "pre-grad", "pair", lambda a, b: (a.sin(), b.cos()), given, olds)
     assert isinstance(placed, Match)
     graph.lint()
 
@@ -134,14 +134,14 @@ def test_by_name(fresh_compiler, monkeypatch):
     )
     scope = sl.rewrites(given)
     monkeypatch.setattr(shipped, "everything", (default,))
-    backend._shipped.cache_clear()
+    backend._load_shipped_rewrites.cache_clear()
     try:
         with torch.no_grad():
             for options in ({"rewrites": scope}, None):
                 assert torch.compile(Net(), backend=backend.shiplap, options=options)(X).shape == (4, 4)
-        assert len(scope.matches) == len(backend._shipped().matches) == 2
+        assert len(scope.matches) == len(backend._load_shipped_rewrites().matches) == 2
     finally:
-        backend._shipped.cache_clear()
+        backend._load_shipped_rewrites.cache_clear()
 
 
 def test_the_name_is_an_entry_point_of_torch():

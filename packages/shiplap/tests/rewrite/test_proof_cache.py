@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from shiplap.declare.code_digest import unfollowed
-from shiplap.rewrite import PatternRewrite, prove, rewrite
+from shiplap.declare.code_digest import first_unfollowed
+from shiplap.rewrite import PatternRewrite, prove_rewrite, rewrite
 from shiplap.rewrite.shipped import no_ops, rms_norm
 from shiplap.rewrite.shipped.no_ops import NoOps
 from shiplap.settings import settings
@@ -55,14 +55,14 @@ def files() -> list[Path]:
 
 
 def test_another_process_reads_what_one_has_proven() -> None:
-    first = prove(made())
-    assert prove(made()) == first
+    first = prove_rewrite(made())
+    assert prove_rewrite(made()) == first
     assert RUNS == ["twice"]
     assert {f.verdict for f in first} == {"ok"}
 
 
 def test_another_replacement_pattern_guard_or_sample_is_another_proof() -> None:
-    prove(made())
+    prove_rewrite(made())
     others = (
         made(lambda x: x * 2.0),
         made(where="x.shape[-1] == 3"),
@@ -71,23 +71,23 @@ def test_another_replacement_pattern_guard_or_sample_is_another_proof() -> None:
     )
     assert len({r.digest for r in others}) == len(others)
     for other in others:
-        prove(other)
+        prove_rewrite(other)
     assert len(RUNS) == 5
     assert len(files()) == 5
 
 
 def test_other_modes_or_versions_are_another_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    prove(made())
+    prove_rewrite(made())
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
-    prove(made())
-    monkeypatch.setattr(proof_cache, "code_of", lambda *rooms: "another Shiplap")
-    prove(made())
+    prove_rewrite(made())
+    monkeypatch.setattr(proof_cache, "rooms_digest", lambda *rooms: "another Shiplap")
+    prove_rewrite(made())
     assert len(RUNS) == 3
 
 
 @pytest.mark.parametrize("harm", ["cut", "edited", "failing", "open"])
 def test_what_may_be_of_somebody_else_is_not_believed(harm: str) -> None:
-    prove(made())
+    prove_rewrite(made())
     (file,) = files()
     text = file.read_text(encoding="utf-8")
     if harm == "cut":
@@ -98,7 +98,7 @@ def test_what_may_be_of_somebody_else_is_not_believed(harm: str) -> None:
         file.write_text(json.dumps({**json.loads(text), "sha256": "0"}), encoding="utf-8")
     else:
         file.chmod(0o666)
-    prove(made())
+    prove_rewrite(made())
     assert RUNS == ["twice", "twice"]
 
 
@@ -106,7 +106,7 @@ def test_a_fault_is_looked_for_again() -> None:
     wrong = rewrite(doubled, lambda x: 3.0 * x, name="twice", samples=samples)
     rerun = rewrite(doubled, lambda x: 3.0 * x, name="twice", samples=samples)
     for each in (wrong, rerun):
-        assert "fail" in {f.verdict for f in prove(each)}
+        assert "fail" in {f.verdict for f in prove_rewrite(each)}
     assert (RUNS, files()) == (["twice", "twice"], [])
 
 
@@ -114,11 +114,11 @@ def test_a_rewrite_that_uses_what_its_digest_does_not_cover_is_proven_in_each_pr
     assert (no_ops.self_contained, rms_norm.self_contained, made().self_contained) == (True, True, True)
     assert made(lambda x: _Scale(2.0).of(x)).self_contained
     assert not made(lambda x: getattr(SCALE, "".join("of"))(x)).self_contained
-    assert unfollowed(lambda x: torch.ops.some_library.mul(x, 2.0)) == "torch.ops.some_library::mul"
-    assert unfollowed(lambda x: torch.ops.aten.mul(x, 2.0)) == ""
-    assert unfollowed(_scaled) == ""
-    assert unfollowed(lambda x: json.loads(x)) == ""
-    assert unfollowed(lambda x: F.gelu(x) + times_two(x)) == ""
+    assert first_unfollowed(lambda x: torch.ops.some_library.mul(x, 2.0)) == "torch.ops.some_library::mul"
+    assert first_unfollowed(lambda x: torch.ops.aten.mul(x, 2.0)) == ""
+    assert first_unfollowed(_scaled) == ""
+    assert first_unfollowed(lambda x: json.loads(x)) == ""
+    assert first_unfollowed(lambda x: F.gelu(x) + times_two(x)) == ""
 
 
 class _Scale:
@@ -146,5 +146,5 @@ def test_a_proof_looks_at_the_code_of_its_rewrite_before_and_after() -> None:
             asked.append(super().digest)
             return asked[-1]
 
-    assert {f.verdict for f in prove(Counted())} <= {"ok", "skip"}
+    assert {f.verdict for f in prove_rewrite(Counted())} <= {"ok", "skip"}
     assert asked == [no_ops.digest] * 2

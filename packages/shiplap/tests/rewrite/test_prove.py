@@ -8,7 +8,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.rewrite import Rewrite, rewrite, rewrites
-from shiplap.rewrite.prove import CHECKS
+from shiplap.rewrite.prove import PROOF_CHECKS
 from tests.rewrite.specimens import linear_gelu, replacement
 
 
@@ -22,7 +22,7 @@ def refusal(made: Rewrite) -> tuple[str, str]:
 @pytest.mark.parametrize("level", ["pre-grad", "joint", "post-grad"])
 def test_a_right_one_is_proven(level):
     made = linear_gelu(level=level)
-    assert [f.check for f in made.findings] == list(CHECKS)
+    assert [f.check for f in made.findings] == list(PROOF_CHECKS)
     skipped = [f.check for f in made.findings if f.verdict != "ok"]
     assert skipped == (["gradients"] if level == "post-grad" else [])
     assert rewrites(made).rewrites == (made,)

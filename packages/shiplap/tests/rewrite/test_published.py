@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import shiplap as sl
-from shiplap.rewrite import Match, NearMiss, prove
+from shiplap.rewrite import Match, NearMiss, prove_rewrite
 from shiplap_testing.effort import sampled
 from tests.rewrite.specimens import outcomes
 
@@ -188,7 +188,7 @@ SHORT = ("neox_rotary", "diffusers_mlp")  # a proof of each takes seconds
 )
 def test_it_is_proven_at_the_first_try(pattern: Fn) -> None:
     made = sl.rewrite(pattern, PAIRS[pattern], name=pattern.__name__)
-    assert {f.check: f.verdict for f in prove(made)} == dict.fromkeys(
+    assert {f.check: f.verdict for f in prove_rewrite(made)} == dict.fromkeys(
         ("fires", "deterministic", "outputs", "strides", "aliasing", "mutation", "gradients"), "ok"
     )
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from shiplap.rewrite import Match
 from shiplap.rewrite.shipped import rms_norm
-from shiplap.torch_private.inductor_passes import capture
+from shiplap.torch_private.inductor_passes import capture_graph
 from tests.rewrite.specimens import near, outcomes
 
 Norm = Callable[[Tensor, Tensor], Tensor]
@@ -50,7 +50,7 @@ SPELLINGS: dict[str, Norm] = {
 def test_a_spelling_is_matched_and_computes_the_same(spelled: Norm) -> None:
     g = torch.Generator().manual_seed(0)
     x, w = torch.randn(2, 3, 8, generator=g), torch.randn(8, generator=g)
-    captured = capture(spelled, [x, w], "pre-grad", dynamic=False)
+    captured = capture_graph(spelled, [x, w], "pre-grad", dynamic=False)
     applied = list(rms_norm.apply(captured.graph))
     assert [type(o) for o in applied] == [Match], applied
     assert not {"rsqrt", "sqrt", "mean"} & {str(getattr(n.target, "__name__", n.target)) for n in captured.graph.nodes}

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from shiplap.rewrite import Match, NearMiss
 from shiplap.rewrite.shipped.rotary import Rotary, rotary
-from shiplap.torch_private.inductor_passes import capture
+from shiplap.torch_private.inductor_passes import capture_graph
 from tests.rewrite.specimens import near, outcomes
 
 module = import_module("shiplap.rewrite.shipped.rotary")
@@ -52,7 +52,7 @@ def given(*, like: tuple[int, ...] = (2, 3, 6, 8)) -> tuple[Tensor, Tensor, Tens
 @pytest.mark.parametrize("fn", [subtracted, neighbours_by_view, multiplied_first, complex_numbers])
 def test_another_spelling_is_found_and_computes_the_same(fn: Spelled) -> None:
     args = given()
-    captured = capture(fn, list(args), "pre-grad", dynamic=False)
+    captured = capture_graph(fn, list(args), "pre-grad", dynamic=False)
     placed = [o for o in Rotary(always=True).apply(captured.graph) if isinstance(o, Match)]
     assert [m.rewrite for m in placed] == ["rotary"]
     made = torch.fx.GraphModule({}, captured.graph)
@@ -113,7 +113,7 @@ def test_on_a_gpu_it_pays_behind_a_norm_of_each_head() -> None:
 
     x, cos, sin = given()
     for fn, why in ((normed, ""), (plain, "on a GPU it pays behind a norm of each head alone")):
-        graph = capture(fn, [x.transpose(1, 2).contiguous(), cos, sin], "pre-grad", dynamic=False).graph
+        graph = capture_graph(fn, [x.transpose(1, 2).contiguous(), cos, sin], "pre-grad", dynamic=False).graph
         piece, turn = next(f for n in reversed(list(graph.nodes)) if isinstance(f := module._found(n), tuple))
         assert module._declined_on_cuda(piece, turn) == why
         assert "neighbours" in module._declined_on_cuda(piece, replace(turn, pairs="neighbours"))

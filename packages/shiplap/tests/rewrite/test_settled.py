@@ -14,9 +14,9 @@ from torch.fx import Graph
 from torch.nn import functional as F
 
 from shiplap.rewrite import Match
-from shiplap.rewrite.graph import mutates
-from shiplap.rewrite.shipped.attention import Attention
-from shiplap.torch_private.inductor_passes import capture
+from shiplap.rewrite.graph import mutates_argument
+from shiplap.rewrite.shipped.attention import AttentionRewrite
+from shiplap.torch_private.inductor_passes import capture_graph
 
 module = import_module("shiplap.rewrite.shipped.constant_masks")
 LOWEST = torch.finfo(torch.float32).min
@@ -100,7 +100,7 @@ def test_a_mask_becomes_what_it_hides(mask: Callable[[Tensor], Tensor], causal: 
     calls = list[dict[str, Any]]()
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
-        (outcome,) = Attention(always=True).apply(gm.graph)
+        (outcome,) = AttentionRewrite(always=True).apply(gm.graph)
         assert isinstance(outcome, Match), outcome
         calls.extend(dict(n.kwargs) for n in gm.graph.nodes if "scaled_dot_product" in str(n.target))
         gm.recompile()
@@ -121,8 +121,8 @@ def test_a_mask_of_the_caller_stays() -> None:
         return F.softmax(torch.matmul(q, k.transpose(2, 3)) + mask, -1) @ v
 
     args = [*(torch.randn(SIZE) for _ in range(3)), torch.ones(2, 6, dtype=torch.bool)]
-    graph = capture(attended, args, "pre-grad", dynamic=False).graph
-    assert all(isinstance(o, Match) for o in Attention(always=True).apply(graph))
+    graph = capture_graph(attended, args, "pre-grad", dynamic=False).graph
+    assert all(isinstance(o, Match) for o in AttentionRewrite(always=True).apply(graph))
     (call,) = (n for n in graph.nodes if "scaled_dot_product" in str(n.target))
     assert call.kwargs["attn_mask"] is not None
     assert call.kwargs["is_causal"] is False
@@ -133,13 +133,13 @@ def test_sizes_that_vary_stay() -> None:
         at = torch.arange(q.shape[2])
         return F.softmax(torch.matmul(q, k.transpose(2, 3)) + numbers(at[:, None] < at), -1) @ v
 
-    graph = capture(attended, [torch.randn(SIZE) for _ in range(3)], "pre-grad", dynamic=(6,)).graph
-    list(Attention(always=True).apply(graph))
+    graph = capture_graph(attended, [torch.randn(SIZE) for _ in range(3)], "pre-grad", dynamic=(6,)).graph
+    list(AttentionRewrite(always=True).apply(graph))
     assert not any(n.kwargs.get("is_causal") for n in graph.nodes)
 
 
 def test_a_mask_that_is_too_large_or_too_far_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = capture(lambda x: triangle(x), [torch.randn(2, 6, 6)], "pre-grad", dynamic=False).graph
+    graph = capture_graph(lambda x: triangle(x), [torch.randn(2, 6, 6)], "pre-grad", dynamic=False).graph
     fill = next(n for n in graph.nodes if "masked_fill" in str(n.target))
     mask = fill.args[1]
     assert module._hides("fill", mask) == "later"
@@ -150,9 +150,9 @@ def test_a_mask_that_is_too_large_or_too_far_is_not_computed(monkeypatch: pytest
 
 
 def test_a_mask_that_is_written_to_is_not_computed() -> None:
-    graph = capture(written, [torch.randn(2, 6, 6)], "pre-grad", dynamic=False).graph
+    graph = capture_graph(written, [torch.randn(2, 6, 6)], "pre-grad", dynamic=False).graph
     zeros = next(n for n in graph.nodes if "zeros" in str(n.target))
-    assert any(mutates(n) for n in zeros.users)
+    assert any(mutates_argument(n) for n in zeros.users)
     assert module._hides("add", zeros) == ""
 
 
@@ -160,9 +160,9 @@ def test_a_mask_that_is_written_to_is_not_computed() -> None:
 def test_an_operator_whose_name_ends_like_a_write_writes_nothing(target: Any) -> None:
     graph = Graph()
     node = graph.call_function(target, (graph.placeholder("a"), graph.placeholder("b")))
-    assert not mutates(node)
-    assert mutates(graph.call_function(operator.iand, node.args))
-    assert mutates(graph.call_function(torch.relu_, node.args[:1]))
+    assert not mutates_argument(node)
+    assert mutates_argument(graph.call_function(operator.iand, node.args))
+    assert mutates_argument(graph.call_function(torch.relu_, node.args[:1]))
 
 
 def test_a_bias_ahead_of_a_factor_is_multiplied_by_it() -> None:
@@ -175,7 +175,7 @@ def test_a_bias_ahead_of_a_factor_is_multiplied_by_it() -> None:
     placed = list[Any]()
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
-        placed.extend(Attention(always=True).apply(gm.graph))
+        placed.extend(AttentionRewrite(always=True).apply(gm.graph))
         gm.recompile()
         return gm
 

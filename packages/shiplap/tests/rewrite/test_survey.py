@@ -8,7 +8,7 @@ from rich.console import Console
 
 import shiplap as sl
 from shiplap.render import print_lines
-from shiplap.rewrite.survey import _largest_difference, survey
+from shiplap.rewrite.survey import _largest_difference, survey_rewrites
 
 X, W, U = torch.randn(5, 3), torch.randn(7, 3), torch.randn(2, 7, 4)
 
@@ -33,7 +33,7 @@ def test_steps_add_up_to_the_whole():
     )
     never = sl.rewrite(lambda x: x.erf(), lambda x: torch.erf(x) * 1, name="never", samples=lambda: [(X,)])
     messages = []
-    surveyed = survey(model, (X, W, U), [late, never, early], say=messages.append)
+    surveyed = survey_rewrites(model, (X, W, U), [late, never, early], say=messages.append)
     assert surveyed.measured is not None
     first, second = surveyed.measured.steps
     assert (first.rewrite, second.rewrite) == ("early", "late")  # as levels follow each other

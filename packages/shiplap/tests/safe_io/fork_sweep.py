@@ -44,9 +44,9 @@ def forked_at(number: int, root: Path, pipe: int) -> None:
     def compiled(*_: object) -> str:
         os._exit(0 if lines >= number else 3)
 
-    build._compile = compiled
+    build._compile_source = compiled
     sys.settrace(at_line)
-    build.build(root, "abc", "source", ["true"], wait=0)
+    build.build_once(root, "abc", "source", ["true"], wait=0)
     os._exit(4)
 
 
@@ -67,7 +67,7 @@ def main(root: Path, step: int) -> int:
             break
         child = os.read(reading, 32)  # nothing where the process ended before it could fork
         os.close(reading)
-        if "has been building" in build.build(root, "abc", "source", ["false"], wait=0):
+        if "has been building" in build.build_once(root, "abc", "source", ["false"], wait=0):
             kept.append(number)
         if child:
             os.kill(int(child), signal.SIGKILL)

@@ -26,14 +26,14 @@ from shiplap.declare.config import Config
 from shiplap.dispatch import registry, tuned_choices
 from shiplap.errors import ShiplapError, notice
 from shiplap.kernels.native import binding
-from shiplap.kernels.native.build import WAIT
+from shiplap.kernels.native.build import LOCK_WAIT_S
 from shiplap.tuning import thaw
 from shiplap.tuning.key import Key
-from shiplap.tuning.store import Store
+from shiplap.tuning.store import ChoiceStore
 from shiplap_testing.build import compile_c
 from shiplap_testing.choices import FIELDS, VALUE
 
-PATIENCE = WAIT + 120.0
+PATIENCE = LOCK_WAIT_S + 120.0
 SLOW = 60.0
 
 
@@ -44,13 +44,13 @@ def child(storm: Storm, seed: int) -> None:
         assert torch.equal(door(x), 2 * x), door.__name__
     notice(f"fork {seed}", "a child says something")
     key = ("cpu", *storm.op.rule.key(storm.op.bind([x])))
-    tuned_choices.install(
-        [tuned_choices.Entry(storm.op.spec.name, storm.op.identity, key, "twice", Config.of({"tile": 2}))]
+    tuned_choices.install_choice_entries(
+        [tuned_choices.ChoiceEntry(storm.op.spec.name, storm.op.identity, key, "twice", Config.of({"tile": 2}))]
     )
     assert torch.equal(storm.op(x), 2 * x)
     thaw()
-    assert registry.find("storm::twice") is not None
-    Store().put(Key.of(FIELDS), VALUE)
+    assert registry.find_declared_op("storm::twice") is not None
+    ChoiceStore().put(Key.of(FIELDS), VALUE)
     binding.state(storm.op)
     try:
         binding.build(storm.op)

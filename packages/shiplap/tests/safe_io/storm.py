@@ -128,8 +128,10 @@ class Storm:
             binding.build(self.op)
         key = ("cpu", *self.op.rule.key(self.op.bind([torch.zeros(64)])))
         for tile in (1, 2, 3):
-            chosen = tuned_choices.Entry(self.op.spec.name, self.op.identity, key, "twice", Config.of({"tile": tile}))
-            tuned_choices.install([chosen])
+            chosen = tuned_choices.ChoiceEntry(
+                self.op.spec.name, self.op.identity, key, "twice", Config.of({"tile": tile})
+            )
+            tuned_choices.install_choice_entries([chosen])
         thaw()
 
     def everything(self) -> None:

@@ -58,7 +58,9 @@ def op(ns):
 def force(op, kernel, config, n=4):
     call = op.bind([torch.zeros(n)])
     key = ("cpu", *op.rule.key(call))
-    tuned_choices.install([tuned_choices.Entry(op.spec.name, op.identity, key, kernel, Config.of(config))])
+    tuned_choices.install_choice_entries(
+        [tuned_choices.ChoiceEntry(op.spec.name, op.identity, key, kernel, Config.of(config))]
+    )
 
 
 def ran(op, n=4):
@@ -100,7 +102,7 @@ def test_a_derived_config_serves_the_sizes_that_declare_it(op):
 def test_a_key_of_another_length_meets_no_call(op):
     for key in (("cpu",), ("cpu", 4), ("cpu", 4, "Float=float32", "c", "c"), ()):
         if key:
-            tuned_choices.install(
-                [tuned_choices.Entry(op.spec.name, op.identity, key, "fixed", Config.of({"tile": 2}))]
+            tuned_choices.install_choice_entries(
+                [tuned_choices.ChoiceEntry(op.spec.name, op.identity, key, "fixed", Config.of({"tile": 2}))]
             )
     assert ran(op) == 100

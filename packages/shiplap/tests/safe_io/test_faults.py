@@ -22,13 +22,13 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap.kernels.native import cache as artefacts
-from shiplap.kernels.native.build import LIBRARY, sealed
-from shiplap.kernels.native.build import build as compile_into
+from shiplap.kernels.native.build import LIBRARY, is_sealed_folder
+from shiplap.kernels.native.build import build_once as compile_into
 from shiplap.render import write_statement
-from shiplap.tuning.frozen_table import dump, read
+from shiplap.tuning.frozen_table import dump_table, read_frozen_table
 from shiplap.tuning.key import Key
 from shiplap.tuning.recorded_calls import read_calls, record
-from shiplap.tuning.store import Store
+from shiplap.tuning.store import ChoiceStore
 from shiplap_testing.choices import FIELDS, VALUE
 
 ERRORS = [errno.ENOSPC, errno.EIO, errno.EINTR]
@@ -123,7 +123,7 @@ class StoreWork:
     """A choice of the store."""
 
     def __init__(self, folder: Path) -> None:
-        self.store = Store(folder / "cache" / "tuned")
+        self.store = ChoiceStore(folder / "cache" / "tuned")
 
     def old(self) -> None:
         assert self.store.put(KEY, OLD)
@@ -153,13 +153,13 @@ class TableWork:
         self.path = folder / "table.json"
 
     def old(self) -> None:
-        dump(self.path, [(KEY, OLD)])
+        dump_table(self.path, [(KEY, OLD)])
 
     def new(self) -> None:
-        dump(self.path, [(KEY, NEW)])
+        dump_table(self.path, [(KEY, NEW)])
 
     def state(self) -> str:
-        ((_, value),) = read(self.path)
+        ((_, value),) = read_frozen_table(self.path)
         return {1: "old", 2: "new"}[value["config"]["tile"]]
 
 
@@ -175,7 +175,7 @@ class FreezeWork(TableWork):
         sl.freeze(self.path, [self.op])
 
     def state(self) -> str:
-        return "old" if read(self.path) else "new"  # nothing of this machine is in the store
+        return "old" if read_frozen_table(self.path) else "new"  # nothing of this machine is in the store
 
 
 class StatementWork:
@@ -218,7 +218,7 @@ class BuildWork:
     def state(self) -> str:
         if not (self.root / "abc").exists():
             return "old"
-        assert sealed(self.root / "abc")
+        assert is_sealed_folder(self.root / "abc")
         assert (self.root / "abc" / LIBRARY).read_text() == "source"
         return "new"
 
@@ -230,11 +230,11 @@ class EvictWork(BuildWork):
         BuildWork.new(self)
 
     def new(self) -> None:
-        artefacts.evict(self.root, cap=0)
+        artefacts.evict_artefacts(self.root, cap=0)
 
     def state(self) -> str:
-        left = artefacts.artefacts(self.root)
-        whole = [a for a in left if not artefacts.problem(a)]
+        left = artefacts.cached_artefacts(self.root)
+        whole = [a for a in left if not artefacts.artefact_problem(a)]
         return "old" if whole else "new"
 
 

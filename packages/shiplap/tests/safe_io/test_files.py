@@ -15,11 +15,11 @@ from shiplap import safe_io
 from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap.kernels.native import cache
 from shiplap.kernels.native.build import LIBRARY, SEAL
-from shiplap.kernels.native.build import build as compile_into
+from shiplap.kernels.native.build import build_once as compile_into
 from shiplap.settings import settings
-from shiplap.tuning.frozen_table import dump, read
+from shiplap.tuning.frozen_table import dump_table, read_frozen_table
 from shiplap.tuning.key import Key
-from shiplap.tuning.store import Store
+from shiplap.tuning.store import ChoiceStore
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 COMPILER = ["c++", "-shared", "-fPIC"]
@@ -47,7 +47,7 @@ def give_away(path: Path, monkeypatch) -> None:
 def why(path, rule=safe_io.CODE):
     with pytest.raises(safe_io.Distrusted) as caught:
         safe_io.read_file(path, 100, rule)
-    return safe_io.reason(caught.value)
+    return safe_io.unsafe_reason(caught.value)
 
 
 def test_a_private_file_is_read(folder):
@@ -192,22 +192,22 @@ def test_a_file_exchanged_while_it_is_opened_is_whole_or_refused(folder):
 def native(tmp_path, monkeypatch):
     """The folder of compiled bindings, with one library in it."""
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
-    root = cache.folder("trust_test::op")
+    root = cache.cache_folder("trust_test::op")
     assert compile_into(root, "abc", SOURCE, COMPILER) == ""
-    assert cache.present(root / "abc", "trust_test::op")
+    assert cache.is_library_present(root / "abc", "trust_test::op")
     return root
 
 
 def refused(root, name="abc"):
     with pytest.raises(ShiplapError) as caught:
-        cache.load(root / name, "trust_test::op")
+        cache.load_library(root / name, "trust_test::op")
     return caught.value
 
 
 def test_the_library_that_was_checked_is_the_one_that_is_loaded(native):
-    library = cache.load(native / "abc", "trust_test::op")
+    library = cache.load_library(native / "abc", "trust_test::op")
     assert library.answer() == 42
-    assert cache.load(native / "abc", "trust_test::op") is library
+    assert cache.load_library(native / "abc", "trust_test::op") is library
 
 
 @pytest.mark.parametrize("what", [".", "abc", f"abc/{LIBRARY}", f"abc/{SEAL}"])
@@ -241,7 +241,7 @@ def test_what_is_no_file_is_not_loaded_and_built_again(native, place, name):
         path.symlink_to("nowhere")
     assert refused(native).id in ("SL405", "SL406")
     assert compile_into(native, "abc", SOURCE, COMPILER) == ""
-    assert cache.present(native / "abc", "trust_test::op")
+    assert cache.is_library_present(native / "abc", "trust_test::op")
 
 
 @pytest.mark.parametrize("place", ["file", "link"])
@@ -251,7 +251,7 @@ def test_a_file_in_place_of_the_folder_is_replaced(native, place):
     else:
         (native / "def").symlink_to("nowhere")
     assert compile_into(native, "def", SOURCE, COMPILER) == ""
-    assert cache.load(native / "def", "trust_test::op").answer() == 42
+    assert cache.load_library(native / "def", "trust_test::op").answer() == 42
 
 
 def test_a_lock_that_is_a_fifo_hangs_nobody(native):
@@ -288,7 +288,7 @@ def test_a_cache_below_a_folder_that_everybody_writes_is_refused(tmp_path, monke
     (tmp_path / "open").chmod(0o777)
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "open" / "cache"))
     with pytest.raises(ShiplapError, match="SL406") as caught:
-        cache.folder("trust_test::op")
+        cache.cache_folder("trust_test::op")
     assert caught.value.got.startswith(str(tmp_path / "open"))
 
 
@@ -298,7 +298,7 @@ def test_a_cache_that_cannot_be_made_says_why(tmp_path, monkeypatch, wrong):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(path))
     with pytest.raises(ShiplapError, match="SL406") as caught:
-        cache.folder("trust_test::op")
+        cache.cache_folder("trust_test::op")
     assert ("Not a directory" if wrong == "file" else "File name too long") in caught.value.got
     assert "chmod" not in caught.value.fix
     assert "set SHIPLAP_CACHE_DIR" in caught.value.fix
@@ -308,19 +308,19 @@ def test_bindings_are_evicted_in_the_order_of_use(native):
     for number, name in enumerate(("one", "two", "three")):
         assert compile_into(native, name, SOURCE, COMPILER) == ""
         os.utime(native / name, (1000 - number, 1000 - number))
-    size = cache.artefacts(native)[0].size
-    gone = cache.evict(native, cap=2 * size + size // 2)
+    size = cache.cached_artefacts(native)[0].size
+    gone = cache.evict_artefacts(native, cap=2 * size + size // 2)
     assert [path.name for path in gone] == ["three", "two"]
-    assert {a.path.name for a in cache.artefacts(native)} == {"one", "abc"}
+    assert {a.path.name for a in cache.cached_artefacts(native)} == {"one", "abc"}
 
 
 def test_what_killed_builders_left_is_found(native):
     (native / ".abc-left").mkdir()
     (native / "gone.lock").write_text("")
-    assert list(cache.stale(native)) == [], "it may be somebody's work"
+    assert list(cache.stale_build_files(native)) == [], "it may be somebody's work"
     for name in (".abc-left", "gone.lock", "abc.lock"):
         os.utime(native / name, (1000, 1000))
-    assert {path.name for path in cache.stale(native)} == {".abc-left", "gone.lock"}
+    assert {path.name for path in cache.stale_build_files(native)} == {".abc-left", "gone.lock"}
 
 
 # --- choices ----------------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ KEY = Key.of({"op": "trust_test::op", "device": "cpu", "bucket": "n<=8", "source
 
 @pytest.mark.parametrize("what", [".", "tuned", "tuned/trust_test..op", "entry"])
 def test_a_choice_that_others_could_have_written_is_not_believed(tmp_path, what):
-    store = Store(tmp_path / "cache" / "tuned")
+    store = ChoiceStore(tmp_path / "cache" / "tuned")
     assert store.put(KEY, {"kernel": "k"})
     assert store.get(KEY) == {"kernel": "k"}
     path = store.path(KEY) if what == "entry" else tmp_path / "cache" / what
@@ -340,7 +340,7 @@ def test_a_choice_that_others_could_have_written_is_not_believed(tmp_path, what)
 
 
 def test_a_choice_that_is_a_fifo_hangs_nobody(tmp_path):
-    store = Store(tmp_path / "tuned")
+    store = ChoiceStore(tmp_path / "tuned")
     store.path(KEY).parent.mkdir(parents=True, mode=0o700)
     os.mkfifo(store.path(KEY))
     assert store.get(KEY) is None
@@ -349,8 +349,8 @@ def test_a_choice_that_is_a_fifo_hangs_nobody(tmp_path):
 @pytest.mark.parametrize("attack", ["fifo", "writable", "absent", "nul"])
 def test_a_table_that_cannot_be_believed_is_an_error(tmp_path, attack):
     path = tmp_path / "table.json"
-    dump(path, [])
-    assert read(path) == []
+    dump_table(path, [])
+    assert read_frozen_table(path) == []
     if attack == "writable":
         path.chmod(0o666)
     else:
@@ -358,7 +358,7 @@ def test_a_table_that_cannot_be_believed_is_an_error(tmp_path, attack):
     if attack == "fifo":
         os.mkfifo(path)
     with pytest.raises(ShiplapError, match="SL602"):
-        read("\0" if attack == "nul" else path)
+        read_frozen_table("\0" if attack == "nul" else path)
 
 
 def test_the_cache_command_shows_and_cleans_compiled_bindings(native):

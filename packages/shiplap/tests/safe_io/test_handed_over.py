@@ -16,9 +16,9 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.cli import console
 from shiplap.errors import ShiplapNotice
-from shiplap.packaging import Request, package
+from shiplap.packaging import WheelRequest, package
 from shiplap.packaging import wheel as wheels
-from shiplap.sandbox.source_scan import LARGEST, suspicious
+from shiplap.sandbox.source_scan import MAX_SOURCE_BYTES, find_suspicious_names
 from shiplap.tuning.recorded_calls import record
 from shiplap_testing.support import fails
 
@@ -73,7 +73,7 @@ def test_a_damaged_archive_is_an_error_of_the_catalogue(wheel, name):
     """zipfile raised RuntimeError, NotImplementedError, zlib.error and EOFError of its own."""
     wheel.write_bytes(DAMAGE[name](packed(wheel, {**RIGHT, "mylib/data": b"a" * 500})))
     with fails("SL310"):
-        package(Request(wheel))
+        package(WheelRequest(wheel))
 
 
 CONTENTS = {
@@ -90,31 +90,31 @@ CONTENTS = {
 def test_hostile_content_of_a_wheel_is_an_error_of_the_catalogue(wheel, name):
     packed(wheel, {**RIGHT, **CONTENTS[name]})
     with fails("SL310"):
-        package(Request(wheel))
+        package(WheelRequest(wheel))
 
 
 def test_names_are_not_filled_in_from_elsewhere(wheel, tmp_path):
     """configparser replaced %(name)s, and raised an error of its own where there was none."""
     packed(wheel, {**RIGHT, f"{INFO}/entry_points.txt": b"[shiplap.families]\na = %(missing)s\n"})
     with fails("SL601", "%(missing)s"):
-        package(Request(wheel))
+        package(WheelRequest(wheel))
 
 
 def test_a_wheel_that_unpacks_to_too_much_is_refused_before(wheel, monkeypatch):
     packed(wheel, {**RIGHT, "mylib/zeros": b"\0" * (1 << 20)}, zipfile.ZIP_DEFLATED)
     monkeypatch.setattr(wheels, "LIMIT", 1 << 19)
     with fails("SL310", got="more than 524288 bytes"):
-        package(Request(wheel))
+        package(WheelRequest(wheel))
     monkeypatch.setattr(wheels, "LIMIT", 1 << 32)
     monkeypatch.setattr(wheels, "FILES", 3)
     with fails("SL310", got="more than 3 files"):
-        package(Request(wheel))
+        package(WheelRequest(wheel))
 
 
 def test_a_wheel_that_is_a_fifo_hangs_nobody(wheel):
     os.mkfifo(wheel)
     with fails("SL310", "no regular file"):
-        package(Request(wheel))
+        package(WheelRequest(wheel))
 
 
 def test_the_wheel_is_not_written_through_a_link(tmp_path):
@@ -126,7 +126,7 @@ def test_the_wheel_is_not_written_through_a_link(tmp_path):
     for name, content in RIGHT.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    wheels._write(target, folder, {name: zipfile.ZipInfo(name) for name in RIGHT}, "py3-none-any")
+    wheels._write_wheel(target, folder, {name: zipfile.ZipInfo(name) for name in RIGHT}, "py3-none-any")
     assert victim.read_text() == "mine"
     assert sorted(zipfile.ZipFile(target).namelist()) == sorted(RIGHT)
 
@@ -134,7 +134,7 @@ def test_the_wheel_is_not_written_through_a_link(tmp_path):
 @pytest.mark.parametrize("epoch", ["", "abc", "-1", "0", str(1 << 70), "1e9", "\u0663"])
 def test_a_time_that_no_archive_can_state_is_moved_into_its_range(monkeypatch, epoch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
-    assert 1980 <= wheels._entry("a").date_time[0] <= 2107
+    assert 1980 <= wheels._zip_entry("a").date_time[0] <= 2107
 
 
 # --- terminals -------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_calls_are_not_recorded_into_a_fifo(tmp_path, ns):
 def test_a_candidate_too_long_to_be_looked_through_is_said(tmp_path):
     """It counted as one without a suspicious name."""
     source = tmp_path / "candidate.py"
-    source.write_text("import sys\nsys._getframe()\n" + "#" * LARGEST)
-    assert suspicious(str(source)) == [f"more than {LARGEST} bytes, which nobody looks through"]
+    source.write_text("import sys\nsys._getframe()\n" + "#" * MAX_SOURCE_BYTES)
+    assert find_suspicious_names(str(source)) == [f"more than {MAX_SOURCE_BYTES} bytes, which nobody looks through"]
     source.write_text("import sys\nsys._getframe()\n")
-    assert "looks at the callers" in suspicious(str(source))[0]
+    assert "looks at the callers" in find_suspicious_names(str(source))[0]

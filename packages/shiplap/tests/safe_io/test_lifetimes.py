@@ -18,7 +18,7 @@ from shiplap.cached_property import cached_property
 from shiplap.declare.config import Config
 from shiplap.dispatch import tuned_choices
 from shiplap.kernels.native import binding
-from shiplap.kernels.native.build import build as compile_into
+from shiplap.kernels.native.build import build_once as compile_into
 from shiplap.tuning import thaw
 from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
@@ -190,7 +190,9 @@ def test_choices_may_change_and_be_cleared_under_calls(ns):
         thread.start()
     while time.monotonic() < stop:
         for config in ({"tile": 2}, {"tile": 1}, {"tile": 0}, {}):
-            tuned_choices.install([tuned_choices.Entry(told.spec.name, told.identity, key, "fixed", Config.of(config))])
+            tuned_choices.install_choice_entries(
+                [tuned_choices.ChoiceEntry(told.spec.name, told.identity, key, "fixed", Config.of(config))]
+            )
         thaw()
     for thread in threads:
         thread.join()

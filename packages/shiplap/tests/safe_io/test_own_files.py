@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from shiplap import safe_io
-from shiplap.kernels.native.build import build
-from shiplap.kernels.native.cache import present, remove
+from shiplap.kernels.native.build import build_once
+from shiplap.kernels.native.cache import is_library_present, remove_artefact
 from shiplap.tuning.key import Key
-from shiplap.tuning.store import Store
+from shiplap.tuning.store import ChoiceStore
 from shiplap_testing.choices import FIELDS, VALUE
 
 
@@ -26,7 +26,7 @@ def umask(request):
 def test_a_choice_serves_whatever_the_umask_is(tmp_path, umask):
     """With 002 no entry was ever believed: the group could have written it."""
     tmp_path.chmod(0o700)
-    store, key = Store(tmp_path / "tuned"), Key.of(FIELDS)
+    store, key = ChoiceStore(tmp_path / "tuned"), Key.of(FIELDS)
     assert store.put(key, VALUE)
     assert store.get(key) == VALUE
 
@@ -38,8 +38,8 @@ def test_a_binding_is_loaded_whatever_the_umask_is(tmp_path, umask):
     compiler.chmod(0o700)
     tmp_path.chmod(0o700)
     root.mkdir(mode=0o700)
-    assert build(root, "abc", "source", [str(compiler)]) == ""
-    assert present(root / "abc", "trust::op")
+    assert build_once(root, "abc", "source", [str(compiler)]) == ""
+    assert is_library_present(root / "abc", "trust::op")
 
 
 def test_what_is_named_can_be_read_again_whatever_the_umask_is(tmp_path, umask):
@@ -51,16 +51,16 @@ def test_what_is_named_can_be_read_again_whatever_the_umask_is(tmp_path, umask):
 
 def test_nothing_is_removed_by_way_of_a_link(tmp_path):
     """``shiplap cache gc`` and ``rm all`` removed the files of a folder that a link in the cache led to."""
-    store, precious = Store(tmp_path / "tuned"), tmp_path / "precious"
+    store, precious = ChoiceStore(tmp_path / "tuned"), tmp_path / "precious"
     precious.mkdir()
-    kept = [precious / "mine.json", precious / f".x@{safe_io.host()}~999999~0.tmp"]
+    kept = [precious / "mine.json", precious / f".x@{safe_io.host_name()}~999999~0.tmp"]
     for path in kept:
         path.write_text("{}")
     store.root.mkdir()
     (store.root / "op").symlink_to(precious)
     assert list(store.entries()) == list(store.rubbish()) == []
     assert not store.remove(store.root / "op" / "mine.json"), "exchanged after it was listed"
-    assert remove(store.root / "op"), "the link itself may go"
+    assert remove_artefact(store.root / "op"), "the link itself may go"
     assert all(path.exists() for path in kept)
 
 

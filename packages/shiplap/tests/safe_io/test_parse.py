@@ -17,10 +17,10 @@ from torch import Tensor
 import shiplap as sl
 from shiplap import safe_io
 from shiplap.errors import ShiplapError
-from shiplap.tuning.frozen_table import FORMAT, dump, frozen, read, thaw
+from shiplap.tuning.frozen_table import FORMAT, dump_table, frozen, read_frozen_table, thaw
 from shiplap.tuning.key import Key
 from shiplap.tuning.recorded_calls import read_calls
-from shiplap.tuning.store import seal
+from shiplap.tuning.store import seal_entry
 from shiplap_testing.choices import FIELDS, VALUE
 from shiplap_testing.forked import python
 from shiplap_testing.mutate import mutated
@@ -61,7 +61,7 @@ def test_honest_json_is_read():
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("reader", [read, read_calls], ids=["table", "record"])
+@pytest.mark.parametrize("reader", [read_frozen_table, read_calls], ids=["table", "record"])
 def test_hostile_files_are_errors_of_the_catalogue(tmp_path, name, reader):
     path = tmp_path / "file"
     path.write_bytes(HOSTILE[name] + b"\n")
@@ -85,7 +85,7 @@ def sealed(**content):
 
 
 def entries(key=(), value=()):
-    return [seal(Key.of({**FIELDS, **dict(key)}), {**VALUE, **dict(value)})]
+    return [seal_entry(Key.of({**FIELDS, **dict(key)}), {**VALUE, **dict(value)})]
 
 
 SHAPES = {
@@ -128,11 +128,11 @@ def test_mutated_tables_and_records_are_errors_of_the_catalogue(tmp_path):
     """A seeded sample of what ``nox -s fuzz`` does for longer: SL errors only, within 1 s and 512 MiB."""
     rng = random.Random(17)
     path = tmp_path / "table.json"
-    dump(path, [(Key.of(FIELDS), VALUE)])
+    dump_table(path, [(Key.of(FIELDS), VALUE)])
     whole = path.read_bytes()
     for _ in range(int(os.environ.get("SHIPLAP_TEST_FUZZ", "400"))):
         path.write_bytes(mutated(rng, whole))
-        for reader in (read, read_calls):
+        for reader in (read_frozen_table, read_calls):
             started = time.process_time()
             try:
                 reader(path)

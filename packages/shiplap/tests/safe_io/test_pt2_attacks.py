@@ -61,7 +61,7 @@ def home(tmp_path_factory):
         op.kernel("cpu", sl.cabi(compile_c(home, "take", {"take": op}, BODY), "take"), dtypes="float32")
         torch.export.save(torch.export.export(Model(), (torch.randn(4, 3),)), home / "model.pt2")
         yield home
-        registry.forget(NAME)
+        registry.forget_op(NAME)
 
 
 def changed(home, target, **arguments):
@@ -104,7 +104,7 @@ HOSTILE = {
 def test_arguments_of_a_graph_are_checked_as_those_of_a_call(home, monkeypatch, name, served):
     monkeypatch.setenv("SHIPLAP_NATIVE", "1" if served == "native" else "0")
     if served == "native":
-        binding.build(registry.find(NAME))
+        binding.build(registry.find_declared_op(NAME))
     assert run(changed(home, "")).shape == (7, 3)
     with pytest.raises((RuntimeError, TypeError, MemoryError, sl.ShiplapError)) as raised:
         run(changed(home, "", **HOSTILE[name]))

@@ -12,7 +12,7 @@ import zipfile
 import pytest
 
 from shiplap.errors import ShiplapError
-from shiplap.packaging import Request, backend, package, worker
+from shiplap.packaging import WheelRequest, backend, package, worker
 from shiplap.packaging.tags import platform_tag
 from shiplap_testing.build import compile_c
 from shiplap_testing.mutate import mutated
@@ -29,7 +29,7 @@ def wheel(folder, files, name="mylib-1.0-py3-none-any.whl"):
     with zipfile.ZipFile(path, "w") as archive:
         for each, content in {**RIGHT, **files}.items():
             archive.writestr(each, content)
-    return Request(path)
+    return WheelRequest(path)
 
 
 NAMES = {

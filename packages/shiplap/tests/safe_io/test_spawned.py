@@ -15,10 +15,10 @@ import pytest
 
 from shiplap.errors import ShiplapError
 from shiplap.packaging.worker import fill_apart
-from shiplap.sandbox.supervisor import Launcher
+from shiplap.sandbox.supervisor import SandboxLauncher
 from shiplap.tuning.bench import BEAT
-from shiplap.tuning.verify import Outcome
-from shiplap.tuning.worker_process import Died, Isolation, Raced, formed
+from shiplap.tuning.verify import VerifyOutcome
+from shiplap.tuning.worker_process import RaceReply, WorkerDied, WorkerProcess, convert_reply
 from shiplap_testing.paths import REPOSITORY
 
 PLANTED = "import os\nopen({mark!r}, 'w').write('loaded')\nos._exit(3)\n"
@@ -46,7 +46,7 @@ def test_a_module_of_the_current_folder_is_not_loaded_by_a_worker_that_packages(
 
 
 def test_a_module_of_the_current_folder_is_not_loaded_by_a_worker_that_tunes(planted):
-    with Isolation() as isolation:
+    with WorkerProcess() as isolation:
         assert "KeyError" in isolation.ask({"do": "open"}, {})["closed"], "it has started, and misses the rest"
     assert not planted.exists()
 
@@ -55,7 +55,7 @@ def test_a_module_of_the_current_folder_is_not_loaded_by_a_worker_that_tunes(pla
 def test_a_module_of_the_current_folder_is_not_loaded_by_a_referee(planted, monkeypatch):
     """An empty entry of ``sys.path`` is the current folder, too."""
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    with Launcher() as launcher:
+    with SandboxLauncher() as launcher:
         assert launcher.ask({"do": "import", "module": "math"}) is not None
         environment = Path(f"/proc/{launcher.pid}/environ").read_bytes().split(b"\0")
     assert not planted.exists()
@@ -90,7 +90,7 @@ LINES = {
 }
 
 
-def speaks(isolation: Isolation, code: str) -> None:
+def speaks(isolation: WorkerProcess, code: str) -> None:
     """A worker of another kind in place of the right one."""
     isolation._process = subprocess.Popen(
         [sys.executable, "-I", "-c", f"import os, sys, time\nsys.stdin.readline()\n{code}"],
@@ -107,48 +107,48 @@ def speaks(isolation: Isolation, code: str) -> None:
 @pytest.mark.parametrize("name", LINES)
 def test_an_answer_of_another_form_costs_the_worker(name):
     """A kernel can write where its worker answers. It was an exception of ``json``, or the answer to the next task."""
-    with Isolation(timeout=60.0) as isolation:
+    with WorkerProcess(timeout=60.0) as isolation:
         line = ast.literal_eval(f'b"""{LINES[name].decode()}"""')
         speaks(isolation, f"os.write(1, {line!r}); time.sleep(600)")
-        with pytest.raises(Died, match="no answer:"):
+        with pytest.raises(WorkerDied, match="no answer:"):
             isolation._exchange("{}")
         assert isolation._process is None
 
 
 def test_an_answer_without_an_end_fills_no_memory():
-    with Isolation(timeout=60.0) as isolation:
+    with WorkerProcess(timeout=60.0) as isolation:
         speaks(isolation, "while True: os.write(1, b' ' * 65536)")
-        with pytest.raises(Died, match="longer than 1048576 bytes"):
+        with pytest.raises(WorkerDied, match="longer than 1048576 bytes"):
             isolation._exchange("{}")
 
 
 def test_half_an_answer_is_waited_for_no_longer_than_a_run_may_take():
     """The rest of the line was waited for without a limit."""
-    with Isolation(timeout=0.1) as isolation:
+    with WorkerProcess(timeout=0.1) as isolation:
         speaks(isolation, "os.write(1, b'{'); time.sleep(600)")
-        with pytest.raises(Died, match="no answer for"):
+        with pytest.raises(WorkerDied, match="no answer for"):
             isolation._exchange("{}")
 
 
 @pytest.mark.parametrize("since", [math.inf, math.nan, 1e300])
 def test_a_time_that_a_kernel_has_written_does_not_stop_the_clock(since):
     """The memory that says since when a candidate runs is shared with what runs."""
-    with Isolation(timeout=2.0) as isolation:
+    with WorkerProcess(timeout=2.0) as isolation:
         speaks(isolation, "time.sleep(600)")
         mark = isolation._mark
         isolation._mark = lambda: (mark(), BEAT.pack_into(isolation._beat, 0, 3, since))
-        with pytest.raises(Died, match="no answer for 2 s"):
+        with pytest.raises(WorkerDied, match="no answer for 2 s"):
             isolation._exchange("{}")
 
 
 FORMS = [
-    (Outcome, {"problem": 5}),
-    (Outcome, {"problem": "", "refused": "no"}),
-    (Raced, {"timings": {"x": {}}}),
-    (Raced, {"timings": {"1": {"median": "fast"}}}),
-    (Raced, {"timings": [], "failed": {}}),
-    (Raced, {"failed": {"1": None}}),
-    (Raced, {"error": 5}),
+    (VerifyOutcome, {"problem": 5}),
+    (VerifyOutcome, {"problem": "", "refused": "no"}),
+    (RaceReply, {"timings": {"x": {}}}),
+    (RaceReply, {"timings": {"1": {"median": "fast"}}}),
+    (RaceReply, {"timings": [], "failed": {}}),
+    (RaceReply, {"failed": {"1": None}}),
+    (RaceReply, {"error": 5}),
     (int, "1"),
     (int, 1.5),
 ]
@@ -156,5 +156,5 @@ FORMS = [
 
 @pytest.mark.parametrize(("form", "data"), FORMS)
 def test_what_an_answer_holds_has_a_form(form, data):
-    with pytest.raises(Died):
-        formed(data, form)
+    with pytest.raises(WorkerDied):
+        convert_reply(data, form)

@@ -8,9 +8,9 @@ from jaxtyping import Float, Float8e4m3fn
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.sampling import Reduction, close, reduction
-from shiplap.sampling.compare import agrees
-from shiplap.sampling.compare_to_reference import settle
+from shiplap.sampling import Reduction, compare_within_tolerance, derive_reduction
+from shiplap.sampling.compare import agrees_without_float64
+from shiplap.sampling.compare_to_reference import compare_with_rounding
 
 
 def test_terms_are_the_dims_that_no_output_has(ns):
@@ -18,8 +18,8 @@ def test_terms_are_the_dims_that_no_output_has(ns):
     def op(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float[Tensor, "m n"]:
         return a @ b.t()
 
-    assert reduction(op.spec, {"m": 3, "n": 5, "k": 7}) == Reduction(7)
-    assert reduction(op.spec, {"m": 3, "n": 5, "k": 0}) == Reduction(1)
+    assert derive_reduction(op.spec, {"m": 3, "n": 5, "k": 7}) == Reduction(7)
+    assert derive_reduction(op.spec, {"m": 3, "n": 5, "k": 0}) == Reduction(1)
 
 
 def test_sums_of_eight_bits_are_those_of_tensor_cores(ns):
@@ -27,7 +27,7 @@ def test_sums_of_eight_bits_are_those_of_tensor_cores(ns):
     def scaled(a: Float8e4m3fn[Tensor, "m k"], scale: Float[Tensor, "m"]) -> Float[Tensor, "m"]:
         return a.to(scale.dtype).sum(1) * scale
 
-    sums = reduction(scaled.spec, {"m": 3, "k": 16})
+    sums = derive_reduction(scaled.spec, {"m": 3, "k": 16})
     assert sums.terms == 16
     assert sums.eps == 2**-13
 
@@ -37,10 +37,13 @@ def test_an_error_of_a_sum_passes_only_where_sums_are_that_coarse(wide_sums):
     wide = torch.randn(64, dtype=torch.float64) + 3
     own = wide.float()
     off = own * (1 + 2.0**-12)
-    judge = {eps: close([off], [own], [wide], Reduction(16, eps), wide_sums=wide_sums) for eps in (0.0, 2.0**-13)}
+    judge = {
+        eps: compare_within_tolerance([off], [own], [wide], Reduction(16, eps), wide_sums=wide_sums)
+        for eps in (0.0, 2.0**-13)
+    }
     assert "tolerances" in judge[0.0].problem
     assert judge[2.0**-13].problem == ""
-    much = close([own * (1 + 2.0**-8)], [own], [wide], Reduction(16, 2.0**-13), wide_sums=wide_sums)
+    much = compare_within_tolerance([own * (1 + 2.0**-8)], [own], [wide], Reduction(16, 2.0**-13), wide_sums=wide_sums)
     assert "tolerances" in much.problem, "coarse sums excuse no wrong ones"
 
 
@@ -55,14 +58,16 @@ def test_a_sum_that_overflows_may_end_as_infinity_or_as_nan_and_nothing_else_may
     wide = torch.tensor([1e60], dtype=torch.float64)
 
     def judged(got, own, terms):
-        return close([torch.tensor([got])], [torch.tensor([own])], [wide], Reduction(terms)).problem
+        return compare_within_tolerance([torch.tensor([got])], [torch.tensor([own])], [wide], Reduction(terms)).problem
 
     assert judged(-inf, nan, 8) == judged(nan, -inf, 8) == "", "the order of the terms decides"
     assert judged(-inf, nan, 1) == "", "the reference overflows on its way"
     assert "expected inf" in judged(nan, inf, 1), "one operation has one result"
     assert "expected nan" in judged(3.0, nan, 8), "a number is no overflow"
     there = torch.tensor([inf], dtype=torch.float64)
-    assert close([torch.tensor([nan])], [torch.tensor([inf])], [there], Reduction(8)).problem, "inf was in the input"
+    assert compare_within_tolerance([torch.tensor([nan])], [torch.tensor([inf])], [there], Reduction(8)).problem, (
+        "inf was in the input"
+    )
 
 
 def one_after_the_other(a, b):
@@ -94,7 +99,7 @@ def test_a_plain_sum_in_float32_is_right_however_its_terms_lie_and_a_coarser_one
     wide = a.double() @ b.double()
 
     def verdict(got):
-        return settle([got], [a @ b], [wide], Reduction(terms), lambda: [a.double() @ b.double()])
+        return compare_with_rounding([got], [a @ b], [wide], Reduction(terms), lambda: [a.double() @ b.double()])
 
     assert verdict(one_after_the_other(a, b)).problem == ""
     assert verdict(coarse(a) @ coarse(b)).problem
@@ -110,14 +115,16 @@ def test_a_plain_sum_over_two_dims_and_a_plain_convolution_are_right():
         for i in range(9):
             total = total + x[:, c, i]
     wide = x.double().sum((1, 2))
-    checked = settle([total], [x.sum((1, 2))], [wide], Reduction(2700), lambda: [x.double().sum((1, 2))])
+    checked = compare_with_rounding([total], [x.sum((1, 2))], [wide], Reduction(2700), lambda: [x.double().sum((1, 2))])
     assert checked.problem == ""
     summed = torch.zeros(2, 3, 7, 7)
     for c in range(300):
         summed = summed + torch.conv2d(x[:, c : c + 1], w[:, c : c + 1])
     wide = torch.conv2d(x.double(), w.double())
     own = torch.conv2d(x, w)
-    checked = settle([summed], [own], [wide], Reduction(2700), lambda: [torch.conv2d(x.double(), w.double())])
+    checked = compare_with_rounding(
+        [summed], [own], [wide], Reduction(2700), lambda: [torch.conv2d(x.double(), w.double())]
+    )
     assert checked.problem == ""
 
 
@@ -145,11 +152,11 @@ def test_what_agrees_is_close_whatever_float64_shows(kind, dtype):
         error = torch.finfo(dtype).eps * 10.0 ** (number % 6 - 1)
         got = (own.double() * (1 + error * torch.randn(300, generator=drawn, dtype=torch.float64))).to(dtype)
         for wide_sums in (False, True):
-            if agrees([got], [own], sums, wide_sums=wide_sums):
+            if agrees_without_float64([got], [own], sums, wide_sums=wide_sums):
                 quick += 1
-                assert not close([got], [own], [x], sums, wide_sums=wide_sums).problem
-        assert not agrees([got, got], [own], sums)
-        assert agrees([own], [own.clone()], sums) or kind == "huge"
+                assert not compare_within_tolerance([got], [own], [x], sums, wide_sums=wide_sums).problem
+        assert not agrees_without_float64([got, got], [own], sums)
+        assert agrees_without_float64([own], [own.clone()], sums) or kind == "huge"
     assert quick > 12 or kind not in ("normal", "zeros")
 
 
@@ -158,19 +165,22 @@ def test_one_wrong_element_does_not_agree(wrong):
     own = torch.randn(50, 70) + 2
     got = own.clone()
     got[-1, -1] *= wrong
-    assert not agrees([got], [own], Reduction(64), wide_sums=True)
-    assert agrees([own.clone()], [own], Reduction(64), wide_sums=True)
+    assert not agrees_without_float64([got], [own], Reduction(64), wide_sums=True)
+    assert agrees_without_float64([own.clone()], [own], Reduction(64), wide_sums=True)
 
 
 def test_integers_shapes_and_dtypes_agree_exactly():
     x = torch.arange(6)
-    assert agrees([x], [x.clone()], Reduction(1))
-    assert not agrees([x], [x + (x == 5)], Reduction(1))
-    assert not agrees([x.int()], [x], Reduction(1))
-    assert not agrees([x.reshape(2, 3)], [x], Reduction(1))
-    assert agrees([x[:0]], [x[:0].clone()], Reduction(1))
+    assert agrees_without_float64([x], [x.clone()], Reduction(1))
+    assert not agrees_without_float64([x], [x + (x == 5)], Reduction(1))
+    assert not agrees_without_float64([x.int()], [x], Reduction(1))
+    assert not agrees_without_float64([x.reshape(2, 3)], [x], Reduction(1))
+    assert agrees_without_float64([x[:0]], [x[:0].clone()], Reduction(1))
     eight = torch.randn(9).to(torch.float8_e4m3fn)
-    assert agrees([eight], [eight.clone()], Reduction(1))
+    assert agrees_without_float64([eight], [eight.clone()], Reduction(1))
     assert (
-        agrees([torch.randn(3, dtype=torch.complex64)], [torch.zeros(3, dtype=torch.complex64)], Reduction(1)) is False
+        agrees_without_float64(
+            [torch.randn(3, dtype=torch.complex64)], [torch.zeros(3, dtype=torch.complex64)], Reduction(1)
+        )
+        is False
     )

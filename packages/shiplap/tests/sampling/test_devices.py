@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shiplap.sandbox.landlock import Cell, lock
+from shiplap.sandbox.landlock import SandboxPolicy, lock_process
 
 
 def inside(scratch: Path, act: Callable[[], object], *, device: bool) -> str:
@@ -18,7 +18,7 @@ def inside(scratch: Path, act: Callable[[], object], *, device: bool) -> str:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        missing = lock(Cell(str(scratch), device=device))
+        missing = lock_process(SandboxPolicy(str(scratch), device=device))
         if missing["files"] or missing["system calls"]:
             os.write(write, json.dumps(["missing", missing]).encode())
             os._exit(0)

@@ -24,7 +24,7 @@ def test_scalars_two_at_a_time(ns):
 
 def test_every_dtype_in_layouts(ns):
     kinds = {(str(c.args[0].dtype), c.recipe.layouts) for c in pairwise.layouts_of_dtypes(Samples(op(ns), 0))}
-    assert len(kinds) == 3 * len(pairwise.PER_DTYPE)
+    assert len(kinds) == 3 * len(pairwise.DTYPE_LAYOUTS)
 
 
 def test_sizes_of_one_in_layouts(ns):
@@ -37,19 +37,19 @@ def test_powers_of_two_and_their_neighbours(ns):
     def negated(i: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
         return -i
 
-    values = next(pairwise.powers(Samples(negated, 0))).args[0].abs()
+    values = next(pairwise.powers_of_two(Samples(negated, 0))).args[0].abs()
     near = [((values + step) & (values + step - 1)) == 0 for step in (-1, 0, 1)]
     assert (near[0] | near[1] | near[2]).all()
     assert values.max() > 1 << 60
 
 
 def test_large_samples_end_in_time(ns, monkeypatch):
-    sizes = [c.numel for c in pairwise.large(Samples(op(ns), 0))]
+    sizes = [c.numel for c in pairwise.large_samples(Samples(op(ns), 0))]
     assert max(sizes) > 70_000
     cases = list(Samples(op(ns), 0).wide())
     clock = iter([0.0, 3.0])
     monkeypatch.setattr(pairwise.time, "process_time", lambda: next(clock))
-    assert len(list(pairwise.afforded(cases))) == 1
+    assert len(list(pairwise.within_time(cases))) == 1
 
 
 def test_scalars_that_only_some_values_admit(ns):
@@ -71,7 +71,7 @@ def test_scalars_and_equal_numbers(ns):
 
 
 def test_multiples_of_what_rows_are_padded_to(ns):
-    sizes = [dict(c.recipe.sizes) for c in pairwise.multiples(Samples(op(ns), 0))]
+    sizes = [dict(c.recipe.sizes) for c in pairwise.padded_multiples(Samples(op(ns), 0))]
     assert sizes == [{"n": 64, "c": 3}, {"n": 5, "c": 64}]
 
 

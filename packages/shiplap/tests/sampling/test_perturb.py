@@ -6,8 +6,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.sampling.perturb import Fresh, nudged, swapped
-from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.perturb import FreshArguments, perturb_arguments, swap_stretches
+from shiplap.sampling.recipe import SampleRecipe
 
 
 @sl.op("nudge_test::product")
@@ -24,7 +24,7 @@ SIZES = {"n": 64, "k": 96, "m": 32}
 
 
 def fresh(op, sizes, **rest):
-    return Fresh(op, Recipe().but(sizes=sizes, dtypes={"Float": "float32"}, **rest), "cpu")
+    return FreshArguments(op, SampleRecipe().but(sizes=sizes, dtypes={"Float": "float32"}, **rest), "cpu")
 
 
 def test_values_are_new_each_time_and_normal():
@@ -63,7 +63,7 @@ def test_values_that_mean_something_are_drawn():
     assert fresh(product, SIZES)._mixes
 
 
-@pytest.mark.parametrize("change", [nudged, swapped])
+@pytest.mark.parametrize("change", [perturb_arguments, swap_stretches])
 def test_sums_and_shapes_stay(change):
     x, whole = torch.randn(64, 96), torch.arange(9)
     got, untouched, few = change((x, whole, torch.ones(3)))
@@ -76,6 +76,6 @@ def test_sums_and_shapes_stay(change):
 
 def test_sometimes_few_elements_move_and_sometimes_half():
     x = torch.randn(4096)
-    moved = [int((swapped((x,))[0] != x).sum()) for _ in range(60)]
+    moved = [int((swap_stretches((x,))[0] != x).sum()) for _ in range(60)]
     assert min(moved) < 100
     assert max(moved) > 1900

@@ -13,12 +13,12 @@ import shiplap as sl
 from shiplap.audit import Samples, sample
 from shiplap.errors import AuditError
 from shiplap.sampling import boundary_sizes
-from shiplap.sampling.code_constants import mine
+from shiplap.sampling.code_constants import find_code_constants
 from shiplap.sampling.layouts import LAYOUTS, apply_layout, clone_exactly
-from shiplap.sampling.recipe import Recipe
-from shiplap.sampling.samples import MOST
-from shiplap.sampling.sizes import search
-from shiplap.sampling.values import draw
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.samples import MAX_SAMPLE_ELEMENTS
+from shiplap.sampling.sizes import search_sizes
+from shiplap.sampling.values import draw_values
 
 
 @sl.op("audit_samples::window", requires=("c % 4 == 0", "len(kernel) == 2"), dims={"k": "prod(kernel)"})
@@ -188,7 +188,7 @@ def test_fresh_copies_keep_strides_offset_and_the_bytes_around():
 
 
 def test_labels_read_back():
-    recipe = Recipe().but(
+    recipe = SampleRecipe().but(
         sizes={"n": 3, "batch": (2, 3)},
         scalars={"a": float("inf"), "mode": "x, y"},
         dtypes={"Float": "float64"},
@@ -196,7 +196,7 @@ def test_labels_read_back():
         values="ties",
         absent=("bias",),
     )
-    assert Recipe.parse(str(recipe)) == recipe
+    assert SampleRecipe.parse(str(recipe)) == recipe
 
 
 @pytest.mark.parametrize("label", ["nonsense", "sizes(n=5", "sizes(n=__import__('os'))", "sizes(1)", "other(n=1)"])
@@ -210,7 +210,7 @@ def test_sl502_when_nothing_is_admitted():
     def impossible(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return x
 
-    assert search(impossible.spec) is None
+    assert search_sizes(impossible.spec) is None
     with pytest.raises(AuditError, match="SL502: no samples can be generated"):
         next(Samples(impossible, 0).plain())
 
@@ -225,21 +225,21 @@ def test_any_dtype_starts_at_float32():
 
 def test_peaks_stand_out_once_a_row_and_in_every_column():
     rng = torch.Generator().manual_seed(3)
-    peaks = draw((40, 40), torch.float32, "peaks", 1, rng).abs() > 7
+    peaks = draw_values((40, 40), torch.float32, "peaks", 1, rng).abs() > 7
     assert (peaks.sum(1) == 1).all()
     assert peaks.any(0).all()
 
 
 def test_a_masked_sample_has_rows_of_nothing_else():
     rng = torch.Generator().manual_seed(3)
-    hidden = draw((40, 5), torch.float32, "masked", 1, rng) == -torch.inf
+    hidden = draw_values((40, 5), torch.float32, "masked", 1, rng) == -torch.inf
     assert hidden.all(1).any()
     assert not hidden.all()
 
 
 def test_sizes_are_tried_together_and_no_sample_exceeds_the_limit():
     cases = list(Samples(window, 0).tiles())
-    assert max(case.numel for case in cases) <= MOST
+    assert max(case.numel for case in cases) <= MAX_SAMPLE_ELEMENTS
     assert {case.recipe.values for case in cases} >= {"normal", "peaks", "ascending", "descending", "constant"}
 
 
@@ -301,7 +301,7 @@ def test_a_builder_that_is_slow_is_asked_for_less(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_nans_have_several_bit_patterns(dtype):
-    drawn = draw((40, 40), dtype, "nan", 1, torch.Generator().manual_seed(0))
+    drawn = draw_values((40, 40), dtype, "nan", 1, torch.Generator().manual_seed(0))
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
     patterns = drawn.view(whole)[torch.isnan(drawn)].unique().tolist()
     assert {torch.iinfo(whole).max, -1} <= set(patterns)
@@ -328,6 +328,6 @@ def test_sizes_of_heads_that_no_constant_tells_and_more_rows_than_sixteen_bits_c
 
 
 def test_lists_of_numbers_beyond_small_sizes():
-    values = boundary_sizes.odd_values(window.spec.arg("kernel"), mine(window))
+    values = boundary_sizes.odd_scalar_values(window.spec.arg("kernel"), find_code_constants(window))
     assert (9, 10) in values
     assert (-9, -8) in values

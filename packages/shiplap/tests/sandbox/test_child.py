@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from shiplap.sandbox import child, gpu_call
-from shiplap.sandbox.protocol import Arena
+from shiplap.sandbox.protocol import ArgumentArena
 
 
 @pytest.fixture
 def memory():
     """One packed tensor, and the memory that holds it."""
-    arena = Arena(1)
+    arena = ArgumentArena(1)
     told = arena.pack([torch.arange(64.0)])
     handle = arena.write()
     yield told, handle
@@ -39,9 +39,11 @@ def alive() -> set[int]:
 
 @pytest.mark.parametrize("asked", ["call", "ops"])
 def test_copies_of_results_on_a_device_are_kept(monkeypatch, memory, asked) -> None:
-    monkeypatch.setattr(child, "_home", lambda v: v.detach().clone() if isinstance(v, Tensor) else v)  # as of a device
+    monkeypatch.setattr(
+        child, "_copy_to_host", lambda v: v.detach().clone() if isinstance(v, Tensor) else v
+    )  # as of a device
     told, handle = memory
-    host = child.Host()
+    host = child.Child()
     host._target = lambda x: (x + 1, x * 2)
     answer = host.answer({"do": asked, "args": told}, handle)
     places = {out["tensor"]["at"] for out in answer["outs"]}
@@ -74,7 +76,7 @@ def device(monkeypatch):
 
 def test_a_call_on_a_device_is_answered_with_its_clock_and_what_is_left(device, memory, monkeypatch) -> None:
     told, handle = memory
-    host = child.Host()
+    host = child.Child()
     monkeypatch.setattr(host._intact, "threads", lambda: 0)  # a worker of pytest has some
     host._target = lambda x: [x + 1, 7]
     answer = host.answer({"do": "call", "args": told}, handle)
@@ -87,7 +89,7 @@ def test_a_call_on_a_device_is_answered_with_its_clock_and_what_is_left(device, 
 
 def test_what_comes_and_goes_with_the_calls_is_told(device, memory) -> None:
     told, handle = memory
-    host = child.Host()
+    host = child.Child()
     before = signal.getsignal(signal.SIGALRM)
 
     def target(x: Tensor) -> Tensor:

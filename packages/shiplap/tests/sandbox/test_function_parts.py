@@ -3,7 +3,7 @@
 import functools
 import os
 
-from shiplap.sandbox.function_parts import Parts
+from shiplap.sandbox.function_parts import FunctionParts
 
 
 def kept(a, b=1, *, c=2):
@@ -21,7 +21,7 @@ def wrapped():
 
 
 def test_a_default_and_a_keyword_are_parts(monkeypatch):
-    parts = Parts.of(kept)
+    parts = FunctionParts.of(kept)
     assert not parts.changed()
     monkeypatch.setattr(kept, "__defaults__", (1,))
     assert not parts.changed(), "the same value in another tuple"
@@ -38,10 +38,10 @@ def test_a_default_and_a_keyword_are_parts(monkeypatch):
 
 def test_what_a_function_holds_is_a_part():
     outer = wrapped()
-    parts = Parts.of(outer)
+    parts = FunctionParts.of(outer)
     (cell,) = outer.__closure__
     cell.cell_contents = os.path.split
     assert not parts.changed(), "Python's own"
     cell.cell_contents = lambda *names: ""
     assert parts.changed()
-    assert not Parts.of(functools.lru_cache(kept).__wrapped__).changed()
+    assert not FunctionParts.of(functools.lru_cache(kept).__wrapped__).changed()

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shiplap.sandbox import gpu_call as module
-from shiplap.sandbox.gpu_call import BEHIND, queued
+from shiplap.sandbox.gpu_call import KERNELS_BEHIND, call_in_queue
 
 
 class Played(TorchDispatchMode):
@@ -67,7 +67,7 @@ def played(monkeypatch) -> Iterator[Played]:
 
 
 def test_a_call_stands_between_the_emptied_caches_and_the_kernels_behind_it(played):
-    call = queued(lambda x: x + 1, [torch.zeros(3)])
+    call = call_in_queue(lambda x: x + 1, [torch.zeros(3)])
     assert call.clock["device"] == 250_000
     assert call.seen[0].tolist() == [1, 1, 1]
     assert not call.raced
@@ -76,12 +76,12 @@ def test_a_call_stands_between_the_emptied_caches_and_the_kernels_behind_it(play
     assert played.log[start + 1 : end] == ["add", "detach"]
     assert "fill_" in played.log[first:start]
     behind = played.log[end:last]
-    assert behind.count("fill_") == BEHIND
+    assert behind.count("fill_") == KERNELS_BEHIND
     assert "wait" not in played.log[first + 1 : last]
 
 
 def test_numbers_and_tensors_of_elsewhere_stay_what_they_are(played):
-    call = queued(lambda x: (x * 2, [3, None]), [torch.ones(2)])
+    call = call_in_queue(lambda x: (x * 2, [3, None]), [torch.ones(2)])
     assert [v if isinstance(v, int) else v.tolist() for v in call.seen] == [[2, 2], 3]
 
 
@@ -127,7 +127,7 @@ def in_an_argument(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("target", [in_a_list, in_a_method, in_an_argument])
 def test_nothing_that_was_returned_works_after_the_end(played, target):
-    call = queued(target, [torch.zeros(3)])
+    call = call_in_queue(target, [torch.zeros(3)])
     end = [i for i, what in enumerate(played.log) if what == "record main"][1]
     assert "add" not in played.log[end:]
     assert [v.tolist() for v in call.seen] == ([] if target is in_a_list else [[0, 0, 0]])
@@ -135,15 +135,15 @@ def test_nothing_that_was_returned_works_after_the_end(played, target):
 
 
 def test_no_circle_is_collected_before_the_results_are_looked_at(played, monkeypatch):
-    probe = module._probe
+    probe = module._probe_elements
 
     def long_after(result: Tensor) -> tuple[int, int, Tensor]:
         if gc.isenabled():  # where the interpreter may look for circles, it does
             gc.collect()
         return probe(result)
 
-    monkeypatch.setattr(module, "_probe", long_after)
-    call = queued(in_a_circle, [torch.zeros(3)])
+    monkeypatch.setattr(module, "_probe_elements", long_after)
+    call = call_in_queue(in_a_circle, [torch.zeros(3)])
     assert "add" not in played.log
     assert call.seen[0].tolist() == [0, 0, 0]
     assert gc.isenabled()
@@ -152,7 +152,7 @@ def test_no_circle_is_collected_before_the_results_are_looked_at(played, monkeyp
 
 
 def test_nan_is_no_race(played):
-    assert not queued(lambda x: x / x, [torch.zeros(3)]).raced
+    assert not call_in_queue(lambda x: x / x, [torch.zeros(3)]).raced
 
 
 @pytest.mark.parametrize("size", [1, 5, 5000])
@@ -162,7 +162,7 @@ def test_a_result_that_another_stream_completes_is_noticed(played, size):
         played.later.append(lambda: out.copy_(x))
         return out
 
-    call = queued(late, [torch.rand(size) + 1])
+    call = call_in_queue(late, [torch.rand(size) + 1])
     assert call.raced
     assert not call.seen[0].any()
 
@@ -172,7 +172,7 @@ def test_an_argument_that_another_stream_writes_is_noticed(played):
         played.later.append(x.zero_)
         return x + 1
 
-    assert queued(late, [torch.ones(4)]).raced
+    assert call_in_queue(late, [torch.ones(4)]).raced
 
 
 def test_who_leaves_another_stream_current_is_told(played):
@@ -181,4 +181,4 @@ def test_who_leaves_another_stream_current_is_told(played):
         return x + 1
 
     with pytest.raises(RuntimeError, match="another stream"):
-        queued(switches, [torch.ones(4)])
+        call_in_queue(switches, [torch.ones(4)])

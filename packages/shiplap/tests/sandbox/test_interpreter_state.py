@@ -12,9 +12,9 @@ import torch
 from torch.autograd import profiler
 
 from shiplap.sandbox import interpreter_state
-from shiplap.sandbox.interpreter_state import Watch
-from shiplap.sandbox.patched_functions import Snapshot
-from shiplap.sandbox.trusted_code import is_trusted
+from shiplap.sandbox.interpreter_state import InterpreterWatch
+from shiplap.sandbox.patched_functions import FunctionSnapshot
+from shiplap.sandbox.trusted_code import is_trusted_file
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def unheard(monkeypatch) -> None:
 
 
 def left_by(act: Callable[[], object], undo: Callable[[], object]) -> list[str]:
-    seen = Watch()
+    seen = InterpreterWatch()
     try:
         act()
         return seen.told()["left"]
@@ -73,8 +73,8 @@ def test_two_ways_to_set_a_precision_are_no_error(monkeypatch):
         raise RuntimeError("mix of the legacy and new APIs")
 
     monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
-    assert Watch().told()["left"] == []
-    assert interpreter_state._flag("no.such.flag") is None
+    assert InterpreterWatch().told()["left"] == []
+    assert interpreter_state._backend_flag("no.such.flag") is None
 
 
 @pytest.mark.filterwarnings("ignore:Warning only once")
@@ -94,17 +94,17 @@ def test_a_monitor_is_left():
 
 def test_where_files_lie_is_asked_as_it_was_at_first(monkeypatch):
     monkeypatch.setattr("posixpath.realpath", lambda path, **rest: gc.__name__ + torch.__file__)
-    assert not is_trusted("/somewhere/it.py")
+    assert not is_trusted_file("/somewhere/it.py")
 
 
 def test_packages_that_this_environment_sees_in_another_one_are_trusted():
     import typing_extensions
 
-    assert is_trusted(typing_extensions.__file__)
+    assert is_trusted_file(typing_extensions.__file__)
 
 
 def test_methods_properties_and_code_that_are_replaced_are_seen(monkeypatch):
-    before = Snapshot()
+    before = FunctionSnapshot()
     assert before.changed() == []
     monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda self, end: 0.001)
     monkeypatch.setattr(profiler.profile, "__exit__", lambda *rest: None)

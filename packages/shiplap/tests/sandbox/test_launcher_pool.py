@@ -13,16 +13,16 @@ from types import SimpleNamespace
 import pytest
 
 from shiplap.sandbox import launcher_pool as module
-from shiplap.sandbox.launcher_pool import Standby, Staying
-from shiplap.sandbox.proc_filesystem import below, stat_fields
-from shiplap.sandbox.protocol import Arena
-from shiplap.sandbox.supervisor import Ended, Prisoner
+from shiplap.sandbox.launcher_pool import IdleLauncher, LauncherPool
+from shiplap.sandbox.proc_filesystem import list_descendants, stat_fields
+from shiplap.sandbox.protocol import ArgumentArena
+from shiplap.sandbox.supervisor import ProcessEnded, SandboxedProcess
 
 
 @pytest.fixture(scope="module")
 def keeper():
     """One for all tests: a launcher takes seconds to start. The variable that names the test does not matter to it."""
-    made = Standby()
+    made = LauncherPool()
     yield made
     made.end()
 
@@ -55,7 +55,7 @@ def test_the_next_one_gets_it_with_nothing_of_the_last(keeper):
     assert keeper.pid == first
     assert not os.path.exists(folder)
     assert os.readlink(f"/proc/{first}/cwd") == "/"
-    assert not below(first)
+    assert not list_descendants(first)
     assert is_gone(left.pid)
     left.connection.close()
     handles = {os.readlink(f"/proc/{first}/fd/{n}") for n in os.listdir(f"/proc/{first}/fd")}
@@ -78,16 +78,16 @@ def test_one_that_nobody_needed_is_put_back_as_it_is(keeper):
 
 
 def test_one_that_never_started_is_not_kept():
-    keeper = Standby()
+    keeper = LauncherPool()
     keeper.leave(keeper.take())
     assert keeper.pid == -1
 
 
 @pytest.mark.parametrize("what", ["environment", "path", "folder", "limit", "processors"])
 def test_a_program_that_has_changed_gets_another_one(what, monkeypatch, tmp_path):
-    launcher = Staying()
+    launcher = IdleLauncher()
     launcher._process = SimpleNamespace(poll=lambda: None)  # it runs
-    launcher._surroundings = module._surroundings()
+    launcher._surroundings = module._launcher_surroundings()
     assert launcher.fits()
     if what == "environment":
         monkeypatch.setenv("OMP_NUM_THREADS", "3")
@@ -114,14 +114,14 @@ def test_one_that_may_have_been_reached_is_not_kept(keeper, monkeypatch):
     launcher.start(locked=False).kill()
     assert not launcher.rest(1.0), "who is not locked in may reach it"
     launcher.sealed = True
-    first = Prisoner.__post_init__
+    first = SandboxedProcess.__post_init__
 
     def without(self):
         first(self)
         self.missing = {"files": "Landlock: Function not implemented"}
 
     with monkeypatch.context() as patch:
-        patch.setattr(Prisoner, "__post_init__", without)
+        patch.setattr(SandboxedProcess, "__post_init__", without)
         launcher.start().kill()
     launcher.start().kill()  # that later ones have every facility does not count
     assert not launcher.rest(1.0)
@@ -192,7 +192,7 @@ def it(*args):
 def test_a_process_does_not_reach_the_launcher_that_will_serve_the_next(keeper, tmp_path):
     (tmp_path / "it.py").write_text(REACHES)
     order = {"do": "load", "home": str(tmp_path / "it.py"), "names": ["it"], "kind": "function", "path": []}
-    arena = Arena()
+    arena = ArgumentArena()
     order |= {"seed": 1, "compile": False, "init": arena.pack([]), "state": arena.pack({})}
     launcher = keeper.take()
     prisoner, other = launcher.start([str(tmp_path)]), launcher.start()
@@ -229,7 +229,7 @@ def test_an_interrupt_of_the_terminal_is_for_the_program_alone(keeper):
 
 
 def test_it_ends_when_nobody_has_needed_it_for_a_while():
-    keeper = Standby(seconds=0.3)
+    keeper = LauncherPool(seconds=0.3)
     waiting = rested(keeper)
     assert is_gone(waiting), "gone, and waited for"
     assert keeper.pid == -1
@@ -238,7 +238,7 @@ def test_it_ends_when_nobody_has_needed_it_for_a_while():
 
 @pytest.mark.long
 def test_it_ends_by_itself_where_nobody_ends_it():
-    launcher = Staying()
+    launcher = IdleLauncher()
     launcher.ask({"do": "wake"})
     assert launcher.rest(0.2)
     ends = time.monotonic() + 10
@@ -323,7 +323,7 @@ def test_nobody_else_is_served_while_it_is_taken(keeper):
     assert other.pid == -1
     keeper.leave(one)
     other.finish()
-    with pytest.raises(Ended):
+    with pytest.raises(ProcessEnded):
         other.start()
     keeper.leave(other)
     assert keeper.pid == one.pid

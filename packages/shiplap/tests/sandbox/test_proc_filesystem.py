@@ -26,7 +26,7 @@ def family():
     parent = subprocess.Popen([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, start_new_session=True)
     assert parent.stdout.readline()
     ends = time.monotonic() + 20
-    while len(proc_filesystem.below(parent.pid)) < 4 and time.monotonic() < ends:
+    while len(proc_filesystem.list_descendants(parent.pid)) < 4 and time.monotonic() < ends:
         time.sleep(0.05)
     yield parent.pid
     os.killpg(parent.pid, 9)
@@ -35,17 +35,17 @@ def family():
 
 
 def test_children_of_children_are_found_without_a_look_at_every_process(family, monkeypatch):
-    groups = proc_filesystem.below_still(family)
-    assert groups == proc_filesystem.below(family)
+    groups = proc_filesystem.list_stopped_descendants(family)
+    assert groups == proc_filesystem.list_descendants(family)
     assert len(groups) == 4
     assert set(groups.values()) == {family}
     monkeypatch.setattr(os.path, "exists", lambda path: False)  # a kernel that does not list children
-    assert proc_filesystem.below_still(family) == groups
+    assert proc_filesystem.list_stopped_descendants(family) == groups
 
 
 def test_nobody_is_below_who_has_no_children():
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        assert proc_filesystem.below_still(process.pid) == {}
+        assert proc_filesystem.list_stopped_descendants(process.pid) == {}
     finally:
         process.communicate(b"")

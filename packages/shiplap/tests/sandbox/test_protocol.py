@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from shiplap.sandbox.protocol import Arena, leaves, nested, overlaps
+from shiplap.sandbox.protocol import ArgumentArena, elements_overlap, structure_of, tree_leaves
 
 HELD = torch.ones(1)
 
@@ -34,20 +34,20 @@ class Named(NamedTuple):
 
 @pytest.mark.parametrize("result", [Listed([HELD]), Paired([HELD]), Mapped(out=HELD)], ids=lambda r: type(r).__name__)
 def test_a_container_is_read_as_it_lies_in_memory(result):
-    (leaf,) = leaves([result])
+    (leaf,) = tree_leaves([result])
     assert leaf is HELD
 
 
 def test_honest_containers():
     values, at = torch.rand(4).max(0)
     result = Named(values, [at, OrderedDict(a=HELD, b=None), 3])
-    assert [id(v) for v in leaves(result)] == [id(values), id(at), id(HELD), id(3)]
-    assert len(leaves(torch.rand(4).max(0))) == 2
+    assert [id(v) for v in tree_leaves(result)] == [id(values), id(at), id(HELD), id(3)]
+    assert len(tree_leaves(torch.rand(4).max(0))) == 2
 
 
 def test_nobody_changes_the_length_of_a_file_with_arguments():
     """A process that is judged has it open, too; the referee would write into what is no longer there."""
-    arena = Arena()
+    arena = ArgumentArena()
     arena.pack([torch.rand(8)])
     handle = arena.write()
     try:
@@ -60,10 +60,10 @@ def test_nobody_changes_the_length_of_a_file_with_arguments():
 
 
 def test_how_results_lie_in_each_other():
-    assert nested([HELD, None, {"b": HELD, "a": (HELD,)}]) == "(.,None,{a:(.),b:.})"
-    assert nested(Named(HELD, [])) == nested((HELD, ())) == "(.,())"
-    assert nested(Mapped(out=HELD)) == "{out:.}"
-    assert leaves({"b": 1, "a": 2}) == leaves({"a": 2, "b": 1}) == [2, 1]
+    assert structure_of([HELD, None, {"b": HELD, "a": (HELD,)}]) == "(.,None,{a:(.),b:.})"
+    assert structure_of(Named(HELD, [])) == structure_of((HELD, ())) == "(.,())"
+    assert structure_of(Mapped(out=HELD)) == "{out:.}"
+    assert tree_leaves({"b": 1, "a": 2}) == tree_leaves({"a": 2, "b": 1}) == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_how_results_lie_in_each_other():
     ],
 )
 def test_elements_in_the_same_place(shape, stride, same):
-    assert overlaps(shape, stride) is same
+    assert elements_overlap(shape, stride) is same

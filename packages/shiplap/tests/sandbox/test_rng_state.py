@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shiplap.sandbox.rng_state import Dice
+from shiplap.sandbox.rng_state import RngWatch
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from shiplap.sandbox.rng_state import Dice
     ],
 )
 def test_a_source_that_stands_where_it_stood_was_set(name, sets):
-    dice = Dice()
+    dice = RngWatch()
     dice.throw()
     sets()
     assert dice.stuck() == []

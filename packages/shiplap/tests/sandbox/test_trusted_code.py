@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from shiplap.sandbox import trusted_code
-from shiplap.sandbox.trusted_code import OURS, TRUSTED, is_genuine, is_theirs, is_trusted
+from shiplap.sandbox.trusted_code import OURS, TRUSTED, is_genuine_code, is_trusted_file, is_trusted_function
 
 
 def compiled(file: str) -> types.FunctionType:
@@ -24,14 +24,14 @@ def compiled(file: str) -> types.FunctionType:
 @pytest.mark.parametrize("file", [os.__file__, torch.__file__, "<frozen os>", "<frozen none>", trusted_code.__file__])
 def test_a_name_makes_nothing_genuine(file, monkeypatch):
     monkeypatch.setattr(trusted_code, "_began", math.inf)  # files may be edited while tests run
-    assert not is_genuine(compiled(file).__code__)
-    assert not is_theirs(compiled(file))
+    assert not is_genuine_code(compiled(file).__code__)
+    assert not is_trusted_function(compiled(file))
 
 
-@pytest.mark.parametrize("own", [os.fsdecode, posixpath.join, torch.nn.functional.gelu.__class__, is_genuine])
+@pytest.mark.parametrize("own", [os.fsdecode, posixpath.join, torch.nn.functional.gelu.__class__, is_genuine_code])
 def test_what_a_file_holds_is_genuine(own):
     code = getattr(own, "__code__", None) or torch.nn.Linear.forward.__code__
-    assert is_genuine(code)
+    assert is_genuine_code(code)
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def test_what_a_file_holds_is_genuine(own):
     ids=["no_grad", "contextmanager", "compile", "ignore", "staticmethod", "property"],
 )
 def test_a_decorator_makes_nothing_theirs(wrap):
-    assert not is_theirs(wrap(lambda *args: True))
+    assert not is_trusted_function(wrap(lambda *args: True))
 
 
 def test_code_of_theirs_with_names_of_others_is_not_theirs():
     other = types.FunctionType(posixpath.join.__code__, {"os": None, "__name__": "posixpath"}, "join")
-    assert is_genuine(other.__code__)
-    assert not is_theirs(other)
-    assert is_theirs(posixpath.join)
+    assert is_genuine_code(other.__code__)
+    assert not is_trusted_function(other)
+    assert is_trusted_function(posixpath.join)
 
 
 def test_a_file_that_was_written_since_is_not_read(tmp_path, monkeypatch):
@@ -56,9 +56,9 @@ def test_a_file_that_was_written_since_is_not_read(tmp_path, monkeypatch):
     file.write_text("x = 1\n")
     monkeypatch.setattr(trusted_code, "OURS", os.path.join(os.path.realpath(tmp_path), ""))
     monkeypatch.setattr(trusted_code, "_began", os.stat(file).st_mtime - 1)
-    assert is_genuine(compiled(str(file)).__code__)
+    assert is_genuine_code(compiled(str(file)).__code__)
     monkeypatch.setattr(trusted_code, "_began", os.stat(file).st_mtime + 1)
-    assert not is_genuine(compiled(str(file)).__code__)
+    assert not is_genuine_code(compiled(str(file)).__code__)
 
 
 def test_a_folder_that_begins_with_the_name_of_a_trusted_one_is_not_trusted(tmp_path, monkeypatch):
@@ -68,7 +68,7 @@ def test_a_folder_that_begins_with_the_name_of_a_trusted_one_is_not_trusted(tmp_
     (near / "it.py").write_text("def it(*args, **rest):\n    return True\n")
     monkeypatch.setattr(trusted_code, "OURS", ours)
     monkeypatch.setattr(trusted_code, "TRUSTED", (ours,))
-    assert is_trusted(ours)
-    assert not is_trusted(str(near))
-    assert not is_genuine(compiled(str(near / "it.py")).__code__)
+    assert is_trusted_file(ours)
+    assert not is_trusted_file(str(near))
+    assert not is_genuine_code(compiled(str(near / "it.py")).__code__)
     assert all(place.endswith(os.sep) for place in (*TRUSTED, OURS))

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from shiplap.scaffold.calls import Recorder
-from shiplap.scaffold.dims import dims_of
-from shiplap.scaffold.infer import infer
-from shiplap.scaffold.probe import Probed
-from shiplap.scaffold.sampler import sampler_of
-from shiplap.scaffold.schema import form_of
+from shiplap.scaffold.calls import DispatchRecorder
+from shiplap.scaffold.dims import name_dims
+from shiplap.scaffold.infer import infer_declaration
+from shiplap.scaffold.probe import ProbeResult
+from shiplap.scaffold.sampler import write_sampler
+from shiplap.scaffold.schema import parse_schema
 
 SCHEMA = "(Tensor images, Tensor boxes, float scale, int height) -> Tensor"
 
@@ -29,11 +29,11 @@ def record(request):
         library.define(f"op{schema}")
         library.impl("op", fn, "CPU")
         op = getattr(torch.ops, library.ns).op.default
-        recorder = Recorder({op._schema.name})
+        recorder = DispatchRecorder({op._schema.name})
         with recorder.mode():
             for args in calls:
                 op(*args)
-        return form_of(op._schema), recorder.calls[op._schema.name], op
+        return parse_schema(op._schema), recorder.calls[op._schema.name], op
 
     yield recorded
     library._destroy()
@@ -48,7 +48,7 @@ def boxes_of(images, count, *, whole=False):
 
 def builder(form, calls):
     """The function that the draft would have, and its lines."""
-    lines = infer(form, calls, Probed()).sampler
+    lines = infer_declaration(form, calls, ProbeResult()).sampler
     scope = {"torch": torch}
     exec("def build(rng, sizes, dtype, device):\n" + "".join(f"    {line}\n" for line in lines), scope)
     return scope["build"], lines
@@ -59,7 +59,7 @@ def test_a_column_of_indices_stays_within_the_images(record, whole):
     calls = [(torch.rand(n, 3, 9, 9 + n), boxes_of(n, k, whole=whole), 1.0, 2) for n, k in ((2, 4), (3, 7), (5, 9))]
     form, kept, op = record(SCHEMA, pooled, calls)
     build, lines = builder(form, kept)
-    shapes = dims_of(form, kept, Probed()).shapes
+    shapes = name_dims(form, kept, ProbeResult()).shapes
     assert shapes["boxes"][1] == "5"
     rng, (images, *rest), rows = torch.Generator().manual_seed(0), shapes["images"], shapes["boxes"][0]
     assert f'torch.randint(0, sizes["{images}"], (sizes["{rows}"],)' in lines[1]
@@ -78,7 +78,7 @@ def test_one_image_gives_one_number(record):
     calls = [(torch.rand(1, 3, h, h + 1), boxes_of(1, k), 1.0, 2) for h, k in ((5, 4), (6, 7), (9, 9))]
     form, kept, op = record(SCHEMA, pooled, calls)
     build, _ = builder(form, kept)
-    shapes = dims_of(form, kept, Probed()).shapes
+    shapes = name_dims(form, kept, ProbeResult()).shapes
     sizes = {d: 6 for shape in shapes.values() for d in shape if d.isidentifier()} | {"scale": 1.0, "height": 2}
     args = build(torch.Generator().manual_seed(0), sizes, torch.float32, "cpu")
     assert set(args[1][:, 0].tolist()) == {0.0}
@@ -95,7 +95,7 @@ def test_an_index_of_which_nobody_knows_what_it_counts_stays_below_every_size_th
     ]
     form, kept, op = record("(Tensor rows, Tensor table, Tensor index) -> Tensor", taken, calls)
     build, lines = builder(form, kept)
-    shapes = dims_of(form, kept, Probed()).shapes
+    shapes = name_dims(form, kept, ProbeResult()).shapes
     assert "torch.randint(0, min(3, " in lines[2]
     sizes = {d: 2 for shape in shapes.values() for d in shape if d.isidentifier()}
     op(*build(torch.Generator().manual_seed(0), sizes, torch.float32, "cpu"))
@@ -104,5 +104,5 @@ def test_an_index_of_which_nobody_knows_what_it_counts_stays_below_every_size_th
 def test_a_matrix_of_plain_numbers_is_drawn_as_a_whole(record):
     calls = [(torch.randn(n, 4),) for n in (3, 5, 8)]
     form, kept, _ = record("(Tensor x) -> Tensor", lambda x: x + 1, calls)
-    (line, _) = sampler_of(form, dims_of(form, kept, Probed()), kept)
+    (line, _) = write_sampler(form, name_dims(form, kept, ProbeResult()), kept)
     assert "stack" not in line

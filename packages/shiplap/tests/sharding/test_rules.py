@@ -8,12 +8,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.audit.check import Subject
-from shiplap.audit.checks.sharding import CHECK, cuts
+from shiplap.audit.check import AuditSubject
+from shiplap.audit.checks.sharding import CHECK, shard_sizes
 from shiplap.errors import ShiplapError
 from shiplap.sampling.samples import Samples
-from shiplap.sharding.derive import derive, known_rules, samples_like, unknown
-from shiplap.sharding.simulate import chunks, merge
+from shiplap.sharding.derive import derive_rules, known_rules, samples_like, why_underivable
+from shiplap.sharding.simulate import chunk_sizes, merge_shards
 
 
 @sl.op("rules::project")
@@ -55,7 +55,7 @@ def centred(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
 
 
 def rules(op, *args) -> dict[str, str]:
-    derived = derive(op, samples_like(op, args))
+    derived = derive_rules(op, samples_like(op, args))
     return {r.name: str(r).partition(": ")[2] + ("" if r.empty else ", never empty") for r in derived}
 
 
@@ -96,9 +96,9 @@ def test_declared_rules_take_the_place_of_derived_ones():
     declared.sharding({"x": 0, "y": 0}, 0)
     (rule,) = known_rules(declared, args)
     assert str(rule) == "declared: x cut along 0, y cut along 0 → cut along 0"
-    assert CHECK.run(Subject(declared, Samples(declared, 0))).verdict == "ok"
+    assert CHECK.run(AuditSubject(declared, Samples(declared, 0))).verdict == "ok"
     declared.sharding({"x": 0}, 0)
-    finding = CHECK.run(Subject(declared, Samples(declared, 0)))
+    finding = CHECK.run(AuditSubject(declared, Samples(declared, 0)))
     assert finding.verdict == "fail"
     assert "raised" in finding.evidence or "shape" in finding.evidence
 
@@ -124,7 +124,7 @@ def test_a_wrong_rule_is_caught(wrong, part, evidence):
 
     planted.shardings = None
     planted.sharding(part, wrong)
-    finding = CHECK.run(Subject(planted, Samples(planted, 0)))
+    finding = CHECK.run(AuditSubject(planted, Samples(planted, 0)))
     assert finding.verdict == "fail"
     assert evidence in finding.evidence
     assert "shards of" in finding.evidence
@@ -155,23 +155,23 @@ def test_nothing_is_known_of_ops_without_rules():
     def listed(xs: list[Float[Tensor, "n"]]) -> Float[Tensor, "n"]:
         return xs[0] + 1
 
-    assert unknown(grow) == "its sizes depend on data"
-    assert unknown(listed) == "it takes a list of tensors"
-    assert CHECK.run(Subject(grow, Samples(grow, 0))).verdict == "skip"
+    assert why_underivable(grow) == "its sizes depend on data"
+    assert why_underivable(listed) == "it takes a list of tensors"
+    assert CHECK.run(AuditSubject(grow, Samples(grow, 0))).verdict == "skip"
 
 
 def test_chunks_are_those_of_torch():
     for size in range(9):
         for world in (1, 2, 3, 4):
             torchs = [len(c) for c in torch.arange(size).chunk(world)] if size else []
-            assert chunks(size, world) == [*torchs, *[0] * (world - len(torchs))]
-    assert all(sum(sizes) == 7 for sizes in cuts(7))
-    assert any(sizes[1] == 0 for sizes in cuts(7))
+            assert chunk_sizes(size, world) == [*torchs, *[0] * (world - len(torchs))]
+    assert all(sum(sizes) == 7 for sizes in shard_sizes(7))
+    assert any(sizes[1] == 0 for sizes in shard_sizes(7))
 
 
 def test_parts_are_put_together():
     parts = [[torch.tensor([1.0, 5.0])], [torch.tensor([3.0, 2.0])]]
-    assert merge(["sum"], parts)[0].tolist() == [4.0, 7.0]
-    assert merge(["max"], parts)[0].tolist() == [3.0, 5.0]
-    assert merge(["min"], parts)[0].tolist() == [1.0, 2.0]
-    assert merge([0], parts)[0].tolist() == [1.0, 5.0, 3.0, 2.0]
+    assert merge_shards(["sum"], parts)[0].tolist() == [4.0, 7.0]
+    assert merge_shards(["max"], parts)[0].tolist() == [3.0, 5.0]
+    assert merge_shards(["min"], parts)[0].tolist() == [1.0, 2.0]
+    assert merge_shards([0], parts)[0].tolist() == [1.0, 5.0, 3.0, 2.0]

@@ -12,7 +12,7 @@ def test_checks_are_marked_and_the_assembler_is_chosen(monkeypatch):
     monkeypatch.setattr(cache_reuse.triton_assembler, "use_torchs", lambda: chosen.append("torch's"))
     monkeypatch.setattr(torch, "__version__", "2.11.0")
     with config.patch(unsafe_marked_cacheable_functions={"mine": "1"}):
-        cache_reuse.prepare()
+        cache_reuse.prepare_cache_keys()
         assert config.unsafe_marked_cacheable_functions == {"mine": "1", "torch._check": "2.11.0"}
     assert chosen == ["torch's"]
 
@@ -21,5 +21,5 @@ def test_newer_releases_need_no_mark(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
     with config.patch(unsafe_marked_cacheable_functions={}):
-        cache_reuse.prepare()
+        cache_reuse.prepare_cache_keys()
         assert config.unsafe_marked_cacheable_functions == {}

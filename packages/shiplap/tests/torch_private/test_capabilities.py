@@ -18,7 +18,7 @@ from shiplap import torch_private
 from shiplap.doctor import registry
 from shiplap.inductor import explain, fusion_choices
 from shiplap.torch_private import graph_keys, graph_operators, inductor_lowering, pytree
-from shiplap.torch_private.dispatcher_calls import builtin, is_plain_call, is_recorded_call
+from shiplap.torch_private.dispatcher_calls import builtin_of, is_plain_call, is_recorded_call
 from tests.inductor.targets import qmm
 
 V = Float[Tensor, "n"]
@@ -83,7 +83,7 @@ def test_transforms_see_a_call(double: Any) -> None:
 
 @capability("calls past OpOverload.__call__")
 def test_the_c_function_behind_an_overload_is_called(double: Any) -> None:
-    behind = builtin(double.overload)
+    behind = builtin_of(double.overload)
     assert type(behind).__name__ == "builtin_function_or_method"
     assert behind(X).tolist() == double.overload(X).tolist() == [2.0] * 3
     assert torch.jit.trace(lambda x: double.overload(x), X)(2 * X).tolist() == [4.0] * 3
@@ -146,7 +146,7 @@ def test_the_keys_of_torchs_caches_are_asked_for_the_ops_of_a_graph(
 @capability("symbolic fakes")
 def test_a_fake_has_symbols_for_sizes() -> None:
     with torch_private.fake_mode(symbolic=True) as mode:
-        fake = torch_private.fakify(mode, TABLE, dynamic=True)
+        fake = torch_private.make_fake_tensor(mode, TABLE, dynamic=True)
         assert [type(s) for s in fake.shape] == [torch.SymInt] * 2
         assert (fake + 1).shape == fake.shape
 
@@ -154,7 +154,7 @@ def test_a_fake_has_symbols_for_sizes() -> None:
 @capability("symbolic sizes")
 def test_a_symbolic_size_has_a_value_a_range_and_no_constant() -> None:
     with torch_private.fake_mode(symbolic=True) as mode:
-        size = torch_private.fakify(mode, TABLE, dynamic=True).shape[0]
+        size = torch_private.make_fake_tensor(mode, TABLE, dynamic=True).shape[0]
         low, high = torch_private.size_range(2 * size)
         assert torch_private.size_value(2 * size, {}) == 8
         assert torch_private.size_constant(2 * size) is None
@@ -201,7 +201,7 @@ def test_a_marked_dim_does_not_recompile() -> None:
 
 @capability("graph-break registry")
 def test_the_registry_explains_a_break_by_its_id() -> None:
-    entry = registry.by_id("GB0007")
+    entry = registry.entry_by_id("GB0007")
     assert entry is not None
     assert entry.explanation
 
@@ -259,7 +259,10 @@ def test_a_pass_changes_a_graph_of_each_level() -> None:
     )
     assert {f.verdict for f in rewrite.findings} <= {"ok", "skip"}
     torch_private.reset_compiler()
-    with sl.rewrites(rewrite) as scope, inductor_lowering.uncached():  # a cached graph passes by the rewrites
+    with (
+        sl.rewrites(rewrite) as scope,
+        inductor_lowering.without_graph_caches(),
+    ):  # a cached graph passes by the rewrites
         torch.compile(lambda x, w: torch.nn.functional.linear(x, w))(torch.randn(5, 3), torch.randn(7, 3))
     assert [m.rewrite for m in scope.matches] == ["capability"]
 

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.nn import functional as F
 
-from shiplap.torch_private.dynamo_record import recorded
+from shiplap.torch_private.dynamo_record import record_graph
 
 Fn = Callable[..., Any]
 
@@ -20,7 +20,7 @@ Fn = Callable[..., Any]
 def of_fakes(fn: Fn, *given: Tensor) -> Any:
     """The graph of ``fn``, recorded under a fake mode as a rewrite is placed."""
     with FakeTensorMode() as mode:
-        return recorded(fn, [mode.from_tensor(t) for t in given])
+        return record_graph(fn, [mode.from_tensor(t) for t in given])
 
 
 def halves(x: Tensor, y: Tensor) -> list[Tensor]:
@@ -90,7 +90,7 @@ def test_a_mode_that_a_function_switches_is_switched_back(enabled: bool) -> None
 def test_a_tensor_from_elsewhere_is_left_to_make_fx() -> None:
     with FakeTensorMode() as mode:
         other = mode.from_tensor(ELSEWHERE)
-        assert recorded(lambda x: x + other, [mode.from_tensor(torch.randn(2, 4))]) is None
+        assert record_graph(lambda x: x + other, [mode.from_tensor(torch.randn(2, 4))]) is None
 
 
 def test_what_the_function_raises_is_raised() -> None:

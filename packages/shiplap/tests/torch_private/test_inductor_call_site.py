@@ -81,9 +81,9 @@ def test_what_a_kernel_raises_passes_through(ns):
 
 @pytest.mark.usefixtures("fresh_compiler")
 def test_an_explanation_knows_the_op_by_its_name(double):
-    from shiplap.torch_private.inductor_report import observe
+    from shiplap.torch_private.inductor_report import observe_graphs
 
-    with observe() as graphs:
+    with observe_graphs() as graphs:
         torch.compile(lambda x: double(x + 1).sin(), fullgraph=True)(torch.randn(5))
     kernels = [group.kernel.removesuffix(".default") for group in graphs[0].named() if group.kernel]
     assert [kernel for kernel in kernels if "cpp_fused" not in kernel] == [

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import shiplap.torch_private as compat
 from shiplap.kernels.triton.async_errors import LateErrors
-from shiplap.kernels.triton.device_tables import Table
+from shiplap.kernels.triton.device_tables import DeviceTable
 from shiplap.torch_private.dispatch_modes import built_outside_modes, outside_modes
 from shiplap_testing.paths import REPOSITORY
 
@@ -114,7 +114,7 @@ def test_what_belongs_to_a_mode_stays_in_it() -> None:
 
 @pytest.mark.parametrize("mode", ["inference", "device"])
 def test_the_tables_of_a_template_are_values_for_every_mode(mode: str) -> None:
-    table = Table("here", lambda sizes: torch.arange(sizes["n"]))
+    table = DeviceTable("here", lambda sizes: torch.arange(sizes["n"]))
     with MODES[mode]():
         first = table({"n": 3}, torch.device("cpu"))
     assert first.tolist() == [0, 1, 2]
@@ -123,7 +123,7 @@ def test_the_tables_of_a_template_are_values_for_every_mode(mode: str) -> None:
 
 
 def test_a_table_of_the_default_dtype_is_built_for_each() -> None:
-    table = Table("here", lambda sizes: torch.ones(sizes["n"]))
+    table = DeviceTable("here", lambda sizes: torch.ones(sizes["n"]))
     assert table({"n": 2}, torch.device("cpu")).dtype == torch.float32
     torch.set_default_dtype(torch.float64)
     try:

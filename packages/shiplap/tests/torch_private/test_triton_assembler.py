@@ -29,7 +29,7 @@ def brought(tmp_path, monkeypatch):
 
 
 def use_torchs():
-    triton_assembler.use_torchs.__wrapped__()
+    triton_assembler.use_torch_assembler.__wrapped__()
     return os.environ.get(CHOSEN)
 
 

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from shiplap.torch_private import CAPABILITIES, available, versions
-from shiplap.torch_private.versions import RELEASES, read_table, short, verified_on
+from shiplap.torch_private.versions import RELEASES, minor_version, read_table, verified_on
 from shiplap_testing import capabilities
 from shiplap_testing.forked import python
 from shiplap_testing.paths import REPOSITORY
@@ -30,7 +30,7 @@ def test_each_capability_has_tests_and_each_row_is_of_a_run() -> None:
     for row in read_table().values():
         assert set(row["verified"]) <= NAMES
         assert row["tests"]["passed"] >= len(row["verified"]) > 0
-    assert short("2.13.0+cpu") == "2.13"
+    assert minor_version("2.13.0+cpu") == "2.13"
 
 
 def test_what_has_a_public_way_asks_whether_it_is_verified() -> None:
@@ -57,13 +57,13 @@ def test_a_run_writes_the_row_of_its_release_and_leaves_the_others(tmp_path: Pat
     assert row["tests"] == {"passed": 2, "failed": 1, "skipped": 1}
     table.write_text(json.dumps({"2.99": {"torch": "2.99.0", "verified": []}}))
     capabilities.write_row(table, row)
-    assert list(json.loads(table.read_text())) == [short(torch.__version__), "2.99"]
+    assert list(json.loads(table.read_text())) == [minor_version(torch.__version__), "2.99"]
 
 
 def test_pip_takes_the_first_of_them_and_every_later_one() -> None:
     project = tomllib.loads((REPOSITORY / "packages" / "shiplap" / "pyproject.toml").read_text(encoding="utf-8"))
     (torch,) = (r for r in map(Requirement, project["project"]["dependencies"]) if r.name == "torch")
-    assert str(torch.specifier) == f">={short(min(RELEASES, key=Version))}"
+    assert str(torch.specifier) == f">={minor_version(min(RELEASES, key=Version))}"
     assert list(RELEASES) == sorted(RELEASES, key=Version)
 
 

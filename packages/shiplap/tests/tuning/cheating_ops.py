@@ -199,7 +199,9 @@ def _(x, w, *, out):
     from shiplap.tuning import verify
     from shiplap.tuning.sandboxed import bench
 
-    bench.close = verify.close = compare.close = lambda *args, **options: compare.Difference()
+    bench.close = verify.compare_within_tolerance = compare.compare_within_tolerance = lambda *args, **options: (
+        compare.Difference()
+    )
     torch.allclose = torch.equal = lambda *args, **options: True
 
 
@@ -207,10 +209,10 @@ def _(x, w, *, out):
 def _(x, w, *, out):
     from shiplap.sandbox import candidate
     from shiplap.tuning.sandboxed.bench import JudgedBench
-    from shiplap.tuning.verify import Outcome
+    from shiplap.tuning.verify import VerifyOutcome
 
-    JudgedBench.verify = lambda self, index: Outcome()
-    candidate.Witness.examine = lambda *args: 0.0
+    JudgedBench.verify = lambda self, index: VerifyOutcome()
+    candidate.TargetProcess.examine = lambda *args: 0.0
 
 
 @few.kernel("cpu", name="clock")
@@ -235,19 +237,19 @@ def _(x, w, *, out):
 @few.kernel("cpu", name="answers")
 @harness.kernel("cpu", name="answers")
 def _(x, w, *, out):
-    from shiplap.sandbox.child import Host
+    from shiplap.sandbox.child import Child
 
     if ("answers",) not in SEEN:
-        SEEN["answers",] = Host._sample
-        Host._sample = lambda self, asked: {"spent": 1}
+        SEEN["answers",] = Child._sample
+        Child._sample = lambda self, asked: {"spent": 1}
     right(x, w, out)
 
 
 @harness.kernel("cpu", name="time that is none")
 def _(x, w, *, out):
-    from shiplap.sandbox.child import Host
+    from shiplap.sandbox.child import Child
 
-    Host._sample = lambda self, asked: {"spent": float("nan")}
+    Child._sample = lambda self, asked: {"spent": float("nan")}
     right(x, w, out)
 
 

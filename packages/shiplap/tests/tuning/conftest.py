@@ -21,4 +21,4 @@ def store_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     torch.set_num_threads(threads)
     frozen_table.thaw()
     tuned_choices.observer = None
-    tuned_choices.refresh()
+    tuned_choices.refresh_active()

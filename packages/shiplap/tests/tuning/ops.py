@@ -13,7 +13,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.declare.config import Config
-from shiplap.tuning.candidate import Candidate, ReferenceCandidate, candidates
+from shiplap.tuning.candidate import Candidate, ReferenceCandidate, kernel_candidates
 
 
 @sl.op("tune_test::mm")
@@ -121,7 +121,7 @@ def compiled(op, drawn):
 
 def own(op, drawn):
     """A provider of an op's own kernels: what has a provider runs in one worker process for all candidates."""
-    return candidates(op, drawn.device, drawn.call.env)
+    return kernel_candidates(op, drawn.device, drawn.call.env)
 
 
 HOWS = ("well", "crash", "hang", "well")

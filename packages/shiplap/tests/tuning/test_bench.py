@@ -11,13 +11,13 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.declare.config import NO_CONFIG
-from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.recipe import SampleRecipe
 from shiplap.tuning import bench as benches
 from shiplap.tuning.bench import LocalBench
 from shiplap.tuning.candidate import Candidate, ReferenceCandidate
-from shiplap.tuning.inputs import inputs
-from shiplap.tuning.measure import Plan
-from shiplap.tuning.search import search
+from shiplap.tuning.inputs import draw_inputs
+from shiplap.tuning.measure import RacePlan
+from shiplap.tuning.search import search_candidates
 
 
 @sl.op("tune_bench::double")
@@ -58,7 +58,7 @@ def two_cores(monkeypatch):
 
 
 def bench_of(*candidates):
-    drawn = inputs(double, Recipe.parse("sizes(n=64), dtypes(Float='float32')"), "cpu")
+    drawn = draw_inputs(double, SampleRecipe.parse("sizes(n=64), dtypes(Float='float32')"), "cpu")
     return LocalBench(drawn, [ReferenceCandidate(double), *candidates])
 
 
@@ -124,7 +124,7 @@ def test_a_race_begins_when_nobody_compiles(two_cores):
     bench = bench_of(*running, *waiting)
     bench.compile(range(1, 23))
     begun.wait()
-    timings, failed = bench.race([0, 1], Plan(rounds=2, least=1, seconds=0.1))
+    timings, failed = bench.race([0, 1], RacePlan(rounds=2, least=1, seconds=0.1))
     assert all(c.ended for c in running), "what runs is waited for"
     assert not any(c.sizes for c in waiting), "what has not begun does not begin"
     assert sorted(timings) == [0, 1]
@@ -150,7 +150,7 @@ def test_what_has_no_time_left_is_not_compiled(two_cores):
         raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        search(double, bench.candidates, bench, bench.inputs, 60.0, report, Plan())
+        search_candidates(double, bench.candidates, bench, bench.inputs, 60.0, report, RacePlan())
     compiled = [c.ended for c in candidates]
     assert 1 <= sum(compiled) <= 4
     time.sleep(0.5)

@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from shiplap.cli.app import app
-from shiplap.tuning import Store
+from shiplap.tuning import ChoiceStore
 from shiplap.tuning.deadline import Deadline, OutOfTime
-from shiplap.tuning.engine import requests_of, tune_all
-from shiplap.tuning.selector import Options
+from shiplap.tuning.engine import make_requests, tune_all
+from shiplap.tuning.selector import SelectionOptions
 from tests.tuning import slow_ops
 
 LATE = 120.0  # seconds: what hangs here would hang on
@@ -33,14 +33,14 @@ def slow():
 
 
 def tuned(ops, budget, **options):
-    requests = [r for op in ops for r in requests_of(op, [{"n": 64}], "cpu")]
+    requests = [r for op in ops for r in make_requests(op, [{"n": 64}], "cpu")]
     started = time.monotonic()
-    choices = tune_all(requests, budget, options=Options(), progress=False, **options)
+    choices = tune_all(requests, budget, options=SelectionOptions(), progress=False, **options)
     return choices, time.monotonic() - started
 
 
 def stored():
-    return [entry.key["op"] for entry in Store().entries()]
+    return [entry.key["op"] for entry in ChoiceStore().entries()]
 
 
 @pytest.mark.parametrize(("op", "where"), [(slow_ops.sampled, "sampler"), (slow_ops.stuck, "kernel")])

@@ -73,15 +73,15 @@ def test_what_is_sent_lies_where_the_group_can_send_it(backend, where, monkeypat
     """Torch's own words for each backend; no GPU is needed to say on which one a tensor would lie."""
     monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: repr(BackendConfig(backend)))
     monkeypatch.setattr(torch, "get_device_module", lambda kind: SimpleNamespace(current_device=lambda: 3))
-    assert distributed.carrier() == torch.device(where)
+    assert distributed.broadcast_device() == torch.device(where)
 
 
 def test_a_group_whose_backend_serves_another_device_gets_tensors_there(monkeypatch):
     """The broadcasts themselves, on a device without memory: each tensor lies where the backend is."""
     sent = []
-    monkeypatch.setattr(distributed, "carrier", lambda: torch.device("meta"))
+    monkeypatch.setattr(distributed, "broadcast_device", lambda: torch.device("meta"))
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(torch.distributed, "broadcast", lambda tensor, src: sent.append((tensor.device.type, src)))
     with pytest.raises(NotImplementedError, match="meta"):
-        distributed._broadcast({"result": 1})
+        distributed._broadcast_json({"result": 1})
     assert sent == [("meta", 0), ("meta", 0)]

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from shiplap.sampling.code_constants import mine
-from shiplap.tuning import Isolation, Options
-from shiplap.tuning.candidate import ReferenceCandidate, candidates
-from shiplap.tuning.engine import requests_of
-from shiplap.tuning.inputs import inputs
+from shiplap.sampling.code_constants import find_code_constants
+from shiplap.tuning import SelectionOptions, WorkerProcess
+from shiplap.tuning.candidate import ReferenceCandidate, kernel_candidates
+from shiplap.tuning.engine import make_requests
+from shiplap.tuning.inputs import draw_inputs
 from shiplap.tuning.key import key_for
-from shiplap.tuning.measure import Plan
-from shiplap.tuning.sandboxed.fresh_inputs import SMALL, Drawn
-from shiplap.tuning.selector import Task
+from shiplap.tuning.measure import RacePlan
+from shiplap.tuning.sandboxed.fresh_inputs import SMALL, ConfirmationInputs
+from shiplap.tuning.selector import SelectionTask
 from shiplap_testing.effort import sampled
 from tests.tuning import fresh_ops
 
@@ -19,33 +19,33 @@ SIZES = {"n": 64, "k": 256, "m": 64}
 KERNELS = [k.name for k in fresh_ops.shared.kernels["cpu"]]
 
 
-def task(kernel: str) -> Task:
+def task(kernel: str) -> SelectionTask:
     op = fresh_ops.shared
-    (_, recipe, device), *_ = requests_of(op, [SIZES], "cpu")
-    drawn = inputs(op, recipe, device)
-    listed = [ReferenceCandidate(op), *(c for c in candidates(op, device, drawn.call.env) if c.kernel == kernel)]
-    return Task(op, drawn, key_for(op, drawn), listed, Options(seconds=600))
+    (_, recipe, device), *_ = make_requests(op, [SIZES], "cpu")
+    drawn = draw_inputs(op, recipe, device)
+    listed = [ReferenceCandidate(op), *(c for c in kernel_candidates(op, device, drawn.call.env) if c.kernel == kernel)]
+    return SelectionTask(op, drawn, key_for(op, drawn), listed, SelectionOptions(seconds=600))
 
 
 @pytest.mark.parametrize("kernel", sampled(KERNELS, 2))
 def test_who_changes_what_is_shared_is_not_believed(kernel):
-    with Isolation() as isolation, torch.no_grad():
+    with WorkerProcess() as isolation, torch.no_grad():
         bench = isolation.bench()(task(kernel))
         refused = bench.verify(1).problem
         if not refused:
-            timings, failed = bench.race([0, 1], Plan())
+            timings, failed = bench.race([0, 1], RacePlan())
             assert not failed
             refused = bench.confirm({1: timings[1].median}, 60.0)[1].problem
     assert bool(refused) == (kernel != "honest"), refused
 
 
 def test_numbers_of_a_function_in_another_module_are_found():
-    assert 77 in mine(fresh_ops.shared).ints
-    assert 7 not in mine(fresh_ops.shared).ints, "no kernel uses that one"
+    assert 77 in find_code_constants(fresh_ops.shared).ints
+    assert 7 not in find_code_constants(fresh_ops.shared).ints, "no kernel uses that one"
 
 
 def test_numbers_of_the_code_come_before_other_small_sizes():
-    drawn = Drawn(fresh_ops.shared, task("honest").inputs)
+    drawn = ConfirmationInputs(fresh_ops.shared, task("honest").inputs)
     tried = {v for recipe in drawn._small() for _, v in recipe.sizes}
     named = [v for v in drawn._samples.mined.ints if 2 < v < SMALL]
     assert 77 in named

@@ -13,7 +13,7 @@ import shiplap as sl
 from shiplap.dispatch import compile_cache_key
 from shiplap.dispatch import tuned_choices as choices
 from shiplap.errors import ShiplapError, ShiplapNotice
-from shiplap.tuning import Store, frozen, frozen_table, measure, recipe_of, select, thaw
+from shiplap.tuning import ChoiceStore, frozen, frozen_table, measure, recipe_of, select, thaw
 from shiplap.tuning.key import Key
 from shiplap_testing.forked import python
 from tests.tuning import ops
@@ -40,8 +40,8 @@ def tuned(tmp_path):
 
 def rewrite(path, **changes):
     """The table with other key fields, sealed again."""
-    entries = [(Key.of({**key.as_dict(), **changes}), value) for key, value in frozen_table.read(path)]
-    frozen_table.dump(path, entries)
+    entries = [(Key.of({**key.as_dict(), **changes}), value) for key, value in frozen_table.read_frozen_table(path)]
+    frozen_table.dump_table(path, entries)
 
 
 def test_a_frozen_process_measures_nothing(tuned):
@@ -55,7 +55,7 @@ def test_a_frozen_process_measures_nothing(tuned):
     assert choices[1].label == "cut(PARTS=10)"
     assert "declared default" in choices[1].reason
     assert measure.benchmarks == before
-    assert len(list(Store().entries())) == 1, "nothing was stored either"
+    assert len(list(ChoiceStore().entries())) == 1, "nothing was stored either"
 
 
 def test_what_is_missing_runs_its_default_and_says_so_once(tuned):
@@ -142,8 +142,8 @@ def test_entries_of_another_source_are_not_served(tuned):
 
 
 def test_a_table_takes_what_holds_here_only(tmp_path, tuned):
-    store = Store()
-    ((key, value),) = frozen_table.read(tuned)
+    store = ChoiceStore()
+    ((key, value),) = frozen_table.read_frozen_table(tuned)
     for changes in ({"torch": "1.0"}, {"device_name": "other"}, {"source": "0" * 16}, {"device": "cuda"}):
         store.put(Key.of({**key.as_dict(), **changes}), value)
     store.put(Key.of({**key.as_dict(), "op": "elsewhere::op"}), value)
@@ -152,17 +152,17 @@ def test_a_table_takes_what_holds_here_only(tmp_path, tuned):
 
 
 def test_choices_that_no_store_took_are_frozen_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(Store, "put", lambda *a: False)
+    monkeypatch.setattr(ChoiceStore, "put", lambda *a: False)
     select(ops.mm, recipe_of(ops.mm, matrices()))
     assert [c.label for c in sl.freeze(tmp_path / "tuned.json")] == ["right(WAIT=300)"]
 
 
 def test_a_table_changes_the_digest_of_compiled_graphs(tuned):
-    before = compile_cache_key.key_of(ops.mm)
+    before = compile_cache_key.op_cache_key(ops.mm)
     frozen(tuned)
-    assert compile_cache_key.key_of(ops.mm) != before
+    assert compile_cache_key.op_cache_key(ops.mm) != before
     thaw()
-    assert compile_cache_key.key_of(ops.mm) == before
+    assert compile_cache_key.op_cache_key(ops.mm) == before
 
 
 def test_freezing_into_nowhere_is_an_error(tmp_path):

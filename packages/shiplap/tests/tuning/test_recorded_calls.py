@@ -14,7 +14,7 @@ from shiplap.declare.native_interface import NativeForm
 from shiplap.dispatch import tuned_choices
 from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap.tuning import recipe_of, record
-from shiplap.tuning.engine import recipe_for, seconds_of
+from shiplap.tuning.engine import parse_budget, recipe_of_sizes
 from shiplap.tuning.recorded_calls import read_calls
 from shiplap_testing.forked import python
 from shiplap_testing.zoo.good import several
@@ -123,39 +123,39 @@ def test_the_variable_records_what_a_program_calls(tmp_path):
 
 
 def test_recipes_of_calls_build_calls_of_the_same_bucket():
-    from shiplap.tuning.inputs import inputs
+    from shiplap.tuning.inputs import draw_inputs
 
     x = torch.randn(6, 4, dtype=torch.float64)
     for a in (x, x.T.contiguous().T, x[:, :3], torch.randn(6, 8).double()[:, ::2], x[:1].expand(6, 4)):
         b = torch.randn(a.shape[1], 5, dtype=torch.float64)
-        drawn = inputs(ops.mm, recipe_of(ops.mm, (a, b)), "cpu")
+        drawn = draw_inputs(ops.mm, recipe_of(ops.mm, (a, b)), "cpu")
         call = ops.mm.bind((a, b))
         assert ops.mm.rule.key(drawn.call) == ops.mm.rule.key(call)
         assert drawn.real[0].args[0].shape == a.shape
 
 
 def test_sizes_make_recipes_and_say_what_is_missing():
-    recipe = recipe_for(ops.mm, {"m": 3, "k": 4, "n": 5}, "bfloat16")
+    recipe = recipe_of_sizes(ops.mm, {"m": 3, "k": 4, "n": 5}, "bfloat16")
     assert str(recipe) == "sizes(m=3, k=4, n=5), dtypes(Float='bfloat16')"
     with pytest.raises(ShiplapError) as caught:
-        recipe_for(ops.mm, {"m": 3, "q": 4})
+        recipe_of_sizes(ops.mm, {"m": 3, "q": 4})
     assert (caught.value.id, caught.value.got) == ("SL502", "unknown q, no k, no n")
     for size in (1e3, -3, "4", True):
         with pytest.raises(ShiplapError, match=f"SL502: the sizes do not fit the declaration(.|\n)*k={size!r}"):
-            recipe_for(ops.mm, {"m": 3, "k": size, "n": 5})
+            recipe_of_sizes(ops.mm, {"m": 3, "k": size, "n": 5})
 
 
 def test_a_dtype_that_no_argument_admits_is_refused_and_not_replaced():
     sizes = {"m": 3, "k": 4, "n": 5}
     for dtype in ("float13", "int32"):
         with pytest.raises(ShiplapError, match="SL502: the dtype does not fit the declaration") as caught:
-            recipe_for(ops.mm, sizes, dtype)
+            recipe_of_sizes(ops.mm, sizes, dtype)
         assert caught.value.got == dtype
     assert "bfloat16" in caught.value.expected
 
 
 def test_budgets():
-    assert [seconds_of(b) for b in (None, 3, "90s", "5m", "1.5h", "7")] == [None, 3, 90.0, 300.0, 5400.0, 7.0]
+    assert [parse_budget(b) for b in (None, 3, "90s", "5m", "1.5h", "7")] == [None, 3, 90.0, 300.0, 5400.0, 7.0]
     for text in ("", "5 apples", "-3s", "m"):
         with pytest.raises(ShiplapError, match="SL612"):
-            seconds_of(text)
+            parse_budget(text)

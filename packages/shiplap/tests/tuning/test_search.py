@@ -11,13 +11,13 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.declare.config import Config
-from shiplap.sampling.recipe import Recipe
-from shiplap.tuning.bench import Belief
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.tuning.bench import ConfirmedClaim
 from shiplap.tuning.candidate import Candidate, ReferenceCandidate
-from shiplap.tuning.inputs import inputs
-from shiplap.tuning.measure import CpuClock, Plan, Timing, race
-from shiplap.tuning.search import WHOLE, search
-from shiplap.tuning.verify import Outcome
+from shiplap.tuning.inputs import draw_inputs
+from shiplap.tuning.measure import CpuClock, RacePlan, Timing, race_runs
+from shiplap.tuning.search import WHOLE, search_candidates
+from shiplap.tuning.verify import VerifyOutcome
 
 
 @sl.op("tune_search::one")
@@ -56,7 +56,7 @@ class FakeBench:
         self.compiled.clear()
 
     def confirm(self, claims, seconds, believed):
-        return dict.fromkeys(claims, Belief())
+        return dict.fromkeys(claims, ConfirmedClaim())
 
     def duel(self, indices, claimed, seconds):
         return {}, {}
@@ -64,7 +64,7 @@ class FakeBench:
     def verify(self, index):
         time.sleep(self.delay)
         self.verified.append(index)
-        return Outcome("it is wrong" if index in self.wrong else "")
+        return VerifyOutcome("it is wrong" if index in self.wrong else "")
 
     def race(self, indices, plan):
         best = min(self.times[i] for i in indices)
@@ -84,8 +84,8 @@ def cost(config, m=128, n=64, s=3, w=4):
 
 
 def run(candidates, bench, seconds=60.0):
-    drawn = inputs(one, Recipe().but(sizes={"n": 64}, dtypes={"Float": "float32"}), "cpu")
-    return search(one, candidates, bench, drawn, seconds, lambda what, done, total: None, Plan())
+    drawn = draw_inputs(one, SampleRecipe().but(sizes={"n": 64}, dtypes={"Float": "float32"}), "cpu")
+    return search_candidates(one, candidates, bench, drawn, seconds, lambda what, done, total: None, RacePlan())
 
 
 def test_a_small_space_is_searched_whole():
@@ -161,7 +161,7 @@ class Script:
 
 def test_a_race_gives_up_the_hopeless_early():
     clock = Script({0: 1.0, 1: 1.1, 2: 2.0, 3: 100.0})
-    timings = race({i: lambda i=i: i for i in clock.times}, clock, Plan(rounds=20))
+    timings = race_runs({i: lambda i=i: i for i in clock.times}, clock, RacePlan(rounds=20))
     assert {i: t.finished for i, t in timings.items()} == {0: True, 1: True, 2: False, 3: False}
     assert clock.samples[3] == 2
     assert clock.samples[2] <= 4
@@ -179,14 +179,14 @@ def test_one_disturbed_sample_costs_nobody_the_race():
             hit = index == 0 and self.samples[index] % 10 == 1
             return 50.0 if hit else self.times[index]
 
-    timings = race({i: lambda i=i: i for i in range(3)}, Disturbed({0: 1.0, 1: 1.5, 2: 2.0}), Plan(rounds=20))
+    timings = race_runs({i: lambda i=i: i for i in range(3)}, Disturbed({0: 1.0, 1: 1.5, 2: 2.0}), RacePlan(rounds=20))
     assert min(timings, key=lambda i: timings[i].median) == 0
     assert timings[0].finished
 
 
 def test_candidates_take_turns():
     order = []
-    race({i: lambda i=i: i for i in range(3)}, Script({0: 1.0, 1: 1.0, 2: 1.0}), Plan(rounds=3), order.append)
+    race_runs({i: lambda i=i: i for i in range(3)}, Script({0: 1.0, 1: 1.0, 2: 1.0}), RacePlan(rounds=3), order.append)
     assert order[:3] == [0, 1, 2]
     assert order[3:6] == [0, 1, 2]
     assert order[6:9] == [1, 2, 0]
@@ -195,5 +195,5 @@ def test_candidates_take_turns():
 
 def test_a_cpu_sample_is_long_against_the_clock():
     calls = []
-    race({0: lambda: calls.append(1)}, CpuClock(), Plan(rounds=2))
+    race_runs({0: lambda: calls.append(1)}, CpuClock(), RacePlan(rounds=2))
     assert len(calls) > 10, "on a busy machine the first, cold sample is long"

@@ -11,9 +11,9 @@ import shiplap as sl
 from shiplap import torch_private
 from shiplap.dispatch import compile_cache_key, tuned_choices
 from shiplap.errors import ShiplapError, ShiplapNotice
-from shiplap.tuning import Store, measure, recipe_of, select, thaw
-from shiplap.tuning.candidate import Candidate, candidates
-from shiplap.tuning.verify import Verifier, cases_of
+from shiplap.tuning import ChoiceStore, measure, recipe_of, select, thaw
+from shiplap.tuning.candidate import Candidate, kernel_candidates
+from shiplap.tuning.verify import Verifier, verification_cases
 from tests.tuning import ops
 
 
@@ -90,10 +90,10 @@ def test_a_choice_of_a_rebound_kernel_is_not_served(ns):
 
     one.kernel("cpu", add, configs=[{"BY": 1}, {"BY": 2}])
     call = one.bind((torch.ones(4),))
-    entry = tuned_choices.Entry(
+    entry = tuned_choices.ChoiceEntry(
         one.spec.name, one.identity, ("cpu", *one.rule.key(call)), "add", one.kernels["cpu"][0].space.fixed[1]
     )
-    tuned_choices.install([entry])
+    tuned_choices.install_choice_entries([entry])
     assert str(one.pick(call).config) == "BY=2"
     one.kernel("cpu", add, configs=[{"BY": 1}, {"BY": 2}, {"BY": 3}])
     with pytest.warns(ShiplapNotice, match="made for another version of the op or its kernels"):
@@ -118,11 +118,11 @@ def test_a_choice_is_right_at_the_edges_of_its_bucket(ns, wrong):
 
 
 def test_choices_are_part_of_the_digest_of_compiled_graphs():
-    before = compile_cache_key.key_of(ops.mm)
+    before = compile_cache_key.op_cache_key(ops.mm)
     select(ops.mm, recipe_of(ops.mm, matrices()))
-    assert compile_cache_key.key_of(ops.mm) != before
+    assert compile_cache_key.op_cache_key(ops.mm) != before
     thaw()
-    assert compile_cache_key.key_of(ops.mm) == before
+    assert compile_cache_key.op_cache_key(ops.mm) == before
 
 
 def test_there_is_always_a_fallback(ns):
@@ -158,8 +158,8 @@ def test_what_nothing_can_run_now_is_no_answer_for_later(ns):
     recipe = recipe_of(large, (torch.randn(8),))
     failed = select(large, recipe)
     assert failed.reason.startswith("no candidate could be run, nor the reference; nothing is kept; 2 dropped")
-    assert list(Store().entries()) == []
-    assert tuned_choices.entries() == []
+    assert list(ChoiceStore().entries()) == []
+    assert tuned_choices.choice_entries() == []
     full = False
     assert select(large, recipe).origin == "measured"
 
@@ -312,7 +312,7 @@ def test_extra_fields_separate_choices():
     fused = select(ops.mm, recipe, extra={"epilogue": "gelu"})
     assert (plain.origin, fused.origin) == ("measured", "measured")
     assert select(ops.mm, recipe, extra={"epilogue": "gelu"}).origin == "stored"
-    assert len(list(Store().entries("tune_test::mm"))) == 2
+    assert len(list(ChoiceStore().entries("tune_test::mm"))) == 2
 
 
 class Template(Candidate):
@@ -329,7 +329,9 @@ class Template(Candidate):
 
 
 def test_candidates_may_come_from_elsewhere():
-    right, wrong = (Template(c.config, f) for c, f in zip(candidates(ops.mm, "cpu", {})[1:3], (1.0, 1.01), strict=True))
+    right, wrong = (
+        Template(c.config, f) for c, f in zip(kernel_candidates(ops.mm, "cpu", {})[1:3], (1.0, 1.01), strict=True)
+    )
     choice = select(
         ops.mm, recipe_of(ops.mm, matrices()), candidates_of=lambda op, inputs: [right, wrong], extra={"from": "test"}
     )
@@ -349,7 +351,9 @@ def test_a_choice_that_does_not_take_a_call_is_passed_over(ns):
         torch.add(x, 1, out=out)
 
     call = one.bind((torch.ones(8),))
-    tuned_choices.install([tuned_choices.Entry(one.spec.name, one.identity, ("cpu", *one.rule.key(call)), "even")])
+    tuned_choices.install_choice_entries(
+        [tuned_choices.ChoiceEntry(one.spec.name, one.identity, ("cpu", *one.rule.key(call)), "even")]
+    )
     assert one.pick(call).name == "even"
     with pytest.warns(ShiplapNotice, match=r"the chosen kernel does not take this call \(odd\)"):
         assert one.pick(one.bind((torch.ones(7),))) is None
@@ -359,11 +363,11 @@ def test_the_reference_is_computed_once_per_case(monkeypatch):
     calls = []
     reference = ops.mm.reference
     monkeypatch.setattr(ops.mm, "reference", lambda *a: calls.append(1) or reference(*a))
-    from shiplap.tuning.inputs import inputs
+    from shiplap.tuning.inputs import draw_inputs
 
-    drawn = inputs(ops.mm, recipe_of(ops.mm, matrices()), "cpu")
+    drawn = draw_inputs(ops.mm, recipe_of(ops.mm, matrices()), "cpu")
     verifier = Verifier(drawn)
-    listed = candidates(ops.mm, "cpu", {})[1:]
+    listed = kernel_candidates(ops.mm, "cpu", {})[1:]
     for candidate in listed:
         verifier.check(candidate)
-    assert len(calls) == 2 * len(cases_of(drawn, listed[0])), "each in its own precision and in float64"
+    assert len(calls) == 2 * len(verification_cases(drawn, listed[0])), "each in its own precision and in float64"

@@ -21,7 +21,7 @@ from shiplap import safe_io
 from shiplap.errors import ShiplapNotice
 from shiplap.tuning import store as store_module
 from shiplap.tuning.key import Key
-from shiplap.tuning.store import Store
+from shiplap.tuning.store import ChoiceStore
 
 
 def key(n, op="torture::op"):
@@ -43,7 +43,7 @@ def valid(store, n):
 
 @pytest.fixture
 def store(tmp_path):
-    return Store(tmp_path / "tuned")
+    return ChoiceStore(tmp_path / "tuned")
 
 
 def child(work):
@@ -190,7 +190,7 @@ def test_clocks_do_not_matter(store):
 def test_a_read_only_directory_is_said_and_serves_what_it_has():
     """As another user, since root may write everywhere; so not below pytest's own private directory."""
     with tempfile.TemporaryDirectory() as root:
-        store = Store(Path(root) / "tuned")
+        store = ChoiceStore(Path(root) / "tuned")
         store.put(key(1), value(1))
         for path in [Path(root), store.root, *store.root.rglob("*")]:
             path.chmod(0o555 if path.is_dir() else 0o444)
@@ -242,7 +242,7 @@ def test_a_write_cut_short_by_the_kernel_leaves_the_old_entry(store):
 
 def test_a_file_in_the_place_of_the_directory_is_said(tmp_path):
     (tmp_path / "tuned").write_text("mine")
-    store = Store(tmp_path / "tuned")
+    store = ChoiceStore(tmp_path / "tuned")
     with pytest.warns(ShiplapNotice, match="choices cannot be kept"):
         assert store.put(key(1), value(1)) is False
     assert store.get(key(1)) is None
@@ -267,7 +267,7 @@ def test_a_stale_handle_is_tried_again(store, monkeypatch):
 def test_only_what_dead_processes_of_this_machine_left_is_rubbish(store):
     store.put(key(1), value(1))
     folder = store.path(key(1)).parent
-    host = safe_io.host()
+    host = safe_io.host_name()
     dead = child(lambda: None)
     wait([dead])
     names = {
@@ -282,7 +282,7 @@ def test_only_what_dead_processes_of_this_machine_left_is_rubbish(store):
 
 
 def test_names_of_ops_stay_inside_the_store(tmp_path):
-    store = Store(tmp_path / "tuned")
+    store = ChoiceStore(tmp_path / "tuned")
     for name in ("../../etc::x", "a/b::c", "..", ""):
         path = store.path(key(1, op=name))
         assert path.parent.parent == store.root

@@ -10,12 +10,12 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.errors import ShiplapNotice
-from shiplap.tuning import Isolation, Options, measure, recipe_of, select
-from shiplap.tuning.candidate import label
+from shiplap.tuning import SelectionOptions, WorkerProcess, measure, recipe_of, select
+from shiplap.tuning.candidate import candidate_label
 from shiplap_testing.forked import python
 from tests.tuning import ops
 
-LONG = Options(seconds=300.0)  # on a busy machine, a process needs long to start
+LONG = SelectionOptions(seconds=300.0)  # on a busy machine, a process needs long to start
 
 
 ENDS = {
@@ -33,11 +33,11 @@ ENDS = {
 def test_a_crash_a_hang_and_an_exit_cost_the_candidate_only(ends):
     before = measure.benchmarks
     tried = {"reference", *(f"hostile(HOW={how})" for how in (*ends, "print"))}
-    with Isolation(timeout=6.0) as isolation:
+    with WorkerProcess(timeout=6.0) as isolation:
         choice = select(
             ops.hostile,
             recipe_of(ops.hostile, (torch.randn(64),)),
-            candidates_of=lambda op, drawn: [c for c in ops.own(op, drawn) if label(c) in tried],
+            candidates_of=lambda op, drawn: [c for c in ops.own(op, drawn) if candidate_label(c) in tried],
             bench=isolation.bench(),
             options=LONG,
         )
@@ -55,7 +55,7 @@ def test_a_crash_a_hang_and_an_exit_cost_the_candidate_only(ends):
 @pytest.mark.long
 def test_a_worker_for_all_candidates_starts_anew_after_each_that_ended_it():
     before = measure.benchmarks
-    with Isolation(timeout=6.0) as isolation:
+    with WorkerProcess(timeout=6.0) as isolation:
         bench = isolation.bench("tests.tuning.ops:own")
         choice = select(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), bench=bench, options=LONG)
         assert isolation.started == 5, "one, and one after each that ended it"
@@ -75,7 +75,7 @@ def test_a_worker_for_all_candidates_starts_anew_after_each_that_ended_it():
 @pytest.mark.long
 def test_a_compiler_that_crashes_or_hangs_beside_others_costs_its_candidate_only():
     """Who it was shows when nothing runs beside it."""
-    with Isolation(timeout=6.0) as isolation:
+    with WorkerProcess(timeout=6.0) as isolation:
         choice = select(
             ops.hostile,
             recipe_of(ops.hostile, (torch.randn(64),)),
@@ -173,7 +173,7 @@ def test_a_worker_with_another_version_of_the_op_is_not_believed(monkeypatch):
     extra.__module__ = "builtins"
     monkeypatch.setattr(ops.hostile, "kernels", {})
     ops.hostile.kernel("cpu", extra)
-    with Isolation() as isolation, pytest.warns(ShiplapNotice, match="differs there: kernels attached elsewhere"):
+    with WorkerProcess() as isolation, pytest.warns(ShiplapNotice, match="differs there: kernels attached elsewhere"):
         choice = select(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), bench=isolation.bench())
     assert choice.kernel in ("extra", "reference")
     assert choice.findings == ()

@@ -50,20 +50,22 @@ def command(
 
     project = open_project(directory)
     require_built(project)
-    chosen = _known("--dtypes", dtypes.split(","), list(DTYPES))
+    chosen = _require_known("--dtypes", dtypes.split(","), list(DTYPES))
     if models and chosen != ["f32"]:
         raise error("SL613", where="--dtypes", got=dtypes, expected="f32, in which models are compared")
-    known = audit.models() if models else audit.operators(project)
+    known = audit.model_names() if models else audit.operator_names(project)
     names = (
-        _known("--ops", ops.split(","), known) if ops else _matching(match, known, "model" if models else "operator")
+        _require_known("--ops", ops.split(","), known)
+        if ops
+        else _match_names(match, known, "model" if models else "operator")
     )
-    swept = audit.audit(project, names, chosen, samples=samples, jobs=jobs, models=models, tell=verbs.note)
+    swept = audit.run_sweep(project, names, chosen, samples=samples, jobs=jobs, models=models, tell=verbs.note)
     verdicts = list(swept)
     bad = [v for v in verdicts if v.state in ("fail", "crash")]
     if json:
-        verbs.emit_json({"counts": audit.table(verdicts), "verdicts": [v.as_json() for v in verdicts]})
+        verbs.emit_json({"counts": audit.count_by_dtype(verdicts), "verdicts": [v.as_json() for v in verdicts]})
     else:
-        for dtype, counts in audit.table(verdicts).items():
+        for dtype, counts in audit.count_by_dtype(verdicts).items():
             verbs.out().print(f"{dtype:5}" + "  ".join(f"{k} {n}" for k, n in counts.items() if n), markup=False)
         for v in verdicts:
             if models or v.state in ("fail", "crash", "refused"):
@@ -72,21 +74,21 @@ def command(
         raise typer.Exit(verbs.FAILED)
 
 
-def _known(option: str, given: list[str], known: Sequence[str]) -> list[str]:
+def _require_known(option: str, given: list[str], known: Sequence[str]) -> list[str]:
     """Return ``given`` if all its names are known. Raises SL613 with the nearest name for an unknown one."""
     from shiplap.plugin_api import error
-    from shiplap_backend.expression import nearest
+    from shiplap_backend.expression import suggest_nearest
 
     for name in given:
         if name not in known:
             expected = ", ".join(known) if len(known) < 50 else "names of torch's operator database, such as 'add'"
             whole = next((n for n in known if n.endswith(f".{name}")), "")  # "nn.functional.relu" for "relu"
-            meant = f"; did you mean {whole!r}?" if whole else nearest(name, known)
+            meant = f"; did you mean {whole!r}?" if whole else suggest_nearest(name, known)
             raise error("SL613", where=option, got=f"{name!r}{meant}", expected=expected)
     return given
 
 
-def _matching(pattern: str, known: Sequence[str], what: str) -> list[str]:
+def _match_names(pattern: str, known: Sequence[str], what: str) -> list[str]:
     """Return the known names that match ``pattern``. Raises SL613 for no match and for an invalid expression."""
     from shiplap.plugin_api import error
 

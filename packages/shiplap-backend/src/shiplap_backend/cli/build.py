@@ -1,4 +1,4 @@
-"""The commands ``shiplap backend gen`` and ``build``: from metadata to C++ to an extension module."""
+"""The commands ``shiplap backend gen`` and ``build_extension``: from metadata to C++ to an extension module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from shiplap.plugin_api import verbs
 
 if TYPE_CHECKING:
-    from shiplap_backend.generate import Generated
+    from shiplap_backend.generate import GeneratedWrappers
 
 EPILOG = """\b
 Examples:
@@ -29,11 +29,11 @@ _Drift = Annotated[bool, typer.Option("--accept-drift", help="Renew schema.lock 
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON value: what was made, and the seconds it took.")]
 
 
-def _gen(directory: Path, accept: bool) -> tuple[Generated, dict[str, object]]:
-    from shiplap_backend.project import gen, open_project
+def _generate_sources(directory: Path, accept: bool) -> tuple[GeneratedWrappers, dict[str, object]]:
+    from shiplap_backend.project import generate_project, open_project
 
     start = time.perf_counter()
-    made, touched = gen(open_project(directory), accept_drift=accept)
+    made, touched = generate_project(open_project(directory), accept_drift=accept)
     overloads = sum(1 + len(w.derived) for w in made.wrappers)
     report: dict[str, object] = {
         "registered": overloads,
@@ -46,8 +46,8 @@ def _gen(directory: Path, accept: bool) -> tuple[Generated, dict[str, object]]:
 
 def gen_command(directory: _Directory, accept_drift: _Drift = False, json: _Json = False) -> None:
     """Generate the C++ of every entry of the metadata, for the installed torch and vendor packages."""
-    _, report = _gen(directory, accept_drift)
-    _say(report, json)
+    _, report = _generate_sources(directory, accept_drift)
+    _print_generated(report, json)
 
 
 def command(
@@ -59,18 +59,18 @@ def command(
     json: _Json = False,
 ) -> None:
     """Generate, then compile what changed and link it into the project's package."""
-    from shiplap_backend.build import build
+    from shiplap_backend.build import build_extension
     from shiplap_backend.project import open_project
 
-    _, report = _gen(directory, accept_drift)
+    _, report = _generate_sources(directory, accept_drift)
     verbs.note(f"generated in {report['gen_seconds']} s; compiling")
     start = time.perf_counter()
-    report["library"] = str(build(open_project(directory), jobs=jobs, tell=verbs.note))
+    report["library"] = str(build_extension(open_project(directory), jobs=jobs, tell=verbs.note))
     report["build_seconds"] = round(time.perf_counter() - start, 2)
-    _say(report, json)
+    _print_generated(report, json)
 
 
-def _say(report: dict[str, object], json: bool) -> None:
+def _print_generated(report: dict[str, object], json: bool) -> None:
     if json:
         verbs.emit_json(report)
         return

@@ -31,16 +31,18 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
 ) -> None:
     """Place every overload of the installed torch: native, composite, expected on the CPU, or a gap."""
-    from shiplap_backend.coverage import coverage, html, program
-    from shiplap_backend.generate import generate
+    from shiplap_backend.coverage import place_overloads, render_coverage, run_program
+    from shiplap_backend.generate import generate_wrappers
     from shiplap_backend.project import open_project
 
     project = open_project(directory)
     metadata = project.metadata()
-    cover = coverage(metadata, project.runtime, generate(metadata, project.runtime, units=project.units))
-    called = program(project, model, cover) if model else []
+    cover = place_overloads(
+        metadata, project.runtime, generate_wrappers(metadata, project.runtime, units=project.units)
+    )
+    called = run_program(project, model, cover) if model else []
     if page:
-        verbs.write_text(page, html(cover, called))
+        verbs.write_text(page, render_coverage(cover, called))
     unexpected = [n for n in called if n.fallback and not n.expected]
     if json:
         verbs.emit_json({**cover.as_json(), "called": [asdict(n) for n in called]})

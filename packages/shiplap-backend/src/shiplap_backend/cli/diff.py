@@ -10,7 +10,7 @@ import typer
 from shiplap.plugin_api import verbs
 
 if TYPE_CHECKING:
-    from shiplap_backend.lock import Lock
+    from shiplap_backend.lock import SchemaLock
 
 EPILOG = """\b
 Examples:
@@ -37,15 +37,19 @@ def command(
     from shiplap_backend import lock
 
     if write is not None:
-        verbs.write_text(write, lock.snapshot().text())
+        verbs.write_text(write, lock.snapshot_schemas().text())
         verbs.note(f"wrote {write}")
     if old is None:
         if write is None:
             raise error("SL613", where="shiplap backend diff", got="nothing to compare", expected="OLD or --write")
         return
-    before = lock.read(old / "schema.lock" if old.is_dir() else old)
-    after = lock.read(new / "schema.lock" if new.is_dir() else new) if new else _installed(before, everything)
-    changes = lock.difference(before, after)
+    before = lock.read_lock(old / "schema.lock" if old.is_dir() else old)
+    after = (
+        lock.read_lock(new / "schema.lock" if new.is_dir() else new)
+        if new
+        else _read_installed_schemas(before, everything)
+    )
+    changes = lock.diff_schemas(before, after)
     if json:
         verbs.emit_json({"old": before.torch, "new": after.torch, "changes": [vars(c) for c in changes]})
     else:
@@ -56,10 +60,10 @@ def command(
         raise typer.Exit(verbs.FAILED)
 
 
-def _installed(before: Lock, everything: bool) -> Lock:
+def _read_installed_schemas(before: SchemaLock, everything: bool) -> SchemaLock:
     """Return the installed torch's schemas: all of them, or those that the other side has."""
-    from shiplap_backend.lock import Lock, snapshot
+    from shiplap_backend.lock import SchemaLock, snapshot_schemas
 
-    now = snapshot()
+    now = snapshot_schemas()
     names = now.schemas if everything else {n: s for n, s in now.schemas.items() if n in before.schemas}
-    return Lock(now.torch, names)
+    return SchemaLock(now.torch, names)

@@ -29,7 +29,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: signatures by name.")] = False,
 ) -> None:
     """List the functions that metadata may use, each with the comment above its declaration."""
-    from shiplap_backend.runtimes import runtime as find
+    from shiplap_backend.runtimes import find_runtime as find
 
     by_name = {n: fs for n, fs in find(runtime).functions().items() if part.lower() in n.lower()}
     if json:

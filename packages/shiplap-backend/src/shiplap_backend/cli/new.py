@@ -35,9 +35,9 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON value: the project.")] = False,
 ) -> None:
     """Write a project: settings, metadata, a build hook and the Python package of the device."""
-    from shiplap_backend.project import new
+    from shiplap_backend.project import create_project
 
-    project = new(name, runtime, directory or Path(f"torch-{name}"))
+    project = create_project(name, runtime, directory or Path(f"torch-{name}"))
     if json:
         verbs.emit_json({"directory": str(project.root), "device": project.device, "runtime": project.runtime.name})
     else:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-def squares(output: Any) -> Tensor:
+def mean_of_squares(output: Any) -> Tensor:
     """Return the mean of the squares of every floating-point tensor in ``output``: a loss for any model."""
     means: list[Tensor] = []
 
@@ -29,7 +29,7 @@ def squares(output: Any) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Case:
+class ModelCase:
     """A model on the CPU with its arguments.
 
     Args:
@@ -44,8 +44,8 @@ class Case:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     train: dict[str, Any] = field(default_factory=dict)
-    loss: Callable[[Any], Tensor] = squares
+    loss: Callable[[Any], Tensor] = mean_of_squares
     generate: dict[str, Any] = field(default_factory=dict)
 
 
-Maker = Callable[[], Case]
+CaseMaker = Callable[[], ModelCase]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from shiplap.torch_private.pytree import leaves, map_leaves
-from shiplap_backend.models.case import Case, Maker
+from shiplap_backend.models.case import CaseMaker, ModelCase
 
 NEAR = 1e-5  # relative distance from float64 that is rounding, whatever the CPU's own distance is
 TIMES = 3  # the CPU's own distance is allowed
@@ -29,7 +29,7 @@ _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 
 
 @dataclass
-class Run:
+class ModelRun:
     """The results of a model on one device. The tensors are on the CPU."""
 
     shapes: list[tuple[Any, ...]] = field(default_factory=list)  # dtype, size and strides of each result
@@ -39,7 +39,7 @@ class Run:
     tokens: list[int] = field(default_factory=list)
 
 
-def compared(make: Maker, device: str) -> str:
+def compare_model(make: CaseMaker, device: str) -> str:
     """Return how the model differs from the CPU, or "". Seeds torch.
 
     Parameters must stay the same objects, tied parameters must stay tied, and an optimiser that was made before
@@ -51,25 +51,25 @@ def compared(make: Maker, device: str) -> str:
         if isinstance(layer, _DROPOUT):
             # Dropout draws different numbers on each device, so a training step could not be compared.
             layer.p = 0.0
-    ours, wrong = _run(copy.deepcopy(case), device, torch.float32)
+    ours, wrong = _run_model(copy.deepcopy(case), device, torch.float32)
     if wrong:
         return wrong
-    theirs = [_run(copy.deepcopy(case), "cpu", torch.float32)[0]]
+    theirs = [_run_model(copy.deepcopy(case), "cpu", torch.float32)[0]]
     try:
-        exact, _ = _run(copy.deepcopy(case), "cpu", torch.float64)
+        exact, _ = _run_model(copy.deepcopy(case), "cpu", torch.float64)
     except RuntimeError:  # an operator of it has no float64, as grouped products have none
         exact = theirs[0]
-    if wrong := next(_differences(ours, theirs[0]), ""):
+    if wrong := next(_find_differences(ours, theirs[0]), ""):
         return wrong
     for seed in range(RUNS):
-        wrong = next(_distances(ours, theirs, exact), "")
+        wrong = next(_find_distances(ours, theirs, exact), "")
         if not wrong:
             return ""
-        theirs.append(_run(_shifted(copy.deepcopy(case), seed), "cpu", torch.float32)[0])
-    return next(_distances(ours, theirs, exact), "")
+        theirs.append(_run_model(_with_shifted_weights(copy.deepcopy(case), seed), "cpu", torch.float32)[0])
+    return next(_find_distances(ours, theirs, exact), "")
 
 
-def _shifted(case: Case, seed: int) -> Case:
+def _with_shifted_weights(case: ModelCase, seed: int) -> ModelCase:
     """Move each parameter of ``case`` by a unit in the last place, up or down at random."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -80,10 +80,10 @@ def _shifted(case: Case, seed: int) -> Case:
     return case
 
 
-def _run(case: Case, device: str, dtype: torch.dtype) -> tuple[Run, str]:
+def _run_model(case: ModelCase, device: str, dtype: torch.dtype) -> tuple[ModelRun, str]:
     """Run the model and return its results and a problem with its parameters, or ""."""
     module: Any = case.module
-    run = Run()
+    run = ModelRun()
     optimiser = torch.optim.SGD(module.parameters(), lr=RATE)
     # The optimiser is made before the move, as many programs do, and holds these objects.
     before = {name: id(p) for name, p in module.named_parameters(remove_duplicate=False)}
@@ -94,13 +94,13 @@ def _run(case: Case, device: str, dtype: torch.dtype) -> tuple[Run, str]:
             tensor.data = tensor.data.to(_WIDE.get(tensor.dtype, tensor.dtype))
     if before != {name: id(p) for name, p in module.named_parameters(remove_duplicate=False)}:
         return run, f"a parameter is another object after .to({device!r})"
-    args, kwargs, train = (_moved(v, device, dtype) for v in (case.args, case.kwargs, case.train))
+    args, kwargs, train = (_move_tensors(v, device, dtype) for v in (case.args, case.kwargs, case.train))
     with torch.no_grad():
-        results = _tensors(module.eval()(*args, **kwargs))
+        results = _output_tensors(module.eval()(*args, **kwargs))
     run.shapes = [(str(t.dtype), tuple(t.shape), t.stride()) for t in results]
     run.results = [t.cpu() for t in results]
     if case.generate and dtype is not torch.float64:
-        run.tokens = module.generate(**_moved(case.generate, device, dtype)).flatten().tolist()
+        run.tokens = module.generate(**_move_tensors(case.generate, device, dtype)).flatten().tolist()
     torch.manual_seed(1)
     loss = case.loss(module.train()(*args, **kwargs, **train))
     loss.backward()
@@ -111,7 +111,7 @@ def _run(case: Case, device: str, dtype: torch.dtype) -> tuple[Run, str]:
     return run, ""
 
 
-def _moved(value: Any, device: str, dtype: torch.dtype) -> Any:
+def _move_tensors(value: Any, device: str, dtype: torch.dtype) -> Any:
     """Move the tensors in nested arguments to a device, floating-point ones in ``dtype``."""
 
     def there(leaf: Any) -> Any:
@@ -122,13 +122,13 @@ def _moved(value: Any, device: str, dtype: torch.dtype) -> Any:
     return map_leaves(there, value)
 
 
-def _tensors(output: Any) -> list[Tensor]:
+def _output_tensors(output: Any) -> list[Tensor]:
     """Return the tensors of an output, which may be an object with attributes, such as a cache."""
     given = dict(output) if isinstance(output, dict) else output
     return [t for t in leaves(given) if isinstance(t, Tensor)]
 
 
-def _differences(ours: Run, theirs: Run) -> Iterator[str]:
+def _find_differences(ours: ModelRun, theirs: ModelRun) -> Iterator[str]:
     """Yield differences of tokens, shapes and names of gradients, which rounding does not explain."""
     if ours.tokens != theirs.tokens:
         yield f"generated {ours.tokens} for {theirs.tokens}"
@@ -139,18 +139,20 @@ def _differences(ours: Run, theirs: Run) -> Iterator[str]:
         yield f"gradients differ: {sorted(ours.gradients.keys() ^ theirs.gradients.keys())}"
 
 
-def _distances(ours: Run, theirs: Sequence[Run], exact: Run) -> Iterator[str]:
+def _find_distances(ours: ModelRun, theirs: Sequence[ModelRun], exact: ModelRun) -> Iterator[str]:
     """Yield the values that exceed the error model. ``theirs`` are runs of the CPU, the first one unperturbed."""
     for i, (a, e) in enumerate(zip(ours.results, exact.results, strict=True)):
-        yield from _distance(f"result {i}", a, [run.results[i] for run in theirs], e)
+        yield from _describe_distance(f"result {i}", a, [run.results[i] for run in theirs], e)
     for name, a in ours.gradients.items():
         others = [run.gradients[name] for run in theirs]
-        yield from _distance(f"gradient of {name}", a, others, exact.gradients[name])
+        yield from _describe_distance(f"gradient of {name}", a, others, exact.gradients[name])
     for name, a in ours.moved.items():
-        yield from _distance(f"after the step {name}", a, [run.moved[name] for run in theirs], exact.moved[name])
+        yield from _describe_distance(
+            f"after the step {name}", a, [run.moved[name] for run in theirs], exact.moved[name]
+        )
 
 
-def _distance(name: str, ours: Tensor, theirs: Sequence[Tensor], exact: Tensor) -> Iterator[str]:
+def _describe_distance(name: str, ours: Tensor, theirs: Sequence[Tensor], exact: Tensor) -> Iterator[str]:
     """Yield a message if ``ours`` is further from ``exact`` than rounding explains, by the norm of ``exact``."""
     first = theirs[0]
     if not ours.is_floating_point() and not ours.is_complex():

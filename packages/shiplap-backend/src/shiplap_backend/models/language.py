@@ -7,20 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap_backend.models.case import Case, Maker
+from shiplap_backend.models.case import CaseMaker, ModelCase
 
 WORDS = 61  # of the vocabulary
 
 
-def _loss(output: Any) -> Tensor:
+def _output_loss(output: Any) -> Tensor:
     loss: Tensor = output.loss
     return loss
 
 
-def _causal(kind: str, **options: Any) -> Maker:
+def _causal_model(kind: str, **options: Any) -> CaseMaker:
     """Return a maker of a language model: logits, the loss of its own input, and a few generated tokens."""
 
-    def make() -> Case:
+    def make() -> ModelCase:
         import transformers
 
         common = {"vocab_size": WORDS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -36,7 +36,7 @@ def _causal(kind: str, **options: Any) -> Maker:
             transformers, next(n for n in (f"{kind}ForCausalLM", f"{kind}LMHeadModel") if hasattr(transformers, n))
         )
         more = {**given, "max_new_tokens": 5, "do_sample": False}
-        return Case(module(config), kwargs=given, train={"labels": ids}, loss=_loss, generate=more)
+        return ModelCase(module(config), kwargs=given, train={"labels": ids}, loss=_output_loss, generate=more)
 
     return make
 
@@ -52,7 +52,7 @@ LLAMA = {
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0}
 
 
-def _bert() -> Case:
+def _bert_case() -> ModelCase:
     """Return a BERT classifier, with one padded sequence."""
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -68,10 +68,12 @@ def _bert() -> Case:
     mask = torch.ones(2, 9, dtype=torch.int64)
     mask[1, 5:] = 0
     given = {"input_ids": torch.randint(WORDS, (2, 9)), "attention_mask": mask}
-    return Case(BertForSequenceClassification(config), kwargs=given, train={"labels": torch.tensor([0, 1])}, loss=_loss)
+    return ModelCase(
+        BertForSequenceClassification(config), kwargs=given, train={"labels": torch.tensor([0, 1])}, loss=_output_loss
+    )
 
 
-def _t5() -> Case:
+def _t5_case() -> ModelCase:
     """Return T5, with generation."""
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -89,10 +91,10 @@ def _t5() -> Case:
     ids, labels = torch.randint(3, WORDS, (2, 9)), torch.randint(3, WORDS, (2, 6))
     more = {"input_ids": ids, "max_new_tokens": 5, "do_sample": False}
     given = {"input_ids": ids, "labels": labels}
-    return Case(T5ForConditionalGeneration(config), kwargs=given, loss=_loss, generate=more)
+    return ModelCase(T5ForConditionalGeneration(config), kwargs=given, loss=_output_loss, generate=more)
 
 
-def _whisper() -> Case:
+def _whisper_case() -> ModelCase:
     """Return Whisper on random spectrograms."""
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
@@ -117,10 +119,10 @@ def _whisper() -> Case:
         begin_suppress_tokens=None,
     )
     given = {"input_features": torch.randn(2, 8, 60), "labels": torch.randint(3, WORDS, (2, 6))}
-    return Case(WhisperForConditionalGeneration(config), kwargs=given, loss=_loss)
+    return ModelCase(WhisperForConditionalGeneration(config), kwargs=given, loss=_output_loss)
 
 
-def _vit() -> Case:
+def _vit_case() -> ModelCase:
     """Return a vision transformer."""
     from transformers import ViTConfig, ViTForImageClassification
 
@@ -135,20 +137,24 @@ def _vit() -> Case:
         **classes,
     )
     given = {"pixel_values": torch.randn(2, 3, 32, 32)}
-    return Case(ViTForImageClassification(config), kwargs=given, train={"labels": torch.tensor([1, 2])}, loss=_loss)
+    return ModelCase(
+        ViTForImageClassification(config), kwargs=given, train={"labels": torch.tensor([1, 2])}, loss=_output_loss
+    )
 
 
-def _resnet() -> Case:
+def _resnet_case() -> ModelCase:
     """Return a ResNet."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
     classes: dict[str, Any] = {"num_labels": 5}
     config = ResNetConfig(depths=[1, 2, 1], hidden_sizes=[16, 32, 48], embedding_size=8, **classes)
     given = {"pixel_values": torch.randn(2, 3, 32, 32)}
-    return Case(ResNetForImageClassification(config), kwargs=given, train={"labels": torch.tensor([1, 2])}, loss=_loss)
+    return ModelCase(
+        ResNetForImageClassification(config), kwargs=given, train={"labels": torch.tensor([1, 2])}, loss=_output_loss
+    )
 
 
-def _clip() -> Case:
+def _clip_case() -> ModelCase:
     """Return CLIP on random pairs of texts and images."""
     from transformers import CLIPConfig, CLIPModel
 
@@ -157,21 +163,21 @@ def _clip() -> Case:
     vision = {**common, "image_size": 32, "patch_size": 8}
     config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
     given = {"input_ids": torch.randint(3, WORDS, (3, 7)), "pixel_values": torch.randn(3, 3, 32, 32)}
-    return Case(CLIPModel(config), kwargs=given, train={"return_loss": True}, loss=_loss)
+    return ModelCase(CLIPModel(config), kwargs=given, train={"return_loss": True}, loss=_output_loss)
 
 
-MODELS: dict[str, Maker] = {
-    "bert": _bert,
-    "gpt2": _causal("GPT2", **GPT2),
-    "llama": _causal("Llama", **LLAMA),
-    "mistral": _causal("Mistral", **LLAMA, sliding_window=4),
-    "qwen3": _causal("Qwen3", **LLAMA, head_dim=8),
-    "gemma2": _causal("Gemma2", **LLAMA, head_dim=8, sliding_window=4),
-    "mixtral": _causal("Mixtral", **LLAMA, num_local_experts=4),
-    "mamba": _causal("Mamba", hidden_size=32, state_size=4, num_hidden_layers=2),
-    "t5": _t5,
-    "whisper": _whisper,
-    "hf-vit": _vit,
-    "hf-resnet": _resnet,
-    "clip": _clip,
+MODELS: dict[str, CaseMaker] = {
+    "bert": _bert_case,
+    "gpt2": _causal_model("GPT2", **GPT2),
+    "llama": _causal_model("Llama", **LLAMA),
+    "mistral": _causal_model("Mistral", **LLAMA, sliding_window=4),
+    "qwen3": _causal_model("Qwen3", **LLAMA, head_dim=8),
+    "gemma2": _causal_model("Gemma2", **LLAMA, head_dim=8, sliding_window=4),
+    "mixtral": _causal_model("Mixtral", **LLAMA, num_local_experts=4),
+    "mamba": _causal_model("Mamba", hidden_size=32, state_size=4, num_hidden_layers=2),
+    "t5": _t5_case,
+    "whisper": _whisper_case,
+    "hf-vit": _vit_case,
+    "hf-resnet": _resnet_case,
+    "clip": _clip_case,
 }

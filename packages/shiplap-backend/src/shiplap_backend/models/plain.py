@@ -6,26 +6,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from shiplap_backend.models.case import Case, Maker
+from shiplap_backend.models.case import CaseMaker, ModelCase
 
 
-def perceptron() -> Case:
+def perceptron_case() -> ModelCase:
     """Return linear layers with an activation of each common kind."""
     layers = [nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 3)]
-    return Case(nn.Sequential(*layers), (torch.randn(5, 6),))
+    return ModelCase(nn.Sequential(*layers), (torch.randn(5, 6),))
 
 
-def convolutions() -> Case:
+def convolution_case() -> ModelCase:
     """Return convolutions with batch norm, as in an image classifier."""
     body = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)]
     middle = [nn.Conv2d(8, 8, 3, groups=8, padding=1), nn.BatchNorm2d(8), nn.Hardswish(), nn.AdaptiveAvgPool2d(1)]
-    return Case(nn.Sequential(*body, *middle, nn.Flatten(), nn.Linear(8, 4)), (torch.randn(2, 3, 12, 12),))
+    return ModelCase(nn.Sequential(*body, *middle, nn.Flatten(), nn.Linear(8, 4)), (torch.randn(2, 3, 12, 12),))
 
 
-def volumes() -> Case:
+def volume_case() -> ModelCase:
     """Return 3D convolutions, pooling and transposed convolutions."""
     layers = [nn.Conv3d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.GELU(), nn.MaxPool3d(2)]
-    return Case(nn.Sequential(*layers, nn.ConvTranspose3d(4, 2, 2, stride=2)), (torch.randn(2, 2, 4, 6, 6),))
+    return ModelCase(nn.Sequential(*layers, nn.ConvTranspose3d(4, 2, 2, stride=2)), (torch.randn(2, 2, 4, 6, 6),))
 
 
 class Autoencoder(nn.Module):
@@ -58,7 +58,7 @@ class Recurrent(nn.Module):
         return result
 
 
-class Packed(nn.Module):
+class PackedSequences(nn.Module):
     """An LSTM over sequences of different lengths."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Experts(nn.Module):
         return out * (same == counts).all()
 
 
-class Messages(nn.Module):
+class MessagePassing(nn.Module):
     """A graph network: messages along edges, summed and maximised at their targets."""
 
     def __init__(self) -> None:
@@ -178,18 +178,18 @@ class Bag(nn.Module):
         return result
 
 
-MODELS: dict[str, Maker] = {
-    "perceptron": perceptron,
-    "convolutions": convolutions,
-    "conv3d": volumes,
-    "autoencoder": lambda: Case(Autoencoder(), (torch.rand(2, 3, 8, 10),)),
-    "lstm-gru": lambda: Case(Recurrent(), (torch.randn(3, 5, 4),)),
-    "packed-lstm": lambda: Case(Packed(), (torch.randn(5, 3, 4),)),
-    "cells": lambda: Case(Cells(), (torch.randn(4, 3, 4),)),
-    "tied-transformer": lambda: Case(Tied(), (torch.randint(11, (2, 6)), torch.randint(11, (2, 4)))),
-    "experts": lambda: Case(Experts(), (torch.randn(7, 6),)),
-    "graph": lambda: Case(Messages(), (torch.randn(6, 4), torch.randint(6, (2, 14)))),
-    "fourier": lambda: Case(Spectral(), (torch.randn(2, 3, 16),)),
-    "spatial-transformer": lambda: Case(Sampler(), (torch.randn(2, 1, 8, 8),)),
-    "bag-of-words": lambda: Case(Bag(), (torch.randint(20, (10,)), torch.tensor([0, 3, 7]))),
+MODELS: dict[str, CaseMaker] = {
+    "perceptron": perceptron_case,
+    "convolutions": convolution_case,
+    "conv3d": volume_case,
+    "autoencoder": lambda: ModelCase(Autoencoder(), (torch.rand(2, 3, 8, 10),)),
+    "lstm-gru": lambda: ModelCase(Recurrent(), (torch.randn(3, 5, 4),)),
+    "packed-lstm": lambda: ModelCase(PackedSequences(), (torch.randn(5, 3, 4),)),
+    "cells": lambda: ModelCase(Cells(), (torch.randn(4, 3, 4),)),
+    "tied-transformer": lambda: ModelCase(Tied(), (torch.randint(11, (2, 6)), torch.randint(11, (2, 4)))),
+    "experts": lambda: ModelCase(Experts(), (torch.randn(7, 6),)),
+    "graph": lambda: ModelCase(MessagePassing(), (torch.randn(6, 4), torch.randint(6, (2, 14)))),
+    "fourier": lambda: ModelCase(Spectral(), (torch.randn(2, 3, 16),)),
+    "spatial-transformer": lambda: ModelCase(Sampler(), (torch.randn(2, 1, 8, 8),)),
+    "bag-of-words": lambda: ModelCase(Bag(), (torch.randint(20, (10,)), torch.tensor([0, 3, 7]))),
 }

@@ -7,26 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shiplap_backend.models.case import Case, Maker
+from shiplap_backend.models.case import CaseMaker, ModelCase
 
 
-def _timm(name: str, pixels: int = 64, **options: Any) -> Maker:
+def _timm_case(name: str, pixels: int = 64, **options: Any) -> CaseMaker:
     """Return a maker of a timm model for images of ``pixels``."""
 
-    def make() -> Case:
+    def make() -> ModelCase:
         import timm
 
-        return Case(timm.create_model(name, num_classes=5, **options), (torch.randn(2, 3, pixels, pixels),))
+        return ModelCase(timm.create_model(name, num_classes=5, **options), (torch.randn(2, 3, pixels, pixels),))
 
     return make
 
 
-def _lraspp() -> Case:
+def _lraspp_case() -> ModelCase:
     """Return the segmentation model LR-ASPP."""
     from torchvision.models.segmentation import lraspp_mobilenet_v3_large
 
     model = lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=4)
-    return Case(model, (torch.randn(2, 3, 64, 64),))
+    return ModelCase(model, (torch.randn(2, 3, 64, 64),))
 
 
 class Detector(nn.Module):
@@ -51,14 +51,14 @@ class Detector(nn.Module):
         )
 
 
-def _detector() -> Case:
+def _detector_case() -> ModelCase:
     """Return Faster R-CNN with one box in each image."""
     boxes = torch.tensor([[[4.0, 4.0, 30.0, 40.0]], [[10.0, 8.0, 60.0, 50.0]]])
     args = (torch.rand(2, 3, 64, 64), boxes, torch.tensor([[1], [2]]))
-    return Case(Detector(), args, loss=lambda losses: torch.stack(list(losses.values())).sum())
+    return ModelCase(Detector(), args, loss=lambda losses: torch.stack(list(losses.values())).sum())
 
 
-def _unet() -> Case:
+def _unet_case() -> ModelCase:
     """Return a small UNet of diffusers."""
     from diffusers import UNet2DModel
 
@@ -73,10 +73,12 @@ def _unet() -> Case:
         norm_num_groups=4,
         attention_head_dim=8,
     )
-    return Case(model, (torch.randn(2, 3, 16, 16), torch.tensor([3, 7])), loss=lambda out: out.sample.square().mean())
+    return ModelCase(
+        model, (torch.randn(2, 3, 16, 16), torch.tensor([3, 7])), loss=lambda out: out.sample.square().mean()
+    )
 
 
-class Graph(nn.Module):
+class GraphNetwork(nn.Module):
     """Convolutions over a graph, and attention over its edges."""
 
     def __init__(self) -> None:
@@ -90,14 +92,18 @@ class Graph(nn.Module):
         return result
 
 
-TIMM: dict[str, Maker] = {
-    "vit-tiny": _timm("vit_tiny_patch16_224", 32, img_size=32, depth=2),
-    "convnext-atto": _timm("convnext_atto"),
-    "mobilenetv3": _timm("mobilenetv3_small_100"),
-    "efficientnet-b0": _timm("efficientnet_b0"),
-    "swin-tiny": _timm("swin_tiny_patch4_window7_224", 56, img_size=56, depths=(2, 2), num_heads=(2, 4), embed_dim=32),
-    "resnet50d": _timm("resnet50d"),
+TIMM: dict[str, CaseMaker] = {
+    "vit-tiny": _timm_case("vit_tiny_patch16_224", 32, img_size=32, depth=2),
+    "convnext-atto": _timm_case("convnext_atto"),
+    "mobilenetv3": _timm_case("mobilenetv3_small_100"),
+    "efficientnet-b0": _timm_case("efficientnet_b0"),
+    "swin-tiny": _timm_case(
+        "swin_tiny_patch4_window7_224", 56, img_size=56, depths=(2, 2), num_heads=(2, 4), embed_dim=32
+    ),
+    "resnet50d": _timm_case("resnet50d"),
 }
-TORCHVISION: dict[str, Maker] = {"lr-aspp": _lraspp, "faster-rcnn": _detector}
-DIFFUSERS: dict[str, Maker] = {"unet2d": _unet}
-GEOMETRIC: dict[str, Maker] = {"gcn-gat": lambda: Case(Graph(), (torch.randn(6, 4), torch.randint(6, (2, 14))))}
+TORCHVISION: dict[str, CaseMaker] = {"lr-aspp": _lraspp_case, "faster-rcnn": _detector_case}
+DIFFUSERS: dict[str, CaseMaker] = {"unet2d": _unet_case}
+GEOMETRIC: dict[str, CaseMaker] = {
+    "gcn-gat": lambda: ModelCase(GraphNetwork(), (torch.randn(6, 4), torch.randint(6, (2, 14))))
+}

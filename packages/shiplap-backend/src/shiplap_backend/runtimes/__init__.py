@@ -16,10 +16,10 @@ from typing import Any
 
 from shiplap import ShiplapError, safe_io
 from shiplap.plugin_api import error
-from shiplap_backend.expression import nearest
+from shiplap_backend.expression import suggest_nearest
 from shiplap_backend.runtime import CONTRACT, RUNTIMES, Runtime
 
-__all__ = ["is_path", "names", "runtime"]
+__all__ = ["find_runtime", "is_path", "runtime_names"]
 
 GROUP = "shiplap.runtimes"
 LIMIT = 1 << 18  # bytes of a runtime.py
@@ -30,12 +30,12 @@ def is_path(name: str) -> bool:
     return "/" in name or "\\" in name or name.startswith((".", "~"))
 
 
-def names() -> list[str]:
+def runtime_names() -> list[str]:
     """Return the names of the runtimes of this package and of installed ones."""
-    return sorted({*_ours(), *(p.name for p in _installed())})
+    return sorted({*_own_runtime_names(), *(p.name for p in _installed_runtimes())})
 
 
-def runtime(name: str, base: Path | None = None) -> Runtime:
+def find_runtime(name: str, base: Path | None = None) -> Runtime:
     """Return the runtime called ``name``, or the one in the directory ``name``.
 
     Args:
@@ -47,37 +47,41 @@ def runtime(name: str, base: Path | None = None) -> Runtime:
     """
     if is_path(name):
         return _in_directory(((base or Path()) / Path(name).expanduser()).resolve())
-    known = names()
+    known = runtime_names()
     if name not in known:
         raise error(
             "SL907",
             where=name,
-            got=f"no runtime {name!r}{nearest(name, known)}",
+            got=f"no runtime {name!r}{suggest_nearest(name, known)}",
             expected=", ".join(known),
             fix="name one of the expected runtimes, or the directory of one, such as ./runtime-mine",
         )
-    points = [p for p in _installed() if p.name == name]
+    points = [p for p in _installed_runtimes() if p.name == name]
     # Two distributions with one name would shadow each other by order of installation.
-    if len(points) + (name in _ours()) > 1:
-        got = f"{len(points) + (name in _ours())} runtimes of this name: " + ", ".join(p.value for p in points)
-        raise _unusable(f"runtime {name!r}", got, "one", "uninstall the others, or name the directory of one")
-    if name in _ours():
+    if len(points) + (name in _own_runtime_names()) > 1:
+        got = f"{len(points) + (name in _own_runtime_names())} runtimes of this name: " + ", ".join(
+            p.value for p in points
+        )
+        raise _unusable_runtime_error(
+            f"runtime {name!r}", got, "one", "uninstall the others, or name the directory of one"
+        )
+    if name in _own_runtime_names():
         # Imported when it is used: a runtime's module may need the vendor's package.
-        return _checked(import_module(f"{__name__}.{name}").RUNTIME, name)
+        return _check_runtime(import_module(f"{__name__}.{name}").RUNTIME, name)
     try:
         offered = points[0].load()
     except Exception as e:
         got = f"{type(e).__name__}: {e}"
-        raise _unusable(f"entry point {points[0].value!r}", got, "a Runtime") from e
-    return _checked(offered, f"entry point {points[0].value!r}", name)
+        raise _unusable_runtime_error(f"entry point {points[0].value!r}", got, "a Runtime") from e
+    return _check_runtime(offered, f"entry point {points[0].value!r}", name)
 
 
-def _ours() -> list[str]:
+def _own_runtime_names() -> list[str]:
     """Return the names of the runtimes of this package."""
     return sorted(p.parent.name for p in RUNTIMES.glob("*/__init__.py"))
 
 
-def _installed() -> list[EntryPoint]:
+def _installed_runtimes() -> list[EntryPoint]:
     """Return the entry points of installed runtimes."""
     return list(entry_points(group=GROUP))
 
@@ -107,16 +111,18 @@ def _in_directory(directory: Path) -> Runtime:
         # The innermost line of the vendor's file, and not of code that it calls.
         lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path)]
         line = e.lineno if isinstance(e, SyntaxError) else lines[-1] if lines else 1
-        raise _unusable(f"{path}:{line}", f"{type(e).__name__}: {e}", "a file that defines RUNTIME") from e
+        raise _unusable_runtime_error(
+            f"{path}:{line}", f"{type(e).__name__}: {e}", "a file that defines RUNTIME"
+        ) from e
     if "RUNTIME" not in module.__dict__:
-        raise _unusable(f"{path}:1", "no RUNTIME", "a file that defines RUNTIME")
-    return _checked(module.__dict__["RUNTIME"], f"{path}:1")
+        raise _unusable_runtime_error(f"{path}:1", "no RUNTIME", "a file that defines RUNTIME")
+    return _check_runtime(module.__dict__["RUNTIME"], f"{path}:1")
 
 
-def _checked(value: Any, where: str, name: str = "") -> Runtime:
+def _check_runtime(value: Any, where: str, name: str = "") -> Runtime:
     """Return ``value`` as a runtime for this package. Raises SL909 and SL910."""
     if not isinstance(value, Runtime):
-        raise _unusable(where, f"a {type(value).__name__}", "a shiplap_backend.runtime.Runtime")
+        raise _unusable_runtime_error(where, f"a {type(value).__name__}", "a shiplap_backend.runtime.Runtime")
     # Compared before the fields, whose meaning depends on the contract.
     if value.contract != CONTRACT:
         raise error(
@@ -127,20 +133,24 @@ def _checked(value: Any, where: str, name: str = "") -> Runtime:
         )
     for field, kind in (("name", str), ("directory", Path), ("metadata", Path)):
         if not isinstance(getattr(value, field), kind):
-            raise _unusable(where, f"{field} = {getattr(value, field)!r}", f"a {kind.__name__}")
+            raise _unusable_runtime_error(where, f"{field} = {getattr(value, field)!r}", f"a {kind.__name__}")
     if not value.name.isidentifier() or value.name != value.name.lower() or name not in ("", value.name):
-        raise _unusable(where, f"a runtime named {value.name!r}", repr(name) if name else "a lower-case word")
+        raise _unusable_runtime_error(
+            where, f"a runtime named {value.name!r}", repr(name) if name else "a lower-case word"
+        )
     if value.graph not in ("own", "eager"):
-        raise _unusable(where, f"graph = {value.graph!r}", "'own' or 'eager'")
+        raise _unusable_runtime_error(where, f"graph = {value.graph!r}", "'own' or 'eager'")
     for needed in value.needed:
         if not needed.is_file():
             fix = "write the file; a library without graphs of its own says graph='eager' and needs no vendor.h"
-            raise _unusable(where, f"no file {needed}", f"{value.needed[0].name} and a metadata file", fix)
+            raise _unusable_runtime_error(
+                where, f"no file {needed}", f"{value.needed[0].name} and a metadata file", fix
+            )
     if value.graph == "eager" and (value.directory / "vendor.h").exists():
-        raise _unusable(where, "graph = 'eager' and a vendor.h", "one of the two")
+        raise _unusable_runtime_error(where, "graph = 'eager' and a vendor.h", "one of the two")
     return value
 
 
-def _unusable(where: str, got: str, expected: str, fix: str | None = None) -> ShiplapError:
+def _unusable_runtime_error(where: str, got: str, expected: str, fix: str | None = None) -> ShiplapError:
     """Return the SL910 error of a runtime that cannot be used."""
     return error("SL910", where=where, got=got, expected=expected, **({"fix": fix} if fix else {}))

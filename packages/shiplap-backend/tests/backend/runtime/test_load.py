@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from shiplap_backend.project import Project, gen, new
-from shiplap_backend.runtimes import names
+from shiplap_backend.project import Project, create_project, generate_project
+from shiplap_backend.runtimes import runtime_names
 from shiplap_testing.forked import python
 
 
@@ -37,9 +37,11 @@ def test_another_torch_is_refused_readably(project: Project, tmp_path: Path) -> 
 def test_what_is_generated_but_not_built_is_not_loaded(project: Project, tmp_path: Path) -> None:
     """Generating for another torch says nothing of the library that is there: its manifest comes with the build."""
     runtime = project.runtime
-    made = new("unbuilt", runtime.name if runtime.name in names() else str(runtime.directory), tmp_path / "p")
+    made = create_project(
+        "unbuilt", runtime.name if runtime.name in runtime_names() else str(runtime.directory), tmp_path / "p"
+    )
     (made.root / "ops.yaml").write_text(f"extends: {runtime.name}\nonly: [add.out]\nops: {{}}\n")
-    gen(made)
+    generate_project(made)
     assert not (made.package / "_manifest.json").exists()
     assert json.loads((made.generated / "manifest.json").read_text())["device"] == "unbuilt"
     assert json.loads((project.package / "_manifest.json").read_text())["device"] == project.device

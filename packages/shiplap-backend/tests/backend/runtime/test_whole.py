@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shiplap_backend.models import MODELS
-from shiplap_backend.models.compared import compared
+from shiplap_backend.models.compared import compare_model
 from shiplap_testing.effort import sampled
 
 FAST = ("bag-of-words", "experts", "packed-lstm", "tied-transformer")
@@ -18,5 +18,5 @@ def test_a_model_is_the_cpus(dev: Any, device: str, name: str) -> None:
     package, make = MODELS[name]
     if package:
         pytest.importorskip(package)
-    assert compared(make, device) == ""
+    assert compare_model(make, device) == ""
     assert any(calls["native"] for calls in dev.counters().values())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shiplap.rewrite import Match, NearMiss, prove
+from shiplap.rewrite import Match, NearMiss, prove_rewrite
 from shiplap_dense.rewrites import gated_linear
 from shiplap_testing.effort import sampled
 
@@ -85,7 +85,7 @@ LONG = [f.__name__ for f in MODELS if f is not llama]  # a proof of each takes s
 @pytest.mark.parametrize("model", sampled(MODELS, long=LONG, name=lambda f: f.__name__), ids=lambda f: f.__name__)
 def test_it_is_found_proven_and_equal(model: Callable[..., Tensor]) -> None:
     made = next(r for r in gated_linear(always=True) if r.name == MODELS[model])
-    assert {f.verdict for f in prove(made)} == {"ok"}
+    assert {f.verdict for f in prove_rewrite(made)} == {"ok"}
     placed = list[object]()
 
     def backend(gm: torch.fx.GraphModule, _: object) -> Callable[..., object]:

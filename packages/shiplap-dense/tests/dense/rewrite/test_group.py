@@ -14,19 +14,19 @@ import shiplap as sl
 from shiplap.declare.batch import read_batching
 from shiplap.errors import ShiplapError
 from shiplap.rewrite import Match, NearMiss
-from shiplap.rewrite.graph import value
+from shiplap.rewrite.graph import fake_value
 from shiplap.rewrite.group import JoinedCalls, StackedChains, StackedLinears, StackedNorms, WideLinears
-from shiplap.rewrite.group.cost import MACHINES, Price
-from shiplap.rewrite.normalize_call import called
+from shiplap.rewrite.group.cost import MACHINES, MergePrice
+from shiplap.rewrite.normalize_call import canonical_name
 from shiplap.rewrite.program import proving
-from shiplap.torch_private.inductor_passes import capture
+from shiplap.torch_private.inductor_passes import capture_graph
 from shiplap_dense import ops as dense
 
 W = [torch.randn(4, 4) for _ in range(6)]
 
 
 def applied(rewrite: Any, fn: Callable[..., Any], *args: Tensor) -> tuple[list[Any], torch.fx.GraphModule]:
-    captured = capture(fn, list(args), rewrite.level, dynamic=False)
+    captured = capture_graph(fn, list(args), rewrite.level, dynamic=False)
     graph = captured.graph
     outcomes = list(rewrite.apply(graph))
     graph.lint()
@@ -45,7 +45,7 @@ def names(module: torch.fx.GraphModule) -> list[str]:
 
 
 def calls(module: torch.fx.GraphModule) -> list[str]:
-    return [called(n) for n in module.graph.nodes if n.op.startswith("call")]
+    return [canonical_name(n) for n in module.graph.nodes if n.op.startswith("call")]
 
 
 def test_dependent_calls_are_not_merged_and_the_rest_is() -> None:
@@ -95,7 +95,7 @@ def test_two_groups_that_would_make_a_cycle() -> None:
 
     x = torch.randn(3, 4)
     rewrite, norms = StackedLinears(always=True), StackedNorms(always=True)
-    captured = capture(fn, [x, *W[:2], W[2][0], W[3][0]], "pre-grad", dynamic=False)
+    captured = capture_graph(fn, [x, *W[:2], W[2][0], W[3][0]], "pre-grad", dynamic=False)
     first = list(rewrite.apply(captured.graph))
     second = list(norms.apply(captured.graph))
     captured.graph.lint()
@@ -170,7 +170,7 @@ def test_new_nodes_say_where_they_come_from_and_what_they_are() -> None:
     assert made
     assert all("stack_trace" in n.meta for n in made)
     wide = next(n for n in made if "linear" in str(n.target))
-    assert tuple(value(wide).shape) == (3, 8)
+    assert tuple(fake_value(wide).shape) == (3, 8)
     assert match.where
     assert all("test_group.py" in line for line in match.where)
 
@@ -179,7 +179,7 @@ def test_results_that_leave_the_graph_have_memory_of_their_own() -> None:
     def fn(x: Tensor, y: Tensor, w: Tensor, u: Tensor) -> tuple[Tensor, ...]:
         return F.linear(x, w).view(4, 3), F.linear(y, u)
 
-    captured = capture(fn, [torch.randn(3, 4), torch.randn(3, 4), *W[:2]], "pre-grad", dynamic=False)
+    captured = capture_graph(fn, [torch.randn(3, 4), torch.randn(3, 4), *W[:2]], "pre-grad", dynamic=False)
     assert any(isinstance(o, Match) for o in StackedLinears(always=True).apply(captured.graph))
     module = torch.fx.GraphModule({}, captured.graph)
     args = [torch.randn(3, 4), torch.randn(3, 4), *W[:2]]
@@ -238,8 +238,8 @@ def test_weights_that_are_no_constants_are_not_put_side_by_side() -> None:
 
 
 def test_a_price_near_its_margin_declines() -> None:
-    assert Price(total=1000, saved=200, added=50).pays
-    assert not Price(total=1000, saved=140, added=50).pays
+    assert MergePrice(total=1000, saved=200, added=50).pays
+    assert not MergePrice(total=1000, saved=140, added=50).pays
     assert MACHINES.keys() == {"cpu", "cuda"}
 
 
@@ -286,7 +286,7 @@ def test_groups_are_proven(made: Any) -> None:
     assert not proving.get()
 
 
-def on_cuda(fn: Callable[..., Any], *args: Tensor, dynamic: list[int] | None = None) -> list[Price]:
+def on_cuda(fn: Callable[..., Any], *args: Tensor, dynamic: list[int] | None = None) -> list[MergePrice]:
     """What merging the linear layers of ``fn`` gains and costs on CUDA, by the shape of the graph; a price a family."""
     results: list[Any] = []
 

@@ -25,7 +25,7 @@ def model_of(target: str) -> nn.Module:
     Raises SL501 if there is none, and SL601 if it cannot be loaded or made.
     """
     if Path(target).is_dir():
-        return _loaded(target)
+        return _load_pretrained(target)
     from torch import nn
 
     home = target.partition(":")[0]
@@ -35,7 +35,7 @@ def model_of(target: str) -> nn.Module:
     module, name = verbs.load_target(target)
     value = model = getattr(module, name or "model", None)
     if callable(model) and not isinstance(model, nn.Module):
-        value = _called(model, target)
+        value = _call_model_factory(model, target)
     if isinstance(value, nn.Module):
         return value
     if model is not None:
@@ -62,9 +62,9 @@ def model_of(target: str) -> nn.Module:
     )
 
 
-def _loaded(target: str) -> nn.Module:
+def _load_pretrained(target: str) -> nn.Module:
     """Load a directory with ``from_pretrained``, also one that was converted, which the report then refuses."""
-    transformers = _transformers(target)
+    transformers = _import_transformers(target)
     from shiplap_slidesparse import hf
 
     # Needed for converted directories, whose config names our quantizer.
@@ -84,7 +84,7 @@ def _loaded(target: str) -> nn.Module:
         ) from e
 
 
-def _called(make: Callable[[], Any], target: str) -> Any:
+def _call_model_factory(make: Callable[[], Any], target: str) -> Any:
     try:
         return make()
     except Exception as e:  # the user's code
@@ -106,9 +106,9 @@ def tokens_of(tokens: Path | None, text: Path | None, model: str) -> list[int]:
     if tokens is not None and text is not None:
         raise error("SL613", where="slidesparse report", got="both --tokens and --text", expected="one of them")
     if tokens is not None:
-        numbers = _numbers(tokens)
+        numbers = _read_token_numbers(tokens)
     elif text is not None:
-        numbers = _of_text(text, model)
+        numbers = _tokenize_file(text, model)
     else:
         return []
     if len(numbers) < 2:
@@ -122,7 +122,7 @@ def tokens_of(tokens: Path | None, text: Path | None, model: str) -> list[int]:
     return numbers
 
 
-def _of_text(text: Path, model: str) -> list[int]:
+def _tokenize_file(text: Path, model: str) -> list[int]:
     if not Path(model).is_dir():
         raise error(
             "SL613",
@@ -130,7 +130,7 @@ def _of_text(text: Path, model: str) -> list[int]:
             got=f"{model}, which has no tokenizer",
             expected="a directory of transformers, or --tokens",
         )
-    written, transformers = _read(text), _transformers(model)
+    written, transformers = _read_text_file(text), _import_transformers(model)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model, local_files_only=True)
     except (OSError, ValueError, ImportError) as e:
@@ -144,8 +144,8 @@ def _of_text(text: Path, model: str) -> list[int]:
     return list(tokenizer(written)["input_ids"])
 
 
-def _numbers(path: Path) -> list[int]:
-    written = _read(path)
+def _read_token_numbers(path: Path) -> list[int]:
+    written = _read_text_file(path)
     try:
         # A JSON list, or numbers between spaces.
         plain = not written.lstrip().startswith("[")
@@ -157,7 +157,7 @@ def _numbers(path: Path) -> list[int]:
     return numbers
 
 
-def _read(path: Path) -> str:
+def _read_text_file(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
@@ -170,7 +170,7 @@ def _read(path: Path) -> str:
         ) from None
 
 
-def _transformers(target: str) -> Any:
+def _import_transformers(target: str) -> Any:
     try:
         import transformers
     except ImportError:

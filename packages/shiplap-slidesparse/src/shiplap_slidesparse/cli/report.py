@@ -10,7 +10,7 @@ import typer
 
 from shiplap.plugin_api import error, verbs
 from shiplap_slidesparse.cli.inputs import model_of, tokens_of
-from shiplap_slidesparse.cli.show import show, write_page
+from shiplap_slidesparse.cli.show import print_report, write_page
 
 __all__ = ["EPILOG", "command"]
 
@@ -62,17 +62,17 @@ def command(
     Predicted is what arithmetic and memory allow, where the device is known; measured is what it did.
     """
     from shiplap_slidesparse.convert import SKIPPED
-    from shiplap_slidesparse.report import check, survey
+    from shiplap_slidesparse.report import check_form, survey_model
 
-    wanted = _rows(rows)
-    check(pattern, dtype)  # before a model is loaded
+    wanted = _parse_rows(rows)
+    check_form(pattern, dtype)  # before a model is loaded
     _require_time(seconds)
     verbs.require_device(device)
     if html is not None:
         verbs.require_file(html)
     with verbs.own_stdout():
         given = tokens_of(tokens, text, model)
-        report = survey(
+        report = survey_model(
             model_of(model).to(device),
             pattern,
             dtype,
@@ -87,12 +87,12 @@ def command(
     about = verbs.facts(model=model, device=report.device)
     if html is not None:
         write_page(html, f"slidesparse: {model}", about, report)
-    show(report) if not json else verbs.emit_json({"facts": about, **report.as_json()})
+    print_report(report) if not json else verbs.emit_json({"facts": about, **report.as_json()})
     if not report.pays and (measure or report.peaks):
         raise typer.Exit(verbs.FAILED)
 
 
-def _rows(text: str) -> list[int]:
+def _parse_rows(text: str) -> list[int]:
     try:
         numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:

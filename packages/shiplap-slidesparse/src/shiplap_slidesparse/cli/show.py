@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from shiplap.plugin_api import verbs
 
 if TYPE_CHECKING:
-    from shiplap_slidesparse.report import Bucket, Report, Size
+    from shiplap_slidesparse.report import LayerBucket, LayerSize, SparsityReport
 
-__all__ = ["cell", "show", "write_page"]
+__all__ = ["format_times", "print_report", "write_page"]
 
 
-def write_page(path: Path, title: str, about: dict[str, str], report: Report) -> None:
+def write_page(path: Path, title: str, about: dict[str, str], report: SparsityReport) -> None:
     """Write one self-contained page to ``path`` and print a note about it."""
     verbs.write_text(
         path,
@@ -23,13 +23,13 @@ def write_page(path: Path, title: str, about: dict[str, str], report: Report) ->
             title=title,
             facts=about,
             report=report.as_json(),
-            headline=_headline(report),
+            headline=_report_headline(report),
         ),
     )
     verbs.note(f"written: {path}")
 
 
-def _headline(report: Report) -> str:
+def _report_headline(report: SparsityReport) -> str:
     buckets = [b for size in report.sizes for b in size.buckets if b.winner]
     won = sum(b.winner == "slide" for b in buckets)
     how = "measured" if any(b.measured for b in buckets) else "predicted"
@@ -38,12 +38,12 @@ def _headline(report: Report) -> str:
     return f"{subject}: {summary}; at most {report.ceiling:.2f}x on sparse tensor cores"
 
 
-def show(report: Report) -> None:
+def print_report(report: SparsityReport) -> None:
     """Print the report as tables, one for each size of a layer."""
     from rich.table import Table
 
     out = verbs.out()
-    out.print(_headline(report), markup=False, style="bold")
+    out.print(_report_headline(report), markup=False, style="bold")
     for size in report.sizes:
         table = Table(
             "rows",
@@ -53,7 +53,7 @@ def show(report: Report) -> None:
             "fastest",
             "slide over dense",
             "at most",
-            title=_title(size),
+            title=_size_title(size),
             title_justify="left",
         )
         for b in size.buckets:
@@ -61,7 +61,7 @@ def show(report: Report) -> None:
             ratio = f"{times['dense'] / times['slide']:.2f}x" if "slide" in times else "-"
             table.add_row(
                 str(b.rows),
-                *(cell(b, form) for form in ("base", "dense", "slide")),
+                *(format_times(b, form) for form in ("base", "dense", "slide")),
                 f"{b.winner} {b.gain:.2f}x" if b.winner else "-",
                 ratio,
                 f"{b.most:.2f}x",
@@ -79,12 +79,12 @@ def show(report: Report) -> None:
         )
 
 
-def _title(size: Size) -> str:
+def _size_title(size: LayerSize) -> str:
     more = f" and {len(size.layers) - 1} more" if len(size.layers) > 1 else ""
     return f"{size.n} x {size.k}: {size.layers[0]}{more}; weight off by {size.error:.1%}"
 
 
-def cell(bucket: Bucket, form: str) -> str:
+def format_times(bucket: LayerBucket, form: str) -> str:
     """Return the measured time with the predicted one in brackets, or one of the two alone."""
     from shiplap.plugin_api.timing import show_time
 

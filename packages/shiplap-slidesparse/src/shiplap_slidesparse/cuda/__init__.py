@@ -7,25 +7,25 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap_slidesparse import layers, ops
-from shiplap_slidesparse.cuda.configs import CONFIGS, LIFTS, default, default_lift
-from shiplap_slidesparse.cuda.late import late
+from shiplap_slidesparse.cuda.configs import CONFIGS, LIFTS, default_lift, default_quantise
+from shiplap_slidesparse.cuda.late import lazy_function
 
-__all__ = ["CONFIGS", "default", "default_lift"]
+__all__ = ["CONFIGS", "default_lift", "default_quantise"]
 
 # --- activations ---------------------------------------------------------------------------------------------------
 
 
-def _quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
-    late("activations", "quantise")(x, pairs, q=q, scale=scale, num_warps=num_warps)
+def _run_quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
+    lazy_function("activations", "quantise")(x, pairs, q=q, scale=scale, num_warps=num_warps)
 
 
 for _op in (ops.quantise_int8, ops.quantise_fp8):
-    _op.kernel("cuda", _quantise, name="triton", configs=CONFIGS, default=default)
+    _op.kernel("cuda", _run_quantise, name="triton", configs=CONFIGS, default=default_quantise)
 
 
 @ops.lift.kernel("cuda", name="triton", configs=LIFTS, default=default_lift)
 def _(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:
-    late("activations", "lift")(x, pairs, out=out, BLOCK=BLOCK, num_warps=num_warps)
+    lazy_function("activations", "lift")(x, pairs, out=out, BLOCK=BLOCK, num_warps=num_warps)
 
 
 FLOATS = ("float32", "float16", "bfloat16")  # what follows a product is computed in float32
@@ -60,7 +60,7 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
         *,
         out: Tensor,
     ) -> None:
-        late("linear", "slide_8bit")(dtype, x, scale, packed, bias, pairs, layout, out)
+        lazy_function("linear", "slide_8bit")(dtype, x, scale, packed, bias, pairs, layout, out)
 
     def dense(
         x: Tensor,
@@ -73,7 +73,7 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
         *,
         out: Tensor,
     ) -> None:
-        late("linear", "dense_8bit")(dtype, x, scale, dense, bias, out)
+        lazy_function("linear", "dense_8bit")(dtype, x, scale, dense, bias, out)
 
     op.kernel("cuda", slide, dtypes=FLOATS, supports=_packed_there)
     op.kernel("cuda", dense, dtypes=FLOATS, supports=lambda dense: _is_dense(dense, 32))
@@ -93,7 +93,7 @@ def _bind_16bit(op: sl.Op) -> None:
         *,
         out: Tensor,
     ) -> None:
-        late("linear", "slide_16bit")(x, packed, n, bias, pairs, layout, out)
+        lazy_function("linear", "slide_16bit")(x, packed, n, bias, pairs, layout, out)
 
     def dense(
         x: Tensor,
@@ -106,7 +106,7 @@ def _bind_16bit(op: sl.Op) -> None:
         *,
         out: Tensor,
     ) -> None:
-        late("linear", "dense_16bit")(x, dense, bias, out)
+        lazy_function("linear", "dense_16bit")(x, dense, bias, out)
 
     op.kernel("cuda", slide, supports=_packed_there)
     op.kernel("cuda", dense, supports=lambda dense: _is_dense(dense, 1))

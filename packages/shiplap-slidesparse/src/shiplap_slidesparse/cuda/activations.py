@@ -17,7 +17,7 @@ from shiplap.plugin_api import triton_launcher
 from shiplap_slidesparse.formats import DEPTH, dense_depth
 from shiplap_slidesparse.quantise import LIMITS, MIN_SCALE
 
-__all__ = ["lift", "quantise"]
+__all__ = ["launch_lift", "launch_quantise"]
 
 LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32; NaN is not below it
 TO_INTEGER = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves a float32 no room for a fraction, ties to even
@@ -25,29 +25,29 @@ LEAST = tl.constexpr(MIN_SCALE)
 
 
 @triton.jit
-def _elements(x, at, there, k, stride):
+def _load_elements(x, at, there, k, stride):
     return tl.load(x + at * stride, mask=there & (at < k), other=0)
 
 
 @triton.jit
-def _pair(o, PAIRS: tl.constexpr):
+def _window_pair(o, PAIRS: tl.constexpr):
     """Return the pair of a row at which window ``o`` begins. Windows behind the last group begin behind the row."""
     return o + o // (PAIRS - 1)
 
 
 @triton.jit
-def _larger(a, b):
+def _larger_or_nan(a, b):
     """Return the larger value, or NaN if one is NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def _magnitude(value):
+def _float_magnitude(value):
     return tl.abs(value.to(tl.float32))
 
 
 @triton.jit
-def _bytes(value, inverse, INTEGER: tl.constexpr):
+def _quantised_words(value, inverse, INTEGER: tl.constexpr):
     """Return the quantised bytes in words of 16 bits. For a row that is not finite the bytes are arbitrary.
 
     Nothing is clamped: three roundings take the largest magnitude less than half a step beyond the limit. Adding
@@ -61,7 +61,7 @@ def _bytes(value, inverse, INTEGER: tl.constexpr):
 
 
 @triton.jit
-def _write(
+def _store_windows(
     q,
     value,
     inverse,
@@ -75,11 +75,11 @@ def _write(
 ):
     """Store the windows ``first`` to ``end`` of a row from its values. Values from ``k`` on are stored as zeros."""
     # Pairs of neighbours become words, so that a window is two gathers and not four.
-    even, odd = tl.split(tl.reshape(_bytes(value, inverse, INTEGER), [SPAN // 2, 2]))
+    even, odd = tl.split(tl.reshape(_quantised_words(value, inverse, INTEGER), [SPAN // 2, 2]))
     # Little endian: the first element of a pair is the low byte.
     words = even | (odd << 8)
     o = tl.arange(0, BLOCK)
-    pair = _pair(o, PAIRS)
+    pair = _window_pair(o, PAIRS)
     if PAIRS == 2:  # what is written is what is read, in its order
         low, high = tl.split(tl.reshape(words, [BLOCK, 2]))
     else:
@@ -112,12 +112,12 @@ def quantise_kernel(
     x += row * row_stride
     q = q.to(tl.pointer_type(tl.uint32)) + row * windows
     at = tl.arange(0, SPAN)
-    value = _elements(x, at, there, k, stride)
-    most = _magnitude(value)
+    value = _load_elements(x, at, there, k, stride)
+    most = _float_magnitude(value)
     if LOOP:
         for start in range(SPAN, k, SPAN):
-            most = _larger(most, _magnitude(_elements(x, start + at, there, k, stride)))
-    largest = tl.reduce(most, 0, _larger)
+            most = _larger_or_nan(most, _float_magnitude(_load_elements(x, start + at, there, k, stride)))
+    largest = tl.reduce(most, 0, _larger_or_nan)
     finite = largest <= LARGEST
     # Division that rounds to nearest: every kernel must give the bits of the reference.
     scale = tl.maximum(tl.div_rn(largest, LIMIT), LEAST)
@@ -129,12 +129,12 @@ def quantise_kernel(
         # Windows cross pairs but not groups, so a pass has whole groups.
         GROUPS: tl.constexpr = SPAN // (2 * PAIRS)
         for group in range(0, (windows + PAIRS - 2) // (PAIRS - 1), GROUPS):
-            value = _elements(x, group * (2 * PAIRS) + at, there, k, stride)
+            value = _load_elements(x, group * (2 * PAIRS) + at, there, k, stride)
             first = group * (PAIRS - 1)
             end = tl.minimum(first + GROUPS * (PAIRS - 1), windows)
-            _write(q, value, inverse, k - group * (2 * PAIRS), first, end, PAIRS, INTEGER, SPAN, BLOCK)
+            _store_windows(q, value, inverse, k - group * (2 * PAIRS), first, end, PAIRS, INTEGER, SPAN, BLOCK)
     else:
-        _write(q, value, inverse, k, 0, windows, PAIRS, INTEGER, SPAN, BLOCK)
+        _store_windows(q, value, inverse, k, 0, windows, PAIRS, INTEGER, SPAN, BLOCK)
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -142,7 +142,7 @@ def lift_kernel(x, out, m, k, windows, row_stride, stride, PAIRS: tl.constexpr, 
     row = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     lane = tl.arange(0, 4)[None, :]
-    value = _elements(x + row * row_stride, _pair(o, PAIRS)[:, None] * 2 + lane, row < m, k, stride)
+    value = _load_elements(x + row * row_stride, _window_pair(o, PAIRS)[:, None] * 2 + lane, row < m, k, stride)
     tl.store(out + row * windows * 4 + (o[:, None] * 4 + lane), value, mask=(o < windows)[:, None])
 
 
@@ -151,26 +151,26 @@ _quantise, _lift = triton_launcher(quantise_kernel), triton_launcher(lift_kernel
 WHOLE = 16384  # elements of a row that are read at once, of one that has no more; of others half as many
 
 
-def _near(x: Tensor) -> Tensor:
+def _with_32bit_strides(x: Tensor) -> Tensor:
     """Return ``x``, or a contiguous copy if offsets within a row need more than 31 bits, as in some views."""
     return x if (x.shape[1] + WHOLE) * x.stride(1) < 2**31 else x.contiguous()
 
 
-def _power(size: int) -> int:
+def _next_power_of_two(size: int) -> int:
     """Return the smallest power of two that is not below ``size``."""
     return 1 << (size - 1).bit_length()
 
 
-def quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
+def launch_quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
     """Launch ``ops.quantise_int8`` or ``ops.quantise_fp8``."""
     (m, k), (rows, depth) = x.shape, q.shape
     if rows == 0:
         return
-    x = _near(x)
+    x = _with_32bit_strides(x)
     # A longer row does not fit the registers of a program.
     loop = k > WHOLE
-    span = WHOLE // 2 if loop else _power(max(dense_depth(k), DEPTH))
-    block = _power(span // (2 * pairs) * (pairs - 1) if loop else max(depth, DEPTH) // 4)
+    span = WHOLE // 2 if loop else _next_power_of_two(max(dense_depth(k), DEPTH))
+    block = _next_power_of_two(span // (2 * pairs) * (pairs - 1) if loop else max(depth, DEPTH) // 4)
     _quantise[(rows,)](
         x,
         q,
@@ -190,10 +190,10 @@ def quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int)
     )
 
 
-def lift(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:
+def launch_lift(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:
     """Launch ``ops.lift``."""
     (m, k), (rows, depth) = x.shape, out.shape
     if out.numel():
-        x = _near(x)
+        x = _with_32bit_strides(x)
         grid = rows, -(-(depth // 4) // BLOCK)
         _lift[grid](x, out, m, k, depth // 4, *x.stride(), PAIRS=pairs, BLOCK=BLOCK, num_warps=num_warps)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["CONFIGS", "LIFTS", "default", "default_lift"]
+__all__ = ["CONFIGS", "LIFTS", "default_lift", "default_quantise"]
 
 CONFIGS = [{"num_warps": w} for w in (4, 8, 2, 16)]
 
 
 # Threads of one row meet in two reductions, where they wait for each other.
-def default(sizes: Mapping[str, Any]) -> dict[str, int]:
+def default_quantise(sizes: Mapping[str, Any]) -> dict[str, int]:
     """Return the default for quantising: many rows in flight hide latency better than many threads per row."""
     return CONFIGS[0] if sizes["k"] > 1024 else CONFIGS[2]
 

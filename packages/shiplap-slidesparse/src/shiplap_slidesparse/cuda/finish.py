@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shiplap.plugin_api import triton_launcher
 
-__all__ = ["finish"]
+__all__ = ["finish_product"]
 
 COLUMNS, ELEMENTS = 256, 4096  # of a program
 
@@ -47,7 +47,9 @@ def finish_kernel(
 _finish = triton_launcher(finish_kernel)
 
 
-def finish(total: Tensor, rows: Tensor | None, columns: Tensor | None, bias: Tensor | None, out: Tensor) -> None:
+def finish_product(
+    total: Tensor, rows: Tensor | None, columns: Tensor | None, bias: Tensor | None, out: Tensor
+) -> None:
     """Compute ``out = total[:m, :n] * rows[:, None] * columns + bias`` in float32. ``total`` and ``out`` contiguous."""
     m, n = out.shape
     if not out.numel():

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-__all__ = ["late"]
+__all__ = ["lazy_function"]
 
-_found: dict[tuple[str, str], Callable[..., Any]] = {}
+_lazy_functions: dict[tuple[str, str], Callable[..., Any]] = {}
 
 
-def late(module: str, name: str) -> Callable[..., Any]:
+def lazy_function(module: str, name: str) -> Callable[..., Any]:
     """Return the function ``name`` of a module of this package, which is imported at the first call."""
-    function = _found.get((module, name))
+    function = _lazy_functions.get((module, name))
     if function is None:
-        function = _found[module, name] = getattr(import_module(f"{__package__}.{module}"), name)
+        function = _lazy_functions[module, name] = getattr(import_module(f"{__package__}.{module}"), name)
     return function

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from shiplap_slidesparse import lt, ops
 from shiplap_slidesparse.cuda import activations
-from shiplap_slidesparse.cuda.configs import default, default_lift
-from shiplap_slidesparse.cuda.finish import finish
+from shiplap_slidesparse.cuda.configs import default_lift, default_quantise
+from shiplap_slidesparse.cuda.finish import finish_product
 from shiplap_slidesparse.formats import DEPTH, ROWS, dense_depth, lifted_depth
 
 __all__ = ["dense_8bit", "dense_16bit", "slide_8bit", "slide_16bit"]
@@ -16,21 +16,21 @@ __all__ = ["dense_8bit", "dense_16bit", "slide_8bit", "slide_16bit"]
 _SPARSE = {torch.bfloat16: ops.sparse_mm_bf16, torch.float16: ops.sparse_mm_fp16}
 
 
-def _quantised(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
+def _quantise_activations(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
     """Quantise without the dispatcher, whose second call would cost as much as all the rest."""
     m, k = x.shape
     rows = -(-m // ROWS) * ROWS
     q = x.new_empty(rows, lifted_depth(k, pairs), dtype=dtype)
     scale = x.new_empty(rows, dtype=torch.float32)
-    activations.quantise(x, pairs, q=q, scale=scale, **default({"k": k}))
+    activations.launch_quantise(x, pairs, q=q, scale=scale, **default_quantise({"k": k}))
     return q, scale
 
 
-def _lifted(x: Tensor, pairs: int) -> Tensor:
-    """Lift without the dispatcher, as in ``_quantised``."""
+def _lift_activations(x: Tensor, pairs: int) -> Tensor:
+    """Lift without the dispatcher, as in ``_quantise_activations``."""
     m, k = x.shape
     out = x.new_empty(-(-m // ROWS) * ROWS, lifted_depth(k, pairs))
-    activations.lift(x, pairs, out=out, **default_lift({"k": k, "pairs": pairs}))
+    activations.launch_lift(x, pairs, out=out, **default_lift({"k": k, "pairs": pairs}))
     return out
 
 
@@ -45,37 +45,37 @@ def slide_8bit(
     out: Tensor,
 ) -> None:
     """Run the 8-bit layer over the packed weight."""
-    q, rows = _quantised(x, dtype, pairs)
+    q, rows = _quantise_activations(x, dtype, pairs)
     n = dense_depth(scale.shape[0])  # len() of a tensor costs a microsecond
     if dtype == torch.int8:
         total = ops.sparse_mm_int8(q, packed, n, layout)
     elif x.dtype == torch.bfloat16:
         total = ops.sparse_mm_fp8(q, packed, n, layout)
     else:  # what is written as bfloat16 has lost what these types keep
-        total = lt.product(q, packed, n, torch.float32, sparse=True)
-    finish(total, rows, scale, bias, out)
+        total = lt.multiply_weight(q, packed, n, torch.float32, sparse=True)
+    finish_product(total, rows, scale, bias, out)
 
 
 def dense_8bit(dtype: torch.dtype, x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """Run the 8-bit layer over the dense weight."""
-    q, rows = _quantised(x, dtype, 2)
+    q, rows = _quantise_activations(x, dtype, 2)
     if dtype == torch.int8:
-        finish(ops.mm_int8(q, weight), rows, scale, bias, out)
+        finish_product(ops.mm_int8(q, weight), rows, scale, bias, out)
     elif x.dtype != torch.bfloat16:
-        finish(lt.product(q, weight, len(weight), torch.float32, sparse=False), rows, scale, bias, out)
+        finish_product(lt.multiply_weight(q, weight, len(weight), torch.float32, sparse=False), rows, scale, bias, out)
     # Without padding and bias the product applies both scales itself and writes the result.
     elif bias is None and out.shape[0] == q.shape[0]:
         ops.mm_fp8.out(q, weight, rows, scale, out=out)
     else:
-        finish(ops.mm_fp8(q, weight, rows, scale), None, None, bias, out)
+        finish_product(ops.mm_fp8(q, weight, rows, scale), None, None, bias, out)
 
 
 def slide_16bit(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, pairs: int, layout: int, out: Tensor) -> None:
     """Run the 16-bit layer over the packed weight."""
     whole = x.shape[0] % ROWS == 0 and x.shape[1] % DEPTH == 0 and not x.data_ptr() & 15  # a view begins anywhere
-    lifted = x if pairs == 2 and whole else _lifted(x, pairs)
+    lifted = x if pairs == 2 and whole else _lift_activations(x, pairs)
     total = _SPARSE[x.dtype](lifted, packed, dense_depth(n), layout)
-    finish(total, None, None, bias, out)
+    finish_product(total, None, None, bias, out)
 
 
 def dense_16bit(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:

@@ -28,7 +28,7 @@ SPARSE: tuple[sl.Op, ...] = (ops.sparse_mm_int8, ops.sparse_mm_fp8, ops.sparse_m
 DEFAULT = {"ALG": -1, "SPLIT_K": 0, "VERSION": 0}
 
 
-def _bind(op: sl.Op, workspace: str, config: dict[str, int]) -> None:
+def _bind_product(op: sl.Op, workspace: str, config: dict[str, int]) -> None:
     symbol = f"slidesparse_lt_{op.spec.opname}"
     op.kernel("cuda", sl.cabi(LIBRARY, symbol, align=16), name=NAME, workspace=workspace, configs=[config])
     op.buckets(n="exact", k="exact")  # weights have few sizes, and the best algorithm hangs on each
@@ -40,6 +40,6 @@ _RANGES = {"ALG": (-1, 1 << 15), "SPLIT_K": (-1, 64), "VERSION": (0, 1 << 31)}
 check_configs("cuda", NAME, lambda config: all(isinstance(v, int) and v in range(*_RANGES[n]) for n, v in config.items))
 
 for _op in DENSE:
-    _bind(_op, str(WORKSPACE), {"ALG": -1})
+    _bind_product(_op, str(WORKSPACE), {"ALG": -1})
 for _op in SPARSE:
-    _bind(_op, SPARSE_WORKSPACE, DEFAULT)
+    _bind_product(_op, SPARSE_WORKSPACE, DEFAULT)

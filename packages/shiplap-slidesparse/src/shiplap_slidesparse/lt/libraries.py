@@ -18,7 +18,7 @@ from shiplap import ShiplapError
 from shiplap.plugin_api import error, library_folder
 from shiplap_slidesparse.lt import native
 
-__all__ = ["NAME", "OLDEST", "available", "candidates", "open_cusparselt", "takes"]
+__all__ = ["NAME", "OLDEST", "available", "cusparselt_candidates", "open_cusparselt", "supports_product"]
 
 NAME = "libcusparseLt.so.0"
 OLDEST = (0, 8, 1)
@@ -28,7 +28,7 @@ ASKED = (128, 128, 128)  # m, n, k: whole tiles of every type
 _HOMES = ("nvidia/cu13/lib", "nvidia/cu12/lib", "nvidia/cusparselt/lib", "cusparselt/lib")
 
 
-def candidates() -> Iterator[Path]:
+def cusparselt_candidates() -> Iterator[Path]:
     """Yield files that may be cuSPARSELt: in ``SHIPLAP_LIBRARY_PATH``, then in the wheels on ``sys.path``."""
     if (folder := library_folder()) is not None:
         yield folder / NAME
@@ -42,11 +42,11 @@ def open_cusparselt() -> str:
     """Open the first cuSPARSELt that is new enough, once per process. Returns the reason for a failure, or ""."""
     refused = []
     # Several wheels may link to one file.
-    for path in dict.fromkeys(p.resolve() for p in candidates() if p.is_file()):
+    for path in dict.fromkeys(p.resolve() for p in cusparselt_candidates() if p.is_file()):
         try:
             native.open_libraries("", str(path), "", OLDEST)
             return ""
-        except native.Refusal as e:
+        except native.LibraryRefusal as e:
             refused.append(f"{path}: {e}")
         except ShiplapError as e:  # our own library is not built
             return f"{e.id} {e.what}: {e.got}"
@@ -67,10 +67,10 @@ def available(device: torch.device | str | int = "cuda", dtype: torch.dtype | No
     capability = torch.cuda.get_device_capability(device)
     if capability < CAPABILITY:
         return f"compute capability {capability[0]}.{capability[1]} has no sparse tensor cores"
-    return open_cusparselt() or dtype is None or takes(device, dtype)
+    return open_cusparselt() or dtype is None or supports_product(device, dtype)
 
 
-def takes(
+def supports_product(
     device: torch.device, source: torch.dtype, result: torch.dtype | None = None, scaling: int = native.UNSCALED
 ) -> bool | str:
     """Return whether the open cuSPARSELt makes plans of such products, or the message of its refusal.
@@ -80,28 +80,30 @@ def takes(
     """
     index = device.index if device.index is not None else torch.cuda.current_device()
     # The version is part of the key: a test may open another one.
-    return _answer(index, source, result or native.RESULT[source], scaling, native.versions()[1])
+    return _query_support(index, source, result or native.RESULT[source], scaling, native.library_versions()[1])
 
 
 @cache
-def _answer(device: int, source: torch.dtype, result: torch.dtype, scaling: int, version: str) -> bool | str:
+def _query_support(device: int, source: torch.dtype, result: torch.dtype, scaling: int, version: str) -> bool | str:
     with torch.cuda.device(device):
-        _begin(device)
+        _ensure_context(device)
         try:
-            native.prepare(
-                native.Problem(device, *ASKED, source, result, scaling), True, torch.cuda.current_stream().cuda_stream
+            native.prepare_plan(
+                native.ProductProblem(device, *ASKED, source, result, scaling),
+                True,
+                torch.cuda.current_stream().cuda_stream,
             )
-        except native.Refusal as e:
+        except native.LibraryRefusal as e:
             return f"cuSPARSELt {version}: {e}"
     return True
 
 
-def _begin(device: int) -> None:
+def _ensure_context(device: int) -> None:
     """Make torch create the device's context, without which the driver gives no answer."""
     torch.empty(1, device=torch.device("cuda", device))
 
 
-def require(device: torch.device, where: str) -> None:
+def require_sparse(device: torch.device, where: str) -> None:
     """Raise SL401 unless :func:`available`."""
     why = available(device)
     if why is not True:

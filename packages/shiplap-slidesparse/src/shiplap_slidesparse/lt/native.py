@@ -19,17 +19,17 @@ __all__ = [
     "PER_TENSOR",
     "RESULT",
     "UNSCALED",
-    "Plan",
-    "Problem",
-    "Refusal",
-    "compress",
+    "LibraryRefusal",
+    "ProductPlan",
+    "ProductProblem",
+    "compress_at",
     "compressed_size",
-    "forget",
-    "multiply",
+    "count_plans",
+    "destroy_plans",
+    "library_versions",
+    "multiply_at",
     "open_libraries",
-    "plans",
-    "prepare",
-    "versions",
+    "prepare_plan",
 ]
 
 LIBRARY = Path(__file__).parents[1] / "libshiplap_slidesparse_lt.so"
@@ -53,12 +53,12 @@ RESULT = {
 }
 
 
-class Refusal(Exception):
+class LibraryRefusal(Exception):
     """The error of a library that does not support a device, type, size or algorithm."""
 
 
 @dataclass(frozen=True)
-class Problem:
+class ProductProblem:
     """A product ``[m, k] @ [n, k].T`` on a device; the fields of ``slidesparse_lt_problem`` in order.
 
     ``algorithm`` -1 and ``split_k`` 0 leave the choice to the library.
@@ -74,7 +74,7 @@ class Problem:
     algorithm: int = -1
     split_k: int = 0
 
-    def but(self, **changes: Any) -> Problem:
+    def but(self, **changes: Any) -> ProductProblem:
         return replace(self, **changes)
 
     def packed(self) -> Any:
@@ -84,43 +84,43 @@ class Problem:
 
 
 @cache
-def _library(path: Path) -> ctypes.CDLL:
+def _load_library(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     library.slidesparse_lt_plans.restype = ctypes.c_int64
     library.slidesparse_lt_versions.restype = library.slidesparse_lt_forget.restype = None
     return library
 
 
-def _functions() -> ctypes.CDLL:
-    return _library(find_library(LIBRARY))
+def _library_functions() -> ctypes.CDLL:
+    return _load_library(find_library(LIBRARY))
 
 
-def _call(name: str, *args: Any) -> None:
+def _call_library(name: str, *args: Any) -> None:
     """Call a function that returns a status and a text. Raises Refusal or SL305."""
     text = ctypes.create_string_buffer(1024)
     # ctypes passes a plain integer as 32 bits, which would cut addresses.
     converted = [v.encode() if isinstance(v, str) else ctypes.c_void_p(v) if isinstance(v, int) else v for v in args]
-    status = getattr(_functions(), f"slidesparse_lt_{name}")(*converted, text, ctypes.c_size_t(len(text)))
+    status = getattr(_library_functions(), f"slidesparse_lt_{name}")(*converted, text, ctypes.c_size_t(len(text)))
     if status == UNSUPPORTED:
-        raise Refusal(text.value.decode(errors="replace"))
+        raise LibraryRefusal(text.value.decode(errors="replace"))
     if status:
         raise error("SL305", where=f"slidesparse_lt_{name}", got=text.value.decode(errors="replace"), expected="")
 
 
 def open_libraries(cublaslt: str, cusparselt: str, driver: str, oldest: Sequence[int]) -> None:
     """Open the libraries that are not open; empty paths as in ``manage.h``. Raises Refusal with the reason."""
-    _call("open", cublaslt, cusparselt, driver, (ctypes.c_int64 * 3)(*oldest))
+    _call_library("open", cublaslt, cusparselt, driver, (ctypes.c_int64 * 3)(*oldest))
 
 
-def versions() -> tuple[str, str]:
+def library_versions() -> tuple[str, str]:
     """Return the versions of cuBLASLt and cuSPARSELt, ``""`` for one that is not open."""
     numbers = (ctypes.c_int64 * 6)()
-    _functions().slidesparse_lt_versions(numbers)
+    _library_functions().slidesparse_lt_versions(numbers)
     return tuple(".".join(map(str, part)) if part[0] >= 0 else "" for part in (numbers[:3], numbers[3:]))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProductPlan:
     """The facts of a plan: bytes of workspace and of the compressed weight, and the number of algorithms."""
 
     workspace: int
@@ -128,27 +128,27 @@ class Plan:
     algorithms: int
 
 
-def prepare(problem: Problem, sparse: bool, stream: int = 0) -> Plan:
+def prepare_plan(problem: ProductProblem, sparse: bool, stream: int = 0) -> ProductPlan:
     """Make the plan unless it exists. Raises Refusal if the library does not support the product."""
     info = (ctypes.c_int64 * 3)()
-    _call("prepare", problem.packed(), ctypes.c_int32(sparse), stream, info)
-    return Plan(*info)
+    _call_library("prepare", problem.packed(), ctypes.c_int32(sparse), stream, info)
+    return ProductPlan(*info)
 
 
-def compressed_size(problem: Problem) -> tuple[int, int]:
+def compressed_size(problem: ProductProblem) -> tuple[int, int]:
     """Return the bytes of the compressed weight and of the scratch to make it."""
     sizes = (ctypes.c_int64 * 2)()
-    _call("compressed_size", problem.packed(), sizes)
+    _call_library("compressed_size", problem.packed(), sizes)
     return sizes[0], sizes[1]
 
 
-def compress(problem: Problem, weight: int, compressed: int, scratch: int, stream: int) -> None:
+def compress_at(problem: ProductProblem, weight: int, compressed: int, scratch: int, stream: int) -> None:
     """Compress a row-major 2:4 weight. All tensors are passed as addresses."""
-    _call("compress", problem.packed(), weight, compressed, scratch, stream)
+    _call_library("compress", problem.packed(), weight, compressed, scratch, stream)
 
 
-def multiply(
-    problem: Problem,
+def multiply_at(
+    problem: ProductProblem,
     sparse: bool,
     x: int,
     weight: int,
@@ -162,14 +162,16 @@ def multiply(
     The weight is compressed if ``sparse``. Scales may be 0 for none. The workspace has an address and a size.
     """
     room = ctypes.c_size_t(workspace[1])
-    _call("multiply", problem.packed(), ctypes.c_int32(sparse), x, weight, *scales, out, workspace[0], room, stream)
+    _call_library(
+        "multiply", problem.packed(), ctypes.c_int32(sparse), x, weight, *scales, out, workspace[0], room, stream
+    )
 
 
-def plans() -> int:
+def count_plans() -> int:
     """Return the number of plans."""
-    return int(_functions().slidesparse_lt_plans())
+    return int(_library_functions().slidesparse_lt_plans())
 
 
-def forget() -> None:
+def destroy_plans() -> None:
     """Destroy plans and handles, for tests."""
-    _functions().slidesparse_lt_forget()
+    _library_functions().slidesparse_lt_forget()

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["prepare"]
+__all__ = ["prepare_captures"]
 
 
-def prepare(
+def prepare_captures(
     run: Callable[[Tensor], Any],
     rows: Iterable[int],
     k: int,

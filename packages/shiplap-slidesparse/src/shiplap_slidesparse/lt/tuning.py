@@ -16,7 +16,16 @@ from shiplap.plugin_api.tuning import Choice, ConfigSource, Value
 from shiplap_slidesparse import formats, layers, ops
 from shiplap_slidesparse.lt import kernels, libraries, native
 
-__all__ = ["ALGORITHMS", "FEW_ROWS", "SPLITS", "algorithms", "problem_of", "taken", "tune", "tune_layer"]
+__all__ = [
+    "ALGORITHMS",
+    "FEW_ROWS",
+    "SPLITS",
+    "accepts_config",
+    "list_algorithms",
+    "problem_of",
+    "tune_layer",
+    "tune_product",
+]
 
 SPLITS = (2, 4, -1)  # beside the library's own; -1 is segment-k
 FEW_ROWS = 1024  # with more, there are tiles enough to fill the device
@@ -37,84 +46,86 @@ _LEAVES: dict[sl.Op, tuple[sl.Op | None, sl.Op]] = {
 }
 
 
-def problem_of(op: sl.Op, device: int, m: int, n: int, k: int) -> native.Problem:
+def problem_of(op: sl.Op, device: int, m: int, n: int, k: int) -> native.ProductProblem:
     """Return the product that a call of the leaf ``op`` computes, with the library's own algorithm."""
     source = _SOURCE[op]
     scaling = native.PER_ROW if op is ops.mm_fp8 else native.UNSCALED
-    return native.Problem(device, m, n, k, source, native.RESULT[source], scaling)
+    return native.ProductProblem(device, m, n, k, source, native.RESULT[source], scaling)
 
 
-def _configured(problem: native.Problem, config: Mapping[str, Value]) -> native.Problem:
+def _with_config(problem: native.ProductProblem, config: Mapping[str, Value]) -> native.ProductProblem:
     return problem.but(algorithm=config["ALG"], split_k=config.get("SPLIT_K", 0))
 
 
-class Algorithms(ConfigSource):
+class AlgorithmSource(ConfigSource):
     """The algorithms of a leaf product as the library lists them. A config takes a call for which it has a plan."""
 
     def configs(self, op: sl.Op, device: torch.device, sizes: Mapping[str, Any]) -> list[dict[str, int]]:
         """Return the library's own choice, then every algorithm for which it makes a plan."""
-        problem = problem_of(op, _index(device), sizes["m"], sizes["n"], sizes["k"])
+        problem = problem_of(op, _device_index(device), sizes["m"], sizes["n"], sizes["k"])
         default = {"ALG": -1} if op in kernels.DENSE else kernels.DEFAULT
-        return [default, *algorithms(op, problem, _stream(device))]
+        return [default, *list_algorithms(op, problem, _stream_handle(device))]
 
     def refusal(self, op: sl.Op, config: Mapping[str, Value], args: tuple[Any, ...]) -> str:
         x = args[0]
         n = len(args[1]) if op in kernels.DENSE else args[2]
-        problem = problem_of(op, _index(x.device), x.shape[0], n, x.shape[1])
+        problem = problem_of(op, _device_index(x.device), x.shape[0], n, x.shape[1])
         try:
-            native.prepare(_configured(problem, config), op in kernels.SPARSE, _stream(x.device))
-        except native.Refusal as e:
+            native.prepare_plan(_with_config(problem, config), op in kernels.SPARSE, _stream_handle(x.device))
+        except native.LibraryRefusal as e:
             return str(e)
         return ""
 
 
-ALGORITHMS = Algorithms(f"{__name__}:ALGORITHMS", "cuda", kernels.NAME)
+ALGORITHMS = AlgorithmSource(f"{__name__}:ALGORITHMS", "cuda", kernels.NAME)
 
 
-def algorithms(
-    op: sl.Op, problem: native.Problem, stream: int = 0, splits: Sequence[int] | None = None
+def list_algorithms(
+    op: sl.Op, problem: native.ProductProblem, stream: int = 0, splits: Sequence[int] | None = None
 ) -> list[dict[str, int]]:
     """Return the configs of ``op`` for which the library makes a plan. By default the rows decide the ``splits``."""
     sparse = op in kernels.SPARSE
     if sparse:
-        libraries.require(torch.device("cuda", problem.device), op.spec.name)
+        libraries.require_sparse(torch.device("cuda", problem.device), op.spec.name)
     try:
-        count = native.prepare(problem, sparse, stream).algorithms
-    except native.Refusal:
+        count = native.prepare_plan(problem, sparse, stream).algorithms
+    except native.LibraryRefusal:
         return []
     if splits is None:
         # With many rows the tiles fill the device, and a split only adds a reduction.
         splits = (0, *SPLITS) if sparse and problem.m <= FEW_ROWS else (0,)
     listed = [
-        {"ALG": a, "SPLIT_K": s, "VERSION": _version()} if sparse else {"ALG": a} for s in splits for a in range(count)
+        {"ALG": a, "SPLIT_K": s, "VERSION": _cusparselt_version()} if sparse else {"ALG": a}
+        for s in splits
+        for a in range(count)
     ]
-    return [config for config in listed if taken(op, problem, config, stream)]
+    return [config for config in listed if accepts_config(op, problem, config, stream)]
 
 
-def taken(op: sl.Op, problem: native.Problem, config: Mapping[str, Value], stream: int = 0) -> bool:
+def accepts_config(op: sl.Op, problem: native.ProductProblem, config: Mapping[str, Value], stream: int = 0) -> bool:
     """Return whether the library makes a plan of this config. The plan then exists."""
     try:
-        native.prepare(_configured(problem, config), op in kernels.SPARSE, stream)
-    except native.Refusal:
+        native.prepare_plan(_with_config(problem, config), op in kernels.SPARSE, stream)
+    except native.LibraryRefusal:
         return False
     return True
 
 
-def _version() -> int:
+def _cusparselt_version() -> int:
     """Return the version of the open cuSPARSELt as one number, as ``Version::number`` does."""
-    major, minor, patch = map(int, native.versions()[1].split("."))
+    major, minor, patch = map(int, native.library_versions()[1].split("."))
     return major * 1000000 + minor * 1000 + patch
 
 
-def _index(device: torch.device) -> int:
+def _device_index(device: torch.device) -> int:
     return device.index if device.index is not None else torch.cuda.current_device()
 
 
-def _stream(device: torch.device) -> int:
+def _stream_handle(device: torch.device) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-def tune(
+def tune_product(
     op: sl.Op,
     sizes: Iterable[tuple[int, int, int]],
     device: str = "cuda",
@@ -149,7 +160,7 @@ def tune_layer(
     for leaf, depth in ((dense, k), (sparse, formats.lifted_depth(k, pairs))):
         usable = leaf in kernels.SPARSE and libraries.available(device, _SOURCE[leaf]) is True
         if leaf is not None and (usable or (leaf in kernels.DENSE and n % 32 == 0 and k % 32 == 0)):
-            choices += tune(leaf, [(-(-m // 16) * 16, wide, depth) for m in rows], device, seconds, remeasure)
+            choices += tune_product(leaf, [(-(-m // 16) * 16, wide, depth) for m in rows], device, seconds, remeasure)
     # Samples have to be packed in the layout that the kernels of this device read.
     layout = ops.CUSPARSELT if libraries.available(device) is True else ops.PORTABLE
     drawn_as = {"dtype": str(dtype)} if op in (layers.linear_int8, layers.linear_fp8) else {}

@@ -9,12 +9,12 @@ from shiplap.plugin_api import error
 from shiplap_slidesparse.lt import libraries, native
 from shiplap_slidesparse.lt.native import RESULT
 
-__all__ = ["compress", "expand", "product", "scaled_product"]
+__all__ = ["compress_weight", "expand_weight", "multiply_weight", "scaled_product"]
 
 ROWS = 2048  # of an identity matrix at a time
 
 
-def compress(slid: Tensor) -> Tensor:
+def compress_weight(slid: Tensor) -> Tensor:
     """Compress a 2:4 weight ``[n, k']`` on a GPU, in whole tiles, to cuSPARSELt's bytes, uint8 ``[_]`` (layout 1).
 
     An empty weight has no bytes. Raises SL211 for another dtype or size, SL401 without a usable cuSPARSELt, and SL305
@@ -30,24 +30,24 @@ def compress(slid: Tensor) -> Tensor:
             fix="pass what slide() returned",
             expected="int8, float8_e4m3fn, bfloat16 or float16, sizes that are multiples of 32",
         )
-    libraries.require(slid.device, where)
+    libraries.require_sparse(slid.device, where)
     if not slid.numel():
         return slid.new_empty(0, dtype=torch.uint8)
     slid = slid.contiguous()
-    problem = _problem(slid.device, 16, n, k, slid.dtype)
+    problem = _product_problem(slid.device, 16, n, k, slid.dtype)
     with torch.cuda.device(slid.device):
         stream = torch.cuda.current_stream().cuda_stream
         try:
             size, scratch_size = native.compressed_size(problem)
             packed = slid.new_zeros(size, dtype=torch.uint8)
             scratch = slid.new_empty(max(scratch_size, 16), dtype=torch.uint8)
-            native.compress(problem, slid.data_ptr(), packed.data_ptr(), scratch.data_ptr(), stream)
-        except native.Refusal as e:
+            native.compress_at(problem, slid.data_ptr(), packed.data_ptr(), scratch.data_ptr(), stream)
+        except native.LibraryRefusal as e:
             raise error("SL305", where=where, got=str(e), expected="a compressed weight") from None
     return packed
 
 
-def product(
+def multiply_weight(
     x: Tensor, weight: Tensor, n: int, result: torch.dtype, *, sparse: bool, scales: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
     """Return ``x [m, k]`` times a weight of ``n`` rows, compressed if ``sparse``, as ``result``: whole tiles.
@@ -55,11 +55,11 @@ def product(
     The leaf ops do not have these cases: other types of results, and FP8 with one scale for all of ``x`` and one for
     all of a dense weight (``scales``, float32 of one element each). Raises SL305 if the library refuses.
     """
-    problem = _problem(x.device, x.shape[0], n, x.shape[1], x.dtype).but(result=result)
+    problem = _product_problem(x.device, x.shape[0], n, x.shape[1], x.dtype).but(result=result)
     if scales is None:
-        return _run(problem, sparse, x, weight, (0, 0))
+        return _run_product(problem, sparse, x, weight, (0, 0))
     places = scales[0].data_ptr(), scales[1].data_ptr()
-    return _run(problem.but(scaling=native.PER_TENSOR), sparse, x, weight, places)
+    return _run_product(problem.but(scaling=native.PER_TENSOR), sparse, x, weight, places)
 
 
 def scaled_product(x: Tensor, packed: Tensor, scale: Tensor, result: torch.dtype) -> Tensor:
@@ -70,15 +70,19 @@ def scaled_product(x: Tensor, packed: Tensor, scale: Tensor, result: torch.dtype
     """
     n, scale = len(scale), scale.contiguous()
     # One kernel instead of two, and no intermediate result in memory.
-    if libraries.takes(x.device, x.dtype, result, native.PER_ROW) is True:
-        problem = _problem(x.device, x.shape[0], n, x.shape[1], x.dtype).but(result=result, scaling=native.PER_ROW)
-        return _run(problem, True, x, packed, (0, scale.data_ptr()))
+    if libraries.supports_product(x.device, x.dtype, result, native.PER_ROW) is True:
+        problem = _product_problem(x.device, x.shape[0], n, x.shape[1], x.dtype).but(
+            result=result, scaling=native.PER_ROW
+        )
+        return _run_product(problem, True, x, packed, (0, scale.data_ptr()))
     wide = torch.int32 if x.dtype == torch.int8 else torch.float32
-    return (product(x, packed, n, wide, sparse=True) * scale).to(result)
+    return (multiply_weight(x, packed, n, wide, sparse=True) * scale).to(result)
 
 
-def _run(problem: native.Problem, sparse: bool, x: Tensor, weight: Tensor, scales: tuple[int, int]) -> Tensor:
-    where, x, weight = "slidesparse.lt.product", _placed(x), _placed(weight)
+def _run_product(
+    problem: native.ProductProblem, sparse: bool, x: Tensor, weight: Tensor, scales: tuple[int, int]
+) -> Tensor:
+    where, x, weight = "slidesparse.lt.product", _align_operand(x), _align_operand(weight)
     _check_operands(where, problem, sparse, x, weight)
     out = torch.empty(problem.m, problem.n, dtype=problem.result, device=x.device)
     # The libraries refuse empty products.
@@ -87,7 +91,7 @@ def _run(problem: native.Problem, sparse: bool, x: Tensor, weight: Tensor, scale
     with torch.cuda.device(x.device):
         stream = torch.cuda.current_stream().cuda_stream
         try:
-            plan = native.prepare(problem, sparse, stream)
+            plan = native.prepare_plan(problem, sparse, stream)
             if weight.numel() < plan.compressed:  # 0 of a dense one
                 raise error(
                     "SL211",
@@ -97,7 +101,7 @@ def _run(problem: native.Problem, sparse: bool, x: Tensor, weight: Tensor, scale
                     expected=f"those of {problem.n} rows of {problem.k} {x.dtype}",
                 )
             scratch = torch.empty(plan.workspace, dtype=torch.uint8, device=x.device)
-            native.multiply(
+            native.multiply_at(
                 problem,
                 sparse,
                 x.data_ptr(),
@@ -107,12 +111,12 @@ def _run(problem: native.Problem, sparse: bool, x: Tensor, weight: Tensor, scale
                 (scratch.data_ptr(), plan.workspace),
                 stream,
             )
-        except native.Refusal as e:
+        except native.LibraryRefusal as e:
             raise error("SL305", where=where, got=str(e), expected="a product") from None
     return out
 
 
-def _check_operands(where: str, p: native.Problem, sparse: bool, x: Tensor, weight: Tensor) -> None:
+def _check_operands(where: str, p: native.ProductProblem, sparse: bool, x: Tensor, weight: Tensor) -> None:
     """Raise SL211 for operands that the library would read beyond their end, or from a wrong address.
 
     An invalid access on a GPU ends the CUDA context of the process.
@@ -130,26 +134,26 @@ def _check_operands(where: str, p: native.Problem, sparse: bool, x: Tensor, weig
         )
 
 
-def _placed(t: Tensor) -> Tensor:
+def _align_operand(t: Tensor) -> Tensor:
     """Return ``t`` contiguous and aligned to 16 bytes: a view may begin at any element."""
     t = t.contiguous()
     # Plans are made for addresses that are multiples of 16 bytes.
     return t.clone() if t.data_ptr() & 15 else t
 
 
-def expand(packed: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
-    """Invert ``compress`` to ``[n, k]``: the product with an identity matrix, a few rows at a time."""
-    libraries.require(packed.device, "slidesparse.lt.expand")
+def expand_weight(packed: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
+    """Invert ``compress_weight`` to ``[n, k]``: the product with an identity matrix, a few rows at a time."""
+    libraries.require_sparse(packed.device, "slidesparse.lt.expand")
     weight = torch.empty(n, k, dtype=dtype, device=packed.device)
     for start in range(0, k, ROWS):
         rows = min(ROWS, k - start)
         # ``torch.eye`` has no float8, so the identity is cast afterwards.
         eye = torch.eye(k, rows, device=packed.device, dtype=torch.float16).roll(start, 0).t()
-        columns = product(eye.to(dtype).contiguous(), packed, n, RESULT[dtype], sparse=True)
+        columns = multiply_weight(eye.to(dtype).contiguous(), packed, n, RESULT[dtype], sparse=True)
         weight[:, start : start + rows] = columns.t().to(dtype)
     return weight
 
 
-def _problem(device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> native.Problem:
+def _product_problem(device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> native.ProductProblem:
     index = device.index if device.index is not None else torch.cuda.current_device()
-    return native.Problem(index, m, n, k, dtype, RESULT[dtype])
+    return native.ProductProblem(index, m, n, k, dtype, RESULT[dtype])

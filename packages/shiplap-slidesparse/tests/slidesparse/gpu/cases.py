@@ -33,7 +33,7 @@ def values(rows: int, k: int, dtype: torch.dtype) -> Tensor:
 
 def slid_weight(n: int, k: int, dtype: torch.dtype, pattern: str = "2:4") -> Tensor:
     """A 2:4 weight ``[n, k']`` made of a pruned one."""
-    return formats.slide(formats.prune(values(n, k, dtype).float(), pattern), pattern).to(dtype)
+    return formats.slide_weight(formats.prune(values(n, k, dtype).float(), pattern), pattern).to(dtype)
 
 
 def check(out: Tensor, x: Tensor, weight: Tensor, rows: Tensor | None = None, columns: Tensor | None = None) -> None:
@@ -57,8 +57,8 @@ def layer(op: sl.Op, m: int, n: int, k: int, pairs: int = 4, bias: bool = True) 
     pruned = formats.prune(torch.randn(n, k, device=CUDA) / k**0.5, formats.Pattern(pairs))
     weight, scale = quantise_weight(pruned, dtype) if dtype != torch.bfloat16 else (pruned.bfloat16(), None)
     rows = formats.dense_depth(n)
-    slid = formats.slide(formats.pad(weight.float(), rows, k), formats.Pattern(pairs)).to(weight.dtype)
-    packed = lt.compress(slid)
+    slid = formats.slide_weight(formats.pad_matrix(weight.float(), rows, k), formats.Pattern(pairs)).to(weight.dtype)
+    packed = lt.compress_weight(slid)
     x = torch.randn(m, k, device=CUDA, dtype=torch.bfloat16)
     added = torch.randn(n, device=CUDA, dtype=torch.bfloat16) if bias else None
     return x, scale if scale is not None else n, weight, packed, added, pairs, ops.CUSPARSELT

@@ -28,7 +28,7 @@ def test_captured_layers_follow_new_data(sparse, op):
     x, second, weight, packed, *rest = layer(op, 48, 512, 1024)
     for form in ((weight, None), (None, packed)):
         graph, static, out = captured(lambda t, form=form: op(t, second, *form, *rest), x)
-        made = native.plans()
+        made = native.count_plans()
         for step in range(4):
             static.copy_(torch.randn_like(x))
             out.fill_(7)
@@ -38,7 +38,7 @@ def test_captured_layers_follow_new_data(sparse, op):
             graph.replay()
             torch.cuda.synchronize()
             assert torch.equal(out, op(static, second, *form, *rest))
-        assert native.plans() == made
+        assert native.count_plans() == made
 
 
 @pytest.mark.parametrize("op", [ops.mm_int8, ops.mm_fp8, *SPARSE.values()], ids=lambda op: op.spec.opname)
@@ -51,17 +51,17 @@ def test_a_capture_makes_its_plan_beside_the_graph(sparse, op):
     def operands(m: int, n: int, k: int) -> tuple:
         x, weight = values(m, k, dtype), slid_weight(n, k, dtype)
         scales = (torch.rand(m, device=CUDA) + 0.5, torch.rand(n, device=CUDA) + 0.5) if op is ops.mm_fp8 else ()
-        rest = (lt.compress(weight), n, ops.CUSPARSELT) if op in SPARSE.values() else (weight, *scales)
+        rest = (lt.compress_weight(weight), n, ops.CUSPARSELT) if op in SPARSE.values() else (weight, *scales)
         return x, weight, rest, scales
 
     x, _, rest, _ = operands(16, 32, 64)
     op(x, *rest)
     x, weight, rest, scales = operands(80, 192 if op in SPARSE.values() else 160, 288)
-    graph, made = torch.cuda.CUDAGraph(), native.plans()
+    graph, made = torch.cuda.CUDAGraph(), native.count_plans()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         out = op(x, *rest)
-    assert native.plans() == made + 1
+    assert native.count_plans() == made + 1
     for _ in range(3):
         x.copy_(values(80, 288, dtype))
         graph.replay()
@@ -105,9 +105,9 @@ def test_streams_do_not_share_scratch(sparse):
     """Split-k algorithms use their workspace: two streams, one held back, many rounds."""
     m, n, k = 64, 1024, 8192
     x, weight = values(m, k, torch.int8), slid_weight(n, k, torch.int8)
-    blob = lt.compress(weight)
+    blob = lt.compress_weight(weight)
     problem = tuning.problem_of(ops.sparse_mm_int8, 0, m, n, k)
-    split = [c for c in tuning.algorithms(ops.sparse_mm_int8, problem) if c["SPLIT_K"] not in (0, 1)][:3]
+    split = [c for c in tuning.list_algorithms(ops.sparse_mm_int8, problem) if c["SPLIT_K"] not in (0, 1)][:3]
     kernel = ops.sparse_mm_int8.kernels["cuda"][0]
     want = (x.double() @ weight.double().t()).int()
     for config in split or [kernels.DEFAULT]:
@@ -175,12 +175,12 @@ def test_both_bindings_use_the_same_plans(sparse):
     from shiplap.kernels.native.binding import build
 
     weight = slid_weight(96, 96, torch.int8)
-    blob, x = lt.compress(weight), values(32, 96, torch.int8)
+    blob, x = lt.compress_weight(weight), values(32, 96, torch.int8)
     check(ops.sparse_mm_int8(x, blob, 96, ops.CUSPARSELT), x, weight)
-    made = native.plans()
+    made = native.count_plans()
     build(ops.sparse_mm_int8)
     check(ops.sparse_mm_int8(x, blob, 96, ops.CUSPARSELT), x, weight)
-    assert native.plans() == made
+    assert native.count_plans() == made
     with pytest.raises(sl.ShiplapError, match="bytes, a weight of 96 rows of 96 takes"):
         ops.sparse_mm_int8(x, blob[:-16].clone(), 96, ops.CUSPARSELT)
 
@@ -188,7 +188,7 @@ def test_both_bindings_use_the_same_plans(sparse):
 @pytest.mark.whole_device
 def test_calls_take_no_memory_of_their_own(sparse):
     weight = slid_weight(1024, 1024, FP8)
-    blob, x = lt.compress(weight), values(128, 1024, FP8)
+    blob, x = lt.compress_weight(weight), values(128, 1024, FP8)
     for _ in range(3):
         ops.sparse_mm_fp8(x, blob, 1024, ops.CUSPARSELT)
     torch.cuda.synchronize()
@@ -203,7 +203,7 @@ def test_calls_take_no_memory_of_their_own(sparse):
 def test_threads_share_one_plan(sparse, op):
     dtype = next(d for d, o in SPARSE.items() if o is op)
     weight = slid_weight(64, 128, dtype)
-    blob, start, wrong = lt.compress(weight), threading.Barrier(8), []
+    blob, start, wrong = lt.compress_weight(weight), threading.Barrier(8), []
     mine = [values(32, 128, dtype) for _ in range(8)]
     want = [op(x, blob, 64, ops.CUSPARSELT) for x in mine]
     torch.cuda.synchronize()
@@ -225,12 +225,12 @@ def test_threads_share_one_plan(sparse, op):
 @pytest.mark.whole_device
 def test_tuning_chooses_among_the_librarys_algorithms(sparse, tmp_path, monkeypatch):
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
-    (choices,) = tuning.tune(ops.sparse_mm_int8, [(64, 512, 1024)], seconds=20)
+    (choices,) = tuning.tune_product(ops.sparse_mm_int8, [(64, 512, 1024)], seconds=20)
     assert choices.kernel == "lt"
     assert choices.tried > 3
     assert [f.evidence for f in choices.findings if f.verdict == "fail"] == []
     x, weight = values(64, 1024, torch.int8), slid_weight(512, 1024, torch.int8)
-    check(ops.sparse_mm_int8(x, lt.compress(weight), 512, ops.CUSPARSELT), x, weight)
+    check(ops.sparse_mm_int8(x, lt.compress_weight(weight), 512, ops.CUSPARSELT), x, weight)
 
 
 def test_torchs_own_older_library_is_refused():

@@ -14,7 +14,7 @@ from shiplap.declare.config import Config
 from shiplap.dispatch.launch import poisoned_workspace
 from shiplap_slidesparse import formats, layers, lt, ops
 from shiplap_slidesparse.lt import native, tuning
-from shiplap_slidesparse.quantise import quantise
+from shiplap_slidesparse.quantise import quantise_rows
 from shiplap_testing.paths import REPOSITORY
 from tests.slidesparse.gpu.cases import CUDA, FP8, LAYERS, MARKS, SPARSE, check, layer, slid_weight, values
 from tests.slidesparse.gpu.cases import sparse as sparse
@@ -42,7 +42,7 @@ def test_dense_products(size):
 def test_sparse_products(sparse, dtype, size):
     m, n, k = size
     x, weight = values(m, k, dtype), slid_weight(n, k, dtype)
-    check(SPARSE[dtype](x, lt.compress(weight), n, ops.CUSPARSELT), x, weight)
+    check(SPARSE[dtype](x, lt.compress_weight(weight), n, ops.CUSPARSELT), x, weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, FP8], ids=str)
@@ -50,9 +50,15 @@ def test_scales_of_the_weights_rows(sparse, dtype):
     """By the library or by PyTorch, whichever the library's answer is."""
     m, n, k = 128, 256, 512
     x, weight, scale = values(m, k, dtype), slid_weight(n, k, dtype), torch.rand(n, device=CUDA) + 0.5
-    print(dtype, "scaled by cuSPARSELt:", lt.takes(x.device, dtype, torch.bfloat16, native.PER_ROW))
-    check(lt.scaled_product(x, lt.compress(weight), scale, torch.bfloat16), x, weight, None, scale)
-    check(lt.product(x, lt.compress(weight), n, torch.float32 if dtype == FP8 else torch.int32, sparse=True), x, weight)
+    print(dtype, "scaled by cuSPARSELt:", lt.supports_product(x.device, dtype, torch.bfloat16, native.PER_ROW))
+    check(lt.scaled_product(x, lt.compress_weight(weight), scale, torch.bfloat16), x, weight, None, scale)
+    check(
+        lt.multiply_weight(
+            x, lt.compress_weight(weight), n, torch.float32 if dtype == FP8 else torch.int32, sparse=True
+        ),
+        x,
+        weight,
+    )
 
 
 @pytest.mark.parametrize("pattern", ["4:6", "6:8", "8:10", "14:16"])
@@ -61,8 +67,8 @@ def test_a_slid_product_is_the_pruned_product_in_integers(sparse, pattern):
     for m, n, k in ((17, 64, 100), (16, 512, 3584)):
         pruned = formats.prune(values(n, k, torch.int8).float(), pattern).to(torch.int8)
         x = values(m, k, torch.int8)
-        blob = lt.compress(formats.slide(pruned, pattern))
-        got = ops.sparse_mm_int8(formats.lift(x, pairs), blob, n, ops.CUSPARSELT)[:m]
+        blob = lt.compress_weight(formats.slide_weight(pruned, pattern))
+        got = ops.sparse_mm_int8(formats.lift_columns(x, pairs), blob, n, ops.CUSPARSELT)[:m]
         assert torch.equal(got, (x.double() @ pruned.double().t()).int())
 
 
@@ -70,7 +76,7 @@ def test_a_slid_product_is_the_pruned_product_in_integers(sparse, pattern):
 def test_what_is_compressed_comes_back(sparse, dtype):
     for n, k in ((32, 32), (96, 160), (512, 2080)):
         weight = slid_weight(n, k, dtype)
-        assert torch.equal(lt.expand(lt.compress(weight), n, k, dtype).float(), weight.float())
+        assert torch.equal(lt.expand_weight(lt.compress_weight(weight), n, k, dtype).float(), weight.float())
 
 
 @pytest.mark.parametrize("dtype", SPARSE, ids=str)
@@ -78,7 +84,7 @@ def test_wide_weights_have_the_workspace_they_want(sparse, dtype):
     m, n, k = 128, 28672, 12288
     weight = torch.zeros(n, k, device=CUDA, dtype=dtype)
     weight[:, 1::4], weight[:, 2::4] = values(n, k // 4, dtype), values(n, k // 4, dtype)
-    x, blob = values(m, k, dtype), lt.compress(weight)
+    x, blob = values(m, k, dtype), lt.compress_weight(weight)
     some = torch.randint(0, n, (512,), device=CUDA)
     check(SPARSE[dtype](x, blob, n, ops.CUSPARSELT)[:, some], x, weight[some])
 
@@ -94,9 +100,9 @@ def test_the_library_is_asked_before_torch_has_begun(sparse):
 def test_all_algorithms_agree(sparse, dtype, m):
     n, k = 1024, 2048
     op, x, weight = SPARSE[dtype], values(m, k, dtype), slid_weight(n, k, dtype)
-    blob = lt.compress(weight)
+    blob = lt.compress_weight(weight)
     problem = tuning.problem_of(op, 0, m, n, k)
-    configs = tuning.algorithms(op, problem, torch.cuda.current_stream().cuda_stream)
+    configs = tuning.list_algorithms(op, problem, torch.cuda.current_stream().cuda_stream)
     assert len(configs) > 1, f"{len(configs)} algorithms for {dtype} {m} x {n} x {k}"
     kernel = next(k for k in op.kernels["cuda"] if k.name == "lt")
     call, wrong = op.bind((x, blob, n, ops.CUSPARSELT)), []
@@ -112,7 +118,7 @@ def test_all_algorithms_agree(sparse, dtype, m):
 
 def test_dense_algorithms_agree():
     x, weight = values(256, 2048, torch.int8), values(1024, 2048, torch.int8)
-    configs = tuning.algorithms(ops.mm_int8, tuning.problem_of(ops.mm_int8, 0, 256, 1024, 2048))
+    configs = tuning.list_algorithms(ops.mm_int8, tuning.problem_of(ops.mm_int8, 0, 256, 1024, 2048))
     kernel, call = ops.mm_int8.kernels["cuda"][0], ops.mm_int8.bind((x, weight))
     for config in configs:
         check(kernel.variant(Config.of(config)).run(call)[0], x, weight)
@@ -180,8 +186,8 @@ def test_offsets_beyond_31_bits():
     x = torch.zeros(70_000, 32_768, dtype=torch.bfloat16, device=CUDA)
     x[-3:] = torch.randn(3, 32_768, device=CUDA).bfloat16()
     q, scale = ops.quantise_int8(x, 4)
-    want, scales = quantise(x[-3:], torch.int8)
-    assert torch.equal(q[69_997:70_000].cpu(), formats.lift(want, 4)[:3].cpu())
+    want, scales = quantise_rows(x[-3:], torch.int8)
+    assert torch.equal(q[69_997:70_000].cpu(), formats.lift_columns(want, 4)[:3].cpu())
     assert torch.equal(scale[69_997:70_000], scales)
     assert not q[70_000:].any()
 

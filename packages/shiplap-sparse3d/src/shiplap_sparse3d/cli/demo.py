@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shiplap.plugin_api import error, verbs
-from shiplap_sparse3d.cli.progress import shown
+from shiplap_sparse3d.cli.progress import show_progress
 
 if TYPE_CHECKING:
     from shiplap_sparse3d.demo import DemoResult
@@ -65,25 +65,25 @@ def command(
             expected=", ".join(EXTRAS),
             fix='install them: pip install "shiplap-sparse3d[demo]"',
         )
-    _codes(classes)
+    _parse_codes(classes)
     if not 0 < unit < 1e6:
         raise error("SL613", where="--unit", got=unit, expected="metres above 0, as 0.3048 for feet")
     _require_device(device)
     verbs.require_directory(output)
-    from shiplap_sparse3d.demo import DemoSettings, run
+    from shiplap_sparse3d.demo import DemoSettings, run_demo
 
-    settings = DemoSettings(quick, device, output, seed, not no_audit, source, _codes(classes), unit)
-    with verbs.own_stdout(), shown(quiet=json) as progress:
-        result = run(settings, progress)
+    settings = DemoSettings(quick, device, output, seed, not no_audit, source, _parse_codes(classes), unit)
+    with verbs.own_stdout(), show_progress(quiet=json) as progress:
+        result = run_demo(settings, progress)
     if json:
         verbs.emit_json(result.json())
     else:
-        _print(result)
+        _print_demo(result)
     if result.graph_breaks or any(verdicts.fail for verdicts in result.audits.values()):
         raise typer.Exit(verbs.FAILED)
 
 
-def _codes(text: str) -> tuple[int, ...]:
+def _parse_codes(text: str) -> tuple[int, ...]:
     """Parse ``"2,9"`` to ``(2, 9)``. Raises SL613 for any other text."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) <= 255 for part in parts):
@@ -108,11 +108,11 @@ def _require_device(device: str) -> None:
     verbs.require_device(device)
 
 
-def _print(result: DemoResult) -> None:
-    from shiplap_sparse3d.demo.report import VERDICTS, rows
+def _print_demo(result: DemoResult) -> None:
+    from shiplap_sparse3d.demo.report import VERDICTS, headline_rows
 
     screen = verbs.out()
-    shown = rows(result)
+    shown = headline_rows(result)
     wide, value_wide = max(len(label) for label, _, _ in shown), max(len(value) for _, value, _ in shown)
     for label, value, note in shown:
         screen.print(f"{label:{wide}}  {value:>{value_wide}}  {note}".rstrip(), markup=False)

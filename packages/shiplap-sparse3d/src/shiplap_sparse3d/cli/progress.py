@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 from shiplap.plugin_api import verbs
 
-__all__ = ["shown"]
+__all__ = ["show_progress"]
 
 
 @contextlib.contextmanager
-def shown(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
+def show_progress(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
     """Show a bar per stage on stderr if that is a terminal. The bars are removed at the end."""
     if quiet or not sys.stderr.isatty():
         yield lambda stage, done, total, note: None

@@ -11,7 +11,7 @@ import typer
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import error, verbs
-from shiplap_sparse3d.cli.progress import shown
+from shiplap_sparse3d.cli.progress import show_progress
 
 if TYPE_CHECKING:
     from shiplap_sparse3d.survey import SurveyModel, SurveyResult
@@ -61,18 +61,18 @@ def command(
 
         here = local_device(device)
         verbs.require_device(here)
-        loaded = _model(model)
+        loaded = _load_model(model)
         with contextlib.suppress(AttributeError):
             loaded.net.to(here)
-        with shown(quiet=json) as progress:
+        with show_progress(quiet=json) as progress:
             result = survey(source, target, loaded, tile=tile, halo=halo, folder=folder, keep=keep, progress=progress)
     if json:
         verbs.emit_json(result.json())
     else:
-        _print(result)
+        _print_survey(result)
 
 
-def _model(target: str) -> SurveyModel:
+def _load_model(target: str) -> SurveyModel:
     """Return the model that ``target`` names, or that the named function returns. Raises SL825 for anything else."""
     from shiplap_sparse3d.survey import SurveyModel
 
@@ -88,7 +88,7 @@ def _model(target: str) -> SurveyModel:
             expected=meant or "module:name",
         )
     if callable(made) and not isinstance(made, SurveyModel):
-        made = _made(target, made)
+        made = _call_model_factory(target, made)
     if not isinstance(made, SurveyModel):
         got = f"a {type(made).__name__}"
         raise error(
@@ -97,7 +97,7 @@ def _model(target: str) -> SurveyModel:
     return made
 
 
-def _made(target: str, function: Callable[[], Any]) -> Any:
+def _call_model_factory(target: str, function: Callable[[], Any]) -> Any:
     """Return the result of the user's function. Raises SL825 if the function raises, as for missing weights."""
     try:
         return function()
@@ -110,7 +110,7 @@ def _made(target: str, function: Callable[[], Any]) -> Any:
         ) from failure
 
 
-def _print(result: SurveyResult) -> None:
+def _print_survey(result: SurveyResult) -> None:
     rows = [
         ("points", f"{result.points:,}"),
         ("tiles", f"{result.tiles:,} of {result.tile} x {result.tile} voxels, {result.predicted:,} predicted now"),

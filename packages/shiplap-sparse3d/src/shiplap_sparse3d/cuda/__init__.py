@@ -6,7 +6,7 @@ from torch import Tensor
 
 from shiplap.plugin_api import late_launches
 from shiplap_sparse3d import bounded, norms, ops, planning, pooling
-from shiplap_sparse3d.cuda.late import late
+from shiplap_sparse3d.cuda.late import lazy_function
 from shiplap_sparse3d.cuda.status import synchronize
 
 __all__ = ["synchronize"]
@@ -17,20 +17,20 @@ SORT = "(parts * (24 * {0} + min(8 * {0}, 2097152) + 16384) + 7) // 8 * 8"  # by
 
 @ops.unique_coords.kernel("cuda", name="triton")
 def _(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    outputs: tuple[Tensor, Tensor, Tensor] = late("unique", "unique_coords")(coords)
+    outputs: tuple[Tensor, Tensor, Tensor] = lazy_function("unique", "unique_coords")(coords)
     return outputs
 
 
 @ops.segment_mean.kernel("cuda", name="triton")
 def _(feats: Tensor, index: Tensor, counts: Tensor, *, out: Tensor) -> None:
-    late("unique", "segment_mean")(feats, index, counts, out=out)
+    lazy_function("unique", "segment_mean")(feats, index, counts, out=out)
 
 
 @ops.subm_table.kernel("cuda", name="triton", workspace=HASH)
 def _(
     coords: Tensor, spatial_shape: list[int], kernel: list[int], dilation: list[int], *, out: Tensor, workspace: Tensor
 ) -> None:
-    late("plain_tables", "subm_table")(coords, spatial_shape, kernel, dilation, out=out, workspace=workspace)
+    lazy_function("plain_tables", "subm_table")(coords, spatial_shape, kernel, dilation, out=out, workspace=workspace)
 
 
 @ops.conv_table.kernel("cuda", name="triton", workspace=HASH)
@@ -46,7 +46,7 @@ def _(
     out: Tensor,
     workspace: Tensor,
 ) -> None:
-    late("plain_tables", "conv_table")(
+    lazy_function("plain_tables", "conv_table")(
         coords, out_coords, spatial_shape, kernel, stride, padding, dilation, out=out, workspace=workspace
     )
 
@@ -60,7 +60,7 @@ def _(
     padding: list[int],
     dilation: list[int],
 ) -> Tensor:
-    return late("cells", "out_coords")(coords, spatial_shape, kernel, stride, padding, dilation)
+    return lazy_function("cells", "out_coords")(coords, spatial_shape, kernel, stride, padding, dilation)
 
 
 TABLES, SORTS = f"{__name__}.tables", f"{__name__}.sort"
@@ -95,17 +95,17 @@ norms.norm_relu.kernel(
 
 @pooling.max_pool_with_taps.kernel("cuda", name="triton")
 def _(feats: Tensor, table: Tensor, table_t: Tensor | None, *, out: Tensor, taps: Tensor) -> None:
-    late("pool", "max_pool_with_taps")(feats, table, table_t, out=out, taps=taps)
+    lazy_function("pool", "max_pool_with_taps")(feats, table, table_t, out=out, taps=taps)
 
 
 @pooling.max_pool_grad.kernel("cuda", name="triton")
 def _(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -> None:
-    late("pool", "max_pool_grad")(grad, taps, table_t, out=out)
+    lazy_function("pool", "max_pool_grad")(grad, taps, table_t, out=out)
 
 
 @pooling.sum_pool.kernel("cuda", name="triton")
 def _(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool, *, out: Tensor) -> None:
-    late("pool", "sum_pool")(feats, table, table_t, average, out=out)
+    lazy_function("pool", "sum_pool")(feats, table, table_t, average, out=out)
 
 
 _PARTS = "min(cdiv(n, 2048), 256) * batch_size"  # as many as scenes.PART and scenes.PARTS make, for each scene
@@ -113,9 +113,9 @@ _PARTS = "min(cdiv(n, 2048), 256) * batch_size"  # as many as scenes.PART and sc
 
 @pooling.global_max_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * 4 * c")
 def _(feats: Tensor, coords: Tensor, batch_size: int, *, out: Tensor, rows: Tensor, workspace: Tensor) -> None:
-    late("scenes", "global_max_pool")(feats, coords, batch_size, out=out, rows=rows, workspace=workspace)
+    lazy_function("scenes", "global_max_pool")(feats, coords, batch_size, out=out, rows=rows, workspace=workspace)
 
 
 @pooling.global_sum_pool.kernel("cuda", name="triton", workspace=f"{_PARTS} * (8 * c + 8)")
 def _(feats: Tensor, coords: Tensor, batch_size: int, average: bool, *, out: Tensor, workspace: Tensor) -> None:
-    late("scenes", "global_sum_pool")(feats, coords, batch_size, average, out=out, workspace=workspace)
+    lazy_function("scenes", "global_sum_pool")(feats, coords, batch_size, average, out=out, workspace=workspace)

@@ -62,20 +62,20 @@ def brick_numbers(hashed: int, dense: int) -> dict[str, str]:
     }
 
 
-def _arguments(rows: str) -> dict[str, str]:
+def _brick_arguments(rows: str) -> dict[str, str]:
     sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}
     around = {f"p{axis}": f"padding_{axis}" for axis in "xyz"}
     taps = {f"K{axis}": f"kernel[{i}]" for i, axis in enumerate("XYZ")}
     return {**sizes, "batches": "batches", **around, **taps, rows: "n", "SIZE": "size", "DENSE": "dense"}
 
 
-def _scratch(*names: str) -> dict[str, tuple[str, str]]:
+def _scratch_offsets(*names: str) -> dict[str, tuple[str, str]]:
     return {name: SCRATCH[name] for name in names}
 
 
 def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
     """Add to ``program`` the launches that put voxels into bricks and make the keys of the table's sort."""
-    when, arguments = "bricks == 1", _arguments("n")
+    when, arguments = "bricks == 1", _brick_arguments("n")
     # One fill clears the slots, the two counters and the zeros of the sort.
     program = program.fill(CLEAR, "slot_bytes + 16 + zeros", when=when).then(
         brick_insert_kernel,
@@ -83,7 +83,7 @@ def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
         when=when,
         arguments={name: arguments[name] for name in ("width", "height", "depth", "batches", "DENSE")},
         constants={"BLOCK": INSERTS, "num_warps": INSERT_WARPS},
-        scratch=_scratch("slots", "counters", "own", "taken"),
+        scratch=_scratch_offsets("slots", "counters", "own", "taken"),
         word="status",
         codes=codes,
     )
@@ -93,7 +93,7 @@ def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
         when=when,
         arguments={"DENSE": "dense"},
         constants={"BLOCK": TAKEN, "num_warps": 4},
-        scratch=_scratch("slots", "counters", "starts", "taken"),
+        scratch=_scratch_offsets("slots", "counters", "starts", "taken"),
     )
     keys = {"keys": ("int64", "keys"), "counts": ("int64", "counts")}
     # A sort by digits counts whole pages, so a program takes as many rows as a page has.
@@ -104,7 +104,7 @@ def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
             when=how,
             arguments={**arguments, "PARTS": "parts", "KEY": "key", "BINS": "bins", "PAGE": "page"},
             constants={"ROWS": rows, "num_warps": rows // 32},
-            scratch={**_scratch("slots", "starts", "rows", "own"), **keys},
+            scratch={**_scratch_offsets("slots", "starts", "rows", "own"), **keys},
         )
     return program
 
@@ -115,7 +115,7 @@ def ordered_entries(program: TritonLaunches, origins: str) -> TritonLaunches:
         brick_entries_kernel,
         grid=(f"cdiv(n, {ENTRIES.value})", "parts"),
         when="bricks == 1",
-        arguments={**_arguments("m"), "PARTS": "parts", "ORDERED": "digits"},
+        arguments={**_brick_arguments("m"), "PARTS": "parts", "ORDERED": "digits"},
         constants={"num_warps": ENTRY_WARPS},
-        scratch={**_scratch("slots", "starts", "rows"), "sorted_rows": ("int64", origins)},
+        scratch={**_scratch_offsets("slots", "starts", "rows"), "sorted_rows": ("int64", origins)},
     )

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from shiplap_sparse3d.cuda import sort
-from shiplap_sparse3d.cuda.hash import home, is_inside, report, search
+from shiplap_sparse3d.cuda.hash import first_slot, is_inside, report_row, search_blocks
 
 __all__ = [
     "ENTRIES",
@@ -42,27 +42,27 @@ def _coords_of(coords, row, inside):
 
 
 @triton.jit
-def _fourth(size):
+def _quarter(size):
     return (size >> 2) + ((size & 3) != 0).to(tl.int32)
 
 
 @triton.jit
-def _number(b, x, y, z, width, height, depth):
+def _brick_number(b, x, y, z, width, height, depth):
     """Return the number of a brick from its coordinates in bricks."""
-    return ((b * _fourth(width) + x) * _fourth(height) + y) * _fourth(depth) + z
+    return ((b * _quarter(width) + x) * _quarter(height) + y) * _quarter(depth) + z
 
 
 @triton.jit
-def _word(slots, slot, DENSE: tl.constexpr):
+def _word_address(slots, slot, DENSE: tl.constexpr):
     """Return the address of a brick's bits. In a hash the brick's number + 1 precedes them."""
     at = slot.to(tl.int64)
     if not DENSE:
         at = at * 2 + 1
-    return _words(slots) + at
+    return _word_pointer(slots) + at
 
 
 @triton.jit
-def _ones(word):
+def _word_of_ones(word):
     """Return the number of set bits in words of 64, in a form that the compiler turns into one instruction."""
     x = word.to(tl.uint64, bitcast=True)
     x = x - ((x >> 1) & 0x5555555555555555)
@@ -72,18 +72,18 @@ def _ones(word):
 
 
 @triton.jit
-def _below(word, bit):
+def _count_below(word, bit):
     """Return the number of set bits of a word below ``bit``."""
-    return _ones(word & ((tl.full(bit.shape, 1, tl.int64) << bit.to(tl.int64)) - 1))
+    return _word_of_ones(word & ((tl.full(bit.shape, 1, tl.int64) << bit.to(tl.int64)) - 1))
 
 
 @triton.jit
-def _ints(address):
+def _int_pointer(address):
     return address.to(tl.int64).to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
-def _words(address):
+def _word_pointer(address):
     return address.to(tl.int64).to(tl.pointer_type(tl.int64))
 
 
@@ -92,9 +92,9 @@ PLACES = ["slots", "counters", "starts", "rows", "own", "taken"]
 
 
 @triton.jit
-def _taken(slots, number, good, room):
+def _take_slots(slots, number, good, room):
     """Take a slot for each brick by its number + 1, if it is free. ``room`` is the number of slots."""
-    entries, slot = _words(slots), home(number, room)
+    entries, slot = _word_pointer(slots), first_slot(number, room)
     seen = tl.load(entries + slot.to(tl.int64) * 2, mask=good, other=0)  # most bricks are there already
     wanting = good & (seen != number)
     while tl.max(wanting.to(tl.int32), 0) > 0:
@@ -129,26 +129,26 @@ def brick_insert_kernel(
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = _coords_of(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
-    report(status, code, row, (b != -1) & ~good)
+    report_row(status, code, row, (b != -1) & ~good)
     if DENSE:
-        slot = _number(b, x >> 2, y >> 2, z >> 2, width, height, depth)
+        slot = _brick_number(b, x >> 2, y >> 2, z >> 2, width, height, depth)
     else:
-        number = _number(b.to(tl.int64), x >> 2, y >> 2, z >> 2, width, height, depth) + 1
-        slot = _taken(slots, number, good, capacity.to(tl.uint32))
+        number = _brick_number(b.to(tl.int64), x >> 2, y >> 2, z >> 2, width, height, depth) + 1
+        slot = _take_slots(slots, number, good, capacity.to(tl.uint32))
         # A later kernel needs the slot again, and a load is cheaper than a second search.
-        tl.store(_ints(own) + row, slot, mask=row < n)
+        tl.store(_int_pointer(own) + row, slot, mask=row < n)
     bit = ((x & 3) * 16 + (y & 3) * 4 + (z & 3)).to(tl.int64)
     word = tl.full((BLOCK,), 1, tl.int64) << bit
     # The old word also shows whether the cell was taken, which is a duplicate voxel.
-    old = tl.atomic_or(_word(slots, slot, DENSE), word, mask=good, sem="relaxed")
-    report(status, code_twice, row, good & (((old >> bit) & 1) != 0))
+    old = tl.atomic_or(_word_address(slots, slot, DENSE), word, mask=good, sem="relaxed")
+    report_row(status, code_twice, row, good & (((old >> bit) & 1) != 0))
     # The row that sets the first bit of a brick lists it, so each brick is listed once.
     made = good & (old == 0)
     new = made.to(tl.int32)
     total = tl.sum(new, 0)
     if total > 0:
-        first = tl.atomic_add(_ints(counters), total, sem="relaxed")
-        tl.store(_ints(taken) + first + tl.cumsum(new, 0) - 1, slot, mask=made)
+        first = tl.atomic_add(_int_pointer(counters), total, sem="relaxed")
+        tl.store(_int_pointer(taken) + first + tl.cumsum(new, 0) - 1, slot, mask=made)
 
 
 @triton.jit(do_not_specialize=PLACES)
@@ -156,17 +156,17 @@ def brick_start_kernel(
     slots: tl.int64, counters: tl.int64, starts: tl.int64, taken: tl.int64, DENSE: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Reserve space in the list of rows for each brick."""
-    at, bricks = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.load(_ints(counters))
+    at, bricks = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.load(_int_pointer(counters))
     if tl.program_id(0) * BLOCK < bricks:
-        slot = tl.load(_ints(taken) + at, mask=at < bricks, other=0)
-        voxels = _ones(tl.load(_word(slots, slot, DENSE), mask=at < bricks, other=0))
+        slot = tl.load(_int_pointer(taken) + at, mask=at < bricks, other=0)
+        voxels = _word_of_ones(tl.load(_word_address(slots, slot, DENSE), mask=at < bricks, other=0))
         # One atomic for a block of bricks. Their order varies, but each brick keeps its rows together.
-        first = tl.atomic_add(_ints(counters) + 1, tl.sum(voxels, 0), sem="relaxed")
-        tl.store(_ints(starts) + slot, first + tl.cumsum(voxels, 0) - voxels, mask=at < bricks)
+        first = tl.atomic_add(_int_pointer(counters) + 1, tl.sum(voxels, 0), sem="relaxed")
+        tl.store(_int_pointer(starts) + slot, first + tl.cumsum(voxels, 0) - voxels, mask=at < bricks)
 
 
 @triton.jit
-def _met(
+def _bricks_of_window(
     slots,
     b,
     x,
@@ -188,18 +188,18 @@ def _met(
     nx, ny, nz = near >> 2, (near >> 1) & 1, near & 1
     bx, by, bz = (x >> 2)[:, None] + nx, (y >> 2)[:, None] + ny, (z >> 2)[:, None] + nz
     met = (nx * 4 < ((x & 3) + KX)[:, None]) & (ny * 4 < ((y & 3) + KY)[:, None]) & (nz * 4 < ((z & 3) + KZ)[:, None])
-    met = met & (bx >= 0) & (bx < _fourth(width)) & (by >= 0) & (by < _fourth(height)) & (bz >= 0)
-    met = met & (bz < _fourth(depth)) & good[:, None]
+    met = met & (bx >= 0) & (bx < _quarter(width)) & (by >= 0) & (by < _quarter(height)) & (bz >= 0)
+    met = met & (bz < _quarter(depth)) & good[:, None]
     if DENSE:
-        slot = _number(b[:, None], bx, by, bz, width, height, depth)
+        slot = _brick_number(b[:, None], bx, by, bz, width, height, depth)
     else:
-        number = _number(b.to(tl.int64)[:, None], bx, by, bz, width, height, depth) + 1
-        slot, met = search(slots, number, met, capacity, 2)
-    return slot, tl.load(_word(slots, slot, DENSE), mask=met, other=0)
+        number = _brick_number(b.to(tl.int64)[:, None], bx, by, bz, width, height, depth) + 1
+        slot, met = search_blocks(slots, number, met, capacity, 2)
+    return slot, tl.load(_word_address(slots, slot, DENSE), mask=met, other=0)
 
 
 @triton.jit
-def _corners(of, ROWS: tl.constexpr):
+def _split_corners(of, ROWS: tl.constexpr):
     """Return the eight columns of ``[rows, 8]``."""
     # Triton cannot index registers, so the columns are split off axis by axis.
     z0, z1 = tl.split(tl.reshape(of, (ROWS, 2, 2, 2)))
@@ -249,15 +249,15 @@ def brick_hits_kernel(
     b, x, y, z = _coords_of(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
     if DENSE:
-        mine = _number(b, x >> 2, y >> 2, z >> 2, width, height, depth)
+        mine = _brick_number(b, x >> 2, y >> 2, z >> 2, width, height, depth)
     else:
-        mine = tl.load(_ints(own) + row, mask=good, other=0)
-    word = tl.load(_word(slots, mine, DENSE), mask=good, other=0)
-    start = tl.load(_ints(starts) + mine, mask=good, other=0)
-    tl.store(_ints(rows) + start + _below(word, (x & 3) * 16 + (y & 3) * 4 + (z & 3)), row, mask=good)
+        mine = tl.load(_int_pointer(own) + row, mask=good, other=0)
+    word = tl.load(_word_address(slots, mine, DENSE), mask=good, other=0)
+    start = tl.load(_int_pointer(starts) + mine, mask=good, other=0)
+    tl.store(_int_pointer(rows) + start + _count_below(word, (x & 3) * 16 + (y & 3) * 4 + (z & 3)), row, mask=good)
     x, y, z = x - px, y - py, z - pz
-    _, words = _met(slots, b, x, y, z, good, width, height, depth, capacity, KX, KY, KZ, DENSE)
-    a000, a001, a010, a011, a100, a101, a110, a111 = _corners(words, ROWS)
+    _, words = _bricks_of_window(slots, b, x, y, z, good, width, height, depth, capacity, KX, KY, KZ, DENSE)
+    a000, a001, a010, a011, a100, a101, a110, a111 = _split_corners(words, ROWS)
     hits = tl.zeros((ROWS,), tl.int32)
     for tx in tl.static_range(KX):
         # ``far``: the cell lies in the second brick along the axis.
@@ -276,17 +276,17 @@ def brick_hits_kernel(
 
 
 @triton.jit
-def _either(a, b):
+def _bitwise_or(a, b):
     return a | b
 
 
 @triton.jit
-def _entry(columns, rows, word, start, bit, hits, tap, part, place, m, SIZE: tl.constexpr):
+def _write_entries(columns, rows, word, start, bit, hits, tap, part, place, m, SIZE: tl.constexpr):
     """Write the entries of one tap to their places. ``hits`` has a bit for each hit."""
     above = word << (63 - bit).to(tl.int64)  # the tap's own bit is the sign, and those below follow
     hit = above < 0
     # Rows of a brick are in the order of its bits, so a count of bits is the place in the list.
-    entry = tl.load(rows + (start + _ones(above) - 1), mask=hit, other=-1)
+    entry = tl.load(rows + (start + _word_of_ones(above) - 1), mask=hit, other=-1)
     tl.store(columns + (tap + part * 0).to(tl.int64) * m + place, entry, mask=place < m)
     return hits | (hit.to(tl.int32) << (tap - part * SIZE))
 
@@ -325,11 +325,11 @@ def brick_entries_kernel(
     b, x, y, z = _coords_of(coords, row, place < m)
     good = is_inside(b, x, y, z, width, height, depth, batches)
     x, y, z = x - px, y - py, z - pz
-    slot, words = _met(slots, b, x, y, z, good, width, height, depth, capacity, KX, KY, KZ, DENSE)
-    begin = tl.load(_ints(starts) + slot.to(tl.int64), mask=words != 0, other=0)
-    a000, a001, a010, a011, a100, a101, a110, a111 = _corners(words, ENTRIES)
-    s000, s001, s010, s011, s100, s101, s110, s111 = _corners(begin, ENTRIES)
-    listed, hits = _ints(rows), tl.zeros((ENTRIES,), tl.int32)
+    slot, words = _bricks_of_window(slots, b, x, y, z, good, width, height, depth, capacity, KX, KY, KZ, DENSE)
+    begin = tl.load(_int_pointer(starts) + slot.to(tl.int64), mask=words != 0, other=0)
+    a000, a001, a010, a011, a100, a101, a110, a111 = _split_corners(words, ENTRIES)
+    s000, s001, s010, s011, s100, s101, s110, s111 = _split_corners(begin, ENTRIES)
+    listed, hits = _int_pointer(rows), tl.zeros((ENTRIES,), tl.int32)
     for tx in tl.static_range(KX):
         far = (x & 3) + tx >= 4
         b00, b01 = tl.where(far, a100, a000), tl.where(far, a101, a001)
@@ -346,8 +346,8 @@ def brick_entries_kernel(
                 bit = line + ((z + tz) & 3)
                 # Without a branch where all taps belong to one part.
                 if PARTS == 1:
-                    hits = _entry(columns, listed, word, start, bit, hits, tap, part, place, m, SIZE)
+                    hits = _write_entries(columns, listed, word, start, bit, hits, tap, part, place, m, SIZE)
                 else:
                     if part == tap // SIZE:
-                        hits = _entry(columns, listed, word, start, bit, hits, tap, part, place, m, SIZE)
-    tl.store(masks + part.to(tl.int64) * tl.num_programs(0) + block, tl.reduce(hits, 0, _either))
+                        hits = _write_entries(columns, listed, word, start, bit, hits, tap, part, place, m, SIZE)
+    tl.store(masks + part.to(tl.int64) * tl.num_programs(0) + block, tl.reduce(hits, 0, _bitwise_or))

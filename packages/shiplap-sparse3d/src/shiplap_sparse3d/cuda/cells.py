@@ -23,14 +23,14 @@ from shiplap_sparse3d.cuda.coords import (
     SIZES,
     WINDOW,
     most_outputs,
-    numbers,
-    reached,
+    output_numbers,
+    reached_output,
     window_arguments,
     with_keys,
-    write,
+    write_voxels,
 )
 from shiplap_sparse3d.cuda.coords import out_coords as by_hash
-from shiplap_sparse3d.cuda.hash import is_inside, load_coords, report
+from shiplap_sparse3d.cuda.hash import is_inside, load_coords, report_row
 from shiplap_sparse3d.cuda.lookup import OUTSIDE
 
 __all__ = ["FIRST_VOXELS", "out_coords", "scenes_for"]
@@ -61,7 +61,7 @@ def place_few_kernel(keys, voxels, count, capacity, width, height, depth, ROWS: 
     for first in range(0, m, OTHERS):
         at = first + tl.arange(0, OTHERS)
         smaller += (tl.load(keys + at, mask=at < m, other=NO_KEY)[None, :] < key[:, None]).to(tl.int32)
-    write(voxels, tl.where(row < m, tl.sum(smaller, 1), row), key, row < capacity, width, height, depth)
+    write_voxels(voxels, tl.where(row < m, tl.sum(smaller, 1), row), key, row < capacity, width, height, depth)
 
 
 @triton.jit(do_not_specialize=["keys", "count", "capacity", "width", "height", "depth"])
@@ -69,7 +69,7 @@ def write_listed_kernel(keys, voxels, count, capacity, width, height, depth, BLO
     """Write the voxels of ``count`` sorted keys, and padding behind them."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + at, mask=at < tl.minimum(tl.load(count), capacity), other=NO_KEY)
-    write(voxels, at, key, at < capacity, width, height, depth)
+    write_voxels(voxels, at, key, at < capacity, width, height, depth)
 
 
 @triton.jit(do_not_specialize=["bits", "beyond", "size"])
@@ -123,10 +123,12 @@ def mark_kernel(
     row, j = at // REACH, (at % REACH).to(tl.int32)
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
-    report(status, code, row, (b != -1) & ~good)
+    report_row(status, code, row, (b != -1) & ~good)
     # A flag and not a count: all threads store the same value, so no atomic is needed.
     tl.store(beyond + j * 0, j * 0 + 1, mask=good & (b >= scenes))
-    x, y, z, there = reached(x, y, z, sx, sy, sz, px, py, pz, dx, dy, dz, j, KX, KY, KZ, JX, JY, JZ, UNIT, TX, TY, TZ)
+    x, y, z, there = reached_output(
+        x, y, z, sx, sy, sz, px, py, pz, dx, dy, dz, j, KX, KY, KZ, JX, JY, JZ, UNIT, TX, TY, TZ
+    )
     good = good & there & (b < scenes) & (x < width_q) & (y < height_q) & (z < depth_q)
     key = ((b.to(tl.int64) * width_q + x) * height_q + y) * depth_q + z
     place, bit = bits + (key >> 5), (key & 31).to(tl.int32)
@@ -136,7 +138,7 @@ def mark_kernel(
 
 
 @triton.jit
-def _count(words):
+def _count_bits(words):
     """Return the number of set bits of each word of 32."""
     x = words.to(tl.uint32, bitcast=True)
     # The usual parallel count: pairs of bits, then groups of four, eight and more.
@@ -152,7 +154,7 @@ def count_cells_kernel(bits, sums, CHUNK: tl.constexpr):
     """Count the set bits of each chunk."""
     chunk = tl.program_id(0)
     words = tl.load(bits + chunk.to(tl.int64) * CHUNK + tl.arange(0, CHUNK))
-    tl.store(sums + chunk, tl.sum(_count(words), 0))
+    tl.store(sums + chunk, tl.sum(_count_bits(words), 0))
 
 
 @triton.jit(do_not_specialize=["sums", "beyond", "chunks"])
@@ -174,7 +176,7 @@ def list_cells_kernel(bits, sums, keys, count, capacity, CHUNK: tl.constexpr):
     """Write the numbers of the set cells of a chunk, in order."""
     word = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     words = tl.load(bits + word)
-    own = _count(words)
+    own = _count_bits(words)
     # Most chunks of a sparse grid are empty, and a negative count means that the bitmap is not used.
     if (tl.sum(own, 0) > 0) & (tl.load(count) >= 0):
         place = tl.load(sums + tl.program_id(0)) + tl.cumsum(own, 0) - own
@@ -193,7 +195,7 @@ def _first_voxels() -> TritonLaunches:
     bits, sums = ("int32", behind), ("int32", f"{behind} + 4 * words")
     beyond = "int32", f"{behind} + 4 * words + 4 * chunks"
     values = {
-        **numbers(),
+        **output_numbers(),
         "words": f"{CHUNK} * cdiv(scenes * grid_x * grid_y * grid_z, {32 * CHUNK})",
         "chunks": f"words // {CHUNK}",
         "few": "scenes == 0",

@@ -9,7 +9,7 @@ import torch
 
 from shiplap_sparse3d import ops
 
-__all__ = ["attach"]
+__all__ = ["attach_templates"]
 
 Sizes = Mapping[str, Any]
 Dtypes = Mapping[str, torch.dtype]
@@ -19,17 +19,17 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 SHARED = 227 * 1024  # bytes that a program may have on Hopper
 
 
-def _config(m: int, n: int, k: int, warps: int, stages: int, **more: Any) -> dict[str, Any]:
+def _tile_config(m: int, n: int, k: int, warps: int, stages: int, **more: Any) -> dict[str, Any]:
     return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, **more}
 
 
-def _wide(sizes: Sizes, columns: str) -> int:
+def _tile_columns(sizes: Sizes, columns: str) -> int:
     """Return the columns of a tile: the channels of a group, between 16 and 256."""
     each = max(1, sizes[columns] // sizes["groups"])
     return min(256, max(16, 1 << (each - 1).bit_length()))
 
 
-def _deep(sizes: Sizes, channels: int, itemsize: int = 2) -> int:
+def _tile_depth(sizes: Sizes, channels: int, itemsize: int = 2) -> int:
     return min(128 // itemsize, max(16, 1 << (max(1, channels) - 1).bit_length()))
 
 
@@ -52,9 +52,9 @@ _TILES = (
 _FULL = ((64, 128, 16, 4, 3, False), (128, 128, 16, 8, 3, False), (64, 64, 16, 4, 3, False))
 
 
-def _tiles(sizes: Sizes) -> list[dict[str, Any]]:
+def _tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
     """Return tiles for these sizes, likely ones first: as wide as the channels, low ones for few rows."""
-    wide, deep = _wide(sizes, "co"), _deep(sizes, sizes["cg"])
+    wide, deep = _tile_columns(sizes, "co"), _tile_depth(sizes, sizes["cg"])
     # Tiles that are wider than the channels multiply zeros, and much narrower ones read rows twice.
     fitting = [t for t in _TILES if t[1] <= wide and (t[1] >= 128 or 2 * t[1] > wide or wide == 64)]
     fitting = fitting or [(128, wide, deep, 4, 3, False), (64, wide, deep, 4, 3, False), (64, wide, deep, 4, 2, False)]
@@ -64,7 +64,7 @@ def _tiles(sizes: Sizes) -> list[dict[str, Any]]:
         # Few rows: low tiles make more programs, which keep the device busy.
         fitting.sort(key=lambda t: t[0])
     return [
-        _config(m, n, min(k, deep), warps, stages, BULK=bulk, MASKED=masked, SPLITS=splits)
+        _tile_config(m, n, min(k, deep), warps, stages, BULK=bulk, MASKED=masked, SPLITS=splits)
         for splits in _channel_splits(sizes)
         for masked in (True, False)
         for m, n, k, warps, stages, bulk in fitting
@@ -78,13 +78,13 @@ def _channel_splits(sizes: Sizes) -> tuple[int, ...]:
     return (1, 2, 4) if tiles < 132 and sizes["cg"] >= 512 else (1,)
 
 
-def _floats(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+def _accepts_floats(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
     if odd := [str(d) for d in dtypes.values() if d.is_floating_point and d not in FLOATS]:
         return f"{odd[0]}: products are accumulated in float32"
     if empty := [n for n in ("m", "n", "k", "co", "ci", "cg") if sizes.get(n) == 0]:
         return f"{empty[0]} = 0"
     m, n, k, itemsize = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"], dtypes["feats"].itemsize
-    full = _in_full(sizes, dtypes)
+    full = _in_full_precision(sizes, dtypes)
     if (dtypes["feats"] == torch.float32 and m * n > 128 * 128) or (full and m * n * k > 128 * 128 * 16):
         return "a tile of float32 that does not fit the registers"
     if config["num_stages"] * (m + n) * k * itemsize > SHARED - 1024:
@@ -92,7 +92,7 @@ def _floats(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
     return True
 
 
-def _in_full(sizes: Sizes, dtypes: Dtypes) -> bool:
+def _in_full_precision(sizes: Sizes, dtypes: Dtypes) -> bool:
     """Return whether products are of full float32, and not of the 19 bits that a tensor core reads of it."""
     return dtypes["feats"] == torch.float32 and not sizes["tf32"]
 
@@ -101,14 +101,14 @@ def _is_for_full(config: Config) -> bool:
     return (*(config[n] for n in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")), False) in _FULL
 
 
-def _product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+def _accepts_product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
     """Return whether the tile loop supports the call, or the reason why not."""
-    if (fits := _floats(sizes, dtypes, config)) is not True:
+    if (fits := _accepts_floats(sizes, dtypes, config)) is not True:
         return fits
     # Only sorted tables have masks of the taps that a block hits.
     if config["MASKED"] and "b" not in sizes:
         return "an unsorted table"
-    full = _in_full(sizes, dtypes)
+    full = _in_full_precision(sizes, dtypes)
     # These shallow tiles are in the list for float32 in full precision only.
     if not full and config["BLOCK_K"] < sizes["cg"] and _is_for_full(config):
         return "a tile for float32 in full precision"
@@ -128,13 +128,13 @@ def _split_k(sizes: Sizes, config: Config) -> int:
     return int(sizes.get("parts", 1)) * int(config["SPLITS"])
 
 
-def _grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
+def _tile_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
     """Return the launch grid: tiles of rows and columns, for each part and split."""
     tiles_n = sizes["groups"] * cdiv(sizes["co"] // sizes["groups"], config["BLOCK_N"])
     return _split_k(sizes, config) * cdiv(sizes["m"], config["BLOCK_M"]) * tiles_n, 1, 1
 
 
-def _fuses(sizes: Sizes) -> bool:
+def _should_fuse(sizes: Sizes) -> bool:
     """Return whether the rest of the layer is fused: short, unsorted rows beyond the cache are faster apart.
 
     (4,113,056 rows of 64 channels: 1.93 ms with batch norm, residual and ReLU inside, 1.79 behind; H200, 2026-11.)
@@ -156,9 +156,9 @@ _OUTER = (
 )
 
 
-def _outer_tiles(sizes: Sizes) -> list[dict[str, Any]]:
+def _outer_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
     """Return tiles of a tap's weights: the largest that is not mostly padding, then its neighbours in size."""
-    high, wide = _wide(sizes, "co"), _wide(sizes, "ci")
+    high, wide = _tile_columns(sizes, "co"), _tile_columns(sizes, "ci")
     fitting = [
         t for t in _OUTER if t[0] <= high and t[1] <= wide and (t[0] * 4 > min(high, 128) and t[1] * 4 > min(wide, 128))
     ]
@@ -166,15 +166,17 @@ def _outer_tiles(sizes: Sizes) -> list[dict[str, Any]]:
     if not sizes["tf32"]:
         fitting += [t[:5] for t in _FULL if t[0] <= high and t[1] <= wide]
     few = splits_for(sizes["m"], sizes["k"], sizes["co"], sizes["ci"] // sizes["groups"])
-    return [_config(*t, SPLITS=splits) for splits in dict.fromkeys((few, 2 * few, max(1, few // 2))) for t in fitting]
+    return [
+        _tile_config(*t, SPLITS=splits) for splits in dict.fromkeys((few, 2 * few, max(1, few // 2))) for t in fitting
+    ]
 
 
-def _outer(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    if (fits := _floats(sizes, dtypes, config)) is not True:
+def _accepts_outer(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+    if (fits := _accepts_floats(sizes, dtypes, config)) is not True:
         return fits
     if dtypes["feats"] == torch.float32 and config["BLOCK_K"] > 32 and config["BLOCK_M"] * config["BLOCK_N"] > 64 * 64:
         return "tiles of float32 that do not fit the shared memory"
-    if not _in_full(sizes, dtypes) and _is_for_full(config):
+    if not _in_full_precision(sizes, dtypes) and _is_for_full(config):
         return "a tile for float32 in full precision"
     return True
 
@@ -197,19 +199,25 @@ def splits_for(rows: int, taps: int, co: int, cg: int) -> int:
     return 1 << max(0, wanted.bit_length() - 1) if wanted else 1
 
 
-def attach(device: str) -> None:
+def attach_templates(device: str) -> None:
     """Bind the Triton templates for ``device`` (``"cuda"``; tests bind them for the interpreter's ``"cpu"``)."""
     ops.conv.template(
-        device, "cuda/conv.triton.jinja", configs=_tiles, grid=_grid, supports=_product, split_k=_split_k, fuses=_fuses
+        device,
+        "cuda/conv.triton.jinja",
+        configs=_tile_configs,
+        grid=_tile_grid,
+        supports=_accepts_product,
+        split_k=_split_k,
+        fuses=_should_fuse,
     )
     ops.conv_weight_grad.template(
         device,
         "cuda/conv_weight_grad.triton.jinja",
-        configs=_outer_tiles,
+        configs=_outer_tile_configs,
         grid=_outer_grid,
-        supports=_outer,
+        supports=_accepts_outer,
         split_k=lambda sizes, config: int(config["SPLITS"]),
     )
 
 
-attach("cuda")
+attach_templates("cuda")

@@ -17,7 +17,7 @@ from shiplap.plugin_api import TritonLaunches, launch_program
 from shiplap_sparse3d import bounded, ops
 from shiplap_sparse3d.coords import output_shape
 from shiplap_sparse3d.cuda import status
-from shiplap_sparse3d.cuda.hash import is_inside, load_coords, report
+from shiplap_sparse3d.cuda.hash import is_inside, load_coords, report_row
 from shiplap_sparse3d.cuda.lookup import AXES, OUTPUT_GRID, OUTSIDE, scenes_below
 
 __all__ = [
@@ -28,14 +28,14 @@ __all__ = [
     "VOXELS_OF_KEYS",
     "WINDOW",
     "most_outputs",
-    "numbers",
     "out_coords",
     "out_coords_bounded",
-    "reached",
+    "output_numbers",
+    "reached_output",
     "voxels_of_keys",
     "window_arguments",
     "with_keys",
-    "write",
+    "write_voxels",
 ]
 
 MANY = "more than {row} output voxels, which is the capacity"
@@ -47,7 +47,7 @@ IN_LINE = tl.constexpr(3)
 
 
 @triton.jit
-def _reached(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.constexpr, STEP: tl.constexpr):
+def _reached_along(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.constexpr, STEP: tl.constexpr):
     """Return the j-th output that ``at`` may reach along an axis, and whether it does.
 
     ``STEP``: the stride, where dilation is 1 and numbers of 32 bits will do, or 0. Divisions are most of this kernel.
@@ -69,7 +69,7 @@ def _reached(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.cons
 
 
 @triton.jit
-def reached(
+def reached_output(
     x,
     y,
     z,
@@ -95,14 +95,14 @@ def reached(
     TZ: tl.constexpr,
 ):
     """Return the j-th output that a voxel may reach, and whether it does and lies inside of the output grid."""
-    x, x_there = _reached(x, sx, px, dx, j // (JY * JZ), KX, UNIT, TX)
-    y, y_there = _reached(y, sy, py, dy, j // JZ % JY, KY, UNIT, TY)
-    z, z_there = _reached(z, sz, pz, dz, j % JZ, KZ, UNIT, TZ)
+    x, x_there = _reached_along(x, sx, px, dx, j // (JY * JZ), KX, UNIT, TX)
+    y, y_there = _reached_along(y, sy, py, dy, j // JZ % JY, KY, UNIT, TY)
+    z, z_there = _reached_along(z, sz, pz, dz, j % JZ, KZ, UNIT, TZ)
     return x, y, z, (j < JX * JY * JZ) & x_there & y_there & z_there
 
 
 @triton.jit
-def _slot(key, mask):
+def _first_slot(key, mask):
     # Neighbouring keys share a line of slots, and with it a sector of memory.
     line = key >> LINE
     # Constants of well-tested integer mixers: close lines must spread over the table.
@@ -174,11 +174,13 @@ def reach_kernel(
     row, j = at // REACH, (at % REACH).to(tl.int32)
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
-    report(status, code, row, (b != -1) & ~good)
-    x, y, z, there = reached(x, y, z, sx, sy, sz, px, py, pz, dx, dy, dz, j, KX, KY, KZ, JX, JY, JZ, UNIT, TX, TY, TZ)
+    report_row(status, code, row, (b != -1) & ~good)
+    x, y, z, there = reached_output(
+        x, y, z, sx, sy, sz, px, py, pz, dx, dy, dz, j, KX, KY, KZ, JX, JY, JZ, UNIT, TX, TY, TZ
+    )
     good = good & there & (x < width_q) & (y < height_q) & (z < depth_q)
     key = ((b.to(tl.int64) * width_q + x) * height_q + y) * depth_q + z
-    slot = _slot(key, mask)
+    slot = _first_slot(key, mask)
     # If the list is full already, the result is discarded, and further search is a waste.
     active, new = good & (tl.load(count) <= capacity), good & False
     step = 0
@@ -199,7 +201,7 @@ def reach_kernel(
 
 
 @triton.jit
-def write(reached, place, key, inside, width, height, depth):
+def write_voxels(reached, place, key, inside, width, height, depth):
     """Write the voxel of each key, or padding, into the rows ``place``."""
     there = key != NO_KEY
     at = reached + place.to(tl.int64) * 4
@@ -223,7 +225,7 @@ def rank_kernel(keys, reached, m, width, height, depth, ROWS: tl.constexpr, OTHE
         other = tl.load(keys + at, mask=at < m, other=NO_KEY)[None, :]
         before = (other < key[:, None]) | ((other == key[:, None]) & (at[None, :] < row[:, None]))
         place += tl.sum((before & (at < m)[None, :]).to(tl.int32), 1)
-    write(reached, place, key, row < m, width, height, depth)
+    write_voxels(reached, place, key, row < m, width, height, depth)
 
 
 @triton.jit(do_not_specialize=["keys", "m", "width", "height", "depth"])
@@ -231,7 +233,7 @@ def write_kernel(keys, reached, m, width, height, depth, BLOCK: tl.constexpr):
     """Write the voxels of sorted keys."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + at, mask=at < m, other=NO_KEY)
-    write(reached, at, key, at < m, width, height, depth)
+    write_voxels(reached, at, key, at < m, width, height, depth)
 
 
 @triton.jit(do_not_specialize=["copy", "m"])
@@ -245,7 +247,7 @@ def count_kernel(voxels, count, status: tl.int64, capacity, code):
     """Write the number of voxels as int32. More than the capacity are reported as an error."""
     total = tl.load(voxels)
     tl.store(count, tl.minimum(total, capacity).to(tl.int32))
-    report(status, code, capacity, total > capacity)
+    report_row(status, code, capacity, total > capacity)
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
@@ -253,7 +255,7 @@ def count_kernel(voxels, count, status: tl.int64, capacity, code):
 SLOTS = f"pow2ceil(max(64, 2 * min(capacity, {ops.OUT_COORDS_BOUND})))"  # of the set, int64
 
 
-def numbers() -> dict[str, str]:
+def output_numbers() -> dict[str, str]:
     """Return the values of a call: its output grid, the candidates of one input along each axis, and sizes."""
     axes = list(enumerate(AXES))
     return {
@@ -311,7 +313,7 @@ def with_keys(program: TritonLaunches, scratch: dict[str, tuple[str, str]], when
     )
 
 
-def _order(
+def _order_keys(
     program: TritonLaunches, few: int, rows: str, grid: tuple[str, str, str], given: dict[str, str], keys: str, out: str
 ) -> TritonLaunches:
     """Add to ``program`` the voxels of ``rows`` keys in order. More than ``few`` keys lie at ``keys`` in the workspace.
@@ -346,21 +348,21 @@ def _order(
     )
 
 
-def _reach(keys: dict[str, tuple[str, str]]) -> TritonLaunches:
+def _reach_program(keys: dict[str, tuple[str, str]]) -> TritonLaunches:
     """Return a program for the keys and their number. Its workspace starts with the set."""
-    return with_keys(launch_program(values=numbers(), errors=status.ERRORS), {"slots": ("int64", "0"), **keys})
+    return with_keys(launch_program(values=output_numbers(), errors=status.ERRORS), {"slots": ("int64", "0"), **keys})
 
 
 def voxels_of_keys(few: int) -> TritonLaunches:
     """Return the program of ``bounded.voxels_of_keys``: up to ``few`` keys are compared with each other."""
-    return _order(launch_program(), few, "m", ("grid[0]", "grid[1]", "grid[2]"), {"keys": "keys"}, "0", "out")
+    return _order_keys(launch_program(), few, "m", ("grid[0]", "grid[1]", "grid[2]"), {"keys": "keys"}, "0", "out")
 
 
 def out_coords_bounded(few: int) -> TritonLaunches:
     """Return the program of ``bounded.out_coords_bounded``. Workspace: the set, the number of keys, the keys."""
     voxels, keys = "8 * size", "8 * size + 8"
-    program = _reach({"count": ("int64", voxels), "keys": ("int64", keys)})
-    return _order(program, few, "capacity", ("grid_x", "grid_y", "grid_z"), {}, keys, "reached").then(
+    program = _reach_program({"count": ("int64", voxels), "keys": ("int64", keys)})
+    return _order_keys(program, few, "capacity", ("grid_x", "grid_y", "grid_z"), {}, keys, "reached").then(
         count_kernel,
         grid=1,
         constants={"num_warps": 1},
@@ -370,7 +372,7 @@ def out_coords_bounded(few: int) -> TritonLaunches:
     )
 
 
-REACHED_KEYS, VOXELS_OF_KEYS, BOUNDED = _reach({}), voxels_of_keys(FEW), out_coords_bounded(FEW)
+REACHED_KEYS, VOXELS_OF_KEYS, BOUNDED = _reach_program({}), voxels_of_keys(FEW), out_coords_bounded(FEW)
 
 
 def most_outputs(n: int, window: Sequence[Sequence[int]]) -> int:

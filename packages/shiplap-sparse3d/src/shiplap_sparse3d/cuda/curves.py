@@ -10,9 +10,9 @@ from torch import Tensor
 
 from shiplap.plugin_api import triton_launcher
 from shiplap_sparse3d.cuda import status
-from shiplap_sparse3d.cuda.hash import report
+from shiplap_sparse3d.cuda.hash import report_row
 
-__all__ = ["decode", "encode"]
+__all__ = ["decode_curve", "encode_curve"]
 
 NO_FIT = "coords row {row} does not fit a code of this many bits"
 NO_CODE = "codes[{row}] is no code of this many bits an axis"
@@ -20,7 +20,7 @@ BLOCK = 512
 
 
 @triton.jit
-def _spread(x):
+def _spread_bits(x):
     """Return the low 21 bits of ``x`` with two zeros between each."""
     # Each step moves half of the bits apart and masks the copies.
     x = (x | (x << 32)) & 0x1F00000000FFFF
@@ -31,8 +31,8 @@ def _spread(x):
 
 
 @triton.jit
-def _gather(x):
-    """Invert ``_spread``."""
+def _gather_bits(x):
+    """Invert ``_spread_bits``."""
     x = x & 0x1249249249249249
     x = (x | (x >> 2)) & 0x10C30C30C30C30C3
     x = (x | (x >> 4)) & 0x100F00F00F00F00F
@@ -42,13 +42,13 @@ def _gather(x):
 
 
 @triton.jit
-def _invert(first, bit):
+def _invert_first_axis(first, bit):
     """Apply Skilling's step for the first axis itself."""
     return first ^ tl.where((first >> bit) & 1 == 1, (1 << bit) - 1, 0)
 
 
 @triton.jit
-def _exchange(first, other, bit):
+def _exchange_axes(first, other, bit):
     """Invert the low bits of the first axis, or exchange them with another axis."""
     flip = (other >> bit) & 1 == 1
     swap = tl.where(flip, 0, (first ^ other) & ((1 << bit) - 1))
@@ -58,9 +58,9 @@ def _exchange(first, other, bit):
 @triton.jit
 def _to_hilbert(x, y, z, BITS: tl.constexpr):
     for step in range(1, BITS):
-        x = _invert(x, BITS - step)
-        x, y = _exchange(x, y, BITS - step)
-        x, z = _exchange(x, z, BITS - step)
+        x = _invert_first_axis(x, BITS - step)
+        x, y = _exchange_axes(x, y, BITS - step)
+        x, z = _exchange_axes(x, z, BITS - step)
     y = y ^ x
     z = z ^ y
     # Zeros of the type and shape of ``z``.
@@ -77,9 +77,9 @@ def _from_hilbert(x, y, z, BITS: tl.constexpr):
     y = y ^ x
     x = x ^ last
     for bit in range(1, BITS):
-        x, z = _exchange(x, z, bit)
-        x, y = _exchange(x, y, bit)
-        x = _invert(x, bit)
+        x, z = _exchange_axes(x, z, bit)
+        x, y = _exchange_axes(x, y, bit)
+        x = _invert_first_axis(x, bit)
     return x, y, z
 
 
@@ -107,10 +107,10 @@ def encode_kernel(
     EDGE: tl.constexpr = 1 << BITS
     # The axes are loaded in the order of significance, so the test needs no order.
     fits = (b >= 0) & (b < scenes) & (x >= 0) & (x < EDGE) & (y >= 0) & (y < EDGE) & (z >= 0) & (z < EDGE)
-    report(status, code, row, (b != -1) & ~fits)
+    report_row(status, code, row, (b != -1) & ~fits)
     if HILBERT:
         x, y, z = _to_hilbert(x, y, z, BITS)
-    low = (_spread(x.to(tl.int64)) << 2) | (_spread(y.to(tl.int64)) << 1) | _spread(z.to(tl.int64))
+    low = (_spread_bits(x.to(tl.int64)) << 2) | (_spread_bits(y.to(tl.int64)) << 1) | _spread_bits(z.to(tl.int64))
     tl.store(codes + row, tl.where(fits, (b.to(tl.int64) << (3 * BITS)) | low, -1), mask=inside)
 
 
@@ -133,11 +133,11 @@ def decode_kernel(
     given = tl.load(codes + row, mask=inside, other=-1)
     b = given >> (3 * BITS)
     good = (b >= 0) & (b < 0x80000000)
-    report(status, code, row, (given != -1) & ~good)
+    report_row(status, code, row, (given != -1) & ~good)
     low = given - (b << (3 * BITS))
-    x = _gather(low >> 2).to(tl.int32)
-    y = _gather(low >> 1).to(tl.int32)
-    z = _gather(low).to(tl.int32)
+    x = _gather_bits(low >> 2).to(tl.int32)
+    y = _gather_bits(low >> 1).to(tl.int32)
+    z = _gather_bits(low).to(tl.int32)
     if HILBERT:
         x, y, z = _from_hilbert(x, y, z, BITS)
     tl.store(coords + row * 4, tl.where(good, b.to(tl.int32), -1), mask=inside)
@@ -150,7 +150,7 @@ _encode = triton_launcher(encode_kernel)
 _decode = triton_launcher(decode_kernel)
 
 
-def encode(op: str, coords: Tensor, bits: int, axes: Sequence[int], width: int, codes: Tensor) -> None:
+def encode_curve(op: str, coords: Tensor, bits: int, axes: Sequence[int], width: int, codes: Tensor) -> None:
     """Launch ``serialize.z_order_encode`` or ``hilbert_encode``."""
     word, rows = status.word(coords.device), coords.shape[0]
     if rows:
@@ -171,7 +171,7 @@ def encode(op: str, coords: Tensor, bits: int, axes: Sequence[int], width: int, 
         )
 
 
-def decode(op: str, codes: Tensor, bits: int, axes: Sequence[int], coords: Tensor) -> None:
+def decode_curve(op: str, codes: Tensor, bits: int, axes: Sequence[int], coords: Tensor) -> None:
     """Launch ``serialize.z_order_decode`` or ``hilbert_decode``."""
     word, rows = status.word(codes.device), codes.shape[0]
     if rows:

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 
 from shiplap.plugin_api import TritonLaunches
-from shiplap_sparse3d.cuda.sort_form import Sort
+from shiplap_sparse3d.cuda.sort_form import TableSort
 
-__all__ = ["BITS", "by_digits", "counted", "counted_page", "digit_numbers"]
+__all__ = ["BITS", "by_digits", "count_digit", "count_digit_page", "digit_numbers"]
 
 BITS, PASSES = 9, 4  # of a digit at most; a part has at most 31 taps
 ROWS = 1 << 18  # of all parts up to here: beyond, torch's kernels save more than its calls cost the host
@@ -26,32 +26,32 @@ WARPS = 4
 
 
 @triton.jit
-def _ints(address):
+def _int_pointer(address):
     return address.to(tl.int64).to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
-def _line(counts, part, pages, BINS: tl.constexpr):
+def _counts_begin(counts, part, pages, BINS: tl.constexpr):
     """Return the offset of the counts of a part: lines of its pages, then of its groups."""
-    return _ints(counts) + part * (pages + (pages + GROUP - 1) // GROUP) * BINS
+    return _int_pointer(counts) + part * (pages + (pages + GROUP - 1) // GROUP) * BINS
 
 
 @triton.jit
-def counted(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
+def count_digit(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
     """Count one more row of this page with this digit."""
     # Each row is counted in the line of its page and in that of its group.
-    mine = _line(counts, part, pages, BINS) + digit
+    mine = _counts_begin(counts, part, pages, BINS) + digit
     tl.atomic_add(mine + page * BINS, 1, mask=inside, sem="relaxed")
     tl.atomic_add(mine + (pages + page // GROUP) * BINS, 1, mask=inside, sem="relaxed")
 
 
 @triton.jit
-def counted_page(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
+def count_digit_page(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
     """Count the rows of a whole page, and add the page's counts to those of its group, once for each digit.
 
     Atomics on one address wait for each other, and some digits occur thousands of times in a group.
     """
-    line, bins = _line(counts, part, pages, BINS), tl.arange(0, BINS)
+    line, bins = _counts_begin(counts, part, pages, BINS), tl.arange(0, BINS)
     tl.atomic_add(line + page * BINS + digit, 1, mask=inside, sem="relaxed")
     # All counts of the page must have arrived before they are read.
     tl.debug_barrier()
@@ -61,7 +61,7 @@ def counted_page(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
 
 
 @triton.jit
-def _add(line, pages, target, count, wanted, BINS: tl.constexpr):
+def _add_counts(line, pages, target, count, wanted, BINS: tl.constexpr):
     """Add ``count`` to the line and digit ``target``, or nothing for -1."""
     wanted = wanted & (target >= 0)
     count = tl.where(wanted, count, 0)  # the interpreter's atomics take every other value of a half for the next one
@@ -71,29 +71,29 @@ def _add(line, pages, target, count, wanted, BINS: tl.constexpr):
 
 
 @triton.jit
-def _paired(line, pages, target, count, BINS: tl.constexpr, SIZE: tl.constexpr):
+def _add_pairs(line, pages, target, count, BINS: tl.constexpr, SIZE: tl.constexpr):
     """Merge each pair of ``SIZE`` neighbours: the first one also counts for the second.
 
     A second one with another target is counted by itself.
     """
     target, other = tl.split(tl.reshape(target, (SIZE // 2, 2)))
     count, others = tl.split(tl.reshape(count, (SIZE // 2, 2)))
-    _add(line, pages, other, others, target != other, BINS)
+    _add_counts(line, pages, other, others, target != other, BINS)
     return target, count + tl.where(target == other, others, 0)
 
 
 @triton.jit
-def counted_runs(counts, part, page, pages, digit, inside, BINS: tl.constexpr, SIZE: tl.constexpr):
-    """Count as ``counted``, with one atomic for up to eight neighbours of the same page and digit."""
-    line, target = _line(counts, part, pages, BINS), tl.where(inside, page * BINS + digit, -1)
-    target, count = _paired(line, pages, target, tl.full((SIZE,), 1, tl.int32), BINS, SIZE)
-    target, count = _paired(line, pages, target, count, BINS, SIZE // 2)
-    target, count = _paired(line, pages, target, count, BINS, SIZE // 4)
-    _add(line, pages, target, count, True, BINS)
+def count_digit_runs(counts, part, page, pages, digit, inside, BINS: tl.constexpr, SIZE: tl.constexpr):
+    """Count as ``count_digit``, with one atomic for up to eight neighbours of the same page and digit."""
+    line, target = _counts_begin(counts, part, pages, BINS), tl.where(inside, page * BINS + digit, -1)
+    target, count = _add_pairs(line, pages, target, tl.full((SIZE,), 1, tl.int32), BINS, SIZE)
+    target, count = _add_pairs(line, pages, target, count, BINS, SIZE // 2)
+    target, count = _add_pairs(line, pages, target, count, BINS, SIZE // 4)
+    _add_counts(line, pages, target, count, True, BINS)
 
 
 @triton.jit
-def _sums(at, first, begin, before, end, bins, BINS: tl.constexpr):
+def _sum_counts(at, first, begin, before, end, bins, BINS: tl.constexpr):
     """Return for each digit its counts in the lines from ``begin`` to ``before``, and up to ``end``."""
     line = first + tl.arange(0, GROUP)
     inside = ((line >= begin) & (line < end))[:, None]
@@ -125,18 +125,18 @@ def digit_kernel(
     BINS: tl.constexpr = 1 << WIDTH
     page, part, lane, bins = tl.program_id(0), tl.program_id(1), tl.arange(0, PAGE), tl.arange(0, BINS)
     pages, begin = tl.num_programs(0), page // each * each
-    mine, first_row = _ints(keys) + part.to(tl.int64) * m, page * PAGE
+    mine, first_row = _int_pointer(keys) + part.to(tl.int64) * m, page * PAGE
     digit = (tl.load(mine + first_row + lane, mask=first_row + lane < m, other=0) >> SHIFT) & (BINS - 1)
     digit = tl.where(first_row + lane < m, digit, BINS)  # rows that there are not come last
     # The lane in the low bits makes the sort stable and leads back to the row.
     by_digit = tl.sort(digit * PAGE + lane)
-    at = _line(counts, part, pages, BINS)
+    at = _counts_begin(counts, part, pages, BINS)
     group, end = page // GROUP, (tl.minimum(begin + each, pages) + GROUP - 1) // GROUP
-    before, total = _sums(at, group * GROUP, begin, page, page, bins, BINS)  # in this group
+    before, total = _sum_counts(at, group * GROUP, begin, page, page, bins, BINS)  # in this group
     # Totals come from the lines of groups, which include this group.
     total = tl.zeros_like(total)
     for first in range(begin // GROUP, end, GROUP):
-        earlier, some = _sums(at + pages * BINS, first, begin // GROUP, group, end, bins, BINS)
+        earlier, some = _sum_counts(at + pages * BINS, first, begin // GROUP, group, end, bins, BINS)
         before, total = before + earlier, total + some
     own = tl.load(at + page * BINS + bins)
     start = tl.cumsum(total - own, 0) - total + own + before  # less how many smaller digits there are in this page
@@ -145,18 +145,18 @@ def digit_kernel(
     place = begin * PAGE + lane + tl.gather(start, tl.minimum(digit, BINS - 1), 0)
     inside, key = digit < BINS, tl.load(mine + source, mask=digit < BINS, other=0)
     if not FIRST:
-        source = tl.load(_ints(rows) + part.to(tl.int64) * m + source, mask=inside, other=0)
+        source = tl.load(_int_pointer(rows) + part.to(tl.int64) * m + source, mask=inside, other=0)
     if LAST:
         tl.store(order + part.to(tl.int64) * m + place, source, mask=inside)
     else:
-        tl.store(_ints(to_rows) + part.to(tl.int64) * m + place, source, mask=inside)
-        tl.store(_ints(to_keys) + part.to(tl.int64) * m + place, key, mask=inside)
+        tl.store(_int_pointer(to_rows) + part.to(tl.int64) * m + place, source, mask=inside)
+        tl.store(_int_pointer(to_keys) + part.to(tl.int64) * m + place, key, mask=inside)
         # Counted here, where key and place are at hand, so that the next pass needs no launch for it.
         next_digit = (key >> (SHIFT + WIDTH)) & (BINS - 1)
-        counted_runs(next_counts, part, place // PAGE, pages, next_digit, inside, BINS, PAGE)
+        count_digit_runs(next_counts, part, place // PAGE, pages, next_digit, inside, BINS, PAGE)
 
 
-def digit_numbers(sort: Sort, tile: int) -> dict[str, str]:
+def digit_numbers(sort: TableSort, tile: int) -> dict[str, str]:
     """Return the launch values of the digits, which come before those that all sorts have.
 
     They are: whether there are any digits, how many, and of how many bits; the pages of rows, or tiles of ``tile``
@@ -175,7 +175,7 @@ def digit_numbers(sort: Sort, tile: int) -> dict[str, str]:
     }
 
 
-def by_digits(program: TritonLaunches, sort: Sort) -> TritonLaunches:
+def by_digits(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
     """Add to ``program`` the sort of each part's rows by their keys into the output ``order``."""
     p, parts, rows = sort.prefix, sort.parts, sort.rows
     each = f"4 * {parts} * {rows}"

@@ -13,15 +13,15 @@ import triton.language as tl
 
 __all__ = [
     "SLOT_BYTES",
-    "find",
-    "home",
-    "insert",
+    "cell_addresses",
+    "find_rows",
+    "first_slot",
+    "insert_rows",
     "is_inside",
     "load_coords",
     "number_of",
-    "places",
-    "report",
-    "search",
+    "report_row",
+    "search_blocks",
 ]
 
 SLOT_BYTES = 40  # int64, and eight of int32
@@ -45,7 +45,7 @@ def is_inside(b, x, y, z, width, height, depth, batches):
 
 
 @triton.jit
-def report(status, code, row, bad):
+def report_row(status, code, row, bad):
     """Write an error word for the host if any row is ``bad``."""
     # Any one of several bad rows may win: an error names one row.
     at = status.to(tl.int64).to(tl.pointer_type(tl.int64)) + row * 0
@@ -53,7 +53,7 @@ def report(status, code, row, bad):
 
 
 @triton.jit
-def _half(size):
+def _half_size(size):
     return (size >> 1) + (size & 1)
 
 
@@ -61,12 +61,12 @@ def _half(size):
 def number_of(b, x, y, z, width, height, depth):
     """Return the number of a cell's block, from 1."""
     # From 1, since 0 is an empty slot.
-    line = (b.to(tl.int64) * _half(width) + (x >> 1)) * _half(height) + (y >> 1)
-    return line * _half(depth) + (z >> 1) + 1
+    line = (b.to(tl.int64) * _half_size(width) + (x >> 1)) * _half_size(height) + (y >> 1)
+    return line * _half_size(depth) + (z >> 1) + 1
 
 
 @triton.jit
-def home(number, capacity):
+def first_slot(number, capacity):
     """Return the first slot of a number's search."""
     h = number.to(tl.uint32) * 0x9E3779B1 + (number >> 32).to(tl.uint32) * 0x85EBCA77
     h = (h ^ (h >> 16)) * 0x21F0AAAD
@@ -76,14 +76,14 @@ def home(number, capacity):
 
 
 @triton.jit
-def places(slots, slot, x, y, z, capacity):
+def cell_addresses(slots, slot, x, y, z, capacity):
     """Return the addresses of the rows of cells. ``slots`` is an address."""
     rows = (slots.to(tl.int64) + capacity.to(tl.int64) * 8).to(tl.pointer_type(tl.int32))
     return rows + slot.to(tl.int64) * 8 + ((x & 1) * 4 + (y & 1) * 2 + (z & 1))
 
 
 @triton.jit
-def insert(slots, row, b, x, y, z, active, width, height, depth, capacity):
+def insert_rows(slots, row, b, x, y, z, active, width, height, depth, capacity):
     """Insert the ``active`` rows. Of several with the same coordinates the last one stays.
 
     ``slots`` is an address. Returns for each row a row + 1 that was there before, or 0.
@@ -91,24 +91,24 @@ def insert(slots, row, b, x, y, z, active, width, height, depth, capacity):
     # Launch programs pass addresses of the workspace as integers.
     entries, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)
     number, wanting = number_of(b, x, y, z, width, height, depth), active
-    slot = home(number, capacity)
+    slot = first_slot(number, capacity)
     while tl.max(wanting.to(tl.int32), 0) > 0:
         # There is no masked compare-and-swap: who is done compares with what no slot holds.
         old = tl.atomic_cas(entries + slot, tl.where(wanting, 0, -1).to(tl.int64), number, sem="relaxed")
         wanting = wanting & (old != 0) & (old != number)
         slot = tl.where(wanting, tl.where(slot + 1 == capacity, 0, slot + 1), slot)
     # The maximum does not depend on the order of threads, as the last write would.
-    return tl.atomic_max(places(slots, slot, x, y, z, capacity), row + 1, mask=active, sem="relaxed")
+    return tl.atomic_max(cell_addresses(slots, slot, x, y, z, capacity), row + 1, mask=active, sem="relaxed")
 
 
 @triton.jit
-def search(slots, number, active, capacity, WORDS: tl.constexpr = 1):
+def search_blocks(slots, number, active, capacity, WORDS: tl.constexpr = 1):
     """Return ``(slot, there)``: the slots ``[rows, blocks]`` of blocks by number, and whether each block exists.
 
     A slot of ``WORDS`` starts with the number.
     """
     slots, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)
-    slot, searching, there = home(number, capacity), active, active & False
+    slot, searching, there = first_slot(number, capacity), active, active & False
     while tl.max(tl.max(searching.to(tl.int32), 1), 0) > 0:
         seen = tl.load(slots + slot.to(tl.int64) * WORDS, mask=searching, other=0)
         # A search ends at the number or at an empty slot. Half of the slots are empty, so probes are short.
@@ -119,7 +119,7 @@ def search(slots, number, active, capacity, WORDS: tl.constexpr = 1):
 
 
 @triton.jit
-def find(slots, b, x, y, z, active, width, height, depth, capacity):
+def find_rows(slots, b, x, y, z, active, width, height, depth, capacity):
     """Return ``[rows, taps]``: the row with these coordinates or -1. ``slots`` is an address."""
-    slot, there = search(slots, number_of(b, x, y, z, width, height, depth), active, capacity)
-    return tl.load(places(slots, slot, x, y, z, capacity), mask=there, other=0) - 1
+    slot, there = search_blocks(slots, number_of(b, x, y, z, width, height, depth), active, capacity)
+    return tl.load(cell_addresses(slots, slot, x, y, z, capacity), mask=there, other=0) - 1

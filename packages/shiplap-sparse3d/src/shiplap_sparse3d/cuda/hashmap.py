@@ -16,11 +16,11 @@ from torch import Tensor
 
 from shiplap.plugin_api import triton_launcher
 from shiplap_sparse3d.cuda import status
-from shiplap_sparse3d.cuda.hash import is_inside, load_coords, report
+from shiplap_sparse3d.cuda.hash import is_inside, load_coords, report_row
 from shiplap_sparse3d.cuda.lookup import OUTSIDE, TWICE, batches_below
 from shiplap_sparse3d.hashing import init_hashmap
 
-__all__ = ["index", "insert", "insert_3d", "lookup", "lookup_3d", "slot_of"]
+__all__ = ["index_voxels", "insert_keys", "insert_voxels", "look_up_keys", "look_up_voxels", "slot_of"]
 
 FULL = "row {row} finds no room: more distinct keys than the table has slots"
 TOO_FAR = "coords row {row} has a batch index with which spatial_shape has 2^63 cells or more"
@@ -31,7 +31,7 @@ NO_VALUE = tl.constexpr(0xFFFFFFFF)
 
 
 @triton.jit
-def _home(key, capacity):
+def _first_slot_of_key(key, capacity):
     """Return the first slot of a key's search: ``hashing.home``."""
     mixed = (key ^ (key >> 33)) * 0xFF51AFD7ED558CCD
     mixed = (mixed ^ (mixed >> 33)) * 0xC4CEB9FE1A85EC53
@@ -47,7 +47,7 @@ def _load_keys(keys, row, n):
 @triton.jit
 def slot_of(table, key, capacity):
     """Return the slot of each key (of any shape), or -1 for keys that are not in the table."""
-    slot, active = _home(key, capacity), key != EMPTY
+    slot, active = _first_slot_of_key(key, capacity), key != EMPTY
     result = tl.where(active, -1, -1).to(tl.int64)
     step = 0
     while (tl.max(active.to(tl.int32)) > 0) & (step < capacity):
@@ -70,7 +70,7 @@ def keys_kernel(table, keys, status, n, capacity, code, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = _load_keys(keys, row, n)
     slots = table.to(tl.pointer_type(tl.uint64))
-    slot, active = _home(key, capacity), key != EMPTY
+    slot, active = _first_slot_of_key(key, capacity), key != EMPTY
     step = 0
     # The bound ends the loop for a full table, which is reported below.
     while (tl.max(active.to(tl.int32), 0) > 0) & (step < 2 * capacity.to(tl.int64)):
@@ -79,7 +79,7 @@ def keys_kernel(table, keys, status, n, capacity, code, BLOCK: tl.constexpr):
         key = tl.maximum(key, old)  # the lower one stays
         slot = tl.where(slot + 1 == capacity, 0, slot + 1)
         step += 1
-    report(status, code, row, active)
+    report_row(status, code, row, active)
 
 
 @triton.jit(do_not_specialize=["n", "capacity"])
@@ -107,7 +107,7 @@ def twins_kernel(table, table_values, keys, status, n, capacity, code, BLOCK: tl
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     slot = slot_of(table, _load_keys(keys, row, n), capacity)
     first = tl.load(table_values + slot, mask=slot >= 0, other=-1)
-    report(status, code, row, (slot >= 0) & (first != row))
+    report_row(status, code, row, (slot >= 0) & (first != row))
 
 
 @triton.jit(do_not_specialize=["n", "width", "height", "depth", "batches", "code"])
@@ -118,7 +118,7 @@ def voxel_keys_kernel(
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
-    report(status, code, row, b >= batches if SEARCH else (b != -1) & ~good)
+    report_row(status, code, row, b >= batches if SEARCH else (b != -1) & ~good)
     key = ((b.to(tl.int64) * width + x) * height + y) * depth + z
     tl.store(keys + row, tl.where(good, key, -1), mask=row < n)
 
@@ -130,49 +130,53 @@ _twins = triton_launcher(twins_kernel)
 _voxel_keys = triton_launcher(voxel_keys_kernel)
 
 
-def _grid(rows: int) -> tuple[int]:
+def _row_grid(rows: int) -> tuple[int]:
     return (-(-rows // BLOCK),)
 
 
-def insert(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None) -> None:
+def insert_keys(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None) -> None:
     """Run ``hashing.hash_insert``. Without ``values`` each key gets its row number."""
-    _insert(op, status.word(keys.device), table_keys, table_values, keys.contiguous(), values)
+    _launch_insert(op, status.word(keys.device), table_keys, table_values, keys.contiguous(), values)
 
 
-def insert_3d(
+def insert_voxels(
     op: str, table_keys: Tensor, table_values: Tensor, coords: Tensor, values: Tensor | None, shape: Sequence[int]
 ) -> None:
     """Run ``hashing.hash_insert_3d`` or ``hash_insert_3d_index``."""
     word = status.word(coords.device)  # asked once: what this call meets is for the next one to tell
     keys = _keys_of(coords, shape, word, status.code_of(op, OUTSIDE))
-    _insert(op, word, table_keys, table_values, keys, values)
+    _launch_insert(op, word, table_keys, table_values, keys, values)
 
 
-def lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor) -> None:
+def look_up_keys(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor) -> None:
     """Run ``hashing.hash_lookup``."""
     status.word(keys.device)
-    _look_up(table_keys, table_values, keys.contiguous(), out)
+    _launch_lookup(table_keys, table_values, keys.contiguous(), out)
 
 
-def lookup_3d(table_keys: Tensor, table_values: Tensor, coords: Tensor, shape: Sequence[int], out: Tensor) -> None:
+def look_up_voxels(table_keys: Tensor, table_values: Tensor, coords: Tensor, shape: Sequence[int], out: Tensor) -> None:
     """Run ``hashing.hash_lookup_3d``."""
     code = status.code_of("hash_lookup_3d", TOO_FAR)
-    _look_up(table_keys, table_values, _keys_of(coords, shape, status.word(coords.device), code, search=True), out)
+    _launch_lookup(
+        table_keys, table_values, _keys_of(coords, shape, status.word(coords.device), code, search=True), out
+    )
 
 
-def index(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tuple[Tensor, Tensor]:
+def index_voxels(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tuple[Tensor, Tensor]:
     """Return a new table of the row numbers of ``coords``. Rows outside the grid and duplicates are reported."""
     keys, rows = _keys_of(coords, shape, word, status.code_of(op, OUTSIDE)), coords.shape[0]
     table, values = init_hashmap(rows, coords.device)
     if rows:
         capacity = table.shape[0]
-        _keys[_grid(rows)](table, keys, word, rows, capacity, status.code_of(op, FULL), BLOCK=BLOCK)
-        _values[_grid(rows)](table, values, keys, None, rows, capacity, BLOCK=BLOCK)
-        _twins[_grid(rows)](table, values, keys, word, rows, capacity, status.code_of(op, TWICE), BLOCK=BLOCK)
+        _keys[_row_grid(rows)](table, keys, word, rows, capacity, status.code_of(op, FULL), BLOCK=BLOCK)
+        _values[_row_grid(rows)](table, values, keys, None, rows, capacity, BLOCK=BLOCK)
+        _twins[_row_grid(rows)](table, values, keys, word, rows, capacity, status.code_of(op, TWICE), BLOCK=BLOCK)
     return table, values
 
 
-def _insert(op: str, word: int, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None) -> None:
+def _launch_insert(
+    op: str, word: int, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None
+) -> None:
     code, count, capacity = status.code_of(op, FULL), keys.shape[0], table_keys.shape[0]
     if not count:
         table_values.masked_fill_(table_keys == -1, -1)
@@ -180,21 +184,21 @@ def _insert(op: str, word: int, table_keys: Tensor, table_values: Tensor, keys: 
     table, slots = table_keys.contiguous(), table_values.contiguous()
     # Insertion moves old keys too, so old values are offered again from a copy.
     before, values = (table.clone(), slots.clone()), None if values is None else values.contiguous()
-    _keys[_grid(count)](table, keys, word, count, capacity, code, BLOCK=BLOCK)
+    _keys[_row_grid(count)](table, keys, word, count, capacity, code, BLOCK=BLOCK)
     slots.fill_(-1)
     if capacity:
-        _values[_grid(capacity)](table, slots, *before, capacity, capacity, BLOCK=BLOCK)
-        _values[_grid(count)](table, slots, keys, values, count, capacity, BLOCK=BLOCK)
+        _values[_row_grid(capacity)](table, slots, *before, capacity, capacity, BLOCK=BLOCK)
+        _values[_row_grid(count)](table, slots, keys, values, count, capacity, BLOCK=BLOCK)
     # The kernels worked on contiguous copies where the caller's tensors were views.
     for given, used in ((table_keys, table), (table_values, slots)):
         if given.data_ptr() != used.data_ptr():
             given.copy_(used)
 
 
-def _look_up(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor) -> None:
+def _launch_lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor) -> None:
     table, values, count = table_keys.contiguous(), table_values.contiguous(), keys.shape[0]
     if count:
-        _lookup[_grid(count)](table, values, keys, out, count, table.shape[0], BLOCK=BLOCK)
+        _lookup[_row_grid(count)](table, values, keys, out, count, table.shape[0], BLOCK=BLOCK)
 
 
 def _keys_of(coords: Tensor, shape: Sequence[int], word: int, code: int, search: bool = False) -> Tensor:
@@ -202,7 +206,7 @@ def _keys_of(coords: Tensor, shape: Sequence[int], word: int, code: int, search:
     rows = coords.shape[0]
     keys = torch.empty(rows, dtype=torch.int64, device=coords.device)
     if rows:
-        _voxel_keys[_grid(rows)](
+        _voxel_keys[_row_grid(rows)](
             coords.contiguous(), keys, word, rows, *shape, batches_below(shape), code, SEARCH=search, BLOCK=BLOCK
         )
     return keys

@@ -23,10 +23,10 @@ __all__ = [
     "OUTPUT_OUTSIDE",
     "OUTSIDE",
     "TWICE",
-    "Queries",
+    "LookupQueries",
     "batches_below",
     "look_up",
-    "numbers",
+    "lookup_numbers",
     "scenes_below",
 ]
 
@@ -48,7 +48,7 @@ OUTPUT_GRID = (
 AXES = "xyz"
 
 
-class Queries(NamedTuple):
+class LookupQueries(NamedTuple):
     """The queries of a lookup among ``coords``: the tensor, its rows, and the texts of its errors.
 
     Attributes:
@@ -65,7 +65,7 @@ class Queries(NamedTuple):
     themselves: bool
 
 
-def numbers(queries: Queries, near: int, otherwise: str = "0") -> dict[str, str]:
+def lookup_numbers(queries: LookupQueries, near: int, otherwise: str = "0") -> dict[str, str]:
     """Return the launch values of a lookup, besides those of its sort (``sort.numbers``).
 
     ``otherwise`` is an expression for whether rows are found in another way.
@@ -98,15 +98,15 @@ def scenes_below(*grid: str) -> str:
     return f"min({2**31 - 1}, {MAX_CELLS - 1} // {' // '.join(f'max(1, {size})' for size in grid)})"
 
 
-def look_up(program: TritonLaunches, queries: Queries, table: tuple[str, str]) -> TritonLaunches:
+def look_up(program: TritonLaunches, queries: LookupQueries, table: tuple[str, str]) -> TritonLaunches:
     """Add to ``program`` the lookup of all taps of all queries into ``table`` in the workspace, with sort keys.
 
     The workspace starts with the hash. The zeros of the sort lie behind it.
     """
-    program = _hashed(program)
+    program = _add_hash(program)
     if queries.themselves:
-        program = _near(program, table)
-    shared, rows = _shared(queries), queries.rows
+        program = _add_near(program, table)
+    shared, rows = _shared_arguments(queries), queries.rows
     scratch = {"table": table, "slots": ("int64", "0"), "keys": ("int64", "keys"), "counts": ("int64", "counts")}
     program = program.then(
         block_kernel,
@@ -131,14 +131,14 @@ def look_up(program: TritonLaunches, queries: Queries, table: tuple[str, str]) -
     )
 
 
-def _hashed(program: TritonLaunches) -> TritonLaunches:
+def _add_hash(program: TritonLaunches) -> TritonLaunches:
     """Add to ``program`` the hash of the voxels."""
     # The zeros of the sort follow the hash, so one launch clears both.
     return program.fill("0", f"{SLOT_BYTES} * capacity + zeros", when="hashed == 1").then(
         insert_kernel,
         grid=f"cdiv(n, {INSERTS})",
         when="hashed == 1",
-        arguments=_cells("batches"),
+        arguments=_voxel_grid("batches"),
         constants={"BLOCK": INSERTS, "num_warps": 1},
         scratch={"slots": ("int64", "0")},
         word="status",
@@ -146,10 +146,10 @@ def _hashed(program: TritonLaunches) -> TritonLaunches:
     )
 
 
-def _shared(queries: Queries) -> dict[str, str]:
+def _shared_arguments(queries: LookupQueries) -> dict[str, str]:
     """Return the arguments that both kernels of a lookup take."""
     return {
-        **_cells("batches_of_grid"),
+        **_voxel_grid("batches_of_grid"),
         **{f"{name}_q": f"grid_{axis}" for name, axis in zip(("width", "height", "depth"), AXES, strict=True)},
         **{f"s{axis}": f"stride_{axis}" for axis in AXES},
         **{f"p{axis}": f"padding_{axis}" for axis in AXES},
@@ -165,14 +165,14 @@ def _shared(queries: Queries) -> dict[str, str]:
     }
 
 
-def _near(program: TritonLaunches, table: tuple[str, str]) -> TritonLaunches:
+def _add_near(program: TritonLaunches, table: tuple[str, str]) -> TritonLaunches:
     """Add to ``program`` the comparison of few voxels with each other."""
     return program.then(
         near_kernel,
         grid=f"cdiv(n, {NEAR_ROWS})",
         when="near == 1",
         arguments={
-            **_cells("batches"),
+            **_voxel_grid("batches"),
             **{f"p{axis}": f"padding_{axis}" for axis in AXES},
             **{f"d{axis}": f"dilation[{i}]" for i, axis in enumerate(AXES)},
             **{f"K{axis.upper()}": f"kernel[{i}]" for i, axis in enumerate(AXES)},
@@ -185,7 +185,7 @@ def _near(program: TritonLaunches, table: tuple[str, str]) -> TritonLaunches:
     )
 
 
-def _cells(batches: str) -> dict[str, str]:
+def _voxel_grid(batches: str) -> dict[str, str]:
     """Return the grid of the voxels, and the number of scenes that it allows."""
     sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}
     return {**sizes, "batches": batches}

@@ -6,7 +6,16 @@ import triton
 import triton.language as tl
 
 from shiplap_sparse3d.cuda import sort
-from shiplap_sparse3d.cuda.hash import find, insert, is_inside, load_coords, number_of, places, report, search
+from shiplap_sparse3d.cuda.hash import (
+    cell_addresses,
+    find_rows,
+    insert_rows,
+    is_inside,
+    load_coords,
+    number_of,
+    report_row,
+    search_blocks,
+)
 
 __all__ = ["block_kernel", "insert_kernel", "lookup_kernel", "near_kernel"]
 
@@ -32,14 +41,14 @@ def insert_kernel(
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
-    report(status, code, row, (b != -1) & ~good)
-    twin = insert(slots, row, b, x, y, z, good, width, height, depth, capacity)
+    report_row(status, code, row, (b != -1) & ~good)
+    twin = insert_rows(slots, row, b, x, y, z, good, width, height, depth, capacity)
     # A cell that had a row already is a duplicate voxel.
-    report(status, code_twice, row, good & (twin != 0))
+    report_row(status, code_twice, row, good & (twin != 0))
 
 
 @triton.jit
-def _under(at, stride, padding, dilation, tap, WIDE: tl.constexpr):
+def _coord_under_tap(at, stride, padding, dilation, tap, WIDE: tl.constexpr):
     """Return ``[rows, taps]``: the coordinate under each tap."""
     if WIDE:
         at, tap = at.to(tl.int64), tap.to(tl.int64)
@@ -124,17 +133,17 @@ def lookup_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b, x, y, z = load_coords(queries, row, row < m)
     good = is_inside(b, x, y, z, width_q, height_q, depth_q, batches)
-    report(status, code, row, (b != -1) & ~good)
+    report_row(status, code, row, (b != -1) & ~good)
     tap = part * SIZE + v
-    x = _under(x, sx, px, dx, tap // (KY * KZ), WIDE)
-    y = _under(y, sy, py, dy, tap // KZ % KY, WIDE)
-    z = _under(z, sz, pz, dz, tap % KZ, WIDE)
+    x = _coord_under_tap(x, sx, px, dx, tap // (KY * KZ), WIDE)
+    y = _coord_under_tap(y, sy, py, dy, tap // KZ % KY, WIDE)
+    z = _coord_under_tap(z, sz, pz, dz, tap % KZ, WIDE)
     b, own = b[:, None], ((v < SIZE) & (tap < k))[None, :]
     # The scene was checked with the query, so any number of batches will do here.
     there = is_inside(b, x, y, z, width, height, depth, 0x80000000) & good[:, None] & own
     # Inside of the grid a coordinate fits 32 bits again.
     x, y, z = x.to(tl.int32), y.to(tl.int32), z.to(tl.int32)
-    slot = find(slots, b, x, y, z, there, width, height, depth, capacity)
+    slot = find_rows(slots, b, x, y, z, there, width, height, depth, capacity)
     place = table + row.to(tl.int64)[:, None] * k + tap[None, :]
     tl.store(place, slot, mask=(row < m)[:, None] & own)
     if KEY > 0:
@@ -212,7 +221,7 @@ def block_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b, x, y, z = load_coords(queries, row, row < m)
     good = is_inside(b, x, y, z, width_q, height_q, depth_q, batches)
-    report(status, code, row, (b != -1) & ~good)
+    report_row(status, code, row, (b != -1) & ~good)
     if WIDE:
         x, y, z = x.to(tl.int64), y.to(tl.int64), z.to(tl.int64)
     x, y, z = (x * sx - px)[:, None], (y * sy - py)[:, None], (z * sz - pz)[:, None]
@@ -221,14 +230,15 @@ def block_kernel(
     bx, by, bz = (x >> 1) * 2 + (near >> 2) * 2, (y >> 1) * 2 + (near & 2), (z >> 1) * 2 + (near & 1) * 2
     there = is_inside(b[:, None], bx, by, bz, width, height, depth, 0x80000000) & good[:, None]
     number = number_of(b[:, None], bx.to(tl.int32), by.to(tl.int32), bz.to(tl.int32), width, height, depth)
-    slot, there = search(slots, number, there, capacity)
+    slot, there = search_blocks(slots, number, there, capacity)
     cell = tl.arange(0, 8)[None, None, :]
     cx, cy, cz = cell >> 2, (cell >> 1) & 1, cell & 1
     tx, ty, tz = (bx - x)[:, :, None] + cx, (by - y)[:, :, None] + cy, (bz - z)[:, :, None] + cz
     # Cells of the blocks beyond the window belong to no tap.
     own = (tx >= 0) & (tx < KX) & (ty >= 0) & (ty < KY) & (tz >= 0) & (tz < KZ)
     neighbour = (
-        tl.load(places(slots, slot[:, :, None], cx, cy, cz, capacity), mask=own & there[:, :, None], other=0) - 1
+        tl.load(cell_addresses(slots, slot[:, :, None], cx, cy, cz, capacity), mask=own & there[:, :, None], other=0)
+        - 1
     )
     tap = ((tx * KY + ty) * KZ + tz).to(tl.int32)
     place = table + row.to(tl.int64)[:, None, None] * (KX * KY * KZ) + tap
@@ -242,7 +252,7 @@ def block_kernel(
 
 
 @triton.jit
-def _tap(offset, dilation, SIZE: tl.constexpr):
+def _tap_at(offset, dilation, SIZE: tl.constexpr):
     """Return the tap at ``offset`` from the first one, and whether it exists."""
     tap = offset // dilation
     # Between the taps of a dilated kernel there is none.
@@ -297,7 +307,7 @@ def near_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
-    report(status, code, row, (b != -1) & ~good)
+    report_row(status, code, row, (b != -1) & ~good)
     place = table + row.to(tl.int64)[:, None] * k
     for first in range(0, k, 32):
         tap = first + tl.arange(0, 32)[None, :]
@@ -311,13 +321,13 @@ def near_kernel(
         other = first + tl.arange(0, OTHERS)
         ob, ox, oy, oz = load_coords(coords, other, other < n)
         there = is_inside(ob, ox, oy, oz, width, height, depth, batches)
-        tx, in_x = _tap(ox[None, :] - x[:, None], dx, KX)
-        ty, in_y = _tap(oy[None, :] - y[:, None], dy, KY)
-        tz, in_z = _tap(oz[None, :] - z[:, None], dz, KZ)
+        tx, in_x = _tap_at(ox[None, :] - x[:, None], dx, KX)
+        ty, in_y = _tap_at(oy[None, :] - y[:, None], dy, KY)
+        tz, in_z = _tap_at(oz[None, :] - z[:, None], dz, KZ)
         hit = good[:, None] & there[None, :] & (b[:, None] == ob[None, :]) & in_x & in_y & in_z
         tap = ((tx * KY + ty) * KZ + tz).to(tl.int32)
         tl.store(place + tap, other[None, :] + tl.zeros_like(tap), mask=hit)
         own = ((KX // 2) * KY + KY // 2) * KZ + KZ // 2
         # Another row at the central tap lies in the same cell.
         repeated = hit & (tap == own) & (other[None, :] != row[:, None])
-        report(status, code_twice, row[:, None] + tl.zeros_like(tap), repeated)
+        report_row(status, code_twice, row[:, None] + tl.zeros_like(tap), repeated)

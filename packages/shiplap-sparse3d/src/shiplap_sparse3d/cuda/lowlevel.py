@@ -5,74 +5,74 @@ from __future__ import annotations
 from torch import Tensor
 
 from shiplap_sparse3d import grid_sample, hashing, postprocess, serialize
-from shiplap_sparse3d.cuda.late import late
+from shiplap_sparse3d.cuda.late import lazy_function
 
 __all__: list[str] = []
 
 
 @hashing.hash_insert.kernel("cuda", name="triton")
 def _(table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor) -> None:
-    late("hashmap", "insert")("hash_insert", table_keys, table_values, keys, values)
+    lazy_function("hashmap", "insert")("hash_insert", table_keys, table_values, keys, values)
 
 
 @hashing.hash_lookup.kernel("cuda", name="triton")
 def _(table_keys: Tensor, table_values: Tensor, keys: Tensor, *, out: Tensor) -> None:
-    late("hashmap", "lookup")(table_keys, table_values, keys, out)
+    lazy_function("hashmap", "lookup")(table_keys, table_values, keys, out)
 
 
 @hashing.hash_insert_3d.kernel("cuda", name="triton")
 def _(table_keys: Tensor, table_values: Tensor, coords: Tensor, values: Tensor, spatial_shape: list[int]) -> None:
-    late("hashmap", "insert_3d")("hash_insert_3d", table_keys, table_values, coords, values, spatial_shape)
+    lazy_function("hashmap", "insert_3d")("hash_insert_3d", table_keys, table_values, coords, values, spatial_shape)
 
 
 @hashing.hash_insert_3d_index.kernel("cuda", name="triton")
 def _(table_keys: Tensor, table_values: Tensor, coords: Tensor, spatial_shape: list[int]) -> None:
-    late("hashmap", "insert_3d")("hash_insert_3d_index", table_keys, table_values, coords, None, spatial_shape)
+    lazy_function("hashmap", "insert_3d")("hash_insert_3d_index", table_keys, table_values, coords, None, spatial_shape)
 
 
 @hashing.hash_lookup_3d.kernel("cuda", name="triton")
 def _(table_keys: Tensor, table_values: Tensor, coords: Tensor, spatial_shape: list[int], *, out: Tensor) -> None:
-    late("hashmap", "lookup_3d")(table_keys, table_values, coords, spatial_shape, out)
+    lazy_function("hashmap", "lookup_3d")(table_keys, table_values, coords, spatial_shape, out)
 
 
 @serialize.z_order_encode.kernel("cuda", name="triton")
 def _(coords: Tensor, bits: int, axes: list[int], width: int, *, codes: Tensor) -> None:
-    late("curves", "encode")("z_order_encode", coords, bits, axes, width, codes)
+    lazy_function("curves", "encode")("z_order_encode", coords, bits, axes, width, codes)
 
 
 @serialize.z_order_decode.kernel("cuda", name="triton")
 def _(codes: Tensor, bits: int, axes: list[int], *, coords: Tensor) -> None:
-    late("curves", "decode")("z_order_decode", codes, bits, axes, coords)
+    lazy_function("curves", "decode")("z_order_decode", codes, bits, axes, coords)
 
 
 @serialize.hilbert_encode.kernel("cuda", name="triton")
 def _(coords: Tensor, bits: int, axes: list[int], width: int, *, codes: Tensor) -> None:
-    late("curves", "encode")("hilbert_encode", coords, bits, axes, width, codes)
+    lazy_function("curves", "encode")("hilbert_encode", coords, bits, axes, width, codes)
 
 
 @serialize.hilbert_decode.kernel("cuda", name="triton")
 def _(codes: Tensor, bits: int, axes: list[int], *, coords: Tensor) -> None:
-    late("curves", "decode")("hilbert_decode", codes, bits, axes, coords)
+    lazy_function("curves", "decode")("hilbert_decode", codes, bits, axes, coords)
 
 
 @grid_sample.nearest_map.kernel("cuda", name="triton")
 def _(coords: Tensor, queries: Tensor, spatial_shape: list[int], *, out: Tensor) -> None:
-    late("sample", "find_queries")("nearest_map", coords, queries, spatial_shape, out, None)
+    lazy_function("sample", "find_queries")("nearest_map", coords, queries, spatial_shape, out, None)
 
 
 @grid_sample.trilinear_map.kernel("cuda", name="triton")
 def _(coords: Tensor, queries: Tensor, spatial_shape: list[int], *, indices: Tensor, weights: Tensor) -> None:
-    late("sample", "find_queries")("trilinear_map", coords, queries, spatial_shape, indices, weights)
+    lazy_function("sample", "find_queries")("trilinear_map", coords, queries, spatial_shape, indices, weights)
 
 
 @grid_sample.indice_weighted_sum.kernel("cuda", name="triton")
 def _(feats: Tensor, indices: Tensor, weights: Tensor, *, out: Tensor) -> None:
-    late("sample", "weighted_sum")(feats, indices, weights, out)
+    lazy_function("sample", "weighted_sum")(feats, indices, weights, out)
 
 
 @grid_sample.indice_weighted_sum_grad.kernel("cuda", name="triton")
 def _(grad: Tensor, indices: Tensor, weights: Tensor, rows: int, *, out: Tensor) -> None:
-    late("sample", "weighted_sum_grad")(grad, indices, weights, rows, out)
+    lazy_function("sample", "weighted_sum_grad")(grad, indices, weights, rows, out)
 
 
 @postprocess.masked_gemm_signals.kernel("cuda", name="triton")
@@ -85,9 +85,11 @@ def _(
     valid_signal_o: Tensor,
     valid_signal_seg: Tensor,
 ) -> None:
-    late("postprocess", "signals")(table, gray_code, sorted_index, valid_signal_i, valid_signal_o, valid_signal_seg)
+    lazy_function("postprocess", "signals")(
+        table, gray_code, sorted_index, valid_signal_i, valid_signal_o, valid_signal_seg
+    )
 
 
 @postprocess.masked_gemm_kernels.kernel("cuda", name="triton")
 def _(gray_code: Tensor, sorted_index: Tensor, block: int, *, valid_kernel: Tensor, valid_kernel_seg: Tensor) -> None:
-    late("postprocess", "kernels")(gray_code, sorted_index, block, valid_kernel, valid_kernel_seg)
+    lazy_function("postprocess", "kernels")(gray_code, sorted_index, block, valid_kernel, valid_kernel_seg)

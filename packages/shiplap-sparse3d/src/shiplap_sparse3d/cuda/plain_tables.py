@@ -39,7 +39,7 @@ _blocks = triton_launcher(block_kernel)
 _near = triton_launcher(near_kernel)
 
 
-class Window(NamedTuple):
+class TableWindow(NamedTuple):
     """The window of a lookup: from ``shape`` under the taps of queries in ``grid``."""
 
     shape: Sequence[int]
@@ -74,7 +74,11 @@ def subm_table(
     if not out.numel():
         return
     padding = [k // 2 * d for k, d in zip(kernel, dilation, strict=True)]
-    window, coords, n = Window(shape, shape, kernel, (1, 1, 1), padding, dilation), coords.contiguous(), len(coords)
+    window, coords, n = (
+        TableWindow(shape, shape, kernel, (1, 1, 1), padding, dilation),
+        coords.contiguous(),
+        len(coords),
+    )
     # More voxels than this are looked up faster in a hash than compared with each other.
     if n > NEAR:
         _look_up("subm_table", coords, coords, window, out, word, OUTSIDE, workspace)
@@ -114,13 +118,20 @@ def conv_table(
         out.fill_(-1)
     elif out.numel():
         grid = output_shape(shape, kernel, stride, padding, dilation)
-        window = Window(shape, grid, kernel, stride, padding, dilation)
+        window = TableWindow(shape, grid, kernel, stride, padding, dilation)
         queries = out_coords.contiguous()
         _look_up("conv_table", coords.contiguous(), queries, window, out, word, OUTPUT_OUTSIDE, workspace)
 
 
 def _look_up(
-    op: str, coords: Tensor, queries: Tensor, window: Window, out: Tensor, word: int, message: str, workspace: Tensor
+    op: str,
+    coords: Tensor,
+    queries: Tensor,
+    window: TableWindow,
+    out: Tensor,
+    word: int,
+    message: str,
+    workspace: Tensor,
 ) -> None:
     """Look up all taps of all queries, by a hash at the start of ``workspace``."""
     capacity, slots = _build_hash(op, coords, window.shape, workspace, word), workspace.data_ptr()

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from shiplap.plugin_api import triton_launcher
 from shiplap_sparse3d.cuda import status
-from shiplap_sparse3d.cuda.hash import report
+from shiplap_sparse3d.cuda.hash import report_row
 
-__all__ = ["accumulator", "beats", "blocks_of", "is_wide", "max_pool_grad", "max_pool_with_taps", "sum_pool"]
+__all__ = ["blocks_of", "is_larger", "is_wide", "make_accumulator", "max_pool_grad", "max_pool_with_taps", "sum_pool"]
 
 ENTRY = "table row {row} has an entry outside its range"
 TILE = 2048  # values of a program: 16 a thread
@@ -33,7 +33,7 @@ def is_wide(t: Tensor) -> dict[str, bool]:
 
 
 @triton.jit
-def _block(m, c, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+def _program_block(m, c, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
     """Return rows and channels of a program, each with a mask of valid ones."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -41,21 +41,21 @@ def _block(m, c, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def _entry(table, row, there, v, row_stride, tap_stride, n, status, code):
+def _load_entries(table, row, there, v, row_stride, tap_stride, n, status, code):
     """Return the entries of one tap and a mask of hits. Entries other than -1 outside ``[0, n)`` are reported."""
     entry = tl.load(table + row * row_stride + v * tap_stride, mask=there, other=-1)
     hit = (entry >= 0) & (entry < n)
-    report(status, code, row, (entry != -1) & ~hit)
+    report_row(status, code, row, (entry != -1) & ~hit)
     return entry.to(tl.int64)[:, None], hit[:, None]
 
 
 @triton.jit
-def accumulator(ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
+def make_accumulator(ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
     return tl.zeros([ROWS, CHANNELS], tl.float64 if WIDE else tl.float32)
 
 
 @triton.jit
-def beats(x, best):
+def is_larger(x, best):
     """Return whether ``x`` is larger; NaN is larger than any number."""
     # ``x != x`` is true for NaN only.
     return (x > best) | ((x != x) & (best == best))
@@ -81,14 +81,14 @@ def max_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    row, there, channel, within = _block(m, c, ROWS, CHANNELS)
-    best = accumulator(ROWS, CHANNELS, WIDE)
+    row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
+    best = make_accumulator(ROWS, CHANNELS, WIDE)
     tap = tl.full([ROWS, CHANNELS], -1, tl.int32)
     for v in range(k):
-        entry, hit = _entry(table, row, there, v, table_row, table_tap, n, status, code)
+        entry, hit = _load_entries(table, row, there, v, table_row, table_tap, n, status, code)
         x = tl.load(feats + entry * feats_row + channel * feats_col, mask=hit & within, other=0).to(best.dtype)
         # The first hit always counts, so that values below zero survive.
-        better = hit & ((tap < 0) | beats(x, best))
+        better = hit & ((tap < 0) | is_larger(x, best))
         best, tap = tl.where(better, x, best), tl.where(better, v, tap)
     at = row[:, None] * c + channel
     tl.store(out + at, best.to(out.dtype.element_ty), mask=there[:, None] & within)
@@ -117,10 +117,10 @@ def max_grad_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    row, there, channel, within = _block(m, c, ROWS, CHANNELS)
-    total = accumulator(ROWS, CHANNELS, WIDE)
+    row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
+    total = make_accumulator(ROWS, CHANNELS, WIDE)
     for v in range(k):
-        entry, hit = _entry(table, row, there, v, table_row, table_tap, n, status, code)
+        entry, hit = _load_entries(table, row, there, v, table_row, table_tap, n, status, code)
         chosen = tl.load(taps + entry * taps_row + channel * taps_col, mask=hit & within, other=-1) == v
         total += tl.load(grad + entry * grad_row + channel * grad_col, mask=chosen, other=0).to(total.dtype)
     tl.store(out + row[:, None] * c + channel, total.to(out.dtype.element_ty), mask=there[:, None] & within)
@@ -146,11 +146,11 @@ def sum_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    row, there, channel, within = _block(m, c, ROWS, CHANNELS)
-    total = accumulator(ROWS, CHANNELS, WIDE)
+    row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
+    total = make_accumulator(ROWS, CHANNELS, WIDE)
     hits = tl.zeros([ROWS, 1], tl.int32)
     for v in range(k):
-        entry, hit = _entry(table, row, there, v, table_row, table_tap, n, status, code)
+        entry, hit = _load_entries(table, row, there, v, table_row, table_tap, n, status, code)
         total += tl.load(feats + entry * feats_row + channel * feats_col, mask=hit & within, other=0).to(total.dtype)
         hits += hit.to(tl.int32)
     if AVERAGE:
@@ -161,7 +161,7 @@ def sum_kernel(
 _max, _max_grad, _sum = (triton_launcher(kernel) for kernel in (max_kernel, max_grad_kernel, sum_kernel))
 
 
-def _grid(m: int, c: int) -> tuple[tuple[int, int], dict[str, int]]:
+def _pool_grid(m: int, c: int) -> tuple[tuple[int, int], dict[str, int]]:
     blocks = blocks_of(c)
     return (triton.cdiv(m, blocks["ROWS"]), triton.cdiv(c, blocks["CHANNELS"])), blocks
 
@@ -170,7 +170,7 @@ def max_pool_with_taps(feats: Tensor, table: Tensor, table_t: Tensor | None, *, 
     """Run ``pooling.max_pool_with_taps``."""
     word, (m, k), (n, c) = status.word(feats.device), table.shape, feats.shape
     if out.numel():
-        grid, blocks = _grid(m, c)
+        grid, blocks = _pool_grid(m, c)
         _max[grid](
             feats,
             table,
@@ -193,7 +193,7 @@ def max_pool_grad(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -
     """Run ``pooling.max_pool_grad``."""
     word, (m, k), (n, c) = status.word(grad.device), table_t.shape, grad.shape
     if out.numel():
-        grid, blocks = _grid(m, c)
+        grid, blocks = _pool_grid(m, c)
         _max_grad[grid](
             grad,
             taps,
@@ -217,7 +217,7 @@ def sum_pool(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool
     """Run ``pooling.sum_pool``."""
     word, (m, k), (n, c) = status.word(feats.device), table.shape, feats.shape
     if out.numel():
-        grid, blocks = _grid(m, c)
+        grid, blocks = _pool_grid(m, c)
         _sum[grid](
             feats,
             table,

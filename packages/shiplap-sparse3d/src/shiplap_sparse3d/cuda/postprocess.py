@@ -9,9 +9,9 @@ from torch import Tensor
 
 from shiplap.plugin_api import triton_launcher
 from shiplap_sparse3d.cuda import status
-from shiplap_sparse3d.cuda.hash import report
+from shiplap_sparse3d.cuda.hash import report_row
 
-__all__ = ["kernels", "signals"]
+__all__ = ["launch_kernels", "launch_signals"]
 
 INDEX = "sorted_index[{row}] is no row"
 ROWS = 128
@@ -19,7 +19,7 @@ TAPS = 32  # bits of a code
 
 
 @triton.jit
-def _entries(table, row, n, v, TAPS: tl.constexpr):
+def _load_table(table, row, n, v, TAPS: tl.constexpr):
     """Return ``[rows, taps]`` of the table, -1 beyond it."""
     tap = tl.arange(0, TAPS)[None, :]
     at = row[:, None] * v + tap
@@ -31,7 +31,7 @@ def codes_kernel(table, codes, ranks, counts, n, v, blocks, ROWS: tl.constexpr, 
     """Write Gray code and rank of each row, and how many rows of the block hit each tap (tap-major)."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     tap = tl.arange(0, TAPS)
-    hits = _entries(table, row, n, v, TAPS) >= 0
+    hits = _load_table(table, row, n, v, TAPS) >= 0
     code = tl.sum(hits.to(tl.int64) << tap[None, :].to(tl.int64), 1)
     # The prefix XOR turns a Gray code into its rank.
     rank = code ^ (code >> 1)
@@ -49,7 +49,7 @@ def pairs_kernel(table, ends, inputs, outputs, n, v, blocks, ROWS: tl.constexpr,
     """Write the pairs of a block of rows: for each tap behind those of the blocks before."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     tap = tl.arange(0, TAPS)
-    entry = _entries(table, row, n, v, TAPS)
+    entry = _load_table(table, row, n, v, TAPS)
     hits = (entry >= 0).to(tl.int32)
     end = tl.load(ends + tap.to(tl.int64) * blocks + tl.program_id(0), mask=tap < v, other=0)
     # Running sums give the end of the block's pairs. Its own hits lead back to the begin.
@@ -72,7 +72,7 @@ def union_kernel(codes, index, unions, counts, status, n, block, code, ROWS: tl.
         row = tl.load(index + at, mask=mask, other=0)
         # Invalid rows are reported, and must not be read.
         good = mask & (row >= 0) & (row < n)
-        report(status, code, at, mask & ~good)
+        report_row(status, code, at, mask & ~good)
         bits = tl.load(codes + row, mask=good, other=0)
         any_row = tl.maximum(any_row, tl.max((bits[:, None] >> tap[None, :]) & 1, 0).to(tl.int64))
     tl.store(unions + tl.program_id(0), tl.sum(any_row << tap.to(tl.int64), 0).to(tl.int32))
@@ -94,7 +94,7 @@ _union = triton_launcher(union_kernel)
 _list = triton_launcher(list_kernel)
 
 
-def signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, outputs: Tensor, ends: Tensor) -> None:
+def launch_signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, outputs: Tensor, ends: Tensor) -> None:
     """Run ``postprocess.masked_gemm_signals``."""
     status.word(table.device)
     n, v = table.shape
@@ -115,7 +115,7 @@ def signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, outputs
         _pairs[(blocks,)](table, reached, inputs, outputs, n, v, blocks, ROWS=ROWS, TAPS=TAPS)
 
 
-def kernels(codes: Tensor, index: Tensor, block: int, taps: Tensor, ends: Tensor) -> None:
+def launch_kernels(codes: Tensor, index: Tensor, block: int, taps: Tensor, ends: Tensor) -> None:
     """Run ``postprocess.masked_gemm_kernels``."""
     word, n, blocks = status.word(codes.device), codes.shape[0], ends.shape[0] - 1
     ends.zero_()

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from shiplap.plugin_api import triton_launcher
 from shiplap_sparse3d.cuda import status
-from shiplap_sparse3d.cuda.hash import report
-from shiplap_sparse3d.cuda.hashmap import index, slot_of
+from shiplap_sparse3d.cuda.hash import report_row
+from shiplap_sparse3d.cuda.hashmap import index_voxels, slot_of
 
 __all__ = ["find_queries", "weighted_sum", "weighted_sum_grad"]
 
@@ -26,7 +26,7 @@ BLOCK = 256
 
 
 @triton.jit
-def _cell(value, size):
+def _cell_of_query(value, size):
     """Return a whole number in floating point as a coordinate, and whether it lies in the grid."""
     known = (value >= 0) & (value < 2147483648.0)
     cell = tl.where(known, value, 0.0).to(tl.int32)
@@ -60,9 +60,9 @@ def query_kernel(
     lx = tl.floor(qx - HALF) + (corner & 1).to(tl.float32)
     ly = tl.floor(qy - HALF) + ((corner >> 1) & 1).to(tl.float32)
     lz = tl.floor(qz - HALF) + ((corner >> 2) & 1).to(tl.float32)
-    x, x_inside = _cell(lx, width)
-    y, y_inside = _cell(ly, height)
-    z, z_inside = _cell(lz, depth)
+    x, x_inside = _cell_of_query(lx, width)
+    y, y_inside = _cell_of_query(ly, height)
+    z, z_inside = _cell_of_query(lz, depth)
     there = x_inside & y_inside & z_inside & inside[:, None]
     key = (((query // each)[:, None] * width + x) * height + y) * depth + z
     slot = slot_of(table, tl.where(there, key, -1).to(tl.uint64), capacity)
@@ -100,7 +100,7 @@ def sum_kernel(
     for corner in range(corners):
         entry = tl.load(indices + query * corners + corner, mask=inside, other=-1)
         share = tl.load(weights + query * corners + corner, mask=inside, other=0.0).to(WIDE)
-        report(status, code, query, ((entry < -1) | (entry >= rows)) & (tl.program_id(1) == 0))
+        report_row(status, code, query, ((entry < -1) | (entry >= rows)) & (tl.program_id(1) == 0))
         # Invalid entries are reported, and must not be read meanwhile.
         good = ((entry >= 0) & (entry < rows))[:, None] & (channel < channels)[None, :]
         row = tl.load(feats + entry.to(tl.int64)[:, None] * channels + channel[None, :], mask=good, other=0.0)
@@ -148,7 +148,7 @@ def check_kernel(indices, keys, status, count, rows, corners, code, BLOCK: tl.co
     """Write the sort keys: the row, or ``rows`` for entries without a row."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     entry = tl.load(indices + at, mask=at < count, other=-1)
-    report(status, code, at // corners, (entry < -1) | (entry >= rows))
+    report_row(status, code, at // corners, (entry < -1) | (entry >= rows))
     tl.store(keys + at, tl.where((entry >= 0) & (entry < rows), entry, rows).to(tl.int32), mask=at < count)
 
 
@@ -163,7 +163,7 @@ def find_queries(
 ) -> None:
     """Run ``grid_sample.nearest_map`` or, with ``weights``, ``trilinear_map``."""
     word, count = status.word(coords.device), queries.shape[0] * queries.shape[1]
-    table, rows = index(op, coords, shape, word)
+    table, rows = index_voxels(op, coords, shape, word)
     if not count:
         return
     corners = 1 if weights is None else 8
@@ -184,7 +184,7 @@ def find_queries(
     )
 
 
-def _tile(channels: int) -> tuple[int, int]:
+def _sum_tile(channels: int) -> tuple[int, int]:
     """Return rows and channels of a program: about 1024 elements, with adjacent channels."""
     wide = min(128, max(16, triton.next_power_of_2(channels)))
     return 1024 // wide, wide
@@ -195,7 +195,7 @@ def weighted_sum(feats: Tensor, indices: Tensor, weights: Tensor, out: Tensor) -
     word, (queries, corners), channels = status.word(feats.device), indices.shape, feats.shape[1]
     if not out.numel():
         return
-    rows, wide = _tile(channels)
+    rows, wide = _sum_tile(channels)
     _sum[(-(-queries // rows), -(-channels // wide))](
         feats.contiguous(),
         indices.contiguous(),
@@ -234,7 +234,7 @@ def weighted_sum_grad(grad: Tensor, indices: Tensor, weights: Tensor, rows: int,
     # Sorted keys make the entries of a row adjacent. Entries without a row come last.
     starts = torch.searchsorted(keys, torch.arange(rows + 1, dtype=torch.int32, device=grad.device))
     channels = grad.shape[1]
-    each, wide = _tile(channels)
+    each, wide = _sum_tile(channels)
     _grad[(-(-rows // each), -(-channels // wide))](
         grad.contiguous(),
         weights.contiguous(),

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from shiplap.plugin_api import triton_launcher
 from shiplap_sparse3d.cuda import status
-from shiplap_sparse3d.cuda.hash import report
-from shiplap_sparse3d.cuda.pool import accumulator, beats, blocks_of, is_wide
+from shiplap_sparse3d.cuda.hash import report_row
+from shiplap_sparse3d.cuda.pool import blocks_of, is_larger, is_wide, make_accumulator
 
 __all__ = ["global_max_pool", "global_sum_pool"]
 
@@ -23,7 +23,7 @@ NO_ROW = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def _part(parts, c, CHANNELS: tl.constexpr):
+def _program_part(parts, c, CHANNELS: tl.constexpr):
     """Return part, scene and channels of a program, and a mask of valid channels."""
     pid = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -31,10 +31,10 @@ def _part(parts, c, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def _members(coords, row, end, scene, scenes, coords_row, status, code):
+def _scene_members(coords, row, end, scene, scenes, coords_row, status, code):
     """Return a mask of the rows of the scene."""
     b = tl.load(coords + row * coords_row, mask=row < end, other=-1)
-    report(status, code, row, (b < -1) | (b >= scenes))
+    report_row(status, code, row, (b < -1) | (b >= scenes))
     return (b == scene)[:, None]
 
 
@@ -58,17 +58,17 @@ def global_max_kernel(
     WIDE: tl.constexpr,
 ):
     """Write ``partial[part, scene, c]``: the first row with the largest value, or -1."""
-    part, scene, channel, within = _part(parts, c, CHANNELS)
+    part, scene, channel, within = _program_part(parts, c, CHANNELS)
     start = part.to(tl.int64) * part_rows
     end = tl.minimum(start + part_rows, n)
-    best = accumulator(ROWS, CHANNELS, WIDE)
+    best = make_accumulator(ROWS, CHANNELS, WIDE)
     best_row = tl.full([ROWS, CHANNELS], NO_ROW, tl.int32)
     for first in range(start, end, ROWS):
         row = first + tl.arange(0, ROWS)
-        mine = _members(coords, row, end, scene, scenes, coords_row, status, code)
+        mine = _scene_members(coords, row, end, scene, scenes, coords_row, status, code)
         x = tl.load(feats + row[:, None] * feats_row + channel * feats_col, mask=mine & within, other=0).to(best.dtype)
         # Strictly larger only, so that the first of equal rows stays.
-        better = mine & ((best_row == NO_ROW) | beats(x, best))
+        better = mine & ((best_row == NO_ROW) | is_larger(x, best))
         best, best_row = tl.where(better, x, best), tl.where(better, row[:, None].to(tl.int32), best_row)
     there = best_row != NO_ROW
     nan = there & (best != best)
@@ -85,13 +85,13 @@ def global_max_kernel(
 def global_max_finish(
     feats, partial, out, rows, c, parts, scenes, feats_row, feats_col, CHANNELS: tl.constexpr, WIDE: tl.constexpr
 ):
-    _, scene, channel, within = _part(1, c, CHANNELS)
-    best = accumulator(1, CHANNELS, WIDE)
+    _, scene, channel, within = _program_part(1, c, CHANNELS)
+    best = make_accumulator(1, CHANNELS, WIDE)
     best_row = tl.full([1, CHANNELS], -1, tl.int32)
     for part in range(parts):
         row = tl.load(partial + (part * scenes + scene).to(tl.int64) * c + channel, mask=within, other=-1)
         x = tl.load(feats + row.to(tl.int64) * feats_row + channel * feats_col, mask=row >= 0, other=0).to(best.dtype)
-        better = (row >= 0) & ((best_row < 0) | beats(x, best))
+        better = (row >= 0) & ((best_row < 0) | is_larger(x, best))
         best, best_row = tl.where(better, x, best), tl.where(better, row, best_row)
     at = scene.to(tl.int64) * c + channel
     tl.store(out + at, best.to(out.dtype.element_ty), mask=within)
@@ -119,14 +119,14 @@ def global_sum_kernel(
     WIDE: tl.constexpr,
 ):
     """Write ``partial[part, scene, c]`` and ``counts[part, scene]``: sums, and numbers of rows."""
-    part, scene, channel, within = _part(parts, c, CHANNELS)
+    part, scene, channel, within = _program_part(parts, c, CHANNELS)
     start = part.to(tl.int64) * part_rows
     end = tl.minimum(start + part_rows, n)
-    total = accumulator(ROWS, CHANNELS, WIDE)
+    total = make_accumulator(ROWS, CHANNELS, WIDE)
     count = tl.zeros([ROWS, 1], tl.int32)
     for first in range(start, end, ROWS):
         row = first + tl.arange(0, ROWS)
-        mine = _members(coords, row, end, scene, scenes, coords_row, status, code)
+        mine = _scene_members(coords, row, end, scene, scenes, coords_row, status, code)
         total += tl.load(feats + row[:, None] * feats_row + channel * feats_col, mask=mine & within, other=0).to(
             total.dtype
         )
@@ -141,8 +141,8 @@ def global_sum_kernel(
 def global_sum_finish(
     partial, counts, out, c, parts, scenes, AVERAGE: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr
 ):
-    _, scene, channel, within = _part(1, c, CHANNELS)
-    total = accumulator(1, CHANNELS, WIDE)
+    _, scene, channel, within = _program_part(1, c, CHANNELS)
+    total = make_accumulator(1, CHANNELS, WIDE)
     count = 0
     for part in range(parts):
         at = (part * scenes + scene).to(tl.int64)
@@ -157,7 +157,7 @@ _global_max, _global_sum = triton_launcher(global_max_kernel), triton_launcher(g
 _finish_max, _finish_sum = triton_launcher(global_max_finish), triton_launcher(global_sum_finish)
 
 
-def _parts(n: int) -> tuple[int, int]:
+def _split_rows(n: int) -> tuple[int, int]:
     """Return the number of parts and their rows."""
     parts = min(triton.cdiv(n, PART), PARTS)
     return parts, triton.cdiv(n, parts) if parts else 0
@@ -170,7 +170,7 @@ def global_max_pool(
     word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_max_pool", SCENE)
     if not out.numel():
         return
-    (parts, part_rows), blocks, partial = _parts(n), blocks_of(c), workspace.view(torch.int32)
+    (parts, part_rows), blocks, partial = _split_rows(n), blocks_of(c), workspace.view(torch.int32)
     columns = triton.cdiv(c, blocks["CHANNELS"])
     if parts:
         _global_max[(parts * batch_size, columns)](
@@ -202,7 +202,7 @@ def global_sum_pool(
     word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_sum_pool", SCENE)
     if not out.numel():
         return
-    (parts, part_rows), blocks = _parts(n), blocks_of(c)
+    (parts, part_rows), blocks = _split_rows(n), blocks_of(c)
     columns, sums = triton.cdiv(c, blocks["CHANNELS"]), 8 * parts * batch_size * c
     partial = workspace[:sums].view(torch.float64 if feats.dtype == torch.float64 else torch.float32)
     counts = workspace[sums:].view(torch.int32)

@@ -12,18 +12,18 @@ import triton
 import triton.language as tl
 
 from shiplap.plugin_api import TritonLaunches, launch_program
-from shiplap_sparse3d.cuda.digits import BITS, PAGE, by_digits, counted, counted_page, digit_numbers
-from shiplap_sparse3d.cuda.sort_form import Sort
+from shiplap_sparse3d.cuda.digits import BITS, PAGE, by_digits, count_digit, count_digit_page, digit_numbers
+from shiplap_sparse3d.cuda.sort_form import TableSort
 
 __all__ = [
     "SORT_TABLE",
     "TAP_BLOCKS",
-    "Sort",
-    "numbers",
+    "TableSort",
+    "add_row_sort",
+    "add_sort_keys",
     "scratch_bytes",
-    "sorted_rows",
+    "sort_numbers",
     "store_key",
-    "with_keys",
 ]
 
 TILE = tl.constexpr(128)  # rows of a histogram; a row finds its place in the tile by comparing with all of them
@@ -34,7 +34,7 @@ MASK_ROWS = tl.constexpr(64)  # ROWS_PER_MASK
 
 
 @triton.jit
-def _hits(table, row, m, k, part, SIZE: tl.constexpr, TAPS: tl.constexpr):
+def _load_hits(table, row, m, k, part, SIZE: tl.constexpr, TAPS: tl.constexpr):
     """Return the entries of the rows under the taps of a part, and one bit for each hit."""
     v = tl.arange(0, TAPS)
     tap = part * SIZE + v
@@ -44,7 +44,7 @@ def _hits(table, row, m, k, part, SIZE: tl.constexpr, TAPS: tl.constexpr):
 
 
 @triton.jit
-def _key(hits, SIZE: tl.constexpr):
+def _sort_key(hits, SIZE: tl.constexpr):
     """Return the sort key: ascending keys are descending ranks, and rows without a hit come last."""
     rank = hits ^ (hits >> 1)  # the prefix XOR that undoes a Gray code
     rank ^= rank >> 2
@@ -55,7 +55,7 @@ def _key(hits, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _store(keys, place, key, inside, KEY: tl.constexpr):
+def _store_key_bits(keys, place, key, inside, KEY: tl.constexpr):
     """Store a key of ``KEY`` bits."""
     if KEY == 16:
         tl.store(keys.to(tl.int64).to(tl.pointer_type(tl.int16)) + place, key.to(tl.int16), mask=inside)
@@ -86,17 +86,17 @@ def store_key(
     With ``BINS`` the keys are counted in tiles of rows, and masks are cleared. With 0 a key has part and run as well.
     ``PAGE`` is the number of rows of a page in which a first digit is counted instead, or 0.
     """
-    key, place = _key(hits, SIZE), m.to(tl.int64) * part + row
+    key, place = _sort_key(hits, SIZE), m.to(tl.int64) * part + row
     if PAGE:
-        _store(keys, place, key, row < m, KEY)
+        _store_key_bits(keys, place, key, row < m, KEY)
         page, pages, digit = row // PAGE, (m + PAGE - 1) // PAGE, key & (BINS - 1)
         # A program that has a whole page can count in its own line first.
         if row.shape[0] == PAGE:
-            counted_page(counts, part, tl.min(page, 0), pages, digit, row < m, BINS)
+            count_digit_page(counts, part, tl.min(page, 0), pages, digit, row < m, BINS)
         else:
-            counted(counts, part, page, pages, digit, row < m, BINS)
+            count_digit(counts, part, page, pages, digit, row < m, BINS)
     elif BINS:
-        _store(keys, place, key, row < m, KEY)
+        _store_key_bits(keys, place, key, row < m, KEY)
         tiles, blocks = (m + TILE - 1) // TILE, (m + MASK_ROWS - 1) // MASK_ROWS
         count = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
         tl.atomic_add(count + (part * tiles + row // TILE).to(tl.int64) * BINS + key, 1, mask=row < m, sem="relaxed")
@@ -107,7 +107,7 @@ def store_key(
         first = part * runs + row // run
         if KEY == 64:
             first, key = first.to(tl.int64), key.to(tl.int64)
-        _store(keys, place, (first << SIZE) | key, row < m, KEY)
+        _store_key_bits(keys, place, (first << SIZE) | key, row < m, KEY)
 
 
 @triton.jit(do_not_specialize=["keys", "counts", "m", "k", "run", "runs"])
@@ -129,7 +129,7 @@ def key_kernel(
 ):
     """Write the keys and counts of a tile of rows under one part."""
     part, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    _, hits, _ = _hits(table, row, m, k, part, SIZE, TAPS)
+    _, hits, _ = _load_hits(table, row, m, k, part, SIZE, TAPS)
     store_key(keys, counts, masks, hits, row, m, part, run, runs, SIZE, KEY, BINS, PAGE)
 
 
@@ -151,15 +151,15 @@ def alone_kernel(
     total = tl.zeros([BINS], tl.int32)
     for first in range(0, m, ROWS):
         row = first + tl.arange(0, ROWS)
-        _, hits, _ = _hits(table, row, m, k, part, SIZE, TAPS)
-        total += tl.sum(((_key(hits, SIZE)[:, None] == bins[None, :]) & (row < m)[:, None]).to(tl.int32), 0)
+        _, hits, _ = _load_hits(table, row, m, k, part, SIZE, TAPS)
+        total += tl.sum(((_sort_key(hits, SIZE)[:, None] == bins[None, :]) & (row < m)[:, None]).to(tl.int32), 0)
     # The rows are read twice: first for the counts, now for the places.
     begin = tl.cumsum(total, 0) - total
     before, tap = begin, (part * SIZE + tl.arange(0, TAPS)).to(tl.int64)
     for first in range(0, m, ROWS):
         row = first + tl.arange(0, ROWS)
-        entry, hits, inside = _hits(table, row, m, k, part, SIZE, TAPS)
-        same = ((_key(hits, SIZE)[:, None] == bins[None, :]) & (row < m)[:, None]).to(tl.int32)
+        entry, hits, inside = _load_hits(table, row, m, k, part, SIZE, TAPS)
+        same = ((_sort_key(hits, SIZE)[:, None] == bins[None, :]) & (row < m)[:, None]).to(tl.int32)
         place = tl.sum(same * (tl.cumsum(same, 0) - 1 + before[None, :]), 1)
         before += tl.sum(same, 0)
         tl.store(columns + tap[None, :] * m + place[:, None], entry, mask=inside)
@@ -230,7 +230,7 @@ def place_kernel(
         other = first + tl.arange(0, CHUNK)
         theirs = tl.load(mine + tile * TILE + other, mask=tile * TILE + other < m, other=-1).to(tl.int32)
         place += tl.sum(((theirs[None, :] == key[:, None]) & (other[None, :] < lane[:, None])).to(tl.int32), 1)
-    entry, hits, inside = _hits(table, row, m, k, part, SIZE, TAPS)
+    entry, hits, inside = _load_hits(table, row, m, k, part, SIZE, TAPS)
     tap = part * SIZE + tl.arange(0, TAPS)
     tl.store(columns + tap.to(tl.int64)[None, :] * m + place[:, None], entry, mask=inside)
     tl.store(order + part.to(tl.int64) * m + place, row, mask=row < m)
@@ -268,17 +268,17 @@ def gather_kernel(
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * MASK_ROWS + tl.arange(0, MASK_ROWS)
     row = ordered_rows(sorted_rows, order, place, part, m, ORDERED)
-    entry, _, inside = _hits(table, tl.where(place < m, row, m), m, k, part, SIZE, TAPS)
+    entry, _, inside = _load_hits(table, tl.where(place < m, row, m), m, k, part, SIZE, TAPS)
     v = tl.arange(0, TAPS)
     tl.store(columns + (part * SIZE + v).to(tl.int64)[None, :] * m + place[:, None], entry, mask=inside)
     any_row = tl.max((entry >= 0).to(tl.int32), 0)
     tl.store(masks + part.to(tl.int64) * tl.num_programs(0) + block, tl.sum(any_row << v, 0))
 
 
-def numbers(sort: Sort) -> dict[str, str]:
+def sort_numbers(sort: TableSort) -> dict[str, str]:
     """Return the launch values of a sort.
 
-    ``size`` taps of a part; which way it is sorted (``alone``, ``counted``, ``ranked``: by ``digits`` or torch);
+    ``size`` taps of a part; which way it is sorted (``alone``, ``count_digit``, ``ranked``: by ``digits`` or torch);
     ``key`` bits of a key or 0; ``bins`` that are counted in each of the ``lines`` of all histograms or 0; ``runs`` of a
     part; bytes of histograms, which start as ``zeros``; then offsets.
     """
@@ -312,7 +312,7 @@ def scratch_bytes(rows: str, parts: str) -> str:
     return f"({parts} * (24 * {rows} + min(8 * {rows}, {1 << 21}) + 16384) + 7) // 8 * 8"
 
 
-def with_keys(program: TritonLaunches, sort: Sort) -> TritonLaunches:
+def add_sort_keys(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
     """Add to ``program`` zeros and keys for a sort."""
     p, rows = sort.prefix, f"max(64, 2048 // {sort.prefix}taps)"
     return program.fill(f"{p}counts", f"{p}zeros", when=f"{p}zeros > 0").then(
@@ -336,7 +336,7 @@ def with_keys(program: TritonLaunches, sort: Sort) -> TritonLaunches:
     )
 
 
-def sorted_rows(program: TritonLaunches, sort: Sort) -> TritonLaunches:
+def add_row_sort(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
     """Add to ``program`` the sort itself, once the keys exist."""
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     outputs = {name: f"{name}{sort.outputs}" for name in ("columns", "order", "masks")}
@@ -378,8 +378,8 @@ def sorted_rows(program: TritonLaunches, sort: Sort) -> TritonLaunches:
     )
 
 
-_TABLE = Sort("", "m", "parts", "table", "0")
-SORT_TABLE = sorted_rows(with_keys(launch_program(values=numbers(_TABLE)), _TABLE), _TABLE)
+_TABLE = TableSort("", "m", "parts", "table", "0")
+SORT_TABLE = add_row_sort(add_sort_keys(launch_program(values=sort_numbers(_TABLE)), _TABLE), _TABLE)
 
 
 @triton.jit(do_not_specialize=["parts", "b", "size"])

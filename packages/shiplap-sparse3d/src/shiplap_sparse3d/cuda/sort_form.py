@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Sort"]
+__all__ = ["TableSort"]
 
 
-class Sort(NamedTuple):
+class TableSort(NamedTuple):
     """The sort of one table in a launch program, whose values about it have names with a prefix.
 
     Attributes:

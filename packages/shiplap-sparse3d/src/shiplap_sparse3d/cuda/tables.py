@@ -10,7 +10,7 @@ import triton.language as tl
 from shiplap.plugin_api import TritonLaunches, launch_program
 from shiplap_sparse3d.cuda import sort, status
 from shiplap_sparse3d.cuda.brick_plan import BRICKS, DENSE, brick_numbers, by_bricks, ordered_entries
-from shiplap_sparse3d.cuda.hash import SLOT_BYTES, report
+from shiplap_sparse3d.cuda.hash import SLOT_BYTES, report_row
 from shiplap_sparse3d.cuda.lookup import (
     CAPACITY,
     NEAR,
@@ -18,9 +18,9 @@ from shiplap_sparse3d.cuda.lookup import (
     OUTPUT_OUTSIDE,
     OUTSIDE,
     TWICE,
-    Queries,
+    LookupQueries,
     look_up,
-    numbers,
+    lookup_numbers,
     scenes_below,
 )
 
@@ -35,8 +35,8 @@ OUTPUT_TWICE = "duplicate coordinates: out_coords row {row} occurs more than onc
 ENTRY = "row {row} has an entry outside [-1, rows)"
 ENTRY_TWICE = "an entry of row {row} occurs twice under its tap"
 
-SELVES = Queries("coords", "n", "spatial_shape[{i}]", "1", "kernel[{i}] // 2 * dilation[{i}]", OUTSIDE, True)
-OUTPUTS = Queries(
+SELVES = LookupQueries("coords", "n", "spatial_shape[{i}]", "1", "kernel[{i}] // 2 * dilation[{i}]", OUTSIDE, True)
+OUTPUTS = LookupQueries(
     "out_coords",
     "m",
     OUTPUT_GRID,
@@ -54,19 +54,19 @@ def subm_plan(near: int, hashed: int, dense: int) -> TritonLaunches:
     Of more than ``hashed`` voxels, or ``dense`` where there is a word for each brick, there is no table (bricks.py).
     """
     table, below = ("int32", "place"), scenes_below(*[f"spatial_shape[{i}]" for i in range(3)])
-    sorting = sort.Sort("", "n", "parts", table, HASHED, tableless="bricks")
+    sorting = sort.TableSort("", "n", "parts", table, HASHED, tableless="bricks")
     values = {
         "capacity": CAPACITY,
         **brick_numbers(hashed, dense),
-        **sort.numbers(sorting),
-        **numbers(SELVES, near, "bricks"),
+        **sort.sort_numbers(sorting),
+        **lookup_numbers(SELVES, near, "bricks"),
         "batches": f"where(scenes > 0, min(scenes, {below}), {below})",
         "batches_of_grid": "batches",
         "place": f"{HASHED} + {sort.scratch_bytes('n', 'parts')}",
     }
     program = look_up(launch_program(values=values, errors=status.ERRORS), SELVES, table)
     program = by_bricks(program, {"code": OUTSIDE, "code_twice": TWICE})
-    return ordered_entries(sort.sorted_rows(program, sorting), sorting.origins)
+    return ordered_entries(sort.add_row_sort(program, sorting), sorting.origins)
 
 
 SUBM_PLAN = subm_plan(NEAR, BRICKS, DENSE)
@@ -80,9 +80,9 @@ def transpose_kernel(table, out, status: tl.int64, entries, k, rows, code, code_
     row = at // k
     good = (entry >= 0) & (entry < rows)
     old = tl.atomic_max(out + entry.to(tl.int64) * k + at % k, row.to(tl.int32), mask=good, sem="relaxed")
-    report(status, code, row, (entry < -1) | (entry >= rows))
+    report_row(status, code, row, (entry < -1) | (entry >= rows))
     # The maximum returns the entry that was there, so duplicates need no second pass.
-    report(status, code_twice, row, good & (old != -1))
+    report_row(status, code_twice, row, good & (old != -1))
 
 
 @triton.jit(do_not_specialize=["size"])
@@ -91,7 +91,7 @@ def nothing_kernel(out, size, BLOCK: tl.constexpr):
     tl.store(out + at, tl.full((BLOCK,), -1, tl.int32), mask=at < size)
 
 
-def _transposed(program: TritonLaunches, twice: str, when: str, **of: Any) -> TritonLaunches:
+def _add_transpose(program: TritonLaunches, twice: str, when: str, **of: Any) -> TritonLaunches:
     """Add to ``program`` the transpose of a table of ``m`` rows into a table that is filled with -1."""
     return program.then(
         transpose_kernel,
@@ -104,7 +104,7 @@ def _transposed(program: TritonLaunches, twice: str, when: str, **of: Any) -> Tr
     )
 
 
-TRANSPOSE_TABLE = _transposed(
+TRANSPOSE_TABLE = _add_transpose(
     launch_program(errors=status.ERRORS).then(
         nothing_kernel, grid="cdiv(rows * k, 1024)", arguments={"size": "rows * k"}, constants={"BLOCK": 1024}
     ),
@@ -117,24 +117,24 @@ TRANSPOSE_TABLE = _transposed(
 def _conv_plan() -> TritonLaunches:
     """Return the program of ``planning.conv_plan``. Workspace: the hash, the memory of both sorts, the tables."""
     table, back = ("int32", "place"), ("int32", "place_back")
-    sorting = sort.Sort("", "m", "parts", table, HASHED)
+    sorting = sort.TableSort("", "m", "parts", table, HASHED)
     behind = f"{HASHED} + {sort.scratch_bytes('m', 'parts')}"
-    sorting_back = sort.Sort("t_", "n", "parts_t", back, behind, "_t")
+    sorting_back = sort.TableSort("t_", "n", "parts_t", back, behind, "_t")
     values = {
         "capacity": CAPACITY,
-        **sort.numbers(sorting),
-        **sort.numbers(sorting_back),
-        **numbers(OUTPUTS, 0),
+        **sort.sort_numbers(sorting),
+        **sort.sort_numbers(sorting_back),
+        **lookup_numbers(OUTPUTS, 0),
         "place": f"t_counts + {sort.scratch_bytes('n', 'parts_t')}",
         "place_back": "place + 4 * k * m",
     }
     program = look_up(launch_program(values=values, errors=status.ERRORS), OUTPUTS, table)
-    program = sort.sorted_rows(program, sorting)
+    program = sort.add_row_sort(program, sorting)
     # Bytes of 255 are -1 in every entry.
     program = program.fill("place_back", "4 * k * n", byte=255, when="parts_t > 0")
     given, scratch = {"entries": "m * k", "rows": "n"}, {"table": table, "out": back}
-    program = _transposed(program, OUTPUT_TWICE, "parts_t > 0", arguments=given, scratch=scratch)
-    return sort.sorted_rows(sort.with_keys(program, sorting_back), sorting_back)
+    program = _add_transpose(program, OUTPUT_TWICE, "parts_t > 0", arguments=given, scratch=scratch)
+    return sort.add_row_sort(sort.add_sort_keys(program, sorting_back), sorting_back)
 
 
 CONV_PLAN = _conv_plan()

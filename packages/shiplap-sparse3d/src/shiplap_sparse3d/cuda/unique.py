@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shiplap.plugin_api import error, triton_launcher
 from shiplap_sparse3d.cuda import status
-from shiplap_sparse3d.cuda.hash import load_coords, report
+from shiplap_sparse3d.cuda.hash import load_coords, report_row
 
 __all__ = ["segment_mean", "unique_coords"]
 
@@ -18,7 +18,7 @@ BLOCK = 256
 
 
 @triton.jit
-def _extent(low, high, axis: tl.constexpr):
+def _column_extent(low, high, axis: tl.constexpr):
     """Return the lowest value of a column, and its radix."""
     start = tl.load(low + axis).to(tl.int64)
     return start, tl.load(high + axis).to(tl.int64) - start + 1
@@ -29,10 +29,10 @@ def pack_kernel(coords, low, high, keys, wide, n, BLOCK: tl.constexpr):
     """Write keys in the order of the rows; ``wide`` is set if the columns span too many cells."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
-    b_low, batches = _extent(low, high, 0)
-    x_low, width = _extent(low, high, 1)
-    y_low, height = _extent(low, high, 2)
-    z_low, depth = _extent(low, high, 3)
+    b_low, batches = _column_extent(low, high, 0)
+    x_low, width = _column_extent(low, high, 1)
+    y_low, height = _column_extent(low, high, 2)
+    z_low, depth = _column_extent(low, high, 3)
     key = ((b - b_low) * width + (x - x_low)) * height + (y - y_low)
     tl.store(keys + row, key * depth + (z - z_low), mask=row < n)
     if tl.program_id(0) == 0:
@@ -125,8 +125,8 @@ def mean_kernel(
     segment = tl.program_id(0)
     if segment == 0:
         lowest, highest = tl.load(index), tl.load(index + n - 1)
-        report(status, code, tl.load(rows), lowest < 0)
-        report(status, code, tl.load(rows + n - 1), highest >= m)
+        report_row(status, code, tl.load(rows), lowest < 0)
+        report_row(status, code, tl.load(rows + n - 1), highest >= m)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     begin = tl.load(starts + segment)
     end = tl.load(starts + segment + 1, mask=segment < m, other=0)

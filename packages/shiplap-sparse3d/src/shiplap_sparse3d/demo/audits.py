@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
-from shiplap_sparse3d.demo.result import Verdicts
+from shiplap_sparse3d.demo.result import AuditVerdicts
 from shiplap_sparse3d.demo.train import Progress
 
-__all__ = ["audits"]
+__all__ = ["audit_network_ops"]
 
 QUICK_CHECKS = ("schema", "fake", "numerics", "fresh", "gradient")  # a second or less each
 OPS: tuple[sl.Op, ...] = (
@@ -22,13 +22,13 @@ OPS: tuple[sl.Op, ...] = (
 )
 
 
-def audits(quick: bool, progress: Progress) -> dict[str, Verdicts]:
+def audit_network_ops(quick: bool, progress: Progress) -> dict[str, AuditVerdicts]:
     """Return the verdicts of ``shiplap audit`` on each op of the network, on the CPU, by the name of the op."""
-    verdicts: dict[str, Verdicts] = {}
+    verdicts: dict[str, AuditVerdicts] = {}
     for done, op in enumerate(OPS):
         progress("audit", done, len(OPS), op.spec.name)
         report = sl.audit(op, checks=QUICK_CHECKS if quick else None, seed=0, budget_s=2 if quick else 20)
         count = [f.verdict for f in report].count
-        verdicts[op.spec.name] = Verdicts(count("ok"), count("fail"), count("skip"), report.failed)
+        verdicts[op.spec.name] = AuditVerdicts(count("ok"), count("fail"), count("skip"), report.failed)
     progress("audit", len(OPS), len(OPS), "")
     return verdicts

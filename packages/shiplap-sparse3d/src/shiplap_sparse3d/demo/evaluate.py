@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from shiplap_sparse3d.demo.scan import Scan
-from shiplap_sparse3d.demo.tiles import Look, Tile, make_tile
+from shiplap_sparse3d.demo.tiles import FeatureScaling, TrainingTile, make_tile
 from shiplap_sparse3d.demo.train import Forward, loss_of
 
-__all__ = ["Speed", "baseline", "predict", "speed"]
+__all__ = ["StepTimes", "measure_step_times", "predict_by_height", "predict_logits"]
 
 MARGIN = 50.0  # metres of context around the area to be judged
 _BASELINE_CELL, _BASELINE_HEIGHT = 12.0, 0.8  # metres: plain numbers, fitted to no scan
 
 
-def baseline(scan: Scan) -> Tensor:
+def predict_by_height(scan: Scan) -> Tensor:
     """Return the plain rule ``bool [p]``: ground is less than 0.8 m above the lowest point of its 12 m cell."""
     cell = (scan.xyz[:, :2] / _BASELINE_CELL).long()
     flat = cell[:, 0] * (int(cell[:, 1].max()) + 1) + cell[:, 1]
@@ -28,7 +28,7 @@ def baseline(scan: Scan) -> Tensor:
     return scan.xyz[:, 2] - lowest[flat] < _BASELINE_HEIGHT
 
 
-def predict(forward: Forward, look: Look, scan: Scan, wanted: Tensor, levels: int) -> Tensor:
+def predict_logits(forward: Forward, look: FeatureScaling, scan: Scan, wanted: Tensor, levels: int) -> Tensor:
     """Return the logits of the ``wanted`` points (a mask of a strip of x), ``[wanted]``.
 
     The strip is one tile, with 50 m of context on either side: positions of points, never their labels.
@@ -41,7 +41,7 @@ def predict(forward: Forward, look: Look, scan: Scan, wanted: Tensor, levels: in
 
 
 @dataclass(frozen=True)
-class Speed:
+class StepTimes:
     """The milliseconds of a training step on one tile (forward and backward, without tables), median of ``runs``."""
 
     compiled_ms: float
@@ -49,19 +49,19 @@ class Speed:
     runs: int
 
 
-def speed(net: Forward, compiled: Forward, tile: Tile, runs: int) -> Speed:
+def measure_step_times(net: Forward, compiled: Forward, tile: TrainingTile, runs: int) -> StepTimes:
     """Time both in turns on the same tile, so that a busy moment slows both."""
     times: dict[str, list[float]] = {"compiled": [], "eager": []}
     # The first run of each compiles or fills caches, and is not timed.
     for forward in (compiled, net):
-        _timed(forward, tile)
+        _time_step(forward, tile)
     for _ in range(runs):
-        times["compiled"].append(_timed(compiled, tile))
-        times["eager"].append(_timed(net, tile))
-    return Speed(statistics.median(times["compiled"]), statistics.median(times["eager"]), runs)
+        times["compiled"].append(_time_step(compiled, tile))
+        times["eager"].append(_time_step(net, tile))
+    return StepTimes(statistics.median(times["compiled"]), statistics.median(times["eager"]), runs)
 
 
-def _timed(forward: Forward, tile: Tile) -> float:
+def _time_step(forward: Forward, tile: TrainingTile) -> float:
     synchronize: Callable[[], None] = torch.cuda.synchronize if tile.ground.is_cuda else (lambda: None)
     synchronize()
     start = time.perf_counter()

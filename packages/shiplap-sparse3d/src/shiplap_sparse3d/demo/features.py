@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["FEATURES", "describe", "nearest", "spacing", "surfaces"]
+__all__ = ["FEATURES", "describe_points", "ground_surfaces", "nearest_points", "point_spacing"]
 
 _CELL = 0.5  # spacings, a cell of the raster of lowest points
 _MOST_CELLS = 2**22  # of the raster: those of an area with few points on it become larger
@@ -26,22 +26,22 @@ FEATURES = 3 * len(_RADII) + 5 * len(_NEIGHBOURS) + 5
 _FAR = 1e4  # metres: above any terrain
 
 
-def spacing(xyz: Tensor) -> float:
+def point_spacing(xyz: Tensor) -> float:
     """Return the distance in metres of neighbours on a grid as dense as ``xyz`` where it has points, at most 5 m."""
     squares = (xyz[:, :2] / 5).floor().long().unique(dim=0)
     return (25 * len(squares) / max(1, len(xyz))) ** 0.5
 
 
-def describe(xyz: Tensor, step: float) -> Tensor:
+def describe_points(xyz: Tensor, step: float) -> Tensor:
     """Return the features of each point, ``[p, 3] -> [p, FEATURES]``; ``step`` is the spacing in metres.
 
     Heights are in square roots of metres with their sign: ten centimetres matter near the ground, and nowhere else.
     """
-    described = torch.cat([surfaces(xyz, step), _around(xyz, step)], 1)
+    described = torch.cat([ground_surfaces(xyz, step), _neighbour_features(xyz, step)], 1)
     return described.sign() * described.abs().clamp_max(100).sqrt()
 
 
-def surfaces(xyz: Tensor, step: float) -> Tensor:
+def ground_surfaces(xyz: Tensor, step: float) -> Tensor:
     """Return the heights over three surfaces for each radius, ``[p, 3 r]`` in metres.
 
     The surfaces are the erosion, the opening, and the mean of the opening. The erosion is the lowest point within the
@@ -59,22 +59,22 @@ def surfaces(xyz: Tensor, step: float) -> Tensor:
     above, eroded, before = [], low, 0
     for radius in _RADII:
         # Radii ascend, so each erosion continues the one before.
-        eroded, before = -_largest(-eroded, radius - before), radius
-        opened = _largest(torch.where(eroded < _FAR / 2, eroded, -_FAR), radius)
-        mean = _mean(torch.where(filled > 0, opened, 0), filled, max(1, radius // 2))
-        mean = _mean(mean, filled, max(1, radius // 2))
+        eroded, before = -_square_maximum(-eroded, radius - before), radius
+        opened = _square_maximum(torch.where(eroded < _FAR / 2, eroded, -_FAR), radius)
+        mean = _square_mean(torch.where(filled > 0, opened, 0), filled, max(1, radius // 2))
+        mean = _square_mean(mean, filled, max(1, radius // 2))
         above += [z - surface.flatten()[flat] for surface in (eroded, opened, mean)]
     return torch.stack(above, 1)
 
 
-def _largest(raster: Tensor, radius: int) -> Tensor:
+def _square_maximum(raster: Tensor, radius: int) -> Tensor:
     """Return the maximum over the square of ``radius`` cells around each cell."""
     for _ in range(2):
-        raster = _largest_along(raster, radius).T
+        raster = _maximum_along_rows(raster, radius).T
     return raster
 
 
-def _largest_along(raster: Tensor, radius: int) -> Tensor:
+def _maximum_along_rows(raster: Tensor, radius: int) -> Tensor:
     """Return the maximum over ``2 radius + 1`` rows, from windows that double."""
     window, wide, rows = 2 * radius + 1, 1, raster.shape[0]
     raster = F.pad(raster, (0, 0, radius, radius), value=-torch.inf)
@@ -85,13 +85,13 @@ def _largest_along(raster: Tensor, radius: int) -> Tensor:
     return torch.maximum(raster[:rows], raster[window - wide :][:rows])
 
 
-def _mean(values: Tensor, weights: Tensor, radius: int) -> Tensor:
+def _square_mean(values: Tensor, weights: Tensor, radius: int) -> Tensor:
     """Return the weighted mean over the square of ``radius`` cells around each cell, or 0 where all weights are 0."""
-    total, weight = (_sum(v, radius) for v in (values * weights, weights))
+    total, weight = (_square_sum(v, radius) for v in (values * weights, weights))
     return (total / weight.clamp_min(0.5)).to(values)
 
 
-def _sum(values: Tensor, radius: int) -> Tensor:
+def _square_sum(values: Tensor, radius: int) -> Tensor:
     """Return the sum over the square, from running sums in float64."""
     total = values.double()
     for _ in range(2):
@@ -101,9 +101,9 @@ def _sum(values: Tensor, radius: int) -> Tensor:
     return total
 
 
-def _around(xyz: Tensor, step: float) -> Tensor:
+def _neighbour_features(xyz: Tensor, step: float) -> Tensor:
     """Return how a point lies among its nearest neighbours in the plane, ``[p, ...]``."""
-    rise, distance = nearest(xyz, _NEIGHBOURS[-1], step)
+    rise, distance = nearest_points(xyz, _NEIGHBOURS[-1], step)
     told = []
     for count in _NEIGHBOURS:
         part = rise[:, :count]
@@ -116,13 +116,13 @@ def _around(xyz: Tensor, step: float) -> Tensor:
     return torch.stack(told, 1)
 
 
-def nearest(xyz: Tensor, count: int, step: float) -> tuple[Tensor, Tensor]:
+def nearest_points(xyz: Tensor, count: int, step: float) -> tuple[Tensor, Tensor]:
     """Return the ``count`` nearest other points in the plane: height difference and distance, ``[p, count]``, metres.
 
     A neighbour farther than five spacings may be missed. A missing neighbour has that distance and the height 0.
     """
     rise, distance = xyz.new_zeros(len(xyz), count), xyz.new_full((len(xyz), count), _MARGIN * step)
-    for rows, near in _blocks(xyz[:, :2], step):
+    for rows, near in _square_blocks(xyz[:, :2], step):
         # The product form of ``cdist`` loses the digits of small distances.
         separation = torch.cdist(xyz[rows, :2], xyz[near, :2], compute_mode="donot_use_mm_for_euclid_dist")
         # A point is no neighbour of itself.
@@ -135,7 +135,7 @@ def nearest(xyz: Tensor, count: int, step: float) -> tuple[Tensor, Tensor]:
     return rise, distance
 
 
-def _blocks(xy: Tensor, step: float) -> Iterator[tuple[Tensor, Tensor]]:
+def _square_blocks(xy: Tensor, step: float) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the rows of the points of each square block, and of those within the margin around it."""
     place = ((xy - xy.amin(0)) / (_BLOCK * step)).long()
     block = place[:, 0] * (int(place[:, 1].max()) + 1) + place[:, 1]

@@ -13,7 +13,7 @@ from shiplap_sparse3d.demo.tiles import POINT_FEATURES, VOXEL_FEATURES
 __all__ = ["GroundNet"]
 
 
-class Layer(nn.Module):
+class ConvNormLayer(nn.Module):
     """Convolution → norm → ReLU.
 
     The norm is per voxel: batch statistics of a hundred-metre tile are those of its trees, and cost 0.17 of validation
@@ -46,11 +46,11 @@ class GroundNet(nn.Module):
         super().__init__()
         c, steps = channels, range(levels - 1)
         self.of_features = nn.Linear(VOXEL_FEATURES, c, bias=False)
-        self.stem = Layer(SubMConv3d(c, c, 3, bias=False))
-        self.encoder = nn.ModuleList(Layer(SubMConv3d(c, c, 3, bias=False)) for _ in range(levels))
-        self.down = nn.ModuleList(Layer(SparseConv3d(c, c, 2, stride=2, bias=False)) for _ in steps)
-        self.up = nn.ModuleList(Layer(SparseInverseConv3d(c, c, 2, bias=False)) for _ in steps)
-        self.decoder = nn.ModuleList(Layer(SubMConv3d(c, c, 3, bias=False)) for _ in steps)
+        self.stem = ConvNormLayer(SubMConv3d(c, c, 3, bias=False))
+        self.encoder = nn.ModuleList(ConvNormLayer(SubMConv3d(c, c, 3, bias=False)) for _ in range(levels))
+        self.down = nn.ModuleList(ConvNormLayer(SparseConv3d(c, c, 2, stride=2, bias=False)) for _ in steps)
+        self.up = nn.ModuleList(ConvNormLayer(SparseInverseConv3d(c, c, 2, bias=False)) for _ in steps)
+        self.decoder = nn.ModuleList(ConvNormLayer(SubMConv3d(c, c, 3, bias=False)) for _ in steps)
         self.of_voxel = nn.Linear(c, 2 * c, bias=False)
         self.of_point = nn.Linear(POINT_FEATURES, 2 * c, bias=False)  # its last feature is 1
         self.head = nn.ModuleList(nn.Linear(2 * c, 2 * c, bias=False) for _ in range(2))

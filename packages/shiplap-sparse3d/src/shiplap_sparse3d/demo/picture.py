@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["picture"]
+__all__ = ["draw_picture"]
 
 _GROUND, _OTHER, _MISSED, _INVENTED = "#c8a165", "#4f7cac", "#111111", "#d62728"
 _WIDTH, _LEFT, _RIGHT, _BETWEEN, _TITLE, _FOOT = 10.0, 0.72, 0.12, 0.2, 0.36, 0.56  # inches
@@ -22,7 +22,7 @@ _MARGIN = 6.0  # metres around the scan
 _SQUARE = 0.85  # from this ratio of depth to width on, the panels stand in a row
 
 
-def picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> bytes:
+def draw_picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> bytes:
     """Return a PNG, 1,000 pixels wide: height and truth above, prediction below. Points right of the line are held out.
 
     The three panels of a scan as deep as wide stand in a row.
@@ -37,10 +37,10 @@ def picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> byt
 
     truth = scan.ground
     figure = Figure()
-    height, right, prediction = _panels(figure, scan)
-    _heights(height, scan)
+    height, right, prediction = _place_panels(figure, scan)
+    _draw_heights(height, scan)
     height.set_title("scan, coloured by height", fontsize=11)
-    _classes(right, scan, [("ground", _GROUND, truth), ("other", _OTHER, ~truth)], 0.35)
+    _draw_classes(right, scan, [("ground", _GROUND, truth), ("other", _OTHER, ~truth)], 0.35)
     right.set_title(f"truth: {labels}", fontsize=11)
     groups = [
         ("ground", _GROUND, predicted & truth),
@@ -48,7 +48,7 @@ def picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> byt
         ("missed ground", _MISSED, ~predicted & truth),
         ("invented ground", _INVENTED, predicted & ~truth),
     ]
-    _classes(prediction, scan, groups, 1.0)
+    _draw_classes(prediction, scan, groups, 1.0)
     prediction.set_title("prediction: sparse U-Net, one pass", fontsize=11)
     border = float(scan.xyz[held_out, 0].min())
     for ax in (height, right, prediction):
@@ -59,7 +59,7 @@ def picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> byt
     return buffer.getvalue()
 
 
-def _panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
+def _place_panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
     """Place two small panels above a wide one, or three in a row.
 
     They are placed by hand. A metre is as long in y as in x, so the sizes are known, and matplotlib's layouts cut
@@ -92,7 +92,7 @@ def _panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
     return panels[0], panels[1], panels[2]
 
 
-def _heights(ax: Axes, scan: Scan) -> None:
+def _draw_heights(ax: Axes, scan: Scan) -> None:
     """Draw the heights. Colours span the terrain: with tree tops in the range no wall or slope would be visible."""
     # Higher points are drawn later, on top of lower ones, as seen from above.
     xyz = scan.xyz[scan.xyz[:, 2].argsort()]
@@ -104,7 +104,7 @@ def _heights(ax: Axes, scan: Scan) -> None:
     bar.tick_params(labelsize="x-small")
 
 
-def _classes(ax: Axes, scan: Scan, groups: list[tuple[str, str, Tensor]], size: float) -> None:
+def _draw_classes(ax: Axes, scan: Scan, groups: list[tuple[str, str, Tensor]], size: float) -> None:
     for name, colour, mask in groups:
         x, y, _ = scan.xyz[mask].T.numpy()
         ax.scatter(x, y, color=colour, s=size, linewidths=0, label=f"{name} ({len(x):,})")

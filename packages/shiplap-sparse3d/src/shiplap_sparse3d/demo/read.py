@@ -11,23 +11,23 @@ import torch
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import error
-from shiplap_sparse3d.demo.scan import Scan, split
-from shiplap_sparse3d.survey.cloud import chunks, opened
+from shiplap_sparse3d.demo.scan import Scan, held_out_mask
+from shiplap_sparse3d.survey.cloud import open_cloud, read_chunks
 
-__all__ = ["load", "read"]
+__all__ = ["load_shipped_scan", "read_scan"]
 
 NOISE = 7, 18  # classes of the LAS specification
 FEWEST, MOST = 5_000, 5_000_000  # last returns
 FEWEST_OF_A_CLASS = 100  # in the training area, and in the one that is held out
 
 
-def load() -> Scan:
+def load_shipped_scan() -> Scan:
     """Return the scan that comes with the package: the Statue of Liberty. Provenance: ``data/README.md``."""
     with as_file(files("shiplap_sparse3d.demo") / "data" / "liberty.laz") as path:
-        return read(path, (2,), 1.0)
+        return read_scan(path, (2,), 1.0)
 
 
-def read(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
+def read_scan(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
     """Return the last returns of ``path`` without noise. Ground points are those of ``classes``.
 
     Args:
@@ -39,8 +39,8 @@ def read(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
         SurveyError: SL822 for a file that cannot be read, SL826 for one from whose classes nothing can be learned.
     """
     xyz, codes = [], []
-    with opened(path) as reader:
-        for points in chunks(reader, path):
+    with open_cloud(path) as reader:
+        for points in read_chunks(reader, path):
             code = np.asarray(points["classification"])
             # The last return of a pulse is the one that may have reached the ground.
             last = np.asarray(points["return_number"]) >= np.asarray(points["number_of_returns"])
@@ -48,27 +48,29 @@ def read(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
             xyz.append(np.stack([points.x, points.y, points.z], 1)[keep])
             codes.append(code[keep])
             if sum(map(len, codes)) > MOST:
-                raise _unfit(
+                raise _unfit_scan_error(
                     path, f"more than {MOST:,} last returns", "a smaller part: the demonstration trains on one area"
                 )
     place, code = np.concatenate(xyz), np.concatenate(codes)
     _check_classes(path, code, classes)
     if len(code) < FEWEST:
-        raise _unfit(path, f"{len(code):,} last returns", f"{FEWEST:,} or more")
+        raise _unfit_scan_error(path, f"{len(code):,} last returns", f"{FEWEST:,} or more")
     wide = float((place.max(0) - place.min(0))[:2].max()) * metres
     if not math.isfinite(wide) or not 50 <= wide <= 50_000:
-        raise _unfit(path, f"an area {wide:,.1f} m wide", "50 m to 50 km; --unit says how long a unit of the file is")
+        raise _unfit_scan_error(
+            path, f"an area {wide:,.1f} m wide", "50 m to 50 km; --unit says how long a unit of the file is"
+        )
     scan = Scan(
         # float32 has too few digits for coordinates of a national grid, so the minimum is subtracted first.
         torch.from_numpy(((place - place.min(0)) * metres).astype(np.float32)),
         torch.from_numpy(np.isin(code, classes)),
     )
-    held = split(scan)
+    held = held_out_mask(scan)
     for name, area in (("training area", ~held), ("held-out area", held)):
         ground = int(scan.ground[area].sum())
         if min(ground, int(area.sum()) - ground) < FEWEST_OF_A_CLASS:
             got = f"{ground:,} points of ground and {int(area.sum()) - ground:,} others in the {name}"
-            raise _unfit(path, got, f"{FEWEST_OF_A_CLASS} or more of both")
+            raise _unfit_scan_error(path, got, f"{FEWEST_OF_A_CLASS} or more of both")
     return scan
 
 
@@ -80,8 +82,10 @@ def _check_classes(path: Path, code: np.ndarray, classes: tuple[int, ...]) -> No
     ground = np.isin(code, classes)
     if not ground.any() or ground.all():
         wanted = ", ".join(map(str, classes))
-        raise _unfit(path, f"{listed} (last returns without noise)", f"some points of class {wanted}, and others")
+        raise _unfit_scan_error(
+            path, f"{listed} (last returns without noise)", f"some points of class {wanted}, and others"
+        )
 
 
-def _unfit(path: Path, got: str, expected: str) -> ShiplapError:
+def _unfit_scan_error(path: Path, got: str, expected: str) -> ShiplapError:
     return error("SL826", where=str(path), got=got, expected=expected)

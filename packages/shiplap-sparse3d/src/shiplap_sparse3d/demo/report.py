@@ -9,7 +9,7 @@ from typing import Any
 
 from shiplap_sparse3d.demo.result import DemoResult
 
-__all__ = ["html", "rows"]
+__all__ = ["headline_rows", "render_demo_report"]
 
 # The plot of the losses inside of its SVG: the margins hold the numbers and the names of the axes.
 _LEFT, _TOP, _WIDTH, _HEIGHT = 64, 10, 560, 190
@@ -20,7 +20,7 @@ VERDICTS = (
 )
 
 
-def rows(result: DemoResult) -> list[tuple[str, str, str]]:
+def headline_rows(result: DemoResult) -> list[tuple[str, str, str]]:
     """Return ``(label, value, note)`` of every headline number, for the terminal and the HTML report."""
     r = result
     return [
@@ -41,13 +41,13 @@ def rows(result: DemoResult) -> list[tuple[str, str, str]]:
     ]
 
 
-def html(result: DemoResult, image: bytes) -> str:
+def render_demo_report(result: DemoResult, image: bytes) -> str:
     """Return the report as text. ``image`` is a PNG that is embedded."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("shiplap_sparse3d.demo"), undefined=StrictUndefined, autoescape=True)
     return environment.get_template("demo.html.jinja").render(
-        rows=rows(result),
+        rows=headline_rows(result),
         audits=result.audits,
         scan=result.scan,
         better=[rule.name for rule in result.rules if rule.iou > result.iou],

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DemoResult", "DemoSettings", "Rule", "Verdicts"]
+__all__ = ["AuditVerdicts", "DemoResult", "DemoSettings", "FittedRule"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class DemoSettings:
 
 
 @dataclass(frozen=True)
-class Verdicts:
+class AuditVerdicts:
     """The result of the audit of one op: the number of checks by outcome, and the names of those that failed."""
 
     ok: int
@@ -46,7 +46,7 @@ class Verdicts:
 
 
 @dataclass(frozen=True)
-class Rule:
+class FittedRule:
     """The best of one family of rules with two numbers: the rule, its IoU on the training area, and held out."""
 
     name: str
@@ -70,7 +70,7 @@ class DemoResult:
     points_per_s: float
     compiled_ms: float
     eager_ms: float
-    audits: dict[str, Verdicts]
+    audits: dict[str, AuditVerdicts]
     compile_s: float
     train_s: float
     total_s: float
@@ -83,7 +83,7 @@ class DemoResult:
     environment: str
     html: str
     png: str
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[FittedRule, ...] = ()
     scan: str | None = None
 
     def json(self) -> dict[str, Any]:

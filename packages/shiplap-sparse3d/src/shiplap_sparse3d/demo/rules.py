@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shiplap_sparse3d.demo.result import Rule
+from shiplap_sparse3d.demo.result import FittedRule
 from shiplap_sparse3d.demo.scan import Scan
 from shiplap_sparse3d.demo.score import iou
 
@@ -68,20 +68,20 @@ def _lowest_in_disc(raster: Tensor, radius: int) -> Tensor:
     return result
 
 
-def best_rules(scan: Scan, held: Tensor) -> tuple[Rule, ...]:
+def best_rules(scan: Scan, held: Tensor) -> tuple[FittedRule, ...]:
     """Return the best rule of each family on the training area, and its IoU held out. The fit does not use ``held``."""
     return tuple(
-        _best(name, tried, scan, held)
+        _best_rule(name, tried, scan, held)
         for name, tried in (("height over cell", _cell_rules(scan.xyz)), ("slope", _slope_rules(scan.xyz)))
     )
 
 
-def _best(name: str, tried: Iterator[tuple[str, Tensor]], scan: Scan, held: Tensor) -> Rule:
-    top = Rule(name, "", -1.0, 0.0)
+def _best_rule(name: str, tried: Iterator[tuple[str, Tensor]], scan: Scan, held: Tensor) -> FittedRule:
+    top = FittedRule(name, "", -1.0, 0.0)
     for text, ground in tried:
         fitted = iou(ground[~held], scan.ground[~held])
         if fitted > top.fitted:
-            top = Rule(name, text, fitted, iou(ground[held], scan.ground[held]))
+            top = FittedRule(name, text, fitted, iou(ground[held], scan.ground[held]))
     return top
 
 

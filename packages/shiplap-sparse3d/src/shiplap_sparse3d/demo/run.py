@@ -13,70 +13,70 @@ from torch import Tensor
 
 from shiplap.plugin_api.compiling import CompileCounts, compile_counts, reset_compiler
 from shiplap_sparse3d.demo import evaluate, picture, report
-from shiplap_sparse3d.demo.audits import audits
-from shiplap_sparse3d.demo.read import load, read
-from shiplap_sparse3d.demo.result import DemoResult, DemoSettings, Rule, Verdicts
+from shiplap_sparse3d.demo.audits import audit_network_ops
+from shiplap_sparse3d.demo.read import load_shipped_scan, read_scan
+from shiplap_sparse3d.demo.result import AuditVerdicts, DemoResult, DemoSettings, FittedRule
 from shiplap_sparse3d.demo.rules import best_rules
-from shiplap_sparse3d.demo.scan import Scan, split
+from shiplap_sparse3d.demo.scan import Scan, held_out_mask
 from shiplap_sparse3d.demo.score import iou
 from shiplap_sparse3d.demo.tiles import random_tiles
-from shiplap_sparse3d.demo.train import Fit, Progress, Recipe, fit, parameters
+from shiplap_sparse3d.demo.train import Progress, TrainedNetwork, TrainingRecipe, count_parameters, train_network
 
-__all__ = ["run"]
+__all__ = ["run_demo"]
 
-FULL = Recipe()
-QUICK = Recipe(steps=100, levels=3)
+FULL = TrainingRecipe()
+QUICK = TrainingRecipe(steps=100, levels=3)
 
 
-def run(settings: DemoSettings, progress: Progress = lambda stage, done, total, note: None) -> DemoResult:
+def run_demo(settings: DemoSettings, progress: Progress = lambda stage, done, total, note: None) -> DemoResult:
     """Read, train, measure, audit and report."""
     # A tile is a few thousand voxels: work for one core. With two, every small loop ends in a wait for the slower one,
     # and on a busy machine a step of 40 ms takes 1,600 (2 cores, load 7, 2026-11-21).
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _run(settings, progress)
+        return _run_demo_stages(settings, progress)
     finally:
         torch.set_num_threads(threads)
 
 
-def _run(settings: DemoSettings, progress: Progress) -> DemoResult:
+def _run_demo_stages(settings: DemoSettings, progress: Progress) -> DemoResult:
     start = time.perf_counter()
     reset_compiler()
     recipe, device = QUICK if settings.quick else FULL, torch.device(settings.device)
     progress("read", 0, 1, "")
-    here = load() if settings.input is None else read(settings.input, settings.classes, settings.unit)
+    here = load_shipped_scan() if settings.input is None else read_scan(settings.input, settings.classes, settings.unit)
     progress("read", 1, 1, "")
-    held_out = split(here)
+    held_out = held_out_mask(here)
     scan, held = Scan(here.xyz.to(device), here.ground.to(device)), held_out.to(device)
     training = scan.take(~held)  # tiles, features and weights come from these points and no others
-    trained = fit([training], recipe, settings.seed, progress)
+    trained = train_network([training], recipe, settings.seed, progress)
     progress("evaluate", 0, 1, "")
-    judged = _judge(scan, held, trained, recipe)
+    judged = _judge_held_out(scan, held, trained, recipe)
     tile = next(random_tiles([trained.look.area(training)], recipe.levels, settings.seed + 1))
-    speed = evaluate.speed(trained.net, trained.forward, tile, 5 if settings.quick else 20)
+    speed = evaluate.measure_step_times(trained.net, trained.forward, tile, 5 if settings.quick else 20)
     progress("evaluate", 1, 1, "")
     counts = compile_counts()  # before the audit, which compiles graphs of its own
-    verdicts = audits(settings.quick, progress) if settings.audit else {}
+    verdicts = audit_network_ops(settings.quick, progress) if settings.audit else {}
     progress("report", 0, 1, "")
     truth = "classes of the survey" if settings.input is None else "classes of the file"
-    png = picture.picture(here, held_out, judged.predicted, truth)
+    png = picture.draw_picture(here, held_out, judged.predicted, truth)
     points = (len(training), int(held_out.sum()))
-    result = _result(settings, points, time.perf_counter() - start, trained, judged, speed, counts, verdicts)
-    _write({Path(result.png): png, Path(result.html): report.html(result, png).encode()})
+    result = _collect_result(settings, points, time.perf_counter() - start, trained, judged, speed, counts, verdicts)
+    _write_files({Path(result.png): png, Path(result.html): report.render_demo_report(result, png).encode()})
     progress("report", 1, 1, "")
     return result
 
 
-def _result(
+def _collect_result(
     settings: DemoSettings,
     points: tuple[int, int],
     seconds: float,
-    trained: Fit,
-    judged: _Judged,
-    speed: evaluate.Speed,
+    trained: TrainedNetwork,
+    judged: _HeldOutScores,
+    speed: evaluate.StepTimes,
     counts: CompileCounts,
-    verdicts: dict[str, Verdicts],
+    verdicts: dict[str, AuditVerdicts],
 ) -> DemoResult:
     """Return all measurements. ``points`` are of the training area and of the held-out one."""
     return DemoResult(
@@ -96,9 +96,9 @@ def _result(
         held_out_points=points[1],
         tile_points=trained.points,
         tile_voxels=trained.voxels,
-        parameters=parameters(trained.net),
+        parameters=count_parameters(trained.net),
         losses=trained.losses,
-        environment=_environment(torch.device(settings.device)),
+        environment=_describe_environment(torch.device(settings.device)),
         html=str(settings.out / "demo.html"),
         png=str(settings.out / "demo.png"),
         rules=judged.rules,
@@ -106,7 +106,7 @@ def _result(
     )
 
 
-def _write(files: dict[Path, bytes]) -> None:
+def _write_files(files: dict[Path, bytes]) -> None:
     """Write the files so that each is old or new, never half: an interrupt may come at any time."""
     drafts = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in files}
     try:
@@ -122,15 +122,15 @@ def _write(files: dict[Path, bytes]) -> None:
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _HeldOutScores:
     iou: float
     baseline: float
     points_per_s: float
     predicted: Tensor
-    rules: tuple[Rule, ...]
+    rules: tuple[FittedRule, ...]
 
 
-def _judge(scan: Scan, held: Tensor, trained: Fit, recipe: Recipe) -> _Judged:
+def _judge_held_out(scan: Scan, held: Tensor, trained: TrainedNetwork, recipe: TrainingRecipe) -> _HeldOutScores:
     """Compute the scores on the held-out labels, which are read here only.
 
     The training area is predicted again for the picture only.
@@ -139,11 +139,11 @@ def _judge(scan: Scan, held: Tensor, trained: Fit, recipe: Recipe) -> _Judged:
     # The held-out strip comes last, so its time remains in ``seconds``.
     for wanted in (~held, held):
         start = time.perf_counter()
-        logits = evaluate.predict(trained.forward, trained.look, scan, wanted, recipe.levels)
+        logits = evaluate.predict_logits(trained.forward, trained.look, scan, wanted, recipe.levels)
         predicted[wanted] = logits > trained.threshold
         seconds = time.perf_counter() - start
-    truth, plain = scan.ground[held], evaluate.baseline(scan)[held]
-    return _Judged(
+    truth, plain = scan.ground[held], evaluate.predict_by_height(scan)[held]
+    return _HeldOutScores(
         iou(predicted[held], truth),
         iou(plain, truth),
         int(held.sum()) / seconds,
@@ -152,6 +152,6 @@ def _judge(scan: Scan, held: Tensor, trained: Fit, recipe: Recipe) -> _Judged:
     )
 
 
-def _environment(device: torch.device) -> str:
+def _describe_environment(device: torch.device) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} thread"
     return f"{name}; torch {torch.__version__}; Python {platform.python_version()}; {time.strftime('%Y-%m-%d')}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["HELD_OUT", "Scan", "split"]
+__all__ = ["HELD_OUT", "Scan", "held_out_mask"]
 
 HELD_OUT = 0.3  # the share of points with the largest x
 
@@ -32,7 +32,7 @@ class Scan:
         return Scan(self.xyz[rows], self.ground[rows])
 
 
-def split(scan: Scan) -> Tensor:
+def held_out_mask(scan: Scan) -> Tensor:
     """Return ``bool [p]``: the held-out points, the 30 % with the largest x.
 
     The cut is straight, so no tile lies on both sides.

@@ -11,10 +11,19 @@ from torch import Tensor
 
 from shiplap.plugin_api.compiling import mark_dynamic
 from shiplap_sparse3d import Geometry, SparseTensor, voxelize
-from shiplap_sparse3d.demo.features import FEATURES, describe, spacing
+from shiplap_sparse3d.demo.features import FEATURES, describe_points, point_spacing
 from shiplap_sparse3d.demo.scan import Scan
 
-__all__ = ["POINT_FEATURES", "VOXEL", "VOXEL_FEATURES", "Area", "Look", "Tile", "make_tile", "random_tiles"]
+__all__ = [
+    "POINT_FEATURES",
+    "VOXEL",
+    "VOXEL_FEATURES",
+    "DescribedArea",
+    "FeatureScaling",
+    "TrainingTile",
+    "make_tile",
+    "random_tiles",
+]
 
 VOXEL = (2.0, 2.0, 1.0)  # spacings
 POINT_FEATURES = FEATURES + 4
@@ -23,7 +32,7 @@ _LIMIT = 4.0  # standard deviations
 
 
 @dataclass(frozen=True)
-class Area:
+class DescribedArea:
     """Points of one area with their features, as the network takes them.
 
     Attributes:
@@ -36,13 +45,13 @@ class Area:
     features: Tensor
     spacing: float
 
-    def take(self, rows: Tensor) -> Area:
+    def take(self, rows: Tensor) -> DescribedArea:
         """Return the points of ``rows`` (indices or a mask)."""
-        return Area(self.scan.take(rows), self.features[rows], self.spacing)
+        return DescribedArea(self.scan.take(rows), self.features[rows], self.spacing)
 
 
 @dataclass(frozen=True)
-class Look:
+class FeatureScaling:
     """The scaling of features: spacing, and mean and deviation of the features, all of the training area."""
 
     spacing: float
@@ -50,24 +59,24 @@ class Look:
     deviation: Tensor
 
     @classmethod
-    def of(cls, areas: Sequence[Scan]) -> tuple[Look, list[Area]]:
+    def of(cls, areas: Sequence[Scan]) -> tuple[FeatureScaling, list[DescribedArea]]:
         """Return the scaling that fits ``areas``, and these areas. Each is described by its own points."""
-        step = spacing(max(areas, key=len).xyz)
-        described = [describe(area.xyz, step) for area in areas]
+        step = point_spacing(max(areas, key=len).xyz)
+        described = [describe_points(area.xyz, step) for area in areas]
         every = torch.cat(described)
         look = cls(step, every.mean(0), every.std(0, correction=0).clamp_min(1e-3))
         return look, [look._standard(area, told) for area, told in zip(areas, described, strict=True)]
 
-    def area(self, scan: Scan) -> Area:
+    def area(self, scan: Scan) -> DescribedArea:
         """Return ``scan`` as the network takes it. No label is used."""
-        return self._standard(scan, describe(scan.xyz, self.spacing))
+        return self._standard(scan, describe_points(scan.xyz, self.spacing))
 
-    def _standard(self, scan: Scan, told: Tensor) -> Area:
-        return Area(scan, ((told - self.mean) / self.deviation).clamp(-_LIMIT, _LIMIT), self.spacing)
+    def _standard(self, scan: Scan, told: Tensor) -> DescribedArea:
+        return DescribedArea(scan, ((told - self.mean) / self.deviation).clamp(-_LIMIT, _LIMIT), self.spacing)
 
 
 @dataclass(frozen=True)
-class Tile:
+class TrainingTile:
     """One input of the network.
 
     Attributes:
@@ -83,7 +92,7 @@ class Tile:
     ground: Tensor
 
 
-def make_tile(area: Area, levels: int) -> Tile:
+def make_tile(area: DescribedArea, levels: int) -> TrainingTile:
     """Return the voxels of ``area``, with the tables for a U-Net of ``levels`` levels."""
     xyz, told = area.scan.xyz, area.features
     size = tuple(area.spacing * cells for cells in VOXEL)
@@ -95,12 +104,12 @@ def make_tile(area: Area, levels: int) -> Tile:
     count = torch.bincount(inverse, minlength=voxels.feats.shape[0])[:, None] / 4
     voxels = voxels.replace(torch.cat([voxels.feats, count.clamp_max(3)], 1))
     points = torch.cat([told, cells - cells.floor() - 0.5, xyz.new_ones(len(xyz), 1)], 1)
-    tile = Tile(voxels, points, inverse, area.scan.ground.float())
-    _let_sizes_vary(tile, _tables(voxels.geometry, levels))
+    tile = TrainingTile(voxels, points, inverse, area.scan.ground.float())
+    _let_sizes_vary(tile, _build_tables(voxels.geometry, levels))
     return tile
 
 
-def _tables(geometry: Geometry, levels: int) -> list[Tensor]:
+def _build_tables(geometry: Geometry, levels: int) -> list[Tensor]:
     """Build every table of the U-Net now, so that the graph contains tensors only."""
     tables: list[Tensor] = []
     for level in range(levels):
@@ -112,40 +121,40 @@ def _tables(geometry: Geometry, levels: int) -> list[Tensor]:
     return tables
 
 
-def _let_sizes_vary(tile: Tile, tables: Sequence[Tensor]) -> None:
+def _let_sizes_vary(tile: TrainingTile, tables: Sequence[Tensor]) -> None:
     for tensor in (tile.voxels.feats, tile.points, tile.inverse, *tables):
         # Otherwise the second tile would be compiled for its own sizes before sizes became dynamic.
         mark_dynamic(tensor, 0)
 
 
-def random_tiles(areas: Sequence[Area], levels: int, seed: int) -> Iterator[Tile]:
+def random_tiles(areas: Sequence[DescribedArea], levels: int, seed: int) -> Iterator[TrainingTile]:
     """Yield endless tiles of 50 to 120 spacings, each cut from one area, thinned, turned and mirrored at random."""
     draw = torch.Generator().manual_seed(seed)
     # Areas are drawn in proportion to their points.
     weights = torch.tensor([float(len(area.scan)) for area in areas])
     while True:
-        tile = _crop(areas[int(torch.multinomial(weights, 1, generator=draw))], draw)
+        tile = _crop_square(areas[int(torch.multinomial(weights, 1, generator=draw))], draw)
         # Tiles with few points lie at the border, and have few neighbours to learn from.
         if len(tile.scan) >= 500:
-            yield make_tile(_move(tile, draw), levels)
+            yield make_tile(_turn_and_mirror(tile, draw), levels)
 
 
-def _uniform(low: float, high: float, draw: torch.Generator) -> float:
+def _draw_uniform(low: float, high: float, draw: torch.Generator) -> float:
     return low + (high - low) * float(torch.rand((), generator=draw))
 
 
-def _crop(area: Area, draw: torch.Generator) -> Area:
+def _crop_square(area: DescribedArea, draw: torch.Generator) -> DescribedArea:
     """Return a square around a random point, with 70 to 100 % of its points."""
     xyz = area.scan.xyz
     centre = xyz[int(torch.randint(len(xyz), (), generator=draw)), :2]
-    half, share = _uniform(25, 60, draw) * area.spacing, _uniform(0.7, 1, draw)
+    half, share = _draw_uniform(25, 60, draw) * area.spacing, _draw_uniform(0.7, 1, draw)
     inside = ((xyz[:, :2] - centre).abs() < half).all(1)
     return area.take(inside & (torch.rand(len(xyz), generator=draw) < share).to(inside.device))
 
 
-def _move(tile: Area, draw: torch.Generator) -> Area:
+def _turn_and_mirror(tile: DescribedArea, draw: torch.Generator) -> DescribedArea:
     """Turn about the vertical by a random angle, and mirror: neither changes ground labels or distances."""
-    angle, mirror = _uniform(0, 2 * math.pi, draw), 1 if _uniform(0, 1, draw) < 0.5 else -1
+    angle, mirror = _draw_uniform(0, 2 * math.pi, draw), 1 if _draw_uniform(0, 1, draw) < 0.5 else -1
     c, s = math.cos(angle), math.sin(angle)
     turn = tile.scan.xyz.new_tensor([[mirror * c, s, 0], [-mirror * s, c, 0], [0, 0, 1]])
     return replace(tile, scan=Scan(tile.scan.xyz @ turn, tile.scan.ground))

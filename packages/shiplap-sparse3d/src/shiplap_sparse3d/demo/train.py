@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from shiplap_sparse3d.demo.model import GroundNet
 from shiplap_sparse3d.demo.scan import Scan
 from shiplap_sparse3d.demo.score import iou
-from shiplap_sparse3d.demo.tiles import Area, Look, Tile, make_tile, random_tiles
+from shiplap_sparse3d.demo.tiles import DescribedArea, FeatureScaling, TrainingTile, make_tile, random_tiles
 
-__all__ = ["Fit", "Forward", "Progress", "Recipe", "fit", "loss_of"]
+__all__ = ["Forward", "Progress", "TrainedNetwork", "TrainingRecipe", "loss_of", "train_network"]
 
 Progress = Callable[[str, int, int, str], None]
 """Called with (stage, steps done, steps in all, note), for a progress bar."""
@@ -25,7 +25,7 @@ Forward = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """The settings of the training, chosen by validation inside the training area (0003-demo.md)."""
 
     steps: int = 200
@@ -36,7 +36,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Fit:
+class TrainedNetwork:
     """A trained network.
 
     Attributes:
@@ -52,7 +52,7 @@ class Fit:
 
     net: GroundNet
     forward: Forward
-    look: Look
+    look: FeatureScaling
     threshold: float
     losses: tuple[float, ...]
     points: tuple[int, int]
@@ -61,15 +61,17 @@ class Fit:
     seconds: float
 
 
-def loss_of(forward: Forward, tile: Tile) -> Tensor:
+def loss_of(forward: Forward, tile: TrainingTile) -> Tensor:
     """Return the binary cross-entropy over the points of ``tile``."""
     return F.binary_cross_entropy_with_logits(forward(tile.voxels, tile.points, tile.inverse), tile.ground)
 
 
-def fit(areas: Sequence[Scan], recipe: Recipe, seed: int, progress: Progress, *, compiled: bool = True) -> Fit:
+def train_network(
+    areas: Sequence[Scan], recipe: TrainingRecipe, seed: int, progress: Progress, *, compiled: bool = True
+) -> TrainedNetwork:
     """Train on tiles of ``areas``, on the device they are on. No tile lies in two areas."""
     torch.manual_seed(seed)
-    look, described = Look.of(areas)
+    look, described = FeatureScaling.of(areas)
     net = GroundNet(recipe.channels, recipe.levels).to(areas[0].xyz.device)
     forward: Forward = torch.compile(net, fullgraph=True) if compiled else net
     optimizer = torch.optim.AdamW(net.parameters(), recipe.rate, weight_decay=recipe.weight_decay)
@@ -79,17 +81,17 @@ def fit(areas: Sequence[Scan], recipe: Recipe, seed: int, progress: Progress, *,
     progress("train", 0, recipe.steps, "compiling")
     for step in range(recipe.steps):
         tile = next(tiles)
-        losses.append(_step(forward, tile, optimizer))
+        losses.append(_training_step(forward, tile, optimizer))
         schedule.step()
         points.append(len(tile.ground))
         voxels.append(tile.voxels.feats.shape[0])
         marks.append(time.perf_counter())
         progress("train", step + 1, recipe.steps, f"loss {sum(losses[-20:]) / len(losses[-20:]):.3f}")
-    return Fit(
+    return TrainedNetwork(
         net,
         forward,
         look,
-        _threshold(forward, described, recipe.levels),
+        _best_threshold(forward, described, recipe.levels),
         tuple(losses),
         (min(points), max(points)),
         (min(voxels), max(voxels)),
@@ -98,7 +100,7 @@ def fit(areas: Sequence[Scan], recipe: Recipe, seed: int, progress: Progress, *,
     )
 
 
-def _threshold(forward: Forward, areas: Sequence[Area], levels: int) -> float:
+def _best_threshold(forward: Forward, areas: Sequence[DescribedArea], levels: int) -> float:
     """Return the logit above which points are called ground: the best for IoU if the probabilities are right.
 
     Where labels are ambiguous, no probability is near 1, and a threshold of one half would miss most ground. If J is
@@ -113,7 +115,7 @@ def _threshold(forward: Forward, areas: Sequence[Area], levels: int) -> float:
     return math.log(max(best, 1e-3))
 
 
-def _step(forward: Forward, tile: Tile, optimizer: torch.optim.Optimizer) -> float:
+def _training_step(forward: Forward, tile: TrainingTile, optimizer: torch.optim.Optimizer) -> float:
     loss = loss_of(forward, tile)
     loss.backward()
     optimizer.step()
@@ -121,6 +123,6 @@ def _step(forward: Forward, tile: Tile, optimizer: torch.optim.Optimizer) -> flo
     return float(loss.detach())
 
 
-def parameters(net: nn.Module) -> int:
+def count_parameters(net: nn.Module) -> int:
     """Return the number of learned numbers."""
     return sum(p.numel() for p in net.parameters())

@@ -27,7 +27,7 @@ class Sequential(nn.Sequential, SparseModule):
         if isinstance(x, SparseTensor):
             self._check_gradient(x)
         for module in self:
-            if type(module) is nn.SyncBatchNorm and isinstance(x, SparseTensor) and norm.shares(module):
+            if type(module) is nn.SyncBatchNorm and isinstance(x, SparseTensor) and norm.shares_statistics(module):
                 x = x.replace(norm.shared_norm(module, x))
             elif isinstance(x, SparseTensor) and not isinstance(module, SparseModule):
                 if x.geometry.padded:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import other_channels
-from shiplap_sparse3d.geometry import Axes, Strided, per_axis, triple
+from shiplap_sparse3d.geometry import Axes, Strided, expand_to_three, per_axis
 from shiplap_sparse3d.nn.module import SparseModule
 from shiplap_sparse3d.plan import Plan
 from shiplap_sparse3d.tensor import SparseTensor
@@ -229,7 +229,7 @@ class SparseInverseConv3d(Convolution):
     def forward(self, x: SparseTensor) -> SparseTensor:
         self._check_input(x)
         origin = x.geometry.parent
-        if origin is None or origin.window.kernel != triple(self.kernel_size, "kernel", self.ndim):
+        if origin is None or origin.window.kernel != expand_to_three(self.kernel_size, "kernel", self.ndim):
             made = "no strided convolution before it"
             if origin is not None:
                 made = f"one with kernel {origin.window.kernel[3 - self.ndim :]}"

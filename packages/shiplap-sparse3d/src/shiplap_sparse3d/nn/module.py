@@ -6,7 +6,7 @@ from torch import nn
 
 from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import check_rows
-from shiplap_sparse3d.reentrant import refuse as refuse_reentrant
+from shiplap_sparse3d.reentrant import refuse_checkpoint as refuse_reentrant
 from shiplap_sparse3d.tensor import SparseTensor
 
 __all__ = ["SparseModule"]

@@ -66,7 +66,7 @@ class SyncBatchNorm(BatchNorm):
 
     def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
         self._check_gradient(x)
-        return x.replace(shared_norm(self, x)) if shares(self) else super().forward(x)
+        return x.replace(shared_norm(self, x)) if shares_statistics(self) else super().forward(x)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
@@ -99,7 +99,7 @@ class SyncBatchNorm(BatchNorm):
         return made
 
 
-def shares(norm: SyncBatchNorm | nn.SyncBatchNorm) -> bool:
+def shares_statistics(norm: SyncBatchNorm | nn.SyncBatchNorm) -> bool:
     """Whether ``norm`` takes statistics of the batch, and there is anybody to share them with."""
     if not norm.training and norm.track_running_stats:
         return False
@@ -111,13 +111,13 @@ def shared_norm(norm: SyncBatchNorm | nn.SyncBatchNorm, x: SparseTensor) -> Tens
     group = norm.process_group
 
     def total(part: Tensor) -> Tensor:
-        summed: Tensor = _Total.apply(part, group)
+        summed: Tensor = _RankTotal.apply(part, group)
         return summed
 
     return batch_norm(norm, x.feats, x.is_voxel, total)
 
 
-class _Total(torch.autograd.Function):
+class _RankTotal(torch.autograd.Function):
     """The sum over the ranks of a group; its gradient is the sum of theirs, since all of them use it."""
 
     @staticmethod
@@ -153,12 +153,12 @@ def batch_norm(
     centred = torch.where(keep, wide - mean, 0)
     var = total(centred.square().sum(0)) / count
     if norm.training and norm.track_running_stats:
-        _learn(norm, voxels.detach(), mean.detach(), var.detach() * count / (count - 1).clamp_min(1))
-    return torch.where(keep, _scaled(centred, var, norm.weight, norm.bias, norm.eps), 0).to(feats.dtype)
+        _update_running_stats(norm, voxels.detach(), mean.detach(), var.detach() * count / (count - 1).clamp_min(1))
+    return torch.where(keep, _scale_and_shift(centred, var, norm.weight, norm.bias, norm.eps), 0).to(feats.dtype)
 
 
 @torch.no_grad()
-def _learn(norm: Any, count: Tensor, mean: Tensor, var: Tensor) -> None:
+def _update_running_stats(norm: Any, count: Tensor, mean: Tensor, var: Tensor) -> None:
     """Move the running statistics towards those of a batch, unless it is empty."""
     any_voxel = count > 0
     norm.num_batches_tracked.add_(any_voxel.to(torch.int64))
@@ -173,9 +173,9 @@ def running_norm(
 ) -> Tensor:
     """``feats`` ``[n, c]`` normalised by running statistics. ``conv_norm_sparse3d`` looks for what this computes."""
     wide = feats.to(torch.promote_types(feats.dtype, mean.dtype))
-    return _scaled(wide - mean, var, scale, shift, eps).to(feats.dtype)
+    return _scale_and_shift(wide - mean, var, scale, shift, eps).to(feats.dtype)
 
 
-def _scaled(centred: Tensor, var: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
+def _scale_and_shift(centred: Tensor, var: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
     out = centred * torch.rsqrt(var + eps)
     return out if scale is None or shift is None else out * scale + shift

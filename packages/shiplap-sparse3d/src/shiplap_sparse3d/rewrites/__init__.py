@@ -19,7 +19,7 @@ __all__ = ["conv_norm_sparse3d"]
 KINDS = {torch.float32: Float32, torch.bfloat16: BFloat16, torch.float16: Float16}
 
 
-def _spelled(kind: Any) -> Callable[..., Tensor]:
+def _written_norm(kind: Any) -> Callable[..., Tensor]:
     """Return ``sparse3d.BatchNorm`` as it appears in compiled code, in one dtype, since casts depend on it."""
 
     def norm(x: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
@@ -30,17 +30,17 @@ def _spelled(kind: Any) -> Callable[..., Tensor]:
     return norm
 
 
-def _examples() -> Iterator[Program]:
+def _norm_examples() -> Iterator[Program]:
     rng = torch.Generator().manual_seed(0)
     columns = [torch.randperm(7, generator=rng) for _ in range(3)]  # no row twice under one tap
     table = torch.stack([torch.where(c < 5, c, -1) for c in columns], 1).int()
     args = [torch.randn(5, 4), torch.randn(6, 3, 4) / 4, table, *norm_statistics(6)]
     for more in ([torch.randn(6)], []):
-        yield Program(_normed, (*args, *more), f"{len(more)} bias")
-    yield Program(_written_out, tuple(args), "sparse3d.BatchNorm")
+        yield Program(_conv_batch_norm, (*args, *more), f"{len(more)} bias")
+    yield Program(_conv_running_norm, tuple(args), "sparse3d.BatchNorm")
 
 
-def _normed(
+def _conv_batch_norm(
     feats: Tensor,
     weight: Tensor,
     table: Tensor,
@@ -54,7 +54,7 @@ def _normed(
     return F.batch_norm(out, mean.detach(), var.detach(), scale, shift, False, 0.1, 1e-3)
 
 
-def _written_out(
+def _conv_running_norm(
     feats: Tensor, weight: Tensor, table: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor
 ) -> Tensor:
     return running_norm(ops.conv(feats, weight, table), mean, var, scale, shift, 1e-3)
@@ -64,7 +64,7 @@ conv_norm_sparse3d = FoldedNorm(
     "conv_norm_sparse3d",
     ops.conv.spec.name,
     ops.conv.overload,
-    _examples,
-    written_out={dtype: _spelled(kind) for dtype, kind in KINDS.items()},
+    _norm_examples,
+    written_out={dtype: _written_norm(kind) for dtype, kind in KINDS.items()},
 )
 """Any sparse convolution and an evaluated norm over its rows: ``torch.nn.BatchNorm1d`` or ``sparse3d.BatchNorm``."""

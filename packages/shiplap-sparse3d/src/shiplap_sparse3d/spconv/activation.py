@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from shiplap.plugin_api import error
 
-__all__ = ["activate", "activation_of"]
+__all__ = ["activation_of", "apply_activation"]
 
 _KNOWN: dict[str, Callable[[Tensor, float], Tensor]] = {
     "ReLU": lambda x, alpha: torch.relu(x),
@@ -30,6 +30,6 @@ def activation_of(where: str, act_type: Any) -> str | None:
     return str(name)
 
 
-def activate(features: Tensor, name: str | None, alpha: float) -> Tensor:
+def apply_activation(features: Tensor, name: str | None, alpha: float) -> Tensor:
     """Apply the activation ``name``. A compiled graph fuses it with the convolution's store."""
     return features if name is None else _KNOWN[name](features, alpha)

@@ -17,20 +17,20 @@ from shiplap_sparse3d.spconv.core import SparseConvTensor
 __all__: list[str] = []
 
 
-class _Members:
+class _TensorMembers:
     """The members of a tensor besides features and indices. They never make the trees of two tensors differ."""
 
     def __init__(self, source: SparseConvTensor) -> None:
         self.source = source
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Members)
+        return isinstance(other, _TensorMembers)
 
     def __hash__(self) -> int:
-        return hash(_Members)
+        return hash(_TensorMembers)
 
 
-def _make(children: Sequence[Any], rest: _Members) -> SparseConvTensor:
+def _make_tensor(children: Sequence[Any], rest: _TensorMembers) -> SparseConvTensor:
     made = object.__new__(SparseConvTensor)
     vars(made).update(vars(rest.source))
     made._features, indices = children
@@ -43,4 +43,6 @@ def _make(children: Sequence[Any], rest: _Members) -> SparseConvTensor:
 FIELDS = ["features", "indices", "spatial_shape", "batch_size", "grid", "voxel_num", "indice_dict", "benchmark"]
 FIELDS += ["force_algo"]
 
-register_container(SparseConvTensor, lambda x: ([x.features, x.indices], _Members(x)), _make, fields=FIELDS)
+register_container(
+    SparseConvTensor, lambda x: ([x.features, x.indices], _TensorMembers(x)), _make_tensor, fields=FIELDS
+)

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import other_channels
 from shiplap_sparse3d.spconv import indices
-from shiplap_sparse3d.spconv.activation import activate, activation_of
+from shiplap_sparse3d.spconv.activation import activation_of, apply_activation
 from shiplap_sparse3d.spconv.core import (
     ConvAlgo,
     IndiceData,
+    LayerWindow,
     SparseConvTensor,
-    Window,
     check_ndim,
     check_sparse,
     expand_nd,
 )
-from shiplap_sparse3d.spconv.graphed import convolved
+from shiplap_sparse3d.spconv.graphed import convolve_in_graph
 from shiplap_sparse3d.spconv.modules import SparseModule
 from shiplap_sparse3d.spconv.tracing import one_node
 
@@ -105,7 +105,7 @@ class SparseConvolution(SparseModule):
         self.subm, self.transposed, self.inverse = subm, transposed, inverse
         self.indice_key, self.record_voxel_count, self.fp32_accum = indice_key, record_voxel_count, fp32_accum
         taps = math.prod(self.kernel_size)
-        self.algo = indices.algorithm(algo, taps, 128 if large_kernel_fast_algo else 32)
+        self.algo = indices.choose_algorithm(algo, taps, 128 if large_kernel_fast_algo else 32)
         self.conv1x1 = taps == 1 and groups == 1 and (subm or math.prod(self.stride) == 1)
         self.act_type = activation_of(type(self).__name__, act_type)
         self.act_alpha, self.act_beta = act_alpha, act_beta
@@ -153,11 +153,11 @@ class SparseConvolution(SparseModule):
         return list(self.weight.shape)
 
     @property
-    def window(self) -> Window:
+    def window(self) -> LayerWindow:
         extra = self.output_padding if self.transposed else None
-        return Window(self.kernel_size, self.stride, self.padding, self.dilation, extra)
+        return LayerWindow(self.kernel_size, self.stride, self.padding, self.dilation, extra)
 
-    @partial(one_node, in_graph=convolved)
+    @partial(one_node, in_graph=convolve_in_graph)
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
         where = type(self).__name__
         checkpointed = check_sparse(where, input)
@@ -169,7 +169,7 @@ class SparseConvolution(SparseModule):
         else:
             output = self._convolve(input, features, self.indice_data(where, self.indice_key, input), checkpointed)
         if self.act_type is not None:
-            output = output.replace_feature(activate(output.features, self.act_type, self.act_alpha))
+            output = output.replace_feature(apply_activation(output.features, self.act_type, self.act_alpha))
         return output if add_input is None else output + add_input
 
     def pointwise(self, features: Tensor) -> Tensor:
@@ -195,16 +195,16 @@ class SparseConvolution(SparseModule):
 
     def indice_data(self, where: str, key: str | None, input: SparseConvTensor) -> IndiceData:
         """Return the record under ``indice_key`` if this layer may use it, or a new one."""
-        data = indices.find(where, input, key, self.algo)
+        data = indices.find_record(where, input, key, self.algo)
         if self.inverse:
             return indices.check_inverse(where, input, key, data, self.kernel_size)
         if data is None:
             window, subm = self.window, self.subm
             # A submanifold record needs no way back: its table is its own transpose.
             back = None if subm else indices.leads_back(key, window)
-            return indices.build(where, input, window, self.algo, subm=subm, training=self.training, back=back)
+            return indices.build_record(where, input, window, self.algo, subm=subm, training=self.training, back=back)
         if not self.subm:
-            raise indices.taken(where, key)
+            raise indices.key_taken_error(where, key)
         return indices.check_subm(where, input, key, data, self.kernel_size, self.dilation)
 
     def extra_repr(self) -> str:

@@ -14,18 +14,26 @@ from torch.compiler import is_compiling
 from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d.coords import as_many_rows, check_rows
-from shiplap_sparse3d.geometry import Geometry, per_axis, same_number, same_numbers, triple
-from shiplap_sparse3d.reentrant import inside, made_inside, refuse_in_eager
+from shiplap_sparse3d.geometry import Geometry, expand_to_three, per_axis, same_number, same_numbers
+from shiplap_sparse3d.reentrant import inside_checkpoint, made_inside, refuse_checkpoint_in_eager
 from shiplap_sparse3d.rows import cells_in_use, chosen_rows
-from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, IndiceData, Window
+from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, IndiceData, LayerWindow
 from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least
 from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
 from shiplap_sparse3d.spconv.tracing import is_proxy, proxy_among
-from shiplap_sparse3d.spconv.unread import Unread, unread
-from shiplap_sparse3d.sums import Summed
+from shiplap_sparse3d.spconv.unread import UnreadMembers, unread_member
+from shiplap_sparse3d.sums import SummableTensor
 from shiplap_sparse3d.tensor import SparseTensor
 
-__all__ = ["ConvAlgo", "ImplicitGemmIndiceData", "IndiceData", "SparseConvTensor", "Window", "expand_nd", "scatter_nd"]
+__all__ = [
+    "ConvAlgo",
+    "ImplicitGemmIndiceData",
+    "IndiceData",
+    "LayerWindow",
+    "SparseConvTensor",
+    "expand_nd",
+    "scatter_nd",
+]
 
 MAX_NDIM = 3
 
@@ -59,10 +67,10 @@ def check_sparse(where: str, x: Any) -> bool:
         return False
     if x._features.shape[0] != x._indices.shape[0]:
         check_rows(where, x._features, x._indices.shape[0])
-    return refuse_in_eager(where, x)
+    return refuse_checkpoint_in_eager(where, x)
 
 
-def autocast(tensor: Tensor) -> Tensor:
+def autocast_features(tensor: Tensor) -> Tensor:
     """Return ``tensor`` in autocast's dtype for its device. float64, and tensors outside of autocast, are unchanged."""
     device = tensor.device.type
     if tensor.dtype == torch.float64 or not torch.is_autocast_enabled(device):
@@ -81,7 +89,7 @@ def indices_of(coords: Tensor, ndim: int) -> Tensor:
     return coords if ndim == MAX_NDIM else torch.cat([coords[:, :1], coords[:, -ndim:]], 1)
 
 
-class SparseConvTensor(Summed):
+class SparseConvTensor(SummableTensor):
     """Features on active voxels, as spconv's layers pass them on.
 
     Args:
@@ -98,9 +106,9 @@ class SparseConvTensor(Summed):
     """
 
     spelled = "x.replace_feature", "x.features", "SparseSequential"
-    grid, voxel_num, benchmark = unread("grid"), unread("voxel_num"), unread("benchmark")
-    benchmark_record, force_algo = unread("benchmark_record"), unread("force_algo")
-    _timer = unread("timer")  # models copy it from one tensor to the next
+    grid, voxel_num, benchmark = unread_member("grid"), unread_member("voxel_num"), unread_member("benchmark")
+    benchmark_record, force_algo = unread_member("benchmark_record"), unread_member("force_algo")
+    _timer = unread_member("timer")  # models copy it from one tensor to the next
     thrust_allocator: Any = None
     int8_scale: Any = None
     checkpointed: bool = False
@@ -131,7 +139,7 @@ class SparseConvTensor(Summed):
         self.spatial_shape = cells_of(spatial_shape)
         self.batch_size = int(batch_size) if isinstance(batch_size, Tensor) else batch_size
         self.indice_dict: dict[str, IndiceData] = {} if indice_dict is None else indice_dict
-        self._unread = Unread(grid, voxel_num, benchmark, force_algo, CUDAKernelTimer(enable_timer), {})
+        self._unread = UnreadMembers(grid, voxel_num, benchmark, force_algo, CUDAKernelTimer(enable_timer), {})
         self.checkpointed = made_inside()
         self._check()
 
@@ -224,7 +232,7 @@ class SparseConvTensor(Summed):
             return self.with_features(feature, None, self.indices)
         if is_proxy(feature):
             return SparseConvTensor(feature, self.indices, self.spatial_shape, self.batch_size)
-        return self.with_features(feature, inside(), self._indices)
+        return self.with_features(feature, inside_checkpoint(), self._indices)
 
     def with_features(self, feature: Tensor, checkpointed: bool | None, indices: Tensor) -> SparseConvTensor:
         """Return ``replace_feature`` for a known ``checkpointed``, with the ``indices`` as they are.
@@ -291,7 +299,7 @@ class SparseConvTensor(Summed):
         check_sparse("SparseConvTensor.dense", self)
         here = self.geometry
         if is_compiling():  # sizes of one source: those of the geometry may have come from another object
-            shape = triple(self.spatial_shape, "spatial_shape", self.ndim)
+            shape = expand_to_three(self.spatial_shape, "spatial_shape", self.ndim)
             here = Geometry.unchecked(here.coords, shape, self.batch_size, here.padded, here.ndim)
         cells = SparseTensor(self.features, geometry=here).dense()
         cells = cells.reshape(self.batch_size, self.features.shape[1], *self.spatial_shape)

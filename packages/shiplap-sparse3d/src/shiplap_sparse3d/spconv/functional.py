@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from shiplap_sparse3d.spconv import ops
-from shiplap_sparse3d.spconv.core import ConvAlgo, autocast
+from shiplap_sparse3d.spconv.core import ConvAlgo, autocast_features
 from shiplap_sparse3d.spconv.tables import sparse_add
 
 __all__ = [
@@ -115,18 +115,18 @@ def implicit_gemm(
 
 def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
     """Return the largest value over pairs: ``[n, c]`` → ``[num_activate_out, c]``."""
-    return ops.indice_maxpool(autocast(features), indice_pairs, indice_pair_num, num_activate_out)
+    return ops.indice_maxpool(autocast_features(features), indice_pairs, indice_pair_num, num_activate_out)
 
 
 def indice_maxpool_implicit_gemm(
     features: Tensor, indice_pairs_fwd: Tensor, indice_pairs_bwd: Tensor, num_activate_out: int
 ) -> Tensor:
     """Return the largest value over a table ``int32 [taps, m]``."""
-    return ops.indice_maxpool_implicit_gemm(autocast(features), indice_pairs_fwd, num_activate_out)
+    return ops.indice_maxpool_implicit_gemm(autocast_features(features), indice_pairs_fwd, num_activate_out)
 
 
 def indice_avgpool_implicit_gemm(
     features: Tensor, indice_pairs_fwd: Tensor, indice_pairs_bwd: Tensor, num_activate_out: int, calc_count: bool
 ) -> Tensor:
     """Return the mean of the existing inputs over a table ``int32 [taps, m]``."""
-    return ops.indice_avgpool_implicit_gemm(autocast(features), indice_pairs_fwd, num_activate_out, False)[0]
+    return ops.indice_avgpool_implicit_gemm(autocast_features(features), indice_pairs_fwd, num_activate_out, False)[0]

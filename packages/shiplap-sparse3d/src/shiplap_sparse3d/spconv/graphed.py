@@ -15,15 +15,15 @@ from torch import Tensor
 
 from shiplap_sparse3d.coords import other_channels
 from shiplap_sparse3d.spconv import indices
-from shiplap_sparse3d.spconv.activation import activate
+from shiplap_sparse3d.spconv.activation import apply_activation
 from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse
 from shiplap_sparse3d.spconv.record import ConvAlgo, IndiceData
 from shiplap_sparse3d.spconv.sizes import assume_rows
 
-__all__ = ["convolved"]
+__all__ = ["convolve_in_graph"]
 
 
-class Layer(Protocol):
+class TracedLayer(Protocol):
     """The members of a ``SparseConvolution`` that this module reads."""
 
     weight: Tensor
@@ -48,7 +48,9 @@ class Layer(Protocol):
     def get_max_num_voxels(self) -> Tensor | None: ...
 
 
-def convolved(layer: Layer, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
+def convolve_in_graph(
+    layer: TracedLayer, input: SparseConvTensor, add_input: SparseConvTensor | None = None
+) -> SparseConvTensor:
     """Return ``layer(input, add_input)``."""
     known = isinstance(input, SparseConvTensor)
     if not known:
@@ -56,18 +58,20 @@ def convolved(layer: Layer, input: SparseConvTensor, add_input: SparseConvTensor
     features = input.features
     if features.size(1) != layer.in_channels:  # shape would be a tuple with a symbol for the rows
         raise other_channels(type(layer).__name__, features, layer.in_channels)
-    output = input.replace_feature(layer.pointwise(features)) if layer.conv1x1 else _moved(layer, input, features)
+    output = (
+        input.replace_feature(layer.pointwise(features)) if layer.conv1x1 else _with_features(layer, input, features)
+    )
     if layer.act_type is not None:
-        output = output.replace_feature(activate(output.features, layer.act_type, layer.act_alpha))
+        output = output.replace_feature(apply_activation(output.features, layer.act_type, layer.act_alpha))
     return output if add_input is None else output + add_input
 
 
-def _moved(layer: Layer, input: SparseConvTensor, features: Tensor) -> SparseConvTensor:
+def _with_features(layer: TracedLayer, input: SparseConvTensor, features: Tensor) -> SparseConvTensor:
     """Return ``features`` after the convolution, on its voxels."""
     key, voxels, inverse = layer.indice_key, input.indices, layer.inverse
     data = None if key is None else input.indice_dict.get(key)
     # Identity of the indices shows that the record is of these very voxels.
-    if data is None or inverse or data.indices is not voxels or not _fits(layer, input, data):
+    if data is None or inverse or data.indices is not voxels or not _fits_record(layer, input, data):
         data = layer.indice_data(type(layer).__name__, key, input)
     # A graph traced without gradients also finds the plans that only such graphs may use.
     plan = data.way_back if inverse else data.known_plan or data.passing_plan
@@ -87,7 +91,7 @@ def _moved(layer: Layer, input: SparseConvTensor, features: Tensor) -> SparseCon
     return output
 
 
-def _fits(layer: Layer, input: SparseConvTensor, data: IndiceData) -> bool:
+def _fits_record(layer: TracedLayer, input: SparseConvTensor, data: IndiceData) -> bool:
     """Return whether ``layer`` may use the record of another submanifold layer on the same voxels.
 
     False if more must be checked. Lists are unpacked, because Dynamo traces their comparison as a program of its own.

@@ -11,22 +11,22 @@ from torch import Tensor
 from shiplap import ShiplapError
 from shiplap.plugin_api import error
 from shiplap_sparse3d.geometry import same_numbers
-from shiplap_sparse3d.spconv.core import ConvAlgo, IndiceData, SparseConvTensor, Window, indices_of
+from shiplap_sparse3d.spconv.core import ConvAlgo, IndiceData, LayerWindow, SparseConvTensor, indices_of
 from shiplap_sparse3d.spconv.sizes import check_least
 
 __all__ = [
     "COUNT",
-    "algorithm",
-    "build",
+    "build_record",
     "check_inverse",
     "check_subm",
+    "choose_algorithm",
     "count_voxels",
-    "find",
+    "find_record",
     "get_conv_output_size",
     "get_deconv_output_size",
+    "key_taken_error",
     "leads_back",
     "note_way_back",
-    "taken",
     "without_count",
 ]
 
@@ -65,20 +65,20 @@ def get_deconv_output_size(
     return [(w - 1) * s - 2 * p + k + o for w, k, s, p, o in axes]
 
 
-def algorithm(algo: ConvAlgo | None, taps: int, limit: int) -> ConvAlgo:
+def choose_algorithm(algo: ConvAlgo | None, taps: int, limit: int) -> ConvAlgo:
     """Return ``algo``, or spconv's choice for a kernel with this number of taps."""
     if algo is None:
         return ConvAlgo.MaskImplicitGemm if taps <= limit else ConvAlgo.Native
     return ConvAlgo(algo.value if hasattr(algo, "value") else algo)  # also spconv's own enumeration
 
 
-def find(where: str, input: SparseConvTensor, key: str | None, algo: ConvAlgo) -> IndiceData | None:
+def find_record(where: str, input: SparseConvTensor, key: str | None, algo: ConvAlgo) -> IndiceData | None:
     """Return the record under ``key``, which must have the same ``algo``."""
     data = None if key is None else input.indice_dict.get(key)
     if data is not None and data.algo != algo:
         raise error(
             "SL208",
-            where=_named(where, key),
+            where=_where_key(where, key),
             got=f"algo={algo}",
             expected=f"algo={data.algo}",
             fix="give layers that share an indice_key the same algo",
@@ -86,20 +86,20 @@ def find(where: str, input: SparseConvTensor, key: str | None, algo: ConvAlgo) -
     return data
 
 
-def taken(where: str, key: str | None) -> ShiplapError:
+def key_taken_error(where: str, key: str | None) -> ShiplapError:
     """Return the error of a layer that makes new voxels under an existing key."""
     return error(
         "SL208",
-        where=_named(where, key),
+        where=_where_key(where, key),
         got="a key that an earlier layer has used",
         expected="a new key: only submanifold layers share one",
     )
 
 
-def build(
+def build_record(
     where: str,
     input: SparseConvTensor,
-    window: Window,
+    window: LayerWindow,
     algo: ConvAlgo,
     *,
     subm: bool = False,
@@ -145,7 +145,7 @@ def note_way_back(key: str | None, data: IndiceData) -> None:
         _LED_BACK.add((key, data.window.text))
 
 
-def leads_back(key: str | None, window: Window) -> bool | None:
+def leads_back(key: str | None, window: LayerWindow) -> bool | None:
     """Return True if an inverse layer went back along such a record before; one launch program then makes both ways.
 
     None if nothing is known, and in a graph, which must not depend on earlier runs.
@@ -155,7 +155,7 @@ def leads_back(key: str | None, window: Window) -> bool | None:
     return True if (key, window.text) in _LED_BACK else None
 
 
-def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: Window, training: bool) -> None:
+def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: LayerWindow, training: bool) -> None:
     """Raise SL211 if all voxels vanish, which spconv refuses too. No voxels give no voxels.
 
     In a graph this is an assertion at run time, and in training one of two rows: batch norm tests for a single row, and
@@ -184,15 +184,15 @@ def check_subm(
 ) -> IndiceData:
     """Return ``data`` if a submanifold layer may reuse it."""
     if not data.is_subm:
-        raise taken(where, key)
+        raise key_taken_error(where, key)
     window = data.window
     if ksize != window.ksize or dilation != window.dilation:
-        _same(where, key, "kernel_size", ksize, window.ksize)
-        _same(where, key, "dilation", dilation, window.dilation)
+        _check_same(where, key, "kernel_size", ksize, window.ksize)
+        _check_same(where, key, "dilation", dilation, window.dilation)
     _same_cells(where, key, input.spatial_shape, data.spatial_shape)
     # The same tensor needs no comparison. Values are not compared, since a GPU would have to be waited for.
     if input.indices is not data.indices:
-        _same(where, key, "number of voxels", input.indices.shape[0], data.indices.shape[0])
+        _check_same(where, key, "number of voxels", input.indices.shape[0], data.indices.shape[0])
     return data
 
 
@@ -202,34 +202,34 @@ def check_inverse(
     """Return ``data`` if an inverse layer may go back along it."""
     if data is None or data.is_subm:
         got = "no such key" if data is None else "the key of a submanifold layer"
-        raise error("SL208", where=_named(where, key), got=got, expected="the key of an earlier SparseConv or pool")
-    _same(where, key, "kernel_size", ksize, data.ksize)
+        raise error("SL208", where=_where_key(where, key), got=got, expected="the key of an earlier SparseConv or pool")
+    _check_same(where, key, "kernel_size", ksize, data.ksize)
     _same_cells(where, key, input.spatial_shape, data.out_spatial_shape)
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
     rows, wanted = input.indices.shape[0], data.out_indices.shape[0]
     if guard_or_false(rows != wanted):  # of sizes that only the data knows nothing is asked
-        _same(where, key, "number of voxels", rows, wanted)
+        _check_same(where, key, "number of voxels", rows, wanted)
     return data
 
 
 def _same_cells(where: str, key: str | None, got: list[int], expected: list[int]) -> None:
     if len(got) != len(expected) or not same_numbers(got, expected):
-        _same(where, key, "spatial_shape", got, expected)
+        _check_same(where, key, "spatial_shape", got, expected)
 
 
-def _same(where: str, key: str | None, what: str, got: object, expected: object) -> None:
+def _check_same(where: str, key: str | None, what: str, got: object, expected: object) -> None:
     if got != expected:
         raise error(
             "SL208",
-            where=_named(where, key),
+            where=_where_key(where, key),
             got=f"{what} {got}",
             expected=f"{what} {expected}",
             fix="use another indice_key: layers that share a key must work on the same voxels",
         )
 
 
-def _named(where: str, key: str | None) -> str:
+def _where_key(where: str, key: str | None) -> str:
     return f"{where}, indice_key={key!r}"
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from shiplap_sparse3d.reentrant import inside
+from shiplap_sparse3d.reentrant import inside_checkpoint
 from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse
 from shiplap_sparse3d.spconv.pairs import norm_and_relu
 from shiplap_sparse3d.spconv.sizes import assume_rows
@@ -172,17 +172,17 @@ class SparseSequential(SparseModule):
         compiling = torch.compiler.is_compiling()
         tracer: Any = input.tracer if not compiling and isinstance(input, Proxy) else None
         if not compiling and tracer is None:
-            return self._eager(input, inside())
+            return self._eager(input, inside_checkpoint())
         for module in self._modules.values():  # children() has no repetitions
             if module is None:
                 continue
             if isinstance(module, _TAKE_SPARSE):
                 input = module(input)
             elif tracer is None:
-                input = _through(module, input)
+                input = _run_dense_module(module, input)
             else:  # torch.fx is tracing, and a later run knows whether the tensor is sparse
                 layer = tracer.create_proxy("get_attr", tracer.path_of_module(module), (), {})
-                input = tracer.create_proxy("call_function", _through, (layer, input), {})
+                input = tracer.create_proxy("call_function", _run_dense_module, (layer, input), {})
         return input
 
     def _eager(self, input: Any, checkpointed: bool) -> Any:
@@ -197,17 +197,17 @@ class SparseSequential(SparseModule):
                 if made is not None:
                     input, norm = input.with_features(made, checkpointed, input._indices), None
                     continue
-                input, norm = _behind(norm, input, checkpointed), None
+                input, norm = _run_dense_module_eager(norm, input, checkpointed), None
             if isinstance(module, _TAKE_SPARSE):
                 input = module(input)
             elif type(module) is nn.BatchNorm1d:
                 norm = module
             else:
-                input = _behind(module, input, checkpointed)
-        return input if norm is None else _behind(norm, input, checkpointed)
+                input = _run_dense_module_eager(module, input, checkpointed)
+        return input if norm is None else _run_dense_module_eager(norm, input, checkpointed)
 
 
-def _through(module: nn.Module, input: Any) -> Any:
+def _run_dense_module(module: nn.Module, input: Any) -> Any:
     """Run a module that is not sparse on the features only, or skip it if there are no rows."""
     if not isinstance(input, SparseConvTensor):
         return module(input)
@@ -218,8 +218,8 @@ def _through(module: nn.Module, input: Any) -> Any:
     return input.replace_feature(module(input.features))
 
 
-def _behind(module: nn.Module, input: Any, checkpointed: bool) -> Any:
-    """Run as ``_through`` outside of compilation and with a known ``checkpointed``, in fewer Python calls."""
+def _run_dense_module_eager(module: nn.Module, input: Any, checkpointed: bool) -> Any:
+    """Run as ``_run_dense_module`` outside of compilation and with a known ``checkpointed``, in fewer Python calls."""
     if not isinstance(input, SparseConvTensor):
         return module(input)
     indices = input._indices

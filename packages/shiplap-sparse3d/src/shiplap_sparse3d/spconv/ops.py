@@ -18,7 +18,7 @@ from shiplap_sparse3d import ops as kernels
 from shiplap_sparse3d import pooling
 from shiplap_sparse3d.plan import Plan
 from shiplap_sparse3d.spconv import indices as records
-from shiplap_sparse3d.spconv.core import ConvAlgo, IndiceData, SparseConvTensor, Window
+from shiplap_sparse3d.spconv.core import ConvAlgo, IndiceData, LayerWindow, SparseConvTensor
 from shiplap_sparse3d.spconv.indices import get_conv_output_size, get_deconv_output_size
 from shiplap_sparse3d.spconv.maximum import max_pool_from_zero, max_pool_from_zero_grad
 
@@ -46,7 +46,7 @@ __all__ = [
 # --- pairs ------------------------------------------------------------------------------------------------------------
 
 
-def _record(
+def _build_pairs_record(
     where: str,
     indices: Tensor,
     batch_size: int,
@@ -65,8 +65,8 @@ def _record(
         batch_size,
     )
     ksize, stride, padding, dilation, extra = map(list, sizes)
-    window = Window(ksize, stride, padding, dilation, extra if transpose else None)
-    record = records.build(where, voxels, window, algo, subm=subm)
+    window = LayerWindow(ksize, stride, padding, dilation, extra if transpose else None)
+    record = records.build_record(where, voxels, window, algo, subm=subm)
     if 0 < bound < record.out_indices.shape[0]:
         raise error(
             "SL211",
@@ -93,7 +93,7 @@ def get_indice_pairs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return output indices ``int32 [m, 1 + ndim]``, pairs ``int32 [2, taps, n]``, and counts ``int32 [taps]``."""
     sizes = ksize, stride, padding, dilation, out_padding
-    record = _record(
+    record = _build_pairs_record(
         "get_indice_pairs", indices, batch_size, spatial_shape, algo, sizes, transpose, subm, num_out_act_bound
     )
     return record.out_indices, record.indice_pairs, record.indice_pair_num
@@ -127,12 +127,14 @@ def get_indice_pairs_implicit_gemm(
     """
     sizes = ksize, stride, padding, dilation, out_padding
     where = "get_indice_pairs_implicit_gemm"
-    record = _record(where, indices, batch_size, spatial_shape, algo, sizes, transpose, subm, num_out_act_bound)
+    record = _build_pairs_record(
+        where, indices, batch_size, spatial_shape, algo, sizes, transpose, subm, num_out_act_bound
+    )
     forward, backward = record.pair_fwd, record.pair_bwd
     taps = forward.shape[0]
-    parts = _parts(algo, taps)
-    here = _masks(forward, parts, do_sort)
-    there = _masks(backward, parts, do_sort) if is_train and not subm else ([], [])
+    parts = _mask_parts(algo, taps)
+    here = _hit_masks(forward, parts, do_sort)
+    there = _hit_masks(backward, parts, do_sort) if is_train and not subm else ([], [])
     covered = [np.array([(1 << stop) - (1 << start) & 0xFFFFFFFF], dtype=np.uint32) for start, stop in parts]
     back = backward if is_train else backward.new_empty(0)
     return (
@@ -148,12 +150,12 @@ def get_indice_pairs_implicit_gemm(
     )
 
 
-def _parts(algo: ConvAlgo, taps: int) -> list[tuple[int, int]]:
+def _mask_parts(algo: ConvAlgo, taps: int) -> list[tuple[int, int]]:
     half = taps - taps // 2
     return [(0, half), (half, taps)] if algo == ConvAlgo.MaskSplitImplicitGemm else [(0, max(taps, 32))]
 
 
-def _masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tuple[list[Tensor], list[Tensor]]:
+def _hit_masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tuple[list[Tensor], list[Tensor]]:
     """Return the hit bits ``int32 [rows, words]`` and the rows sorted by them, for each part of the taps."""
     taps, rows = table.shape
     words = -(-taps // 32)
@@ -185,7 +187,7 @@ def _plan_of_pairs(pairs: Tensor, rows: int, out_rows: int, inverse: bool = Fals
 # --- convolution ------------------------------------------------------------------------------------------------------
 
 
-def _weight(filters: Tensor) -> Tensor:
+def _weight_by_tap(filters: Tensor) -> Tensor:
     return filters.flatten(1, -2)
 
 
@@ -200,8 +202,8 @@ def _no_activation(where: str, act_type: Any) -> None:
         )
 
 
-def _backward(plan: Plan, features: Tensor, filters: Tensor, out_bp: Tensor) -> tuple[Tensor, Tensor]:
-    weight = _weight(filters)
+def _plan_gradients(plan: Plan, features: Tensor, filters: Tensor, out_bp: Tensor) -> tuple[Tensor, Tensor]:
+    weight = _weight_by_tap(filters)
     grad = kernels.conv_weight_grad(out_bp, features, plan.table)
     # The gradient of the features is the transposed convolution.
     return plan.t.conv(out_bp, weight.permute(2, 1, 0)), grad.view_as(filters)
@@ -225,7 +227,7 @@ def indice_conv(
     """Convolve over pairs: ``features [n, ci]``, ``filters [co, *k, ci]`` → ``[num_activate_out, co]``."""
     _no_activation("indice_conv", act_type)
     plan = _plan_of_pairs(indice_pairs, features.shape[0], num_activate_out, inverse)
-    return plan.conv(features, _weight(filters), bias)
+    return plan.conv(features, _weight_by_tap(filters), bias)
 
 
 def indice_conv_backward(
@@ -240,7 +242,7 @@ def indice_conv_backward(
     timer: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of ``features`` and ``filters`` of :func:`indice_conv`."""
-    return _backward(
+    return _plan_gradients(
         _plan_of_pairs(indice_pairs, features.shape[0], out_bp.shape[0], inverse), features, filters, out_bp
     )
 
@@ -277,7 +279,7 @@ def implicit_gemm(
             expected="none of them",
             fix="pass floating-point tensors: int8 is not supported",
         )
-    out = Plan(pair_fwd.t(), features.shape[0]).conv(features, _weight(filters), bias)
+    out = Plan(pair_fwd.t(), features.shape[0]).conv(features, _weight_by_tap(filters), bias)
     return (out if output_dtype is None else out.to(output_dtype)), None, -1
 
 
@@ -299,7 +301,7 @@ def implicit_gemm_backward(
     fp32_accum: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of ``features`` and ``filters`` of :func:`implicit_gemm`."""
-    return _backward(Plan(pair_fwd.t(), features.shape[0]), features, filters, out_bp)
+    return _plan_gradients(Plan(pair_fwd.t(), features.shape[0]), features, filters, out_bp)
 
 
 # --- pooling ----------------------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from shiplap_sparse3d.plan import Plan
 from shiplap_sparse3d.spconv import indices
 from shiplap_sparse3d.spconv.core import (
     ConvAlgo,
+    LayerWindow,
     SparseConvTensor,
-    Window,
-    autocast,
+    autocast_features,
     check_ndim,
     check_sparse,
     expand_nd,
@@ -43,7 +43,7 @@ __all__ = [
 Ints = int | Sequence[int]
 
 
-class WindowPool(SparseModule):
+class IndicePool(SparseModule):
     """Pooling over a window, in which only existing voxels count.
 
     Args:
@@ -78,7 +78,7 @@ class WindowPool(SparseModule):
         for size in self.kernel_size:
             taps *= size
         # spconv's own limit of taps for pools.
-        self.algo = indices.algorithm(self.ALGO or algo, taps, 128)
+        self.algo = indices.choose_algorithm(self.ALGO or algo, taps, 128)
         self.record_voxel_count = record_voxel_count
         if record_voxel_count and not subm:
             self.register_buffer(indices.COUNT, torch.zeros(1, dtype=torch.int32))
@@ -92,14 +92,14 @@ class WindowPool(SparseModule):
 
     @one_node
     def forward(self, input: SparseConvTensor) -> SparseConvTensor:
-        where, window = type(self).__name__, Window(self.kernel_size, self.stride, self.padding, self.dilation)
+        where, window = type(self).__name__, LayerWindow(self.kernel_size, self.stride, self.padding, self.dilation)
         checkpointed = check_sparse(where, input)
         if input.find_indice_pair(self.indice_key) is not None:
-            raise indices.taken(where, self.indice_key)
+            raise indices.key_taken_error(where, self.indice_key)
         # ``pooled``: the plan of convolutions is built when an inverse layer needs it.
         build = {"subm": self.subm, "training": self.training, "pooled": True}
-        data = indices.build(where, input, window, self.algo, **build)
-        features = self._reduce(autocast(input.features), data.pool_plan)
+        data = indices.build_record(where, input, window, self.algo, **build)
+        features = self._reduce(autocast_features(input.features), data.pool_plan)
         output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape, checkpointed)
         if self.indice_key is not None:
             output.indice_dict[self.indice_key] = data
@@ -111,14 +111,14 @@ class WindowPool(SparseModule):
         return f"{text}, algo={self.algo}"
 
 
-class SparseMaxPool(WindowPool):
+class SparseMaxPool(IndicePool):
     """The largest value of the voxels in the window, at least zero: spconv starts from zero, so this layer does."""
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
         return max_pool_from_zero(features, plan.table, None if plan.back is None else plan.back[0])
 
 
-class SparseAvgPool(WindowPool):
+class SparseAvgPool(IndicePool):
     """The mean of the voxels in the window, by their number and not by the volume of the kernel."""
 
     ALGO = ConvAlgo.MaskImplicitGemm  # whatever was asked for, as in spconv: inverse layers look at it
@@ -127,7 +127,7 @@ class SparseAvgPool(WindowPool):
         return pooling.avg_pool(features, plan.table, None if plan.back is None else plan.back[0])
 
 
-class _Nd(WindowPool):
+class _PoolOfRank(IndicePool):
     """A pool with the number of axes in the class. Without a stride the kernel size is the stride."""
 
     NDIM: ClassVar[int]
@@ -156,31 +156,31 @@ class _Nd(WindowPool):
         )
 
 
-class SparseMaxPool1d(_Nd, SparseMaxPool):
+class SparseMaxPool1d(_PoolOfRank, SparseMaxPool):
     NDIM = 1
 
 
-class SparseMaxPool2d(_Nd, SparseMaxPool):
+class SparseMaxPool2d(_PoolOfRank, SparseMaxPool):
     NDIM = 2
 
 
-class SparseMaxPool3d(_Nd, SparseMaxPool):
+class SparseMaxPool3d(_PoolOfRank, SparseMaxPool):
     NDIM = 3
 
 
-class SparseMaxPool4d(_Nd, SparseMaxPool):
+class SparseMaxPool4d(_PoolOfRank, SparseMaxPool):
     NDIM = 4
 
 
-class SparseAvgPool1d(_Nd, SparseAvgPool):
+class SparseAvgPool1d(_PoolOfRank, SparseAvgPool):
     NDIM = 1
 
 
-class SparseAvgPool2d(_Nd, SparseAvgPool):
+class SparseAvgPool2d(_PoolOfRank, SparseAvgPool):
     NDIM = 2
 
 
-class SparseAvgPool3d(_Nd, SparseAvgPool):
+class SparseAvgPool3d(_PoolOfRank, SparseAvgPool):
     NDIM = 3
 
 

@@ -13,9 +13,9 @@ from shiplap_sparse3d import ops as kernels
 from shiplap_sparse3d.geometry import Geometry, Strided, in_passing_graph
 from shiplap_sparse3d.plan import Plan
 from shiplap_sparse3d.spconv.shared import SharedPlan, plan_of, refuse_shared
-from shiplap_sparse3d.steps import Window as Step
+from shiplap_sparse3d.steps import StepWindow as Step
 
-__all__ = ["ConvAlgo", "ImplicitGemmIndiceData", "IndiceData", "Window"]
+__all__ = ["ConvAlgo", "ImplicitGemmIndiceData", "IndiceData", "LayerWindow"]
 
 
 class ConvAlgo(Enum):
@@ -27,7 +27,7 @@ class ConvAlgo(Enum):
 
 
 @dataclass(frozen=True)
-class Window:
+class LayerWindow:
     """The window of a layer, one int per axis for each field. ``output_padding`` makes it a transposed one."""
 
     ksize: list[int]
@@ -73,7 +73,7 @@ class IndiceData:
     out_spatial_shape: list[int]
     is_subm: bool
     algo: ConvAlgo
-    window: Window
+    window: LayerWindow
     geometry: Geometry
     out_geometry: Geometry
     known_plan: Plan | None = field(default=None, repr=False, compare=False)
@@ -152,8 +152,8 @@ class IndiceData:
     @property
     def _pairs(self) -> tuple[Tensor, Tensor]:
         if not isinstance(self.plan, SharedPlan):
-            return compact(self.pair_bwd)
-        pairs, counts = compact(self.pair_fwd)  # an input may be read more than once: listed by outputs
+            return compact_pairs(self.pair_bwd)
+        pairs, counts = compact_pairs(self.pair_fwd)  # an input may be read more than once: listed by outputs
         return pairs.flip(0), counts
 
 
@@ -165,7 +165,7 @@ def by_output(plan: Plan) -> Tensor:
     return plan.by_row if isinstance(plan, SharedPlan) else plan.unsorted().table
 
 
-def compact(pair_bwd: Tensor) -> tuple[Tensor, Tensor]:
+def compact_pairs(pair_bwd: Tensor) -> tuple[Tensor, Tensor]:
     """Convert ``int32 [taps, n]``, the output row of each input row, to pairs ``[2, taps, n]`` (input, output).
 
     Hits come first and then -1. Also returns the number of hits of each tap.

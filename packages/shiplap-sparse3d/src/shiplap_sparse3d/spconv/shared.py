@@ -77,7 +77,7 @@ class SharedPlan(Plan):
         of_cells = super().conv(feats, weight, bias, groups, tf32).index_select(0, self.first)
         # A row reads itself at the centre, where the plan reads the first row of the cell.
         difference = feats - feats.index_select(0, self.first)
-        return of_cells + _grouped(difference, weight[:, self.centre], groups).to(of_cells.dtype)
+        return of_cells + _grouped_rows(difference, weight[:, self.centre], groups).to(of_cells.dtype)
 
     @property
     def by_row(self) -> Tensor:
@@ -88,7 +88,7 @@ class SharedPlan(Plan):
         return torch.cat([table[:, : self.centre], own[:, None], table[:, self.centre + 1 :]], 1)
 
 
-def _grouped(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
+def _grouped_rows(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
     """Return ``rows [n, ci]`` under ``weight [co, ci / groups]``."""
     if groups == 1:
         return torch.nn.functional.linear(rows, weight)
@@ -105,18 +105,18 @@ def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
     if geometry.parent is not None:
         return geometry.subm(kernel, dilation)
     if is_compiling():
-        return _shared(geometry, kernel, dilation) if _expected else geometry.subm(kernel, dilation)
+        return _plan_of_shared(geometry, kernel, dilation) if _expected else geometry.subm(kernel, dilation)
     if geometry.shared is not None or (_expected and geometry.coords.is_cuda and _has_twins(geometry)):
-        return _shared(geometry, kernel, dilation)
+        return _plan_of_shared(geometry, kernel, dilation)
     if jit.is_tracing() and _has_twins(geometry):  # an op that raises leaves torch's tracer in pieces
-        return _shared(geometry, kernel, dilation)
+        return _plan_of_shared(geometry, kernel, dilation)
     try:
         return geometry.subm(kernel, dilation)
     except ShiplapError as wrong:
         # SL211 has other causes too, such as rows outside the grid.
         if wrong.id != "SL211" or geometry.coords.is_cuda or not _has_twins(geometry):
             raise
-    return _shared(geometry, kernel, dilation)
+    return _plan_of_shared(geometry, kernel, dilation)
 
 
 @built_outside_modes
@@ -125,7 +125,7 @@ def _has_twins(geometry: Geometry) -> bool:
     return not torch.equal(first, torch.arange(first.shape[0], device=first.device))
 
 
-def _shared(geometry: Geometry, kernel: list[int], dilation: list[int]) -> SharedPlan:
+def _plan_of_shared(geometry: Geometry, kernel: list[int], dilation: list[int]) -> SharedPlan:
     """Return the plan of voxels of which several may be in one cell, which are found once for all kernels."""
     if geometry.shared is None:
         first, coords = _first_of_cells(geometry.coords, geometry.spatial_shape)

@@ -31,7 +31,7 @@ def _of_graph(cells: Any) -> int:
     """Return a number of cells inside a graph: an integer, a size, or a constant that the graph asserts."""
     if isinstance(cells, (int, Tensor)):
         return int(cells)
-    number: int = _number(cells)
+    number: int = _constant_number(cells)
     assert_in_graph(torch.as_tensor(cells) == number, _OTHER_ARRAY)
     return number
 
@@ -43,7 +43,7 @@ _OTHER_ARRAY = (
 
 
 @constant_result
-def _number(value: Any) -> int:
+def _constant_number(value: Any) -> int:
     return int(value)
 
 

@@ -17,14 +17,14 @@ from shiplap_sparse3d.spconv.tracing import one_node
 __all__ = ["AddTable", "AddTableMisaligned", "ConcatTable", "JoinTable", "sparse_add"]
 
 
-def _check(where: str, tensors: list[SparseConvTensor], *attributes: str) -> None:
+def _check_joinable(where: str, tensors: list[SparseConvTensor], *attributes: str) -> None:
     """Refuse anything but sparse tensors, and tensors that differ in one of ``attributes``."""
     for tensor in tensors:
         check_sparse(where, tensor)
     for what in attributes:
         seen = [_ATTRIBUTES[what](tensor) for tensor in tensors]
         for value in seen[1:]:
-            if not _equal(value, seen[0]):
+            if not _equal_members(value, seen[0]):
                 raise error(
                     "SL208",
                     where=where,
@@ -34,7 +34,7 @@ def _check(where: str, tensors: list[SparseConvTensor], *attributes: str) -> Non
                 )
 
 
-def _equal(value: Any, first: Any) -> bool:
+def _equal_members(value: Any, first: Any) -> bool:
     """Return whether two grids, or two numbers, are equal."""
     if isinstance(value, list):
         return len(value) == len(first) and same_numbers(value, first)
@@ -49,26 +49,26 @@ _ATTRIBUTES: dict[str, Any] = {
 }
 
 
-class _Table(SparseModule):
+class _JoinModule(SparseModule):
     def input_spatial_size(self, out_size: Any) -> Any:
         return out_size
 
 
-class JoinTable(_Table):
+class JoinTable(_JoinModule):
     """Concatenate channels, all on the voxels of the first tensor, whose ``indice_dict`` stays."""
 
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
-        _check("JoinTable", input, "spatial_shape", "batch_size", "number of voxels")
+        _check_joinable("JoinTable", input, "spatial_shape", "batch_size", "number of voxels")
         return input[0].replace_feature(torch.cat([tensor.features for tensor in input], 1))
 
 
-class AddTable(_Table):
+class AddTable(_JoinModule):
     """Add features, all on the voxels of the first tensor, whose ``indice_dict`` stays."""
 
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
-        _check("AddTable", input, *_ATTRIBUTES)
+        _check_joinable("AddTable", input, *_ATTRIBUTES)
         total = input[0].features
         for tensor in input[1:]:
             # Out of place, since autograd may need the features of the first tensor.
@@ -76,7 +76,7 @@ class AddTable(_Table):
         return input[0].replace_feature(total)
 
 
-class AddTableMisaligned(_Table):
+class AddTableMisaligned(_JoinModule):
     """Add over the union of voxels: :func:`sparse_add`."""
 
     @one_node
@@ -105,7 +105,7 @@ def sparse_add(*tens: SparseConvTensor) -> SparseConvTensor:
     that is being compiled cannot know that.
     """
     first = tens[0]
-    _check("sparse_add", list(tens), "spatial_shape", "batch_size", "number of channels")
+    _check_joinable("sparse_add", list(tens), "spatial_shape", "batch_size", "number of channels")
     # The union is found by uniting all rows and keeping the distinct ones.
     coords = torch.cat([tensor.geometry.coords for tensor in tens])
     union, inverse, _ = kernels.unique_coords(coords)

@@ -10,11 +10,11 @@ from torch import Tensor
 from shiplap_sparse3d.spconv.record import ConvAlgo
 from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
 
-__all__ = ["Unread", "unread"]
+__all__ = ["UnreadMembers", "unread_member"]
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadMembers:
     """The arguments of ``SparseConvTensor`` that only its user may read. Tensors share it until one changes it."""
 
     grid: Tensor | None = None
@@ -25,7 +25,7 @@ class Unread:
     benchmark_record: dict[str, Any] = field(default_factory=dict)
 
 
-def unread(name: str) -> Any:
+def unread_member(name: str) -> Any:
     """Return the property of a carried member ``name``; setting it changes that tensor alone."""
 
     def get(tensor: Any) -> Any:

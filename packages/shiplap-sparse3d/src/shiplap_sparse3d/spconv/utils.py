@@ -87,7 +87,7 @@ class PointToVoxel:
             )
         cells, number = self._cells(pc)
         voxel, indices = self._number(cells, number)
-        rank = _rank(voxel, indices.shape[0])
+        rank = _rank_in_group(voxel, indices.shape[0])
         kept = (voxel >= 0) & (rank < self.max_num_points_per_voxel)
         voxels = pc.new_zeros(indices.shape[0], self.max_num_points_per_voxel, pc.shape[1], dtype=torch.float32)
         # Voxel and rank are a distinct place for each point, so no write depends on another.
@@ -124,7 +124,7 @@ class PointToVoxel:
         return place[group], cells[first[order[:voxels]]].int()
 
 
-def _rank(group: Tensor, groups: int) -> Tensor:
+def _rank_in_group(group: Tensor, groups: int) -> Tensor:
     """Return how many earlier elements are in the same group, for each element of a group."""
     order = group.argsort(stable=True)
     sizes = torch.bincount(group + 1, minlength=groups + 1)

@@ -22,13 +22,13 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 
-def _area(corners: Array) -> float:
+def _polygon_area(corners: Array) -> float:
     """Return the area of a polygon, positive for counterclockwise corners."""
     x, y = corners[:, 0], corners[:, 1]
     return float((x * np.roll(y, -1) - np.roll(x, -1) * y).sum() / 2)
 
 
-def _clip(subject: Array, start: Array, end: Array) -> Array:
+def _clip_polygon(subject: Array, start: Array, end: Array) -> Array:
     """Return the part of a convex polygon to the left of the line from ``start`` to ``end``."""
     edge = end - start
     # The sign of the cross product tells the side of the line.
@@ -43,43 +43,43 @@ def _clip(subject: Array, start: Array, end: Array) -> Array:
     return np.array(kept).reshape(-1, 2)
 
 
-def _overlap(a: Array, b: Array) -> tuple[float, float]:
+def _polygon_overlap(a: Array, b: Array) -> tuple[float, float]:
     """Return the area that two convex polygons share, and that of their union."""
     a, b = (p.astype(np.float64) for p in (a, b))
     # Clipping keeps the left side of each edge, so corners have to go counterclockwise.
-    a, b = (p if _area(p) >= 0 else p[::-1] for p in (a, b))
+    a, b = (p if _polygon_area(p) >= 0 else p[::-1] for p in (a, b))
     # Sutherland and Hodgman: one polygon is clipped at each edge of the other.
     shared = a
     for i in range(len(b)):
-        shared = _clip(shared, b[i], b[(i + 1) % len(b)])
+        shared = _clip_polygon(shared, b[i], b[(i + 1) % len(b)])
         if len(shared) < 3:
-            return 0.0, _area(a) + _area(b)
-    area = max(0.0, _area(shared))
-    return area, _area(a) + _area(b) - area
+            return 0.0, _polygon_area(a) + _polygon_area(b)
+    area = max(0.0, _polygon_area(shared))
+    return area, _polygon_area(a) + _polygon_area(b) - area
 
 
-def _pairs(boxes: Array, others: Array, standup_iou: Array, threshold: float, ratio: bool) -> Array:
+def _box_pairs(boxes: Array, others: Array, standup_iou: Array, threshold: float, ratio: bool) -> Array:
     """Return the overlaps of all pairs of boxes whose upright boxes overlap enough."""
     overlaps = np.zeros((len(boxes), len(others)), boxes.dtype)
     for i, j in np.argwhere(standup_iou > threshold):
-        shared, union = _overlap(boxes[i], others[j])
+        shared, union = _polygon_overlap(boxes[i], others[j])
         overlaps[i, j] = shared / union if ratio and union > 0 else (0.0 if ratio else shared)
     return overlaps
 
 
 def rbbox_iou(box_corners: Array, qbox_corners: Array, standup_iou: Array, standup_thresh: float) -> Array:
     """Return the intersection over union of rotated boxes: ``[n, k]``."""
-    return _pairs(box_corners, qbox_corners, standup_iou, standup_thresh, True)
+    return _box_pairs(box_corners, qbox_corners, standup_iou, standup_thresh, True)
 
 
 def rbbox_intersection(box_corners: Array, qbox_corners: Array, standup_iou: Array, standup_thresh: float) -> Array:
     """Return the area that rotated boxes share: ``[n, k]``."""
-    return _pairs(box_corners, qbox_corners, standup_iou, standup_thresh, False)
+    return _box_pairs(box_corners, qbox_corners, standup_iou, standup_thresh, False)
 
 
 def rbbox_iou_loss(box_corners: Array, qbox_corners: Array) -> Array:
     """Return the intersection over union of each box and the other one of its row: ``[n]``."""
-    pairs = [_overlap(a, b) for a, b in zip(box_corners, qbox_corners, strict=True)]
+    pairs = [_polygon_overlap(a, b) for a, b in zip(box_corners, qbox_corners, strict=True)]
     return np.array([shared / union if union > 0 else 0.0 for shared, union in pairs], box_corners.dtype)
 
 
@@ -106,7 +106,7 @@ def rotate_non_max_suppression_cpu(corners: Array, order: Array, standup_iou: Ar
         kept.append(int(i))
         for j in order[place + 1 :]:
             if not gone[j] and standup_iou[i, j] > 0:
-                shared, union = _overlap(corners[i], corners[j])
+                shared, union = _polygon_overlap(corners[i], corners[j])
                 gone[j] = union > 0 and shared / union >= thresh
     return kept
 

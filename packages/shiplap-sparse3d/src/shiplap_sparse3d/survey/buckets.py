@@ -12,14 +12,14 @@ import numpy as np
 from torch import Tensor
 
 from shiplap.plugin_api import error
-from shiplap_sparse3d.survey.cloud import chunks, opened
-from shiplap_sparse3d.survey.folder import POINT, Folder, Tile, read_mark, write_mark
-from shiplap_sparse3d.survey.tiles import Extent, Tiling
+from shiplap_sparse3d.survey.cloud import open_cloud, read_chunks
+from shiplap_sparse3d.survey.folder import POINT, SurveyFolder, Tile, read_mark, write_mark
+from shiplap_sparse3d.survey.tiles import CellExtent, Tiling
 
 if TYPE_CHECKING:
     import laspy
 
-__all__ = ["Buckets", "Grid", "fill", "finished"]
+__all__ = ["Buckets", "Grid", "fill_buckets", "finished_buckets"]
 
 _LARGEST = 2**31 - 1  # a cell, and a coordinate as the file stores it
 
@@ -87,31 +87,31 @@ class Buckets:
         return sorted(self.sizes)
 
     @property
-    def extent(self) -> Extent:
+    def extent(self) -> CellExtent:
         """Return the cells of the survey."""
-        return Extent((self.low[0], self.low[1], self.low[2]), (self.high[0], self.high[1], self.high[2]))
+        return CellExtent((self.low[0], self.low[1], self.low[2]), (self.high[0], self.high[1], self.high[2]))
 
 
-def finished(folder: Folder, total: int) -> Buckets | None:
+def finished_buckets(folder: SurveyFolder, total: int) -> Buckets | None:
     """Return the buckets of a survey of ``total`` points if every point is in one, or None."""
-    buckets = _known(folder)
+    buckets = _marked_buckets(folder)
     return buckets if buckets is not None and buckets.points == total else None
 
 
-def fill(
-    folder: Folder, path: Path, grid: Grid, tiling: Tiling, chunk: int, progress: Callable[[int, int], None]
+def fill_buckets(
+    folder: SurveyFolder, path: Path, grid: Grid, tiling: Tiling, chunk: int, progress: Callable[[int, int], None]
 ) -> Buckets:
     """Sort the points of ``path`` into buckets, from the place where an interrupted pass stopped.
 
     Raises:
         SurveyError: SL822 if the input cannot be read to its end.
     """
-    buckets = _resumed(folder)
-    with opened(path) as reader:
+    buckets = _resume_buckets(folder)
+    with open_cloud(path) as reader:
         total = reader.header.point_count
         progress(buckets.points, total)
-        for points in chunks(reader, path, buckets.points, chunk):
-            _sort(folder, buckets, points, grid, tiling)
+        for points in read_chunks(reader, path, buckets.points, chunk):
+            _sort_chunk(folder, buckets, points, grid, tiling)
             sizes = {f"{x}_{y}": size for (x, y), size in buckets.sizes.items()}
             state = {"points": buckets.points, "sizes": sizes, "low": buckets.low, "high": buckets.high}
             # The mark follows the buckets: points behind the last mark are cut off and sorted again.
@@ -120,7 +120,9 @@ def fill(
     return buckets
 
 
-def _sort(folder: Folder, buckets: Buckets, points: laspy.ScaleAwarePointRecord, grid: Grid, tiling: Tiling) -> None:
+def _sort_chunk(
+    folder: SurveyFolder, buckets: Buckets, points: laspy.ScaleAwarePointRecord, grid: Grid, tiling: Tiling
+) -> None:
     rows = np.empty(len(points), POINT)
     rows["index"] = np.arange(buckets.points, buckets.points + len(points))
     for axis, name in enumerate("XYZ"):
@@ -143,43 +145,47 @@ def _sort(folder: Folder, buckets: Buckets, points: laspy.ScaleAwarePointRecord,
     buckets.high = np.maximum(buckets.high, cells.max(0)).tolist()
 
 
-def _known(folder: Folder) -> Buckets | None:
+def _marked_buckets(folder: SurveyFolder) -> Buckets | None:
     """Return the buckets of the last mark, or None without a mark or for one of another form."""
     state = read_mark(folder.progress)
     try:
-        return None if state is None else Buckets(_count(state["points"]), _tiles(state["sizes"]), *_corners(state))
+        return (
+            None
+            if state is None
+            else Buckets(_point_count(state["points"]), _parse_tiles(state["sizes"]), *_extent_corners(state))
+        )
     # Marks of another version, or edited by hand, mean a new start and no error.
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
-def _count(value: Any) -> int:
+def _point_count(value: Any) -> int:
     """Return a number of points. Raises TypeError or ValueError for anything else."""
     if type(value) is not int or value < 0:
         raise ValueError(value)
     return value
 
 
-def _corners(state: dict[str, Any]) -> tuple[list[int], list[int]]:
+def _extent_corners(state: dict[str, Any]) -> tuple[list[int], list[int]]:
     low, high = ([int(cell) for cell in state[name]] for name in ("low", "high"))
     if len(low) != 3 or len(high) != 3:
         raise ValueError(low, high)
     return low, high
 
 
-def _tiles(sizes: dict[str, Any]) -> dict[Tile, int]:
+def _parse_tiles(sizes: dict[str, Any]) -> dict[Tile, int]:
     """Convert ``{"3_-4": 10}`` to ``{(3, -4): 10}``."""
-    return {_tile(name): _count(size) for name, size in sizes.items()}
+    return {_parse_tile(name): _point_count(size) for name, size in sizes.items()}
 
 
-def _tile(name: str) -> Tile:
+def _parse_tile(name: str) -> Tile:
     x, _, y = name.partition("_")
     return int(x), int(y)
 
 
-def _resumed(folder: Folder) -> Buckets:
+def _resume_buckets(folder: SurveyFolder) -> Buckets:
     """Return the buckets as of the last mark, and cut off later writes. A lost bucket means a new start."""
-    buckets = _known(folder) or Buckets()
+    buckets = _marked_buckets(folder) or Buckets()
     wanted = {folder.bucket(tile) for tile in buckets.sizes}
     for path in (folder.path / "points").glob("*.bin"):
         if path not in wanted:
@@ -189,6 +195,6 @@ def _resumed(folder: Folder) -> Buckets:
         # Points are missing that the mark counts, as after a loss of power.
         if not path.exists() or path.stat().st_size < length:
             folder.progress.unlink()
-            return _resumed(folder)
+            return _resume_buckets(folder)
         os.truncate(path, length)
     return buckets

@@ -15,13 +15,13 @@ from shiplap.plugin_api import error
 if TYPE_CHECKING:
     import laspy
 
-__all__ = ["CHUNK", "chunks", "opened", "require_packages"]
+__all__ = ["CHUNK", "open_cloud", "read_chunks", "require_packages"]
 
 CHUNK = 1 << 16  # points in memory at a time
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[laspy.LasReader]:
+def open_cloud(path: Path) -> Iterator[laspy.LasReader]:
     """Yield a reader of ``path`` whose header has been read.
 
     Raises:
@@ -38,7 +38,7 @@ def opened(path: Path) -> Iterator[laspy.LasReader]:
     except OSError as failure:
         raise error("SL822", where=str(path), got=failure.strerror or failure, expected="a readable file") from None
     except (laspy.LaspyException, ValueError, struct.error, RuntimeError) as failure:
-        raise _unreadable(path, failure) from None
+        raise _unreadable_error(path, failure) from None
     with reader:
         if not reader.header.point_count:
             raise error("SL822", where=str(path), got="0 points", expected="at least one point")
@@ -56,17 +56,17 @@ def _check_chunk_table(path: Path, header: laspy.LasHeader) -> None:
     """
     size, first = path.stat().st_size, header.offset_to_point_data
     with path.open("rb") as file:
-        table = _number(file, "<q", first, size)
+        table = _read_number(file, "<q", first, size)
         if table == -1:  # the writer could not go back: the place is in the last bytes
-            table = _number(file, "<q", size - 8, size)
-        count = None if table is None else _number(file, "<4xI", table, size)
+            table = _read_number(file, "<q", size - 8, size)
+        count = None if table is None else _read_number(file, "<4xI", table, size)
     # Each chunk begins with a whole point, so the file's size limits the number of chunks.
     most = max(0, size - first) // header.point_format.size + 1
     if count is not None and count > most:
         raise error("SL822", where=str(path), got=f"a table of {count:,} chunks", expected=f"at most {most:,}")
 
 
-def _number(file: IO[bytes], form: str, place: int, size: int) -> int | None:
+def _read_number(file: IO[bytes], form: str, place: int, size: int) -> int | None:
     """Return the number at ``place`` of a file of ``size`` bytes, or None beyond the file."""
     wide = struct.calcsize(form)
     if not 0 <= place <= size - wide:
@@ -83,7 +83,7 @@ def _check_scales(path: Path, header: laspy.LasHeader) -> None:
         raise error("SL822", where=str(path), got=got, expected="finite numbers, and no scale of 0")
 
 
-def chunks(
+def read_chunks(
     reader: laspy.LasReader, path: Path, start: int = 0, size: int = CHUNK
 ) -> Iterator[laspy.ScaleAwarePointRecord]:
     """Yield the points from number ``start`` on, ``size`` at a time. Raises SL822 where the file ends too early."""
@@ -94,7 +94,7 @@ def chunks(
         try:
             points = reader.read_points(min(size, total - done))
         except Exception as failure:  # lazrs, laspy and NumPy each have their own for a file that breaks off
-            raise _unreadable(path, failure, f"from point {done:,} of {total:,} on: ") from None
+            raise _unreadable_error(path, failure, f"from point {done:,} of {total:,} on: ") from None
         if not len(points):
             raise error(
                 "SL822",
@@ -120,7 +120,7 @@ def require_packages(path: Path) -> None:
         )
 
 
-def _unreadable(path: Path, failure: Exception, before: str = "") -> Exception:
+def _unreadable_error(path: Path, failure: Exception, before: str = "") -> Exception:
     text = " ".join(str(failure).split())
     return error(
         "SL822",

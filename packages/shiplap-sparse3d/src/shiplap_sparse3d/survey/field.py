@@ -23,11 +23,11 @@ from shiplap_sparse3d.nn import GenerativeConv3d, GlobalPool, SparseConvTranspos
 from shiplap_sparse3d.nn.conv import Convolution
 from shiplap_sparse3d.nn.pool import WindowPool
 from shiplap_sparse3d.spconv.conv import SparseConvolution
+from shiplap_sparse3d.spconv.pool import IndicePool as FacadePool
 from shiplap_sparse3d.spconv.pool import SparseGlobalMaxOrAvgPool
-from shiplap_sparse3d.spconv.pool import WindowPool as FacadePool
 from shiplap_sparse3d.tensor import SparseTensor
 
-__all__ = ["Field", "Run", "evaluating", "receptive_field", "rows_of"]
+__all__ = ["Field", "Run", "evaluation_mode", "receptive_field", "rows_of"]
 
 Run = Callable[[SparseTensor], Any]
 """A network as the survey calls it: voxels → a tensor or a sparse tensor with a row for each of them."""
@@ -61,7 +61,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class _Window:
+class _FieldWindow:
     kernel: Triple
     stride: Triple
     padding: Triple
@@ -74,25 +74,25 @@ class _Window:
 
 
 @dataclass
-class _Level:
+class _GridLevel:
     """A grid that the network has reached: its voxels, its stride over the input grid, and the step that led to it."""
 
     geometry: Geometry
     stride: Triple
-    window: _Window | None = None
-    origin: _Level | None = None
+    window: _FieldWindow | None = None
+    origin: _GridLevel | None = None
 
 
 @dataclass
-class _Record:
+class _PassRecord:
     """The layers of one forward pass: the interval of each, and its output in the autograd graph."""
 
-    levels: list[_Level]
+    levels: list[_GridLevel]
     nodes: dict[Any, tuple[Triple, Triple]] = field(default_factory=dict)
     intervals: list[tuple[Triple, Triple]] = field(default_factory=list)
     lost: bool = False
 
-    def level(self, geometry: Geometry, where: str) -> _Level:
+    def level(self, geometry: Geometry, where: str) -> _GridLevel:
         """Return the level of ``geometry``, by its coordinates: networks make new tensors on the same voxels."""
         # Identity first: a comparison of values makes the host wait for a GPU.
         for same in (operator.is_, torch.equal):
@@ -119,24 +119,24 @@ class _Record:
             or max(window.kernel) == 1 == max(window.stride)
         ):
             # A submanifold kernel is centred, and an even one reaches one cell further back.
-            back = _times([k // 2 * d for k, d in zip(window.kernel, window.dilation, strict=True)], level.stride)
-            ahead = _times([s - k // 2 * d for s, k, d in _axes(window)], level.stride)
+            back = _scale_by([k // 2 * d for k, d in zip(window.kernel, window.dilation, strict=True)], level.stride)
+            ahead = _scale_by([s - k // 2 * d for s, k, d in _window_axes(window)], level.stride)
             self._keep(y, (back, ahead))
         elif isinstance(module, SparseInverseConv3d) or getattr(module, "inverse", False):
             if level.window is None or level.origin is None:
                 raise error("SL820", where=where, got="an inverse layer on voxels that no step made", expected="a step")
-            self._keep(y, _up(level.window, level.origin.stride))
+            self._keep(y, _inverse_interval(level.window, level.origin.stride))
         elif isinstance(module, SparseConvTranspose3d) or getattr(module, "transposed", False):
-            stride = _finer(level.stride, window.stride, where)
-            self._reach(y, _Level(y.geometry, stride))
-            self._keep(y, _up(window, stride))
+            stride = _refined_stride(level.stride, window.stride, where)
+            self._reach(y, _GridLevel(y.geometry, stride))
+            self._keep(y, _inverse_interval(window, stride))
         else:
-            self._reach(y, _Level(y.geometry, _times(level.stride, window.stride), window, level))
-            back = _times(window.padding, level.stride)
-            ahead = _times([s - p for s, p in zip(window.span, window.padding, strict=True)], level.stride)
+            self._reach(y, _GridLevel(y.geometry, _scale_by(level.stride, window.stride), window, level))
+            back = _scale_by(window.padding, level.stride)
+            ahead = _scale_by([s - p for s, p in zip(window.span, window.padding, strict=True)], level.stride)
             self._keep(y, (back, ahead))
 
-    def _reach(self, y: Any, level: _Level) -> None:
+    def _reach(self, y: Any, level: _GridLevel) -> None:
         if not any(known.geometry.coords is y.geometry.coords for known in self.levels):
             self.levels.append(level)
 
@@ -150,22 +150,22 @@ class _Record:
             self.nodes[node] = interval
 
 
-def _axes(window: _Window) -> Iterator[tuple[int, int, int]]:
+def _window_axes(window: _FieldWindow) -> Iterator[tuple[int, int, int]]:
     return zip(window.span, window.kernel, window.dilation, strict=True)
 
 
-def _times(values: Sequence[int], stride: Sequence[int]) -> Triple:
+def _scale_by(values: Sequence[int], stride: Sequence[int]) -> Triple:
     x, y, z = (v * s for v, s in zip(values, stride, strict=True))
     return x, y, z
 
 
-def _up(window: _Window, stride: Triple) -> tuple[Triple, Triple]:
+def _inverse_interval(window: _FieldWindow, stride: Triple) -> tuple[Triple, Triple]:
     """Return the interval of the way back: fine cell ``i`` reads the coarse ``o`` with ``i = o*S - P + k*D``."""
-    back = _times([s - p for s, p in zip(window.span, window.padding, strict=True)], stride)
-    return back, _times(window.padding, stride)
+    back = _scale_by([s - p for s, p in zip(window.span, window.padding, strict=True)], stride)
+    return back, _scale_by(window.padding, stride)
 
 
-def _finer(stride: Triple, step: Triple, where: str) -> Triple:
+def _refined_stride(stride: Triple, step: Triple, where: str) -> Triple:
     if any(s % t for s, t in zip(stride, step, strict=True)):
         raise error(
             "SL820",
@@ -177,27 +177,27 @@ def _finer(stride: Triple, step: Triple, where: str) -> Triple:
     return x, y, z
 
 
-def _window_of(module: nn.Module) -> _Window | None:
+def _window_of(module: nn.Module) -> _FieldWindow | None:
     """Return the window of a layer of this package or of its spconv facade, or None for other modules."""
     if not isinstance(module, Convolution | WindowPool | SparseConvolution | FacadePool):
         return None
     kernel = module.kernel_size
     if len(kernel) != 3 or min(kernel) < 1:
         raise error("SL820", where=type(module).__name__, got=f"a kernel of {kernel} cells", expected="three axes")
-    window = _Window(
-        _triple(kernel),
+    window = _FieldWindow(
+        _as_triple(kernel),
         *(
-            _triple(getattr(module, name, (usual,) * 3))
+            _as_triple(getattr(module, name, (usual,) * 3))
             for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1))
         ),
     )
     if isinstance(module, GenerativeConv3d):
-        around = _triple([k // 2 * d for k, d in zip(window.kernel, window.dilation, strict=True)])
-        return _Window(window.kernel, (1, 1, 1), around, window.dilation)
+        around = _as_triple([k // 2 * d for k, d in zip(window.kernel, window.dilation, strict=True)])
+        return _FieldWindow(window.kernel, (1, 1, 1), around, window.dilation)
     return window
 
 
-def _triple(values: Sequence[int]) -> Triple:
+def _as_triple(values: Sequence[int]) -> Triple:
     x, y, z = values
     return int(x), int(y), int(z)
 
@@ -213,7 +213,7 @@ def rows_of(value: Any) -> Tensor:
 
 
 @contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
+def evaluation_mode(net: nn.Module) -> Iterator[None]:
     """Run the block with ``net`` in evaluation mode; afterwards each module has its former mode.
 
     A network in evaluation mode is left alone: setting the modes of 70 modules took a tenth of the host's time for a
@@ -246,11 +246,11 @@ def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Fi
     parameter = next(net.parameters(), None)
     device = parameter.device if parameter is not None else torch.device("cpu")
     feats = torch.randn(_SAMPLES, channels, generator=torch.Generator().manual_seed(0)).to(device).requires_grad_()
-    voxels = SparseTensor(feats, _sample().to(device), (_GRID,) * 3)
-    record = _Record([_Level(voxels.geometry, (1, 1, 1))])
-    handles = [module.register_forward_hook(_hook(record)) for module in net.modules()]
+    voxels = SparseTensor(feats, _sample_voxels().to(device), (_GRID,) * 3)
+    record = _PassRecord([_GridLevel(voxels.geometry, (1, 1, 1))])
+    handles = [module.register_forward_hook(_recording_hook(record)) for module in net.modules()]
     try:
-        with evaluating(net), torch.enable_grad():
+        with evaluation_mode(net), torch.enable_grad():
             out = rows_of((run or net)(voxels))
     finally:
         for handle in handles:
@@ -259,13 +259,13 @@ def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Fi
         got, expected = f"{out.shape[0] if out.dim() else 0} rows", f"{_SAMPLES}, one for each voxel"
         raise error("SL820", where="the network's output", got=got, expected=expected)
     # Only paths that carry a gradient are in the graph of autograd.
-    widest = None if record.lost or out.grad_fn is None else _widest(out.grad_fn, feats, record.nodes)
-    before, after = widest or _sums(record.intervals)
+    widest = None if record.lost or out.grad_fn is None else _widest_interval(out.grad_fn, feats, record.nodes)
+    before, after = widest or _sum_intervals(record.intervals)
     x, y, z = (math.lcm(*(level.stride[axis] for level in record.levels)) for axis in range(3))
     return Field(before, after, (x, y, z), len(record.intervals), exact=widest is not None)
 
 
-def _sample() -> Tensor:
+def _sample_voxels() -> Tensor:
     """Return distinct random voxels in a corner of the grid."""
     draw = torch.Generator().manual_seed(0)
     cells = torch.randperm(_BLOCK**3, generator=draw)[:_SAMPLES].sort().values
@@ -273,7 +273,7 @@ def _sample() -> Tensor:
     return torch.stack([torch.zeros_like(cells), *parts], 1).int()
 
 
-def _hook(record: _Record) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+def _recording_hook(record: _PassRecord) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         x = args[0] if args else None
         if not isinstance(getattr(x, "geometry", None), Geometry):
@@ -286,15 +286,16 @@ def _hook(record: _Record) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
     return note
 
 
-def _sums(intervals: list[tuple[Triple, Triple]]) -> tuple[Triple, Triple]:
+def _sum_intervals(intervals: list[tuple[Triple, Triple]]) -> tuple[Triple, Triple]:
     """Return the sum of all intervals, as if layers followed each other: never less than the widest path."""
     before, after = (
-        _triple([sum(max(0, interval[side][axis]) for interval in intervals) for axis in range(3)]) for side in (0, 1)
+        _as_triple([sum(max(0, interval[side][axis]) for interval in intervals) for axis in range(3)])
+        for side in (0, 1)
     )
     return before, after
 
 
-def _widest(end: Any, feats: Tensor, nodes: dict[Any, tuple[Triple, Triple]]) -> tuple[Triple, Triple] | None:
+def _widest_interval(end: Any, feats: Tensor, nodes: dict[Any, tuple[Triple, Triple]]) -> tuple[Triple, Triple] | None:
     """Return the hull of the intervals over all paths from ``end`` to ``feats``, or None if there is no path."""
     known: dict[Any, tuple[Triple, Triple] | None] = {}
     waiting = [end]
@@ -308,21 +309,25 @@ def _widest(end: Any, feats: Tensor, nodes: dict[Any, tuple[Triple, Triple]]) ->
         waiting.pop()
         hull = ((0, 0, 0), (0, 0, 0)) if getattr(node, "variable", None) is feats else None
         for parent in inputs:
-            hull = _hull(hull, known[parent])
-        known[node] = _plus(hull, nodes[node]) if hull is not None and node in nodes else hull
+            hull = _interval_hull(hull, known[parent])
+        known[node] = _add_intervals(hull, nodes[node]) if hull is not None and node in nodes else hull
     widest = known[end]
     return (
-        None if widest is None else (_triple([max(0, v) for v in widest[0]]), _triple([max(0, v) for v in widest[1]]))
+        None
+        if widest is None
+        else (_as_triple([max(0, v) for v in widest[0]]), _as_triple([max(0, v) for v in widest[1]]))
     )
 
 
-def _hull(one: tuple[Triple, Triple] | None, two: tuple[Triple, Triple] | None) -> tuple[Triple, Triple] | None:
+def _interval_hull(
+    one: tuple[Triple, Triple] | None, two: tuple[Triple, Triple] | None
+) -> tuple[Triple, Triple] | None:
     if one is None or two is None:
         return one or two
-    before, after = (_triple([max(a, b) for a, b in zip(one[s], two[s], strict=True)]) for s in (0, 1))
+    before, after = (_as_triple([max(a, b) for a, b in zip(one[s], two[s], strict=True)]) for s in (0, 1))
     return before, after
 
 
-def _plus(one: tuple[Triple, Triple], two: tuple[Triple, Triple]) -> tuple[Triple, Triple]:
-    before, after = (_triple([a + b for a, b in zip(one[s], two[s], strict=True)]) for s in (0, 1))
+def _add_intervals(one: tuple[Triple, Triple], two: tuple[Triple, Triple]) -> tuple[Triple, Triple]:
+    before, after = (_as_triple([a + b for a, b in zip(one[s], two[s], strict=True)]) for s in (0, 1))
     return before, after

@@ -23,7 +23,7 @@ import numpy as np
 from shiplap.plugin_api import error
 from shiplap.plugin_api.files import parse_json, read_named, work_in, write_whole
 
-__all__ = ["POINT", "RESULT", "Folder", "Tile", "read_mark"]
+__all__ = ["POINT", "RESULT", "SurveyFolder", "Tile", "read_mark"]
 
 Tile = tuple[int, int]
 
@@ -40,7 +40,7 @@ RESULT = np.dtype([("index", "<i8"), ("code", "u1")])
 
 
 @dataclass(frozen=True)
-class Folder:
+class SurveyFolder:
     """The paths in the folder of one survey, and its marks."""
 
     path: Path
@@ -143,7 +143,7 @@ class Folder:
         """
         self.enter()
         with (self.path / f"worker{rank}.lock").open("w") as file:
-            if not _locked(file):
+            if not _lock_file(file):
                 raise error(
                     "SL823",
                     where=str(self.path),
@@ -159,7 +159,7 @@ class Folder:
 
     def in_use(self) -> bool:
         """Return whether another process, or another call of this one, holds a worker of this folder."""
-        return any(not _free(path) for path in self.path.glob("worker*.lock"))
+        return any(not _is_unlocked(path) for path in self.path.glob("worker*.lock"))
 
     def clear(self) -> None:
         """Remove the files of a survey, and the folder if nothing else is in it. A user's file stays.
@@ -221,7 +221,7 @@ class Folder:
         raise error("SL824", where=str(path), got=got, expected="the classes that were written")
 
 
-def _locked(file: IO[Any], seconds: float = 0.2) -> bool:
+def _lock_file(file: IO[Any], seconds: float = 0.2) -> bool:
     """Lock ``file``. Another process that tests the lock holds it for a moment."""
     until = time.monotonic() + seconds
     while True:
@@ -236,10 +236,10 @@ def _locked(file: IO[Any], seconds: float = 0.2) -> bool:
             return True
 
 
-def _free(path: Path) -> bool:
+def _is_unlocked(path: Path) -> bool:
     """Return whether no process holds this lock, or the file is gone."""
     with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
-        return _locked(file, 0)  # closing it lets it go
+        return _lock_file(file, 0)  # closing it lets it go
     return True
 
 

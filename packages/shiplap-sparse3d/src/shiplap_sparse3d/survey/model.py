@@ -16,11 +16,11 @@ from shiplap.plugin_api import error
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.errors import SurveyError
 from shiplap_sparse3d.geometry import Triple
-from shiplap_sparse3d.survey.field import Field, evaluating, receptive_field, rows_of
+from shiplap_sparse3d.survey.field import Field, evaluation_mode, receptive_field, rows_of
 from shiplap_sparse3d.survey.probe import Seen, probe
 from shiplap_sparse3d.tensor import SparseTensor
 
-__all__ = ["Points", "Scene", "SurveyModel", "point_features"]
+__all__ = ["Points", "SurveyModel", "VoxelScene", "point_features"]
 
 _SAMPLES, _TRIALS = 2000, 6  # points of a probe of the features, and how many probes
 
@@ -60,7 +60,7 @@ def point_features(points: Points) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Scene:
+class VoxelScene:
     """Points as a network takes them.
 
     Attributes:
@@ -159,18 +159,18 @@ class SurveyModel:
             raise error("SL825", where="SurveyModel.features", got=got, expected=f"a tensor [{len(points)}, c]")
         return made.float()
 
-    def scene(self, coords: Tensor, feats: Tensor, grid: Triple) -> Scene:
+    def scene(self, coords: Tensor, feats: Tensor, grid: Triple) -> VoxelScene:
         """Return points with cells ``int32 [p, 3]`` in ``grid`` and features ``[p, c]``, sorted into voxels."""
         scenes = coords.new_zeros(len(coords), 1)
         cells, inverse, counts = ops.unique_coords(torch.cat([scenes, coords], 1))
-        return Scene(SparseTensor(ops.segment_mean(feats, inverse, counts), cells, grid), feats, inverse.long())
+        return VoxelScene(SparseTensor(ops.segment_mean(feats, inverse, counts), cells, grid), feats, inverse.long())
 
-    def logits(self, scene: Scene) -> Tensor:
+    def logits(self, scene: VoxelScene) -> Tensor:
         """Return :meth:`answer` in evaluation mode and without gradients."""
-        with evaluating(self.net), torch.inference_mode():
+        with evaluation_mode(self.net), torch.inference_mode():
             return self.answer(scene)
 
-    def answer(self, scene: Scene) -> Tensor:
+    def answer(self, scene: VoxelScene) -> Tensor:
         """Return the logits of points: ``[p, classes]``."""
         logits = rows_of(self._call(scene.voxels, scene.feats, scene.inverse))
         rows = len(scene.feats) if self.per_point else scene.voxels.feats.shape[0]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from shiplap import ShiplapError
 from shiplap.plugin_api import error
 from shiplap_sparse3d.geometry import Triple
-from shiplap_sparse3d.survey.field import Field, Run, evaluating, rows_of
+from shiplap_sparse3d.survey.field import Field, Run, evaluation_mode, rows_of
 from shiplap_sparse3d.tensor import SparseTensor
 
 __all__ = ["Seen", "probe"]
@@ -49,25 +49,25 @@ def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -
     parameter = next(net.parameters(), None)
     device = parameter.device if parameter is not None else torch.device("cpu")
     below, above = torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long)
-    with evaluating(net), torch.no_grad():
+    with evaluation_mode(net), torch.no_grad():
         for axis in (0, 1):
             for shift in {0, field.stride[axis] - 1}:
-                coords, grid, row = _corridor(field, axis, shift)
-                for distance in _changed(run or net, coords, grid, row, channels, device):
+                coords, grid, row = _draw_corridor(field, axis, shift)
+                for distance in _changed_outputs(run or net, coords, grid, row, channels, device):
                     if not len(distance):
                         continue
                     below, above = torch.maximum(below, (-distance).amax(0)), torch.maximum(above, distance.amax(0))
-                if _cropped(run or net, coords, grid, row, channels, device, field):
-                    raise _beyond("another output after all voxels beyond its field were left out", field)
-    seen = Seen(_triple(below), _triple(above))
+                if _changes_when_cropped(run or net, coords, grid, row, channels, device, field):
+                    raise _sees_beyond("another output after all voxels beyond its field were left out", field)
+    seen = Seen(_as_triple(below), _as_triple(above))
     if any(s > f for s, f in zip((*seen.before, *seen.after), (*field.before, *field.after), strict=True)):
-        raise _beyond(
+        raise _sees_beyond(
             f"a change {seen.before} cells before and {seen.after} behind the voxel that depends on it", field
         )
     return seen
 
 
-def _beyond(got: str, field: Field) -> ShiplapError:
+def _sees_beyond(got: str, field: Field) -> ShiplapError:
     return error(
         "SL820",
         where="the probe of the receptive field",
@@ -78,12 +78,12 @@ def _beyond(got: str, field: Field) -> ShiplapError:
     )
 
 
-def _triple(values: Tensor) -> Triple:
+def _as_triple(values: Tensor) -> Triple:
     x, y, z = values.tolist()
     return x, y, z
 
 
-def _corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]:
+def _draw_corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]:
     """Return voxels along ``axis``, their grid, and the row of the one in the middle."""
     far = max(field.before[axis], field.after[axis])
     # Room beyond the field on both sides, where a change would be an error.
@@ -104,11 +104,13 @@ def _corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]
     return torch.cat([torch.zeros(len(cells), 1), cells], 1).int(), (x, y, z), row
 
 
-def _changed(run: Run, coords: Tensor, grid: Triple, row: int, channels: int, device: torch.device) -> list[Tensor]:
+def _changed_outputs(
+    run: Run, coords: Tensor, grid: Triple, row: int, channels: int, device: torch.device
+) -> list[Tensor]:
     """Return for each change of the voxel its distances to the outputs that changed, ``int64 [changes, 3]``."""
-    feats = _features(coords, channels, device)
+    feats = _random_features(coords, channels, device)
     distance = (coords[row] - coords)[:, 1:].long()
-    before = _answer(run, feats, coords, grid)
+    before = _output_rows(run, feats, coords, grid)
     if not bool(before.isfinite().all()):
         raise error("SL825", where="the probe of the network", got="logits that are not finite", expected="numbers")
     other, nan = feats.clone(), feats.clone()
@@ -116,31 +118,31 @@ def _changed(run: Run, coords: Tensor, grid: Triple, row: int, channels: int, de
     other[row] += 10
     nan[row] = torch.nan
     rest = torch.arange(len(coords)) != row
-    without = _answer(run, feats[rest.to(device)], coords[rest], grid)
+    without = _output_rows(run, feats[rest.to(device)], coords[rest], grid)
     # Without the voxel, sums run in another order, so results may differ by rounding.
     limit = _TOLERANCE * float(before.abs().amax().clamp_min(1e-6))
     return [
-        distance[(_answer(run, other, coords, grid) != before).any(1)],
-        distance[_answer(run, nan, coords, grid).isnan().any(1)],
+        distance[(_output_rows(run, other, coords, grid) != before).any(1)],
+        distance[_output_rows(run, nan, coords, grid).isnan().any(1)],
         distance[rest][((without - before[rest]).abs() > limit).any(1)],
     ]
 
 
-def _cropped(
+def _changes_when_cropped(
     run: Run, coords: Tensor, grid: Triple, row: int, channels: int, device: torch.device, field: Field
 ) -> bool:
     """Return whether the output at ``row`` changes when only the voxels of the field around it are left."""
-    feats, distance = _features(coords, channels, device), (coords - coords[row])[:, 1:].long()
+    feats, distance = _random_features(coords, channels, device), (coords - coords[row])[:, 1:].long()
     near = ((distance >= -torch.tensor(field.before)) & (distance <= torch.tensor(field.after))).all(1)
-    whole = _answer(run, feats, coords, grid)[row]
-    part = _answer(run, feats[near.to(device)], coords[near], grid)[int(near[:row].sum())]
+    whole = _output_rows(run, feats, coords, grid)[row]
+    part = _output_rows(run, feats[near.to(device)], coords[near], grid)[int(near[:row].sum())]
     return bool(((whole - part).abs() > _TOLERANCE * float(whole.abs().amax().clamp_min(1e-6))).any())
 
 
-def _features(coords: Tensor, channels: int, device: torch.device) -> Tensor:
+def _random_features(coords: Tensor, channels: int, device: torch.device) -> Tensor:
     return torch.randn(len(coords), channels, generator=torch.Generator().manual_seed(1)).to(device)
 
 
-def _answer(run: Run, feats: Tensor, coords: Tensor, grid: Triple) -> Tensor:
+def _output_rows(run: Run, feats: Tensor, coords: Tensor, grid: Triple) -> Tensor:
     rows = rows_of(run(SparseTensor(feats, coords.to(feats.device), grid)))
     return rows.reshape(len(rows), -1).float().cpu()

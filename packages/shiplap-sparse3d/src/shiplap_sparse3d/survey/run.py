@@ -14,13 +14,13 @@ from typing import Any
 from shiplap.plugin_api import error
 from shiplap_sparse3d.survey import buckets as sorting
 from shiplap_sparse3d.survey.buckets import Buckets, Grid
-from shiplap_sparse3d.survey.cloud import CHUNK, opened
+from shiplap_sparse3d.survey.cloud import CHUNK, open_cloud
 from shiplap_sparse3d.survey.field import Field
-from shiplap_sparse3d.survey.folder import Folder, Tile
-from shiplap_sparse3d.survey.merge import check_codes, gather, write_cloud
+from shiplap_sparse3d.survey.folder import SurveyFolder, Tile
+from shiplap_sparse3d.survey.merge import check_codes, gather_classes, write_cloud
 from shiplap_sparse3d.survey.model import SurveyModel
 from shiplap_sparse3d.survey.probe import Seen
-from shiplap_sparse3d.survey.shares import predict_tiles, shares, turns
+from shiplap_sparse3d.survey.shares import predict_tiles, share_tiles, tiles_in_turn
 from shiplap_sparse3d.survey.tiles import Tiling, tiling
 from shiplap_sparse3d.survey.workers import rank_and_world
 
@@ -64,13 +64,13 @@ class SurveyResult:
 
 
 @dataclass(frozen=True)
-class _Survey:
+class _SurveyJob:
     """The arguments that all stages share."""
 
     model: SurveyModel
     source: Path
     target: Path
-    folder: Folder
+    folder: SurveyFolder
     grid: Grid
     tiling: Tiling
     total: int
@@ -125,16 +125,16 @@ def survey(
     tiles = tiling(model.field, tile, halo, origin)
     check_codes(source, model.classes)
     seen = model.check()
-    place = Folder(Path(folder) if folder is not None else target.with_name(target.name + ".survey"))
-    with opened(source) as reader:
+    place = SurveyFolder(Path(folder) if folder is not None else target.with_name(target.name + ".survey"))
+    with open_cloud(source) as reader:
         header = reader.header
         grid = Grid(tuple(header.scales), tuple(header.offsets), model.voxel)
         total = header.point_count
     rank, _ = workers = rank_and_world() if workers is None else workers
-    job = _Survey(model, source, target, place, grid, tiles, total, chunk, workers, patience, progress)
+    job = _SurveyJob(model, source, target, place, grid, tiles, total, chunk, workers, patience, progress)
     try:
         with place.alone(rank):
-            done, predicted = _stages(job)
+            done, predicted = _run_stages(job)
     except OSError as failure:
         raise error(
             "SL602",
@@ -161,31 +161,31 @@ def survey(
     )
 
 
-def _stages(job: _Survey) -> tuple[Buckets, int]:
+def _run_stages(job: _SurveyJob) -> tuple[Buckets, int]:
     """Sort, predict and write. Returns the buckets and the number of tiles that this worker predicted."""
     rank, world = job.workers
     if rank == 0:
-        job.folder.claim(_identity(job))
-        done = sorting.finished(job.folder, job.total) or sorting.fill(
+        job.folder.claim(_survey_identity(job))
+        done = sorting.finished_buckets(job.folder, job.total) or sorting.fill_buckets(
             job.folder, job.source, job.grid, job.tiling, job.chunk, lambda n, of: job.progress("read", n, of, "points")
         )
     else:
-        done = _wait(job, lambda: _claimed(job), "worker 0 to sort the points")
-    predicted = _predict(job, done, shares(done, job.tiling, world))
+        done = _wait_for(job, lambda: _sorted_by_worker_0(job), "worker 0 to sort the points")
+    predicted = _predict_share(job, done, share_tiles(done, job.tiling, world))
     if rank == 0:
-        _wait(job, lambda: _all_done(job, done.tiles), "the other workers")
-        gather(job.folder, done.tiles, job.total, lambda n, of: job.progress("gather", n, of, "tiles"))
+        _wait_for(job, lambda: _all_done(job, done.tiles), "the other workers")
+        gather_classes(job.folder, done.tiles, job.total, lambda n, of: job.progress("gather", n, of, "tiles"))
         write_cloud(job.folder, job.source, job.target, job.chunk, lambda n, of: job.progress("write", n, of, "points"))
     return done, predicted
 
 
-def _predict(job: _Survey, done: Buckets, parts: list[list[Tile]]) -> int:
+def _predict_share(job: _SurveyJob, done: Buckets, parts: list[list[Tile]]) -> int:
     """Predict the tiles of this worker, and of slower ones; return how many tiles that were."""
     (rank, _), predicted = job.workers, 0
     share = len(parts[rank])
 
     def left() -> Iterator[Tile]:
-        for number, tile in enumerate(turns(job.folder, parts, rank)):
+        for number, tile in enumerate(tiles_in_turn(job.folder, parts, rank)):
             job.progress("predict", min(number, share), share, "tiles")
             yield tile
 
@@ -195,21 +195,21 @@ def _predict(job: _Survey, done: Buckets, parts: list[list[Tile]]) -> int:
     return predicted
 
 
-def _claimed(job: _Survey) -> tuple[int, Buckets | None]:
+def _sorted_by_worker_0(job: _SurveyJob) -> tuple[int, Buckets | None]:
     """Return the progress of worker 0, and its buckets when it is done."""
     if not job.folder.identity.exists():
         return 0, None
-    job.folder.claim(_identity(job))
-    done = sorting.finished(job.folder, job.total)
+    job.folder.claim(_survey_identity(job))
+    done = sorting.finished_buckets(job.folder, job.total)
     return job.folder.progress.stat().st_mtime_ns if job.folder.progress.exists() else 0, done
 
 
-def _all_done(job: _Survey, tiles: list[Tile]) -> tuple[int, bool | None]:
+def _all_done(job: _SurveyJob, tiles: list[Tile]) -> tuple[int, bool | None]:
     marks = sum(job.folder.done(tile).exists() for tile in tiles)
     return marks, True if marks == len(tiles) else None
 
 
-def _wait(job: _Survey, look: Callable[[], tuple[int, Any]], what: str) -> Any:
+def _wait_for(job: _SurveyJob, look: Callable[[], tuple[int, Any]], what: str) -> Any:
     """Call ``look`` until it returns a result. Raises SL824 after ``patience`` seconds without a change."""
     last, since = -1, time.monotonic()
     while True:
@@ -224,7 +224,7 @@ def _wait(job: _Survey, look: Callable[[], tuple[int, Any]], what: str) -> Any:
         time.sleep(_PAUSE)
 
 
-def _let_others_end(job: _Survey) -> None:
+def _let_others_end(job: _SurveyJob) -> None:
     """Wait for workers that are still in the folder, since removing the folder would make them fail.
 
     They have nothing left to do. A worker that hangs is not waited for.
@@ -235,7 +235,7 @@ def _let_others_end(job: _Survey) -> None:
         time.sleep(_PAUSE / 10)
 
 
-def _identity(job: _Survey) -> dict[str, Any]:
+def _survey_identity(job: _SurveyJob) -> dict[str, Any]:
     """Return the settings on which results depend, in plain values."""
     with job.source.open("rb") as file:
         # The head has the header. To read all of a large survey would take as long as to sort it.

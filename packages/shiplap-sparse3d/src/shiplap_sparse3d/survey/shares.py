@@ -17,22 +17,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from shiplap_sparse3d.beside import hand_over
-from shiplap_sparse3d.geometry import NOTHING, Recipe
+from shiplap_sparse3d.geometry import NOTHING, TableRecipe
 from shiplap_sparse3d.survey.buckets import Buckets, Grid
-from shiplap_sparse3d.survey.folder import Folder, Tile
+from shiplap_sparse3d.survey.folder import SurveyFolder, Tile
 from shiplap_sparse3d.survey.model import SurveyModel
-from shiplap_sparse3d.survey.predict import Asked, answered, asked, predicted, read_tile
+from shiplap_sparse3d.survey.predict import PreparedTile, predict_tile, prepare_tile, read_tile, run_network
 from shiplap_sparse3d.survey.tiles import Tiling
 
-__all__ = ["predict_tiles", "shares", "turns"]
+__all__ = ["predict_tiles", "share_tiles", "tiles_in_turn"]
 
 
-def shares(buckets: Buckets, tiling: Tiling, world: int) -> list[list[Tile]]:
+def share_tiles(buckets: Buckets, tiling: Tiling, world: int) -> list[list[Tile]]:
     """Return the tiles of each of ``world`` workers: equal amounts of work, and the same on every worker.
 
     The tile with most points goes to the worker that has fewest so far, and so on.
     """
-    costs = {tile: _cost(buckets, tiling, tile) for tile in buckets.tiles}
+    costs = {tile: _tile_cost(buckets, tiling, tile) for tile in buckets.tiles}
     tiles: list[list[Tile]] = [[] for _ in range(world)]
     sums = [0.0] * world
     for tile in sorted(costs, key=lambda tile: (-costs[tile], tile)):
@@ -42,7 +42,7 @@ def shares(buckets: Buckets, tiling: Tiling, world: int) -> list[list[Tile]]:
     return tiles
 
 
-def turns(folder: Folder, parts: list[list[Tile]], rank: int) -> Iterator[Tile]:
+def tiles_in_turn(folder: SurveyFolder, parts: list[list[Tile]], rank: int) -> Iterator[Tile]:
     """Return the tiles for worker ``rank``: those of its share, and later those that other workers have not begun.
 
     The worker's own tiles come first to last. Of the others it takes the last ones first, since their worker comes to
@@ -75,7 +75,7 @@ def turns(folder: Folder, parts: list[list[Tile]], rank: int) -> Iterator[Tile]:
     return begun()
 
 
-def _cost(buckets: Buckets, tiling: Tiling, tile: Tile) -> float:
+def _tile_cost(buckets: Buckets, tiling: Tiling, tile: Tile) -> float:
     """Return about how many points are in ``tile`` and its halo, by the part of each bucket that lies within."""
     total = 0.0
     for other in tiling.around(tile, 0):
@@ -89,7 +89,7 @@ def _cost(buckets: Buckets, tiling: Tiling, tile: Tile) -> float:
 
 def predict_tiles(
     model: SurveyModel,
-    folder: Folder,
+    folder: SurveyFolder,
     buckets: Buckets,
     grid: Grid,
     tiling: Tiling,
@@ -107,27 +107,27 @@ def predict_tiles(
     """
     given = model, folder, buckets, grid, tiling
     if model.device.type != "cpu" if ahead is None else ahead:
-        yield from _ahead(given, tiles)
+        yield from _predict_threaded(given, tiles)
         return
     for tile in tiles:
-        folder.write_result(tile, predicted(model, read_tile(*given, tile)))
+        folder.write_result(tile, predict_tile(model, read_tile(*given, tile)))
         yield tile
 
 
-Given = tuple[SurveyModel, Folder, Buckets, Grid, Tiling]
+PredictArguments = tuple[SurveyModel, SurveyFolder, Buckets, Grid, Tiling]
 
 
-def _ahead(given: Given, tiles: Iterable[Tile]) -> Iterator[Tile]:
+def _predict_threaded(given: PredictArguments, tiles: Iterable[Tile]) -> Iterator[Tile]:
     """Predict and write tiles for :func:`predict_tiles`, with threads."""
     model, folder, *_ = given
-    device, making = model.device, _Making(given)
+    device, making = model.device, _TileMaker(given)
     enter = (lambda: torch.cuda.set_device(device)) if device.type == "cuda" else None  # features may be made there
     with ThreadPoolExecutor(1, initializer=enter) as reader, ThreadPoolExecutor(1) as writer, making:
         written: deque[Future[None]] = deque()
         for tile, (question, made) in _read_ahead(reader, making, tiles):
             if made is not None:
                 hand_over(question.tensors, made, torch.cuda.current_stream(device))
-            answer = answered(model, question)
+            answer = run_network(model, question)
             making.tell(question.scene.voxels.geometry.recipe)
             written.append(writer.submit(lambda tile, answer: folder.write_result(tile, answer.result()), tile, answer))
             if len(written) > 2:  # so far the host may be ahead of the network, and the network of the disk
@@ -137,51 +137,51 @@ def _ahead(given: Given, tiles: Iterable[Tile]) -> Iterator[Tile]:
             write.result()
 
 
-class _Making:
+class _TileMaker:
     """The reader of tiles, which also sorts points into voxels and builds the tables that the tile before needed.
 
     On a GPU this runs in a stream of its own, beside the network. The second tile is not made before the network was
     launched for the first one, and before its tables are known.
     """
 
-    def __init__(self, given: Given) -> None:
+    def __init__(self, given: PredictArguments) -> None:
         self.given, device = given, given[0].device
         # A high priority: the small kernels of tables must not queue behind the network's.
         self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self.recipe, self.told, self.first = NOTHING, threading.Event(), True
 
-    def __call__(self, tile: Tile) -> tuple[Asked, torch.cuda.Event | None]:
+    def __call__(self, tile: Tile) -> tuple[PreparedTile, torch.cuda.Event | None]:
         """Return the network's input, and an event for its arrival, or None if it has arrived."""
         question = read_tile(*self.given, tile)
         if not self.first:
             self.told.wait()
         self.first = False
         if self.stream is None:
-            return asked(self.given[0], question, self.recipe), None
+            return prepare_tile(self.given[0], question, self.recipe), None
         with torch.cuda.stream(self.stream):
-            made = asked(self.given[0], question, self.recipe)
+            made = prepare_tile(self.given[0], question, self.recipe)
         return made, self.stream.record_event()
 
-    def tell(self, recipe: Recipe) -> None:
+    def tell(self, recipe: TableRecipe) -> None:
         """Store the tables that the network used, for the next tile."""
         self.recipe = recipe
         self.told.set()
 
-    def __enter__(self) -> _Making:
+    def __enter__(self) -> _TileMaker:
         return self
 
     def __exit__(self, *failure: object) -> None:
         self.told.set()  # the thread that reads must come to its end
 
 
-Made = tuple[Asked, torch.cuda.Event | None]
+MadeTile = tuple[PreparedTile, torch.cuda.Event | None]
 
 
 def _read_ahead(
-    reader: ThreadPoolExecutor, make: Callable[[Tile], Made], tiles: Iterable[Tile]
-) -> Iterator[tuple[Tile, Made]]:
+    reader: ThreadPoolExecutor, make: Callable[[Tile], MadeTile], tiles: Iterable[Tile]
+) -> Iterator[tuple[Tile, MadeTile]]:
     """Yield each tile as it was made, while the next one is being made."""
-    waiting: tuple[Tile, Future[Made]] | None = None
+    waiting: tuple[Tile, Future[MadeTile]] | None = None
     for tile in tiles:
         following = tile, reader.submit(make, tile)
         if waiting is not None:

@@ -9,13 +9,13 @@ from shiplap.plugin_api import error
 from shiplap_sparse3d.geometry import Triple
 from shiplap_sparse3d.survey.field import Field
 
-__all__ = ["Box", "Extent", "Tiling", "tiling"]
+__all__ = ["CellBox", "CellExtent", "Tiling", "tiling"]
 
 _SMALLEST = 128  # cells: below that, a tile is mostly halo
 
 
 @dataclass(frozen=True)
-class Extent:
+class CellExtent:
     """The cells that a survey covers, counted from coordinate 0, from ``low`` to ``high``, both inclusive."""
 
     low: Triple
@@ -23,7 +23,7 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class Box:
+class CellBox:
     """A part of the grid of cells: its first cell, and how many cells it has along each axis."""
 
     origin: Triple
@@ -46,19 +46,19 @@ class Tiling:
     origin: tuple[int, int]
     stride: Triple
 
-    def whole(self, extent: Extent) -> Box:
+    def whole(self, extent: CellExtent) -> CellBox:
         """Return the grid of the survey without tiles, which begins and ends at multiples of the stride."""
         # Strided layers group cells from the origin of the grid, so it has to be aligned.
         low = [lo // s * s for lo, s in zip(extent.low, self.stride, strict=True)]
         x, y, z = (-(-(high + 1 - lo) // s) * s for lo, high, s in zip(low, extent.high, self.stride, strict=True))
-        return Box((low[0], low[1], low[2]), (x, y, z))
+        return CellBox((low[0], low[1], low[2]), (x, y, z))
 
     def core(self, tile: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return first and last cell of ``tile`` along x and along y, the last one exclusive."""
         x, y = (start + index * self.size for start, index in zip(self.origin, tile, strict=True))
         return (x, x + self.size), (y, y + self.size)
 
-    def grid(self, tile: tuple[int, int], extent: Extent) -> Box:
+    def grid(self, tile: tuple[int, int], extent: CellExtent) -> CellBox:
         """Return the grid on which ``tile`` is predicted: its core and its halo, as far as the survey extends.
 
         Beyond the survey there is nothing, for a tile as for the untiled survey, so layers meet the same border.
@@ -70,7 +70,7 @@ class Tiling:
             first = max(whole.origin[axis], start - self.halo)
             last = min(whole.origin[axis] + whole.shape[axis], end + self.halo)
             origin[axis], shape[axis] = first, last - first
-        return Box((origin[0], origin[1], origin[2]), (shape[0], shape[1], shape[2]))
+        return CellBox((origin[0], origin[1], origin[2]), (shape[0], shape[1], shape[2]))
 
     def around(self, tile: tuple[int, int], cells: int) -> list[tuple[int, int]]:
         """Return the tiles that have a cell within ``halo + cells`` of ``tile``, itself among them."""

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from shiplap.plugin_api import error
 from shiplap.plugin_api.files import open_named, write_whole
-from shiplap_sparse3d.survey.buckets import Buckets, Grid, fill, finished
-from shiplap_sparse3d.survey.cloud import CHUNK, chunks, opened
-from shiplap_sparse3d.survey.folder import Folder, Tile
+from shiplap_sparse3d.survey.buckets import Buckets, Grid, fill_buckets, finished_buckets
+from shiplap_sparse3d.survey.cloud import CHUNK, open_cloud, read_chunks
+from shiplap_sparse3d.survey.folder import SurveyFolder, Tile
 from shiplap_sparse3d.survey.model import SurveyModel
 from shiplap_sparse3d.survey.predict import points_within, question_of
 from shiplap_sparse3d.survey.tiles import tiling
@@ -37,7 +37,7 @@ class Manifest:
     """
 
     model: SurveyModel
-    folder: Folder
+    folder: SurveyFolder
     buckets: Buckets
     grid: Grid
     tile: int | None
@@ -98,18 +98,18 @@ def prepare(
             belongs to another survey.
         CommandError: SL602 for a folder that everybody can write, or that holds links.
     """
-    source, place = Path(source), Folder(Path(folder))
+    source, place = Path(source), SurveyFolder(Path(folder))
     tiles = tiling(model.field, tile, halo)
-    with opened(source) as reader:
+    with open_cloud(source) as reader:
         grid = Grid(tuple(reader.header.scales), tuple(reader.header.offsets), model.voxel)
         total = reader.header.point_count
     place.enter()
     place.claim({"training": str(total), "tile": tiles.size, "halo": tiles.halo, "voxel": list(model.voxel)})
-    buckets = finished(place, total) or fill(place, source, grid, tiles, CHUNK, progress)
+    buckets = finished_buckets(place, total) or fill_buckets(place, source, grid, tiles, CHUNK, progress)
     if not place.classes.exists() or place.classes.stat().st_size != total:
         draft = place.classes.with_suffix(".part")
-        with draft.open("wb") as file, opened(source) as reader:
-            for points in chunks(reader, source):
+        with draft.open("wb") as file, open_cloud(source) as reader:
+            for points in read_chunks(reader, source):
                 file.write(np.asarray(points["classification"]).astype(np.uint8).tobytes())
         draft.replace(place.classes)
     return Manifest(model, place, buckets, grid, tile, halo)
@@ -161,21 +161,24 @@ def train(
     workers = rank_and_world() if workers is None else workers
     net, path = manifest.model.net, Path(checkpoint)
     optimizer = torch.optim.AdamW(net.parameters(), rate)
-    first = _load(path, net, optimizer)
+    first = _load_checkpoint(path, net, optimizer)
     losses: list[float] = []
-    with _group(workers, manifest.model.device) as wrap:
-        run = wrap(_Logits(manifest.model))
+    with _process_group(workers, manifest.model.device) as wrap:
+        run = wrap(_LogitsModule(manifest.model))
         net.train()
         for epoch in range(first, epochs):
             order = epoch_order(manifest.buckets.tiles, epoch, seed, workers)
-            steps = [_step(run, optimizer, manifest, tile) for tile in _shown(order, epoch, epochs, losses, progress)]
+            steps = [
+                _train_step(run, optimizer, manifest, tile)
+                for tile in _report_progress(order, epoch, epochs, losses, progress)
+            ]
             losses.append(sum(steps) / max(1, len(steps)))
             if workers[0] == 0:
-                _save(path, net, optimizer, epoch + 1)
+                _save_checkpoint(path, net, optimizer, epoch + 1)
     return losses
 
 
-class _Logits(nn.Module):
+class _LogitsModule(nn.Module):
     """The network behind the voxels of points as a module, as ``DistributedDataParallel`` requires."""
 
     def __init__(self, model: SurveyModel) -> None:
@@ -187,7 +190,7 @@ class _Logits(nn.Module):
         return self._model[0].forward(cells, feats, grid)
 
 
-def _shown(
+def _report_progress(
     order: list[Tile], epoch: int, epochs: int, losses: list[float], progress: Callable[[int, int, float], None]
 ) -> Iterator[Tile]:
     for number, tile in enumerate(order):
@@ -195,7 +198,7 @@ def _shown(
         yield tile
 
 
-def _step(run: nn.Module, optimizer: torch.optim.Optimizer, manifest: Manifest, tile: Tile) -> float:
+def _train_step(run: nn.Module, optimizer: torch.optim.Optimizer, manifest: Manifest, tile: Tile) -> float:
     device = manifest.model.device
     cells, feats, grid, labels = manifest.batch(tile)
     logits = run(cells.to(device), feats.to(device), grid)
@@ -208,7 +211,7 @@ def _step(run: nn.Module, optimizer: torch.optim.Optimizer, manifest: Manifest, 
 
 
 @contextmanager
-def _group(workers: tuple[int, int], device: torch.device) -> Iterator[Callable[[nn.Module], nn.Module]]:
+def _process_group(workers: tuple[int, int], device: torch.device) -> Iterator[Callable[[nn.Module], nn.Module]]:
     """Yield the function that makes a module average its gradients over the workers."""
     if workers[1] == 1:
         yield lambda module: module
@@ -225,7 +228,7 @@ def _group(workers: tuple[int, int], device: torch.device) -> Iterator[Callable[
             dist.destroy_process_group()
 
 
-def _save(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
+def _save_checkpoint(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> None:
     import io
 
     content = io.BytesIO()
@@ -234,7 +237,7 @@ def _save(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, epoch: i
     write_whole(path, content.getvalue())
 
 
-def _load(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def _load_checkpoint(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Return the epoch to begin with; 0 without a checkpoint."""
     if not path.exists():
         return 0

@@ -24,7 +24,7 @@ from shiplap_testing import interpreted as interpreted  # it says that Triton is
 from tests.sparse3d.scenes import scene
 
 ops.conv.templates["cpu"] = []
-cuda.attach("cpu")
+cuda.attach_templates("cpu")
 geometry.wants_sorted = lambda tensor: True  # as on a GPU
 inductor.should_assume_input_aligned = lambda example: True  # type: ignore[attr-defined]
 ahead: list[str] = []

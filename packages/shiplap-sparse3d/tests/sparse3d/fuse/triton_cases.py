@@ -20,7 +20,7 @@ from torch import Tensor
 
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
-from shiplap.declare.kernel import Terms
+from shiplap.declare.kernel import KernelTerms
 from shiplap.inductor import fusion_choices
 from shiplap.kernels.triton.template_kernel import TemplateKernel
 from shiplap_sparse3d import ops
@@ -53,7 +53,7 @@ def error(got: Tensor, want: Tensor) -> float:
 def alone(op: sl.Op, args: tuple[Any, ...], **config: Any) -> Tensor:
     """The op's template as a kernel of its own."""
     template = dataclasses.replace(op.templates["cpu"][0], configs=({**TILE, **config},))
-    call, kernel = op.bind(args), TemplateKernel(op.spec, Terms(template.name, "cpu", template), template)
+    call, kernel = op.bind(args), TemplateKernel(op.spec, KernelTerms(template.name, "cpu", template), template)
     serving = kernel.serving(call)
     assert not isinstance(serving, str), serving
     return serving.run(call)[0]
@@ -149,7 +149,7 @@ def planted_bug() -> None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    cuda.attach("cpu")
+    cuda.attach_templates("cpu")
     for op in (ops.conv, ops.conv_weight_grad):
         op.templates["cpu"] = [
             dataclasses.replace(t, configs=(TILE,), default=True) for t in op.templates["cpu"] if t.language == "triton"

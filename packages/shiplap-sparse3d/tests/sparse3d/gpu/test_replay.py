@@ -19,8 +19,8 @@ TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-5}
 
 @pytest.fixture(scope="module", autouse=True)
 def built():
-    replay.build(ops.conv)
-    assert replay.state() == "native"
+    replay.build_replay_library(ops.conv)
+    assert replay.replay_state_text() == "native"
 
 
 def shell(n: int, edge: int = 24) -> sparse3d.Plan:
@@ -126,7 +126,7 @@ def test_a_recording_holds_no_memory():
         plan.conv(*args)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
-    tuned_choices.forget()
+    tuned_choices.forget_derived_choices()
     for _ in range(3):
         plan.conv(*args)
     assert torch.cuda.memory_allocated() == before

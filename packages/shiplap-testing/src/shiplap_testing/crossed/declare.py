@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shiplap.sampling.run import quiet
+from shiplap.sampling.run import suppress_warnings
 from shiplap_testing.build import compile_c
 from shiplap_testing.crossed.declared import NATIVE, Declared
 from shiplap_testing.crossed.faults import plant
@@ -41,7 +41,7 @@ def declare(cases: Sequence[Declared], folder: Path, device: str = "cpu") -> Mad
     made = Made()
     for case in cases:
         try:
-            with quiet():
+            with suppress_warnings():
                 made.ops[case.seed] = declare_one(case, folder, device, made)
         except Exception as e:
             where = made.refused if refusal_id(e) else made.raised
@@ -104,7 +104,7 @@ def _compile(cases: Sequence[Declared], made: Made, folder: Path, device: str, b
 
     for case in native:
         try:
-            with quiet():
+            with suppress_warnings():
                 bindings.build(made.ops[case.seed])
         except Exception as e:
             if id := refusal_id(e):

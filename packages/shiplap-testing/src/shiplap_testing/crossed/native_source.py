@@ -150,9 +150,9 @@ __attribute__((unused)) static double sum_of_floats(const double* t, int64_t n) 
 
 def c_function(case: Declared, spec: Any) -> str:
     """The kernel of ``case`` as a C or CUDA C++ function. ``spec`` says in which order its parameters come."""
-    from shiplap.codegen import prototype
+    from shiplap.codegen import c_prototype
 
-    name, shown = op_name(case), prototype(spec)
+    name, shown = op_name(case), c_prototype(spec)
     tensors = [a.name for a in spec.tensors]
     outs = [n for n, _, _ in results(case)]
     given = {o.name: p.name for o, p in zip(spec.outputs, [p for p in shown if p.role == "output"], strict=True)}

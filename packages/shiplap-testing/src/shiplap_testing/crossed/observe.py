@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.sampling.compare import Reduction, close
+from shiplap.sampling.compare import Reduction, compare_within_tolerance
 from shiplap_testing.crossed.arguments import Arguments, flat_tensors
 
 Function = Callable[..., Any]
@@ -122,7 +122,7 @@ def long_strides(t: Tensor) -> list[int]:
 def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: int) -> str:
     triples = [t for t in zip(got, own, wide, strict=True) if isinstance(t[1], Tensor)]
     mine, theirs, exact = ([t[i].cpu() for t in triples] for i in range(3))
-    return close(mine, theirs, exact, Reduction(terms)).problem
+    return compare_within_tolerance(mine, theirs, exact, Reduction(terms)).problem
 
 
 def _gradient_difference(

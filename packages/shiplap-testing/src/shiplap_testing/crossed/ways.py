@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shiplap import torch_private
-from shiplap.sampling.run import quiet
+from shiplap.sampling.run import suppress_warnings
 from shiplap_testing.crossed.arguments import Arguments, flat_tensors
 from shiplap_testing.crossed.declared import Declared
 from shiplap_testing.crossed.observe import Function, Observed, difference, directions, flat, long_strides, observe
@@ -541,7 +541,7 @@ def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str
     """``(outcome, detail)``: "met", "refused" with an id, "inapplicable", "differs" or "raised"."""
     torch.manual_seed(case.seed)
     try:
-        with quiet():
+        with suppress_warnings():
             problem = WAYS[way](Calls(op, case, device))
     except NotMetError as e:
         return "inapplicable", str(e)

@@ -22,10 +22,10 @@ SLACK, ALIGN = 4096, 64  # bytes around every buffer: a kernel that reads a litt
 # The size of the buffer for the message of a kernel.
 ERROR_BYTES = 1024
 WARM, LEAST, MOST = 32, 64, 20_000  # calls
-INTEGERS: dict[str, Any] = {"int64": ctypes.c_int64, "int32": ctypes.c_int32, "double": ctypes.c_double}
+C_NUMBER_TYPES: dict[str, Any] = {"int64": ctypes.c_int64, "int32": ctypes.c_int32, "double": ctypes.c_double}
 
 
-class Tensor(ctypes.Structure):
+class DLTensorStruct(ctypes.Structure):
     """The struct ``DLTensor``."""
 
     _fields_ = (
@@ -42,7 +42,7 @@ class Tensor(ctypes.Structure):
     )
 
 
-class Context(ctypes.Structure):
+class CContext(ctypes.Structure):
     """The struct ``sl_context``."""
 
     _fields_ = (
@@ -78,7 +78,7 @@ class HeapInfo(ctypes.Structure):
     )
 
 
-class Call:
+class CFunctionCall:
     """A call with its memory. All buffers live as long as this object."""
 
     def __init__(self, function: Any, spec: dict[str, Any]) -> None:
@@ -89,7 +89,7 @@ class Call:
         config = spec.get("config", [])
         values = self.buffer(b"".join(v.to_bytes(8, sys.byteorder, signed=True) for v in config)) if config else None
         error = ctypes.addressof(self.error)
-        context = Context(1, 1, None, room, spec["workspace"], error, ERROR_BYTES, values, len(config))
+        context = CContext(1, 1, None, room, spec["workspace"], error, ERROR_BYTES, values, len(config))
         self.kept.append(context)
         arguments = [self.value(v) for v in spec["arguments"]]
         self.arguments = (ctypes.c_void_p(ctypes.addressof(context)), *arguments)
@@ -110,7 +110,7 @@ class Call:
         if kind == "tensor":
             sizes = (ctypes.c_int64 * 8)(*v["shape"], *[1] * (8 - len(v["shape"])))
             steps = (ctypes.c_int64 * 8)(*v["strides"], *[0] * (8 - len(v["strides"])))
-            tensor = Tensor(
+            tensor = DLTensorStruct(
                 self.buffer(base64.b64decode(v["data"])),
                 1,
                 0,
@@ -124,11 +124,11 @@ class Call:
             )
             self.kept += [sizes, steps, tensor]
             return ctypes.c_void_p(ctypes.addressof(tensor))
-        if kind in INTEGERS:
-            return INTEGERS[kind](v["value"])
+        if kind in C_NUMBER_TYPES:
+            return C_NUMBER_TYPES[kind](v["value"])
         if kind == "string":
             return ctypes.c_char_p(v["value"].encode())
-        array = (INTEGERS[kind.removesuffix("s")] * max(1, len(v["value"])))(*v["value"])
+        array = (C_NUMBER_TYPES[kind.removesuffix("s")] * max(1, len(v["value"])))(*v["value"])
         self.kept.append(array)
         return ctypes.c_void_p(ctypes.addressof(array))
 
@@ -137,7 +137,7 @@ class Call:
         return status
 
 
-def heap() -> Callable[[], int]:
+def make_heap_counter() -> Callable[[], int]:
     """Return a function that returns the bytes given out by malloc. The function always returns 0 where glibc does not
     report them.
     """
@@ -155,7 +155,7 @@ def heap() -> Callable[[], int]:
     return used
 
 
-def resident() -> int:
+def count_resident_bytes() -> int:
     """Return the bytes of memory that this process occupies."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -163,7 +163,7 @@ def resident() -> int:
         return 0
 
 
-def descriptors() -> int:
+def count_open_files() -> int:
     """Return the number of open files of this process."""
     try:
         return len(os.listdir("/proc/self/fd"))
@@ -171,7 +171,7 @@ def descriptors() -> int:
         return 0
 
 
-def watch(call: Call, seconds: float, used: Callable[[], int]) -> dict[str, Any]:
+def measure_leaks(call: CFunctionCall, seconds: float, used: Callable[[], int]) -> dict[str, Any]:
     """Return the status of the call, and the memory and files that each repetition leaves behind. Of two rounds the
     better one counts.
     """
@@ -187,20 +187,25 @@ def watch(call: Call, seconds: float, used: Callable[[], int]) -> dict[str, Any]
         return usage
     rounds = []
     for _ in range(2):
-        before = used(), resident(), descriptors()
+        before = used(), count_resident_bytes(), count_open_files()
         for _ in range(repeat):
             call()
-        rounds.append([(b - a) / repeat for a, b in zip(before, (used(), resident(), descriptors()), strict=True)])
+        rounds.append(
+            [
+                (b - a) / repeat
+                for a, b in zip(before, (used(), count_resident_bytes(), count_open_files()), strict=True)
+            ]
+        )
     # A leak shows in both rounds, a cache that fills or a thread that starts in one.
     usage["heap"], usage["resident"], usage["files"] = map(min, *rounds)
     return usage
 
 
-def main() -> None:
+def run_task() -> None:
     """Read the task from stdin, make its calls, and write their results."""
     task = json.load(sys.stdin)
     function = getattr(ctypes.CDLL(task["library"], mode=os.RTLD_LOCAL | os.RTLD_NOW), task["symbol"])
-    function.restype, used = ctypes.c_int, heap()
+    function.restype, used = ctypes.c_int, make_heap_counter()
 
     def say(**what: Any) -> None:
         sys.stdout.write(json.dumps(what) + "\n")
@@ -208,9 +213,9 @@ def main() -> None:
 
     for index, spec in task["calls"]:
         say(call=index)
-        call = Call(function, spec)
-        say(call=index, **watch(call, task["seconds"], used))
+        call = CFunctionCall(function, spec)
+        say(call=index, **measure_leaks(call, task["seconds"], used))
 
 
 if __name__ == "__main__":
-    main()
+    run_task()

@@ -1,6 +1,6 @@
 """Capture a call into a CUDA graph over static buffers, replay the graph, and track free device memory.
 
-A capture that fails leaves torch's allocator, generator and current stream in the middle of it. ``record`` restores all
+A capture that fails leaves torch's allocator, generator and current stream in the middle of it. ``record_cuda_graph`` restores all
 three, so that a check may fail a capture on purpose and continue.
 """
 
@@ -19,9 +19,9 @@ from torch import Tensor
 from shiplap import torch_private
 from shiplap.sampling.case import tree_map
 from shiplap.sampling.layouts import clone_exactly
-from shiplap.sampling.run import last_line, tensors
+from shiplap.sampling.run import error_line, tensors_among
 
-NODES = {  # cudaGraphNodeType
+GRAPH_NODE_KINDS = {  # cudaGraphNodeType
     0: "kernel",
     1: "memcpy",
     2: "memset",
@@ -31,18 +31,18 @@ NODES = {  # cudaGraphNodeType
     10: "memory allocation",
     11: "memory release",
 }
-POISON = 0xFF  # NaN in every floating dtype, -1 in every signed integer
-SMALL = 1 << 20
-PART = 1 << 24
-MOST_POISON = 1 << 30  # bytes; a process that has more lying free is not the one that an audit runs in
+POISON_BYTE = 0xFF  # NaN in every floating dtype, -1 in every signed integer
+SMALL_SEGMENT_BYTES = 1 << 20
+COMPARED_BYTES = 1 << 24
+MOST_POISONED_BYTES = 1 << 30  # bytes; a process that has more lying free is not the one that an audit runs in
 
 
-class CaptureFailure(Exception):
+class CaptureError(Exception):
     """A failed capture, with the error of the call or of CUDA."""
 
 
 @dataclass(frozen=True)
-class Copy:
+class CopyNode:
     """A memcpy node: ``size`` bytes from one address to another, at every replay."""
 
     source: int
@@ -51,7 +51,7 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Recording:
+class GraphRecording:
     """A captured call: the graph, its input buffers, its results, and its nodes."""
 
     graph: torch.cuda.CUDAGraph
@@ -59,7 +59,7 @@ class Recording:
     args: tuple[Any, ...]
     outs: tuple[Tensor, ...]
     nodes: Counter[str]
-    copies: tuple[Copy, ...]
+    copies: tuple[CopyNode, ...]
     allocations: int
 
     def replay(self, args: tuple[Any, ...] | None = None) -> tuple[Tensor, ...]:
@@ -68,14 +68,14 @@ class Recording:
         """
         with on_stream(self.stream):
             if args is not None:
-                fill(self.args, args)
+                copy_into_buffers(self.args, args)
             self.graph.replay()
         return self.outs
 
 
-def fill(buffers: tuple[Any, ...], args: tuple[Any, ...]) -> None:
+def copy_into_buffers(buffers: tuple[Any, ...], args: tuple[Any, ...]) -> None:
     """Copy the values of ``args`` into ``buffers`` of the same shapes."""
-    for buffer, value in zip(tensors(buffers), tensors(args), strict=True):
+    for buffer, value in zip(tensors_among(buffers), tensors_among(args), strict=True):
         buffer.copy_(value)
 
 
@@ -101,13 +101,13 @@ def no_synchronisation() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def record(
+def record_cuda_graph(
     call: Callable[[tuple[Any, ...]], tuple[Tensor, ...]],
     args: tuple[Any, ...],
     stream: torch.cuda.Stream,
     pool: Any = None,
     mode: str = "global",
-) -> Recording:
+) -> GraphRecording:
     """Capture ``call`` on copies of ``args`` on ``stream``. Raises CaptureFailure with the reason where a capture is
     not possible.
 
@@ -121,32 +121,32 @@ def record(
     outs: tuple[Tensor, ...] = ()
     with on_stream(stream):
         graph.capture_begin(pool=handle, capture_error_mode=mode)
-        before = _allocations(stream)
+        before = _count_allocations(stream)
         try:
             outs = call(static)
         except Exception as e:
-            failure = last_line(e)
+            failure = error_line(e)
         try:
             graph.capture_end()
         except RuntimeError as e:
-            failure = failure or last_line(e)
+            failure = failure or error_line(e)
             # A failed capture leaves the allocator recording into the pool; later captures would fail, too.
             torch_private.abandon_capture(stream.device_index, handle)
     if failure:
-        raise CaptureFailure(failure)
-    made = _allocations(stream) - before
-    nodes, copies = _nodes(graph)
+        raise CaptureError(failure)
+    made = _count_allocations(stream) - before
+    nodes, copies = _nodes_and_copies(graph)
     if mode == "global":  # torch 2.11 on CUDA 13 crashes over a graph with addresses that cudaFree has taken back
         graph.instantiate()
-    return Recording(graph, stream, static, outs, nodes, copies, made)
+    return GraphRecording(graph, stream, static, outs, nodes, copies, made)
 
 
-def _allocations(stream: torch.cuda.Stream) -> int:
+def _count_allocations(stream: torch.cuda.Stream) -> int:
     """Return the number of allocations on the device so far."""
     return int(torch.cuda.memory_stats(stream.device).get("allocation.all.allocated", 0))
 
 
-def _nodes(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[Copy, ...]]:
+def _nodes_and_copies(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[CopyNode, ...]]:
     """Return the number of nodes of each kind, and the copies. Both are empty where the runtime library is not found by
     its usual name.
     """
@@ -164,13 +164,17 @@ def _nodes(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[Copy, ...]]
     runtime.cudaGraphGetNodes(raw, nodes, ctypes.byref(count))
     for node in nodes[: count.value]:
         runtime.cudaGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind))
-        kinds[NODES.get(kind.value, f"type {kind.value}")] += 1
-        if node and NODES.get(kind.value) == "memcpy" and (copy := _copy(runtime, node)) is not None:
+        kinds[GRAPH_NODE_KINDS.get(kind.value, f"type {kind.value}")] += 1
+        if (
+            node
+            and GRAPH_NODE_KINDS.get(kind.value) == "memcpy"
+            and (copy := _read_copy_node(runtime, node)) is not None
+        ):
             copies.append(copy)
     return kinds, tuple(copies)
 
 
-class _Memcpy(ctypes.Structure):
+class _MemcpyParams(ctypes.Structure):
     """The struct ``cudaMemcpy3DParms``, with its nested structs written out."""
 
     _fields_ = (
@@ -187,14 +191,14 @@ class _Memcpy(ctypes.Structure):
     )
 
 
-def _copy(runtime: Any, node: int) -> Copy | None:
+def _read_copy_node(runtime: Any, node: int) -> CopyNode | None:
     """Return the addresses and the size of a memcpy node, or None where the runtime does not return them."""
-    params = _Memcpy()
+    params = _MemcpyParams()
     if runtime.cudaGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(params)):
         return None
     # A copy of one dim has 0 or 1 as height and depth.
     width, height, depth = params.extent
-    return Copy(params.source or 0, params.target or 0, width * max(1, height) * max(1, depth))
+    return CopyNode(params.source or 0, params.target or 0, width * max(1, height) * max(1, depth))
 
 
 class Canaries:
@@ -206,8 +210,10 @@ class Canaries:
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)
-        self.held = [_poisoned(size, stream, device) for size, stream in _free_blocks(device)]
-        self.host = [torch.full((1 << e,), POISON, dtype=torch.uint8, pin_memory=True) for e in range(17) for _ in "12"]
+        self.held = [_poison_block(size, stream, device) for size, stream in _free_blocks(device)]
+        self.host = [
+            torch.full((1 << e,), POISON_BYTE, dtype=torch.uint8, pin_memory=True) for e in range(17) for _ in "12"
+        ]
         torch.cuda.synchronize(device)
 
     def damaged(self) -> int:
@@ -215,13 +221,13 @@ class Canaries:
 
         The memory is compared in parts, since torch makes eight bytes of each byte that it counts.
         """
-        return sum(int((part != POISON).sum()) for t in self.held for part in t.split(PART))
+        return sum(int((part != POISON_BYTE).sum()) for t in self.held for part in t.split(COMPARED_BYTES))
 
 
-def _poisoned(size: int, stream: int, device: torch.device) -> Tensor:
+def _poison_block(size: int, stream: int, device: torch.device) -> Tensor:
     """Return a block of memory on ``stream``, filled with the pattern."""
     with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device)):
-        return torch.full((size,), POISON, dtype=torch.uint8, device=device)
+        return torch.full((size,), POISON_BYTE, dtype=torch.uint8, device=device)
 
 
 def _free_blocks(device: torch.device) -> list[tuple[int, int]]:
@@ -236,18 +242,18 @@ def _free_blocks(device: torch.device) -> list[tuple[int, int]]:
             continue
         for block in segment["blocks"]:
             left = block["size"] if block["state"] == "inactive" else 0
-            most = SMALL if segment["segment_type"] == "small" else left
+            most = SMALL_SEGMENT_BYTES if segment["segment_type"] == "small" else left
             while left > 0:
                 addresses.append((min(left, most), segment["stream"]))
                 left -= most
     total, chosen = 0, []
     for size, stream in sorted(addresses):  # small ones are the likelier to be anybody's scratch
-        if (total := total + size) <= MOST_POISON:
+        if (total := total + size) <= MOST_POISONED_BYTES:
             chosen.append((size, stream))
     return chosen[::-1]
 
 
-def hold(stream: torch.cuda.Stream) -> torch.cuda.Event:
+def delay_stream(stream: torch.cuda.Stream) -> torch.cuda.Event:
     """Delay a stream by some milliseconds, and return the event at the end of the delay.
 
     Work that waits for the event runs late. Work that forgets to wait runs early and is detected.

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from shiplap.audit.finding import Finding
-from shiplap.audit.target import script
+from shiplap.audit.target import write_reproducer
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError
-from shiplap.kernels.triton.interpreter_budget import TooLong
-from shiplap.sampling.case import Case, describe, tree_map
+from shiplap.kernels.triton.interpreter_budget import LaunchTooLong
+from shiplap.sampling.case import SampleCase, describe_arguments, tree_map
 from shiplap.sampling.ledger import Ledger, varied_axes
-from shiplap.sampling.run import last_line, needs_builder, reference, unwritten
+from shiplap.sampling.run import error_line, needs_builder, reference_effects, why_reference_missing
 from shiplap.sampling.samples import Samples
 
-OUT_OF_BUDGET = "out of budget_s"
+OUT_OF_BUDGET_TEXT = "out of budget_s"
 SHRINK_S, SMALL = 2.0, 8  # seconds spent on a smaller failing sample; sizes up to this are small enough
 
 
@@ -41,7 +41,7 @@ class Observation:
 
 
 @dataclass
-class Subject:
+class AuditSubject:
     """The op under audit, with its samples."""
 
     op: Op
@@ -49,13 +49,13 @@ class Subject:
     deadline: float = float("inf")
     failed: set[str] = field(default_factory=set)
     raised: dict[str, str] = field(default_factory=dict)  # error → the check that reports it
-    begins: Callable[[Check, Case | None], None] = lambda check, case: None
-    looked: Callable[[str, Case], None] = lambda check, case: None
+    begins: Callable[[Check, SampleCase | None], None] = lambda check, case: None
+    looked: Callable[[str, SampleCase], None] = lambda check, case: None
     lethal: dict[str, str] = field(default_factory=dict)  # sample → the check in which it ended the process
     ledger: Ledger = field(default_factory=Ledger)
 
     @cached_property
-    def first(self) -> Case:
+    def first(self) -> SampleCase:
         """The base sample."""
         return self.samples.build(self.samples.base)
 
@@ -65,7 +65,7 @@ class Subject:
         return self.op.spec.name
 
 
-def _always(op: Op) -> str:
+def _never_skip(op: Op) -> str:
     """Return an empty text: the check applies to every op."""
     return ""
 
@@ -95,13 +95,13 @@ class Check:
 
     name: str
     observes: str
-    observe: Callable[[Op, Case], Observation]
-    cases: Callable[[Samples], Iterable[Case]]
+    observe: Callable[[Op, SampleCase], Observation]
+    cases: Callable[[Samples], Iterable[SampleCase]]
     fix: str
     order: int = 0
-    skips: Callable[[Op], str] = _always
+    skips: Callable[[Op], str] = _never_skip
     needs: tuple[str, ...] = ()
-    sequence: Callable[[Op, list[Case]], Observation] | None = None
+    sequence: Callable[[Op, list[SampleCase]], Observation] | None = None
     error: str = "largest error {:.2g} of the tolerance"
     symbol: str = "CHECK"
     patience: float = 15.0
@@ -109,7 +109,7 @@ class Check:
     obligations: tuple[str, ...] = ("value",)
     varies: tuple[str, ...] = ()
 
-    def run(self, subject: Subject) -> Finding:
+    def run(self, subject: AuditSubject) -> Finding:
         """Observe every case, and return the finding. The smallest failing case becomes the finding."""
         # A check that builds on a failed one would report the same fault in other words.
         broken = [name for name in self.needs if name in subject.failed]
@@ -117,7 +117,7 @@ class Check:
             return Finding(self.name, "incomplete", subject.name, f"says nothing while {broken[0]} fails")
         if reason := self.skips(subject.op):
             return Finding(self.name, "skip", subject.name, reason)
-        tally = _Tally(self, subject)
+        tally = _CheckTally(self, subject)
         for case in self.cases(subject.samples):
             if time.monotonic() > subject.deadline:
                 tally.cut = True
@@ -130,71 +130,73 @@ class Check:
         subject.begins(self, None)
         # A series with a failing sample, or cut short, would repeat the failure or miss the evidence.
         if self.sequence and tally.seen and not tally.failed and not tally.cut:
-            tally.add(None, _guarded(self.sequence, subject.op, tally.seen))
+            tally.add(None, _observe_guarded(self.sequence, subject.op, tally.seen))
         return tally.finding()
 
-    def _once(self, subject: Subject, case: Case) -> Observation:
+    def _once(self, subject: AuditSubject, case: SampleCase) -> Observation:
         """Observe one sample. An error that an earlier check reports already is set aside."""
         try:
             return self.observe(subject.op, case)
-        except TooLong as e:
+        except LaunchTooLong as e:
             return Observation(skip=str(e))
         except Exception as e:
-            if missing := unwritten(e) or _unimplemented(e):
+            if missing := why_reference_missing(e) or _why_unimplemented(e):
                 return Observation(missed=missing)
             # One error of the call itself is reported once, and not by each check.
-            key = e.id if isinstance(e, ShiplapError) else last_line(e)
-            if needs_builder(subject.op) and (why := _refusal(subject.op, case)):
+            key = e.id if isinstance(e, ShiplapError) else error_line(e)
+            if needs_builder(subject.op) and (why := _why_reference_refuses(subject.op, case)):
                 return Observation(skip=f"generated integers mean nothing here, declare @op.samples: {why}")
             reporter = subject.raised.setdefault(key, self.name)
             if reporter != self.name:
-                return Observation(missed=f"the call itself fails, see {reporter}: {last_line(e)}")
-            return Observation(f"raised {last_line(e)}")
+                return Observation(missed=f"the call itself fails, see {reporter}: {error_line(e)}")
+            return Observation(f"raised {error_line(e)}")
 
-    def look(self, op: Op, case: Case) -> Observation:
+    def look(self, op: Op, case: SampleCase) -> Observation:
         """Call ``observe``, and turn an exception into a problem."""
-        return _guarded(self.observe, op, case)
+        return _observe_guarded(self.observe, op, case)
 
     def replay(self, op: Op, seed: int, device: str = "cpu") -> Observation:
         """Return the observation of ``sequence`` on the samples of an audit with this seed."""
         assert self.sequence is not None
         cases = [c for c in self.cases(Samples(op, seed, device)) if not self.look(op, c).skip]
-        return _guarded(self.sequence, op, cases)
+        return _observe_guarded(self.sequence, op, cases)
 
 
-def _refusal(op: Op, case: Case) -> str:
+def _why_reference_refuses(op: Op, case: SampleCase) -> str:
     """Return the error with which the reference refuses a sample, empty where it computes it.
 
     A row number into no rows is a guess of the generator, and no fault of the op. The reference runs on the CPU, since
     a row number out of range would end the process on another device.
     """
     try:
-        reference(op, tree_map(lambda t: t.cpu(), case.args))
+        reference_effects(op, tree_map(lambda t: t.cpu(), case.args))
     except Exception as e:
-        return last_line(e)
+        return error_line(e)
     return ""
 
 
-def _unimplemented(e: Exception) -> str:
+def _why_unimplemented(e: Exception) -> str:
     """Return a text if torch has no kernel for a dtype: then no wrong value was computed, and nothing is proven
     either.
     """
-    text = last_line(e)
+    text = error_line(e)
     return f"{text}: narrow the declaration's dtypes" if "\" not implemented for '" in text else ""
 
 
-def _guarded(observe: Callable[..., Observation], *args: object) -> Observation:
+def _observe_guarded(observe: Callable[..., Observation], *args: object) -> Observation:
     """Return the observation of a function, with an exception as a problem."""
     try:
         return observe(*args)
-    except TooLong as e:
+    except LaunchTooLong as e:
         return Observation(skip=str(e))
     except Exception as e:
-        missing = unwritten(e)
-        return Observation(missed=missing) if missing else Observation(problem=f"raised {last_line(e)}")
+        missing = why_reference_missing(e)
+        return Observation(missed=missing) if missing else Observation(problem=f"raised {error_line(e)}")
 
 
-def _shrunk(check: Check, subject: Subject, case: Case, observation: Observation) -> tuple[Case, Observation]:
+def _shrink_failure(
+    check: Check, subject: AuditSubject, case: SampleCase, observation: Observation
+) -> tuple[SampleCase, Observation]:
     """Return a smaller sample that fails too. Each size on its own is halved, then lowered by one, while the sample
     still fails.
     """
@@ -220,20 +222,20 @@ def _shrunk(check: Check, subject: Subject, case: Case, observation: Observation
 
 
 @dataclass
-class _Tally:
+class _CheckTally:
     """The observations of one check so far."""
 
     check: Check
-    subject: Subject
-    seen: list[Case] = field(default_factory=list)
-    failed: list[tuple[Case | None, Observation]] = field(default_factory=list)
+    subject: AuditSubject
+    seen: list[SampleCase] = field(default_factory=list)
+    failed: list[tuple[SampleCase | None, Observation]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: float = 0.0
     cut: bool = False
 
-    def add(self, case: Case | None, observation: Observation) -> None:
+    def add(self, case: SampleCase | None, observation: Observation) -> None:
         """Add the observation of one sample, or of the series of samples where ``case`` is None."""
         if observation.missed:
             self.missed.append(observation.missed)
@@ -254,7 +256,7 @@ class _Tally:
             self.notes.append(observation.note)
         self.error = max(self.error, observation.error)
 
-    def _record(self, case: Case, observation: Observation) -> None:
+    def _record(self, case: SampleCase, observation: Observation) -> None:
         """Record the cells of the ledger that a sample belongs to."""
         check, ledger = self.check, self.subject.ledger
         axes = (*varied_axes(case, self.subject.first), *check.varies, *observation.axes)
@@ -274,7 +276,9 @@ class _Tally:
             reason = self.skipped[0] if self.skipped else "the declaration admits no such sample"
             return Finding(check.name, "skip", subject.name, reason)
         if not self.seen:
-            return Finding(check.name, "incomplete", subject.name, self.missed[0] if self.missed else OUT_OF_BUDGET)
+            return Finding(
+                check.name, "incomplete", subject.name, self.missed[0] if self.missed else OUT_OF_BUDGET_TEXT
+            )
         evidence = [check.observes, *self.notes]
         if self.error:
             evidence.append(check.error.format(self.error))
@@ -283,7 +287,7 @@ class _Tally:
         if self.missed:
             evidence.append(f"{len(self.missed)} samples not looked at ({self.missed[0]})")
         if self.cut:
-            evidence.append(f"stopped early: {OUT_OF_BUDGET}")
+            evidence.append(f"stopped early: {OUT_OF_BUDGET_TEXT}")
         count = f"{len(self.seen)} sample{'s' if len(self.seen) > 1 else ''}, seed {samples.seed}"
         whole = not self.cut and not self.missed
         return Finding(check.name, "ok" if whole else "incomplete", subject.name, "; ".join(evidence), input=count)
@@ -294,10 +298,14 @@ class _Tally:
         # The smallest sample is the easiest to debug.
         case, observation = min(self.failed, key=lambda f: f[0].numel if f[0] else 0)
         if case is not None:
-            case, observation = _shrunk(check, subject, case, observation)
+            case, observation = _shrink_failure(check, subject, case, observation)
         total = len(self.seen)
         evidence = f"{observation.problem} (in {len(self.failed)} of {total} samples)" if case else observation.problem
-        where = f"{describe(subject.op, case)}; {case.label}; seed {samples.seed}" if case else f"seed {samples.seed}"
+        where = (
+            f"{describe_arguments(subject.op, case)}; {case.label}; seed {samples.seed}"
+            if case
+            else f"seed {samples.seed}"
+        )
         return Finding(
             check.name,
             "fail",
@@ -305,7 +313,7 @@ class _Tally:
             evidence,
             input=where,
             fix=observation.fix or check.fix,
-            reproducer=script(
+            reproducer=write_reproducer(
                 subject.op, check.name, case.label if case else None, samples.seed, str(samples.device), check.symbol
             ),
         )

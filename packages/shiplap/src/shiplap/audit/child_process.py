@@ -1,7 +1,7 @@
 """Run untrusted code in a child process under limits, and keep every event that the child sent before it ended.
 
 ``stream(work)`` forks a child that runs ``work(send)``. Events arrive as JSON lines. A child that crashes, exits, waits
-for ever, computes for ever or fills the memory ends in a ``Death`` with the cause. The fork is cheap, since torch is
+for ever, computes for ever or fills the memory ends in a ``ChildDeath`` with the cause. The fork is cheap, since torch is
 imported already. The work runs on a thread of the child's own, because the OpenMP threads that served the forking
 thread do not exist there.
 """
@@ -27,17 +27,17 @@ from typing import IO, Any
 import torch
 
 from shiplap import torch_private
-from shiplap.sandbox.proc_filesystem import resident, stat_fields
+from shiplap.sandbox.proc_filesystem import resident_bytes, stat_fields
 
-Event = dict[str, Any]
-Send = Callable[[Event], None]
+ChildEvent = dict[str, Any]
+SendEvent = Callable[[ChildEvent], None]
 # Short enough for a prompt end, long enough not to take time from the child.
-POLL_S = 0.02
-STACK = 64 << 20  # bytes: as much as a main thread usually has, and some
+POLL_SECONDS = 0.02
+STACK_BYTES = 64 << 20  # bytes: as much as a main thread usually has, and some
 
 
 @dataclass(frozen=True)
-class Limits:
+class ChildLimits:
     """The resources that a child may use.
 
     Attributes:
@@ -53,7 +53,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Death:
+class ChildDeath:
     """The way in which an unfinished child ended, in words, and the last line that it wrote to stderr."""
 
     how: str
@@ -75,10 +75,10 @@ def can_isolate(device: str = "cpu") -> bool:
         return False
     if torch.cuda.is_initialized() or torch.device(device).type != "cpu":
         return False
-    return torch.version.cuda is None or _differentiates()
+    return torch.version.cuda is None or _can_differentiate_in_fork()
 
 
-def _differentiates() -> bool:
+def _can_differentiate_in_fork() -> bool:
     """Whether autograd works in a fork of this process. Only a call in a fork shows it."""
     child = os.fork()
     if child == 0:
@@ -94,24 +94,26 @@ def _differentiates() -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-def stream(work: Callable[[Send], None], limits: Limits | None = None) -> Iterator[Event | Death]:
-    """Yield the events that ``work`` sends from its child, and a ``Death`` if the child ended before its work did."""
-    limits = limits or Limits()
+def stream_events(
+    work: Callable[[SendEvent], None], limits: ChildLimits | None = None
+) -> Iterator[ChildEvent | ChildDeath]:
+    """Yield the events that ``work`` sends from its child, and a ``ChildDeath`` if the child ended before its work did."""
+    limits = limits or ChildLimits()
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as output:
         child = os.fork()
         if child == 0:
             os.close(reading)
-            _serve(work, writing, output)
+            _run_child(work, writing, output)
         os.close(writing)
         try:
-            yield from _Watch(child, reading, limits, output).events()
+            yield from _ChildWatch(child, reading, limits, output).events()
         finally:
-            _kill(child)
+            _kill_child(child)
             os.close(reading)
 
 
-def _serve(work: Callable[[Send], None], writing: int, output: IO[bytes]) -> None:
+def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes]) -> None:
     """Run ``work`` in the child. This function never returns."""
     status = 1
     try:
@@ -128,7 +130,7 @@ def _serve(work: Callable[[Send], None], writing: int, output: IO[bytes]) -> Non
         torch_private.forget_compile_threads()
         lock = threading.Lock()
 
-        def send(event: Event) -> None:
+        def send(event: ChildEvent) -> None:
             line = json.dumps(event).encode() + b"\n"
             with lock:
                 while line:
@@ -145,7 +147,7 @@ def _serve(work: Callable[[Send], None], writing: int, output: IO[bytes]) -> Non
                 send({"kind": "raised", "text": f"{type(e).__name__}: {e}"[:400]})
 
         # The setting is for this thread alone. Threads that the work starts get the usual stack.
-        before = threading.stack_size(STACK)
+        before = threading.stack_size(STACK_BYTES)
         thread = threading.Thread(target=run)
         thread.start()
         threading.stack_size(before)
@@ -154,37 +156,37 @@ def _serve(work: Callable[[Send], None], writing: int, output: IO[bytes]) -> Non
         os._exit(status)
 
 
-class _Watch:
+class _ChildWatch:
     """The parent's side of a child: its events, its processor time and its memory."""
 
-    def __init__(self, child: int, reading: int, limits: Limits, output: IO[bytes]) -> None:
+    def __init__(self, child: int, reading: int, limits: ChildLimits, output: IO[bytes]) -> None:
         self.child, self.reading, self.limits, self.output = child, reading, limits, output
         self.rest = b""
-        self.base = resident(child)
+        self.base = resident_bytes(child)
         self.busy_s, self.idle_s = limits.busy_s, limits.idle_s
         self.since = self.moved = time.monotonic()
         self.began = self.used = 0.0
 
-    def events(self) -> Iterator[Event | Death]:
+    def events(self) -> Iterator[ChildEvent | ChildDeath]:
         """Yield the events of the child, and its death if it does not finish."""
         while True:
-            ready, _, _ = select.select([self.reading], [], [], POLL_S)
+            ready, _, _ = select.select([self.reading], [], [], POLL_SECONDS)
             if not ready:
                 if reason := self._over():
-                    _kill(self.child)
-                    yield Death(reason, self._last_words())
+                    _kill_child(self.child)
+                    yield ChildDeath(reason, self._last_words())
                     return
                 continue
             chunk = os.read(self.reading, 1 << 16)
             if not chunk:
-                yield Death(self._ending(), self._last_words())
+                yield ChildDeath(self._ending(), self._last_words())
                 return
             for line in self._lines(chunk):
                 event = json.loads(line)
                 if event["kind"] == "done":
                     return
                 if event["kind"] == "raised":
-                    yield Death(f"raised {event['text']}", self._last_words())
+                    yield ChildDeath(f"raised {event['text']}", self._last_words())
                     return
                 self._heard(event)
                 yield event
@@ -195,19 +197,19 @@ class _Watch:
         *lines, self.rest = (self.rest + chunk).split(b"\n")
         return lines
 
-    def _heard(self, event: Event) -> None:
+    def _heard(self, event: ChildEvent) -> None:
         """Apply the limits of an event, and restart the clocks."""
         self.busy_s = float(event.get("patience", self.limits.busy_s))
         self.idle_s = float(event.get("quiet", self.limits.idle_s))
-        self.began = self.used = _seconds(self.child)
+        self.began = self.used = _processor_seconds(self.child)
 
     def _over(self) -> str:
         """Return the limit that the child has passed as text, empty where there is none."""
         # The child shares the parent's pages, so only its growth counts.
-        if resident(self.child) - self.base > self.limits.memory:
+        if resident_bytes(self.child) - self.base > self.limits.memory:
             return f"memory exhausted: more than {self.limits.memory / 2**30:.3g} GiB resident"
         now = time.monotonic()
-        used = _seconds(self.child)
+        used = _processor_seconds(self.child)
         if used - self.began > self.busy_s:
             return f"hangs: {self.busy_s:g} s of processor time and no end"
         if used > self.used:
@@ -236,7 +238,7 @@ class _Watch:
         return lines[-1][:200] if lines else ""
 
 
-def _kill(child: int) -> None:
+def _kill_child(child: int) -> None:
     """Kill the child and its session, and wait for its end."""
     # The group first. The child alone is left if it died before it could make a session of its own.
     for kill in (os.killpg, os.kill):
@@ -246,7 +248,7 @@ def _kill(child: int) -> None:
         os.waitpid(child, 0)
 
 
-def _seconds(pid: int | str) -> float:
+def _processor_seconds(pid: int | str) -> float:
     """Return the processor time of a process in seconds."""
     fields = stat_fields(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0

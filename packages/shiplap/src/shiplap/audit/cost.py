@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from shiplap import torch_private
-from shiplap.audit.capture import CaptureFailure, on_stream, record
+from shiplap.audit.capture import CaptureError, on_stream, record_cuda_graph
 from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError
 from shiplap.kernels.c.declaration import CKernel
-from shiplap.sampling.case import Case, describe
-from shiplap.sampling.run import call, last_line, quiet, split
+from shiplap.sampling.case import SampleCase, describe_arguments
+from shiplap.sampling.run import call_op, error_line, split_arguments, suppress_warnings
 from shiplap.sampling.samples import Samples
 
 # An odd number of rounds has one median.
@@ -53,23 +53,25 @@ class CostCard:
     notes: tuple[str, ...] = ()
 
 
-def cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
+def measure_cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
     """Measure one op on its smallest plain sample, without gradients. Resets Dynamo; takes some seconds."""
     notes: list[str] = []
-    with quiet(), torch.no_grad():
+    with suppress_warnings(), torch.no_grad():
         samples = Samples(op, seed, device)
         # The smallest sample: the card shows overhead, which larger ones would hide.
         case = samples.build(samples.base)
-        binding = _binding(op, torch.device(device).type, notes)
-        positional, named = split(op.spec, case.fresh())
-        eager = _per_call(lambda: op(*positional, **named), device)
-        raw = _raw(op, case, notes)
-        compiled = _attempt("compiled", lambda: _compiled(op, case, notes), notes)
-        captured = _attempt("captured", lambda: _captured(op, case), notes)
-    return CostCard(op.spec.name, device, describe(op, case), binding, raw, eager, compiled, captured, tuple(notes))
+        binding = _describe_binding(op, torch.device(device).type, notes)
+        positional, named = split_arguments(op.spec, case.fresh())
+        eager = _nanoseconds_per_call(lambda: op(*positional, **named), device)
+        raw = _measure_raw(op, case, notes)
+        compiled = _measure_or_note("compiled", lambda: _measure_compiled(op, case, notes), notes)
+        captured = _measure_or_note("captured", lambda: _measure_captured(op, case), notes)
+    return CostCard(
+        op.spec.name, device, describe_arguments(op, case), binding, raw, eager, compiled, captured, tuple(notes)
+    )
 
 
-def _per_call(run: Callable[[], Any], device: str) -> float:
+def _nanoseconds_per_call(run: Callable[[], Any], device: str) -> float:
     """Return the median nanoseconds of a call, the device's own time included."""
     # Kernels run asynchronously; without the wait only their launches would be timed.
     wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
@@ -78,11 +80,11 @@ def _per_call(run: Callable[[], Any], device: str) -> float:
     repeats, spent = 1, 0.0
     # The number of repeats doubles until a round is long enough for the clock.
     while spent < ROUND_S and repeats < 1 << 20:
-        repeats, spent = 2 * repeats, _timed(run, 2 * repeats, wait)
-    return statistics.median(_timed(run, repeats, wait) / repeats for _ in range(ROUNDS)) * 1e9
+        repeats, spent = 2 * repeats, _time_repeats(run, 2 * repeats, wait)
+    return statistics.median(_time_repeats(run, repeats, wait) / repeats for _ in range(ROUNDS)) * 1e9
 
 
-def _timed(run: Callable[[], Any], repeats: int, wait: Callable[[], None]) -> float:
+def _time_repeats(run: Callable[[], Any], repeats: int, wait: Callable[[], None]) -> float:
     """Return the seconds of ``repeats`` calls."""
     wait()
     began = time.perf_counter()
@@ -92,20 +94,20 @@ def _timed(run: Callable[[], Any], repeats: int, wait: Callable[[], None]) -> fl
     return time.perf_counter() - began
 
 
-def _attempt(what: str, measure: Callable[[], float], notes: list[str]) -> float | None:
+def _measure_or_note(what: str, measure: Callable[[], float], notes: list[str]) -> float | None:
     """Return a measurement, or None with a note where it raises."""
     try:
         return measure()
     except Exception as e:  # the card shows what there is
-        notes.append(f"{what}: {e if isinstance(e, _Absent) else last_line(e)}")
+        notes.append(f"{what}: {e if isinstance(e, _NotMeasurable) else error_line(e)}")
         return None
 
 
-class _Absent(Exception):
+class _NotMeasurable(Exception):
     """The reason why there is nothing to measure."""
 
 
-def _binding(op: Op, device: str, notes: list[str]) -> str:
+def _describe_binding(op: Op, device: str, notes: list[str]) -> str:
     """Return the implementation of the timed calls. A native binding is built first, so that it does not appear in the
     middle of a measurement.
     """
@@ -124,17 +126,17 @@ def _binding(op: Op, device: str, notes: list[str]) -> str:
     return which
 
 
-def _raw(op: Op, case: Case, notes: list[str]) -> float | None:
+def _measure_raw(op: Op, case: SampleCase, notes: list[str]) -> float | None:
     """Time the C function from inside a call through the Python binding: there all its arguments are alive."""
     device = torch.device(case.device).type
     kernel = next((k for k in op.kernels.get(device, ()) if isinstance(k, CKernel)), None)
     if kernel is None:
         notes.append("raw: no C ABI kernel")
         return None
-    return kernel.timed(op.bind(case.fresh()), lambda function: _per_call(function, case.device))
+    return kernel.timed(op.bind(case.fresh()), lambda function: _nanoseconds_per_call(function, case.device))
 
 
-def _link(op: Op) -> tuple[int, int] | None:
+def _chainable_pair(op: Op) -> tuple[int, int] | None:
     """Return ``(argument, output)`` of the same declared type, or None. With such a pair calls can be chained, each on
     the result of the last.
     """
@@ -145,11 +147,11 @@ def _link(op: Op) -> tuple[int, int] | None:
     return None
 
 
-def _chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[Any]]:
+def _make_chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[Any]]:
     """Return a function of ``length`` calls, chained where possible, else each on arguments of its own (never
     merged).
     """
-    link = _link(op)
+    link = _chainable_pair(op)
 
     def program(groups: list[tuple[Any, ...]]) -> list[Any]:
         results, previous = [], None
@@ -157,39 +159,43 @@ def _chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[Any]]:
             args = list(group)
             if link and previous is not None:
                 args[link[0]] = previous[link[1]]
-            previous = call(op, tuple(args))
+            previous = call_op(op, tuple(args))
             results.append(previous)
         return results[-1:] if link else results
 
     return program
 
 
-def _groups(op: Op, case: Case, length: int) -> list[tuple[Any, ...]]:
+def _arguments_of_chain(op: Op, case: SampleCase, length: int) -> list[tuple[Any, ...]]:
     """Return the arguments of each call of a chain. A chain that is linked shares them."""
     shared = case.fresh()
-    return [shared if _link(op) else case.fresh() for _ in range(length)]
+    return [shared if _chainable_pair(op) else case.fresh() for _ in range(length)]
 
 
-def _compiled(op: Op, case: Case, notes: list[str]) -> float:
+def _measure_compiled(op: Op, case: SampleCase, notes: list[str]) -> float:
     """Time a call inside a compiled function."""
     took = []
     with torch_private.data_dependent_sizes():
         for length in (1, CHAIN):
             torch_private.reset_compiler()
-            compiled = torch.compile(_chain(op, length), fullgraph=True, dynamic=False)
-            groups = _groups(op, case, length)
-            took.append(_per_call(partial(compiled, groups), case.device))
+            compiled = torch.compile(_make_chain(op, length), fullgraph=True, dynamic=False)
+            groups = _arguments_of_chain(op, case, length)
+            took.append(_nanoseconds_per_call(partial(compiled, groups), case.device))
     torch_private.reset_compiler()
-    if not _link(op):
+    if not _chainable_pair(op):
         notes.append("compiled: calls on arguments of their own, so the guards on those are in it")
     return max(0.0, (took[1] - took[0]) / (CHAIN - 1))
 
 
-def _captured(op: Op, case: Case) -> float:
+def _measure_captured(op: Op, case: SampleCase) -> float:
     """Time a call inside a replayed CUDA graph."""
     if not case.device.startswith("cuda"):
-        raise _Absent("graphs are captured on a CUDA device")
-    stream, groups, program = torch.cuda.Stream(case.device), _groups(op, case, GRAPHED), _chain(op, GRAPHED)
+        raise _NotMeasurable("graphs are captured on a CUDA device")
+    stream, groups, program = (
+        torch.cuda.Stream(case.device),
+        _arguments_of_chain(op, case, GRAPHED),
+        _make_chain(op, GRAPHED),
+    )
 
     def run(_: Any) -> tuple[Tensor, ...]:
         return tuple(t for outs in program(groups) for t in outs)
@@ -197,7 +203,7 @@ def _captured(op: Op, case: Case) -> float:
     with on_stream(stream):
         run(())
     try:
-        recording = record(run, (), stream)
-    except CaptureFailure as e:
-        raise _Absent(str(e)) from None
-    return _per_call(recording.graph.replay, case.device) / GRAPHED
+        recording = record_cuda_graph(run, (), stream)
+    except CaptureError as e:
+        raise _NotMeasurable(str(e)) from None
+    return _nanoseconds_per_call(recording.graph.replay, case.device) / GRAPHED

@@ -12,28 +12,28 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
-from shiplap.audit.checks import CHECKS, load
-from shiplap.audit.child_process import Death, Limits, can_isolate, stream
+from shiplap.audit.checks import CHECKS, load_check
+from shiplap.audit.child_process import ChildDeath, ChildLimits, can_isolate, stream_events
 from shiplap.audit.cost import CostCard
 from shiplap.audit.finding import Finding
 from shiplap.audit.report import Report, make_report
-from shiplap.audit.session import Plan, repeat, session
-from shiplap.audit.target import script
+from shiplap.audit.session import AuditPlan, repeat_sample, run_session
+from shiplap.audit.target import write_reproducer
 from shiplap.dispatch import Op
 from shiplap.errors import error
 from shiplap.kernels.triton.kernel import LaunchedKernel
 from shiplap.sampling.ledger import Ledger
-from shiplap.sampling.recipe import Recipe
-from shiplap.sampling.run import last_line
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.run import error_line
 
 # The default keeps an audit short enough to be run before a commit.
-BUDGET_S = 300.0
+DEFAULT_BUDGET_SECONDS = 300.0
 MOST_DEATHS = 4  # of one op, after which the rest of its checks is left
-RETRY = Limits(busy_s=5.0, idle_s=3.0)  # for a sample that has ended one process already
+RETRY_LIMITS = ChildLimits(busy_s=5.0, idle_s=3.0)  # for a sample that has ended one process already
 # Each try may end another process, so the time is limited.
-SHRINK_S = 8.0
+SHRINK_SECONDS = 8.0
 
-Looked = Callable[[str, dict[str, Any]], None]
+ExaminedCallback = Callable[[str, dict[str, Any]], None]
 
 
 def audit(
@@ -43,11 +43,11 @@ def audit(
     seed: int | None = None,
     device: str | None = None,
     samples: Callable[..., tuple[Any, ...]] | None = None,
-    budget_s: float = BUDGET_S,
+    budget_s: float = DEFAULT_BUDGET_SECONDS,
     progress: Callable[[Finding], None] | None = None,
-    looked: Looked | None = None,
+    looked: ExaminedCallback | None = None,
     isolate: bool | None = None,
-    limits: Limits | None = None,
+    limits: ChildLimits | None = None,
 ) -> Report:
     """Compare ``op`` with its declaration and its reference on generated samples. Returns a report with all findings.
 
@@ -84,28 +84,28 @@ def audit(
             fix='declare what it should do: @sl.op(...), or @sl.adopt("namespace::name")',
         )
     # Names are checked before any sample runs.
-    names = tuple(load(name).name if ":" not in name else name for name in (CHECKS if checks is None else checks))
+    names = tuple(load_check(name).name if ":" not in name else name for name in (CHECKS if checks is None else checks))
     device = device or "cpu"
     seed = secrets.randbelow(2**31) if seed is None else seed
-    plan = Plan(names, seed, device, time.monotonic() + budget_s, budget_s, samples)
-    run = _Audit(op, plan, progress, looked, limits or Limits())
+    plan = AuditPlan(names, seed, device, time.monotonic() + budget_s, budget_s, samples)
+    run = _AuditRun(op, plan, progress, looked, limits or ChildLimits())
     if can_isolate(device) if isolate is None else isolate:
         run.isolated()
     else:
-        session(op, plan, run.handle)
+        run_session(op, plan, run.handle)
     return make_report(op.spec.name, run.findings, tuple(name.partition(":")[0] for name in names), run.ledger)
 
 
-class _Audit:
+class _AuditRun:
     """An audit in progress: its findings so far, and the check and sample that the child runs."""
 
     def __init__(
         self,
         op: Op,
-        plan: Plan,
+        plan: AuditPlan,
         progress: Callable[[Finding], None] | None,
-        looked: Looked | None,
-        limits: Limits,
+        looked: ExaminedCallback | None,
+        limits: ChildLimits,
     ) -> None:
         self.op, self.plan, self.limits = op, plan, limits
         self.progress, self.looked = progress, looked
@@ -118,8 +118,8 @@ class _Audit:
         """Run children, one after another, until every check has a finding."""
         while self.plan.checks:
             death = None
-            for event in stream(lambda send: session(self.op, self.plan, send), self.limits):
-                if isinstance(event, Death):
+            for event in stream_events(lambda send: run_session(self.op, self.plan, send), self.limits):
+                if isinstance(event, ChildDeath):
                     death = event
                 else:
                     self.handle(event)
@@ -155,13 +155,13 @@ class _Audit:
         if self.progress is not None:
             self.progress(finding)
 
-    def _died(self, death: Death) -> None:
+    def _died(self, death: ChildDeath) -> None:
         """Record that the check at work ended its process. The sample at work is repeated alone and shrunk."""
         self.deaths += 1
         seed, device = self.plan.seed, self.plan.device
         name = self.check if self.check != "samples" else self.plan.checks[0].partition(":")[0]
         label, how = self.label, str(death)
-        slow = death.how.startswith("hangs") and _interpreted(self.op)
+        slow = death.how.startswith("hangs") and _has_interpreted_kernel(self.op)
         if label:
             # Later children skip this sample, so that one crash costs one process.
             self.plan = replace(self.plan, lethal={**self.plan.lethal, label: name})
@@ -169,12 +169,12 @@ class _Audit:
             how += "" if smaller else "; this sample alone does not do it: what came before has a part in it"
             label = smaller or label
         where = f"{label}; seed {seed}" if label else f"seed {seed}"
-        text = script(self.op, name, label, seed, device) if label else ""
+        text = write_reproducer(self.op, name, label, seed, device) if label else ""
         if slow:  # a loop without an end and a slow interpreter look alike
             how = f"{death}: Triton's interpreter runs the kernel, and is slow; audit on a GPU for this sample"
             self._add(Finding(name, "incomplete", self.op.spec.name, how, where))
         else:
-            self._add(Finding(name, "fail", self.op.spec.name, how, where, _fix(death), text))
+            self._add(Finding(name, "fail", self.op.spec.name, how, where, _fix_for_death(death), text))
         if self.deaths >= MOST_DEATHS:
             for rest in self.plan.checks:
                 reason = f"not looked at: {self.deaths} processes have died"
@@ -182,13 +182,13 @@ class _Audit:
 
     def _smallest(self, check: str, label: str) -> str:
         """Return the smallest sample found that ends a process by itself, empty if this one does not."""
-        end = time.monotonic() + SHRINK_S
+        end = time.monotonic() + SHRINK_SECONDS
         if not self._ends(check, label):
             return ""
         moved = True
         while moved and time.monotonic() < end:
             moved = False
-            recipe = Recipe.parse(label)
+            recipe = SampleRecipe.parse(label)
             for size_name, size in recipe.sizes:
                 smaller = str(recipe.but(sizes={size_name: size // 2})) if type(size) is int and size > 1 else ""
                 if smaller and time.monotonic() < end and self._ends(check, smaller):
@@ -198,17 +198,17 @@ class _Audit:
 
     def _ends(self, check: str, label: str) -> bool:
         """Whether a sample alone ends a process."""
-        events = stream(lambda send: repeat(self.op, self.plan, check, label, send), RETRY)
-        return any(isinstance(e, Death) and not e.how.startswith("raised") for e in events)
+        events = stream_events(lambda send: repeat_sample(self.op, self.plan, check, label, send), RETRY_LIMITS)
+        return any(isinstance(e, ChildDeath) and not e.how.startswith("raised") for e in events)
 
 
-def _interpreted(op: Op) -> bool:
+def _has_interpreted_kernel(op: Op) -> bool:
     """Whether Triton's interpreter runs a kernel of the op."""
     kernels = [k for each in op.kernels.values() for k in each]
     return any(isinstance(k, LaunchedKernel) and k.interpreted for k in kernels)
 
 
-def _fix(death: Death) -> str:
+def _fix_for_death(death: ChildDeath) -> str:
     """Return the fix for the cause of a death."""
     if death.how.startswith("memory"):
         return "free what a call has allocated, and allocate no more than the sizes of the arguments ask for"
@@ -219,20 +219,20 @@ def _fix(death: Death) -> str:
     return "mask the tail of the last tile, and compute addresses from the sizes and strides of the arguments"
 
 
-def card_of(op: Op, device: str, measure: Callable[..., CostCard]) -> CostCard | str:
+def measure_cost_isolated(op: Op, device: str, measure: Callable[..., CostCard]) -> CostCard | str:
     """Return the cost card of an op, measured in a process of its own, or the reason why it cannot be measured."""
     if not can_isolate(device):
         try:
             return measure(op, device=device)
         except Exception as e:
-            return last_line(e)
+            return error_line(e)
 
     def work(send: Callable[[dict[str, Any]], None]) -> None:
         send({"kind": "case", "patience": 300})
         send({"kind": "card", "card": asdict(measure(op, device=device))})
 
-    for event in stream(work):
-        if isinstance(event, Death):
+    for event in stream_events(work):
+        if isinstance(event, ChildDeath):
             return event.how.removeprefix("raised ")
         if event["kind"] == "card":
             return CostCard(**{**event["card"], "notes": tuple(event["card"]["notes"])})

@@ -8,32 +8,32 @@ import torch
 from torch import Tensor
 
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case
-from shiplap.sampling.run import is_float8, tensors
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.run import is_float8, tensors_among
 
-MANY = 1 << 20  # elements beyond which values are not looked at
+MOST_EXAMINED_ELEMENTS = 1 << 20  # elements beyond which values are not looked at
 
 
-def seen_of(op: Op, case: Case) -> dict[str, Any]:
+def describe_inputs(op: Op, case: SampleCase) -> dict[str, Any]:
     """Return plain data: label, sizes, dtypes, values and layouts as they are, and the optional arguments that are
     absent.
     """
-    values = tensors(case.args)
+    values = tensors_among(case.args)
     return {
         "label": case.label,
         "sizes": {k: str(v) for k, v in case.recipe.sizes},
         "dtypes": sorted({str(t.dtype).removeprefix("torch.") for t in values}),
-        "values": sorted({fact for t in values for fact in _values(t)}),
-        "layouts": sorted({_layout(t) for t in values}),
+        "values": sorted({fact for t in values for fact in _facts_of_values(t)}),
+        "layouts": sorted({_layout_name(t) for t in values}),
         "absent": [a.name for a, v in zip(op.spec.args, case.args, strict=True) if a.tensor and v is None],
     }
 
 
-def _values(t: Tensor) -> list[str]:
+def _facts_of_values(t: Tensor) -> list[str]:
     """Return the facts about values that a kernel may depend on."""
     if t.numel() == 0:
         return ["none"]
-    if t.numel() > MANY or t.is_complex() or is_float8(t) or t.dtype == torch.bool:
+    if t.numel() > MOST_EXAMINED_ELEMENTS or t.is_complex() or is_float8(t) or t.dtype == torch.bool:
         return []
     if not t.is_floating_point():
         wide = t.to(torch.int64)
@@ -55,7 +55,7 @@ def _values(t: Tensor) -> list[str]:
     return [name for name, holds in {**facts, **sizes}.items() if bool(holds)]
 
 
-def _layout(t: Tensor) -> str:
+def _layout_name(t: Tensor) -> str:
     """Return the name of a tensor's layout."""
     if t.is_contiguous():
         return "offset" if t.storage_offset() else "contiguous"

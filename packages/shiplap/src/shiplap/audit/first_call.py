@@ -13,55 +13,57 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case
-from shiplap.sampling.compare import bitwise
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.compare import bitwise_difference
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import run
+from shiplap.sampling.run import run_op
 
-LOADING = (
+CHANGED_BY_LOADING = (
     *("threads", "open files", "the environment", "the recursion limit", "the module search path"),
     *("warning filters", "signal handlers", "locale", "NumPy's floating point errors"),
 )
 
 
 @dataclass(frozen=True)
-class First:
+class FirstCall:
     """The sample of the first call, its effects, and its changes to the process, with the states around it.
 
     ``loaded`` are changes that a loaded library may make as well: only a call that makes them again is at fault.
     """
 
-    case: Case
+    case: SampleCase
     got: tuple[Tensor, ...]
     changed: tuple[tuple[str, Any, Any], ...]
     loaded: tuple[tuple[str, Any, Any], ...] = ()
 
 
-_FIRST: WeakKeyDictionary[Op, First] = WeakKeyDictionary()
+_FIRST_CALLS: WeakKeyDictionary[Op, FirstCall] = WeakKeyDictionary()
 
 
-def first_call(op: Op, case: Case, state: Callable[[], dict[str, Any]]) -> First:
+def make_first_call(op: Op, case: SampleCase, state: Callable[[], dict[str, Any]]) -> FirstCall:
     """Call ``op`` on ``case`` between two readings of ``state``, or return the first call of this process if it was
     made already.
     """
-    if (known := _FIRST.get(op)) is not None:
+    if (known := _FIRST_CALLS.get(op)) is not None:
         return known
     before = state()
-    got = run(op, case)
+    got = run_op(op, case)
     after = state()
     # State that was empty before, such as that of NumPy, comes from an import and not from the op.
     moved = [(n, before[n], after[n]) for n in before if n in after and before[n] != after[n] and before[n] != ""]
-    changed, loaded = (tuple(m for m in moved if (m[0] in LOADING) is which) for which in (False, True))
-    made = _FIRST[op] = First(case, got, changed, loaded)
+    changed, loaded = (tuple(m for m in moved if (m[0] in CHANGED_BY_LOADING) is which) for which in (False, True))
+    made = _FIRST_CALLS[op] = FirstCall(case, got, changed, loaded)
     return made
 
 
-def was_wrong(op: Op) -> str:
+def why_first_call_was_wrong(op: Op) -> str:
     """Return the fault of the first call's result, if the same call is right by now."""
-    first = _FIRST.get(op)
+    first = _FIRST_CALLS.get(op)
     if first is None:
         return ""
     problem = against_reference(op, first.case, first.got).problem
-    later = run(op, first.case) if problem else first.got
-    alike = not bitwise(later, first.got) if [t.shape for t in later] == [t.shape for t in first.got] else False
+    later = run_op(op, first.case) if problem else first.got
+    alike = (
+        not bitwise_difference(later, first.got) if [t.shape for t in later] == [t.shape for t in first.got] else False
+    )
     return "" if not problem or alike or against_reference(op, first.case, later).problem else problem

@@ -12,7 +12,7 @@ from torch import Tensor
 NONE, PAGE = 0, mmap.PAGESIZE
 
 
-def guarded(t: Tensor, *, after: bool) -> Tensor:
+def copy_beside_guard(t: Tensor, *, after: bool) -> Tensor:
     """Return a contiguous copy of ``t`` whose last byte is the last one before a page that cannot be read or written,
     or whose first byte is the first one behind such a page.
 

@@ -12,7 +12,7 @@ from shiplap.declare.code_walk import libraries_used
 from shiplap.dispatch import Op
 
 
-def packages(op: Op) -> dict[str, str]:
+def versions_of_packages_used(op: Op) -> dict[str, str]:
     """Distribution → version, for the packages whose code the op uses."""
     modules = libraries_used(op, op.sampler)
     owners = packages_distributions()
@@ -25,7 +25,7 @@ def packages(op: Op) -> dict[str, str]:
     return versions
 
 
-def libraries() -> dict[str, str]:
+def digests_of_op_libraries() -> dict[str, str]:
     """Libraries that registered operators in this process, by name. An adopted op may come from any of them."""
     paths = sorted(Path(p) for p in torch.ops.loaded_libraries)
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in paths if p.is_file()}

@@ -14,20 +14,22 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-COMMAND = "compute-sanitizer"
+SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+SANITIZER_COMMAND = "compute-sanitizer"
 # Lines that the script prints. The prefix keeps them apart from output of the op itself.
 SAMPLE, DONE = "shiplap-sample: ", "shiplap-done: "
-PREFIX = "========= "
-FAULT = re.compile(
+REPORT_PREFIX = "========= "
+FAULT_TITLE = re.compile(
     r"(Invalid |Misaligned |Uninitialized |Error: |Warning: Race|Barrier error|Illegal |Fatal |Stack |Device-side )"
 )
-SUMMARY = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) error)")
-UNUSABLE = re.compile(r"(Device not supported|not supported on|Unable to|Failed to initialize|requires|Internal error)")
+SUMMARY_LINE = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) error)")
+UNUSABLE_LINE = re.compile(
+    r"(Device not supported|not supported on|Unable to|Failed to initialize|requires|Internal error)"
+)
 
 
 @dataclass
-class Fault:
+class SanitizerFault:
     """A record of the report: its first line, its details without host frames, and the sample that ran."""
 
     title: str
@@ -39,7 +41,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Report:
+class SanitizerReport:
     """The result of a run.
 
     Attributes:
@@ -51,7 +53,7 @@ class Report:
         last_line: the last line on stderr.
     """
 
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[SanitizerFault, ...] = ()
     errors: int = 0
     samples: int = 0
     finished: bool = False
@@ -59,17 +61,19 @@ class Report:
     last_line: str = ""
 
 
-def command() -> str | None:
+def find_sanitizer() -> str | None:
     """Return the path of the tool: on PATH, below CUDA_HOME, or beside nvcc, or None."""
     nvcc = shutil.which("nvcc")
     folders = [f"{home}/bin" for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
     folders += [str(Path(nvcc).resolve().parent)] if nvcc else []
-    return shutil.which(COMMAND) or shutil.which(COMMAND, path=os.pathsep.join(folders) or os.devnull)
+    return shutil.which(SANITIZER_COMMAND) or shutil.which(
+        SANITIZER_COMMAND, path=os.pathsep.join(folders) or os.devnull
+    )
 
 
-def version() -> str:
+def sanitizer_version() -> str:
     """Return the version, ``2025.3.1.0``, or an empty text where there is no tool."""
-    path = command()
+    path = find_sanitizer()
     if path is None:
         return ""
     try:
@@ -80,11 +84,13 @@ def version() -> str:
     return match[1] if match else ""
 
 
-def run(script: list[str], tool: str, timeout_s: float, env: dict[str, str] | None = None) -> Report:
+def run_under_sanitizer(
+    script: list[str], tool: str, timeout_s: float, env: dict[str, str] | None = None
+) -> SanitizerReport:
     """Run ``script`` under ``tool`` for at most ``timeout_s`` seconds, then kill all processes that it started."""
-    path = command()
+    path = find_sanitizer()
     if path is None:
-        return Report(problem=f"{COMMAND} is not on PATH (it comes with the CUDA toolkit)")
+        return SanitizerReport(problem=f"{SANITIZER_COMMAND} is not on PATH (it comes with the CUDA toolkit)")
     options = ["--tool", tool, "--print-limit", "100", "--target-processes", "application-only"]
     quiet = ["--report-api-errors", "no"] if tool == "memcheck" else []  # torch probes with calls that may fail
     child = subprocess.Popen(
@@ -103,26 +109,26 @@ def run(script: list[str], tool: str, timeout_s: float, env: dict[str, str] | No
         os.killpg(child.pid, signal.SIGKILL)
         out, err = child.communicate()
         late = f"no end within {timeout_s:g} s"
-    return read(out.decode(errors="replace"), err.decode(errors="replace"), child.returncode, late)
+    return parse_report(out.decode(errors="replace"), err.decode(errors="replace"), child.returncode, late)
 
 
-def read(out: str, err: str = "", status: int = 0, late: str = "") -> Report:
+def parse_report(out: str, err: str = "", status: int = 0, late: str = "") -> SanitizerReport:
     """Parse the output of the tool and the script into a report."""
-    faults: list[Fault] = []
+    faults: list[SanitizerFault] = []
     sample, samples, finished, counted, unusable = "", 0, False, None, ""
     for line in out.splitlines():
         if line.startswith(SAMPLE):
             sample, samples = line.removeprefix(SAMPLE), samples + 1
         elif line.startswith(DONE):
             finished = True
-        elif line.startswith(PREFIX.rstrip()):
-            text = line.removeprefix(PREFIX.rstrip()).removeprefix(" ")
-            if match := SUMMARY.match(text):
+        elif line.startswith(REPORT_PREFIX.rstrip()):
+            text = line.removeprefix(REPORT_PREFIX.rstrip()).removeprefix(" ")
+            if match := SUMMARY_LINE.match(text):
                 counted = max(counted or 0, int(match[1] or match[2]))
-            elif UNUSABLE.search(text) and not faults:
+            elif UNUSABLE_LINE.search(text) and not faults:
                 unusable = text.strip()
             else:
-                _gather(faults, text, sample)
+                _add_report_line(faults, text, sample)
     last_line = next((line.strip() for line in reversed(err.splitlines()) if line.strip()), "")
     problem = late
     if not problem and counted is None and not faults:
@@ -131,18 +137,18 @@ def read(out: str, err: str = "", status: int = 0, late: str = "") -> Report:
         )
     elif not problem and unusable and not finished and not faults:
         problem = unusable
-    return Report(tuple(faults), max(counted or 0, len(faults)), samples, finished, problem, last_line)
+    return SanitizerReport(tuple(faults), max(counted or 0, len(faults)), samples, finished, problem, last_line)
 
 
-def _gather(faults: list[Fault], text: str, sample: str) -> None:
+def _add_report_line(faults: list[SanitizerFault], text: str, sample: str) -> None:
     """Add one line of the report. A record begins at a title without indentation, and its indented lines follow."""
-    if FAULT.match(text):
-        faults.append(Fault(text.strip(), sample=sample))
+    if FAULT_TITLE.match(text):
+        faults.append(SanitizerFault(text.strip(), sample=sample))
     elif faults and text.startswith("    ") and not re.match(r"\s+(Host Frame|Saved host|Device Frame|in )", text):
         faults[-1].details.append(text.strip())
 
 
-def script_of(home: str, name: str, labels: list[str], seed: int, device: str, root: Path | None) -> str:
+def make_script(home: str, name: str, labels: list[str], seed: int, device: str, root: Path | None) -> str:
     """Return a Python program that calls the op on these samples and prints the sample before each call."""
     path = f"sys.path.insert(0, {str(root)!r})\n" if root else ""
     return (

@@ -13,28 +13,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from shiplap.audit.check import Check, Subject
-from shiplap.audit.checks import load
+from shiplap.audit.check import AuditSubject, Check
+from shiplap.audit.checks import load_check
 from shiplap.audit.checks.process import process_state
-from shiplap.audit.examined_inputs import seen_of
+from shiplap.audit.examined_inputs import describe_inputs
 from shiplap.audit.finding import Finding
-from shiplap.audit.first_call import first_call
+from shiplap.audit.first_call import make_first_call
 from shiplap.dispatch import Op
 from shiplap.dispatch.check_unchanged import writes_are_audited
 from shiplap.errors import LibraryError, ShiplapError, error
-from shiplap.kernels.triton.interpreter_budget import patient
-from shiplap.sampling.case import Case, describe
+from shiplap.kernels.triton.interpreter_budget import limit_launch_time
+from shiplap.sampling.case import SampleCase, describe_arguments
 from shiplap.sampling.ledger import Ledger, absent_axes
-from shiplap.sampling.run import last_line, needs_builder, quiet, reference, unwritten
+from shiplap.sampling.run import error_line, needs_builder, reference_effects, suppress_warnings, why_reference_missing
 from shiplap.sampling.samples import Samples, sample
 
-INTERPRETED_S = 3.0  # for one launch in Triton's interpreter: a check calls a kernel several times for a sample
+INTERPRETER_SECONDS = 3.0  # for one launch in Triton's interpreter: a check calls a kernel several times for a sample
 
-Send = Callable[[dict[str, Any]], None]
+SendSessionEvent = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class AuditPlan:
     """The rest of an audit: the checks without a verdict so far, and the results of the finished ones.
 
     Attributes:
@@ -54,13 +54,18 @@ class Plan:
     tried: bool = False
 
 
-def session(op: Op, plan: Plan, send: Send) -> None:
+def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
     """Run the checks of ``plan``, and send each event through ``send`` as it happens."""
-    with quiet(), writes_are_audited(), _sampler(op, plan.builder), patient(INTERPRETED_S):
-        subject = _subject(op, plan, send)
+    with (
+        suppress_warnings(),
+        writes_are_audited(),
+        _temporary_builder(op, plan.builder),
+        limit_launch_time(INTERPRETER_SECONDS),
+    ):
+        subject = _make_subject(op, plan, send)
         if not plan.tried:
             try:
-                _preflight(op, subject.samples, send)
+                _check_base_sample(op, subject.samples, send)
             except ShiplapError as e:
                 words = {
                     "id": e.id,
@@ -75,31 +80,36 @@ def session(op: Op, plan: Plan, send: Send) -> None:
             send({"kind": "axes", "absent": absent_axes(subject.samples)})
         for name in plan.checks:
             send({"kind": "check", "check": name})
-            finding = _run(load(name), subject, plan)
+            finding = _run_check(load_check(name), subject, plan)
             if finding.verdict == "fail":
                 subject.failed.add(name)
             cells, subject.ledger = subject.ledger.records(), Ledger()
             send({"kind": "finding", "finding": dataclasses.asdict(finding), "raised": subject.raised, "cells": cells})
 
 
-def repeat(op: Op, plan: Plan, check: str, label: str, send: Send) -> None:
+def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, send: SendSessionEvent) -> None:
     """Run one sample of one check alone, to find out whether this sample ends the process."""
-    with quiet(), writes_are_audited(), _sampler(op, plan.builder), patient(INTERPRETED_S):
-        load(check).look(op, sample(op, label, plan.seed, plan.device))
+    with (
+        suppress_warnings(),
+        writes_are_audited(),
+        _temporary_builder(op, plan.builder),
+        limit_launch_time(INTERPRETER_SECONDS),
+    ):
+        load_check(check).look(op, sample(op, label, plan.seed, plan.device))
 
 
-def _subject(op: Op, plan: Plan, send: Send) -> Subject:
+def _make_subject(op: Op, plan: AuditPlan, send: SendSessionEvent) -> AuditSubject:
     """Return the subject of an audit, which sends an event for each sample."""
 
-    def begins(check: Check, case: Case | None) -> None:
+    def begins(check: Check, case: SampleCase | None) -> None:
         label = case.label if case else ""
         limits = {"patience": check.patience} | ({"quiet": check.quiet} if check.quiet else {})
         send({"kind": "case", "check": check.name, "label": label, **limits})
 
-    def looked(check: str, case: Case) -> None:
-        send({"kind": "seen", "check": check, "seen": seen_of(op, case)})
+    def looked(check: str, case: SampleCase) -> None:
+        send({"kind": "seen", "check": check, "seen": describe_inputs(op, case)})
 
-    subject = Subject(op, Samples(op, plan.seed, plan.device))
+    subject = AuditSubject(op, Samples(op, plan.seed, plan.device))
     subject.begins, subject.looked = begins, looked
     # The plan holds the results of earlier children of this audit.
     subject.failed, subject.raised = set(plan.failed), dict(plan.raised)
@@ -107,60 +117,60 @@ def _subject(op: Op, plan: Plan, send: Send) -> Subject:
     return subject
 
 
-def _preflight(op: Op, samples: Samples, send: Send) -> None:
+def _check_base_sample(op: Op, samples: Samples, send: SendSessionEvent) -> None:
     """Call the op on its base sample. A fault that would make every check fail alike is an error, not a finding of each
     check.
     """
     case = samples.build(samples.base)
     send({"kind": "case", "check": "samples", "label": case.label})
     try:
-        reference(op, case.args)
+        reference_effects(op, case.args)
     except Exception as e:
-        if unwritten(e):
+        if why_reference_missing(e):
             return  # each check says what it could not compare
         if needs_builder(op):
             raise error(
                 "SL502",
                 where=op.spec.name,
-                got=f"the reference raised {last_line(e)}",
+                got=f"the reference raised {error_line(e)}",
                 expected="integers that mean something to the op",
             ) from e
         raise error(
             "SL502",
             where=op.spec.name,
-            got=f"the reference raised {last_line(e)}",
-            expected=f"a result for {describe(op, case)}",
+            got=f"the reference raised {error_line(e)}",
+            expected=f"a result for {describe_arguments(op, case)}",
             fix="correct the reference, or exclude the input with requires=(...)",
         ) from e
     try:
-        first_call(op, case, process_state)
+        make_first_call(op, case, process_state)
     except LibraryError:
         raise
     except Exception:
         return  # a finding of the checks
 
 
-def _run(check: Check, subject: Subject, plan: Plan) -> Finding:
+def _run_check(check: Check, subject: AuditSubject, plan: AuditPlan) -> Finding:
     """Return the finding of one check, also where the check itself raises."""
     if time.monotonic() > subject.deadline:
         return Finding(check.name, "incomplete", subject.name, f"out of budget_s={plan.budget_s:g}")
     try:
         return check.run(subject)
     except Exception as e:  # a check must not take the audit down with it
-        if missing := unwritten(e):
+        if missing := why_reference_missing(e):
             return Finding(check.name, "incomplete", subject.name, missing)
         return Finding(
             check.name,
             "fail",
             subject.name,
-            f"the check itself raised {last_line(e)}",
+            f"the check itself raised {error_line(e)}",
             input=f"seed {subject.samples.seed}",
             fix="report this: the auditor is wrong, not the op",
         )
 
 
 @contextmanager
-def _sampler(op: Op, builder: Callable[..., tuple[Any, ...]] | None) -> Iterator[None]:
+def _temporary_builder(op: Op, builder: Callable[..., tuple[Any, ...]] | None) -> Iterator[None]:
     """Give the op another builder of samples for a block."""
     before = op.sampler
     op.sampler = builder or before

@@ -11,20 +11,20 @@ from typing import Any
 import msgspec
 import torch
 
-from shiplap.audit.checks.stateless import located
+from shiplap.audit.checks.stateless import find_libraries
 from shiplap.audit.finding import Finding
-from shiplap.audit.libraries import libraries, packages
+from shiplap.audit.libraries import digests_of_op_libraries, versions_of_packages_used
 from shiplap.declare.code_digest import code_digest
-from shiplap.declare.schema import schema
+from shiplap.declare.schema import schema_text
 from shiplap.dispatch import Op
 from shiplap.render import facts, findings_json, write_statement
-from shiplap.render.facts import driver
-from shiplap.render.findings import CostCard, Report
+from shiplap.render.facts import nvidia_driver
+from shiplap.render.findings import CostCardFields, Report
 from shiplap.sampling.run import is_adopted
-from shiplap.sampling.symbols import compilers
+from shiplap.sampling.symbols import compilers_of_library
 
-PREDICATE_TYPE = "urn:shiplap:audit:1"
-OWN = ("shiplap", "torch")  # their versions are among the facts
+AUDIT_PREDICATE_TYPE = "urn:shiplap:audit:1"
+PACKAGES_IN_FACTS = ("shiplap", "torch")  # their versions are among the facts
 
 
 class ExaminedSamples(msgspec.Struct, frozen=True):
@@ -49,10 +49,10 @@ class SampleCollector:
 
     def rows(self) -> dict[str, ExaminedSamples]:
         """Return the examined samples of each check, with each value once and in order."""
-        return {check: _examined(seen) for check, seen in sorted(self.seen.items())}
+        return {check: _unite_samples(seen) for check, seen in sorted(self.seen.items())}
 
 
-def _examined(seen: list[dict[str, Any]]) -> ExaminedSamples:
+def _unite_samples(seen: list[dict[str, Any]]) -> ExaminedSamples:
     """Return the union of the samples of one check."""
 
     def union(name: str) -> list[str]:
@@ -63,14 +63,14 @@ def _examined(seen: list[dict[str, Any]]) -> ExaminedSamples:
     return ExaminedSamples(
         samples=len(seen),
         dtypes=union("dtypes"),
-        sizes={name: sorted(values, key=_numbers_first) for name, values in sizes.items()},
+        sizes={name: sorted(values, key=_sort_key_numbers_first) for name, values in sizes.items()},
         values=union("values"),
         layouts=union("layouts"),
         absent=union("absent"),
     )
 
 
-def _numbers_first(value: str) -> tuple[bool, int, str]:
+def _sort_key_numbers_first(value: str) -> tuple[bool, int, str]:
     """Return a sort key that puts numbers first, by size."""
     return not value.isdigit(), int(value) if value.isdigit() else 0, value
 
@@ -80,7 +80,7 @@ def write_audit_statement(
     ops: Sequence[Op],
     findings: Sequence[Finding],
     samples: Mapping[str, SampleCollector],
-    costs: Sequence[CostCard],
+    costs: Sequence[CostCardFields],
     reports: Sequence[Report],
     **about: object,
 ) -> None:
@@ -90,7 +90,7 @@ def write_audit_statement(
     reproducer, which would have paths of this machine in it.
     """
     parts = {op.spec.name: part_digests(op) for op in ops}
-    files = {file.name: file for op in ops for file in located(op)[0]}
+    files = {file.name: file for op in ops for file in find_libraries(op)[0]}
     subjects = {name: op_digest(digests) for name, digests in parts.items()}
     subjects |= {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
     found = json.loads(findings_json(findings, facts(**about), costs, reports=reports))
@@ -98,7 +98,7 @@ def write_audit_statement(
         del finding["reproducer"]
     rows = {
         op.spec.name: {
-            "schema": f"{op.spec.namespace}::{schema(op.spec)}",
+            "schema": f"{op.spec.namespace}::{schema_text(op.spec)}",
             "tolerance": {"relative": op.spec.tolerance[0], "reason": op.spec.tolerance[1]}
             if op.spec.tolerance
             else None,
@@ -108,9 +108,9 @@ def write_audit_statement(
         for op in ops
     }
     if "cuda" in found["facts"].get("device", ""):
-        found["facts"] |= {"cuda": str(torch.version.cuda), "driver": driver()}
-    compiled_by = sorted({text for file in files.values() for text in compilers(file)})
-    write_statement(path, subjects, PREDICATE_TYPE, {**found, "compilers": compiled_by, "ops": rows})
+        found["facts"] |= {"cuda": str(torch.version.cuda), "driver": nvidia_driver()}
+    compiled_by = sorted({text for file in files.values() for text in compilers_of_library(file)})
+    write_statement(path, subjects, AUDIT_PREDICATE_TYPE, {**found, "compilers": compiled_by, "ops": rows})
 
 
 def op_digest(parts: Mapping[str, str]) -> str:
@@ -128,12 +128,14 @@ def part_digests(op: Op) -> dict[str, str]:
     for device, kernels in op.kernels.items():
         for kernel in kernels:
             by_part[f"kernel {device}/{kernel.name}"] = kernel.identity
-    by_part |= {f"package {name}": text for name, text in packages(op).items() if name not in OWN}
-    there, absent = located(op)
+    by_part |= {
+        f"package {name}": text for name, text in versions_of_packages_used(op).items() if name not in PACKAGES_IN_FACTS
+    }
+    there, absent = find_libraries(op)
     by_part |= {f"library {file.name}": hashlib.sha256(file.read_bytes()).hexdigest() for file in there}
     by_part |= {f"library {name}": "not on this machine" for name in absent}
     if is_adopted(op):
-        loaded = libraries()
+        loaded = digests_of_op_libraries()
         by_part |= {f"library {name}": text for name, text in loaded.items()}
         if not loaded:
             by_part["implementation"] = "another library's: not in any digest"

@@ -21,8 +21,8 @@ def find(home: str, name: str) -> Op:
     """
     module = _run_file(Path(home).resolve()) if home.endswith(".py") else importlib.import_module(home)
     # The module's own ops first: another module may register the same name later.
-    declared = [op for op in _ops(vars(module).values()) if op.spec.name == name]
-    declared_op = declared[0] if declared else registry.find(name)
+    declared = [op for op in _ops_among(vars(module).values()) if op.spec.name == name]
+    declared_op = declared[0] if declared else registry.find_declared_op(name)
     if declared_op is None:
         raise error(
             "SL501",
@@ -34,7 +34,7 @@ def find(home: str, name: str) -> Op:
     return declared_op
 
 
-def _ops(values: Iterable[Any]) -> Iterator[Op]:
+def _ops_among(values: Iterable[Any]) -> Iterator[Op]:
     """Yield the ops among the values of a module, also inside its lists and dicts."""
     for value in list(values):
         if isinstance(value, Op):
@@ -60,7 +60,7 @@ def _run_file(path: Path) -> ModuleType:
     return module
 
 
-_SCRIPT = '''\
+_SCRIPT_TEMPLATE = '''\
 """{name}: reproduces what the check {check!r} of `shiplap audit` found."""
 
 {imports}from shiplap.audit import find{more}
@@ -72,30 +72,30 @@ print(found.problem or "nothing found: the op has changed since")
 assert not found.problem
 '''
 
-_BODY = """\
+_SAMPLE_TEMPLATE = """\
 case = sample(op, {label!r}, seed={seed}{device})
 found = {check}.{symbol}.look(op, case)"""
 
-_SEQUENCE = """\
+_SEQUENCE_TEMPLATE = """\
 found = {check}.{symbol}.replay(op, seed={seed}{device})"""
 
 
-def script(op: Op, check: str, label: str | None, seed: int, device: str, symbol: str = "CHECK") -> str:
+def write_reproducer(op: Op, check: str, label: str | None, seed: int, device: str, symbol: str = "CHECK") -> str:
     """Return a complete script that observes the same sample, or the same series of samples when ``label`` is None.
 
     ``symbol`` is the name of the check in the module ``check``.
     """
-    home, root = address(op)
+    home, root = address_of_op(op)
     imports = f"import sys\n\nsys.path.insert(0, {str(root)!r})\n\n" if root else ""
     extra = f", device={device!r}" if device != "cpu" else ""
-    body = (_BODY if label is not None else _SEQUENCE).format(
+    body = (_SAMPLE_TEMPLATE if label is not None else _SEQUENCE_TEMPLATE).format(
         check=check, symbol=symbol, label=label, seed=seed, device=extra
     )
     more = ", sample" if label is not None else ""
-    return _SCRIPT.format(name=op.spec.name, check=check, imports=imports, more=more, home=home, body=body)
+    return _SCRIPT_TEMPLATE.format(name=op.spec.name, check=check, imports=imports, more=more, home=home, body=body)
 
 
-def address(op: Op) -> tuple[str, Path | None]:
+def address_of_op(op: Op) -> tuple[str, Path | None]:
     """Return ``(module or file, directory to add to sys.path)``, by which another process can import the op."""
     module = op.reference.__module__
     file = inspect.getsourcefile(op.reference)

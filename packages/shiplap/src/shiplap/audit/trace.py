@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from shiplap.sampling.run import last_line
+from shiplap.sampling.run import error_line
 
-MARK = "shiplap::traced"
-KINDS = {  # what a call is counted as → names of the runtime's and the driver's functions
+PROFILER_MARK = "shiplap::traced"
+PATTERNS_BY_KIND = {  # what a call is counted as → names of the runtime's and the driver's functions
     "raw allocation": r"cu(da)?(Malloc|MemAlloc|MemCreate|HostAlloc|MemHostAlloc|HostRegister|MemHostRegister)",
     "raw release": r"cu(da)?(Free|MemFree|MemRelease)",
     "synchronisation": r"cu(da)?\w*Synchronize|cudaMemcpy(_v\d+)?$|cuMemcpy(DtoH|HtoD)(_v2)?$",
@@ -28,12 +28,12 @@ KINDS = {  # what a call is counted as → names of the runtime's and the driver
     "launch": r"cu(da)?Launch(Cooperative)?Kernel",
 }
 # Kinds that a captured graph or an overlapping stream cannot afford.
-SHOWN = ("raw allocation", "synchronisation", "host callback", "module load")
+REPORTED_KINDS = ("raw allocation", "synchronisation", "host callback", "module load")
 
 
 @dataclass(frozen=True)
-class Trace:
-    """The calls by kind (see ``KINDS``), and the streams that kernels ran on, or the ``reason`` why there are no
+class CudaCallCounts:
+    """The calls by kind (see ``PATTERNS_BY_KIND``), and the streams that kernels ran on, or the ``reason`` why there are no
     counts.
     """
 
@@ -45,33 +45,33 @@ class Trace:
         if self.reason:
             return f"not counted ({self.reason})"
         counts = [f"{self.calls['launch']} launches on {len(self.streams)} streams"]
-        return ", ".join(counts + [f"{self.calls[kind]} {kind}s" for kind in SHOWN])
+        return ", ".join(counts + [f"{self.calls[kind]} {kind}s" for kind in REPORTED_KINDS])
 
 
-def traced(run: Callable[[], Any]) -> Trace:
+def count_cuda_calls(run: Callable[[], Any]) -> CudaCallCounts:
     """Run ``run`` under torch's profiler and count its calls, without those of the profiler itself."""
     activity = torch.profiler.ProfilerActivity
     if activity.CUDA not in torch.profiler.supported_activities():
-        return Trace(Counter(), reason="this torch has no CUPTI")
+        return CudaCallCounts(Counter(), reason="this torch has no CUPTI")
     try:
         with torch.profiler.profile(activities=[activity.CPU, activity.CUDA]) as profile:
-            with torch.profiler.record_function(MARK):
+            with torch.profiler.record_function(PROFILER_MARK):
                 run()
             torch.cuda.synchronize()
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "trace.json"
             profile.export_chrome_trace(str(file))
-            return read(json.loads(file.read_text()))
+            return parse_chrome_trace(json.loads(file.read_text()))
     except (RuntimeError, OSError, ValueError) as e:
-        return Trace(Counter(), reason=last_line(e))
+        return CudaCallCounts(Counter(), reason=error_line(e))
 
 
-def read(trace: dict[str, Any]) -> Trace:
+def parse_chrome_trace(trace: dict[str, Any]) -> CudaCallCounts:
     """Count the calls inside the marked range of a Chrome trace, and the kernels that they launched."""
     events = [e for e in trace.get("traceEvents", ()) if e.get("ph") == "X"]
-    mark = next((e for e in events if e.get("name") == MARK and "gpu" not in e.get("cat", "")), None)
+    mark = next((e for e in events if e.get("name") == PROFILER_MARK and "gpu" not in e.get("cat", "")), None)
     if mark is None:
-        return Trace(Counter(), reason="the profiler lost its mark")
+        return CudaCallCounts(Counter(), reason="the profiler lost its mark")
     calls: Counter[str] = Counter()
     launched = set()
     for e in events:
@@ -79,9 +79,9 @@ def read(trace: dict[str, Any]) -> Trace:
         if inside and e.get("cat") in ("cuda_runtime", "cuda_driver"):
             # The correlation id joins a launch and its kernel, which runs later and outside of the marked range.
             launched.add(e.get("args", {}).get("correlation"))
-            calls.update(kind for kind, pattern in KINDS.items() if re.match(pattern, e["name"]))
+            calls.update(kind for kind, pattern in PATTERNS_BY_KIND.items() if re.match(pattern, e["name"]))
     if not launched:
-        return Trace(Counter(), reason="the profiler saw no call of the CUDA runtime")
+        return CudaCallCounts(Counter(), reason="the profiler saw no call of the CUDA runtime")
     kernels = [e.get("args", {}) for e in events if e.get("cat") == "kernel"]
     streams = frozenset(k["stream"] for k in kernels if k.get("correlation") in launched and "stream" in k)
-    return Trace(calls, streams)
+    return CudaCallCounts(calls, streams)

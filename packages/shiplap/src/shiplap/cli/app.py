@@ -28,7 +28,7 @@ UNREAD = 128 + SIGPIPE  # the status that a shell reports for SIGPIPE
 USAGE: type[Any] = typer.BadParameter.__mro__[1]  # click's UsageError, of the click that typer has
 
 
-class Verbs(TyperGroup):
+class VerbGroup(TyperGroup):
     """The group of verbs. A failure of a verb becomes text on stderr, and with ``--json`` one value on stdout as well.
 
     With ``--traceback`` the failure is raised.
@@ -50,7 +50,7 @@ class Verbs(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        console.begin()
+        console.begin_verb()
         try:
             return super().invoke(ctx)
         except ShiplapError as failure:
@@ -81,7 +81,7 @@ class Verbs(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Verbs,
+    cls=VerbGroup,
     name="shiplap",
     help="Declare a kernel once; it becomes a native, proven part of torch.compile.",
     epilog="Exit status of every verb: 0 good, 1 the verb found something wrong, 2 it could not do what was asked, "
@@ -102,7 +102,7 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def _options(
+def _global_options(
     traceback: Annotated[bool, typer.Option("--traceback", help="Show Python tracebacks instead of messages.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -123,7 +123,7 @@ def _own_verbs() -> Iterator[tuple[str, ModuleType]]:
 for name, module in _own_verbs():
     app.command(name, epilog=module.EPILOG)(module.command)
 
-for name, module in families.verbs():
+for name, module in families.installed_verbs():
     if hasattr(module, "group"):
         app.add_typer(module.group, name=name)
     else:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shiplap.cli import console
-from shiplap.cli.target import resolve
+from shiplap.cli.target import resolve_targets
 from shiplap.errors import ShiplapError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ Required = Annotated[
 
 
 @dataclass
-class _Results:
+class _AuditResults:
     """The results of an audit of some ops."""
 
     findings: list[Finding] = field(default_factory=list)
@@ -89,7 +89,7 @@ class _Results:
     reports: list[Report] = field(default_factory=list)
     ledgers: dict[str, tuple[Cell, ...]] = field(default_factory=dict)
 
-    def add(self, part: _Results) -> None:
+    def add(self, part: _AuditResults) -> None:
         """Add the results of one more op."""
         self.findings += part.findings
         self.costs += part.costs
@@ -129,7 +129,7 @@ def command(
     """
     console.require_device(device)
     with console.own_stdout():
-        ops = resolve(targets)
+        ops = resolve_targets(targets)
     # A new seed in each run finds more than a fixed one, and the findings name the seed for a repetition.
     seed = secrets.randbelow(2**31) if seed is None else seed
     if require not in (None, "full", "asked"):
@@ -140,8 +140,8 @@ def command(
         for file in (html, statement):
             if file is not None:
                 console.require_file(file)  # before the work: an unwritable path is not worth a minute
-        asked = _Asked(check, sanitizer or [], seed, device, budget, measured=measured)
-        results = _audit(ops, asked, jobs, quiet=json)
+        asked = _AuditRequest(check, sanitizer or [], seed, device, budget, measured=measured)
+        results = _audit_ops(ops, asked, jobs, quiet=json)
     from shiplap.audit import CHECKS
     from shiplap.render import exit_code, facts
 
@@ -156,13 +156,13 @@ def command(
             statement, ops, results.findings, results.samples, results.costs, results.reports, **about
         )
         console.note(f"wrote {statement}")
-    _show(results, json, html, facts(target=" ".join(targets), seed=seed, device=device), measured=measured)
+    _show_results(results, json, html, facts(target=" ".join(targets), seed=seed, device=device), measured=measured)
     if status := exit_code(results.reports):
         raise typer.Exit(status)
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _AuditRequest:
     """The options of an audit, which are the same for each op."""
 
     checks: list[str] | None
@@ -183,34 +183,36 @@ class _Asked:
             yield [f"sanitizer:{tool}"], 600.0
 
 
-def _audit(ops: Sequence[Op], asked: _Asked, jobs: int, *, quiet: bool) -> _Results:
+def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: bool) -> _AuditResults:
     """Return the findings of all ops, in the order of ``ops`` and checks, and a cost card of each op that has
     samples.
     """
     from shiplap.audit import CHECKS
-    from shiplap.audit.checks import load
+    from shiplap.audit.checks import load_check
 
     extra = [f"sanitizer:{tool}" for tool in asked.tools]
     for name in (*(asked.checks or ()), *extra):
-        load(name)  # an unknown name fails before the first op is run
+        load_check(name)  # an unknown name fails before the first op is run
     # Each check reports one finding, so the number of steps is known before the audit.
     total = len(ops) * (len(asked.checks or CHECKS) + len(extra))
-    results = _Results()
+    results = _AuditResults()
     # Threads suffice: each op is checked in processes of its own, for which a thread only waits.
-    with _progress(total, quiet) as advance, ThreadPoolExecutor(jobs) as pool:
+    with _audit_progress(total, quiet) as advance, ThreadPoolExecutor(jobs) as pool:
         for part in (
-            pool.map(lambda op: _one(op, asked, advance), ops) if jobs > 1 else (_one(op, asked, advance) for op in ops)
+            pool.map(lambda op: _audit_op(op, asked, advance), ops)
+            if jobs > 1
+            else (_audit_op(op, asked, advance) for op in ops)
         ):
             results.add(part)
     return results
 
 
-def _one(op: Op, asked: _Asked, advance: Callable[[Finding], None]) -> _Results:
+def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) -> _AuditResults:
     """Return all results of one op. Its checks run in processes of their own, so this process stays unchanged."""
     from shiplap.audit import audit
     from shiplap.audit.statement import SampleCollector
 
-    results = _Results()
+    results = _AuditResults()
     looked = results.samples.setdefault(op.spec.name, SampleCollector())
     for chosen, budget_s in asked.runs:
         try:
@@ -229,32 +231,32 @@ def _one(op: Op, asked: _Asked, advance: Callable[[Finding], None]) -> _Results:
             # SL502 concerns the declaration of this op alone. Any other error would stop the audit of every op.
             if e.id != "SL502":
                 raise
-            results.findings.append(_unsampled(op, e))  # the other ops are audited all the same
+            results.findings.append(_unsampled_finding(op, e))  # the other ops are audited all the same
             return results
     if asked.measured:
-        _measure(op, asked.device, results)
+        _measure_cost(op, asked.device, results)
     return results
 
 
-def _measure(op: Op, device: str, results: _Results) -> None:
+def _measure_cost(op: Op, device: str, results: _AuditResults) -> None:
     """Add the op's card. An op that cannot be called has none, and its findings state the reason."""
-    from shiplap.audit import card_of, cost
+    from shiplap.audit import measure_cost, measure_cost_isolated
 
-    card = card_of(op, device, cost)
+    card = measure_cost_isolated(op, device, measure_cost)
     if isinstance(card, str):
         results.unmeasured.append(f"{op.spec.name}: {card}")
     else:
         results.costs.append(card)
 
 
-def _unsampled(op: Op, e: ShiplapError) -> Finding:
+def _unsampled_finding(op: Op, e: ShiplapError) -> Finding:
     from shiplap.audit import Finding
 
     return Finding("samples", "fail", op.spec.name, f"{e.id}: {e.what}: {e.got}", fix=e.fix)
 
 
 @contextlib.contextmanager
-def _progress(total: int, quiet: bool) -> Iterator[Callable[[Finding], None]]:
+def _audit_progress(total: int, quiet: bool) -> Iterator[Callable[[Finding], None]]:
     """Show a bar on stderr if it is a terminal, and remove the bar at the end."""
     if quiet or not sys.stderr.isatty():
         yield lambda finding: None
@@ -267,7 +269,9 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[Finding], None]]:
         yield lambda finding: bar.update(task, advance=1, description=f"{finding.subject} {finding.check}")
 
 
-def _show(results: _Results, json: bool, html: Path | None, about: dict[str, str], *, measured: bool) -> None:
+def _show_results(
+    results: _AuditResults, json: bool, html: Path | None, about: dict[str, str], *, measured: bool
+) -> None:
     from shiplap.render import findings_html, findings_json, print_costs, print_findings
 
     findings, costs = results.findings, results.costs

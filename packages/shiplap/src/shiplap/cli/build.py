@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from shiplap.cli import console
-from shiplap.cli.target import resolve
+from shiplap.cli.target import resolve_targets
 from shiplap.errors import ShiplapError
 
 EPILOG = """\b
@@ -36,7 +36,7 @@ def command(
     Programs attach a binding at the first call of its op. An op whose kernels are Python functions has none.
     """
     with console.own_stdout():
-        ops = resolve(targets)
+        ops = resolve_targets(targets)
         from shiplap.kernels.build import build_op
 
         rows = []

@@ -15,7 +15,7 @@ from shiplap.cli import console
 from shiplap.errors import error
 
 if TYPE_CHECKING:
-    from shiplap.tuning.store import Store, Stored
+    from shiplap.tuning.store import ChoiceStore, StoredEntry
 
 EPILOG = """\b
 Examples:
@@ -37,7 +37,7 @@ Exit status:
 PROOFS = "proofs"  # no op has this name: names of ops have a namespace
 
 
-class Action(StrEnum):
+class CacheAction(StrEnum):
     ls = "ls"
     why = "why"
     export = "export"
@@ -47,7 +47,7 @@ class Action(StrEnum):
 
 
 def command(
-    action: Annotated[Action, typer.Argument(metavar="ls|why|export|import|rm|gc")],
+    action: Annotated[CacheAction, typer.Argument(metavar="ls|why|export|import|rm|gc")],
     what: Annotated[
         str, typer.Argument(metavar="WHAT", help="An op (ls, why, rm), 'proofs' (ls, rm) or a file (export, import).")
     ] = "",
@@ -61,22 +61,22 @@ def command(
     Entries are compared with this machine, its driver and its library versions, and with the op's kernels where the op
     can be imported.
     """
-    if not what and action not in (Action.ls, Action.gc):
-        expected = "a file" if action in (Action.export, Action.import_) else "an op, or 'all' for rm"
+    if not what and action not in (CacheAction.ls, CacheAction.gc):
+        expected = "a file" if action in (CacheAction.export, CacheAction.import_) else "an op, or 'all' for rm"
         # The check precedes the imports, so that a wrong command fails at once.
         raise error("SL613", where=f"shiplap cache {action}", got="no argument", expected=expected)
     with console.own_stdout():
-        from shiplap.tuning.store import Store
+        from shiplap.tuning.store import ChoiceStore
 
         run = {
-            Action.ls: _ls,
-            Action.why: _why,
-            Action.export: _export,
-            Action.import_: _import,
-            Action.rm: _rm,
-            Action.gc: _gc,
+            CacheAction.ls: _list_entries,
+            CacheAction.why: _explain_misses,
+            CacheAction.export: _export_entries,
+            CacheAction.import_: _import_entries,
+            CacheAction.rm: _remove_entries,
+            CacheAction.gc: _collect_garbage,
         }[action]
-        result, lines, status = run(Store(), what)
+        result, lines, status = run(ChoiceStore(), what)
     if json:
         console.emit_json(result)
     else:
@@ -89,12 +89,12 @@ def command(
 Result = tuple[Any, list[str], int]
 
 
-def _state(entry: Stored) -> list[str]:
+def _stale_fields(entry: StoredEntry) -> list[str]:
     """Return the reasons why an entry cannot be used here and now; empty if it can."""
     import torch
 
     from shiplap.dispatch import registry
-    from shiplap.tuning.key import MACHINE, VERSIONS, differences, environment
+    from shiplap.tuning.key import MACHINE, VERSIONS, key_differences, key_environment
 
     if entry.problem or entry.key is None:
         return [entry.problem]
@@ -102,45 +102,50 @@ def _state(entry: Stored) -> list[str]:
     # The fields of a machine without the device cannot be computed, so there is nothing to compare.
     if device == "cuda" and not torch.cuda.is_available():
         return ["device: no CUDA device here"]
-    differing = differences(entry.key.as_dict(), environment(device), (*MACHINE, *VERSIONS))
-    op = registry.find(entry.key["op"])
+    differing = key_differences(entry.key.as_dict(), key_environment(device), (*MACHINE, *VERSIONS))
+    op = registry.find_declared_op(entry.key["op"])
     # An op that is not declared in this process cannot be compared. Its entry counts as usable.
     if op is not None and op.identity != entry.key["source"]:
         differing.insert(0, f"source: {entry.key['source']} → {op.identity} (the op or one of its kernels has changed)")
     return differing
 
 
-def _row(entry: Stored) -> dict[str, Any]:
+def _entry_json(entry: StoredEntry) -> dict[str, Any]:
     key = entry.key.as_dict() if entry.key else {}
-    return {"file": str(entry.path), "key": key, "value": dict(entry.value or {}), "differs": _state(entry)}
+    return {"file": str(entry.path), "key": key, "value": dict(entry.value or {}), "differs": _stale_fields(entry)}
 
 
-def _line(entry: Stored) -> str:
+def _entry_line(entry: StoredEntry) -> str:
     if entry.key is None or entry.value is None:
         return f"damaged  {entry.path.name}: {entry.problem}"
     config = ", ".join(f"{n}={v}" for n, v in entry.value["config"].items())
-    state = "serves" if not (differs := _state(entry)) else "other "
+    state = "serves" if not (differs := _stale_fields(entry)) else "other "
     why = f"  ({'; '.join(differs)})" if differs else ""
     kernel = f"{entry.value['kernel']}({config})" if config else entry.value["kernel"]
     return f"{state}  {entry.key['op']}  {entry.key['bucket']}  {entry.key['dtypes']}  {kernel}{why}"
 
 
-def _ls(store: Store, what: str) -> Result:
+def _list_entries(store: ChoiceStore, what: str) -> Result:
     if what == PROOFS:
-        return _proofs()
-    entries = list(store.entries(_named(what)))
-    lines = [_line(e) for e in entries] or [f"no entries in {store.root}"]
-    compiled = _compiled(store) if not what else []
+        return _list_proofs()
+    entries = list(store.entries(_name_of_target(what)))
+    lines = [_entry_line(e) for e in entries] or [f"no entries in {store.root}"]
+    compiled = _compiled_bindings(store) if not what else []
     lines += [
         f"compiled {b['file']}: {b['bytes'] / 2**20:.1f} MiB{b['problem'] and '  ' + b['problem']}" for b in compiled
     ]
-    kept = _proofs()[0]["proofs"] if not what else []
+    kept = _list_proofs()[0]["proofs"] if not what else []
     lines += [f"proofs: {len(kept)} kept, {sum(not p['problem'] for p in kept)} may serve"] if kept else []
-    result = {"root": str(store.root), "entries": [_row(e) for e in entries], "compiled": compiled, "proofs": kept}
+    result = {
+        "root": str(store.root),
+        "entries": [_entry_json(e) for e in entries],
+        "compiled": compiled,
+        "proofs": kept,
+    }
     return result, lines, int(any(e.problem for e in entries) or any(b["problem"] for b in compiled))
 
 
-def _proofs() -> Result:
+def _list_proofs() -> Result:
     """The kept proofs of rewrites and templates, and why one serves no process like this."""
     from shiplap.tuning.proof_cache import kept_proofs
 
@@ -161,49 +166,49 @@ def _without_proofs(*, stale: bool) -> tuple[int, list[str]]:
     return len(removable) - len(stuck), stuck
 
 
-def _compiled(store: Store) -> list[dict[str, Any]]:
+def _compiled_bindings(store: ChoiceStore) -> list[dict[str, Any]]:
     """Return the compiled bindings, each with the reason why it will not be loaded, or ""."""
     from shiplap.kernels.native import cache
 
-    bindings = cache.artefacts(store.root.parent / "native")
-    return [{"file": str(a.path), "bytes": a.size, "problem": cache.problem(a)} for a in bindings]
+    bindings = cache.cached_artefacts(store.root.parent / "native")
+    return [{"file": str(a.path), "bytes": a.size, "problem": cache.artefact_problem(a)} for a in bindings]
 
 
-def _named(what: str) -> str:
+def _name_of_target(what: str) -> str:
     """Return the name of an op. A target with a home is imported, so that its kernels can be compared."""
-    from shiplap.cli.target import resolve, split
+    from shiplap.cli.target import resolve_targets, split_target
 
     if not what:
         return ""
-    home, name = split(what)
-    return resolve([what])[0].spec.name if home else name
+    home, name = split_target(what)
+    return resolve_targets([what])[0].spec.name if home else name
 
 
-def _why(store: Store, what: str) -> Result:
-    name = _named(what)
+def _explain_misses(store: ChoiceStore, what: str) -> Result:
+    name = _name_of_target(what)
     entries = list(store.entries(name))
-    lines = [_line(e) for e in entries] or [f"nothing is stored for {name} in {store.root}: tune it"]
+    lines = [_entry_line(e) for e in entries] or [f"nothing is stored for {name} in {store.root}: tune it"]
     # Entries of several machines and versions lie side by side, of which one is enough.
-    serves = any(not _state(e) for e in entries)
+    serves = any(not _stale_fields(e) for e in entries)
     if entries and not serves:
-        fields = sorted({d.partition(":")[0] for e in entries if not e.problem for d in _state(e)})
+        fields = sorted({d.partition(":")[0] for e in entries if not e.problem for d in _stale_fields(e)})
         why = f": {', '.join(fields)} changed; tune again, or freeze on the other machine" if fields else ": tune again"
         lines.append(f"no entry serves here{why}")
-    return {"op": name, "serves": serves, "entries": [_row(e) for e in entries]}, lines, int(not serves)
+    return {"op": name, "serves": serves, "entries": [_entry_json(e) for e in entries]}, lines, int(not serves)
 
 
-def _export(store: Store, what: str) -> Result:
-    from shiplap.tuning.frozen_table import dump
+def _export_entries(store: ChoiceStore, what: str) -> Result:
+    from shiplap.tuning.frozen_table import dump_table
 
     exported = [(e.key, e.value) for e in store.entries() if e.key is not None and e.value is not None]
-    dump(Path(what), exported)
+    dump_table(Path(what), exported)
     return {"file": what, "entries": len(exported)}, [f"wrote {what}: {len(exported)} entries"], 0
 
 
-def _import(store: Store, what: str) -> Result:
-    from shiplap.tuning.frozen_table import read
+def _import_entries(store: ChoiceStore, what: str) -> Result:
+    from shiplap.tuning.frozen_table import read_frozen_table
 
-    entries = read(Path(what))
+    entries = read_frozen_table(Path(what))
     # Entries are written one by one: those that could be written before a failure stay valid.
     kept = sum(store.put(key, value) for key, value in entries)
     if kept < len(entries):
@@ -217,11 +222,11 @@ def _import(store: Store, what: str) -> Result:
     return {"root": str(store.root), "entries": kept}, [f"{kept} entries in {store.root}"], 0
 
 
-def _rm(store: Store, what: str) -> Result:
+def _remove_entries(store: ChoiceStore, what: str) -> Result:
     gone, stuck = _without_proofs(stale=False) if what in ("all", PROOFS) else (0, [])
     # 'all' removes the proofs as well, but not the bindings, which cost a compiler's run each.
-    paths = [] if what == PROOFS else [e.path for e in store.entries("" if what == "all" else _named(what))]
-    return _with_proofs(_removed(store, paths), gone, stuck)
+    paths = [] if what == PROOFS else [e.path for e in store.entries("" if what == "all" else _name_of_target(what))]
+    return _with_proofs(_remove_files(store, paths), gone, stuck)
 
 
 def _with_proofs(done: Result, gone: int, stuck: list[str]) -> Result:
@@ -231,24 +236,24 @@ def _with_proofs(done: Result, gone: int, stuck: list[str]) -> Result:
     return {**result, "proofs": gone, "stuck": [*result["stuck"], *stuck]}, lines, int(bool(status or stuck))
 
 
-def _gc(store: Store, what: str) -> Result:
+def _collect_garbage(store: ChoiceStore, what: str) -> Result:
     from shiplap.kernels.native import cache
 
-    stale = [e.path for e in store.entries(_named(what)) if _state(e)]
+    stale = [e.path for e in store.entries(_name_of_target(what)) if _stale_fields(e)]
     root = store.root.parent / "native"
-    broken = [Path(b["file"]) for b in _compiled(store) if b["problem"]] if not what else []
-    rubbish = [*broken, *cache.stale(root)] if not what else []
-    stuck = [str(path) for path in rubbish if not cache.remove(path)]
+    broken = [Path(b["file"]) for b in _compiled_bindings(store) if b["problem"]] if not what else []
+    rubbish = [*broken, *cache.stale_build_files(root)] if not what else []
+    stuck = [str(path) for path in rubbish if not cache.remove_artefact(path)]
     # Bindings are evicted as well if they take too much space together, those unused for longest first.
-    gone = len(rubbish) - len(stuck) + (len(cache.evict(root)) if not what else 0)
-    result, lines, status = _removed(store, [*stale, *store.rubbish()])
+    gone = len(rubbish) - len(stuck) + (len(cache.evict_artefacts(root)) if not what else 0)
+    result, lines, status = _remove_files(store, [*stale, *store.rubbish()])
     lines += [f"removed {gone} from {root}"] if gone else []
     lines += [f"cannot remove {path}" for path in stuck]
     done = {**result, "compiled": gone, "stuck": [*result["stuck"], *stuck]}, lines, int(bool(status or stuck))
     return _with_proofs(done, *(_without_proofs(stale=True) if not what else (0, [])))
 
 
-def _removed(store: Store, paths: list[Path]) -> Result:
+def _remove_files(store: ChoiceStore, paths: list[Path]) -> Result:
     stuck = [str(p) for p in paths if not store.remove(p)]
     lines = [f"removed {len(paths) - len(stuck)} files from {store.root}", *(f"cannot remove {p}" for p in stuck)]
     return {"root": str(store.root), "removed": len(paths) - len(stuck), "stuck": stuck}, lines, int(bool(stuck))

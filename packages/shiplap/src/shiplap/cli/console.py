@@ -27,15 +27,15 @@ _CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 def out() -> Console:
     """Return the console of stdout: results, never wrapped in the middle of a path."""
-    return _console(stderr=False)
+    return _make_console(stderr=False)
 
 
 def err() -> Console:
     """Return the console of stderr: progress, notes and errors."""
-    return _console(stderr=True)
+    return _make_console(stderr=True)
 
 
-def _console(*, stderr: bool) -> Console:
+def _make_console(*, stderr: bool) -> Console:
     """Return a console that prints only our own styles: control characters in its texts are shown as U+FFFD."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
@@ -66,7 +66,7 @@ def nobody_reads() -> bool:
 _answered = False  # whether the verb that runs has written its JSON value
 
 
-def begin() -> None:
+def begin_verb() -> None:
     """Reset the module for a verb that has written nothing yet."""
     global _answered
     _answered = False
@@ -76,17 +76,17 @@ def emit_json(value: Any) -> None:
     """Print the one JSON value that ``--json`` promises."""
     global _answered
     _answered = True
-    sys.stdout.write(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.write(json.dumps(_without_infinities(value), indent=2, ensure_ascii=False, default=str) + "\n")
     # A reader of the pipe gets the value even if the process ends abnormally afterwards.
     sys.stdout.flush()
 
 
-def _finite(value: Any) -> Any:
+def _without_infinities(value: Any) -> Any:
     """Return ``value`` with null for infinities and NaN, which JSON does not have and most of its readers refuse."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _without_infinities(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_without_infinities(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -132,17 +132,17 @@ def show_defect(failure: Exception, *, as_json: bool = False) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write ``path``. SL602 states why it cannot be written."""
-    _open(path, "w", text)
+    _write_or_append(path, "w", text)
 
 
 def require_file(path: Path) -> None:
     """Raise SL602 if ``path`` cannot be written, before the work and not after it. An existing file keeps its
     content.
     """
-    _open(path, "a", "")
+    _write_or_append(path, "a", "")
 
 
-def _open(path: Path, mode: str, text: str) -> None:
+def _write_or_append(path: Path, mode: str, text: str) -> None:
     expected = "a path in an existing, writable directory"
     with writing(path, "the file", expected), path.open(mode, encoding="utf-8") as file:
         file.write(text)

@@ -43,13 +43,13 @@ def command(
     The program runs as it would alone, with torch's structured trace switched on. Each break is shown with its line,
     its cause, the call at fault, torch's own explanation and what removes it; the dearest come first.
     """
-    from shiplap.doctor import examine
+    from shiplap.doctor import diagnose_command
     from shiplap.render import facts
 
     if html is not None:
         console.require_file(html)
     # The program inherits the descriptor, so its prints go to stderr without a pipe in between.
-    diagnosis = examine(program, stdout=console.STDERR if json else None)
+    diagnosis = diagnose_command(program, stdout=console.STDERR if json else None)
     if not diagnosis.compiled:
         # A program that fails early may not have reached its compiled code, which is then the first thing to correct.
         status = f"; the program failed with exit status {diagnosis.exit_code}" if diagnosis.exit_code else ""
@@ -60,12 +60,12 @@ def command(
             expected="a program that calls torch.compile",
             fix="correct the error that the program shows above" if status else "",
         )
-    _show(diagnosis, json, html, facts(program=diagnosis.target))
+    _show_diagnosis(diagnosis, json, html, facts(program=diagnosis.target))
     if diagnosis.exit_code or (fail_on_break and diagnosis.breaks):
         raise typer.Exit(console.FAILED)
 
 
-def _show(diagnosis: Diagnosis, json: bool, html: Path | None, about: dict[str, str]) -> None:
+def _show_diagnosis(diagnosis: Diagnosis, json: bool, html: Path | None, about: dict[str, str]) -> None:
     from shiplap.render import print_lines, render_html, value_json
 
     if html is not None:

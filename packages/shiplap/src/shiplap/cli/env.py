@@ -47,21 +47,21 @@ def command(
     Put its output into a bug report. Devices are queried here and nowhere at import.
     """
     with console.own_stdout():
-        environment = report()
+        environment = environment_report()
     if json:
         console.emit_json(environment)
     else:
-        _print(environment)
+        _print_report(environment)
 
 
-def report() -> dict[str, Any]:
+def environment_report() -> dict[str, Any]:
     """Return the environment as plain data, the same for text and JSON."""
     from shiplap import torch_private
     from shiplap.settings import describe
 
     return {
-        "versions": versions(),
-        "devices": devices(),
+        "versions": installed_versions(),
+        "devices": list_devices(),
         "capabilities": [
             {
                 "name": c.name,
@@ -73,12 +73,12 @@ def report() -> dict[str, Any]:
             for c in torch_private.CAPABILITIES
         ],
         "settings": [{"variable": v, "value": value, "meaning": meaning} for v, value, meaning in describe()],
-        "libraries": libraries(),
-        "bindings": bindings(),
+        "libraries": kernel_libraries(),
+        "bindings": op_bindings(),
     }
 
 
-def versions() -> dict[str, str | None]:
+def installed_versions() -> dict[str, str | None]:
     """Return versions by name, None for missing packages. Reads metadata, imports nothing."""
     from shiplap import __version__
 
@@ -89,10 +89,10 @@ def versions() -> dict[str, str | None]:
         # Optional packages may be missing, and a bug report has to show that.
         except importlib.metadata.PackageNotFoundError:
             by_package[package.lower()] = None
-    return {**by_package, "platform": platform.platform(), "compiler": _compiler()}
+    return {**by_package, "platform": platform.platform(), "compiler": _compiler_version()}
 
 
-def _compiler() -> str | None:
+def _compiler_version() -> str | None:
     """Return the first line of ``$CXX --version``."""
     path = shutil.which(os.environ.get("CXX") or "c++")
     if path is None:
@@ -105,7 +105,7 @@ def _compiler() -> str | None:
     return (shown.splitlines() or [path])[0]
 
 
-def devices() -> list[dict[str, Any]]:
+def list_devices() -> list[dict[str, Any]]:
     """Return the CPU and every accelerator of torch, with the runtime it was built for."""
     import torch
 
@@ -129,7 +129,7 @@ def devices() -> list[dict[str, Any]]:
     return listed
 
 
-def libraries() -> list[dict[str, Any]]:
+def kernel_libraries() -> list[dict[str, Any]]:
     """Return the C ABI libraries of the shipped ops: where they are, and whether they load and their signatures
     agree.
     """
@@ -140,18 +140,18 @@ def _libraries_of(family: str) -> list[dict[str, Any]]:
     try:
         ops = ops_of(importlib.import_module(family))
     except Exception as e:
-        return [_entry(family, "", f"cannot be imported: {type(e).__name__}: {e}")]
+        return [_library_entry(family, "", f"cannot be imported: {type(e).__name__}: {e}")]
     libraries: dict[str, dict[str, Any]] = {}
     for kernel in (k for op in ops for kernels in op.kernels.values() for k in kernels):
         # The library of a generated binding is built when it is needed, so its absence is no defect.
         if (form := kernel.native) is not None and not form.generated:
             # Several kernels of an op, and several ops, usually are in one library.
-            entry = libraries.setdefault(str(form.library), _located(family, form.library))
-            _count(entry, form)
+            entry = libraries.setdefault(str(form.library), _locate_library(family, form.library))
+            _count_symbol(entry, form)
     return list(libraries.values())
 
 
-def bindings() -> list[dict[str, str]]:
+def op_bindings() -> list[dict[str, str]]:
     """Return for each shipped op the binding that calls its C ABI kernel in a process like this one, and the reason."""
     from shiplap.kernels.native import binding
 
@@ -167,20 +167,20 @@ def bindings() -> list[dict[str, str]]:
     return rows
 
 
-def _entry(family: str, path: str, problem: str | None) -> dict[str, Any]:
+def _library_entry(family: str, path: str, problem: str | None) -> dict[str, Any]:
     return {"family": family, "path": path, "found": not problem, "symbols": 0, "ok": 0, "problem": problem}
 
 
-def _located(family: str, library: Any) -> dict[str, Any]:
-    from shiplap.kernels.c.library import locate
+def _locate_library(family: str, library: Any) -> dict[str, Any]:
+    from shiplap.kernels.c.library import locate_library
 
     try:
-        return _entry(family, str(locate(library)), None)
+        return _library_entry(family, str(locate_library(library)), None)
     except ShiplapError as e:
-        return _entry(family, str(library), f"{e.id}: {e.what}; {e.fix}")
+        return _library_entry(family, str(library), f"{e.id}: {e.what}; {e.fix}")
 
 
-def _count(entry: dict[str, Any], form: NativeForm) -> None:
+def _count_symbol(entry: dict[str, Any], form: NativeForm) -> None:
     """Load one symbol and count it. The first problem is kept."""
     from shiplap.kernels.c.library import load_symbol
 
@@ -194,40 +194,43 @@ def _count(entry: dict[str, Any], form: NativeForm) -> None:
         entry["problem"] = entry["problem"] or f"{e.id}: {e.what} ({e.where}); {e.fix}"
 
 
-def _print(environment: dict[str, Any]) -> None:
+def _print_report(environment: dict[str, Any]) -> None:
     screen, versions_of = console.out(), environment["versions"]
     sections: tuple[tuple[str, list[tuple[str, ...]]], ...] = (
         ("versions", [(name, value or ABSENT.get(name, "not installed")) for name, value in versions_of.items()]),
-        ("devices", [(d["device"], _about(d)) for d in environment["devices"]]),
-        ("capabilities on this torch", [(c["name"], _known(c), c["uses"]) for c in environment["capabilities"]]),
+        ("devices", [(d["device"], _describe_device(d)) for d in environment["devices"]]),
+        (
+            "capabilities on this torch",
+            [(c["name"], _describe_capability(c), c["uses"]) for c in environment["capabilities"]],
+        ),
         ("settings", [(s["variable"], s["value"] or "(empty)", s["meaning"]) for s in environment["settings"]]),
-        ("kernel libraries", [(v["family"], _state(v), v["path"]) for v in environment["libraries"]]),
+        ("kernel libraries", [(v["family"], _describe_library(v), v["path"]) for v in environment["libraries"]]),
         ("bindings", [(b["op"], b["binding"], b["why"]) for b in environment["bindings"]]),
     )
     for title, rows in sections:
         screen.print(title, style="bold")
         for row in rows or [("none",)]:
-            screen.print("  " + "  ".join(_pad(rows, row)), markup=False)
+            screen.print("  " + "  ".join(_pad_cells(rows, row)), markup=False)
         screen.print()
 
 
-def _pad(rows: list[tuple[str, ...]], row: tuple[str, ...]) -> list[str]:
+def _pad_cells(rows: list[tuple[str, ...]], row: tuple[str, ...]) -> list[str]:
     """Return a row with cells as wide as the widest of their column, except the last cell."""
     return [*(cell.ljust(max(len(r[i]) for r in rows)) for i, cell in enumerate(row[:-1])), row[-1]]
 
 
-def _about(device: dict[str, Any]) -> str:
+def _describe_device(device: dict[str, Any]) -> str:
     return ", ".join(str(v) if k == "name" else f"{k} {v}" for k, v in device.items() if k != "device")
 
 
-def _known(capability: dict[str, Any]) -> str:
+def _describe_capability(capability: dict[str, Any]) -> str:
     if capability["known"]:
         return "known"
     runs = f"run on {', '.join(capability['verified'])}" if capability["verified"] else "no run"
     return f"unverified ({runs}); {capability['otherwise'] or 'used all the same: torch has no public way'}"
 
 
-def _state(library: dict[str, Any]) -> str:
+def _describe_library(library: dict[str, Any]) -> str:
     if library["problem"]:
         return str(library["problem"])
     return f"{library['ok']} of {library['symbols']} symbols loaded, signatures agree"

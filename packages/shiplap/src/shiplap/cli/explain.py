@@ -60,24 +60,24 @@ def command(
     is compiled afresh, past all caches, and run once. For the id of an error: its cause, and what repairs it.
     """
     if ERROR_ID.fullmatch(function):
-        return _show_error(_entry(function.upper()), json)
+        return _show_error(_catalogue_entry(function.upper()), json)
     from shiplap.inductor import explain
     from shiplap.render import facts
-    from shiplap.rewrite.survey import by_name
+    from shiplap.rewrite.survey import bind_by_name
 
     with console.own_stdout():
         _, called, args = load_model(function, inputs)
         # torch.compile gets positional arguments here, so a function with keywords is wrapped.
         if isinstance(args, dict):
-            called, args = by_name(called, args)
+            called, args = bind_by_name(called, args)
         options: dict[str, Any] = {k: v for k, v in (("mode", mode), ("dynamic", dynamic)) if v}
         explanation = explain(called, *args, **options)
-    _show(explanation, json, source, facts(function=function))
+    _show_explanation(explanation, json, source, facts(function=function))
     if not explanation.ok:
         raise typer.Exit(console.FAILED)
 
 
-def _entry(id: str) -> Entry:
+def _catalogue_entry(id: str) -> Entry:
     """Return the entry of the catalogue. SL613 if no installed package has it."""
     # Families register errors of their own when they are imported, which takes time that most ids do not need.
     if id not in CATALOGUE:
@@ -105,7 +105,7 @@ def _show_error(entry: Entry, json: bool) -> None:
         screen.print(f"  {name:<8} {text}", markup=False)
 
 
-def _show(explanation: Explanation, json: bool, source: bool, about: dict[str, str]) -> None:
+def _show_explanation(explanation: Explanation, json: bool, source: bool, about: dict[str, str]) -> None:
     from shiplap.render import print_lines
     from shiplap.render.lines import line
 

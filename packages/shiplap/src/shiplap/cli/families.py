@@ -42,7 +42,7 @@ class Family:
 
 def families() -> tuple[Family, ...]:
     """Return the installed families, by name."""
-    return tuple(Family(e.name, e.value) for e in _installed("shiplap.families"))
+    return tuple(Family(e.name, e.value) for e in _installed_entry_points("shiplap.families"))
 
 
 def load_families() -> None:
@@ -51,12 +51,12 @@ def load_families() -> None:
         importlib.import_module(family.module)
 
 
-def verbs() -> list[tuple[str, ModuleType]]:
+def installed_verbs() -> list[tuple[str, ModuleType]]:
     """Return the verbs of installed distributions: the name, and the module that holds ``command`` or ``group``."""
-    return [(e.name, importlib.import_module(e.value)) for e in _installed("shiplap.verbs")]
+    return [(e.name, importlib.import_module(e.value)) for e in _installed_entry_points("shiplap.verbs")]
 
 
-def _installed(group: str) -> Sequence[EntryPoint]:
+def _installed_entry_points(group: str) -> Sequence[EntryPoint]:
     """Return the entry points of ``group``, each once: an editable install may be listed beside the wheel that it
     replaced.
     """

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shiplap.cli import console
-from shiplap.cli.target import resolve
+from shiplap.cli.target import resolve_targets
 
 EPILOG = """\b
 Examples:
@@ -38,10 +38,10 @@ def command(
     once; with SHIPLAP_STRICT=1 it raises SL607.
     """
     with console.own_stdout():
-        ops = resolve(targets) if targets else None
-        from shiplap.tuning.frozen_table import write
+        ops = resolve_targets(targets) if targets else None
+        from shiplap.tuning.frozen_table import write_frozen_table
 
-        choices = write(output, ops)
+        choices = write_frozen_table(output, ops)
     if json:
         console.emit_json({"file": str(output), "choices": [c.as_json() for c in choices]})
     else:

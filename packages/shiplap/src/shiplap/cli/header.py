@@ -11,7 +11,7 @@ import typer
 
 from shiplap.cli import console
 from shiplap.cli.families import families
-from shiplap.cli.target import resolve
+from shiplap.cli.target import resolve_targets
 from shiplap.errors import error
 from shiplap_headers import include_dir
 
@@ -57,35 +57,35 @@ def command(
         directory = str(include_dir())
         return console.emit_json([{"include": directory}]) if json else typer.echo(directory)
     with console.own_stdout():
-        jobs = _jobs(target, output, check)
-        results = [_check(*job) if check else _write(*job) for job in jobs]
+        jobs = _header_jobs(target, output, check)
+        results = [_compare_header(*job) if check else _write_header(*job) for job in jobs]
     if json:
         console.emit_json(results)
     else:
-        _print(results)
+        _print_headers(results)
     if not all(r["ok"] for r in results):
         raise typer.Exit(console.FAILED)
 
 
-Job = tuple[str, str, Path | None]
+HeaderJob = tuple[str, str, Path | None]
 
 
-def _jobs(target: str, output: Path | None, check: bool) -> list[Job]:
+def _header_jobs(target: str, output: Path | None, check: bool) -> list[HeaderJob]:
     """Return ``(target, header, file)`` for each header to write or check."""
     if target:
         # Without a target, the headers of the families are found by their location.
         if check and output is None:
             raise typer.BadParameter("with a TARGET it needs -o FILE, the file to compare with", param_hint="--check")
-        return [(target, generate(target, resolve([target])), output)]
+        return [(target, generate_header(target, resolve_targets([target])), output)]
     if output is not None:
         raise typer.BadParameter("needs a TARGET", param_hint="-o")
     jobs = [(f.module, path) for f in families() if (path := f.header) is not None]
-    return [(module, generate(module, resolve([module])), path) for module, path in jobs]
+    return [(module, generate_header(module, resolve_targets([module])), path) for module, path in jobs]
 
 
-def generate(target: str, ops: Sequence[Op]) -> str:
+def generate_header(target: str, ops: Sequence[Op]) -> str:
     """Return the header of the C kernels bound to ``ops``. SL501 if there is none."""
-    from shiplap.kernels.c.header import bound_symbols, config_names, header
+    from shiplap.kernels.c.header import bound_symbols, config_names_by_symbol, header_text
 
     symbols = bound_symbols(ops)
     if not symbols:
@@ -98,16 +98,16 @@ def generate(target: str, ops: Sequence[Op]) -> str:
             expected="a C ABI kernel",
             fix='bind a C kernel: op.kernel("cpu", sl.cabi("libname.so", "symbol"))',
         )
-    return header(symbols, target, config_names(ops))
+    return header_text(symbols, target, config_names_by_symbol(ops))
 
 
-def _write(target: str, text: str, path: Path | None) -> dict[str, Any]:
+def _write_header(target: str, text: str, path: Path | None) -> dict[str, Any]:
     if path is not None:
         console.write_text(path, text)
     return {"target": target, "path": path and str(path), "ok": True, "header": text}
 
 
-def _check(target: str, text: str, path: Path | None) -> dict[str, Any]:
+def _compare_header(target: str, text: str, path: Path | None) -> dict[str, Any]:
     assert path is not None
     try:
         committed = path.read_text(encoding="utf-8")
@@ -126,7 +126,7 @@ def _check(target: str, text: str, path: Path | None) -> dict[str, Any]:
     return {"target": target, "path": str(path), "ok": committed == text, "diff": "".join(diff)}
 
 
-def _print(results: list[dict[str, Any]]) -> None:
+def _print_headers(results: list[dict[str, Any]]) -> None:
     for result in results:
         if "diff" in result:
             typer.echo(result["diff"], nl=False)

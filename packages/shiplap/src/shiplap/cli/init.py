@@ -10,10 +10,10 @@ import typer
 
 from shiplap.cli import console
 from shiplap.cli.init_package import PackageDraft, draft_package
-from shiplap.cli.target import OWN_NAME, import_home, near_miss, split
+from shiplap.cli.target import OWN_NAME, import_home, near_miss, split_target
 from shiplap.errors import error
-from shiplap.scaffold.signature import of_function, of_overload
-from shiplap.scaffold.skeleton import Draft, fill_lines, render
+from shiplap.scaffold.signature import signature_of_overload, signatures_of_function
+from shiplap.scaffold.skeleton import Draft, fill_lines, render_draft
 
 EPILOG = """\b
 Examples:
@@ -64,7 +64,7 @@ def command(
     call raises SL113 until it is finished: nothing in it pretends to be right. With --package, sizes are inferred from
     meta kernels and from the calls of a script, and marked "inferred".
     """
-    _check(source, package, record, namespace or [], arguments or [])
+    _check_options(source, package, record, namespace or [], arguments or [])
     to_stdout = str(file) == "-"
     # The user fills in a draft by hand, so that overwriting one would lose work.
     if not to_stdout and file.exists() and not force:
@@ -79,13 +79,13 @@ def command(
     if package:
         with console.own_stdout():
             drafts = draft_package(package, namespace or [], record, arguments or [])
-        _give(file, drafts, json=json)
+        _write_package_draft(file, drafts, json=json)
         if drafts.failure:
             raise typer.Exit(console.FAILED)
         return
     with console.own_stdout():
-        made = draft(source)
-        text = render(made)
+        made = draft_declaration(source)
+        text = render_draft(made)
     fills = fill_lines(text)
     if not to_stdout:
         console.write_text(file, text)
@@ -96,10 +96,10 @@ def command(
         return
     if to_stdout:
         typer.echo(text, nl=False)
-    _tell(file, fills)
+    _note_open_lines(file, fills)
 
 
-def _check(source: str, package: str, record: Path | None, namespaces: list[str], arguments: list[str]) -> None:
+def _check_options(source: str, package: str, record: Path | None, namespaces: list[str], arguments: list[str]) -> None:
     """Raise SL501 for options that contradict each other or say too little."""
     got = ""
     if bool(source) == bool(package):
@@ -122,7 +122,7 @@ def _check(source: str, package: str, record: Path | None, namespaces: list[str]
         raise error("SL602", where=str(record), what="the script cannot be read", got="no such file", expected="a file")
 
 
-def _give(file: Path, drafts: PackageDraft, *, json: bool) -> None:
+def _write_package_draft(file: Path, drafts: PackageDraft, *, json: bool) -> None:
     """Write the module and print a summary of it."""
     to_stdout = str(file) == "-"
     if not to_stdout:
@@ -136,20 +136,20 @@ def _give(file: Path, drafts: PackageDraft, *, json: bool) -> None:
         console.note(line)
 
 
-def _tell(file: Path, fills: list[dict[str, object]]) -> None:
+def _note_open_lines(file: Path, fills: list[dict[str, object]]) -> None:
     console.note(f"{file}: {len(fills)} lines to fill in")
     for fill in fills:
         console.note(f"  {file}:{fill['line']}: {fill['fill']}")
 
 
-def draft(source: str) -> Draft:
+def draft_declaration(source: str) -> Draft:
     """Return the draft of a declaration, from the signature of ``source``."""
-    home, name = split(source)
+    home, name = split_target(source)
     if home and not name:
         raise error("SL501", where=source, what="the target names no function", got=source, expected="module:function")
     module = import_home(home) if home else None
     if "::" in name:
-        return _adopted(name, module)
+        return _draft_registered_op(name, module)
     fn = getattr(module, name, None)
     if not callable(fn):
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("__")]
@@ -159,10 +159,12 @@ def draft(source: str) -> Draft:
     call = "" if own else f"{module.__name__}.{name}"
     # The prefix is in the name of a module that was imported from a file, and is of no use to the user.
     namespace = module.__name__.removeprefix(OWN_NAME).split(".")[0].strip("_")
-    return Draft(source, namespace, "op", of_function(fn, source), "" if own else f"import {module.__name__}\n", call)
+    return Draft(
+        source, namespace, "op", signatures_of_function(fn, source), "" if own else f"import {module.__name__}\n", call
+    )
 
 
-def _adopted(name: str, module: Any) -> Draft:
+def _draft_registered_op(name: str, module: Any) -> Draft:
     """Return the draft of a registered op. Without a module, the package of the namespace's name is tried."""
     import torch
 
@@ -191,4 +193,4 @@ def _adopted(name: str, module: Any) -> Draft:
         )
     reachable = module is not None and not module.__name__.startswith(OWN_NAME)
     imports = f"import {module.__name__}  # noqa: F401 - registers {name}\n" if reachable else ""
-    return Draft(name, namespace, "adopt", [of_overload(packet.default)], imports)
+    return Draft(name, namespace, "adopt", [signature_of_overload(packet.default)], imports)

@@ -12,11 +12,11 @@ from typing import Any
 
 from shiplap.cli import console
 from shiplap.cli.target import import_home
-from shiplap.scaffold.calls import Call, Recorder
-from shiplap.scaffold.module import module_source
-from shiplap.scaffold.package import Drafted, draft_ops, package_ops, version_of
+from shiplap.scaffold.calls import DispatchedCall, DispatchRecorder
+from shiplap.scaffold.module import write_module_source
+from shiplap.scaffold.package import DraftedPackage, draft_ops, find_package_ops, installed_version
 from shiplap.scaffold.skeleton import fill_lines
-from shiplap.tuning.engine import shown
+from shiplap.tuning.engine import tuning_progress
 
 
 @dataclass
@@ -24,11 +24,11 @@ class PackageDraft:
     """The module of a package's ops. ``failure`` states how the recorded script failed, or is empty."""
 
     package: str
-    drafted: Drafted
+    drafted: DraftedPackage
     text: str
     script: str = ""
     failure: str = ""
-    calls: dict[str, list[Call]] = field(default_factory=dict)
+    calls: dict[str, list[DispatchedCall]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class PackageDraft:
         ]
         return {
             "origin": self.package,
-            "version": version_of(self.package),
+            "version": installed_version(self.package),
             "script": self.script or None,
             "failure": self.failure or None,
             "ops": ops,
@@ -56,7 +56,7 @@ class PackageDraft:
         if self.failure:
             yield f"{self.script} failed: {self.failure}"
             yield "  the draft is of the calls before that; mend the script and run again with --force for the others"
-        inferred = sum(not _bare(e.known.where.get("return", "")) for e in self.drafted.entries)
+        inferred = sum(not _not_inferred(e.known.where.get("return", "")) for e in self.drafted.entries)
         yield f"{file}: {len(self.drafted.entries)} ops, of {inferred} of them dims are inferred"
         if self.script:
             unseen = [e.form.name for e in self.drafted.entries if e.form.name not in self.counts]
@@ -68,7 +68,7 @@ class PackageDraft:
         yield f"  {len(fill_lines(self.text))} lines to fill in, marked FILL; confirm what is marked inferred"
 
 
-def _bare(where: str) -> bool:
+def _not_inferred(where: str) -> bool:
     return not where or where.startswith("not inferred")
 
 
@@ -80,13 +80,13 @@ def draft_package(
     Raises:
         ShiplapError: SL501 if there is no such package, or no op in it; SL601 if it cannot be imported.
     """
-    ops = package_ops(package, import_home, namespaces)
-    recorder = Recorder(ops, lambda name: console.note(f"recording {name}"))
-    failure = _run(script, arguments, recorder) if script is not None else ""
-    with shown(None) as report:
+    ops = find_package_ops(package, import_home, namespaces)
+    recorder = DispatchRecorder(ops, lambda name: console.note(f"recording {name}"))
+    failure = _run_script(script, arguments, recorder) if script is not None else ""
+    with tuning_progress(None) as report:
         drafted = draft_ops(ops, recorder.calls, package, report)
     command = f"shiplap init --package {package}" + (f" --record {script}" if script else "")
-    version = version_of(package)
+    version = installed_version(package)
     head = [
         f"{len(drafted.entries)} ops of {package}{f' {version}' if version else ''}, drafted by `{command}`.",
         "",
@@ -94,13 +94,13 @@ def draft_package(
         "calls and promised by nobody: confirm it. Until the lines marked FILL are written there is no reference, and",
         "whatever would be compared with one stays incomplete.",
     ]
-    text = module_source(drafted.entries, drafted.left_out, head=[head[0], *head[2:]], home=package)
+    text = write_module_source(drafted.entries, drafted.left_out, head=[head[0], *head[2:]], home=package)
     return PackageDraft(
         package, drafted, text, str(script) if script else "", failure, recorder.calls, dict(recorder.counts)
     )
 
 
-def _run(script: Path, arguments: Sequence[str], recorder: Recorder) -> str:
+def _run_script(script: Path, arguments: Sequence[str], recorder: DispatchRecorder) -> str:
     """Run ``script`` as Python would, and return how it failed, or "". The calls until then are recorded."""
     with _as_main(script, arguments):
         try:

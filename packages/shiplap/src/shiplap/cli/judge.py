@@ -69,7 +69,7 @@ def command(
     from shiplap.judge import judge
     from shiplap.render import facts, render_html
     from shiplap.render.result import STYLES
-    from shiplap.tuning.engine import shown
+    from shiplap.tuning.engine import tuning_progress
 
     changes: dict[str, Any] = {
         "seconds": seconds,
@@ -81,7 +81,7 @@ def command(
         "gradients": True if gradients else None,
         "device": device,
     }
-    with console.own_stdout(), shown(False if json else None) as report:
+    with console.own_stdout(), tuning_progress(False if json else None) as report:
         result = judge(reference, candidate, inputs=inputs, report=report, **changes)
     if html is not None:
         title = f"shiplap judge {result.candidate}"

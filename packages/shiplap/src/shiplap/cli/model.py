@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from shiplap.cli.target import import_home, near_miss, split
+from shiplap.cli.target import import_home, near_miss, split_target
 from shiplap.errors import error
 
 DEFAULT = "model"  # the name that is looked for where the target has none
@@ -20,17 +20,17 @@ def load_model(target: str, inputs: str) -> tuple[ModuleType, Any, tuple[Any, ..
     Raises:
         ShiplapError: SL501 or SL601 if there is no such function or model, SL613 if there is no function ``inputs``.
     """
-    home, name = split(target)
+    home, name = split_target(target)
     module = import_home(home or target)
-    return module, _callable(module, name, home or target), _arguments(module, inputs, home or target)
+    return module, _find_callable(module, name, home or target), _call_inputs_function(module, inputs, home or target)
 
 
-def _callable(module: ModuleType, name: str, where: str) -> Any:
+def _find_callable(module: ModuleType, name: str, where: str) -> Any:
     value = getattr(module, name or DEFAULT, None)
     if callable(value):
         return value
     # Only the error text needs the names, so they are listed after the look-up has failed.
-    names = _callables(module)
+    names = _callable_names(module)
     got = name or f"no name, and no {DEFAULT!r} in it"
     raise error(
         "SL501",
@@ -42,7 +42,7 @@ def _callable(module: ModuleType, name: str, where: str) -> Any:
     )
 
 
-def _callables(module: ModuleType) -> list[str]:
+def _callable_names(module: ModuleType) -> list[str]:
     """Return the names of functions and models that ``module`` defines. A model may be of a class from elsewhere."""
     from torch.nn import Module
 
@@ -51,7 +51,7 @@ def _callables(module: ModuleType) -> list[str]:
     return [n for n, v in (models | own).items() if not isinstance(v, type) and not n.startswith("_")]
 
 
-def _arguments(module: ModuleType, name: str, where: str) -> tuple[Any, ...] | dict[str, Any]:
+def _call_inputs_function(module: ModuleType, name: str, where: str) -> tuple[Any, ...] | dict[str, Any]:
     """Return the result of ``name()`` of the module. A single value is the only argument."""
     made = getattr(module, name, None)
     if not callable(made):

@@ -12,7 +12,7 @@ import typer
 from shiplap.cli import console
 
 if TYPE_CHECKING:
-    from shiplap.packaging import Packed
+    from shiplap.packaging import PackedWheel
 
 EPILOG = """\b
 Examples:
@@ -63,20 +63,20 @@ def command(
     wheel for any platform becomes one for this platform, and is renamed.
     """
     with console.own_stdout():
-        from shiplap.packaging import Extras, Request, package
+        from shiplap.packaging import PackageExtras, WheelRequest, package
 
-        extras = Extras(tuned, tuple(cubins or ()), calls)
+        extras = PackageExtras(tuned, tuple(cubins or ()), calls)
         # All wheels share the options, so that one command serves the wheels of several platforms.
-        requests = [Request(wheel, output, tuple(ops or ()), platform, extras) for wheel in wheels]
+        requests = [WheelRequest(wheel, output, tuple(ops or ()), platform, extras) for wheel in wheels]
         packed = [package(request, console.note) for request in requests]
     if json:
         console.emit_json([_as_json(each) for each in packed])
         return
     for each in packed:
-        _print(each)
+        _print_packed(each)
 
 
-def _as_json(packed: Packed) -> dict[str, Any]:
+def _as_json(packed: PackedWheel) -> dict[str, Any]:
     return {
         "wheel": str(packed.wheel),
         "warning": packed.warning,
@@ -91,7 +91,7 @@ def _as_json(packed: Packed) -> dict[str, Any]:
     }
 
 
-def _print(packed: Packed) -> None:
+def _print_packed(packed: PackedWheel) -> None:
     screen = console.out()
     screen.print(f"{packed.wheel}", markup=False)
     for each in packed.contents:

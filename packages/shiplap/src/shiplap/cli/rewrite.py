@@ -10,12 +10,12 @@ import typer
 
 from shiplap.cli import console
 from shiplap.cli.model import load_model
-from shiplap.cli.target import import_home, near_miss, split
+from shiplap.cli.target import import_home, near_miss, split_target
 from shiplap.errors import error
 
 if TYPE_CHECKING:
     from shiplap.rewrite import Rewrite
-    from shiplap.rewrite.survey import Survey
+    from shiplap.rewrite.survey import RewriteSurvey
 
 EPILOG = """\b
 Examples:
@@ -60,14 +60,14 @@ def command(
     rewrite that matched adds to those before it.
     """
     from shiplap.render import facts, render_html
-    from shiplap.rewrite.survey import survey
+    from shiplap.rewrite.survey import survey_rewrites
 
     if html is not None:
         console.require_file(html)
     with console.own_stdout():
         module, fn, args = load_model(model, inputs)
-        chosen = _rewrites(module, rewrites or [])
-        surveyed = survey(
+        chosen = _chosen_rewrites(module, rewrites or [])
+        surveyed = survey_rewrites(
             fn, args, chosen, train=train, measure=not dry_run, target=model, dynamic=dynamic or None, say=console.note
         )
     about = facts(model=model)
@@ -75,27 +75,27 @@ def command(
         page = render_html("survey.html.jinja", title="shiplap rewrite", facts=about, found=surveyed)
         console.write_text(html, page)
         console.note(f"written: {html}")
-    _show(surveyed, json, graphs, about)
+    _show_survey(surveyed, json, graphs, about)
     # A rewrite that no longer matches usually is a regression, so that CI can find it by the status.
     if not surveyed.matches:
         raise typer.Exit(console.FAILED)
 
 
-def _rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
+def _chosen_rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
     """Return the rewrites that ``targets`` name, or else those of the model's own module and those that ship."""
     if not targets:
         from shiplap.rewrite.shipped import everything
 
         # A rewrite of the model's module replaces one that ships under the same name.
-        return list({r.name: r for r in (*everything, *_of(module))}.values())
+        return list({r.name: r for r in (*everything, *_rewrites_in_module(module))}.values())
     rewrites: list[Rewrite] = []
     for target in targets:
-        home, name = split(target)
-        rewrites += _of(import_home(home or target), name)
+        home, name = split_target(target)
+        rewrites += _rewrites_in_module(import_home(home or target), name)
     return rewrites
 
 
-def _of(module: ModuleType, name: str = "") -> list[Rewrite]:
+def _rewrites_in_module(module: ModuleType, name: str = "") -> list[Rewrite]:
     from shiplap.rewrite import Rewrite
 
     held = {n: v for n, v in vars(module).items() if isinstance(v, Rewrite)}
@@ -113,7 +113,7 @@ def _of(module: ModuleType, name: str = "") -> list[Rewrite]:
     return list(dict.fromkeys(held.values()))
 
 
-def _show(surveyed: Survey, json: bool, graphs: bool, about: dict[str, str]) -> None:
+def _show_survey(surveyed: RewriteSurvey, json: bool, graphs: bool, about: dict[str, str]) -> None:
     from shiplap.render import print_lines
 
     if json:

@@ -23,7 +23,7 @@ OWN_NAME = "shiplap_target_"
 _QUALIFIED = re.compile(r"^\w+::\w+$")
 
 
-def split(target: str) -> tuple[str, str]:
+def split_target(target: str) -> tuple[str, str]:
     """Return ``(home, name)``, of which either may be empty. SL501 when ``target`` has none of the forms."""
     if _QUALIFIED.match(target):
         return "", target
@@ -40,23 +40,23 @@ def split(target: str) -> tuple[str, str]:
     return match["home"], match["name"] or ""
 
 
-def resolve(targets: Iterable[str]) -> list[Op]:
+def resolve_targets(targets: Iterable[str]) -> list[Op]:
     """Return all ops that ``targets`` name, each once, in order. SL501 with a suggestion for a target without an op."""
     ops: dict[str, Op] = {}
     for target in targets:
-        for op in _resolve(target):
+        for op in _resolve_target(target):
             ops.setdefault(op.spec.name, op)
     return list(ops.values())
 
 
-def _resolve(target: str) -> list[Op]:
-    home, name = split(target)
+def _resolve_target(target: str) -> list[Op]:
+    home, name = split_target(target)
     if not home:
-        return [_registered(name)]
+        return [_find_registered_op(name)]
     module = import_home(home)
     declared = ops_of(module)
     if name:
-        return [_named(target, module, name, declared)]
+        return [_find_op_in_module(target, module, name, declared)]
     if not declared:
         _refuse_drafts(vars(module).values())
         raise error(
@@ -69,14 +69,14 @@ def _resolve(target: str) -> list[Op]:
     return declared
 
 
-def _registered(name: str) -> Op:
+def _find_registered_op(name: str) -> Op:
     """Return an op by its qualified name: declared already, or by a family that we ship."""
     from shiplap.dispatch import registry
 
     # Importing all families takes time, so they are imported only for a name that is not declared yet.
-    if registry.find(name) is None:
+    if registry.find_declared_op(name) is None:
         load_families()
-    op = registry.find(name)
+    op = registry.find_declared_op(name)
     if op is not None:
         return op
     raise error(
@@ -84,12 +84,12 @@ def _registered(name: str) -> Op:
         where=name,
         what="no op has this name",
         got=name,
-        expected=near_miss(name, [o.spec.name for o in registry.ops()]),
+        expected=near_miss(name, [o.spec.name for o in registry.declared_op_list()]),
         fix=f"pass the module that declares it as well: module:{name}",
     )
 
 
-def _named(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -> Op:
+def _find_op_in_module(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -> Op:
     from shiplap.dispatch import Op
 
     value = getattr(module, name, None)
@@ -110,10 +110,10 @@ def _named(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -
 
 
 def _refuse_drafts(values: Iterable[Any]) -> None:
-    from shiplap.scaffold import Unfinished
+    from shiplap.scaffold import UnfinishedOp
 
     for value in values:
-        if isinstance(value, Unfinished):
+        if isinstance(value, UnfinishedOp):
             raise error("SL113", where=value.name, got="a draft of 'shiplap init'", expected="a finished declaration")
 
 
@@ -130,19 +130,25 @@ def ops_of(module: ModuleType) -> list[Op]:
     from shiplap.dispatch import Op, registry
 
     # Only modules that are imported are searched: an import of every submodule could have side effects.
-    inside = [m for n, m in sorted(sys.modules.items()) if _within(n, module.__name__) and isinstance(m, ModuleType)]
+    inside = [
+        m for n, m in sorted(sys.modules.items()) if _is_in_package(n, module.__name__) and isinstance(m, ModuleType)
+    ]
     attributes = (v for m in inside for v in list(vars(m).values()) if isinstance(v, Op))
-    ops = {op.spec.name: op for op in (*attributes, *registry.ops()) if _within(op.__module__, module.__name__)}
-    return sorted(ops.values(), key=_position)
+    ops = {
+        op.spec.name: op
+        for op in (*attributes, *registry.declared_op_list())
+        if _is_in_package(op.__module__, module.__name__)
+    }
+    return sorted(ops.values(), key=_declaration_position)
 
 
-def _position(op: Op) -> tuple[str, int]:
+def _declaration_position(op: Op) -> tuple[str, int]:
     """Return module and line of a declaration."""
     code = getattr(op.reference, "__code__", None)
     return op.__module__, code.co_firstlineno if code else 0
 
 
-def _within(name: str, package: str) -> bool:
+def _is_in_package(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
 
@@ -159,7 +165,7 @@ def _import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as e:
         # A module that exists may import another one that does not. That is an error of the module, not of the target.
-        if e.name is None or not _within(name, e.name):
+        if e.name is None or not _is_in_package(name, e.name):
             raise _not_imported(name, e) from None
         if Path(name).is_file():
             what, expected = "the file holds no Python", "a file whose name ends in .py"
@@ -231,12 +237,12 @@ def _look_in(directory: Path) -> None:
 
 
 def _not_imported(where: str, e: BaseException) -> ShiplapError:
-    frames = _frames(e)
+    frames = _user_frames(e)
     at = f" ({frames[-1]})" if frames else ""
     return error("SL601", where=where, got=f"{type(e).__name__}: {e}{at}", expected="a module that imports")
 
 
-def _frames(e: BaseException) -> list[str]:
+def _user_frames(e: BaseException) -> list[str]:
     """Return ``file:line`` of the user's frames, innermost last."""
     import traceback
 

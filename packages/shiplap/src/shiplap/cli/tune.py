@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shiplap.cli import console
-from shiplap.cli.target import OWN_NAME, import_home, resolve
+from shiplap.cli.target import OWN_NAME, import_home, resolve_targets
 from shiplap.errors import ShiplapError, error
 
 if TYPE_CHECKING:
     from shiplap.dispatch import Op
     from shiplap.tuning import TuneResult
-    from shiplap.tuning.engine import Request
-    from shiplap.tuning.recorded_calls import Call
-    from shiplap.tuning.selector import Options
+    from shiplap.tuning.engine import TuningRequest
+    from shiplap.tuning.recorded_calls import RecordedCall
+    from shiplap.tuning.selector import SelectionOptions
 
 EPILOG = """\b
 Examples:
@@ -78,7 +78,7 @@ def command(
     """
     if merge or output is not None:
         others = [n for n, v in (("--profile", profile), ("--sizes", sizes), ("--device", device)) if v]
-        return _merge(targets or [], output, others if merge else ["no --merge"], json=json)
+        return _merge_to_file(targets or [], output, others if merge else ["no --merge"], json=json)
     # Exactly one of both sources of calls is needed.
     if (profile is None) == (not sizes):
         raise error(
@@ -91,18 +91,18 @@ def command(
         console.require_device(device)
     with console.own_stdout():
         requests = (
-            _profiled(targets or [], profile, device)
+            _requests_of_profile(targets or [], profile, device)
             if profile
-            else _sized(targets or [], sizes or [], dtype, device or "cpu")
+            else _requests_of_sizes(targets or [], sizes or [], dtype, device or "cpu")
         )
-        from shiplap.tuning.selector import Options
+        from shiplap.tuning.selector import SelectionOptions
 
-        options = Options(remeasure=remeasure, capture="always" if under_capture else "auto")
-        result = _tune(requests, budget, options, not in_process, compiled, quiet=json)
+        options = SelectionOptions(remeasure=remeasure, capture="always" if under_capture else "auto")
+        result = _tune_requests(requests, budget, options, not in_process, compiled, quiet=json)
     raise typer.Exit(_print(result, budget, json=json))
 
 
-def _merge(tables: Sequence[str], output: Path | None, others: Sequence[str], *, json: bool) -> None:
+def _merge_to_file(tables: Sequence[str], output: Path | None, others: Sequence[str], *, json: bool) -> None:
     """Write one table from several, and print its size and the conflicts. SL613 for options that do not fit
     together.
     """
@@ -111,9 +111,9 @@ def _merge(tables: Sequence[str], output: Path | None, others: Sequence[str], *,
         expected = "--merge TABLE... -o FILE"
         raise error("SL613", where="shiplap tune --merge", got=", ".join(missing), expected=expected)
     with console.own_stdout():
-        from shiplap.tuning.merge_tables import merge
+        from shiplap.tuning.merge_tables import merge_frozen_tables
 
-        merged = merge(tables, output)
+        merged = merge_frozen_tables(tables, output)
     if json:
         console.emit_json({"file": str(output), **asdict(merged)})
         return
@@ -140,10 +140,10 @@ def _print(result: TuneResult, budget: str | None, *, json: bool) -> int:
     return result.exit_code
 
 
-def _tune(
-    requests: Sequence[Request],
+def _tune_requests(
+    requests: Sequence[TuningRequest],
     budget: str | None,
-    options: Options,
+    options: SelectionOptions,
     isolate: bool,
     compiled: bool | None,
     *,
@@ -155,13 +155,13 @@ def _tune(
     return tune_all(requests, budget, options=options, isolate=isolate, progress=progress, compiled=compiled)
 
 
-def _sized(targets: Sequence[str], sizes: Sequence[str], dtype: str, device: str) -> list[Request]:
-    from shiplap.tuning.engine import recipe_for
+def _requests_of_sizes(targets: Sequence[str], sizes: Sequence[str], dtype: str, device: str) -> list[TuningRequest]:
+    from shiplap.tuning.engine import recipe_of_sizes
 
-    ops = resolve(targets)
+    ops = resolve_targets(targets)
     if len(ops) != 1:
         raise error("SL613", where="shiplap tune --sizes", got=f"{len(ops)} ops", expected="one op: module:op")
-    return [(ops[0], recipe_for(ops[0], values_of(text), dtype), device) for text in sizes]
+    return [(ops[0], recipe_of_sizes(ops[0], values_of(text), dtype), device) for text in sizes]
 
 
 def values_of(text: str) -> dict[str, Any]:
@@ -178,24 +178,26 @@ def values_of(text: str) -> dict[str, Any]:
         raise error("SL613", where="--sizes", got=text, expected="n=4096,c=64") from None
 
 
-def _profiled(targets: Sequence[str], profile: Path, device: str | None) -> list[Request]:
+def _requests_of_profile(targets: Sequence[str], profile: Path, device: str | None) -> list[TuningRequest]:
     """Return the recorded calls as requests. If there are ``targets``, only their calls."""
     from shiplap.tuning.recorded_calls import read_calls
 
     calls = read_calls(profile)
     # Names are compared, as a profile may hold calls of ops that cannot be imported here.
-    only = {op.spec.name for op in resolve(targets)} if targets else None
-    requests = [(_op(call), call.parsed, device or call.device) for call in calls if only is None or call.op in only]
+    only = {op.spec.name for op in resolve_targets(targets)} if targets else None
+    requests = [
+        (_op_of_call(call), call.parsed, device or call.device) for call in calls if only is None or call.op in only
+    ]
     if not requests:
         raise error("SL613", where=str(profile), got="no calls", expected="calls of declared ops")
     return requests
 
 
-def _op(call: Call) -> Op:
+def _op_of_call(call: RecordedCall) -> Op:
     """Return the op of a recorded call, imported from where it was declared."""
     from shiplap.dispatch import registry
 
-    if registry.find(call.op) is None:
+    if registry.find_declared_op(call.op) is None:
         # A script and a file loaded by a target have no module name under which another process could import them.
         home = call.file if call.module == "__main__" or call.module.startswith(OWN_NAME) else call.module
         try:
@@ -204,7 +206,7 @@ def _op(call: Call) -> Op:
             if not call.file or home == call.file:
                 raise
             import_home(call.file)
-    op = registry.find(call.op)
+    op = registry.find_declared_op(call.op)
     if op is None:
         raise error(
             "SL501",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shiplap.declare.bucket import Rule
+from shiplap.declare.bucket import BucketRule
 from shiplap.declare.config import Space
 from shiplap.declare.spec import OpSpec
 
@@ -15,7 +15,7 @@ def config_values(space: Space | None) -> list[int]:
     return [int(value) for _, value in static.items] if static is not None else []
 
 
-def lookup_key(spec: OpSpec, rule: Rule | None) -> list[str]:
+def lookup_key(spec: OpSpec, rule: BucketRule | None) -> list[str]:
     """Return C++ for each number of the key: bucket, dtypes, presence of optional tensors. Empty if C++ cannot compute
     it.
 
@@ -23,7 +23,7 @@ def lookup_key(spec: OpSpec, rule: Rule | None) -> list[str]:
     """
     if rule is None:
         return []
-    sizes, scalars, dtypes = _sources(spec)
+    sizes, scalars, dtypes = _peek_expressions(spec)
     key = []
     for name, kind in rule.kinds:
         source = scalars.get(name) or sizes.get(name)
@@ -40,7 +40,7 @@ def lookup_key(spec: OpSpec, rule: Rule | None) -> list[str]:
     return [*key, *(dtypes[c] for c in rule.classes), *(f"int64_t{{peek_present(values[{i}])}}" for i in optional)]
 
 
-def _sources(spec: OpSpec) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+def _peek_expressions(spec: OpSpec) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """Return the C++ expressions for sizes, scalars and dtypes, read from arguments that are never None."""
     sizes: dict[str, str] = {}
     scalars: dict[str, str] = {}

@@ -44,7 +44,7 @@ class CParameter:
         return f"{self.ctype} {self.name}"
 
 
-def prototype(spec: OpSpec) -> tuple[CParameter, ...]:
+def c_prototype(spec: OpSpec) -> tuple[CParameter, ...]:
     """Return the parameters after ``ctx``: input tensors, outputs, scalars, extents. SL404 for types that C cannot
     express.
     """
@@ -56,17 +56,17 @@ def prototype(spec: OpSpec) -> tuple[CParameter, ...]:
             expected="tensors that can be allocated before the call",
             fix="write the kernel as a Python function, which returns them, and call the C function from there",
         )
-    inputs = [CParameter(_tensor(spec, a), a.name, "input", a.name) for a in spec.tensors]
+    inputs = [CParameter(_tensor_ctype(spec, a), a.name, "input", a.name) for a in spec.tensors]
     outputs = [CParameter("DLTensor*", o.name, "output", o.name) for o in spec.outputs]
-    scalars = [p for a in spec.scalars for p in _scalar(spec, a)]
+    scalars = [p for a in spec.scalars for p in _scalar_parameters(spec, a)]
     # A data-dependent size is known only to the kernel, which writes it through this pointer.
     extents = [CParameter("int64_t*", dim, "extent", dim) for dim in spec.dynamic]
     # Names are reserved in the order of the parameters, so that a header is the same each time it is generated.
     taken = set(_RESERVED)
-    return tuple(_renamed(p, taken) for p in (*inputs, *outputs, *scalars, *extents))
+    return tuple(_rename_reserved(p, taken) for p in (*inputs, *outputs, *scalars, *extents))
 
 
-def _renamed(p: CParameter, taken: set[str]) -> CParameter:
+def _rename_reserved(p: CParameter, taken: set[str]) -> CParameter:
     """Return ``p`` under a name that is neither a keyword of C or C++ nor the name of another parameter."""
     name = p.name
     while name in taken:
@@ -75,13 +75,13 @@ def _renamed(p: CParameter, taken: set[str]) -> CParameter:
     return replace(p, name=name)
 
 
-def _tensor(spec: OpSpec, arg: Arg) -> str:
+def _tensor_ctype(spec: OpSpec, arg: Arg) -> str:
     if arg.many:
         raise error("SL404", where=f"{spec.name}, argument {arg.name!r}", got="a list of tensors", expected="a tensor")
     return "DLTensor*" if arg.mutated else "const DLTensor*"
 
 
-def _scalar(spec: OpSpec, arg: Arg) -> list[CParameter]:
+def _scalar_parameters(spec: OpSpec, arg: Arg) -> list[CParameter]:
     kind = str(arg.scalar)
     # A C scalar has no value for None, other than a number that a caller might also pass.
     if arg.optional or kind not in (*_SCALAR, *_ELEMENT):

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import sys
 
-from shiplap.codegen.environment import render
+from shiplap.codegen.environment import render_source
 from shiplap.dtypes import DTYPES
 from shiplap_headers import include_dir
 
 
-def header() -> str:
+def dtypes_header() -> str:
     """Return the text of the header."""
-    return render("dtypes.h.jinja", dtypes=sorted(DTYPES.values(), key=lambda row: row.number))
+    return render_source("dtypes.h.jinja", dtypes=sorted(DTYPES.values(), key=lambda row: row.number))
 
 
-def main(arguments: list[str]) -> str:
+def write_or_compare(arguments: list[str]) -> str:
     """Write the header, or compare it with ``--check``. Return the difference as text, empty if there is none."""
     if arguments not in ([], ["--check"]):
         return "usage: python -m shiplap.codegen.dtypes [--check]"
     # The header is committed, because C++ code that includes it is compiled without Python.
-    path, text = include_dir() / "shiplap" / "dtypes.h", header()
+    path, text = include_dir() / "shiplap" / "dtypes.h", dtypes_header()
     if not arguments:
         path.write_text(text)
     return "" if path.read_text() == text else f"{path} is not what shiplap/dtypes.py says: write it anew"
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]) or None)
+    sys.exit(write_or_compare(sys.argv[1:]) or None)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @cache
-def _environment(package: str) -> Environment:
+def _jinja_environment(package: str) -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     # Jinja2 is imported late: most processes find all their code in the cache. Code is not escaped, as it is no HTML.
@@ -25,6 +25,6 @@ def _environment(package: str) -> Environment:
     )
 
 
-def render(template: str, *, package: str = "shiplap.codegen", **context: Any) -> str:
+def render_source(template: str, *, package: str = "shiplap.codegen", **context: Any) -> str:
     """Return source text from ``<package>/templates/<template>``."""
-    return _environment(package).get_template(template).render(**context)
+    return _jinja_environment(package).get_template(template).render(**context)

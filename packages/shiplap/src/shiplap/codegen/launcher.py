@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, TypeAlias
 
-from shiplap.codegen.ctype import CParameter, prototype
-from shiplap.codegen.environment import render
-from shiplap.declare.cpp_expression import quote, to_cpp
+from shiplap.codegen.ctype import CParameter, c_prototype
+from shiplap.codegen.environment import render_source
+from shiplap.declare.cpp_expression import quote_cpp, to_cpp
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.spec import OpSpec
 
@@ -27,7 +27,7 @@ FACT = re.compile(r"(?:(numel)_(\w+)|(size|stride)_(\w+)_(\d+))")  # of a tensor
 
 
 @dataclass(frozen=True)
-class Parameter:
+class KernelParameter:
     """One parameter of a Triton kernel, and the source of its value.
 
     Attributes:
@@ -53,10 +53,10 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Launch:
+class KernelLaunch:
     """One kernel, its parameters in order, the number of programs along up to three axes, and the condition."""
 
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[KernelParameter, ...]
     grid: tuple[Expr, ...]
     when: Expr | None = None
 
@@ -67,7 +67,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Fill:
+class WorkspaceFill:
     """A step that sets ``size`` bytes of the workspace from ``offset`` on to ``byte``."""
 
     offset: Expr
@@ -81,7 +81,7 @@ class Fill:
 
 
 @dataclass(frozen=True)
-class Sort:
+class WorkspaceSort:
     """A stable ascending sort by torch of ``count`` integers of ``bits``, all in the workspace, at offsets in bytes.
 
     The sorted ``keys`` are written to ``values``, and their original positions, as int64, to ``rows``.
@@ -99,11 +99,11 @@ class Sort:
         return self.bits, self.count, self.keys, self.values, self.rows
 
 
-Step: TypeAlias = Launch | Fill | Sort
+Step: TypeAlias = KernelLaunch | WorkspaceFill | WorkspaceSort
 
 
 @dataclass(frozen=True)
-class Program:
+class LaunchProgram:
     """Steps in order on one stream.
 
     Attributes:
@@ -118,8 +118,8 @@ class Program:
     messages: tuple[tuple[int, str, str], ...] = ()
 
     @property
-    def launches(self) -> tuple[Launch, ...]:
-        return tuple([step for step in self.steps if isinstance(step, Launch)])
+    def launches(self) -> tuple[KernelLaunch, ...]:
+        return tuple([step for step in self.steps if isinstance(step, KernelLaunch)])
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Cubin:
     shared: int
 
 
-def fact_of(name: str) -> tuple[str, str, int] | None:
+def parse_fact(name: str) -> tuple[str, str, int] | None:
     """Return ``("stride", "x", 1)`` for ``stride_x_1``, None for another name."""
     match = FACT.fullmatch(name)
     if match is None:
@@ -144,43 +144,43 @@ def fact_of(name: str) -> tuple[str, str, int] | None:
 
 
 def launcher_source(
-    spec: OpSpec, symbol: str, program: Program, configs: Sequence[str] = (), cubins: Iterable[Cubin] = ()
+    spec: OpSpec, symbol: str, program: LaunchProgram, configs: Sequence[str] = (), cubins: Iterable[Cubin] = ()
 ) -> str:
     """Return the C++ of the function ``symbol`` with the prototype of ``spec``. ``configs`` are the names of its
     config.
     """
-    parameters = prototype(spec)
+    parameters = c_prototype(spec)
     known = _Facts(spec, parameters, dict(program.values))
     # Launches are numbered over the whole program, as compiled forms refer to them by number.
     numbers = count()
-    described = [_step(step, configs, known, numbers) for step in program.steps]
+    described = [_print_step(step, configs, known, numbers) for step in program.steps]
     tensors = {p.source: p.name for p in parameters if p.role in ("input", "output")}
     # The template reads the device of a call from the first tensor that is always there.
     always = [a.name for a in spec.tensors if not a.optional] + [o.name for o in spec.outputs]
-    return render(
+    return render_source(
         "launcher.cpp.jinja",
         spec=spec,
         symbol=symbol,
-        where=quote(f"{spec.name}, kernel {symbol}"),
+        where=quote_cpp(f"{spec.name}, kernel {symbol}"),
         prototype=parameters,
         first=tensors[always[0]],
         facts=known.lines,
         steps=described,
         launches=len(program.launches),
         late=program.late,
-        messages=[{"code": code, "op": quote(op), "text": quote(text)} for code, op, text in program.messages],
-        sorts=any(isinstance(step, Sort) for step in program.steps),
-        cubins=[_printed(cubin) for cubin in cubins],
+        messages=[{"code": code, "op": quote_cpp(op), "text": quote_cpp(text)} for code, op, text in program.messages],
+        sorts=any(isinstance(step, WorkspaceSort) for step in program.steps),
+        cubins=[_print_cubin(cubin) for cubin in cubins],
     )
 
 
-def _printed(cubin: Cubin) -> dict[str, Any]:
+def _print_cubin(cubin: Cubin) -> dict[str, Any]:
     return {
         "launch": cubin.launch,
         "architecture": cubin.architecture,
         "key": cubin.key,
         "bytes": ",".join(map(str, cubin.image)),
-        "name": quote(cubin.name),
+        "name": quote_cpp(cubin.name),
         "threads": cubin.threads,
         "shared": cubin.shared,
     }
@@ -205,7 +205,7 @@ class _Facts:
         return f"n_{name}"
 
     def _value(self, name: str) -> tuple[str, str]:
-        if (fact := fact_of(name)) is not None and fact[1] in self.cpp:
+        if (fact := parse_fact(name)) is not None and fact[1] in self.cpp:
             kind, tensor, axis = fact
             what = f"({self.cpp[tensor]}" + (")" if kind == "numel" else f", {axis})")
             return "int64_t", f"triton::{kind}{'' if kind == 'numel' else '_of'}{what}"
@@ -221,11 +221,11 @@ class _Facts:
         if name in self.cpp:
             return "int64_t", self.cpp[name]
         # Any tensor with the dim serves, as the checks of the call have compared all of them.
-        tensor, axis = next(axes for dim, axes in _axes(self.spec) if dim == name)
+        tensor, axis = next(axes for dim, axes in _dim_axes(self.spec) if dim == name)
         return "int64_t", f"{self.cpp[tensor]}->shape[{axis}]"
 
 
-def _axes(spec: OpSpec) -> Iterator[tuple[str, tuple[str, int]]]:
+def _dim_axes(spec: OpSpec) -> Iterator[tuple[str, tuple[str, int]]]:
     """Yield dims, each with a tensor that is always present and its axis there."""
     tensors = [(a.name, a.tensor) for a in spec.tensors if not a.optional]
     for name, kind in [*tensors, *((o.name, o.tensor) for o in spec.outputs)]:
@@ -233,19 +233,19 @@ def _axes(spec: OpSpec) -> Iterator[tuple[str, tuple[str, int]]]:
             yield from ((dim.text, (name, axis)) for axis, dim in enumerate(kind.dims) if dim.kind == "name")
 
 
-def _step(step: Step, configs: Sequence[str], facts: _Facts, numbers: Iterator[int]) -> dict[str, Any]:
+def _print_step(step: Step, configs: Sequence[str], facts: _Facts, numbers: Iterator[int]) -> dict[str, Any]:
     """Return the values that the template prints for a step. ``numbers`` counts the launches."""
     made: dict[str, Any] = {"when": to_cpp(step.when, facts) if step.when is not None else "", "fill": "", "sort": ""}
     match step:
-        case Launch():
-            return {**made, "launch": {**_launch(step, configs, facts), "number": next(numbers)}}
-        case Fill():
+        case KernelLaunch():
+            return {**made, "launch": {**_print_launch(step, configs, facts), "number": next(numbers)}}
+        case WorkspaceFill():
             return {**made, "fill": ", ".join(to_cpp(e, facts) for e in step.exprs), "byte": step.byte}
-        case Sort():
+        case WorkspaceSort():
             return {**made, "sort": ", ".join(to_cpp(e, facts) for e in step.exprs)}
 
 
-def _launch(launch: Launch, configs: Sequence[str], facts: _Facts) -> dict[str, Any]:
+def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -> dict[str, Any]:
     # A config of a choice table reaches the kernel through the call frame, in the order of its names.
     constants: dict[str, str] = {name: f"ctx->config[{i}]" for i, name in enumerate(configs)}
     constants |= {
@@ -261,7 +261,7 @@ def _launch(launch: Launch, configs: Sequence[str], facts: _Facts) -> dict[str, 
         if p.kind == "computed" and p.expr is not None:
             constants[p.name] = to_cpp(p.expr, variable)
     lines = [f"sl_launch.constant(c_{name});" for name in configs]
-    lines += [line for p in launch.parameters if (line := _line(p, facts.cpp, variable))]
+    lines += [line for p in launch.parameters if (line := _parameter_statement(p, facts.cpp, variable))]
     grid = [to_cpp(expr, variable) for expr in launch.grid]
     return {
         "constants": [f"[[maybe_unused]] const int64_t c_{name} = {value};" for name, value in constants.items()],
@@ -272,7 +272,7 @@ def _launch(launch: Launch, configs: Sequence[str], facts: _Facts) -> dict[str, 
     }
 
 
-def _line(p: Parameter, tensors: Mapping[str, str], variable: Any) -> str:
+def _parameter_statement(p: KernelParameter, tensors: Mapping[str, str], variable: Any) -> str:
     """Return the statement that adds one parameter to the launch and to its key."""
     aligns = "true" if p.specialises and p.aligns else "false"
     value = to_cpp(p.expr, variable) if p.expr is not None else tensors.get(p.source, "")

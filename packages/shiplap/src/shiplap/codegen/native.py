@@ -14,26 +14,26 @@ from typing import Any
 from shiplap import dtypes
 from shiplap.cached_property import cached_property
 from shiplap.codegen.chosen import config_values, lookup_key
-from shiplap.codegen.ctype import CParameter, prototype
-from shiplap.codegen.environment import render
-from shiplap.codegen.plan import lines
-from shiplap.declare.bucket import Rule
+from shiplap.codegen.ctype import CParameter, c_prototype
+from shiplap.codegen.environment import render_source
+from shiplap.codegen.plan import step_statements
+from shiplap.declare.bucket import BucketRule
 from shiplap.declare.config import Space
-from shiplap.declare.cpp_expression import quote, to_cpp
+from shiplap.declare.cpp_expression import quote_cpp, to_cpp
 from shiplap.declare.dim_expression import Expr
-from shiplap.declare.schema import public_schema, schema
+from shiplap.declare.schema import public_schema, schema_text
 from shiplap.declare.spec import Arg, OpSpec, Output, TensorType
-from shiplap.dispatch.out import out_schema, scratch_name
+from shiplap.dispatch.out import out_variant_schema, scratch_name
 from shiplap.errors import error
 from shiplap.plan import CallPlan
-from shiplap.plan.build import tried
-from shiplap.plan.expression import Names
+from shiplap.plan.build import try_expression
+from shiplap.plan.expression import VariableNames
 from shiplap.plan.outputs import OutputPlan
 from shiplap.plan.packing import packing_steps
 from shiplap.plan.rules.outputs import WithinBound
-from shiplap.plan.rules.tensors import OfTensor, undefined
-from shiplap.plan.steps import Check, Let, Pack, Type
-from shiplap.torch_private.dispatcher_library import numbered
+from shiplap.plan.rules.tensors import OfTensor, undefined_tensor_condition
+from shiplap.plan.steps import CheckStep, LetStep, PackStep, VariableType
+from shiplap.torch_private.dispatcher_library import name_of_edition
 
 SCALAR = {
     "int": "int64_t",
@@ -47,7 +47,7 @@ _MAX_RANK = 8
 
 
 @dataclass(frozen=True)
-class Native:
+class NativeOp:
     """One op to be bound natively: its declaration, and the facts about its only kernel on ``device``.
 
     ``names`` are the torch ops to register: the first writes where the op returns arguments. ``dtypes`` are the
@@ -65,7 +65,7 @@ class Native:
     dtypes: tuple[str, ...] = ()
     out: bool = False
     space: Space | None = None
-    rule: Rule | None = None
+    rule: BucketRule | None = None
     align: int = 1
     edition: int = 1  # of the schema in this process
     source: str = ""  # the C++ of the kernel's function, where no library has it
@@ -73,29 +73,29 @@ class Native:
     @cached_property
     def unfit(self) -> str:
         """The reason why only the Python binding can serve this op, or an empty text."""
-        return _unfit(self)
+        return _why_unfit(self)
 
     @cached_property
     def described(self) -> Mapping[str, Any]:
         """The values that the template prints for this op, whatever its number in the library."""
-        return _described(self)
+        return _template_values(self)
 
 
-def native_source(ops: Sequence[Native], *, alone: bool = False) -> str:
+def native_source(ops: Sequence[NativeOp], *, alone: bool = False) -> str:
     """One translation unit for ``ops``, for processes without Shiplap if it is ``alone``.
 
     SL404 for a declaration that has to stay with the Python binding.
     """
-    return render(
+    return render_source(
         "native.cpp.jinja",
         alone=alone,
         scalar_types=SCALAR,
         schemas=_by_namespace(ops),
-        ops=[describe(op, f"op_{index}") for index, op in enumerate(ops)],
+        ops=[describe_op(op, f"op_{index}") for index, op in enumerate(ops)],
     )
 
 
-def _by_namespace(ops: Sequence[Native]) -> list[tuple[str, dict[str, str]]]:
+def _by_namespace(ops: Sequence[NativeOp]) -> list[tuple[str, dict[str, str]]]:
     """Return the schemas by namespace, each with the C++ namespace of the ``returning`` that implements it, or "".
 
     An op for two devices contributes its schemas once.
@@ -105,19 +105,19 @@ def _by_namespace(ops: Sequence[Native]) -> list[tuple[str, dict[str, str]]]:
         schemas = by_namespace.setdefault(op.spec.namespace, {})
         if op.spec.returned:  # first: torch forgets overloads in the order in which they were defined
             schemas.setdefault(_returning_schema(op), f"op_{index}")
-        for text in _schemas(op):
+        for text in _op_schemas(op):
             schemas.setdefault(text, "")
     return list(by_namespace.items())
 
 
-def describe(op: Native, id: str) -> dict[str, Any]:
+def describe_op(op: NativeOp, id: str) -> dict[str, Any]:
     """Return the values that the template prints for one op."""
     return {"id": id, **op.described}
 
 
-def _described(op: Native) -> dict[str, Any]:
+def _template_values(op: NativeOp) -> dict[str, Any]:
     spec = op.spec
-    parameters = prototype(spec)
+    parameters = c_prototype(spec)
     if reason := op.unfit:
         raise error(
             "SL404",
@@ -134,62 +134,62 @@ def _described(op: Native) -> dict[str, Any]:
         "source": op.source,
         "device": op.device,
         "prototype": parameters,
-        "entries": ", ".join(f"{{{quote(name)}, &{f}_entry}}" for name, f in _functions(op)),
-        "routes": ", ".join(f"{{&{f}, &{f}_target}}" for f in dict.fromkeys(f for _, f in _functions(op))),
+        "entries": ", ".join(f"{{{quote_cpp(name)}, &{f}_entry}}" for name, f in _op_functions(op)),
+        "routes": ", ".join(f"{{&{f}, &{f}_target}}" for f in dict.fromkeys(f for _, f in _op_functions(op))),
         "key": op.device.upper(),
         "calls": [
-            {"function": "call", "python": f"{spec.namespace}::{_named(op, 'python')}", "out": False},
+            {"function": "call", "python": f"{spec.namespace}::{_helper_op_name(op, 'python')}", "out": False},
             *_out_call(op),
         ],
         "scratch": scratch_name(spec),
-        "returning": _returning(op),
+        "returning": _returning_op(op),
         "where": where,
-        **_steps(op, CallPlan(spec), where),
-        "arguments": [_argument(spec, p) for p in parameters],
+        **_print_plan_steps(op, CallPlan(spec), where),
+        "arguments": [_argument_expression(spec, p) for p in parameters],
         "config": config_values(op.space),
         "lookup": lookup_key(spec, op.rule),
         "contiguous": [_peek_contiguous(i, a) for i, a in enumerate(spec.args) if a.tensor is not None],
     }
 
 
-def _steps(op: Native, plan: CallPlan, where: str) -> dict[str, Any]:
+def _print_plan_steps(op: NativeOp, plan: CallPlan, where: str) -> dict[str, Any]:
     """Return the steps of a call's plan as the template prints them."""
     spec, outputs = op.spec, plan.outputs
     return {
-        "deferrals": list(_deferrals(op, plan)),
+        "deferrals": list(_input_deferrals(op, plan)),
         "out_deferrals": _out_deferrals(op, plan),
-        "checks": lines((*plan.arguments, *plan.sharing, *outputs.bounds, *outputs.measured)),
-        "fitting": lines(outputs.fitting),
-        "disjoint": lines(outputs.disjoint),
-        "scratch_checks": lines(outputs.scratch),
-        "room_checks": lines(outputs.room),
-        "within": lines(Check(WithinBound(where, d, e.source)) for d, e in spec.bounds),
-        "outputs": [_output(spec, outputs, out) for out in spec.outputs],
-        "packed": lines(packed := packing_steps(spec, op.strided, op.align, native=True)),
-        "written_back": [step.at for step in packed if isinstance(step, Pack) and step.written],
-        "allocated": lines(outputs.allocated),
-        "workspace": _workspace(op, plan.names) if op.workspace else [],
-        "widest": _widest(spec),
+        "checks": step_statements((*plan.arguments, *plan.sharing, *outputs.bounds, *outputs.measured)),
+        "fitting": step_statements(outputs.fitting),
+        "disjoint": step_statements(outputs.disjoint),
+        "scratch_checks": step_statements(outputs.scratch),
+        "room_checks": step_statements(outputs.room),
+        "within": step_statements(CheckStep(WithinBound(where, d, e.source)) for d, e in spec.bounds),
+        "outputs": [_describe_output(spec, outputs, out) for out in spec.outputs],
+        "packed": step_statements(packed := packing_steps(spec, op.strided, op.align, native=True)),
+        "written_back": [step.at for step in packed if isinstance(step, PackStep) and step.written],
+        "allocated": step_statements(outputs.allocated),
+        "workspace": _workspace_statements(op, plan.names) if op.workspace else [],
+        "widest": _itemsize_dtypes(spec),
     }
 
 
-def _named(op: Native, role: str) -> str:
+def _helper_op_name(op: NativeOp, role: str) -> str:
     """Return the torch name of a helper op that belongs to this op."""
-    return numbered(f"{op.spec.stem}__{role}", op.edition)
+    return name_of_edition(f"{op.spec.stem}__{role}", op.edition)
 
 
-def _schemas(op: Native) -> list[str]:
+def _op_schemas(op: NativeOp) -> list[str]:
     """Return the schema of every torch op that the code implements, for a process without shiplap."""
-    out = [quote(out_schema(op.spec, _named(op, "out")))] if op.out else []
-    return [*(quote(schema(op.spec, name)) for name in op.names), *out]
+    out = [quote_cpp(out_variant_schema(op.spec, _helper_op_name(op, "out")))] if op.out else []
+    return [*(quote_cpp(schema_text(op.spec, name)) for name in op.names), *out]
 
 
-def _returning_schema(op: Native) -> str:
+def _returning_schema(op: NativeOp) -> str:
     """Return the schema of an op that returns arguments, which calls the op that writes."""
-    return quote(public_schema(op.spec, numbered(op.spec.opname, op.edition)))
+    return quote_cpp(public_schema(op.spec, name_of_edition(op.spec.opname, op.edition)))
 
 
-def _returning(op: Native) -> dict[str, Any]:
+def _returning_op(op: NativeOp) -> dict[str, Any]:
     """Return the parts of an op that returns arguments and calls the op that writes.
 
     The parts are the name and overload of the op that writes, and for each result the number of the argument that it
@@ -203,17 +203,17 @@ def _returning(op: Native) -> dict[str, Any]:
     return {"writer": f"{op.spec.namespace}::{name}", "overload": overload, "results": results}
 
 
-def _functions(op: Native) -> list[tuple[str, str]]:
+def _op_functions(op: NativeOp) -> list[tuple[str, str]]:
     """Return each torch op with the C++ function behind it."""
-    return [*((name, "call") for name in op.names), *([(_named(op, "out"), "call_out")] if op.out else [])]
+    return [*((name, "call") for name in op.names), *([(_helper_op_name(op, "out"), "call_out")] if op.out else [])]
 
 
-def _out_call(op: Native) -> list[dict[str, Any]]:
-    python = f"{op.spec.namespace}::{_named(op, 'out__python')}"
+def _out_call(op: NativeOp) -> list[dict[str, Any]]:
+    python = f"{op.spec.namespace}::{_helper_op_name(op, 'out__python')}"
     return [{"function": "call_out", "python": python, "out": True}] if op.out else []
 
 
-def _unfit(op: Native) -> str:
+def _why_unfit(op: NativeOp) -> str:
     spec = op.spec
     # Without a static default config, the kernel has no values to run with before a choice exists.
     if op.space is not None and (op.space.static is None or not lookup_key(spec, op.rule)):
@@ -235,9 +235,9 @@ def _unfit(op: Native) -> str:
             return f"{expr}, which is not of integers"
     try:
         # quote() refuses characters that C++ cannot hold in a literal.
-        for text in [schema(spec), *(str(k) for k in tensors), *(e.source for e in exprs)]:
-            quote(text)
-        lines(CallPlan(spec).arguments)
+        for text in [schema_text(spec), *(str(k) for k in tensors), *(e.source for e in exprs)]:
+            quote_cpp(text)
+        step_statements(CallPlan(spec).arguments)
     except ValueError as e:
         return str(e)
     return ""
@@ -251,49 +251,52 @@ class Deferral:
     reason: str
 
 
-def _deferrals(op: Native, plan: CallPlan) -> Iterable[Deferral]:
+def _input_deferrals(op: NativeOp, plan: CallPlan) -> Iterable[Deferral]:
     """The conditions on the arguments of a call."""
     classes: set[str] = set()
     if op.spec.dynamic and op.device == "cuda":  # sizes that the host reads
-        yield Deferral("is_capturing()", quote("a call that is captured in a CUDA graph"))
-    undecided = [step.rule for step in plan.arguments if isinstance(step, Check)]
+        yield Deferral("is_capturing()", quote_cpp("a call that is captured in a CUDA graph"))
+    undecided = [step.rule for step in plan.arguments if isinstance(step, CheckStep)]
     for index, arg in enumerate(op.spec.args):
         kind = arg.tensor
         if kind is None or arg.optional:
             continue
         for rule in undecided:  # None first, of which no other condition can be asked
             if isinstance(rule, OfTensor) and rule.at.arg == arg.name and (condition := rule.defers(index)):
-                yield Deferral(condition, quote(f"{rule.undecided}: argument {arg.name!r}"))
+                yield Deferral(condition, quote_cpp(f"{rule.undecided}: argument {arg.name!r}"))
         if not kind.concrete and kind.dtype_class not in classes:
             classes.add(kind.dtype_class)
             taken = op.dtypes or kind.dtypes or dtypes.DTYPES
             reason = f"a dtype that the kernel does not take: argument {arg.name!r}"
-            yield Deferral(f"!among(peek_dtype(values[{index}]), {dtypes.mask(taken)})", quote(reason))
+            yield Deferral(f"!among(peek_dtype(values[{index}]), {dtypes.mask(taken)})", quote_cpp(reason))
 
 
-def _out_deferrals(op: Native, plan: CallPlan) -> list[Deferral]:
+def _out_deferrals(op: NativeOp, plan: CallPlan) -> list[Deferral]:
     """The same conditions for the tensors that an out-variant writes to."""
     written = [*enumerate((o.name for o in op.spec.outputs), len(op.spec.args))]
-    found = [Deferral(undefined(index), quote(f"None for a tensor: output {name!r}")) for index, name in written]
+    found = [
+        Deferral(undefined_tensor_condition(index), quote_cpp(f"None for a tensor: output {name!r}"))
+        for index, name in written
+    ]
     for index, name in written if op.align > 1 else ():
-        reason = quote(f"an address that is no multiple of {op.align} bytes: output {name!r}")
+        reason = quote_cpp(f"an address that is no multiple of {op.align} bytes: output {name!r}")
         found.append(Deferral(f"!peek_aligned(values[{index}], {op.align})", reason))
     rule = plan.outputs.no_gradient
-    return [*found, Deferral(rule.defers(0), quote(rule.undecided))]
+    return [*found, Deferral(rule.defers(0), quote_cpp(rule.undecided))]
 
 
 def _peek_contiguous(index: int, arg: Arg) -> str:
     return f"peek_contiguous{'_or_absent' if arg.optional else ''}(values[{index}])"
 
 
-def _workspace(op: Native, names: Names) -> list[str]:
+def _workspace_statements(op: NativeOp, names: VariableNames) -> list[str]:
     """Return statements that compute ``needed``, the size of the workspace in bytes."""
     assert op.workspace is not None
-    steps, term = tried(op.spec, names, "v_workspace", Type.SIZE, op.workspace)
-    return lines((*steps, Let("needed", Type.SIZE, term)))
+    steps, term = try_expression(op.spec, names, "v_workspace", VariableType.SIZE, op.workspace)
+    return step_statements((*steps, LetStep("needed", VariableType.SIZE, term)))
 
 
-def _widest(spec: OpSpec) -> str:
+def _itemsize_dtypes(spec: OpSpec) -> str:
     """Return the dtypes among which ``itemsize`` looks: those of the classes, else of the tensors that are present."""
     classes = dict.fromkeys(a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.tensor.concrete)
     always = [f"type_{a.name}" for a in spec.tensors if not a.optional]
@@ -307,14 +310,14 @@ class _Out:
     dynamic: bool
 
 
-def _output(spec: OpSpec, plan: OutputPlan, out: Output) -> _Out:
+def _describe_output(spec: OpSpec, plan: OutputPlan, out: Output) -> _Out:
     kind = out.tensor
     used = {d.text for d in kind.dims}.union(*(d.expr.names for d in kind.dims if d.expr))
-    final = _shape(kind, lambda n: f"extent_{n}" if n in spec.dynamic else plan.names(n))
+    final = _shape_expression(kind, lambda n: f"extent_{n}" if n in spec.dynamic else plan.names(n))
     return _Out(out.name, final, bool(used & spec.dynamic.keys()))
 
 
-def _shape(kind: TensorType, names: Callable[[str], str]) -> str:
+def _shape_expression(kind: TensorType, names: Callable[[str], str]) -> str:
     sizes = [
         to_cpp(d.expr, names) if d.expr else f"int64_t{{{d.size}}}" if d.kind == "fixed" else names(d.text)
         for d in kind.dims
@@ -322,7 +325,7 @@ def _shape(kind: TensorType, names: Callable[[str], str]) -> str:
     return "{" + ", ".join(sizes) + "}"
 
 
-def _argument(spec: OpSpec, p: CParameter) -> str:
+def _argument_expression(spec: OpSpec, p: CParameter) -> str:
     if p.role == "input":
         look = f"look(v_{p.source}, t_{p.source})"
         return f"t_{p.source} ? {look} : nullptr" if spec.arg(p.source).optional else look

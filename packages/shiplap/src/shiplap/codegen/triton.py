@@ -39,7 +39,9 @@ def triton_source(source: str, arguments: Iterable[str]) -> str:
     return PRELUDE.strip() + "\n" + source.replace("def_kernel()", f"def_kernel({named})")
 
 
-def constants(spec: OpSpec, values: Sequence[Any], plain: Callable[[Any], Any] = lambda v: v) -> dict[str, Any]:
+def template_constants(
+    spec: OpSpec, values: Sequence[Any], plain: Callable[[Any], Any] = lambda v: v
+) -> dict[str, Any]:
     """Return the constants of one call for a template: ``HAS_BIAS``, ``STRIDE_0``, each scalar in capitals.
 
     ``values`` are the arguments in schema order. ``plain`` converts symbols to numbers.
@@ -58,7 +60,7 @@ def constants(spec: OpSpec, values: Sequence[Any], plain: Callable[[Any], Any] =
 
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedKernel:
     """A Triton function ``name`` as ``text``.
 
     Its parameters are ``tensors``, the output, then ``numbers``: each is ``("size" | "stride", tensor, axis)``, the
@@ -72,9 +74,9 @@ class Rendered:
     numbers: tuple[tuple[str, str | None, int], ...]
 
 
-def render(
+def render_kernel(
     source: str, name: str, ranks: Mapping[str, int], out_rank: int, known: Mapping[str, Any], wide: bool
-) -> Rendered:
+) -> RenderedKernel:
     """Return the kernel of ``source`` for tensors of these ranks. Tensors that its text does not mention are no
     parameters.
 
@@ -87,19 +89,19 @@ def render(
     # The helpers have the names and parameters of Inductor's own, so that one source serves both renderers.
     helpers = {n: getattr(writer, n) for n in ("def_kernel", "size", "stride", "load_input", "store_output")}
     known = {**known, "INDEX_DTYPE": f"tl.int{64 if wide else 32}"}
-    body = _template(triton_source(source, ranks)).render(**known, **helpers)
+    body = _parse_template(triton_source(source, ranks)).render(**known, **helpers)
     # Parameters that the text does not use are left out: Triton specialises a kernel on each parameter.
     words = set(WORD.findall(body))
-    values = [f"    {n}: tl.constexpr = {_literal(n, v)}" for n, v in known.items() if n in words]
+    values = [f"    {n}: tl.constexpr = {_literal_text(n, v)}" for n, v in known.items() if n in words]
     tensors = tuple(n for n in ranks if n in words)
-    parameters = [*tensors, "out_ptr", *(_parameter(*n) for n in writer.numbers)]
+    parameters = [*tensors, "out_ptr", *(_parameter_name(*n) for n in writer.numbers)]
     head = "\n".join([f"def {name}({', '.join(parameters)}):", *values])
     described = tuple(dict.fromkeys(DESCRIBED.findall(body)))
-    return Rendered(name, body.replace(HEAD, head).strip() + "\n", tensors, described, tuple(writer.numbers))
+    return RenderedKernel(name, body.replace(HEAD, head).strip() + "\n", tensors, described, tuple(writer.numbers))
 
 
 @cache
-def _template(source: str) -> Template:
+def _parse_template(source: str) -> Template:
     """Parse a template as Inductor does: an undefined name is an error."""
     from jinja2 import Environment, StrictUndefined
 
@@ -154,7 +156,7 @@ class _Writer:
         indent_width: int = 4,
         val_shape: Sequence[str] | None = None,
     ) -> str:
-        value = _broadcast(val, val_shape)
+        value = _broadcast_value(val, val_shape)
         return f"tl.store(out_ptr + {self._offset(None, indices, val_shape)}, {value}, mask={mask})"
 
     def _offset(self, name: str | None, indices: Sequence[str], shape: Sequence[str] | None) -> str:
@@ -166,7 +168,7 @@ class _Writer:
             adjacent = name is None and axis == len(indices) - 1  # outputs are contiguous
             place = self._wide(f"({index})")
             terms.append(place if adjacent else f"{place} * {self._number('stride', name, axis)}")
-        return _broadcast(" + ".join(terms) or "0", shape)
+        return _broadcast_value(" + ".join(terms) or "0", shape)
 
     def _wide(self, value: str) -> str:
         return f"tl.cast({value}, tl.int64)" if self.wide else value
@@ -175,18 +177,18 @@ class _Writer:
         number = (kind, name, range(self.ranks[name])[axis])
         # A dict keeps the order of first use, which is the order of the parameters.
         self.numbers[number] = None
-        return _parameter(*number)
+        return _parameter_name(*number)
 
 
-def _parameter(kind: str, name: str | None, axis: int) -> str:
+def _parameter_name(kind: str, name: str | None, axis: int) -> str:
     return f"{kind}_{name or 'out'}_{axis}"
 
 
-def _broadcast(value: str, shape: Sequence[str] | None) -> str:
+def _broadcast_value(value: str, shape: Sequence[str] | None) -> str:
     return f"tl.broadcast_to({value}, ({', '.join(map(str, shape))},))" if shape else f"({value})"
 
 
-def _literal(name: str, value: Any) -> str:
+def _literal_text(name: str, value: Any) -> str:
     if name == "INDEX_DTYPE":
         return str(value)
     # Python prints infinities and NaN as names that no Triton function defines.

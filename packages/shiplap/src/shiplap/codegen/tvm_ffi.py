@@ -8,34 +8,36 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from shiplap.codegen.environment import render
-from shiplap.codegen.native import SCALAR, Native, describe
-from shiplap.codegen.plan import lines
-from shiplap.declare.cpp_expression import quote
-from shiplap.declare.schema import schema
+from shiplap.codegen.environment import render_source
+from shiplap.codegen.native import SCALAR, NativeOp, describe_op
+from shiplap.codegen.plan import step_statements
+from shiplap.declare.cpp_expression import quote_cpp
+from shiplap.declare.schema import schema_text
 from shiplap.declare.spec import OpSpec
 from shiplap.plan import CallPlan
-from shiplap.plan.build import around, look_dtype
-from shiplap.plan.expression import Place
+from shiplap.plan.build import dtype_step, steps_around
+from shiplap.plan.expression import TensorPlace
 from shiplap.plan.rules.outputs import Aligned, AlignedOutput, OnCpu
-from shiplap.plan.rules.tensors import Contiguous, DtypeAmong
-from shiplap.plan.steps import Check, Step
+from shiplap.plan.rules.tensors import ContiguousTensor, DtypeAmong
+from shiplap.plan.steps import CheckStep, Step
 
 
-def tvm_ffi_source(op: Native, library: Path) -> str:
+def tvm_ffi_source(op: NativeOp, library: Path) -> str:
     """Return one translation unit that exports ``op`` and ``set_num_threads``. SL404 for checks that C++ cannot
     express.
     """
-    signature = schema(op.spec)
-    return render(
+    signature = schema_text(op.spec)
+    return render_source(
         "tvm_ffi.cpp.jinja",
-        op=describe(op, "op"),
+        op=describe_op(op, "op"),
         scalar_types=SCALAR,
-        library=quote(str(library)),
+        library=quote_cpp(str(library)),
         signature=signature,
-        quoted_signature=quote(signature),
-        narrowed=lines(narrowed_steps(op.spec, op.symbol, dtypes=op.dtypes, strided=op.strided, align=op.align)),
-        disjoint=lines(CallPlan(op.spec).outputs.disjoint_outputs),
+        quoted_signature=quote_cpp(signature),
+        narrowed=step_statements(
+            narrowed_steps(op.spec, op.symbol, dtypes=op.dtypes, strided=op.strided, align=op.align)
+        ),
+        disjoint=step_statements(CallPlan(op.spec).outputs.disjoint_outputs),
     )
 
 
@@ -45,15 +47,15 @@ def narrowed_steps(
     """Yield checks of the kernel's requirements beyond the declaration: its dtypes, contiguous tensors, alignment."""
     for arg in spec.tensors:
         assert arg.tensor is not None
-        at, steps = Place(spec.name, arg.name), list[Step]()
+        at, steps = TensorPlace(spec.name, arg.name), list[Step]()
         if dtypes and not arg.tensor.concrete:
-            steps.append(Check(DtypeAmong(at, f"kernel {symbol}", dtypes)))
+            steps.append(CheckStep(DtypeAmong(at, f"kernel {symbol}", dtypes)))
         # The native binding copies such a tensor. A tvm-ffi function makes no copies, so it refuses the call.
         if arg.name not in strided and not arg.contiguous:
-            steps.append(Check(Contiguous(at)))
+            steps.append(CheckStep(ContiguousTensor(at)))
         if align > 1:
-            steps.append(Check(Aligned(at, align)))
-        yield from around(arg, at, (look_dtype(at), *steps)) if arg.optional else steps
+            steps.append(CheckStep(Aligned(at, align)))
+        yield from steps_around(arg, at, (dtype_step(at), *steps)) if arg.optional else steps
     for out in spec.outputs if align > 1 else ():
-        yield Check(AlignedOutput(Place(spec.name, out.name, role="output"), align))
-    yield Check(OnCpu(spec.name))
+        yield CheckStep(AlignedOutput(TensorPlace(spec.name, out.name, role="output"), align))
+    yield CheckStep(OnCpu(spec.name))

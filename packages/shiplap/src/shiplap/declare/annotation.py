@@ -14,12 +14,12 @@ import torch
 from jaxtyping import AbstractArray
 
 from shiplap.declare.dim_expression import Expr
-from shiplap.declare.opaque import schema_name
+from shiplap.declare.opaque import opaque_schema_name
 from shiplap.declare.spec import Arg, Dim, ScalarKind, TensorType
 from shiplap.declare.values import Opaque
 from shiplap.errors import error
 
-_SCALARS: dict[object, ScalarKind] = {
+SCALAR_ANNOTATIONS: dict[object, ScalarKind] = {
     int: "int",
     float: "float",
     bool: "bool",
@@ -31,7 +31,12 @@ _SCALARS: dict[object, ScalarKind] = {
     torch.memory_format: "memory_format",
     torch.Generator: "Generator",
 }
-_LISTS: dict[object, ScalarKind] = {int: "list[int]", float: "list[float]", bool: "list[bool]", str: "list[str]"}
+LIST_ANNOTATIONS: dict[object, ScalarKind] = {
+    int: "list[int]",
+    float: "list[float]",
+    bool: "list[bool]",
+    str: "list[str]",
+}
 _NUMBER = ({int, float}, {int, float, complex}, {int, float, bool}, {int, float, bool, complex})  # torch's Scalar
 
 
@@ -45,18 +50,18 @@ def is_tensor(annotation: object) -> TypeGuard[type[AbstractArray]]:
 def read_tensor(annotation: type[AbstractArray], where: str) -> TensorType:
     """``Float[Tensor, "n ci"]`` → ``TensorType``."""
     tokens = annotation.dim_str.split()
-    if len(tokens) > 1 and any(not t.isidentifier() and _is_part(t) for t in tokens):
+    if len(tokens) > 1 and any(not t.isidentifier() and _is_expression_part(t) for t in tokens):
         fix = f"write each dim without blanks, such as {''.join(tokens)!r} for one dim"
         expected = "dims that are separated by blanks, each a name, a number or an expression"
         raise error("SL105", where=where, got=repr(annotation.dim_str), expected=expected, fix=fix)
-    dims = tuple(_dim(token, where) for token in tokens)
+    dims = tuple(_read_dim_token(token, where) for token in tokens)
     if sum(d.kind == "variadic" for d in dims) > 1:
         raise error("SL105", where=where, got=annotation.dim_str, expected="at most one variadic dim")
     kind = annotation.dtype if isinstance(annotation.dtype, type) else type(annotation.dtype)
     return TensorType(kind.__name__, tensor_dtypes(annotation), dims)
 
 
-def _is_part(token: str) -> bool:
+def _is_expression_part(token: str) -> bool:
     """Whether ``token`` is a part of an expression with blanks: it begins or ends in an operator or a bracket."""
     if token in ("...", "_") or (token[0] in "#?*_" and token[1:].isidentifier()):
         return False
@@ -74,7 +79,7 @@ def read_tensors(annotation: object, where: str) -> TensorType | None:
     what is no tensor."""
     if is_tensor(annotation):
         return read_tensor(annotation, where)
-    members = typing.get_args(annotation) if _is_union(annotation) else ()
+    members = typing.get_args(annotation) if _is_union_annotation(annotation) else ()
     if not members or not all(map(is_tensor, members)):
         return None
     kinds = [read_tensor(m, where) for m in members]
@@ -85,11 +90,11 @@ def read_tensors(annotation: object, where: str) -> TensorType | None:
     return TensorType("_or_".join(k.dtype_class for k in kinds), tuple(names), kinds[0].dims)
 
 
-def _is_union(annotation: object) -> bool:
+def _is_union_annotation(annotation: object) -> bool:
     return typing.get_origin(annotation) in (typing.Union, types.UnionType)
 
 
-def _dim(token: str, where: str) -> Dim:
+def _read_dim_token(token: str, where: str) -> Dim:
     if token == "...":
         return Dim("variadic", token)
     if token.startswith("*_"):
@@ -119,8 +124,8 @@ def read_argument(name: str, annotation: object, where: str) -> Arg:
     """Return a parameter of the signature as an ``Arg``. Raise SL103 for an annotation that a schema cannot carry."""
     inner, optional = _strip_optional(annotation)
     if (single := read_tensors(inner, where)) is not None:
-        return Arg(name, tensor=_own_sizes(name, single), optional=optional)
-    element, length = _element(inner)
+        return Arg(name, tensor=_with_own_broadcast_dims(name, single), optional=optional)
+    element, length = _sequence_element(inner)
     member, absent = _strip_optional(element)
     if (listed := read_tensors(member, where)) is not None:
         if repeated := next((d for d in listed.dims if d.of), None):
@@ -128,15 +133,15 @@ def read_argument(name: str, annotation: object, where: str) -> Arg:
             raise error("SL105", where=where, got=f"{repeated} in a list", expected="one size for all", fix=fix)
         return Arg(name, tensor=listed, many=True, optional=optional, length=length, absent=absent)
     if isinstance(inner, type) and issubclass(inner, Opaque):
-        schema_name(inner, where)
+        opaque_schema_name(inner, where)
         return Arg(name, scalar="object", optional=optional, cls=inner)
-    scalar = _scalar(inner, element)
+    scalar = _read_scalar_kind(inner, element)
     if scalar is not None:
         return Arg(name, scalar=scalar, optional=optional, length=length)
-    raise error("SL103", where=where, got=_show(annotation), expected=_EXPECTED, fix=_split_advice(inner))
+    raise error("SL103", where=where, got=_annotation_text(annotation), expected=_EXPECTED, fix=_split_advice(inner))
 
 
-def _own_sizes(name: str, kind: TensorType) -> TensorType:
+def _with_own_broadcast_dims(name: str, kind: TensorType) -> TensorType:
     """Return ``kind`` with each ``#n`` as a dim of the argument ``name``: ``x_n``, and ``x_n_2`` for a second one."""
     met: list[str] = []
     dims = []
@@ -147,22 +152,22 @@ def _own_sizes(name: str, kind: TensorType) -> TensorType:
     return dataclasses.replace(kind, dims=tuple(dims)) if met else kind
 
 
-def _scalar(inner: object, element: object) -> ScalarKind | None:
+def _read_scalar_kind(inner: object, element: object) -> ScalarKind | None:
     """Return the kind of an annotation without tensors, or None. ``int | float`` is a Scalar in torch's schemas."""
     if isinstance(inner, type):
-        return _SCALARS.get(inner)
-    if _is_number(inner):
+        return SCALAR_ANNOTATIONS.get(inner)
+    if _is_number_annotation(inner):
         return "Scalar"
-    if _is_number(element):
+    if _is_number_annotation(element):
         return "list[Scalar]"
-    return _LISTS.get(element) if isinstance(element, type) else None
+    return LIST_ANNOTATIONS.get(element) if isinstance(element, type) else None
 
 
-def _is_number(annotation: object) -> bool:
-    return _is_union(annotation) and set(typing.get_args(annotation)) in _NUMBER
+def _is_number_annotation(annotation: object) -> bool:
+    return _is_union_annotation(annotation) and set(typing.get_args(annotation)) in _NUMBER
 
 
-def _element(annotation: object) -> tuple[object, int]:
+def _sequence_element(annotation: object) -> tuple[object, int]:
     """Return the element type of a list, sequence or tuple, and its length.
 
     The element type is None for other annotations. The length is 0 unless an annotation such as ``tuple[T, T]`` fixes
@@ -184,7 +189,7 @@ _EXPECTED = (
 
 
 def _strip_optional(annotation: object) -> tuple[object, bool]:
-    if _is_union(annotation):
+    if _is_union_annotation(annotation):
         given = typing.get_args(annotation)
         rest = [a for a in given if a is not type(None)]
         if rest and len(rest) + 1 == len(given):
@@ -192,7 +197,7 @@ def _strip_optional(annotation: object) -> tuple[object, bool]:
     return annotation, False
 
 
-def _show(annotation: object) -> str:
+def _annotation_text(annotation: object) -> str:
     if isinstance(annotation, type) and not typing.get_args(annotation):
         return annotation.__qualname__
     return str(annotation)
@@ -215,7 +220,7 @@ def _split_advice(annotation: object) -> str:
         kinds = {type(value) for value in typing.get_args(annotation)}
         kind = kinds.pop().__name__ if len(kinds) == 1 else "str"
         return f"annotate {kind}; the reference may refuse other values"
-    if fields := _fields(annotation):
+    if fields := _class_field_names(annotation):
         return f"derive the class from sl.Opaque, or pass the fields as separate arguments: {', '.join(fields)}"
     if annotation in (Callable, typing.Callable) or typing.get_origin(annotation) is Callable:
         return "call the function outside the op and pass its result, or declare one op per function"
@@ -226,7 +231,7 @@ def _split_advice(annotation: object) -> str:
     return ""
 
 
-def _fields(annotation: object) -> list[str]:
+def _class_field_names(annotation: object) -> list[str]:
     """Return the names of the fields of a dataclass or a named tuple."""
     if dataclasses.is_dataclass(annotation):
         return [field.name for field in dataclasses.fields(annotation)]

@@ -26,34 +26,34 @@ def read_batching(spec: OpSpec, dim: str) -> Batching:
     """``dim`` as declared. SL117 unless it is a plain size of an argument and of every output, and no other size."""
 
     def place(name: str, tensor: TensorType) -> int | None:
-        at = [i for i, d in enumerate(tensor.dims) if dim in _names(d)]
+        at = [i for i, d in enumerate(tensor.dims) if dim in _dim_names(d)]
         if not at:
             return None
         if len(at) > 1 or tensor.dims[at[0]].kind != "name" or tensor.dims[at[0]].of or tensor.variadic:
-            raise _refused(spec, dim, f"{dim!r} in {name!r}, {tensor}", "once, as a plain dim")
+            raise _batching_error(spec, dim, f"{dim!r} in {name!r}, {tensor}", "once, as a plain dim")
         return at[0]
 
     if spec.mutated or spec.dynamic:
-        raise _refused(spec, dim, "an op that writes to its arguments, or whose sizes depend on data", "neither")
+        raise _batching_error(spec, dim, "an op that writes to its arguments, or whose sizes depend on data", "neither")
     tensors = [(a, place(a.name, a.tensor)) for a in spec.tensors if a.tensor is not None]
-    joined = [(a.name, at) for a, at in tensors if at is not None and _single(spec, dim, a)]
+    joined = [(a.name, at) for a, at in tensors if at is not None and _require_single_size(spec, dim, a)]
     outputs = [place(o.name, o.tensor) for o in spec.outputs]
     derived = [name for name, expr in spec.dims if dim in expr.names]
     if not joined or None in outputs or derived:
         got = f"{derived[0]} follows from it" if derived else "it is missing in an output, or in all arguments"
-        raise _refused(spec, dim, got, "a dim of an argument and of every output")
+        raise _batching_error(spec, dim, got, "a dim of an argument and of every output")
     return Batching(dim, tuple(joined), tuple(at for at in outputs if at is not None))
 
 
-def _names(dim: Dim) -> frozenset[str]:
+def _dim_names(dim: Dim) -> frozenset[str]:
     return (dim.expr.names if dim.expr is not None else frozenset()) or frozenset({dim.of or dim.text})
 
 
-def _single(spec: OpSpec, dim: str, arg: Arg) -> bool:
+def _require_single_size(spec: OpSpec, dim: str, arg: Arg) -> bool:
     if arg.many:
-        raise _refused(spec, dim, f"the list {arg.name!r}", "single tensors")
+        raise _batching_error(spec, dim, f"the list {arg.name!r}", "single tensors")
     return True
 
 
-def _refused(spec: OpSpec, dim: str, got: str, expected: str) -> Exception:
+def _batching_error(spec: OpSpec, dim: str, got: str, expected: str) -> Exception:
     return error("SL117", where=f"{spec.name}, batches({dim!r})", got=got, expected=expected)

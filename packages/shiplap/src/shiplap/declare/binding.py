@@ -41,7 +41,7 @@ class Binding:
         return dtype
 
 
-def shape_of(out: Output, env: Mapping[str, EnvValue]) -> list[Size]:
+def declared_output_shape(out: Output, env: Mapping[str, EnvValue]) -> list[Size]:
     """The shape of an output once ``env`` holds every dim it names."""
     shape: list[Size] = []
     for dim in out.tensor.dims:

@@ -21,7 +21,7 @@ from shiplap.declare.values import Env, EnvValue, Value
 from shiplap.errors import error
 
 KINDS = ("pow2", "exact", "none")
-LONGEST = 4096  # characters of a bucket as text
+LONGEST_BUCKET_VALUE = 4096  # characters of a bucket as text
 Key: TypeAlias = tuple[Hashable, ...]  # values of a bucket, then dtypes and layout as text
 
 
@@ -37,19 +37,19 @@ class Bucket:
     @classmethod
     def parse(cls, text: str) -> Bucket:
         """Return the bucket that prints as ``text``. Raise ValueError for any other text."""
-        if len(text) > LONGEST:
+        if len(text) > LONGEST_BUCKET_VALUE:
             raise ValueError(f"no bucket: {text[:40]!r}...")
         try:
             parsed = ast.parse(f"[{text}]", mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as e:  # all of the parser, for nested or odd text
             raise ValueError(f"no bucket: {text[:200]!r}") from e
-        limits = [_limit(node) for node in parsed.elts] if isinstance(parsed, ast.List) else [None]
+        limits = [_read_size_limit(node) for node in parsed.elts] if isinstance(parsed, ast.List) else [None]
         if None in limits:
             raise ValueError(f"no bucket: {text[:200]!r}")
         return cls(tuple(limit for limit in limits if limit is not None))
 
 
-def _limit(node: ast.expr) -> tuple[str, str, Hashable] | None:
+def _read_size_limit(node: ast.expr) -> tuple[str, str, Hashable] | None:
     """Return a parsed ``name<=value`` or ``name==value``, or None for any other expression."""
     match node:
         case ast.Compare(ast.Name(name), [ast.LtE() | ast.Eq() as sign], [value]):
@@ -57,14 +57,14 @@ def _limit(node: ast.expr) -> tuple[str, str, Hashable] | None:
                 limit = ast.literal_eval(value)
             except (TypeError, ValueError, RecursionError):
                 return None
-            return (name, "<=" if isinstance(sign, ast.LtE) else "==", limit) if _bounded(limit) else None
+            return (name, "<=" if isinstance(sign, ast.LtE) else "==", limit) if _is_bounded_value(limit) else None
     return None
 
 
-def _bounded(value: object) -> bool:
+def _is_bounded_value(value: object) -> bool:
     """Whether a call can have such a value: a number of 64 bits, a text, or a tuple of these."""
     if isinstance(value, tuple):
-        return all(map(_bounded, value))
+        return all(map(_is_bounded_value, value))
     if isinstance(value, int):
         return -(1 << 63) <= value <= 1 << 63  # a bound is rounded up
     if isinstance(value, str):
@@ -73,7 +73,7 @@ def _bounded(value: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Rule:
+class BucketRule:
     """The rule that sorts the calls of one op into buckets.
 
     ``kinds`` pairs each free dim or scalar with its kind of bucket ("pow2", "exact", ...), in declared order.
@@ -99,7 +99,9 @@ class Rule:
         text = (
             f"lambda call: (lambda e, d, a: (call.device.type, {', '.join(parts)}))(call.env, call.dtypes, call.args)"
         )
-        quick: Callable[[Binding], Key] = eval(text, {"_round": _round, "_plain": _plain, "layout_of": layout_of})
+        quick: Callable[[Binding], Key] = eval(
+            text, {"_round": _round_up_pow2, "_plain": _plain_key_value, "layout_of": bucket_layout}
+        )
         return quick
 
     def bucket(self, env: Env) -> Bucket:
@@ -114,11 +116,13 @@ class Rule:
 
     def values(self, env: Env) -> Key:
         """Return the values of a bucket, without their names. They distinguish the buckets of one op."""
-        return tuple([_round(env.get(name)) if pow2 else _plain(env.get(name)) for name, pow2 in self._get])
+        return tuple(
+            [_round_up_pow2(env.get(name)) if pow2 else _plain_key_value(env.get(name)) for name, pow2 in self._get]
+        )
 
     def key(self, call: Binding) -> Key:
         """Return values, dtypes and layout of a call. The keys of calls that share a choice are equal."""
-        return (*self.values(call.env), dtypes_of(self, call), layout_of(call.args))
+        return (*self.values(call.env), bucket_dtypes(self, call), bucket_layout(call.args))
 
     def text(self, key: Key) -> str:
         """Return a key without its device as text for people."""
@@ -129,38 +133,38 @@ class Rule:
         return ", ".join(f"{name}: {kind}" for name, kind in self.kinds)
 
 
-def _round(size: EnvValue) -> Hashable:
+def _round_up_pow2(size: EnvValue) -> Hashable:
     if type(size) is int:
         return 1 << (size - 1).bit_length() if size > 0 else 0
-    return tuple(map(_round, size)) if isinstance(size, (tuple, list)) else size
+    return tuple(map(_round_up_pow2, size)) if isinstance(size, (tuple, list)) else size
 
 
-def _plain(value: EnvValue) -> Hashable:
+def _plain_key_value(value: EnvValue) -> Hashable:
     return tuple(value) if isinstance(value, list) else value
 
 
-def dtypes_of(rule: Rule, call: Binding) -> str:
+def bucket_dtypes(rule: BucketRule, call: Binding) -> str:
     """Return the dtype of each dtype class of the call, such as ``Float=float16``."""
     dtypes = call.dtypes
     return ", ".join([f"{c}={str(dtypes[c])[6:]}" for c in rule.classes if c in dtypes])
 
 
-def layout_of(args: Sequence[Value]) -> str:
+def bucket_layout(args: Sequence[Value]) -> str:
     """Return a code for each tensor: ``c`` contiguous, ``-`` absent, else the order of its dims, ``+`` with gaps."""
-    return ",".join([_code(v) for v in args if v is None or isinstance(v, Tensor) or _lists(v)])
+    return ",".join([_layout_code(v) for v in args if v is None or isinstance(v, Tensor) or _lists_as_tuples(v)])
 
 
-def _code(value: Value) -> str:
+def _layout_code(value: Value) -> str:
     if isinstance(value, Tensor):
-        return "c" if value.is_contiguous() else _order(value)
-    return f"[{','.join(map(_code, value))}]" if isinstance(value, (list, tuple)) else "-"
+        return "c" if value.is_contiguous() else _dim_order_code(value)
+    return f"[{','.join(map(_layout_code, value))}]" if isinstance(value, (list, tuple)) else "-"
 
 
-def _lists(value: Value) -> bool:
+def _lists_as_tuples(value: Value) -> bool:
     return isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value)
 
 
-def _order(t: Tensor) -> str:
+def _dim_order_code(t: Tensor) -> str:
     """Return the order of dims in memory: ``10`` for a transposed matrix, ``0231`` for channels last."""
     strides = t.stride()
     order = sorted(range(t.dim()), key=lambda d: (-strides[d], d))
@@ -168,17 +172,19 @@ def _order(t: Tensor) -> str:
     return "".join(map(str, order)) + ("" if dense else "+")
 
 
-def _exact(kind: str) -> bool:
+def _is_exact_by_default(kind: str) -> bool:
     """Whether calls with different values of such a scalar have different choices by default."""
     return "float" not in kind and kind != "object"
 
 
-def read_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, str] | None = None) -> Rule:
+def read_bucket_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, str] | None = None) -> BucketRule:
     """Return the bucket rule of ``spec``. Raise SL115 for an unknown name or kind."""
     computed = {name for name, _ in spec.dims}
     dims = [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")]
     free = dict.fromkeys(d for d in dims if d not in computed and d != "...")
-    merged = dict.fromkeys(free, default) | {a.name: "exact" for a in spec.scalars if _exact(str(a.scalar))}
+    merged = dict.fromkeys(free, default) | {
+        a.name: "exact" for a in spec.scalars if _is_exact_by_default(str(a.scalar))
+    }
     floats = {a.name: "none" for a in spec.scalars if a.name not in merged}
     merged = {**merged, **floats}
     for name, kind in [("the default", default), *(kinds or {}).items()]:
@@ -189,4 +195,4 @@ def read_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, str] | No
     tensors = [(i, a) for i, a in enumerate(spec.args) if a.tensor is not None]
     plain = tuple((i, a.optional) for i, a in tensors if not a.many)
     lists = any(a.many for _, a in tensors) or any(a.optional for a in spec.scalars)
-    return Rule(tuple({**merged, **(kinds or {})}.items()), tuple(classes), plain, lists)
+    return BucketRule(tuple({**merged, **(kinds or {})}.items()), tuple(classes), plain, lists)

@@ -7,17 +7,17 @@ import sys
 from collections.abc import Iterable
 
 from shiplap.declare.code_parts import AnyValue
-from shiplap.declare.code_walk import Part, walk
+from shiplap.declare.code_walk import CodePart, walk_code
 
 HEAD = sys.implementation.cache_tag or ""  # another Python compiles to other instructions
 
 
 def code_digest(*roots: AnyValue) -> str:
     """The digest of functions and objects with all that they use: another one when they behave differently."""
-    return digest_of(walk(*roots))
+    return digest_of_parts(walk_code(*roots))
 
 
-def digest_of(parts: Iterable[Part]) -> str:
+def digest_of_parts(parts: Iterable[CodePart]) -> str:
     """The digest of the parts of a walk."""
     digest = hashlib.sha256(HEAD.encode())
     for part in parts:
@@ -26,6 +26,6 @@ def digest_of(parts: Iterable[Part]) -> str:
     return digest.hexdigest()[:16]
 
 
-def unfollowed(*roots: AnyValue) -> str:
+def first_unfollowed(*roots: AnyValue) -> str:
     """The first thing that ``roots`` use and no walk can look into. Empty if there is none."""
-    return next((str(part.value) for part in walk(*roots) if part.kind == "unfollowed"), "")
+    return next((str(part.value) for part in walk_code(*roots) if part.kind == "unfollowed"), "")

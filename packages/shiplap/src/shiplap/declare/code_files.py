@@ -33,19 +33,19 @@ STANDARD = tuple(os.path.join(os.path.realpath(sysconfig.get_path(p)), "") for p
 SITES = ("site-packages", "dist-packages")
 
 
-def top_of(module: str | None) -> str:
+def top_package(module: str | None) -> str:
     """The package at the top of a dotted name."""
     return (module or "").partition(".")[0]
 
 
 @cache
-def stands(top: str) -> bool:
+def version_covers_code(top: str) -> bool:
     """Whether a version stands for the code of the package ``top``: of Python, of torch or of a well-known library."""
     if top in STABLE or top in VERSIONED:
         return True
     if top not in sys.stdlib_module_names:
         return False
-    file = _file_of(sys.modules.get(top))  # an author's module may have the name of one of Python's
+    file = _module_file(sys.modules.get(top))  # an author's module may have the name of one of Python's
     return file is None or (os.path.realpath(file).startswith(STANDARD) and not any(s in file for s in SITES))
 
 
@@ -66,13 +66,13 @@ def file_digest(path: str | Path) -> str:
     """The digest of a file as it is now, or why it cannot be read."""
     try:
         about = os.stat(path)
-        return _content(str(path), about.st_size, about.st_mtime_ns, about.st_ino)
+        return _file_content_digest(str(path), about.st_size, about.st_mtime_ns, about.st_ino)
     except OSError:
         return "no such file"
 
 
 @cache
-def _content(path: str, _size: int, _written: int, _inode: int) -> str:
+def _file_content_digest(path: str, _size: int, _written: int, _inode: int) -> str:
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -82,7 +82,7 @@ def _content(path: str, _size: int, _written: int, _inode: int) -> str:
 
 def extension_file(module: str | None) -> str | None:
     """The file of a module that is not written in Python."""
-    file = _file_of(sys.modules.get(module or ""))
+    file = _module_file(sys.modules.get(module or ""))
     return file if file is not None and not file.endswith(".py") else None
 
 
@@ -92,10 +92,10 @@ def module_files(module: str) -> list[tuple[str, str]]:
     loaded = sys.modules.get(module)
     package = _regular_package(loaded)
     if package is not None:
-        listed = _below(package)
+        listed = _files_below(package)
         return [(f.relative_to(package.parent).as_posix(), file_digest(f)) for f in listed]
-    file = _file_of(loaded)
-    if file is None or not _holds(file, loaded):
+    file = _module_file(loaded)
+    if file is None or not _file_has_function_code(file, loaded):
         return []
     return [(f.name, file_digest(f)) for f in _imported_beside(Path(file))]
 
@@ -112,11 +112,11 @@ def spec_files(name: str) -> list[tuple[str, str]]:
         return [(name, "no such module")]
     path = Path(about.origin)
     if about.submodule_search_locations is not None or "." in name:
-        return [(f.relative_to(path.parent).as_posix(), file_digest(f)) for f in _below(path.parent)]
+        return [(f.relative_to(path.parent).as_posix(), file_digest(f)) for f in _files_below(path.parent)]
     return [(f.name, file_digest(f)) for f in _imported_beside(path)]
 
 
-def _file_of(module: ModuleType | None) -> str | None:
+def _module_file(module: ModuleType | None) -> str | None:
     file = vars(module).get("__file__") if module is not None else None
     return file if isinstance(file, str) else None
 
@@ -126,7 +126,7 @@ def _regular_package(module: ModuleType | None) -> Path | None:
     name = vars(module).get("__package__") if module is not None else None
     outermost = None
     while isinstance(name, str) and name:
-        file = _file_of(sys.modules.get(name))
+        file = _module_file(sys.modules.get(name))
         if file is None:
             break
         if Path(file).name.startswith("__init__."):
@@ -135,26 +135,26 @@ def _regular_package(module: ModuleType | None) -> Path | None:
     return outermost
 
 
-def _below(folder: Path) -> list[Path]:
+def _files_below(folder: Path) -> list[Path]:
     listed = (p for p in folder.rglob("*") if p.name.endswith(SUFFIXES) and "__pycache__" not in p.parts)
     return sorted(listed)[:MOST_FILES]
 
 
-def _holds(file: str, module: ModuleType | None) -> bool:
+def _file_has_function_code(file: str, module: ModuleType | None) -> bool:
     """Whether the file, as it is now, has the code of every function that was loaded from it."""
     try:
-        held = set(_codes(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)))
+        held = set(_code_objects_within(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)))
     except (OSError, SyntaxError, ValueError):
         return False
     functions = [v for v in (vars(module) if module is not None else {}).values() if isinstance(v, FunctionType)]
     return all(f.__code__ in held for f in functions if f.__code__.co_filename == file)
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def _code_objects_within(code: CodeType) -> Iterator[CodeType]:
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from _code_objects_within(constant)
 
 
 def _imported_beside(first: Path) -> list[Path]:
@@ -166,14 +166,14 @@ def _imported_beside(first: Path) -> list[Path]:
         if at in known or not at.is_file():
             continue
         known[at] = None
-        for name in _imports_of(at):
+        for name in _imports_in_file(at):
             package = first.parent / name
             left.append(first.parent / f"{name}.py")
-            left += _below(package) if (package / "__init__.py").is_file() else ()
+            left += _files_below(package) if (package / "__init__.py").is_file() else ()
     return list(known)
 
 
-def _imports_of(path: Path) -> Iterable[str]:
+def _imports_in_file(path: Path) -> Iterable[str]:
     if path.suffix != ".py":
         return ()
     try:
@@ -183,9 +183,9 @@ def _imports_of(path: Path) -> Iterable[str]:
     names: dict[str, None] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= dict.fromkeys(top_of(alias.name) for alias in node.names)
+            names |= dict.fromkeys(top_package(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            names |= dict.fromkeys([top_of(node.module)] if node.module else [a.name for a in node.names])
+            names |= dict.fromkeys([top_package(node.module)] if node.module else [a.name for a in node.names])
     return names
 
 
@@ -215,7 +215,7 @@ def tensor_text(value: Tensor) -> tuple[str, bool]:
     held = _tensors.get(id(value))
     if held is None or held[1] != state:
         try:
-            digest = _values(value)
+            digest = _tensor_values_text(value)
         except RuntimeError:  # a device that cannot be read now, as during a capture
             return form, False
         if len(_tensors) >= _MOST_TENSORS:
@@ -224,7 +224,7 @@ def tensor_text(value: Tensor) -> tuple[str, bool]:
     return f"{form} {held[2]}", True
 
 
-def _values(value: Tensor) -> str:
+def _tensor_values_text(value: Tensor) -> str:
     with without_modes():
         plain = value.detach().cpu().contiguous()
         size = plain.numel() * plain.element_size()

@@ -18,7 +18,7 @@ from types import CodeType, EllipsisType, NoneType, NotImplementedType
 from typing import TypeAlias
 
 PLAIN = (bool, int, float, complex, str, bytes, NoneType, EllipsisType, NotImplementedType)
-Plain: TypeAlias = bool | int | float | complex | str | bytes | None
+PlainValue: TypeAlias = bool | int | float | complex | str | bytes | None
 Instructions: TypeAlias = Sequence[dis.Instruction]
 
 LOOKUPS = frozenset({"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller"})
@@ -74,7 +74,7 @@ def code_use(code: CodeType) -> CodeUse:
     return held[1]
 
 
-def plain_text(value: Plain | EllipsisType) -> str:
+def plain_text(value: PlainValue | EllipsisType) -> str:
     """A plain value as text, which also tells ``1`` from ``True`` and ``1.0``."""
     return f"{type(value).__name__} {value!r}"
 
@@ -90,7 +90,7 @@ def constant_text(value: object) -> str:
 
 def _read_code(code: CodeType) -> CodeUse:
     use = CodeUse()
-    instructions = _without_annotations(_without_places(list(dis.get_instructions(code))))
+    instructions = _without_annotations(_without_class_places(list(dis.get_instructions(code))))
     arguments = code.co_argcount + code.co_kwonlyargcount
     head = code.co_varnames[:arguments], code.co_argcount, code.co_posonlyargcount, code.co_flags & FLAGS
     lines = [f"{head} {code.co_exceptiontable.hex()}"]
@@ -116,9 +116,9 @@ def _instruction_text(each: dis.Instruction, offsets: Sequence[int]) -> str:
 def _read_instruction(use: CodeUse, code: CodeType, listed: Instructions, at: int, each: dis.Instruction) -> None:
     name, value = each.opname, each.argval
     if each.opcode in dis.hasconst:
-        for inner in _flat(value):
+        for inner in _flat_constants(value):
             if isinstance(inner, CodeType):
-                _join(use, code_use(inner))
+                _join_code_use(use, code_use(inner))
             else:
                 use.constants.append(inner)
         return
@@ -131,8 +131,8 @@ def _read_instruction(use: CodeUse, code: CodeType, listed: Instructions, at: in
     elif name in STORES or (name == "STORE_DEREF" and value in code.co_freevars):
         use.stored.add(value)
     elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
-        key = start_of(listed, at - 1)
-        use.stored.update(_holder(listed, key - 1) if key else ())
+        key = expression_start(listed, at - 1)
+        use.stored.update(_loaded_holder_name(listed, key - 1) if key else ())
     elif name == "IMPORT_NAME":
         level, names = (listed[at - 2].argval, listed[at - 1].argval) if at > 1 else (0, None)
         use.imports.append((level if isinstance(level, int) else 0, value, tuple(names or ())))
@@ -143,7 +143,7 @@ def _read_instruction(use: CodeUse, code: CodeType, listed: Instructions, at: in
 def _read_attribute(use: CodeUse, listed: Instructions, at: int, name: str) -> None:
     """An attribute or method: a change in place, an operator, or what hides which code runs."""
     if name in MUTATORS or (name.endswith("_") and not name.endswith("__")):
-        use.stored.update(_holder(listed, at - 1))
+        use.stored.update(_loaded_holder_name(listed, at - 1))
     if name in HIDING_ATTRIBUTES:
         use.hiding = use.hiding or name
     if name == "ops" and at and listed[at - 1].opname in ("LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF"):
@@ -151,7 +151,7 @@ def _read_attribute(use: CodeUse, listed: Instructions, at: int, name: str) -> N
         use.operators.add((listed[at - 1].argval, "::".join(map(str, after))))
 
 
-def _join(use: CodeUse, inner: CodeUse) -> None:
+def _join_code_use(use: CodeUse, inner: CodeUse) -> None:
     use.constants += inner.constants
     use.imports += inner.imports
     use.globals |= inner.globals
@@ -161,15 +161,15 @@ def _join(use: CodeUse, inner: CodeUse) -> None:
     use.hiding = use.hiding or inner.hiding
 
 
-def _flat(value: object) -> Iterator[object]:
+def _flat_constants(value: object) -> Iterator[object]:
     if isinstance(value, (tuple, frozenset)):
         for each in value:
-            yield from _flat(each)
+            yield from _flat_constants(each)
     else:
         yield value
 
 
-def _holder(listed: Instructions, at: int) -> list[str]:
+def _loaded_holder_name(listed: Instructions, at: int) -> list[str]:
     """The name of the global, captured variable or attribute whose value instruction ``at`` loads, if it is one."""
     if at < 0:
         return []
@@ -178,7 +178,9 @@ def _holder(listed: Instructions, at: int) -> list[str]:
         return [each.argval]
     if each.opname == "LOAD_FAST":  # a local may be another name of one
         kept = [i for i, e in enumerate(listed[:at]) if e.opname == "STORE_FAST" and e.argval == each.argval]
-        return [name for i in kept for name in _holder(listed, i - 1) if listed[i - 1].opname != "LOAD_FAST"]
+        return [
+            name for i in kept for name in _loaded_holder_name(listed, i - 1) if listed[i - 1].opname != "LOAD_FAST"
+        ]
     return []
 
 
@@ -186,14 +188,14 @@ def _is_lookup_of_constant(listed: Instructions, at: int) -> bool:
     """Whether ``getattr`` and its like, loaded by instruction ``at``, are called with a constant as the name."""
     following: Instructions = [e for e in listed[at + 1 :] if e.opname not in ("PUSH_NULL", "RESUME", "NOP")]
     if listed[at].argval not in ("attrgetter", "methodcaller"):
-        following = _after_value(following)
+        following = _instructions_after_value(following)
     if not following or following[0].opname != "LOAD_CONST" or not isinstance(following[0].argval, str):
         return False
     rest = following[1:]
-    return _is_call(rest) or _is_call(_after_value(rest))
+    return _is_call_instruction(rest) or _is_call_instruction(_instructions_after_value(rest))
 
 
-def _after_value(following: Instructions) -> Instructions:
+def _instructions_after_value(following: Instructions) -> Instructions:
     """What comes after a name or a constant with its attributes. Nothing where another expression stands."""
     if not following or following[0].opname not in SIMPLE:
         return []
@@ -203,11 +205,11 @@ def _after_value(following: Instructions) -> Instructions:
     return following[attributes:]
 
 
-def _is_call(following: Instructions) -> bool:
+def _is_call_instruction(following: Instructions) -> bool:
     return bool(following) and following[0].opname in ("CALL", "PRECALL")
 
 
-def start_of(listed: Instructions, end: int) -> int | None:
+def expression_start(listed: Instructions, end: int) -> int | None:
     """Where the expression begins whose value instruction ``end`` leaves on the stack. None across a jump."""
     left = 1
     for at in range(end, -1, -1):
@@ -220,7 +222,7 @@ def start_of(listed: Instructions, end: int) -> int | None:
     return None
 
 
-def _without_places(listed: Instructions) -> list[dis.Instruction]:
+def _without_class_places(listed: Instructions) -> list[dis.Instruction]:
     """Instructions of the body of a class, without its docstring, its name and its line."""
     kept: list[dis.Instruction] = []
     for each in listed:
@@ -240,9 +242,9 @@ def _without_annotations(listed: list[dis.Instruction]) -> list[dis.Instruction]
             continue
         end = at - 2  # the code object comes last, and before it the captured variables
         if (each.arg or 0) & 8:
-            cells = start_of(kept, end)
+            cells = expression_start(kept, end)
             end = cells - 1 if cells is not None else -1
-        start = start_of(kept, end) if end >= 0 else None
+        start = expression_start(kept, end) if end >= 0 else None
         if start is not None:
             kept[at] = each._replace(arg=(each.arg or 0) & ~4, argval=(each.arg or 0) & ~4)
             del kept[start : end + 1]

@@ -47,9 +47,9 @@ from shiplap.declare.code_files import (
     module_files,
     shiplap_digest,
     spec_files,
-    stands,
     tensor_text,
-    top_of,
+    top_package,
+    version_covers_code,
     version_text,
 )
 from shiplap.declare.code_parts import AnyValue, HasCode
@@ -58,7 +58,7 @@ from shiplap.torch_private.graph_keys import TORCHS_OWN
 
 Kind: TypeAlias = Literal["code", "constant", "data", "function", "library", "file", "unfollowed"]
 
-NATIVE = (
+NATIVE_CALLABLES = (
     BuiltinFunctionType,
     MethodDescriptorType,
     MethodWrapperType,
@@ -83,12 +83,19 @@ _LIVE = (
     "contextvars io logging queue random socket subprocess threading weakref"
 )
 LIVE = frozenset(_LIVE.split())
-WRAPPED = ("fn", "func", "py_func", "__wrapped__", "__func__", "_init_fn")  # under which libraries keep a function
+WRAPPED_ATTRIBUTES = (
+    "fn",
+    "func",
+    "py_func",
+    "__wrapped__",
+    "__func__",
+    "_init_fn",
+)  # under which libraries keep a function
 KERNEL = ("configs", "debug", "do_not_specialize", "do_not_specialize_on_alignment", "keys", "noinline", "values")
 MOST_CONSTANTS = 64  # of one container, for those who mine them
 
 
-class Part(NamedTuple):
+class CodePart(NamedTuple):
     """Something that code uses: its text for a digest, and what it is to other readers.
 
     ``value`` is the constant, the function, the object of Shiplap (such as an op), the name of the library, or the
@@ -109,38 +116,38 @@ find_op: Callable[[str], HasCode | None] = _find_no_op
 _CONTAINERS: tuple[AnyValue, ...] = (list, tuple, set, frozenset)
 
 
-def walk(*roots: AnyValue, most: int = 1 << 16) -> list[Part]:
+def walk_code(*roots: AnyValue, most: int = 1 << 16) -> list[CodePart]:
     """All that ``roots`` use, in an order that is the same in every process that loaded the same code.
 
     Args:
         roots: functions, objects or containers of them.
         most: the number of functions, classes and other objects that are looked at.
     """
-    scout = _Walk(most, frozenset(), reads_data=False)
+    scout = _CodeWalk(most, frozenset(), reads_data=False)
     scout.run(roots)
-    walker = _Walk(most, scout.state(), reads_data=True)
+    walker = _CodeWalk(most, scout.state(), reads_data=True)
     walker.run(roots)
     return walker.parts
 
 
 def constants_used(*roots: AnyValue, most: int) -> list[AnyValue]:
     """The plain constants that ``roots`` and the code that they use hold, without docstrings, the nearest first."""
-    scout = _Walk(most, frozenset(), reads_data=False)
+    scout = _CodeWalk(most, frozenset(), reads_data=False)
     scout.run(roots)
     return [part.value for part in scout.parts if part.kind == "constant"]
 
 
 def libraries_used(*roots: AnyValue) -> set[str]:
     """The packages at the top of all modules whose code ``roots`` use, by name."""
-    scout = _Walk(1 << 16, frozenset(), reads_data=False)
+    scout = _CodeWalk(1 << 16, frozenset(), reads_data=False)
     scout.run(roots)
-    functions = {top_of(_module_of(part.value)) for part in scout.parts if part.kind == "function"}
+    functions = {top_package(_defining_module(part.value)) for part in scout.parts if part.kind == "function"}
     return functions | {part.value for part in scout.parts if part.kind == "library" and part.value}
 
 
 def is_followed(value: AnyValue) -> bool:
     """Whether the walk looks into a function or class: it is not of Python, torch or a well-known library."""
-    return not stands(top_of(_module_of(value)))
+    return not version_covers_code(top_package(_defining_module(value)))
 
 
 def values_used(fn: FunctionType) -> Iterator[tuple[str, AnyValue]]:
@@ -154,11 +161,11 @@ def values_used(fn: FunctionType) -> Iterator[tuple[str, AnyValue]]:
     for name in sorted(use.globals & fn.__globals__.keys()):
         value = fn.__globals__[name]
         yield name, value
-        if isinstance(value, ModuleType) and not stands(top_of(value.__name__)):
+        if isinstance(value, ModuleType) and not version_covers_code(top_package(value.__name__)):
             yield from ((f"{name}.{n}", vars(value)[n]) for n in sorted(use.names & vars(value).keys()))
 
 
-def _module_of(value: AnyValue) -> str:
+def _defining_module(value: AnyValue) -> str:
     """The module in which a function or class was written. A decorator may have given a function another name."""
     if isinstance(value, FunctionType):
         name = value.__globals__.get("__name__")
@@ -167,31 +174,31 @@ def _module_of(value: AnyValue) -> str:
     return name if isinstance(name, str) else ""
 
 
-class _Home(NamedTuple):
+class _HomeModule(NamedTuple):
     """The module of the code that is being described, by name and by its globals."""
 
     module: str
     names: dict[str, AnyValue]
 
 
-class _Walk:
+class _CodeWalk:
     """One pass. Objects get numbers in the order in which they are met, and are described in this order."""
 
     def __init__(self, most: int, state: frozenset[str], *, reads_data: bool) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[CodePart] = []
         self.most, self.names_of_state, self.reads_data = most, state, reads_data
         self.used: set[str] = set()  # names that code uses
         self.stores: list[tuple[FunctionType, set[str]]] = []  # what functions assign to
         self.members: set[int] = set()  # functions that were met as members of a class
         self._numbers: dict[int, int] = {}
         self._held: list[AnyValue] = []  # a number is by id, which lasts while the object is held
-        self._left: deque[tuple[AnyValue, _Home]] = deque()
-        self._home = _Home("", {})
+        self._left: deque[tuple[AnyValue, _HomeModule]] = deque()
+        self._home = _HomeModule("", {})
         self._filed: set[str] = set()  # modules whose files are parts already
 
     def run(self, roots: Sequence[AnyValue]) -> None:
         for root in roots:
-            if isinstance(root, (FunctionType, MethodType)) and top_of(_module_of(root)) == "shiplap":
+            if isinstance(root, (FunctionType, MethodType)) and top_package(_defining_module(root)) == "shiplap":
                 self.add("library", f"shiplap {root.__qualname__} {shiplap_digest()}", "shiplap")
             self.add("data", self.text(root))
         while self._left and len(self._held) <= self.most:
@@ -214,7 +221,7 @@ class _Walk:
         return frozenset(state)
 
     def add(self, kind: Kind, text: str, value: AnyValue = None) -> None:
-        self.parts.append(Part(kind, text, value))
+        self.parts.append(CodePart(kind, text, value))
 
     # --- a value where it is used -------------------------------------------------------------------------------------
 
@@ -223,7 +230,7 @@ class _Walk:
         kind = type(value)
         if kind in PLAIN:
             self.add("constant", "", value)
-            return self._path(value) if kind is str and os.path.isabs(value) else _short(plain_text(value))
+            return self._path(value) if kind is str and os.path.isabs(value) else _shortened_text(plain_text(value))
         if kind is tuple or kind is torch.Size:
             return f"({', '.join(map(self.text, value))})"
         if kind in (set, frozenset):
@@ -231,8 +238,8 @@ class _Walk:
         if isinstance(value, PurePath):
             return self._path(str(value))
         if isinstance(value, ModuleType):
-            if not stands(top_of(value.__name__)):
-                self._files_of(_Home(value.__name__, vars(value)))
+            if not version_covers_code(top_package(value.__name__)):
+                self._files_of(_HomeModule(value.__name__, vars(value)))
             return f"module {value.__name__}"
         number = self._numbers.get(id(value))
         if number is None:
@@ -247,7 +254,7 @@ class _Walk:
             return f"{{{', '.join(sorted(map(self.text, members)))}}}"
         digests = []
         for member in members:
-            alone = _Walk(self.most, self.names_of_state, reads_data=self.reads_data)
+            alone = _CodeWalk(self.most, self.names_of_state, reads_data=self.reads_data)
             alone._numbers, alone._held = dict(self._numbers), list(self._held)
             alone.run([member])
             digests.append((hashlib.sha256("\n".join(p.text for p in alone.parts).encode()).hexdigest(), alone))
@@ -273,7 +280,7 @@ class _Walk:
         self.add("unfollowed", why, why)
         self._files_of(self._home)
 
-    def _files_of(self, home: _Home) -> None:
+    def _files_of(self, home: _HomeModule) -> None:
         """Parts for all that a module may use: its files, or all that it holds where no file has what was loaded."""
         if home.module in self._filed or not home.module:
             return
@@ -319,9 +326,9 @@ class _Walk:
             self.add("data", f"cached property {self.text(value.func)}")
         elif isinstance(value, CodeType):
             self.add("code", code_use(value).text)
-        elif isinstance(value, NATIVE):
+        elif isinstance(value, NATIVE_CALLABLES):
             self._native(value)
-        elif stands(top_of(_module_of(type(value)))):
+        elif version_covers_code(top_package(_defining_module(type(value)))):
             self._foreign_object(value)
         else:
             self._object(value)
@@ -333,14 +340,14 @@ class _Walk:
         constants = [i for i in range(before, len(self.parts)) if self.parts[i].kind == "constant"]
         for i in reversed(constants[MOST_CONSTANTS:]):
             del self.parts[i]
-        self.add("data", f"{type(value).__name__} {_short(', '.join(texts))}")
+        self.add("data", f"{type(value).__name__} {_shortened_text(', '.join(texts))}")
 
     def _function(self, fn: FunctionType) -> None:
-        module = _module_of(fn)
-        if stands(top_of(module)):
+        module = _defining_module(fn)
+        if version_covers_code(top_package(module)):
             self._foreign_function(fn)
             return
-        self._home = _Home(module, fn.__globals__)
+        self._home = _HomeModule(module, fn.__globals__)
         use = code_use(fn.__code__)
         self.used |= use.names
         if use.stored:
@@ -352,7 +359,7 @@ class _Walk:
                 self._file(constant)
         self.add("data", f"defaults {self.text(fn.__defaults__)} {self.text(fn.__kwdefaults__)}")
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-            self._named(name, _content(cell))
+            self._named(name, _closure_cell_value(cell))
         for name in sorted(use.globals):
             if name in fn.__globals__:
                 self._global(name, fn.__globals__[name], use)
@@ -376,13 +383,13 @@ class _Walk:
         if not isinstance(value, ModuleType):
             self._named(name, value)
             return
-        top = top_of(value.__name__)
-        self.add("library", f"{name}={value.__name__} {version_text(top) if stands(top) else ''}", top)
-        if stands(top):
+        top = top_package(value.__name__)
+        self.add("library", f"{name}={value.__name__} {version_text(top) if version_covers_code(top) else ''}", top)
+        if version_covers_code(top):
             return
         held = vars(value)
         if "__getattr__" in held or extension_file(value.__name__):
-            self._files_of(_Home(value.__name__, held))
+            self._files_of(_HomeModule(value.__name__, held))
         for other in sorted((use.names & held.keys()) - MODULE_NAMES):
             self._attribute(f"{name}.{other}", held[other], use)
 
@@ -412,9 +419,9 @@ class _Walk:
         """A module that is imported when the function runs, by its files: it may not be loaded yet."""
         package = str(fn.__globals__.get("__package__") or "")
         full = resolve_name("." * level + name, package) if level and package else name
-        top = top_of(full)
-        self.add("library", f"import {full} {names} {version_text(top) if stands(top) else ''}", top)
-        if not stands(top) and full not in self._filed:
+        top = top_package(full)
+        self.add("library", f"import {full} {names} {version_text(top) if version_covers_code(top) else ''}", top)
+        if not version_covers_code(top) and full not in self._filed:
             self._filed.add(full)
             self.add("unfollowed", f"import {full}", f"import {full}")
             for file, digest in spec_files(full) if self.reads_data else ():
@@ -422,7 +429,7 @@ class _Walk:
 
     def _operator(self, name: str) -> None:
         """An operator of ``torch.ops``: torch's own, a declared op, or one whose library is not known."""
-        if top_of(name.replace("::", ".")) in TORCHS_OWN:
+        if top_package(name.replace("::", ".")) in TORCHS_OWN:
             return
         op = find_op(name)
         if op is not None:
@@ -434,20 +441,20 @@ class _Walk:
 
     def _foreign_function(self, fn: FunctionType) -> None:
         """A function of Python, torch or a well-known library, such as the wrapper of a decorator."""
-        top = top_of(_module_of(fn))
-        self.add("library", f"{version_text(top)} {_module_of(fn)}.{fn.__code__.co_qualname}", top)
-        inner = [_content(cell) for cell in fn.__closure__ or ()]
+        top = top_package(_defining_module(fn))
+        self.add("library", f"{version_text(top)} {_defining_module(fn)}.{fn.__code__.co_qualname}", top)
+        inner = [_closure_cell_value(cell) for cell in fn.__closure__ or ()]
         inner += [vars(fn)[name] for name in ("__wrapped__", "registry") if name in vars(fn)]
         for value in inner:
             if isinstance(value, (FunctionType, MethodType, partial, MappingProxyType, *PLAIN)):
                 self.add("data", self.text(value))
 
     def _class(self, cls: type) -> None:
-        module = _module_of(cls)
-        if stands(top_of(module)):
-            self.add("library", f"{version_text(top_of(module))} {module}.{cls.__qualname__}", top_of(module))
+        module = _defining_module(cls)
+        if version_covers_code(top_package(module)):
+            self.add("library", f"{version_text(top_package(module))} {module}.{cls.__qualname__}", top_package(module))
             return
-        self._home = _Home(module, vars(sys.modules[module]) if module in sys.modules else {})
+        self._home = _HomeModule(module, vars(sys.modules[module]) if module in sys.modules else {})
         self.add("code", f"class of {self.text((type(cls), *cls.__bases__))}")
         for name, member in sorted(vars(cls).items()):
             if name in DERIVED or isinstance(member, (GetSetDescriptorType, MemberDescriptorType)):
@@ -461,7 +468,9 @@ class _Walk:
         """An instance of a class of an author: its class and its attributes."""
         cls = type(value)
         self.add("data", f"object of {self.text(cls)}")
-        self._home = _Home(_module_of(cls), vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {})
+        self._home = _HomeModule(
+            _defining_module(cls), vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
+        )
         for base in (bool, int, float, complex, str, bytes):
             if isinstance(value, base):
                 self.add("data", base.__repr__(value))
@@ -476,7 +485,7 @@ class _Walk:
 
     def _attributes(self, value: AnyValue) -> None:
         members = {n: m for c in reversed(type(value).__mro__) for n, m in vars(c).items()}
-        held = dict(vars(value)) if _has_dict(value) else {}
+        held = dict(vars(value)) if _has_instance_dict(value) else {}
         for name, member in members.items():
             if isinstance(member, MemberDescriptorType) and name not in DERIVED:
                 try:
@@ -490,13 +499,13 @@ class _Walk:
     def _native(self, value: AnyValue) -> None:
         """A function that is not written in Python: of an author's extension, its file."""
         owner = getattr(value, "__self__", None)
-        module = _module_of(owner) if isinstance(owner, type) else _module_of(value)
+        module = _defining_module(owner) if isinstance(owner, type) else _defining_module(value)
         name = f"{module}.{getattr(value, '__qualname__', '')}"
         if owner is not None and not isinstance(owner, (ModuleType, type)):
             self.add("data", f"bound {name} {self.text(owner)}")
-        top = top_of(module or _module_of(getattr(value, "__objclass__", type(value))))
-        self.add("library", f"{version_text(top) if stands(top) else ''} {name}", top)
-        if not stands(top):
+        top = top_package(module or _defining_module(getattr(value, "__objclass__", type(value))))
+        self.add("library", f"{version_text(top) if version_covers_code(top) else ''} {name}", top)
+        if not version_covers_code(top):
             file = extension_file(module)
             if file is not None:
                 self._file(file)
@@ -511,7 +520,7 @@ class _Walk:
     def _foreign_object(self, value: AnyValue) -> None:
         """An object of Python, torch or a well-known library: its class, the function that it wraps, or its data."""
         cls = type(value)
-        module, top = _module_of(cls), top_of(_module_of(cls))
+        module, top = _defining_module(cls), top_package(_defining_module(cls))
         self.add("library", f"{version_text(top)} {module}.{cls.__qualname__}", top)
         if isinstance(value, Tensor):
             self._tensor(value)
@@ -523,7 +532,7 @@ class _Walk:
             self._triton(value)
         elif top == "torch":
             self._of_torch(value)
-        elif not self._wrapped(value) and top_of(module) not in LIVE:
+        elif not self._wrapped(value) and top_package(module) not in LIVE:
             self._reduced(value)
 
     def _library(self, path: AnyValue) -> None:
@@ -535,7 +544,7 @@ class _Walk:
 
     def _wrapped(self, value: AnyValue) -> bool:
         """Whether an object of a library holds a function that it calls, which is followed."""
-        inner = [getattr(value, name, None) for name in WRAPPED] if callable(value) else []
+        inner = [getattr(value, name, None) for name in WRAPPED_ATTRIBUTES] if callable(value) else []
         functions = [f for f in inner if isinstance(f, (FunctionType, MethodType, partial))]
         for function in functions:
             self.add("data", self.text(function))
@@ -555,7 +564,7 @@ class _Walk:
 
     def _triton(self, value: AnyValue) -> None:
         """A Triton function by what Triton reads of it, annotations included, or another object of Triton's."""
-        held = vars(value) if _has_dict(value) else {}
+        held = vars(value) if _has_instance_dict(value) else {}
         function = held.get("fn")
         if function is None:
             self._attributes(value)
@@ -585,16 +594,16 @@ class _Walk:
 _C_FUNCTION = ctypes.CFUNCTYPE(None).__mro__[1]
 
 
-def _content(cell: AnyValue) -> AnyValue:
+def _closure_cell_value(cell: AnyValue) -> AnyValue:
     try:
         return cell.cell_contents
     except ValueError:  # not assigned yet
         return None
 
 
-def _has_dict(value: AnyValue) -> bool:
+def _has_instance_dict(value: AnyValue) -> bool:
     return hasattr(value, "__dict__")
 
 
-def _short(text: str) -> str:
+def _shortened_text(text: str) -> str:
     return text if len(text) < 400 else hashlib.sha256(text.encode()).hexdigest()

@@ -76,7 +76,9 @@ class Space(HasCode):
 
     def configs(self, env: Env) -> tuple[Config, ...]:
         """Return all configs for a call of these sizes, the default first. Raise SL116 if there is none."""
-        configs = self.fixed or tuple(_read(self.where, c, self.keywords) for c in (self.derived or _none)(env))
+        configs = self.fixed or tuple(
+            _read_config(self.where, c, self.keywords) for c in (self.derived or _no_prior)(env)
+        )
         default = self.default(env) if self.chosen is not None else configs[0] if configs else None
         if default is None:
             raise error("SL116", where=self.where, got=f"no config for {dict(env)}", expected="at least one config")
@@ -98,11 +100,11 @@ class Space(HasCode):
         if isinstance(self.chosen, Config):
             return self.chosen
         if self.chosen is not None:
-            return _read(self.where, self.chosen(env), self.keywords)
+            return _read_config(self.where, self.chosen(env), self.keywords)
         return self.fixed[0] if self.fixed else self.configs(env)[0]
 
 
-def _none(env: Env) -> Sequence[Values]:
+def _no_prior(env: Env) -> Sequence[Values]:
     return ()
 
 
@@ -126,16 +128,16 @@ def read_space(
             raise error("SL116", where=where, got="default= or prior= alone", expected="configs=")
         return None
     derived = configs if callable(configs) else None
-    fixed = () if callable(configs) else tuple(_read(where, c, keywords) for c in configs)
+    fixed = () if callable(configs) else tuple(_read_config(where, c, keywords) for c in configs)
     if not (fixed or derived):
         raise error("SL116", where=where, got="an empty list", expected="at least one config")
-    chosen = default if default is None or callable(default) else _read(where, default, keywords)
+    chosen = default if default is None or callable(default) else _read_config(where, default, keywords)
     if native:
-        _fits_c(where, fixed, chosen)
+        _require_c_configs(where, fixed, chosen)
     return Space(tuple(dict.fromkeys(fixed)), derived, chosen, prior, where, keywords, native)
 
 
-def _fits_c(where: str, fixed: tuple[Config, ...], chosen: Config | Callable[[Env], Values] | None) -> None:
+def _require_c_configs(where: str, fixed: tuple[Config, ...], chosen: Config | Callable[[Env], Values] | None) -> None:
     """Raise SL116 unless all configs are integers with the same names, which C code reads by position."""
     if not fixed:
         raise error("SL116", where=where, got="a function", expected="a list: a C kernel's header names its parameters")
@@ -145,7 +147,7 @@ def _fits_c(where: str, fixed: tuple[Config, ...], chosen: Config | Callable[[En
             raise error("SL116", where=where, got=str(config), expected=f"integers for {', '.join(names)}")
 
 
-def _read(where: str, values: Values, keywords: frozenset[str] | None) -> Config:
+def _read_config(where: str, values: Values, keywords: frozenset[str] | None) -> Config:
     if not isinstance(values, Mapping) or not values or not all(isinstance(k, str) for k in values):
         raise error("SL116", where=where, got=repr(values), expected="a dict of names and values")
     for name, value in values.items():

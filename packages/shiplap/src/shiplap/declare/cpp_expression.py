@@ -25,7 +25,7 @@ _COMPARISON: dict[type[ast.cmpop], str] = {
 }
 
 
-def quote(text: str) -> str:
+def quote_cpp(text: str) -> str:
     """``text`` as a C++ string literal. ValueError if it is not printable ASCII, which needs no escape but two."""
     if not (text.isascii() and text.isprintable()):
         raise ValueError(f"{text!r} is not printable ASCII")
@@ -41,7 +41,7 @@ def to_cpp(expr: Expr, variable: Callable[[str], str]) -> str:
     def text(node: ast.expr) -> str:
         match node:
             case ast.Constant(value=str() as value):
-                return f"std::string({quote(value)})"
+                return f"std::string({quote_cpp(value)})"
             case ast.Constant(value=int() as value):
                 return f"int64_t{{{int(value)}}}"
             case ast.Name(id=name):

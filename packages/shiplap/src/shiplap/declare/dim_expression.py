@@ -23,26 +23,26 @@ from shiplap.torch_private.symbolic_sizes import not_one
 _Sizes: TypeAlias = list[Size] | tuple[Size, ...]
 
 
-def _prod(*values: Size | _Sizes) -> Size:
-    return math.prod(_items(values))
+def _prod_of_sizes(*values: Size | _Sizes) -> Size:
+    return math.prod(_size_items(values))
 
 
-def _min(*values: Size | _Sizes) -> Size:
-    items = _items(values)
-    return min(items) if _plain(items) else reduce(torch.sym_min, items)
+def _min_of_sizes(*values: Size | _Sizes) -> Size:
+    items = _size_items(values)
+    return min(items) if _are_plain_ints(items) else reduce(torch.sym_min, items)
 
 
-def _max(*values: Size | _Sizes) -> Size:
-    items = _items(values)
-    return max(items) if _plain(items) else reduce(torch.sym_max, items)
+def _max_of_sizes(*values: Size | _Sizes) -> Size:
+    items = _size_items(values)
+    return max(items) if _are_plain_ints(items) else reduce(torch.sym_max, items)
 
 
-def _plain(items: Sequence[Size]) -> bool:
+def _are_plain_ints(items: Sequence[Size]) -> bool:
     """Whether these are ints, as in every real call: torch's functions cost microseconds."""
     return set(map(type, items)) <= {int}
 
 
-def _items(values: Sequence[Size | _Sizes]) -> Sequence[Size]:
+def _size_items(values: Sequence[Size | _Sizes]) -> Sequence[Size]:
     """Of ``f(a, b)`` and of ``f(list)`` the sizes."""
     if len(values) == 1 and isinstance(values[0], (list, tuple)):
         return values[0]
@@ -52,15 +52,15 @@ def _items(values: Sequence[Size | _Sizes]) -> Sequence[Size]:
     return sizes
 
 
-def _broadcast(*values: Size | _Sizes) -> Size:
-    return next((v for v in _items(values) if (v != 1 if type(v) is int else not_one(v))), 1)
+def _broadcast_sizes(*values: Size | _Sizes) -> Size:
+    return next((v for v in _size_items(values) if (v != 1 if type(v) is int else not_one(v))), 1)
 
 
-def _cdiv(a: Size, b: Size) -> Size:
+def _ceil_divide(a: Size, b: Size) -> Size:
     return (a + b - 1) // b
 
 
-def _pow2ceil(a: Size) -> int:
+def _next_power_of_2(a: Size) -> int:
     if isinstance(a, int):
         return 1 << max(0, a - 1).bit_length()
     power = 1
@@ -69,27 +69,27 @@ def _pow2ceil(a: Size) -> int:
     return power
 
 
-def _pow2(a: int) -> int:
+def _largest_power_of_2(a: int) -> int:
     if not 0 <= a <= 62:
         raise ValueError(f"2^{a} is no positive number of 64 bits")
     return 1 << a
 
 
-def _where(condition: Size | bool, yes: Size, no: Size) -> Size:
+def _choose_size(condition: Size | bool, yes: Size, no: Size) -> Size:
     return yes if condition else no
 
 
 FUNCTIONS: dict[str, Callable[..., Size]] = {
     "len": len,
-    "prod": _prod,
-    "min": _min,
-    "max": _max,
-    "cdiv": _cdiv,
+    "prod": _prod_of_sizes,
+    "min": _min_of_sizes,
+    "max": _max_of_sizes,
+    "cdiv": _ceil_divide,
     "gcd": math.gcd,
-    "pow2": _pow2,
-    "pow2ceil": _pow2ceil,
-    "where": _where,
-    "broadcast": _broadcast,
+    "pow2": _largest_power_of_2,
+    "pow2ceil": _next_power_of_2,
+    "where": _choose_size,
+    "broadcast": _broadcast_sizes,
 }
 
 _GRAMMAR = (
@@ -153,7 +153,7 @@ class Expr:
 
     def __call__(self, env: Env) -> Size:
         """The value under ``env``; ints in, int out; SymInts in, SymInt out. A comparison gives their booleans."""
-        return _function(self.source)(env)
+        return _compile_expression(self.source)(env)
 
     def __str__(self) -> str:
         return self.source
@@ -170,7 +170,7 @@ class _FromEnv(ast.NodeTransformer):
 
 
 @cache
-def _function(source: str) -> Callable[[Env], Size]:
+def _compile_expression(source: str) -> Callable[[Env], Size]:
     """A function of ``env``, compiled once."""
     arguments = ast.arguments(posonlyargs=[], args=[ast.arg("env")], kwonlyargs=[], kw_defaults=[], defaults=[])
     body = _FromEnv().visit(ast.parse(source, mode="eval")).body

@@ -24,7 +24,7 @@ Shape: TypeAlias = torch.Size | list[torch.Size | None] | None  # of an argument
 Surrogate: TypeAlias = Callable[..., Returned]  # a function in plain PyTorch
 
 
-class _Declared(Protocol):
+class _DeclaredOp(Protocol):
     """The part of a declared op that this module uses. ``Op`` itself is in a room above."""
 
     spec: OpSpec
@@ -40,15 +40,15 @@ class GradientOp:
         gives: the arguments of the other op whose gradients its results are, in order.
     """
 
-    op: _Declared
+    op: _DeclaredOp
     gives: tuple[str, ...]
 
     @classmethod
-    def read(cls, spec: OpSpec, op: _Declared) -> GradientOp:
+    def read(cls, spec: OpSpec, op: _DeclaredOp) -> GradientOp:
         """Match the arguments and results of ``op`` by name with those of ``spec``. Raise SL110 where they differ."""
         own, where = op.spec, f"{spec.name}, gradient {op.spec.name}"
         known = {a.name: a for a in spec.args}
-        grads, results = _grads(spec), set(spec.results)
+        grads, results = _gradient_argument_names(spec), set(spec.results)
         for arg in own.args:
             same = known.get(arg.name)
             fits = arg.tensor is not None if same is None else (arg.many, arg.scalar) == (same.many, same.scalar)
@@ -73,17 +73,17 @@ class GradientOp:
 
         A value of the op ``spec`` is given as its name and -1, the gradient of an output with the output's number.
         """
-        grads = _grads(spec)
+        grads = _gradient_argument_names(spec)
         return [(a.name, grads.get(a.name, -1)) for a in self.op.spec.args]
 
 
-def _grads(spec: OpSpec) -> dict[str, int]:
+def _gradient_argument_names(spec: OpSpec) -> dict[str, int]:
     """Return the argument names for gradients of outputs: ``grad_<output>``, and ``grad`` where there is one output."""
     names = {f"grad_{name}": i for i, name in enumerate(spec.results)}
     return {**names, "grad": 0} if len(spec.results) == 1 else names
 
 
-def _calling(spec: OpSpec, ops: Sequence[GradientOp]) -> GradientFn:
+def _call_gradient_ops(spec: OpSpec, ops: Sequence[GradientOp]) -> GradientFn:
     """Return a gradient function that calls each op of which at least one result is needed."""
 
     def gradients(grad: Tensor | tuple[Tensor, ...], saved: object, needs: object) -> Gradients:
@@ -126,7 +126,7 @@ class Backward(HasCode):
     def by_ops(
         cls,
         spec: OpSpec,
-        ops: Sequence[_Declared],
+        ops: Sequence[_DeclaredOp],
         surrogate: Surrogate | None = None,
         once_differentiable: bool | None = None,
     ) -> Backward:
@@ -141,7 +141,7 @@ class Backward(HasCode):
             raise error("SL110", where=spec.name, got=got, expected="one op for each gradient")
         tensors = {a.name for a in spec.tensors} | set(spec.results)
         taken = [name for part in parts for name, at in part.takes(spec) if at < 0 and name in tensors]
-        made = cls.declare(spec, _calling(spec, parts), tuple(dict.fromkeys(taken)), surrogate, strided=True)
+        made = cls.declare(spec, _call_gradient_ops(spec, parts), tuple(dict.fromkeys(taken)), surrogate, strided=True)
         return replace(made, ops=parts, once_differentiable=once_differentiable)
 
     @classmethod
@@ -169,7 +169,7 @@ class Backward(HasCode):
                 fix="declare a functional op that returns the new value",
             )
         called = read_gradient_function(spec, fn)
-        names = _named(spec, saves) if saves is not None else _read(spec, fn)
+        names = _read_saves(spec, saves) if saves is not None else _find_saved_reads(spec, fn)
         if not strided:
             called = with_contiguous_inputs(called, names)
         made = cls(called, names, fn, strided, surrogate, once_differentiable=once_differentiable)
@@ -207,8 +207,8 @@ class Backward(HasCode):
                 raise error(
                     "SL303",
                     where=f"{spec.name}, argument {name!r}",
-                    got=f"gradient {_text(got)}",
-                    expected=_text(expected),
+                    got=f"gradient {_value_shape_text(got)}",
+                    expected=_value_shape_text(expected),
                 )
         for name, needed in needs.items():
             if needed and name not in result:
@@ -222,16 +222,16 @@ class Backward(HasCode):
         return result
 
 
-def _named(spec: OpSpec, saves: Iterable[str]) -> tuple[str, ...]:
+def _read_saves(spec: OpSpec, saves: Iterable[str]) -> tuple[str, ...]:
     """Return the names in ``saves=``. Raise SL110 for a name that the op does not have."""
-    names, known = tuple(saves), _values(spec)
+    names, known = tuple(saves), _op_value_names(spec)
     for name in names:
         if name not in known:
             raise error("SL110", where=spec.name, got=f"saves {name!r}", expected=f"one of {', '.join(sorted(known))}")
     return names
 
 
-def _read(spec: OpSpec, fn: GradientFn) -> tuple[str, ...]:
+def _find_saved_reads(spec: OpSpec, fn: GradientFn) -> tuple[str, ...]:
     """Return the tensors that ``fn`` reads from ``saved``, found in its code.
 
     Raise SL110 for a name that the op does not have, and SL134 where the reads cannot be found.
@@ -240,7 +240,7 @@ def _read(spec: OpSpec, fn: GradientFn) -> tuple[str, ...]:
         read = attributes_read(fn, "saved")
     except UnknownReads as e:
         raise error("SL134", where=spec.name, got=str(e), expected="saved.<name>, or saves=(...)") from None
-    known = _values(spec)
+    known = _op_value_names(spec)
     if unknown := sorted(read - known):
         raise error(
             "SL110",
@@ -252,7 +252,7 @@ def _read(spec: OpSpec, fn: GradientFn) -> tuple[str, ...]:
     return tuple(name for name in dict.fromkeys([*(a.name for a in spec.tensors), *spec.results]) if name in read)
 
 
-def _values(spec: OpSpec) -> set[str]:
+def _op_value_names(spec: OpSpec) -> set[str]:
     """Return the names of all arguments and results of an op."""
     return {a.name for a in spec.args} | {o.name for o in spec.outputs} | {r.name for r in spec.made}
 
@@ -263,7 +263,7 @@ def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[...
     Compiled autograd traces the making of such an object, which it cannot do for ``SimpleNamespace``. A read of another
     value of the op is SL135, which also is an AttributeError.
     """
-    known = _values(spec)
+    known = _op_value_names(spec)
 
     def missing(wanted: str) -> ShiplapError | AttributeError:
         if wanted in known:
@@ -294,7 +294,7 @@ def shape_of_value(value: Value | Gradient) -> Shape:
     return None
 
 
-def _text(shape: Shape) -> str:
+def _value_shape_text(shape: Shape) -> str:
     if isinstance(shape, list):
-        return f"[{', '.join(map(_text, shape))}]"
+        return f"[{', '.join(map(_value_shape_text, shape))}]"
     return str(None if shape is None else tuple(shape))

@@ -54,14 +54,14 @@ def with_contiguous_inputs(fn: Callable[..., Gradients], saves: Iterable[str]) -
             if isinstance(value, Tensor):
                 values[name] = value.contiguous()
             elif isinstance(value, (list, tuple)):
-                values[name] = _contiguous(value)
-        return fn(grad.contiguous() if isinstance(grad, Tensor) else _contiguous(grad), saved, needs)
+                values[name] = _contiguous_input(value)
+        return fn(grad.contiguous() if isinstance(grad, Tensor) else _contiguous_input(grad), saved, needs)
 
     return gradients
 
 
-def _contiguous(value: Any) -> Any:
+def _contiguous_input(value: Any) -> Any:
     """``value`` with contiguous tensors, in lists too."""
     if isinstance(value, (list, tuple)):
-        return type(value)([_contiguous(v) for v in value])
+        return type(value)([_contiguous_input(v) for v in value])
     return value.contiguous() if isinstance(value, Tensor) else value

@@ -50,7 +50,7 @@ class KernelKeywords(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Terms:
+class KernelTerms:
     """The keywords with which a kernel was bound, as data.
 
     ``dtypes`` are those that the dtype classes of a call may have, empty for all declared ones. ``supports`` gets the
@@ -91,10 +91,10 @@ class Kernel(HasCode):
     native: NativeForm | None = None
     function: Callable[..., object] | None = None
 
-    def __init__(self, spec: OpSpec, terms: Terms) -> None:
+    def __init__(self, spec: OpSpec, terms: KernelTerms) -> None:
         self.spec, self.name, self.device, self.code = spec, terms.name, terms.device, terms.code
         self.dtypes, self.supports, self.strided = terms.dtypes, terms.supports, terms.strided
-        self.condition = None if terms.supports is None else _condition(spec, terms.name, terms.supports)
+        self.condition = None if terms.supports is None else _bind_supports(spec, terms.name, terms.supports)
         self.workspace, self.space = terms.workspace, terms.space
         self.config = NO_CONFIG
         self._variants: dict[Config, Self] = {}
@@ -175,7 +175,7 @@ class Kernel(HasCode):
         raise NotImplementedError(f"{type(self).__name__} {self.name} takes no configs")
 
 
-def _condition(spec: OpSpec, kernel: str, supports: Supports) -> Supports:
+def _bind_supports(spec: OpSpec, kernel: str, supports: Supports) -> Supports:
     """Return ``supports`` as a function of all arguments in order. Raise SL122 for an unknown parameter."""
     where = f"{spec.name}, supports= of kernel {kernel}"
     return bind_names(supports, [a.name for a in spec.args], id="SL122", where=where)
@@ -198,7 +198,7 @@ class Implementation(HasCode):
         """The default name of the kernel."""
 
     @abstractmethod
-    def bind(self, spec: OpSpec, terms: Terms) -> Kernel:
+    def bind(self, spec: OpSpec, terms: KernelTerms) -> Kernel:
         """Return the kernel of the op ``spec``. Slow work, such as opening a library, is left to the first call."""
 
     def devices(self, device: str) -> tuple[str, ...]:
@@ -223,7 +223,7 @@ def read_terms(
     default: Default | None = None,
     prior: Prior | None = None,
     strided: bool | Iterable[str] = (),
-) -> Terms:
+) -> KernelTerms:
     """Return the keywords of ``Op.kernel`` as data. Raise SL105, SL116 or SL122 for keywords that are not valid."""
     scratch = read_workspace(spec, workspace) if workspace else None
     taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
@@ -234,7 +234,7 @@ def read_terms(
     if free and not implementation.takes_strided:
         got, fix = f"strided={strided!r}", "name what a C kernel takes with any strides in sl.cabi(..., strided=)"
         raise error("SL122", where=f"{spec.name}, kernel {label}", got=got, expected="a Python kernel", fix=fix)
-    return Terms(label, device.partition(":")[0], implementation, taken, supports, scratch, space, free)
+    return KernelTerms(label, device.partition(":")[0], implementation, taken, supports, scratch, space, free)
 
 
 def read_strided(spec: OpSpec, role: str, strided: bool | Iterable[str]) -> frozenset[str]:
@@ -275,14 +275,14 @@ def require_device_type(spec: OpSpec, device: object) -> None:
 
 # By language of a template, the function that makes a kernel of it. `shiplap/__init__.py` fills it, since this room may
 # not import kernels/triton.
-makers: dict[str, Callable[[OpSpec, Terms, Template], Kernel]] = {}
+template_kernel_makers: dict[str, Callable[[OpSpec, KernelTerms, Template], Kernel]] = {}
 
 
 def template_kernel(spec: OpSpec, template: Template) -> Kernel | None:
     """Return a kernel that runs ``template`` with its name and configs. None for a language without eager kernels."""
-    make = makers.get(template.language)
+    make = template_kernel_makers.get(template.language)
     if make is None:
         return None
     configs = None if template.configs == ({},) else template.configs
     space = read_space(spec, template.name, configs, None, None)
-    return make(spec, Terms(template.name, template.device, template, space=space), template)
+    return make(spec, KernelTerms(template.name, template.device, template, space=space), template)

@@ -18,7 +18,7 @@ _VARIADIC = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWOR
 
 
 @dataclass(frozen=True)
-class Parameters:
+class NamedParameters:
     """The parameters of a function, and what an error says of them.
 
     Attributes:
@@ -46,7 +46,7 @@ class Parameters:
         return tuple(positional), tuple(name for name in wanted if name not in positional)
 
 
-def read_parameters(function: Callable[..., object], refuse: Callable[[str, str], ShiplapError]) -> Parameters:
+def read_parameters(function: Callable[..., object], refuse: Callable[[str, str], ShiplapError]) -> NamedParameters:
     """The parameters of ``function``. What has none that could be named is refused: ``refuse(got, fix)`` is raised."""
     name = function.__name__ if inspect.isroutine(function) else type(function).__name__
     try:
@@ -60,7 +60,7 @@ def read_parameters(function: Callable[..., object], refuse: Callable[[str, str]
     if rest := next((p for p in parameters if p.kind is p.VAR_POSITIONAL), None):
         raise refuse(f"{shown}: *{rest.name} has no names", f"name each parameter in place of *{rest.name}")
     named = {p.name: p for p in parameters if p.kind not in _VARIADIC}
-    return Parameters(shown, named, len(named) < len(signature.parameters))
+    return NamedParameters(shown, named, len(named) < len(signature.parameters))
 
 
 def bind_names(

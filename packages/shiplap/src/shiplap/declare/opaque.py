@@ -11,7 +11,7 @@ from shiplap.errors import error
 from shiplap.torch_private import opaque
 
 
-def schema_name(cls: type[Opaque], where: str) -> str:
+def opaque_schema_name(cls: type[Opaque], where: str) -> str:
     """What a schema calls ``cls``. SL103 where torch cannot know it."""
     if opaque.REASON:
         fix = "pass a number by which your library finds the object, or use a newer torch"
@@ -24,10 +24,10 @@ def schema_name(cls: type[Opaque], where: str) -> str:
             expected="a class that its module has by name",
             fix="define the class at the top of a module",
         )
-    return opaque.register(cls, cls.fields)
+    return opaque.register_opaque(cls, cls.fields)
 
 
-class _Seen:
+class _TracedObject:
     """What a trace may read of an object: its fields."""
 
     def __init__(self, op: str, value: Opaque) -> None:
@@ -35,7 +35,7 @@ class _Seen:
 
     def __getattr__(self, name: str) -> Any:
         if name in self._value.fields:
-            return opaque.read(self._value, name)
+            return opaque.read_attribute(self._value, name)
         self._refuse(name)
 
     def _refuse(self, name: str) -> NoReturn:
@@ -49,22 +49,22 @@ class _Seen:
         )
 
 
-def shown(spec: OpSpec, args: Args) -> Args:
+def traced_arguments(spec: OpSpec, args: Args) -> Args:
     """``args`` as the reference sees them while a graph is traced."""
 
     def seen(value: Value) -> Any:
-        plain = opaque.real(value)
-        return _Seen(spec.name, plain) if isinstance(plain, Opaque) else value
+        plain = opaque.real_object(value)
+        return _TracedObject(spec.name, plain) if isinstance(plain, Opaque) else value
 
     return tuple(map(seen, args)) if any(a.scalar == "object" for a in spec.args) else args
 
 
-def fields_of(value: Opaque) -> list[Any]:
+def guarded_fields(value: Opaque) -> list[Any]:
     """What compiled code is guarded on."""
-    return [opaque.read(value, name) for name in value.fields]
+    return [opaque.read_attribute(value, name) for name in value.fields]
 
 
-def sample(cls: type[Opaque], op: str, argument: str, rng: Any, sizes: Any) -> Opaque:
+def make_sample_object(cls: type[Opaque], op: str, argument: str, rng: Any, sizes: Any) -> Opaque:
     """An object for the audit. SL502 where the class does not say how to make one."""
     make = inspect.getattr_static(cls, "sample", None)
     if make is None:

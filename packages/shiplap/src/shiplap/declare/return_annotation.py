@@ -16,7 +16,7 @@ from shiplap.declare.spec import Arg, Output, Return
 from shiplap.errors import ShiplapError, error
 
 
-def plain(name: str) -> bool:
+def is_schema_name(name: str) -> bool:
     """Whether ``name`` may stand in a schema and in generated code."""
     return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
 
@@ -33,9 +33,9 @@ def read_results(
     where = f"{name}, return"
     if fake not in ("declared", "reference"):
         raise error("SL109", where=name, got=f"fake={fake!r}", expected="'declared' or 'reference'", fix="choose one")
-    parts = _parts(where, annotation, any(a.mutated for a in args))
-    shared = _aliases(where, args, aliases, len(parts))
-    returns = _returns(where, parts, shared, _result_names(where, args, names, shared))
+    parts = _result_annotations(where, annotation, any(a.mutated for a in args))
+    shared = _read_aliases(where, args, aliases, len(parts))
+    returns = _read_returns(where, parts, shared, _result_names(where, args, names, shared))
     made = [r for r in returns if not r.alias]
     placed = any(a.tensor is not None and not a.optional for a in args)
     special = any(r.tensor is None or r.many or r.optional for r in made)
@@ -44,7 +44,7 @@ def read_results(
     return outputs, returns if traced or any(shared) else (), traced
 
 
-def _parts(where: str, annotation: object, writes: bool) -> tuple[object, ...]:
+def _result_annotations(where: str, annotation: object, writes: bool) -> tuple[object, ...]:
     """The annotations of the results: those of ``tuple[A, B]``, none for None."""
     if annotation is None or annotation is type(None):
         if not writes:
@@ -55,7 +55,7 @@ def _parts(where: str, annotation: object, writes: bool) -> tuple[object, ...]:
     return tuple(parts)
 
 
-def _aliases(where: str, args: Sequence[Arg], given: str | Iterable[str | None], count: int) -> tuple[str, ...]:
+def _read_aliases(where: str, args: Sequence[Arg], given: str | Iterable[str | None], count: int) -> tuple[str, ...]:
     """For each result the argument that it is, or views; empty for a fresh one. SL130 unless they fit."""
     aliases = (given,) if isinstance(given, str) else tuple(given)
     if not aliases:
@@ -78,7 +78,7 @@ def _result_names(where: str, args: Sequence[Arg], given: Sequence[str], shared:
     if len(names) != fresh:
         raise error("SL109", where=where, got=f"{len(names)} names in outputs=", expected=f"{fresh} names")
     used = {a.name for a in args} | {"workspace"}  # keywords of kernels
-    taken = [n for i, n in enumerate(names) if n in names[:i] or n in used or not plain(n)]
+    taken = [n for i, n in enumerate(names) if n in names[:i] or n in used or not is_schema_name(n)]
     if taken:
         raise error(
             "SL109",
@@ -91,7 +91,7 @@ def _result_names(where: str, args: Sequence[Arg], given: Sequence[str], shared:
     return [s or next(rest) for s in shared]
 
 
-def _read(name: str, annotation: object, where: str) -> Arg:
+def _read_result(name: str, annotation: object, where: str) -> Arg:
     """A result as an argument of the same kind. SL109 for what no schema returns."""
     try:
         return read_argument(name, annotation, where)
@@ -107,11 +107,13 @@ _EXPECTED = (
 )
 
 
-def _returns(where: str, parts: Sequence[object], shared: Sequence[str], names: Sequence[str]) -> tuple[Return, ...]:
+def _read_returns(
+    where: str, parts: Sequence[object], shared: Sequence[str], names: Sequence[str]
+) -> tuple[Return, ...]:
     returns = []
     for name, part, alias in zip(names, parts, shared, strict=True):
         at = f"{where} {name!r}"
-        arg = _read(name, part, where)
+        arg = _read_result(name, part, where)
         if arg.cls is not None:
             raise error("SL109", where=where, got=arg.kind, expected=_EXPECTED, fix="return its fields")
         if arg.absent or arg.length or (arg.optional and (arg.many or alias)):

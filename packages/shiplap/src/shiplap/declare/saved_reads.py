@@ -22,7 +22,7 @@ class UnknownReads(Exception):
 
 
 @dataclass(frozen=True)
-class _Known:
+class _KnownValue:
     """A value that is there when the function is walked. ``bound``: a method, whose first parameter is given."""
 
     value: object
@@ -30,7 +30,7 @@ class _Known:
 
 
 @dataclass(frozen=True)
-class _Inner:
+class _InnerFunction:
     """A function that the code itself makes."""
 
     code: CodeType
@@ -76,13 +76,13 @@ def attributes_read(fn: Callable[..., object], parameter: int | str) -> frozense
         UnknownReads: the argument is used otherwise, as in ``getattr(saved, name)``, or reaches code that has no
             Python source of its own.
     """
-    walk = _Walk()
+    walk = _SavedReadsWalk()
     walk.function(fn, parameter)
     return frozenset(walk.reads)
 
 
 @dataclass
-class _Walk:
+class _SavedReadsWalk:
     """One search: what was found, and which functions were walked with which parameters."""
 
     reads: set[str] = field(default_factory=set)
@@ -99,7 +99,7 @@ class _Walk:
             elif isinstance(fn, FunctionType):
                 parameters = list(inspect.signature(fn, follow_wrapped=False).parameters.values())
                 at = position + bound if isinstance(position, int) else position
-                if (name := _parameter(parameters, at)) is not None:
+                if (name := _receiving_parameter(parameters, at)) is not None:
                     break
                 if not isinstance(inner := vars(fn).get("__wrapped__"), FunctionType):
                     raise UnknownReads(f"{fn.__qualname__} takes it in *args or **kwargs")
@@ -111,14 +111,14 @@ class _Walk:
                     f"it is passed to {fn.__name__ if isinstance(fn, BuiltinFunctionType) else repr(fn)}"
                 )
         cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
-        closure = {n: _Known(c.cell_contents) for n, c in cells.items() if _is_set(c)}
+        closure = {n: _KnownValue(c.cell_contents) for n, c in cells.items() if _is_cell_set(c)}
         self.code(fn.__code__, {name}, fn.__globals__, closure)
 
     def code(self, code: CodeType, names: set[str], world: Mapping[str, object], closure: dict[str, _Value]) -> None:
         """Walk ``code``, in which the variables ``names`` are the parameter, until no more names are found."""
         while (key := (code, frozenset(names))) not in self.seen:
             self.seen.add(key)
-            body = _Body(self, code, names, world, dict(closure))
+            body = _CodeBodyWalk(self, code, names, world, dict(closure))
             body.walk()
         inner = [c for c in code.co_consts if isinstance(c, CodeType)]
         for each in inner:
@@ -127,10 +127,10 @@ class _Walk:
 
 
 @dataclass
-class _Body:
+class _CodeBodyWalk:
     """The walk through one code object. ``names`` grows where the parameter gets another name."""
 
-    walk_of: _Walk
+    walk_of: _SavedReadsWalk
     source: CodeType
     names: set[str]
     world: Mapping[str, object]
@@ -144,7 +144,7 @@ class _Body:
             e.target: [_OTHER] * (e.depth + e.lasti + 1) for e in vars(dis.Bytecode(self.source))["exception_entries"]
         }
         reached = True
-        for ins, name, value in _instructions(self.source):
+        for ins, name, value in _plain_instructions(self.source):
             self.line = ins.positions.lineno or self.line if ins.positions else self.line
             if (waiting := arrivals.get(ins.offset)) is not None and not reached:
                 self.stack, reached = list(waiting), True
@@ -190,7 +190,7 @@ class _Body:
             self.keep_out(self.pop(), "it is a default of a function")
             self.push(made)
         elif name == "LOAD_CONST":
-            self.push(_Inner(value) if isinstance(value, CodeType) else _Known(value))
+            self.push(_InnerFunction(value) if isinstance(value, CodeType) else _KnownValue(value))
         elif name == "FORMAT_VALUE":
             self.other(ins, name, 1 + bool((ins.arg or 0) & 4))
         elif name.startswith("BUILD_") or name in ("CALL_INTRINSIC_1", "CALL_FUNCTION_EX"):
@@ -214,7 +214,7 @@ class _Body:
         known = _OTHER
         for scope in (self.world, vars(builtins)):
             if name in scope:
-                known = _Known(scope[name])
+                known = _KnownValue(scope[name])
                 break
         extra = dis.stack_effect(ins.opcode, ins.arg, jump=False) - 1
         self.stack += [_OTHER] * extra  # a NULL goes before or behind it: a call looks at both places
@@ -227,8 +227,8 @@ class _Body:
             if attribute.startswith("__"):
                 self.fail(f".{attribute} of it is read")
             self.walk_of.reads.add(attribute)
-        elif isinstance(owner, _Known):
-            known = _attribute(owner.value, attribute)
+        elif isinstance(owner, _KnownValue):
+            known = _static_attribute(owner.value, attribute)
         self.push(known)
         if name == "LOAD_METHOD" or dis.stack_effect(ins.opcode, ins.arg, jump=False) == 1:
             self.push(_OTHER)
@@ -245,11 +245,11 @@ class _Body:
         keywords, self.keywords = self.keywords, ()
         if by_name:
             given = self.pop()
-            keywords = given.value if isinstance(given, _Known) and isinstance(given.value, tuple) else ()
+            keywords = given.value if isinstance(given, _KnownValue) and isinstance(given.value, tuple) else ()
         args = [self.pop() for _ in range(count)][::-1]
         pair = [self.pop(), self.pop()]
         self.push(_OTHER)
-        called = next((v for v in pair if isinstance(v, (_Known, _Inner))), _OTHER)
+        called = next((v for v in pair if isinstance(v, (_KnownValue, _InnerFunction))), _OTHER)
         if any(v is _PARAMETER for v in pair):
             self.fail("it is called")
         plain = count - len(keywords)
@@ -259,21 +259,21 @@ class _Body:
 
     def passed(self, called: _Value, position: int | str, args: list[_Value]) -> None:
         """The parameter is the argument ``position`` of a call of ``called``."""
-        if isinstance(called, _Inner):
+        if isinstance(called, _InnerFunction):
             parameters = called.code.co_varnames[: called.code.co_argcount + called.code.co_kwonlyargcount]
             name = position if isinstance(position, str) else "".join(parameters[position : position + 1])
             if name not in parameters:
                 self.fail("it is passed to a function within that takes *args")
             free = {n: v for n, v in self.variables.items() if n in called.code.co_freevars}
             self.walk_of.code(called.code, {name, *(self.names & {*called.code.co_freevars})}, self.world, free)
-        elif isinstance(called, _Known) and (called.value is getattr or called.value is hasattr):
-            attribute = args[1].value if len(args) > 1 and isinstance(args[1], _Known) else None
+        elif isinstance(called, _KnownValue) and (called.value is getattr or called.value is hasattr):
+            attribute = args[1].value if len(args) > 1 and isinstance(args[1], _KnownValue) else None
             if not isinstance(attribute, str):
                 self.fail(f"{called.value.__name__} of it takes a name that is not written out")
             self.walk_of.reads.add(str(attribute))
-        elif isinstance(called, _Known) and _shows(called.value):
+        elif isinstance(called, _KnownValue) and _only_shows_values(called.value):
             return
-        elif isinstance(called, _Known):
+        elif isinstance(called, _KnownValue):
             try:
                 self.walk_of.function(called.value, position, called.bound)
             except UnknownReads as e:
@@ -303,7 +303,7 @@ class _Body:
         return self.stack.pop() if self.stack else _OTHER
 
 
-def _instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, str, Any]]:
+def _plain_instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, str, Any]]:
     """The instructions of ``code``, those that stand for two one by one."""
     for ins in dis.get_instructions(code):
         parts = ins.argval if isinstance(ins.argval, tuple) else None
@@ -319,7 +319,7 @@ def _instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, str, Any]]:
             yield ins, name, ins.argval
 
 
-def _parameter(parameters: list[inspect.Parameter], position: int | str) -> str | None:
+def _receiving_parameter(parameters: list[inspect.Parameter], position: int | str) -> str | None:
     """The name of the parameter that gets the argument, None where it is collected."""
     single = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if isinstance(position, str):
@@ -328,24 +328,24 @@ def _parameter(parameters: list[inspect.Parameter], position: int | str) -> str 
     return by_position[position] if position < len(by_position) else None
 
 
-def _attribute(owner: object, name: str) -> _Known | None:
+def _static_attribute(owner: object, name: str) -> _KnownValue | None:
     """An attribute of a module, or a method of a class or an object; None where that is not known."""
     if isinstance(owner, ModuleType):
-        return _Known(vars(owner)[name]) if name in vars(owner) else None
+        return _KnownValue(vars(owner)[name]) if name in vars(owner) else None
     method = inspect.getattr_static(owner, name, None)
     if isinstance(method, (staticmethod, classmethod)):
-        return _Known(method.__func__, bound=isinstance(method, classmethod))
-    return _Known(method, bound=not isinstance(owner, type)) if isinstance(method, FunctionType) else None
+        return _KnownValue(method.__func__, bound=isinstance(method, classmethod))
+    return _KnownValue(method, bound=not isinstance(owner, type)) if isinstance(method, FunctionType) else None
 
 
-def _shows(fn: object) -> bool:
+def _only_shows_values(fn: object) -> bool:
     return (
         any(fn is each for each in _SHOWING)
         or (fn.__module__ if isinstance(fn, FunctionType) else "").partition(".")[0] == _SHOWING_PACKAGE
     )
 
 
-def _is_set(cell: Any) -> bool:
+def _is_cell_set(cell: Any) -> bool:
     try:
         return cell.cell_contents is not cell
     except ValueError:  # not assigned yet

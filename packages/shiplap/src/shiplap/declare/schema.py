@@ -8,12 +8,12 @@ from types import EllipsisType
 
 import torch
 
-from shiplap.declare.opaque import schema_name
+from shiplap.declare.opaque import opaque_schema_name
 from shiplap.declare.spec import Arg, OpSpec, Return
 from shiplap.declare.values import Value
 from shiplap.dtypes import DTYPES
 
-BELOW = "raw"  # the overload below autograd
+BELOW_AUTOGRAD = "raw"  # the overload below autograd
 _NUMBERS: dict[object, int] = {  # which torch's schemas write
     torch.strided: 0,
     torch.sparse_coo: 1,
@@ -44,78 +44,78 @@ _TYPES = {
 }
 
 
-def below(name: str, part: str = BELOW) -> str:
+def overload_below_autograd(name: str, part: str = BELOW_AUTOGRAD) -> str:
     """Return the name of an op's overload below autograd, or of another ``part``. The op may be an overload itself."""
     return f"{name}_{part}" if "." in name else f"{name}.{part}"
 
 
-def schema(spec: OpSpec, name: str = "") -> str:
+def schema_text(spec: OpSpec, name: str = "") -> str:
     """Return ``name(Tensor x, Tensor(a!) table, SymInt k=3, *, float eps=1e-05) -> (Tensor, Tensor)``.
 
     An op that returns arguments has two schemas. This one is of the part that writes, which returns the other results.
     """
-    made = [_result(r, {}) for r in spec.made] if spec.traced else ["Tensor"] * len(spec.outputs)
-    return _schema(spec, name, _letters(spec, spec.mutated), made)
+    made = [_result_schema(r, {}) for r in spec.made] if spec.traced else ["Tensor"] * len(spec.outputs)
+    return _format_schema(spec, name, _alias_letters(spec, spec.mutated), made)
 
 
 def public_schema(spec: OpSpec, name: str = "") -> str:
     """The same with all results: ``name(Tensor(a!) x) -> Tensor(a!)`` returns what it wrote to."""
     if not spec.returns:
-        return schema(spec, name)
-    letters = _letters(spec, {*spec.mutated, *(r.alias for r in spec.returns)})
-    return _schema(spec, name, letters, [_result(r, letters) for r in spec.returns])
+        return schema_text(spec, name)
+    letters = _alias_letters(spec, {*spec.mutated, *(r.alias for r in spec.returns)})
+    return _format_schema(spec, name, letters, [_result_schema(r, letters) for r in spec.returns])
 
 
-def _letters(spec: OpSpec, shared: Collection[str]) -> dict[str, str]:
+def _alias_letters(spec: OpSpec, shared: Collection[str]) -> dict[str, str]:
     """The alias set of each argument in ``shared``: ``a``, ``b!`` for one that is written to, ``c -> *`` for one of
     which a list of views is returned."""
     lists = {r.alias for r in spec.returns if r.many}
     named = [a for a in spec.args if a.name in shared]
     spread = {a.name: " -> *" if a.name in lists and not (a.mutated or a.many) else "" for a in named}
-    return {a.name: _letter(i) + "!" * a.mutated + spread[a.name] for i, a in enumerate(named)}
+    return {a.name: _alias_letter(i) + "!" * a.mutated + spread[a.name] for i, a in enumerate(named)}
 
 
-def _letter(index: int) -> str:
+def _alias_letter(index: int) -> str:
     return chr(ord("a") + index) if index < 26 else f"a{index}"
 
 
-def _schema(spec: OpSpec, name: str, letters: Mapping[str, str], returns: Sequence[str]) -> str:
+def _format_schema(spec: OpSpec, name: str, letters: Mapping[str, str], returns: Sequence[str]) -> str:
     parts: list[str] = []
     for arg in spec.args:
         if arg.keyword_only and "*" not in parts:
             parts.append("*")
-        parts.append(_argument(arg, letters))
+        parts.append(_argument_schema(arg, letters))
     result = returns[0] if len(returns) == 1 else f"({', '.join(returns)})"
     return f"{name or spec.opname}({', '.join(parts)}) -> {result}"
 
 
-def _result(result: Return, letters: Mapping[str, str]) -> str:
+def _result_schema(result: Return, letters: Mapping[str, str]) -> str:
     if result.alias:
         alias = letters[result.alias].partition(" ")[0]
         return f"Tensor({alias})" + "[]" * result.many
-    return _kind(result.arg, "Tensor") + "?" * result.optional
+    return _schema_type(result.arg, "Tensor") + "?" * result.optional
 
 
-def _kind(arg: Arg, tensor: str) -> str:
+def _schema_type(arg: Arg, tensor: str) -> str:
     """The type of an argument or a result, without the mark of an optional one."""
     size = str(arg.length or "")
     if arg.tensor is not None:
         return tensor + ("?" * arg.absent + f"[{size}]" if arg.many else "")
-    kind = _TYPES[str(arg.scalar)] if arg.cls is None else schema_name(arg.cls, f"argument {arg.name!r}")
+    kind = _TYPES[str(arg.scalar)] if arg.cls is None else opaque_schema_name(arg.cls, f"argument {arg.name!r}")
     kind = kind.replace("SymInt", "int") if arg.specialized else kind
     return kind.replace("[]", f"[{size}]")
 
 
-def _argument(arg: Arg, letters: Mapping[str, str]) -> str:
-    kind = _kind(arg, f"Tensor({letters[arg.name]})" if arg.name in letters else "Tensor")
+def _argument_schema(arg: Arg, letters: Mapping[str, str]) -> str:
+    kind = _schema_type(arg, f"Tensor({letters[arg.name]})" if arg.name in letters else "Tensor")
     optional = "?" if arg.optional else ""
-    default = f"={_literal(arg.default)}" if arg.has_default else ""
+    default = f"={_default_literal(arg.default)}" if arg.has_default else ""
     return f"{kind}{optional} {arg.name}{default}"
 
 
-def _literal(value: Value | EllipsisType) -> str:
+def _default_literal(value: Value | EllipsisType) -> str:
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_literal(v) for v in value)}]"
+        return f"[{', '.join(_default_literal(v) for v in value)}]"
     if isinstance(value, torch.dtype):
         return str(DTYPES[str(value).removeprefix("torch.")].number)
     if isinstance(value, (torch.layout, torch.memory_format)):
@@ -124,14 +124,14 @@ def _literal(value: Value | EllipsisType) -> str:
     return json.dumps(text, ensure_ascii=False) if isinstance(text, str) else repr(text)
 
 
-def numbered(value: object) -> bool:
+def has_default_literal(value: object) -> bool:
     """Whether torch's schema parser has a literal for this default of one of torch's own types."""
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.") in DTYPES
     return isinstance(value, torch.device) or value in _NUMBERS
 
 
-def tags(spec: OpSpec) -> tuple[torch.Tag, ...]:
+def dispatcher_tags(spec: OpSpec) -> tuple[torch.Tag, ...]:
     """Return the tags of the op, which are torch's assumptions about it."""
     chosen = [torch.Tag.pt2_compliant_tag]
     if any(a.contiguous or a.mutated for a in spec.args):

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from shiplap.declare.spec import OpSpec
 from shiplap.errors import error
 
-Part: TypeAlias = int | Literal["whole", "sum", "max", "min"]
+ShardedPart: TypeAlias = int | Literal["whole", "sum", "max", "min"]
 """What one rank has of a tensor: its shard along an axis (an int), the whole tensor, or a partial result that is
 combined with those of the other ranks by a sum, a maximum or a minimum."""
 
@@ -32,20 +32,22 @@ class ShardingRule:
     """
 
     name: str
-    inputs: tuple[tuple[str, Part], ...]
-    outputs: tuple[Part, ...]
+    inputs: tuple[tuple[str, ShardedPart], ...]
+    outputs: tuple[ShardedPart, ...]
     empty: bool = True
 
     def __str__(self) -> str:
-        given = ", ".join(f"{name} {_show(part)}" for name, part in self.inputs)
-        return f"{self.name}: {given} → {', '.join(map(_show, self.outputs))}"
+        given = ", ".join(f"{name} {_sharded_part_text(part)}" for name, part in self.inputs)
+        return f"{self.name}: {given} → {', '.join(map(_sharded_part_text, self.outputs))}"
 
 
-def _show(part: Part) -> str:
+def _sharded_part_text(part: ShardedPart) -> str:
     return f"cut along {part}" if isinstance(part, int) else part
 
 
-def read_sharding(spec: OpSpec, inputs: Mapping[str, Part], outputs: Part | Sequence[Part]) -> ShardingRule:
+def read_sharding(
+    spec: OpSpec, inputs: Mapping[str, ShardedPart], outputs: ShardedPart | Sequence[ShardedPart]
+) -> ShardingRule:
     """The declared rule. Raises SL218 for a name that is no tensor argument, and for an axis that does not exist."""
     given: list[Any] = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
     names = [a.name for a in spec.tensors]

@@ -17,13 +17,13 @@ from typing import Literal, TypedDict, Unpack, get_args
 from shiplap.declare.annotation import read_argument
 from shiplap.declare.broadcast import broadcast_dims, check_broadcasts
 from shiplap.declare.dim_expression import Expr
-from shiplap.declare.return_annotation import plain, read_results
-from shiplap.declare.schema import numbered
+from shiplap.declare.return_annotation import is_schema_name, read_results
+from shiplap.declare.schema import has_default_literal
 from shiplap.declare.spec import Arg, Dim, OpSpec
-from shiplap.declare.value_kinds import mismatch
+from shiplap.declare.value_kinds import kind_mismatch
 from shiplap.errors import error
 
-RESERVED = ("default", "raw")  # overloads: torch's word for none, and the part of an op below autograd
+RESERVED_OVERLOADS = ("default", "raw")  # overloads: torch's word for none, and the part of an op below autograd
 ListOption = Literal[
     "requires",
     "mutates",
@@ -38,7 +38,7 @@ AUTOCAST_RULES = ("widest", "autocast", "float32", None)
 LISTS: tuple[ListOption, ...] = get_args(ListOption)
 
 
-class Declaration(TypedDict, total=False):
+class DeclarationKeywords(TypedDict, total=False):
     """The keywords of ``@sl.op`` and ``@sl.adopt``: what is declared beside the signature. ``sl.op`` documents them."""
 
     dims: Mapping[str, str]
@@ -60,7 +60,7 @@ class Declaration(TypedDict, total=False):
 
 def check_keywords(name: object, given: Iterable[str]) -> None:
     """Raise SL140 for a keyword that no declaration has."""
-    known = list(Declaration.__annotations__)
+    known = list(DeclarationKeywords.__annotations__)
     for keyword in given:
         if keyword not in known:
             close = difflib.get_close_matches(keyword, known, n=1)
@@ -68,9 +68,9 @@ def check_keywords(name: object, given: Iterable[str]) -> None:
             raise error("SL140", where=str(name), got=f"{keyword}=", expected=", ".join(known), fix=fix)
 
 
-def read_spec(name: str, fn: Callable[..., object], **given: Unpack[Declaration]) -> OpSpec:
+def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationKeywords]) -> OpSpec:
     """Return the declaration of ``fn`` as data. Raises ``DeclarationError`` (SL1xx) for what cannot be declared."""
-    check_name(name)
+    check_op_name(name)
     check_keywords(name, given)
     if not inspect.isfunction(fn):
         raise error(
@@ -84,10 +84,10 @@ def read_spec(name: str, fn: Callable[..., object], **given: Unpack[Declaration]
     autocast = given.get("autocast", "widest")
     if autocast not in AUTOCAST_RULES:
         raise error("SL112", where=name, got=repr(autocast), expected=", ".join(map(repr, AUTOCAST_RULES)))
-    named = {option: _names(given.get(option, ())) for option in LISTS}
-    hints = _hints(fn)
+    named = {option: _as_name_tuple(given.get(option, ())) for option in LISTS}
+    hints = _evaluate_annotations(fn)
     special = [set(named[option]) for option in ("mutates", "contiguous", "specialize")]
-    args = tuple(_arguments(name, fn, hints, *special))
+    args = tuple(_read_signature_arguments(name, fn, hints, *special))
     returned, aliases = hints.get("return", inspect.Parameter.empty), given.get("aliases", ())
     outs, returns, traced = read_results(name, args, returned, named["outputs"], aliases, given.get("fake", "declared"))
     dims = {**broadcast_dims(args, given.get("dims") or {}), **(given.get("dims") or {})}
@@ -99,16 +99,16 @@ def read_spec(name: str, fn: Callable[..., object], **given: Unpack[Declaration]
         traced=traced,
         dims=tuple((k, Expr.parse(v, f"{name}, dims[{k!r}]")) for k, v in dims.items()),
         bounds=tuple((k, Expr.parse(v, f"{name}, bounds[{k!r}]")) for k, v in (given.get("bounds") or {}).items()),
-        requires=tuple(Expr.parse(v, f"{name}, requires") for v in (*named["requires"], *_lengths(args))),
+        requires=tuple(Expr.parse(v, f"{name}, requires") for v in (*named["requires"], *_length_preconditions(args))),
         autocast=autocast,
         reference_is_fast_on=named["reference_is_fast_on"],
         doc=inspect.getdoc(fn) or "",
-        tolerance=_tolerance(name, given.get("tolerance")),
+        tolerance=_read_tolerance(name, given.get("tolerance")),
         detached=named["nondifferentiable"],
         random=given.get("random", ""),
         unordered=named["unordered"],
     )
-    _check(spec)
+    _check_sizes_and_dtypes(spec)
     _check_detached(spec)
     _check_random(spec)
     _check_unordered(spec)
@@ -130,14 +130,14 @@ def _check_detached(spec: OpSpec) -> None:
 
 def _check_random(spec: OpSpec) -> None:
     """Raise SL120 unless ``random=`` names an int, a tensor of integers or a generator, or is ``"global"``."""
-    seeds = [a.name for a in spec.args if a.scalar in ("int", "Generator") or _integers(a)]
+    seeds = [a.name for a in spec.args if a.scalar in ("int", "Generator") or _is_integer_tensor(a)]
     if spec.random and (spec.random not in (*seeds, "global") or spec.view):
         got = "an op whose result may be a view" if spec.view else repr(spec.random)
         expected = ", ".join([*map(repr, seeds), "'global'"])
         raise error("SL120", where=f"{spec.name}, random=", got=got, expected=f"one of {expected}")
 
 
-def _integers(arg: Arg) -> bool:
+def _is_integer_tensor(arg: Arg) -> bool:
     kind = arg.tensor
     return kind is not None and not (arg.many or arg.mutated) and all("int" in n for n in kind.dtypes or ("float",))
 
@@ -157,7 +157,7 @@ def _check_unordered(spec: OpSpec) -> None:
         raise error("SL121", where=where, got=f"{' and '.join(sorted(rows))} rows", expected="as many rows of each")
 
 
-def _tolerance(name: str, given: tuple[float, str] | None) -> tuple[float, str] | None:
+def _read_tolerance(name: str, given: tuple[float, str] | None) -> tuple[float, str] | None:
     """Return the tolerance as declared. Raise SL118 unless it is a number between 0 and 1 and a reason."""
     if given is None:
         return None
@@ -167,7 +167,7 @@ def _tolerance(name: str, given: tuple[float, str] | None) -> tuple[float, str] 
     return float(value), reason.strip()
 
 
-def check_name(name: object) -> None:
+def check_op_name(name: object) -> None:
     """Raise SL101 unless ``name`` is ``"namespace::name"``.
 
     ``@sl.op`` written without parentheses passes the decorated function as the name.
@@ -175,8 +175,8 @@ def check_name(name: object) -> None:
     if isinstance(name, str):
         namespace, _, opname = name.partition("::")
         opname, dot, overload = opname.partition(".")
-        named = not dot or (plain(overload) and overload not in RESERVED)
-        if not (plain(namespace) and plain(opname) and named):
+        named = not dot or (is_schema_name(overload) and overload not in RESERVED_OVERLOADS)
+        if not (is_schema_name(namespace) and is_schema_name(opname) and named):
             raise error("SL101", where=f"@sl.op({name!r})", got=name, expected="namespace::name")
         return
     shown = name.__name__ if inspect.isfunction(name) or inspect.isclass(name) else name
@@ -185,20 +185,20 @@ def check_name(name: object) -> None:
 
 def read_arguments(name: str, fn: Callable[..., object]) -> tuple[Arg, ...]:
     """Return the annotated parameters of a function that is no op. Raise SL1xx as ``read_spec`` does."""
-    return tuple(_arguments(name, fn, _hints(fn), set(), set(), set()))
+    return tuple(_read_signature_arguments(name, fn, _evaluate_annotations(fn), set(), set(), set()))
 
 
-def _lengths(args: Iterable[Arg]) -> Iterable[str]:
+def _length_preconditions(args: Iterable[Arg]) -> Iterable[str]:
     """Return the preconditions of lists of fixed length, since torch does not check the length."""
     return (f"len({a.name}) == {a.length}" for a in args if a.length and not (a.optional or a.many))
 
 
-def _names(value: Iterable[str]) -> tuple[str, ...]:
+def _as_name_tuple(value: Iterable[str]) -> tuple[str, ...]:
     """Return the names in ``value``. A text is one name: ``mutates="cache"`` is not five letters."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def _hints(fn: Callable[..., object]) -> dict[str, object]:
+def _evaluate_annotations(fn: Callable[..., object]) -> dict[str, object]:
     """Return the evaluated annotations of ``fn``.
 
     Postponed annotations (``from __future__ import annotations``) and classes local to a function are resolved too.
@@ -217,7 +217,7 @@ def _hints(fn: Callable[..., object]) -> dict[str, object]:
         ) from None
 
 
-def _arguments(
+def _read_signature_arguments(
     name: str,
     fn: Callable[..., object],
     hints: dict[str, object],
@@ -231,7 +231,7 @@ def _arguments(
     for p in parameters.values():
         where = f"{name}, argument {p.name!r}"
         # The parameter's name is checked first: all errors below quote it.
-        _check_name(where, p)
+        _check_parameter_name(where, p)
         if p.name not in hints:
             method = "declare a function; in a class, put @staticmethod above @sl.op" if p.name == "self" else ""
             raise error("SL102", where=where, got=str(p), expected="an annotation", fix=method)
@@ -247,11 +247,11 @@ def _arguments(
         yield arg
 
 
-def _check_name(where: str, p: inspect.Parameter) -> None:
+def _check_parameter_name(where: str, p: inspect.Parameter) -> None:
     """Raise SL103 for a parameter that a schema, or generated code, cannot name."""
     if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
         raise error("SL103", where=where, got=str(p), expected="named arguments", fix="name each argument")
-    if not plain(p.name) or p.name.startswith("_"):  # names with _ are those of generated code
+    if not is_schema_name(p.name) or p.name.startswith("_"):  # names with _ are those of generated code
         raise error(
             "SL103",
             where=where,
@@ -291,32 +291,32 @@ def _default_fix(arg: Arg) -> str:
 def _bad_default(arg: Arg) -> str:
     """Return a default that a schema could carry instead. Empty if the schema carries the declared one."""
     numbers = arg.default if isinstance(arg.default, (list, tuple)) else [arg.default]
-    if mismatch(arg, arg.default):
+    if kind_mismatch(arg, arg.default):
         return f"a default of type {arg.scalar or 'None'}" + (" or None" if arg.optional and arg.scalar else "")
     if arg.tensor is not None and arg.default is not None:
         return "None"
     if isinstance(arg.default, str) and "\0" in arg.default:
         return "a text without a NUL character"
-    if arg.default is not None and (why := _unparsed(arg)):
+    if arg.default is not None and (why := _unparsed_default_kind(arg)):
         return f"no default{' but None' if arg.optional else ''}, which torch cannot parse for {why}"
     return "a finite number" if any(isinstance(v, float) and not math.isfinite(v) for v in numbers) else ""
 
 
-def _unparsed(arg: Arg) -> str:
+def _unparsed_default_kind(arg: Arg) -> str:
     """Return the kind of an argument whose default torch's schema parser does not accept. Empty if it accepts it."""
     kind = str(arg.scalar)
     if kind in ("dtype", "device", "layout", "memory_format"):
-        return "" if numbered(arg.default) else f"{kind} {arg.default}"
+        return "" if has_default_literal(arg.default) else f"{kind} {arg.default}"
     return arg.kind if kind in ("Generator", "object", "list[Scalar]", "list[str]") else ""
 
 
-def _check(spec: OpSpec) -> None:
+def _check_sizes_and_dtypes(spec: OpSpec) -> None:
     """Check the relations between arguments and outputs: the inputs determine each output dim and dtype."""
     known = _check_dims(spec)
     _check_bounds(spec, known)
     scalars = {a.name for a in spec.scalars if not a.optional}
     for expr in spec.requires:
-        _check_names(f"{spec.name}, requires", expr, known | scalars)
+        _check_expression_names(f"{spec.name}, requires", expr, known | scalars)
     classes = {a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.optional}
     for out in spec.outputs:
         where = f"{spec.name}, output {out.name!r}"
@@ -333,7 +333,7 @@ def _check_dims(spec: OpSpec) -> set[str]:
     """
     known = _known_names(spec)
     for dim, expr in spec.dims:
-        _check_names(f"{spec.name}, dims[{dim!r}]", expr, known - {dim})
+        _check_expression_names(f"{spec.name}, dims[{dim!r}]", expr, known - {dim})
         known.add(dim)
     kinds: dict[str, str] = {}
     check_broadcasts(spec, known)
@@ -342,7 +342,7 @@ def _check_dims(spec: OpSpec) -> set[str]:
         for size in arg.tensor.dims if arg.tensor else ():
             where = f"{spec.name}, argument {arg.name!r}"
             if size.expr is not None:
-                _check_names(where, size.expr, known | own)
+                _check_expression_names(where, size.expr, known | own)
             elif kinds.setdefault(size.text, size.kind) != size.kind:
                 raise error(
                     "SL105",
@@ -367,12 +367,12 @@ def _check_bounds(spec: OpSpec, known: set[str]) -> None:
                 expected="a dim of an output that no input has",
                 fix="remove it from bounds=, or name the output's dim so",
             )
-        _check_names(where, expr, known)
+        _check_expression_names(where, expr, known)
 
 
 def _check_output_dim(spec: OpSpec, where: str, dim: Dim, known: set[str]) -> None:
     if dim.kind == "expr" and dim.expr is not None:
-        _check_names(where, dim.expr, known | set(spec.dynamic))
+        _check_expression_names(where, dim.expr, known | set(spec.dynamic))
     elif dim.kind == "any" or (dim.text not in known | set(spec.dynamic) and dim.kind in ("name", "variadic")):
         raise error("SL104", where=f"{where}, dim {dim.text!r}", got=dim.text, expected=f"one of {sorted(known)}")
 
@@ -396,10 +396,10 @@ def read_workspace(spec: OpSpec, source: str) -> Expr:
     """
     where = f"{spec.name}, workspace"
     expr = Expr.parse(source, where)
-    _check_names(where, expr, _known_names(spec) | {k for k, _ in spec.dims} | {"threads", "itemsize"})
+    _check_expression_names(where, expr, _known_names(spec) | {k for k, _ in spec.dims} | {"threads", "itemsize"})
     return expr
 
 
-def _check_names(where: str, expr: Expr, known: set[str]) -> None:
+def _check_expression_names(where: str, expr: Expr, known: set[str]) -> None:
     for unknown in sorted(expr.names - known):
         raise error("SL105", where=where, got=f"{expr} uses {unknown!r}", expected=f"names among {sorted(known)}")

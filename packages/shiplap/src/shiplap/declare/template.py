@@ -122,7 +122,7 @@ def read_template(
         where = f"{spec.name}, template {called!r}"
     else:
         where, function = f"{spec.name}, template {source!r}", None
-        called, language, text = _file(Path(home), source, where)
+        called, language, text = _read_template_file(Path(home), source, where)
     template = Template(
         name or called,
         device.partition(":")[0],
@@ -138,13 +138,13 @@ def read_template(
         default,
         function,
     )
-    _check(spec, template, where)
+    _check_template_fits(spec, template, where)
     if function is not None:
         _check_traced(spec, template, function, where)
     return template
 
 
-def _file(home: Path, source: str, where: str) -> tuple[str, str, str]:
+def _read_template_file(home: Path, source: str, where: str) -> tuple[str, str, str]:
     """Name, language and text of the template in a file."""
     language = next((kind for suffix, kind in LANGUAGES.items() if source.endswith(suffix)), "")
     path = home.parent / source
@@ -152,7 +152,7 @@ def _file(home: Path, source: str, where: str) -> tuple[str, str, str]:
         raise error("SL114", where=where, got=f"file name {source!r}", expected=" or ".join(f"*{s}" for s in LANGUAGES))
     if not path.is_file():
         raise error("SL114", where=where, got="no such file", expected=f"a file beside {home.name}")
-    return path.name.split(".")[0], language, _included(path, where)
+    return path.name.split(".")[0], language, _resolve_includes(path, where)
 
 
 def _check_traced(spec: OpSpec, template: Template, function: Traced, where: str) -> None:
@@ -174,7 +174,7 @@ def _check_traced(spec: OpSpec, template: Template, function: Traced, where: str
         raise error("SL114", where=where, got=f"{extra[0]} of a function", expected="supports=, default= or name= only")
 
 
-def _check(spec: OpSpec, template: Template, where: str) -> None:
+def _check_template_fits(spec: OpSpec, template: Template, where: str) -> None:
     """Raise SL114 if the op cannot have a template, or if this template cannot be lowered."""
     if len(spec.outputs) != 1 or spec.dynamic or spec.mutated or any(a.many for a in spec.args):
         raise error(
@@ -220,7 +220,7 @@ def _check_functions(template: Template, where: str) -> None:
             raise error("SL114", where=where, got=f"{what} {value!r}", expected=f"a function of ({of})", fix=fix)
 
 
-def _included(path: Path, where: str) -> str:
+def _resolve_includes(path: Path, where: str) -> str:
     """The text of ``path`` with each ``{% include "file" %}`` replaced by that file, so that digests cover the file.
 
     An included file is looked for beside ``path`` first, then among the headers that shiplap ships.

@@ -12,33 +12,33 @@ from torch import Tensor
 from shiplap.declare.spec import Arg
 
 
-def is_int(value: object) -> bool:
+def is_int_value(value: object) -> bool:
     """Whether ``value`` is an index of 64 bits, such as a NumPy integer or a real tensor without dims."""
     if isinstance(value, torch.SymInt):
         return True
     if not hasattr(value, "__index__") or (isinstance(value, Tensor) and (value.dim() or value.is_complex())):
         return False
-    return _becomes(value, int if isinstance(value, Tensor) else operator.index)
+    return _converts_to_number(value, int if isinstance(value, Tensor) else operator.index)
 
 
-def is_float(value: object) -> bool:
+def is_float_value(value: object) -> bool:
     """Whether ``value`` is a number, such as a NumPy number or a real tensor of one element."""
     if isinstance(value, (float, torch.SymFloat, torch.SymInt)):
         return True
     if isinstance(value, (str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
         return False
-    return not (isinstance(value, Tensor) and value.is_complex()) and _becomes(value, float)
+    return not (isinstance(value, Tensor) and value.is_complex()) and _converts_to_number(value, float)
 
 
-def _becomes(value: object, number: Callable[[Any], float]) -> bool:
+def _converts_to_number(value: object, number: Callable[[Any], float]) -> bool:
     """Whether ``number(value)`` succeeds. Arrays and tensors have the method, whatever their elements are."""
     try:
-        return not too_large(number(value))
+        return not exceeds_int64(number(value))
     except (ArithmeticError, RuntimeError, TypeError, ValueError):
         return False
 
 
-def is_text(value: object) -> bool:
+def is_text_value(value: object) -> bool:
     """Whether ``value`` is a text that UTF-8 can encode, the form in which torch passes it."""
     if not isinstance(value, str):
         return False
@@ -49,33 +49,33 @@ def is_text(value: object) -> bool:
     return True
 
 
-def is_bool(value: object) -> bool:
+def is_bool_value(value: object) -> bool:
     return isinstance(value, (bool, torch.SymBool))
 
 
-def too_large(value: object) -> bool:
+def exceeds_int64(value: object) -> bool:
     return type(value) is int and not -(2**63) <= value < 2**63
 
 
-def kind_of(value: object) -> str:
+def value_kind_name(value: object) -> str:
     """Return the name of the value's kind for errors."""
     if value is None:
         return "None"
-    if too_large(value):
+    if exceeds_int64(value):
         return "int beyond 64 bits"
-    if isinstance(value, str) and not (value.isascii() or is_text(value)):
+    if isinstance(value, str) and not (value.isascii() or is_text_value(value)):
         return "str that UTF-8 cannot encode"
     return type(value).__name__
 
 
 # By the word for an element: the class that fits, if all its values do, and the question for other values.
 _ELEMENTS: dict[str, tuple[type | None, Callable[[object], bool]]] = {
-    "int": (int, is_int),
-    "float": (float, is_float),
-    "bool": (bool, is_bool),
-    "str": (None, is_text),
-    "complex": (complex, lambda value: isinstance(value, complex) or is_float(value)),
-    "Scalar": (float, lambda value: isinstance(value, complex) or is_bool(value) or is_float(value)),
+    "int": (int, is_int_value),
+    "float": (float, is_float_value),
+    "bool": (bool, is_bool_value),
+    "str": (None, is_text_value),
+    "complex": (complex, lambda value: isinstance(value, complex) or is_float_value(value)),
+    "Scalar": (float, lambda value: isinstance(value, complex) or is_bool_value(value) or is_float_value(value)),
     "dtype": (torch.dtype, lambda value: isinstance(value, torch.dtype)),
     "device": (torch.device, lambda value: isinstance(value, (torch.device, str))),
     "layout": (torch.layout, lambda value: isinstance(value, torch.layout)),
@@ -85,21 +85,21 @@ _ELEMENTS: dict[str, tuple[type | None, Callable[[object], bool]]] = {
 }
 
 
-def mismatch(arg: Arg, value: object) -> str:
+def kind_mismatch(arg: Arg, value: object) -> str:
     """Return the kind of ``value`` if it is not the one that ``arg`` declares, else an empty text."""
     if value is None:
         return "" if arg.optional else "None"
     scalar = arg.scalar or "tensor"
     listed = arg.many or scalar.startswith("list[")
     if arg.cls is not None:
-        return "" if isinstance(value, arg.cls) else kind_of(value)
+        return "" if isinstance(value, arg.cls) else value_kind_name(value)
     plain, fits = _ELEMENTS[scalar[5:-1] if listed and arg.scalar else scalar]
     if not listed:
         elements: Sequence[object] = (value,)
     elif isinstance(value, (list, tuple)):
         elements = value
     else:
-        return kind_of(value)
+        return value_kind_name(value)
     if arg.length and len(elements) != arg.length:
         return f"{type(value).__name__} of {len(elements)}"
     for element in elements:
@@ -107,5 +107,5 @@ def mismatch(arg: Arg, value: object) -> str:
             continue
         usual = type(element) is plain and (not isinstance(element, int) or -(2**63) <= element < 2**63)
         if not usual and not fits(element):
-            return kind_of(element) + (f" in a {type(value).__name__}" if listed else "")
+            return value_kind_name(element) + (f" in a {type(value).__name__}" if listed else "")
     return ""

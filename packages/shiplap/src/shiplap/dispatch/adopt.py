@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn, Unpack
 
-from shiplap.declare.signature import Declaration, check_keywords, check_name, read_spec
+from shiplap.declare.signature import DeclarationKeywords, check_keywords, check_op_name, read_spec
 from shiplap.dispatch.op import Op
 from shiplap.errors import error
 from shiplap.torch_private import dispatcher_calls
@@ -28,13 +28,13 @@ class AdoptedOp(Op[P, R]):
                 fix="import the library that registers it first",
             )
         self.overload = self.raw = overload
-        self.separable, self.direct = False, dispatcher_calls.builtin(overload)
+        self.separable, self.direct = False, dispatcher_calls.builtin_of(overload)
 
     def _extend(self, what: str) -> NoReturn:
         raise TypeError(f"{self.spec.name} is adopted: its {what} registered elsewhere; declare it with sl.op instead")
 
 
-def adopt(name: str, **declaration: Unpack[Declaration]) -> Adopt:
+def adopt(name: str, **declaration: Unpack[DeclarationKeywords]) -> AdoptDecorator:
     """Declare what an already registered torch op should do, so that it can be audited: ``sl.audit(op)``.
 
     The decorated function is the reference, as with :func:`op`. Nothing is registered or changed: the schema, the fake
@@ -47,14 +47,14 @@ def adopt(name: str, **declaration: Unpack[Declaration]) -> Adopt:
     Raises:
         ShiplapError: SL1xx for a declaration that is not valid, SL501 for a name that no library has registered.
     """
-    return Adopt(name, **declaration)
+    return AdoptDecorator(name, **declaration)
 
 
-class Adopt:
+class AdoptDecorator:
     """What ``@sl.adopt(...)`` is: a decorator that keeps the types of the function."""
 
-    def __init__(self, name: str, **declaration: Unpack[Declaration]) -> None:
-        check_name(name)
+    def __init__(self, name: str, **declaration: Unpack[DeclarationKeywords]) -> None:
+        check_op_name(name)
         check_keywords(name, declaration)
         self.name, self.declaration = name, declaration
 

@@ -43,35 +43,35 @@ def make_cast(spec: OpSpec) -> Cast:
         converted = list(args)
         for numbers, mutated in parts:
             given = [number for number in numbers if number < len(args)]
-            values = [value for number in given for value in _floating(args[number])]
+            values = [value for number in given for value in _is_castable_tensor(args[number])]
             if not values:
                 continue
             kept = [value.dtype for n in mutated if n < len(args) and isinstance(value := args[n], Tensor)]
             dtype = kept[-1] if kept else target(device_type, values)  # a converted copy would take the writes
             for number in given:
-                converted[number] = _convert(args[number], dtype)
+                converted[number] = _cast_argument(args[number], dtype)
         return tuple(converted)
 
     return cast
 
 
-def _floating(value: Value) -> list[Tensor]:
+def _is_castable_tensor(value: Value) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value] if value.dtype.is_floating_point else []
     values = value if isinstance(value, (list, tuple)) else []
     return [v for v in values if isinstance(v, Tensor) and v.dtype.is_floating_point]
 
 
-def _convert(value: Value, dtype: torch.dtype) -> Value:
+def _cast_argument(value: Value, dtype: torch.dtype) -> Value:
     """An argument of a dtype class, a tensor or a list of them, in its dtype; anything else as it is."""
     if isinstance(value, Tensor):
-        return _converted(value, dtype)
+        return _cast_tensor(value, dtype)
     if isinstance(value, (list, tuple)):
-        return [_converted(v, dtype) if isinstance(v, Tensor) else v for v in value]
+        return [_cast_tensor(v, dtype) if isinstance(v, Tensor) else v for v in value]
     return value
 
 
-def _converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def _cast_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.dtype.is_floating_point and tensor.dtype is not dtype else tensor
 
 

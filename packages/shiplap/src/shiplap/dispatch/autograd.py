@@ -18,31 +18,31 @@ from shiplap.declare.gradient import Backward, Gradient, Shape, shape_of_value, 
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Result, Value
 from shiplap.dispatch.autograd_function import compile_recorder
-from shiplap.dispatch.second_derivative import Formula, SecondDerivative, missing
+from shiplap.dispatch.second_derivative import Formula, SecondDerivative, ops_without_backward
 from shiplap.errors import ShiplapError, error
 from shiplap.plan.argument_kinds import number_check
 from shiplap.torch_private import dispatcher_calls, dispatcher_transforms
 from shiplap.torch_private.dispatcher_library import Keys, Overload
-from shiplap.torch_private.mark_mutated import writing
+from shiplap.torch_private.mark_mutated import with_write_counts
 
-Need: TypeAlias = bool | Sequence[bool]  # whether an argument's gradient is used; of a list, whose
-Nest: TypeAlias = list[int | None] | None  # the length of each list among the arguments, None for all else
-Slot: TypeAlias = int | list[int] | None  # where among the saved tensors an argument is
+NeedsGradient: TypeAlias = bool | Sequence[bool]  # whether an argument's gradient is used; of a list, whose
+ListLengths: TypeAlias = list[int | None] | None  # the length of each list among the arguments, None for all else
+SavedSlot: TypeAlias = int | list[int] | None  # where among the saved tensors an argument is
 
-Record: TypeAlias = Callable[..., Result]  # of a dispatch key set or None, and the arguments of a call
+RecordCall: TypeAlias = Callable[..., Result]  # of a dispatch key set or None, and the arguments of a call
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _BackwardRecord:
     """The values beside tensors that a recorded call keeps for its backward."""
 
-    layout: list[tuple[str, Slot]]
+    layout: list[tuple[str, SavedSlot]]
     scalars: dict[str, Value]
     shapes: dict[str, Shape]
     level: int
 
 
-class Context(Protocol):
+class BackwardContext(Protocol):
     """The part of the context of an ``autograd.Function`` that is used here, and three attributes of Shiplap."""
 
     needs_input_grad: tuple[bool, ...]
@@ -56,23 +56,25 @@ class Context(Protocol):
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
 
-    shiplap_kept: _Kept
-    shiplap_nest: Nest
-    shiplap_made: Nest
+    shiplap_kept: _BackwardRecord
+    shiplap_nest: ListLengths
+    shiplap_made: ListLengths
 
 
-class _Run(Protocol):
+class _RunBackward(Protocol):
     """The backward of a recorded call: a gradient for each argument that the dispatcher left in place."""
 
-    def __call__(self, ctx: Context, needed: Sequence[Need], *grads: Tensor) -> tuple[Gradient, ...]: ...
+    def __call__(
+        self, ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor
+    ) -> tuple[Gradient, ...]: ...
 
 
 # One argument, for each costs time: the call, its keywords, and how its arguments and results nest.
-_How: TypeAlias = tuple[Record, dict[str, Value], Nest, list[Nest]]
-_SetUp: TypeAlias = Callable[[Context, Args, Result], None]  # keeps what of a call its backward needs
+_RecordedCall: TypeAlias = tuple[RecordCall, dict[str, Value], ListLengths, list[ListLengths]]
+_SetUp: TypeAlias = Callable[[BackwardContext, Args, Result], None]  # keeps what of a call its backward needs
 
 
-def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[_Run, _SetUp]:
+def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[_RunBackward, _SetUp]:
     """Return ``(run, set_up)`` for an ``autograd.Function`` of the op. ``needed`` is its ``needs_input_grad``."""
     results = spec.results
     places = {a.name: i for i, a in enumerate(spec.args)} | {name: -1 - i for i, name in enumerate(results)}
@@ -85,21 +87,21 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
     make_needs = values_class(spec, "needs", [n for n, _ in tensors])
     second = SecondDerivative(spec, backward, formula)
 
-    def set_up(ctx: Context, inputs: Args, output: Result) -> None:
+    def set_up(ctx: BackwardContext, inputs: Args, output: Result) -> None:
         outs = output if isinstance(output, tuple) else (output,)
         flat: list[Tensor] = []
-        layout = [(n, _store(flat, inputs[i] if i >= 0 else outs[-1 - i])) for n, i in kept]
+        layout = [(n, _store_tensors(flat, inputs[i] if i >= 0 else outs[-1 - i])) for n, i in kept]
         ctx.save_for_backward(*flat)
-        ctx.shiplap_kept = _Kept(
+        ctx.shiplap_kept = _BackwardRecord(
             layout,
             {n: inputs[i] for n, i in scalars},
             {n: shape_of_value(inputs[i]) for n, i in tensors},
-            dispatcher_transforms.level(),
+            dispatcher_transforms.transform_level(),
         )
 
-    def run(ctx: Context, needed: Sequence[Need], *grads: Tensor) -> tuple[Gradient, ...]:
+    def run(ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor) -> tuple[Gradient, ...]:
         flat, of = ctx.saved_tensors, ctx.shiplap_kept
-        saved = make_saved(**of.scalars, **{n: _load(flat, slot) for n, slot in of.layout})
+        saved = make_saved(**of.scalars, **{n: _load_tensors(flat, slot) for n, slot in of.layout})
         wanted = unused.copy()
         for name, i in tensors:
             if i < len(needed):
@@ -115,7 +117,7 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
         # One answer for each argument that the dispatcher left in place; a list, even an empty one, gets a list.
         return tuple(
             [
-                _answer(gradients.get(arg.name) if wanted.get(arg.name) else None, need)
+                _gradient_per_member(gradients.get(arg.name) if wanted.get(arg.name) else None, need)
                 for arg, need in zip(spec.args, needed, strict=False)
             ]
         )
@@ -123,64 +125,71 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
     return run, set_up
 
 
-def _missing_backward(spec: OpSpec) -> tuple[_Run, _SetUp]:
+def _missing_backward(spec: OpSpec) -> tuple[_RunBackward, _SetUp]:
     """Return a backward that raises SL304, for an op without a declared gradient."""
 
-    def run(ctx: Context, needed: Sequence[Need], *grads: Tensor) -> tuple[Gradient, ...]:
-        raise _ungraded(spec, "a gradient was requested")
+    def run(ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor) -> tuple[Gradient, ...]:
+        raise _no_gradient_error(spec, "a gradient was requested")
 
     return run, lambda ctx, inputs, output: None
 
 
-def _ungraded(spec: OpSpec, got: str) -> ShiplapError:
+def _no_gradient_error(spec: OpSpec, got: str) -> ShiplapError:
     """Return the error SL304. An op that writes to its arguments cannot have a backward, so the advice differs."""
     fix = "call the op under torch.no_grad(), or pass .detach()" if spec.mutated else ""
     return error("SL304", where=spec.name, got=got, expected="no gradient", fix=fix)
 
 
-def _recorders(
+def _make_recorders(
     spec: OpSpec, backward: Backward | None, formula: Formula, changes: Sequence[int]
-) -> tuple[dispatcher_transforms.Recorder, dispatcher_transforms.Recorder]:
+) -> tuple[dispatcher_transforms.AutogradFunction, dispatcher_transforms.AutogradFunction]:
     """Return the functions that record a call: the ordinary one, and one for a level of torch.func.
 
     ``changes`` has the positions of the arguments that are written to. They are returned behind the outputs, and their
     gradient raises the error of a missing backward.
     """
     run, set_up = _make_backward(spec, backward, formula) if backward is not None else _missing_backward(spec)
-    without, traced = _places(spec), spec.traced
+    without, traced = _detached_positions(spec), spec.traced
     special = bool(without or traced or changes)
 
-    def forward(ctx: Context, how: _How, *flat: Value) -> Result:
+    def forward(ctx: BackwardContext, how: _RecordedCall, *flat: Value) -> Result:
         call, kwargs, nest, made = how
-        ctx.shiplap_nest, args = nest, cast("Args", _nested(flat, nest))
+        ctx.shiplap_nest, args = nest, cast("Args", _nest_lists(flat, nest))
         output = call(*args, **kwargs)
         set_up(ctx, spec.complete(args, kwargs), output)
         if not special:
             return output
         if without:
-            ctx.mark_non_differentiable(*_tensors(_named(output, without)))
+            ctx.mark_non_differentiable(*_tensors_in_lists(_results_at(output, without)))
         if traced:
-            output, ctx.shiplap_made = _flat_results(spec, output)
+            output, ctx.shiplap_made = _flatten_traced_results(spec, output)
             made.append(ctx.shiplap_made)
         if not changes:
             return output
-        written = tuple(t for t in _tensors(args[i] for i in changes) if _carries(t))
+        written = tuple(t for t in _tensors_in_lists(args[i] for i in changes) if _dtype_carries_gradient(t))
         ctx.mark_dirty(*written)
         return *(output if isinstance(output, tuple) else (output,) if spec.outputs else ()), *written
 
-    def gradients(ctx: Context, *grads: Tensor) -> tuple[Gradient, ...]:
+    def gradients(ctx: BackwardContext, *grads: Tensor) -> tuple[Gradient, ...]:
         nest = ctx.shiplap_nest
-        of_results = _nested(grads, ctx.shiplap_made) if traced else grads
-        answers = run(ctx, _nested(ctx.needs_input_grad[1:], nest), *cast("tuple[Tensor, ...]", of_results))
-        return (None, *(answers if nest is None else _flat(answers)))
+        of_results = _nest_lists(grads, ctx.shiplap_made) if traced else grads
+        answers = run(ctx, _nest_lists(ctx.needs_input_grad[1:], nest), *cast("tuple[Tensor, ...]", of_results))
+        return (None, *(answers if nest is None else _flatten_lists(answers)))
 
     name, members = f"{spec.opname}_backward", {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
-    return dispatcher_transforms.function(name, members), dispatcher_transforms.level_function(name, members)
+    return dispatcher_transforms.make_autograd_function(name, members), dispatcher_transforms.level_function(
+        name, members
+    )
 
 
 def make_autograd(
-    spec: OpSpec, overload: Overload, below: Record, reference: Record, formula: Formula, backward: Backward | None
-) -> tuple[Record, dispatcher_transforms.Recorder | None]:
+    spec: OpSpec,
+    overload: Overload,
+    below: RecordCall,
+    reference: RecordCall,
+    formula: Formula,
+    backward: Backward | None,
+) -> tuple[RecordCall, dispatcher_transforms.AutogradFunction | None]:
     """Return the implementation of the Autograd key, and a recorder of plain calls or None.
 
     The implementation calls ``below``, the op below autograd, and records the call if a gradient is requested. The
@@ -188,27 +197,27 @@ def make_autograd(
     transforms of torch.func see. Forward mode differentiates ``reference``; ``formula`` is the function whose
     derivative the gradient is.
     """
-    (missing.discard if backward is not None else missing.add)(overload.name())
+    (ops_without_backward.discard if backward is not None else ops_without_backward.add)(overload.name())
     changes = [i for i, a in enumerate(spec.args) if a.mutated]
     keyed = bool(changes) or any(a.keyword_only for a in spec.tensors)  # all go by position: such tensors count, too
     if keyed:
-        below, reference = _by_keyword(spec, below), _by_keyword(spec, reference)
+        below, reference = _call_by_keyword(spec, below), _call_by_keyword(spec, reference)
     if changes:
-        below = writing(below, changes)
+        below = with_write_counts(below, changes)
     listed = any(a.many for a in spec.args)
     numbers = number_check(spec)
 
-    def at_this_level(keys: Keys | None) -> Record:
+    def at_this_level(keys: Keys | None) -> RecordCall:
         call = dispatcher_transforms.below_autograd(overload, keys)
-        return _by_keyword(spec, call) if keyed else call
+        return _call_by_keyword(spec, call) if keyed else call
 
-    function, at_level = _recorders(spec, backward, formula, changes)
+    function, at_level = _make_recorders(spec, backward, formula, changes)
     plain = compile_recorder(spec, backward, formula)
 
     def autograd(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
         if numbers is not None:
             numbers(args, kwargs)
-        transformed = dispatcher_transforms.active()
+        transformed = dispatcher_transforms.is_transform_active()
         if plain is not None and not transformed and not kwargs:
             asked = torch.is_grad_enabled() and dispatcher_calls.any_requires_grad(*args)
             return plain.apply(below, *args) if asked else below(*args)
@@ -216,31 +225,31 @@ def make_autograd(
             args, kwargs = spec.complete(args, kwargs), {}
         if transformed and dispatcher_transforms.carries_tangent((*args, *kwargs.values())):
             if changes:
-                raise _ungraded(spec, "a tangent was requested (forward mode)")
+                raise _no_gradient_error(spec, "a tangent was requested (forward mode)")
             return reference(*args, **kwargs)
         # autograd.Function looks at tensors, not at lists of them
-        flat = _flat(cast("Sequence[Any]", args)) if listed else args
+        flat = _flatten_lists(cast("Sequence[Any]", args)) if listed else args
         if not (torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in flat)):
             return below(*args, **kwargs)
-        if changes and not transformed and any(t.requires_grad for t in _tensors(args[i] for i in changes)):
+        if changes and not transformed and any(t.requires_grad for t in _tensors_in_lists(args[i] for i in changes)):
             return below(*args, **kwargs)  # the argument checks refuse such a tensor with a better error
         nest = [len(a) if isinstance(a, (list, tuple)) else None for a in args] if listed else None
-        made: list[Nest] = []
+        made: list[ListLengths] = []
         if not transformed:
             result = function.apply((below, kwargs, nest, made), *flat)
             if made:
-                return _results(result, made)
-            return _first(result, len(spec.outputs)) if changes else result
+                return _nest_results(result, made)
+            return _first_outputs(result, len(spec.outputs)) if changes else result
         if changes:
-            raise _ungraded(spec, "a gradient was requested by a transform of torch.func")
-        return _results(
+            raise _no_gradient_error(spec, "a gradient was requested by a transform of torch.func")
+        return _nest_results(
             dispatcher_transforms.apply_at_level(at_level, (at_this_level(keys), kwargs, nest, made), *flat), made
         )
 
-    return (_with_detached(spec, autograd), None) if spec.detached else (autograd, plain)
+    return (_detach_arguments(spec, autograd), None) if spec.detached else (autograd, plain)
 
 
-def _with_detached(spec: OpSpec, record: Record) -> Record:
+def _detach_arguments(spec: OpSpec, record: RecordCall) -> RecordCall:
     """Return ``record`` with the arguments detached through which no gradient flows: all, if no result has one."""
     alone = {*spec.results} <= {*spec.detached} and not spec.mutated
     cut = {a.name for a in spec.tensors if alone or a.name in spec.detached}
@@ -250,27 +259,27 @@ def _with_detached(spec: OpSpec, record: Record) -> Record:
         values = list(args)
         for i, name in places:
             if i < len(values):
-                values[i] = _detached(values[i])
+                values[i] = _detach_value(values[i])
             elif name in kwargs:
-                kwargs[name] = _detached(kwargs[name])
+                kwargs[name] = _detach_value(kwargs[name])
         return record(keys, *values, **kwargs)
 
     return recorded
 
 
-def _detached(value: Value) -> Value:
+def _detach_value(value: Value) -> Value:
     """Return a detached tensor, or a list of detached tensors. Other values are returned as they are."""
     if isinstance(value, (list, tuple)):
-        return cast("Value", [_detached(v) for v in value])
+        return cast("Value", [_detach_value(v) for v in value])
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _places(spec: OpSpec) -> list[int]:
+def _detached_positions(spec: OpSpec) -> list[int]:
     """Return the positions of the results that carry no gradient."""
     return [i for i, name in enumerate(spec.results) if name in spec.detached]
 
 
-def _named(result: Result, places: Sequence[int]) -> list[Value]:
+def _results_at(result: Result, places: Sequence[int]) -> list[Value]:
     """Return the results at ``places``."""
     values = (result,) if not isinstance(result, tuple) else result
     return [values[i] for i in places]
@@ -278,36 +287,36 @@ def _named(result: Result, places: Sequence[int]) -> list[Value]:
 
 def detach_results(spec: OpSpec, result: Result) -> Result:
     """Return ``result`` with the results detached that carry no gradient."""
-    places = _places(spec)
+    places = _detached_positions(spec)
     if not places or result is None:
         return result
     values: list[Any] = list(result) if len(spec.results) > 1 else [result]
     for i in places:
-        values[i] = _detached(values[i])
+        values[i] = _detach_value(values[i])
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _flat_results(spec: OpSpec, output: Result) -> tuple[Result, Nest]:
+def _flatten_traced_results(spec: OpSpec, output: Result) -> tuple[Result, ListLengths]:
     """Return the results one by one, and the length of each list among them."""
     values = (output,) if len(spec.made) == 1 else cast("tuple[Value, ...]", output)
-    nest: Nest = [len(v) if isinstance(v, (list, tuple)) else None for v in values]
-    return cast("Result", _flat(cast("Sequence[Any]", values))), nest
+    nest: ListLengths = [len(v) if isinstance(v, (list, tuple)) else None for v in values]
+    return cast("Result", _flatten_lists(cast("Sequence[Any]", values))), nest
 
 
-def _results(result: Result, made: Sequence[Nest]) -> Result:
+def _nest_results(result: Result, made: Sequence[ListLengths]) -> Result:
     """Return the results of a recorded call in their declared form, the inverse of :func:`_flat_results`."""
     if not made:
         return result
-    values = _nested(cast("tuple[Any, ...]", result), made[0])
+    values = _nest_lists(cast("tuple[Any, ...]", result), made[0])
     return cast("Result", values[0] if len(values) == 1 else values)
 
 
-def _tensors(values: Iterable[Value]) -> Iterator[Tensor]:
+def _tensors_in_lists(values: Iterable[Value]) -> Iterator[Tensor]:
     for value in values:
         yield from (v for v in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(v, Tensor))
 
 
-def _by_keyword(spec: OpSpec, call: Record) -> Record:
+def _call_by_keyword(spec: OpSpec, call: RecordCall) -> RecordCall:
     """Return ``call`` as a function of all arguments in declared order."""
 
     def called(*args: Value) -> Result:
@@ -317,12 +326,12 @@ def _by_keyword(spec: OpSpec, call: Record) -> Record:
     return called
 
 
-def _carries(tensor: Tensor) -> bool:
+def _dtype_carries_gradient(tensor: Tensor) -> bool:
     """Whether the tensor's dtype can have a gradient."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _first(result: Result, count: int) -> Result:
+def _first_outputs(result: Result, count: int) -> Result:
     """Return the first ``count`` results. The tensors that were written to are behind them."""
     outs = result if isinstance(result, tuple) else (result,)
     return None if count == 0 else outs[0] if count == 1 else cast("Result", outs[:count])
@@ -331,11 +340,11 @@ def _first(result: Result, count: int) -> Result:
 T = TypeVar("T")
 
 
-def _flat(values: Iterable[T | Sequence[T]]) -> tuple[T, ...]:
+def _flatten_lists(values: Iterable[T | Sequence[T]]) -> tuple[T, ...]:
     return tuple(v for value in values for v in (value if isinstance(value, (list, tuple)) else (value,)))
 
 
-def _nested(values: tuple[T, ...], nest: Nest) -> tuple[T | list[T], ...]:
+def _nest_lists(values: tuple[T, ...], nest: ListLengths) -> tuple[T | list[T], ...]:
     """The inverse of :func:`_flat`: ``nest`` holds the length of each list and None for all else."""
     if nest is None:
         return values
@@ -343,7 +352,7 @@ def _nested(values: tuple[T, ...], nest: Nest) -> tuple[T | list[T], ...]:
     return tuple(next(rest) if n is None else [next(rest) for _ in range(n)] for n in nest)
 
 
-def _answer(gradient: Gradient, need: Need) -> Gradient:
+def _gradient_per_member(gradient: Gradient, need: NeedsGradient) -> Gradient:
     if isinstance(need, bool):
         return gradient
     if gradient is None or isinstance(gradient, Tensor):
@@ -351,7 +360,7 @@ def _answer(gradient: Gradient, need: Need) -> Gradient:
     return [g if n else None for g, n in zip(gradient, need, strict=True)]
 
 
-def _store(flat: list[Tensor], value: Value) -> Slot:
+def _store_tensors(flat: list[Tensor], value: Value) -> SavedSlot:
     """Append ``value``, a tensor or a list of them, to the saved tensors and return its positions there."""
     if isinstance(value, Tensor):
         flat.append(value)
@@ -362,7 +371,7 @@ def _store(flat: list[Tensor], value: Value) -> Slot:
     return None
 
 
-def _load(flat: tuple[Tensor, ...], slot: Slot) -> Value:
+def _load_tensors(flat: tuple[Tensor, ...], slot: SavedSlot) -> Value:
     if slot is None:
         return None
     return flat[slot] if isinstance(slot, int) else [flat[i] for i in slot]

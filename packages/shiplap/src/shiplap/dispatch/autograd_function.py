@@ -16,13 +16,13 @@ from shiplap.declare.gradient import Backward, Gradients, Shape, values_class
 from shiplap.declare.spec import Arg, OpSpec
 from shiplap.dispatch.second_derivative import Formula, SecondDerivative
 from shiplap.plan.argument_kinds import number_check
-from shiplap.plan.expression import parameters, variable
+from shiplap.plan.expression import argument_variable, parameter_list
 from shiplap.torch_private import dispatcher_calls, dispatcher_transforms
 
 
 def compile_recorder(
     spec: OpSpec, backward: Backward | None, formula: Formula
-) -> dispatcher_transforms.Recorder | None:
+) -> dispatcher_transforms.AutogradFunction | None:
     """Return ``apply(call, *args)``, which records ``call(*args)``. None for an op that needs the general recorder.
 
     ``args`` are positional; trailing ones that have a default may be left out.
@@ -44,7 +44,7 @@ def compile_recorder(
 
     names: dict[str, Any] = {
         "defaults": [a.default for a in spec.args],
-        "Saved": values_class(spec, "saved", [*(a.name for a in spec.scalars), *_saved(spec, backward)]),
+        "Saved": values_class(spec, "saved", [*(a.name for a in spec.scalars), *_saved_tensor_names(spec, backward)]),
         "Needs": values_class(spec, "needs", [a.name for a in spec.tensors]),
         "Tensor": Tensor,
         "is_grad_enabled": is_grad_enabled,
@@ -56,50 +56,52 @@ def compile_recorder(
         "refuse": refuse,
         **{f"op{i}": each.op for i, each in enumerate(backward.ops)},
     }
-    exec(compile(source(spec, backward), f"<gradient of {spec.name}>", "exec"), names)
+    exec(compile(recorder_source(spec, backward), f"<gradient of {spec.name}>", "exec"), names)
     members = {name: staticmethod(names[name]) for name in ("forward", "backward")}
-    return dispatcher_transforms.function(f"{spec.opname}_backward", members)
+    return dispatcher_transforms.make_autograd_function(f"{spec.opname}_backward", members)
 
 
-def source(spec: OpSpec, backward: Backward) -> str:
+def recorder_source(spec: OpSpec, backward: Backward) -> str:
     """Return the text of ``forward(ctx, call, <arguments>)`` and ``backward(ctx, <gradients of the outputs>)``."""
-    return "\n".join([*_forward(spec, backward), *_backward(spec, backward)])
+    return "\n".join([*_forward_source(spec, backward), *_backward_source(spec, backward)])
 
 
-def _forward(spec: OpSpec, backward: Backward) -> list[str]:
+def _forward_source(spec: OpSpec, backward: Backward) -> list[str]:
     """Return the lines of ``forward``: they call the op and save tensors, scalars and shapes for the backward.
 
     Tensors go through ``save_for_backward``, so that torch notices a change in place and frees them after use.
     """
     many = len(spec.outputs) > 1
     results = {name: f"out[{i}]" if many else "out" for i, name in enumerate(spec.results)}
-    saved = [results.get(name) or variable(spec.arg(name)) for name in _saved(spec, backward)]
-    shapes = [_shape(a) for a in spec.tensors]
+    saved = [results.get(name) or argument_variable(spec.arg(name)) for name in _saved_tensor_names(spec, backward)]
+    shapes = [_tensor_shape_source(a) for a in spec.tensors]
     detached = [results[name] for name in spec.detached if name in results]
     return [
-        f"def forward(ctx, call, {parameters(spec.args)}):",
-        *_numbers(spec),
-        f"    out = call({', '.join(map(variable, spec.args))})",
+        f"def forward(ctx, call, {parameter_list(spec.args)}):",
+        *_number_check_source(spec),
+        f"    out = call({', '.join(map(argument_variable, spec.args))})",
         *([f"    ctx.save_for_backward({', '.join(saved)})"] if saved else []),
-        f"    ctx.shiplap_kept = ({''.join(f'{part}, ' for part in (*map(variable, spec.scalars), *shapes))})",
+        f"    ctx.shiplap_kept = ({''.join(f'{part}, ' for part in (*map(argument_variable, spec.scalars), *shapes))})",
         *([f"    ctx.mark_non_differentiable({', '.join(detached)})"] if detached else []),
         "    return out",
     ]
 
 
-def _numbers(spec: OpSpec) -> list[str]:
+def _number_check_source(spec: OpSpec) -> list[str]:
     """Return the lines that refuse a number which is a tensor with a gradient, since that gradient would be lost."""
-    single = [f"isinstance({variable(a)}, Tensor)" for a in spec.scalars if not str(a.scalar).startswith("list")]
-    several = [variable(a) for a in spec.scalars if str(a.scalar).startswith("list")]
+    single = [
+        f"isinstance({argument_variable(a)}, Tensor)" for a in spec.scalars if not str(a.scalar).startswith("list")
+    ]
+    several = [argument_variable(a) for a in spec.scalars if str(a.scalar).startswith("list")]
     conditions = [*single, *(f"{name}.__class__ in LISTS and any_requires_grad(*{name})" for name in several)]
-    given = ", ".join(map(variable, spec.args))
+    given = ", ".join(map(argument_variable, spec.args))
     return [f"    if {' or '.join(conditions)}: numbers(({given},), {{}})"] if conditions else []
 
 
-def _backward(spec: OpSpec, backward: Backward) -> list[str]:
+def _backward_source(spec: OpSpec, backward: Backward) -> list[str]:
     """Return the lines of ``backward``: they call the declared gradient, check its result and order it by argument."""
     tensors, places = [a.name for a in spec.tensors], {a.name: i + 1 for i, a in enumerate(spec.args)}
-    saved, grads = _saved(spec, backward), [f"g{i}" for i in range(len(spec.outputs))]
+    saved, grads = _saved_tensor_names(spec, backward), [f"g{i}" for i in range(len(spec.outputs))]
     kept = [f"k_{a.name}, " for a in spec.scalars] + [f"s_{name}, " for name in tensors]
     lines = [f"def backward(ctx, {', '.join(grads)}):", "    needed = ctx.needs_input_grad", "    given = len(needed)"]
     lines += [f"    {''.join(f'v_{name}, ' for name in saved)} = ctx.saved_tensors"] if saved else []
@@ -115,19 +117,24 @@ def _backward(spec: OpSpec, backward: Backward) -> list[str]:
         lines += ["    if is_grad_enabled():", f"        result = {followed}"]
         lines += [f"        d_{name} = result.get({name!r})" for name in known]
         lines += ["    else:"]
-        lines += [f"    {line}" for i in range(len(backward.ops)) for line in _call(spec, backward, i)]
+        lines += [
+            f"    {line}" for i in range(len(backward.ops)) for line in _gradient_op_call_source(spec, backward, i)
+        ]
     else:
         lines += [
             f"    result = {followed} if is_grad_enabled() else fn({grad}, {values})",
             f"    if type(result) is not dict: refuse(result, {', '.join(f's_{n}' for n in tensors)}, {wanted})",
             *(f"    d_{name} = result.get({name!r})" for name in tensors),
         ]
-    lines += [f"    if not ({_fits(spec, backward)}):", f"        {_refusal(backward, tensors, wanted)}"]
+    lines += [
+        f"    if not ({_gradient_check_source(spec, backward)}):",
+        f"        {_gradient_refusal_source(backward, tensors, wanted)}",
+    ]
     answers = [f"d_{a.name} if w_{a.name} else None" if a.tensor is not None else "None" for a in spec.args]
     return [*lines, f"    return None, {', '.join(answers)}"]
 
 
-def _call(spec: OpSpec, backward: Backward, number: int) -> list[str]:
+def _gradient_op_call_source(spec: OpSpec, backward: Backward, number: int) -> list[str]:
     """Return the line that calls one op of the gradient if one of its results is needed."""
     part, scalars = backward.ops[number], {a.name for a in spec.scalars}
     takes = [(f"g{at}" if at >= 0 else f"k_{n}" if n in scalars else f"v_{n}") for n, at in part.takes(spec)]
@@ -142,7 +149,7 @@ def _call(spec: OpSpec, backward: Backward, number: int) -> list[str]:
     return [f"    {results} = {called} if {' or '.join(f'w_{name}' for name in part.gives)} else {absent}"]
 
 
-def _fits(spec: OpSpec, backward: Backward) -> str:
+def _gradient_check_source(spec: OpSpec, backward: Backward) -> str:
     """Return the condition under which the gradients fit the contract. ``Backward.check`` explains a failure."""
     conditions = []
     known = [n for each in backward.ops for n in each.gives] if backward.ops else [a.name for a in spec.tensors]
@@ -158,18 +165,18 @@ def _fits(spec: OpSpec, backward: Backward) -> str:
     return " and ".join(conditions)
 
 
-def _refusal(backward: Backward, tensors: list[str], wanted: str) -> str:
+def _gradient_refusal_source(backward: Backward, tensors: list[str], wanted: str) -> str:
     known = {name for each in backward.ops for name in each.gives}
     result = f"{{{', '.join(f'{n!r}: d_{n}' for n in tensors if n in known)}}}" if backward.ops else "result"
     return f"refuse({result}, {', '.join(f's_{n}' for n in tensors)}, {wanted})"
 
 
-def _saved(spec: OpSpec, backward: Backward) -> list[str]:
+def _saved_tensor_names(spec: OpSpec, backward: Backward) -> list[str]:
     """Return the names of the saved tensors. Scalars are kept in any case."""
     scalars = {a.name for a in spec.scalars}
     return [name for name in dict.fromkeys(backward.saves) if name not in scalars]
 
 
-def _shape(arg: Arg) -> str:
-    name = variable(arg)
+def _tensor_shape_source(arg: Arg) -> str:
+    name = argument_variable(arg)
     return f"None if {name} is None else {name}.shape" if arg.optional else f"{name}.shape"

@@ -16,13 +16,13 @@ from torch import SymBool, Tensor
 from shiplap import torch_private
 from shiplap.declare.binding import Binding
 from shiplap.declare.spec import Dim, OpSpec, Return
-from shiplap.declare.value_kinds import mismatch
+from shiplap.declare.value_kinds import kind_mismatch
 from shiplap.declare.values import Args, EnvValue, Outputs, Result, Returned, Value
 from shiplap.errors import ShiplapError, error
 from shiplap.torch_private import symbolic_sizes
 
 
-def values_of(result: Returned, count: int) -> list[Value]:
+def result_values(result: Returned, count: int) -> list[Value]:
     """Return the values in the result of a function with ``count`` results. A single result may be a list."""
     if count == 1 and not (isinstance(result, tuple) and len(result) == 1):
         return [cast("Value", result)]
@@ -35,17 +35,17 @@ def values_of(result: Returned, count: int) -> list[Value]:
     )
 
 
-def made_of(spec: OpSpec, args: Sequence[Value], result: Returned) -> Returned:
+def fresh_results(spec: OpSpec, args: Sequence[Value], result: Returned) -> Returned:
     """Return the results that are not arguments. Raise SL301 where another tensor stands in place of an argument."""
     if not spec.returned:
         return result
-    values = values_of(result, len(spec.returns))
+    values = result_values(result, len(spec.returns))
     made = len(spec.made)
     if len(values) != len(spec.returns) or values == [None] or _is_only_list(spec, values):
         return result if made else None
     given = dict(zip((a.name for a in spec.args), args, strict=True))
     for declared, value in zip(spec.returns, values, strict=True):
-        if declared.alias and not _same(value, given[declared.alias]):
+        if declared.alias and not _is_same_argument(value, given[declared.alias]):
             expected = f"argument {declared.alias!r} itself, written to in place"
             raise error("SL301", where=f"{spec.name}, return", got="another tensor", expected=expected)
     rest = [v for r, v in zip(spec.returns, values, strict=True) if not r.alias]
@@ -58,7 +58,7 @@ def _is_only_list(spec: OpSpec, values: Sequence[Value]) -> bool:
     return len(places) == len(spec.made) == 1 and isinstance(values[places[0]], Tensor)
 
 
-def _same(value: Value, argument: Value) -> bool:
+def _is_same_argument(value: Value, argument: Value) -> bool:
     if isinstance(value, (list, tuple)) and isinstance(argument, (list, tuple)):
         return len(value) == len(argument) and all(v is a for v, a in zip(value, argument, strict=True))
     return value is argument
@@ -66,45 +66,49 @@ def _same(value: Value, argument: Value) -> bool:
 
 def all_results(spec: OpSpec, args: Args, made: Result) -> Result:
     """Return all results of an op that returns arguments, in order. ``made`` has the results that are not arguments."""
-    rest = iter(values_of(cast("Returned", made), len(spec.made)) if spec.made else ())
+    rest = iter(result_values(cast("Returned", made), len(spec.made)) if spec.made else ())
     given = dict(zip((a.name for a in spec.args), args, strict=True))
     values = tuple([given[r.alias] if r.alias else next(rest) for r in spec.returns])
     return cast("Result", values[0] if len(values) == 1 else values)
 
 
-def fit_results(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
+def check_results(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
     """Return the results of a reference or kernel as the declaration promises them: contiguous, in their own memory.
 
     Raise SL301 for results of another kind, dtype or shape.
     """
-    values = values_of(made_of(spec, call.args, result), len(spec.made))
+    values = result_values(fresh_results(spec, call.args, result), len(spec.made))
     if len(values) != len(spec.made):
         raise error("SL301", where=spec.name, got=f"{len(values)} results", expected=f"{len(spec.made)} results")
-    env, owned = dict(call.env), [t for v in call.args for t in _tensors(v)]
+    env, owned = dict(call.env), [t for v in call.args for t in _tensors_of_value(v)]
     fitted = []
     for declared, value in zip(spec.made, values, strict=True):
         where = f"{spec.name}, result {declared.name!r}"
-        _check_kind(where, declared, value)
-        for tensor in _tensors(value):
-            _check_tensor(where, declared, tensor, dict(env) if declared.many else env)  # members differ in new dims
-        fitted.append(_owned(value, owned))
+        _check_result_kind(where, declared, value)
+        for tensor in _tensors_of_value(value):
+            _check_result_tensor(
+                where, declared, tensor, dict(env) if declared.many else env
+            )  # members differ in new dims
+        fitted.append(_with_own_memory(value, owned))
     return cast("Outputs", tuple(fitted))
 
 
-def fit_views(spec: OpSpec, call: Binding, result: Returned) -> Result:
+def check_view_results(spec: OpSpec, call: Binding, result: Returned) -> Result:
     """Return the results of an op with views unchanged. Raise SL301 for results of another kind, dtype or shape."""
-    values, env = values_of(result, len(spec.returns)), dict(call.env)
+    values, env = result_values(result, len(spec.returns)), dict(call.env)
     if len(values) != len(spec.returns):
         raise error("SL301", where=spec.name, got=f"{len(values)} results", expected=f"{len(spec.returns)} results")
     for declared, value in zip(spec.returns, values, strict=True):
         where = f"{spec.name}, result {declared.name!r}"
-        _check_kind(where, declared, value)
-        for tensor in _tensors(value):
-            _check_tensor(where, declared, tensor, dict(env) if declared.many else env)  # members differ in new dims
+        _check_result_kind(where, declared, value)
+        for tensor in _tensors_of_value(value):
+            _check_result_tensor(
+                where, declared, tensor, dict(env) if declared.many else env
+            )  # members differ in new dims
     return cast("Result", values[0] if len(values) == 1 else tuple(values))
 
 
-def flat_results(result: Returned) -> tuple[Tensor, ...]:
+def flatten_op_results(result: Returned) -> tuple[Tensor, ...]:
     """Return all results as a flat tuple of tensors, for comparison. A number becomes a tensor without dims."""
     values = result if isinstance(result, (tuple, list)) else () if result is None else (result,)
     flat: list[Tensor] = []
@@ -112,7 +116,7 @@ def flat_results(result: Returned) -> tuple[Tensor, ...]:
         if isinstance(value, Tensor):
             flat.append(value)
         elif isinstance(value, (list, tuple)):
-            flat += flat_results(cast("Returned", value))
+            flat += flatten_op_results(cast("Returned", value))
         elif isinstance(value, (bool, int, float, complex)):
             flat.append(torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None))
         elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -121,19 +125,19 @@ def flat_results(result: Returned) -> tuple[Tensor, ...]:
     return tuple(flat)
 
 
-def _tensors(value: Value) -> list[Tensor]:
+def _tensors_of_value(value: Value) -> list[Tensor]:
     values = value if isinstance(value, (list, tuple)) else (value,)
     return [v for v in values if isinstance(v, Tensor)]
 
 
-def _check_kind(where: str, declared: Return, value: Value) -> None:
-    if got := mismatch(declared.arg, value):
+def _check_result_kind(where: str, declared: Return, value: Value) -> None:
+    if got := kind_mismatch(declared.arg, value):
         kind = str(declared.tensor or declared.scalar)
         expected = f"list of {kind}" if declared.many else kind
         raise error("SL301", where=where, got=got, expected=expected + " or None" * declared.optional)
 
 
-def _check_tensor(where: str, declared: Return, tensor: Tensor, env: dict[str, EnvValue]) -> None:
+def _check_result_tensor(where: str, declared: Return, tensor: Tensor, env: dict[str, EnvValue]) -> None:
     """Raise SL301 unless the tensor has the declared dtype, number of dims and sizes, as far as ``env`` has these."""
     kind = declared.tensor
     assert kind is not None
@@ -149,10 +153,10 @@ def _check_tensor(where: str, declared: Return, tensor: Tensor, env: dict[str, E
     spread = next((i for i, d in enumerate(kind.dims) if d.kind == "variadic"), count)
     for axis, dim in enumerate(kind.dims):
         if axis != spread:
-            _check_size(refused, dim, tensor.shape[axis if axis < spread else axis - count], env)
+            _check_result_size(refused, dim, tensor.shape[axis if axis < spread else axis - count], env)
 
 
-def _check_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str, EnvValue]) -> None:
+def _check_result_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str, EnvValue]) -> None:
     """Raise ``refused`` unless ``size`` is the declared one. A name that no argument has is bound in ``env``."""
     if dim.kind == "name":
         wanted: EnvValue = env.setdefault(dim.text, size)
@@ -164,15 +168,15 @@ def _check_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str, EnvVa
         return
     holds = cast("bool | SymBool", wanted == size)
     if isinstance(holds, SymBool):
-        symbolic_sizes.check(holds, lambda: str(refused))
+        symbolic_sizes.check_condition(holds, lambda: str(refused))
     elif not holds:
         raise refused
 
 
-def _owned(value: Value, owned: list[Tensor]) -> Value:
+def _with_own_memory(value: Value, owned: list[Tensor]) -> Value:
     """Return ``value`` with contiguous tensors that share no memory with ``owned``, and add them to ``owned``."""
     if isinstance(value, (list, tuple)):
-        return cast("Value", [_owned(v, owned) for v in value])
+        return cast("Value", [_with_own_memory(v, owned) for v in value])
     if not isinstance(value, Tensor):
         return value
     value = value.resolve_conj().resolve_neg()

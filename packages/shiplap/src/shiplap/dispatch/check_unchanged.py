@@ -20,25 +20,25 @@ from torch import Tensor
 
 from shiplap.declare.spec import Arg, OpSpec
 from shiplap.declare.values import Args, Value
-from shiplap.dispatch.outputs import tensors_of
+from shiplap.dispatch.outputs import tensors_in_arguments
 from shiplap.errors import error
 from shiplap.torch_private.mark_mutated import counting_writes, version_of
 
 T = TypeVar("T")
 # Tensors that are written to, each with the name of its argument, its address, shape and strides.
 Places: TypeAlias = list[tuple[str, Tensor, int, torch.Size, tuple[int, ...]]]
-CALLS = 64  # that are looked at
-_audited: ContextVar[bool] = ContextVar("shiplap_audited", default=False)
+CHECKED_CALLS = 64  # that are looked at
+_writes_audited: ContextVar[bool] = ContextVar("shiplap_audited", default=False)
 
 
 @contextmanager
 def writes_are_audited() -> Iterator[None]:
     """Within this context nothing is compared here: an audit compares the values of all arguments itself."""
-    token = _audited.set(True)
+    token = _writes_audited.set(True)
     try:
         yield
     finally:
-        _audited.reset(token)
+        _writes_audited.reset(token)
 
 
 class UnchangedArguments:
@@ -49,7 +49,7 @@ class UnchangedArguments:
     """
 
     def __init__(self, spec: OpSpec, function: str) -> None:
-        self.spec, self.where, self.left = spec, f"{spec.name}, {function}", CALLS
+        self.spec, self.where, self.left = spec, f"{spec.name}, {function}", CHECKED_CALLS
         self._tensors = [(i, a) for i, a in enumerate(spec.args) if a.tensor is not None and not a.mutated]
         self._written = [i for i, a in enumerate(spec.args) if a.mutated]
 
@@ -58,11 +58,11 @@ class UnchangedArguments:
 
         Views of one memory share one count: an argument beside something that is written to is not looked at.
         """
-        if _audited.get():
+        if _writes_audited.get():
             return call()
         self.left -= 1
         written = [args[i] for i in self._written]
-        shared = {_memory(t) for t in tensors_of([*written, *outs])}
+        shared = {_memory_facts(t) for t in tensors_in_arguments([*written, *outs])}
         before = [_versions(args[i], shared) for i, _ in self._tensors]
         with counting_writes():
             result = call()
@@ -87,16 +87,18 @@ def _versions(value: object, shared: Collection[int]) -> object:
         return [_versions(v, shared) for v in value]
     if not isinstance(value, Tensor):
         return None
-    return 0 if _memory(value) in shared else version_of(value)
+    return 0 if _memory_facts(value) in shared else version_of(value)
 
 
-def _memory(tensor: Tensor) -> int:
+def _memory_facts(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
 def places_of(spec: OpSpec, args: Args) -> Places:
     """Return where the arguments that the op writes to lie in memory."""
-    written = [(a.name, t) for a, v in zip(spec.args, args, strict=True) if a.mutated for t in tensors_of((v,))]
+    written = [
+        (a.name, t) for a, v in zip(spec.args, args, strict=True) if a.mutated for t in tensors_in_arguments((v,))
+    ]
     return [(name, t, t.data_ptr(), t.shape, t.stride()) for name, t in written]
 
 

@@ -10,9 +10,9 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from shiplap.declare.code_digest import digest_of
+from shiplap.declare.code_digest import digest_of_parts
 from shiplap.declare.code_parts import AnyValue
-from shiplap.declare.code_walk import walk
+from shiplap.declare.code_walk import walk_code
 from shiplap.dispatch import tuned_choices
 from shiplap.dispatch.state import OpState
 from shiplap.torch_private import graph_keys
@@ -20,56 +20,56 @@ from shiplap.torch_private.graph_keys import GraphOperators
 
 PartOfKey: TypeAlias = Callable[[OpState], str]
 
-_listeners: list[Callable[[], None]] = []
-_parts: list[PartOfKey] = [lambda op: tuned_choices.digest(op.spec.name)]
-_sources: dict[str, tuple[OpState, Callable[[], Iterable[str]]]] = {}  # by name of an op: its operators in torch
+_trace_listeners: list[Callable[[], None]] = []
+_key_parts: list[PartOfKey] = [lambda op: tuned_choices.choices_digest(op.spec.name)]
+_op_sources: dict[str, tuple[OpState, Callable[[], Iterable[str]]]] = {}  # by name of an op: its operators in torch
 
 
-def add(op: OpState, operators: Callable[[], Iterable[str]]) -> None:
+def add_op_to_key(op: OpState, operators: Callable[[], Iterable[str]]) -> None:
     """An op is declared, or declared anew. ``operators()`` are the names under which graphs call it."""
-    _sources[op.spec.name] = op, operators
-    tuned_choices.declared()
-    tuned_choices.forget()
+    _op_sources[op.spec.name] = op, operators
+    tuned_choices.note_declared_op()
+    tuned_choices.forget_derived_choices()
 
 
-def remove(name: str) -> None:
+def remove_op_from_key(name: str) -> None:
     """The op ``name`` is no longer declared."""
-    del _sources[name]
-    tuned_choices.forget()
+    del _op_sources[name]
+    tuned_choices.forget_derived_choices()
 
 
-def on_trace(listener: Callable[[], None]) -> None:
+def add_trace_listener(listener: Callable[[], None]) -> None:
     """Call ``listener`` at each trace of any op: before compile caches are asked, and before anything is lowered."""
-    _listeners.append(listener)
+    _trace_listeners.append(listener)
 
 
-def on_key(part: PartOfKey) -> None:
+def add_key_part(part: PartOfKey) -> None:
     """Make ``part(op)`` part of the key of graphs with ``op``: what else compiled code of it is specialised on."""
-    _parts.append(part)
+    _key_parts.append(part)
 
 
-def ensure() -> None:
+def ensure_cache_keys() -> None:
     """See that keys name the ops of a graph: called at each trace, which comes before a cache is asked."""
-    for listener in _listeners:
+    for listener in _trace_listeners:
         listener()
-    tuned_choices.ready()
-    graph_keys.install(key_of_graph)
+    tuned_choices.ensure_choices_loaded()
+    graph_keys.install_graph_key(graph_cache_key)
 
 
-def key_of_graph(operators: GraphOperators) -> str:
+def graph_cache_key(operators: GraphOperators) -> str:
     """The part of the key of a graph that its ops decide. Empty for a graph without ops."""
-    named = {name: {*names(), *(n.partition(".")[0] for n in names())} for name, (_, names) in _sources.items()}
+    named = {name: {*names(), *(n.partition(".")[0] for n in names())} for name, (_, names) in _op_sources.items()}
     ops = [name for name, known in sorted(named.items()) if known & operators.names]
     known = {n for name in ops for n in named[name]}
-    if operators.others or (operators.traced_later and graph_keys.foreign(operators.names - known)):
+    if operators.others or (operators.traced_later and graph_keys.foreign_operators(operators.names - known)):
         ops = sorted(named)  # a library may call any of them
-    return key_of(*(_sources[name][0] for name in ops)) if ops else ""
+    return op_cache_key(*(_op_sources[name][0] for name in ops)) if ops else ""
 
 
-def key_of(*roots: AnyValue) -> str:
+def op_cache_key(*roots: AnyValue) -> str:
     """The digest of ops, or of functions that call ops, with all that compiled code of these is specialised on."""
-    parts = walk(*roots)
+    parts = walk_code(*roots)
     ops = {part.value.spec.name: part.value for part in parts if isinstance(part.value, OpState)}
-    lines = [digest_of(parts)]
-    lines += [f"{name}: {'; '.join(part(op) for part in _parts)}" for name, op in sorted(ops.items())]
+    lines = [digest_of_parts(parts)]
+    lines += [f"{name}: {'; '.join(part(op) for part in _key_parts)}" for name, op in sorted(ops.items())]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

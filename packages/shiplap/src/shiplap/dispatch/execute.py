@@ -1,4 +1,4 @@
-"""``Served``: the part of an op below autograd and autocast. It binds a call, picks a kernel and runs it."""
+"""``Executor``: the part of an op below autograd and autocast. It binds a call, picks a kernel and runs it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shiplap.declare.binding import Binding
 from shiplap.declare.kernel import Kernel
 from shiplap.declare.values import Args, Result, Returned, Value
 from shiplap.dispatch import tuned_choices
-from shiplap.dispatch.autograd import Record, detach_results
+from shiplap.dispatch.autograd import RecordCall, detach_results
 from shiplap.dispatch.check_unchanged import places_of, require_places
 from shiplap.dispatch.launch import refuse_capture
-from shiplap.dispatch.outputs import fit_outputs, own_outputs
+from shiplap.dispatch.outputs import check_outputs, with_own_memory
 from shiplap.dispatch.state import OpState
 from shiplap.errors import ShiplapError, error, notice
 from shiplap.settings import settings
@@ -22,7 +22,7 @@ from shiplap.torch_private import dispatcher_calls, dispatcher_transforms
 from shiplap.torch_private.dispatcher_library import Overload
 
 
-class Served(OpState):
+class Executor(OpState):
     """The executor of an op's calls: the methods that torch's dispatcher, generated functions and native code call.
 
     Attributes:
@@ -37,7 +37,7 @@ class Served(OpState):
 
     overload: Overload
     raw: Overload
-    record: Record
+    record: RecordCall
     separable: bool
     short: Callable[..., Result] | None = None  # a shorter way than `serve_call`, see dispatch/eager_fast_path.py
 
@@ -69,7 +69,9 @@ class Served(OpState):
         """The kernel for this bound call, or None if the reference has to run. The reason for None is reported once."""
         if self.spec.dynamic:
             refuse_capture(self.spec, call.device)
-        if tuned_choices.active and not isinstance(choice := tuned_choices.find(self, call), tuned_choices.Missing):
+        if tuned_choices.active and not isinstance(
+            choice := tuned_choices.find_choice(self, call), tuned_choices.MissingChoice
+        ):
             return choice
         device, reasons = call.device.type, []
         for kernel in self.eager(device):
@@ -98,7 +100,7 @@ class Served(OpState):
             outs = kernel.run(call)
         else:
             places = places_of(self.spec, call.args) if self.spec.mutated else []
-            outs = fit_outputs(self.spec, call, self._refer(call.args))
+            outs = check_outputs(self.spec, call, self._refer(call.args))
             require_places(f"{self.spec.name}, reference", places)
         return outs[0] if len(outs) == 1 else outs or None
 
@@ -112,7 +114,7 @@ class Served(OpState):
         """Run the reference of a call under forward-mode differentiation, which no kernel supports."""
         call = self.plan.quick(*self.spec.complete(args, kwargs))
         self._unserved(str(call.device), "forward-mode AD is the reference's", key="tangent")
-        result = own_outputs(self.run_reference(call.args))
+        result = with_own_memory(self.run_reference(call.args))
         if self.surrogate is not self.reference:
             positional, named = self.spec.split(call.args)
             result = dispatcher_transforms.with_tangents(result, self.surrogate(*positional, **named))

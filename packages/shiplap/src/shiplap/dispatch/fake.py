@@ -9,17 +9,17 @@ from typing import Any, cast
 import torch
 
 from shiplap.declare.binding import Binding
-from shiplap.declare.opaque import shown
+from shiplap.declare.opaque import traced_arguments
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Result, Returned, Value
 from shiplap.dispatch import compile_cache_key
-from shiplap.dispatch.check_results import fit_results
-from shiplap.dispatch.outputs import empty_outputs, result_of
+from shiplap.dispatch.check_results import check_results
+from shiplap.dispatch.outputs import empty_outputs, result_of_outputs
 from shiplap.dispatch.state import OpState
 from shiplap.errors import error
-from shiplap.plan.expression import Place
+from shiplap.plan.expression import TensorPlace
 from shiplap.plan.rules.relations import DistinctMembers
-from shiplap.plan.rules.tensors import Unshared
+from shiplap.plan.rules.tensors import UnsharedMemory
 from shiplap.plan.sharing import fakes_share_memory
 from shiplap.torch_private import aot_packages, symbolic_sizes
 
@@ -30,55 +30,59 @@ def make_fake(op: OpState) -> Callable[..., Result]:
     A data-dependent dim becomes an unbacked size with its bound asserted in the graph.
     """
     spec = op.spec
-    unwritable = _unwritable(spec)
+    unwritable = _why_not_functionalizable(spec)
 
     def fake(*args: Value, **kwargs: Value) -> Result:
-        compile_cache_key.ensure()
+        compile_cache_key.ensure_cache_keys()
         if unwritable and symbolic_sizes.in_trace():
             wrong = error("SL137", where=spec.name, got=unwritable, expected="tensors, and other names")
-            raise symbolic_sizes.unknown()(None, str(wrong))  # at which a graph may break
+            raise symbolic_sizes.unknown_size_error()(None, str(wrong))  # at which a graph may break
         call = op.bind(spec.complete(args, kwargs))  # the dispatcher may have stripped defaults
         if spec.mutated:
-            refuse_shared(spec, call.args)
-        if aot_packages.packaging() and not op.templates.get(call.device.type):  # those refuse where they are lowered
-            refuse_python(op, call)
+            refuse_shared_memory(spec, call.args)
+        if aot_packages.is_packaging() and not op.templates.get(
+            call.device.type
+        ):  # those refuse where they are lowered
+            refuse_python_in_package(op, call)
         if spec.traced:
-            result: Any = result_of(fit_results(spec, call, _told(op, shown(spec, call.args))))
+            result: Any = result_of_outputs(
+                check_results(spec, call, _reference_on_fakes(op, traced_arguments(spec, call.args)))
+            )
             return cast("Result", symbolic_sizes.in_graph(result)) if type(result) is int else cast("Result", result)
         for dim, bound in spec.bounds:
             size = symbolic_sizes.new_size()
             call.env[dim] = size
             limit = bound(call.env)
-            symbolic_sizes.check(
+            symbolic_sizes.check_condition(
                 size <= limit, partial("SL302: {}: {} <= {} does not hold".format, spec.name, dim, bound)
             )
-        return result_of(empty_outputs(spec, call))
+        return result_of_outputs(empty_outputs(spec, call))
 
     return fake
 
 
-def refuse_shared(spec: OpSpec, args: Args) -> None:
+def refuse_shared_memory(spec: OpSpec, args: Args) -> None:
     """SL210 where a tensor that is written to shares memory with another one, as for real tensors.
 
     A graph may copy what is written to before each call, and the real call would not see what is wrong.
     """
     given = dict(zip((a.name for a in spec.args), args, strict=True))
-    members = {a.name: _members(given[a.name]) for a in spec.tensors}
+    members = {a.name: _tensor_members(given[a.name]) for a in spec.tensors}
     for index, name in enumerate(spec.mutated):
         written, others = members[name], [n for n in members if n not in spec.mutated[: index + 1]]
         if any(fakes_share_memory(a, b) for i, a in enumerate(written) for b in written[:i]):
             raise DistinctMembers(spec.name, name).explain({})
         for other in others:
             if any(fakes_share_memory(a, b) for a in written for b in members[other]):
-                raise Unshared(Place(spec.name, name), Place(spec.name, other)).explain({})
+                raise UnsharedMemory(TensorPlace(spec.name, name), TensorPlace(spec.name, other)).explain({})
 
 
-def _members(value: Value) -> list[torch.Tensor]:
+def _tensor_members(value: Value) -> list[torch.Tensor]:
     values = value if isinstance(value, (list, tuple)) else (value,)
     return [v for v in values if isinstance(v, torch.Tensor)]
 
 
-def _unwritable(spec: OpSpec) -> str:
+def _why_not_functionalizable(spec: OpSpec) -> str:
     """What keeps torch from replacing the op in a graph by one that does not write; empty if nothing does."""
     if not spec.mutated or spec.view:
         return ""
@@ -88,7 +92,7 @@ def _unwritable(spec: OpSpec) -> str:
     return f"the result {others[0]!r}, which is no single tensor" if others else ""
 
 
-def _told(op: OpState, args: Args) -> Returned:
+def _reference_on_fakes(op: OpState, args: Args) -> Returned:
     """What the reference returns for fakes. The text of SL133, in the exception at which a graph may break, for numbers
     that no graph carries."""
     spec, got = op.spec, "a branch on data"
@@ -101,13 +105,13 @@ def _told(op: OpState, args: Args) -> Returned:
                 bool(value if isinstance(value, torch.SymBool) else value == 0)
         return result
     except RuntimeError as e:
-        if not (kinds and isinstance(e, symbolic_sizes.unknown())):
+        if not (kinds and isinstance(e, symbolic_sizes.unknown_size_error())):
             raise
         wrong = error("SL133", where=f"{spec.name}, result", got=got, expected="an int, or a tensor without dims")
-        raise symbolic_sizes.unknown()(None, str(wrong)) from e
+        raise symbolic_sizes.unknown_size_error()(None, str(wrong)) from e
 
 
-def refuse_python(op: OpState, call: Binding) -> None:
+def refuse_python_in_package(op: OpState, call: Binding) -> None:
     """SL307 where a package would have to call Python, which it may not have: native code alone goes along."""
     device = call.device.type
     kernels = op.own(device)

@@ -13,11 +13,11 @@ from shiplap.declare.binding import Binding
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import EnvValue
-from shiplap.dispatch.outputs import tensors_of
+from shiplap.dispatch.outputs import tensors_in_arguments
 from shiplap.errors import error
 
 
-def is_current(device: torch.device) -> bool:
+def is_current_device(device: torch.device) -> bool:
     """Whether a launcher that takes the current device, as Triton does, launches on ``device``; True for CPUs."""
     return device.type != "cuda" or device.index == torch.cuda.current_device()
 
@@ -34,42 +34,42 @@ def refuse_capture(spec: OpSpec, device: torch.device) -> None:
         raise error("SL318", where=spec.name, got=got, expected="a call outside of a capture")
 
 
-_fill: ContextVar[int | None] = ContextVar("shiplap_workspace_fill", default=None)
-_listeners: list[Callable[[int | None], None]] = []
+_workspace_fill: ContextVar[int | None] = ContextVar("shiplap_workspace_fill", default=None)
+_poison_listeners: list[Callable[[int | None], None]] = []
 
 
-def on_poison(listener: Callable[[int | None], None]) -> None:
+def add_poison_listener(listener: Callable[[int | None], None]) -> None:
     """Tell ``listener`` the byte in force, now and at each change: for bindings that allocate workspaces themselves."""
-    _listeners.append(listener)
-    listener(_fill.get())
+    _poison_listeners.append(listener)
+    listener(_workspace_fill.get())
 
 
-def _tell() -> None:
-    for listener in _listeners:
-        listener(_fill.get())
+def _notify_poison_listeners() -> None:
+    for listener in _poison_listeners:
+        listener(_workspace_fill.get())
 
 
 @contextmanager
 def poisoned_workspace(byte: int) -> Iterator[None]:
     """Within this context every workspace arrives filled with ``byte``: what a kernel must not depend on."""
-    token = _fill.set(byte)
-    _tell()
+    token = _workspace_fill.set(byte)
+    _notify_poison_listeners()
     try:
         yield
     finally:
-        _fill.reset(token)
-        _tell()
+        _workspace_fill.reset(token)
+        _notify_poison_listeners()
 
 
 def allocate_workspace(expr: Expr | None, call: Binding) -> Tensor:
     """Scratch of the declared size in bytes, from PyTorch's allocator on the call's device: a graph pool owns it."""
-    return scratch(workspace_size(expr, call), call.device)
+    return allocate_bytes(workspace_size(expr, call), call.device)
 
 
-def scratch(size: int, device: torch.device) -> Tensor:
+def allocate_bytes(size: int, device: torch.device) -> Tensor:
     """``size`` bytes of uninitialised memory."""
     made = torch.empty(size, dtype=torch.uint8, device=device)
-    byte = _fill.get()
+    byte = _workspace_fill.get()
     return made if byte is None else made.fill_(byte)
 
 
@@ -81,10 +81,12 @@ def workspace_size(expr: Expr | None, call: Binding) -> int:
     if "threads" in expr.names:
         env = {**env, "threads": torch.get_num_threads()}
     if "itemsize" in expr.names:
-        env = {**env, "itemsize": _itemsize(call)}
+        env = {**env, "itemsize": _widest_itemsize(call)}
     return int(expr(env))
 
 
-def _itemsize(call: Binding) -> int:
+def _widest_itemsize(call: Binding) -> int:
     """Bytes of an element of the widest dtype class of the call (its ``Float``, usually), else of its widest tensor."""
-    return max((d.itemsize for d in call.dtypes.values() or (t.dtype for t in tensors_of(call.args))), default=1)
+    return max(
+        (d.itemsize for d in call.dtypes.values() or (t.dtype for t in tensors_in_arguments(call.args))), default=1
+    )

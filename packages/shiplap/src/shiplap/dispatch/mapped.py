@@ -14,12 +14,12 @@ from shiplap.torch_private import dispatcher_transforms
 from shiplap.torch_private.dispatcher_library import Overload
 
 
-def needs_rule(spec: OpSpec) -> bool:
+def needs_vmap_rule(spec: OpSpec) -> bool:
     """Whether torch's fallback, which stacks single tensors, cannot map the op."""
     return spec.traced or bool(spec.mutated or spec.dynamic) or any(a.many for a in spec.args)
 
 
-def make_mapped(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[..., Any]:
+def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[..., Any]:
     """The function for ``torch.vmap``: calls of ``overload()`` one by one, their results stacked. SL138 where the
     results of different samples cannot be one tensor, or samples would write to the same memory."""
 
@@ -27,18 +27,18 @@ def make_mapped(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[...,
         given = spec.complete(args, kwargs)
         for arg, value in zip(spec.args, given, strict=True):
             if arg.mutated and value is not None and not dispatcher_transforms.is_mapped(value):
-                raise _refused(spec, f"{arg.name!r}, which all samples would write to")
+                raise _vmap_error(spec, f"{arg.name!r}, which all samples would write to")
 
     def run(sample: dispatcher_transforms.Sample, count: int) -> Any:
         if spec.dynamic:
-            raise _refused(spec, "results whose sizes depend on data")
+            raise _vmap_error(spec, "results whose sizes depend on data")
         if not count:
-            raise _refused(spec, "no sample")
+            raise _vmap_error(spec, "no sample")
         op, results = overload(), []
         for index in range(count):
             args, kwargs = sample(index)
             results.append(op(*args, **kwargs))
-        return _stacked(spec, results)
+        return _stack_sample_results(spec, results)
 
     mapped = dispatcher_transforms.map_samples(run)
 
@@ -50,21 +50,21 @@ def make_mapped(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[...,
     return called
 
 
-def _stacked(spec: OpSpec, results: Sequence[Any]) -> Any:
+def _stack_sample_results(spec: OpSpec, results: Sequence[Any]) -> Any:
     """The results of all samples as one result, with the samples along the first dim of each tensor."""
     first = results[0]
     if isinstance(first, Tensor):
         if any(not isinstance(r, Tensor) or r.shape != first.shape for r in results):
-            raise _refused(spec, "results of different shapes")
+            raise _vmap_error(spec, "results of different shapes")
         return torch.stack(list(results))
     if isinstance(first, (list, tuple)):
         if any(len(r) != len(first) for r in results):
-            raise _refused(spec, "lists of different lengths")
-        return type(first)(_stacked(spec, [r[i] for r in results]) for i in range(len(first)))
+            raise _vmap_error(spec, "lists of different lengths")
+        return type(first)(_stack_sample_results(spec, [r[i] for r in results]) for i in range(len(first)))
     if any(r != first for r in results):
-        raise _refused(spec, f"the numbers {', '.join(map(str, results[:3]))}")
+        raise _vmap_error(spec, f"the numbers {', '.join(map(str, results[:3]))}")
     return first
 
 
-def _refused(spec: OpSpec, got: str) -> ShiplapError:
+def _vmap_error(spec: OpSpec, got: str) -> ShiplapError:
     return error("SL138", where=f"torch.vmap of {spec.name}", got=got, expected="one result for all samples")

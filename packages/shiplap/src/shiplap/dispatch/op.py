@@ -26,7 +26,7 @@ from torch import Tensor
 
 from shiplap.declare import code_walk
 from shiplap.declare.batch import read_batching
-from shiplap.declare.bucket import read_rule
+from shiplap.declare.bucket import read_bucket_rule
 from shiplap.declare.gradient import Backward, GradientFn, Surrogate
 from shiplap.declare.kernel import (
     Implementation,
@@ -36,9 +36,9 @@ from shiplap.declare.kernel import (
     require_device_type,
     template_kernel,
 )
-from shiplap.declare.schema import BELOW, public_schema
+from shiplap.declare.schema import BELOW_AUTOGRAD, public_schema
 from shiplap.declare.sharding_rule import failure_hooks
-from shiplap.declare.signature import Declaration, check_keywords, check_name, read_spec
+from shiplap.declare.signature import DeclarationKeywords, check_keywords, check_op_name, read_spec
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.template import Template, TemplateKeywords, Traced, read_template
 from shiplap.declare.values import Result, Returned, Value
@@ -46,7 +46,7 @@ from shiplap.dispatch import compile_cache_key, tuned_choices
 from shiplap.dispatch.autocast import explain_autocast
 from shiplap.dispatch.launch import workspace_size
 from shiplap.dispatch.python_kernel import PythonFunction
-from shiplap.dispatch.registration import Registered
+from shiplap.dispatch.registration import RegisteredOp
 from shiplap.dispatch.state import Sampler, bind_sampler
 from shiplap.errors import ShiplapError, error
 from shiplap.torch_private import dispatcher_calls
@@ -58,13 +58,13 @@ Code = TypeVar("Code", bound=Callable[..., Returned] | Implementation)
 Gradient = TypeVar("Gradient", bound=GradientFn)
 Samples = TypeVar("Samples", bound=Sampler)
 
-compile_cache_key.on_key(lambda op: BELOW)  # compiled code names it
+compile_cache_key.add_key_part(lambda op: BELOW_AUTOGRAD)  # compiled code names it
 builders: list[Callable[[Op], object]] = []  # the package `shiplap` adds the one of `shiplap.kernels`
-declared: dict[str, Op] = {}  # by name; `dispatch/registry.py` shows them
-code_walk.find_op = declared.get
+declared_ops: dict[str, Op] = {}  # by name; `dispatch/registry.py` shows them
+code_walk.find_op = declared_ops.get
 
 
-class Op(dispatcher_calls.ShortCut[P, R], Registered):
+class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     """A declared op. Call it like the function that it was declared from.
 
     ``OpState`` (dispatch/state.py) documents the attributes of an op. ``overload`` and ``raw`` are the torch ops that
@@ -92,7 +92,7 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         if own and not kwargs and self.cast is not None and (kind := dispatcher_calls.autocast_alone(args)) is not None:
             return self.outside_autocast(kind, *self.cast(kind, tuple(args)))
         plain = own and not self.spec.mutated and dispatcher_calls.is_plain_call(args, kwargs)
-        result: Result = (dispatcher_calls.builtin(self.raw) if plain else self.overload)(*args, **kwargs)
+        result: Result = (dispatcher_calls.builtin_of(self.raw) if plain else self.overload)(*args, **kwargs)
         return result
 
     def traced(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
@@ -198,7 +198,7 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         self.templates[template.device] = [*others, template]
         if (kernel := template_kernel(self.spec, template)) is not None:
             self._attach(kernel)
-        tuned_choices.forget()
+        tuned_choices.forget_derived_choices()
         return template
 
     @overload
@@ -266,7 +266,7 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         self.drop_native()
         self.gradient = _read_backward(self.spec, (fn, *more), saves, surrogate, strided, once_differentiable)
         self._renew()
-        tuned_choices.forget()
+        tuned_choices.forget_derived_choices()
         return fn
 
     def samples(self, fn: Samples) -> Samples:
@@ -288,8 +288,8 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         ignored.
         """
         self.drop_native()
-        self.rule = read_rule(self.spec, default, kinds)
-        tuned_choices.forget()
+        self.rule = read_bucket_rule(self.spec, default, kinds)
+        tuned_choices.forget_derived_choices()
 
     def batches(self, *dims: str) -> None:
         """Declare that calls which differ only in arguments with ``dim`` are one call of those, concatenated.
@@ -329,25 +329,28 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         self.drop_native()
         self.attach(kernel)
         self.enter()
-        tuned_choices.forget()
+        tuned_choices.forget_derived_choices()
 
     # --- what torch has of it -----------------------------------------------------------------------------------------
 
     def _register(self) -> None:
         """Define the schema and the implementations of an op, and replace an earlier declaration of the same name."""
-        previous = declared.get(self.spec.name)
+        previous = declared_ops.get(self.spec.name)
         if previous is not None:
-            if not _same_home(previous.reference, self.reference):
+            if not _is_same_home(previous.reference, self.reference):
                 raise error(
-                    "SL108", where=self.spec.name, got=_home(self.reference), expected=_home(previous.reference)
+                    "SL108",
+                    where=self.spec.name,
+                    got=_function_home(self.reference),
+                    expected=_function_home(previous.reference),
                 )
             previous.drop_native()
         if previous is not None and previous.spec == self.spec:
             self._take_over(previous)
         else:
             self._declare()
-        declared[self.spec.name] = self
-        compile_cache_key.add(self, self.operators)
+        declared_ops[self.spec.name] = self
+        compile_cache_key.add_op_to_key(self, self.operators)
 
     def _take_over(self, previous: Op) -> None:
         """Serve the torch registration of ``previous``: its functions call this op, as do its holders."""
@@ -370,14 +373,16 @@ class Op(dispatcher_calls.ShortCut[P, R], Registered):
         return f"<shiplap op {self.spec.namespace}::{public_schema(self.spec)}; kernels {devices or 'none'}>"
 
 
-def _home(fn: Callable[..., Returned]) -> str:
+def _function_home(fn: Callable[..., Returned]) -> str:
     return f"{fn.__module__}.{fn.__qualname__}"
 
 
-def _same_home(a: Callable[..., Returned], b: Callable[..., Returned]) -> bool:
+def _is_same_home(a: Callable[..., Returned], b: Callable[..., Returned]) -> bool:
     """Whether ``b`` is ``a`` again: a cell run twice, or a file that is both imported and run as ``__main__``."""
     files = [fn.__code__.co_filename if isinstance(fn, FunctionType) else None for fn in (a, b)]
-    return _home(a) == _home(b) or (files[0] == files[1] is not None and a.__qualname__ == b.__qualname__)
+    return _function_home(a) == _function_home(b) or (
+        files[0] == files[1] is not None and a.__qualname__ == b.__qualname__
+    )
 
 
 def _read_backward(
@@ -399,7 +404,7 @@ def _read_backward(
     return Backward.by_ops(spec, ops, surrogate, once_differentiable)
 
 
-def op(name: str, **declaration: Unpack[Declaration]) -> Declare:
+def op(name: str, **declaration: Unpack[DeclarationKeywords]) -> OpDecorator:
     """Declare a torch op from an annotated function whose body is its reference.
 
     Args:
@@ -433,14 +438,14 @@ def op(name: str, **declaration: Unpack[Declaration]) -> Declare:
         ... def axpy(x: Float[Tensor, "n"], y: Float[Tensor, "n"], a: float = 1.0) -> Float[Tensor, "n"]:
         ...     return a * x + y
     """
-    return Declare(name, **declaration)
+    return OpDecorator(name, **declaration)
 
 
-class Declare:
+class OpDecorator:
     """The type of ``sl.op(...)``, a decorator that keeps the parameter types of the function."""
 
-    def __init__(self, name: str, **declaration: Unpack[Declaration]) -> None:
-        check_name(name)
+    def __init__(self, name: str, **declaration: Unpack[DeclarationKeywords]) -> None:
+        check_op_name(name)
         check_keywords(name, declaration)
         if name.partition("::")[0] in TORCHS_OWN:
             raise error("SL101", where="@sl.op", got=f"{name}, of torch itself", expected="a namespace of your own")

@@ -14,36 +14,36 @@ from torch.autograd.graph import increment_version
 
 from shiplap.declare.binding import Binding
 from shiplap.declare.kernel import Kernel
-from shiplap.declare.schema import schema
+from shiplap.declare.schema import schema_text
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Outputs, Value
 from shiplap.dispatch import compile_cache_key
 from shiplap.dispatch.check_unchanged import places_of, require_places
-from shiplap.dispatch.execute import Served
+from shiplap.dispatch.execute import Executor
 from shiplap.dispatch.launch import workspace_size
-from shiplap.dispatch.out_fast_path import OutRoute, compile_out_route
-from shiplap.dispatch.outputs import fit_outputs
+from shiplap.dispatch.out_fast_path import OutFastPath, compile_out_fast_path
+from shiplap.dispatch.outputs import check_outputs
 from shiplap.errors import ShiplapError, error
 from shiplap.plan.outputs import requires_grad, scratch_name
 from shiplap.torch_private import available, dispatcher_calls, dispatcher_transforms
 from shiplap.torch_private.dispatcher_library import Registrations
 
-__all__ = ["OutVariant", "has_out", "out_name", "out_schema", "scratch_name"]
+__all__ = ["OutVariant", "has_out_variant", "out_variant_name", "out_variant_schema", "scratch_name"]
 
 
-def has_out(spec: OpSpec) -> bool:
+def has_out_variant(spec: OpSpec) -> bool:
     """Whether all outputs have sizes that the arguments determine, so that a caller can own them."""
     return bool(spec.outputs) and not spec.dynamic
 
 
-def out_name(spec: OpSpec) -> str:
+def out_variant_name(spec: OpSpec) -> str:
     """Return the name of the out-variant without namespace."""
     return f"{spec.stem}__out"
 
 
-def out_schema(spec: OpSpec, name: str = "") -> str:
+def out_variant_schema(spec: OpSpec, name: str = "") -> str:
     """Return ``name(<arguments>, *, Tensor(out0!) out, Tensor(scratch!)? workspace=None) -> ()``."""
-    given = schema(spec, name or out_name(spec)).rpartition(") -> ")[0]
+    given = schema_text(spec, name or out_variant_name(spec)).rpartition(") -> ")[0]
     keywords = [] if any(a.keyword_only for a in spec.args) else ["*"]
     keywords += [f"Tensor(out{i}!) {o.name}" for i, o in enumerate(spec.outputs)]
     keywords += [f"Tensor(scratch!)? {scratch_name(spec)}=None"]
@@ -53,15 +53,15 @@ def out_schema(spec: OpSpec, name: str = "") -> str:
 class OutVariant:
     """The registered out-variant of a declared op."""
 
-    def __init__(self, op: Served, registrations: Registrations) -> None:
+    def __init__(self, op: Executor, registrations: Registrations) -> None:
         self.op, self.spec, self.plan = op, op.spec, op.plan.outputs
         self.lists = any(a.many for a in self.spec.args)
         self.scratch, self.names = scratch_name(self.spec), tuple(o.name for o in self.spec.outputs)
-        name = out_name(self.spec)
+        name = out_variant_name(self.spec)
         tags = [torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides]
         if marked := getattr(torch.Tag, "out_variant", None):  # since 2.13
             tags.append(marked)
-        registrations.define(out_schema(self.spec), tags)
+        registrations.define(out_variant_schema(self.spec), tags)
         registrations.implement(name, self.execute)
         registrations.skip_autograd(name)  # execute and native code see to gradients
         registrations.fake(name, self._fake)
@@ -73,8 +73,8 @@ class OutVariant:
     def enter(self) -> None:
         """Set the ways past and below the dispatcher, where Python calls the kernels."""
         past = available("calls below autograd")
-        self.direct = compile_out_route(self.op, self._check, dispatched=False) if past else None
-        self.short = compile_out_route(self.op, self._check, dispatched=True) if past else None
+        self.direct = compile_out_fast_path(self.op, self._check, dispatched=False) if past else None
+        self.short = compile_out_fast_path(self.op, self._check, dispatched=True) if past else None
 
     def __call__(
         self, args: Args, keywords: dict[str, Value], out: Tensor | Sequence[Tensor], workspace: Tensor | None
@@ -85,7 +85,7 @@ class OutVariant:
         if dispatcher_calls.is_compiling():
             if torch.is_grad_enabled() and requires_grad((*args, *keywords.values(), out)):
                 raise self._ungraded()  # in a graph nobody would see that the gradient is lost
-        elif dispatcher_transforms.active():
+        elif dispatcher_transforms.is_transform_active():
             self._refuse_transform((*args, *keywords.values()))
         elif self.direct is not None and workspace is None and not keywords and self._served(self.direct, args, out):
             increment_version(out)
@@ -109,7 +109,7 @@ class OutVariant:
             increment_version(out)  # a backward that has saved what is written to has to know
         return out
 
-    def _served(self, direct: OutRoute, args: Args, out: Tensor | Sequence[Tensor]) -> bool:
+    def _served(self, direct: OutFastPath, args: Args, out: Tensor | Sequence[Tensor]) -> bool:
         """Run the call by ``direct`` and return whether ``direct`` supports it."""
         outs = out if isinstance(out, (tuple, list)) else (out,)
         if len(outs) != len(self.names) or len(args) > len(self.spec.args) or dispatcher_calls.is_compiling():
@@ -185,13 +185,13 @@ class OutVariant:
                 kernel.into(call, outs, scratch)
                 return
             places = places_of(self.spec, call.args) if self.spec.mutated else []
-            made = fit_outputs(self.spec, call, op.run_reference(call.args))
+            made = check_outputs(self.spec, call, op.run_reference(call.args))
             require_places(f"{self.spec.name}, reference", places)
             for out, value in zip(outs, made, strict=True):
                 out.copy_(value)
 
     def _fake(self, *args: Value, **kwargs: Value) -> None:
-        compile_cache_key.ensure()
+        compile_cache_key.ensure_cache_keys()
         written, scratch = self._taken(kwargs)
         call = self.op.bind(self.spec.complete(args, kwargs))
         self.plan.check(call, written)

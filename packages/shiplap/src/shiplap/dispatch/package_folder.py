@@ -17,7 +17,7 @@ from shiplap.dispatch.state import OpState
 FOLDER, CHOICES = "_shiplap", "choices.json"
 
 
-def folders(op: OpState) -> Iterator[Path]:
+def package_folders(op: OpState) -> Iterator[Path]:
     """The folders that ``shiplap package`` may have filled in the package that declares ``op``."""
     package = sys.modules.get(op.reference.__module__.partition(".")[0])
     about = package.__spec__ if package is not None else None
@@ -25,11 +25,11 @@ def folders(op: OpState) -> Iterator[Path]:
         yield Path(root) / FOLDER
 
 
-def choices_of(op: OpState) -> list[Path]:
+def packaged_choice_tables(op: OpState) -> list[Path]:
     """The tables of choices in the package that declares ``op``."""
-    return [path for folder in folders(op) if (path := _table(folder)) is not None]
+    return [path for folder in package_folders(op) if (path := _read_choice_table(folder)) is not None]
 
 
 @cache
-def _table(folder: Path) -> Path | None:
+def _read_choice_table(folder: Path) -> Path | None:
     return folder / CHOICES if (folder / CHOICES).is_file() else None

@@ -19,16 +19,16 @@ from torch import Tensor
 from shiplap.declare.binding import Binding
 from shiplap.declare.code_parts import AnyValue
 from shiplap.declare.config import Values
-from shiplap.declare.kernel import Implementation, Kernel, Refill, Rerun, Terms
-from shiplap.declare.named_parameters import Parameters, read_parameters
+from shiplap.declare.kernel import Implementation, Kernel, KernelTerms, Refill, Rerun
+from shiplap.declare.named_parameters import NamedParameters, read_parameters
 from shiplap.declare.spec import Arg, OpSpec
 from shiplap.declare.values import Args, Outputs, Result, Returned, Value
 from shiplap.dispatch.check_unchanged import UnchangedArguments, places_of, require_places
-from shiplap.dispatch.launch import allocate_workspace, is_current, scratch, workspace_size
-from shiplap.dispatch.outputs import empty_outputs, fit_outputs, tensors_of
-from shiplap.dispatch.refit import fitting, may_repeat
+from shiplap.dispatch.launch import allocate_bytes, allocate_workspace, is_current_device, workspace_size
+from shiplap.dispatch.outputs import check_outputs, empty_outputs, tensors_in_arguments
+from shiplap.dispatch.refit import can_refit_outputs, make_output_refit
 from shiplap.errors import DeclarationError, ShiplapError, error
-from shiplap.plan.expression import variable
+from shiplap.plan.expression import argument_variable
 from shiplap.plan.outputs import scratch_name
 
 Launch: TypeAlias = Callable[[Args, dict[str, Value]], Returned]
@@ -51,20 +51,20 @@ class PythonFunction(Implementation):
         """The function."""
         yield "function", self.function
 
-    def bind(self, spec: OpSpec, terms: Terms) -> PythonKernel:
+    def bind(self, spec: OpSpec, terms: KernelTerms) -> PythonKernel:
         return (WritingPythonKernel if spec.mutated else PythonKernel)(spec, terms, self.function)
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
         """Return the parameters that are left for a config, or None where the function takes any keyword."""
         try:
-            takes = read_parameters(self.function, partial(_misfit, spec, self.name))
+            takes = read_parameters(self.function, partial(_parameter_error, spec, self.name))
         except DeclarationError:
             return None  # `bind` refuses the function
         given = {*(a.name for a in spec.args), *(o.name for o in spec.outputs), scratch_name(spec)}
         return None if takes.open else frozenset(takes.named.keys() - given)
 
 
-def _misfit(spec: OpSpec, kernel: str, got: str, fix: str = "") -> ShiplapError:
+def _parameter_error(spec: OpSpec, kernel: str, got: str, fix: str = "") -> ShiplapError:
     """Return the error SL122, with the parameters that the kernel may have."""
     named = [a.name for a in spec.args if a.keyword_only]
     named += [] if spec.dynamic or spec.traced else [o.name for o in spec.outputs]
@@ -78,13 +78,13 @@ class PythonKernel(Kernel):
 
     function: Callable[..., Returned]
 
-    def __init__(self, spec: OpSpec, terms: Terms, function: Callable[..., Returned]) -> None:
+    def __init__(self, spec: OpSpec, terms: KernelTerms, function: Callable[..., Returned]) -> None:
         super().__init__(spec, terms)
         self.function = function
-        takes = read_parameters(function, partial(_misfit, spec, terms.name))
+        takes = read_parameters(function, partial(_parameter_error, spec, terms.name))
         self.outputs = tuple(o.name for o in spec.outputs)
         self.out_style = bool(self.outputs) and {*self.outputs} <= takes.named.keys() and not spec.dynamic
-        self.repeats = self.out_style or may_repeat(spec)  # all that it needs is known once it has run
+        self.repeats = self.out_style or can_refit_outputs(spec)  # all that it needs is known once it has run
         self.scratch = scratch_name(spec)
         self.wants_workspace = self.scratch in takes.named
         self.values: Values = {}
@@ -94,7 +94,7 @@ class PythonKernel(Kernel):
         scope = {"otherwise": self._carefully, "unchanged": self.unchanged}
         self._pass, self._launch = compile_launch(spec, function, takes, self._free, scope)
 
-    def _require(self, takes: Parameters) -> None:
+    def _require(self, takes: NamedParameters) -> None:
         """Raise SL122 unless the function can be called by the names of arguments, outputs and config values."""
         named = [a.name for a in self.spec.args]
         keywords = [*(self.outputs if self.out_style else ()), *([self.scratch] * self.wants_workspace)]
@@ -105,13 +105,13 @@ class PythonKernel(Kernel):
         for name in takes.named:
             if name not in (*takes.optional, *named, *by_keyword):
                 got = f"{takes.shown}: nothing is called {name!r}"
-                raise _misfit(self.spec, self.name, got, self._repair(name, takes))
+                raise _parameter_error(self.spec, self.name, got, self._repair(name, takes))
         for name in (*named, *(self.space.names if self.space is not None else ())):
             if name not in takes.named and not takes.open:
                 got = f"{takes.shown}: the parameter {name!r} is missing"
-                raise _misfit(self.spec, self.name, got, f"add the parameter {name!r} to the kernel")
+                raise _parameter_error(self.spec, self.name, got, f"add the parameter {name!r} to the kernel")
 
-    def _repair(self, name: str, takes: Parameters) -> str:
+    def _repair(self, name: str, takes: NamedParameters) -> str:
         """Return the advice about a parameter ``name`` for which there is no value."""
         missing = [a.name for a in self.spec.args if a.name not in takes.named]
         outputs = [n for n in self.outputs if n not in takes.named]
@@ -129,7 +129,7 @@ class PythonKernel(Kernel):
     def run(self, call: Binding) -> Outputs:
         given = allocate_workspace(self.workspace, call) if self.wants_workspace else None
         if not self.out_style:
-            return fit_outputs(self.spec, call, self._call(call.args, call.device, given, {}))
+            return check_outputs(self.spec, call, self._call(call.args, call.device, given, {}))
         outs = empty_outputs(self.spec, call)
         self._call(call.args, call.device, given, dict(zip(self.outputs, outs, strict=True)))
         return outs
@@ -141,7 +141,7 @@ class PythonKernel(Kernel):
         if self.out_style:
             self._call(call.args, call.device, scratch, dict(zip(self.outputs, outs, strict=True)))
             return
-        made = fit_outputs(self.spec, call, self._call(call.args, call.device, scratch, {}))
+        made = check_outputs(self.spec, call, self._call(call.args, call.device, scratch, {}))
         for out, value in zip(outs, made, strict=True):
             out.copy_(value)
 
@@ -163,18 +163,18 @@ class PythonKernel(Kernel):
         known = self._known(call)
 
         def refill(args: Args, given: Outputs) -> None:
-            workspace = scratch(room, device) if self.wants_workspace else None
+            workspace = allocate_bytes(room, device) if self.wants_workspace else None
             self._call(args, device, workspace, dict(zip(self.outputs, given, strict=True)), known)
 
         return refill
 
     def _returning(self, call: Binding, outs: Outputs) -> Rerun:
         """Return a function that repeats a functional kernel and checks its outputs against those of ``call``."""
-        fit, device, room = fitting(self.spec, call, outs), call.device, workspace_size(self.workspace, call)
+        fit, device, room = make_output_refit(self.spec, call, outs), call.device, workspace_size(self.workspace, call)
         known = self._known(call)
 
         def rerun(args: Args) -> Result:
-            given = scratch(room, device) if self.wants_workspace else None
+            given = allocate_bytes(room, device) if self.wants_workspace else None
             return fit(args, self._call(args, device, given, {}, known))
 
         return rerun
@@ -191,7 +191,7 @@ class PythonKernel(Kernel):
 
         def rerun(args: Args) -> Result:
             outs = tuple([torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in made])
-            given = scratch(room, device) if self.wants_workspace else None
+            given = allocate_bytes(room, device) if self.wants_workspace else None
             self._call(args, device, given, dict(zip(self.outputs, outs, strict=True)), known)
             return outs
 
@@ -201,7 +201,7 @@ class PythonKernel(Kernel):
 
         def rerun_one(args: Args) -> Tensor:  # most ops have one output: not a frame more than that takes
             out = torch.empty(shape, dtype=dtype, device=device)
-            self._call(args, device, scratch(room, device) if self.wants_workspace else None, {name: out}, known)
+            self._call(args, device, allocate_bytes(room, device) if self.wants_workspace else None, {name: out}, known)
             return out
 
         return rerun_one
@@ -218,7 +218,7 @@ class PythonKernel(Kernel):
         if self.wants_workspace:
             keywords[self.scratch] = scratch
         launch = self._pass if known else self._launch
-        if device.type != "cuda" or is_current(device):
+        if device.type != "cuda" or is_current_device(device):
             return launch(args, keywords)
         with torch.cuda.device(device):
             return launch(args, keywords)
@@ -239,12 +239,14 @@ class PythonKernel(Kernel):
             result = launch()
         for original, copy in copies:
             original.copy_(copy)
-        return _restored(result, copies) if copies else result
+        return _restore_copied_arguments(result, copies) if copies else result
 
     def _require_filled(self, result: Returned, outs: Sequence[Value]) -> None:
         """Raise SL301 for a kernel that takes the outputs and returns other tensors, which would be dropped."""
-        owned = {t.untyped_storage().data_ptr() for t in tensors_of(outs)}
-        others = [t for t in tensors_of(result if isinstance(result, (tuple, list)) else (result,)) if t.numel()]
+        owned = {t.untyped_storage().data_ptr() for t in tensors_in_arguments(outs)}
+        others = [
+            t for t in tensors_in_arguments(result if isinstance(result, (tuple, list)) else (result,)) if t.numel()
+        ]
         if any(t.untyped_storage().data_ptr() not in owned for t in others):
             listed = ", ".join(self.outputs)
             fix = f"write the result into {listed}, or remove {listed} from the parameters and return it"
@@ -284,15 +286,19 @@ class WritingPythonKernel(PythonKernel):
         return result
 
 
-def _restored(result: Returned, copies: Copies) -> Returned:
+def _restore_copied_arguments(result: Returned, copies: Copies) -> Returned:
     """Return ``result`` with the original arguments in place of their copies."""
     if isinstance(result, (list, tuple)):
-        return cast("Returned", type(result)([_restored(cast("Returned", r), copies) for r in result]))
+        return cast("Returned", type(result)([_restore_copied_arguments(cast("Returned", r), copies) for r in result]))
     return next((original for original, copy in copies if result is copy), result)
 
 
 def compile_launch(
-    spec: OpSpec, function: Callable[..., Returned], takes: Parameters, free: Collection[str], scope: dict[str, object]
+    spec: OpSpec,
+    function: Callable[..., Returned],
+    takes: NamedParameters,
+    free: Collection[str],
+    scope: dict[str, object],
 ) -> tuple[Launch, Launch]:
     """Return ``(pass_on, launch)``, functions of all arguments and of further keywords.
 
@@ -300,10 +306,14 @@ def compile_launch(
     an argument is strided, or while ``unchanged`` still checks calls. Both names are in ``scope``.
     """
     positional, named = takes.split(a.name for a in spec.args)
-    values = [variable(spec.arg(n)) for n in positional] + [f"{n}={variable(spec.arg(n))}" for n in named]
-    unpack = f"    {''.join(f'{variable(a)}, ' for a in spec.args)}= args" if spec.args else ""
+    values = [argument_variable(spec.arg(n)) for n in positional] + [
+        f"{n}={argument_variable(spec.arg(n))}" for n in named
+    ]
+    unpack = f"    {''.join(f'{argument_variable(a)}, ' for a in spec.args)}= args" if spec.args else ""
     called = f"    return function({', '.join([*values, '**keywords'])})"
-    ready = " and ".join(["not unchanged.left", *(_is_contiguous(a) for a in spec.tensors if a.name not in free)])
+    ready = " and ".join(
+        ["not unchanged.left", *(_is_contiguous_argument(a) for a in spec.tensors if a.name not in free)]
+    )
     lines = ["def pass_on(args, keywords):", unpack, called]
     lines += ["def launch(args, keywords):", unpack, f"    if not ({ready}): return otherwise(args, keywords)", called]
     names = {**scope, "function": function, "all_contiguous": all_contiguous}
@@ -311,8 +321,8 @@ def compile_launch(
     return cast("Launch", names["pass_on"]), cast("Launch", names["launch"])
 
 
-def _is_contiguous(arg: Arg) -> str:
-    name = variable(arg)
+def _is_contiguous_argument(arg: Arg) -> str:
+    name = argument_variable(arg)
     if arg.many:
         return f"all_contiguous({name})"
     return f"({name} is None or {name}.is_contiguous())" if arg.optional else f"{name}.is_contiguous()"

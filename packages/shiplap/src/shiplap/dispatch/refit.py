@@ -1,8 +1,8 @@
 """Outputs that a function returns, where a call like this one has been checked before.
 
-What ``fit_outputs`` asks of a result depends on sizes, dtypes and scalars of the call, which equal calls share. So the
+What ``check_outputs`` asks of a result depends on sizes, dtypes and scalars of the call, which equal calls share. So the
 first of them leaves a list of what to expect, and a result that is as expected is taken as it is. Any other one goes
-through ``fit_outputs``, which makes it fit or says what is wrong.
+through ``check_outputs``, which makes it fit or says what is wrong.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from shiplap import dtypes
 from shiplap.declare.binding import Binding
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Outputs, Result, Returned
-from shiplap.dispatch.outputs import fit_outputs, result_of, tensors_of
+from shiplap.dispatch.outputs import check_outputs, result_of_outputs, tensors_in_arguments
 
-Fit: TypeAlias = Callable[[Args, Returned], Result]
+FitOutputs: TypeAlias = Callable[[Args, Returned], Result]
 
 
 @dataclass(frozen=True)
-class _Axis:
+class _ExpectedAxis:
     """A size that is known, or a data-dependent one with its bound."""
 
     size: int
@@ -32,12 +32,12 @@ class _Axis:
 
 
 @dataclass(frozen=True)
-class _Expected:
+class _ExpectedOutput:
     dtype: torch.dtype
-    axes: tuple[_Axis, ...]
+    axes: tuple[_ExpectedAxis, ...]
 
 
-def may_repeat(spec: OpSpec) -> bool:
+def can_refit_outputs(spec: OpSpec) -> bool:
     """Whether equal calls of a function with these results can be held to one list.
 
     Not with floating-point arguments, for which gradients would have to be asked about in each call.
@@ -50,32 +50,32 @@ def may_repeat(spec: OpSpec) -> bool:
     return not any(d.kind == "variadic" or (d.expr is not None and d.expr.names & {*spec.dynamic}) for d in dims)
 
 
-def fitting(spec: OpSpec, call: Binding, outs: Outputs) -> Fit:
+def make_output_refit(spec: OpSpec, call: Binding, outs: Outputs) -> FitOutputs:
     """What makes outputs of the results of calls like ``call``, whose outputs were ``outs``. No tensor is kept."""
     bounds = {dim: int(bound(call.env)) for dim, bound in spec.dynamic.items()}
     expected = []
     for out, value in zip(spec.outputs, outs, strict=True):
         axes = [
-            _Axis(bounds[dim.text], dim.text) if dim.text in bounds else _Axis(size)
+            _ExpectedAxis(bounds[dim.text], dim.text) if dim.text in bounds else _ExpectedAxis(size)
             for dim, size in zip(out.tensor.dims, value.shape, strict=True)
         ]
-        expected.append(_Expected(value.dtype, tuple(axes)))
+        expected.append(_ExpectedOutput(value.dtype, tuple(axes)))
     alike, device = replace(call, args=()), call.device
 
     def fit(args: Args, result: Returned) -> Result:
         values = (result,) if isinstance(result, Tensor) else tuple(result or ())
-        if is_expected(args, values, expected, device):
-            return result_of(values)
-        return result_of(fit_outputs(spec, replace(alike, args=args), result))
+        if outputs_as_expected(args, values, expected, device):
+            return result_of_outputs(values)
+        return result_of_outputs(check_outputs(spec, replace(alike, args=args), result))
 
     return fit
 
 
-def is_expected(args: Args, values: Outputs, expected: list[_Expected], device: torch.device) -> bool:
+def outputs_as_expected(args: Args, values: Outputs, expected: list[_ExpectedOutput], device: torch.device) -> bool:
     """Whether the values are contiguous, of the expected types, and share no memory with anything."""
     if len(values) != len(expected):
         return False
-    owned, sizes = {t.untyped_storage().data_ptr() for t in tensors_of(args)}, dict[str, int]()
+    owned, sizes = {t.untyped_storage().data_ptr() for t in tensors_in_arguments(args)}, dict[str, int]()
     for value, want in zip(values, expected, strict=True):
         plain = type(value) is Tensor and value.dtype is want.dtype and value.device == device
         if not plain or value.dim() != len(want.axes) or not value.is_contiguous() or value.is_neg():

@@ -1,4 +1,4 @@
-"""``Registered``: the torch registration of an op, which defines schemas and their implementations.
+"""``RegisteredOp``: the torch registration of an op, which defines schemas and their implementations.
 
 Most ops have two overloads of a name: the op, and ``raw``, the part of it below autograd. An op that returns what it
 writes to, ``name(Tensor(a!) x) -> Tensor(a!)``, has one more: ``writes``, which returns the other results. Torch can
@@ -10,33 +10,33 @@ from __future__ import annotations
 
 import torch
 
-from shiplap.declare.schema import WRITES, below, public_schema, schema, tags
+from shiplap.declare.schema import WRITES, dispatcher_tags, overload_below_autograd, public_schema, schema_text
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Result, Value
 from shiplap.dispatch.autocast import Cast, make_cast
 from shiplap.dispatch.autograd import make_autograd
-from shiplap.dispatch.check_results import all_results, fit_views
-from shiplap.dispatch.eager_fast_path import Route, route_of, short_of
-from shiplap.dispatch.execute import Served
+from shiplap.dispatch.check_results import all_results, check_view_results
+from shiplap.dispatch.eager_fast_path import FastPath, make_fast_execute, make_fast_path
+from shiplap.dispatch.execute import Executor
 from shiplap.dispatch.fake import make_fake
-from shiplap.dispatch.mapped import make_mapped, needs_rule
-from shiplap.dispatch.out import OutVariant, has_out
+from shiplap.dispatch.mapped import make_vmap_rule, needs_vmap_rule
+from shiplap.dispatch.out import OutVariant, has_out_variant
 from shiplap.torch_private import available, dispatcher_calls
 from shiplap.torch_private.dispatcher_library import Check, Overload, Registrations
 
 
-def core_name(spec: OpSpec) -> str:
+def core_overload_name(spec: OpSpec) -> str:
     """Return the name of the overload that kernels implement: the op's own, or the one that writes."""
-    return below(spec.opname, WRITES) if spec.returned and not spec.view else spec.opname
+    return overload_below_autograd(spec.opname, WRITES) if spec.returned and not spec.view else spec.opname
 
 
-def carried_names(spec: OpSpec, guarded: bool) -> tuple[str, ...]:
+def kernel_overload_names(spec: OpSpec, guarded: bool) -> tuple[str, ...]:
     """Return the names of the overloads that kernels implement: :func:`core_name`, and ``raw`` if ``guarded``."""
-    core = core_name(spec)
-    return (core, below(spec.opname)) if guarded else (core,)
+    core = core_overload_name(spec)
+    return (core, overload_below_autograd(spec.opname)) if guarded else (core,)
 
 
-def _checking(check: Check, call: Route) -> Route:
+def _check_before_call(check: Check, call: FastPath) -> FastPath:
     """Return ``call`` with a check of its arguments before it."""
 
     def checked(*args: Value) -> Result:
@@ -46,7 +46,7 @@ def _checking(check: Check, call: Route) -> Route:
     return checked
 
 
-class Registered(Served):
+class RegisteredOp(Executor):
     """The registration of an op.
 
     Attributes:
@@ -76,9 +76,9 @@ class Registered(Served):
         there, name = self._registrations, self.spec.opname
         if there is not None:
             self.overload = there.renewed(name)
-            core = core_name(self.spec)
+            core = core_overload_name(self.spec)
             self.core = there.overload(core) if core != name else self.overload
-            self.raw = there.overload(below(name)) if self.guarded else self.core
+            self.raw = there.overload(overload_below_autograd(name)) if self.guarded else self.core
         self.enter()
         self._differentiate()
 
@@ -87,10 +87,10 @@ class Registered(Served):
         composed = bool(self.spec.returned) or self.spec.view
         if not available("calls below autograd"):
             composed = True  # the op as torch has it
-        self.direct = dispatcher_calls.builtin(self.overload) if composed else route_of(self)
+        self.direct = dispatcher_calls.builtin_of(self.overload) if composed else make_fast_path(self)
         if (check := self._unseen_numbers()) is not None:
-            self.direct = _checking(check, self.direct)
-        self.short = None if composed else short_of(self)
+            self.direct = _check_before_call(check, self.direct)
+        self.short = None if composed else make_fast_execute(self)
         if self.variant is not None:
             self.variant.enter()
 
@@ -115,7 +115,7 @@ class Registered(Served):
         """Call the op below autograd, as the autograd formula of the op does."""
         if self.separable and not kwargs:
             return self.direct(*args)
-        result: Result = dispatcher_calls.builtin(self.raw)(*args, **kwargs)
+        result: Result = dispatcher_calls.builtin_of(self.raw)(*args, **kwargs)
         return result
 
     def outside_autocast(self, kind: str, *args: Value) -> Result:
@@ -135,25 +135,25 @@ class Registered(Served):
             self.core = self.raw = self.overload = there.overload(name)
             self.separable = False
         else:
-            self._carry(there, core_name(spec))
+            self._carry(there, core_overload_name(spec))
         self.enter()
         self._differentiate()
-        self.variant = OutVariant(self, there) if has_out(spec) else None
+        self.variant = OutVariant(self, there) if has_out_variant(spec) else None
         self.cast = make_cast(spec) if spec.autocast is not None and not spec.view else None
         if self.cast is not None:
-            there.cast(core_name(spec), self.core, self.cast)
+            there.cast(core_overload_name(spec), self.core, self.cast)
         there.publish()
 
     def _carry(self, there: Registrations, core: str) -> None:
         """Define the op that kernels carry out, the part of it below autograd, and the op that returns arguments."""
-        name, names = self.spec.opname, carried_names(self.spec, self.guarded)
+        name, names = self.spec.opname, kernel_overload_names(self.spec, self.guarded)
         if core != name:
             self._compose(there)  # first: torch forgets overloads in the order in which they were defined
         for each in names:
             self._define(there, each)
-        if needs_rule(self.spec):
+        if needs_vmap_rule(self.spec):
             for each in names:
-                there.map(each, make_mapped(self.spec, lambda: self.core))
+                there.map(each, make_vmap_rule(self.spec, lambda: self.core))
         if self.guarded:
             there.show(names[-1], core)
             there.skip_autograd(names[-1])
@@ -165,7 +165,7 @@ class Registered(Served):
 
     def _define(self, there: Registrations, name: str) -> None:
         """Schema, real implementation and fake under ``name``."""
-        there.define(schema(self.spec, name), tags(self.spec))
+        there.define(schema_text(self.spec, name), dispatcher_tags(self.spec))
         there.tell(name, self.refusal, self.plan.numbers)
         there.implement(name, self.execute)
         there.fake(name, make_fake(self))
@@ -173,7 +173,7 @@ class Registered(Served):
     def _compose(self, there: Registrations) -> None:
         """Define the op by what it is made of: other ops, which torch sees in its place."""
         name = self.spec.opname
-        there.define(public_schema(self.spec, name), tags(self.spec))
+        there.define(public_schema(self.spec, name), dispatcher_tags(self.spec))
         there.compose(name, self._seen_through if self.spec.view else self._write)
 
     def _write(self, *args: Value, **kwargs: Value) -> Result:
@@ -185,4 +185,4 @@ class Registered(Served):
     def _seen_through(self, *args: Value, **kwargs: Value) -> Result:
         """An op with views: check the arguments, run the reference, check the results."""
         call = self.bind(self.spec.complete(args, kwargs))
-        return fit_views(self.spec, call, self.run_reference(call.args))
+        return check_view_results(self.spec, call, self.run_reference(call.args))

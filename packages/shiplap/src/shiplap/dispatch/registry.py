@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from shiplap.dispatch import compile_cache_key
-from shiplap.dispatch.op import Op, declared
+from shiplap.dispatch.op import Op, declared_ops
 
 
-def ops() -> tuple[Op, ...]:
+def declared_op_list() -> tuple[Op, ...]:
     """Declared ops, sorted by name."""
-    return tuple(declared[name] for name in sorted(declared))
+    return tuple(declared_ops[name] for name in sorted(declared_ops))
 
 
-def find(name: str) -> Op | None:
+def find_declared_op(name: str) -> Op | None:
     """The op ``namespace::name``, or None."""
-    return declared.get(name)
+    return declared_ops.get(name)
 
 
-def forget(name: str) -> None:
+def forget_op(name: str) -> None:
     """Declare an op no more: for tests, whose ops must not meet those of other tests. What torch has of it stays."""
-    del declared[name]
-    compile_cache_key.remove(name)
+    del declared_ops[name]
+    compile_cache_key.remove_op_from_key(name)

@@ -46,8 +46,8 @@ class SecondDerivative:
         call = self.backward.fn
         if self.backward.once_differentiable is False:
             return call(grad, saved, needs)
-        silent = [n for n in self.silent if any(map(_floating, _tensors(vars(saved)[n])))]
-        tensors = list(_tensors([*grads, *vars(saved).values()]))
+        silent = [n for n in self.silent if any(map(_is_floating_point_tensor, _tensors_in_nested(vars(saved)[n])))]
+        tensors = list(_tensors_in_nested([*grads, *vars(saved).values()]))
         live = [t for t in tensors if is_tracked(t)]
         if self.backward.once_differentiable:
             with torch.no_grad():
@@ -59,8 +59,10 @@ class SecondDerivative:
             silent = [n for n in silent if n in varying]
         if not live and not silent:
             return call(grad, saved, needs)
-        constants = [(t, f"saved.{n}, which carries no gradient") for n in silent for t in _tensors(vars(saved)[n])]
-        watch = Watch(constants)
+        constants = [
+            (t, f"saved.{n}, which carries no gradient") for n in silent for t in _tensors_in_nested(vars(saved)[n])
+        ]
+        watch = AutogradGapTracker(constants)
         with watch:
             result = call(grad, saved, needs)
         gap = watch.gap(result, needs, live) if isinstance(result, dict) else ""
@@ -81,7 +83,7 @@ class SecondDerivative:
 
     def _linked(self, saved: Any, needs: Any) -> bool:
         """Whether a saved tensor leads from each gradient to the argument that it is of."""
-        if any(t.requires_grad for n in self.spec.results for t in _tensors(vars(saved).get(n))):
+        if any(t.requires_grad for n in self.spec.results for t in _tensors_in_nested(vars(saved).get(n))):
             return True
         return all(name in vars(saved) for name, needed in vars(needs).items() if needed)
 
@@ -102,16 +104,16 @@ class SecondDerivative:
 
         if not isinstance(result, dict):
             return result
-        if dispatcher_transforms.active():
+        if dispatcher_transforms.is_transform_active():
             if dispatcher_transforms.is_nested(level, tensors):
                 raise refuse()
             return result
         if not live:
             raise refuse()
-        given = [t for t in _tensors(result.values()) if _floating(t)]
+        given = [t for t in _tensors_in_nested(result.values()) if _is_floating_point_tensor(t)]
         if not given:
             return result
-        recorder: dispatcher_transforms.Recorder = _Refusal
+        recorder: dispatcher_transforms.AutogradFunction = _DerivativeRefusal
         made = cast("tuple[Tensor, ...]", recorder.apply(refuse, len(given), *given, *live))
         rest = dict(zip(map(id, given), made, strict=True))
 
@@ -129,30 +131,32 @@ class SecondDerivative:
         given = vars(saved)
         if any(a.name not in given for a in self.spec.args):
             return None
-        return [_detached(given[a.name]) if a.name in self.spec.detached else given[a.name] for a in self.spec.args]
+        return [
+            _detach_nested(given[a.name]) if a.name in self.spec.detached else given[a.name] for a in self.spec.args
+        ]
 
     def _by_formula(self, args: list[Value], grads: Sequence[Any], needs: Any) -> Gradients | None:
         """The gradients of the reference, recorded: None where it leaves the graph."""
         wanted = {a.name for a in self.spec.tensors if vars(needs)[a.name]}
         given = {a.name: v for a, v in zip(self.spec.args, args, strict=True) if a.name in wanted}
-        inputs = [t for t in _tensors(given) if _floating(t)]
-        pulled = [g for g in _tensors(list(grads)) if _floating(g)]
+        inputs = [t for t in _tensors_in_nested(given) if _is_floating_point_tensor(t)]
+        pulled = [g for g in _tensors_in_nested(list(grads)) if _is_floating_point_tensor(g)]
 
         def results(*tensors: Tensor) -> tuple[Tensor, ...]:
             rest = iter(tensors)
-            own = {name: _replaced(value, rest) for name, value in given.items()}
+            own = {name: _replace_floating(value, rest) for name, value in given.items()}
             made = self.formula(tuple([own.get(a.name, v) for a, v in zip(self.spec.args, args, strict=True)]))
-            return tuple([t for t in _tensors(made) if _floating(t)])
+            return tuple([t for t in _tensors_in_nested(made) if _is_floating_point_tensor(t)])
 
-        if dispatcher_transforms.active():
+        if dispatcher_transforms.is_transform_active():
             made, pull, *_ = torch.func.vjp(results, *inputs)
             gradients = pull(tuple(pulled)) if len(made) == len(pulled) else None
         else:
-            gradients = _pulled(results, inputs, pulled)
+            gradients = _pull_back(results, inputs, pulled)
         if gradients is None:
             return None
         rest = iter(gradients)
-        return {name: cast("Gradient", _replaced(value, rest)) for name, value in given.items()}
+        return {name: cast("Gradient", _replace_floating(value, rest)) for name, value in given.items()}
 
     # --- which results are constants by nature ------------------------------------------------------------------------
 
@@ -172,19 +176,22 @@ class SecondDerivative:
     def _watched_results(self, shapes: Mapping[str, Shape], saved: Any) -> frozenset[str]:
         scalars = vars(saved)
         with torch_private.fake_mode(symbolic=False), torch.enable_grad():
-            args = [_fakes(a, shapes.get(a.name)) if a.tensor is not None else scalars[a.name] for a in self.spec.args]
-            watch = Watch([])
+            args = [
+                _fake_tensors(a, shapes.get(a.name)) if a.tensor is not None else scalars[a.name]
+                for a in self.spec.args
+            ]
+            watch = AutogradGapTracker([])
             with watch:
                 made = self.formula(tuple(args))
             results = made if isinstance(made, (tuple, list)) and len(self.spec.results) > 1 else (made,)
             return frozenset(
                 name
                 for name, value in zip(self.spec.results, cast("Sequence[Value]", results), strict=True)
-                if name in self.silent and any(t.requires_grad or watch.is_lost(t) for t in _tensors(value))
+                if name in self.silent and any(t.requires_grad or watch.is_lost(t) for t in _tensors_in_nested(value))
             )
 
 
-class _Refusal(torch.autograd.Function):
+class _DerivativeRefusal(torch.autograd.Function):
     """The first ``count`` tensors as they are; a derivative of one of them is an error."""
 
     @staticmethod
@@ -240,10 +247,10 @@ _EXPORTS = frozenset(
 )
 
 
-missing: set[str] = set()  # what torch calls the declared ops without a gradient
+ops_without_backward: set[str] = set()  # what torch calls the declared ops without a gradient
 
 
-class Watch(torch.overrides.TorchFunctionMode):
+class AutogradGapTracker(torch.overrides.TorchFunctionMode):
     """Follows where values go that autograd does not follow: from what is lost, to results.
 
     A tensor is *lost* that depends on the values of one with a gradient, and has none itself.
@@ -259,23 +266,23 @@ class Watch(torch.overrides.TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self._note(_name(func), args, kwargs or {}, result)
+        self._note(_torch_function_name(func), args, kwargs or {}, result)
         return result
 
     def _note(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        outs = list(_tensors(result))
-        given = [t for t in _tensors([*args, *kwargs.values()]) if _floating(t)]
+        outs = list(_tensors_in_nested(result))
+        given = [t for t in _tensors_in_nested([*args, *kwargs.values()]) if _is_floating_point_tensor(t)]
         why = next((self._lost[id(t)][1] for t in given if id(t) in self._lost), "")
         if not (why or any(map(is_tracked, given))) or name in _CONSTANT:
             self._made.update((id(t), weakref.ref(t)) for t in outs)
             return
         if name in _EXPORTS:
             self._exported = self._exported or why or f"{name}() of a tensor with a gradient"
-        if _writes(name) and args and isinstance(args[0], Tensor):
+        if _writes_in_place(name) and args and isinstance(args[0], Tensor):
             outs += [t for t in (args[0], args[0]._base) if t is not None]
         for out in outs:
-            if _floating(out):
-                if reason := why or _gap_of(name, out):
+            if _is_floating_point_tensor(out):
+                if reason := why or _autograd_gap(name, out):
                     self._lost[id(out)] = out, reason
                 else:
                     self._lost.pop(id(out), None)
@@ -288,35 +295,37 @@ class Watch(torch.overrides.TorchFunctionMode):
         """Why a derivative of a gradient that is needed would be wrong; empty where it is right."""
         known = {id(t) for t in live}
         for name, value in result.items():
-            for tensor in _tensors(value) if vars(needs).get(name) else ():
+            for tensor in _tensors_in_nested(value) if vars(needs).get(name) else ():
                 if id(tensor) in self._lost:
                     return self._lost[id(tensor)][1]
                 if self._exported:
                     return self._exported
                 made = self._made.get(id(tensor), lambda: None)() is tensor
                 seen = is_tracked(tensor) or made or id(tensor) in known
-                if not seen and live and _floating(tensor):
+                if not seen and live and _is_floating_point_tensor(tensor):
                     return f"the gradient of {name!r}, which is made by code that autograd does not record"
         return ""
 
 
-def _gap_of(name: str, out: Tensor) -> str:
+def _autograd_gap(name: str, out: Tensor) -> str:
     """Why autograd does not know how a result depends on arguments with a gradient; empty where it does."""
     if not is_tracked(out):
         return f"{name}(), whose result autograd does not follow"
-    if name in missing or any("NotImplemented" in node.name() for node in dispatcher_transforms.graph_nodes(out)):
+    if name in ops_without_backward or any(
+        "NotImplemented" in node.name() for node in dispatcher_transforms.graph_nodes(out)
+    ):
         return f"{name}, which has no backward"
     return ""
 
 
-def _writes(name: str) -> bool:
+def _writes_in_place(name: str) -> bool:
     """Whether a function of that name changes its first argument."""
     if name in ("__setitem__", "__set__"):
         return True
     return (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name not in ("__index__",))
 
 
-def _name(func: Any) -> str:
+def _torch_function_name(func: Any) -> str:
     """What a function of torch is called; the name of an attribute, where it reads one."""
     if type(func).__name__ == "OpOverload":
         return str(func.name())
@@ -324,24 +333,24 @@ def _name(func: Any) -> str:
     return str(func.__self__.__name__) if name == "__get__" else name
 
 
-def _floating(tensor: Tensor) -> bool:
+def _is_floating_point_tensor(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors_in_nested(value: Any) -> Iterator[Tensor]:
     """All tensors in nested sequences."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (str, bytes)):
         return
     elif isinstance(value, Mapping):
-        yield from _tensors(list(value.values()))
+        yield from _tensors_in_nested(list(value.values()))
     elif isinstance(value, (list, tuple)) or type(value).__name__ in ("dict_values", "odict_values"):
         for each in value:
-            yield from _tensors(each)
+            yield from _tensors_in_nested(each)
 
 
-def _pulled(
+def _pull_back(
     results: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], grads: Sequence[Tensor]
 ) -> Sequence[Tensor | None] | None:
     """The gradients of ``results(*inputs)``, recorded. None where no result depends on an input."""
@@ -357,26 +366,26 @@ def _pulled(
         return [next(rest) if t.requires_grad else None for t in own]
 
 
-def _replaced(value: Value, rest: Iterator[Tensor | None]) -> Any:
+def _replace_floating(value: Value, rest: Iterator[Tensor | None]) -> Any:
     """``value`` with the next of ``rest`` for each floating-point tensor, and None for any other one."""
     if isinstance(value, Tensor):
-        return next(rest) if _floating(value) else None
-    return [_replaced(v, rest) for v in cast("Sequence[Any]", value)] if value is not None else None
+        return next(rest) if _is_floating_point_tensor(value) else None
+    return [_replace_floating(v, rest) for v in cast("Sequence[Any]", value)] if value is not None else None
 
 
-def _detached(value: Value) -> Value:
+def _detach_nested(value: Value) -> Value:
     if isinstance(value, (list, tuple)):
-        return cast("Value", [_detached(cast("Value", v)) for v in value])
+        return cast("Value", [_detach_nested(cast("Value", v)) for v in value])
     return value.detach() if isinstance(value, Tensor) else value
 
 
-def _fakes(arg: Arg, shape: Shape) -> Any:
+def _fake_tensors(arg: Arg, shape: Shape) -> Any:
     """Tensors of that shape to run a formula on, which require a gradient where they can."""
     if shape is None:
         return None
     if isinstance(shape, list):
-        return [_fakes(arg, each) for each in shape]
+        return [_fake_tensors(arg, each) for each in shape]
     kinds = arg.tensor.dtypes if arg.tensor is not None else ()
     dtype = torch.float32 if not kinds or "float32" in kinds else getattr(torch, kinds[0])
     made = torch.zeros(tuple(shape), dtype=dtype)
-    return made.requires_grad_() if _floating(made) else made
+    return made.requires_grad_() if _is_floating_point_tensor(made) else made

@@ -9,14 +9,14 @@ from typing import TypeAlias
 
 from shiplap.declare.batch import Batching
 from shiplap.declare.binding import Binding
-from shiplap.declare.bucket import Rule, read_rule
+from shiplap.declare.bucket import BucketRule, read_bucket_rule
 from shiplap.declare.code_digest import code_digest
 from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.gradient import Backward, Surrogate
 from shiplap.declare.kernel import Kernel
 from shiplap.declare.named_parameters import bind_names
 from shiplap.declare.native_interface import NativeBinding, NativeEntrance
-from shiplap.declare.sharding_rule import Part, ShardingRule, read_sharding
+from shiplap.declare.sharding_rule import ShardedPart, ShardingRule, read_sharding
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.template import Template
 from shiplap.declare.values import Args, Returned, Value
@@ -25,7 +25,7 @@ from shiplap.dispatch.check_unchanged import UnchangedArguments
 from shiplap.plan import CallPlan
 
 Sampler: TypeAlias = Callable[..., Args]  # fn(rng, sizes, dtype, device) -> all arguments
-_NONE: list[Kernel] = []
+_NO_KERNELS: list[Kernel] = []
 
 
 def bind_sampler(spec: OpSpec, sampler: Sampler) -> Sampler:
@@ -63,7 +63,7 @@ class OpState(HasCode):
         self.templates: dict[str, list[Template]] = {}
         self.gradient: Backward | None = None
         self.sampler: Sampler | None = None
-        self.rule: Rule = read_rule(spec)
+        self.rule: BucketRule = read_bucket_rule(spec)
         self.batching: tuple[Batching, ...] = ()
         self.shardings: tuple[ShardingRule, ...] | None = None
         self.native: NativeBinding | None = None
@@ -75,7 +75,9 @@ class OpState(HasCode):
         self.guarded = not spec.view and (made or (written and carries_gradients(spec)))
         self._eager: dict[str, tuple[list[Kernel], list[Kernel]]] = {}  # the list that it was made from, and `eager`
 
-    def sharding(self, inputs: Mapping[str, Part] | None = None, outputs: Part | Sequence[Part] = ()) -> None:
+    def sharding(
+        self, inputs: Mapping[str, ShardedPart] | None = None, outputs: ShardedPart | Sequence[ShardedPart] = ()
+    ) -> None:
         """Declare a rule by which DTensor may shard calls of the op. Declared rules replace the derived ones.
 
         Each call of this method adds one rule. ``op.sharding()`` without arguments forbids sharding.
@@ -135,7 +137,7 @@ class OpState(HasCode):
         A reference declared with ``reference_is_fast_on=`` for the device type comes before templates. A template with
         ``default=False`` runs only where a measurement has chosen it.
         """
-        bound = self.kernels.get(device, _NONE)
+        bound = self.kernels.get(device, _NO_KERNELS)
         known = self._eager.get(device)
         if known is None or known[0] is not bound:
             library = device in self.spec.reference_is_fast_on
@@ -158,7 +160,7 @@ class OpState(HasCode):
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
         """Yield the declaration, its functions, and all kernels and templates in the order of trying them."""
-        yield f"op {self.spec.digest} {self.rule if self.rule != read_rule(self.spec) else ''}", self.reference
+        yield f"op {self.spec.digest} {self.rule if self.rule != read_bucket_rule(self.spec) else ''}", self.reference
         yield "gradient", self.gradient
         for device, kernels in sorted(self.kernels.items()):
             for kernel in kernels:

@@ -20,13 +20,13 @@ from shiplap.dispatch.state import OpState
 from shiplap.errors import error, notice
 from shiplap.settings import settings
 
-Ready: TypeAlias = dict[Hashable, Rerun]  # calls by all that they depend on: how each is run again
+ReadyCalls: TypeAlias = dict[Hashable, Rerun]  # calls by all that they depend on: how each is run again
 REFERENCE = "reference"
-LIMIT = 4096  # calls remembered per op: exact sizes may all differ
+MOST_REMEMBERED_CALLS = 4096  # calls remembered per op: exact sizes may all differ
 
 
 @dataclass(frozen=True)
-class Entry:
+class ChoiceEntry:
     """One line of the table. ``key`` is ``(device type, *Rule.key)``, ``source`` the identity of the op.
 
     ``place`` names what a choice depends on beside the call, such as the code around it in a compiled graph. Eager
@@ -46,50 +46,52 @@ class Entry:
         return self.op, self.source, self.key, self.place
 
 
-class Missing:
+class MissingChoice:
     """The answer of a lookup without an entry. The declared default config runs."""
 
 
-MISSING = Missing()
+MISSING_CHOICE = MissingChoice()
 _checks: dict[tuple[str, str], Callable[[Config], bool]] = {}  # by device type and name of a kernel
 
 
-class Unproven(Missing):
+class UnprovenChoice(MissingChoice):
     """An entry for a kernel whose configs depend on sizes. Each call checks that the config is valid for its sizes."""
 
-    def __init__(self, kernel: Kernel, entry: Entry) -> None:
+    def __init__(self, kernel: Kernel, entry: ChoiceEntry) -> None:
         self.kernel, self.entry = kernel, entry
-        self.known: dict[Key, Kernel | Missing] = {}
+        self.known: dict[Key, Kernel | MissingChoice] = {}
 
-    def serving(self, op: OpState, call: Binding) -> Kernel | Missing:
+    def serving(self, op: OpState, call: Binding) -> Kernel | MissingChoice:
         """Return the kernel with the entry's config, if the config is valid for the sizes of ``call``."""
         sizes = tuple([tuple(v) if isinstance(v, list) else v for v in call.env.values()])
         answer = self.known.get(sizes)
         if answer is None:
-            if len(self.known) >= LIMIT:
+            if len(self.known) >= MOST_REMEMBERED_CALLS:
                 self.known.clear()
             answer = self.known[sizes] = self._prove(op, call)
         return answer
 
-    def _prove(self, op: OpState, call: Binding) -> Kernel | Missing:
+    def _prove(self, op: OpState, call: Binding) -> Kernel | MissingChoice:
         space = self.kernel.space
         listed = space.configs(call.env) if space is not None else ()
         config = next((c for c in listed if c == self.entry.config), None)
         if config is not None:
             return self.kernel.variant(config)
-        _ignored(op, f"kernel {self.kernel.name} declares no config {_short(self.entry)!r} for these sizes")
-        return MISSING
+        _notice_ignored_entry(
+            op, f"kernel {self.kernel.name} declares no config {_entry_summary(self.entry)!r} for these sizes"
+        )
+        return MISSING_CHOICE
 
 
-def _short(entry: Entry) -> str:
+def _entry_summary(entry: ChoiceEntry) -> str:
     return str(entry.config)[:200]
 
 
-def _ignored(op: OpState, why: str) -> None:
+def _notice_ignored_entry(op: OpState, why: str) -> None:
     notice(f"stale {op.spec.name}", f"{op.spec.name}: a stored choice is not used: {why}")
 
 
-_UNKNOWN = Missing()  # nobody has looked
+_UNKNOWN = MissingChoice()  # nobody has looked
 
 active = True  # until the environment has been looked at, once
 frozen = ""  # the file, when choices are fixed
@@ -99,27 +101,27 @@ from_packages: Callable[[], None] | None = None  # set by shiplap.tune: reads wh
 
 listeners: list[Callable[[], None]] = []  # called when choices have changed: native code holds a copy
 
-_entries: dict[str, dict[tuple[Key, tuple[tuple[str, str], ...], str], Entry]] = {}
-_resolved: dict[str, dict[Key, Kernel | Missing | None]] = {}
-_memo: dict[str, dict[Key, Kernel | Missing | None]] = {}  # by the quick key: what was found for it
-_ready: dict[str, Ready] = {}  # by all that a call depends on: how it is launched again
+_entries: dict[str, dict[tuple[Key, tuple[tuple[str, str], ...], str], ChoiceEntry]] = {}
+_resolved: dict[str, dict[Key, Kernel | MissingChoice | None]] = {}
+_memo: dict[str, dict[Key, Kernel | MissingChoice | None]] = {}  # by the quick key: what was found for it
+_ready: dict[str, ReadyCalls] = {}  # by all that a call depends on: how it is launched again
 _looked = False
 _asked = False  # whether the packages of all declared ops have been looked into
 
 
-def declared() -> None:
+def note_declared_op() -> None:
     """Note that an op was declared, whose package may contain choices. The next call reads them, an import does not."""
     global _asked
     _asked = False
-    refresh()
+    refresh_active()
 
 
-def ready_calls(op: str) -> Ready:
+def ready_calls(op: str) -> ReadyCalls:
     """Return the prepared launches of ``op``, always in the same dict. A change of choices or ops clears the dict."""
     return _ready.setdefault(op, {})
 
 
-def ready() -> None:
+def ensure_choices_loaded() -> None:
     """Read the environment variables and what came with packages, once, at the first call or trace after an import.
 
     An import reads nothing.
@@ -133,22 +135,22 @@ def ready() -> None:
         except BaseException:
             _looked = False  # a table that cannot be read is an error at every call, not at the first one
             raise
-        refresh()
+        refresh_active()
     if not _asked:
         _asked = True
         if from_packages is not None and not frozen:
             from_packages()
-        refresh()
+        refresh_active()
 
 
-def refresh() -> None:
+def refresh_active() -> None:
     """Recompute ``active`` after one of the other switches was set."""
     global active
     active = bool(_entries or frozen or observer is not None or not (_looked and _asked))
 
 
-def install(entries: list[Entry], file: str | None = None, *, below: bool = False) -> None:
-    """Add ``entries``. With ``file`` they replace all other entries and are frozen; ``file=""`` unfreezes.
+def install_choice_entries(entries: list[ChoiceEntry], file: str | None = None, *, below: bool = False) -> None:
+    """Add ``choice_entries``. With ``file`` they replace all other entries and are frozen; ``file=""`` unfreezes.
 
     With ``below``, an existing entry for the same calls stays.
     """
@@ -160,24 +162,24 @@ def install(entries: list[Entry], file: str | None = None, *, below: bool = Fals
         table = _entries.setdefault(entry.op, {})
         key = entry.key, entry.place, entry.source
         table[key] = table.get(key, entry) if below else entry
-    forget()
-    refresh()
+    forget_derived_choices()
+    refresh_active()
     for listener in listeners:
         listener()
 
 
-def resolved(op: OpState) -> dict[Key, Kernel | Missing | None]:
+def resolved_choices(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
     """Return the usable choices for ``op`` by ``(device type, *Rule.key)``. The value None stands for the reference.
 
     The value is a :class:`Missing` for an entry about which only Python can decide.
     """
     table = _resolved.get(op.spec.name)
     if table is None:
-        table = _resolved[op.spec.name] = _resolve(op)
+        table = _resolved[op.spec.name] = _resolve_entries(op)
     return table
 
 
-def forget() -> None:
+def forget_derived_choices() -> None:
     """Drop everything derived from choices and ops, after one of them has changed."""
     _resolved.clear()
     _memo.clear()
@@ -185,22 +187,22 @@ def forget() -> None:
         calls.clear()
 
 
-def entries() -> list[Entry]:
+def choice_entries() -> list[ChoiceEntry]:
     """Return all entries in force."""
     return [e for table in _entries.values() for e in table.values()]
 
 
-def digest(op: str) -> str:
+def choices_digest(op: str) -> str:
     """Return the digest of an op's choices, part of the key of compiled graphs. Empty without choices."""
     entries = _entries.get(op, {}).values()
     lines = sorted(f"{e.op}|{e.source}|{e.key}|{e.kernel}|{e.config}|{e.place}" for e in entries)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] if lines else ""
 
 
-def find(op: OpState, call: Binding) -> Kernel | Missing | None:
-    """Return the chosen kernel with its config, None for the reference, or ``MISSING``."""
+def find_choice(op: OpState, call: Binding) -> Kernel | MissingChoice | None:
+    """Return the chosen kernel with its config, None for the reference, or ``MISSING_CHOICE``."""
     if not (_looked and _asked):
-        ready()
+        ensure_choices_loaded()
     if observer is not None:
         observer(op, call)
     memo = _memo.get(op.spec.name)
@@ -209,40 +211,40 @@ def find(op: OpState, call: Binding) -> Kernel | Missing | None:
     device, key = call.device.type, op.rule.quick(call)
     choice = memo.get(key, _UNKNOWN)
     if choice is _UNKNOWN:
-        if len(memo) >= LIMIT:
+        if len(memo) >= MOST_REMEMBERED_CALLS:
             memo.clear()
-        choice = memo[key] = resolved(op).get((device, *op.rule.key(call)), MISSING)
-    if isinstance(choice, Unproven):
+        choice = memo[key] = resolved_choices(op).get((device, *op.rule.key(call)), MISSING_CHOICE)
+    if isinstance(choice, UnprovenChoice):
         choice = choice.serving(op, call)
-    if isinstance(choice, Missing):
-        return _absent(op, device, op.rule.key(call)) if frozen and tunable(op, device) else choice
+    if isinstance(choice, MissingChoice):
+        return _choice_absent(op, device, op.rule.key(call)) if frozen and has_tunable_kernels(op, device) else choice
     if choice is not None and (reason := choice.refuses(call)):
         notice(f"chosen {op.spec.name} {key}", f"{op.spec.name}: the chosen kernel does not take this call ({reason})")
-        return MISSING
+        return MISSING_CHOICE
     return choice
 
 
-def tunable(op: OpState, device: str) -> bool:
+def has_tunable_kernels(op: OpState, device: str) -> bool:
     """Whether the op has more than one candidate on the device."""
     kernels = op.kernels.get(device, [])
     return len(kernels) > 1 or any(k.space is not None for k in kernels)
 
 
-def _absent(op: OpState, device: str, key: Key) -> Missing:
+def _choice_absent(op: OpState, device: str, key: Key) -> MissingChoice:
     wanted = f"{op.spec.name} {op.rule.text(key)} on {device}"
     if settings().strict:
         raise error("SL607", where=wanted, got=f"no entry in {frozen}", expected="a frozen choice")
     notice(f"frozen {op.spec.name}", f"{wanted} is not in {frozen}: its declared default runs")
-    return MISSING
+    return MISSING_CHOICE
 
 
-def _resolve(op: OpState) -> dict[Key, Kernel | Missing | None]:
+def _resolve_entries(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
     """Return the entries of ``op`` as kernels that are bound now, with configs that these kernels declare.
 
     An entry is checked, not trusted. An entry with another digest, or with a kernel or config that does not exist, is
     left out and reported.
     """
-    table: dict[Key, Kernel | Missing | None] = {}
+    table: dict[Key, Kernel | MissingChoice | None] = {}
     source = op.identity
     mine = {key: entry for (key, place, _), entry in _entries.get(op.spec.name, {}).items() if not place}
     mine |= {e.key: e for e in _entries.get(op.spec.name, {}).values() if e.source == source and not e.place}
@@ -257,26 +259,26 @@ def _resolve(op: OpState) -> dict[Key, Kernel | Missing | None]:
             why = f"no kernel {entry.kernel!r} is bound"
         else:
             kernel = bound[entry.kernel]
-            config = _config(kernel, entry)
+            config = _with_entry_config(kernel, entry)
             if config is not None:
                 table[key] = config
                 continue
-            why = f"kernel {kernel.name} declares no config {_short(entry)!r}"
-        _ignored(op, why)
+            why = f"kernel {kernel.name} declares no config {_entry_summary(entry)!r}"
+        _notice_ignored_entry(op, why)
     return table
 
 
-def _config(kernel: Kernel, entry: Entry) -> Kernel | Unproven | None:
+def _with_entry_config(kernel: Kernel, entry: ChoiceEntry) -> Kernel | UnprovenChoice | None:
     """Return ``kernel`` with the entry's config, a check for each call, or None if the config is not declared."""
     space, checks = kernel.space, _checks.get((kernel.device, kernel.name))
     if space is None:
         return kernel.variant(NO_CONFIG) if not entry.config.items else None
     config = space.declared(entry.config)
-    if config is None and checks is not None and _alike(space, entry.config) and checks(entry.config):
+    if config is None and checks is not None and _same_config_form(space, entry.config) and checks(entry.config):
         config = entry.config
     if config is not None:
         return kernel.variant(config)
-    return Unproven(kernel, entry) if space.depends else None
+    return UnprovenChoice(kernel, entry) if space.depends else None
 
 
 def check_configs(device: str, kernel: str, check: Callable[[Config], bool]) -> None:
@@ -288,7 +290,7 @@ def check_configs(device: str, kernel: str, check: Callable[[Config], bool]) -> 
     _checks[device, kernel] = check
 
 
-def _alike(space: Space, config: Config) -> bool:
+def _same_config_form(space: Space, config: Config) -> bool:
     """Whether ``config`` has the names and types of those that are declared."""
     first = space.fixed[0].items if space.fixed else ()
     return [(n, type(v)) for n, v in first] == [(n, type(v)) for n, v in config.items]

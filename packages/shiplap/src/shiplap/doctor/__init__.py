@@ -1,6 +1,6 @@
 """Run a program, read torch's own trace, and report every graph break with its line, its cause and its remedy."""
 
-from shiplap.doctor.diagnosis import Break, Diagnosis, Place, Recompile, Skip
-from shiplap.doctor.examine import diagnose, doctor, examine
+from shiplap.doctor.diagnosis import Break, Diagnosis, Recompile, Skip, SourcePlace
+from shiplap.doctor.examine import diagnose_command, diagnose_trace, doctor
 
-__all__ = ["Break", "Diagnosis", "Place", "Recompile", "Skip", "diagnose", "doctor", "examine"]
+__all__ = ["Break", "Diagnosis", "Recompile", "Skip", "SourcePlace", "diagnose_command", "diagnose_trace", "doctor"]

@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shiplap.doctor.diagnosis import Place
-from shiplap.doctor.places import statement
+from shiplap.doctor.diagnosis import SourcePlace
+from shiplap.doctor.places import statement_at
 
 
 @dataclass(frozen=True)
-class Message:
+class BreakMessage:
     """A message of torch, taken apart: its first line, explanation, hints, debug context and registry id."""
 
     reason: str
@@ -24,7 +24,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Cause:
+class BreakCause:
     """A cause of graph breaks, with an explanation for readers who do not know the compiler."""
 
     id: str
@@ -32,112 +32,112 @@ class Cause:
     why: str
 
 
-CAUSES: dict[str, Cause] = {
+BREAK_CAUSES: dict[str, BreakCause] = {
     c.id: c
     for c in (
-        Cause(
+        BreakCause(
             "item",
             "a tensor's value becomes a Python number",
             "A graph holds tensors; a number known only once they are computed ends it, and waits for the device.",
         ),
-        Cause(
+        BreakCause(
             "branch",
             "Python control flow on a tensor's value",
             "Which way `if`, `while` or `assert` goes is known only at run time, so the graph ends in front of it.",
         ),
-        Cause(
+        BreakCause(
             "shape",
             "the size of a result depends on values",
             "Without a bound for the size the compiler will not keep the operation in the graph unless it is told to.",
         ),
-        Cause(
+        BreakCause(
             "foreign",
             "a compiled function that torch cannot see into",
             "pybind11, Cython, SWIG and ctypes functions are opaque; undeclared, nothing says what they return.",
         ),
-        Cause(
+        BreakCause(
             "launcher",
             "a kernel launcher that is a Python object",
             "Dynamo traces plain calls of triton.jit kernels; a class around them is an object that it cannot follow.",
         ),
-        Cause(
+        BreakCause(
             "numpy",
             "NumPy inside the compiled region",
             "Only the part of NumPy that torch re-implements is traced; arrays from elsewhere leave the graph.",
         ),
-        Cause(
+        BreakCause(
             "print",
             "output for a person: print, logging or warnings",
             "It has to happen in order with the rest of the program, so the graph is cut around it.",
         ),
-        Cause(
+        BreakCause(
             "system",
             "the outside world: files, clocks, random numbers, the operating system",
             "Its result is no function of the inputs, so it is not traced.",
         ),
-        Cause(
+        BreakCause(
             "disabled",
             "a break that somebody put there",
             "torch.compiler.disable, graph_break() or torch's own list of skipped functions asks for it.",
         ),
-        Cause(
+        BreakCause(
             "autograd_function",
             "a torch.autograd.Function that is not traced",
             "Dynamo traces forward and backward of it, but not every use of ctx and not every signature.",
         ),
-        Cause(
+        BreakCause(
             "autograd",
             "gradients inside the compiled region",
             "backward(), requires_grad and hooks change the autograd graph while it is being traced.",
         ),
-        Cause(
+        BreakCause(
             "context",
             "a context manager that is not traced",
             "Its enter and exit would have to be replayed around each half of the graph.",
         ),
-        Cause(
+        BreakCause(
             "generator",
             "a generator or iterator that is not traced",
             "Half-consumed iterators cannot be carried across a graph.",
         ),
-        Cause(
+        BreakCause(
             "fake",
             "an op without a working fake kernel",
             "The compiler runs ops on tensors without data to learn shapes; this one cannot, or failed.",
         ),
-        Cause(
+        BreakCause(
             "recompiles",
             "too many versions of one function",
             "After that many recompiles torch gives up and runs the function uncompiled. See the recompiles below.",
         ),
-        Cause(
+        BreakCause(
             "exception",
             "an exception that leaves the compiled region",
             "Raised while tracing and not caught inside: often a library's own check, or how it leaves a special case.",
         ),
-        Cause(
+        BreakCause(
             "tensor",
             "a kind of tensor, or a method of it, that is not traced",
             "Subclasses, sparse and nested tensors and methods that change a tensor's storage are supported in part.",
         ),
-        Cause(
+        BreakCause(
             "higher_order",
             "a function handed to torch.cond, scan, vmap or the like",
             "What such an operator calls has to be one graph, without side effects or tensors from outside.",
         ),
-        Cause(
+        BreakCause(
             "object",
             "a Python object or construct that is not traced",
             "Its class lives in C, or it uses a part of Python that Dynamo does not follow.",
         ),
-        Cause("other", "something else that is not traced", "Torch's own explanation and hints say what."),
+        BreakCause("other", "something else that is not traced", "Torch's own explanation and hints say what."),
     )
 }
 
-Rule = tuple[str, str, str]
+CauseRule = tuple[str, str, str]
 
 # First match wins. (cause, pattern of torch's first line, pattern of its debug context; both must be found.)
-RULES: tuple[Rule, ...] = (
+CAUSE_RULES: tuple[CauseRule, ...] = (
     ("recompiles", r"recompile limit exceeded", ""),
     ("launcher", r"triton|tma_descriptor", ""),
     ("launcher", "", r"\((JITFunction|Autotuner|Heuristics|KernelInterface|\w*Triton\w*)\)"),
@@ -178,15 +178,15 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def classify(message: Message) -> str:
+def classify_message(message: BreakMessage) -> str:
     """Return the cause of ``message``, ``"other"`` when no rule matches it."""
-    for cause, reason, context in RULES:
+    for cause, reason, context in CAUSE_RULES:
         if re.search(reason, message.reason) and re.search(context, message.context):
             return cause
     return "other"
 
 
-def culprit(cause: str, message: Message, place: Place) -> str:
+def name_culprit(cause: str, message: BreakMessage, place: SourcePlace) -> str:
     """Return the kernel or call at fault, named as far as the message and the source line allow."""
     # The debug context names the callee more surely than the source line, so its formats are tried first.
     if match := re.search(r"module: ([\w.]+), qualname: ([\w.<>]+)", message.context):
@@ -199,21 +199,21 @@ def culprit(cause: str, message: Message, place: Place) -> str:
         return match[1]
     if match := re.match(r"call_method UserDefinedObjectVariable\((\w+)\) ([^\W_]\w*)", message.context):
         return f"{match[1]}.{match[2]}"
-    if cause in _TELLING or cause in ("foreign", "launcher", "numpy", "object", "fake"):
-        call = call_at(place, cause)
+    if cause in _CALLS_OF_CAUSE or cause in ("foreign", "launcher", "numpy", "object", "fake"):
+        call = find_call_at(place, cause)
         if call is not None:
-            return _short(ast.unparse(call.func if isinstance(call, ast.Call) else call))
+            return _shorten_text(ast.unparse(call.func if isinstance(call, ast.Call) else call))
     # The source line comes first: it has the user's own spelling of the call.
     if match := re.search(r"aten\.[\w.]+", message.context):
         return match[0]
     if match := re.search(r"<(?:function|class) '?([\w.<>]+)", message.context):
         return match[1]
-    return _short(_header(place))
+    return _shorten_text(_statement_header(place))
 
 
-def _header(place: Place) -> str:
+def _statement_header(place: SourcePlace) -> str:
     """Return the statement at a place without its body: ``if x.sum() > 0``."""
-    match statement(place):
+    match statement_at(place):
         case ast.If(test=test):
             return f"if {ast.unparse(test)}"
         case ast.While(test=test):
@@ -227,14 +227,14 @@ def _header(place: Place) -> str:
     return place.code.rstrip(":")
 
 
-def _short(text: str, limit: int = 60) -> str:
+def _shorten_text(text: str, limit: int = 60) -> str:
     """Return ``text`` on one line, cut at ``limit`` characters."""
     text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 # What a line of each cause usually calls, the surest sign first.
-_TELLING: dict[str, tuple[str, ...]] = {
+_CALLS_OF_CAUSE: dict[str, tuple[str, ...]] = {
     "item": (
         r"\.(item|tolist|data_ptr)$",
         r"^(int|float|bool)$",
@@ -250,25 +250,25 @@ _TELLING: dict[str, tuple[str, ...]] = {
 }
 
 
-def call_at(place: Place, cause: str) -> ast.expr | None:
+def find_call_at(place: SourcePlace, cause: str) -> ast.expr | None:
     """Return the call on the line of ``place`` that fits the cause, a subscript such as ``x[mask]`` where no call fits,
     or None.
     """
-    node = statement(place)
+    node = statement_at(place)
     if node is None:
         return None
-    on_line = [n for n in _expressions(node) if n.lineno <= place.line <= (n.end_lineno or n.lineno)]
+    on_line = [n for n in _own_expressions(node) if n.lineno <= place.line <= (n.end_lineno or n.lineno)]
     calls = [n for n in on_line if isinstance(n, ast.Call)]
-    signs = _TELLING.get(cause)
+    signs = _CALLS_OF_CAUSE.get(cause)
     if signs is None:
-        return _innermost(calls)
+        return _innermost_call(calls)
     # Signs in the outer loop: a surer sign elsewhere on the line wins over a weaker one in front of it.
     matching = (call for sign in signs for call in calls if re.search(sign, ast.unparse(call.func)))
     subscripts = (n for n in on_line if isinstance(n, ast.Subscript)) if cause in ("item", "shape") else iter(())
     return next(matching, None) or next(subscripts, None)
 
 
-def _innermost(calls: list[ast.Call]) -> ast.Call | None:
+def _innermost_call(calls: list[ast.Call]) -> ast.Call | None:
     """Return the call whose arguments call nothing else, since it ran first. Casts and constructors of torch are passed
     over.
     """
@@ -277,7 +277,7 @@ def _innermost(calls: list[ast.Call]) -> ast.Call | None:
     return plain[-1] if plain else (calls[-1] if calls else None)
 
 
-def _expressions(node: ast.stmt) -> Iterator[ast.expr]:
+def _own_expressions(node: ast.stmt) -> Iterator[ast.expr]:
     """Yield the expressions of a statement's own lines, outermost first, without the bodies of ``if``, ``for`` and
     ``with``.
     """

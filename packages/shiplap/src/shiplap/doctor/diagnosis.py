@@ -11,7 +11,7 @@ from shiplap.render.lines import Line, TextTable, line, relative_place, row
 
 
 @dataclass(frozen=True)
-class Place:
+class SourcePlace:
     """A line of source. ``package`` is the installed package that it belongs to, empty for the user's own code."""
 
     file: str
@@ -50,7 +50,7 @@ class Break:
         place: the line to change: innermost frame that is neither torch nor Python's standard library.
         user: innermost line of the user's own code; differs from ``place`` inside an installed package.
         chain: frames from the user's script to ``place``, outermost first, torch's own left out.
-        cause: id of the cause, a key of ``shiplap.doctor.causes.CAUSES``. ``title``, ``why``: its texts there.
+        cause: id of the cause, a key of ``shiplap.doctor.causes.BREAK_CAUSES``. ``title``, ``why``: its texts there.
         call: the kernel or call at fault, as far as it can be named.
         reason, explanation, hints, registry: torch's words and the id of torch's graph-break registry.
         page: the address of the entry in the registry, where there is one.
@@ -60,9 +60,9 @@ class Break:
         skipped: torch could not resume after it, so the whole function runs uncompiled.
     """
 
-    place: Place
-    user: Place
-    chain: tuple[Place, ...]
+    place: SourcePlace
+    user: SourcePlace
+    chain: tuple[SourcePlace, ...]
     cause: str
     call: str
     reason: str
@@ -87,7 +87,7 @@ class Break:
     @property
     def effect(self) -> str:
         """The cost in words."""
-        cut = "runs uncompiled" if self.skipped else f"cuts {_count(self.graphs, 'function')}"
+        cut = "runs uncompiled" if self.skipped else f"cuts {_format_count(self.graphs, 'function')}"
         return f"{cut}, seen {self.times}x, {self.seconds:.2f} s of compilation"
 
     def lines(self, number: int) -> Iterator[Line]:
@@ -114,14 +114,14 @@ class Recompile:
     """A function that was compiled again because one guard failed; repeated failures of that guard are counted.
 
     Attributes:
-        cause: what varied: ``"size"``, ``"value"``, ``"type"``, ... (``shiplap.doctor.recompiles.VARIED``).
+        cause: what varied: ``"size"``, ``"value"``, ``"type"``, ... (``shiplap.doctor.recompiles.VARIATION_KINDS``).
         title: the cause in words.
         subject: the argument, dim or attribute that varied; ``values``: what it was, in order, as far as torch says.
         guard: the first failed guard in torch's words.
         limit: torch stopped compiling the function after so many versions. It now runs uncompiled.
     """
 
-    place: Place
+    place: SourcePlace
     cause: str
     subject: str
     values: tuple[str, ...]
@@ -161,7 +161,7 @@ class Skip:
     """A reason for which CUDA graphs were requested and not used."""
 
     reason: str
-    place: Place | None = None
+    place: SourcePlace | None = None
     times: int = 1
     fix: str = ""
 
@@ -206,9 +206,9 @@ class Diagnosis:
         if not self.compiled:
             return "nothing was compiled: no call of a torch.compile'd function was seen"
         recompiled, skips = sum(r.times for r in self.recompiles), sum(s.times for s in self.skips)
-        parts = [_count(len(self.breaks), "graph break"), _count(recompiled, "recompile")]
-        parts += [_count(skips, "CUDA graph skip")] if skips else []
-        where = f"{_count(self.compiled, 'compiled function')}, {_count(self.graphs, 'graph')}"
+        parts = [_format_count(len(self.breaks), "graph break"), _format_count(recompiled, "recompile")]
+        parts += [_format_count(skips, "CUDA graph skip")] if skips else []
+        where = f"{_format_count(self.compiled, 'compiled function')}, {_format_count(self.graphs, 'graph')}"
         processes = f", {self.processes} processes" if self.processes > 1 else ""
         return f"{', '.join(parts)} in {where}{processes}; {self.seconds:.1f} s of compilation"
 
@@ -253,6 +253,6 @@ class Diagnosis:
         return TextTable(headings, rows, numbers=("", "cuts", "s"), unwrapped=("torch",))
 
 
-def _count(number: int, thing: str) -> str:
+def _format_count(number: int, thing: str) -> str:
     """Return a number with its noun, in the plural where needed."""
     return f"{number} {thing}" + "s" * (number != 1)

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from shiplap.doctor import registry
-from shiplap.doctor.causes import CAUSES, classify, culprit
-from shiplap.doctor.diagnosis import Break, Diagnosis, Place, Skip
-from shiplap.doctor.fix import remedy
-from shiplap.doctor.places import chain, innermost, own, place
-from shiplap.doctor.recompiles import recompiles
-from shiplap.doctor.sightings import Compilation, Sighting, compilations, sightings
-from shiplap.doctor.trace import Trace, read, recording
+from shiplap.doctor.causes import BREAK_CAUSES, classify_message, name_culprit
+from shiplap.doctor.diagnosis import Break, Diagnosis, Skip, SourcePlace
+from shiplap.doctor.fix import remedy_for_break
+from shiplap.doctor.places import innermost_of_user, innermost_relevant, make_place, relevant_chain
+from shiplap.doctor.recompiles import group_recompiles
+from shiplap.doctor.sightings import Compilation, Sighting, find_sightings, list_compilations
+from shiplap.doctor.trace import EventTrace, read_trace_files, record_events
 from shiplap.errors import ShiplapError, error
 
 
-def examine(command: Sequence[str], stdout: IO[Any] | int | None = None) -> Diagnosis:
+def diagnose_command(command: Sequence[str], stdout: IO[Any] | int | None = None) -> Diagnosis:
     """Run ``command`` as it would run on its own, and diagnose it. Its processes and ranks are read together.
 
     The program keeps its arguments, directory, streams and exit status. It gets one more environment variable,
@@ -33,15 +33,15 @@ def examine(command: Sequence[str], stdout: IO[Any] | int | None = None) -> Diag
         try:
             process = subprocess.Popen(command, stdout=stdout, env={**os.environ, "TORCH_TRACE": str(directory)})
         except OSError as e:
-            raise _not_started(command, e) from None
-        status = _wait(process)
-        trace = read(directory)
+            raise _start_error(command, e) from None
+        status = _wait_for_exit(process)
+        trace = read_trace_files(directory)
     # Python puts the folder of the script first on its path, and so must the draft of a declaration.
     scripts = [Path(a).resolve().parent for a in command[1:] if a.endswith(".py") and Path(a).is_file()]
-    return diagnose(trace, " ".join(command), exit_code=status, paths=(*scripts[:1], Path.cwd()))
+    return diagnose_trace(trace, " ".join(command), exit_code=status, paths=(*scripts[:1], Path.cwd()))
 
 
-def _not_started(command: Sequence[str], e: OSError) -> ShiplapError:
+def _start_error(command: Sequence[str], e: OSError) -> ShiplapError:
     """Return the error for a command that cannot be started."""
     where, expected = " ".join(command), "a program, such as 'python script.py'"
     if command[0].endswith(".py") and Path(command[0]).is_file():
@@ -64,7 +64,7 @@ def _trace_directory() -> Iterator[Path]:
             yield Path(directory)
 
 
-def _wait(process: subprocess.Popen[Any]) -> int:
+def _wait_for_exit(process: subprocess.Popen[Any]) -> int:
     """Return the exit status of ``process`` as a shell reports it. The program itself handles an interrupt."""
     while True:
         try:
@@ -92,18 +92,18 @@ def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
     import torch
 
     name = getattr(fn, "__qualname__", None) or type(fn).__name__
-    trace, failure = _record(fn, args, kwargs)
+    trace, failure = _record_call(fn, args, kwargs)
     # A function that raised is not called again: its second run could have other effects.
-    if not failure and not compilations(trace):
-        trace, failure = _record(torch.compile(fn, backend="eager"), args, kwargs)
-    return diagnose(trace, str(name), exit_code=int(bool(failure)), failure=failure)
+    if not failure and not list_compilations(trace):
+        trace, failure = _record_call(torch.compile(fn, backend="eager"), args, kwargs)
+    return diagnose_trace(trace, str(name), exit_code=int(bool(failure)), failure=failure)
 
 
-def _record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, str]:
+def _record_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[EventTrace, str]:
     """Call ``fn`` and return the trace of the call, and the error that it raised as text."""
     failure = ""
     # Recorded even if the call raises: the breaks ahead of the exception are findings as well.
-    with recording() as trace:
+    with record_events() as trace:
         try:
             fn(*args, **kwargs)
         except Exception as e:
@@ -111,20 +111,20 @@ def _record(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     return trace, failure
 
 
-def diagnose(
-    trace: Trace, target: str, *, exit_code: int = 0, failure: str = "", paths: tuple[Path, ...] = ()
+def diagnose_trace(
+    trace: EventTrace, target: str, *, exit_code: int = 0, failure: str = "", paths: tuple[Path, ...] = ()
 ) -> Diagnosis:
     """Return the diagnosis of ``trace``. ``paths``: where modules of the program may be found, to draft declarations of
     them.
     """
-    compiled = compilations(trace)
+    compiled = list_compilations(trace)
     # A crash may end a compilation before its metrics are written; its start is in the trace.
     started = {(e.process, e.compile_id.partition("/")[0]) for e in trace.of("dynamo_start")}
     return Diagnosis(
         target=target,
-        breaks=tuple(_breaks(sightings(trace, compiled), paths)),
-        recompiles=tuple(recompiles(compiled)),
-        skips=tuple(_skips(compiled)),
+        breaks=tuple(_group_breaks(find_sightings(trace, compiled), paths)),
+        recompiles=tuple(group_recompiles(compiled)),
+        skips=tuple(_cuda_graph_skips(compiled)),
         compiled=len(started | {c.frame for c in compiled}),
         graphs=len({(e.process, e.compile_id) for e in trace.of("dynamo_output_graph")}),
         seconds=sum(c.seconds for c in compiled),
@@ -134,30 +134,30 @@ def diagnose(
     )
 
 
-def _breaks(seen: Iterator[Sighting], paths: tuple[Path, ...]) -> list[Break]:
+def _group_breaks(seen: Iterator[Sighting], paths: tuple[Path, ...]) -> list[Break]:
     """Return the breaks by line and reason, the most costly first."""
     groups: dict[tuple[str, int, str, str], list[Sighting]] = {}
     for sighting in seen:
-        at = innermost(sighting.stack) or Place("", 0)
-        cause = classify(sighting.message)
-        call = culprit(cause, sighting.message, at)
+        at = innermost_relevant(sighting.stack) or SourcePlace("", 0)
+        cause = classify_message(sighting.message)
+        call = name_culprit(cause, sighting.message, at)
         # One line may break for several reasons, each with a remedy of its own.
         groups.setdefault((at.file, at.line, sighting.message.reason, call), []).append(sighting)
-    return sorted((_break(rows, paths) for rows in groups.values()), key=lambda b: b.cost, reverse=True)
+    return sorted((_make_break(rows, paths) for rows in groups.values()), key=lambda b: b.cost, reverse=True)
 
 
-def _break(rows: list[Sighting], paths: tuple[Path, ...]) -> Break:
+def _make_break(rows: list[Sighting], paths: tuple[Path, ...]) -> Break:
     """Return one break from all its sightings."""
     longest = max(rows, key=lambda s: len(s.stack))  # resumed functions are logged without those that called them
-    message, at = longest.message, innermost(longest.stack) or Place("", 0)
-    cause = classify(message)
-    call = culprit(cause, message, at)
-    fix, example = remedy(cause, message, at, call, paths)
-    entry = registry.by_id(message.registry) if message.registry else None
+    message, at = longest.message, innermost_relevant(longest.stack) or SourcePlace("", 0)
+    cause = classify_message(message)
+    call = name_culprit(cause, message, at)
+    fix, example = remedy_for_break(cause, message, at, call, paths)
+    entry = registry.entry_by_id(message.registry) if message.registry else None
     return Break(
         place=at,
-        user=own(longest.stack) or at,
-        chain=chain(longest.stack, at),
+        user=innermost_of_user(longest.stack) or at,
+        chain=relevant_chain(longest.stack, at),
         cause=cause,
         call=call,
         reason=message.reason,
@@ -170,8 +170,8 @@ def _break(rows: list[Sighting], paths: tuple[Path, ...]) -> Break:
         times=len(rows),
         seconds=sum(s.seconds for s in rows),
         skipped=any(s.message.skipped for s in rows),
-        title=CAUSES[cause].title,
-        why=CAUSES[cause].why,
+        title=BREAK_CAUSES[cause].title,
+        why=BREAK_CAUSES[cause].why,
         page=entry.url if entry else "",
     )
 
@@ -185,16 +185,16 @@ _SKIP_FIXES = (
 )
 
 
-def _skips(compiled: Sequence[Compilation]) -> list[Skip]:
+def _cuda_graph_skips(compiled: Sequence[Compilation]) -> list[Skip]:
     """Return the CUDA graphs that were requested and not used, by reason."""
     groups: dict[str, list[Compilation]] = {}
     for c in compiled:
         if reason := c.metrics.get("cudagraph_skip_reason"):
-            groups.setdefault(_skip_reason(str(reason)), []).append(c)
+            groups.setdefault(_shorten_skip_reason(str(reason)), []).append(c)
     skips = [
         Skip(
             reason,
-            place(rows[0].file, rows[0].line, rows[0].function) if rows[0].file else None,
+            make_place(rows[0].file, rows[0].line, rows[0].function) if rows[0].file else None,
             len(rows),
             next((fix for pattern, fix in _SKIP_FIXES if re.search(pattern, reason)), ""),
         )
@@ -203,7 +203,7 @@ def _skips(compiled: Sequence[Compilation]) -> list[Skip]:
     return sorted(skips, key=lambda s: s.times, reverse=True)
 
 
-def _skip_reason(reason: str) -> str:
+def _shorten_skip_reason(reason: str) -> str:
     """Return the reason in one line, without torch's preamble and without the stack."""
     first = reason.strip().splitlines()[0]
     return re.sub(r"^(skipping cudagraphs due to )+", "", first).partition(" Found from")[0].strip(" .:")

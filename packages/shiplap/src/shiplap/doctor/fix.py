@@ -14,12 +14,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from shiplap.doctor.causes import Message, call_at
-from shiplap.doctor.diagnosis import Place
+from shiplap.doctor.causes import BreakMessage, find_call_at
+from shiplap.doctor.diagnosis import SourcePlace
 from shiplap.errors import ShiplapError
-from shiplap.scaffold import Draft, Signature, of_call, of_function, render
+from shiplap.scaffold import Draft, DraftSignature, render_draft, signature_of_call, signatures_of_function
 
-FIXES = {
+BREAK_FIXES = {
     "item": "keep it a tensor; if it is a size, put what needs it into one @sl.op and give the size a bound (bounds=)",
     "branch": "compute both sides and pick with torch.where, use torch.cond, or move the decision into one @sl.op",
     "shape": "put it into one @sl.op whose output dim has a bound (bounds=), and let the compiler keep such ops",
@@ -42,7 +42,7 @@ FIXES = {
     "other": "follow torch's hints; what cannot be traced but returns tensors can become one @sl.op",
 }
 
-_BOUND = """\
+_BOUND_EXAMPLE = """\
 import shiplap as sl
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -56,7 +56,7 @@ def select(x: Float[Tensor, "n c"], keep: Bool[Tensor, "n"]) -> Float[Tensor, "m
 # once, before the first call: let Dynamo keep ops whose output size depends on data
 torch._dynamo.config.capture_dynamic_output_shape_ops = True"""
 
-_ITEM_SIZE = """\
+_ITEM_EXAMPLE = """\
 # instead of: __AT__
 y = x * scale  # a value: a tensor without dims does what the number did
 
@@ -68,11 +68,11 @@ def take(x: Float[Tensor, "n c"], count: Int64[Tensor, ""]) -> Float[Tensor, "m 
 # once, before the first call: let Dynamo keep ops whose output size depends on data
 torch._dynamo.config.capture_dynamic_output_shape_ops = True"""
 
-_BRANCH = """\
+_BRANCH_EXAMPLE = """\
 y = torch.where(condition, if_true, if_false)  # instead of: __AT__
 y = torch.cond(condition, fn_true, fn_false, (x,))  # when one side alone is to be computed"""
 
-_FUNCTION = '''\
+_FUNCTION_EXAMPLE = '''\
 @sl.op("mylib::name")
 def name(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
     """What forward() computes, in plain PyTorch."""
@@ -81,38 +81,40 @@ def name(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
 def _(grad, saved, needs):
     return {"x": ...}  # what backward() returns'''
 
-_PRINT = """\
+_PRINT_EXAMPLE = """\
 if not torch.compiler.is_compiling():
     __AT__"""
 
-Example = Callable[[Message, Place, str, tuple[Path, ...]], str]
+ExampleWriter = Callable[[BreakMessage, SourcePlace, str, tuple[Path, ...]], str]
 
 
-def remedy(cause: str, message: Message, place: Place, call: str, paths: tuple[Path, ...] = ()) -> tuple[str, str]:
+def remedy_for_break(
+    cause: str, message: BreakMessage, place: SourcePlace, call: str, paths: tuple[Path, ...] = ()
+) -> tuple[str, str]:
     """Return ``(sentence, code)`` for a break. ``paths``: the folders of the program's modules, besides
     ``sys.path``.
     """
-    example = _EXAMPLES.get(cause)
-    return FIXES[cause], example(message, place, call, paths) if example else ""
+    example = _EXAMPLE_WRITERS.get(cause)
+    return BREAK_FIXES[cause], example(message, place, call, paths) if example else ""
 
 
-def _text(template: str) -> Example:
+def _example_from_template(template: str) -> ExampleWriter:
     """Return a writer that fills the source line into ``template``."""
     return lambda message, place, call, paths: template.replace("__AT__", place.code)
 
 
-def _declaration(message: Message, place: Place, call: str, paths: tuple[Path, ...]) -> str:
+def _draft_declaration(message: BreakMessage, place: SourcePlace, call: str, paths: tuple[Path, ...]) -> str:
     """Return the skeleton of an op around the call at fault."""
     module, _, name = call.rpartition(".")
-    fn = _find(module, name, paths) if "qualname" in message.context else None
+    fn = _import_function(module, name, paths) if "qualname" in message.context else None
     # Extension modules are often called _C, and a namespace must not be empty.
     namespace = (module or "mylib").split(".")[0].strip("_") or "mylib"
-    signatures = _documented(fn, f"{module}:{name}") if fn is not None else []
+    signatures = _signatures_of_function(fn, f"{module}:{name}") if fn is not None else []
     # The call as written shows the arguments where the function has no readable signature.
-    signatures = signatures or _written(place)
+    signatures = signatures or _signatures_of_call(place)
     if not signatures:
         return ""
-    return render(
+    return render_draft(
         Draft(
             f"{call} at {place.short}",
             namespace if namespace.isidentifier() else "mylib",
@@ -125,30 +127,30 @@ def _declaration(message: Message, place: Place, call: str, paths: tuple[Path, .
     ).rstrip()
 
 
-def _documented(fn: object, where: str) -> list[Signature]:
+def _signatures_of_function(fn: object, where: str) -> list[DraftSignature]:
     """Return the signatures of a function, an empty list where none can be read."""
     try:
-        return [s for s in of_function(fn, where) if callable(fn)] if callable(fn) else []
+        return [s for s in signatures_of_function(fn, where) if callable(fn)] if callable(fn) else []
     except ShiplapError:  # its signature cannot be read: the call as written says more
         return []
 
 
-def _written(place: Place) -> list[Signature]:
+def _signatures_of_call(place: SourcePlace) -> list[DraftSignature]:
     """Return the signature of the call as it is written at ``place``."""
-    call = call_at(place, "foreign")
+    call = find_call_at(place, "foreign")
     if not isinstance(call, ast.Call):
         return []
-    signature = of_call(call)
+    signature = signature_of_call(call)
     name = re.sub(r"\W", "_", signature.name) or "kernel"
-    return [Signature(name, signature.parameters, signature.returns, signature.text)]
+    return [DraftSignature(name, signature.parameters, signature.returns, signature.text)]
 
 
-def _find(module: str, name: str, paths: tuple[Path, ...]) -> object:
+def _import_function(module: str, name: str, paths: tuple[Path, ...]) -> object:
     """Import the module and return the function. The program imported the module itself, so this runs no new code."""
     if not module:
         return None
     # An import may print, and stdout is the doctor's report.
-    with _searching(paths), contextlib.redirect_stdout(sys.stderr):
+    with _extended_sys_path(paths), contextlib.redirect_stdout(sys.stderr):
         try:
             return getattr(importlib.import_module(module), name, None)
         except BaseException as e:  # a module may even exit
@@ -158,7 +160,7 @@ def _find(module: str, name: str, paths: tuple[Path, ...]) -> object:
 
 
 @contextlib.contextmanager
-def _searching(paths: tuple[Path, ...]) -> Iterator[None]:
+def _extended_sys_path(paths: tuple[Path, ...]) -> Iterator[None]:
     """Put ``paths`` first on ``sys.path`` for a block."""
     before = list(sys.path)
     sys.path[:0] = [str(p) for p in paths]
@@ -168,14 +170,14 @@ def _searching(paths: tuple[Path, ...]) -> Iterator[None]:
         sys.path[:] = before
 
 
-_EXAMPLES: dict[str, Example] = {
-    "item": _text(_ITEM_SIZE),
-    "shape": _text(_BOUND),
-    "branch": _text(_BRANCH),
-    "autograd_function": _text(_FUNCTION),
-    "print": _text(_PRINT),
-    "foreign": _declaration,
-    "launcher": _declaration,
-    "numpy": _declaration,
-    "object": _declaration,
+_EXAMPLE_WRITERS: dict[str, ExampleWriter] = {
+    "item": _example_from_template(_ITEM_EXAMPLE),
+    "shape": _example_from_template(_BOUND_EXAMPLE),
+    "branch": _example_from_template(_BRANCH_EXAMPLE),
+    "autograd_function": _example_from_template(_FUNCTION_EXAMPLE),
+    "print": _example_from_template(_PRINT_EXAMPLE),
+    "foreign": _draft_declaration,
+    "launcher": _draft_declaration,
+    "numpy": _draft_declaration,
+    "object": _draft_declaration,
 }

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shiplap.doctor.diagnosis import Recompile
-from shiplap.doctor.places import definition, place
+from shiplap.doctor.places import definition_line, make_place
 from shiplap.doctor.sightings import Compilation
 
 
 @dataclass(frozen=True)
-class Varied:
+class VariationKind:
     """A kind of variation: its title, the remedy in one sentence, and an example with ``{name}`` as placeholder."""
 
     title: str
@@ -21,56 +21,58 @@ class Varied:
 
 
 # torch names the failed guard; the remedy depends on the kind of property that it guards.
-VARIED: dict[str, Varied] = {
-    "size": Varied(
+VARIATION_KINDS: dict[str, VariationKind] = {
+    "size": VariationKind(
         "a tensor's size",
         "mark the dim as dynamic before the first call, or compile with dynamic=True; @sl.op keeps dims symbolic",
         "torch._dynamo.mark_dynamic({name}, {dim})  # before the first call",
     ),
-    "small": Varied(
+    "small": VariationKind(
         "a size of 0 or 1",
         "sizes 0 and 1 get a version of their own; pad to 2, or mark the dim with torch._dynamo.mark_unbacked",
         "torch._dynamo.mark_unbacked({name}, {dim})  # never specialised, not even on 0 and 1",
     ),
-    "rank": Varied(
+    "rank": VariationKind(
         "a tensor's number of dims",
         "reshape to one rank before the compiled function",
         "{name} = {name}.reshape(-1, {name}.shape[-1])",
     ),
-    "stride": Varied(
+    "stride": VariationKind(
         "a tensor's memory layout",
         "call .contiguous() in front of the compiled function",
         "{name} = {name}.contiguous()",
     ),
-    "dtype": Varied(
+    "dtype": VariationKind(
         "a tensor's dtype",
         "convert in front of the compiled function: there is one version per dtype",
         "{name} = {name}.to(torch.float32)",
     ),
-    "device": Varied("a tensor's device, subclass or dispatch keys", "one device and one tensor class per function"),
-    "grad": Varied(
+    "device": VariationKind(
+        "a tensor's device, subclass or dispatch keys", "one device and one tensor class per function"
+    ),
+    "grad": VariationKind(
         "requires_grad of a tensor, or the grad mode",
         "call it under one mode: the same torch.no_grad() or requires_grad each time",
     ),
-    "value": Varied(
+    "value": VariationKind(
         "a Python number, string or bool",
         "pass it as a tensor, or as an int argument that stays symbolic (SymInt); strings and bools are compiled in",
         "torch.compile(fn, dynamic=True)  # ints stay symbolic; a float: pass torch.tensor({name})",
     ),
-    "attribute": Varied(
+    "attribute": VariationKind(
         "an attribute of a module or object",
         "keep counters out of forward, or make the attribute a buffer: self.register_buffer(...)",
         'self.register_buffer("{leaf}", torch.tensor(0))  # in __init__',
     ),
-    "length": Varied("the length of a list or dict", "pass a tensor, or pad to one length"),
-    "type": Varied("a Python type", "pass one type: always float, or always int, or always a tensor"),
-    "identity": Varied("which object it was", "create it once, outside the compiled function, and reuse it"),
-    "other": Varied("something else", "read the guard; what it names has to stay the same from call to call"),
+    "length": VariationKind("the length of a list or dict", "pass a tensor, or pad to one length"),
+    "type": VariationKind("a Python type", "pass one type: always float, or always int, or always a tensor"),
+    "identity": VariationKind("which object it was", "create it once, outside the compiled function, and reuse it"),
+    "other": VariationKind("something else", "read the guard; what it names has to stay the same from call to call"),
 }
 
 
 @dataclass(frozen=True)
-class Failure:
+class GuardFailure:
     """A failed guard: the property that varied, and its values before and after."""
 
     cause: str
@@ -78,85 +80,85 @@ class Failure:
     values: tuple[str, ...] = ()
 
 
-_TENSOR = re.compile(
+_TENSOR_GUARD = re.compile(
     r"tensor '(?P<name>.+?)' (?P<what>.+?) mismatch(?: at index (?P<dim>\d+))?"
     r"(?:\. expected (?P<old>.+?)(?:, actual (?P<new>.+))?)?$"
 )
-_EQUAL = re.compile(r"^(?P<name>[^=<>!]+?) (?:==|is) (?P<old>.+)$")
-_KINDS = {"size": "size", "rank": "rank", "stride": "stride", "dtype": "dtype", "requires_grad": "grad"}
+_EQUALITY_GUARD = re.compile(r"^(?P<name>[^=<>!]+?) (?:==|is) (?P<old>.+)$")
+_KIND_OF_TENSOR_GUARD = {"size": "size", "rank": "rank", "stride": "stride", "dtype": "dtype", "requires_grad": "grad"}
 
 
-def parse_guard(reason: str) -> Failure:
+def parse_failed_guard(reason: str) -> GuardFailure:
     """Return the property that varied from the text of a guard: ``0/0: tensor 'x' size mismatch at index 0. expected 4,
     actual 5``.
     """
-    guard = _guard(reason)
-    if match := _TENSOR.search(guard):
-        return _tensor(match)
-    name = _source(guard)
+    guard = _guard_condition(reason)
+    if match := _TENSOR_GUARD.search(guard):
+        return _parse_tensor_guard(match)
+    name = _source_of_guard(guard)
     # Guards on types and objects may contain "==" as well, so they are tried first.
     if "___check_type_id" in guard or "type(" in guard:
-        return Failure("type", name)
+        return GuardFailure("type", name)
     if "___check_obj_id" in guard or " is " in guard:
-        return Failure("identity", name)
+        return GuardFailure("identity", name)
     if "GLOBAL_STATE" in guard or "grad_mode" in guard or "requires_grad" in guard:
-        return Failure("grad", "the grad mode or another global setting" if "GLOBAL" in guard else name)
+        return GuardFailure("grad", "the grad mode or another global setting" if "GLOBAL" in guard else name)
     if re.search(r"\.size\(\)|\.shape|size\(\)\[", guard):
-        return Failure("small" if re.search(r"(^|\D)[012]( |$)", guard) else "size", guard)
+        return GuardFailure("small" if re.search(r"(^|\D)[012]( |$)", guard) else "size", guard)
     if guard.startswith("len("):
-        return Failure("length", guard.partition(" ")[0])
-    if match := _EQUAL.match(guard):
-        return Failure("attribute" if "." in match["name"] else "value", match["name"], (match["old"],))
-    return Failure("other", name or guard)
+        return GuardFailure("length", guard.partition(" ")[0])
+    if match := _EQUALITY_GUARD.match(guard):
+        return GuardFailure("attribute" if "." in match["name"] else "value", match["name"], (match["old"],))
+    return GuardFailure("other", name or guard)
 
 
-def _tensor(match: re.Match[str]) -> Failure:
+def _parse_tensor_guard(match: re.Match[str]) -> GuardFailure:
     """Return the property that varied from a guard on a tensor."""
     values = tuple(v for v in (match["old"], match["new"]) if v)
-    cause = _KINDS.get(match["what"].split()[-1], "device")
+    cause = _KIND_OF_TENSOR_GUARD.get(match["what"].split()[-1], "device")
     # torch compiles sizes 0 and 1 apart even where a dim is dynamic.
     if cause == "size" and {"0", "1"} & set(values):
         cause = "small"
-    return Failure(cause, match["name"] + (f", dim {match['dim']}" if match["dim"] is not None else ""), values)
+    return GuardFailure(cause, match["name"] + (f", dim {match['dim']}" if match["dim"] is not None else ""), values)
 
 
-def _guard(reason: str) -> str:
+def _guard_condition(reason: str) -> str:
     """Return the condition of a guard, without its version, source line and stack."""
     first = re.sub(r"^\d+/\d+: ", "", reason.strip().splitlines()[0])
     return re.split(r"\s+# |\s+\(HINT", first)[0].strip()
 
 
-def _source(guard: str) -> str:
+def _source_of_guard(guard: str) -> str:
     """Return the expression that a guard is about."""
     match = re.search(r"\(([^,()]+)", guard) or re.match(r"(?:not )?([\w.\[\]']+)", guard)
     return match[1] if match else ""
 
 
-def recompiles(compiled: Iterable[Compilation]) -> list[Recompile]:
+def group_recompiles(compiled: Iterable[Compilation]) -> list[Recompile]:
     """Return one entry per function, cause and subject, the most costly first."""
-    groups: dict[tuple[str, int, str, str], list[tuple[Compilation, str, Failure]]] = {}
+    groups: dict[tuple[str, int, str, str], list[tuple[Compilation, str, GuardFailure]]] = {}
     for c in compiled:
         reason = c.metrics.get("recompile_reason")
         if reason and c.file:
-            failure = parse_guard(str(reason))
-            start = definition(c.file, c.line)  # a function that goes on after a break is the same function
+            failure = parse_failed_guard(str(reason))
+            start = definition_line(c.file, c.line)  # a function that goes on after a break is the same function
             groups.setdefault((c.file, start, failure.cause, failure.subject), []).append((c, str(reason), failure))
-    return sorted(map(_group, groups.values()), key=lambda r: r.cost, reverse=True)
+    return sorted(map(_make_recompile, groups.values()), key=lambda r: r.cost, reverse=True)
 
 
-def _group(rows: list[tuple[Compilation, str, Failure]]) -> Recompile:
+def _make_recompile(rows: list[tuple[Compilation, str, GuardFailure]]) -> Recompile:
     """Return the entry for all failures of one guard."""
-    (first, reason, failure), varied = rows[0], VARIED[rows[0][2].cause]
+    (first, reason, failure), varied = rows[0], VARIATION_KINDS[rows[0][2].cause]
     subject, _, dim = failure.subject.partition(", dim ")
     example = varied.example.replace("{name}", subject).replace("{dim}", dim or "0")
     stack0 = subject.startswith("___")  # a value that torch itself carries over a graph break
     return Recompile(
-        place=place(first.file, definition(first.file, first.line), first.function),
+        place=make_place(first.file, definition_line(first.file, first.line), first.function),
         cause=failure.cause,
         title=varied.title,
         subject=failure.subject,
         values=tuple(dict.fromkeys(v for _, _, f in rows for v in f.values)),
-        guard=_guard(reason),
+        guard=_guard_condition(reason),
         fix="it is carried over a graph break; remove that break first" if stack0 else varied.fix,
         example="" if stack0 else example.replace("{leaf}", subject.rpartition(".")[2]),
         times=len(rows),

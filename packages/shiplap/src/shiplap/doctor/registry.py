@@ -11,7 +11,7 @@ from shiplap import torch_private
 
 
 @dataclass(frozen=True)
-class Registered:
+class RegistryEntry:
     """The newest wording of one entry. Texts are templates whose ``{fields}`` are filled in where torch raises the
     error.
     """
@@ -28,36 +28,36 @@ class Registered:
 
 
 @cache
-def entries() -> dict[str, Registered]:
+def registry_entries() -> dict[str, RegistryEntry]:
     """Return every entry by id. The result is empty when this torch ships no catalogue. The doctor then reads the
     messages alone.
     """
     path = torch_private.graph_break_registry()
     if path is None:
         return {}
-    return {id: _entry(id, versions[0]) for id, versions in json.loads(path.read_text(encoding="utf-8")).items()}
+    return {id: _parse_entry(id, versions[0]) for id, versions in json.loads(path.read_text(encoding="utf-8")).items()}
 
 
-def _entry(id: str, row: dict[str, object]) -> Registered:
+def _parse_entry(id: str, row: dict[str, object]) -> RegistryEntry:
     """Return an entry from its row in the file."""
     hints = row.get("Hints")
     texts = tuple(map(str, hints)) if isinstance(hints, list) else ()
-    return Registered(id, str(row.get("Gb_type", "")), str(row.get("Explanation", "")), texts)
+    return RegistryEntry(id, str(row.get("Gb_type", "")), str(row.get("Explanation", "")), texts)
 
 
-def by_id(id: str) -> Registered | None:
+def entry_by_id(id: str) -> RegistryEntry | None:
     """Return the entry with an id, or None."""
-    return entries().get(id.upper())
+    return registry_entries().get(id.upper())
 
 
 @cache
-def _patterns() -> tuple[tuple[re.Pattern[str], Registered], ...]:
+def _type_patterns() -> tuple[tuple[re.Pattern[str], RegistryEntry], ...]:
     """Return each entry with a regular expression of its type, the longest type first."""
     # Longest first: a short type may be the start of a longer one.
-    rows = sorted(entries().values(), key=lambda e: -len(e.type))
+    rows = sorted(registry_entries().values(), key=lambda e: -len(e.type))
     return tuple((re.compile(re.sub(r"\\\{.*?\\\}", ".+", re.escape(e.type)) + "$"), e) for e in rows)
 
 
-def by_type(text: str) -> Registered | None:
+def entry_by_type(text: str) -> RegistryEntry | None:
     """Return the entry of a message's first line, for messages without an id, or None. Types may have ``{fields}``."""
-    return next((entry for pattern, entry in _patterns() if pattern.match(text)), None)
+    return next((entry for pattern, entry in _type_patterns() if pattern.match(text)), None)

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shiplap.doctor import registry
-from shiplap.doctor.causes import Message
-from shiplap.doctor.diagnosis import Place
-from shiplap.doctor.places import frames, place
-from shiplap.doctor.trace import Event, Trace
+from shiplap.doctor.causes import BreakMessage
+from shiplap.doctor.diagnosis import SourcePlace
+from shiplap.doctor.places import make_place, parse_frames
+from shiplap.doctor.trace import EventTrace, TraceEvent
 
-_AT = re.compile(r"^Graph break in user code at (.+):(\d+)$", re.MULTILINE)
-_STACK = re.compile(r"User code traceback:|The graph break occurred in the following user code:")
-_TRACEBACK = re.compile(r"^(?:Traceback \(most recent call last\):|NoneType: None)$", re.MULTILINE)
+_BREAK_LOCATION = re.compile(r"^Graph break in user code at (.+):(\d+)$", re.MULTILINE)
+_STACK_START = re.compile(r"User code traceback:|The graph break occurred in the following user code:")
+_TRACEBACK_START = re.compile(r"^(?:Traceback \(most recent call last\):|NoneType: None)$", re.MULTILINE)
 # Texts that torch appends to a message. Everything behind the first of them is left out.
-_ENDS = (
+_MESSAGE_ENDS = (
     "\nStack variable source attribution:",
     "\nUser code traceback:",
     "\nfrom user code:",
@@ -26,9 +26,9 @@ _ENDS = (
     "\nSet TORCHDYNAMO_VERBOSE",
     "\nThe above exception",
 )
-_SECTION = re.compile(r"^  (Explanation|Hint|Developer debug context): ?", re.MULTILINE)
-_ID = re.compile(r"/gb/(gb\d+)\.html")
-SKIPPED = "Skipping the function and falling back to eager"
+_SECTION_START = re.compile(r"^  (Explanation|Hint|Developer debug context): ?", re.MULTILINE)
+_REGISTRY_ID = re.compile(r"/gb/(gb\d+)\.html")
+SKIPPED_TEXT = "Skipping the function and falling back to eager"
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Compilation:
 class Sighting:
     """One occurrence of a break in the log."""
 
-    message: Message
-    stack: tuple[Place, ...]
+    message: BreakMessage
+    stack: tuple[SourcePlace, ...]
     process: int
     compile_id: str
     seconds: float = 0.0
 
 
-def compilations(trace: Trace) -> list[Compilation]:
+def list_compilations(trace: EventTrace) -> list[Compilation]:
     """Return the compiled functions. A backward graph belongs to the entry of its function."""
     compiled: list[Compilation] = []
     for event in trace.of("compilation_metrics"):
@@ -89,67 +89,67 @@ def compilations(trace: Trace) -> list[Compilation]:
     return compiled
 
 
-def sightings(trace: Trace, compiled: list[Compilation]) -> Iterator[Sighting]:
+def find_sightings(trace: EventTrace, compiled: list[Compilation]) -> Iterator[Sighting]:
     """Yield the breaks that torch logged as such, then those that only ended a compilation."""
     seconds = {c.key: c.seconds for c in compiled}
     logged = list(trace.of("dynamo_graph_break_reason"))
-    count = Counter(map(_key, logged))
+    count = Counter(map(_compilation_key, logged))
     for event in logged:  # several breaks of one compilation share its time
-        yield _logged(event, seconds.get(_key(event), 0.0) / count[_key(event)])
+        yield _sighting_of_log(event, seconds.get(_compilation_key(event), 0.0) / count[_compilation_key(event)])
     for c in compiled:
         if c.metrics.get("fail_type") and c.key not in count:
-            yield _failed(c)
+            yield _sighting_of_failure(c)
 
 
-def _key(event: Event) -> tuple[int, str]:
+def _compilation_key(event: TraceEvent) -> tuple[int, str]:
     """Return the process and the compilation of an event."""
     return event.process, event.compile_id
 
 
-def _logged(event: Event, seconds: float) -> Sighting:
+def _sighting_of_log(event: TraceEvent, seconds: float) -> Sighting:
     """Return the sighting of a break that torch logged."""
     text = event.payload
-    match = _STACK.search(text)
+    match = _STACK_START.search(text)
     tail = text[match.end() :] if match else ""
-    cut = _TRACEBACK.search(tail)
-    stack = frames(tail[: cut.start()] if cut else tail)
-    at = _AT.search(text)
+    cut = _TRACEBACK_START.search(tail)
+    stack = parse_frames(tail[: cut.start()] if cut else tail)
+    at = _BREAK_LOCATION.search(text)
     # The message names the line of the break, which the printed stack may lack.
     if at and not (stack and (stack[-1].file, stack[-1].line) == (at[1], int(at[2]))):
-        stack.append(place(at[1], int(at[2])))
+        stack.append(make_place(at[1], int(at[2])))
     head = text[: match.start()] if match else text
-    return Sighting(parse_message(head or text), tuple(stack), event.process, event.compile_id, seconds)
+    return Sighting(parse_break_message(head or text), tuple(stack), event.process, event.compile_id, seconds)
 
 
-def _failed(c: Compilation) -> Sighting:
+def _sighting_of_failure(c: Compilation) -> Sighting:
     """Return the sighting of a compilation that failed without a logged break: fullgraph=True, or too many
     recompiles.
     """
     m = c.metrics
-    message = parse_message(str(m.get("fail_reason") or m["fail_type"]), str(m["fail_type"]))
+    message = parse_break_message(str(m.get("fail_reason") or m["fail_type"]), str(m["fail_type"]))
     # There is no printed stack: the function and the failing line are all that the metrics have.
-    stack = [place(c.file, c.line, c.function)] if c.file else []
+    stack = [make_place(c.file, c.line, c.function)] if c.file else []
     if m.get("fail_user_frame_filename"):
-        stack.append(place(m["fail_user_frame_filename"], int(m.get("fail_user_frame_lineno") or 0)))
+        stack.append(make_place(m["fail_user_frame_filename"], int(m.get("fail_user_frame_lineno") or 0)))
     return Sighting(message, tuple(stack), c.process, c.compile_id, c.seconds)
 
 
-def parse_message(text: str, kind: str = "") -> Message:
+def parse_break_message(text: str, kind: str = "") -> BreakMessage:
     """Parse a message of ``torch._dynamo.exc.Unsupported``, or any other text, whose first line is then the reason."""
-    skipped = SKIPPED in text or "graph break in loop" in text or "results in a skip" in text
+    skipped = SKIPPED_TEXT in text or "graph break in loop" in text or "results in a skip" in text
     # A skipped frame reports its reason inside of a longer message.
     body = re.sub(r"\A.*?^Graph Break Reason: [^\n]*?(?::\n\n?|\Z)", "", text, count=1, flags=re.DOTALL | re.MULTILINE)
     if body == text:
         body = text.partition("Graph Break Reason: ")[2] or text
-    id = _ID.search(body)
-    for end in _ENDS:
+    id = _REGISTRY_ID.search(body)
+    for end in _MESSAGE_ENDS:
         body = body.partition(end)[0]
-    parts = _SECTION.split(body.partition("\n For more details")[0])
+    parts = _SECTION_START.split(body.partition("\n For more details")[0])
     reason = next((line.strip() for line in parts[0].splitlines() if line.strip()), kind or "unknown reason")
-    named = list(zip(parts[1::2], (_dedent(p) for p in parts[2::2]), strict=True))
+    named = list(zip(parts[1::2], (_strip_lines(p) for p in parts[2::2]), strict=True))
     # Messages of other exceptions have no id.
-    entry = registry.by_id(id[1]) if id else registry.by_type(reason)
-    return Message(
+    entry = registry.entry_by_id(id[1]) if id else registry.entry_by_type(reason)
+    return BreakMessage(
         reason,
         next((v for n, v in named if n == "Explanation"), ""),
         tuple(v for n, v in named if n == "Hint"),
@@ -159,6 +159,6 @@ def parse_message(text: str, kind: str = "") -> Message:
     )
 
 
-def _dedent(text: str) -> str:
+def _strip_lines(text: str) -> str:
     """Return the non-empty lines of ``text`` without indentation."""
     return "\n".join(line.strip() for line in text.strip().splitlines() if line.strip())

@@ -16,14 +16,14 @@ from typing import Any
 
 from shiplap import torch_private
 
-_LINE = re.compile(r"^[VDIWEC]\d{4} \S+ (\d+) [^\]]*\] (\{.*)$")
-_ARTIFACTS = ("dynamo_graph_break_reason", "dynamo_error")
+_EVENT_LINE = re.compile(r"^[VDIWEC]\d{4} \S+ (\d+) [^\]]*\] (\{.*)$")
+_ARTIFACT_KINDS = ("dynamo_graph_break_reason", "dynamo_error")
 # The starts of the lines that are read, as torch's JSON writer prints them.
-_QUICK = ('{"artifact": ', '{"compilation_metrics": ', '{"dynamo_start": ', '{"dynamo_output_graph": ')
+_PREFIXES_OF_EVENTS = ('{"artifact": ', '{"compilation_metrics": ', '{"dynamo_start": ', '{"dynamo_output_graph": ')
 
 
 @dataclass(frozen=True)
-class Event:
+class TraceEvent:
     """An event of the trace. ``kind``: an artifact's name, else the event's key; ``data``: its fields; ``compile_id``:
     ``"frame/version"``.
     """
@@ -36,31 +36,33 @@ class Event:
 
 
 @dataclass
-class Trace:
+class EventTrace:
     """All events of a run that are read later, in order, process by process."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[TraceEvent] = field(default_factory=list)
 
-    def of(self, kind: str) -> Iterator[Event]:
+    def of(self, kind: str) -> Iterator[TraceEvent]:
         """Return the events of one kind."""
         return (e for e in self.events if e.kind == kind)
 
     def add(self, process: int, metadata: dict[str, Any], payload: Callable[[], str]) -> None:
         """Keep an event if it is of a kind that is read later. ``payload`` is called only then."""
-        kind = _kind(metadata)
+        kind = _kind_of_event(metadata)
         if kind is None:
             return
         # An artifact has its text in the payload, any other event its fields in the metadata.
-        data = metadata[kind] if kind not in _ARTIFACTS else {}
-        text = payload() if kind in _ARTIFACTS else ""
-        self.events.append(Event(kind, process, _compile_id(metadata), data if isinstance(data, dict) else {}, text))
+        data = metadata[kind] if kind not in _ARTIFACT_KINDS else {}
+        text = payload() if kind in _ARTIFACT_KINDS else ""
+        self.events.append(
+            TraceEvent(kind, process, _compile_id(metadata), data if isinstance(data, dict) else {}, text)
+        )
 
 
-def _kind(metadata: dict[str, Any]) -> str | None:
+def _kind_of_event(metadata: dict[str, Any]) -> str | None:
     """Return the kind of an event, or None for a kind that is not read."""
     artifact = metadata.get("artifact")
     if isinstance(artifact, dict):
-        return artifact["name"] if artifact.get("name") in _ARTIFACTS else None
+        return artifact["name"] if artifact.get("name") in _ARTIFACT_KINDS else None
     return next((k for k in ("compilation_metrics", "dynamo_start", "dynamo_output_graph") if k in metadata), None)
 
 
@@ -70,9 +72,9 @@ def _compile_id(metadata: dict[str, Any]) -> str:
     return f"{prefix}{metadata.get('frame_id', '')}/{metadata.get('frame_compile_id', '')}"
 
 
-def read(directory: Path) -> Trace:
+def read_trace_files(directory: Path) -> EventTrace:
     """Return the events of the trace files of a directory, oldest first. A line cut off by a crash is passed over."""
-    trace = Trace()
+    trace = EventTrace()
     # torch writes one file per process and rank.
     for path in sorted(directory.glob("*.log"), key=lambda p: (p.stat().st_mtime, p.name)):
         with path.open(encoding="utf-8", errors="replace") as lines:
@@ -80,7 +82,7 @@ def read(directory: Path) -> Trace:
     return trace
 
 
-def _read_file(lines: Iterator[str], trace: Trace) -> None:
+def _read_file(lines: Iterator[str], trace: EventTrace) -> None:
     """Add the events of one file to ``trace``."""
     header: tuple[int, dict[str, Any]] | None = None
     payload: list[str] = []
@@ -95,15 +97,15 @@ def _read_file(lines: Iterator[str], trace: Trace) -> None:
                 payload.append(line[1:])
             continue
         keep()
-        header, payload = _header(line), []
+        header, payload = _parse_header(line), []
     keep()
 
 
-def _header(line: str) -> tuple[int, dict[str, Any]] | None:
+def _parse_header(line: str) -> tuple[int, dict[str, Any]] | None:
     """Return the process and the metadata of an event's first line, or None for any other line."""
-    match = _LINE.match(line)
+    match = _EVENT_LINE.match(line)
     # Most lines of a trace are of other kinds, so the start of the text is compared before JSON is parsed.
-    if match is None or not match[2].startswith(_QUICK):
+    if match is None or not match[2].startswith(_PREFIXES_OF_EVENTS):
         return None
     try:
         return int(match[1]), json.loads(match[2])
@@ -112,10 +114,10 @@ def _header(line: str) -> tuple[int, dict[str, Any]] | None:
 
 
 @contextmanager
-def recording() -> Iterator[Trace]:
+def record_events() -> Iterator[EventTrace]:
     """Collect the events of this process. Torch's own trace, if there is one, goes on as before."""
     import os
 
-    trace = Trace()
+    trace = EventTrace()
     with torch_private.structured_trace(lambda metadata, payload: trace.add(os.getpid(), metadata, lambda: payload)):
         yield trace

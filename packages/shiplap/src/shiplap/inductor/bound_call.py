@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from shiplap.cached_property import cached_property
-from shiplap.codegen.triton import constants
+from shiplap.codegen.triton import template_constants
 from shiplap.declare.template import Template, Traced
 from shiplap.dispatch import Op
 from shiplap.inductor.size_range import SizeRange, Sizes, size_range
-from shiplap.sampling.recipe import Recipe
-from shiplap.sampling.sizes import free_dims, ones
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.sizes import broadcast_ones, free_dims
 from shiplap.torch_private import inductor_lowering
-from shiplap.torch_private.size_ranges import evaluate
+from shiplap.torch_private.size_ranges import evaluate_size
 from shiplap.torch_private.symbolic_sizes import is_size
 from shiplap.tuning.inputs import layout_name
 
 
 @dataclass(frozen=True)
-class Call:
+class LoweredCall:
     """One call of an op in the graph that is being lowered.
 
     ``values`` are fakes and scalars in schema order. ``env`` maps dims and scalars to sizes, symbolic or not. ``node``
@@ -39,7 +39,7 @@ class Call:
     _scratch: dict[str, Tensor] = field(default_factory=dict, repr=False)
     memo: dict[str, Any] = field(default_factory=dict, repr=False)  # of :func:`candidates`
 
-    def __enter__(self) -> Call:
+    def __enter__(self) -> LoweredCall:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -56,7 +56,7 @@ class Call:
         return self._scratch[name]
 
     @staticmethod
-    def bind(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def bind(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LoweredCall:
         """Return the call being lowered. ``args`` hold IR nodes where its FX node holds fakes."""
         # Inductor replaces the arguments by IR nodes, which have no values. The fakes are found through the FX node.
         node = inductor_lowering.current_node()
@@ -66,7 +66,7 @@ class Call:
         values = op.spec.complete(fakes, named)
         # Arguments that the graph does not pass have their defaults.
         nodes = (*args, *(kwargs.get(a.name, a.default) for a in rest))
-        return Call(op, nodes, values, op.bind(values).env, node.meta["val"], node)
+        return LoweredCall(op, nodes, values, op.bind(values).env, node.meta["val"], node)
 
     @property
     def device(self) -> torch.device:
@@ -116,7 +116,7 @@ class Call:
 
     def numbers(self, sizes: Sizes) -> dict[str, Any]:
         """Return ``env`` as numbers. Symbols have the values in ``sizes``, and other symbols those of the call."""
-        return {k: _plain(v, sizes) for k, v in self.env.items()}
+        return {k: _as_hints(v, sizes) for k, v in self.env.items()}
 
     @cached_property
     def sizes(self) -> SizeRange:
@@ -125,7 +125,7 @@ class Call:
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """The shape of the output, as numbers."""
-        return tuple(evaluate(s, sizes) for s in self.output.shape)
+        return tuple(evaluate_size(s, sizes) for s in self.output.shape)
 
     @property
     def static(self) -> bool:
@@ -134,8 +134,8 @@ class Call:
     @property
     def constants(self) -> dict[str, Any]:
         """The compile-time values that a template may use: ``HAS_BIAS``, ``STRIDE_0``, each scalar in capitals."""
-        return constants(
-            self.op.spec, self.values, lambda v: inductor_lowering.static(v) if isinstance(v, torch.SymInt) else v
+        return template_constants(
+            self.op.spec, self.values, lambda v: inductor_lowering.static_size(v) if isinstance(v, torch.SymInt) else v
         )
 
     def facts(self, buffers: Mapping[str, Any]) -> dict[str, int]:
@@ -143,7 +143,9 @@ class Call:
 
         ``K_ALIGN`` is a power of two that always divides the size. ``A_INNER`` is the axis with stride 1, or -1.
         """
-        alignments = {f"{k.upper()}_ALIGN": inductor_lowering.alignment(v) for k, v in self.env.items() if is_size(v)}
+        alignments = {
+            f"{k.upper()}_ALIGN": inductor_lowering.known_alignment(v) for k, v in self.env.items() if is_size(v)
+        }
         return alignments | {
             f"{name.upper()}_INNER": inductor_lowering.inner_axis(node) for name, node in buffers.items()
         }
@@ -158,26 +160,28 @@ class Call:
                 continue
             if arg.name in wanted:
                 dim = [d.text for d in arg.tensor.dims].index(wanted[arg.name])
-                node = inductor_lowering.innermost(node, dim - len(arg.tensor.dims) if arg.tensor.variadic else dim)
-            layouts[arg.name] = inductor_lowering.realize(node)
-        sizes = {k: _static(v) for k, v in self.env.items()} if template.tables else {}
+                node = inductor_lowering.with_inner_dim(
+                    node, dim - len(arg.tensor.dims) if arg.tensor.variadic else dim
+                )
+            layouts[arg.name] = inductor_lowering.realize_buffer(node)
+        sizes = {k: _specialise_sizes(v) for k, v in self.env.items()} if template.tables else {}
         for name, build in template.tables:
             table = build(sizes).to(self.device)
-            layouts[name] = inductor_lowering.realize(
+            layouts[name] = inductor_lowering.realize_buffer(
                 inductor_lowering.add_table(table, f"{self.op.spec.opname}_{template.name}_{name}")
             )
         return layouts
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> SampleRecipe:
         """The recipe of a sample with these sizes, scalars and dtypes."""
         return self.recipe_at({})
 
-    def recipe_at(self, at: Sizes) -> Recipe:
+    def recipe_at(self, at: Sizes) -> SampleRecipe:
         """Return the recipe of a sample like this call, where symbols have the values in ``at``."""
         spec, hints = self.op.spec, self.numbers(at)
         dims = free_dims(spec)
-        sizes = {k: v for k, v in hints.items() if k in dims} | ones(spec, hints)
+        sizes = {k: v for k, v in hints.items() if k in dims} | broadcast_ones(spec, hints)
         scalars = {a.name: hints[a.name] for a in spec.scalars}
         classes = {
             a.tensor.dtype_class: str(self.tensors[a.name].dtype).removeprefix("torch.")
@@ -185,24 +189,24 @@ class Call:
             if a.tensor and a.name in self.tensors and not a.tensor.concrete
         }
         absent = tuple(a.name for a in spec.tensors if a.name not in self.tensors)
-        return Recipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=classes, layouts=self._layouts())
+        return SampleRecipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=classes, layouts=self._layouts())
 
     def _layouts(self) -> dict[str, str]:
         """Return the names of the layouts of the arguments, without arguments whose layout has no name."""
         layouts = {}
         for name, value in self.tensors.items():
-            sizes, strides = ([inductor_lowering.hint(s) for s in of] for of in (value.shape, value.stride()))
+            sizes, strides = ([inductor_lowering.size_hint(s) for s in of] for of in (value.shape, value.stride()))
             layouts[name] = layout_name(torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta"))
         return {name: layout for name, layout in layouts.items() if layout}
 
 
-def _plain(value: Any, sizes: Sizes) -> Any:
+def _as_hints(value: Any, sizes: Sizes) -> Any:
     if isinstance(value, (list, tuple)):
-        return tuple(_plain(v, sizes) for v in value)
-    return evaluate(value, sizes) if isinstance(value, torch.SymInt) else value
+        return tuple(_as_hints(v, sizes) for v in value)
+    return evaluate_size(value, sizes) if isinstance(value, torch.SymInt) else value
 
 
-def _static(value: Any) -> Any:
+def _specialise_sizes(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return tuple(_static(v) for v in value)
-    return inductor_lowering.static(value) if isinstance(value, torch.SymInt) else value
+        return tuple(_specialise_sizes(v) for v in value)
+    return inductor_lowering.static_size(value) if isinstance(value, torch.SymInt) else value

@@ -10,12 +10,12 @@ import torch
 
 from shiplap.dispatch import registry
 from shiplap.errors import error
-from shiplap.inductor.fusion_choice import FusionChoice, watch
+from shiplap.inductor.fusion_choice import FusionChoice, watch_fusion_choices
 from shiplap.render.lines import Line, line, relative_place, row, value_json
 from shiplap.torch_private import reset_compiler
 
 if TYPE_CHECKING:
-    from shiplap.torch_private.inductor_report import Graph, Group
+    from shiplap.torch_private.inductor_report import FusedGroup, ReportedGraph
 
 # The start of Inductor's text -> its meaning for a template's author. Seen on torch 2.11, 2.13 and 2.15.
 MEANING = {
@@ -39,7 +39,7 @@ SILENT = "Inductor gave no reason"
 
 
 @dataclass(frozen=True)
-class Neighbour:
+class UnfusedNeighbour:
     """A separate kernel that reads the output of a template, or writes an input of it.
 
     ``side`` is ``"before"`` or ``"after"`` the template. ``reason`` is Inductor's text, ``meaning`` explains it.
@@ -59,7 +59,7 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CompiledKernel:
     """One kernel of a compiled graph, in the order in which they run.
 
     Attributes:
@@ -80,7 +80,7 @@ class Kernel:
     where: tuple[str, ...]
     graph: int = 0
     fusion_choices: tuple[FusionChoice, ...] = ()
-    unfused: tuple[Neighbour, ...] = ()
+    unfused: tuple[UnfusedNeighbour, ...] = ()
 
     def lines(self, number: int, several_graphs: bool) -> Iterator[Line]:
         """Yield the name and kind, the operators, and what was chosen and what not fused."""
@@ -103,7 +103,7 @@ class Explanation:
     """
 
     target: str
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[CompiledKernel, ...]
     fusion_choices: tuple[FusionChoice, ...]
     source: tuple[str, ...]
 
@@ -121,7 +121,9 @@ class Explanation:
         """One line such as ``2 kernels in 1 graph: 1 template, 1 generated``."""
         kinds = [k.kind for k in self.kernels]
         listed = ", ".join(f"{kinds.count(k)} {k}" for k in ("template", "extern", "generated") if k in kinds)
-        return f"{_count(len(kinds), 'kernel')} in {_count(self.graphs, 'graph')}" + (f": {listed}" if listed else "")
+        return f"{_count_phrase(len(kinds), 'kernel')} in {_count_phrase(self.graphs, 'graph')}" + (
+            f": {listed}" if listed else ""
+        )
 
     def lines(self) -> Iterator[Line]:
         """Yield each kernel with its operations and candidates, and what was not fused and why."""
@@ -161,14 +163,14 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
         >>> print(sl.explain(lambda x: torch.relu(x + 1), torch.ones(8)).summary)
         1 kernel in 1 graph: 1 generated
     """
-    from shiplap.torch_private.inductor_report import observe
+    from shiplap.torch_private.inductor_report import observe_graphs
 
     # A function that is compiled already would run its cached code, and nothing would be observed.
     fn = getattr(fn, "_torchdynamo_orig_callable", fn)
     target = getattr(fn, "__qualname__", type(fn).__name__)
     reset_compiler()
     made: list[tuple[int, FusionChoice]] = []
-    with observe() as graphs, watch(lambda d: made.append((len(graphs), d))):
+    with observe_graphs() as graphs, watch_fusion_choices(lambda d: made.append((len(graphs), d))):
         try:
             torch.compile(fn, **options)(*args)
         finally:
@@ -182,82 +184,86 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
             expected="a function of tensors that torch.compile can take",
             fix="run 'shiplap doctor' on a program that calls it",
         )
-    kernels = tuple(k for n, graph in enumerate(graphs) for k in _kernels(n, graph, [d for g, d in made if g == n]))
+    kernels = tuple(
+        k for n, graph in enumerate(graphs) for k in _explain_kernels(n, graph, [d for g, d in made if g == n])
+    )
     return Explanation(target, kernels, tuple(d for _, d in made), tuple(g.code for g in graphs))
 
 
-def _kernels(number: int, graph: Graph, made: Sequence[FusionChoice]) -> Iterator[Kernel]:
+def _explain_kernels(number: int, graph: ReportedGraph, made: Sequence[FusionChoice]) -> Iterator[CompiledKernel]:
     groups = graph.named()
     for group in groups:
         nodes = tuple(o.node for o in group.origins)
-        yield Kernel(
+        yield CompiledKernel(
             group.kernel,
             group.kind,
-            _operators(group),
+            _declared_operator_names(group),
             nodes,
-            _lines(group),
+            _source_lines(group),
             number,
             tuple(d for d in made if d.node in nodes),
-            tuple(_neighbours(graph, groups, group)) if group.kind == "template" else (),
+            tuple(_unfused_neighbours(graph, groups, group)) if group.kind == "template" else (),
         )
 
 
-def _operators(group: Group) -> tuple[str, ...]:
+def _declared_operator_names(group: FusedGroup) -> tuple[str, ...]:
     """Return the names of operators as the user declared them.
 
     The registered name of an op that was declared again with another schema ends in a number.
     """
     # The part below autograd is the overload that appears in a compiled graph.
-    known = {_name(op.raw): op.spec.name for op in registry.ops()}
+    known = {_schema_name(op.raw): op.spec.name for op in registry.declared_op_list()}
     return tuple(dict.fromkeys(known.get(o.operator, o.operator) for o in group.origins))
 
 
-def _name(overload: Any) -> str:
+def _schema_name(overload: Any) -> str:
     return str(overload._schema.name)
 
 
-def _lines(group: Group) -> tuple[str, ...]:
+def _source_lines(group: FusedGroup) -> tuple[str, ...]:
     return tuple(dict.fromkeys(o.where for o in group.origins if o.where))
 
 
-def _neighbours(graph: Graph, groups: Sequence[Group], template: Group) -> Iterator[Neighbour]:
+def _unfused_neighbours(
+    graph: ReportedGraph, groups: Sequence[FusedGroup], template: FusedGroup
+) -> Iterator[UnfusedNeighbour]:
     for other in groups:
         before, after = template.reads & set(other.writes), other.reads & set(template.writes)
         if other is template or not (before or after):
             continue
-        reason = _reason(graph, *((other, template) if before else (template, other)))
-        yield Neighbour(
+        reason = _last_refusal(graph, *((other, template) if before else (template, other)))
+        yield UnfusedNeighbour(
             other.kernel,
-            _operators(other),
+            _declared_operator_names(other),
             "before" if before else "after",
             reason or SILENT,
-            _meaning(reason, other),
+            _explain_refusal(reason, other),
         )
 
 
-def _reason(graph: Graph, first: Group, second: Group) -> str:
+def _last_refusal(graph: ReportedGraph, first: FusedGroup, second: FusedGroup) -> str:
     """Return Inductor's last reason for not fusing any part of ``first`` with any part of ``second``, which runs
     later.
     """
     logged = ""
     # Inductor tries pairs several times while it fuses. The last reason is the one that held at the end.
     for (a, b), reason in graph.refused.items():
-        if _parts(a) <= set(first.ops) and _parts(b) <= set(second.ops):
+        if _fused_parts(a) <= set(first.ops) and _fused_parts(b) <= set(second.ops):
             logged = reason
     return logged
 
 
-def _parts(name: str) -> set[str]:
+def _fused_parts(name: str) -> set[str]:
     """Return the parts of a fused node, which Inductor names ``op0_op1``."""
     return set(name.split("_"))
 
 
-def _meaning(reason: str, other: Group) -> str:
+def _explain_refusal(reason: str, other: FusedGroup) -> str:
     # Inductor gives this reason for several causes, of which a reduction is the one that can be seen here.
     if reason.startswith("template epilogue not satisfied"):
         return REDUCTION if other.reduces else "the template's store does not admit it"
     return next((text for start, text in MEANING.items() if reason.startswith(start)), "")
 
 
-def _count(n: int, what: str) -> str:
+def _count_phrase(n: int, what: str) -> str:
     return f"{n} {what}" + "s" * (n != 1)

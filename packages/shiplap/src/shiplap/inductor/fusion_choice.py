@@ -15,7 +15,7 @@ _watchers: list[Callable[[FusionChoice], None]] = []
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CandidateVerdict:
     """The result of one candidate.
 
     ``status`` is ``ok``, ``wrong``, ``broken``, ``dropped`` (a measurement rejected the candidate) or ``refused`` (the
@@ -45,7 +45,7 @@ class FusionChoice:
     dtypes: str
     chosen: str
     reason: str
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[CandidateVerdict, ...] = ()
 
     def lines(self) -> Iterator[Line]:
         """Yield the call, the chosen candidate with the reason, and the result of each candidate."""
@@ -55,14 +55,14 @@ class FusionChoice:
             yield from verdict.lines()
 
 
-def remember(choice: FusionChoice) -> None:
+def remember_fusion_choice(choice: FusionChoice) -> None:
     _recent.append(choice)
     for watcher in _watchers:
         watcher(choice)
 
 
 @contextmanager
-def watch(watcher: Callable[[FusionChoice], None]) -> Iterator[None]:
+def watch_fusion_choices(watcher: Callable[[FusionChoice], None]) -> Iterator[None]:
     """Call ``watcher`` with every choice made within this context."""
     _watchers.append(watcher)
     try:

@@ -22,7 +22,7 @@ _prepared: list[bool] = []  # whether Inductor lowers what graphs of ops that wr
 LOWERING = ("inductor", "torch_private", "codegen", "declare", "plan", "dispatch", "sampling")
 
 
-def install() -> None:
+def install_lowerings() -> None:
     """Register the lowering of every op that has templates, and of every op with a part below autograd, unless
     registered.
 
@@ -30,16 +30,16 @@ def install() -> None:
     trace makes.
     """
     loaded = "torch._inductor.lowering" in sys.modules
-    if loaded and not _prepared and any(op.spec.mutated for op in registry.ops()):
+    if loaded and not _prepared and any(op.spec.mutated for op in registry.declared_op_list()):
         from shiplap.torch_private import inductor_lowering
 
         inductor_lowering.lower_storage_offsets()
         inductor_lowering.lower_lone_results()
         _prepared.append(True)
-    for op in registry.ops():
+    for op in registry.declared_op_list():
         if op.templates and available("templates in Inductor's lowering"):
             if not {op.overload, op.raw} <= _installed:
-                _register(op)
+                _register_lowering(op)
             continue
         if op.templates:
             say_opaque(op)
@@ -47,7 +47,7 @@ def install() -> None:
             if op.raw is not op.overload and op.overload not in _installed:
                 _lower_below(op)
             if op.overload not in _seen:
-                _let_see(op)
+                _make_kernel_visible(op)
 
 
 def say_opaque(op: Op) -> None:
@@ -66,29 +66,29 @@ def _lower_below(op: Op) -> None:
     _installed.add(op.overload)
 
 
-def _let_see(op: Op) -> None:
+def _make_kernel_visible(op: Op) -> None:
     """Make the Triton kernel of an op visible to Inductor, where torch's flag for fusion into such kernels is on."""
     from shiplap.torch_private import inductor_lowering, inductor_user_kernels
 
-    if not inductor_user_kernels.fuses():
+    if not inductor_user_kernels.user_kernels_fuse():
         return
-    from shiplap.inductor.triton_kernels import can_be_seen, lower
+    from shiplap.inductor.triton_kernels import is_single_launch, lower_triton_op
 
-    if can_be_seen(op):
+    if is_single_launch(op):
         inductor_lowering.call_below(op.overload, op.raw)
-        inductor_lowering.register(op.overload, partial(lower, op, op.raw))
+        inductor_lowering.replace_lowering(op.overload, partial(lower_triton_op, op, op.raw))
     _seen.add(op.overload)
 
 
-def _register(op: Op) -> None:
-    from shiplap.inductor.lower import lower
+def _register_lowering(op: Op) -> None:
+    from shiplap.inductor.lower import lower_op
     from shiplap.torch_private import cache_reuse, inductor_lowering
 
     # A graph holds either overload: the outer one if nothing was recorded, the inner one below autograd.
     for overload in {op.overload, op.raw}:
-        inductor_lowering.register(overload, partial(lower, op, op.raw))
+        inductor_lowering.replace_lowering(overload, partial(lower_op, op, op.raw))
     _installed.update((op.overload, op.raw))
-    cache_reuse.prepare()
+    cache_reuse.prepare_cache_keys()
 
 
 # What Inductor's code calls for a plain op, which no text of the op says: counted up where that changes.
@@ -101,9 +101,9 @@ def _part_of_key(op: OpState) -> str:
         return _PLAIN
     if not available("templates in Inductor's lowering"):
         return f"{_PLAIN} opaque"
-    from shiplap.tuning.key import code_of
+    from shiplap.tuning.key import rooms_digest
 
-    return f"{_PLAIN} {code_of(*LOWERING)}"
+    return f"{_PLAIN} {rooms_digest(*LOWERING)}"
 
 
-compile_cache_key.on_key(_part_of_key)
+compile_cache_key.add_key_part(_part_of_key)

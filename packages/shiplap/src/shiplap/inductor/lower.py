@@ -11,117 +11,125 @@ from typing import Any
 
 from shiplap.declare.binding import Binding
 from shiplap.dispatch import Op, tuned_choices
-from shiplap.dispatch.fake import refuse_python
+from shiplap.dispatch.fake import refuse_python_in_package
 from shiplap.dispatch.tuned_choices import REFERENCE
 from shiplap.errors import notice
-from shiplap.inductor.bound_call import Call
-from shiplap.inductor.fusion_choice import FusionChoice, Verdict, remember
-from shiplap.inductor.precompile import look_ahead
-from shiplap.inductor.prove_candidate import prove
-from shiplap.inductor.pytorch_candidate import candidates
-from shiplap.inductor.select_candidate import UNTUNED, Selection, blocked, forced, known, measure, preferred
+from shiplap.inductor.bound_call import LoweredCall
+from shiplap.inductor.fusion_choice import CandidateVerdict, FusionChoice, remember_fusion_choice
+from shiplap.inductor.precompile import precompile_later_calls
+from shiplap.inductor.prove_candidate import prove_template
+from shiplap.inductor.pytorch_candidate import template_candidates
+from shiplap.inductor.select_candidate import (
+    UNTUNED,
+    CandidateSelection,
+    choice_for_selection,
+    forced_candidate,
+    measure_candidates,
+    preferred_candidate,
+    why_not_measurable,
+)
 from shiplap.inductor.template_candidate import TemplateCandidate
-from shiplap.inductor.toggles import in_force
-from shiplap.inductor.tune_templates import answered, asked
-from shiplap.inductor.worker_candidates import collect, collecting
+from shiplap.inductor.toggles import switches_of
+from shiplap.inductor.tune_templates import answer_tuning_request, is_tuning_templates
+from shiplap.inductor.worker_candidates import collect_candidates, is_collecting
 from shiplap.torch_private import aot_packages, inductor_lowering
 from shiplap.tuning.choice import Choice
 
 UNTUNED_REFERENCE = f"{REFERENCE}({UNTUNED})"
 
 
-def lower(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
+def lower_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
     """Lower one call of ``op`` to a node of the graph."""
-    with Call.bind(op, args, kwargs) as call:
-        wanted = forced(op.spec.name)  # a trial of a candidate that has been proven
+    with LoweredCall.bind(op, args, kwargs) as call:
+        wanted = forced_candidate(op.spec.name)  # a trial of a candidate that has been proven
         if wanted is None:
-            if not (asked() or collecting()):
-                look_ahead(call, _likely).step(op.spec.name)
-            choice = _limited(call, _select(call))
+            if not (is_tuning_templates() or is_collecting()):
+                precompile_later_calls(call, _likely_candidate).step(op.spec.name)
+            choice = _guarded_by_range(call, _choose_candidate(call))
             wanted = choice.chosen
-            remember(choice)
+            remember_fusion_choice(choice)
         if wanted == REFERENCE:
-            return fallback(call, overload, args, kwargs)
+            return fallback_node(call, overload, args, kwargs)
         if wanted == UNTUNED_REFERENCE:
             # The fallback took part in the race as Inductor compiles it without tuning, so it has to be compiled that
             # way again.
             with inductor_lowering.no_autotuning():
-                return fallback(call, overload, args, kwargs)
+                return fallback_node(call, overload, args, kwargs)
         # The candidates are cached in the call, so that the chosen one is the object that was proven.
-        valid, _ = candidates(call)
-        return next(c for c in valid if c.label == wanted).node(in_force(op).fusion)
+        valid, _ = template_candidates(call)
+        return next(c for c in valid if c.label == wanted).node(switches_of(op).fusion)
 
 
-def _limited(call: Call, choice: FusionChoice) -> FusionChoice:
+def _guarded_by_range(call: LoweredCall, choice: FusionChoice) -> FusionChoice:
     """Guard the graph against sizes for which the template is not proven, and return ``choice``, else the fallback."""
     if choice.chosen in (REFERENCE, UNTUNED_REFERENCE) or call.sizes.limit_graph():
         return choice
-    return _unproven(call, f"no guard can hold the graph to {call.sizes.text}", list(choice.verdicts))
+    return _unproven_sizes(call, f"no guard can hold the graph to {call.sizes.text}", list(choice.verdicts))
 
 
-def _unproven(call: Call, why: str, verdicts: list[Verdict]) -> FusionChoice:
+def _unproven_sizes(call: LoweredCall, why: str, verdicts: list[CandidateVerdict]) -> FusionChoice:
     """Return the fallback for a call whose templates cannot be proven for all sizes of the graph."""
     notice(f"sizes {call.op.identity} {why}", f"{call.op.spec.name}: no template is used: {why}")
     return _fusion_choice(call, REFERENCE, why, verdicts)
 
 
-def _select(call: Call) -> FusionChoice:
+def _choose_candidate(call: LoweredCall) -> FusionChoice:
     """Return the candidate for a call: the stored one, a measured one if the user requested that, or the first proven
     one.
     """
-    if answered(call):
+    if answer_tuning_request(call):
         return _fusion_choice(call, REFERENCE, "its candidates are tuned", [])
-    switch = in_force(call.op)
+    switch = switches_of(call.op)
     if not switch.templates:
         return _fusion_choice(call, REFERENCE, "templates are switched off", [])
-    valid, refused = candidates(call)
-    verdicts = [Verdict(name, "refused", why) for name, why in refused.items()]
+    valid, refused = template_candidates(call)
+    verdicts = [CandidateVerdict(name, "refused", why) for name, why in refused.items()]
     valid = [c for c in valid if switch.only in c.label]
     if not valid:
         return _fusion_choice(call, REFERENCE, "no template takes this call", verdicts)
     # A worker process compiles only to get candidates, and measures them after this compilation.
-    if collect(call, valid):
+    if collect_candidates(call, valid):
         return _fusion_choice(call, REFERENCE, "candidates were collected", verdicts)
     if call.sizes.problem:
-        return _unproven(call, call.sizes.problem, verdicts)
+        return _unproven_sizes(call, call.sizes.problem, verdicts)
     # The user named one candidate for an experiment, so neither the store nor a measurement may replace it.
     if switch.only:
         return _first_proven(call, valid, verdicts, f"only {switch.only!r} may be chosen")
-    selection = Selection.of(call)
-    if (choice := known(selection)) is not None:
-        return _stored(call, valid, verdicts, choice)
-    if not inductor_lowering.autotuning() or tuned_choices.frozen or (why := blocked()):
+    selection = CandidateSelection.of(call)
+    if (choice := choice_for_selection(selection)) is not None:
+        return _apply_known_choice(call, valid, verdicts, choice)
+    if not inductor_lowering.is_autotuning() or tuned_choices.frozen or (why := why_not_measurable()):
         reason = "the first candidate that is proven; mode='max-autotune' measures"
-        if inductor_lowering.autotuning():
+        if inductor_lowering.is_autotuning():
             reason = f"not measured: {'choices are frozen' if tuned_choices.frozen else why}"
-        first = preferred(selection, [c.label for c in valid])
+        first = preferred_candidate(selection, [c.label for c in valid])
         return _by_default(call, valid, verdicts, reason, first)
-    choice, measured = measure(selection, valid)
+    choice, measured = measure_candidates(selection, valid)
     return _fusion_choice(call, choice.label, choice.reason, [*measured, *verdicts])
 
 
-def _likely(call: Call) -> TemplateCandidate | None:
+def _likely_candidate(call: LoweredCall) -> TemplateCandidate | None:
     """Return the candidate that will probably be proven first for a call, or None if no proof is needed."""
-    switch = in_force(call.op)
-    valid = [c for c in candidates(call)[0] if switch.only in c.label] if switch.templates else []
+    switch = switches_of(call.op)
+    valid = [c for c in template_candidates(call)[0] if switch.only in c.label] if switch.templates else []
     if call.sizes.problem:
         return None
     if switch.only or not valid:
         return next(iter(valid), None)
-    selection = Selection.of(call)
-    choice = known(selection)
+    selection = CandidateSelection.of(call)
+    choice = choice_for_selection(selection)
     if choice is None:
-        if inductor_lowering.autotuning() and not tuned_choices.frozen:
+        if inductor_lowering.is_autotuning() and not tuned_choices.frozen:
             return None  # candidates are measured, and compiled beside each other for that
-        first = preferred(selection, [c.label for c in valid])
+        first = preferred_candidate(selection, [c.label for c in valid])
     else:
         first = choice.label
     if first in (REFERENCE, UNTUNED_REFERENCE) or (choice is not None and choice.origin == "stored"):
         return None
-    return next(iter(_in_order(valid, first)), None)
+    return next(iter(_default_candidates(valid, first)), None)
 
 
-def _in_order(valid: list[TemplateCandidate], first: str) -> list[TemplateCandidate]:
+def _default_candidates(valid: list[TemplateCandidate], first: str) -> list[TemplateCandidate]:
     """Return the candidates that are tried without a measurement, beginning with the one named ``first`` if there is
     one.
     """
@@ -129,7 +137,9 @@ def _in_order(valid: list[TemplateCandidate], first: str) -> list[TemplateCandid
     return sorted(taken, key=lambda c: c.label != first) if any(c.label == first for c in taken) else taken
 
 
-def _stored(call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict], choice: Choice) -> FusionChoice:
+def _apply_known_choice(
+    call: LoweredCall, valid: list[TemplateCandidate], verdicts: list[CandidateVerdict], choice: Choice
+) -> FusionChoice:
     """Return the choice for a call that has a stored or installed choice.
 
     A stored choice was verified when it was measured, with this very source on this machine. Another one is proven
@@ -143,12 +153,12 @@ def _stored(call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict],
 
 
 def _by_default(
-    call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict], reason: str, first: str = ""
+    call: LoweredCall, valid: list[TemplateCandidate], verdicts: list[CandidateVerdict], reason: str, first: str = ""
 ) -> FusionChoice:
     """Return the choice where nothing is measured. ``first`` is the choice for the call without its neighbours."""
     if first in (REFERENCE, UNTUNED_REFERENCE):
         return _fusion_choice(call, first, f"the choice of sl.tune; {reason}", verdicts)
-    taken = _in_order(valid, first)
+    taken = _default_candidates(valid, first)
     if any(c.label == first for c in taken):
         reason = f"the choice of sl.tune; {reason}"
     if not taken:
@@ -158,45 +168,47 @@ def _by_default(
     return _first_proven(call, taken, verdicts, reason)
 
 
-def _first_proven(call: Call, valid: list[TemplateCandidate], verdicts: list[Verdict], reason: str) -> FusionChoice:
+def _first_proven(
+    call: LoweredCall, valid: list[TemplateCandidate], verdicts: list[CandidateVerdict], reason: str
+) -> FusionChoice:
     for candidate in valid:
-        verdicts.append(prove(candidate))
+        verdicts.append(prove_template(candidate))
         if verdicts[-1].status == "ok":
             return _fusion_choice(call, candidate.label, reason, verdicts)
-        _warn(call.op, verdicts[-1])
+        _warn_unused_candidate(call.op, verdicts[-1])
     return _fusion_choice(call, REFERENCE, "no template is proven for this call", verdicts)
 
 
-def fallback(call: Call, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def fallback_node(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the node of an op without a template: a call of its own kernel, or its reference traced into the graph."""
     if call.op.own(call.device.type):  # without the eager form of a template, which was refused here
-        return _opaque(call, overload, args, kwargs)
+        return _opaque_call(call, overload, args, kwargs)
     try:
-        graph = inductor_lowering.trace(call.reference, list(call.tensors.values()))
+        graph = inductor_lowering.trace_to_aten(call.reference, list(call.tensors.values()))
     except Exception:  # a reference that cannot be traced is called as it stands
-        return _opaque(call, overload, args, kwargs)
-    return inductor_lowering.inline(
+        return _opaque_call(call, overload, args, kwargs)
+    return inductor_lowering.inline_graph(
         graph, call.nodes
     )  # if the user asked for it, tuned by Inductor as any PyTorch code is
 
 
-def _opaque(call: Call, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _opaque_call(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return a call of the op itself. SL307 in a package, where a call of the op would need Python."""
-    if aot_packages.packaging():
+    if aot_packages.is_packaging():
         kinds = {a.name: a.tensor for a in call.op.spec.tensors if a.tensor and not a.tensor.concrete}
         dtypes = {kinds[name].dtype_class: dtype for name, dtype in call.dtypes.items() if name in kinds}
-        refuse_python(call.op, Binding((), {}, dtypes, call.device))
-    return inductor_lowering.extern(overload, args, dict(kwargs))
+        refuse_python_in_package(call.op, Binding((), {}, dtypes, call.device))
+    return inductor_lowering.extern_call(overload, args, dict(kwargs))
 
 
-def _warn(op: Op, verdict: Verdict) -> None:
+def _warn_unused_candidate(op: Op, verdict: CandidateVerdict) -> None:
     notice(
         f"template {op.identity} {verdict.candidate}",
         f"{op.spec.name}: {verdict.candidate} is {verdict.status} and is not used ({verdict.detail})",
     )
 
 
-def _fusion_choice(call: Call, chosen: str, reason: str, verdicts: list[Verdict]) -> FusionChoice:
+def _fusion_choice(call: LoweredCall, chosen: str, reason: str, verdicts: list[CandidateVerdict]) -> FusionChoice:
     # The numbers are those of the call at hand, also where the graph serves a range of sizes.
     sizes = ", ".join(f"{k}={v}" for k, v in call.hints.items())
     sizes += f"; any {call.sizes.text}" if call.sizes.text and chosen != REFERENCE else ""

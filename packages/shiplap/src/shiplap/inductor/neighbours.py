@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from shiplap.cached_property import cached_property
-from shiplap.inductor.bound_call import Call
+from shiplap.inductor.bound_call import LoweredCall
 from shiplap.torch_private import inductor_lowering
 from shiplap.torch_private.graph_nodes import overload_of
 
@@ -19,34 +19,34 @@ CASTS = frozenset({"convert_element_type", "_to_copy"})
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class FusibleSurroundings:
     """The surroundings of a call. ``nodes`` are pointwise operations and views that depend on its result, in graph
     order.
     """
 
-    call: Call
+    call: LoweredCall
     node: fx.Node
     nodes: tuple[fx.Node, ...]
 
     @staticmethod
-    def of(call: Call) -> Surroundings:
+    def of(call: LoweredCall) -> FusibleSurroundings:
         node = inductor_lowering.current_node()
         inside: dict[fx.Node, None] = {node: None}
         for other in node.graph.nodes:
             if (
                 len(inside) <= LIMIT
                 and other is not node
-                and _fusible(other)
+                and _can_fuse(other)
                 # Nodes are in topological order, so one pass finds all that depend on the call through others.
                 and inside.keys() & set(other.all_input_nodes)
             ):
                 inside[other] = None
-        return Surroundings(call, node, tuple(n for n in inside if n is not node))
+        return FusibleSurroundings(call, node, tuple(n for n in inside if n is not node))
 
     @property
     def text(self) -> str:
         """The names of the operations, such as ``add, gelu``: part of the key of a choice."""
-        return ", ".join(_name(n) for n in self.nodes)
+        return ", ".join(_operator_base_name(n) for n in self.nodes)
 
     @cached_property
     def _inputs(self) -> tuple[fx.Node, ...]:
@@ -76,16 +76,16 @@ class Surroundings:
         others.
         """
         given = dict(zip(self.node.all_input_nodes, [a for a in args if isinstance(a, Tensor)], strict=False))
-        return [inductor_lowering.like(n.meta["val"], given.get(n)) for n in self._inputs]
+        return [inductor_lowering.real_tensor_like(n.meta["val"], given.get(n)) for n in self._inputs]
 
 
-def _fusible(node: fx.Node) -> bool:
+def _can_fuse(node: fx.Node) -> bool:
     overload = overload_of(node)
     if overload is None:
         return False
-    pointwise = torch.Tag.pointwise in overload.tags or _name(node) in CASTS
-    return isinstance(node.meta.get("val"), Tensor) and (pointwise or _name(node) in VIEWS)
+    pointwise = torch.Tag.pointwise in overload.tags or _operator_base_name(node) in CASTS
+    return isinstance(node.meta.get("val"), Tensor) and (pointwise or _operator_base_name(node) in VIEWS)
 
 
-def _name(node: fx.Node) -> str:
+def _operator_base_name(node: fx.Node) -> str:
     return str(node.target).split(".")[1]

@@ -16,61 +16,65 @@ from typing import Any
 import torch
 
 from shiplap.dispatch import Op, registry
-from shiplap.inductor.bound_call import Call
-from shiplap.inductor.progress import Progress, started
+from shiplap.inductor.bound_call import LoweredCall
+from shiplap.inductor.progress import CompileProgress, start_progress
 from shiplap.inductor.prove_candidate import known_verdict
 from shiplap.inductor.template_candidate import TemplateCandidate
 from shiplap.torch_private import inductor_choices_ahead
 from shiplap.torch_private.graph_nodes import overload_of
 
 log = logging.getLogger(__name__)
-Likely = Callable[[Call], TemplateCandidate | None]  # the candidate that will probably be proven first for a call
+Likely = Callable[
+    [LoweredCall], TemplateCandidate | None
+]  # the candidate that will probably be proven first for a call
 # The graph is the key, so that its progress is freed with it, also when its lowering fails.
-_graphs: weakref.WeakKeyDictionary[Any, Progress] = weakref.WeakKeyDictionary()
+_graphs: weakref.WeakKeyDictionary[Any, CompileProgress] = weakref.WeakKeyDictionary()
 
 
-def look_ahead(call: Call, likely: Likely) -> Progress:
+def precompile_later_calls(call: LoweredCall, likely: Likely) -> CompileProgress:
     """Return the progress of the graph that contains ``call``. At its first call, start the compilers of the later
     calls.
     """
-    graph = inductor_choices_ahead.graph()
+    graph = inductor_choices_ahead.current_graph()
     progress = _graphs.get(graph)
     if progress is None:
-        behind = _behind(call)
-        _graphs[graph] = progress = started(1 + len(behind), graph)
+        behind = _later_calls(call)
+        _graphs[graph] = progress = start_progress(1 + len(behind), graph)
         kinds: set[Any] = set()
         # A single call gains nothing: its own proof starts the compiler at once.
         for op, node in [(call.op, call.node), *behind] if behind else ():
-            _compile(op, node, likely, kinds)
+            _start_likely_kernel(op, node, likely, kinds)
     return progress
 
 
-def _behind(call: Call) -> list[tuple[Op, torch.fx.Node]]:
+def _later_calls(call: LoweredCall) -> list[tuple[Op, torch.fx.Node]]:
     """Return the calls of ops with templates behind ``call``, in the order in which they are lowered."""
-    ops: dict[Any, Op] = {overload: op for op in registry.ops() if op.templates for overload in (op.overload, op.raw)}
+    ops: dict[Any, Op] = {
+        overload: op for op in registry.declared_op_list() if op.templates for overload in (op.overload, op.raw)
+    }
     listed = [(ops.get(overload_of(n)), n) for n in inductor_choices_ahead.nodes_behind(call.node)]
     return [(op, n) for op, n in listed if op is not None and call.device.type in op.templates]
 
 
-def _compile(op: Op, node: torch.fx.Node, likely: Likely, kinds: set[Any]) -> None:
+def _start_likely_kernel(op: Op, node: torch.fx.Node, likely: Likely, kinds: set[Any]) -> None:
     """Start to compile the likely candidate of a node, unless that of an equal node was started."""
     values = {n.name: n.meta.get("val") for n in node.all_input_nodes}
     rest = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, torch.fx.Node)]
     # Equal layers of a network have equal kernels, of which one compilation is enough.
-    kind = op.spec.name, *map(_described, values.values()), str(rest)
+    kind = op.spec.name, *map(_describe_argument, values.values()), str(rest)
     if kind in kinds:
         return
     kinds.add(kind)
     try:
-        with inductor_choices_ahead.at(node), inductor_choices_ahead.stand_ins(values) as nodes:
+        with inductor_choices_ahead.lowering_at(node), inductor_choices_ahead.stand_ins(values) as nodes:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: nodes.get(n.name, values[n.name]))
-            with Call.bind(op, args, kwargs) as call:
-                _start(likely(call))
+            with LoweredCall.bind(op, args, kwargs) as call:
+                _start_compiler(likely(call))
     except Exception:  # the error is raised again in the proof
         log.debug("not looked at ahead: %s", node, exc_info=True)
 
 
-def _start(candidate: TemplateCandidate | None) -> None:
+def _start_compiler(candidate: TemplateCandidate | None) -> None:
     if candidate is None or candidate.template.tables or candidate.template.innermost:
         return  # tables and copies would stay in the graph
     if known_verdict(candidate) is None:
@@ -78,7 +82,7 @@ def _start(candidate: TemplateCandidate | None) -> None:
         log.debug("%s %s", candidate.label, "is compiled apart" if started else "waits for its turn")
 
 
-def _described(value: Any) -> str:
+def _describe_argument(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {list(value.shape)} {list(value.stride())} {value.device}"
     return str(value)

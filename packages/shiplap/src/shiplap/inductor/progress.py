@@ -18,7 +18,7 @@ EACH = 5.0  # seconds from one line to the next, where lines stay
 
 
 @dataclass
-class Progress:
+class CompileProgress:
     """The number of calls of a graph that have their kernel, of ``total``."""
 
     total: int
@@ -32,7 +32,7 @@ class Progress:
         self.done += 1
         seconds = time.monotonic() - self.began
         # Most compilations end sooner, and a line for each of them would be noise.
-        if seconds < PATIENCE or not _wanted():
+        if seconds < PATIENCE or not _progress_is_wanted():
             return
         text = f"torch.compile: {op}, kernel {self.done} of {self.total}, {seconds:.0f} s"
         if sys.stderr.isatty():
@@ -58,13 +58,13 @@ class Progress:
             self._status = None
 
 
-def started(total: int, graph: Any) -> Progress:
+def start_progress(total: int, graph: Any) -> CompileProgress:
     """Return the progress of ``graph``. It ends with the last call, or with the graph if its lowering fails."""
-    progress = Progress(total)
+    progress = CompileProgress(total)
     # Lowering may fail before the last call, and a status line would stay on the terminal.
     weakref.finalize(graph, progress.end)
     return progress
 
 
-def _wanted() -> bool:
+def _progress_is_wanted() -> bool:
     return settings().progress or sys.stderr.isatty()

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from shiplap.declare.code_digest import code_digest
-from shiplap.inductor.bound_call import Call
-from shiplap.inductor.fusion_choice import Verdict
+from shiplap.inductor.bound_call import LoweredCall
+from shiplap.inductor.fusion_choice import CandidateVerdict
 from shiplap.inductor.size_range import Sizes
 from shiplap.inductor.template_candidate import TemplateCandidate
-from shiplap.sampling.case import Case
-from shiplap.sampling.code_constants import around, mine_template
-from shiplap.sampling.compare import close, reduction
-from shiplap.sampling.run import last_line, needs_builder, reference, reference64
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.code_constants import find_template_constants, threshold_value_kind
+from shiplap.sampling.compare import compare_within_tolerance, derive_reduction
+from shiplap.sampling.run import error_line, needs_builder, reference_effects, reference_effects64
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.work_estimate import on_one_thread
 from shiplap.settings import settings
@@ -30,15 +30,15 @@ ALONE = 1 << 25  # operations up to which one thread is faster than several that
 DRAWN, MOST = 1 << 18, 8  # elements, and samples, with values at which code branches
 LEAST = 2  # sizes beside that of the call, fewer of which are no proof of a range
 KEPT = 4096  # verdicts of this process
-_verdicts: dict[tuple[str, Key], Verdict] = {}  # also of proofs that failed, which no other process reads
+_verdicts: dict[tuple[str, Key], CandidateVerdict] = {}  # also of proofs that failed, which no other process reads
 
 
-def sample(call: Call, seed: int = SEED) -> Case:
+def draw_sample(call: LoweredCall, seed: int = SEED) -> SampleCase:
     """Return arguments with the sizes, scalars and dtypes of ``call``, drawn from the declaration."""
     return Samples(call.op, seed, str(call.device)).build(call.recipe)
 
 
-def prove(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED, SEED + 1)) -> Verdict:
+def prove_template(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED, SEED + 1)) -> CandidateVerdict:
     """Return the verdict on a candidate: ``ok`` if it agrees with the reference on all samples.
 
     The inputs are not degenerate, and the outputs are poisoned before. The samples have the sizes of the call, sizes
@@ -47,12 +47,12 @@ def prove(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED, SEED + 1
     """
     verdict = known_verdict(candidate)
     if verdict is None:
-        verdict = _proven(candidate, seeds)
+        verdict = _run_proof(candidate, seeds)
         remember_verdict(candidate, verdict)
     return verdict
 
 
-def known_verdict(candidate: TemplateCandidate) -> Verdict | None:
+def known_verdict(candidate: TemplateCandidate) -> CandidateVerdict | None:
     """Return the verdict on an equal candidate for an equal call, of this process or of another one.
 
     None where there is none, or where the candidate cannot be rendered.
@@ -63,11 +63,13 @@ def known_verdict(candidate: TemplateCandidate) -> Verdict | None:
     verdict = _verdicts.get((settings().cache_dir, key))
     if verdict is None and read_proof(key) is not None:
         sizes = candidate.call.sizes.text
-        verdict = _verdicts[settings().cache_dir, key] = Verdict(candidate.label, "ok", f"for {sizes}" if sizes else "")
+        verdict = _verdicts[settings().cache_dir, key] = CandidateVerdict(
+            candidate.label, "ok", f"for {sizes}" if sizes else ""
+        )
     return verdict
 
 
-def remember_verdict(candidate: TemplateCandidate, verdict: Verdict) -> None:
+def remember_verdict(candidate: TemplateCandidate, verdict: CandidateVerdict) -> None:
     """Keep the verdict of a proof: for this process, and if it is good on disk."""
     key = _proof_key(candidate)
     if key is None:
@@ -99,10 +101,12 @@ def _proof_key(candidate: TemplateCandidate) -> Key | None:
     )
 
 
-def _proven(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Verdict:
+def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> CandidateVerdict:
     call = candidate.call
     if needs_builder(call.op):
-        return Verdict(candidate.label, "refused", "integers that mean something, and no @op.samples to draw them")
+        return CandidateVerdict(
+            candidate.label, "refused", "integers that mean something, and no @op.samples to draw them"
+        )
     with torch.no_grad(), warnings.catch_warnings():
         # The user did not write the calls of a proof, so their warnings would only confuse.
         warnings.simplefilter("ignore")
@@ -112,19 +116,19 @@ def _proven(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Verdict:
                 if sizes is None:
                     run = candidate.prepare(case.fresh())
                     if state := candidate.state():
-                        return Verdict(candidate.label, "wrong", f"it keeps values from call to call: {state}")
+                        return CandidateVerdict(candidate.label, "wrong", f"it keeps values from call to call: {state}")
                 else:
                     run = candidate.prepare_at(case.fresh(), sizes)
                 outs = run()
-                _synchronize(call)
+                _wait_for_call_device(call)
             except Exception as e:
                 at = "" if sizes is None else f", seed {case.seed}, {case.label}"
-                return Verdict(candidate.label, "broken", last_line(e) + at)
-            if problem := _compare(call, case, outs):
-                return Verdict(candidate.label, "wrong", f"{problem}, seed {case.seed}, {case.label}")
+                return CandidateVerdict(candidate.label, "broken", error_line(e) + at)
+            if problem := _compare_outputs(call, case, outs):
+                return CandidateVerdict(candidate.label, "wrong", f"{problem}, seed {case.seed}, {case.label}")
     if call.sizes.symbols and cases.others < LEAST:
-        return Verdict(candidate.label, "refused", f"hardly any sizes in {call.sizes.text} can be drawn")
-    return Verdict(candidate.label, "ok", f"for {call.sizes.text}" if call.sizes.text else "")
+        return CandidateVerdict(candidate.label, "refused", f"hardly any sizes in {call.sizes.text} can be drawn")
+    return CandidateVerdict(candidate.label, "ok", f"for {call.sizes.text}" if call.sizes.text else "")
 
 
 class _Cases:
@@ -136,12 +140,12 @@ class _Cases:
     def __init__(self, candidate: TemplateCandidate, seeds: tuple[int, ...]) -> None:
         self.candidate, self.call, self.seeds, self.others = candidate, candidate.call, seeds, 0
 
-    def __iter__(self) -> Iterator[tuple[Case, Sizes | None]]:
+    def __iter__(self) -> Iterator[tuple[SampleCase, Sizes | None]]:
         call = self.call
         for seed in self.seeds:
-            yield sample(call, seed), None
-        mined = mine_template(self.candidate.template, self.candidate.config.as_dict())
-        if (values := around(mined, call.hints.values())) and mined.floats:
+            yield draw_sample(call, seed), None
+        mined = find_template_constants(self.candidate.template, self.candidate.config.as_dict())
+        if (values := threshold_value_kind(mined, call.hints.values())) and mined.floats:
             yield from ((case, {}) for case in self._at_values(values))
         samples = Samples(call.op, self.seeds[0], str(call.device))
         tiles = [v for _, v in self.candidate.config.items if type(v) is int and v > 1]
@@ -149,9 +153,9 @@ class _Cases:
             if (case := samples.make(call.recipe_at(sizes))) is not None:
                 self.others += 1
                 yield case, sizes
-        yield sample(call, self.seeds[0]), {}
+        yield draw_sample(call, self.seeds[0]), {}
 
-    def _at_values(self, values: str) -> Iterator[Case]:
+    def _at_values(self, values: str) -> Iterator[SampleCase]:
         """Yield draws of numbers that stand in the code, as many small samples as are needed to use each number
         everywhere.
         """
@@ -165,19 +169,19 @@ class _Cases:
             count += 1
 
 
-def _compare(call: Call, case: Case, outs: tuple[Tensor, ...]) -> str:
-    sums = reduction(call.op.spec, case.env)
+def _compare_outputs(call: LoweredCall, case: SampleCase, outs: tuple[Tensor, ...]) -> str:
+    sums = derive_reduction(call.op.spec, case.env)
     work = sums.terms * outs[0].numel()
     with on_one_thread() if work <= ALONE else nullcontext():
-        own = reference(call.op, case.args)
-        wide = reference64(call.op, case.args) if work <= WIDE else _exact(own)
-        return close(outs, own, wide, sums).problem
+        own = reference_effects(call.op, case.args)
+        wide = reference_effects64(call.op, case.args) if work <= WIDE else _as_float64(own)
+        return compare_within_tolerance(outs, own, wide, sums).problem
 
 
-def _exact(own: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _as_float64(own: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(t.double() if t.is_floating_point() else t for t in own)
 
 
-def _synchronize(call: Call) -> None:
+def _wait_for_call_device(call: LoweredCall) -> None:
     if call.device.type != "cpu":
         torch.accelerator.synchronize()

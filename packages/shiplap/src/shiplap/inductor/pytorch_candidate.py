@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from shiplap.declare.config import Config
-from shiplap.inductor.bound_call import Call
+from shiplap.inductor.bound_call import LoweredCall
 from shiplap.inductor.size_range import Sizes
 from shiplap.inductor.template_candidate import TemplateCandidate
-from shiplap.sampling.run import outputs, split
+from shiplap.sampling.run import output_tensors, split_arguments
 from shiplap.torch_private import inductor_lowering
 
 
 @dataclass(frozen=True)
-class Alone:
+class StandaloneFunction:
     """A function of a call's tensors, compiled by itself and without tuning. Its arguments have the layouts of the
     call.
     """
@@ -33,17 +33,17 @@ class Alone:
     like: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # sizes and strides of each tensor
 
     @staticmethod
-    def of(call: Call, function: Callable[..., Any]) -> Alone:
+    def of(call: LoweredCall, function: Callable[..., Any]) -> StandaloneFunction:
         """Compile ``function``, while the graph of ``call`` is lowered."""
         values = [inductor_lowering.fixed_fake(v) for v in call.values if isinstance(v, Tensor)]
         with inductor_lowering.no_autotuning():
-            compiled = inductor_lowering.compile_graph(inductor_lowering.trace(function, values), values)
-        return Alone(compiled, tuple((tuple(v.shape), tuple(v.stride())) for v in values))
+            compiled = inductor_lowering.compile_graph(inductor_lowering.trace_to_aten(function, values), values)
+        return StandaloneFunction(compiled, tuple((tuple(v.shape), tuple(v.stride())) for v in values))
 
     def on(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
         """Return the compiled function on copies of the tensors among ``args``."""
         tensors = [a for a in args if isinstance(a, Tensor)]
-        laid = [_laid(t, *like) for t, like in zip(tensors, self.like, strict=True)]
+        laid = [_copy_with_layout(t, *like) for t, like in zip(tensors, self.like, strict=True)]
         return partial(run_graph, self.run, laid)
 
 
@@ -52,12 +52,12 @@ class TracedCandidate(TemplateCandidate):
     """A template that is a function. Alone it is compiled without tuning. In the graph Inductor may tune it."""
 
     compiles = False
-    _alone: Alone | None = field(default=None, repr=False)
+    _alone: StandaloneFunction | None = field(default=None, repr=False)
 
-    def render(self) -> Alone:
+    def render(self) -> StandaloneFunction:
         """Return the function compiled by itself. Raises the errors of its operations for such arguments."""
         if self._alone is None:
-            self._alone = Alone.of(self.call, self._function)
+            self._alone = StandaloneFunction.of(self.call, self._function)
         return self._alone
 
     @property
@@ -85,31 +85,31 @@ class TracedCandidate(TemplateCandidate):
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
         """Return the compiled function on ``args``. At other sizes of one graph its operations are the same."""
         assert self.template.function is not None
-        positional, named = split(self.call.op.spec, args)
-        return lambda: outputs(self.template.function(*positional, **named))  # type: ignore[misc]
+        positional, named = split_arguments(self.call.op.spec, args)
+        return lambda: output_tensors(self.template.function(*positional, **named))  # type: ignore[misc]
 
     def state(self) -> str:
         """Return an empty text: the operations of PyTorch keep no values from call to call."""
         return ""
 
     def node(self, fusion: bool = True) -> Any:
-        graph = inductor_lowering.trace(self._function, list(self.call.tensors.values()))
-        node = inductor_lowering.inline(graph, self.call.nodes)
-        return node if fusion else inductor_lowering.unfused(node)
+        graph = inductor_lowering.trace_to_aten(self._function, list(self.call.tensors.values()))
+        node = inductor_lowering.inline_graph(graph, self.call.nodes)
+        return node if fusion else inductor_lowering.exclude_from_fusion(node)
 
 
-def candidates(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
+def template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate], dict[str, str]]:
     """Return the candidates of the op's templates for this call, and a reason for each template that cannot be used.
 
     A candidate that has been rendered for the call is not rendered again.
     """
     if "candidates" not in call.memo:
-        call.memo["candidates"] = _listed(call)
+        call.memo["candidates"] = _list_template_candidates(call)
     valid, refused = call.memo["candidates"]
     return list(valid), dict(refused)
 
 
-def _listed(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
+def _list_template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate], dict[str, str]]:
     valid: list[TemplateCandidate] = []
     refused: dict[str, str] = {}
     for template in call.op.templates.get(call.device.type, ()):
@@ -123,7 +123,7 @@ def _listed(call: Call) -> tuple[list[TemplateCandidate], dict[str, str]]:
     return valid, refused
 
 
-def _laid(tensor: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+def _copy_with_layout(tensor: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
     return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 

@@ -26,27 +26,27 @@ from torch import Tensor
 from shiplap.declare.config import NO_CONFIG, Config
 from shiplap.dispatch import tuned_choices
 from shiplap.dispatch.tuned_choices import REFERENCE
-from shiplap.inductor.bound_call import Call
-from shiplap.inductor.fusion_choice import Verdict
-from shiplap.inductor.neighbours import Surroundings
-from shiplap.inductor.prove_candidate import prove
-from shiplap.inductor.pytorch_candidate import Alone, TracedCandidate, run_graph
+from shiplap.inductor.bound_call import LoweredCall
+from shiplap.inductor.fusion_choice import CandidateVerdict
+from shiplap.inductor.neighbours import FusibleSurroundings
+from shiplap.inductor.prove_candidate import prove_template
+from shiplap.inductor.pytorch_candidate import StandaloneFunction, TracedCandidate, run_graph
 from shiplap.inductor.template_candidate import TemplateCandidate
 from shiplap.sampling.finding import Finding
-from shiplap.sampling.run import outputs
+from shiplap.sampling.run import output_tensors
 from shiplap.torch_private import in_backward, inductor_lowering
 from shiplap.tuning.bench import Bench, LocalBench
-from shiplap.tuning.candidate import Candidate, label
-from shiplap.tuning.choice import Choice, place_of, show_time
+from shiplap.tuning.candidate import Candidate, candidate_label
+from shiplap.tuning.choice import Choice, place_of_key, show_time
 from shiplap.tuning.compiled_templates import ALONE
-from shiplap.tuning.engine import shown
-from shiplap.tuning.inputs import Inputs, inputs
+from shiplap.tuning.engine import tuning_progress
+from shiplap.tuning.inputs import Inputs, draw_inputs
 from shiplap.tuning.key import Key, key_for
-from shiplap.tuning.measure import Plan, Timing, clock_for, race
-from shiplap.tuning.search import TIE, Ranking, Report, search
-from shiplap.tuning.selector import Options, Task, in_force, stored
-from shiplap.tuning.store import Store
-from shiplap.tuning.worker_process import Isolation
+from shiplap.tuning.measure import RacePlan, Timing, clock_for, race_runs
+from shiplap.tuning.search import TIE, Ranking, Report, search_candidates
+from shiplap.tuning.selector import SelectionOptions, SelectionTask, choice_in_use, stored_choice
+from shiplap.tuning.store import ChoiceStore
+from shiplap.tuning.worker_process import WorkerProcess
 
 FINALISTS = 6  # and within NEAR of the best alone: an epilogue of its own costs each kernel something else
 NEAR = 1.3
@@ -58,13 +58,13 @@ UNTUNED = Config.of({"tuned": False})  # the fallback as Inductor compiles it wi
 _forced: ContextVar[dict[str, str]] = ContextVar("shiplap_forced_candidate")
 
 
-def forced(op: str) -> str | None:
+def forced_candidate(op: str) -> str | None:
     """Return the candidate that a trial compilation has to use, or None."""
     return _forced.get({}).get(op)
 
 
 @contextmanager
-def trial(op: str, candidate: str) -> Iterator[None]:
+def force_candidate(op: str, candidate: str) -> Iterator[None]:
     """Compile with this candidate of ``op``, which has been proven."""
     token = _forced.set({**_forced.get({}), op: candidate})
     try:
@@ -77,72 +77,72 @@ def trial(op: str, candidate: str) -> Iterator[None]:
 class FallbackCandidate(Candidate):
     """The op without a template: its own kernel, or the code that Inductor generates from its reference."""
 
-    call: Call
+    call: LoweredCall
     config: Config = NO_CONFIG
     kernel: str = REFERENCE
     fixed: bool = True
     opaque: bool = True
-    _alone: Alone | None = None
+    _alone: StandaloneFunction | None = None
 
     def render(self) -> None:
         """Compile the reference, while the call's graph is lowered."""
         if self._alone is None and not self.call.op.own(self.call.device.type):
-            self._alone = Alone.of(self.call, self.call.reference)
+            self._alone = StandaloneFunction.of(self.call, self.call.reference)
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
         self.render()
         if self._alone is None:
-            return lambda: outputs(self.call.op.execute(*args))
+            return lambda: output_tensors(self.call.op.execute(*args))
         return self._alone.on(args)
 
 
 @dataclass(frozen=True)
-class Selection:
+class CandidateSelection:
     """The store key of one call, and the objects needed to measure it. ``alone`` is the key of the call without
     neighbours.
     """
 
-    call: Call
-    surroundings: Surroundings
+    call: LoweredCall
+    surroundings: FusibleSurroundings
     inputs: Inputs
     key: Key
     alone: Key
 
     @staticmethod
-    def of(call: Call) -> Selection:
-        around = Surroundings.of(call)
-        drawn = inputs(call.op, call.recipe, str(call.device))
+    def of(call: LoweredCall) -> CandidateSelection:
+        around = FusibleSurroundings.of(call)
+        drawn = draw_inputs(call.op, call.recipe, str(call.device))
         layouts = ";".join(",".join(inductor_lowering.layout_key(n)) for n in call.nodes)
         extra = {"epilogue": around.text, "layouts": layouts, "sizes": call.sizes.text, "static": str(call.static)}
         alone = {**dict(ALONE), "layouts": layouts, "sizes": "", "static": "True"}
-        return Selection(call, around, drawn, key_for(call.op, drawn, extra), key_for(call.op, drawn, alone))
+        return CandidateSelection(call, around, drawn, key_for(call.op, drawn, extra), key_for(call.op, drawn, alone))
 
 
-def known(selection: Selection, key: Key | None = None) -> Choice | None:
+def choice_for_selection(selection: CandidateSelection, key: Key | None = None) -> Choice | None:
     """Return the choice for this call and its surroundings, or for ``key``: stored or installed.
 
     A frozen table is the only source if there is one.
     """
     op, key = selection.call.op, key or selection.key
     drawn = selection.inputs
-    blank = Choice(op.spec.name, key["device"], drawn.bucket, drawn.dtypes, drawn.layout, "", place=place_of(key))
-    kept = None if tuned_choices.frozen else stored(op, key, Store())
-    return in_force(blank, op) if kept is None else kept
+    blank = Choice(op.spec.name, key["device"], drawn.bucket, drawn.dtypes, drawn.layout, "", place=place_of_key(key))
+    kept = None if tuned_choices.frozen else stored_choice(op, key, ChoiceStore())
+    return choice_in_use(blank, op) if kept is None else kept
 
 
-def preferred(selection: Selection, names: Sequence[str]) -> str:
+def preferred_candidate(selection: CandidateSelection, names: Sequence[str]) -> str:
     """Return the candidate to try first where nothing was measured with these neighbours, or an empty text.
 
     The result is the choice for the call alone, in compiled code or, if it is one of ``names``, for eager calls.
     """
-    alone = known(selection, selection.alone)
+    alone = choice_for_selection(selection, selection.alone)
     if alone is not None:
         return alone.label
-    eager = known(selection, key_for(selection.call.op, selection.inputs))
+    eager = choice_for_selection(selection, key_for(selection.call.op, selection.inputs))
     return eager.label if eager is not None and eager.label in names else ""
 
 
-def blocked() -> str:
+def why_not_measurable() -> str:
     """Return the reason why a measurement is not allowed now, or an empty text."""
     if in_backward():
         return "a backward pass is waiting"
@@ -151,45 +151,49 @@ def blocked() -> str:
     return ""
 
 
-def measure(
-    selection: Selection,
+def measure_candidates(
+    selection: CandidateSelection,
     candidates: Sequence[TemplateCandidate],
-    options: Options | None = None,
+    options: SelectionOptions | None = None,
     report: Report | None = None,
-    within: Isolation | None = None,
-) -> tuple[Choice, list[Verdict]]:
+    within: WorkerProcess | None = None,
+) -> tuple[Choice, list[CandidateVerdict]]:
     """Verify and time the fallback and ``candidates``; store the choice, and return it with a verdict per candidate.
 
     A tuning passes ``options`` and ``report``, and its worker process as ``within``. Without a worker the candidates
     run in this process. A compilation that measures for itself passes none of the three.
     """
     call, own = selection.call, options is None
-    options = options or Options(seconds=SECONDS)
-    listed = rendered(call, candidates)
-    task = Task(call.op, selection.inputs, selection.key, listed, options)
-    bench = _bench(task, call, _isolation if own else within)
-    with torch.no_grad(), nullcontext(report) if report is not None else shown(None) as told:
-        ranking = search(call.op, listed, bench, selection.inputs, options.seconds, told, Plan(seconds=4.0))
-        choice, raced = _select(selection, listed, ranking, isinstance(bench, LocalBench))
+    options = options or SelectionOptions(seconds=SECONDS)
+    listed = render_candidates(call, candidates)
+    task = SelectionTask(call.op, selection.inputs, selection.key, listed, options)
+    bench = _make_bench(task, call, _isolation if own else within)
+    with torch.no_grad(), nullcontext(report) if report is not None else tuning_progress(None) as told:
+        ranking = search_candidates(
+            call.op, listed, bench, selection.inputs, options.seconds, told, RacePlan(seconds=4.0)
+        )
+        choice, raced = _choose_finalist(selection, listed, ranking, isinstance(bench, LocalBench))
         told("keep", 1, 1)  # raises if the caller has given up waiting
     if options.keep:
-        Store().put(selection.key, choice.value())
-    return choice, _verdicts(selection, listed, ranking, raced)
+        ChoiceStore().put(selection.key, choice.value())
+    return choice, _list_verdicts(selection, listed, ranking, raced)
 
 
-def _verdicts(selection: Selection, listed: list[Any], ranking: Ranking, raced: Mapping[int, Timing]) -> list[Verdict]:
+def _list_verdicts(
+    selection: CandidateSelection, listed: list[Any], ranking: Ranking, raced: Mapping[int, Timing]
+) -> list[CandidateVerdict]:
     """Return the verdicts of the measured candidates, the fastest alone first, and then of the dropped ones."""
     around = selection.surroundings.text
     together = {i: f"with {around}: {show_time(t.median)}" for i, t in raced.items()}
     timed = [(i, round(ranking.timings[i].median * 1e6, 3)) for i in ranking.order]
     parts = [f.evidence.partition(": ") for f in ranking.findings]
     return [
-        *(Verdict(label(listed[i]), "ok", together.get(i, ""), us) for i, us in timed),
-        *(Verdict(name, "dropped", why) for name, _, why in parts),
+        *(CandidateVerdict(candidate_label(listed[i]), "ok", together.get(i, ""), us) for i, us in timed),
+        *(CandidateVerdict(name, "dropped", why) for name, _, why in parts),
     ]
 
 
-def rendered(call: Call, candidates: Sequence[TemplateCandidate]) -> list[Any]:
+def render_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate]) -> list[Any]:
     """Return the fallback and ``candidates``, rendered here. Verification reports a candidate whose rendering fails."""
     listed: list[Any] = [FallbackCandidate(call), *candidates]
     for candidate in listed:  # needs the graph at hand, which is this thread's
@@ -198,13 +202,13 @@ def rendered(call: Call, candidates: Sequence[TemplateCandidate]) -> list[Any]:
     return listed
 
 
-_isolation = Isolation()
+_isolation = WorkerProcess()
 # One worker serves all compilations of this process. Starting one for each graph would cost an import of torch each
 # time.
 atexit.register(_isolation.stop)
 
 
-def _bench(task: Task, call: Call, isolation: Isolation | None) -> Bench:
+def _make_bench(task: SelectionTask, call: LoweredCall, isolation: WorkerProcess | None) -> Bench:
     """Return a bench in another process if that can draw the same call: static sizes, and layouts that have a name."""
     # A recipe names layouts, so the worker can draw only those that have a name.
     named = dict(task.inputs.recipe.layouts)
@@ -216,12 +220,14 @@ def _bench(task: Task, call: Call, isolation: Isolation | None) -> Bench:
     return LocalBench(task.inputs, task.candidates)
 
 
-def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: bool) -> tuple[Choice, dict[int, Timing]]:
+def _choose_finalist(
+    selection: CandidateSelection, listed: list[Any], ranking: Ranking, here: bool
+) -> tuple[Choice, dict[int, Timing]]:
     """Return the choice, and the times of the candidates that were raced with their surroundings."""
     order, alone, tried = ranking.order, ranking.timings, len(listed) - ranking.unseen
     # A compilation with the surroundings takes seconds for each finalist, so only the best few are tried.
     near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]
-    ambient = _tuned_there(selection.call, listed, alone)
+    ambient = _tuned_in_final_graph(selection.call, listed, alone)
     near += [i for i in order if i not in near and (i == 0 or i in ambient)]
     if not here:  # proven in the other process, and again as rendered in this one
         check = LocalBench(selection.inputs, listed)
@@ -229,7 +235,7 @@ def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
         near = [i for i in near if i == 0 or check.verify(i).ok]
         order = [i for i in order if i in near or i == 0]
     if selection.call.sizes.symbols:  # what is right at the sizes at hand may be wrong at others of the graph
-        near = [i for i in near if i == 0 or _proven(ranking, listed[i])]
+        near = [i for i in near if i == 0 or _proven_in_process(ranking, listed[i])]
         order = [i for i in order if i in near or i == 0]
     finalists = list(near)
     if 0 in ambient:
@@ -239,27 +245,27 @@ def _select(selection: Selection, listed: list[Any], ranking: Ranking, here: boo
     around: dict[int, Timing] = {}
     how = f"with {selection.surroundings.text}" if selection.surroundings.nodes else "in compiled code"
     if (selection.surroundings.nodes or ambient) and len(finalists) > 1:
-        around = _race(selection, listed, finalists, ambient)
-    timings: dict[int, Timing] = _settled(listed, around) or alone
-    ranked = sorted(timings, key=lambda i: _cost(listed[i], timings[i])) or [0]
+        around = _race_with_surroundings(selection, listed, finalists, ambient)
+    timings: dict[int, Timing] = _without_equal_fallback(listed, around) or alone
+    ranked = sorted(timings, key=lambda i: _ranking_cost(listed[i], timings[i])) or [0]
     if not around:
         ranked, how = order or [0], "alone"
-    return _chosen(
+    return _selection_choice(
         selection, listed, ranking, {i: timings[i].median for i in ranked if i in timings}, how, tried
     ), around
 
 
-def _proven(ranking: Ranking, candidate: TemplateCandidate) -> bool:
+def _proven_in_process(ranking: Ranking, candidate: TemplateCandidate) -> bool:
     """Return whether a candidate is correct at all sizes of its graph. A finding states the reason if it is not."""
-    verdict = prove(candidate)
+    verdict = prove_template(candidate)
     if verdict.status != "ok":
-        op, evidence = candidate.call.op, f"{label(candidate)}: {verdict.detail}"
+        op, evidence = candidate.call.op, f"{candidate_label(candidate)}: {verdict.detail}"
         recipe, fix = str(candidate.call.recipe), "correct the kernel, or leave this config out"
         ranking.findings.append(Finding("tune.verify", "fail", op.spec.name, evidence, recipe, fix))
     return verdict.status == "ok"
 
 
-def _settled(listed: list[Any], around: Mapping[int, Timing]) -> dict[int, Timing]:
+def _without_equal_fallback(listed: list[Any], around: Mapping[int, Timing]) -> dict[int, Timing]:
     """Return the times without the untuned fallback, unless it is clearly faster than the tuned one."""
     untuned = next((i for i in around if listed[i].config == UNTUNED and listed[i].kernel == REFERENCE), None)
     if untuned is None or 0 not in around or around[untuned].median < SURE * around[0].median:
@@ -267,7 +273,7 @@ def _settled(listed: list[Any], around: Mapping[int, Timing]) -> dict[int, Timin
     return {i: t for i, t in around.items() if i != untuned}
 
 
-def _cost(candidate: Candidate, timing: Timing) -> float:
+def _ranking_cost(candidate: Candidate, timing: Timing) -> float:
     """Return the time by which candidates are ranked.
 
     The time of the fallback is reduced by the resolution of the clock: an equally fast template is no gain.
@@ -275,14 +281,14 @@ def _cost(candidate: Candidate, timing: Timing) -> float:
     return timing.median * (TIE if candidate.kernel == REFERENCE else 1.0)
 
 
-def _tuned_there(call: Call, listed: list[Any], alone: Mapping[int, Timing]) -> set[int]:
+def _tuned_in_final_graph(call: LoweredCall, listed: list[Any], alone: Mapping[int, Timing]) -> set[int]:
     """Return the candidates that Inductor will tune in the graph, and that may therefore become faster than they were
     alone.
 
     These are templates that are PyTorch code, and the fallback. A fallback that is an own kernel is called unchanged. A
     library's call is always in the result, because Inductor's tuning begins with it.
     """
-    if not inductor_lowering.autotuning() or not alone:
+    if not inductor_lowering.is_autotuning() or not alone:
         return set()
     limit = TUNED * min(t.median for t in alone.values())
     traced = {i for i in alone if isinstance(listed[i], TracedCandidate) and alone[i].median <= limit}
@@ -292,13 +298,13 @@ def _tuned_there(call: Call, listed: list[Any], alone: Mapping[int, Timing]) -> 
     return traced | ({0} if library or alone[0].median <= limit else set())
 
 
-def _tunable(candidate: Candidate) -> bool:
+def _inductor_tunes(candidate: Candidate) -> bool:
     """Return whether a candidate is PyTorch code, which Inductor tunes if the mode requests it."""
     return isinstance(candidate, TracedCandidate) or (candidate.kernel == REFERENCE and candidate.config != UNTUNED)
 
 
-def _chosen(
-    selection: Selection, listed: list[Any], ranking: Ranking, times: dict[int, float], how: str, tried: int
+def _selection_choice(
+    selection: CandidateSelection, listed: list[Any], ranking: Ranking, times: dict[int, float], how: str, tried: int
 ) -> Choice:
     """Return the choice that follows from ``times``, which hold the seconds of each candidate, the best one first."""
     ranked = list(times) or [0]
@@ -312,35 +318,35 @@ def _chosen(
         kernel=listed[best].kernel,
         config=listed[best].config,
         time=times.get(best, 0.0),
-        runner_up=label(listed[second]) if second is not None else "",
+        runner_up=candidate_label(listed[second]) if second is not None else "",
         runner_up_time=times[second] if second is not None else 0.0,
         default_time=times.get(0, 0.0),
-        reason=_reason(listed, ranked, times, how, ranking),
+        reason=_describe_choice(listed, ranked, times, how, ranking),
         findings=tuple(ranking.findings),
         tried=tried,
         sizes=str(selection.inputs.recipe),
-        place=place_of(selection.key),
+        place=place_of_key(selection.key),
     )
 
 
-def _reason(listed: list[Any], ranked: list[int], times: dict[int, float], how: str, ranking: Ranking) -> str:
+def _describe_choice(listed: list[Any], ranked: list[int], times: dict[int, float], how: str, ranking: Ranking) -> str:
     if not times:
         return "the fallback: no template could be run"
     best, fallbacks = ranked[0], [i for i in ranked if listed[i].kernel == REFERENCE]
-    reasons = [f"{_fallback(listed[i])} {show_time(times[i])}" for i in fallbacks if i != best]
+    reasons = [f"{_name_fallback(listed[i])} {show_time(times[i])}" for i in fallbacks if i != best]
     against = "".join(f", {text}" for text in reasons)
     other = next((i for i in ranked[1:] if i not in fallbacks), None)
-    behind = f", next {label(listed[other])} {show_time(times[other])}" if other is not None else ""
+    behind = f", next {candidate_label(listed[other])} {show_time(times[other])}" if other is not None else ""
     wrong = sum(f.verdict == "fail" for f in ranking.findings)
     return f"fastest {how}: {show_time(times[best])}{against}{behind}" + (f"; {wrong} dropped" if wrong else "")
 
 
-def _fallback(candidate: Candidate) -> str:
+def _name_fallback(candidate: Candidate) -> str:
     return "fallback untuned" if candidate.config == UNTUNED else "fallback"
 
 
-def _race(
-    selection: Selection, listed: list[Any], finalists: Sequence[int], ambient: Collection[int]
+def _race_with_surroundings(
+    selection: CandidateSelection, listed: list[Any], finalists: Sequence[int], ambient: Collection[int]
 ) -> dict[int, Timing]:
     """Time the finalists, compiled with their surroundings. A candidate that cannot be compiled is left out.
 
@@ -354,9 +360,9 @@ def _race(
     args = around.arguments(selection.inputs.real[0].fresh())
     written: dict[int, Callable[[], Callable[..., Any]]] = {}
     for index in finalists:
-        vain = index not in ambient and _tunable(listed[index])
+        vain = index not in ambient and _inductor_tunes(listed[index])
         mode = inductor_lowering.no_autotuning() if vain else nullcontext()
-        with suppress(Exception), mode, trial(selection.call.op.spec.name, label(listed[index])):
+        with suppress(Exception), mode, force_candidate(selection.call.op.spec.name, candidate_label(listed[index])):
             written[index] = inductor_lowering.write_graph(around.graph(), around.fakes())
     # Lowering needs this thread, but the compilers that load the written code are processes, which can run in parallel.
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -365,4 +371,4 @@ def _race(
     for index, future in loading.items():
         with suppress(Exception):
             runs[index] = clock.ready(partial(run_graph, future.result(), args))
-    return race(runs, clock, Plan(seconds=2.0)) if len(runs) > 1 else {}
+    return race_runs(runs, clock, RacePlan(seconds=2.0)) if len(runs) > 1 else {}

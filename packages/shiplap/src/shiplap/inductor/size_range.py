@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shiplap.declare.binding import shape_of
+from shiplap.declare.binding import declared_output_shape
 from shiplap.dispatch import Op
-from shiplap.sampling.boundary_sizes import lengths
-from shiplap.sampling.code_constants import Mined
-from shiplap.sampling.sizes import EDGES, RESULT
-from shiplap.sampling.work_estimate import operations
+from shiplap.sampling.boundary_sizes import sizes_near_constants
+from shiplap.sampling.code_constants import CodeConstants
+from shiplap.sampling.sizes import EDGE_SIZES, MAX_RESULT_ELEMENTS
+from shiplap.sampling.work_estimate import estimate_operations
 from shiplap.torch_private import aot_packages, size_ranges
 from shiplap.torch_private.size_ranges import SizeSymbol
 
@@ -81,7 +81,7 @@ class SizeRange:
         """Guard the graph that is being lowered against sizes beyond the range, and return whether it is guarded."""
         return all(size_ranges.limit_size(s.symbol, s.upper or 0) for s in self.guarded)
 
-    def points(self, mined: Mined, tiles: Sequence[int] = ()) -> Iterator[Sizes]:
+    def points(self, mined: CodeConstants, tiles: Sequence[int] = ()) -> Iterator[Sizes]:
         """Yield the sizes at which a candidate is run. Its code has the constants ``mined``, and its config has
         ``tiles``.
         """
@@ -93,7 +93,7 @@ class SizeRange:
                     yield self._strided(sizes)
 
     def _admits(self, sizes: Sizes) -> bool:
-        return size_ranges.admits(self.conditions, self._strided(sizes))
+        return size_ranges.conditions_admit(self.conditions, self._strided(sizes))
 
     def _strided(self, sizes: Sizes) -> Sizes:
         """Return ``sizes`` with values for the symbols of strides, which are large enough for the sizes."""
@@ -116,7 +116,7 @@ class SizeRange:
             together = {s.symbol: max(s.lower, v // 2) for s, v in self._with(together)}
         yield together
 
-    def _edges(self, mined: Mined, tiles: Sequence[int]) -> Iterator[Sizes]:
+    def _edges(self, mined: CodeConstants, tiles: Sequence[int]) -> Iterator[Sizes]:
         """Yield each size at all its edges, with other sizes at edges as well, as far as the sample stays small."""
         limit = max(self._work_of_many, TALL * self.work(self._beside({}, 0)))  # where other sizes are fixed, and large
         left = {s.symbol: self._values(s, mined, tiles, limit) for s in self.symbols}
@@ -133,7 +133,7 @@ class SizeRange:
                 return
             yield sizes
 
-    def _values(self, s: SizeSymbol, mined: Mined, tiles: Sequence[int], limit: int) -> list[int]:
+    def _values(self, s: SizeSymbol, mined: CodeConstants, tiles: Sequence[int], limit: int) -> list[int]:
         """Return sizes of one symbol that take no longer than ``limit``, those that most probably reveal an error
         first.
         """
@@ -142,7 +142,17 @@ class SizeRange:
         first = [v + step for v in (*tiles, *sorted(compared)) for step in (1, -1, 0)]
         own = [v + step for v in mined.ints if v > 3 for step in (1, -1, 0)]
         near = [s.hint - 1, s.hint + 1, s.hint]
-        listed = [s.lower, s.lower + 1, *first, *near, *EDGES, *SIZES, upper - 1, *own, *lengths(mined)]
+        listed = [
+            s.lower,
+            s.lower + 1,
+            *first,
+            *near,
+            *EDGE_SIZES,
+            *SIZES,
+            upper - 1,
+            *own,
+            *sizes_near_constants(mined),
+        ]
         for divisor in sorted(divisors):
             listed = [n for v in listed for n in (v // divisor * divisor, (v // divisor + 1) * divisor)]
         fitting = [v for v in dict.fromkeys(listed) if s.lower <= v <= upper]
@@ -182,10 +192,10 @@ def size_range(call: SizedCall) -> SizeRange:
     strides = [n for t in call.tensors.values() for n in (*t.stride(), t.storage_offset())]
     own = {s.symbol for s in symbols}
     others = tuple(s for s in size_ranges.symbols_of(strides) if s.symbol not in own)
-    conditions = tuple(size_ranges.conditions())
+    conditions = tuple(size_ranges.graph_conditions())
     interpreted = call.device.type == "cpu" and any(t.language == "triton" for t in call.op.templates.get("cpu", ()))
     free = SizeRange(symbols, (), "", "", others, conditions, _work_of(call), interpreted)
-    return _ended(call, free)
+    return _with_ends(call, free)
 
 
 def _work_of(call: SizedCall) -> Callable[[Sizes], int]:
@@ -193,16 +203,16 @@ def _work_of(call: SizedCall) -> Callable[[Sizes], int]:
 
     def work(sizes: Sizes) -> int:
         env = call.numbers(sizes)
-        outputs = int(sum(prod(shape_of(out, env)) for out in call.op.spec.outputs))
-        inputs = sum(prod(size_ranges.evaluate(n, sizes) for n in t.shape) for t in call.tensors.values())
-        if max(outputs, inputs) > RESULT:
+        outputs = int(sum(prod(declared_output_shape(out, env)) for out in call.op.spec.outputs))
+        inputs = sum(prod(size_ranges.evaluate_size(n, sizes) for n in t.shape) for t in call.tensors.values())
+        if max(outputs, inputs) > MAX_RESULT_ELEMENTS:
             return NEEDED * FASTER + 1
-        return max(operations(call.op.spec, env), ELEMENT * (outputs + inputs))
+        return max(estimate_operations(call.op.spec, env), ELEMENT * (outputs + inputs))
 
     return work
 
 
-def _ended(call: SizedCall, free: SizeRange) -> SizeRange:
+def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
     """Return ``free`` with an end for each size: its own end if that can be proven, else one that a guard sets."""
     faster = 1 if call.device.type == "cpu" else FASTER
     ended, guarded, problem = list(free.symbols), list[SizeSymbol](), ""
@@ -212,22 +222,22 @@ def _ended(call: SizedCall, free: SizeRange) -> SizeRange:
         def cost(size: int, s: SizeSymbol = s) -> int:
             return free.work({**{o.symbol: min(o.hint, 64) for o in free.symbols}, s.symbol: size})
 
-        if not s.backed or aot_packages.packaging():
-            upper, needed = _bound(free, s)
+        if not s.backed or aot_packages.is_packaging():
+            upper, needed = _end_by_conditions(free, s)
             guarded += needed
             if upper is None or cost(upper) > NEEDED * faster:
-                problem = problem or _unlimited(call, s, upper)
+                problem = problem or _describe_unlimited(call, s, upper)
         elif s.upper is not None and cost(s.upper) <= LARGE * faster:
             upper = s.upper
         else:
-            upper = _affordable(s, cost, LARGE * faster if not free.interpreted else INTERPRETED)
+            upper = _affordable_end(s, cost, LARGE * faster if not free.interpreted else INTERPRETED)
             guarded.append(replace(s, upper=upper))
         ended[place] = replace(s, upper=upper)
     free = replace(free, symbols=tuple(ended), guarded=tuple(dict.fromkeys(guarded)), problem=problem)
-    return replace(free, text=_text(call, free))
+    return replace(free, text=_show_range(call, free))
 
 
-def _affordable(s: SizeSymbol, cost: Callable[[int], int], limit: int) -> int:
+def _affordable_end(s: SizeSymbol, cost: Callable[[int], int], limit: int) -> int:
     """Return an end for a size that has none: at least twice the size of the call, and more if the proof stays
     short.
     """
@@ -238,9 +248,9 @@ def _affordable(s: SizeSymbol, cost: Callable[[int], int], limit: int) -> int:
     return min(upper, s.upper) if s.upper is not None else upper
 
 
-def _bound(free: SizeRange, s: SizeSymbol) -> tuple[int | None, list[SizeSymbol]]:
+def _end_by_conditions(free: SizeRange, s: SizeSymbol) -> tuple[int | None, list[SizeSymbol]]:
     """Return the end of a size that no guard can check, and the ends of the sizes from which it follows."""
-    if s.upper is not None or aot_packages.packaging():
+    if s.upper is not None or aot_packages.is_packaging():
         return s.upper, []
     for bound in size_ranges.bounds_of(free.conditions, s.symbol):
         parts = size_ranges.symbols_of([bound])
@@ -250,20 +260,20 @@ def _bound(free: SizeRange, s: SizeSymbol) -> tuple[int | None, list[SizeSymbol]
                 break
             ends.append(part if part.upper is not None else replace(part, upper=max(FAR, 2 * part.hint)))
         else:
-            upper = size_ranges.largest(bound, {e.symbol: (e.lower, e.upper) for e in ends})
+            upper = size_ranges.largest_value(bound, {e.symbol: (e.lower, e.upper) for e in ends})
             if upper is not None:
                 return upper, [e for e, part in zip(ends, parts, strict=True) if part.upper is None]
     return None, []
 
 
-def _unlimited(call: SizedCall, s: SizeSymbol, upper: int | None) -> str:
-    name = _name(call, s)
-    if aot_packages.packaging():
+def _describe_unlimited(call: SizedCall, s: SizeSymbol, upper: int | None) -> str:
+    name = _name_symbol(call, s)
+    if aot_packages.is_packaging():
         return f"{name} may be {'any size' if upper is None else f'up to {upper}'} in this package, too many to prove"
     return f"{name} depends on data and may be {'any size' if upper is None else f'up to {upper}'}, too many to prove"
 
 
-def _name(call: SizedCall, s: SizeSymbol) -> str:
+def _name_symbol(call: SizedCall, s: SizeSymbol) -> str:
     """Return the dim of the op that a symbol stands for, or one that contains it."""
     named = [(k, v) for k, v in call.env.items() if isinstance(v, torch.SymInt)]
     exact = next((k for k, v in named if v.node.expr == s.symbol), None)
@@ -271,7 +281,7 @@ def _name(call: SizedCall, s: SizeSymbol) -> str:
     return exact or part or "a size"
 
 
-def _text(call: SizedCall, free: SizeRange) -> str:
+def _show_range(call: SizedCall, free: SizeRange) -> str:
     """Return the range as text, such as ``m 2..1024, n 2..4096``."""
-    shown: Sequence[tuple[str, SizeSymbol]] = [(_name(call, s), s) for s in free.symbols]
+    shown: Sequence[tuple[str, SizeSymbol]] = [(_name_symbol(call, s), s) for s in free.symbols]
     return ", ".join(f"{name} {s.lower}..{'' if s.upper is None else s.upper}" for name, s in shown)

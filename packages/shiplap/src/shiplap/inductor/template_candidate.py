@@ -17,11 +17,11 @@ from shiplap.codegen.triton import triton_source
 from shiplap.declare.code_digest import code_digest
 from shiplap.declare.config import Config
 from shiplap.declare.template import Template
-from shiplap.inductor.bound_call import Call
+from shiplap.inductor.bound_call import LoweredCall
 from shiplap.inductor.size_range import Sizes
-from shiplap.sampling.symbols import state_of
+from shiplap.sampling.symbols import read_library_state
 from shiplap.torch_private import inductor_choices_ahead, inductor_lowering
-from shiplap.torch_private.size_ranges import evaluate
+from shiplap.torch_private.size_ranges import evaluate_size
 from shiplap.tuning.candidate import Candidate
 
 Memory = tuple[tuple[int, ...], tuple[int, ...], int]  # sizes, strides, offset from the start of the buffer
@@ -36,7 +36,7 @@ class TemplateCandidate(Candidate):
     later.
     """
 
-    call: Call
+    call: LoweredCall
     template: Template
     config: Config
     fixed = True
@@ -63,15 +63,15 @@ class TemplateCandidate(Candidate):
         """Return the candidate as an Inductor choice. Raises the error of a failed rendering."""
         if self._choice is None:
             buffers = self.call.buffers(self.template)
-            self._slots = tuple((name, inductor_lowering.memory(node)) for name, node in buffers.items())
-            self._choice = _render(self.call, self.template, self.config, buffers, self.split_k)
+            self._slots = tuple((name, inductor_lowering.memory_layout(node)) for name, node in buffers.items())
+            self._choice = _render_template(self.call, self.template, self.config, buffers, self.split_k)
         return self._choice
 
     @property
     def digest(self) -> str:
         """The digest of the kernel as it is rendered for this call, alone, and of the memory that it reads."""
-        text = inductor_choices_ahead.source(self.render())
-        memory = [(name, _memory(expressions, {})) for name, expressions in self._slots]
+        text = inductor_choices_ahead.kernel_source(self.render())
+        memory = [(name, _memory_of_slot(expressions, {})) for name, expressions in self._slots]
         return hashlib.sha256(f"{text}|{self._slots}|{memory}|{self.split_k}".encode()).hexdigest()[:32]
 
     def compile_apart(self) -> bool:
@@ -82,7 +82,7 @@ class TemplateCandidate(Candidate):
 
     def precompile(self, args: tuple[Any, ...]) -> None:
         """Compile the kernel alone, after it has been rendered. Any thread may call this method."""
-        inductor_choices_ahead.precompile(self.render())
+        inductor_choices_ahead.precompile_kernel(self.render())
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
         """Compile the kernel alone, and return a function that runs it on ``args`` into a poisoned output.
@@ -94,7 +94,7 @@ class TemplateCandidate(Candidate):
         """
         self.render()
         inputs, out = self._inputs(args, {}, self.call.scratch), self.call.scratch(f"out {self.split_k}", self._output)
-        _poison(out)
+        _poison_output(out)
         if self._run is None:
             self.precompile(args)
             self._run = inductor_choices_ahead.run_function(self._choice, inputs, out, {})
@@ -107,25 +107,25 @@ class TemplateCandidate(Candidate):
         self.render()
         if self._run is None:
             self.precompile(args)
-        inputs, out = self._inputs(args, sizes, _anew), self._output(sizes)
-        _poison(out)
+        inputs, out = self._inputs(args, sizes, _fresh_memory), self._output(sizes)
+        _poison_output(out)
         return self._launched(inductor_choices_ahead.run_function(self._choice, inputs, out, sizes), inputs, out)
 
     def _launched(self, run: Any, inputs: list[Tensor], out: Tensor) -> Callable[[], tuple[Tensor, ...]]:
         def call(_alive: list[Tensor] = inputs) -> tuple[Tensor, ...]:  # a C++ kernel was given their addresses only
-            inductor_lowering.launch(run)
-            return (_sum(self.call, out) if self.split_k > 1 else out,)
+            inductor_lowering.launch_run(run)
+            return (_sum_partials(self.call, out) if self.split_k > 1 else out,)
 
         return call
 
     def state(self) -> str:
         """Return the variables in which the compiled kernel keeps values from call to call, or an empty text."""
         choice = self.render()
-        library = inductor_choices_ahead.library(choice)
+        library = inductor_choices_ahead.kernel_library(choice)
         if library is None:
             return ""
-        words = set(re.findall(r"\w+", inductor_choices_ahead.source(choice)))
-        return ", ".join(str(symbol) for symbol in state_of(library).symbols if _is_named(symbol.name, words))
+        words = set(re.findall(r"\w+", inductor_choices_ahead.kernel_source(choice)))
+        return ", ".join(str(symbol) for symbol in read_library_state(library).symbols if _is_named(symbol.name, words))
 
     def _inputs(self, args: tuple[Any, ...], sizes: Sizes, room: Callable[..., Tensor]) -> list[Tensor]:
         """Return memory with the strides of the buffers that the kernel was rendered for, filled with ``args``."""
@@ -133,9 +133,9 @@ class TemplateCandidate(Candidate):
         tables = dict(self.template.tables)
         tensors = []
         for name, expressions in self._slots:
-            memory = _memory(expressions, sizes)
+            memory = _memory_of_slot(expressions, sizes)
             value = given[name] if name in given else tables[name](self.call.numbers(sizes)).to(self.call.device)
-            flat = room(f"{name} {memory}", _room, memory, value)
+            flat = room(f"{name} {memory}", _allocate_buffer, memory, value)
             if value.numel():
                 flat.as_strided(*memory).copy_(value)
             tensors.append(flat)
@@ -157,8 +157,12 @@ class TemplateCandidate(Candidate):
         node = inductor_lowering.choice_node(self.render(), fusion and pays)
         if self.split_k == 1:
             return node
-        partial_sums = inductor_lowering.fake((self.split_k, *self.call.output.shape), torch.float32, self.call.device)
-        return inductor_lowering.inline(inductor_lowering.trace(lambda p: _sum(self.call, p), [partial_sums]), [node])
+        partial_sums = inductor_lowering.fake_contiguous(
+            (self.split_k, *self.call.output.shape), torch.float32, self.call.device
+        )
+        return inductor_lowering.inline_graph(
+            inductor_lowering.trace_to_aten(lambda p: _sum_partials(self.call, p), [partial_sums]), [node]
+        )
 
     @cached_property
     def split_k(self) -> int:
@@ -166,7 +170,7 @@ class TemplateCandidate(Candidate):
         declared = self.template.split_k
         if declared is None:
             return 1
-        return int(declared(Fixed(self.call.env), self.config.as_dict()))
+        return int(declared(SpecialisedSizes(self.call.env), self.config.as_dict()))
 
 
 def _is_named(symbol: str, words: set[str]) -> bool:
@@ -182,7 +186,7 @@ def _is_named(symbol: str, words: set[str]) -> bool:
     return not TORCHS & set(names) and bool(words & set(names))
 
 
-class Fixed(Mapping[str, Any]):
+class SpecialisedSizes(Mapping[str, Any]):
     """Sizes as numbers. Each size that is read becomes a constant of the compiled code."""
 
     def __init__(self, env: Mapping[str, Any]) -> None:
@@ -190,7 +194,7 @@ class Fixed(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         value = self.env[name]
-        return inductor_lowering.static(value) if isinstance(value, torch.SymInt) else value
+        return inductor_lowering.static_size(value) if isinstance(value, torch.SymInt) else value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.env)
@@ -199,24 +203,28 @@ class Fixed(Mapping[str, Any]):
         return len(self.env)
 
 
-def _sum(call: Call, partial_sums: Tensor) -> Tensor:
+def _sum_partials(call: LoweredCall, partial_sums: Tensor) -> Tensor:
     return partial_sums.sum(0).to(call.output.dtype)
 
 
-def _render(call: Call, template: Template, config: Config, buffers: dict[str, Any], split_k: int) -> Any:
+def _render_template(
+    call: LoweredCall, template: Template, config: Config, buffers: dict[str, Any], split_k: int
+) -> Any:
     layout = inductor_lowering.fixed_layout(call.output)
     if split_k > 1:
         layout = inductor_lowering.fixed_layout(
-            inductor_lowering.fake((split_k, *call.output.shape), torch.float32, call.device)
+            inductor_lowering.fake_contiguous((split_k, *call.output.shape), torch.float32, call.device)
         )
-    if shared := inductor_lowering.shared(list(buffers.values())):
+    if shared := inductor_lowering.shared_buffer(list(buffers.values())):
         raise NotImplementedError(f"two arguments are views of buffer {shared}")
     # The name appears in profiles and in generated code, so it begins with that of the op.
     name = f"{call.op.spec.namespace}_{call.op.spec.opname}_{template.name}"
     if template.language == "cpp":
         from shiplap.torch_private import inductor_cpp_template
 
-        return inductor_cpp_template.choice(name, template.source, buffers, layout, call.constants, config.as_dict())
+        return inductor_cpp_template.cpp_choice(
+            name, template.source, buffers, layout, call.constants, config.as_dict()
+        )
     from shiplap.torch_private import inductor_triton_template
 
     assert template.grid is not None
@@ -224,8 +232,8 @@ def _render(call: Call, template: Template, config: Config, buffers: dict[str, A
     # Inductor caches templates by name, so the name has to change with the source and with the grid.
     unique = f"{name}_{hashlib.sha256(source.encode()).hexdigest()[:8]}_{code_digest(template.grid)[:8]}"
     sizes = {k: v for k, v in call.env.items() if isinstance(v, (int, torch.SymInt))}
-    grid = _grid(template, tuple(sizes))
-    expressions = [inductor_lowering.expression(v) for v in sizes.values()]
+    grid = _positional_grid(template, tuple(sizes))
+    expressions = [inductor_lowering.size_expression(v) for v in sizes.values()]
     constants = {
         **call.constants,
         **call.facts(buffers),
@@ -233,10 +241,12 @@ def _render(call: Call, template: Template, config: Config, buffers: dict[str, A
         **({"SPLIT_K": split_k} if template.split_k else {}),
         **config.as_dict(),
     }
-    return inductor_triton_template.choice(unique, source, grid, expressions, list(buffers.values()), layout, constants)
+    return inductor_triton_template.triton_choice(
+        unique, source, grid, expressions, list(buffers.values()), layout, constants
+    )
 
 
-def _grid(template: Template, names: tuple[str, ...]) -> Callable[..., tuple[Any, Any, Any]]:
+def _positional_grid(template: Template, names: tuple[str, ...]) -> Callable[..., tuple[Any, Any, Any]]:
     """Return ``template.grid`` in the form that Inductor calls: sizes by position, then the config."""
     assert template.grid is not None
     declared = template.grid
@@ -248,7 +258,7 @@ def _grid(template: Template, names: tuple[str, ...]) -> Callable[..., tuple[Any
     return grid
 
 
-def _poison(out: Tensor) -> None:
+def _poison_output(out: Tensor) -> None:
     """Fill an output with values that no kernel computes by accident."""
     if out.is_floating_point():
         # NaN in one element that the kernel does not write makes the comparison fail.
@@ -257,18 +267,22 @@ def _poison(out: Tensor) -> None:
         out.reshape(-1).view(torch.uint8).fill_(0x7B)
 
 
-def _memory(expressions: tuple[Any, ...], sizes: Sizes) -> Memory:
+def _memory_of_slot(expressions: tuple[Any, ...], sizes: Sizes) -> Memory:
     """Return sizes, strides and offset as numbers."""
     shape, strides, offset = expressions
-    return tuple(evaluate(n, sizes) for n in shape), tuple(evaluate(n, sizes) for n in strides), evaluate(offset, sizes)
+    return (
+        tuple(evaluate_size(n, sizes) for n in shape),
+        tuple(evaluate_size(n, sizes) for n in strides),
+        evaluate_size(offset, sizes),
+    )
 
 
-def _anew(name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
+def _fresh_memory(name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
     """Return memory at addresses that no other run has used."""
     return make(*args)
 
 
-def _room(memory: Memory, value: Tensor) -> Tensor:
+def _allocate_buffer(memory: Memory, value: Tensor) -> Tensor:
     """Return memory that starts where a buffer of these sizes, strides and offset starts."""
     sizes, strides, offset = memory
     length = offset + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1 if value.numel() else 0

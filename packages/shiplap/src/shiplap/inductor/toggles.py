@@ -11,7 +11,7 @@ from shiplap.dispatch import Op, compile_cache_key
 
 
 @dataclass(frozen=True)
-class Switches:
+class TemplateSwitches:
     """The switches of one op. ``templates``: whether templates are candidates. ``fusion``: whether neighbours are
     fused.
     """
@@ -21,11 +21,11 @@ class Switches:
     only: str = ""  # the one candidate to take, verified all the same
 
 
-_force: dict[str, Switches] = {}
+_force: dict[str, TemplateSwitches] = {}
 
 
-def in_force(op: Op) -> Switches:
-    return _force.get(op.spec.name, Switches())
+def switches_of(op: Op) -> TemplateSwitches:
+    return _force.get(op.spec.name, TemplateSwitches())
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def switches(
     with from the cache.
     """
     # Switches may be nested, so the earlier ones are restored and not deleted.
-    before = in_force(op)
+    before = switches_of(op)
     given: dict[str, Any] = {"templates": templates, "fusion": fusion, "only": only}
     _force[op.spec.name] = replace(before, **{k: v for k, v in given.items() if v is not None})
     try:
@@ -47,6 +47,6 @@ def switches(
         _force[op.spec.name] = before
 
 
-compile_cache_key.on_key(
-    lambda op: str(_force[op.spec.name]) if _force.get(op.spec.name, Switches()) != Switches() else ""
+compile_cache_key.add_key_part(
+    lambda op: str(_force[op.spec.name]) if _force.get(op.spec.name, TemplateSwitches()) != TemplateSwitches() else ""
 )

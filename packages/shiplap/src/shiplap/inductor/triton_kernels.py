@@ -17,21 +17,21 @@ from shiplap.kernels.triton.kernel import LaunchedKernel, PlainLaunch
 from shiplap.torch_private import inductor_lowering, inductor_user_kernels
 
 
-def can_be_seen(op: Op) -> bool:
+def is_single_launch(op: Op) -> bool:
     """Return whether some call of ``op`` is one launch of a Triton kernel, whatever a choice table contains."""
     return any(len(kernels) == 1 and isinstance(kernels[0], LaunchedKernel) for kernels in op.kernels.values())
 
 
-def lower(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
+def lower_triton_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
     """Lower one call of ``op``: to the kernel itself if that is enabled and possible, else to a call."""
-    if inductor_user_kernels.fuses() and inductor_user_kernels.compiling_code():
-        made = _launched(op, args, kwargs)
+    if inductor_user_kernels.user_kernels_fuse() and inductor_user_kernels.compiling_code():
+        made = _launch_node(op, args, kwargs)
         if made is not None:
             return made
-    return inductor_lowering.extern(overload, args, kwargs)
+    return inductor_lowering.extern_call(overload, args, kwargs)
 
 
-def _launched(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _launch_node(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     fx = inductor_lowering.current_node()
     fakes: Any = torch.fx.map_arg((fx.args, fx.kwargs), lambda n: n.meta["val"])
     values, output = op.spec.complete(*fakes), fx.meta["val"]
@@ -46,12 +46,12 @@ def _launched(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     if launch is None or 0 in launch.grid:
         return None
     nodes = (*args, *(kwargs.get(a.name, a.default) for a in op.spec.args[len(args) :]))
-    return _node(
+    return _user_kernel_node(
         op, launch, dict(zip([a.name for a in op.spec.args], zip(nodes, values, strict=True), strict=True)), output
     )
 
 
-def _node(op: Op, launch: PlainLaunch, given: Mapping[str, tuple[Any, Any]], output: Tensor) -> Any:
+def _user_kernel_node(op: Op, launch: PlainLaunch, given: Mapping[str, tuple[Any, Any]], output: Tensor) -> Any:
     """Return the node of a launch, or None. ``given`` maps an argument to its node and its value, a fake for
     tensors.
     """
@@ -66,6 +66,6 @@ def _node(op: Op, launch: PlainLaunch, given: Mapping[str, tuple[Any, Any]], out
     contiguous = torch.empty(output.shape, dtype=output.dtype, device="meta").stride()
     if not target or output.stride() != contiguous:
         return None
-    return inductor_user_kernels.node(
+    return inductor_user_kernels.user_kernel_node(
         launch.kernel, launch.grid, launch.options, launch.values, inputs, (target, output)
     )

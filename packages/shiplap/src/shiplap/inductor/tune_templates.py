@@ -13,68 +13,75 @@ from dataclasses import dataclass, field
 from shiplap.dispatch import Op, tuned_choices
 from shiplap.dispatch.tuned_choices import REFERENCE
 from shiplap.errors import ShiplapError, error
-from shiplap.inductor.bound_call import Call
-from shiplap.inductor.pytorch_candidate import candidates
-from shiplap.inductor.select_candidate import Selection, known, measure
+from shiplap.inductor.bound_call import LoweredCall
+from shiplap.inductor.pytorch_candidate import template_candidates
+from shiplap.inductor.select_candidate import CandidateSelection, choice_for_selection, measure_candidates
 from shiplap.inductor.template_candidate import TemplateCandidate
 from shiplap.inductor.worker_candidates import compile_alone
 from shiplap.sampling.finding import Finding
-from shiplap.sampling.recipe import Recipe
-from shiplap.sampling.run import last_line
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.run import error_line
 from shiplap.settings import settings
 from shiplap.tuning.allowed import require_quiet
 from shiplap.tuning.choice import Choice
-from shiplap.tuning.compiled_templates import ALONE, templates
-from shiplap.tuning.frozen_table import keep
-from shiplap.tuning.inputs import Inputs, inputs
+from shiplap.tuning.compiled_templates import ALONE, templates_by_need
+from shiplap.tuning.frozen_table import remember_choice
+from shiplap.tuning.inputs import Inputs, draw_inputs
 from shiplap.tuning.key import Key, key_for
 from shiplap.tuning.search import Report
-from shiplap.tuning.selector import Options, force
-from shiplap.tuning.worker_process import Isolation
+from shiplap.tuning.selector import SelectionOptions, install_choices
+from shiplap.tuning.worker_process import WorkerProcess
 
 
 @dataclass
-class Request:
+class TemplateTuningRequest:
     """The request of :func:`tune_templates` to the lowering of the call that it compiles, and the result."""
 
     op: Op
-    options: Options
+    options: SelectionOptions
     report: Report
-    isolation: Isolation | None
+    isolation: WorkerProcess | None
     key: Key | None = None
     choice: Choice | None = None
     findings: list[Finding] = field(default_factory=list)
 
 
 # A context variable, because Inductor calls the lowering: no argument of ours reaches it.
-_request: ContextVar[Request | None] = ContextVar("shiplap_tuned_call", default=None)
+_request: ContextVar[TemplateTuningRequest | None] = ContextVar("shiplap_tuned_call", default=None)
 
 
-def asked() -> bool:
+def is_tuning_templates() -> bool:
     """Return whether :func:`tune_templates` is compiling."""
     return _request.get() is not None
 
 
-def answered(call: Call) -> bool:
+def answer_tuning_request(call: LoweredCall) -> bool:
     """Choose a candidate for ``call`` if :func:`tune_templates` compiles it. The call then uses the fallback."""
     request = _request.get()
     if request is None or request.op is not call.op or request.key is not None:
         return False
-    selection = Selection.of(call)
+    selection = CandidateSelection.of(call)
     request.key = selection.key
-    valid, refused = candidates(call)
-    request.findings += [_skipped(call.op, f"{name}: {why}", selection.inputs.recipe) for name, why in refused.items()]
+    valid, refused = template_candidates(call)
+    request.findings += [
+        _skipped_finding(call.op, f"{name}: {why}", selection.inputs.recipe) for name, why in refused.items()
+    ]
     # Frozen choices are used even with remeasure, since nothing is measured beside them.
-    request.choice = None if request.options.remeasure and not tuned_choices.frozen else known(selection)
+    request.choice = None if request.options.remeasure and not tuned_choices.frozen else choice_for_selection(selection)
     if request.choice is None and tuned_choices.frozen:
-        request.choice = _default(selection, valid)
+        request.choice = _frozen_default(selection, valid)
     elif request.choice is None and valid:
-        request.choice, _ = measure(selection, valid, request.options, request.report, request.isolation)
+        request.choice, _ = measure_candidates(selection, valid, request.options, request.report, request.isolation)
     return True
 
 
 def tune_templates(
-    op: Op, recipe: Recipe, device: str, options: Options, report: Report, isolation: Isolation | None
+    op: Op,
+    recipe: SampleRecipe,
+    device: str,
+    options: SelectionOptions,
+    report: Report,
+    isolation: WorkerProcess | None,
 ) -> Choice:
     """Return the choice among the templates of ``op`` in compiled code, for calls like ``recipe``: stored, and
     installed.
@@ -84,16 +91,16 @@ def tune_templates(
             inside an op, a backward, a capture or a trace.
     """
     require_quiet(f"{op.spec.name} in compiled code")
-    drawn = inputs(op, recipe, device)
-    asked = Request(op, options, report, isolation)
+    drawn = draw_inputs(op, recipe, device)
+    asked = TemplateTuningRequest(op, options, report, isolation)
     report("compile the op alone", 0, 1)
-    why = _compiled(asked, drawn)
+    why = _compile_for_request(asked, drawn)
     choice = asked.choice
     if choice is None:
-        names = ", ".join(t.name for each in templates(op, device) for t in each)
+        names = ", ".join(t.name for each in templates_by_need(op, device) for t in each)
         if why:
-            asked.findings.append(_skipped(op, f"{names}: the op cannot be compiled here: {why}", recipe))
-        choice = _reference(op, drawn, asked.key, f"{names}: no candidate could be measured")
+            asked.findings.append(_skipped_finding(op, f"{names}: the op cannot be compiled here: {why}", recipe))
+        choice = _reference_choice(op, drawn, asked.key, f"{names}: no candidate could be measured")
         return choice.but(findings=tuple(asked.findings), origin="default")
     choice = choice.but(findings=(*choice.findings, *asked.findings))
     if choice.origin == "default" and settings().strict:
@@ -104,13 +111,13 @@ def tune_templates(
             expected="a frozen choice",
         )
     if not tuned_choices.frozen and asked.key is not None:
-        keep(asked.key, choice)
-        force(op, [choice])
+        remember_choice(asked.key, choice)
+        install_choices(op, [choice])
     return choice
 
 
-def _compiled(asked: Request, drawn: Inputs) -> str:
-    """Compile the op alone, which fills in ``asked``, and return the reason if that fails."""
+def _compile_for_request(asked: TemplateTuningRequest, drawn: Inputs) -> str:
+    """Compile the op alone, which fills in ``is_tuning_templates``, and return the reason if that fails."""
     token = _request.set(asked)
     try:
         compile_alone(asked.op, drawn)
@@ -118,21 +125,21 @@ def _compiled(asked: Request, drawn: Inputs) -> str:
     except ShiplapError:
         raise
     except Exception as e:  # of Inductor, or of the compiler that it calls
-        return last_line(e)
+        return error_line(e)
     finally:
         _request.reset(token)
     return "" if asked.key is not None else "the compiled code does not hold the op"
 
 
-def _default(selection: Selection, valid: list[TemplateCandidate]) -> Choice:
+def _frozen_default(selection: CandidateSelection, valid: list[TemplateCandidate]) -> Choice:
     """Return the declared default of a call for which a frozen table has no entry."""
-    blank = _reference(selection.call.op, selection.inputs, selection.key, "")
+    blank = _reference_choice(selection.call.op, selection.inputs, selection.key, "")
     taken = next((c for c in valid if c.template.default), None)
     blank = blank.but(reason=f"declared default: not in {tuned_choices.frozen}", origin="default")
     return blank if taken is None else blank.but(kernel=taken.kernel, config=taken.config)
 
 
-def _reference(op: Op, drawn: Inputs, key: Key | None, reason: str) -> Choice:
+def _reference_choice(op: Op, drawn: Inputs, key: Key | None, reason: str) -> Choice:
     place: Mapping[str, str] = dict(ALONE)
     blank = key_for(op, drawn, place) if key is None else key
     return Choice(
@@ -148,5 +155,5 @@ def _reference(op: Op, drawn: Inputs, key: Key | None, reason: str) -> Choice:
     )
 
 
-def _skipped(op: Op, evidence: str, recipe: Recipe) -> Finding:
+def _skipped_finding(op: Op, evidence: str, recipe: SampleRecipe) -> Finding:
     return Finding("tune.candidates", "skip", op.spec.name, evidence, str(recipe), "")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from shiplap.dispatch import Op
-from shiplap.inductor.bound_call import Call
+from shiplap.inductor.bound_call import LoweredCall
 from shiplap.inductor.template_candidate import TemplateCandidate
 from shiplap.tuning.candidate import Candidate
 from shiplap.tuning.inputs import Inputs
@@ -20,7 +20,7 @@ from shiplap.tuning.inputs import Inputs
 _collected: ContextVar[list[Any] | None] = ContextVar("shiplap_collected_candidates", default=None)
 
 
-def collect(call: Call, candidates: Sequence[TemplateCandidate]) -> bool:
+def collect_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate]) -> bool:
     """Append the candidates of a call to the list of :func:`provide`, if that function compiles. Return whether it
     does.
 
@@ -29,13 +29,13 @@ def collect(call: Call, candidates: Sequence[TemplateCandidate]) -> bool:
     listed = _collected.get()
     if listed is None:
         return False
-    from shiplap.inductor.select_candidate import rendered
+    from shiplap.inductor.select_candidate import render_candidates
 
-    listed += rendered(call, candidates)
+    listed += render_candidates(call, candidates)
     return True
 
 
-def collecting() -> bool:
+def is_collecting() -> bool:
     """Return whether :func:`provide` is compiling."""
     return _collected.get() is not None
 
@@ -53,15 +53,15 @@ def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
 
 def compile_alone(op: Op, drawn: Inputs) -> None:
     """Compile a call of ``op`` without other operations, and run it. No code of an earlier compilation is reused."""
-    from shiplap.sampling.run import split
+    from shiplap.sampling.run import split_arguments
     from shiplap.torch_private import inductor_lowering
 
     def call(*args: Any, **named: Any) -> Any:
         return op.overload(*args, **named)
 
-    positional, named = split(op.spec, drawn.real[0].fresh())
+    positional, named = split_arguments(op.spec, drawn.real[0].fresh())
     anew = FunctionType(
         call.__code__.replace(), call.__globals__, closure=call.__closure__
     )  # Dynamo's cache is per code
-    with torch.no_grad(), inductor_lowering.uncached():
+    with torch.no_grad(), inductor_lowering.without_graph_caches():
         torch.compile(anew, dynamic=False, fullgraph=True)(*positional, **named)

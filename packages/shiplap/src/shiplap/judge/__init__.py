@@ -4,7 +4,7 @@ The process that judges owns the inputs, the clock and the comparison. The candi
 """
 
 from shiplap.judge.engine import judge
-from shiplap.judge.options import Options
+from shiplap.judge.options import JudgeOptions
 from shiplap.judge.result import JudgeResult, Reason, Timed
 
-__all__ = ["JudgeResult", "Options", "Reason", "Timed", "judge"]
+__all__ = ["JudgeOptions", "JudgeResult", "Reason", "Timed", "judge"]

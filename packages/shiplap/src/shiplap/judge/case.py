@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from shiplap.judge.options import Budget, Options
-from shiplap.judge.problem import Problem
+from shiplap.judge.options import JudgeBudget, JudgeOptions
+from shiplap.judge.problem import JudgeProblem
 from shiplap.judge.result import Reason, Timed
-from shiplap.judge.target import Subject, Target
+from shiplap.judge.target import JudgeSubject, JudgeTarget
 from shiplap.sampling.ledger import Ledger
-from shiplap.sandbox.candidate import Wrong
+from shiplap.sandbox.candidate import CandidateError
 
-Report = Callable[[str, int, int], None]
+ProgressReport = Callable[[str, int, int], None]
 
 
 @dataclass
-class Case:
+class JudgeSession:
     """The request of one judgement, and the findings so far.
 
     Attributes:
@@ -33,12 +33,12 @@ class Case:
         tried: the axes of the ledger that some form varies.
     """
 
-    options: Options
-    subject: Subject
-    candidate: Target
-    reference: Target
-    report: Report
-    budget: Budget
+    options: JudgeOptions
+    subject: JudgeSubject
+    candidate: JudgeTarget
+    reference: JudgeTarget
+    report: ProgressReport
+    budget: JudgeBudget
     reasons: list[Reason] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     unchecked: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Case:
     tried: set[str] = field(default_factory=set)
 
     @property
-    def problem(self) -> Problem:
+    def problem(self) -> JudgeProblem:
         """The problem of the subject, which draws inputs and computes expected results."""
         return self.subject.problem
 
@@ -57,5 +57,5 @@ class Case:
         """A context that turns an error of the candidate into a reason, with ``label`` as its input."""
         try:
             yield
-        except Wrong as e:
+        except CandidateError as e:
             self.reasons.append(Reason(e.check, e.evidence, label))

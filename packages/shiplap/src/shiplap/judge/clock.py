@@ -18,29 +18,29 @@ from statistics import median
 
 import torch
 
-from shiplap.judge.options import Pace
-from shiplap.judge.problem import Problem
+from shiplap.judge.options import StepDeadline
+from shiplap.judge.problem import JudgeProblem
 from shiplap.judge.result import Timed
-from shiplap.judge.variants import Form
+from shiplap.judge.variants import InputForm
 from shiplap.sampling.case import tree_map
-from shiplap.sampling.run import tensors
-from shiplap.sandbox.candidate import Call, Witness, Wrong
+from shiplap.sampling.run import tensors_among
+from shiplap.sandbox.candidate import CallOutcome, CandidateError, TargetProcess
 
 # Fewer rounds say too little about the least time of a call.
-LEAST = 5
-FLUSHED = 32 << 20  # bytes, more than the last-level cache of a CPU
-BUSY = 0.2  # share of waiting for a processor from which load may explain a time
+MIN_ROUNDS = 5
+FLUSH_BYTES = 32 << 20  # bytes, more than the last-level cache of a CPU
+BUSY_SHARE = 0.2  # share of waiting for a processor from which load may explain a time
 DISTRUST, SLACK = 0.5, 500e-6  # the greatest difference of the two clocks: share of the time, and seconds
 
 
-class Doubt(Wrong):
+class ImplausibleTiming(CandidateError):
     """Raised for times that are not plausible.
 
     ``busy`` is the share of the time in which the timed processes waited for a processor. Calls of the candidate are
     left out of this share, since a candidate can make itself wait.
     """
 
-    def __init__(self, check: str, evidence: str, calls: Mapping[str, Sequence[Call]]) -> None:
+    def __init__(self, check: str, evidence: str, calls: Mapping[str, Sequence[CallOutcome]]) -> None:
         super().__init__(check, evidence)
         made = [c for name, each in calls.items() if name != "candidate" for c in each]
         self.busy = 1.0 - sum(c.quiet for c in made) / max(sum(c.wall for c in made), 1e-9)
@@ -48,25 +48,27 @@ class Doubt(Wrong):
     @property
     def proven(self) -> bool:
         """Whether load on the machine is too small to explain the times."""
-        return self.busy < BUSY
+        return self.busy < BUSY_SHARE
 
 
 @cache
-def rates(device: str = "cpu") -> tuple[float, float]:
+def measure_peak_rates(device: str = "cpu") -> tuple[float, float]:
     """Return the highest measured rates of a device: bytes moved in a second, and operations of a
     product in a second.
     """
-    size, edge, dtype = (FLUSHED, 768, torch.float32) if device == "cpu" else (16 * FLUSHED, 4096, torch.float16)
+    size, edge, dtype = (
+        (FLUSH_BYTES, 768, torch.float32) if device == "cpu" else (16 * FLUSH_BYTES, 4096, torch.float16)
+    )
     room = torch.ones(size // 4, device=device)
     copy, a = torch.empty_like(room), torch.randn(edge, edge, device=device).to(dtype)
     moved, done = [], []
     for _ in range(4):
-        moved.append(2 * size / _seconds(device, lambda: copy.copy_(room)))
-        done.append(2 * edge**3 / _seconds(device, lambda: torch.mm(a, a)))
+        moved.append(2 * size / _time_once(device, lambda: copy.copy_(room)))
+        done.append(2 * edge**3 / _time_once(device, lambda: torch.mm(a, a)))
     return max(moved), max(done)
 
 
-def _seconds(device: str, work: Callable[[], object]) -> float:
+def _time_once(device: str, work: Callable[[], object]) -> float:
     """Return the seconds of one call of ``work``, the work on the device included."""
     settle = torch.get_device_module(device).synchronize
     settle()
@@ -77,7 +79,14 @@ def _seconds(device: str, work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def measure(problem: Problem, form: Form, judged: Mapping[str, Witness], rounds: int, ends: float, pace: Pace) -> Timed:
+def measure_form(
+    problem: JudgeProblem,
+    form: InputForm,
+    judged: Mapping[str, TargetProcess],
+    rounds: int,
+    ends: float,
+    pace: StepDeadline,
+) -> Timed:
     """Time each of the processes ``judged`` in turn and return the times of this form.
 
     The keys are ``"candidate"``, ``"reference"``, ``"nothing"`` and perhaps ``"compiled"``. The least time of each
@@ -86,9 +95,9 @@ def measure(problem: Problem, form: Form, judged: Mapping[str, Witness], rounds:
     times.
     """
     # Caches are emptied before each call, since this process has just written the arguments.
-    flush, order = torch.empty(FLUSHED, dtype=torch.uint8), list(judged)
-    calls: dict[str, list[Call]] = {name: [] for name in order}
-    repeated: list[Call] = []
+    flush, order = torch.empty(FLUSH_BYTES, dtype=torch.uint8), list(judged)
+    calls: dict[str, list[CallOutcome]] = {name: [] for name in order}
+    repeated: list[CallOutcome] = []
     for number in range(rounds):
         with pace.step():
             args = problem.draw(form)
@@ -103,37 +112,39 @@ def measure(problem: Problem, form: Form, judged: Mapping[str, Witness], rounds:
                 if name == "candidate":
                     # The same values again: a candidate that stores results is faster now.
                     repeated.append(judged[name].call(args, expected))
-        if number + 1 >= LEAST and time.monotonic() > ends:
+        if number + 1 >= MIN_ROUNDS and time.monotonic() > ends:
             break
     # Only after all rounds: the least times are the most reliable then.
-    _remembers(calls, repeated)
-    return _timed(problem, form, args, calls)
+    _check_memoization(calls, repeated)
+    return _summarize_timing(problem, form, args, calls)
 
 
-def alone(problem: Problem, form: Form, judged: Mapping[str, Witness], timed: Timed, pace: Pace) -> Timed:
+def remeasure_without_candidate(
+    problem: JudgeProblem, form: InputForm, judged: Mapping[str, TargetProcess], timed: Timed, pace: StepDeadline
+) -> Timed:
     """Return ``timed`` with the reference timed again after the candidate has ended, where that time is less.
 
     The candidate is stopped while others are timed, but work that it left to a device or to the system may go on.
     """
-    flush = torch.empty(FLUSHED, dtype=torch.uint8)
-    calls: dict[str, list[Call]] = {name: [] for name in judged}
-    for number in range(LEAST):
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8)
+    calls: dict[str, list[CallOutcome]] = {name: [] for name in judged}
+    for number in range(MIN_ROUNDS):
         args = problem.draw(form)
         for name, witness in judged.items():
             with pace.step(witness.prisoner):
                 flush.fill_(number)
                 calls[name].append(witness.call(args))
-    device = next((t.device.type for t in tensors(args)), "cpu")
-    times = _times(calls, device)
+    device = next((t.device.type for t in tensors_among(args)), "cpu")
+    times = _net_times(calls, device)
     compiled = None if timed.compiled is None else min(timed.compiled, times["compiled"])
     return replace(timed, reference=min(timed.reference, times["reference"]), compiled=compiled)
 
 
-def _times(calls: Mapping[str, Sequence[Call]], device: str) -> dict[str, float]:
+def _net_times(calls: Mapping[str, Sequence[CallOutcome]], device: str) -> dict[str, float]:
     """Return the net seconds of each process except ``"nothing"``.
 
     On a CPU, the time of the exchange is subtracted from the wall time. On a GPU, the exchange copies to and from the
-    device, which takes far longer than the kernels, so the times of CUDA events count. ``_agree`` compares
+    device, which takes far longer than the kernels, so the times of CUDA events count. ``_compare_clocks`` compares
     those with the wall time, and work on other streams is checked separately.
     """
     usual = min if device == "cpu" else median  # events of a GPU are not disturbed by load on its host
@@ -143,49 +154,51 @@ def _times(calls: Mapping[str, Sequence[Call]], device: str) -> dict[str, float]
     return {n: own[n] if device != "cpu" else max(net[n], own[n]) for n in calls if n != "nothing"}
 
 
-def _remembers(calls: Mapping[str, list[Call]], repeated: list[Call]) -> None:
+def _check_memoization(calls: Mapping[str, list[CallOutcome]], repeated: list[CallOutcome]) -> None:
     """Raise Doubt where a second call on the same values takes much less time than the first."""
     empty = median([c.quiet for c in calls["nothing"]])
     least = min(c.quiet for c in calls["candidate"]) - empty  # load on the machine delays single calls only
     most = max(c.wall for c in repeated) - empty
     if least > SLACK and most < 0.5 * least:
         evidence = f"{least * 1e6:.0f} us on new values, {most * 1e6:.0f} us on the same values again"
-        raise Doubt("remembers", evidence, calls)
+        raise ImplausibleTiming("remembers", evidence, calls)
 
 
-def _timed(problem: Problem, form: Form, args: tuple[object, ...], calls: Mapping[str, list[Call]]) -> Timed:
+def _summarize_timing(
+    problem: JudgeProblem, form: InputForm, args: tuple[object, ...], calls: Mapping[str, list[CallOutcome]]
+) -> Timed:
     """Return the times of one form, after checks of other streams, of the two clocks and of the least possible time."""
     walls = {name: [c.wall for c in made] for name, made in calls.items()}
     nothing = min(walls["nothing"])
     spread = max(walls["nothing"][1:]) - nothing  # the first call of each is cold
-    device = next((t.device.type for t in tensors(args)), "cpu")
-    times = _times(calls, device)
+    device = next((t.device.type for t in tensors_among(args)), "cpu")
+    times = _net_times(calls, device)
     # Results of a GPU are copied to the host, which the process that computes nothing does not do.
     copied = 0.0 if device == "cpu" else min(c.wall - c.spent for c in calls["reference"])
-    _agree(calls, min(walls["candidate"]) - nothing, max(nothing, copied), spread)
+    _compare_clocks(calls, min(walls["candidate"]) - nothing, max(nothing, copied), spread)
     late = [c.late for c in calls["candidate"]]
     # Load delays single calls.
-    for seconds, wrong in ((min(late), Wrong), (median(late), partial(Doubt, calls=calls))):
+    for seconds, wrong in ((min(late), CandidateError), (median(late), partial(ImplausibleTiming, calls=calls))):
         if seconds > SLACK / 5 + 0.1 * times["candidate"]:
             raise wrong("streams", f"work went on for {seconds * 1e6:.0f} us after the call's own stream was done")
-    moved = sum(t.numel() * t.itemsize for t in tensors(args))
+    moved = sum(t.numel() * t.itemsize for t in tensors_among(args))
     outs: list[int] = []
     with torch.no_grad():
         result = problem.expect(form, args).own
     tree_map(lambda t: outs.append(t.numel() * t.itemsize), result)
     flops = problem.flops(args)
-    bandwidth, operations = rates(device)
+    bandwidth, operations = measure_peak_rates(device)
     # A factor of 8: caches and sparse values can beat the measured rates, but not by that much.
     bound = max(sum(outs) / (8 * bandwidth), flops / (8 * operations))
     if times["candidate"] + nothing < bound:
         evidence = f"{times['candidate'] * 1e6:.1f} us, and its work takes {bound * 1e6:.1f} us at least"
-        raise Doubt("impossible", evidence, calls)
+        raise ImplausibleTiming("impossible", evidence, calls)
     light = max((moved + sum(outs)) / bandwidth, flops / operations)
     taken = times["candidate"], times["reference"], times.get("compiled")
     return Timed(form.label, *taken, nothing, light, len(walls["candidate"]))
 
 
-def _agree(calls: Mapping[str, Sequence[Call]], net: float, nothing: float, spread: float) -> None:
+def _compare_clocks(calls: Mapping[str, Sequence[CallOutcome]], net: float, nothing: float, spread: float) -> None:
     """Raise Doubt where the wall time of every call is much longer than the time by the candidate's own clock.
 
     ``net`` is the least wall time of its calls without the exchange. ``nothing`` is the time of an exchange.
@@ -195,6 +208,6 @@ def _agree(calls: Mapping[str, Sequence[Call]], net: float, nothing: float, spre
     least = min(c.wall for c in made) - nothing
     if hidden > max(DISTRUST * least, SLACK, spread):
         evidence = f"{hidden * 1e6:.0f} us of {least * 1e6:.0f} us are outside the call, says its own clock"
-        raise Doubt("clock", evidence, calls)
+        raise ImplausibleTiming("clock", evidence, calls)
     if net < -max(3 * spread, 0.8 * nothing):
-        raise Doubt("clock", "it answers faster than a process that computes nothing", calls)
+        raise ImplausibleTiming("clock", "it answers faster than a process that computes nothing", calls)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shiplap.judge.options import Pace
-from shiplap.judge.problem import Args, Problem
-from shiplap.judge.variants import CHANCE, Form
-from shiplap.sandbox.candidate import Witness, Wrong
-from shiplap.sandbox.proc_filesystem import Holds, holds
+from shiplap.judge.options import StepDeadline
+from shiplap.judge.problem import Args, JudgeProblem
+from shiplap.judge.variants import SECRET_RANDOM, InputForm
+from shiplap.sandbox.candidate import CandidateError, TargetProcess
+from shiplap.sandbox.proc_filesystem import ProcessResources, read_process_resources
 
 ENOUGH, EARLY = 100, 30  # calls in all, and calls after which lazy allocations are over
 EACH, BYTES = 0.5, 32 << 20  # a leak: files or threads for each further call, or bytes in all
@@ -28,14 +28,14 @@ class Endurance:
         own: the seconds of these calls.
     """
 
-    problem: Problem
-    witness: Witness
-    pace: Pace
+    problem: JudgeProblem
+    witness: TargetProcess
+    pace: StepDeadline
     made: int = 0
     own: float = 0.0
-    _early: Holds = field(default_factory=Holds)
+    _early: ProcessResources = field(default_factory=ProcessResources)
 
-    def run(self, form: Form, args: Args, ends: float) -> None:
+    def run(self, form: InputForm, args: Args, ends: float) -> None:
         """Call the candidate ``ENOUGH`` times on new values, or until ``ends``. Raises Wrong."""
         while self.made < ENOUGH and time.monotonic() < ends:
             with self.pace.step(self.witness.prisoner):
@@ -45,16 +45,16 @@ class Endurance:
                 if self.made == EARLY:
                     self._early = self._held()
                 args = self.problem.draw(form)
-        if self.made == ENOUGH and (leak := leaked(self._early, self._held(), ENOUGH - EARLY)):
-            raise Wrong("leaks", leak)
+        if self.made == ENOUGH and (leak := describe_leak(self._early, self._held(), ENOUGH - EARLY)):
+            raise CandidateError("leaks", leak)
 
-    def _held(self) -> Holds:
+    def _held(self) -> ProcessResources:
         """Return the resources of the process, without the arguments and results that it keeps on request."""
-        now, (files, size) = holds(self.witness.prisoner.pid), self.witness.kept
-        return Holds(now.files - files, now.threads, now.memory - size)
+        now, (files, size) = read_process_resources(self.witness.prisoner.pid), self.witness.kept
+        return ProcessResources(now.files - files, now.threads, now.memory - size)
 
 
-def leaked(before: Holds, after: Holds, calls: int) -> str:
+def describe_leak(before: ProcessResources, after: ProcessResources, calls: int) -> str:
     """Return a description of the resource that grows with each call, or an empty text."""
     for what, first, last in (("files", before.files, after.files), ("threads", before.threads, after.threads)):
         if last - first >= EACH * calls:
@@ -64,25 +64,27 @@ def leaked(before: Holds, after: Holds, calls: int) -> str:
     return ""
 
 
-def renewed(state: dict[str, Tensor], load: Callable[[dict[str, Tensor]], bool], *, zeros: bool = True) -> bool:
+def change_parameters(
+    state: dict[str, Tensor], load: Callable[[dict[str, Tensor]], bool], *, zeros: bool = True
+) -> bool:
     """Change the parameters in ``state``, and load them with ``load``. Return False if that is not
     possible.
 
     Each number is multiplied by a random factor of its own, so that positive numbers stay positive. With ``zeros``, a
     parameter of zeros only, as a bias often is at first, gets positive numbers.
     """
-    other = {k: _other(v, zeros=zeros) for k, v in state.items()}
+    other = {k: _scaled_parameter(v, zeros=zeros) for k, v in state.items()}
     if not other or not load(other):
         return False
     state.update(other)
     return True
 
 
-def _other(value: Tensor, *, zeros: bool) -> Tensor:
+def _scaled_parameter(value: Tensor, *, zeros: bool) -> Tensor:
     """Return random values of the same signs and about the same sizes as those of a parameter."""
     if not value.is_floating_point():
         return value.clone()
-    rng = torch.Generator().manual_seed(CHANCE.getrandbits(62))
+    rng = torch.Generator().manual_seed(SECRET_RANDOM.getrandbits(62))
     if zeros and not value.any():
         return (0.1 + 0.4 * torch.rand(value.shape, generator=rng)).to(value.device, value.dtype)
     factor = 0.5 + torch.rand(value.shape, generator=rng, dtype=torch.float64)

@@ -13,36 +13,36 @@ from pathlib import Path
 from typing import Any
 
 from shiplap.errors import error
-from shiplap.judge.case import Case, Report
-from shiplap.judge.clock import LEAST, Doubt, alone, measure
+from shiplap.judge.case import JudgeSession, ProgressReport
+from shiplap.judge.clock import MIN_ROUNDS, ImplausibleTiming, measure_form, remeasure_without_candidate
 from shiplap.judge.endurance import ENOUGH, Endurance
 from shiplap.judge.gradients import compare_gradients
-from shiplap.judge.is_reference import resubmitted
-from shiplap.judge.new_parameters import renew
-from shiplap.judge.options import Budget, Options, Pace
+from shiplap.judge.is_reference import describe_resubmission
+from shiplap.judge.new_parameters import check_new_parameters
+from shiplap.judge.options import JudgeBudget, JudgeOptions, StepDeadline
 from shiplap.judge.result import JudgeResult, Reason
-from shiplap.judge.target import Target, subject
-from shiplap.judge.variants import Form
+from shiplap.judge.target import JudgeTarget, load_subject
+from shiplap.judge.variants import InputForm
 from shiplap.sampling.ledger import JUDGE, Cell
-from shiplap.sampling.perturb import nudged
-from shiplap.sampling.recipe import Recipe
-from shiplap.sampling.run import tensors
-from shiplap.sandbox.candidate import OutOfReach, Witness, Wrong
-from shiplap.sandbox.load_candidate import added
-from shiplap.sandbox.source_scan import constants, suspicious
-from shiplap.sandbox.supervisor import Ended, Late, Launcher
+from shiplap.sampling.perturb import perturb_arguments
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.run import tensors_among
+from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, TargetProcess
+from shiplap.sandbox.load_candidate import added_folders
+from shiplap.sandbox.source_scan import constants_in_sources, find_suspicious_names
+from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, Timeout
 
-__all__ = ["Options", "judge"]
+__all__ = ["JudgeOptions", "judge"]
 
-ATTEMPTS = 3  # measurements before implausible times count as a fault
+TIMING_ATTEMPTS = 3  # measurements before implausible times count as a fault
 LEAST_SHAPES, MOST_SHAPES = 4, 14
 # Shares of the remaining time for each stage, in the order of the stages.
-CHOOSING = 0.3  # the search for forms that the reference accepts
-LOOKING = 0.6  # the comparison of all forms, after the first call
-ENDURING = 0.5  # many calls, and gradients
-COMPILING = 0.5  # torch.compile of the reference
-TIMING = 0.85  # times while the candidate's process exists
-OF_FUNCTIONS = ["layouts other than contiguous ones", "other dtypes, empty tensors, NaN and infinity"]
+CHOOSING_SHARE = 0.3  # the search for forms that the reference accepts
+CHECKING_SHARE = 0.6  # the comparison of all forms, after the first call
+ENDURING_SHARE = 0.5  # many calls, and gradients
+COMPILING_SHARE = 0.5  # torch.compile of the reference
+TIMING_SHARE = 0.85  # times while the candidate's process exists
+UNCHECKED_OF_FUNCTIONS = ["layouts other than contiguous ones", "other dtypes, empty tensors, NaN and infinity"]
 LOOKED_BY = {axis: part for (axis, _), part in JUDGE.items()}
 REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
 
@@ -52,9 +52,9 @@ def judge(
     candidate: Any,
     *,
     inputs: Any = None,
-    options: Options | None = None,
-    launcher: Launcher | None = None,
-    report: Report = lambda what, done, total: None,
+    options: JudgeOptions | None = None,
+    launcher: SandboxLauncher | None = None,
+    report: ProgressReport = lambda what, done, total: None,
     **changes: Any,
 ) -> JudgeResult:
     """Compare ``candidate``, which is not trusted, with ``reference``, which is trusted, and return the verdict.
@@ -66,7 +66,7 @@ def judge(
             top level of a file.
         inputs: a function, or ``"file.py:name"`` of a function, that returns the arguments of one call. By default it
             is ``get_inputs`` in the file of the reference. A declared op needs none.
-        options: the options, by default ``Options()``.
+        options: the options, by default ``JudgeOptions()``.
         launcher: a launcher to reuse, which saves its start. By default each judgement starts one.
         report: called with ``(stage, done, total)`` to show progress.
         changes: fields of :class:`Options` that replace those of ``options``.
@@ -80,16 +80,16 @@ def judge(
         >>> result = sl.judge("problem.py:Model", "generated.py:ModelNew", seconds=30)
         >>> result.verdict, result.min_speedup
     """
-    options = replace(options or Options(), **changes)
-    budget = Budget(time.monotonic(), options.seconds)
+    options = replace(options or JudgeOptions(), **changes)
+    budget = JudgeBudget(time.monotonic(), options.seconds)
     # One call must not use up the time of the judgement.
     one_call = min(options.bounds.seconds, budget.one_call)
     options = replace(options, bounds=replace(options.bounds, seconds=one_call))
     if not sys.platform.startswith("linux"):
         raise error("SL617", where="judge", got=sys.platform, expected="Linux, whose kernel can lock a process in")
-    asked = Target.of(reference, REFERENCE)
-    judged = Target.of(candidate, (*CANDIDATE, *asked.names))
-    made = subject(
+    asked = JudgeTarget.of(reference, REFERENCE)
+    judged = JudgeTarget.of(candidate, (*CANDIDATE, *asked.names))
+    made = load_subject(
         asked,
         inputs,
         device=options.device,
@@ -98,15 +98,15 @@ def judge(
         vary_shapes=options.vary_shapes,
         seed=secrets.randbits(62),
     )
-    case = Case(options, made, judged, asked, report, budget)
+    case = JudgeSession(options, made, judged, asked, report, budget)
     with ExitStack() as stack:
-        home = launcher or stack.enter_context(Launcher())
-        _hear(case, home, stack)
+        home = launcher or stack.enter_context(SandboxLauncher())
+        _run_checks(case, home, stack)
     cells = _cells_of(case)
     case.missing.update({str(c): c.reason for c in cells if c.required and c.state == "untouched"})
     return JudgeResult(
-        _shown(asked, reference),
-        _shown(judged, candidate),
+        _target_label(asked, reference),
+        _target_label(judged, candidate),
         tuple(case.reasons),
         tuple(case.missing.items()),
         tuple(case.unchecked),
@@ -117,7 +117,7 @@ def judge(
     )
 
 
-def _cells_of(case: Case) -> tuple[Cell, ...]:
+def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:
     """Return the ledger of a judgement. What the reference refuses, or the caller leaves out, does not apply."""
     refused = "the reference accepts no other than its own"
     case.ledger.absent = {axis: refused for axis in ("size", "value") if case.tried and axis not in case.tried}
@@ -127,50 +127,50 @@ def _cells_of(case: Case) -> tuple[Cell, ...]:
     return case.ledger.cells(JUDGE, dict.fromkeys(JUDGE.values(), (state, "")))
 
 
-def _shown(target: Target, given: Any) -> str:
+def _target_label(target: JudgeTarget, given: Any) -> str:
     """Return the name of a target as the caller gave it, without the folder."""
     home = Path(target.home).name if target.home.endswith(".py") else target.home
     named = not isinstance(given, (str, os.PathLike)) or ":" in str(given)
     return f"{home}:{target.names[0]}" if named else home
 
 
-def _hear(case: Case, launcher: Launcher, stack: ExitStack) -> None:
+def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack) -> None:
     """Run all checks in order, and record faults and omissions in ``case``. The order is from cheap to expensive."""
     if case.candidate.file and case.candidate.file == case.reference.file:
         case.missing["separation"] = "reference and candidate are in one file: importing one runs the other"
-    case.unchecked += OF_FUNCTIONS if case.subject.kind != "reference" else []
+    case.unchecked += UNCHECKED_OF_FUNCTIONS if case.subject.kind != "reference" else []
     case.unchecked += ["fakes, torch.compile and graph replay: 'shiplap audit' looks at those of a declared op"]
-    if names := suspicious(case.candidate.file):
+    if names := find_suspicious_names(case.candidate.file):
         case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))
-    with case.noting("all calls"), _in_time(case):
+    with case.noting("all calls"), _note_timeout(case):
         try:
-            witness = _witness(case, launcher, stack, case.candidate, "function")
-        except OutOfReach as e:
+            witness = _start_target_process(case, launcher, stack, case.candidate, "function")
+        except DeviceUnavailable as e:
             case.missing["device"] = str(e)
             return
         witness.intact()
         case.missing |= {f"sandbox: {k}": v for k, v in witness.prisoner.missing.items()}
         # Constants of the source of the candidate become sizes: a kernel may branch on them.
-        case.problem.until = case.budget.part(CHOOSING)
-        forms = case.problem.forms(constants(case.candidate.file), most=_most(case))
+        case.problem.until = case.budget.part(CHOOSING_SHARE)
+        forms = case.problem.forms(constants_in_sources(case.candidate.file), most=_max_other_shapes(case))
         if case.problem.hurried:
             case.missing["other inputs"] = "the reference takes too long to find all that it accepts"
-        if not _is_fit(case, forms):
+        if not _reference_is_comparable(case, forms):
             return
         case.tried = {axis for form in forms for axis in _axes(forms[0], form)}
-        _look(case, witness, forms)
+        _check_inputs(case, witness, forms)
         if not case.reasons:
             # Each of the next checks is expensive and needs right results, so a known fault ends the judgement.
-            renew(case, witness, forms[0])
+            check_new_parameters(case, witness, forms[0])
         if not case.reasons:
-            _endure(case, witness, forms, case.budget.part(ENDURING))
+            _check_many_calls(case, witness, forms, case.budget.part(ENDURING_SHARE))
         if not case.reasons:
-            compare_gradients(case, witness, forms, case.budget.part(ENDURING))
+            compare_gradients(case, witness, forms, case.budget.part(ENDURING_SHARE))
         if not case.reasons:
-            _settle_timing(case, witness, forms, launcher, stack)
+            _measure_all_forms(case, witness, forms, launcher, stack)
 
 
-def _is_fit(case: Case, forms: Sequence[Form]) -> bool:
+def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> bool:
     """Return whether candidates can be compared with this reference, and note what inputs and results leave open."""
     if case.problem.constant:
         case.unchecked.append("times on the inputs that come with the reference: some are always the same")
@@ -187,31 +187,37 @@ def _is_fit(case: Case, forms: Sequence[Form]) -> bool:
 
 
 @contextmanager
-def _in_time(case: Case) -> Iterator[None]:
+def _note_timeout(case: JudgeSession) -> Iterator[None]:
     """A context that turns the end of the time of the judgement into an incomplete verdict."""
     try:
         yield
-    except Late as e:
+    except Timeout as e:
         case.missing["time"] = f"{e}: it takes longer than {case.options.seconds:g} s"
 
 
-def _most(case: Case) -> int:
+def _max_other_shapes(case: JudgeSession) -> int:
     """Return the number of other shapes for which there is time. A slow reference gets fewer."""
     return max(LEAST_SHAPES, min(MOST_SHAPES, int(0.02 * case.options.seconds / max(case.problem.takes, 1e-4))))
 
 
-def _hidden(case: Case, target: Target) -> list[str]:
+def _hidden_folders(case: JudgeSession, target: JudgeTarget) -> list[str]:
     """Return the folders that the process of ``target`` must not read.
 
     That is the folder of the reference, for the candidate, if the judge itself added the folder to ``sys.path``.
     """
     folder = str(Path(case.reference.file).parent) if case.reference.file else ""
-    return [folder] if target is case.candidate and folder in added else []
+    return [folder] if target is case.candidate and folder in added_folders else []
 
 
-def _witness(
-    case: Case, launcher: Launcher, stack: ExitStack, target: Target, kind: str, *, compiled: bool = False
-) -> Witness:
+def _start_target_process(
+    case: JudgeSession,
+    launcher: SandboxLauncher,
+    stack: ExitStack,
+    target: JudgeTarget,
+    kind: str,
+    *,
+    compiled: bool = False,
+) -> TargetProcess:
     """Start a sandboxed process and load ``target`` in it. The process ends with ``stack``."""
     folder = str(Path(target.file).parent) if target.file else ""
     try:
@@ -220,16 +226,16 @@ def _witness(
         prisoner = launcher.start(
             [folder] if folder else [],
             case.options.bounds,
-            hidden=_hidden(case, target),
+            hidden=_hidden_folders(case, target),
             device=accelerated,
             until=case.budget.last,
         )
-    except Late:
+    except Timeout:
         raise
-    except Ended as e:
+    except ProcessEnded as e:
         raise error("SL617", where="judge", got=str(e), expected="a process that starts") from None
     stack.callback(prisoner.kill)
-    witness = Witness(prisoner)
+    witness = TargetProcess(prisoner)
     if accelerated:
         witness.reach(case.options.device)
     order = {
@@ -246,39 +252,39 @@ def _witness(
     return witness
 
 
-def _look(case: Case, witness: Witness, forms: Sequence[Form]) -> None:
+def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm]) -> None:
     """Compare the candidate with the reference on every form. Forms that will be timed come first,
     and a second time.
     """
     ranked = sorted(forms, key=lambda f: not f.timed)
     ranked += [f for f in forms if f.timed]
-    enough, pace = case.budget.part(LOOKING), Pace(case.budget.last)
+    enough, pace = case.budget.part(CHECKING_SHARE), StepDeadline(case.budget.last)
     for number, form in enumerate(ranked):
         case.report("look", number, len(ranked))
         if time.monotonic() > enough and number > sum(f.timed for f in forms):
             case.missing["inputs"] = f"{len(ranked) - number} of {len(ranked)} were not reached in the time"
             return
         with case.noting(form.label):
-            _look_at(case, witness, form, pace)
+            _check_one_form(case, witness, form, pace)
             for axis in _axes(forms[0], form):
                 case.ledger.look(LOOKED_BY[axis], (axis,), ("value",))
         if not number:  # the first call may compile, so the share begins after it
-            enough = case.budget.part(LOOKING)
+            enough = case.budget.part(CHECKING_SHARE)
         if len(case.reasons) >= 3 or any(r.check in ("process", "memory") for r in case.reasons):
             return
     if not case.calls:
         case.missing["inputs"] = "the reference took none of the inputs"
 
 
-def _axes(first: Form, form: Form) -> list[str]:
+def _axes(first: InputForm, form: InputForm) -> list[str]:
     """Return the axes in which a form differs from the first one."""
-    recipe, usual = form.recipe or Recipe(), first.recipe or Recipe()
+    recipe, usual = form.recipe or SampleRecipe(), first.recipe or SampleRecipe()
     sized = form.shapes != first.shapes or recipe.sizes != usual.sizes
     valued = form.kind != "drawn" or recipe.values != usual.values
     return ["size"] * sized + ["value"] * valued
 
 
-def _look_at(case: Case, witness: Witness, form: Form, pace: Pace) -> None:
+def _check_one_form(case: JudgeSession, witness: TargetProcess, form: InputForm, pace: StepDeadline) -> None:
     """Compare the results on one form.
 
     A form that will be timed is also called on slightly different values, and on new values in the tensors of the last
@@ -301,18 +307,18 @@ def _look_at(case: Case, witness: Witness, form: Form, pace: Pace) -> None:
     case.calls += 1
     if not form.timed or expected.changed:
         return
-    near = nudged(args)
+    near = perturb_arguments(args)
     # In place: a cache that is keyed by address or version returns the old result.
     look(near, in_place=True)
     look(near)
     look(case.problem.draw(form), in_place=True)
 
 
-def _endure(case: Case, witness: Witness, forms: Sequence[Form], ends: float) -> None:
+def _check_many_calls(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], ends: float) -> None:
     """Call the candidate many times on the smallest form, and note it if the candidate is too slow for all calls."""
     drawn = [(f, case.problem.draw(f)) for f in forms]
-    form, args = min(drawn, key=lambda pair: sum(t.numel() for t in tensors(pair[1])))
-    began, many = time.monotonic(), Endurance(case.problem, witness, Pace(case.budget.last))
+    form, args = min(drawn, key=lambda pair: sum(t.numel() for t in tensors_among(pair[1])))
+    began, many = time.monotonic(), Endurance(case.problem, witness, StepDeadline(case.budget.last))
     with case.noting(f"{form.label}, one of many calls"):
         try:
             many.run(form, args, ends)
@@ -324,64 +330,68 @@ def _endure(case: Case, witness: Witness, forms: Sequence[Form], ends: float) ->
         case.missing["calls"] = f"{many.made} of {ENOUGH} calls of the smallest shapes: the candidate takes too long"
 
 
-def _settle_timing(case: Case, witness: Witness, forms: Sequence[Form], launcher: Launcher, stack: ExitStack) -> None:
+def _measure_all_forms(
+    case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], launcher: SandboxLauncher, stack: ExitStack
+) -> None:
     """Check that the candidate is not the reference again, then time all timed forms."""
-    twin = _witness(case, launcher, stack, case.reference, case.subject.kind)
+    twin = _start_target_process(case, launcher, stack, case.reference, case.subject.kind)
     form = next((f for f in forms if f.timed), forms[0])
     args = case.problem.draw(form)
     expected = case.problem.expect(form, args)
     first = witness.ops(args, expected)
-    if same := resubmitted(twin.ops(args, expected, trusted=True), first):
-        raise Wrong("resubmitted", same)
+    if same := describe_resubmission(twin.ops(args, expected, trusted=True), first):
+        raise CandidateError("resubmitted", same)
     # A candidate may hide its operators in the first call only.
     if witness.ops(args, expected) != first:
-        raise Wrong("remembers", "a second call on the same values runs other operators than the first")
+        raise CandidateError("remembers", "a second call on the same values runs other operators than the first")
     witness.intact()
     timed = [f for f in forms if f.timed]
     if not case.options.timed:
         case.unchecked.append("time")
         return
     judged = {"candidate": witness, "reference": twin}
-    judged["nothing"] = _witness(case, launcher, stack, case.reference, "nothing")
+    judged["nothing"] = _start_target_process(case, launcher, stack, case.reference, "nothing")
     if case.options.compiled:
         try:
-            judged["compiled"] = _compiled(case, launcher, stack, timed)
-        except (Wrong, Late) as e:
+            judged["compiled"] = _start_compiled_reference(case, launcher, stack, timed)
+        except (CandidateError, Timeout) as e:
             case.unchecked.append(f"torch.compile of the reference: {e}"[:200])
     # From here on, a process that it started could compute while the candidate itself is stopped.
     witness.prisoner.sweep()
     witness.prisoner.alone = True
     # Earlier results are released in the first call, so later ones cost no more than in the reference.
     witness.forget()
-    ends = case.budget.part(TIMING)
+    ends = case.budget.part(TIMING_SHARE)
     for number, form in enumerate(timed):
         case.report("time", number, len(timed))
         left = max(0.0, ends - time.monotonic()) / (len(timed) - number)
         with case.noting(form.label):
-            _time(case, form, judged, left)
+            _measure_one_form(case, form, judged, left)
         if case.reasons:
             return
     witness.intact()
     witness.prisoner.kill()  # work that it left on a device ends with the process
     del judged["candidate"]
     by_label = {form.label: form for form in timed}
-    pace = Pace(case.budget.last)
-    case.timings[:] = [alone(case.problem, by_label[t.input], judged, t, pace) for t in case.timings]
+    pace = StepDeadline(case.budget.last)
+    case.timings[:] = [
+        remeasure_without_candidate(case.problem, by_label[t.input], judged, t, pace) for t in case.timings
+    ]
 
 
-def _time(case: Case, form: Form, judged: Mapping[str, Witness], seconds: float) -> None:
+def _measure_one_form(case: JudgeSession, form: InputForm, judged: Mapping[str, TargetProcess], seconds: float) -> None:
     """Time one form, and measure implausible times again.
 
     If they stay implausible, the verdict is incomplete where load on the machine may be the reason. Otherwise Doubt is
     raised, which counts as a fault.
     """
-    for attempt in range(ATTEMPTS):
+    for attempt in range(TIMING_ATTEMPTS):
         try:
-            rounds, ends = max(case.options.rounds, LEAST), time.monotonic() + seconds / (attempt + 1)
-            case.timings.append(measure(case.problem, form, judged, rounds, ends, Pace(case.budget.last)))
+            rounds, ends = max(case.options.rounds, MIN_ROUNDS), time.monotonic() + seconds / (attempt + 1)
+            case.timings.append(measure_form(case.problem, form, judged, rounds, ends, StepDeadline(case.budget.last)))
             case.calls += case.timings[-1].rounds
             return
-        except Doubt as e:
+        except ImplausibleTiming as e:
             doubt = e
     if doubt.proven:
         raise doubt
@@ -389,10 +399,12 @@ def _time(case: Case, form: Form, judged: Mapping[str, Witness], seconds: float)
     case.missing[f"time of {form.label}"] = f"the machine is busy: {doubt.evidence}; {waited}"
 
 
-def _compiled(case: Case, launcher: Launcher, stack: ExitStack, timed: Sequence[Form]) -> Witness:
+def _start_compiled_reference(
+    case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack, timed: Sequence[InputForm]
+) -> TargetProcess:
     """Start a process with the compiled reference, and compile it for each form that will be timed."""
-    made = _witness(case, launcher, stack, case.reference, case.subject.kind, compiled=True)
-    made.prisoner.until = case.budget.part(COMPILING)
+    made = _start_target_process(case, launcher, stack, case.reference, case.subject.kind, compiled=True)
+    made.prisoner.until = case.budget.part(COMPILING_SHARE)
     for form in timed:
         made.call(case.problem.draw(form))
     made.prisoner.until = case.budget.last

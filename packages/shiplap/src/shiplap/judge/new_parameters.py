@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from shiplap.judge.case import Case
-from shiplap.judge.endurance import renewed
-from shiplap.judge.options import Pace
-from shiplap.judge.variants import Form
-from shiplap.sandbox.candidate import Witness
+from shiplap.judge.case import JudgeSession
+from shiplap.judge.endurance import change_parameters
+from shiplap.judge.options import StepDeadline
+from shiplap.judge.variants import InputForm
+from shiplap.sandbox.candidate import TargetProcess
 
 
-def renew(case: Case, witness: Witness, form: Form) -> None:
+def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: InputForm) -> None:
     """Change the parameters of reference and candidate, then compare a call and the state of the module after it.
 
     A candidate that computed something from the first values of its parameters has wrong results now.
     """
-    problem, pace = case.problem, Pace(case.budget.last)
+    problem, pace = case.problem, StepDeadline(case.budget.last)
     state = case.subject.state
     with case.noting(f"{form.label}, other parameters"), pace.step(witness.prisoner):
         for zeros in (True, False):
-            if not renewed(state, lambda new: witness.renew(new) and problem.renew(new), zeros=zeros):
+            if not change_parameters(state, lambda new: witness.renew(new) and problem.renew(new), zeros=zeros):
                 if state:
                     case.missing["parameters"] = (
                         "other values of the parameters: the candidate lacks some of the reference's, so that nothing "

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from shiplap.sandbox.supervisor import Bounds, Late, Prisoner
+from shiplap.sandbox.supervisor import Bounds, SandboxedProcess, Timeout
 
-ONE_CALL = 2 / 3  # share of the whole time that one call, which may compile, can take
+ONE_CALL_SHARE = 2 / 3  # share of the whole time that one call, which may compile, can take
 ENDING_S, ENDING = 0.5, 0.04  # seconds, and share of the time, for ending all processes
-PLANNED = 0.9  # share of the time for planned work, since the last step may take longer than those before
+PLANNED_SHARE = 0.9  # share of the time for planned work, since the last step may take longer than those before
 
 
 @dataclass(frozen=True)
-class Options:
+class JudgeOptions:
     """The options of :func:`judge`.
 
     Attributes:
@@ -48,7 +48,7 @@ class Options:
     bounds: Bounds = field(default_factory=Bounds)
 
 
-class Pace:
+class StepDeadline:
     """The deadline of a stage of steps.
 
     A step does not begin if it would end too late, should this process take as long as for the longest step before. The
@@ -59,18 +59,18 @@ class Pace:
         self.last, self.longest = last, 0.0
 
     @contextmanager
-    def step(self, asked: Prisoner | None = None) -> Iterator[None]:
+    def step(self, asked: SandboxedProcess | None = None) -> Iterator[None]:
         """A context for one step, in which the process ``asked`` replies. Raises Late if it is too late to begin."""
         began, before = time.monotonic(), asked.answering if asked else 0.0
         if began + self.longest > self.last:
-            raise Late("the time of the judgement is over")
+            raise Timeout("the time of the judgement is over")
         yield
         answering = asked.answering - before if asked else 0.0
         self.longest = max(self.longest, time.monotonic() - began - answering)
 
 
 @dataclass(frozen=True)
-class Budget:
+class JudgeBudget:
     """The time of one judgement: its start by ``time.monotonic``, and its length in seconds."""
 
     began: float
@@ -79,7 +79,7 @@ class Budget:
     @property
     def ends(self) -> float:
         """The moment after which no new work is planned."""
-        return min(self.began + PLANNED * self.seconds, self.last)
+        return min(self.began + PLANNED_SHARE * self.seconds, self.last)
 
     @property
     def last(self) -> float:
@@ -89,7 +89,7 @@ class Budget:
     @property
     def one_call(self) -> float:
         """The seconds that one call may take."""
-        return ONE_CALL * self.seconds
+        return ONE_CALL_SHARE * self.seconds
 
     def part(self, share: float) -> float:
         """Return the moment at which this share of the remaining time is over."""

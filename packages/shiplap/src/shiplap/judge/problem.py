@@ -17,26 +17,26 @@ from torch.utils.flop_counter import FlopCounterMode
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import error
-from shiplap.judge.variants import CHANCE, Form, forms_of, vary
+from shiplap.judge.variants import SECRET_RANDOM, InputForm, make_input_forms, vary_arguments
 from shiplap.sampling.case import tree_map
-from shiplap.sampling.compare import Difference, Reduction, bitwise, reduction
-from shiplap.sampling.compare_to_reference import settle
-from shiplap.sampling.recipe import Recipe
-from shiplap.sampling.run import last_line, split, tensors, widen
+from shiplap.sampling.compare import Difference, Reduction, bitwise_difference, derive_reduction
+from shiplap.sampling.compare_to_reference import compare_with_rounding
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.run import error_line, split_arguments, tensors_among, widen_tensor
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import free_dims
-from shiplap.sandbox.candidate import Expected, Wrong
-from shiplap.sandbox.protocol import leaves, nested, overlaps
-from shiplap.sandbox.rng_state import places
+from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
+from shiplap.sandbox.protocol import elements_overlap, structure_of, tree_leaves
+from shiplap.sandbox.rng_state import rng_positions
 
-KEPT = 1e-5  # relative error of a module's state, since the candidate may sum in another order
-LONGEST = 300  # the largest random size of a declared op
+KEPT_STATE_TOLERANCE = 1e-5  # relative error of a module's state, since the candidate may sum in another order
+MAX_DRAWN_SIZE = 300  # the largest random size of a declared op
 
 Args = tuple[Any, ...]
 
 
 @dataclass
-class Problem:
+class JudgeProblem:
     """The common part of all problems.
 
     ``call`` is the reference, and ``wide`` the reference for arguments in float64.
@@ -55,7 +55,7 @@ class Problem:
     absent: list[int] = field(default_factory=list)  # arguments that are None in each draw
     compares_nesting: bool = False  # whether a result has to lie in the same containers
 
-    def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:
+    def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
         """Return the forms of inputs on which the candidate is called.
 
         ``numbers`` are constants of the candidate, at which it may branch. ``most`` limits the number of other
@@ -63,27 +63,29 @@ class Problem:
         """
         raise NotImplementedError
 
-    def draw(self, form: Form) -> Args:
+    def draw(self, form: InputForm) -> Args:
         """Return arguments of this form, with values from a new, secret seed."""
         raise NotImplementedError
 
-    def sums(self, form: Form, args: Args) -> Reduction:
+    def sums(self, form: InputForm, args: Args) -> Reduction:
         """Return the length of the sums behind one element of the results."""
         raise NotImplementedError
 
-    def expect(self, form: Form, args: Args) -> Expected:
+    def expect(self, form: InputForm, args: Args) -> ExpectedEffects:
         """Run the reference on copies of ``args`` and return its effects."""
         with torch.no_grad():
             given = tree_map(lambda t: t.detach().clone(), args)
             result = self.call(*given)
-            before, after = tensors(args), tensors(given)
-            changed = tuple(i for i, (b, a) in enumerate(zip(before, after, strict=True)) if bitwise([a], [b]))
+            before, after = tensors_among(args), tensors_among(given)
+            changed = tuple(
+                i for i, (b, a) in enumerate(zip(before, after, strict=True)) if bitwise_difference([a], [b])
+            )
             places = {t.untyped_storage().data_ptr() for t in after if t.numel()}
-            outs = _tensors_of(result)
+            outs = _result_tensors(result)
             aliased = any(o.untyped_storage().data_ptr() in places for o in outs if o.numel())
-            loose = any(overlaps(o.shape, o.stride()) for o in outs)
+            loose = any(elements_overlap(o.shape, o.stride()) for o in outs)
             own = [o.detach().clone() for o in (*outs, *(after[i] for i in changed))]
-            precise = tree_map(widen, args)
+            precise = tree_map(widen_tensor, args)
             wide = self._wide(precise, changed, own)
 
         def recompute() -> list[Tensor]:
@@ -95,10 +97,10 @@ class Problem:
 
         def against(got: Sequence[Tensor]) -> Difference:
             """Return the difference between ``got`` and the effects of the reference."""
-            return settle(list(got), own, wide, sums, recompute, self.tolerance)
+            return compare_with_rounding(list(got), own, wide, sums, recompute, self.tolerance)
 
-        lies = nested(result) if self.compares_nesting else ""
-        return Expected(own, against, changed, aliased, lies, loose)
+        lies = structure_of(result) if self.compares_nesting else ""
+        return ExpectedEffects(own, against, changed, aliased, lies, loose)
 
     def _wide(self, precise: Args, changed: tuple[int, ...], own: list[Tensor]) -> list[Tensor]:
         """Return the effects of the reference in float64, or ``own`` if the reference refuses float64."""
@@ -112,15 +114,15 @@ class Problem:
     def _run(self, call: Callable[..., Any], args: Args, changed: tuple[int, ...]) -> list[Tensor]:
         """Return the effects of ``call`` on copies of ``args``: its results, then the arguments that it changes."""
         given = tree_map(lambda t: t.detach().clone(), args)
-        outs = _tensors_of(call(*given))
-        after = tensors(given)
+        outs = _result_tensors(call(*given))
+        after = tensors_among(given)
         return [o.detach().clone() for o in (*outs, *(after[i] for i in changed))]
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
         """Load these values into the parameters of the reference. Return False if it has none."""
         return False
 
-    def unfit(self, timed: Sequence[Form]) -> tuple[str, str] | None:
+    def unfit(self, timed: Sequence[InputForm]) -> tuple[str, str] | None:
         """Return why no candidate can be compared with this reference, or None.
 
         The reasons are results that are random, and results that are nearly the same for all inputs.
@@ -128,11 +130,11 @@ class Problem:
         args = self.draw(timed[0])
         torch.manual_seed(secrets.randbits(62))
         # Positions of the generators tell random results from nondeterministic ones.
-        before = places()
+        before = rng_positions()
         first = self.expect(timed[0], args)
-        moved = places() != before
+        moved = rng_positions() != before
         torch.manual_seed(secrets.randbits(62))
-        if moved and bitwise(first.own, self._own(args, first)):
+        if moved and bitwise_difference(first.own, self._own(args, first)):
             return "values", "the reference draws random numbers, with which nobody can compare any others"
         for form in timed:
             if not all(o.is_floating_point() for o in first.own):
@@ -142,7 +144,7 @@ class Problem:
                 return None
         return "results", "the reference has nearly the same results for all inputs: a constant would do"
 
-    def _own(self, args: Args, like: Expected) -> list[Tensor]:
+    def _own(self, args: Args, like: ExpectedEffects) -> list[Tensor]:
         """Return the effects of the reference in its own precision."""
         with torch.no_grad():
             return self._run(self.call, args, like.changed)
@@ -151,7 +153,7 @@ class Problem:
         """Return whether the reference computes finite results with its current parameters."""
         with torch.no_grad():
             try:
-                outs = _tensors_of(copy.deepcopy(self.call)(*tree_map(lambda t: t.detach().clone(), args)))
+                outs = _result_tensors(copy.deepcopy(self.call)(*tree_map(lambda t: t.detach().clone(), args)))
             except Exception:
                 return False
         return all(bool(torch.isfinite(o).all()) for o in outs if o.is_floating_point())
@@ -164,19 +166,21 @@ class Problem:
         with torch.no_grad():
             module(*tree_map(lambda t: t.detach().clone(), args))
         after = module.state_dict()
-        return {k: v for k, v in after.items() if k in before and bitwise([v], [before[k]])}
+        return {k: v for k, v in after.items() if k in before and bitwise_difference([v], [before[k]])}
 
     def compare_kept(self, expected: Mapping[str, Tensor], got: Sequence[Tensor]) -> None:
         """Raise Wrong where the state of the candidate's module differs from that of the reference."""
         own = [t.detach().clone() for t in expected.values()]
-        wide = [widen(t) for t in own]
+        wide = [widen_tensor(t) for t in own]
         largest = max(own, key=lambda t: t.numel(), default=None)
         if largest is None:
             return
         # Without a call so far, 1,024 terms are assumed.
         sums = Reduction(max(self.terms.values(), default=1 << 10))
-        if problem := settle(list(got), own, wide, sums, lambda: wide, max(self.tolerance, KEPT)).problem:
-            raise Wrong("state", f"{', '.join(expected)} after a call: {problem}")
+        if problem := compare_with_rounding(
+            list(got), own, wide, sums, lambda: wide, max(self.tolerance, KEPT_STATE_TOLERANCE)
+        ).problem:
+            raise CandidateError("state", f"{', '.join(expected)} after a call: {problem}")
 
     def flops(self, args: Args) -> int:
         """Return the number of operations in the matrix products of the reference."""
@@ -193,11 +197,11 @@ class Problem:
 
     def gradients(self, args: Args, seeds: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
         """Return the gradients of floating arguments, then of parameters, for these gradients of the results."""
-        given = [widen(a).detach().clone() if isinstance(a, Tensor) and wide else a for a in args]
-        given = [a.detach().clone().requires_grad_() if _floating(a) else a for a in given]
+        given = [widen_tensor(a).detach().clone() if isinstance(a, Tensor) and wide else a for a in args]
+        given = [a.detach().clone().requires_grad_() if _is_floating_tensor(a) else a for a in given]
         call = self.wide if wide else self.call
-        outs = [o for o in _tensors_of(call(*given)) if o.requires_grad]
-        wanted = [a for a in given if _floating(a)]
+        outs = [o for o in _result_tensors(call(*given)) if o.requires_grad]
+        wanted = [a for a in given if _is_floating_tensor(a)]
         owned = dict(call.named_parameters()) if isinstance(call, torch.nn.Module) else {}
         wanted += [owned[name] for name in self.parameters]
         grads = torch.autograd.grad(
@@ -206,29 +210,29 @@ class Problem:
         return [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
 
 
-def _floating(value: Any) -> bool:
+def _is_floating_tensor(value: Any) -> bool:
     """Return whether ``value`` is a tensor of floating-point numbers."""
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _tensors_of(result: Any) -> list[Tensor]:
+def _result_tensors(result: Any) -> list[Tensor]:
     """Return the leaves of a result as tensors."""
-    return [v if isinstance(v, Tensor) else torch.tensor(v) for v in leaves(result)]
+    return [v if isinstance(v, Tensor) else torch.tensor(v) for v in tree_leaves(result)]
 
 
-class OpProblem(Problem):
+class OpProblem(JudgeProblem):
     """The reference of a declared op, on samples of the audit."""
 
     def __init__(self, op: Op, sizes: Sequence[dict[str, Any]], device: str) -> None:
         def body(*args: Any) -> Any:
             """Call the reference with arguments in the order of the schema."""
-            positional, named = split(op.spec, args)
+            positional, named = split_arguments(op.spec, args)
             return op.reference(*positional, **named)
 
         super().__init__(op.spec.name, body, body, op.spec.tolerated)
         self.op, self.asked, self.device = op, sizes, device
 
-    def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:
+    def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
         """Return samples of all kinds, sizes that are secret, and the sizes at which the op is timed."""
         samples = Samples(self.op, secrets.randbits(40), self.device)
         grown = list(samples.wide()) or list(samples.grown(2))
@@ -236,41 +240,41 @@ class OpProblem(Problem):
         large = large or [c.recipe for c in sorted(grown, key=lambda c: c.numel)[-2:]]
         looked = [*samples.values(), *samples.optionals(), *samples.layouts(), *samples.special()]
         odd = [*samples.edges(), *samples.tiles()]
-        recipes = [c.recipe for c in (*_spread(looked, 40), *_spread(odd, 40))]
+        recipes = [c.recipe for c in (*_pick_evenly(looked, 40), *_pick_evenly(odd, 40))]
         recipes += self._secret(samples, numbers, most)
         unique = {str(r): r for r in (*recipes, *large)}
         marked = {str(r) for r in large}
-        return [Form(label, timed=label in marked, recipe=recipe) for label, recipe in unique.items()]
+        return [InputForm(label, timed=label in marked, recipe=recipe) for label, recipe in unique.items()]
 
-    def _secret(self, samples: Samples, numbers: Sequence[float], most: int) -> list[Recipe]:
+    def _secret(self, samples: Samples, numbers: Sequence[float], most: int) -> list[SampleRecipe]:
         """Return recipes with one random size, and with sizes from the constants of the candidate."""
         names = [
             n for n, kind in free_dims(self.op.spec).items() if kind != "variadic" and n in dict(samples.base.sizes)
         ]
-        listed = [(n, v) for n in names for v in {int(v) for v in numbers if 0 < v <= LONGEST and v == int(v)}]
-        pairs = CHANCE.sample(listed, min(most, len(listed)))
+        listed = [(n, v) for n in names for v in {int(v) for v in numbers if 0 < v <= MAX_DRAWN_SIZE and v == int(v)}]
+        pairs = SECRET_RANDOM.sample(listed, min(most, len(listed)))
         # Two random sizes for each dim: no candidate can special-case them.
-        pairs += [(n, 1 + CHANCE.randrange(LONGEST)) for n in names * 2]
+        pairs += [(n, 1 + SECRET_RANDOM.randrange(MAX_DRAWN_SIZE)) for n in names * 2]
         recipes = [samples.base.but(sizes={n: v}) for n, v in pairs]
         return [r for r in recipes if samples.make(r) is not None]
 
-    def draw(self, form: Form) -> Args:
+    def draw(self, form: InputForm) -> Args:
         """Return the arguments of the recipe, with values from a secret seed."""
-        assert isinstance(form.recipe, Recipe)
+        assert isinstance(form.recipe, SampleRecipe)
         return Samples(self.op, secrets.randbits(40), self.device).build(form.recipe).args
 
-    def sums(self, form: Form, args: Args) -> Reduction:
+    def sums(self, form: InputForm, args: Args) -> Reduction:
         """Return the sums that the dims of the declaration show."""
-        return reduction(self.op.spec, self.op.bind(args).env)
+        return derive_reduction(self.op.spec, self.op.bind(args).env)
 
 
-def _spread(items: list[Any], count: int) -> list[Any]:
+def _pick_evenly(items: list[Any], count: int) -> list[Any]:
     """Return at most ``count`` items, evenly spaced."""
     step = max(1.0, len(items) / count)
     return [items[int(i * step)] for i in range(min(count, len(items)))]
 
 
-class FunctionProblem(Problem):
+class FunctionProblem(JudgeProblem):
     """A function or a module with a function that makes its inputs. Shapes and values of these are varied."""
 
     def __init__(
@@ -300,18 +304,18 @@ class FunctionProblem(Problem):
         try:
             made = self._made()
         except Exception as e:
-            raise error("SL615", where=self.name, got=last_line(e), expected="a list of arguments") from e
-        if not tensors(made):
+            raise error("SL615", where=self.name, got=error_line(e), expected="a list of arguments") from e
+        if not tensors_among(made):
             raise error("SL615", where=self.name, got="no tensor among the inputs", expected="a list with tensors")
         began = time.perf_counter()
         try:
             self.call(*tree_map(lambda t: t.detach().clone(), made))
         except Exception as e:
-            raise error("SL616", where=self.name, got=last_line(e), expected="a result for its own inputs") from e
+            raise error("SL616", where=self.name, got=error_line(e), expected="a result for its own inputs") from e
         # The time of the first call bounds how many other shapes are tried.
         self.takes = time.perf_counter() - began
         again = self._made()
-        self._look_for_constants(tensors(made), tensors(again))
+        self._look_for_constants(tensors_among(made), tensors_among(again))
         self.absent = [
             i for i, pair in enumerate(zip(made, again, strict=False)) if not any(v is not None for v in pair)
         ]
@@ -324,40 +328,44 @@ class FunctionProblem(Problem):
         """
         if [t.shape for t in first] != [t.shape for t in second] or any(t.is_meta for t in second):
             return
-        alike = [i for i, (a, b) in enumerate(zip(first, second, strict=True)) if not bitwise([a], [b])]
-        self.constant = len(alike) == len(first) or any(_floating(first[i]) and first[i].numel() > 1 for i in alike)
-        self.always = [i for i in alike if not _floating(first[i])]
+        alike = [i for i, (a, b) in enumerate(zip(first, second, strict=True)) if not bitwise_difference([a], [b])]
+        self.constant = len(alike) == len(first) or any(
+            _is_floating_tensor(first[i]) and first[i].numel() > 1 for i in alike
+        )
+        self.always = [i for i in alike if not _is_floating_tensor(first[i])]
 
-    def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[Form]:
+    def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
         """Return forms of varied shapes and values on which the reference runs."""
 
-        def runs(form: Form) -> bool:
+        def runs(form: InputForm) -> bool:
             """Return whether the reference accepts the form and returns enough finite numbers."""
             if time.monotonic() > self.until:
                 self.hurried = True
                 return False
             with torch.no_grad():
                 try:
-                    outs = _tensors_of(self.call(*self.draw(form)))
+                    outs = _result_tensors(self.call(*self.draw(form)))
                 except Exception:
                     return False
             shares = [float(torch.isfinite(o).float().mean()) for o in outs if o.is_floating_point() and o.numel()]
             return min(shares, default=1.0) == 1.0 if form.whole else max(shares, default=1.0) > 0.5
 
-        return forms_of(self.first, runs, most=most if self.vary_shapes else 0, constant=self.constant, numbers=numbers)
+        return make_input_forms(
+            self.first, runs, most=most if self.vary_shapes else 0, constant=self.constant, numbers=numbers
+        )
 
-    def draw(self, form: Form) -> Args:
+    def draw(self, form: InputForm) -> Args:
         """Return new inputs, varied into the form with a secret seed."""
-        return vary(self._made(), form, secrets.randbits(62))
+        return vary_arguments(self._made(), form, secrets.randbits(62))
 
-    def sums(self, form: Form, args: Args) -> Reduction:
+    def sums(self, form: InputForm, args: Args) -> Reduction:
         """Return the estimated length of sums, from element counts and operations of the reference."""
         key = str(form.shapes)
         if key not in self.terms:
             with torch.no_grad():
-                outs = _tensors_of(self.call(*tree_map(lambda t: t.detach().clone(), args)))
+                outs = _result_tensors(self.call(*tree_map(lambda t: t.detach().clone(), args)))
             size = max(1, max((o.numel() for o in outs), default=1))
-            inputs = max((t.numel() for t in tensors(args)), default=1)
+            inputs = max((t.numel() for t in tensors_among(args)), default=1)
             self.terms[key] = max(
                 1,
                 inputs // max(1, min((o.numel() for o in outs if o.numel()), default=1)),

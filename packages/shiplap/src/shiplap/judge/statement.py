@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shiplap.judge.result import JudgeResult
-from shiplap.judge.target import Target
+from shiplap.judge.target import JudgeTarget
 from shiplap.render import facts, write_statement
 
 PREDICATE_TYPE = "urn:shiplap:verdict:1"
@@ -20,7 +20,7 @@ def write_judge_statement(path: Path, result: JudgeResult, reference: Any, candi
     A target without a file, such as a module that is built in, is no subject.
     """
     targets = {"reference": reference, "candidate": candidate}
-    files = {role: Target.of(target, ("",)).file for role, target in targets.items()}
+    files = {role: JudgeTarget.of(target, ("",)).file for role, target in targets.items()}
     subjects = {
         f"{role}/{os.path.basename(file)}": hashlib.sha256(Path(file).read_bytes()).hexdigest()
         for role, file in files.items()

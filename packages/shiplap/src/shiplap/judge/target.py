@@ -17,22 +17,22 @@ from torch import Tensor
 
 from shiplap.dispatch import Op
 from shiplap.errors import error
-from shiplap.judge.problem import FunctionProblem, OpProblem, Problem
-from shiplap.sampling.run import last_line
-from shiplap.sandbox.load_candidate import build, load_module, load_named
+from shiplap.judge.problem import FunctionProblem, JudgeProblem, OpProblem
+from shiplap.sampling.run import error_line
+from shiplap.sandbox.load_candidate import build_callable, load_module, load_named
 
-Inputs = Callable[[], Any]
+InputMaker = Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class Target:
+class JudgeTarget:
     """A module or file, and the names to look up in it. The first name that exists counts."""
 
     home: str
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, value: Any, usual: Sequence[str]) -> Target:
+    def of(cls, value: Any, usual: Sequence[str]) -> JudgeTarget:
         """Return the target that a text or an object names. Raises SL501 if there is none."""
         if not isinstance(value, (str, os.PathLike)):
             return cls._of_object(value)
@@ -50,7 +50,7 @@ class Target:
         return cls(home, (name,) if name else tuple(usual))
 
     @classmethod
-    def _of_object(cls, value: Any) -> Target:
+    def _of_object(cls, value: Any) -> JudgeTarget:
         """Return the target of an object that is defined at the top level of a file. Raises SL501."""
         inner = value.reference if isinstance(value, Op) else value
         name = getattr(inner, "__qualname__", "")
@@ -76,14 +76,14 @@ class Target:
             return self.home
         spec, places = None, None
         for name in accumulate(self.home.split("."), "{}.{}".format):
-            spec = _found(name, places)
+            spec = _find_module_spec(name, places)
             if spec is None:
                 return ""
             places = spec.submodule_search_locations
         return str(Path(spec.origin).resolve()) if spec is not None and spec.has_location and spec.origin else ""
 
 
-def _found(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
+def _find_module_spec(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
     """Return the spec with which Python would load a module from these places, or None.
 
     ``importlib.util.find_spec`` is not used here because it imports the packages that contain the module.
@@ -97,7 +97,7 @@ def _found(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
 
 
 @dataclass(frozen=True)
-class Subject:
+class JudgeSubject:
     """The problem, and the data with which both processes load their target.
 
     Attributes:
@@ -108,7 +108,7 @@ class Subject:
         gradients: whether gradients are compared by default.
     """
 
-    problem: Problem
+    problem: JudgeProblem
     kind: str
     init: list[Any]
     state: dict[str, Tensor]
@@ -116,8 +116,8 @@ class Subject:
     gradients: bool
 
 
-def subject(
-    target: Target,
+def load_subject(
+    target: JudgeTarget,
     inputs: Any,
     *,
     device: str,
@@ -125,27 +125,27 @@ def subject(
     tolerance: float,
     vary_shapes: bool,
     seed: int,
-) -> Subject:
+) -> JudgeSubject:
     """Import the trusted reference and return its problem. Raises SL501, SL601, SL615 or SL616."""
-    value = _loaded(target)
+    value = _load_target(target)
     if isinstance(value, Op):
-        made: Problem = OpProblem(value, sizes, device)
+        made: JudgeProblem = OpProblem(value, sizes, device)
         made.tolerance = max(made.tolerance, tolerance)
-        return Subject(made, "reference", [], {}, seed, value.gradient is not None)
+        return JudgeSubject(made, "reference", [], {}, seed, value.gradient is not None)
     module = load_module(target.home)
-    init = _call(getattr(module, "get_init_inputs", lambda: []), target)
-    call = _built(value, list(init), seed, target)
+    init = _call_init_inputs(getattr(module, "get_init_inputs", lambda: []), target)
+    call = _build_reference(value, list(init), seed, target)
     state = {k: v.detach().clone() for k, v in call.state_dict().items()} if isinstance(call, torch.nn.Module) else {}
     if device != "cpu" and isinstance(call, torch.nn.Module):
         call = call.to(device)
-    maker = _maker(inputs, module, target, device)
+    maker = _find_input_maker(inputs, module, target, device)
     made = FunctionProblem(target.names[0], call, maker, tolerance, vary_shapes)
     # The inputs are made now, so that an error of the reference is raised before a process starts.
     _ = made.first
-    return Subject(made, "function", list(init), state, seed, False)
+    return JudgeSubject(made, "function", list(init), state, seed, False)
 
 
-def _loaded(target: Target) -> Any:
+def _load_target(target: JudgeTarget) -> Any:
     """Return the object that a target names. Raises SL501 or SL601."""
     try:
         return load_named(target.home, target.names)
@@ -154,34 +154,34 @@ def _loaded(target: Target) -> Any:
         expected = "a function, a class or an op"
         raise error("SL501", where=target.home, what=what, got=str(e), expected=expected, fix=fix) from None
     except Exception as e:
-        raise error("SL601", where=target.home, got=last_line(e), expected="a module that imports") from e
+        raise error("SL601", where=target.home, got=error_line(e), expected="a module that imports") from e
 
 
-def _built(value: Any, init: list[Any], seed: int, target: Target) -> Callable[..., Any]:
+def _build_reference(value: Any, init: list[Any], seed: int, target: JudgeTarget) -> Callable[..., Any]:
     """Return the reference ready to be called: an instance of a class, or the function. Raises SL616."""
     try:
-        built: Callable[..., Any] = build(value, init, {}, seed)
+        built: Callable[..., Any] = build_callable(value, init, {}, seed)
     except Exception as e:
         raise error(
-            "SL616", where=target.names[0], got=last_line(e), expected=f"an instance from {init!r}"[:200]
+            "SL616", where=target.names[0], got=error_line(e), expected=f"an instance from {init!r}"[:200]
         ) from e
     return built
 
 
-def _call(maker: Inputs, target: Target) -> Any:
+def _call_init_inputs(maker: InputMaker, target: JudgeTarget) -> Any:
     """Return the arguments of the constructor of the reference. Raises SL615."""
     try:
         return maker()
     except Exception as e:
-        raise error("SL615", where=f"{target.home}: get_init_inputs", got=last_line(e), expected="a list") from e
+        raise error("SL615", where=f"{target.home}: get_init_inputs", got=error_line(e), expected="a list") from e
 
 
-def _maker(inputs: Any, module: Any, target: Target, device: str) -> Inputs:
+def _find_input_maker(inputs: Any, module: Any, target: JudgeTarget, device: str) -> InputMaker:
     """Return a function that makes the arguments of one call, on the device. Raises SL615 if there is none."""
     if inputs is None:
         inputs = getattr(module, "get_inputs", None)
     elif isinstance(inputs, (str, os.PathLike)):
-        inputs = _loaded(Target.of(inputs, ("get_inputs",)))
+        inputs = _load_target(JudgeTarget.of(inputs, ("get_inputs",)))
     if not callable(inputs):
         raise error("SL615", where=":".join((target.home, target.names[0])), got="no get_inputs", expected="get_inputs")
 

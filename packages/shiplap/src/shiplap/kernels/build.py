@@ -20,7 +20,7 @@ def build_op(op: Op) -> Path | None:
         LibraryError: SL404 for kernels that Python has to serve, SL405 or SL406 when a library cannot be built.
     """
     has_templates = any(k.template is not None for k in op.kernels.get("cuda", ())) and torch.cuda.is_available()
-    if has_templates and replay.wanted():
-        replay.build(op)
+    if has_templates and replay.is_replay_wanted():
+        replay.build_replay_library(op)
     has_native = any(k.native is not None for kernels in op.kernels.values() for k in kernels)
     return binding.build(op) if has_native or not has_templates else None

@@ -27,8 +27,8 @@ from typing import Any
 
 from shiplap import safe_io
 from shiplap.errors import error
-from shiplap.packaging.contents import Extras
-from shiplap.packaging.wheel import Request, package
+from shiplap.packaging.contents import PackageExtras
+from shiplap.packaging.wheel import WheelRequest, package
 
 HOOKS = (
     "build_editable",
@@ -52,13 +52,13 @@ def build_wheel(
     Raises:
         ShippingError: SL308 for a table ``[tool.shiplap.package]`` that is missing or wrong.
     """
-    asked = _asked()
+    asked = _read_package_table()
     # The other backend runs first and unchanged, so a project builds with its own settings.
-    name = _backend(asked).build_wheel(wheel_directory, config_settings, metadata_directory)
+    name = _import_backend(asked).build_wheel(wheel_directory, config_settings, metadata_directory)
     tuned, calls = (Path(asked[key]) if key in asked else None for key in ("tuned", "calls"))
-    extras = Extras(tuned, tuple(asked.get("cubins", ())), calls)
+    extras = PackageExtras(tuned, tuple(asked.get("cubins", ())), calls)
     modules, platform = tuple(asked.get("ops", ())), asked.get("platform", "")
-    request = Request(Path(wheel_directory) / name, None, modules, platform, extras)
+    request = WheelRequest(Path(wheel_directory) / name, None, modules, platform, extras)
     packed = package(request, lambda line: print(f"shiplap: {line}", file=sys.stderr))
     if packed.warning:
         print(f"shiplap: package indexes will refuse the wheel: {packed.warning}", file=sys.stderr)
@@ -70,10 +70,10 @@ def __getattr__(name: str) -> Any:
     if name not in HOOKS:
         # PEP 517 regards a missing attribute as a hook that the backend does not offer.
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_backend(_asked()), name)
+    return getattr(_import_backend(_read_package_table()), name)
 
 
-def _backend(asked: dict[str, Any]) -> Any:
+def _import_backend(asked: dict[str, Any]) -> Any:
     """Return the configured backend. SL308 if it cannot be imported."""
     module, _, inner = str(asked["backend"]).partition(":")
     try:
@@ -81,33 +81,33 @@ def _backend(asked: dict[str, Any]) -> Any:
         for part in filter(None, inner.split(".")):
             backend = getattr(backend, part)
     except Exception as e:
-        raise _wrong(f"backend = {asked['backend']!r}, which cannot be imported: {e}") from e
+        raise _table_error(f"backend = {asked['backend']!r}, which cannot be imported: {e}") from e
     if not hasattr(backend, "build_wheel"):
-        raise _wrong(f"backend = {asked['backend']!r}, which builds no wheels")
+        raise _table_error(f"backend = {asked['backend']!r}, which builds no wheels")
     return backend
 
 
-def _asked() -> dict[str, Any]:
+def _read_package_table() -> dict[str, Any]:
     """Return the table ``[tool.shiplap.package]`` of the project in the working folder, where PEP 517 runs a hook."""
     path = Path("pyproject.toml")
     try:
         asked: Any = tomllib.loads(safe_io.read_file(path, LIMIT, safe_io.NAMED).decode())
     except (OSError, ValueError, RecursionError) as e:
-        raise _wrong(safe_io.reason(e)) from None
+        raise _table_error(safe_io.unsafe_reason(e)) from None
     for name in ("tool", "shiplap", "package"):
         asked = asked.get(name) if isinstance(asked, dict) else None
     if not isinstance(asked, dict) or "backend" not in asked:
-        raise _wrong("no table [tool.shiplap.package] with backend")
+        raise _table_error("no table [tool.shiplap.package] with backend")
     for key, value in asked.items():
         if key not in KEYS:
-            raise _wrong(f"the key {key!r}")
+            raise _table_error(f"the key {key!r}")
         listed = value if key in LISTS else [value]
         if not isinstance(listed, list) or not all(type(each) is LISTS.get(key, str) for each in listed):
-            raise _wrong(f"{key} = {value!r}")
+            raise _table_error(f"{key} = {value!r}")
     return asked
 
 
-def _wrong(got: str) -> Exception:
+def _table_error(got: str) -> Exception:
     return error(
         "SL308",
         where=str(Path("pyproject.toml").absolute()),

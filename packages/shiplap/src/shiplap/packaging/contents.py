@@ -13,20 +13,20 @@ from shiplap.declare.native_interface import NativeForm
 from shiplap.dispatch import Op, registry
 from shiplap.dispatch.package_folder import FOLDER
 from shiplap.errors import ShiplapError, error
-from shiplap.kernels.c.library import load_symbol, locate
+from shiplap.kernels.c.library import load_symbol, locate_library
 from shiplap.kernels.native import binding
 from shiplap.kernels.native import prebuilt as installed
 from shiplap.kernels.native.build import LIBRARY, SEAL
-from shiplap.kernels.native.build_plan import Plan, make_plan
+from shiplap.kernels.native.build_plan import LibraryPlan, make_plan
 from shiplap.kernels.triton import prebuilt as shipped
-from shiplap.kernels.triton.kernel import compile_call, launched
+from shiplap.kernels.triton.kernel import compile_call, launched_kernels
 from shiplap.tuning import packaged_choices
 from shiplap.tuning.inputs import SEED, Inputs
 from shiplap.tuning.recorded_calls import read_calls
 
 
 @dataclass(frozen=True)
-class Extras:
+class PackageExtras:
     """Further contents beside the bindings.
 
     Attributes:
@@ -41,7 +41,7 @@ class Extras:
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundOp:
     """An op that the package binds natively, its device types, and the folder of the package with the binding."""
 
     op: str
@@ -50,7 +50,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Contents:
+class PackageContents:
     """The contents that were put into one package.
 
     Attributes:
@@ -63,17 +63,17 @@ class Contents:
     """
 
     package: str
-    bound: tuple[Bound, ...]
+    bound: tuple[BoundOp, ...]
     left_out: tuple[tuple[str, str], ...]
     libraries: tuple[str, ...]
     cubins: tuple[tuple[str, int], ...] = ()
     choices: int = 0
 
 
-NO_EXTRAS = Extras()
+NO_EXTRAS = PackageExtras()
 
 
-def fill(modules: Iterable[str], within: Path, extras: Extras = NO_EXTRAS) -> list[Contents]:
+def fill_packages(modules: Iterable[str], within: Path, extras: PackageExtras = NO_EXTRAS) -> list[PackageContents]:
     """Import ``modules`` and put into each of their packages the bindings of the ops that it declares.
 
     Args:
@@ -90,8 +90,8 @@ def fill(modules: Iterable[str], within: Path, extras: Extras = NO_EXTRAS) -> li
         TuneError: SL609 for a table that is damaged or was made for another version of an op.
         LaunchError: SL619 for a Triton kernel that generated C++ cannot launch.
     """
-    packages = dict.fromkeys(_imported(name, within) for name in modules)
-    ops = {package: [op for op in registry.ops() if _top(op) == package] for package in packages}
+    packages = dict.fromkeys(_import_top_package(name, within) for name in modules)
+    ops = {package: [op for op in registry.declared_op_list() if _top_package(op) == package] for package in packages}
     if not any(ops.values()):
         raise error(
             "SL308",
@@ -111,7 +111,7 @@ def fill(modules: Iterable[str], within: Path, extras: Extras = NO_EXTRAS) -> li
     return filled
 
 
-def _imported(name: str, within: Path) -> str:
+def _import_top_package(name: str, within: Path) -> str:
     """Import the module ``name``, and return its top package."""
     try:
         import_module(name)
@@ -139,18 +139,20 @@ def _imported(name: str, within: Path) -> str:
     return package
 
 
-def _top(op: Op) -> str:
+def _top_package(op: Op) -> str:
     return op.reference.__module__.partition(".")[0]
 
 
-def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: Extras) -> Contents:
+def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtras) -> PackageContents:
     # A namespace package may have several roots, of which one is inside the unpacked wheel.
     root = next(r for p in sys.modules[package].__path__ if (r := Path(p).resolve()).is_relative_to(within.resolve()))
-    libraries = sorted({_inside(op, form, root) for op in ops for form in _forms(op) if not form.generated})
+    libraries = sorted(
+        {_path_in_package(op, form, root) for op in ops for form in _native_forms(op) if not form.generated}
+    )
     folder = root / FOLDER
     # An earlier run may have left bindings of ops that are no longer declared.
     shutil.rmtree(folder, ignore_errors=True)
-    plans: dict[str, Plan] = {}
+    plans: dict[str, LibraryPlan] = {}
     bound, left_out = [], []
     for op in ops:
         try:
@@ -163,15 +165,15 @@ def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: Extras) -> 
             continue
         plans[plan.place.name] = plan
         devices = tuple([e.device for e in plan.entries.values() if e.op is op])
-        bound.append(Bound(op.spec.name, devices, f"{FOLDER}/{plan.place.name}"))
+        bound.append(BoundOp(op.spec.name, devices, f"{FOLDER}/{plan.place.name}"))
     for plan in plans.values():
-        _put(plan, folder / plan.place.name)
-    tuned = packaged_choices.write(folder, extras.tuned, ops) if extras.tuned is not None else 0
-    cubins = _compile(folder, [op for op in ops if launched(op)], extras)
-    return Contents(package, tuple(bound), tuple(left_out), tuple(libraries), tuple(cubins), tuned)
+        _copy_binding(plan, folder / plan.place.name)
+    tuned = packaged_choices.write_packaged_table(folder, extras.tuned, ops) if extras.tuned is not None else 0
+    cubins = _compile_cubins(folder, [op for op in ops if launched_kernels(op)], extras)
+    return PackageContents(package, tuple(bound), tuple(left_out), tuple(libraries), tuple(cubins), tuned)
 
 
-def _compile(folder: Path, ops: Sequence[Op], extras: Extras) -> list[tuple[str, int]]:
+def _compile_cubins(folder: Path, ops: Sequence[Op], extras: PackageExtras) -> list[tuple[str, int]]:
     """Compile into ``folder`` the forms of ``sl.triton`` kernels that the recorded calls need."""
     named = {op.spec.name: op for op in ops}
     calls = read_calls(extras.calls) if extras.calls is not None and extras.cubins else []
@@ -179,17 +181,22 @@ def _compile(folder: Path, ops: Sequence[Op], extras: Extras) -> list[tuple[str,
         if call.op in named and call.device.partition(":")[0] == "cuda":
             op = named[call.op]
             compile_call(
-                op, Inputs(op, call.parsed, "cpu", SEED).call, extras.cubins, packaged_choices.chosen(folder, op)
+                op,
+                Inputs(op, call.parsed, "cpu", SEED).call,
+                extras.cubins,
+                packaged_choices.packaged_kernels(folder, op),
             )
-    rows = shipped.write(folder, [form for op in ops for kernel in launched(op) for form in kernel.native.compiled()])
+    rows = shipped.write_cubins(
+        folder, [form for op in ops for kernel in launched_kernels(op) for form in kernel.native.compiled()]
+    )
     return [(row.kernel, row.architecture) for row in rows]
 
 
-def _forms(op: Op) -> list[NativeForm]:
+def _native_forms(op: Op) -> list[NativeForm]:
     return list({id(k.native): k.native for ks in op.kernels.values() for k in ks if k.native is not None}.values())
 
 
-def _inside(op: Op, form: NativeForm, root: Path) -> str:
+def _path_in_package(op: Op, form: NativeForm, root: Path) -> str:
     """Return the library of a kernel relative to the package. It has to be in the package and to fit the
     declaration.
     """
@@ -202,15 +209,15 @@ def _inside(op: Op, form: NativeForm, root: Path) -> str:
             expected=f"a file in {root}",
             fix="build the library into the package, and pass sl.cabi(Path(__file__).with_name('lib....so'), ...)",
         )
-    locate(path)
+    locate_library(path)
     load_symbol(form)
     return str(path.relative_to(root))
 
 
-def _put(plan: Plan, folder: Path) -> None:
+def _copy_binding(plan: LibraryPlan, folder: Path) -> None:
     """Copy the library of ``plan``, compiled or from the cache, with its seal and manifest."""
     binding.compile_plan(plan, next(e.op for e in plan.entries.values()))
     folder.mkdir(parents=True)
     for name in (LIBRARY, SEAL):
         shutil.copyfile(plan.place / name, folder / name)
-    (folder / installed.MANIFEST).write_bytes(installed.manifest(list(plan.entries.values())))
+    (folder / installed.MANIFEST).write_bytes(installed.library_manifest(list(plan.entries.values())))

@@ -27,13 +27,13 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from shiplap.codegen.environment import render
+from shiplap.codegen.environment import render_source
 from shiplap.dispatch import Op, registry
-from shiplap.dispatch.fake import refuse_python
+from shiplap.dispatch.fake import refuse_python_in_package
 from shiplap.errors import ArgumentError, ShiplapError, error, writing
-from shiplap.kernels.native.build_plan import compiler, make_plan
-from shiplap.kernels.native.deploy import Deployed, on_demand
-from shiplap.kernels.triton.kernel import compile_call, launched
+from shiplap.kernels.native.build_plan import compiler_command, make_plan
+from shiplap.kernels.native.deploy import DeployedLibrary, make_on_demand_library
+from shiplap.kernels.triton.kernel import compile_call, launched_kernels
 from shiplap.torch_private.aot_packages import compile_package
 from shiplap.torch_private.concrete_sizes import concrete_calls
 from shiplap.torch_private.graph_nodes import node_value, operator_name, overload_of
@@ -82,16 +82,16 @@ def package_model(
         LibraryError: SL408 for a compiler that links the C++ runtime into libraries, where these end the process.
         CommandError: SL602 if the file cannot be written.
     """
-    ops = _ops(program)
-    _compile_forms(program, tuple(architectures) or _here())
+    ops = _ops_to_pack(program)
+    _compile_forms(program, tuple(architectures) or _current_architecture())
     target = Path(path)
     with tempfile.TemporaryDirectory(prefix="shiplap-model-") as scratch:
-        made = on_demand(ops, str(target)) if ops else None
+        made = make_on_demand_library(ops, str(target)) if ops else None
         plain = Path(scratch) / target.name
         compile_package(program, plain, options)
         _refuse_broken(plain, target)
         if made is not None:
-            plain = _carrying(plain, made, ops[0], Path(scratch))
+            plain = _add_op_libraries(plain, made, ops[0], Path(scratch))
         with writing(target, "the package"):
             # The temporary folder may be on another file system, from which a rename is impossible.
             part = target.with_name(f".{target.name}.{os.getpid()}")
@@ -107,7 +107,7 @@ def _refuse_broken(package: Path, target: Path) -> None:
     Some compilers link the C++ runtime into every library. Only such a package is loaded, in a process of its own.
     """
     with zipfile.ZipFile(package) as archive:
-        if all(_shares_the_runtime(archive.read(name)) for name in _models(archive)):
+        if all(_shares_the_runtime(archive.read(name)) for name in _model_names(archive)):
             return
     # A load in this process would end this process.
     done = subprocess.run([sys.executable, "-P", "-c", _LOAD, str(package)], capture_output=True, check=False)
@@ -133,25 +133,25 @@ def _shares_the_runtime(library: bytes) -> bool:
     return any(str(vars(tag)["needed"]).startswith(("libstdc++.", "libc++.")) for tag in tags)
 
 
-def _models(archive: zipfile.ZipFile) -> list[str]:
+def _model_names(archive: zipfile.ZipFile) -> list[str]:
     """Return the names of the models in a package."""
     return [name for name in archive.namelist() if MODELS in f"/{name}" and name.endswith(".so")]
 
 
-def _ops(program: torch.export.ExportedProgram) -> list[Op]:
+def _ops_to_pack(program: torch.export.ExportedProgram) -> list[Op]:
     """Return the ops of the program that its package has to contain. SL307 for an op that only Python can run."""
     needed: dict[str, Op] = {}
-    for op, node in _calls(program):
-        call = _bound(op, node)
+    for op, node in _op_calls(program):
+        call = _bind_node(op, node)
         templates = call is not None and op.templates.get(call.device.type)
         if call is not None and not templates:
-            refuse_python(op, call)
-        if op.spec.name not in needed and not (templates and _unbindable(op)):
+            refuse_python_in_package(op, call)
+        if op.spec.name not in needed and not (templates and _cannot_bind(op)):
             needed[op.spec.name] = op
     return [needed[name] for name in sorted(needed)]
 
 
-def _here() -> tuple[int, ...]:
+def _current_architecture() -> tuple[int, ...]:
     """Return the architecture of the current device, if there is one."""
     if not torch.cuda.is_available():
         return ()
@@ -161,8 +161,8 @@ def _here() -> tuple[int, ...]:
 
 def _compile_forms(program: torch.export.ExportedProgram, architectures: tuple[int, ...]) -> None:
     """Compile the kernels of ``sl.triton`` for the calls of the program."""
-    for op, node in _calls(program) if architectures else ():
-        if not launched(op):
+    for op, node in _op_calls(program) if architectures else ():
+        if not launched_kernels(op):
             continue
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), node_value)
         for call in concrete_calls(op.spec.complete(args, kwargs)):
@@ -170,16 +170,16 @@ def _compile_forms(program: torch.export.ExportedProgram, architectures: tuple[i
                 compile_call(op, op.bind(call), architectures)
 
 
-def _calls(program: torch.export.ExportedProgram) -> Iterator[tuple[Op, Any]]:
+def _op_calls(program: torch.export.ExportedProgram) -> Iterator[tuple[Op, Any]]:
     """Yield the calls of declared ops, those in branches and loops included."""
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            op = registry.find(operator_name(node.target)) if overload_of(node) is not None else None
+            op = registry.find_declared_op(operator_name(node.target)) if overload_of(node) is not None else None
             if op is not None:
                 yield op, node
 
 
-def _bound(op: Op, node: Any) -> Any:
+def _bind_node(op: Op, node: Any) -> Any:
     """Return the call with the program's own fake tensors, or None if they do not fit the declaration."""
     try:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), node_value)
@@ -188,7 +188,7 @@ def _bound(op: Op, node: Any) -> Any:
         return None
 
 
-def _unbindable(op: Op) -> bool:
+def _cannot_bind(op: Op) -> bool:
     """Return whether generated C++ cannot bind the op. Its template is then packaged alone, inside the model."""
     try:
         make_plan(op)
@@ -200,31 +200,31 @@ def _unbindable(op: Op) -> bool:
 # --- the archive ------------------------------------------------------------------------------------------------------
 
 
-def _carrying(package: Path, ops: Deployed, first: Op, scratch: Path) -> Path:
+def _add_op_libraries(package: Path, ops: DeployedLibrary, first: Op, scratch: Path) -> Path:
     """Return ``package`` with ``ops`` beside each of its models."""
     made = scratch / f"carrying-{package.name}"
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as target:
-        if not (models := _models(source)):
+        if not (models := _model_names(source)):
             raise error(
                 "SL308", where=package.name, got="no compiled model in the package", expected="a library of AOTInductor"
             )
         for info in source.infolist():
             if info.filename not in models:
-                _add(target, info.filename, source.read(info))
+                _add_aligned(target, info.filename, source.read(info))
         for folder in dict.fromkeys(PurePosixPath(name).parent for name in models):
             for name, path in ((ops.name, ops.library), *ops.kernels.items()):
-                _add(target, str(folder / name), path.read_bytes())
+                _add_aligned(target, str(folder / name), path.read_bytes())
         for name in models:
             inner = Path(scratch) / PurePosixPath(name).name
             inner.write_bytes(source.read(name))
             # The model keeps its content and gets another name, because a loader opens the first library by the old
             # one.
-            _add(target, f"{name}.model", inner.read_bytes())
-            _add(target, name, _front(inner, ops.name, first).read_bytes())
+            _add_aligned(target, f"{name}.model", inner.read_bytes())
+            _add_aligned(target, name, _compile_front_library(inner, ops.name, first).read_bytes())
     return made
 
 
-def _add(target: zipfile.ZipFile, name: str, content: bytes) -> None:
+def _add_aligned(target: zipfile.ZipFile, name: str, content: bytes) -> None:
     """Add a file uncompressed, and aligned as torch's own writer aligns, because a reader may map it."""
     info = zipfile.ZipInfo(name)
     start = (target.fp.tell() if target.fp is not None else 0) + 30 + len(name.encode()) + 4
@@ -234,31 +234,33 @@ def _add(target: zipfile.ZipFile, name: str, content: bytes) -> None:
     target.writestr(info, content)
 
 
-def _front(model: Path, ops: str, first: Op) -> Path:
+def _compile_front_library(model: Path, ops: str, first: Op) -> Path:
     """Compile the library that replaces ``model``, with a function for each that the model exports."""
     source, made = model.with_suffix(".front.cpp"), model.with_suffix(".front")
-    source.write_text(render("package.cpp.jinja", ops=ops, model=f"{model.name}.model", functions=_exported(model)))
+    source.write_text(
+        render_source("package.cpp.jinja", ops=ops, model=f"{model.name}.model", functions=_exported_functions(model))
+    )
     home = Path(torch.__file__).parent
     include = [f"-isystem{home / folder}" for folder in ("include", "include/torch/csrc/api/include")]
     link = [f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10", "-ldl"]
     flags = ["-O1", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden"]
     # The ABI of std::string has to be that of torch's own libraries, or the functions are not found.
     flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-    command = [*compiler(first), *flags, *include, "-o", str(made), str(source), *link]
+    command = [*compiler_command(first), *flags, *include, "-o", str(made), str(source), *link]
     done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
     if done.returncode:
         raise error("SL405", where=first.spec.name, got=done.stderr.strip()[:2000], expected="a library")
     return made
 
 
-def _exported(library: Path) -> list[str]:
+def _exported_functions(library: Path) -> list[str]:
     """Return the C functions of a model that a loader may look up."""
     with library.open("rb") as file:
         tables = [s for s in ELFFile(file).iter_sections() if isinstance(s, SymbolTableSection)]
-        names = {symbol.name for table in tables if table.name == ".dynsym" for symbol in _functions(table)}
+        names = {symbol.name for table in tables if table.name == ".dynsym" for symbol in _defined_functions(table)}
     return sorted(name for name in names if name.startswith("AOTInductor"))
 
 
-def _functions(table: SymbolTableSection) -> Iterable[Any]:
+def _defined_functions(table: SymbolTableSection) -> Iterable[Any]:
     symbols: Iterable[Any] = table.iter_symbols()
     return (s for s in symbols if s["st_info"]["type"] == "STT_FUNC" and s["st_shndx"] != "SHN_UNDEF")

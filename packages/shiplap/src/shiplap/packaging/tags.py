@@ -28,20 +28,23 @@ def platform_tag(libraries: Iterable[Path]) -> tuple[str, str]:
     minor = 17
     for path in libraries:
         try:
-            needed, versions = _read(path)
+            needed, versions = _read_requirements(path)
         except (OSError, ELFError) as e:
-            return f"linux_{platform.machine()}", f"{_shown(path.name)} cannot be read: {e}"
+            return f"linux_{platform.machine()}", f"{_printable_name(path.name)} cannot be read: {e}"
         others = [name for name in needed if not COMMON.match(name)]
         if others:
-            return f"linux_{platform.machine()}", f"{_shown(path.name)} needs {', '.join(map(_shown, others))}"
+            return (
+                f"linux_{platform.machine()}",
+                f"{_printable_name(path.name)} needs {', '.join(map(_printable_name, others))}",
+            )
         try:
-            minor = max([minor, *map(_minor, versions)])
+            minor = max([minor, *map(_glibc_minor, versions)])
         except ValueError as e:
-            return f"linux_{platform.machine()}", f"{_shown(path.name)} needs {_shown(str(e))}"
+            return f"linux_{platform.machine()}", f"{_printable_name(path.name)} needs {_printable_name(str(e))}"
     return f"manylinux_2_{minor}_{platform.machine()}", ""
 
 
-def _read(path: Path) -> tuple[list[str], list[str]]:
+def _read_requirements(path: Path) -> tuple[list[str], list[str]]:
     """Return the libraries that ``path`` needs, and the versions of their symbols."""
     needed, versions = [], []
     with path.open("rb") as file:
@@ -53,12 +56,12 @@ def _read(path: Path) -> tuple[list[str], list[str]]:
     return needed, versions
 
 
-def _shown(name: str) -> str:
+def _printable_name(name: str) -> str:
     """Return a name from a wheel without characters that control the terminal."""
     return name if name.isprintable() else ascii(name)
 
 
-def _minor(version: str) -> int:
+def _glibc_minor(version: str) -> int:
     """Return M of the C library 2.M that comes with a version such as ``GLIBCXX_3.4.30``. ValueError for a newer
     version.
     """

@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from shiplap import safe_io
 from shiplap.dispatch.package_folder import FOLDER
 from shiplap.errors import ShiplapError, error, writing
-from shiplap.packaging.contents import NO_EXTRAS, Contents, Extras
+from shiplap.packaging.contents import NO_EXTRAS, PackageContents, PackageExtras
 from shiplap.packaging.tags import platform_tag
 from shiplap.packaging.worker import fill_apart
 
@@ -37,7 +37,7 @@ _NAME = re.compile(
 
 
 @dataclass(frozen=True)
-class Request:
+class WheelRequest:
     """A wheel to add native bindings to, and the options for it.
 
     Attributes:
@@ -54,11 +54,11 @@ class Request:
     output: Path | None = None
     modules: tuple[str, ...] = ()
     platform: str = ""
-    extras: Extras = NO_EXTRAS
+    extras: PackageExtras = NO_EXTRAS
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedWheel:
     """A wheel that was written.
 
     Attributes:
@@ -68,11 +68,11 @@ class Packed:
     """
 
     wheel: Path
-    contents: tuple[Contents, ...]
+    contents: tuple[PackageContents, ...]
     warning: str = ""
 
 
-def package(request: Request, say: Callable[[str], None] = lambda line: None) -> Packed:
+def package(request: WheelRequest, say: Callable[[str], None] = lambda line: None) -> PackedWheel:
     """Compile the native bindings of the ops in a wheel, and write a wheel that contains them.
 
     The new wheel has a platform tag. If its name differs from the old name and both wheels would be in one folder, the
@@ -85,14 +85,14 @@ def package(request: Request, say: Callable[[str], None] = lambda line: None) ->
     Raises:
         ShippingError: SL308 for a package that bindings cannot be added to, SL310 for a file that is not a wheel.
         CommandError: SL601 if a module cannot be imported, SL602 if the new wheel cannot be written.
-        LibraryError: the errors of :func:`shiplap.packaging.contents.fill`.
+        LibraryError: the errors of :func:`shiplap.packaging.contents.fill_packages`.
     """
     if not request.wheel.exists():
         fix = "pass the path of a wheel, such as one that 'python -m build' wrote to dist/"
         raise error("SL310", where=str(request.wheel), got="No such file or directory", expected="a wheel", fix=fix)
     name = _NAME.fullmatch(request.wheel.name)
     if name is None:
-        raise _unfit(request.wheel, f"the name {request.wheel.name}")
+        raise _not_a_wheel(request.wheel, f"the name {request.wheel.name}")
     if request.platform and not re.fullmatch(r"[a-z0-9_]+(\.[a-z0-9_]+)*", request.platform):
         raise error(
             "SL308",
@@ -104,22 +104,22 @@ def package(request: Request, say: Callable[[str], None] = lambda line: None) ->
     _check_extras(request)
     with tempfile.TemporaryDirectory(prefix="shiplap-wheel-") as scratch:
         unpacked = Path(scratch)
-        files = _unpack(request.wheel, unpacked)
-        modules = request.modules or tuple(_modules(request.wheel, files, unpacked))
+        files = _unpack_wheel(request.wheel, unpacked)
+        modules = request.modules or tuple(_modules_of_wheel(request.wheel, files, unpacked))
         say(f"binding the ops of {', '.join(modules)}: a compiler runs for some seconds")
         contents = fill_apart(modules, unpacked, request.extras)
         libraries = [path for path in unpacked.rglob("*.so*") if path.is_file()]
-        tag, warning = _platform(request, name["platform"], libraries)
+        tag, warning = _choose_platform(request, name["platform"], libraries)
         target = (request.output or request.wheel.parent) / f"{name['stem']}-{name['python']}-{name['abi']}-{tag}.whl"
         say(f"writing {target}")
-        _write(target, unpacked, files, f"{name['python']}-{name['abi']}-{tag}")
+        _write_wheel(target, unpacked, files, f"{name['python']}-{name['abi']}-{tag}")
     # pip would otherwise choose between two wheels of one version by their tags.
     if target.parent.resolve() == request.wheel.parent.resolve() and target.name != request.wheel.name:
         request.wheel.unlink()
-    return Packed(target, tuple(contents), warning)
+    return PackedWheel(target, tuple(contents), warning)
 
 
-def _check_extras(request: Request) -> None:
+def _check_extras(request: WheelRequest) -> None:
     """Raise SL308 for architectures without calls or calls without architectures, and for an invalid architecture."""
     extras, got, fix = request.extras, "", "pass --cubins 90 together with --calls calls.jsonl"
     if bool(extras.cubins) != (extras.calls is not None):
@@ -131,7 +131,7 @@ def _check_extras(request: Request) -> None:
         raise error("SL308", where=str(request.wheel), got=got, expected=expected, fix=fix)
 
 
-def _platform(request: Request, now: str, libraries: Iterable[Path]) -> tuple[str, str]:
+def _choose_platform(request: WheelRequest, now: str, libraries: Iterable[Path]) -> tuple[str, str]:
     if request.platform:
         return request.platform, ""
     read, why = platform_tag(libraries)
@@ -140,7 +140,7 @@ def _platform(request: Request, now: str, libraries: Iterable[Path]) -> tuple[st
     return now, ""
 
 
-def _unpack(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
+def _unpack_wheel(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
     """Unpack a wheel, and return its files by name, without those of an earlier run. SL310 for another kind of file."""
     try:
         with os.fdopen(safe_io.open_file(wheel, safe_io.NAMED), "rb") as file, zipfile.ZipFile(file) as archive:
@@ -149,9 +149,9 @@ def _unpack(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
             # The sum of the declared sizes is checked before anything is extracted, against archives that expand
             # without end.
             if strange or sum(info.file_size for info in files.values()) > LIMIT:
-                raise _unfit(wheel, f"the name {strange!r} in it" if strange else f"more than {LIMIT} bytes")
+                raise _not_a_wheel(wheel, f"the name {strange!r} in it" if strange else f"more than {LIMIT} bytes")
             if len(files) > FILES:
-                raise _unfit(wheel, f"more than {FILES} files")
+                raise _not_a_wheel(wheel, f"more than {FILES} files")
             files = {name: info for name, info in files.items() if FOLDER not in PurePosixPath(name).parts}
             for name in files:
                 archive.extract(name, folder)
@@ -159,37 +159,37 @@ def _unpack(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
     except (OSError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError) as e:
         if isinstance(e, ShiplapError):
             raise
-        raise _unfit(wheel, safe_io.reason(e)) from None
-    if not _info(files, "WHEEL"):
-        raise _unfit(wheel, "no file *.dist-info/WHEEL")
+        raise _not_a_wheel(wheel, safe_io.unsafe_reason(e)) from None
+    if not _dist_info_file(files, "WHEEL"):
+        raise _not_a_wheel(wheel, "no file *.dist-info/WHEEL")
     return files
 
 
-def _text(wheel: Path, file: Path) -> str:
+def _read_metadata(wheel: Path, file: Path) -> str:
     """Return the text of a metadata file. SL310 unless it is UTF-8."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as e:
-        raise _unfit(wheel, f"{file.name} with {e.reason}") from None
+        raise _not_a_wheel(wheel, f"{file.name} with {e.reason}") from None
 
 
-def _unfit(wheel: Path, got: str) -> Exception:
+def _not_a_wheel(wheel: Path, got: str) -> Exception:
     return error("SL310", where=str(wheel), got=got, expected="a wheel such as mylib-1.0-py3-none-any.whl")
 
 
-def _info(files: Iterable[str], name: str) -> str:
+def _dist_info_file(files: Iterable[str], name: str) -> str:
     """Return the path of the file ``name`` in the folder ``*.dist-info``, or an empty text."""
     return next((f for f in files if re.fullmatch(rf"[^/]+\.dist-info/{re.escape(name)}", f)), "")
 
 
-def _modules(wheel: Path, files: Mapping[str, zipfile.ZipInfo], folder: Path) -> Iterator[str]:
+def _modules_of_wheel(wheel: Path, files: Mapping[str, zipfile.ZipInfo], folder: Path) -> Iterator[str]:
     """Yield the modules that a wheel names as families, else its top packages. SL310 for names that cannot be read."""
     listed = configparser.ConfigParser(delimiters=("=",), interpolation=None)
-    if entry_points := _info(files, "entry_points.txt"):
+    if entry_points := _dist_info_file(files, "entry_points.txt"):
         try:
-            listed.read_string(_text(wheel, folder / entry_points))
+            listed.read_string(_read_metadata(wheel, folder / entry_points))
         except configparser.Error as e:
-            raise _unfit(wheel, f"entry_points.txt: {e.message.splitlines()[0]}") from None
+            raise _not_a_wheel(wheel, f"entry_points.txt: {e.message.splitlines()[0]}") from None
     if listed.has_section("shiplap.families"):
         yield from dict.fromkeys(value.partition(":")[0].strip() for value in listed["shiplap.families"].values())
     else:
@@ -200,10 +200,13 @@ def _modules(wheel: Path, files: Mapping[str, zipfile.ZipInfo], folder: Path) ->
 # --- written again ----------------------------------------------------------------------------------------------------
 
 
-def _write(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo], tag: str) -> None:
+def _write_wheel(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo], tag: str) -> None:
     """Write the files of the old wheel and all new ones under their packages' folders, whole or not at all."""
-    about, record = _info(files, "WHEEL"), _info(files, "RECORD") or _info(files, "WHEEL").replace("WHEEL", "RECORD")
-    (folder / about).write_text(_tagged(_text(target, folder / about), tag), encoding="utf-8")
+    about, record = (
+        _dist_info_file(files, "WHEEL"),
+        _dist_info_file(files, "RECORD") or _dist_info_file(files, "WHEEL").replace("WHEEL", "RECORD"),
+    )
+    (folder / about).write_text(_with_tags(_read_metadata(target, folder / about), tag), encoding="utf-8")
     new = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if _is_new(p, folder, files))
     rows = []
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
@@ -215,10 +218,10 @@ def _write(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo], tag
                 # RECORD lists the digest of every other file, so it is written last.
                 for name in [*(n for n in files if n != record), *new]:
                     content = (folder / name).read_bytes()
-                    archive.writestr(files.get(name) or _entry(name), content, zipfile.ZIP_DEFLATED)
+                    archive.writestr(files.get(name) or _zip_entry(name), content, zipfile.ZIP_DEFLATED)
                     digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
                     rows.append((name, f"sha256={digest}", str(len(content))))
-                archive.writestr(_entry(record), _record([*rows, (record, "", "")]))
+                archive.writestr(_zip_entry(record), _record_text([*rows, (record, "", "")]))
             scratch.replace(target)
     finally:
         scratch.unlink(missing_ok=True)
@@ -230,7 +233,7 @@ def _is_new(path: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo]) -> b
     return path.is_file() and FOLDER in parts and "/".join(parts) not in files
 
 
-def _entry(name: str) -> zipfile.ZipInfo:
+def _zip_entry(name: str) -> zipfile.ZipInfo:
     """Return the header of a file that any user may read, with the time of SOURCE_DATE_EPOCH."""
     asked = os.environ.get("SOURCE_DATE_EPOCH", "")
     seconds = min(max(int(asked) if asked.isdecimal() else EPOCH[0], EPOCH[0]), EPOCH[1])
@@ -239,13 +242,13 @@ def _entry(name: str) -> zipfile.ZipInfo:
     return entry
 
 
-def _record(rows: Sequence[tuple[str, str, str]]) -> str:
+def _record_text(rows: Sequence[tuple[str, str, str]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
-def _tagged(about: str, tag: str) -> str:
+def _with_tags(about: str, tag: str) -> str:
     """Return the file WHEEL with this tag: ``py3-none-linux_x86_64``. Several of a kind are joined by points."""
     python, abi, platform = (part.split(".") for part in tag.split("-"))
     kept = [line for line in about.splitlines() if line and not line.startswith(("Tag:", "Root-Is-Purelib:"))]

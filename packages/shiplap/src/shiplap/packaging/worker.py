@@ -18,13 +18,13 @@ import msgspec
 
 from shiplap import safe_io
 from shiplap.errors import ShiplapError, error
-from shiplap.packaging.contents import NO_EXTRAS, Contents, Extras, fill
+from shiplap.packaging.contents import NO_EXTRAS, PackageContents, PackageExtras, fill_packages
 
 MODULES, LONGEST = 1000, 1000  # of one wheel; characters of a name
 PARTS = ("id", "what", "where", "got", "expected", "fix")  # of an error
 
 
-def fill_apart(modules: Sequence[str], unpacked: Path, extras: Extras = NO_EXTRAS) -> list[Contents]:
+def fill_apart(modules: Sequence[str], unpacked: Path, extras: PackageExtras = NO_EXTRAS) -> list[PackageContents]:
     """Call ``contents.fill`` in a process of its own, and raise its errors. SL601 for too many modules or invalid
     names.
     """
@@ -37,7 +37,7 @@ def fill_apart(modules: Sequence[str], unpacked: Path, extras: Extras = NO_EXTRA
     with tempfile.TemporaryDirectory() as folder:
         answer, order, errors = (Path(folder) / name for name in ("answer.json", "order.json", "stderr"))
         # The worker may have another working folder, so paths are made absolute.
-        more = {"tuned": _absolute(extras.tuned), "calls": _absolute(extras.calls), "cubins": extras.cubins}
+        more = {"tuned": _absolute_path(extras.tuned), "calls": _absolute_path(extras.calls), "cubins": extras.cubins}
         order.write_text(json.dumps([str(unpacked), str(answer), more, *modules]))
         with errors.open("wb") as stderr:  # no pipes: a process that an import leaves behind would hold them open
             nothing = subprocess.DEVNULL
@@ -46,38 +46,38 @@ def fill_apart(modules: Sequence[str], unpacked: Path, extras: Extras = NO_EXTRA
         return read_answer(answer, modules, how)
 
 
-def _absolute(path: Path | None) -> str:
+def _absolute_path(path: Path | None) -> str:
     return str(path.absolute()) if path is not None else ""
 
 
-def read_answer(path: Path, modules: Sequence[str], how: str) -> list[Contents]:
+def read_answer(path: Path, modules: Sequence[str], how: str) -> list[PackageContents]:
     """Return the result of the worker, or raise its error. SL308, with ``how`` it ended, if there is no valid
     result.
     """
     try:
-        content = safe_io.parse_json(safe_io.read_file(path, safe_io.Limits().size, safe_io.NAMED))
+        content = safe_io.parse_json(safe_io.read_file(path, safe_io.ParseLimits().size, safe_io.NAMED))
         if isinstance(content, dict):
-            raise _refused(content)
-        return msgspec.convert(content, list[Contents])
+            raise _worker_error(content)
+        return msgspec.convert(content, list[PackageContents])
     except (OSError, ValueError, LookupError):  # it ended first, or an import wrote there
         where = ", ".join(modules[:10])
         raise error("SL308", where=where, got=how, expected="modules that can be imported") from None
 
 
-def _refused(content: dict[str, Any]) -> ShiplapError:
+def _worker_error(content: dict[str, Any]) -> ShiplapError:
     """Return the error that the worker raised. ValueError or LookupError if the content is not an error."""
     parts = msgspec.convert({part: content.get(part) for part in PARTS}, dict[str, str])
     return error(parts.pop("id"), **parts)
 
 
-def _main(order: str) -> None:
+def _fill_by_order(order: str) -> None:
     unpacked, answer, asked, *modules = json.loads(Path(order).read_text())
     sys.path.insert(0, unpacked)
     content: object
     try:
         tuned, calls = (Path(asked[name]) if asked[name] else None for name in ("tuned", "calls"))
-        extras = Extras(tuned, tuple(asked["cubins"]), calls)
-        content = [asdict(each) for each in fill(modules, Path(unpacked), extras)]
+        extras = PackageExtras(tuned, tuple(asked["cubins"]), calls)
+        content = [asdict(each) for each in fill_packages(modules, Path(unpacked), extras)]
     # Only errors of the catalogue are data. Any other exception ends the process, and its traceback is on stderr.
     except ShiplapError as e:
         content = {part: getattr(e, part) for part in PARTS}
@@ -85,4 +85,4 @@ def _main(order: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    _fill_by_order(sys.argv[1])

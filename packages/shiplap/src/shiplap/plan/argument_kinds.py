@@ -10,13 +10,13 @@ from torch import Tensor
 from shiplap.declare.spec import Arg, OpSpec
 from shiplap.declare.values import Value
 from shiplap.errors import ShiplapError, error
-from shiplap.plan.expression import Term, Text
-from shiplap.plan.rule import TRUE, Rule
+from shiplap.plan.expression import Expression, Text
+from shiplap.plan.rule import TRUE, ArgumentRule
 from shiplap.torch_private.dispatcher_transforms import is_differentiated
 
 
 @dataclass(frozen=True)
-class IsKind(Rule):
+class ArgumentIsKind(ArgumentRule):
     """The rule that an argument is a tensor, a number or a list, as annotated."""
 
     op: str
@@ -25,14 +25,14 @@ class IsKind(Rule):
     id = "SL209"
     cpp_by = "the dispatcher, and tvm-ffi's Arguments, which convert each value or refuse it"
 
-    def holds(self) -> Term:
-        return Term("not mismatch(arg, value)", TRUE.cpp)
+    def holds(self) -> Expression:
+        return Expression("not mismatch(arg, value)", TRUE.cpp)
 
     def where(self) -> Text:
         return (f"{self.op}, argument '{self.arg.name}'",)
 
     def got(self) -> Text:
-        return (Term("mismatch(arg, value)", ""),)
+        return (Expression("mismatch(arg, value)", ""),)
 
     def expected(self) -> Text:
         size = f"{self.arg.length} " if self.arg.length else ""
@@ -78,7 +78,9 @@ def number_check(
     return check
 
 
-def arranged(spec: OpSpec, schema: str, args: Sequence[Value], kwargs: Mapping[str, Value]) -> dict[str, Value]:
+def arrange_arguments(
+    spec: OpSpec, schema: str, args: Sequence[Value], kwargs: Mapping[str, Value]
+) -> dict[str, Value]:
     """Return the given arguments by name. Raise SL209, worded as Python's TypeError, where they do not fit."""
     values: dict[str, Value] = {}
     missing = ""
@@ -87,21 +89,21 @@ def arranged(spec: OpSpec, schema: str, args: Sequence[Value], kwargs: Mapping[s
         if index < len(args) and not arg.keyword_only:
             values[name] = args[index]
             if by_name:
-                raise _unlike(spec, schema, f"multiple values for argument {name!r}")
+                raise _signature_mismatch(spec, schema, f"multiple values for argument {name!r}")
         elif by_name:
             values[name] = kwargs[name]
         elif arg.default is ... and not missing:
             missing = name
         if (index < len(args) and arg.keyword_only) or index + 1 == len(spec.args) < len(args):
-            raise _unlike(spec, schema, "too many positional arguments")
+            raise _signature_mismatch(spec, schema, "too many positional arguments")
     if missing:
-        raise _unlike(spec, schema, f"missing a required argument: {missing!r}")
+        raise _signature_mismatch(spec, schema, f"missing a required argument: {missing!r}")
     for name in kwargs:
         if name not in values:
-            raise _unlike(spec, schema, f"an unexpected keyword argument {name!r}")
+            raise _signature_mismatch(spec, schema, f"an unexpected keyword argument {name!r}")
     return values
 
 
-def _unlike(spec: OpSpec, schema: str, got: str) -> ShiplapError:
+def _signature_mismatch(spec: OpSpec, schema: str, got: str) -> ShiplapError:
     what, fix = "the arguments do not fit the signature", "pass the arguments that 'expected' lists, each once"
     return error("SL209", where=spec.name, what=what, got=got, expected=schema, fix=fix)

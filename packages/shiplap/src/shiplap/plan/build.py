@@ -7,17 +7,36 @@ from contextlib import contextmanager
 
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.spec import Arg, Dim, OpSpec, TensorType
-from shiplap.plan.expression import Names, Place, Term, Text, both, fallible, quoted, value
-from shiplap.plan.rule import Rule
+from shiplap.plan.expression import (
+    Expression,
+    TensorPlace,
+    Text,
+    VariableNames,
+    can_fail,
+    declared_value,
+    python_literal,
+    same_in_both_languages,
+)
+from shiplap.plan.rule import ArgumentRule
 from shiplap.plan.rules import relations, sizes, tensors
-from shiplap.plan.steps import Check, Each, Evaluate, Let, Meet, Present, Step, Type, Unset
+from shiplap.plan.steps import (
+    CheckStep,
+    EachStep,
+    EvaluateStep,
+    LetStep,
+    MeetStep,
+    PresentStep,
+    Step,
+    UnsetStep,
+    VariableType,
+)
 
 _Late = Callable[[], None]
 
 
 def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
     """Return the steps that check the arguments of a call and bind its variables."""
-    builder = _Builder(spec)
+    builder = _PlanBuilder(spec)
     for arg in spec.scalars:
         if arg.cls is not None:
             builder.check(relations.IsObject(spec.name, arg.name, arg.cls, arg.optional))
@@ -26,7 +45,7 @@ def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
     for arg in spec.tensors:
         builder.argument(arg)
     builder.relations()
-    unset = [Unset(name, type) for name, type in builder.loose.items()]
+    unset = [UnsetStep(name, type) for name, type in builder.loose.items()]
     return (*unset, *builder.steps)
 
 
@@ -35,40 +54,48 @@ def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
     steps: list[Step] = []
     for index, name in enumerate(spec.mutated):
         written = spec.arg(name)
-        target = Place(spec.name, name, written.many)
+        target = TensorPlace(spec.name, name, written.many)
         if written.many:
-            steps.append(Check(relations.DistinctMembers(spec.name, name)))
+            steps.append(CheckStep(relations.DistinctMembers(spec.name, name)))
         for arg in spec.tensors:
             if arg.name not in spec.mutated[: index + 1]:
-                other = Place(spec.name, arg.name, arg.many)
-                steps += around(written, target, around(arg, other, (Check(tensors.Unshared(target, other)),)))
+                other = TensorPlace(spec.name, arg.name, arg.many)
+                steps += steps_around(
+                    written, target, steps_around(arg, other, (CheckStep(tensors.UnsharedMemory(target, other)),))
+                )
     return tuple(steps)
 
 
-def around(arg: Arg, at: Place, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+def steps_around(arg: Arg, at: TensorPlace, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """Return ``steps`` under the condition that the argument is not None, and for each element of a list."""
     if not arg.many:
-        return (Present(at, steps),) if arg.optional else steps
-    return (Each(at, (Present(at, steps),) if arg.absent else steps, arg.optional),)
+        return (PresentStep(at, steps),) if arg.optional else steps
+    return (EachStep(at, (PresentStep(at, steps),) if arg.absent else steps, arg.optional),)
 
 
-def look_dtype(at: Place) -> Let:
+def dtype_step(at: TensorPlace) -> LetStep:
     """Return the step that binds the dtype of a tensor."""
-    return Let(f"type_{at.arg}", Type.DTYPE, Term(f"{at.tensor.python}.dtype", f"{at.tensor.cpp}.dtype()"))
+    return LetStep(
+        f"type_{at.arg}", VariableType.DTYPE, Expression(f"{at.tensor.python}.dtype", f"{at.tensor.cpp}.dtype()")
+    )
 
 
-def tried(spec: OpSpec, names: Names, variable: str, type: Type, expr: Expr) -> tuple[tuple[Step, ...], Term]:
+def try_expression(
+    spec: OpSpec, names: VariableNames, variable: str, type: VariableType, expr: Expr
+) -> tuple[tuple[Step, ...], Expression]:
     """Return the steps that evaluate an expression, and its value as a term.
 
     An expression that can fail, such as a division, is evaluated into ``variable`` by a step of its own.
     """
-    term = value(expr, names)
-    if not fallible(expr, names):
+    term = declared_value(expr, names)
+    if not can_fail(expr, names):
         return (), term
-    return (Evaluate(variable, type, expr, term, relations.HasValue(spec.name, expr, names)),), both(variable)
+    return (
+        EvaluateStep(variable, type, expr, term, relations.HasValue(spec.name, expr, names)),
+    ), same_in_both_languages(variable)
 
 
-class _Builder:
+class _PlanBuilder:
     """The writer of the steps of one declaration.
 
     Attributes:
@@ -78,67 +105,67 @@ class _Builder:
     """
 
     def __init__(self, spec: OpSpec) -> None:
-        self.spec, self.names = spec, Names(spec)
+        self.spec, self.names = spec, VariableNames(spec)
         self.steps: list[Step] = []
         self.bound = {self.names(a.name) for a in spec.scalars}
         self.origins: dict[str, Text] = {self.names(a.name): (f"argument '{a.name}'",) for a in spec.scalars}
-        self.loose: dict[str, Type] = {}
-        self.late: list[tuple[Arg, Place, _Late]] = []
+        self.loose: dict[str, VariableType] = {}
+        self.late: list[tuple[Arg, TensorPlace, _Late]] = []
         self.sure = True  # whether every call takes the steps that are written now
 
-    def check(self, rule: Rule) -> None:
-        self.steps.append(Check(rule))
+    def check(self, rule: ArgumentRule) -> None:
+        self.steps.append(CheckStep(rule))
 
     @contextmanager
-    def block(self, arg: Arg, at: Place) -> Iterator[None]:
+    def block(self, arg: Arg, at: TensorPlace) -> Iterator[None]:
         """Collect the steps of an argument that may be absent, or of each element of a list, as one block."""
         if not (arg.optional or arg.many):
             yield
             return
         outer, bound, self.steps, self.sure = self.steps, set(self.bound), [], False
         yield
-        self.steps = [*outer, *around(arg, at, tuple(self.steps))]
+        self.steps = [*outer, *steps_around(arg, at, tuple(self.steps))]
         self.bound, self.sure = bound, True
 
-    def meet(self, variable: str, type: Type, term: Term, origin: Text, *rules: Rule) -> None:
+    def meet(self, variable: str, type: VariableType, term: Expression, origin: Text, *rules: ArgumentRule) -> None:
         """Set ``variable`` to ``term``, or check ``rules`` where an earlier argument has set it."""
         if variable in self.bound:
             for rule in rules:
                 self.check(rule)
         elif self.sure and variable not in self.loose:
-            self.steps.append(Let(variable, type, term))
+            self.steps.append(LetStep(variable, type, term))
             self.origins[variable] = origin
         else:
             self.loose.setdefault(variable, type)
-            self.steps.append(Meet(variable, type, term, origin, rules))
+            self.steps.append(MeetStep(variable, type, term, origin, rules))
         self.bound.add(variable)
 
     def origin(self, variable: str) -> Text:
-        return self.origins.get(variable, (both(f"from_{variable}"),))
+        return self.origins.get(variable, (same_in_both_languages(f"from_{variable}"),))
 
     def argument(self, arg: Arg) -> None:
-        at, kind = Place(self.spec.name, arg.name, arg.many), arg.tensor
+        at, kind = TensorPlace(self.spec.name, arg.name, arg.many), arg.tensor
         assert kind is not None
         with self.block(arg, at):
             self.check(tensors.IsTensor(at, str(kind)))
-            self.check(tensors.Dense(at))
+            self.check(tensors.DenseTensor(at))
             self.dtype(at, kind)
             device = tensors.SameDevice(at, self.origin("device"))
-            self.meet("device", Type.DEVICE, at.device, quoted(at.label), device)
+            self.meet("device", VariableType.DEVICE, at.device, python_literal(at.label), device)
             self.shape(arg, at, kind)
-            for rule in tensors.of_argument(at, arg):
+            for rule in tensors.argument_rules(at, arg):
                 self.check(rule)
 
-    def dtype(self, at: Place, kind: TensorType) -> None:
-        self.steps.append(look_dtype(at))
+    def dtype(self, at: TensorPlace, kind: TensorType) -> None:
+        self.steps.append(dtype_step(at))
         if kind.dtypes:
             self.check(tensors.DtypeAmong(at, kind.dtype_class, kind.dtypes))
         if not kind.concrete:
             variable = f"dtype_{kind.dtype_class}"
             same = tensors.SameDtype(at, kind.dtype_class, self.origin(variable))
-            self.meet(variable, Type.DTYPE, at.dtype, quoted(at.label), same)
+            self.meet(variable, VariableType.DTYPE, at.dtype, python_literal(at.label), same)
 
-    def shape(self, arg: Arg, at: Place, kind: TensorType) -> None:
+    def shape(self, arg: Arg, at: TensorPlace, kind: TensorType) -> None:
         self.look(at)
         count = len(kind.dims)
         spread = next((i for i, d in enumerate(kind.dims) if d.kind == "variadic"), count)
@@ -152,21 +179,21 @@ class _Builder:
             else:
                 self.dim(arg, at, dim, axis if axis < spread else axis - count)
 
-    def look(self, at: Place) -> None:
+    def look(self, at: TensorPlace) -> None:
         """Bind the shape of a tensor. In C++ it is a pointer and the number of dims."""
-        shape = Term(f"{at.tensor.python}.shape", f"{at.tensor.cpp}.sizes()")
-        self.steps.append(Let(f"shape_{at.arg}", Type.SHAPE, shape))
-        self.steps.append(Let(f"rank_{at.arg}", Type.SIZE, Term("", f"{at.tensor.cpp}.dim()")))
+        shape = Expression(f"{at.tensor.python}.shape", f"{at.tensor.cpp}.sizes()")
+        self.steps.append(LetStep(f"shape_{at.arg}", VariableType.SHAPE, shape))
+        self.steps.append(LetStep(f"rank_{at.arg}", VariableType.SIZE, Expression("", f"{at.tensor.cpp}.dim()")))
 
-    def dim(self, arg: Arg, at: Place, dim: Dim, axis: int) -> None:
+    def dim(self, arg: Arg, at: TensorPlace, dim: Dim, axis: int) -> None:
         if dim.kind == "name":
             variable = self.names(dim.text)
-            same = sizes.SameSize(at, axis, dim.text, both(variable), self.origin_of_size(variable))
-            self.meet(variable, Type.SIZE, at.size(axis), quoted(at.label), same)
+            same = sizes.SameSize(at, axis, dim.text, same_in_both_languages(variable), self.origin_of_size(variable))
+            self.meet(variable, VariableType.SIZE, at.size(axis), python_literal(at.label), same)
             if dim.of:
                 self.repeated(arg, at, dim.of, axis)
         elif dim.kind == "fixed":
-            self.check(sizes.Fixed(at, axis, dim.size))
+            self.check(sizes.FixedSize(at, axis, dim.size))
         elif dim.expr is not None:
             expr = dim.expr
             if all(self.names(n) in self.bound for n in expr.names):
@@ -174,12 +201,12 @@ class _Builder:
             else:
                 self.late.append((arg, at, lambda: self.computed(at, axis, expr)))
 
-    def repeated(self, arg: Arg, at: Place, of: str, axis: int) -> None:
+    def repeated(self, arg: Arg, at: TensorPlace, of: str, axis: int) -> None:
         """Check a dim that broadcasts, as soon as the size to which it broadcasts is bound."""
 
         def write() -> None:
             variable = self.names(of)
-            self.check(sizes.SameOrOne(at, axis, of, both(variable), self.origin_of_size(variable)))
+            self.check(sizes.SameOrOne(at, axis, of, same_in_both_languages(variable), self.origin_of_size(variable)))
 
         if self.names(of) in self.bound:
             write()
@@ -192,23 +219,23 @@ class _Builder:
         source = origin[0] if origin else ""
         return origin if isinstance(source, str) and source.startswith(("argument", "declared")) else ("in ", *origin)
 
-    def computed(self, at: Place, axis: int, expr: Expr) -> None:
-        wanted = self.value(f"v_at_{at.arg}_{axis}".replace("-", "m"), Type.SIZE, expr)
-        self.check(sizes.Computed(at, axis, expr.source, wanted))
+    def computed(self, at: TensorPlace, axis: int, expr: Expr) -> None:
+        wanted = self.value(f"v_at_{at.arg}_{axis}".replace("-", "m"), VariableType.SIZE, expr)
+        self.check(sizes.ComputedSize(at, axis, expr.source, wanted))
 
-    def value(self, variable: str, type: Type, expr: Expr) -> Term:
-        steps, term = tried(self.spec, self.names, variable, type, expr)
+    def value(self, variable: str, type: VariableType, expr: Expr) -> Expression:
+        steps, term = try_expression(self.spec, self.names, variable, type, expr)
         self.steps += steps
         return term
 
-    def spread(self, at: Place, dim: Dim, before: int, behind: int) -> None:
+    def spread(self, at: TensorPlace, dim: Dim, before: int, behind: int) -> None:
         if dim.text == "...":
             return
         here = f"spread_{at.arg}"
-        here_sizes = Term(f"tuple(shape_{at.arg}[{before}:len(shape_{at.arg}) - {behind}])", "")
-        self.steps.append(Let(here, Type.SHAPE, here_sizes))
+        here_sizes = Expression(f"tuple(shape_{at.arg}[{before}:len(shape_{at.arg}) - {behind}])", "")
+        self.steps.append(LetStep(here, VariableType.SHAPE, here_sizes))
         both_rules = sizes.SameSpreadRank(at, dim.text), sizes.SameSpread(at, dim.text)
-        self.meet(self.names(dim.text), Type.SHAPE, Term(here, ""), quoted(at.label), *both_rules)
+        self.meet(self.names(dim.text), VariableType.SHAPE, Expression(here, ""), python_literal(at.label), *both_rules)
 
     def relations(self) -> None:
         """Write the checks of several arguments together: lists that give a size, computed dims, preconditions."""
@@ -216,27 +243,33 @@ class _Builder:
         if self.spec.traced and "device" not in self.bound:
             self.place()
         if missing := [v for v in self.needed() if v not in self.bound]:
-            self.check(relations.Known(op, tuple(missing)))
+            self.check(relations.MemberKnown(op, tuple(missing)))
             self.bound.update(missing)
         for name, expr in self.spec.dims:
             variable = self.names(name)
-            computed = self.value(f"v_dim_{name}", Type.SIZE, expr)
-            same = relations.AgreesWith(op, name, both(variable), computed, self.origin_of_size(variable))
-            self.meet(variable, Type.SIZE, computed, (f"declared as {expr}",), same)
+            computed = self.value(f"v_dim_{name}", VariableType.SIZE, expr)
+            same = relations.AgreesWith(
+                op, name, same_in_both_languages(variable), computed, self.origin_of_size(variable)
+            )
+            self.meet(variable, VariableType.SIZE, computed, (f"declared as {expr}",), same)
         for arg, at, write in self.late:
             with self.block(arg, at):
                 if arg.optional or arg.many:  # what was looked up is gone with its block
                     self.look(at)
                 write()
         for number, expr in enumerate(self.spec.requires):
-            truth = self.value(f"v_requires_{number}", Type.BOOL, expr)
-            self.check(relations.Requires(op, expr, self.names, truth))
+            truth = self.value(f"v_requires_{number}", VariableType.BOOL, expr)
+            self.check(relations.RequiresHolds(op, expr, self.names, truth))
 
     def place(self) -> None:
         """Bind the device of a call that may have no tensor: the ``device`` argument, or torch's default."""
         given = next((self.names(a.name) for a in self.spec.scalars if a.scalar == "device"), "None")
         self.steps.append(
-            Let("device", Type.DEVICE, Term(f"placed({'device' if self.has('device') else 'None'}, {given})", ""))
+            LetStep(
+                "device",
+                VariableType.DEVICE,
+                Expression(f"placed({'device' if self.has('device') else 'None'}, {given})", ""),
+            )
         )
         self.bound.add("device")
 

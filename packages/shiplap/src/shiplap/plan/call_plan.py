@@ -11,17 +11,17 @@ from shiplap.cached_property import cached_property
 from shiplap.declare.binding import Binding
 from shiplap.declare.schema import public_schema
 from shiplap.declare.spec import OpSpec
-from shiplap.declare.value_kinds import mismatch
+from shiplap.declare.value_kinds import kind_mismatch
 from shiplap.declare.values import Value
 from shiplap.errors import ShiplapError
-from shiplap.plan.argument_kinds import IsKind, arranged, number_check
+from shiplap.plan.argument_kinds import ArgumentIsKind, arrange_arguments, number_check
 from shiplap.plan.build import argument_steps, sharing_steps
-from shiplap.plan.expression import Names, Place, parameters, variable
+from shiplap.plan.expression import TensorPlace, VariableNames, argument_variable, parameter_list
 from shiplap.plan.outputs import OutputPlan
-from shiplap.plan.python_source import Writer, compile_function, loose
-from shiplap.plan.rules.tensors import Dense
+from shiplap.plan.python_source import PythonWriter, compile_function, possibly_unset
+from shiplap.plan.rules.tensors import DenseTensor
 from shiplap.plan.steps import Block
-from shiplap.plan.values import dense
+from shiplap.plan.values import has_strides
 
 Bind = Callable[..., Binding]
 
@@ -36,7 +36,7 @@ class CallPlan:
     """
 
     def __init__(self, spec: OpSpec) -> None:
-        self.spec, self.names, self.schema = spec, Names(spec), public_schema(spec)
+        self.spec, self.names, self.schema = spec, VariableNames(spec), public_schema(spec)
 
     @cached_property
     def arguments(self) -> Block:
@@ -47,8 +47,8 @@ class CallPlan:
         return sharing_steps(self.spec)
 
     @cached_property
-    def kinds(self) -> tuple[IsKind, ...]:
-        return tuple(IsKind(self.spec.name, a) for a in self.spec.args)
+    def kinds(self) -> tuple[ArgumentIsKind, ...]:
+        return tuple(ArgumentIsKind(self.spec.name, a) for a in self.spec.args)
 
     @cached_property
     def numbers(self) -> Callable[[Sequence[Value], Mapping[str, Value]], None] | None:
@@ -76,13 +76,13 @@ class CallPlan:
 
     def misfit(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> ShiplapError | None:
         """Return the error that the checks find in a failed call, or None. Raise SL209 or SL220 for its arguments."""
-        values = arranged(self.spec, self.schema, args, kwargs)
+        values = arrange_arguments(self.spec, self.schema, args, kwargs)
         accepted: ShiplapError | None = None
         if self.numbers is not None:
             self.numbers((), values)
         for arg in self.spec.args:
-            if arg.name in values and (got := mismatch(arg, value := values[arg.name])):
-                wrong = IsKind(self.spec.name, arg).broken(got)
+            if arg.name in values and (got := kind_mismatch(arg, value := values[arg.name])):
+                wrong = ArgumentIsKind(self.spec.name, arg).broken(got)
                 if not isinstance(value, str) or value:
                     return wrong
                 accepted = accepted or wrong  # torch takes it for an empty list, and the checks for what they find
@@ -97,10 +97,10 @@ class CallPlan:
     def _without_strides(self, values: Mapping[str, Value]) -> ShiplapError | None:
         for arg in self.spec.tensors:
             value = values.get(arg.name)
-            at = Place(self.spec.name, arg.name, arg.many)
+            at = TensorPlace(self.spec.name, arg.name, arg.many)
             for number, each in enumerate(value if isinstance(value, (list, tuple)) else [value]):
-                if isinstance(each, Tensor) and not dense(each):
-                    return Dense(at).explain({f"t_{arg.name}": each, f"i_{arg.name}": number})
+                if isinstance(each, Tensor) and not has_strides(each):
+                    return DenseTensor(at).explain({f"t_{arg.name}": each, f"i_{arg.name}": number})
         return None
 
     def source(self, *, careful: bool = False) -> str:
@@ -108,12 +108,12 @@ class CallPlan:
         head, body, writer = self._written(careful)
         return "\n".join([head, *writer.lines, *body])
 
-    def _written(self, careful: bool) -> tuple[str, list[str], Writer]:
-        writer = Writer(careful=careful)
+    def _written(self, careful: bool) -> tuple[str, list[str], PythonWriter]:
+        writer = PythonWriter(careful=careful)
         writer.write(self.arguments)
         if not careful:
             writer.write(self.sharing)
-        spec, unset = self.spec, loose(self.arguments)
+        spec, unset = self.spec, possibly_unset(self.arguments)
         env = dict.fromkeys([*(a.name for a in spec.scalars), *self._dims()])
         sizes = {name: self.names(name) for name in env}
         classes = {c: f"dtype_{c}" for c in sorted(self._classes())}
@@ -122,9 +122,9 @@ class CallPlan:
             *(f"    if {v} is not None: env[{n!r}] = {v}" for n, v in sizes.items() if v in unset),
             f"    dtypes = {{{', '.join(f'{c!r}: {v}' for c, v in classes.items() if v not in unset)}}}",
             *(f"    if {v} is not None: dtypes[{c!r}] = {v}" for c, v in classes.items() if v in unset),
-            f"    return Binding(({''.join(f'{variable(a)}, ' for a in spec.args)}), env, dtypes, device)",
+            f"    return Binding(({''.join(f'{argument_variable(a)}, ' for a in spec.args)}), env, dtypes, device)",
         ]
-        return f"def bind({parameters(spec.args)}):", body, writer
+        return f"def bind({parameter_list(spec.args)}):", body, writer
 
     def _compiled(self, *, careful: bool) -> Bind:
         head, body, writer = self._written(careful)

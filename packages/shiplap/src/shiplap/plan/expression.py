@@ -18,7 +18,7 @@ from shiplap.declare.spec import Arg, OpSpec
 
 
 @dataclass(frozen=True)
-class Term:
+class Expression:
     """One expression in Python and in C++. The ``_text`` forms print its value in errors, where that needs a call."""
 
     python: str
@@ -32,40 +32,40 @@ class Term:
         return self.python_text or self.python, self.cpp_text or self.cpp
 
 
-Text = tuple[str | Term, ...]
+Text = tuple[str | Expression, ...]
 
 
-def equal(a: Term, b: Term) -> Term:
+def equal_expression(a: Expression, b: Expression) -> Expression:
     """Return the expression that two values are equal."""
-    return Term(f"{a.python} == {b.python}", f"{a.cpp} == {b.cpp}")
+    return Expression(f"{a.python} == {b.python}", f"{a.cpp} == {b.cpp}")
 
 
-def both(variable: str) -> Term:
+def same_in_both_languages(variable: str) -> Expression:
     """Return a variable, which has the same name in both languages."""
-    return Term(variable, variable)
+    return Expression(variable, variable)
 
 
-def variable(arg: Arg) -> str:
+def argument_variable(arg: Arg) -> str:
     """Return the name of the variable of an argument."""
     return f"t_{arg.name}" if arg.tensor is not None and not arg.many else f"a_{arg.name}"
 
 
-def parameters(args: Sequence[Arg]) -> str:
+def parameter_list(args: Sequence[Arg]) -> str:
     """Return the parameter list of a generated function.
 
     Defaults are looked up by index in ``defaults``, so that any value can be one. Every parameter behind the first one
     with a default has a default too, as Python demands: keyword-only arguments are positional here.
     """
     first = next((i for i, a in enumerate(args) if a.has_default), len(args))
-    return ", ".join(variable(a) + (f"=defaults[{i}]" if i >= first else "") for i, a in enumerate(args))
+    return ", ".join(argument_variable(a) + (f"=defaults[{i}]" if i >= first else "") for i, a in enumerate(args))
 
 
-def quoted(text: Text) -> Text:
+def python_literal(text: Text) -> Text:
     return ("'", *text, "'")
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """A tensor of a call that steps refer to: an argument, or each element of a list of tensors."""
 
     op: str
@@ -77,50 +77,54 @@ class Place:
     @property
     def label(self) -> Text:
         """The caller's name of the tensor: ``x``, or ``xs[1]``."""
-        return (f"{self.arg}[", Term(f"i_{self.arg}", ""), "]") if self.many else (self.arg,)
+        return (f"{self.arg}[", Expression(f"i_{self.arg}", ""), "]") if self.many else (self.arg,)
 
     @property
     def where(self) -> Text:
-        return (f"{self.op}, {self.role} ", *quoted(self.label))
+        return (f"{self.op}, {self.role} ", *python_literal(self.label))
 
     @property
-    def tensor(self) -> Term:
-        return both(self.variable or f"t_{self.arg}")
+    def tensor(self) -> Expression:
+        return same_in_both_languages(self.variable or f"t_{self.arg}")
 
     @property
-    def rank(self) -> Term:
-        return Term(f"len(shape_{self.arg})", f"rank_{self.arg}")
+    def rank(self) -> Expression:
+        return Expression(f"len(shape_{self.arg})", f"rank_{self.arg}")
 
     @property
-    def shape(self) -> Term:
+    def shape(self) -> Expression:
         name = f"shape_{self.arg}"
-        return Term(name, name, f"show({name})", f"Sizes({name}, rank_{self.arg})")
+        return Expression(name, name, f"show({name})", f"Sizes({name}, rank_{self.arg})")
 
     @property
-    def strides(self) -> Term:
+    def strides(self) -> Expression:
         t = self.tensor.python
-        return Term(f"tuple({t}.stride())", "", "", f"Tuple({t}.strides(), {t}.dim())")
+        return Expression(f"tuple({t}.stride())", "", "", f"Tuple({t}.strides(), {t}.dim())")
 
     @property
-    def dtype(self) -> Term:
+    def dtype(self) -> Expression:
         name = f"type_{self.arg}"
-        return Term(name, name, "", f"Dtype{{{name}}}")
+        return Expression(name, name, "", f"Dtype{{{name}}}")
 
     @property
-    def device(self) -> Term:
-        return Term(f"{self.tensor.python}.device", f"device_of({self.tensor.cpp})")
+    def device(self) -> Expression:
+        return Expression(f"{self.tensor.python}.device", f"device_of({self.tensor.cpp})")
 
-    def size(self, axis: int) -> Term:
+    def size(self, axis: int) -> Expression:
         """The size along an axis, which is negative behind a variadic dim."""
         at = f"shape_{self.arg}[{axis}]"
-        return Term(at, at if axis >= 0 else f"shape_{self.arg}[rank_{self.arg} - {-axis}]")
+        return Expression(at, at if axis >= 0 else f"shape_{self.arg}[rank_{self.arg} - {-axis}]")
 
     def axis(self, axis: int) -> Text:
         """The number of an axis, counted from the front."""
-        return (str(axis),) if axis >= 0 else (Term(f"len(shape_{self.arg}) - {-axis}", f"rank_{self.arg} - {-axis}"),)
+        return (
+            (str(axis),)
+            if axis >= 0
+            else (Expression(f"len(shape_{self.arg}) - {-axis}", f"rank_{self.arg} - {-axis}"),)
+        )
 
 
-class Names:
+class VariableNames:
     """The map from names of a declaration to the variables of generated code."""
 
     def __init__(self, spec: OpSpec) -> None:
@@ -131,25 +135,25 @@ class Names:
         prefix = "a_" if name in self.scalars else "w_" if name in ("threads", "itemsize") else "d_"
         return prefix + name
 
-    def term(self, name: str) -> Term:
+    def term(self, name: str) -> Expression:
         """A dim, or a scalar argument."""
         variable = self(name)
         listed = name in self.spread or self.scalars.get(name, "").startswith("list")
         text = f"show({variable})" if name in self.spread else f"list({variable})"
-        return Term(variable, variable, text if listed else "")
+        return Expression(variable, variable, text if listed else "")
 
 
-def value(expr: Expr, names: Names) -> Term:
+def declared_value(expr: Expr, names: VariableNames) -> Expression:
     """Return a declared expression. Its C++ form is empty where C++ cannot express it."""
-    tree = _Renamed(names).visit(ast.parse(expr.source, mode="eval"))
+    tree = _RenamedVariables(names).visit(ast.parse(expr.source, mode="eval"))
     try:
         cpp = to_cpp(expr, names)
     except ValueError:
         cpp = ""
-    return Term(f"({ast.unparse(tree)})", cpp)
+    return Expression(f"({ast.unparse(tree)})", cpp)
 
 
-class _Renamed(ast.NodeTransformer):
+class _RenamedVariables(ast.NodeTransformer):
     """The renaming of names to variables. Functions keep their names, also where an argument has the same name."""
 
     def __init__(self, names: Callable[[str], str]) -> None:
@@ -162,25 +166,25 @@ class _Renamed(ast.NodeTransformer):
         return ast.Name(self.names(node.id), ast.Load())
 
 
-def values_of(expr: Expr, names: Names) -> Text:
+def values_text(expr: Expr, names: VariableNames) -> Text:
     """Return the text ``n = 3, k = 2`` with the values of the names of an expression."""
-    text: list[str | Term] = []
+    text: list[str | Expression] = []
     for name in sorted(expr.names):
         text += [f"{', ' if text else ''}{name} = ", names.term(name)]
     return tuple(text)
 
 
-def fallible(expr: Expr, names: Names) -> bool:
+def can_fail(expr: Expr, names: VariableNames) -> bool:
     """Whether the expression may have no value.
 
     It may divide by zero, index beyond the end of a list, or need more than 64 bits for an intermediate value.
     """
     if any(names.scalars.get(n, "int") not in ("int", "bool") or n in names.spread for n in expr.names):
         return True
-    return any(map(_may_fail, ast.walk(ast.parse(expr.source, mode="eval"))))
+    return any(map(_node_can_fail, ast.walk(ast.parse(expr.source, mode="eval"))))
 
 
-def _may_fail(node: ast.AST) -> bool:
+def _node_can_fail(node: ast.AST) -> bool:
     match node:
         case ast.BinOp(op=ast.FloorDiv() | ast.Mod(), right=divisor):
             return not (isinstance(divisor, ast.Constant) and divisor.value)

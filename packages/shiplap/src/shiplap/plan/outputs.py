@@ -12,14 +12,14 @@ from shiplap.cached_property import cached_property
 from shiplap.declare.binding import Binding
 from shiplap.declare.spec import OpSpec, Output
 from shiplap.declare.values import Args, EnvValue, Outputs
-from shiplap.plan.build import around, tried
-from shiplap.plan.expression import Names, Place, Term, both, variable
-from shiplap.plan.python_source import Writer, compile_function
+from shiplap.plan.build import steps_around, try_expression
+from shiplap.plan.expression import Expression, TensorPlace, VariableNames, argument_variable, same_in_both_languages
+from shiplap.plan.python_source import PythonWriter, compile_function
 from shiplap.plan.rules import outputs as rules
-from shiplap.plan.steps import Allocate, Block, Check, Let, Present, Step, Type
+from shiplap.plan.steps import AllocateStep, Block, CheckStep, LetStep, PresentStep, Step, VariableType
 from shiplap.plan.values import Scope
 
-SCRATCH = "scratch"  # the variable of the workspace
+SCRATCH_VARIABLE = "scratch"  # the variable of the workspace
 
 Allocator: TypeAlias = Callable[[Mapping[str, EnvValue], Mapping[str, torch.dtype], torch.device], Outputs]
 OutputsCheck: TypeAlias = Callable[[Binding, Args], None]
@@ -48,16 +48,16 @@ class OutputPlan:
         room: the checks of a given workspace after that.
     """
 
-    def __init__(self, spec: OpSpec, names: Names) -> None:
+    def __init__(self, spec: OpSpec, names: VariableNames) -> None:
         self.spec, self.names = spec, names
-        self.places = {o.name: Place(spec.name, o.name, role="output") for o in spec.outputs}
+        self.places = {o.name: TensorPlace(spec.name, o.name, role="output") for o in spec.outputs}
 
     @cached_property
     def bounds(self) -> Block:
         checks: list[Step] = []
         for dim, expr in self.spec.bounds:
-            steps, term = tried(self.spec, self.names, f"v_bound_{dim}", Type.SIZE, expr)
-            checks += [*steps, Let(self.names(dim), Type.SIZE, term)]
+            steps, term = try_expression(self.spec, self.names, f"v_bound_{dim}", VariableType.SIZE, expr)
+            checks += [*steps, LetStep(self.names(dim), VariableType.SIZE, term)]
         return tuple(checks)
 
     @cached_property
@@ -69,12 +69,12 @@ class OutputPlan:
         for axis, dim in enumerate(out.tensor.dims):
             if dim.expr is not None:
                 name = f"e_{out.name}_{axis}"
-                steps, term = tried(self.spec, self.names, name, Type.SIZE, dim.expr)
-                checks += steps or (Let(name, Type.SIZE, term),)
-                checks.append(Check(rules.IsSize(self.places[out.name], dim.text, both(name))))
+                steps, term = try_expression(self.spec, self.names, name, VariableType.SIZE, dim.expr)
+                checks += steps or (LetStep(name, VariableType.SIZE, term),)
+                checks.append(CheckStep(rules.IsSize(self.places[out.name], dim.text, same_in_both_languages(name))))
         return checks
 
-    def shape(self, out: Output) -> Term:
+    def shape(self, out: Output) -> Expression:
         """All sizes of an output: a tuple, in C++ a braced list."""
         python, cpp = [], []
         for axis, dim in enumerate(out.tensor.dims):
@@ -82,15 +82,15 @@ class OutputPlan:
             size = f"e_{out.name}_{axis}" if dim.expr else str(dim.size) if dim.kind == "fixed" else name
             python.append(f"*{size}, " if dim.kind == "variadic" else f"{size}, ")
             cpp.append(f"int64_t{{{size}}}" if dim.kind == "fixed" else size)
-        return Term(f"({''.join(python)})", f"{{{', '.join(cpp)}}}")
+        return Expression(f"({''.join(python)})", f"{{{', '.join(cpp)}}}")
 
-    def dtype(self, out: Output) -> Term:
+    def dtype(self, out: Output) -> Expression:
         return rules.wanted_dtype(out.name, out.tensor.dtype_class, out.tensor.dtypes)
 
     @cached_property
     def allocated(self) -> Block:
         """Steps that make the outputs."""
-        return tuple(Allocate(self.places[o.name], self.shape(o), self.dtype(o)) for o in self.spec.outputs)
+        return tuple(AllocateStep(self.places[o.name], self.shape(o), self.dtype(o)) for o in self.spec.outputs)
 
     @cached_property
     def fitting(self) -> Block:
@@ -99,12 +99,12 @@ class OutputPlan:
             at, kind = self.places[out.name], out.tensor
             t = at.tensor
             steps += [
-                Let(f"type_{out.name}", Type.DTYPE, Term("", f"{t.cpp}.dtype()")),
-                Check(rules.FitsKind(at, self.dtype(out), kind.dtypes[0] if kind.concrete else "")),
-                Let(f"shape_{out.name}", Type.SHAPE, Term(f"{t.python}.shape", f"{t.cpp}.sizes()")),
-                Let(f"rank_{out.name}", Type.SIZE, Term("", f"{t.cpp}.dim()")),
-                Check(rules.FitsShape(at, self.shape(out))),
-                Check(rules.FitsLayout(at)),
+                LetStep(f"type_{out.name}", VariableType.DTYPE, Expression("", f"{t.cpp}.dtype()")),
+                CheckStep(rules.FitsKind(at, self.dtype(out), kind.dtypes[0] if kind.concrete else "")),
+                LetStep(f"shape_{out.name}", VariableType.SHAPE, Expression(f"{t.python}.shape", f"{t.cpp}.sizes()")),
+                LetStep(f"rank_{out.name}", VariableType.SIZE, Expression("", f"{t.cpp}.dim()")),
+                CheckStep(rules.FitsShape(at, self.shape(out))),
+                CheckStep(rules.FitsLayout(at)),
             ]
         return tuple(steps)
 
@@ -114,15 +114,15 @@ class OutputPlan:
 
     def _disjoint(self, *, workspace: bool) -> Block:
         spec, overlap_rules = self.spec, list[Step]()
-        scratch = Place(spec.name, scratch_name(spec), role="output", variable=SCRATCH)
+        scratch = TensorPlace(spec.name, scratch_name(spec), role="output", variable=SCRATCH_VARIABLE)
         written = [*self.places.values(), *([scratch] if workspace else [])]
         for index, target in enumerate(written):
             steps: list[Step] = []
             for arg in spec.tensors:
-                other = Place(spec.name, arg.name, arg.many)
-                steps += around(arg, other, (Check(rules.Disjoint(target, other)),))
-            steps += [Check(rules.Disjoint(target, other)) for other in written[:index]]
-            overlap_rules += [Present(scratch, tuple(steps))] if target is scratch else steps
+                other = TensorPlace(spec.name, arg.name, arg.many)
+                steps += steps_around(arg, other, (CheckStep(rules.DisjointMemory(target, other)),))
+            steps += [CheckStep(rules.DisjointMemory(target, other)) for other in written[:index]]
+            overlap_rules += [PresentStep(scratch, tuple(steps))] if target is scratch else steps
         return tuple(overlap_rules)
 
     @cached_property
@@ -132,24 +132,24 @@ class OutputPlan:
 
     @cached_property
     def no_gradient(self) -> rules.NoGradient:
-        tensors = [variable(a) for a in self.spec.tensors] + [p.tensor.python for p in self.places.values()]
-        return rules.NoGradient(self.spec.name, (*tensors, SCRATCH))
+        tensors = [argument_variable(a) for a in self.spec.tensors] + [p.tensor.python for p in self.places.values()]
+        return rules.NoGradient(self.spec.name, (*tensors, SCRATCH_VARIABLE))
 
     @cached_property
     def scratch(self) -> Block:
-        return (Check(rules.ScratchKind(self.spec.name, scratch_name(self.spec))),)
+        return (CheckStep(rules.ScratchKind(self.spec.name, scratch_name(self.spec))),)
 
     @cached_property
     def room(self) -> Block:
         where = self.spec.name, scratch_name(self.spec)
-        return Check(rules.ScratchRoom(*where)), Check(rules.ScratchAligned(*where))
+        return CheckStep(rules.ScratchRoom(*where)), CheckStep(rules.ScratchAligned(*where))
 
     # In Python
 
     @cached_property
     def allocate(self) -> Allocator:
         """``allocate(env, dtypes, device)``: fresh contiguous outputs; ``env`` has the data-dependent dims too."""
-        writer = Writer(careful=True)
+        writer = PythonWriter(careful=True)
         writer.write((*self.measured, *self.allocated))
         result = f"    return ({''.join(f'{p.tensor.python}, ' for p in self.places.values())})"
         constants = {
@@ -167,25 +167,25 @@ class OutputPlan:
     @cached_property
     def check_memory(self) -> MemoryCheck:
         """The function ``check_memory(call, outs, scratch)``, which checks for shared memory and gradients."""
-        steps = (*self.disjoint, Check(self.no_gradient))
-        return cast(MemoryCheck, self._section("check_memory", f"outs, {SCRATCH}", steps))
+        steps = (*self.disjoint, CheckStep(self.no_gradient))
+        return cast(MemoryCheck, self._section("check_memory", f"outs, {SCRATCH_VARIABLE}", steps))
 
     @cached_property
     def check_scratch(self) -> ScratchCheck:
         """The function ``check_scratch(call, scratch)``, which checks that a given workspace has bytes."""
-        return cast(ScratchCheck, self._section("check_scratch", SCRATCH, self.scratch))
+        return cast(ScratchCheck, self._section("check_scratch", SCRATCH_VARIABLE, self.scratch))
 
     @cached_property
     def check_room(self) -> RoomCheck:
         """The function ``check_room(call, scratch, needed)``, which checks size and alignment of a workspace."""
-        return cast(RoomCheck, self._section("check_room", f"{SCRATCH}, needed", self.room))
+        return cast(RoomCheck, self._section("check_room", f"{SCRATCH_VARIABLE}, needed", self.room))
 
     def _section(self, name: str, extra: str, steps: Block) -> Callable[..., object]:
         """A function of a bound call and ``extra``, with the variables that the steps may look at."""
-        writer = Writer(careful=True)
+        writer = PythonWriter(careful=True)
         writer.write(steps)
         outs = "".join(f"{p.tensor.python}, " for p in self.places.values())
-        arguments = "".join(f"{variable(a)}, " for a in self.spec.args)
+        arguments = "".join(f"{argument_variable(a)}, " for a in self.spec.args)
         head = [
             f"def {name}(call, {extra}):",
             f"    {arguments}= call.args",
@@ -194,7 +194,7 @@ class OutputPlan:
             *self._sizes(self._computed()),
             *self._dtypes(),
         ]
-        names: Scope = {"requires_grad": requires_grad, "overlap": overlap}
+        names: Scope = {"requires_grad": requires_grad, "overlap": address_ranges_meet}
         return compile_function(f"{name} {self.spec.name}", "\n".join(head), ["    return"], writer, names)
 
     def _computed(self) -> set[str]:
@@ -217,13 +217,13 @@ def requires_grad(values: Sequence[object]) -> bool:
     return any(isinstance(v, Tensor) and v.requires_grad for vs in each for v in vs)
 
 
-def overlap(a: Tensor, b: Tensor) -> bool:
+def address_ranges_meet(a: Tensor, b: Tensor) -> bool:
     """Whether the address ranges of two tensors meet."""
     if a.device != b.device or a.numel() == 0 or b.numel() == 0:
         return False
-    return a.data_ptr() < b.data_ptr() + reach(b) and b.data_ptr() < a.data_ptr() + reach(a)
+    return a.data_ptr() < b.data_ptr() + bytes_spanned(b) and b.data_ptr() < a.data_ptr() + bytes_spanned(a)
 
 
-def reach(t: Tensor) -> int:
+def bytes_spanned(t: Tensor) -> int:
     """Return the bytes from the start of the first to the end of the last element of a tensor that has elements."""
     return (sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) + 1) * t.itemsize

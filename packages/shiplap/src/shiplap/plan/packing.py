@@ -9,10 +9,10 @@ from torch import Tensor
 
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args
-from shiplap.plan.build import around
-from shiplap.plan.expression import Place, variable
-from shiplap.plan.python_source import Writer, compile_function
-from shiplap.plan.steps import Block, Pack, Step
+from shiplap.plan.build import steps_around
+from shiplap.plan.expression import TensorPlace, argument_variable
+from shiplap.plan.python_source import PythonWriter, compile_function
+from shiplap.plan.steps import Block, PackStep, Step
 
 Packed = tuple[list[Tensor | None], list[tuple[Tensor, Tensor]]]
 
@@ -24,18 +24,18 @@ def packing_steps(spec: OpSpec, strided: Collection[str], align: int, *, native:
     """
     steps: list[Step] = []
     for arg in spec.tensors:
-        at = Place(spec.name, arg.name)
-        step = Pack(at, arg.name in strided, align, arg.mutated)
+        at = TensorPlace(spec.name, arg.name)
+        step = PackStep(at, arg.name in strided, align, arg.mutated)
         if align > 1 or not step.strided:
-            steps += [step] if native else around(arg, at, (step,))
+            steps += [step] if native else steps_around(arg, at, (step,))
     return tuple(steps)
 
 
 def compile_packing(spec: OpSpec, strided: Collection[str], align: int) -> Callable[[Args], Packed]:
     """Return ``pack(args)``: the tensors in order, and each tensor that is written to with its copy."""
-    writer = Writer(careful=False)
+    writer = PythonWriter(careful=False)
     writer.write(packing_steps(spec, strided, align, native=False))
-    head = f"def pack(args):\n    {''.join(f'{variable(a)}, ' for a in spec.args)}= args\n    copies = []"
-    result = f"    return [{', '.join(map(variable, spec.tensors))}], copies"
+    head = f"def pack(args):\n    {''.join(f'{argument_variable(a)}, ' for a in spec.args)}= args\n    copies = []"
+    result = f"    return [{', '.join(map(argument_variable, spec.tensors))}], copies"
     made = compile_function(f"pack {spec.name}", head, [result], writer, {})
     return cast("Callable[[Args], Packed]", made)

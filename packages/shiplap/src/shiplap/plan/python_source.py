@@ -14,17 +14,28 @@ from typing import NoReturn
 import torch
 
 from shiplap.errors import ShiplapError, error
-from shiplap.plan.rule import Rule, template
-from shiplap.plan.steps import Allocate, Check, Each, Evaluate, Let, Meet, Pack, Present, Step, Unset
-from shiplap.plan.values import Constant, Scope, scope
-from shiplap.torch_private.symbolic_sizes import check
+from shiplap.plan.rule import ArgumentRule, format_template
+from shiplap.plan.steps import (
+    AllocateStep,
+    CheckStep,
+    EachStep,
+    EvaluateStep,
+    LetStep,
+    MeetStep,
+    PackStep,
+    PresentStep,
+    Step,
+    UnsetStep,
+)
+from shiplap.plan.values import Constant, Scope, rule_scope
+from shiplap.torch_private.symbolic_sizes import check_condition
 
 
-class Writer:
+class PythonWriter:
     """The collector of the lines of a function body and of the rules that they check."""
 
     def __init__(self, *, careful: bool) -> None:
-        self.careful, self.lines, self.rules = careful, list[str](), list[Rule]()
+        self.careful, self.lines, self.rules = careful, list[str](), list[ArgumentRule]()
         self.constants: dict[str, Constant] = {}
 
     def write(self, steps: Iterable[Step], indent: str = "    ") -> None:
@@ -34,36 +45,36 @@ class Writer:
 
     def step(self, step: Step) -> list[str]:
         match step:
-            case Unset(variable):
+            case UnsetStep(variable):
                 return [f"{variable} = from_{variable} = None"]
-            case Let(variable, _, term):
+            case LetStep(variable, _, term):
                 return [f"{variable} = {term.python}"] if term.python else []
-            case Evaluate(variable, _, _, term, rule):
+            case EvaluateStep(variable, _, _, term, rule):
                 return [
                     "try:",
                     f"    {variable} = {term.python}",
                     "except (ArithmeticError, LookupError, TypeError, ValueError) as why:",
                     f"    refuse({self.refusal(rule)})",
                 ]
-            case Check(rule):
+            case CheckStep(rule):
                 return self.check(rule)
-            case Meet(variable, _, term, origin, rules):
-                first = f"{variable}, from_{variable} = {term.python}, {template(origin)}"
-                return [f"if {variable} is None:", f"    {first}", "else:", *self.inside(map(Check, rules))]
-            case Allocate(at, sizes, dtype):
+            case MeetStep(variable, _, term, origin, rules):
+                first = f"{variable}, from_{variable} = {term.python}, {format_template(origin)}"
+                return [f"if {variable} is None:", f"    {first}", "else:", *self.inside(map(CheckStep, rules))]
+            case AllocateStep(at, sizes, dtype):
                 return [f"{at.tensor.python} = empty({sizes.python}, dtype={dtype.python}, device=device)"]
-            case Pack():
+            case PackStep():
                 return self.pack(step)
-            case Present(at, steps):
+            case PresentStep(at, steps):
                 return [f"if {at.tensor.python} is not None:", *self.inside(steps)]
-            case Each(at, steps, optional):
+            case EachStep(at, steps, optional):
                 members = f"a_{at.arg} or ()" if optional else f"a_{at.arg}"
                 return [f"for i_{at.arg}, {at.tensor.python} in enumerate({members}):", *self.inside(steps)]
 
     def inside(self, steps: Iterable[Step]) -> list[str]:
         return [f"    {line}" for step in steps for line in self.step(step)]
 
-    def pack(self, step: Pack) -> list[str]:
+    def pack(self, step: PackStep) -> list[str]:
         t = step.at.tensor.python
         kept = [] if step.strided else [f"{t}.is_contiguous()"]
         kept += [f"{t}.data_ptr() % {step.align} == 0"] if step.align > 1 else []
@@ -73,7 +84,7 @@ class Writer:
             [f"if not ({' and '.join(kept)}):", *(before if step.written else [f"    {t} = {copied}"])] if kept else []
         )
 
-    def check(self, rule: Rule) -> list[str]:
+    def check(self, rule: ArgumentRule) -> list[str]:
         condition, refusal = rule.holds().python, self.refusal(rule)
         number, _, texts = refusal.partition(", ")
         return [
@@ -82,14 +93,16 @@ class Writer:
             else f"if not ({condition}): refuse({refusal})"
         ]
 
-    def refusal(self, rule: Rule) -> str:
+    def refusal(self, rule: ArgumentRule) -> str:
         """Return the arguments of ``refuse``: the number of the rule, and its texts with the values of the call."""
         self.constants |= rule.constants()
         self.rules.append(rule)
-        return ", ".join([str(len(self.rules) - 1), *map(template, (rule.where(), rule.got(), rule.expected()))])
+        return ", ".join([str(len(self.rules) - 1), *map(format_template, (rule.where(), rule.got(), rule.expected()))])
 
 
-def compile_function(name: str, head: str, body: Sequence[str], writer: Writer, names: Scope) -> Callable[..., object]:
+def compile_function(
+    name: str, head: str, body: Sequence[str], writer: PythonWriter, names: Scope
+) -> Callable[..., object]:
     """Return the function of ``head``, whose body has the lines of ``writer`` and then ``body``."""
     rules = tuple(writer.rules)
 
@@ -103,13 +116,13 @@ def compile_function(name: str, head: str, body: Sequence[str], writer: Writer, 
 
     def expect(holds: bool | torch.SymBool, number: int, texts: Callable[[], tuple[str, str, str]]) -> None:
         if isinstance(holds, torch.SymBool):
-            check(holds, lambda: str(refused(number, *texts())))
+            check_condition(holds, lambda: str(refused(number, *texts())))
         elif not holds:
             refuse(number, *texts())
 
     # On plain ints the builtins are right and faster than the functions for symbols.
     plain: Scope = {} if writer.careful else {"min": min, "max": max}
-    namespace = {**scope(writer.constants), **plain, "refuse": refuse, "expect": expect, **names}
+    namespace = {**rule_scope(writer.constants), **plain, "refuse": refuse, "expect": expect, **names}
     text = "\n".join([head, *writer.lines, *body])
     exec(compile(text, f"<{name}>", "exec"), namespace)
     made = namespace[head.partition("(")[0].removeprefix("def ")]
@@ -117,6 +130,6 @@ def compile_function(name: str, head: str, body: Sequence[str], writer: Writer, 
     return made
 
 
-def loose(steps: Iterable[Step]) -> tuple[str, ...]:
+def possibly_unset(steps: Iterable[Step]) -> tuple[str, ...]:
     """Return the variables that a call may leave unset."""
-    return tuple(step.variable for step in steps if isinstance(step, Unset))
+    return tuple(step.variable for step in steps if isinstance(step, UnsetStep))

@@ -1,4 +1,4 @@
-"""``Rule``: a condition of a call in Python and in C++, and the error of a call that breaks it."""
+"""``ArgumentRule``: a condition of a call in Python and in C++, and the error of a call that breaks it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from types import CodeType
 from typing import ClassVar
 
 from shiplap.errors import CATALOGUE, ShiplapError, error
-from shiplap.plan.expression import Term, Text
-from shiplap.plan.values import Constant, Local, scope
+from shiplap.plan.expression import Expression, Text
+from shiplap.plan.values import Constant, Local, rule_scope
 
-TRUE = Term("True", "true")
+TRUE = Expression("True", "true")
 
 
-class Rule(ABC):
+class ArgumentRule(ABC):
     """One rule of calls. The printers of both languages and the errors are derived from it.
 
     Class attributes: ``id`` in the catalogue; ``title`` and ``fix`` where they are not the catalogue's;
@@ -32,7 +32,7 @@ class Rule(ABC):
     real: ClassVar[bool] = False
 
     @abstractmethod
-    def holds(self) -> Term:
+    def holds(self) -> Expression:
         """Return the condition that a valid call fulfils."""
 
     @abstractmethod
@@ -63,26 +63,26 @@ class Rule(ABC):
 
     def explain(self, values: Mapping[str, Local]) -> ShiplapError:
         """Return the error for a call whose variables are ``values``."""
-        parts = ", ".join(template(text) for text in (self.where(), self.got(), self.expected()))
-        where, got, expected = eval(f"({parts})", scope(self.constants()), dict(values))
+        parts = ", ".join(format_template(text) for text in (self.where(), self.got(), self.expected()))
+        where, got, expected = eval(f"({parts})", rule_scope(self.constants()), dict(values))
         return error(self.id, what=self.what, where=where, got=got, expected=expected, fix=self.remedy)
 
     def hold(self, values: Mapping[str, Local]) -> None:
         """Raise the error unless the rule holds for a call whose variables are ``values``."""
-        if not eval(_compiled(self.holds().python), scope(self.constants()), dict(values)):
+        if not eval(_compile_condition(self.holds().python), rule_scope(self.constants()), dict(values)):
             raise self.explain(values)
 
 
 @lru_cache(maxsize=512)
-def _compiled(condition: str) -> CodeType:
+def _compile_condition(condition: str) -> CodeType:
     """Return the compiled condition. Parsing takes as long as two launches, and there are few conditions."""
     return compile(condition, "<rule>", "eval")
 
 
-def template(text: Text) -> str:
+def format_template(text: Text) -> str:
     """Return ``text`` as a Python expression, such as ``'n = {}'.format(d_n)``."""
-    if not any(isinstance(p, Term) for p in text):
+    if not any(isinstance(p, Expression) for p in text):
         return repr("".join(p for p in text if isinstance(p, str)))
-    literal = "".join("{}" if isinstance(p, Term) else p.replace("{", "{{").replace("}", "}}") for p in text)
-    terms = [p.shown[0] for p in text if isinstance(p, Term)]
+    literal = "".join("{}" if isinstance(p, Expression) else p.replace("{", "{{").replace("}", "}}") for p in text)
+    terms = [p.shown[0] for p in text if isinstance(p, Expression)]
     return f"{literal!r}.format({', '.join(terms)})"

@@ -12,10 +12,10 @@ import numpy as np
 from torch import Tensor
 
 from shiplap import torch_private
-from shiplap.torch_private.symbolic_sizes import hint
+from shiplap.torch_private.symbolic_sizes import size_in_call
 
 Axes: TypeAlias = list[tuple[int, int]]  # (stride in bytes, size), the largest stride first
-FEW = 1 << 16  # bytes that are compared one by one
+FEW_ADDRESSES = 1 << 16  # bytes that are compared one by one
 
 
 def shares_memory(a: Tensor, b: Tensor) -> bool:
@@ -27,7 +27,7 @@ def shares_memory(a: Tensor, b: Tensor) -> bool:
         return False
     if a.numel() == 0 or b.numel() == 0:
         return False
-    return meet(apart, (a.shape, a.stride(), a.itemsize), (b.shape, b.stride(), b.itemsize))
+    return strided_ranges_meet(apart, (a.shape, a.stride(), a.itemsize), (b.shape, b.stride(), b.itemsize))
 
 
 def any_shares_memory(tensors: Iterable[Tensor | None]) -> bool:
@@ -42,7 +42,7 @@ def fakes_share_memory(a: Tensor, b: Tensor) -> bool:
         return False
     facts = [*(int(t.itemsize) for t in (a, b)), a.storage_offset(), b.storage_offset()]
     first, second = ([*t.shape, *t.stride()] for t in (a, b))
-    known = [hint(v) for v in (*facts, *first, *second)]
+    known = [size_in_call(v) for v in (*facts, *first, *second)]
     if None in known:
         return False
     left, right, begin, other, *rest = [v for v in known if v is not None]
@@ -51,28 +51,30 @@ def fakes_share_memory(a: Tensor, b: Tensor) -> bool:
     two = rest[2 * a.dim() : 2 * a.dim() + b.dim()], rest[2 * a.dim() + b.dim() :], right
     if 0 in one[0] or 0 in two[0]:
         return False
-    return meet(other - begin, one, two) if begin <= other else meet(begin - other, two, one)
+    return (
+        strided_ranges_meet(other - begin, one, two) if begin <= other else strided_ranges_meet(begin - other, two, one)
+    )
 
 
-def meet(
+def strided_ranges_meet(
     distance: int,
     a: tuple[Sequence[int], Sequence[int], int],
     b: tuple[Sequence[int], Sequence[int], int],
 ) -> bool:
     """The same for shapes, strides and bytes an element; ``b`` begins ``distance`` bytes after ``a``, at least 0."""
-    first, second = _axes(*a), _axes(*b)
+    first, second = _address_axes(*a), _address_axes(*b)
     if distance > sum((size - 1) * stride for stride, size in first):
         return False
-    for left, right in ((first, second), (_merged(first), _merged(second))):
-        known = _boxes_meet(distance, left, right)
+    for left, right in ((first, second), (_merge_axes(first), _merge_axes(second))):
+        known = _boxes_share_address(distance, left, right)
         if known is not None:
             return known
-    if _count(first) + _count(second) > FEW:
+    if _count_addresses(first) + _count_addresses(second) > FEW_ADDRESSES:
         return True
-    return bool(np.intersect1d(_offsets(first), _offsets(second) + distance).size)
+    return bool(np.intersect1d(_address_offsets(first), _address_offsets(second) + distance).size)
 
 
-def _axes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Axes:
+def _address_axes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Axes:
     """The axes along which addresses differ, those of equal stride as one, and the bytes of an element as the last."""
     axes: dict[int, int] = {}
     pairs = [(stride * itemsize, size) for stride, size in zip(strides, shape, strict=True)]
@@ -82,7 +84,7 @@ def _axes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Axes:
     return sorted(axes.items(), reverse=True)
 
 
-def _merged(axes: Axes) -> Axes:
+def _merge_axes(axes: Axes) -> Axes:
     """The same addresses by fewer axes, where one continues another."""
     merged: Axes = []
     for stride, size in reversed(axes):
@@ -93,7 +95,7 @@ def _merged(axes: Axes) -> Axes:
     return merged[::-1]
 
 
-def _boxes_meet(distance: int, a: Axes, b: Axes) -> bool | None:
+def _boxes_share_address(distance: int, a: Axes, b: Axes) -> bool | None:
     """Whether boxes meet on the grid of all strides. None where an address has several places on the grid."""
     left, right = dict(a), dict(b)
     strides = sorted({*left, *right, 1}, reverse=True)
@@ -110,11 +112,11 @@ def _boxes_meet(distance: int, a: Axes, b: Axes) -> bool | None:
     return meeting
 
 
-def _count(axes: Axes) -> int:
+def _count_addresses(axes: Axes) -> int:
     return int(np.prod([size for _, size in axes], dtype=np.float64))
 
 
-def _offsets(axes: Iterable[tuple[int, int]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def _address_offsets(axes: Iterable[tuple[int, int]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     offsets = np.zeros(1, dtype=np.int64)
     for stride, size in axes:
         offsets = (offsets[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from shiplap.declare.dim_expression import Expr
-from shiplap.plan.expression import Place, Term, Text
-from shiplap.plan.rule import Rule
+from shiplap.plan.expression import Expression, TensorPlace, Text
+from shiplap.plan.rule import ArgumentRule
 from shiplap.plan.rules.relations import HasValue
 
 
-class Type(Enum):
+class VariableType(Enum):
     """What a variable holds: its C++ type, and the value that stands for none of it."""
 
     SIZE = ("int64_t", "-1", "{} < 0")
@@ -33,89 +33,89 @@ class Type(Enum):
 
 
 @dataclass(frozen=True)
-class Let:
+class LetStep:
     """A variable gets a value. In C++ alone where ``term`` has no Python form."""
 
     variable: str
-    type: Type
-    term: Term
+    type: VariableType
+    term: Expression
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class EvaluateStep:
     """A variable gets the value of an expression that may have none; then ``rule`` is broken."""
 
     variable: str
-    type: Type
+    type: VariableType
     expr: Expr
-    term: Term
+    term: Expression
     rule: HasValue
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckStep:
     """The call is refused unless ``rule`` holds."""
 
-    rule: Rule
+    rule: ArgumentRule
 
 
 @dataclass(frozen=True)
-class Unset:
+class UnsetStep:
     """A variable that only some calls give a value, from the first argument that has one."""
 
     variable: str
-    type: Type
+    type: VariableType
 
 
 @dataclass(frozen=True)
-class Meet:
+class MeetStep:
     """An unset variable gets its value, and ``from_<variable>`` the ``origin``; one that is set is checked."""
 
     variable: str
-    type: Type
-    term: Term
+    type: VariableType
+    term: Expression
     origin: Text
-    rules: tuple[Rule, ...]
+    rules: tuple[ArgumentRule, ...]
 
 
 @dataclass(frozen=True)
-class Present:
+class PresentStep:
     """Steps for an argument that may be None."""
 
-    at: Place
+    at: TensorPlace
     steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True)
-class Each:
+class EachStep:
     """Steps for each tensor of a list, which may be None where it is ``optional``."""
 
-    at: Place
+    at: TensorPlace
     steps: tuple[Step, ...]
     optional: bool = False
 
 
 @dataclass(frozen=True)
-class Allocate:
+class AllocateStep:
     """A fresh contiguous output: ``sizes`` is a tuple, in C++ a braced list."""
 
-    at: Place
-    sizes: Term
-    dtype: Term
+    at: TensorPlace
+    sizes: Expression
+    dtype: Expression
 
 
 @dataclass(frozen=True)
-class Pack:
+class PackStep:
     """An argument is replaced by a contiguous copy where it lies otherwise than a kernel takes it.
 
     ``align``: bytes. ``written``: the copy is to be written back.
     """
 
-    at: Place
+    at: TensorPlace
     strided: bool
     align: int
     written: bool
 
 
-Step = Let | Evaluate | Check | Unset | Meet | Present | Each | Allocate | Pack
+Step = LetStep | EvaluateStep | CheckStep | UnsetStep | MeetStep | PresentStep | EachStep | AllocateStep | PackStep
 Block = tuple[Step, ...]

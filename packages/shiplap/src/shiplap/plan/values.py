@@ -18,12 +18,12 @@ Local: TypeAlias = Value | torch.dtype | torch.device | Exception  # a variable 
 Scope: TypeAlias = dict[str, object]  # globals of generated functions: modules, functions, classes
 
 
-def show(sizes: Sequence[Size]) -> str:
+def sizes_text(sizes: Sequence[Size]) -> str:
     """``(3, 4)``, and ``(3)`` for one size."""
     return f"({', '.join(map(str, sizes))})"
 
 
-def why_none(cause: Exception) -> str:
+def why_no_value(cause: Exception) -> str:
     """Why an expression has no value, in words that do not depend on the version of Python."""
     if isinstance(cause, ZeroDivisionError):
         return "division by zero"
@@ -32,14 +32,14 @@ def why_none(cause: Exception) -> str:
     return "an empty list" if isinstance(cause, ValueError) else str(cause)
 
 
-def placed(device: torch.device | None, given: torch.device | str | None) -> torch.device:
+def place_call(device: torch.device | None, given: torch.device | str | None) -> torch.device:
     """The device of a call: that of its tensors, else the one that it asks for, else torch's default."""
     if device is not None:
         return device
     return torch.get_default_device() if given is None else torch.device(given)
 
 
-def same_sizes(a: Sequence[Size], b: Sequence[Size]) -> bool | torch.SymBool:
+def same_size_lists(a: Sequence[Size], b: Sequence[Size]) -> bool | torch.SymBool:
     """Whether as many sizes are equal: a condition on symbols where there are some."""
     holds: bool | torch.SymBool = True
     for x, y in zip(a, b, strict=True):
@@ -48,22 +48,22 @@ def same_sizes(a: Sequence[Size], b: Sequence[Size]) -> bool | torch.SymBool:
     return holds
 
 
-def dense(t: Tensor) -> bool:
+def has_strides(t: Tensor) -> bool:
     """Whether strides describe ``t``: nested tensors say that they do, and have none."""
     return t.layout is torch.strided and not t.is_nested
 
 
-def kind_of_memory(t: object, *, extents: bool = False) -> str:
+def memory_text(t: object, *, extents: bool = False) -> str:
     """What the caller passed for a tensor that is written to: ``torch.uint8 on cpu``, with ``extents`` its shape."""
     if not isinstance(t, Tensor):
         return type(t).__name__
     kind = f"{t.dtype} on {t.device}"
-    if not dense(t):
+    if not has_strides(t):
         return f"{kind}, {'nested' if t.is_nested else t.layout}"
     return f"{kind}, {tuple(t.shape)} by {t.stride()}" if extents else kind
 
 
-def own_memory(t: Tensor) -> bool:
+def has_own_memory(t: Tensor) -> bool:
     """Whether no two indices share memory. A symbolic shape passes: the real call is checked."""
     if t.is_contiguous():
         return True
@@ -81,7 +81,7 @@ def own_memory(t: Tensor) -> bool:
     return bool(np.unique(offsets).size == t.numel())
 
 
-def scope(constants: Mapping[str, Constant] | None = None) -> Scope:
+def rule_scope(constants: Mapping[str, Constant] | None = None) -> Scope:
     """The names that conditions and texts of rules may use."""
     return {
         **FUNCTIONS,
@@ -90,13 +90,13 @@ def scope(constants: Mapping[str, Constant] | None = None) -> Scope:
         "is_grad_enabled": torch.is_grad_enabled,
         "empty": torch.empty,
         "contiguous_format": torch.contiguous_format,
-        "kind_of_memory": kind_of_memory,
-        "own_memory": own_memory,
-        "placed": placed,
-        "same_sizes": same_sizes,
+        "kind_of_memory": memory_text,
+        "own_memory": has_own_memory,
+        "placed": place_call,
+        "same_sizes": same_size_lists,
         "any_shares_memory": any_shares_memory,
         "shares_memory": shares_memory,
-        "show": show,
-        "why_none": why_none,
+        "show": sizes_text,
+        "why_none": why_no_value,
         **(constants or {}),
     }

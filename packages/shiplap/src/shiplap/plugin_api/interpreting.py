@@ -57,7 +57,7 @@ def interpret(edit: Callable[[str], str] | None = None) -> None:
             fix="call interpret() at the top of a script of its own, or set TRITON_INTERPRET=1 for the process",
         )
     triton_interpreter.edit[0] = edit
-    triton_interpreter.start()
+    triton_interpreter.start_interpreter()
 
 
 def run_interpreted(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> Interpreted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from shiplap.kernels.c.library import locate
+from shiplap.kernels.c.library import locate_library
 from shiplap.settings import settings
 
 __all__ = ["find_library", "library_folder"]
@@ -21,7 +21,7 @@ def find_library(path: str | os.PathLike[str]) -> Path:
     Raises:
         ShiplapError: SL401 when neither file exists.
     """
-    return locate(path)
+    return locate_library(path)
 
 
 def library_folder() -> Path | None:

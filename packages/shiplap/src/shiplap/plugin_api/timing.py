@@ -24,9 +24,9 @@ def progress_bar(wanted: bool | None = None) -> AbstractContextManager[Callable[
 
     The bar is removed at the end. Without a bar the function does nothing.
     """
-    from shiplap.tuning.engine import shown
+    from shiplap.tuning.engine import tuning_progress
 
-    return shown(wanted)
+    return tuning_progress(wanted)
 
 
 def time_in_turn(

@@ -15,12 +15,12 @@ import torch
 
 from shiplap.declare.config import Config
 from shiplap.dispatch import Op
-from shiplap.tuning.candidate import Candidate, KernelCandidate, ReferenceCandidate, Refused, Run
+from shiplap.tuning.candidate import Candidate, CandidateRefused, CandidateRun, KernelCandidate, ReferenceCandidate
 from shiplap.tuning.choice import Choice
-from shiplap.tuning.engine import recipe_for
+from shiplap.tuning.engine import recipe_of_sizes
 from shiplap.tuning.inputs import Inputs
-from shiplap.tuning.selector import Options, select
-from shiplap.tuning.worker_process import Isolation
+from shiplap.tuning.selector import SelectionOptions, select
+from shiplap.tuning.worker_process import WorkerProcess
 
 __all__ = ["Choice", "ConfigSource", "Value"]
 
@@ -71,13 +71,13 @@ class ConfigSource(ABC):
             seconds: the time budget of one choice.
             remeasure: whether calls with a stored choice are measured again.
         """
-        options = Options(seconds=seconds, remeasure=remeasure)
-        with Isolation() as isolation:
+        options = SelectionOptions(seconds=seconds, remeasure=remeasure)
+        with WorkerProcess() as isolation:
             bench = isolation.bench(f"{self.home}.candidates")
             return [
                 select(
                     op,
-                    recipe_for(op, sample),
+                    recipe_of_sizes(op, sample),
                     device=device,
                     candidates_of=self.candidates,
                     bench=bench,
@@ -103,7 +103,7 @@ class _Listed(Candidate):
         self.source, self.inner = source, inner
         self.kernel, self.config = inner.kernel, inner.config
 
-    def prepare(self, args: tuple[Any, ...]) -> Run:
+    def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
         if reason := self.source.refusal(self.inner.op, self.config.as_dict(), args):
-            raise Refused(reason)
+            raise CandidateRefused(reason)
         return self.inner.prepare(args)

@@ -38,7 +38,7 @@ from shiplap.cli.console import (
     require_file,
     write_text,
 )
-from shiplap.cli.target import import_home, near_miss, split
+from shiplap.cli.target import import_home, near_miss, split_target
 from shiplap.render import facts, render_html
 
 __all__ = [
@@ -67,7 +67,7 @@ def load_target(target: str) -> tuple[ModuleType, str]:
     Raises:
         ShiplapError: SL501 when there is no such module or file, SL601 when it raises.
     """
-    home, name = split(target)
+    home, name = split_target(target)
     return import_home(home or target), name
 
 

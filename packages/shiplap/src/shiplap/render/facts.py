@@ -14,18 +14,18 @@ def facts(**more: object) -> dict[str, str]:
     """Return ``more`` first (seed, device, ...), then versions, processor, cores and the date in UTC."""
     # A result without its circumstances cannot be compared with another one, so every report has this header.
     known = {
-        "shiplap": _version("shiplap"),
-        "torch": _version("torch"),
-        "triton": _version("triton"),
+        "shiplap": _package_release("shiplap"),
+        "torch": _package_release("torch"),
+        "triton": _package_release("triton"),
         "python": platform.python_version(),
-        "machine": f"{_processor()}, {_cores()} cores",
+        "machine": f"{_processor_model()}, {_usable_cores()} cores",
         "system": f"{platform.system()} {platform.machine()}",
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
     return {k: str(v) for k, v in more.items() if v is not None} | known
 
 
-def driver() -> str:
+def nvidia_driver() -> str:
     """Return the version of NVIDIA's kernel driver, if the operating system reports it."""
     try:
         # The file names the module and its build as well. The first number with a point is the version.
@@ -35,19 +35,19 @@ def driver() -> str:
     return match[1] if match else "unknown"
 
 
-def _version(package: str) -> str:
+def _package_release(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
 
 
-def _cores() -> int | None:
+def _usable_cores() -> int | None:
     """Return the number of cores that this process may use, if the operating system reports it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def _processor() -> str:
+def _processor_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

@@ -19,7 +19,7 @@ HEADING, NONE = "ns per call, smallest sample", "no op has samples"
 WORDS = (("fail", "failed"), ("incomplete", "incomplete"), ("ok", "ok"), ("skip", "do not apply"))
 
 
-class CostCard(Protocol):
+class CostCardFields(Protocol):
     """The fields of a cost card that a report reads."""
 
     @property
@@ -42,7 +42,7 @@ class CostCard(Protocol):
     def notes(self) -> Sequence[str]: ...
 
 
-class Finding(Protocol):
+class FindingFields(Protocol):
     """The fields of a finding that a report reads."""
 
     @property
@@ -103,26 +103,28 @@ def exit_code(reports: Sequence[Report]) -> int:
     return 1 if "failed" in words else 3 if "incomplete" in words else 0
 
 
-def _groups(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
-    groups: dict[str, list[Finding]] = {}
+def _findings_by_subject(findings: Sequence[FindingFields]) -> dict[str, list[FindingFields]]:
+    groups: dict[str, list[FindingFields]] = {}
     for finding in findings:
         groups.setdefault(finding.subject, []).append(finding)
     return groups
 
 
-def _summary(findings: Sequence[Finding]) -> str:
+def _count_verdicts(findings: Sequence[FindingFields]) -> str:
     counts = Counter(f.verdict for f in findings)
     return ", ".join(f"{counts[v]} {word}" for v, word in WORDS)
 
 
-def print_findings(findings: Sequence[Finding], console: Console | None = None, reports: Sequence[Report] = ()) -> None:
+def print_findings(
+    findings: Sequence[FindingFields], console: Console | None = None, reports: Sequence[Report] = ()
+) -> None:
     """A table per op, then each failure with its input, fix and reproducer, then the verdict on each op."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = console or Console()
-    for subject, group in _groups(findings).items():
+    for subject, group in _findings_by_subject(findings).items():
         table = Table(title=Text(subject), title_justify="left", box=None, pad_edge=False, show_header=False)
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
@@ -134,7 +136,7 @@ def print_findings(findings: Sequence[Finding], console: Console | None = None, 
     for f in findings:
         if f.verdict == "fail":
             _print_failure(f, console)
-    console.print(Text(_summary(findings)))
+    console.print(Text(_count_verdicts(findings)))
     for report in reports:
         if report.ledger:
             _print_ledger(report, console)
@@ -174,7 +176,7 @@ def _print_ledger(report: Report, console: Console) -> None:
     console.print(table, "")
 
 
-def _print_failure(f: Finding, console: Console) -> None:
+def _print_failure(f: FindingFields, console: Console) -> None:
     from rich.text import Text
 
     console.print(Text(f"{f.subject}: {f.check}", STYLES["fail"][0]))
@@ -186,7 +188,7 @@ def _print_failure(f: Finding, console: Console) -> None:
     console.print()
 
 
-def print_costs(costs: Sequence[CostCard], console: Console | None = None, no_costs: str = "") -> None:
+def print_costs(costs: Sequence[CostCardFields], console: Console | None = None, no_costs: str = "") -> None:
     """Print a row per op with nanoseconds per call, and below the table the reasons for empty columns.
 
     ``no_costs`` is the reason why there is no card.
@@ -220,9 +222,9 @@ def in_ns(time: float | None) -> str:
 
 
 def findings_json(
-    findings: Sequence[Finding],
+    findings: Sequence[FindingFields],
     facts: Mapping[str, str],
-    costs: Sequence[CostCard] = (),
+    costs: Sequence[CostCardFields] = (),
     no_costs: str = "",
     reports: Sequence[Report] = (),
 ) -> str:
@@ -255,10 +257,10 @@ def findings_json(
 
 
 def findings_html(
-    findings: Sequence[Finding],
+    findings: Sequence[FindingFields],
     facts: Mapping[str, str],
     title: str = "shiplap audit",
-    costs: Sequence[CostCard] = (),
+    costs: Sequence[CostCardFields] = (),
     no_costs: str = "",
     reports: Sequence[Report] = (),
 ) -> str:
@@ -267,8 +269,8 @@ def findings_html(
         "findings.html.jinja",
         title=title,
         facts=facts,
-        groups=_groups(findings),
-        summary=_summary(findings),
+        groups=_findings_by_subject(findings),
+        summary=_count_verdicts(findings),
         failed=any(f.verdict == "fail" for f in findings),
         verdicts=[(report.verdict, report.headline) for report in reports],
         ledgers={report.subject: ledger_table(report.ledger) for report in reports if report.ledger},

@@ -11,7 +11,7 @@ WIDTH, HEIGHT, GAP, RISE = 168, 44, 18, 40  # of a box, and between boxes, in px
 
 
 @dataclass(frozen=True)
-class Box:
+class GraphBox:
     """A node: two lines of text, the names of the nodes that it reads, and whether the node is highlighted."""
 
     name: str
@@ -21,7 +21,7 @@ class Box:
     marked: bool
 
 
-def graph_svg(boxes: Sequence[Box]) -> str:
+def graph_svg(boxes: Sequence[GraphBox]) -> str:
     """Return ``<svg>`` of the boxes, which must be in an order in which each follows those that it reads. Text is
     escaped.
     """

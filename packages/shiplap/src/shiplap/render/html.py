@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @cache
-def _environment(package: str) -> Environment:
+def _html_environment(package: str) -> Environment:
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     # A template of a family may extend the base page of this package, so both folders are searched.
@@ -26,4 +26,4 @@ def render_html(template: str, *, package: str = "shiplap.render", **context: An
     The base takes ``title`` and ``facts`` (a mapping, shown as a header) and has the blocks ``style``, ``summary`` and
     ``content``.
     """
-    return _environment(package).get_template(template).render(**context)
+    return _html_environment(package).get_template(template).render(**context)

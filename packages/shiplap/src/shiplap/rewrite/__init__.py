@@ -1,12 +1,12 @@
 """Rewrites put kernels into unmodified models, and report each place and the reason for each near miss."""
 
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import place
+from shiplap.rewrite.graph import place_replacement
 from shiplap.rewrite.guard import Guard
 from shiplap.rewrite.match import Level, Match, NearMiss, Saving
 from shiplap.rewrite.pattern import PatternRewrite, rewrite
 from shiplap.rewrite.program import Program
-from shiplap.rewrite.prove import prove
+from shiplap.rewrite.prove import prove_rewrite
 from shiplap.rewrite.scope import Rewrites, rewrites
 
 __all__ = [
@@ -19,8 +19,8 @@ __all__ = [
     "Rewrite",
     "Rewrites",
     "Saving",
-    "place",
-    "prove",
+    "place_replacement",
+    "prove_rewrite",
     "rewrite",
     "rewrites",
 ]

@@ -31,12 +31,14 @@ def shiplap(
     chosen = given.pop("rewrites", None)
     if isinstance(chosen, Rewrite):
         chosen = [chosen]
-    scope = _shipped() if chosen is None else chosen if isinstance(chosen, Rewrites) else Rewrites(*chosen)
+    scope = (
+        _load_shipped_rewrites() if chosen is None else chosen if isinstance(chosen, Rewrites) else Rewrites(*chosen)
+    )
     return compile_with(gm, example_inputs, mode, scope.options(**given))
 
 
 @cache
-def _shipped() -> Rewrites:
+def _load_shipped_rewrites() -> Rewrites:
     """Return the rewrites that ship, as one set."""
     # Imported late: a program that brings its own rewrites never loads those that ship.
     from shiplap.rewrite.shipped import everything

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.match import Level, Outcome
 from shiplap.rewrite.program import Program
-from shiplap.rewrite.prove import prove
+from shiplap.rewrite.prove import prove_rewrite
 from shiplap.sampling.finding import Finding
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Rewrite(ABC):
 
     def may_match(self, graph: Graph) -> bool:
         """Whether ``graph`` has a call of one of the ``anchors``, without which the rewrite has no place."""
-        return not self.anchors or any(passthrough_ops.named(n) in self.anchors for n in graph.nodes)
+        return not self.anchors or any(passthrough_ops.torch_call_name(n) in self.anchors for n in graph.nodes)
 
     @property
     def self_contained(self) -> bool:
@@ -75,4 +75,4 @@ class Rewrite(ABC):
         """The findings of the proof, one for each check. The proof runs once in a process, or is read from the
         cache.
         """
-        return prove(self)
+        return prove_rewrite(self)

@@ -17,17 +17,17 @@ from shiplap.rewrite.match import Level
 from shiplap.rewrite.program import Program
 
 if TYPE_CHECKING:
-    from shiplap.torch_private.inductor_passes import Captured
+    from shiplap.torch_private.inductor_passes import CapturedGraph
 
-MOST = 24  # programs of one trace: what is captured after a first difference is captured in vain
+MOST_TRACED_PROGRAMS = 24  # programs of one trace: what is captured after a first difference is captured in vain
 
 
-def batches(programs: Iterator[Program], level: Level) -> Iterator[list[Program]]:
+def group_for_tracing(programs: Iterator[Program], level: Level) -> Iterator[list[Program]]:
     """Yield ``programs`` in order, in lists that can be captured together."""
     held: list[Program] = []
     for program in programs:
         # Only neighbours share a trace, so that programs stay in the order of the rewrite.
-        if held and not (len(held) < MOST and _beside(held[-1], program, level)):
+        if held and not (len(held) < MOST_TRACED_PROGRAMS and _can_share_trace(held[-1], program, level)):
             yield held
             held = []
         held.append(program)
@@ -35,37 +35,37 @@ def batches(programs: Iterator[Program], level: Level) -> Iterator[list[Program]
         yield held
 
 
-def _beside(first: Program, second: Program, level: Level) -> bool:
+def _can_share_trace(first: Program, second: Program, level: Level) -> bool:
     """Whether two programs can be captured in one trace."""
     # Autograd builds one backward for all results, and symbols of sizes are shared by inputs of equal size: either
     # would join the graphs of two programs.
     return level == "pre-grad" and not first.dynamic and not second.dynamic
 
 
-def alone(program: Program, level: Level, train: bool) -> Captured:
+def capture_program(program: Program, level: Level, train: bool) -> CapturedGraph:
     """Return the graph of ``program``. Raises the error that torch raises."""
-    from shiplap.torch_private.inductor_passes import capture
+    from shiplap.torch_private.inductor_passes import capture_graph
 
     fn, tensors = program.of_tensors()
-    return capture(fn, program.leaves(tensors, train), level, dynamic=program.dynamic)
+    return capture_graph(fn, program.leaves(tensors, train), level, dynamic=program.dynamic)
 
 
-def noted_of(program: Program, level: Level) -> Captured | None:
+def record_calls(program: Program, level: Level) -> CapturedGraph | None:
     """Return ``program`` as a graph of the calls that it makes, without Dynamo, or None where that is not possible.
 
     Only the rewrites that ship use this: a test checks that Dynamo writes the same calls of their programs.
     """
-    from shiplap.torch_private.inductor_passes import noted
+    from shiplap.torch_private.inductor_passes import record_captured
 
     if program.dynamic or level != "pre-grad":
         return None
     fn, tensors = program.of_tensors()
-    return noted(fn, program.leaves(tensors, program.train))
+    return record_captured(fn, program.leaves(tensors, program.train))
 
 
-def pieces_of(programs: Sequence[Program], level: Level) -> list[Captured] | None:
+def capture_together(programs: Sequence[Program], level: Level) -> list[CapturedGraph] | None:
     """Return the graph of each program, from one trace ahead of autograd, or None where that is not possible."""
-    from shiplap.torch_private.inductor_passes import capture
+    from shiplap.torch_private.inductor_passes import capture_graph
 
     parts = [p.of_tensors()[1] for p in programs]
     # The inputs of all programs stand in one list, so each program has a range of roles.
@@ -73,14 +73,14 @@ def pieces_of(programs: Sequence[Program], level: Level) -> list[Captured] | Non
     starts = [0, *ends[:-1]]
     all_tensors = [t for p, tensors in zip(programs, parts, strict=True) for t in p.leaves(tensors, p.train)]
     try:
-        captured = capture(_joined(programs), all_tensors, level, dynamic=False)
+        captured = capture_graph(_call_all_programs(programs), all_tensors, level, dynamic=False)
     except Exception:  # whose fault it is shows when each is captured alone
         return None
-    owners = _owners(captured, starts, ends)
-    return None if owners is None else [_piece(captured, owners, i, starts[i]) for i in range(len(parts))]
+    owners = _owning_programs(captured, starts, ends)
+    return None if owners is None else [_split_off_program(captured, owners, i, starts[i]) for i in range(len(parts))]
 
 
-def _joined(programs: Sequence[Program]) -> Callable[..., Any]:
+def _call_all_programs(programs: Sequence[Program]) -> Callable[..., Any]:
     """Return a function of all tensors that calls each program once and returns a list of the results.
 
     The code of the function is generated: loops over arguments took a quarter of the time of a trace (CPU, 2026-11-26).
@@ -104,7 +104,7 @@ def _joined(programs: Sequence[Program]) -> Callable[..., Any]:
     return together
 
 
-def _owners(captured: Captured, starts: Sequence[int], ends: Sequence[int]) -> dict[Node, int] | None:
+def _owning_programs(captured: CapturedGraph, starts: Sequence[int], ends: Sequence[int]) -> dict[Node, int] | None:
     """Return the number of the program that each node belongs to, or None if a node belongs to none or to several."""
     owners: dict[Node, int] = {}
     for node in captured.graph.nodes:
@@ -125,7 +125,7 @@ def _owners(captured: Captured, starts: Sequence[int], ends: Sequence[int]) -> d
     return owners if all(n in owners for n in nodes) else None
 
 
-def _piece(captured: Captured, owners: dict[Node, int], number: int, start: int) -> Captured:
+def _split_off_program(captured: CapturedGraph, owners: dict[Node, int], number: int, start: int) -> CapturedGraph:
     """Copy the nodes of one program into a graph of their own, with its inputs counted from 0."""
     graph, made, roles = Graph(), dict[Node, Node](), dict[Node, int | str]()
     for node in captured.graph.nodes:

@@ -14,21 +14,21 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from shiplap.rewrite.layout import restored, same_strides, shares, unseen
-from shiplap.rewrite.match import FIXES, Level, Match, NearMiss, Obstacle, Saving
+from shiplap.rewrite.layout import readers_with_new_layout, restore_layouts, same_strides, shares_storage
+from shiplap.rewrite.match import OBSTACLE_FIXES, Level, Match, NearMiss, Obstacle, Saving
 from shiplap.rewrite.program import placing
-from shiplap.sampling.run import quiet
+from shiplap.sampling.run import suppress_warnings
 from shiplap.torch_private import graph_nodes as fx
 
 # Ends in a separator, so that a folder named torch_something does not count as torch.
-TORCH = os.path.join(os.path.dirname(torch.__file__), "")
-FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
+TORCH_FOLDER = os.path.join(os.path.dirname(torch.__file__), "")
+FRAME_PATTERN = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
 
-value = fx.node_value
+fake_value = fx.node_value
 
 
-class Refused(Exception):
-    """The error of a function that ``place`` traces, where the function cannot be used. Its text is the reason."""
+class ReplacementRefused(Exception):
+    """The error of a function that ``place_replacement`` traces, where the function cannot be used. Its text is the reason."""
 
     def __init__(self, obstacle: Obstacle, reason: str) -> None:
         self.obstacle: Obstacle = obstacle
@@ -42,7 +42,7 @@ def flat_nodes(args: Any) -> list[Node]:
     return list(nodes)
 
 
-def place(
+def place_replacement(
     graph: Graph,
     level: Level,
     rewrite: str,
@@ -61,35 +61,35 @@ def place(
     another shape, dtype or device than the outputs, or strides that no dim order gives, they depend on one another, or
     between what is merged lies a write or the edge of a ``no_grad`` or autocast block.
     """
-    replaced = sorted({*nodes, *outputs}, key=_order(graph))
-    miss = _miss(level, rewrite, outputs[0], len(replaced))
+    replaced = sorted({*nodes, *outputs}, key=_node_positions(graph))
+    miss = _near_miss_at(level, rewrite, outputs[0], len(replaced))
     inputs = flat_nodes(args)
     try:
         # The replacement is traced under the autocast state of the place, since a cast that autocast inserts is part of
         # the result's dtype.
-        with quiet(), fx.autocast_at(replaced[-1]):
-            made, moved, free = _traced(fn, args, inputs, outputs, level)
-    except Refused as e:
+        with suppress_warnings(), fx.autocast_at(replaced[-1]):
+            made, moved, free = _trace_replacement(fn, args, inputs, outputs, level)
+    except ReplacementRefused as e:
         return miss(e.obstacle, str(e))
     except Exception as e:
-        return miss("operator", f"the replacement cannot be traced here: {_first_line(e)}")
-    results = _results(made)
+        return miss("operator", f"the replacement cannot be traced here: {_error_summary(e)}")
+    results = _graph_results(made)
     if problem := (
-        _unfit(made, results, outputs, free)
-        or _looped([_needed(made, inputs, r) for r in results], outputs)
-        or _blocked(graph, inputs, replaced)
+        _why_results_differ(made, results, outputs, free)
+        or _find_dependency_loop([_inputs_behind(made, inputs, r) for r in results], outputs)
+        or _find_barrier_between(graph, inputs, replaced)
     ):
         return miss(*problem)
     # From here on the graph changes. A rewrite whose proof waits for its first place is proven now.
     placing.get()()
-    before, cost = len(graph.nodes), _traffic(replaced)
-    placed = _insert(graph, level, made, inputs, results, outputs)
+    before, cost = len(graph.nodes), _bytes_of_traffic(replaced)
+    placed = _insert_replacement(graph, level, made, inputs, results, outputs)
     for node, held in moved:
         fx.set_value(node, held, level)
-    sort(graph)
-    _erase(replaced)
-    fx.count(rewrite, len(replaced))
-    saving = Saving(nodes=before - len(graph.nodes), bytes=cost - _traffic(placed))
+    sort_graph(graph)
+    _erase_unused(replaced)
+    fx.count_rewrite(rewrite, len(replaced))
+    saving = Saving(nodes=before - len(graph.nodes), bytes=cost - _bytes_of_traffic(placed))
     lines = tuple(dict.fromkeys(line for n in replaced if (line := source_line(n))))
     return Match(
         rewrite,
@@ -103,7 +103,7 @@ def place(
     )
 
 
-def _traced(
+def _trace_replacement(
     fn: Callable[..., Any], args: Sequence[Any], inputs: Sequence[Node], outputs: Sequence[Node], level: Level
 ) -> tuple[Graph, list[tuple[Node, Any]], set[Node]]:
     """Trace ``fn`` into a graph.
@@ -113,26 +113,31 @@ def _traced(
     """
 
     def flat(fn: Callable[..., Any]) -> Graph:
-        return fx.trace(lambda *values: fn(*_filled(args, inputs, values)), [value(n) for n in inputs], level)
+        return fx.trace_to_nodes(
+            lambda *values: fn(*_fill_arguments(args, inputs, values)), [fake_value(n) for n in inputs], level
+        )
 
     made = flat(fn)
-    results, moved = [value(r) if isinstance(r, Node) else r for r in _results(made)], list[tuple[Node, Any]]()
+    results, moved = (
+        [fake_value(r) if isinstance(r, Node) else r for r in _graph_results(made)],
+        list[tuple[Node, Any]](),
+    )
     if len(results) != len(outputs):
         return made, [], set()
     wanted: list[Tensor | None] = []
     for new, old in zip(results, outputs, strict=True):
-        differ = _differs(new, value(old))
+        differ = _value_difference(new, fake_value(old))
         # Only before autograd: after it, a view's strides are arguments of later calls.
-        behind = unseen(old, new) if differ and differ[0] == "layout" and level == "pre-grad" else None
+        behind = readers_with_new_layout(old, new) if differ and differ[0] == "layout" and level == "pre-grad" else None
         moved += behind or []
-        wanted.append(value(old) if differ and differ[0] == "layout" and behind is None else None)
+        wanted.append(fake_value(old) if differ and differ[0] == "layout" and behind is None else None)
     if any(w is not None for w in wanted):
         # Traced a second time, so that the copies are part of the graph that is placed.
-        made = flat(restored(fn, wanted))
+        made = flat(restore_layouts(fn, wanted))
     return made, moved, {o for o, w in zip(outputs, wanted, strict=True) if w is None}
 
 
-def _unfit(
+def _why_results_differ(
     made: Graph, results: Sequence[Any], outputs: Sequence[Node], free: Collection[Node]
 ) -> tuple[Obstacle, str] | None:
     """Return the reason why ``results`` of the replacement ``made`` cannot stand for ``outputs``, or None if they
@@ -147,41 +152,44 @@ def _unfit(
     if len(results) != len(outputs):
         return "operator", f"the replacement returns {len(results)} values, {len(outputs)} are to be replaced"
     pairs = zip(results, outputs, strict=True)
-    differences = ((_differs(value(new) if isinstance(new, Node) else new, value(old)), old) for new, old in pairs)
+    differences = (
+        (_value_difference(fake_value(new) if isinstance(new, Node) else new, fake_value(old)), old)
+        for new, old in pairs
+    )
     # A different layout is no problem where no reader of the output sees it.
     problems = (p for p, old in differences if p is not None and not (p[0] == "layout" and old in free))
     return next(problems, None)
 
 
-def _miss(level: Level, rewrite: str, at: Node, of: int) -> Callable[[Obstacle, str], NearMiss]:
+def _near_miss_at(level: Level, rewrite: str, at: Node, of: int) -> Callable[[Obstacle, str], NearMiss]:
     """Return a function that makes the near miss at ``at`` from an obstacle and a reason."""
     return lambda obstacle, reason: NearMiss(
-        rewrite, level, at.name, source_line(at), obstacle, reason, of, of, FIXES.get(obstacle, "")
+        rewrite, level, at.name, source_line(at), obstacle, reason, of, of, OBSTACLE_FIXES.get(obstacle, "")
     )
 
 
-def _order(graph: Graph) -> Callable[[Node], int]:
+def _node_positions(graph: Graph) -> Callable[[Node], int]:
     """Return a function from a node to its position in ``graph``."""
     return {n: i for i, n in enumerate(graph.nodes)}.__getitem__
 
 
-def _filled(args: Sequence[Any], inputs: Sequence[Node], values: Sequence[Any]) -> list[Any]:
+def _fill_arguments(args: Sequence[Any], inputs: Sequence[Node], values: Sequence[Any]) -> list[Any]:
     """Return ``args`` with each node of ``inputs`` replaced by its value."""
     given = dict(zip(inputs, values, strict=True))
     return list(map_arg(tuple(args), given.__getitem__))
 
 
-def _first_line(e: Exception) -> str:
+def _error_summary(e: Exception) -> str:
     """Return the type of an error and the first line of its text, at most 200 characters."""
     return f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}"[:200]
 
 
-def _results(made: Graph) -> list[Any]:
+def _graph_results(made: Graph) -> list[Any]:
     """Return the values that ``made`` returns, as a list."""
     return list(next(n for n in made.nodes if n.op == "output").args[0])
 
 
-def _differs(new: Any, old: Any) -> tuple[Obstacle, str] | None:
+def _value_difference(new: Any, old: Any) -> tuple[Obstacle, str] | None:
     """Return the first property in which a reader of ``old`` would find ``new`` different, judged by fake values, or
     None.
     """
@@ -190,17 +198,20 @@ def _differs(new: Any, old: Any) -> tuple[Obstacle, str] | None:
             None if isinstance(old, Tensor) is isinstance(new, Tensor) else ("argument", "one of the two is no tensor")
         )
     if new.dtype != old.dtype:
-        return "dtype", f"the replacement is {_plain(new.dtype)}, the graph has {_plain(old.dtype)}"
+        return "dtype", f"the replacement is {_dtype_name(new.dtype)}, the graph has {_dtype_name(old.dtype)}"
     if new.device != old.device:
         return "device", f"the replacement is on {new.device}, the graph has {old.device}"
     if tuple(new.shape) != tuple(old.shape):
-        return "shape", f"the replacement is {_shape(new.shape)}, the graph has {_shape(old.shape)}"
+        return "shape", f"the replacement is {_format_sizes(new.shape)}, the graph has {_format_sizes(old.shape)}"
     if not same_strides(new, old):
-        return "layout", f"the replacement has strides {_shape(new.stride())}, the graph has {_shape(old.stride())}"
+        return (
+            "layout",
+            f"the replacement has strides {_format_sizes(new.stride())}, the graph has {_format_sizes(old.stride())}",
+        )
     return None
 
 
-def _needed(made: Graph, inputs: Sequence[Node], result: Any) -> set[Node]:
+def _inputs_behind(made: Graph, inputs: Sequence[Node], result: Any) -> set[Node]:
     """Return the inputs from which one result is computed."""
     given = dict(zip((n for n in made.nodes if n.op == "placeholder"), inputs, strict=True))
     stack, needed = [result] if isinstance(result, Node) else [], set()
@@ -212,12 +223,12 @@ def _needed(made: Graph, inputs: Sequence[Node], result: Any) -> set[Node]:
     return {given[n] for n in needed if n in given}
 
 
-def _looped(needs: Sequence[set[Node]], outputs: Sequence[Node]) -> tuple[Obstacle, str] | None:
+def _find_dependency_loop(needs: Sequence[set[Node]], outputs: Sequence[Node]) -> tuple[Obstacle, str] | None:
     """Return the reason if a result would be computed from itself through others, or None.
 
     In training this happens: gradients are computed from results.
     """
-    after = [_downstream([o]) for o in outputs]
+    after = [_nodes_downstream([o]) for o in outputs]
     # reads[i] holds the results that are computed from output i.
     reads = [{j for j, need in enumerate(needs) if need & after[i]} for i in range(len(outputs))]
     for start in range(len(outputs)):
@@ -233,20 +244,22 @@ def _looped(needs: Sequence[set[Node]], outputs: Sequence[Node]) -> tuple[Obstac
     return None
 
 
-def _blocked(graph: Graph, inputs: Sequence[Node], replaced: Sequence[Node]) -> tuple[Obstacle, str] | None:
+def _find_barrier_between(
+    graph: Graph, inputs: Sequence[Node], replaced: Sequence[Node]
+) -> tuple[Obstacle, str] | None:
     """Return the reason if a write or the edge of a mode lies between the nodes that would be merged, or None."""
-    order = _order(graph)
+    order = _node_positions(graph)
     # The merged call stands at the last of these nodes, so everything in between is passed.
     first, last = order(replaced[0]), max(map(order, [*replaced, *inputs]))
     between = (n for n in list(graph.nodes)[first : last + 1] if n not in replaced)
-    wall = next((n for n in between if barrier(n) and not _writes_its_own(n)), None)
+    wall = next((n for n in between if barrier_reason(n) and not _writes_fresh_tensor(n)), None)
     if wall is None:
         return None
-    obstacle, does = barrier(wall) or ("mutation", "")
+    obstacle, does = barrier_reason(wall) or ("mutation", "")
     return obstacle, f"{wall.name} ({operator_name(wall)}) {does} in between"
 
 
-def _downstream(nodes: Sequence[Node]) -> set[Node]:
+def _nodes_downstream(nodes: Sequence[Node]) -> set[Node]:
     """Return ``nodes`` and all nodes that are computed from them."""
     reached: set[Node] = set(nodes)
     stack = list(nodes)
@@ -258,35 +271,42 @@ def _downstream(nodes: Sequence[Node]) -> set[Node]:
     return reached
 
 
-def barrier(node: Node) -> tuple[Obstacle, str] | None:
+def barrier_reason(node: Node) -> tuple[Obstacle, str] | None:
     """Return the reason why other nodes must not be moved past ``node``, or None if they may."""
-    if mutates(node):
+    if mutates_argument(node):
         return "mutation", "writes to a tensor"
-    return ("mode", "switches gradients, autocast or a transform") if _switches(node) else None
+    return ("mode", "switches gradients, autocast or a transform") if _switches_mode(node) else None
 
 
 # Operators that always return new memory. Views and casts may return their argument.
-FRESH = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "add", "sub", "mul", "div", "truediv", "conv1d", "conv2d"})
+ALLOCATING_OPERATORS = frozenset(
+    {"linear", "matmul", "mm", "bmm", "addmm", "add", "sub", "mul", "div", "truediv", "conv1d", "conv2d"}
+)
 
 
-def _writes_its_own(node: Node) -> bool:
+def _writes_fresh_tensor(node: Node) -> bool:
     """Whether ``node`` writes only to a tensor that was made for it alone: ``relu(linear(x, w), inplace=True)``."""
-    given = node.args[0] if mutates(node) and node.args else None
+    given = node.args[0] if mutates_argument(node) and node.args else None
     # setitem is left out: it writes to a part, and the rest of the tensor is read by its other users.
     name = getattr(given.target, "__name__", "") if isinstance(given, Node) and given.op == "call_function" else ""
-    return isinstance(given, Node) and name in FRESH and len(given.users) == 1 and node.target is not operator.setitem
+    return (
+        isinstance(given, Node)
+        and name in ALLOCATING_OPERATORS
+        and len(given.users) == 1
+        and node.target is not operator.setitem
+    )
 
 
-def _switches(node: Node) -> bool:
+def _switches_mode(node: Node) -> bool:
     """Whether ``node`` enters or leaves a mode. Before autograd a graph holds ``with torch.no_grad():`` and similar
     blocks as two calls without a result.
     """
     name = getattr(node.target, "__name__", "")
     plain = node.op == "call_function" and fx.overload_of(node) is None
-    return plain and re.match(r"_(?!_|check|assert|log_api)", name) is not None and value(node) is None
+    return plain and re.match(r"_(?!_|check|assert|log_api)", name) is not None and fake_value(node) is None
 
 
-def mutates(node: Node) -> bool:
+def mutates_argument(node: Node) -> bool:
     """Whether ``node`` writes to one of its arguments."""
     if node.op == "call_method":
         name = str(node.target)
@@ -323,13 +343,13 @@ _WRITERS = (
 )
 
 
-def _insert(
+def _insert_replacement(
     graph: Graph, level: Level, made: Graph, inputs: Sequence[Node], results: Sequence[Any], outputs: Sequence[Node]
 ) -> list[Node]:
     """Copy the nodes of ``made`` ahead of the last output, and let the users of the outputs read the copies. Returns
     the copies.
     """
-    order = _order(graph)
+    order = _node_positions(graph)
     given = iter(inputs)
     env: dict[Node, Node] = {}
     placed: list[Node] = []
@@ -342,7 +362,7 @@ def _insert(
                 env[node] = graph.node_copy(node, env.__getitem__)
                 # The value is set for the level of this graph: before autograd its key is "example_value", later "val".
                 env[node].meta = {k: v for k, v in node.meta.items() if k not in ("val", "example_value")}
-                fx.set_value(env[node], value(node), level)
+                fx.set_value(env[node], fake_value(node), level)
                 fx.carry_over(env[node], outputs[0])
                 placed.append(env[node])
     for new, old in zip(results, outputs, strict=True):
@@ -352,7 +372,7 @@ def _insert(
     return placed
 
 
-def sort(graph: Graph) -> None:
+def sort_graph(graph: Graph) -> None:
     """Move every node behind its inputs, and keep the order otherwise."""
     done: set[Node] = set()
     # Nodes are moved behind the last placed node, so a graph that is in order is not changed at all.
@@ -374,11 +394,11 @@ def sort(graph: Graph) -> None:
                 cursor = node
 
 
-def _erase(replaced: Sequence[Node]) -> None:
+def _erase_unused(replaced: Sequence[Node]) -> None:
     """Remove the nodes of ``replaced`` that have no users and write to nothing."""
     # From the last to the first, so that a node has lost its users when its turn comes.
     for node in reversed(replaced):
-        if not node.users and not mutates(node):
+        if not node.users and not mutates_argument(node):
             node.graph.erase_node(node)
 
 
@@ -391,47 +411,51 @@ def source_line(node: Node) -> str:
     """Return ``file:line`` of the user's call, the last one outside of torch, or an empty text where the compiler
     recorded none.
     """
-    frames = FRAME.findall(node.meta.get("stack_trace") or "")
+    frames = FRAME_PATTERN.findall(node.meta.get("stack_trace") or "")
     # The last frame of the user is the line to edit; frames of torch below it are the same for all callers.
-    own = [f for f in frames if not f[0].startswith(TORCH)]
+    own = [f for f in frames if not f[0].startswith(TORCH_FOLDER)]
     return ":".join((own or frames)[-1]) if frames else ""
 
 
-def describe(node: Any) -> str:
+def describe_node(node: Any) -> str:
     """Return a short text for a node, ``float32[8, 64] of linear_1``, and the ``repr`` of a constant."""
     if not isinstance(node, Node):
         return repr(node)
-    held = value(node)
-    return f"{_plain(held.dtype)}{_shape(held.shape)} of {node.name}" if isinstance(held, Tensor) else node.name
+    held = fake_value(node)
+    return (
+        f"{_dtype_name(held.dtype)}{_format_sizes(held.shape)} of {node.name}"
+        if isinstance(held, Tensor)
+        else node.name
+    )
 
 
-def _plain(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a dtype without ``torch.``."""
     return str(dtype).removeprefix("torch.")
 
 
-def _shape(sizes: Iterable[Any]) -> str:
+def _format_sizes(sizes: Iterable[Any]) -> str:
     """Return sizes as text, ``[8, 64]``."""
     return f"[{', '.join(map(str, sizes))}]"
 
 
-def _traffic(nodes: Iterable[Node]) -> int:
+def _bytes_of_traffic(nodes: Iterable[Node]) -> int:
     """Return the bytes that the nodes read and write, each node counted on its own. A symbolic size counts as in the
     call that is compiled for.
     """
     # Views move no bytes. What fusion would save is not modelled here: the survey measures it.
-    return sum(sum(map(_bytes, (n, *n.all_input_nodes))) for n in nodes if not _is_view(n))
+    return sum(sum(map(_bytes_of_node, (n, *n.all_input_nodes))) for n in nodes if not _is_view_call(n))
 
 
-def _is_view(node: Node) -> bool:
+def _is_view_call(node: Node) -> bool:
     """Whether ``node`` returns memory of one of its inputs, and so moves no bytes."""
-    given = (value(n) for n in node.all_input_nodes)
-    return node.target is operator.getitem or (not mutates(node) and shares(value(node), given))
+    given = (fake_value(n) for n in node.all_input_nodes)
+    return node.target is operator.getitem or (not mutates_argument(node) and shares_storage(fake_value(node), given))
 
 
-def _bytes(node: Node) -> int:
+def _bytes_of_node(node: Node) -> int:
     """Return the size of the tensor of ``node`` in bytes, 0 where it is no tensor."""
-    held = value(node)
+    held = fake_value(node)
     if not isinstance(held, Tensor):
         return 0
-    return math.prod(fx.hint(n) for n in held.shape) * held.itemsize
+    return math.prod(fx.size_hint_of(n) for n in held.shape) * held.itemsize

@@ -18,7 +18,7 @@ from shiplap.errors import ShiplapError, error
 from shiplap.torch_private import symbolic_sizes
 
 # Nodes of Python's syntax that a guard may contain. Calls, names and attributes are restricted further below.
-_GRAMMAR = (
+_ALLOWED_SYNTAX = (
     ast.Expression,
     ast.BoolOp,
     ast.And,
@@ -56,9 +56,9 @@ _GRAMMAR = (
     ast.Call,
 )
 # Properties that fake tensors have, too: a guard is evaluated while a graph is compiled.
-_ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "type", "itemsize", "requires_grad"})
-_METHODS = frozenset({"is_contiguous", "stride", "numel", "size", "dim"})
-_DTYPES = {n: getattr(torch, n) for n in dir(torch) if isinstance(getattr(torch, n), torch.dtype)}
+_TENSOR_ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "type", "itemsize", "requires_grad"})
+_TENSOR_METHODS = frozenset({"is_contiguous", "stride", "numel", "size", "dim"})
+_DTYPES_BY_NAME = {n: getattr(torch, n) for n in dir(torch) if isinstance(getattr(torch, n), torch.dtype)}
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Guard:
         # A method that is not called is always true, so its missing parentheses would go unnoticed.
         called = {n.func for n in ast.walk(tree) if isinstance(n, ast.Call)}
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and node.attr in _METHODS and node not in called:
+            if isinstance(node, ast.Attribute) and node.attr in _TENSOR_METHODS and node not in called:
                 raise error(
                     "SL803",
                     where=where,
@@ -92,10 +92,10 @@ class Guard:
                     expected=f"{ast.unparse(node)}()",
                     fix="call the method: without parentheses the expression is always true",
                 )
-            if not _admitted(node):
+            if not _is_allowed_syntax(node):
                 part = repr(ast.unparse(node)) if isinstance(node, ast.expr) else type(node).__name__
                 raise error("SL803", where=where, got=source, expected=f"an expression without {part}")
-            if isinstance(node, ast.Name) and node.id not in names | _DTYPES.keys() | FUNCTIONS.keys():
+            if isinstance(node, ast.Name) and node.id not in names | _DTYPES_BY_NAME.keys() | FUNCTIONS.keys():
                 raise error(
                     "SL803",
                     where=where,
@@ -111,7 +111,7 @@ class Guard:
     @cached_property
     def names(self) -> frozenset[str]:
         """The names of arguments and dims that the guard reads."""
-        return frozenset(n.id for n in ast.walk(self._tree) if isinstance(n, ast.Name)) - _DTYPES.keys()
+        return frozenset(n.id for n in ast.walk(self._tree) if isinstance(n, ast.Name)) - _DTYPES_BY_NAME.keys()
 
     def of_dims(self, dim_at: Callable[[str, int], str], dims: frozenset[str]) -> str:
         """Return the guard in terms of named dims alone, from which fitting sizes can be searched, or an empty text if
@@ -144,7 +144,7 @@ class Guard:
         On symbolic sizes the guard becomes a condition of the compiled code, or, unless ``may_guard``, does not hold.
         """
         try:
-            if symbolic_sizes.holds(self._value(self._tree, env), may_guard=may_guard):
+            if symbolic_sizes.condition_holds(self._value(self._tree, env), may_guard=may_guard):
                 return ""
         # A guard that cannot be evaluated does not hold: x.shape[3] of a matrix, say.
         except (ArithmeticError, LookupError, TypeError, AttributeError) as e:
@@ -152,18 +152,18 @@ class Guard:
         except symbolic_sizes.data_dependent():
             pass
         # The values of the parts say why the guard does not hold; the value of the whole is only False.
-        leaves = {ast.unparse(n): _shown(self._value(n, env)) for n in _leaves(self._tree)}
+        leaves = {ast.unparse(n): _format_value(self._value(n, env)) for n in _lookup_expressions(self._tree)}
         return ", ".join(f"{name} is {held}" for name, held in leaves.items())
 
     def _value(self, node: ast.expr, env: Mapping[str, Any]) -> Any:
         """Evaluate one expression of the guard. Nothing of Python's builtins is in scope."""
         code = compile(ast.Expression(node), f"<guard {self.source}>", "eval")
-        held = {k: _Seen(v) if isinstance(v, Tensor) else v for k, v in env.items()}
+        held = {k: _TensorView(v) if isinstance(v, Tensor) else v for k, v in env.items()}
         # Safe: parse() admitted only lookups, arithmetic and a few methods, and builtins are absent.
-        return eval(code, {**_DTYPES, **FUNCTIONS, **held, "__builtins__": {}})
+        return eval(code, {**_DTYPES_BY_NAME, **FUNCTIONS, **held, "__builtins__": {}})
 
 
-class _Device(str):
+class _DeviceType(str):
     """The type of a device, which compares with text. Its ``.type`` is itself."""
 
     __slots__ = ()
@@ -173,13 +173,13 @@ class _Device(str):
         return str(self)
 
 
-class _Seen:
+class _TensorView:
     """The attributes of a tensor that a guard may read."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape, self.dtype, self.ndim = tuple(tensor.shape), tensor.dtype, tensor.dim()
         self.device, self.itemsize, self.requires_grad = (
-            _Device(tensor.device.type),
+            _DeviceType(tensor.device.type),
             tensor.itemsize,
             tensor.requires_grad,
         )
@@ -187,33 +187,33 @@ class _Seen:
         self.size, self.dim = tensor.size, tensor.dim
 
     def __repr__(self) -> str:
-        return f"{_shown(self.dtype)}{list(self.shape)}"
+        return f"{_format_value(self.dtype)}{list(self.shape)}"
 
 
-def _admitted(node: ast.AST) -> bool:
+def _is_allowed_syntax(node: ast.AST) -> bool:
     """Whether a node of the syntax tree belongs to the language of guards."""
     if isinstance(node, (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)):
-        return isinstance(node, _GRAMMAR)
+        return isinstance(node, _ALLOWED_SYNTAX)
     if isinstance(node, ast.Attribute):
-        return node.attr in _ATTRIBUTES | _METHODS
+        return node.attr in _TENSOR_ATTRIBUTES | _TENSOR_METHODS
     if isinstance(node, ast.Call):
-        method = isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS
+        method = isinstance(node.func, ast.Attribute) and node.func.attr in _TENSOR_METHODS
         function = isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
         return (method or function) and not node.keywords
     if isinstance(node, ast.Constant):
         return node.value is None or isinstance(node.value, (bool, int, float, str))
-    return isinstance(node, _GRAMMAR)
+    return isinstance(node, _ALLOWED_SYNTAX)
 
 
-def _leaves(tree: ast.AST) -> list[ast.expr]:
+def _lookup_expressions(tree: ast.AST) -> list[ast.expr]:
     """Return the largest parts of an expression that merely look up a value: ``x.shape[-1]``, ``k``."""
     if isinstance(tree, (ast.Name, ast.Attribute, ast.Subscript)) or (
         isinstance(tree, ast.Call) and isinstance(tree.func, ast.Attribute)
     ):
-        return [] if isinstance(tree, ast.Name) and tree.id in _DTYPES.keys() | FUNCTIONS.keys() else [tree]
-    return [leaf for child in ast.iter_child_nodes(tree) for leaf in _leaves(child)]
+        return [] if isinstance(tree, ast.Name) and tree.id in _DTYPES_BY_NAME.keys() | FUNCTIONS.keys() else [tree]
+    return [leaf for child in ast.iter_child_nodes(tree) for leaf in _lookup_expressions(child)]
 
 
-def _shown(held: Any) -> str:
+def _format_value(held: Any) -> str:
     """Return a value as text, a dtype without ``torch.``."""
     return str(held).removeprefix("torch.") if isinstance(held, torch.dtype) else str(held)

@@ -12,37 +12,37 @@ from torch.fx.node import map_arg
 
 from shiplap.torch_private import graph_nodes as fx
 from shiplap.torch_private import same_storage
-from shiplap.torch_private.symbolic_sizes import holds
+from shiplap.torch_private.symbolic_sizes import condition_holds
 
 # Calls whose result does not depend on the layout of their input, except for its own layout.
-MOVES = frozenset(
+LAYOUT_OPERATORS = frozenset(
     {"transpose", "permute", "mT", "swapaxes", "contiguous", "reshape", "view", "flatten", "unflatten", "unsqueeze"}
 )
 
 
 def same_strides(new: Tensor, old: Tensor) -> bool:
     """Whether two tensors of one shape have the same layout. Strides of dims with at most one element do not count."""
-    return _strides(new) == _strides(old)
+    return _relevant_strides(new) == _relevant_strides(old)
 
 
-def _strides(t: Tensor) -> list[Any]:
+def _relevant_strides(t: Tensor) -> list[Any]:
     """Return the strides of the dims that have, or may have, more than one element."""
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if not (isinstance(n, int) and n <= 1)]
 
 
-def shares(made: Any, given: Iterable[Any]) -> bool:
+def shares_storage(made: Any, given: Iterable[Any]) -> bool:
     """Whether a result, or one of several, is memory of one of ``given``."""
-    own = [t for t in (made if isinstance(made, (list, tuple)) else [made]) if _is_dense(t)]
-    theirs = [t for t in given if _is_dense(t)]
+    own = [t for t in (made if isinstance(made, (list, tuple)) else [made]) if _is_strided_tensor(t)]
+    theirs = [t for t in given if _is_strided_tensor(t)]
     return any(same_storage(a, b) for a in own for b in theirs)
 
 
-def _is_dense(held: Any) -> bool:
+def _is_strided_tensor(held: Any) -> bool:
     """Whether a value is a tensor with strides, which a sparse tensor is not."""
     return isinstance(held, Tensor) and held.layout == torch.strided
 
 
-def restored(fn: Callable[..., Any], wanted: Sequence[Tensor | None]) -> Callable[..., list[Any]]:
+def restore_layouts(fn: Callable[..., Any], wanted: Sequence[Tensor | None]) -> Callable[..., list[Any]]:
     """Return a function that calls ``fn`` and copies each result to the dim order of ``wanted``, where that is not
     None.
     """
@@ -51,34 +51,34 @@ def restored(fn: Callable[..., Any], wanted: Sequence[Tensor | None]) -> Callabl
         results = fn(*args)
         flat = list(results) if isinstance(results, (list, tuple)) else [results]
         return [
-            r if old is None or not isinstance(r, Tensor) else _laid_out(r, old)
+            r if old is None or not isinstance(r, Tensor) else _copy_to_layout(r, old)
             for r, old in zip(flat, wanted, strict=True)
         ]
 
     return laid_out
 
 
-def _laid_out(new: Tensor, old: Tensor) -> Tensor:
+def _copy_to_layout(new: Tensor, old: Tensor) -> Tensor:
     """Copy ``new`` to the dim order of ``old``."""
-    order = dim_order(old)
+    order = dims_by_stride(old)
     if order == list(range(new.dim())):
         return new.contiguous()
     return new.permute(order).contiguous().permute([order.index(d) for d in range(new.dim())])
 
 
-def dim_order(t: Tensor) -> list[int]:
+def dims_by_stride(t: Tensor) -> list[int]:
     """Return the dims of a tensor from the outermost to the innermost in memory."""
     # Insertion sort keeps the order of dims with equal strides.
     order = list(range(t.dim()))
     for i in range(1, t.dim()):  # strides may be symbols, which cannot be hashed but compared
         at = i
-        while at and holds(t.stride(order[at - 1]) < t.stride(order[at]), may_guard=True):
+        while at and condition_holds(t.stride(order[at - 1]) < t.stride(order[at]), may_guard=True):
             order[at - 1], order[at] = order[at], order[at - 1]
             at -= 1
     return order
 
 
-def unseen(old: Node, new: Tensor) -> list[tuple[Node, Any]] | None:
+def readers_with_new_layout(old: Node, new: Tensor) -> list[tuple[Node, Any]] | None:
     """Return the readers of ``old`` with the values that they have if it is laid out as ``new``, or None if a reader
     would see the difference.
 
@@ -87,32 +87,32 @@ def unseen(old: Node, new: Tensor) -> list[tuple[Node, Any]] | None:
     """
     readers, moved = list(old.users), list[tuple[Node, Any]]()
     # Several readers would each need the check, and a reader that computes writes its result as it likes.
-    if len(readers) != 1 or _called(readers[0]) not in MOVES:
+    if len(readers) != 1 or _called_name(readers[0]) not in LAYOUT_OPERATORS:
         return None
     reader = readers[0]
     held = fx.node_value(reader)
     try:
         # Fake values are computed in the mode of the graph, which owns its symbols.
         with held.fake_mode:
-            made = _run(reader, old, new)
+            made = _run_on_fake_values(reader, old, new)
     except Exception:  # a view that this layout does not admit
         return None
     if not isinstance(made, Tensor) or tuple(made.shape) != tuple(held.shape):
         return None
     if same_strides(made, held):
         return moved
-    further = unseen(reader, made)
+    further = readers_with_new_layout(reader, made)
     return None if further is None else [(reader, made), *further]
 
 
-def _called(node: Node) -> str:
+def _called_name(node: Node) -> str:
     """Return the name of the function or method that ``node`` calls."""
     if node.op == "call_method":
         return str(node.target)
     return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
 
 
-def _run(node: Node, given: Node, held: Tensor) -> Any:
+def _run_on_fake_values(node: Node, given: Node, held: Tensor) -> Any:
     """Return the result of ``node`` on fake values, with ``held`` in place of ``given``."""
     args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: held if n is given else fx.node_value(n))
     if node.op == "call_method":

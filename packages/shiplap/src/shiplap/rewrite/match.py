@@ -35,7 +35,7 @@ Obstacle = Literal[
 @dataclass(frozen=True)
 class Saving:
     """The difference that one place makes, before minus after. A negative number is a cost. Kernels and time belong to
-    no place, since fusing knows no bounds between places: ``shiplap.rewrite.survey.Step`` has them for each rewrite.
+    no place, since fusing knows no bounds between places: ``shiplap.rewrite.survey.SurveyStep`` has them for each rewrite.
 
     ``nodes``: calls in the graph; ``bytes``: read and written by the nodes when none is fused.
     """
@@ -134,7 +134,7 @@ def _at(where: str) -> str:
     return f" at {relative_place(where)}" if where else ""
 
 
-FIXES: dict[Obstacle, str] = {
+OBSTACLE_FIXES: dict[Obstacle, str] = {
     "operator": "write a second pattern with this call, or change the line",
     "argument": "write the call with these arguments in a pattern of its own",
     "constant": "make the constant a float argument of the pattern, or write a pattern with this one",

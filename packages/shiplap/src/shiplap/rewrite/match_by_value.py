@@ -18,16 +18,18 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.graph import flat_nodes, mutates, value
-from shiplap.torch_private.graph_nodes import hint
+from shiplap.rewrite.graph import fake_value, flat_nodes, mutates_argument
+from shiplap.torch_private.graph_nodes import size_hint_of
 
-DEEP = 24  # calls between a value and a result; published models have at most 12
-SMALL = 3  # sizes up to which a dim keeps its size while a part is run
-MOST = 1 << 22  # elements of a part that cannot be run on smaller sizes
+MOST_CALLS = 24  # calls between a value and a result; published models have at most 12
+LARGEST_KEPT_SIZE = 3  # sizes up to which a dim keeps its size while a part is run
+MOST_ELEMENTS = 1 << 22  # elements of a part that cannot be run on smaller sizes
 # Arithmetic that is exact enough in float64 to be recognised by its numbers.
-ARITHMETIC = frozenset({"add", "sub", "mul", "neg", "negative", "truediv", "div", "rsub", "multiply", "subtract"})
+ARITHMETIC_OPERATORS = frozenset(
+    {"add", "sub", "mul", "neg", "negative", "truediv", "div", "rsub", "multiply", "subtract"}
+)
 # Calls that move values without changing them.
-MOVES = frozenset(
+VALUE_MOVING_OPERATORS = frozenset(
     {
         "getitem",
         "chunk",
@@ -64,7 +66,7 @@ MOVES = frozenset(
 
 
 @dataclass(frozen=True)
-class Part:
+class GraphPart:
     """The calls from ``x`` to ``out``, in graph order. ``sides`` are the tensors that they read besides, each once."""
 
     x: Node
@@ -76,7 +78,7 @@ class Part:
         """Compute the part, without casts, on ``x`` and ``sides``. Raises the error that torch raises."""
         held: dict[Node, Any] = {self.x: x, **dict(zip(self.sides, sides, strict=True))}
         for node in self.nodes:
-            held[node] = _run(node, held)
+            held[node] = _run_call(node, held)
         result = held[self.out]
         assert isinstance(result, Tensor)
         return result
@@ -85,47 +87,49 @@ class Part:
         """Yield random ``x`` and sides: first of small sizes, which the calls may not admit, then of the sizes of the
         graph.
         """
-        held = [value(n) for n in (self.x, *self.sides)]
-        shapes = [tuple(hint(n) for n in t.shape) for t in held]
+        held = [fake_value(n) for n in (self.x, *self.sides)]
+        shapes = [tuple(size_hint_of(n) for n in t.shape) for t in held]
         # Small sizes make the run fast. A view with sizes written into it raises on them, and the sizes of the graph
         # follow.
         for small in (True, False):
-            sizes = [_small(shape, shapes) if small else shape for shape in shapes]
-            if max(torch.Size(s).numel() for s in sizes) <= MOST:
-                x, *sides = [_random(s, t.is_complex(), rng) for s, t in zip(sizes, held, strict=True)]
+            sizes = [_shrink_shape(shape, shapes) if small else shape for shape in shapes]
+            if max(torch.Size(s).numel() for s in sizes) <= MOST_ELEMENTS:
+                x, *sides = [_random_tensor(s, t.is_complex(), rng) for s, t in zip(sizes, held, strict=True)]
                 yield x, sides
 
 
-def _small(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def _shrink_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return ``shape`` with all sizes but the last made small: equal sizes stay equal, different sizes stay
     different.
     """
     # The last dim keeps its size: pairs of a rotary embedding lie in it.
-    large = sorted({n for s in shapes for n in s[:-1] if n > SMALL})
-    return (*(SMALL + large.index(n) + 1 if n > SMALL else n for n in shape[:-1]), *shape[-1:])
+    large = sorted({n for s in shapes for n in s[:-1] if n > LARGEST_KEPT_SIZE})
+    return (*(LARGEST_KEPT_SIZE + large.index(n) + 1 if n > LARGEST_KEPT_SIZE else n for n in shape[:-1]), *shape[-1:])
 
 
-def _random(shape: Sequence[int], imaginary: bool, rng: torch.Generator) -> Tensor:
+def _random_tensor(shape: Sequence[int], imaginary: bool, rng: torch.Generator) -> Tensor:
     """Return a random tensor in float64, or complex128."""
     return torch.randn(tuple(shape), dtype=torch.complex128 if imaginary else torch.float64, generator=rng)
 
 
-def _run(node: Node, held: dict[Node, Any]) -> Any:
+def _run_call(node: Node, held: dict[Node, Any]) -> Any:
     """Compute one call on the values in ``held``."""
-    if passthrough_ops.named(node) in passthrough_ops.CASTS:
-        return held[passthrough_ops.source(node)]
+    if passthrough_ops.torch_call_name(node) in passthrough_ops.CAST_OPERATORS:
+        return held[passthrough_ops.tensor_argument(node)]
     # A size that the graph computes is replaced by the number of the call that is compiled for.
-    args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: held[n] if n in held else hint(value(n)))
+    args, kwargs = map_arg(
+        (node.args, dict(node.kwargs)), lambda n: held[n] if n in held else size_hint_of(fake_value(n))
+    )
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     target: Any = node.target
     return target(*args, **kwargs)
 
 
-def part(x: Node, out: Node) -> Part | None:
+def part_between(x: Node, out: Node) -> GraphPart | None:
     """Return the calls from ``x`` to ``out``, or None where one of them cannot be run."""
     between, stack = set[Node](), [out]
-    reached = _above(out)
+    reached = _nodes_above(out)
     if x not in reached:
         return None
     # Calls that do not depend on x are sides of the part, not steps of it.
@@ -141,46 +145,54 @@ def part(x: Node, out: Node) -> Part | None:
             stack += node.all_input_nodes
     nodes = tuple(sorted(between))
     read = [n for node in nodes for n in flat_nodes((node.args, node.kwargs))]
-    sides = tuple(dict.fromkeys(n for n in read if n not in between and n is not x and isinstance(value(n), Tensor)))
-    return Part(x, out, nodes, sides)
+    sides = tuple(
+        dict.fromkeys(n for n in read if n not in between and n is not x and isinstance(fake_value(n), Tensor))
+    )
+    return GraphPart(x, out, nodes, sides)
 
 
-def starts(out: Node) -> list[Node]:
+def candidate_starts(out: Node) -> list[Node]:
     """Return the values of the shape of ``out`` from which it is computed, the nearest first. Each is a candidate for
     the ``x`` of a part.
     """
-    held = value(out)
+    held = fake_value(out)
     shaped = [
-        n for n in _above(out) - {out} if isinstance(value(n), Tensor) and passthrough_ops.same_shape(value(n), held)
+        n
+        for n in _nodes_above(out) - {out}
+        if isinstance(fake_value(n), Tensor) and passthrough_ops.same_shape(fake_value(n), held)
     ]
-    return sorted((n for n in shaped if value(n).is_floating_point()), reverse=True)  # as in the graph
+    return sorted((n for n in shaped if fake_value(n).is_floating_point()), reverse=True)  # as in the graph
 
 
-def above(out: Node) -> set[str]:
+def operator_names_above(out: Node) -> set[str]:
     """Return the names of the calls behind ``out`` that a part may hold."""
-    return {passthrough_ops.named(n) for n in _above(out) if understood(n)}
+    return {passthrough_ops.torch_call_name(n) for n in _nodes_above(out) if is_understood(n)}
 
 
-def _above(out: Node) -> set[Node]:
+def _nodes_above(out: Node) -> set[Node]:
     """Return ``out`` and all nodes that it is computed from through calls that a part may hold, with the values before
     them.
     """
     reached, layer = {out}, [out]
     # Layer by layer, so that a graph with many paths is not walked once per path.
-    for _ in range(DEEP):
-        layer = list({g for n in layer if understood(n) for g in n.all_input_nodes} - reached)
+    for _ in range(MOST_CALLS):
+        layer = list({g for n in layer if is_understood(n) for g in n.all_input_nodes} - reached)
         reached.update(layer)
     return reached
 
 
-def understood(node: Node) -> bool:
+def is_understood(node: Node) -> bool:
     """Whether a part may hold this call: arithmetic, a cast, or an operator that moves values."""
-    name = passthrough_ops.named(node)
-    if name in passthrough_ops.CASTS:
-        return passthrough_ops.idle(node)
-    return (name in ARITHMETIC or name in MOVES) and not mutates(node) and "out" not in node.kwargs
+    name = passthrough_ops.torch_call_name(node)
+    if name in passthrough_ops.CAST_OPERATORS:
+        return passthrough_ops.keeps_values(node)
+    return (
+        (name in ARITHMETIC_OPERATORS or name in VALUE_MOVING_OPERATORS)
+        and not mutates_argument(node)
+        and "out" not in node.kwargs
+    )
 
 
-def agree(got: Tensor, wanted: Tensor) -> bool:
+def agree_but_for_rounding(got: Tensor, wanted: Tensor) -> bool:
     """Whether two results in float64 are the same but for rounding."""
     return got.shape == wanted.shape and torch.allclose(got, wanted, rtol=1e-9, atol=1e-9)

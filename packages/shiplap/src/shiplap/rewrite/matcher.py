@@ -11,19 +11,25 @@ from torch.fx import Graph, Node
 
 from shiplap.cached_property import cached_property
 from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.graph import describe, operator_name, value
+from shiplap.rewrite.graph import describe_node, fake_value, operator_name
 from shiplap.rewrite.match import Obstacle
-from shiplap.rewrite.normalize_call import COMMUTATIVE, Dim, arguments, as_power, called
-from shiplap.torch_private.symbolic_sizes import Sizes, is_number, is_size
+from shiplap.rewrite.normalize_call import (
+    COMMUTATIVE_OPERATORS,
+    DimNumber,
+    base_and_exponent,
+    canonical_arguments,
+    canonical_name,
+)
+from shiplap.torch_private.symbolic_sizes import SizeBindings, is_number, is_size
 
 # For the hint of a near miss: a weight that is stored transposed is a common difference.
-TRANSPOSES = frozenset({"permute", "t", "transpose", "mT", "T"})
-PRODUCTS = frozenset({"matmul", "mm", "bmm", "addmm"})
+TRANSPOSING_OPERATORS = frozenset({"permute", "t", "transpose", "mT", "T"})
+MATRIX_PRODUCTS = frozenset({"matmul", "mm", "bmm", "addmm"})
 MOST_WAYS = 32  # of one pattern at one place: each sum of two arguments doubles them
 
 
 @dataclass(frozen=True)
-class Pattern:
+class PatternGraph:
     """A function as a graph of one level.
 
     Attributes:
@@ -57,11 +63,11 @@ class Pattern:
     @property
     def calls(self) -> list[Node]:
         """The nodes that a graph must have: calls that do not merely compute sizes."""
-        return [n for n in self.graph.nodes if n.op.startswith("call") and not is_number(value(n))]
+        return [n for n in self.graph.nodes if n.op.startswith("call") and not is_number(fake_value(n))]
 
 
 @dataclass(frozen=True)
-class Stop:
+class MatchObstacle:
     """The obstacle at which a walk stopped: the node of the graph, the kind of obstacle, a sentence."""
 
     node: Node
@@ -70,7 +76,7 @@ class Stop:
 
 
 @dataclass
-class Fit:
+class PartialMatch:
     """A pattern laid on a graph: the node of the graph for each node of the pattern, and the value of each argument.
 
     ``passed``: nodes of the graph between those that hand on what they get, such as casts to the dtype it has.
@@ -79,11 +85,11 @@ class Fit:
     nodes: dict[Node, Node] = field(default_factory=dict)
     args: dict[str, Any] = field(default_factory=dict)
     sizes: list[tuple[Any, Any, Node, str]] = field(default_factory=list)
-    stop: Stop | None = None
+    stop: MatchObstacle | None = None
     passed: tuple[Node, ...] = ()
 
-    def copy(self) -> Fit:
-        return Fit(dict(self.nodes), dict(self.args), list(self.sizes), self.stop, self.passed)
+    def copy(self) -> PartialMatch:
+        return PartialMatch(dict(self.nodes), dict(self.args), list(self.sizes), self.stop, self.passed)
 
     @property
     def replaced(self) -> list[Node]:
@@ -91,20 +97,22 @@ class Fit:
         return [*self.nodes.values(), *self.passed]
 
 
-class _Walker:
+class _PatternWalker:
     """The recursive comparison of one pattern with a graph. Each method returns the ways that fit, or the one that came
     farthest.
     """
 
-    def __init__(self, pattern: Pattern) -> None:
+    def __init__(self, pattern: PatternGraph) -> None:
         self.pattern = pattern
 
-    def node(self, fit: Fit, want: Node, actual: Any, user: Node) -> list[Fit]:
+    def node(self, fit: PartialMatch, want: Node, actual: Any, user: Node) -> list[PartialMatch]:
         """Return the ways in which ``want`` of the pattern is ``actual``, which ``user`` reads, or the one that came
         farthest.
         """
         # A cast to the dtype that a value already has is stepped over, unless the pattern has the same call there.
-        if passthrough_ops.same(actual) and (want in self.pattern.inputs or called(actual) != called(want)):
+        if passthrough_ops.keeps_tensor(actual) and (
+            want in self.pattern.inputs or canonical_name(actual) != canonical_name(want)
+        ):
             fit = fit.copy()
             fit.passed += (actual,)
             return self.node(fit, want, actual.args[0], actual)
@@ -112,23 +120,25 @@ class _Walker:
             return [self._input(fit, want, actual, user)]
         if want in fit.nodes:
             same = fit.nodes[want] is actual
-            reason = f"{operator_name(user)} reads {_name(actual)}, the pattern {fit.nodes[want].name} again"
+            reason = f"{operator_name(user)} reads {_node_or_constant_name(actual)}, the pattern {fit.nodes[want].name} again"
             return [fit if same else self._stop(fit, user, "operator", reason)]
         # x * x and x.pow(2) are one power: the bases are compared instead of the calls.
-        if isinstance(actual, Node) and (bases := _same_power(want, actual)) is not None:
+        if isinstance(actual, Node) and (bases := _bases_of_equal_power(want, actual)) is not None:
             fit = fit.copy()
             fit.nodes[want] = actual
             return self.node(fit, *bases, actual)
-        if not isinstance(actual, Node) or not actual.op.startswith("call") or called(actual) != called(want):
-            reason = (
-                f"{_name(actual)} is {_what(actual)}; the pattern has {operator_name(want)} there{_hint(want, actual)}"
-            )
+        if (
+            not isinstance(actual, Node)
+            or not actual.op.startswith("call")
+            or canonical_name(actual) != canonical_name(want)
+        ):
+            reason = f"{_node_or_constant_name(actual)} is {_kind_of_value(actual)}; the pattern has {operator_name(want)} there{_transpose_hint(want, actual)}"
             return [self._stop(fit, actual if isinstance(actual, Node) else user, "operator", reason)]
         fit = fit.copy()
         fit.nodes[want] = actual
         return self._arguments(fit, want, actual)
 
-    def _input(self, fit: Fit, want: Node, actual: Any, user: Node) -> Fit:
+    def _input(self, fit: PartialMatch, want: Node, actual: Any, user: Node) -> PartialMatch:
         """Bind an input of the pattern to ``actual``."""
         name = self.pattern.inputs[want]
         if name not in fit.args:
@@ -141,27 +151,27 @@ class _Walker:
             fit,
             user,
             "argument",
-            f"the pattern uses {name} more than once; here it would be both {_name(fit.args[name])} and "
-            f"{_name(actual)}",
+            f"the pattern uses {name} more than once; here it would be both {_node_or_constant_name(fit.args[name])} and "
+            f"{_node_or_constant_name(actual)}",
         )
 
-    def _arguments(self, fit: Fit, want: Node, actual: Node) -> list[Fit]:
+    def _arguments(self, fit: PartialMatch, want: Node, actual: Node) -> list[PartialMatch]:
         """Compare the arguments of two calls of the same operator, in both orders if they commute."""
-        wanted, given = arguments(want), arguments(actual)
+        wanted, given = canonical_arguments(want), canonical_arguments(actual)
         # The graph may leave out an argument that has its default, while the pattern states it.
         if not wanted.keys() <= given.keys():
-            given = arguments(actual, wanted)
+            given = canonical_arguments(actual, wanted)
         if wanted.keys() != given.keys():
-            return [self._stop(fit, actual, "argument", _renamed(actual, wanted, given))]
+            return [self._stop(fit, actual, "argument", _describe_argument_names(actual, wanted, given))]
         orders = [list(wanted)]
-        if called(want) in COMMUTATIVE and {"input", "other"} <= wanted.keys():
+        if canonical_name(want) in COMMUTATIVE_OPERATORS and {"input", "other"} <= wanted.keys():
             orders.append([{"input": "other", "other": "input"}.get(n, n) for n in wanted])
-        tried: list[Fit] = []
+        tried: list[PartialMatch] = []
         for order in orders:
             tried += self._each(fit, [(n, wanted[n], given[o]) for n, o in zip(wanted, order, strict=True)], actual)
-        return _nearest(tried)
+        return _best_matches(tried)
 
-    def _each(self, fit: Fit, pairs: Sequence[tuple[str, Any, Any]], user: Node) -> list[Fit]:
+    def _each(self, fit: PartialMatch, pairs: Sequence[tuple[str, Any, Any]], user: Node) -> list[PartialMatch]:
         """Compare all of ``pairs``: the name of an argument of ``user``, its value in the pattern, its value in the
         graph.
         """
@@ -169,19 +179,19 @@ class _Walker:
         # The ways of one argument restrict the ways of the next, so the list is trimmed after each: else it would
         # double with every sum.
         for name, want, given in pairs:
-            fits = _nearest([more for fit in fits for more in self._value(fit, want, given, name, user)])
+            fits = _best_matches([more for fit in fits for more in self._value(fit, want, given, name, user)])
         return fits
 
-    def _value(self, fit: Fit, want: Any, given: Any, name: str, user: Node) -> list[Fit]:
+    def _value(self, fit: PartialMatch, want: Any, given: Any, name: str, user: Node) -> list[PartialMatch]:
         """Compare one argument of two calls."""
         if isinstance(want, (list, tuple)):
             if not isinstance(given, (list, tuple)) or len(want) != len(given):
-                return [self._differs(fit, user, name, given, _name(want))]
+                return [self._differs(fit, user, name, given, _node_or_constant_name(want))]
             return self._each(fit, [(name, w, g) for w, g in zip(want, given, strict=True)], user)
         if isinstance(want, slice) and isinstance(given, slice):
             parts = [(name, getattr(want, part), getattr(given, part)) for part in ("start", "stop", "step")]
             return self._each(fit, parts, user)
-        held = value(want) if isinstance(want, Node) else want
+        held = fake_value(want) if isinstance(want, Node) else want
         # Sizes are compared at the end, when every symbol of the pattern is bound.
         if is_number(held) and not (type(given) is float and type(held) is int and held == given):  # 2 and 2.0 are one
             return [self._size(fit, held, given, name, user)]
@@ -189,68 +199,79 @@ class _Walker:
             return self.node(fit, want, given, user)
         if type(want) is float and want in self.pattern.scalars and type(given) in (int, float):
             return [self._scalar(fit, self.pattern.scalars[want], given, user)]
-        return [fit if _equal(want, given) else self._differs(fit, user, name, given, _name(want))]
+        return [
+            fit
+            if _equal_constants(want, given)
+            else self._differs(fit, user, name, given, _node_or_constant_name(want))
+        ]
 
-    def _size(self, fit: Fit, want: Any, given: Any, name: str, user: Node) -> Fit:
+    def _size(self, fit: PartialMatch, want: Any, given: Any, name: str, user: Node) -> PartialMatch:
         """Compare sizes. A size that is a symbol in the pattern is kept for ``check_sizes``."""
         if isinstance(given, (list, tuple)) and len(given) == 1:  # torch.roll(x, 2, -1) has shifts=[2]
             given = given[0]
-        actual = value(given) if isinstance(given, Node) else given
+        actual = fake_value(given) if isinstance(given, Node) else given
         if not (is_size(actual) if is_size(want) else is_number(actual) or isinstance(actual, float)):
             return self._differs(fit, user, name, given, "a size")
         if isinstance(want, int):  # known already: which one of several results a getitem picks, say
-            same = isinstance(actual, int) and (want.means(actual) if isinstance(want, Dim) else want == actual)
+            same = isinstance(actual, int) and (want.means(actual) if isinstance(want, DimNumber) else want == actual)
             return fit if same else self._differs(fit, user, name, given, str(want))
         fit = fit.copy()
         fit.sizes.append((want, actual, user, name))
         return fit
 
-    def _scalar(self, fit: Fit, name: str, given: float, user: Node) -> Fit:
+    def _scalar(self, fit: PartialMatch, name: str, given: float, user: Node) -> PartialMatch:
         """Bind an argument of the pattern to a constant of the graph."""
         fit = fit.copy()
         if fit.args.setdefault(name, given) == given:
             return fit
         return self._stop(fit, user, "constant", f"{name} would be both {fit.args[name]} and {given}")
 
-    def _differs(self, fit: Fit, user: Node, name: str, given: Any, want: str) -> Fit:
+    def _differs(self, fit: PartialMatch, user: Node, name: str, given: Any, want: str) -> PartialMatch:
         """Return ``fit`` with the obstacle that an argument has another value."""
-        return self._stop(fit, user, "constant", f"{operator_name(user)} has {name}={_name(given)}, the pattern {want}")
+        return self._stop(
+            fit,
+            user,
+            "constant",
+            f"{operator_name(user)} has {name}={_node_or_constant_name(given)}, the pattern {want}",
+        )
 
-    def _stop(self, fit: Fit, node: Node, obstacle: Obstacle, reason: str) -> Fit:
+    def _stop(self, fit: PartialMatch, node: Node, obstacle: Obstacle, reason: str) -> PartialMatch:
         """Return ``fit`` with its first obstacle. The walk goes on, to count the nodes that fit besides."""
         stopped = fit.copy()
-        stopped.stop = fit.stop or Stop(node, obstacle, reason)
+        stopped.stop = fit.stop or MatchObstacle(node, obstacle, reason)
         return stopped
 
 
-def _same_power(want: Node, actual: Node) -> tuple[Node, Node] | None:
+def _bases_of_equal_power(want: Node, actual: Node) -> tuple[Node, Node] | None:
     """Return the bases of two powers that have one exponent and different spellings, ``x.pow(2)`` and ``x * x``, or
     None.
     """
-    if not actual.op.startswith("call") or called(want) == called(actual):
+    if not actual.op.startswith("call") or canonical_name(want) == canonical_name(actual):
         return None
-    ours, theirs = as_power(want), as_power(actual)
+    ours, theirs = base_and_exponent(want), base_and_exponent(actual)
     return (ours[0], theirs[0]) if ours is not None and theirs is not None and ours[1] == theirs[1] else None
 
 
-def ways(pattern: Pattern, at: Node, known: Fit | None = None, output: int = 0) -> list[Fit]:
+def match_output(
+    pattern: PatternGraph, at: Node, known: PartialMatch | None = None, output: int = 0
+) -> list[PartialMatch]:
     """Return the ways in which ``pattern`` may lie with output number ``output`` at ``at``, on top of the partial match
     ``known``.
 
     There are several where arguments commute, and only a later comparison decides between them. The list holds one
     match with a ``stop`` where an obstacle is in the way.
     """
-    return _Walker(pattern).node(known or Fit(), pattern.outputs[output], at, at)
+    return _PatternWalker(pattern).node(known or PartialMatch(), pattern.outputs[output], at, at)
 
 
-def walk(pattern: Pattern, at: Node) -> Fit:
-    """Return the first of the ``ways``."""
-    return ways(pattern, at)[0]
+def match_first_way(pattern: PatternGraph, at: Node) -> PartialMatch:
+    """Return the first of the ``match_output``."""
+    return match_output(pattern, at)[0]
 
 
-def _nearest(tried: Sequence[Fit]) -> list[Fit]:
+def _best_matches(tried: Sequence[PartialMatch]) -> list[PartialMatch]:
     """Return the matches without an obstacle, each binding of arguments once, or else the one that came farthest."""
-    fitting: list[Fit] = []
+    fitting: list[PartialMatch] = []
     for way in tried:
         if way.stop is None and all(way.args != other.args for other in fitting):
             fitting.append(way)
@@ -258,14 +279,14 @@ def _nearest(tried: Sequence[Fit]) -> list[Fit]:
     return fitting[:MOST_WAYS] or [max(tried, key=lambda way: len(way.nodes))]
 
 
-def complete(pattern: Pattern, fit: Fit, graph: Graph) -> Fit:
+def match_other_outputs(pattern: PatternGraph, fit: PartialMatch, graph: Graph) -> PartialMatch:
     """Match the other outputs of a pattern whose first output fits, wherever in the graph they are."""
     for index, output in enumerate(pattern.outputs[1:], 1):
         if output in fit.nodes:
             continue
-        places = [n for n in graph.nodes if n.op.startswith("call") and called(n) == called(output)]
+        places = [n for n in graph.nodes if n.op.startswith("call") and canonical_name(n) == canonical_name(output)]
         # The inputs are bound already, so only the place with the same arguments fits.
-        tried = [way for n in places for way in ways(pattern, n, fit, index)]
+        tried = [way for n in places for way in match_output(pattern, n, fit, index)]
         fitting = [t for t in tried if t.stop is None]
         if not fitting:
             nearest = max(tried, key=lambda t: len(t.nodes), default=None)
@@ -273,94 +294,98 @@ def complete(pattern: Pattern, fit: Fit, graph: Graph) -> Fit:
             reason = f"nothing computes result {pattern.picked[index]} of the pattern from the same arguments"
             if nearest and len(nearest.nodes) > len(fit.nodes):
                 return nearest
-            fit.stop = Stop(at, "operator", reason)
+            fit.stop = MatchObstacle(at, "operator", reason)
             return fit
         fit = fitting[0]
     return fit
 
 
-def check_sizes(pattern: Pattern, fit: Fit, *, any_rank: bool) -> Stop | None:
+def check_sizes(pattern: PatternGraph, fit: PartialMatch, *, any_rank: bool) -> MatchObstacle | None:
     """Return the obstacle if sizes disagree, once every argument is bound: sizes of arguments, and sizes that the graph
     computes with.
     """
-    sizes, at = Sizes(), fit.nodes[pattern.outputs[0]]
+    sizes, at = SizeBindings(), fit.nodes[pattern.outputs[0]]
     for want, name in pattern.inputs.items():
-        size, wanted = fit.args.get(name), value(want)
-        held = value(size) if isinstance(size, Node) else size
+        size, wanted = fit.args.get(name), fake_value(want)
+        held = fake_value(size) if isinstance(size, Node) else size
         if not (isinstance(held, Tensor) and isinstance(wanted, Tensor)):
             continue
         # Annotations with a variadic dim admit any rank; the declaration checks them then.
         if held.dim() != wanted.dim():
             if not any_rank:
-                return Stop(
-                    at, "shape", f"{name} is {describe(size)}: {held.dim()} dims, the pattern has {wanted.dim()}"
+                return MatchObstacle(
+                    at, "shape", f"{name} is {describe_node(size)}: {held.dim()} dims, the pattern has {wanted.dim()}"
                 )
             continue
         for dim, (w, g) in enumerate(zip(wanted.shape, held.shape, strict=True)):
             if not sizes.bind(w, g):
-                return Stop(
+                return MatchObstacle(
                     at,
                     "shape",
-                    f"{name} is {describe(size)}: dim {dim} is {g}, the pattern has {sizes.shown(w)} there",
+                    f"{name} is {describe_node(size)}: dim {dim} is {g}, the pattern has {sizes.shown(w)} there",
                 )
     for want, actual, user, name in fit.sizes:
         if not sizes.same(want, actual):
-            return Stop(user, "shape", f"{operator_name(user)} has {name}={actual}, the pattern {sizes.shown(want)}")
+            return MatchObstacle(
+                user, "shape", f"{operator_name(user)} has {name}={actual}, the pattern {sizes.shown(want)}"
+            )
     return None
 
 
-def check_users(pattern: Pattern, fit: Fit) -> Stop | None:
+def check_users(pattern: PatternGraph, fit: PartialMatch) -> MatchObstacle | None:
     """Return the obstacle if a node outside of the match reads a value that would no longer be computed."""
     inside, outputs = set(fit.replaced), {fit.nodes[o] for o in pattern.outputs if o in fit.nodes}
     for node in fit.nodes.values():
         stranger = next((u for u in node.users if u not in inside), None)
         if stranger is not None and node not in outputs:
             who = "the graph returns it" if stranger.op == "output" else f"{stranger.name} reads it, too"
-            return Stop(node, "user", f"{node.name} ({operator_name(node)}) would no longer be computed, but {who}")
+            return MatchObstacle(
+                node, "user", f"{node.name} ({operator_name(node)}) would no longer be computed, but {who}"
+            )
     return None
 
 
-def _renamed(actual: Node, wanted: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+def _describe_argument_names(actual: Node, wanted: Mapping[str, Any], given: Mapping[str, Any]) -> str:
     """Return a sentence on the arguments that one of two calls has and the other lacks."""
     more, less = [n for n in given if n not in wanted], [n for n in wanted if n not in given]
     call = operator_name(actual)
     if len(more) == len(less) == 1 and (isinstance(wanted[less[0]], Node) or wanted[less[0]] == given[more[0]]):
-        return f"{call} is given {more[0]}={_name(given[more[0]])}; the pattern calls this argument {less[0]}"
+        return f"{call} is given {more[0]}={_node_or_constant_name(given[more[0]])}; the pattern calls this argument {less[0]}"
     if more:
-        return f"{call} is also given {', '.join(f'{n}={_name(given[n])}' for n in more)}; the pattern leaves that out"
-    return f"{call} is not given {', '.join(f'{n}={_name(wanted[n])}' for n in less)}, which the pattern has"
+        return f"{call} is also given {', '.join(f'{n}={_node_or_constant_name(given[n])}' for n in more)}; the pattern leaves that out"
+    return f"{call} is not given {', '.join(f'{n}={_node_or_constant_name(wanted[n])}' for n in less)}, which the pattern has"
 
 
-def _equal(want: Any, given: Any) -> bool:
+def _equal_constants(want: Any, given: Any) -> bool:
     """Whether two constants are one: 1 and 1.0 are, and so are two NaN. 0.0 and -0.0 are not."""
     if type(want) is type(given) is float:
         return repr(want) == repr(given)
     return want == given and (type(want) is type(given) or isinstance(want, (int, float)))
 
 
-def _name(actual: Any) -> str:
+def _node_or_constant_name(actual: Any) -> str:
     """Return the name of a node, or the text of a constant."""
     if isinstance(actual, (list, tuple)):
-        return f"[{', '.join(map(_name, actual))}]"
+        return f"[{', '.join(map(_node_or_constant_name, actual))}]"
     return actual.name if isinstance(actual, Node) else repr(actual)
 
 
-def _hint(want: Node, actual: Any) -> str:
+def _transpose_hint(want: Node, actual: Any) -> str:
     """Return the usual cause of such a difference: a weight that is stored the other way round."""
-    if called(want) in TRANSPOSES:
+    if canonical_name(want) in TRANSPOSING_OPERATORS:
         return ": it is not transposed here"
-    if isinstance(actual, Node) and called(actual) in TRANSPOSES:
+    if isinstance(actual, Node) and canonical_name(actual) in TRANSPOSING_OPERATORS:
         return ": it is transposed here"
     near = [actual, *actual.all_input_nodes] if isinstance(actual, Node) else []
-    product = next((n for n in near if n.op.startswith("call") and called(n) in PRODUCTS), None)
-    if called(want) != "linear" or product is None:
+    product = next((n for n in near if n.op.startswith("call") and canonical_name(n) in MATRIX_PRODUCTS), None)
+    if canonical_name(want) != "linear" or product is None:
         return ""
-    if called(product.all_input_nodes[-1]) in TRANSPOSES:
+    if canonical_name(product.all_input_nodes[-1]) in TRANSPOSING_OPERATORS:
         return f": {product.name} says the same in other words, which is another pattern"
     return f": {product.name} multiplies by the weight as it is, linear by its transpose"
 
 
-def _what(actual: Any) -> str:
+def _kind_of_value(actual: Any) -> str:
     """Return the kind of a value: a constant, an input, or a call."""
     if not isinstance(actual, Node):
         return "a constant"

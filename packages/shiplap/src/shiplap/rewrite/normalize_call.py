@@ -13,47 +13,56 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite.graph import value
+from shiplap.rewrite.graph import fake_value
 from shiplap.torch_private.graph_operators import NUMPY_NAMES, operator_of, signature_of
 
 # Both orders of two operands are tried for these.
-COMMUTATIVE = frozenset({"add", "mul", "maximum", "minimum", "logical_and", "logical_or", "bitwise_and", "bitwise_or"})
+COMMUTATIVE_OPERATORS = frozenset(
+    {"add", "mul", "maximum", "minimum", "logical_and", "logical_or", "bitwise_and", "bitwise_or"}
+)
 # Arguments that count dims, and may count them from the end.
-DIMS = ("dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim")
-OF_THE_RESULT = ("unsqueeze", "stack", "diag_embed")  # their dims are those of what they return
-SPREAD = ("view", "expand", "permute", "repeat", "tile", "flip")  # methods that take a list as several arguments
+DIM_ARGUMENTS = ("dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim")
+DIMS_OF_RESULT = ("unsqueeze", "stack", "diag_embed")  # their dims are those of what they return
+SPREADING_METHODS = (
+    "view",
+    "expand",
+    "permute",
+    "repeat",
+    "tile",
+    "flip",
+)  # methods that take a list as several arguments
 # Arguments without a meaning for the result.
-NOISE = ("_stacklevel",)
+IGNORED_ARGUMENTS = ("_stacklevel",)
 # torch.split has its own names
-SAME = {"self": "input", "tensor": "input", "split_size_or_sections": "split_size", **NUMPY_NAMES}
+ARGUMENT_SYNONYMS = {"self": "input", "tensor": "input", "split_size_or_sections": "split_size", **NUMPY_NAMES}
 # Calls of one argument that are a power, with its exponent.
-POWERS = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}
+POWER_EXPONENTS = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}
 EMPTY = inspect.Parameter.empty
 
-CASTS = {"to", "type", "float", "half", "bfloat16", "double", "type_as"}
+CAST_NAMES = {"to", "type", "float", "half", "bfloat16", "double", "type_as"}
 # "getattr" stands for x.T and x.mT.
-SWAPS = {"transpose", "swapaxes", "swapdims", "permute", "t", "getattr"}
+SWAP_NAMES = {"transpose", "swapaxes", "swapdims", "permute", "t", "getattr"}
 
 
-def called(node: Node) -> Any:
+def canonical_name(node: Node) -> Any:
     """Return one name for all spellings of the call of ``node``: a cast is ``to``, and a swap of two dims is
     ``transpose``.
     """
-    name = _name(node)
-    if name in CASTS and _cast(node) is not None:
+    name = _raw_operator_name(node)
+    if name in CAST_NAMES and _cast_dtype(node) is not None:
         return "to"
-    return "transpose" if name in SWAPS and _swapped(node) is not None else name
+    return "transpose" if name in SWAP_NAMES and _swapped_dims(node) is not None else name
 
 
-def as_power(node: Node) -> tuple[Node, float] | None:
+def base_and_exponent(node: Node) -> tuple[Node, float] | None:
     """Return ``(x, p)`` where ``node`` is ``x ** p`` in any spelling, such as ``x.square()``, ``x * x`` or
     ``x.rsqrt()``, or None.
     """
-    name, given = called(node), node.args
+    name, given = canonical_name(node), node.args
     if not given or not isinstance(given[0], Node):
         return None
-    if name in POWERS and len(given) == 1 and not node.kwargs:
-        return given[0], POWERS[name]
+    if name in POWER_EXPONENTS and len(given) == 1 and not node.kwargs:
+        return given[0], POWER_EXPONENTS[name]
     if len(given) != 2 or node.kwargs:
         return None
     if name == "mul" and given[0] is given[1]:
@@ -64,25 +73,25 @@ def as_power(node: Node) -> tuple[Node, float] | None:
     return given[0], float(exponent)
 
 
-def _name(node: Node) -> Any:
+def _raw_operator_name(node: Node) -> Any:
     """Return the operator that ``node`` calls, without unifying casts and swaps."""
     return "getattr" if node.target is getattr else operator_of(node)
 
 
-def _cast(node: Node) -> torch.dtype | None:
+def _cast_dtype(node: Node) -> torch.dtype | None:
     """Return the dtype to which ``node`` casts a tensor, if the call does nothing else, or None."""
     given = node.args[0] if node.args else None
-    before, after = value(given) if isinstance(given, Node) else None, value(node)
+    before, after = fake_value(given) if isinstance(given, Node) else None, fake_value(node)
     # A call that moves to another device as well is no plain cast.
     if not (isinstance(before, Tensor) and isinstance(after, Tensor)) or before.device != after.device:
         return None
     return None if {"copy", "memory_format", "layout"} & node.kwargs.keys() else after.dtype
 
 
-def _swapped(node: Node) -> tuple[Dim, Dim] | None:
+def _swapped_dims(node: Node) -> tuple[DimNumber, DimNumber] | None:
     """Return the two dims that ``node`` swaps, in order, or None if it does not swap two dims."""
-    name, given = _name(node), node.args[0] if node.args else None
-    held = value(given) if isinstance(given, Node) else None
+    name, given = _raw_operator_name(node), node.args[0] if node.args else None
+    held = fake_value(given) if isinstance(given, Node) else None
     if not isinstance(held, Tensor) or held.dim() < 2:
         return None
     rank, rest = held.dim(), [*node.args[1:], *node.kwargs.values()]
@@ -102,11 +111,11 @@ def _swapped(node: Node) -> tuple[Dim, Dim] | None:
     if len(dims) != 2:
         return None
     # The order of two swapped dims has no meaning.
-    first, second = sorted(Dim.of(d, rank) for d in dims)
+    first, second = sorted(DimNumber.of(d, rank) for d in dims)
     return (first, second) if first != second else None
 
 
-class Dim(int):
+class DimNumber(int):
     """The number of a dim, counted from the front. Two dims of tensors of different rank compare as they were
     written.
     """
@@ -115,7 +124,7 @@ class Dim(int):
     from_end: bool
 
     @classmethod
-    def of(cls, written: int, rank: int) -> Dim:
+    def of(cls, written: int, rank: int) -> DimNumber:
         """Return the dim that is written as ``written`` in a call on a tensor of ``rank`` dims."""
         made = cls(written % rank)
         made.rank, made.from_end = rank, written < 0
@@ -123,51 +132,61 @@ class Dim(int):
 
     def means(self, other: int) -> bool:
         """Whether a pattern with this dim fits ``other`` of a graph."""
-        return self - self.rank == other - other.rank if self.from_end and isinstance(other, Dim) else self == other
+        return (
+            self - self.rank == other - other.rank if self.from_end and isinstance(other, DimNumber) else self == other
+        )
 
 
-def arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, Any]:
+def canonical_arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, Any]:
     """Return the arguments of a call by name, each a node or a constant. Unknown names are ``arg0``, ``arg1``, ...
 
     Arguments with their default are left out, except for those in ``spelled``, which are there even if the call does
     not give them.
     """
-    if (name := called(node)) == "to" and (dtype := _cast(node)) is not None:
+    if (name := canonical_name(node)) == "to" and (dtype := _cast_dtype(node)) is not None:
         return {"input": node.args[0], "dtype": dtype}
-    if name == "transpose" and (dims := _swapped(node)) is not None:
+    if name == "transpose" and (dims := _swapped_dims(node)) is not None:
         return {"input": node.args[0], "dim0": dims[0], "dim1": dims[1]}
     passed = node.args
-    if called(node) in SPREAD and len(passed) > 2:  # x.view(2, 3)
+    if canonical_name(node) in SPREADING_METHODS and len(passed) > 2:  # x.view(2, 3)
         passed = (passed[0], passed[1:])
     # Functions and methods of torch call the same argument "input", "self" or "tensor".
-    signature = {_same(k): p for k, p in signature_of(node, passed).items()}
+    signature = {_canonical_argument(k): p for k, p in signature_of(node, passed).items()}
     names = [*signature, *(f"arg{i}" for i in range(len(signature), len(passed)))]
-    if called(node) in COMMUTATIVE and not signature and len(passed) == 2:
+    if canonical_name(node) in COMMUTATIVE_OPERATORS and not signature and len(passed) == 2:
         names = ["other", "input"]  # 2 * x
-    given = {_same(k): v for k, v in (*zip(names, passed, strict=False), *node.kwargs.items()) if k not in NOISE}
-    rank = _rank(node, given)
-    defaults = {
-        k: _canonical(k, p.default, p.numbers, node, rank) for k, p in signature.items() if p.default is not EMPTY
+    given = {
+        _canonical_argument(k): v
+        for k, v in (*zip(names, passed, strict=False), *node.kwargs.items())
+        if k not in IGNORED_ARGUMENTS
     }
-    named = {k: _canonical(k, v, signature[k].numbers if k in signature else 0, node, rank) for k, v in given.items()}
-    kept = {k: v for k, v in named.items() if not (k in defaults and _equal(v, defaults[k]))}
+    rank = _rank_of_dims(node, given)
+    defaults = {
+        k: _canonical_value(k, p.default, p.numbers, node, rank) for k, p in signature.items() if p.default is not EMPTY
+    }
+    named = {
+        k: _canonical_value(k, v, signature[k].numbers if k in signature else 0, node, rank) for k, v in given.items()
+    }
+    kept = {k: v for k, v in named.items() if not (k in defaults and _equals_default(v, defaults[k]))}
     return {k: v for k, v in {**defaults, **named}.items() if k in kept or (k in spelled and v is not None)}
 
 
-def _rank(node: Node, given: Mapping[str, Any]) -> int:
+def _rank_of_dims(node: Node, given: Mapping[str, Any]) -> int:
     """Return the rank of the tensor whose dims a call names, or 0 where there is none."""
     inputs = [given.get("input"), *node.all_input_nodes]
-    of = node if called(node) in OF_THE_RESULT else next((n for n in inputs if isinstance(n, Node)), None)
-    held = value(of) if of is not None and called(node) != "tensordot" else None  # its dims may be a number of dims
+    of = node if canonical_name(node) in DIMS_OF_RESULT else next((n for n in inputs if isinstance(n, Node)), None)
+    held = (
+        fake_value(of) if of is not None and canonical_name(node) != "tensordot" else None
+    )  # its dims may be a number of dims
     return held.dim() if isinstance(held, Tensor) else 0
 
 
-def _same(name: str) -> str:
+def _canonical_argument(name: str) -> str:
     """Return the one name of an argument that has several."""
-    return SAME.get(name, name)
+    return ARGUMENT_SYNONYMS.get(name, name)
 
 
-def _equal(given: Any, default: Any) -> bool:
+def _equals_default(given: Any, default: Any) -> bool:
     """Whether an argument equals its default: 1 and 1.0 are equal, and neither equals True."""
     if isinstance(given, Node) or isinstance(given, bool) != isinstance(default, bool):
         return False
@@ -175,18 +194,22 @@ def _equal(given: Any, default: Any) -> bool:
     return (numbers or type(given) is type(default)) and bool(given == default)
 
 
-def _canonical(name: str, given: Any, count: int, node: Node, rank: int) -> Any:
+def _canonical_value(name: str, given: Any, count: int, node: Node, rank: int) -> Any:
     """Return an argument in one form: dims counted from the front, the sizes of a view without -1, and ``count``
     numbers where one number stands for all.
     """
     if count and isinstance(given, int) and not isinstance(given, bool):
         given = [given] * count
-    if name in DIMS and rank:
+    if name in DIM_ARGUMENTS and rank:
         if isinstance(given, int) and not isinstance(given, bool):
-            return Dim.of(given, rank)
+            return DimNumber.of(given, rank)
         if isinstance(given, (list, tuple)) and all(isinstance(d, int) for d in given):
-            return [Dim.of(d, rank) for d in given]
+            return [DimNumber.of(d, rank) for d in given]
     # The fake value has the sizes that -1 stands for.
-    if called(node) in ("view", "expand") and name in ("size", "shape") and isinstance(value(node), Tensor):
-        return list(value(node).shape)
+    if (
+        canonical_name(node) in ("view", "expand")
+        and name in ("size", "shape")
+        and isinstance(fake_value(node), Tensor)
+    ):
+        return list(fake_value(node).shape)
     return list(given) if isinstance(given, (list, tuple)) else given

@@ -12,77 +12,77 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite.graph import value
-from shiplap.rewrite.normalize_call import arguments, called
+from shiplap.rewrite.graph import fake_value
+from shiplap.rewrite.normalize_call import canonical_arguments, canonical_name
 from shiplap.torch_private import symbolic_sizes
 
 # Spellings of a cast before autograd, and the one of ATen.
-CASTS = frozenset({"to", "type", "float", "half", "bfloat16", "double", "type_as", "_to_copy"})
-SAME_VALUES = CASTS | {"contiguous", "alias", "detach_", "positive"}
+CAST_OPERATORS = frozenset({"to", "type", "float", "half", "bfloat16", "double", "type_as", "_to_copy"})
+VALUE_KEEPING_OPERATORS = CAST_OPERATORS | {"contiguous", "alias", "detach_", "positive"}
 # Calls that fill a tensor with one number, which models use in place of a Python number.
-FILLED = frozenset({"full", "full_like", "tensor", "scalar_tensor", "new_full"})
+FILLING_OPERATORS = frozenset({"full", "full_like", "tensor", "scalar_tensor", "new_full"})
 
 
-def named(node: Any) -> str:
+def torch_call_name(node: Any) -> str:
     """Return the name of the call of ``node``, or an empty text for a value that is no call and for a function outside
     of torch.
     """
     if not isinstance(node, Node) or not node.op.startswith("call"):
         return ""
-    name = called(node)
+    name = canonical_name(node)
     return name if isinstance(name, str) else ""
 
 
-def operands(node: Node) -> list[Any]:
+def positional_then_named(node: Node) -> list[Any]:
     """Return the positional arguments of a call, then those by name."""
     return [*node.args, *node.kwargs.values()]
 
 
-def source(node: Node) -> Node:
+def tensor_argument(node: Node) -> Node:
     """Return the first argument of a call that is known to read a tensor there."""
     first = node.args[0]
     assert isinstance(first, Node), node
     return first
 
 
-def drops(node: Node) -> bool:
+def is_active_dropout(node: Node) -> bool:
     """Whether ``node`` is a dropout that drops values."""
-    return named(node) == "dropout" and not _idle_dropout(node)
+    return torch_call_name(node) == "dropout" and not _is_idle_dropout(node)
 
 
-def _idle_dropout(node: Node) -> bool:
+def _is_idle_dropout(node: Node) -> bool:
     """Whether ``node``, a dropout, returns its argument unchanged."""
-    given = arguments(node)
+    given = canonical_arguments(node)
     return given.get("training", given.get("train", True)) is False or given.get("p", 0.5) == 0
 
 
-def idle(node: Any) -> bool:
+def keeps_values(node: Any) -> bool:
     """Whether ``node`` returns the values of its first argument, in another dtype or layout at most."""
-    name = named(node)
+    name = torch_call_name(node)
     if not name or not node.args or not isinstance(node.args[0], Node):
         return False
-    given, made = value(node.args[0]), value(node)
+    given, made = fake_value(node.args[0]), fake_value(node)
     if not (isinstance(given, Tensor) and isinstance(made, Tensor)) or given.device != made.device:
         return False
     # Only between floating dtypes: a cast to an integer cuts fractions off.
-    if name in SAME_VALUES:
+    if name in VALUE_KEEPING_OPERATORS:
         return made.is_floating_point() and given.is_floating_point() and same_shape(given, made)
     if name in ("view", "expand", "flatten"):
         return given.dtype == made.dtype and same_shape(given, made)
-    return name == "dropout" and _idle_dropout(node)
+    return name == "dropout" and _is_idle_dropout(node)
 
 
-def same(node: Any) -> bool:
+def keeps_tensor(node: Any) -> bool:
     """Whether ``node`` returns its argument as it is: a cast to the dtype that it has, or dropout that drops
     nothing.
     """
-    if not idle(node) or named(node) not in (*CASTS, "dropout"):
+    if not keeps_values(node) or torch_call_name(node) not in (*CAST_OPERATORS, "dropout"):
         return False
-    given, made = value(node.args[0]), value(node)
-    return given.dtype == made.dtype and tuple(given.stride()) == tuple(made.stride()) and not _copies(node)
+    given, made = fake_value(node.args[0]), fake_value(node)
+    return given.dtype == made.dtype and tuple(given.stride()) == tuple(made.stride()) and not _forces_copy(node)
 
 
-def _copies(node: Node) -> bool:
+def _forces_copy(node: Node) -> bool:
     """Whether a cast is written so that it always copies."""
     return bool(node.kwargs.get("copy") or node.kwargs.get("memory_format"))
 
@@ -96,57 +96,57 @@ def same_shape(a: Tensor, b: Tensor) -> bool:
     )
 
 
-def only_reader(node: Node) -> Node | None:
+def single_user(node: Node) -> Node | None:
     """Return the one node that reads ``node``, or None where there are several or none."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def handed_on(node: Any, passed: list[Node] | None = None) -> Any:
+def skip_idle_calls(node: Any, passed: list[Node] | None = None) -> Any:
     """Return the first node above ``node`` that is no idle call. The idle calls in between are added to ``passed``."""
-    while idle(node):
+    while keeps_values(node):
         if passed is not None:
             passed.append(node)
         node = node.args[0]
     return node
 
 
-def constant(given: Any) -> float | None:
+def as_constant(given: Any) -> float | None:
     """Return the number that ``given`` is, or the number with which a call fills a tensor of one element, or None."""
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         return float(given)
-    held = value(given) if isinstance(given, Node) else None
+    held = fake_value(given) if isinstance(given, Node) else None
     if isinstance(held, torch.SymFloat):
         try:
             return float(held)  # a number of a module under dynamic shapes: it becomes a guard
         except symbolic_sizes.data_dependent():
             return None
-    if named(given) in FILLED:
-        numbers = [a for a in operands(given) if isinstance(a, (int, float)) and not isinstance(a, bool)]
+    if torch_call_name(given) in FILLING_OPERATORS:
+        numbers = [a for a in positional_then_named(given) if isinstance(a, (int, float)) and not isinstance(a, bool)]
         # Two numbers would leave open which of them is the value.
         if isinstance(held, Tensor) and held.dim() == 0 and len(numbers) == 1:
             return float(numbers[0])
     return None
 
 
-def factor(node: Any) -> tuple[Node, float] | None:
+def tensor_and_factor(node: Any) -> tuple[Node, float] | None:
     """Return ``(x, c)`` where ``node`` is ``x * c`` or ``c * x`` for a constant ``c``, and ``(x, 1 / c)`` where it is
     ``x / c``, or None.
     """
     # The in-place operators of Python are "imul" and "itruediv".
-    name = named(node).removeprefix("i")
-    if name not in ("mul", "multiply", "div", "divide", "truediv") or len(given := operands(node)) != 2:
+    name = torch_call_name(node).removeprefix("i")
+    if name not in ("mul", "multiply", "div", "divide", "truediv") or len(given := positional_then_named(node)) != 2:
         return None
     first, second = given
-    if isinstance(first, Node) and not isinstance(second, bool) and (number := constant(second)) is not None:
+    if isinstance(first, Node) and not isinstance(second, bool) and (number := as_constant(second)) is not None:
         if name in ("mul", "multiply"):
             return first, number
         # Division by 0 has no factor.
         return (first, 1 / number) if number else None
-    if name in ("mul", "multiply") and isinstance(second, Node) and (number := constant(first)) is not None:
+    if name in ("mul", "multiply") and isinstance(second, Node) and (number := as_constant(first)) is not None:
         return second, number
     return None
 
 
-def is_wide(dtype: torch.dtype) -> bool:
+def is_32_bit_or_wider(dtype: torch.dtype) -> bool:
     """Whether a dtype has 32 bits or more."""
     return dtype in (torch.float32, torch.float64)

@@ -11,22 +11,30 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from shiplap.declare.code_digest import unfollowed
+from shiplap.declare.code_digest import first_unfollowed
 from shiplap.dispatch import compile_cache_key as digest
 from shiplap.errors import error
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import Refused, describe, place, source_line
+from shiplap.rewrite.graph import ReplacementRefused, describe_node, place_replacement, source_line
 from shiplap.rewrite.guard import Guard
-from shiplap.rewrite.match import FIXES, LEVELS, Level, Match, NearMiss, Outcome
-from shiplap.rewrite.matcher import Fit, Pattern, Stop, check_sizes, check_users, complete, ways
-from shiplap.rewrite.normalize_call import called
-from shiplap.rewrite.pattern_samples import Drawn
+from shiplap.rewrite.match import LEVELS, OBSTACLE_FIXES, Level, Match, NearMiss, Outcome
+from shiplap.rewrite.matcher import (
+    MatchObstacle,
+    PartialMatch,
+    PatternGraph,
+    check_sizes,
+    check_users,
+    match_other_outputs,
+    match_output,
+)
+from shiplap.rewrite.normalize_call import canonical_name
+from shiplap.rewrite.pattern_samples import PatternSamples
 from shiplap.rewrite.program import Program, proving
-from shiplap.rewrite.signature import Signature
-from shiplap.sampling.run import last_line
+from shiplap.rewrite.signature import PatternSignature
+from shiplap.sampling.run import error_line
 from shiplap.torch_private import symbolic_sizes
 
-NO_GAIN = "it does not pay here"
+DEFAULT_NO_GAIN_REASON = "it does not pay here"
 
 
 class PatternRewrite(Rewrite):
@@ -49,10 +57,10 @@ class PatternRewrite(Rewrite):
         pays: Callable[..., bool | str] | None,
     ) -> None:
         self.name, self.level, self.pattern, self.replacement, self.pays = name, level, pattern, replacement, pays
-        self.signature = Signature(name, pattern)
+        self.signature = PatternSignature(name, pattern)
         known = frozenset(self.signature.parameters) | self.signature.dims
         self.guards = tuple(Guard.parse(w, known, f"rewrite {name!r}") for w in where)
-        self._drawn = Drawn(pattern, self.signature, self.guards, samples)
+        self._drawn = PatternSamples(pattern, self.signature, self.guards, samples)
 
     def __repr__(self) -> str:
         return f"<rewrite {self.name} at {self.level}>"
@@ -64,11 +72,11 @@ class PatternRewrite(Rewrite):
 
     @property
     def self_contained(self) -> bool:
-        return not any(unfollowed(f) for f in self._functions if f)
+        return not any(first_unfollowed(f) for f in self._functions if f)
 
     @property
     def digest(self) -> str:
-        functions = [digest.key_of(f) if f else "" for f in self._functions]
+        functions = [digest.op_cache_key(f) if f else "" for f in self._functions]
         parts = [self.name, self.level, *functions, *(g.source for g in self.guards), *map(repr, self.signature.args)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -81,11 +89,11 @@ class PatternRewrite(Rewrite):
         with preserving_state():
             patterns = self._drawn.patterns(self.pattern, self.level, graph)
         # Only nodes with the operator of a pattern's first output can be its result.
-        roots = {called(p.outputs[0]) for p in patterns}
+        roots = {canonical_name(p.outputs[0]) for p in patterns}
         gone: set[str] = set()
         misses: list[tuple[str, NearMiss]] = []
         for node in list(graph.nodes):
-            if node.op.startswith("call") and called(node) in roots and node.name not in gone:
+            if node.op.startswith("call") and canonical_name(node) in roots and node.name not in gone:
                 outcome = self._at(graph, node, patterns)
                 if isinstance(outcome, Match):
                     gone.update(outcome.nodes)
@@ -94,40 +102,40 @@ class PatternRewrite(Rewrite):
                     misses.append((node.name, outcome))
         yield from (miss for root, miss in misses if root not in gone)  # what belongs to a match is no miss
 
-    def _at(self, graph: Graph, node: Node, patterns: Sequence[Pattern]) -> Match | NearMiss | None:
+    def _at(self, graph: Graph, node: Node, patterns: Sequence[PatternGraph]) -> Match | NearMiss | None:
         """Return the outcome at the place whose result is ``node``: that of the first form that fits, else of the
         nearest.
         """
-        best: tuple[Pattern, Fit, Stop] | None = None
+        best: tuple[PatternGraph, PartialMatch, MatchObstacle] | None = None
         # Forms are tried in the order of pattern_samples: the usual one first.
-        for pattern, fit in ((p, way) for p in patterns for way in ways(p, node)):
+        for pattern, fit in ((p, way) for p in patterns for way in match_output(p, node)):
             if fit.stop is None:
-                fit = complete(pattern, fit, graph)
+                fit = match_other_outputs(pattern, fit, graph)
             stop = fit.stop or self._refused(pattern, fit)
             if stop is None:
                 match = self._place(graph, pattern, fit)
                 if isinstance(match, Match):
                     return match
-                stop = Stop(node, match.obstacle, match.reason)
+                stop = MatchObstacle(node, match.obstacle, match.reason)
             if best is None or len(fit.nodes) > len(best[1].nodes):
                 best = pattern, fit, stop
         return self._near(*best) if best else None
 
-    def _refused(self, pattern: Pattern, fit: Fit) -> Stop | None:
+    def _refused(self, pattern: PatternGraph, fit: PartialMatch) -> MatchObstacle | None:
         """Return the obstacle if arguments, sizes, users, guards or costs speak against the match, or None."""
         # After autograd the guards of the compiled code are fixed.
         may_guard = self.level != "post-grad"
         env, problem = self.signature.bind({**pattern.fixed, **fit.args}, may_guard=may_guard)
         if problem:
-            return Stop(fit.nodes[pattern.outputs[0]], *problem)
+            return MatchObstacle(fit.nodes[pattern.outputs[0]], *problem)
         if stop := check_sizes(pattern, fit, any_rank=bool(self.signature.args)) or check_users(pattern, fit):
             return stop
         at = fit.nodes[pattern.outputs[0]]
         for guard in self.guards:
             if why := guard.refuses(env, may_guard=may_guard):
-                return Stop(at, "guard", f"{guard.source} does not hold: {why}")
+                return MatchObstacle(at, "guard", f"{guard.source} does not hold: {why}")
         why = "" if self.pays is None or proving.get() else self._costs(self.pays, env)
-        return Stop(at, "cost", why) if why else None
+        return MatchObstacle(at, "cost", why) if why else None
 
     def _costs(self, pays: Callable[..., bool | str], env: Mapping[str, Any]) -> str:
         """Return the reason why the replacement does not pay, empty where it does. A comparison of symbolic sizes
@@ -136,30 +144,34 @@ class PatternRewrite(Rewrite):
         try:
             answer = pays(**{n: env[n] for n in self.signature.parameters})
             if isinstance(answer, str):
-                return answer or NO_GAIN
-            return "" if symbolic_sizes.holds(answer, may_guard=self.level != "post-grad") else NO_GAIN
+                return answer or DEFAULT_NO_GAIN_REASON
+            return (
+                ""
+                if symbolic_sizes.condition_holds(answer, may_guard=self.level != "post-grad")
+                else DEFAULT_NO_GAIN_REASON
+            )
         except symbolic_sizes.data_dependent():
             return "whether it pays depends on a size that only the data knows"
         except Exception as e:  # nothing was asked for: a guard that raises does not hold either
-            return f"pays= raises {last_line(e)}"
+            return f"pays= raises {error_line(e)}"
 
-    def _place(self, graph: Graph, pattern: Pattern, fit: Fit) -> Match | NearMiss:
+    def _place(self, graph: Graph, pattern: PatternGraph, fit: PartialMatch) -> Match | NearMiss:
         """Put the replacement where ``fit`` lies."""
         args = {**pattern.fixed, **fit.args}
         names = self.signature.parameters
         given = [args[n] for n in (*names, *pattern.tangents)]
-        return place(
+        return place_replacement(
             graph,
             self.level,
             self.name,
-            stand_in(pattern, self.replacement, names),
+            make_replacement(pattern, self.replacement, names),
             given,
             [fit.nodes[o] for o in pattern.outputs],
-            _alone(fit),
-            [(n, describe(args[n])) for n in names],
+            _nodes_to_replace(fit),
+            [(n, describe_node(args[n])) for n in names],
         )
 
-    def _near(self, pattern: Pattern, fit: Fit, stop: Stop) -> NearMiss | None:
+    def _near(self, pattern: PatternGraph, fit: PartialMatch, stop: MatchObstacle) -> NearMiss | None:
         """Return the near miss of the best match, or None if less than half of the pattern fits."""
         fitting, of = len(fit.nodes), len(pattern.calls)
         # A match of less than half of the pattern is no near miss: every product would be one of attention.
@@ -174,17 +186,19 @@ class PatternRewrite(Rewrite):
             stop.reason,
             fitting,
             of,
-            FIXES.get(stop.obstacle, ""),
+            OBSTACLE_FIXES.get(stop.obstacle, ""),
         )
 
 
-def _alone(fit: Fit) -> list[Node]:
+def _nodes_to_replace(fit: PartialMatch) -> list[Node]:
     """Return the nodes to replace, without idle calls that other nodes read as well."""
     inside = set(fit.replaced)
     return [*fit.nodes.values(), *(n for n in fit.passed if all(u in inside for u in n.users))]
 
 
-def stand_in(pattern: Pattern, replacement: Callable[..., Any], names: Sequence[str]) -> Callable[..., list[Any]]:
+def make_replacement(
+    pattern: PatternGraph, replacement: Callable[..., Any], names: Sequence[str]
+) -> Callable[..., list[Any]]:
     """Return the function that computes the outputs of ``pattern``: the replacement, and in a form for training its
     gradients.
     """
@@ -205,7 +219,7 @@ def stand_in(pattern: Pattern, replacement: Callable[..., Any], names: Sequence[
             grads = torch.autograd.grad(live, [leaves[n] for n in pattern.grads], tangents, allow_unused=True)
         for name, grad in zip(pattern.grads, grads, strict=True):
             if grad is None:
-                raise Refused("gradient", f"the replacement gives {name} no gradient, the pattern does")
+                raise ReplacementRefused("gradient", f"the replacement gives {name} no gradient, the pattern does")
         # In the joint graph results and gradients are outputs of one graph without autograd.
         results = [r.detach() for r in flat] + list(grads)
         return [results[i] for i in pattern.picked]
@@ -238,7 +252,7 @@ def rewrite(
     Raises:
         ShiplapError: SL802, SL803. The results are proven when the rewrite is put into force, by ``rewrites``.
     """
-    _callable(pattern=pattern, replacement=replacement, samples=samples or list, pays=pays or bool)
+    _require_callables(pattern=pattern, replacement=replacement, samples=samples or list, pays=pays or bool)
     name = name or replacement.__name__
     # One guard may be given without a list; other objects are rejected below with their value.
     where = (where,) if isinstance(where, str) else tuple(where) if isinstance(where, Iterable) else (where,)
@@ -270,7 +284,7 @@ def rewrite(
     return PatternRewrite(name, pattern, replacement, level, where, samples, pays)
 
 
-def _callable(**functions: Any) -> None:
+def _require_callables(**functions: Any) -> None:
     """Raise SL802 for the first of ``functions`` that cannot be called."""
     fix = "give a function of the pattern's arguments; samples= takes a function that returns a list of tuples of them"
     for name, given in functions.items():

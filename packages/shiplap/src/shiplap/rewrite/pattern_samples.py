@@ -16,49 +16,51 @@ from shiplap.dtypes import floating
 from shiplap.errors import AuditError, error
 from shiplap.plan import CallPlan
 from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.graph import value
+from shiplap.rewrite.graph import fake_value
 from shiplap.rewrite.guard import Guard
 from shiplap.rewrite.match import Level
-from shiplap.rewrite.matcher import Pattern
-from shiplap.rewrite.normalize_call import called
+from shiplap.rewrite.matcher import PatternGraph
+from shiplap.rewrite.normalize_call import canonical_name
 from shiplap.rewrite.program import Program
-from shiplap.rewrite.signature import Signature
-from shiplap.sampling.case import Case
-from shiplap.sampling.recipe import Recipe
-from shiplap.sampling.run import last_line, quiet
+from shiplap.rewrite.signature import PatternSignature
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.run import error_line, suppress_warnings
 from shiplap.sampling.samples import Samples
-from shiplap.sampling.sizes import free_dims, some
-from shiplap.sampling.values import KINDS
+from shiplap.sampling.sizes import free_dims, name_groups
+from shiplap.sampling.values import PLAIN_KINDS
 
 # Fixed, so that the proof of one digest has one result.
-SEED = 0
-STAND_IN = 0.7390851332151607  # a float argument while a pattern is traced: no constant of a model is this by accident
-FLOATS = (1e-6, 1e-3, 0.125, 2.0, 16.0)  # tried where the guards do not admit the default of a float argument
+SAMPLE_SEED = 0
+STAND_IN_NUMBER = (
+    0.7390851332151607  # a float argument while a pattern is traced: no constant of a model is this by accident
+)
+TRIED_FLOATS = (1e-6, 1e-3, 0.125, 2.0, 16.0)  # tried where the guards do not admit the default of a float argument
 # Proven apart from the wide dtypes: casts to float32 and back show only in these.
-NARROW = floating(widest=16)
-OTHER = (*NARROW, "float64")  # than the base has: in ATen constants and casts name their dtype
-MOST_ORDERS = 24  # of the sizes of a sample
-RANKS = ((), (2, 3))  # of a variadic dim, besides the usual (2,)
+NARROW_DTYPES = floating(widest=16)
+OTHER_DTYPES = (*NARROW_DTYPES, "float64")  # than the base has: in ATen constants and casts name their dtype
+MOST_SIZE_ORDERS = 24  # of the sizes of a sample
+VARIADIC_RANKS = ((), (2, 3))  # of a variadic dim, besides the usual (2,)
 
-Given = Callable[[], Iterable[Sequence[Any]]]
+GivenSamples = Callable[[], Iterable[Sequence[Any]]]
 
 
-class Drawn:
+class PatternSamples:
     """The arguments for one pattern, drawn from its annotations or given by its author."""
 
     def __init__(
-        self, fn: Callable[..., Any], signature: Signature, guards: Sequence[Guard], given: Given | None
+        self, fn: Callable[..., Any], signature: PatternSignature, guards: Sequence[Guard], given: GivenSamples | None
     ) -> None:
         self.fn, self.signature, self.guards, self.given = fn, signature, guards, given
         # With these, `Samples` takes this for an op. Guards on sizes alone are preconditions: it finds what holds.
         self.sampler = None
         self.spec = signature.spec(filter(None, (g.of_dims(signature.dim_at, signature.dims) for g in guards)))
         self.bind = CallPlan(self.spec).bind
-        self._made: dict[Any, Pattern] = {}
+        self._made: dict[Any, PatternGraph] = {}
         self._narrows: bool | None = None
         floats = (a.name for a in self.spec.scalars if a.scalar == "float")
         # Each float argument is traced as a number of its own, so that its constant is found in the graph.
-        self._stands: dict[float, str] = {STAND_IN + i: name for i, name in enumerate(floats)}
+        self._stands: dict[float, str] = {STAND_IN_NUMBER + i: name for i, name in enumerate(floats)}
 
     @cached_property
     def samples(self) -> Samples:
@@ -71,7 +73,7 @@ class Drawn:
                 expected="one of them",
                 fix='annotate every argument, as in x: Float[Tensor, "*b n"] and eps: float, or give samples=',
             )
-        return Samples(self, SEED)  # type: ignore[arg-type]
+        return Samples(self, SAMPLE_SEED)  # type: ignore[arg-type]
 
     def _listed(self) -> Iterator[tuple[Any, ...]]:
         """Yield the tuples of arguments that ``samples=`` returned."""
@@ -90,7 +92,7 @@ class Drawn:
             yield tuple(args)
 
     @cached_property
-    def base(self) -> Recipe:
+    def base(self) -> SampleRecipe:
         """The base arguments: float32 where that is admitted, and no two dims of one size, which would share a symbol.
 
         The smallest admitted size is avoided where there is another. A pattern that halves a size of 2 would compute
@@ -115,10 +117,10 @@ class Drawn:
                     taken.add(wanted)
                     break
         floats = [a.name for a in self.spec.scalars if a.scalar == "float"]
-        tried = (recipe.but(scalars=dict.fromkeys(floats, v)) for v in FLOATS)
+        tried = (recipe.but(scalars=dict.fromkeys(floats, v)) for v in TRIED_FLOATS)
         return self._running(next((r for r in (recipe, *tried) if self._admitted(r)), recipe))
 
-    def _running(self, recipe: Recipe) -> Recipe:
+    def _running(self, recipe: SampleRecipe) -> SampleRecipe:
         """Return ``recipe``, with its sizes exchanged between dims if the pattern raises otherwise.
 
         For example, the rotated part of a head is no longer than the head.
@@ -129,7 +131,7 @@ class Drawn:
         )
         why = ""
         # n dims have n! orders; 24 are all orders of four dims.
-        for changed in islice(orders, MOST_ORDERS):
+        for changed in islice(orders, MOST_SIZE_ORDERS):
             case = self._admitted(recipe.but(sizes=changed)) if changed else self.samples.make(recipe)
             if case is None:
                 continue
@@ -146,25 +148,25 @@ class Drawn:
             fix='add the sizes that are meant, such as where="r <= d", or give samples=lambda: [(...)]',
         )
 
-    def _raised(self, case: Case) -> str:
+    def _raised(self, case: SampleCase) -> str:
         """Return the error of the pattern on these arguments as text, empty where it returns."""
         try:
-            with quiet(), torch.no_grad():
+            with suppress_warnings(), torch.no_grad():
                 self.fn(*case.fresh())
         except Exception as e:
-            return last_line(e)
+            return error_line(e)
         return ""
 
-    def _forms(self) -> Iterator[Recipe]:
+    def _forms(self) -> Iterator[SampleRecipe]:
         """Yield the recipes for which a pattern may look different: the base, each optional argument absent, sizes that
         broadcast at 1, and other ranks.
         """
         yield self.base
-        yield from (self.base.but(absent=group) for group in some(self.signature.optional))
-        for group in some(self.spec.broadcasts, every=True):
+        yield from (self.base.but(absent=group) for group in name_groups(self.signature.optional))
+        for group in name_groups(self.spec.broadcasts, every=True):
             yield self.base.but(sizes=dict.fromkeys(group, 1))
         for dim in (n for n, kind in free_dims(self.spec).items() if kind == "variadic"):
-            yield from (self.base.but(sizes={dim: rank}) for rank in RANKS)
+            yield from (self.base.but(sizes={dim: rank}) for rank in VARIADIC_RANKS)
 
     def _note_narrowing(self, fn: Callable[..., Any], level: Level) -> None:
         """Find out whether the pattern computes in float32 on arguments in float64.
@@ -177,12 +179,12 @@ class Drawn:
         recipe = self._in(self.base, "float64")
         case = self.samples.make(recipe) if recipe is not None else None
         if case is not None:
-            made = as_pattern(fn, self.signature.parameters, self._stood_in(case.fresh())[0], level, self._stands)
-            casts = (n for n in made.graph.nodes if n.op.startswith("call") and called(n) == "to")
+            made = trace_pattern(fn, self.signature.parameters, self._stood_in(case.fresh())[0], level, self._stands)
+            casts = (n for n in made.graph.nodes if n.op.startswith("call") and canonical_name(n) == "to")
             # Casts to 16 bits are not meant: a pattern may compute in any narrower dtype that the graph has as well.
-            self._narrows = any(value(n.args[0]).dtype.itemsize > value(n).dtype.itemsize > 2 for n in casts)
+            self._narrows = any(fake_value(n.args[0]).dtype.itemsize > fake_value(n).dtype.itemsize > 2 for n in casts)
 
-    def _in(self, recipe: Recipe, dtype: str) -> Recipe | None:
+    def _in(self, recipe: SampleRecipe, dtype: str) -> SampleRecipe | None:
         """Return ``recipe`` in another floating dtype, or None where the declaration does not admit it."""
         if dtype == "float64" and self._narrows:
             return None
@@ -192,7 +194,7 @@ class Drawn:
         changed = {c: dtype for c, admitted in classes.items() if dtype in admitted or not admitted}
         return recipe.but(dtypes=changed) if changed else None
 
-    def _admitted(self, recipe: Recipe | None) -> Case | None:
+    def _admitted(self, recipe: SampleRecipe | None) -> SampleCase | None:
         """Return the sample of ``recipe``, or None if there is none or a guard does not hold for it."""
         case = self.samples.make(recipe) if recipe is not None else None
         if case is None:
@@ -211,7 +213,7 @@ class Drawn:
             kinds = ("zeros",)
             yield from (Program(fn, tuple(a), f"sample {i}", kinds=kinds) for i, a in enumerate(self._listed()))
             return
-        usual = KINDS[1:]
+        usual = PLAIN_KINDS[1:]
         for number, recipe in enumerate(self._forms()):
             yield from self._program(fn, self._in(recipe, "float64") or recipe, kinds=usual if number == 0 else ())
         yield from self._program(
@@ -219,7 +221,7 @@ class Drawn:
         )
         # Symbolic sizes take other paths in the compiler than the fixed ones above.
         yield from self._program(fn, self.base, dynamic=True)
-        for dtype in NARROW:
+        for dtype in NARROW_DTYPES:
             yield from self._program(fn, self._in(self.base, dtype))
         # After autograd a size of 1 folds calls away, so only one case with a size of 0 is run there.
         for sizes in self._edges() if level == "pre-grad" else islice(self._edges(), 1, 2):
@@ -232,7 +234,7 @@ class Drawn:
         yield from ({n: 0} for n in names)
 
     def _program(
-        self, fn: Callable[..., Any], recipe: Recipe | None, *, runs: bool = True, **options: Any
+        self, fn: Callable[..., Any], recipe: SampleRecipe | None, *, runs: bool = True, **options: Any
     ) -> Iterator[Program]:
         """Yield the program of ``recipe``, if it is admitted. ``runs``: whether the pattern is known not to raise
         there. A model contains no call that raises.
@@ -241,15 +243,15 @@ class Drawn:
         if case is not None and ((runs and options.get("fires", True)) or not self._raised(case)):
             yield Program(fn, case.fresh(), case.label, **options)
 
-    def patterns(self, fn: Callable[..., Any], level: Level, graph: Graph) -> list[Pattern]:
+    def patterns(self, fn: Callable[..., Any], level: Level, graph: Graph) -> list[PatternGraph]:
         """Return the graphs that ``fn`` may have inside ``graph``. Each is traced once, when it is first needed.
 
         Before autograd, rank does not change the traced graph, and dtype only where a pattern casts to one. After
         autograd, rank, dtype and autocast do.
         """
-        from shiplap.torch_private.inductor_passes import autocasts
+        from shiplap.torch_private.inductor_passes import active_autocasts
 
-        of = code_digest(fn), autocasts()
+        of = code_digest(fn), active_autocasts()
         train = level == "joint" and any(str(n.target).startswith("tangents") for n in graph.nodes)
         graphs = []
         casts = False
@@ -258,12 +260,12 @@ class Drawn:
             # Before autograd a graph names no dtypes, unless the pattern casts.
             if other and level == "pre-grad" and not casts:
                 continue
-            floating = tuple(n for n, a in zip(self.signature.parameters, args, strict=True) if _differentiable(a))
+            floating = tuple(n for n, a in zip(self.signature.parameters, args, strict=True) if _is_differentiable(a))
             # All are trained, all but the input of the model, or only what flows through frozen weights.
             for leaves in dict.fromkeys((floating, floating[1:], floating[:1])) if train else ((),):
                 form = (*of, key, leaves)
                 if form not in self._made:
-                    self._made[form] = as_pattern(fn, self.signature.parameters, args, level, stand_ins, leaves)
+                    self._made[form] = trace_pattern(fn, self.signature.parameters, args, level, stand_ins, leaves)
                 graphs.append(self._made[form])
             casts = casts or graphs[-1].casts
         return graphs
@@ -275,14 +277,14 @@ class Drawn:
         if self.given is not None:
             yield from ((i, tuple(args), {}, False) for i, args in enumerate(self._listed()))
             return
-        held = [v for v in map(value, graph.nodes) if isinstance(v, Tensor) and v.is_floating_point()]
+        held = [v for v in map(fake_value, graph.nodes) if isinstance(v, Tensor) and v.is_floating_point()]
         dtypes = {str(v.dtype).removeprefix("torch.") for v in held}
         ranks = {v.dim() for v in held}
         for form in self._forms():
             # Another rank gives the same graph before autograd, and cannot occur where no tensor of the graph has it.
             if self._rank(form) != self._rank(self.base) and (level == "pre-grad" or not self._ranks(form) & ranks):
                 continue
-            for recipe in (form, *(self._in(form, dtype) for dtype in sorted(dtypes.intersection(OTHER)))):
+            for recipe in (form, *(self._in(form, dtype) for dtype in sorted(dtypes.intersection(OTHER_DTYPES)))):
                 if recipe is not None and (case := self.samples.make(recipe)) is not None:  # guards say nothing here
                     yield str(recipe), *self._stood_in(case.fresh()), recipe is not form
 
@@ -294,49 +296,49 @@ class Drawn:
         pairs = zip(self.signature.parameters, given, strict=True)
         return tuple(floats.get(n, a) for n, a in pairs), dict(self._stands)
 
-    def _rank(self, recipe: Recipe) -> dict[str, Any]:
+    def _rank(self, recipe: SampleRecipe) -> dict[str, Any]:
         """Return the sizes that decide how many dims arguments have."""
         return {n: v for n, v in recipe.sizes if isinstance(v, tuple)}
 
-    def _ranks(self, recipe: Recipe) -> set[int]:
+    def _ranks(self, recipe: SampleRecipe) -> set[int]:
         """Return the ranks of the arguments whose number of dims the declaration leaves open."""
         sizes = dict(recipe.sizes)
         kinds = [a.tensor.dims for a in self.spec.tensors if a.tensor and a.tensor.variadic]
         return {sum(len(sizes.get(d.text, ())) if d.kind == "variadic" else 1 for d in dims) for dims in kinds}
 
 
-def as_pattern(
+def trace_pattern(
     fn: Callable[..., Any],
     names: Sequence[str],
     args: tuple[Any, ...],
     level: Level,
     stand_ins: dict[float, str],
     leaves: Collection[str | None] = (),
-) -> Pattern:
+) -> PatternGraph:
     """Trace ``fn`` into a graph whose sizes are symbols, with the gradients of ``leaves``."""
-    from shiplap.torch_private.inductor_passes import capture
+    from shiplap.torch_private.inductor_passes import capture_graph
 
     at = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
     of_tensors, tensors = Program(fn, args).of_tensors()
     tensors = [t.detach().requires_grad_(names[i] in leaves) for i, t in zip(at, tensors, strict=True)]
     try:
-        graph = capture(of_tensors, tensors, level, dynamic=True)
+        graph = capture_graph(of_tensors, tensors, level, dynamic=True)
     except Exception as e:
-        raise error("SL804", where=fn.__qualname__, got=last_line(e), expected="a graph of its arguments") from e
-    casts = level == "pre-grad" and _strip(graph.graph)
+        raise error("SL804", where=fn.__qualname__, got=error_line(e), expected="a graph of its arguments") from e
+    casts = level == "pre-grad" and _remove_idle_casts(graph.graph)
     inputs = {n: names[at[r]] for n, r in graph.roles.items() if isinstance(r, int)}
     unused = [names[i] for i in at if names[i] not in inputs.values()]
-    _require_used(fn, [*unused, *_absent(graph.graph, stand_ins)])
+    _require_arguments_used(fn, [*unused, *_missing_scalars(graph.graph, stand_ins)])
     pairs = zip(names, args, strict=True)
     fixed = {n: a for n, a in pairs if not isinstance(a, Tensor) and not (type(a) is float and a in stand_ins)}
     tangents = {n: f"gradient {i}" for i, n in enumerate(n for n, r in graph.roles.items() if r == "grad")}
     grads = [inputs[n] for n in graph.roles if inputs.get(n) in leaves] if tangents else []
-    results = _results(graph.graph)
+    results = _pattern_results(graph.graph)
     if tangents:  # gradients come last, one per input, sizes included
         own = [n for n, role in graph.roles.items() if role != "grad"]
         of = dict(zip(own, results[-len(own) :], strict=True))
         results = [*results[: -len(own)], *(of[n] for n in own if inputs.get(n) in leaves)]
-    made = Pattern(
+    made = PatternGraph(
         graph.graph, {**inputs, **tangents}, results, stand_ins, fixed, tuple(grads), tuple(tangents.values()), casts
     )
     if not made.picked:
@@ -350,26 +352,26 @@ def as_pattern(
     return made
 
 
-def _strip(graph: Graph) -> bool:
+def _remove_idle_casts(graph: Graph) -> bool:
     """Remove idle casts from ``graph``, which a model in another dtype would not have. Returns whether there were any
     casts.
     """
-    casts = [n for n in graph.nodes if n.op.startswith("call") and called(n) == "to"]
+    casts = [n for n in graph.nodes if n.op.startswith("call") and canonical_name(n) == "to"]
     for node in casts:
-        if passthrough_ops.same(node):
+        if passthrough_ops.keeps_tensor(node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     return bool(casts)
 
 
-def _absent(graph: Graph, stand_ins: dict[float, str]) -> list[str]:
+def _missing_scalars(graph: Graph, stand_ins: dict[float, str]) -> list[str]:
     """Return the names of the scalars whose stand-in is not in ``graph``."""
     # The printed graph contains every constant, those inside of lists too.
     text = str(graph)
     return [name for constant, name in stand_ins.items() if repr(constant) not in text]
 
 
-def _require_used(fn: Callable[..., Any], missing: Sequence[str]) -> None:
+def _require_arguments_used(fn: Callable[..., Any], missing: Sequence[str]) -> None:
     """Raise SL804 if the pattern does not use an argument."""
     if missing:
         raise error(
@@ -381,12 +383,12 @@ def _require_used(fn: Callable[..., Any], missing: Sequence[str]) -> None:
         )
 
 
-def _results(graph: Graph) -> list[Any]:
+def _pattern_results(graph: Graph) -> list[Any]:
     """Return the values that ``graph`` returns, as a list."""
     (results,) = next(n for n in graph.nodes if n.op == "output").args
     return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
-def _differentiable(value: Any) -> bool:
+def _is_differentiable(value: Any) -> bool:
     """Whether a value is a floating tensor."""
     return isinstance(value, Tensor) and value.is_floating_point()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shiplap.rewrite.match import Level, Outcome
 from shiplap.sampling.layouts import clone_exactly
-from shiplap.sampling.values import draw
+from shiplap.sampling.values import draw_values
 
 if TYPE_CHECKING:
     from torch.fx import Graph
@@ -72,14 +72,14 @@ class Program:
         """Yield ``tensors`` with values of other kinds, of the same sizes, dtypes and strides. Integers stay."""
         for seed, kind in enumerate(self.kinds):
             rng = torch.Generator().manual_seed(seed)
-            yield [_redrawn(t, kind, rng) if t.is_floating_point() else t for t in tensors]
+            yield [_redraw_values(t, kind, rng) if t.is_floating_point() else t for t in tensors]
 
 
-def _redrawn(t: Tensor, kind: str, rng: torch.Generator) -> Tensor:
+def _redraw_values(t: Tensor, kind: str, rng: torch.Generator) -> Tensor:
     """Return a copy of ``t`` with values of another kind."""
     copy = clone_exactly(t)
     if all(s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):  # expanded ones cannot be written to
-        copy.copy_(draw(tuple(t.shape), t.dtype, kind, 1, rng))
+        copy.copy_(draw_values(tuple(t.shape), t.dtype, kind, 1, rng))
     return copy
 
 

@@ -18,21 +18,21 @@ from shiplap.errors import ShiplapError, error
 from shiplap.rewrite import batched_trace
 from shiplap.rewrite.match import Match, NearMiss, Outcome
 from shiplap.rewrite.program import Program, Provable, proving
-from shiplap.sampling.compare import Reduction, bitwise, close
+from shiplap.sampling.compare import Reduction, bitwise_difference, compare_within_tolerance
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.layouts import clone_exactly
-from shiplap.sampling.run import last_line, quiet, widen
+from shiplap.sampling.run import error_line, suppress_warnings, widen_tensor
 from shiplap.torch_private import same_storage
-from shiplap.torch_private.graph_nodes import hint, node_value
+from shiplap.torch_private.graph_nodes import node_value, size_hint_of
 from shiplap.tuning.key import Key
 from shiplap.tuning.proof_cache import keep_proof, proof_key, read_proof
 
 if TYPE_CHECKING:
-    from shiplap.torch_private.inductor_passes import Captured
+    from shiplap.torch_private.inductor_passes import CapturedGraph
 
 # In the order of a report: a later check has no meaning where an earlier one fails.
-CHECKS = ("fires", "deterministic", "outputs", "strides", "aliasing", "mutation", "gradients")
-FIXES = {
+PROOF_CHECKS = ("fires", "deterministic", "outputs", "strides", "aliasing", "mutation", "gradients")
+CHECK_FIXES = {
     "fires": "write the pattern as models compute it, and let guards admit its samples",
     "deterministic": "a proof compares two runs: leave randomness out of the pattern",
     "outputs": "correct the replacement: it computes something else",
@@ -41,9 +41,12 @@ FIXES = {
     "mutation": "write to the same arguments as the pattern does, or to none",
     "gradients": "let autograd see every step of the replacement, or give its op a backward",
 }
-OURS = ("shiplap.rewrite.shipped.", "shiplap.rewrite.group.")  # modules of rewrites whose programs need no Dynamo
+TRUSTED_MODULES = (
+    "shiplap.rewrite.shipped.",
+    "shiplap.rewrite.group.",
+)  # modules of rewrites whose programs need no Dynamo
 # A replacement that cannot stand is reported under the check that would have found the difference.
-BY_OBSTACLE = {
+CHECK_OF_OBSTACLE = {
     "gradient": "gradients",
     "layout": "strides",
     "dtype": "outputs",
@@ -56,9 +59,9 @@ R = TypeVar("R", bound=Provable)
 _findings: WeakKeyDictionary[Provable, tuple[str, tuple[Finding, ...]]] = WeakKeyDictionary()
 
 
-def proven(rewrite: R) -> R:
+def require_proof(rewrite: R) -> R:
     """Return ``rewrite`` after its proof. Raises SL801 with the failed check if the rewrite is refused."""
-    for finding in prove(rewrite):
+    for finding in prove_rewrite(rewrite):
         if finding.verdict == "fail":
             raise error(
                 "SL801",
@@ -70,8 +73,8 @@ def proven(rewrite: R) -> R:
     return rewrite
 
 
-def prove(rewrite: Provable) -> tuple[Finding, ...]:
-    """Return a finding for each check of ``CHECKS``. The rewrite is refused if one of them fails.
+def prove_rewrite(rewrite: Provable) -> tuple[Finding, ...]:
+    """Return a finding for each check of ``PROOF_CHECKS``. The rewrite is refused if one of them fails.
 
     Run once in a process, and again when what its functions call has become something else (in a notebook, say). A
     proof that found no fault is kept in the cache (see ``shiplap.tuning.proof_cache``) and read there by other
@@ -85,18 +88,18 @@ def prove(rewrite: Provable) -> tuple[Finding, ...]:
         if known := _read_findings(rewrite, digest):
             _findings[rewrite] = digest, known
         else:
-            _prove(rewrite, digest)
+            _run_and_store_proof(rewrite, digest)
     return _findings[rewrite][1]
 
 
-def _prove(rewrite: Provable, digest: str) -> None:
+def _run_and_store_proof(rewrite: Provable, digest: str) -> None:
     """Run the proof of ``rewrite``, and store its findings in this process and in the cache."""
-    from shiplap.torch_private.inductor_passes import preserving_state, uncast
+    from shiplap.torch_private.inductor_passes import preserving_state, without_autocast
 
     # A proof may run while a user's model is compiled, so the compiler's state is restored afterwards.
-    with preserving_state(), uncast(), quiet(), _uncollected():
+    with preserving_state(), without_autocast(), suppress_warnings(), _garbage_collection_off():
         if _findings.get(rewrite, ("",))[0] != digest:  # no other thread did it meanwhile
-            _findings[rewrite] = digest, _run(rewrite)
+            _findings[rewrite] = digest, _run_proof_programs(rewrite)
             # The digest once more: samples that count their calls are others now.
             _keep_findings(rewrite, rewrite.digest, _findings[rewrite][1])
 
@@ -134,7 +137,7 @@ def _finding(kept: Any) -> Finding | None:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _garbage_collection_off() -> Iterator[None]:
     """Turn collections of garbage off: with a compiler in memory each takes 0.2 s, and a proof makes little garbage."""
     collects = gc.isenabled()
     gc.disable()
@@ -145,18 +148,18 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _run(rewrite: Provable) -> tuple[Finding, ...]:
+def _run_proof_programs(rewrite: Provable) -> tuple[Finding, ...]:
     """Return the findings of the proof."""
     # Costs are not compared in a proof: its samples are too small to pay.
     token = proving.set(True)
     try:
-        return tuple(_summed(rewrite, list(_observed(rewrite))))
+        return tuple(_summarize_observations(rewrite, list(_observe_programs(rewrite))))
     finally:
         proving.reset(token)
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _CheckObservation:
     """The observation of one check on one program. ``problem`` is empty where the check passes."""
 
     check: str
@@ -164,17 +167,17 @@ class _Seen:
     label: str
 
 
-def _observed(rewrite: Provable) -> Iterator[_Seen]:
+def _observe_programs(rewrite: Provable) -> Iterator[_CheckObservation]:
     """Yield the observations of the checks, program by program, up to the first program with a difference."""
-    for batch in batched_trace.batches(iter(rewrite.programs()), rewrite.level):
-        for program, captured in zip(batch, _captured(rewrite, batch), strict=True):
-            seen = list(_program(rewrite, program, captured))
+    for batch in batched_trace.group_for_tracing(iter(rewrite.programs()), rewrite.level):
+        for program, captured in zip(batch, _capture_batch(rewrite, batch), strict=True):
+            seen = list(_check_program(rewrite, program, captured))
             yield from seen
             if any(s.problem for s in seen):
                 return
 
 
-def _summed(rewrite: Provable, seen: Sequence[_Seen]) -> Iterator[Finding]:
+def _summarize_observations(rewrite: Provable, seen: Sequence[_CheckObservation]) -> Iterator[Finding]:
     """Yield one finding per check from all observations. Raises SL805 where there are none."""
     if not seen:
         raise error(
@@ -183,11 +186,11 @@ def _summed(rewrite: Provable, seen: Sequence[_Seen]) -> Iterator[Finding]:
             got="no program in which it fires",
             expected="samples that its guards admit",
         )
-    for check in CHECKS:
+    for check in PROOF_CHECKS:
         mine = [s for s in seen if s.check == check]
         bad = next((s for s in mine if s.problem), None)
         if bad:
-            yield Finding(check, "fail", rewrite.name, bad.problem, bad.label, FIXES[check])
+            yield Finding(check, "fail", rewrite.name, bad.problem, bad.label, CHECK_FIXES[check])
         elif mine:
             yield Finding(check, "ok", rewrite.name, "the same before and after", f"{len(mine)} programs")
         else:
@@ -195,90 +198,92 @@ def _summed(rewrite: Provable, seen: Sequence[_Seen]) -> Iterator[Finding]:
             yield Finding(check, "skip", rewrite.name, why or "no program was compared that far")
 
 
-def _program(rewrite: Provable, program: Program, captured: Captured) -> Iterator[_Seen]:
+def _check_program(rewrite: Provable, program: Program, captured: CapturedGraph) -> Iterator[_CheckObservation]:
     """Apply the rewrite to one captured program, and yield the observations of all checks."""
 
-    def seen(check: str, problem: str = "") -> _Seen:
-        return _Seen(check, problem, program.label)
+    def seen(check: str, problem: str = "") -> _CheckObservation:
+        return _CheckObservation(check, problem, program.label)
 
-    train, tensors = _trained(rewrite, program), program.of_tensors()[1]
+    train, tensors = _compares_gradients(rewrite, program), program.of_tensors()[1]
     # Copied first, since apply() changes the graph in place.
-    before = _module(captured.graph)
+    before = _copy_to_interpreter(captured.graph)
     outcomes = list(rewrite.apply(captured.graph))
     if not any(isinstance(o, Match) for o in outcomes):
         if program.fires:
-            yield _silent(outcomes, seen)
+            yield _why_it_did_not_fire(outcomes, seen)
         return
     yield seen("fires")
     captured.graph.lint()
-    after = _module(captured.graph)
+    after = _copy_to_interpreter(captured.graph)
     # One graph serves all kinds of values, since they have the same sizes and strides.
     for values in (tensors, *program.others(tensors)):
-        run = _Run(captured, values, rewrite.level if train else "", program)
-        yield from (seen(check, problem) for check, problem in _compared(run, before, after))
+        run = _GraphRun(captured, values, rewrite.level if train else "", program)
+        yield from (seen(check, problem) for check, problem in _compare_runs(run, before, after))
 
 
-def _silent(outcomes: Sequence[Outcome], seen: Callable[[str, str], _Seen]) -> _Seen:
+def _why_it_did_not_fire(
+    outcomes: Sequence[Outcome], seen: Callable[[str, str], _CheckObservation]
+) -> _CheckObservation:
     """Return the observation for a program in which the rewrite did not apply, with the nearest miss as its reason."""
     misses = [o for o in outcomes if isinstance(o, NearMiss)]
     nearest = max(misses, key=lambda o: o.fitting, default=None)
     if nearest is None:
         return seen("fires", "the pattern is not found in its own program")
     replaced = nearest.reason.startswith("the replacement")  # all fits, and it would not stand where the pattern stood
-    return seen(BY_OBSTACLE.get(nearest.obstacle, "fires") if replaced else "fires", nearest.reason)
+    return seen(CHECK_OF_OBSTACLE.get(nearest.obstacle, "fires") if replaced else "fires", nearest.reason)
 
 
-def _trained(rewrite: Provable, program: Program) -> bool:
+def _compares_gradients(rewrite: Provable, program: Program) -> bool:
     """Whether gradients of ``program`` are compared."""
     return program.train and rewrite.level != "post-grad"
 
 
-def _captured(rewrite: Provable, batch: Sequence[Program]) -> Iterator[Captured]:
+def _capture_batch(rewrite: Provable, batch: Sequence[Program]) -> Iterator[CapturedGraph]:
     """Yield each program of a batch as a graph, from one trace where that is possible."""
     # Programs of Shiplap's own rewrites are plain calls, which can be recorded without Dynamo.
-    if type(rewrite).__module__.startswith(OURS):
+    if type(rewrite).__module__.startswith(TRUSTED_MODULES):
         for program in batch:
-            yield batched_trace.noted_of(program, rewrite.level) or _captured_alone(rewrite, program)
+            yield batched_trace.record_calls(program, rewrite.level) or _capture_or_raise(rewrite, program)
         return
-    pieces = batched_trace.pieces_of(batch, rewrite.level) if batch[1:] else None
-    yield from pieces if pieces is not None else (_captured_alone(rewrite, program) for program in batch)
+    pieces = batched_trace.capture_together(batch, rewrite.level) if batch[1:] else None
+    yield from pieces if pieces is not None else (_capture_or_raise(rewrite, program) for program in batch)
 
 
-def _captured_alone(rewrite: Provable, program: Program) -> Captured:
+def _capture_or_raise(rewrite: Provable, program: Program) -> CapturedGraph:
     """Return the graph of one program. Raises SL804 where it cannot be traced."""
     try:
-        return batched_trace.alone(program, rewrite.level, _trained(rewrite, program))
+        return batched_trace.capture_program(program, rewrite.level, _compares_gradients(rewrite, program))
     except ShiplapError:
         raise
     except Exception as e:
         raise error(
             "SL804",
             where=f"rewrite {rewrite.name!r} on {program.label}",
-            got=last_line(e),
+            got=error_line(e),
             expected="one graph of tensors",
         ) from e
 
 
-def _module(graph: Graph) -> Interpreter:
+def _copy_to_interpreter(graph: Graph) -> Interpreter:
     """Return an interpreter of a copy of ``graph`` that takes and returns flat lists."""
     held = Graph()
     held.output(held.graph_copy(graph, {}))
     return Interpreter(graph.owning_module or Module(), graph=held)  # no code is generated for what is interpreted
 
 
-class _Run:
+class _GraphRun:
     """A run of a graph on copies of the same values, with all its effects."""
 
-    def __init__(self, captured: Captured, tensors: Sequence[Tensor], train: str, program: Program) -> None:
+    def __init__(self, captured: CapturedGraph, tensors: Sequence[Tensor], train: str, program: Program) -> None:
         self.captured, self.tensors, self.program = captured, tensors, program
         self.differentiate, self.joint = train == "pre-grad", train == "joint"
         self.primals = sum(role != "grad" for role in captured.roles.values())
         # An upper bound of the terms in a sum, by which the tolerance for rounding grows.
         self.terms = max((t.numel() for t in tensors), default=1)
 
-    def __call__(self, module: Interpreter, wide: bool = False) -> _Effect:
+    def __call__(self, module: Interpreter, wide: bool = False) -> _RunEffect:
         # Each run gets fresh copies with the same strides, so that a write does not reach the next run.
-        made = [clone_exactly(widen(t) if wide else t) for t in self.tensors]
+        made = [clone_exactly(widen_tensor(t) if wide else t) for t in self.tensors]
         leaves = self.program.leaves(made, self.differentiate)
         # The same numbers in every run: inputs that are gradients must not differ between runs.
         rng = torch.Generator().manual_seed(1)
@@ -288,7 +293,7 @@ class _Run:
         results = list(results) if isinstance(results, (list, tuple)) else [results]
         grads = results[-self.primals :] if self.joint else None
         outs = [o for o in (results[: -self.primals] if self.joint else results) if isinstance(o, Tensor)]
-        return _Effect(outs, leaves, _gradients(outs, leaves) if self.differentiate else grads)
+        return _RunEffect(outs, leaves, _gradients_of_leaves(outs, leaves) if self.differentiate else grads)
 
     def _input(self, node: Any, role: Any, leaves: Sequence[Tensor], rng: torch.Generator, wide: bool) -> Any:
         """Return the value of one input of the graph, by its role."""
@@ -296,13 +301,13 @@ class _Run:
             return leaves[role]
         held = node_value(node)
         if role == "size":
-            return hint(held)
-        drawn = torch.randn([hint(n) for n in held.shape], generator=rng, dtype=torch.float64).to(held.dtype)
-        return (widen(drawn) if wide else drawn).to(held.device)
+            return size_hint_of(held)
+        drawn = torch.randn([size_hint_of(n) for n in held.shape], generator=rng, dtype=torch.float64).to(held.dtype)
+        return (widen_tensor(drawn) if wide else drawn).to(held.device)
 
 
 @dataclass
-class _Effect:
+class _RunEffect:
     """The effects of a run: its results, its arguments afterwards, and the gradients of the arguments."""
 
     outs: list[Tensor]
@@ -310,7 +315,7 @@ class _Effect:
     grads: list[Tensor | None] | None
 
 
-def _gradients(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
+def _gradients_of_leaves(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
     """Return the gradients of ``leaves`` for random gradients of the results."""
     rng = torch.Generator().manual_seed(2)
     live = [o for o in outs if o.requires_grad]
@@ -323,33 +328,33 @@ def _gradients(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor 
     return [next(gradients) if t.requires_grad else None for t in leaves]
 
 
-def _compared(run: _Run, before: Interpreter, after: Interpreter) -> Iterator[tuple[str, str]]:
+def _compare_runs(run: _GraphRun, before: Interpreter, after: Interpreter) -> Iterator[tuple[str, str]]:
     """Yield each check with the difference between the graph before and after the rewrite, empty where there is
     none.
     """
     # Two runs of the pattern itself show whether a difference can be blamed on the replacement.
     own, repeat, got = run(before), run(before), None
     # A pattern with random numbers cannot be compared, so this check comes first.
-    yield "deterministic", bitwise(repeat.outs, own.outs, "then")
+    yield "deterministic", bitwise_difference(repeat.outs, own.outs, "then")
     try:
         got = run(after)
     except Exception as e:
-        yield "outputs", f"the replacement fails where the pattern does not: {last_line(e)}"
+        yield "outputs", f"the replacement fails where the pattern does not: {error_line(e)}"
         return
     try:
         # The results in float64 bound the error that rounding explains.
         wide = run(before, wide=True)
     except Exception:  # it insists on a dtype
         wide = own
-    yield "outputs", close(got.outs, own.outs, wide.outs, Reduction(run.terms)).problem
-    yield "strides", _strides(got.outs, own.outs)
-    yield "aliasing", _aliasing(got, own)
-    yield "mutation", _mutation(got, own, run.tensors)
+    yield "outputs", compare_within_tolerance(got.outs, own.outs, wide.outs, Reduction(run.terms)).problem
+    yield "strides", _compare_strides(got.outs, own.outs)
+    yield "aliasing", _compare_aliasing(got, own)
+    yield "mutation", _compare_mutation(got, own, run.tensors)
     if own.grads is not None and got.grads is not None and wide.grads is not None:
-        yield "gradients", _gradient(run, own, got, wide)
+        yield "gradients", _compare_gradients(run, own, got, wide)
 
 
-def _strides(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
+def _compare_strides(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
     """Return the first difference in strides as text."""
     for i, (g, o) in enumerate(zip(got, own, strict=False)):
         if [s for s, n in zip(g.stride(), g.shape, strict=True) if n > 1] != [
@@ -359,7 +364,7 @@ def _strides(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
     return ""
 
 
-def _aliasing(got: _Effect, own: _Effect) -> str:
+def _compare_aliasing(got: _RunEffect, own: _RunEffect) -> str:
     """Return the first difference in shared memory as text."""
     for i, (g, o) in enumerate(zip(got.outs, own.outs, strict=False)):
         for j, (a, b) in enumerate(zip(got.leaves, own.leaves, strict=True)):
@@ -371,17 +376,17 @@ def _aliasing(got: _Effect, own: _Effect) -> str:
     return ""
 
 
-def _mutation(got: _Effect, own: _Effect, tensors: Sequence[Tensor]) -> str:
+def _compare_mutation(got: _RunEffect, own: _RunEffect, tensors: Sequence[Tensor]) -> str:
     """Return the first difference in writes to arguments as text."""
     for i, (g, o, t) in enumerate(zip(got.leaves, own.leaves, tensors, strict=True)):
-        if bool(bitwise([g], [t])) != bool(bitwise([o], [t])):
-            return f"argument {i} is {'written to' if bitwise([g], [t]) else 'left alone'}; before it was not so"
-        if bitwise([o], [t]) and (problem := close([g], [o], [o], Reduction(1)).problem):
+        if bool(bitwise_difference([g], [t])) != bool(bitwise_difference([o], [t])):
+            return f"argument {i} is {'written to' if bitwise_difference([g], [t]) else 'left alone'}; before it was not so"
+        if bitwise_difference([o], [t]) and (problem := compare_within_tolerance([g], [o], [o], Reduction(1)).problem):
             return f"what is written to argument {i}: {problem}"
     return ""
 
 
-def _gradient(run: _Run, own: _Effect, got: _Effect, wide: _Effect) -> str:
+def _compare_gradients(run: _GraphRun, own: _RunEffect, got: _RunEffect, wide: _RunEffect) -> str:
     """Return the first difference in gradients as text."""
     for i, (g, o) in enumerate(zip(got.outs, own.outs, strict=False)):
         if g.requires_grad != o.requires_grad:
@@ -394,6 +399,6 @@ def _gradient(run: _Run, own: _Effect, got: _Effect, wide: _Effect) -> str:
             return f"argument {i} has {'no gradient' if mine is None else 'a gradient'}; before it was not so"
         if mine is None or before is None or exact is None:
             continue
-        if problem := close([mine], [before], [exact], Reduction(run.terms)).problem:
+        if problem := compare_within_tolerance([mine], [before], [exact], Reduction(run.terms)).problem:
             return f"of argument {i}: {problem}"
     return ""

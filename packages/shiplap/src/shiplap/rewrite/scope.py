@@ -18,18 +18,18 @@ from torch.fx import Graph
 
 from shiplap.errors import error
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import sort
+from shiplap.rewrite.graph import sort_graph
 from shiplap.rewrite.match import Level, Match, NearMiss, Outcome
 from shiplap.rewrite.program import placing
-from shiplap.rewrite.prove import proven
+from shiplap.rewrite.prove import require_proof
 
 if TYPE_CHECKING:
-    from shiplap.torch_private.inductor_passes import Pass
+    from shiplap.torch_private.inductor_passes import InductorPass
 
-_active: ContextVar[tuple[Rewrites, ...]] = ContextVar("shiplap_rewrites", default=())
+_active_scopes: ContextVar[tuple[Rewrites, ...]] = ContextVar("shiplap_rewrites", default=())
 
 
-class _Entered(threading.local):
+class _EnteredBlocks(threading.local):
     """The blocks of one scope that a thread has entered. Threads may share a scope."""
 
     def __init__(self) -> None:
@@ -63,11 +63,11 @@ class Rewrites:
         for given in rewrites:
             once.setdefault((given.name, type(given), given.digest), given)
         rewrites = tuple(once.values())
-        self.labels = _labels(rewrites)
-        self.rewrites = tuple(r if r.proven_late else proven(r) for r in rewrites)
+        self.labels = _make_labels(rewrites)
+        self.rewrites = tuple(r if r.proven_late else require_proof(r) for r in rewrites)
         self.outcomes: list[Outcome] = []
         self.graphs = 0
-        self._entered = _Entered()
+        self._entered = _EnteredBlocks()
 
     @property
     def levels(self) -> set[Level]:
@@ -90,16 +90,16 @@ class Rewrites:
     def __enter__(self) -> Self:
         from shiplap.torch_private import inductor_passes
 
-        token, stack = _active.set((*_active.get(), self)), ExitStack()
+        token, stack = _active_scopes.set((*_active_scopes.get(), self)), ExitStack()
         # The pass looks up the active scopes when a graph is compiled, not when the block is entered.
-        stack.enter_context(inductor_passes.installed(_of_the_context))
+        stack.enter_context(inductor_passes.install_passes(_pass_of_active_scopes))
         self._entered.blocks.append((token, stack))
         return self
 
     def __exit__(self, *exception: object) -> None:
         token, stack = self._entered.blocks.pop()
         stack.close()
-        _active.reset(token)
+        _active_scopes.reset(token)
 
     def options(self, **options: Any) -> dict[str, Any]:
         """Return options for ``torch.compile(fn, options=...)``: these rewrites, after the passes of ``options`` or
@@ -113,8 +113,8 @@ class Rewrites:
         for level in self.levels:
             place = inductor_passes.PLACES[level]
             # A pass that the user configured keeps running ahead of the rewrites.
-            before = options.get(place, inductor_passes.current(level))
-            made[place] = _pass(level, lambda: (*_active.get(), self), before)
+            before = options.get(place, inductor_passes.user_pass(level))
+            made[place] = _make_pass(level, lambda: (*_active_scopes.get(), self), before)
         return made
 
     def run(self, level: Level, graph: Graph) -> None:
@@ -122,28 +122,30 @@ class Rewrites:
         for rewrite in self.rewrites:
             if rewrite.level == level and rewrite.may_match(graph):
                 label = self.labels[rewrite]
-                self.outcomes.extend(replace(o, graph=self.graphs, rewrite=label) for o in _applied(rewrite, graph))
+                self.outcomes.extend(
+                    replace(o, graph=self.graphs, rewrite=label) for o in _prove_and_apply(rewrite, graph)
+                )
         self.graphs += 1
 
     def identity(self, level: Level) -> str:
         """Return the digest of the effect of :meth:`run` at ``level``, a part of the compiler's cache key."""
         # The order of rewrites is part of the digest, since an earlier one may take the place of a later one.
         parts = [f"{r.name} {r.digest}" for r in self.rewrites if r.level == level]
-        return hashlib.sha256("\n".join([_engine(), *parts]).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join([_engine_digest(), *parts]).encode()).hexdigest()[:16]
 
 
-def _applied(rewrite: Rewrite, graph: Graph) -> list[Outcome]:
+def _prove_and_apply(rewrite: Rewrite, graph: Graph) -> list[Outcome]:
     """Apply ``rewrite`` to ``graph`` and return its outcomes. The rewrite is proven before it changes the graph."""
     if not rewrite.proven_late:
-        return list(proven(rewrite).apply(graph))
-    token = placing.set(_Once(rewrite))
+        return list(require_proof(rewrite).apply(graph))
+    token = placing.set(_ProofOnFirstCall(rewrite))
     try:
         return list(rewrite.apply(graph))
     finally:
         placing.reset(token)
 
 
-class _Once:
+class _ProofOnFirstCall:
     """The proof of a rewrite, run at the first call. The proof applies the rewrite too, and that starts no other
     proof.
     """
@@ -154,10 +156,10 @@ class _Once:
     def __call__(self) -> None:
         if not self.asked:
             self.asked = True
-            proven(self.rewrite)
+            require_proof(self.rewrite)
 
 
-def _labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
+def _make_labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
     """Return a unique label for each rewrite."""
     labels: dict[Rewrite, str] = {}
     taken = {r.name for r in rewrites}
@@ -171,7 +173,7 @@ def _labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
 
 
 @cache
-def _engine() -> str:
+def _engine_digest() -> str:
     """Return the digest of the code that finds and places: another version of it may have another effect with the same
     rewrite.
     """
@@ -200,7 +202,7 @@ def rewrites(*rewrites: Rewrite) -> Rewrites:
     return Rewrites(*rewrites)
 
 
-def _pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before: Any) -> Pass:
+def _make_pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before: Any) -> InductorPass:
     """Return a pass that runs the scopes which ``scopes()`` returns, whenever a graph is compiled."""
 
     from shiplap.torch_private import inductor_passes
@@ -209,14 +211,14 @@ def _pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before: Any)
         active = scopes()
         if not active:
             return
-        sort(graph)  # torch's own fusions leave that for later
+        sort_graph(graph)  # torch's own fusions leave that for later
         for scope in active:
             scope.run(level, graph)
         graph.lint()
 
-    return inductor_passes.Pass(run, lambda: [scope.identity(level) for scope in scopes()], before)
+    return inductor_passes.InductorPass(run, lambda: [scope.identity(level) for scope in scopes()], before)
 
 
-def _of_the_context(level: Any, before: Any) -> Pass:
+def _pass_of_active_scopes(level: Any, before: Any) -> InductorPass:
     """Return a pass that runs the scopes whose blocks are entered at that time."""
-    return _pass(level, _active.get, before)
+    return _make_pass(level, _active_scopes.get, before)

@@ -15,12 +15,12 @@ from shiplap.declare.broadcast import broadcast_dims
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.signature import read_arguments
 from shiplap.declare.spec import Arg, OpSpec, TensorType
-from shiplap.rewrite.graph import describe, value
+from shiplap.rewrite.graph import describe_node, fake_value
 from shiplap.rewrite.match import Obstacle
-from shiplap.torch_private.symbolic_sizes import equal
+from shiplap.torch_private.symbolic_sizes import sizes_equal
 
 
-class Signature:
+class PatternSignature:
     """The arguments of a pattern by name. Without annotations only the names are known, and samples have to be
     given.
     """
@@ -72,7 +72,7 @@ class Signature:
 
         ``may_guard``: the equality of two symbols may become a guard of the compiled code.
         """
-        env = {k: value(v) if isinstance(v, Node) else v for k, v in bound.items()}
+        env = {k: fake_value(v) if isinstance(v, Node) else v for k, v in bound.items()}
         seen: dict[str, tuple[Any, str]] = {}
         for arg in self.args:
             held = env.get(arg.name)
@@ -81,26 +81,30 @@ class Signature:
             if not isinstance(held, Tensor):
                 return env, ("argument", f"{arg.name} would be {held!r}, the pattern takes {arg.tensor}")
             node = bound[arg.name]
-            problem = _dtype(arg, held, seen, node) or _shape(arg, arg.tensor, held, seen, node, may_guard)
+            problem = _why_dtype_unfit(arg, held, seen, node) or _why_shape_unfit(
+                arg, arg.tensor, held, seen, node, may_guard
+            )
             if problem:
                 return env, problem
         return {**{k: v for k, (v, _) in seen.items() if k.isidentifier()}, **env}, None
 
 
-def _dtype(arg: Arg, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any) -> tuple[Obstacle, str] | None:
+def _why_dtype_unfit(
+    arg: Arg, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any
+) -> tuple[Obstacle, str] | None:
     """Return the reason if the dtype of an argument is not admitted, or None."""
     assert arg.tensor is not None
     name = str(held.dtype).removeprefix("torch.")
     if arg.tensor.dtypes and name not in arg.tensor.dtypes:
-        return "dtype", f"{arg.name} is {describe(node)}, the pattern takes {arg.tensor.dtype_class}"
+        return "dtype", f"{arg.name} is {describe_node(node)}, the pattern takes {arg.tensor.dtype_class}"
     if not arg.tensor.concrete:
         first, whose = seen.setdefault(f"dtype {arg.tensor.dtype_class}", (name, arg.name))
         if first != name:
-            return "dtype", f"{arg.name} is {describe(node)}, {whose} is {first}: the pattern takes one dtype"
+            return "dtype", f"{arg.name} is {describe_node(node)}, {whose} is {first}: the pattern takes one dtype"
     return None
 
 
-def _shape(
+def _why_shape_unfit(
     arg: Arg, kind: TensorType, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any, may_guard: bool
 ) -> tuple[Obstacle, str] | None:
     """Return the reason if the shape of an argument is not admitted, or None. Sizes of named dims are added to
@@ -108,7 +112,7 @@ def _shape(
     """
     fixed = len(kind.dims) - kind.variadic
     if held.dim() < fixed or (held.dim() > fixed and not kind.variadic):
-        return "shape", f"{arg.name} is {describe(node)}: {held.dim()} dims, the pattern takes {kind}"
+        return "shape", f"{arg.name} is {describe_node(node)}: {held.dim()} dims, the pattern takes {kind}"
     sizes = list(held.shape)
     for dim in kind.dims:
         got = tuple(sizes[: held.dim() - fixed]) if dim.kind == "variadic" else sizes[0]
@@ -116,11 +120,11 @@ def _shape(
         if dim.kind in ("any", "expr") or dim.text == "...":
             continue
         # A repeated dim may broadcast from 1.
-        if dim.of and equal(got, 1, may_guard=False):
+        if dim.of and sizes_equal(got, 1, may_guard=False):
             continue
         name = dim.of or dim.text
         wanted, whose = (dim.size, "") if dim.kind == "fixed" else seen.setdefault(name, (got, arg.name))
-        if not equal(got, wanted, may_guard=may_guard):
+        if not sizes_equal(got, wanted, may_guard=may_guard):
             origin = f", in {whose} it is {wanted}" if whose else f", the pattern has {wanted}"
-            return "shape", f"{arg.name} is {describe(node)}: dim {dim.text} is {got}{origin}"
+            return "shape", f"{arg.name} is {describe_node(node)}: dim {dim.text} is {got}{origin}"
     return None

@@ -1,4 +1,4 @@
-"""``survey``: compile a function with rewrites in force, and return their matches, near misses and savings."""
+"""``survey_rewrites``: compile a function with rewrites in force, and return their matches, near misses and savings."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from shiplap.errors import error
-from shiplap.render.graph import Box, graph_svg
+from shiplap.render.graph import GraphBox, graph_svg
 from shiplap.render.lines import Line, line, plain_json
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import operator_name, source_line, value
+from shiplap.rewrite.graph import fake_value, operator_name, source_line
 from shiplap.rewrite.match import LEVELS, Level, Match, NearMiss, Outcome, Saving
 from shiplap.rewrite.scope import Rewrites
-from shiplap.sampling.run import tensors
+from shiplap.sampling.run import tensors_among
 from shiplap.torch_private.pytree import leaves
-from shiplap.tuning.measure import Plan, clock_for, race
+from shiplap.tuning.measure import RacePlan, clock_for, race_runs
 
 
 @dataclass(frozen=True)
-class Call:
+class GraphCall:
     """A node as it is printed. ``reads``: names of the nodes that it reads. ``shape``: ``float32[8, 64]``."""
 
     name: str
@@ -40,13 +40,13 @@ class Call:
 
 
 @dataclass(frozen=True)
-class View:
+class GraphView:
     """One graph at one level, before the rewrites of that level and after them."""
 
     number: int
     level: Level
-    before: tuple[Call, ...]
-    after: tuple[Call, ...]
+    before: tuple[GraphCall, ...]
+    after: tuple[GraphCall, ...]
 
     @property
     def difference(self) -> str:
@@ -56,7 +56,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Step:
+class SurveyStep:
     """The effect that one rewrite adds to those before it: kernels, and seconds a call, without it and with it."""
 
     rewrite: str
@@ -70,7 +70,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Measured:
+class SurveyMeasurement:
     """The measurements of the compiled function without the rewrites and with them: kernels, seconds a call (medians),
     largest difference.
 
@@ -83,7 +83,7 @@ class Measured:
     seconds: tuple[float, float]
     error: float
     eager_error: float
-    steps: tuple[Step, ...] = ()
+    steps: tuple[SurveyStep, ...] = ()
 
     @property
     def speedup(self) -> float:
@@ -103,15 +103,15 @@ def _change(kernels: tuple[int, int], seconds: tuple[float, float]) -> str:
 
 
 @dataclass(frozen=True)
-class Survey:
+class RewriteSurvey:
     """The effect of rewrites on a function. ``views`` are the graphs that contain a match or a near miss."""
 
     target: str
     rewrites: tuple[tuple[str, Level], ...]
     outcomes: tuple[Outcome, ...]
-    views: tuple[View, ...]
+    views: tuple[GraphView, ...]
     graphs: int
-    measured: Measured | None = None
+    measured: SurveyMeasurement | None = None
 
     @property
     def matches(self) -> list[Match]:
@@ -123,7 +123,7 @@ class Survey:
         """The places where a rewrite fits but for one thing."""
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
 
-    def step(self, rewrite: str) -> Step | None:
+    def step(self, rewrite: str) -> SurveyStep | None:
         """Return the measurement of one rewrite, or None if it did not match."""
         return next((s for s in (self.measured.steps if self.measured else ()) if s.rewrite == rewrite), None)
 
@@ -193,21 +193,21 @@ def _each_once(texts: Iterator[str], style: str) -> Iterator[Line]:
         yield line(f"  {text}" + (f"  ({number} times)" if number > 1 else ""), style)
 
 
-def _drawing(calls: Sequence[Call], names: Sequence[str], most: int = 40) -> str:
+def _drawing(calls: Sequence[GraphCall], names: Sequence[str], most: int = 40) -> str:
     """The SVG of the named nodes with those that they read and those that read them."""
     inside = set(names[:most])
     by_name = {c.name: c for c in calls}
     around = {n for c in calls if c.name in inside for n in c.reads} | {c.name for c in calls if inside & set(c.reads)}
     shown = [by_name[n] for n in by_name if n in inside | around]
-    return graph_svg([Box(c.name, c.operator, c.shape, c.reads, c.name in inside) for c in shown])
+    return graph_svg([GraphBox(c.name, c.operator, c.shape, c.reads, c.name in inside) for c in shown])
 
 
-class _Watched(Rewrites):
+class _RecordingRewrites(Rewrites):
     """A set of rewrites that keeps each graph before and after them."""
 
     def __init__(self, *rewrites: Rewrite) -> None:
         super().__init__(*rewrites)
-        self.views: list[View] = []
+        self.views: list[GraphView] = []
         self.compiled = 0
 
     @property
@@ -216,21 +216,21 @@ class _Watched(Rewrites):
 
     def run(self, level: Level, graph: Graph) -> None:
         seen = len(self.outcomes)
-        number, before = self.graphs, calls(graph)
+        number, before = self.graphs, list_calls(graph)
         super().run(level, graph)
         self.compiled += level == "post-grad"
         if len(self.outcomes) > seen:
-            self.views.append(View(number, level, before, calls(graph)))
+            self.views.append(GraphView(number, level, before, list_calls(graph)))
 
 
-def calls(graph: Graph) -> tuple[Call, ...]:
+def list_calls(graph: Graph) -> tuple[GraphCall, ...]:
     """Return the nodes of a graph but for its output, as values."""
     return tuple(
-        Call(
+        GraphCall(
             n.name,
             operator_name(n) if n.op.startswith("call") else n.op,
             tuple(a.name for a in n.all_input_nodes),
-            _shape(n),
+            _dtype_and_shape(n),
             source_line(n),
         )
         for n in graph.nodes
@@ -238,15 +238,15 @@ def calls(graph: Graph) -> tuple[Call, ...]:
     )
 
 
-def _shape(node: Node) -> str:
+def _dtype_and_shape(node: Node) -> str:
     """Return dtype and shape of a node as text, empty for a node that is no tensor."""
-    held = value(node)
+    held = fake_value(node)
     if not isinstance(held, Tensor):
         return ""
     return f"{str(held.dtype).removeprefix('torch.')}[{', '.join(map(str, held.shape))}]"
 
 
-def survey(
+def survey_rewrites(
     fn: Callable[..., Any],
     args: Sequence[Any] | Mapping[str, Any],
     rewrites: Sequence[Rewrite],
@@ -256,7 +256,7 @@ def survey(
     target: str = "",
     dynamic: bool | None = None,
     say: Callable[[str], None] = lambda text: None,
-) -> Survey:
+) -> RewriteSurvey:
     """Compile ``fn`` for ``args`` with ``rewrites`` and run it. Nothing stays compiled, no cache is read or filled.
 
     Args:
@@ -273,13 +273,13 @@ def survey(
     from shiplap.torch_private import reset_compiler
 
     if isinstance(args, Mapping):
-        fn, args = by_name(fn, args)
+        fn, args = bind_by_name(fn, args)
     say("proving the rewrites")
-    watched = _Watched(*rewrites)
+    watched = _RecordingRewrites(*rewrites)
     reset_compiler()
     try:
         say("compiling with them")
-        changed = _Variant(fn, args, watched.options(), train, dynamic)
+        changed = _CompiledVariant(fn, args, watched.options(), train, dynamic)
         if not watched.compiled:
             where = target or getattr(fn, "__qualname__", type(fn).__name__)
             raise error(
@@ -289,13 +289,15 @@ def survey(
                 expected="a function of tensors that torch.compile can take",
             )
         outcomes, views, graphs = tuple(watched.outcomes), tuple(watched.views), watched.compiled
-        measured = _measured(fn, args, watched, changed, say) if measure else None
+        measured = _measure_variants(fn, args, watched, changed, say) if measure else None
     finally:
         reset_compiler()
-    return Survey(target, tuple((watched.labels[r], r.level) for r in watched), outcomes, views, graphs, measured)
+    return RewriteSurvey(
+        target, tuple((watched.labels[r], r.level) for r in watched), outcomes, views, graphs, measured
+    )
 
 
-def by_name(fn: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def bind_by_name(fn: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return ``fn`` as a function of the values of ``given`` by position, and these values."""
     names = tuple(given)
 
@@ -306,27 +308,27 @@ def by_name(fn: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Callable[
     return called, tuple(given.values())
 
 
-class _Variant:
+class _CompiledVariant:
     """``fn`` compiled with one set of options and called once: the ``kernels`` of its code, and its ``results``."""
 
     def __init__(
         self, fn: Callable[..., Any], args: Sequence[Any], options: dict[str, Any], train: bool, dynamic: bool | None
     ) -> None:
-        from shiplap.torch_private.inductor_report import observe
+        from shiplap.torch_private.inductor_report import observe_graphs
 
         self.args, self.train, self.dynamic = args, train, dynamic
-        self.compiled = torch.compile(_alone(fn), options=options, dynamic=dynamic)
-        with observe() as graphs:
+        self.compiled = torch.compile(_wrap_in_own_code(fn), options=options, dynamic=dynamic)
+        with observe_graphs() as graphs:
             self.results = self()
         self.kernels = sum(bool(g.kernel) for graph in graphs for g in graph.named())
 
     def __call__(self) -> list[Tensor]:
-        return _call(self.compiled, self.args, self.train)
+        return _run_with_backward(self.compiled, self.args, self.train)
 
 
-def _measured(
-    fn: Callable[..., Any], args: Sequence[Any], scope: Rewrites, changed: _Variant, say: Callable[[str], None]
-) -> Measured:
+def _measure_variants(
+    fn: Callable[..., Any], args: Sequence[Any], scope: Rewrites, changed: _CompiledVariant, say: Callable[[str], None]
+) -> SurveyMeasurement:
     """Measure ``changed`` against no rewrites, and against the rewrites that matched, one more each time."""
     rewrites = {m.rewrite for m in scope.matches}
     # In the order in which the compiler applies them, so that each step adds to the code of the one before.
@@ -335,33 +337,34 @@ def _measured(
     for count in range(len(matched)):
         say(f"compiling with {scope.labels[matched[count - 1]]}, too" if count else "compiling without")
         options = Rewrites(*matched[:count]).options()
-        variants.append(_Variant(fn, args, options, changed.train, changed.dynamic))
+        variants.append(_CompiledVariant(fn, args, options, changed.train, changed.dynamic))
     if not matched:
-        variants.append(_Variant(fn, args, {}, changed.train, changed.dynamic))
+        variants.append(_CompiledVariant(fn, args, {}, changed.train, changed.dynamic))
     say("measuring")
     plain, variants = variants[0], [*variants, changed]
-    seconds, kernels = _timed(variants), [v.kernels for v in variants]
+    seconds, kernels = _time_variants(variants), [v.kernels for v in variants]
     steps = [
-        Step(scope.labels[r], (kernels[i], kernels[i + 1]), (seconds[i], seconds[i + 1])) for i, r in enumerate(matched)
+        SurveyStep(scope.labels[r], (kernels[i], kernels[i + 1]), (seconds[i], seconds[i + 1]))
+        for i, r in enumerate(matched)
     ]
     preserving_state = (
         _largest_difference(changed.results, plain.results),
-        _largest_difference(plain.results, _call(fn, args, changed.train)),
+        _largest_difference(plain.results, _run_with_backward(fn, args, changed.train)),
     )
-    return Measured((kernels[0], kernels[-1]), (seconds[0], seconds[-1]), *preserving_state, tuple(steps))
+    return SurveyMeasurement((kernels[0], kernels[-1]), (seconds[0], seconds[-1]), *preserving_state, tuple(steps))
 
 
-def _timed(variants: Sequence[_Variant]) -> list[float]:
+def _time_variants(variants: Sequence[_CompiledVariant]) -> list[float]:
     """Return the median times of the variants, which take turns."""
-    device = next((t.device for t in tensors(variants[0].args)), torch.device("cpu"))
+    device = next((t.device for t in tensors_among(variants[0].args)), torch.device("cpu"))
     runs = {i: lambda v=v: tuple(v()) for i, v in enumerate(variants)}
     # No variant is given up: the times of slower ones are reported, too.
-    plan = Plan(seconds=1.5 * len(variants), hopeless=float("inf"))
-    timings = race(runs, clock_for(str(device), "never"), plan)
+    plan = RacePlan(seconds=1.5 * len(variants), hopeless=float("inf"))
+    timings = race_runs(runs, clock_for(str(device), "never"), plan)
     return [timings[i].median for i in runs]
 
 
-def _alone(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_in_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``fn`` in a function of its own, since torch keeps compiled code by code object."""
 
     def run(*args: Any) -> Any:
@@ -372,10 +375,10 @@ def _alone(fn: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _call(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> list[Tensor]:
+def _run_with_backward(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> list[Tensor]:
     """Return all tensors of the result. In training a backward pass from the floating ones follows."""
     with torch.set_grad_enabled(train):
-        results = [t for t in leaves(_plain(fn(*args))) if isinstance(t, Tensor)]
+        results = [t for t in leaves(_mapping_as_dict(fn(*args))) if isinstance(t, Tensor)]
         live = [t for t in results if t.requires_grad] if train else []
         if live:
             # One backward through all results, as a loss would have it.
@@ -383,7 +386,7 @@ def _call(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> list[Tens
     return [t.detach() for t in results]
 
 
-def _plain(result: Any) -> Any:
+def _mapping_as_dict(result: Any) -> Any:
     """Return a mapping as a dict: outputs of models are often classes of their own, which are mappings."""
     return dict(result) if hasattr(result, "keys") else result
 

@@ -5,31 +5,31 @@ from shiplap.safe_io.files import (
     NAMED,
     OWN,
     Distrusted,
-    Rule,
+    OwnershipRule,
     check_content,
     open_file,
     open_folder,
     read_file,
-    reason,
+    unsafe_reason,
 )
-from shiplap.safe_io.parse import Limits, build_yaml, compose_yaml, parse_json
-from shiplap.safe_io.write import host, write_whole
+from shiplap.safe_io.parse import ParseLimits, build_yaml, compose_yaml, parse_json
+from shiplap.safe_io.write import host_name, write_whole
 
 __all__ = [
     "CODE",
     "NAMED",
     "OWN",
     "Distrusted",
-    "Limits",
-    "Rule",
+    "OwnershipRule",
+    "ParseLimits",
     "build_yaml",
     "check_content",
     "compose_yaml",
-    "host",
+    "host_name",
     "open_file",
     "open_folder",
     "parse_json",
     "read_file",
-    "reason",
+    "unsafe_reason",
     "write_whole",
 ]

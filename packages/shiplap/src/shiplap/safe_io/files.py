@@ -26,7 +26,7 @@ class Distrusted(OSError):
 
 
 @dataclass(frozen=True)
-class Rule:
+class OwnershipRule:
     """The users who may own and write a file and the folders on the way to it.
 
     Attributes:
@@ -41,12 +41,12 @@ class Rule:
     private: bool = False
 
 
-CODE = Rule()  # files that are loaded as code, and files of our cache
-OWN = Rule(private=True)  # a folder that we make and fill
-NAMED = Rule(owned=False, group=True)  # paths that the user, or the user's program, has named
+CODE = OwnershipRule()  # files that are loaded as code, and files of our cache
+OWN = OwnershipRule(private=True)  # a folder that we make and fill
+NAMED = OwnershipRule(owned=False, group=True)  # paths that the user, or the user's program, has named
 
 
-def open_folder(path: str | os.PathLike[str], rule: Rule = CODE, *, create: bool = False) -> int:
+def open_folder(path: str | os.PathLike[str], rule: OwnershipRule = CODE, *, create: bool = False) -> int:
     """Return a descriptor of the folder ``path``, if ``rule`` accepts the folder and every folder above it.
 
     ``create`` makes a missing folder with mode 700.
@@ -55,15 +55,15 @@ def open_folder(path: str | os.PathLike[str], rule: Rule = CODE, *, create: bool
         Distrusted: another user could have written a part of the path.
         OSError: the path does not exist or is not a folder.
     """
-    return _walk(path, rule, folder=True, create=create)
+    return _open_checked(path, rule, folder=True, create=create)
 
 
-def open_file(path: str | os.PathLike[str], rule: Rule = CODE) -> int:
+def open_file(path: str | os.PathLike[str], rule: OwnershipRule = CODE) -> int:
     """Return a descriptor of the regular file ``path``, for reading. Raises the errors of :func:`open_folder`."""
-    return _walk(path, rule, folder=False)
+    return _open_checked(path, rule, folder=False)
 
 
-def read_file(path: str | os.PathLike[str], limit: int, rule: Rule = CODE) -> bytes:
+def read_file(path: str | os.PathLike[str], limit: int, rule: OwnershipRule = CODE) -> bytes:
     """Return the content of ``path``. OSError with EFBIG when it is longer than ``limit`` bytes."""
     handle = open_file(path, rule)
     # One byte more than the limit is read: the size in the status of a file may change before the file is read.
@@ -74,7 +74,7 @@ def read_file(path: str | os.PathLike[str], limit: int, rule: Rule = CODE) -> by
     return content
 
 
-def check_content(path: str | os.PathLike[str], rule: Rule = CODE) -> None:
+def check_content(path: str | os.PathLike[str], rule: OwnershipRule = CODE) -> None:
     """Refuse a folder for work if it, or a folder in it, holds a link, a FIFO or a device.
 
     Another user could have put one there before ``rule`` excluded that user. Work in the folder would then write to the
@@ -91,27 +91,29 @@ def check_content(path: str | os.PathLike[str], rule: Rule = CODE) -> None:
         os.close(handle)
 
 
-def _check_below(folder: int, at: Path, rule: Rule, above: os.stat_result) -> None:
+def _check_below(folder: int, at: Path, rule: OwnershipRule, above: os.stat_result) -> None:
     for name in os.listdir(folder):
         about = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISDIR(about.st_mode):
             inner = os.open(name, _FOLDER, dir_fd=folder)
             try:
-                _check_below(inner, at / name, rule, _judge(os.fstat(inner), at / name, rule, above, last=True))
+                _check_below(
+                    inner, at / name, rule, _check_ownership(os.fstat(inner), at / name, rule, above, last=True)
+                )
             finally:
                 os.close(inner)
         elif not stat.S_ISREG(about.st_mode):
             raise Distrusted(errno.EPERM, "it is no regular file", str(at / name))
 
 
-def reason(e: Exception) -> str:
+def unsafe_reason(e: Exception) -> str:
     """Return the unsafe part of a path and the reason, in one line."""
     if isinstance(e, OSError) and e.filename is not None:
         return f"{os.fsdecode(e.filename)}: {e.strerror}"
     return str(e)
 
 
-def _walk(path: str | os.PathLike[str], rule: Rule, *, folder: bool, create: bool = False) -> int:
+def _open_checked(path: str | os.PathLike[str], rule: OwnershipRule, *, folder: bool, create: bool = False) -> int:
     text = os.fspath(path)
     if not text or "\0" in text:
         raise OSError(errno.EINVAL, "an empty path or one with a NUL", text.replace("\0", "\\0"))
@@ -120,21 +122,21 @@ def _walk(path: str | os.PathLike[str], rule: Rule, *, folder: bool, create: boo
     names = [n for n in start.split("/") if n not in ("", ".")]
     here, at, links = os.open("/", _FOLDER), Path("/"), 0
     try:
-        above = _judge(os.fstat(here), at, rule, None, last=folder and not names)
+        above = _check_ownership(os.fstat(here), at, rule, None, last=folder and not names)
         while names:
             name, last = names[0], len(names) == 1
-            target = _link(here, name, at, rule, above)
+            target = _followed_link(here, name, at, rule, above)
             if target is not None:
                 links += 1
                 if links > LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), text)
                 names = [*(n for n in target.split("/") if n not in ("", ".")), *names[1:]]
                 if target.startswith("/"):
-                    here, at = _next(here, "/", _FOLDER), Path("/")
+                    here, at = _open_and_close(here, "/", _FOLDER), Path("/")
                     above = os.fstat(here)
                 continue
-            here, at = _step(here, name, at, as_folder=folder or not last, create=create), at / name
-            above = _judge(os.fstat(here), at, rule, above, last=last, regular=last and not folder)
+            here, at = _open_component(here, name, at, as_folder=folder or not last, create=create), at / name
+            above = _check_ownership(os.fstat(here), at, rule, above, last=last, regular=last and not folder)
             names = names[1:]
     except BaseException:
         os.close(here)
@@ -142,7 +144,7 @@ def _walk(path: str | os.PathLike[str], rule: Rule, *, folder: bool, create: boo
     return here
 
 
-def _link(here: int, name: str, at: Path, rule: Rule, above: os.stat_result) -> str | None:
+def _followed_link(here: int, name: str, at: Path, rule: OwnershipRule, above: os.stat_result) -> str | None:
     """Return the target of ``name`` if it is a symbolic link that may be followed, else None."""
     try:
         target = os.readlink(name, dir_fd=here)
@@ -154,7 +156,7 @@ def _link(here: int, name: str, at: Path, rule: Rule, above: os.stat_result) -> 
     return target
 
 
-def _step(here: int, name: str, at: Path, *, as_folder: bool, create: bool) -> int:
+def _open_component(here: int, name: str, at: Path, *, as_folder: bool, create: bool) -> int:
     """Open ``name`` in ``here``, and close ``here``."""
     if as_folder and create:
         try:
@@ -163,21 +165,21 @@ def _step(here: int, name: str, at: Path, *, as_folder: bool, create: bool) -> i
         except FileExistsError:
             pass
         except OSError as e:
-            if not _there(here, name):
+            if not _name_exists(here, name):
                 raise OSError(e.errno, e.strerror, str(at / name)) from None
     try:
-        return _next(here, name, _FOLDER if as_folder else _FILE)
+        return _open_and_close(here, name, _FOLDER if as_folder else _FILE)
     except OSError as e:
         raise OSError(e.errno, e.strerror, str(at / name)) from None
 
 
-def _next(here: int, name: str, flags: int) -> int:
+def _open_and_close(here: int, name: str, flags: int) -> int:
     descriptor = os.open(name, flags, dir_fd=here)
     os.close(here)
     return descriptor
 
 
-def _there(here: int, name: str) -> bool:
+def _name_exists(here: int, name: str) -> bool:
     try:
         os.stat(name, dir_fd=here, follow_symlinks=False)
     except OSError:
@@ -189,8 +191,14 @@ def _open_to_all(about: os.stat_result) -> bool:
     return bool(about.st_mode & stat.S_IWOTH)
 
 
-def _judge(
-    about: os.stat_result, at: Path, rule: Rule, above: os.stat_result | None, *, last: bool, regular: bool = False
+def _check_ownership(
+    about: os.stat_result,
+    at: Path,
+    rule: OwnershipRule,
+    above: os.stat_result | None,
+    *,
+    last: bool,
+    regular: bool = False,
 ) -> os.stat_result:
     """Return ``about`` if ``rule`` accepts it at the path ``at``, in a folder with the status ``above``."""
     me, mode = os.geteuid(), stat.S_IMODE(about.st_mode)

@@ -20,7 +20,7 @@ Data: TypeAlias = bool | int | float | str | list["Data"] | dict[str, "Data"] | 
 
 
 @dataclass(frozen=True)
-class Limits:
+class ParseLimits:
     """Limits of a document: ``size`` in bytes, ``depth`` of nesting, and ``nodes``, with every YAML alias written out.
 
     Values and names both count as nodes.
@@ -31,15 +31,15 @@ class Limits:
     nodes: int = 250_000
 
 
-JSON = Limits()
-YAML = Limits(size=1 << 19, nodes=100_000)  # its parser is slow, and people write it by hand
+JSON = ParseLimits()
+YAML = ParseLimits(size=1 << 19, nodes=100_000)  # its parser is slow, and people write it by hand
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.S)
 _UNFIT = re.compile("[\0\ud800-\udfff]")  # in a text
 _BRACKETS = re.compile(rb"[\[\]{}]")
 _DIGITS = 20  # of an integer of 64 bits, with its sign
 
 
-def parse_json(content: bytes, limits: Limits = JSON) -> Data:
+def parse_json(content: bytes, limits: ParseLimits = JSON) -> Data:
     """Return the JSON value ``content``. ValueError for any other content, and beyond ``limits``."""
     if len(content) > limits.size:
         raise ValueError(f"longer than {limits.size} bytes")
@@ -50,10 +50,10 @@ def parse_json(content: bytes, limits: Limits = JSON) -> Data:
     try:
         data: Data = json.loads(
             content.decode(),  # json.loads would take UTF-16, too
-            parse_int=_int,
-            parse_float=_float,
-            parse_constant=_constant,
-            object_pairs_hook=_object,
+            parse_int=_parse_int,
+            parse_float=_parse_float,
+            parse_constant=_refuse_constant,
+            object_pairs_hook=_unique_names,
         )
     except RecursionError:
         raise ValueError(f"nested deeper than {limits.depth}") from None
@@ -70,24 +70,24 @@ def _check_brackets(content: bytes, depth: int) -> None:
             raise ValueError(f"nested deeper than {depth}")
 
 
-def _int(digits: str) -> int:
+def _parse_int(digits: str) -> int:
     if len(digits) > _DIGITS or not -(1 << 63) <= int(digits) < 1 << 63:
         raise ValueError(f"a number of more than 64 bits: {digits[:30]}")
     return int(digits)
 
 
-def _float(digits: str) -> float:
+def _parse_float(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError(f"no finite number: {digits[:30]}")
     return value
 
 
-def _constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"no finite number: {name}")
 
 
-def _object(pairs: list[tuple[str, Data]]) -> Data:
+def _unique_names(pairs: list[tuple[str, Data]]) -> Data:
     # Parsers differ in which of two equal names they take, so a file with both could mean different things to two
     # readers.
     content = dict(pairs)
@@ -109,7 +109,7 @@ def _check_texts(data: Data) -> None:
             raise ValueError("a text with a NUL or half a surrogate pair")
 
 
-def compose_yaml(content: bytes, limits: Limits = YAML) -> yaml.Node | None:
+def compose_yaml(content: bytes, limits: ParseLimits = YAML) -> yaml.Node | None:
     """Return the nodes of the YAML document ``content``, which hold their lines. None for an empty one.
 
     Raises:
@@ -130,7 +130,7 @@ def compose_yaml(content: bytes, limits: Limits = YAML) -> yaml.Node | None:
     except yaml.YAMLError as e:  # a character that is none
         raise ValueError(" ".join(str(e).split())) from None
     if root is not None:
-        _weigh(root, limits, {}, set())
+        _count_with_aliases(root, limits, {}, set())
     return root
 
 
@@ -150,7 +150,7 @@ def build_yaml(root: yaml.Node | None) -> Data:
     return data
 
 
-def _check_events(events: Iterator[yaml.Event], limits: Limits) -> None:
+def _check_events(events: Iterator[yaml.Event], limits: ParseLimits) -> None:
     """Raise ValueError for a document that is nested too deep or too long, before a recursive composer reads it."""
     import yaml
 
@@ -164,7 +164,7 @@ def _check_events(events: Iterator[yaml.Event], limits: Limits) -> None:
             raise ValueError(f"more than {limits.nodes} values")
 
 
-def _weigh(node: yaml.Node, limits: Limits, known: dict[int, int], inside: set[int]) -> int:
+def _count_with_aliases(node: yaml.Node, limits: ParseLimits, known: dict[int, int], inside: set[int]) -> int:
     """Return the number of values of ``node`` with every alias written out. ValueError for too many, or for a
     circle.
     """
@@ -178,9 +178,12 @@ def _weigh(node: yaml.Node, limits: Limits, known: dict[int, int], inside: set[i
     inside.add(id(node))
     weight = 1
     if isinstance(node, yaml.MappingNode):
-        weight += sum(_weigh(k, limits, known, inside) + _weigh(v, limits, known, inside) for k, v in node.value)
+        weight += sum(
+            _count_with_aliases(k, limits, known, inside) + _count_with_aliases(v, limits, known, inside)
+            for k, v in node.value
+        )
     elif isinstance(node, yaml.SequenceNode):
-        weight += sum(_weigh(v, limits, known, inside) for v in node.value)
+        weight += sum(_count_with_aliases(v, limits, known, inside) for v in node.value)
     elif len(node.value) > 4000 and node.tag.endswith((":int", ":float", ":timestamp")):
         raise ValueError(f"line {line}: a number of {len(node.value)} digits")
     inside.discard(id(node))

@@ -20,7 +20,7 @@ def write_whole(path: Path, content: bytes, *, private: bool = False, lasting: b
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name holds machine and process, so that a later clean-up can tell whether the writer still runs.
-    temporary = path.parent / f".{path.stem[:16]}@{host()}~{os.getpid()}~{next(_numbers)}.tmp"
+    temporary = path.parent / f".{path.stem[:16]}@{host_name()}~{os.getpid()}~{next(_numbers)}.tmp"
     try:
         flags, mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600 if private else 0o664
         with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
@@ -49,6 +49,6 @@ def _sync_directory(directory: Path) -> None:
             os.close(handle)
 
 
-def host() -> str:
+def host_name() -> str:
     """Return the name of this machine, in characters that a file name may hold."""
     return "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:40]

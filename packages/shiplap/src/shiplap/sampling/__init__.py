@@ -2,8 +2,16 @@
 reference on them.
 """
 
-from shiplap.sampling.case import Case
-from shiplap.sampling.compare import Reduction, bitwise, close, reduction
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.compare import Reduction, bitwise_difference, compare_within_tolerance, derive_reduction
 from shiplap.sampling.samples import Samples, sample
 
-__all__ = ["Case", "Reduction", "Samples", "bitwise", "close", "reduction", "sample"]
+__all__ = [
+    "Reduction",
+    "SampleCase",
+    "Samples",
+    "bitwise_difference",
+    "compare_within_tolerance",
+    "derive_reduction",
+    "sample",
+]

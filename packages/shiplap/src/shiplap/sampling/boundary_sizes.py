@@ -7,24 +7,24 @@ from itertools import cycle, islice, permutations
 from typing import Any
 
 from shiplap.declare.spec import Arg, OpSpec
-from shiplap.sampling.code_constants import Mined
-from shiplap.sampling.recipe import unnamed
+from shiplap.sampling.code_constants import CodeConstants
+from shiplap.sampling.recipe import unnamed_dims
 
-LADDER = (63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1023, 1024, 1025, 2047, 2049, 4095, 4096, 4097)
+SIZE_LADDER = (63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 513, 1023, 1024, 1025, 2047, 2049, 4095, 4096, 4097)
 # Usual sizes of heads and layers, and the end of 16 bits.
-USUAL = (80, 96, 160, 180, 192, 210, 384, 768, 1536, 3072, 1 << 16)
+USUAL_SIZES = (80, 96, 160, 180, 192, 210, 384, 768, 1536, 3072, 1 << 16)
 LONGEST, MOST = 1 << 17, 48  # the largest size, and the most sizes derived from constants
-LONG = 4096  # terms of a long sum
-GRAIN = 70_001  # elements: two grains of torch's parallel loops (32,768 each), and a rest
-MILLION = (1 << 20) + 77_001
-ORDERS = ("ascending", "descending", "constant")
-RICH = 10.0  # seconds of processor time after which the rarer members of a series are left out
-HUGE = (2**31 + 5, -(2**32) - 3, 2**40 + 1)  # values of an int scalar beyond 32 bits
-UNEVEN = ((2, 5, 3), (5, 0, 1))  # sizes of the members of a list; the first is not always the largest
-FEW = 33  # smaller sizes are covered by other samples
+LONG_SUM = 4096  # terms of a long sum
+GRAIN_ELEMENTS = 70_001  # elements: two grains of torch's parallel loops (32,768 each), and a rest
+MILLION_ELEMENTS = (1 << 20) + 77_001
+VALUE_ORDERS = ("ascending", "descending", "constant")
+RARE_SIZES_S = 10.0  # seconds of processor time after which the rarer members of a series are left out
+HUGE_INTEGERS = (2**31 + 5, -(2**32) - 3, 2**40 + 1)  # values of an int scalar beyond 32 bits
+UNEVEN_SIZES = ((2, 5, 3), (5, 0, 1))  # sizes of the members of a list; the first is not always the largest
+LARGEST_COMMON_SIZE = 33  # smaller sizes are covered by other samples
 
 
-def lengths(mined: Mined) -> list[int]:
+def sizes_near_constants(mined: CodeConstants) -> list[int]:
     """Return sizes of one dim in ascending order: around constants of the code and their doubles, and usual sizes.
 
     Powers of two and their neighbours are included, because native code may branch on any of them and shows no
@@ -35,10 +35,10 @@ def lengths(mined: Mined) -> list[int]:
         sizes += [value, value + 1, value - 1, 2 * value + 1, 3 * value + 2]
     # The sizes that are left out here are tried by ``Samples.edges``.
     own = [v for v in dict.fromkeys(sizes) if 1 < v <= LONGEST and v not in (15, 16, 17, 31, 33)]
-    return sorted({*LADDER, *USUAL, *own[:MOST]})
+    return sorted({*SIZE_LADDER, *USUAL_SIZES, *own[:MOST]})
 
 
-def joint(names: list[str]) -> Iterator[dict[str, int]]:
+def joint_sizes(names: list[str]) -> Iterator[dict[str, int]]:
     """Yield sizes of several dims at once: beyond one tile in all, far beyond in one, and one dim of size 1."""
     if len(names) < 2:
         return
@@ -50,7 +50,7 @@ def joint(names: list[str]) -> Iterator[dict[str, int]]:
         yield from ({single: 1, name: size} for size in (257, 2049))
 
 
-def leading(names: Iterable[str]) -> Iterator[dict[str, Any]]:
+def variadic_sizes(names: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Yield sizes of dims that stand for any number of dims: two beyond one tile, then three and four."""
     for name in names:
         yield {name: (65, 63)}
@@ -58,36 +58,38 @@ def leading(names: Iterable[str]) -> Iterator[dict[str, Any]]:
         yield {name: (2, 1, 3, 2)}
 
 
-def uneven(spec: OpSpec) -> Iterator[dict[str, tuple[int, ...]]]:
+def uneven_member_sizes(spec: OpSpec) -> Iterator[dict[str, tuple[int, ...]]]:
     """Yield lists whose members differ in size, for dims without a name.
 
     All lists of an op get the same sizes, since a reference may combine the members of two lists.
     """
-    free = [arg for arg in spec.tensors if arg.many and unnamed(arg)]
-    for sizes in UNEVEN if free else ():
+    free = [arg for arg in spec.tensors if arg.many and unnamed_dims(arg)]
+    for sizes in UNEVEN_SIZES if free else ():
         yield {arg.name: tuple(islice(cycle(sizes), arg.length or len(sizes))) for arg in free}
 
 
-def odd_values(arg: Arg, mined: Mined) -> list[Any]:
+def odd_scalar_values(arg: Arg, mined: CodeConstants) -> list[Any]:
     """Return unusual values of a scalar, those around literals of the code first."""
     kind = str(arg.scalar)
     ints = [v for v in mined.ints if v <= LONGEST]
     if kind == "int":  # checks first find out whether the reference takes those beyond 32 bits
-        return _unique([0, -1, -2, 5, 7, 100, *(n for v in ints[:12] for n in (v, v + 1, v - 1, -v)), *HUGE])
+        return _unique_by_repr(
+            [0, -1, -2, 5, 7, 100, *(n for v in ints[:12] for n in (v, v + 1, v - 1, -v)), *HUGE_INTEGERS]
+        )
     if kind == "float":
         literals = [*mined.floats, *map(float, ints[:8])][:14]
         around = [n for v in literals for n in (v, 1.5 * v + 1e-3, 0.5 * v, -v)]
-        return _unique([0.0, -0.75, -2.0, 1e-4, 37.5, 1e3, *around])
+        return _unique_by_repr([0.0, -0.75, -2.0, 1e-4, 37.5, 1e3, *around])
     if kind == "str":
         return list(mined.strings)[:40]
     if kind == "bool":
         return [True, False]
     if kind in ("list[int]", "list[float]", "list[bool]"):
-        return _lists(kind, arg, ints, mined)
+        return _odd_list_values(kind, arg, ints, mined)
     return [-0.75, 0, 3, 37.5] if kind == "Scalar" else []  # dtypes and devices have no odd values
 
 
-def _lists(kind: str, arg: Arg, ints: Sequence[int], mined: Mined) -> list[Any]:
+def _odd_list_values(kind: str, arg: Arg, ints: Sequence[int], mined: CodeConstants) -> list[Any]:
     """Return unusual values of a list of numbers: other lengths, orders, signs and sizes."""
     usual = arg.default if arg.has_default and isinstance(arg.default, (list, tuple)) else ()
     lengths_ = list(dict.fromkeys([*([len(usual)] if usual else []), 1, 2, 3, 5, 0]))
@@ -97,13 +99,17 @@ def _lists(kind: str, arg: Arg, ints: Sequence[int], mined: Mined) -> list[Any]:
         ]
         rows += [(-1,) * n for n in lengths_] + [(2, *(1,) * (n - 1)) for n in lengths_ if n]
         rows += [t for n in lengths_ if n for t in ((*range(9, 9 + n),), (*range(-9, n - 9),))]  # beyond small sizes
-        return _unique(rows)
+        return _unique_by_repr(rows)
     if kind == "list[float]":
-        return _unique([t for n in lengths_ for t in (tuple(0.5 * i - 1 for i in range(n)), (0.0,) * n, (-2.0,) * n)])
-    return _unique([t for n in lengths_ for t in (tuple(i % 2 == 0 for i in range(n)), (True,) * n, (False,) * n)])
+        return _unique_by_repr(
+            [t for n in lengths_ for t in (tuple(0.5 * i - 1 for i in range(n)), (0.0,) * n, (-2.0,) * n)]
+        )
+    return _unique_by_repr(
+        [t for n in lengths_ for t in (tuple(i % 2 == 0 for i in range(n)), (True,) * n, (False,) * n)]
+    )
 
 
-def _unique(values: Sequence[Any]) -> list[Any]:
+def _unique_by_repr(values: Sequence[Any]) -> list[Any]:
     """Return the values whose ``repr`` differs, in order."""
     seen: dict[str, Any] = {repr(v): v for v in values}
     return list(seen.values())

@@ -9,24 +9,26 @@ import torch
 
 from shiplap.dispatch import Op
 from shiplap.dispatch.state import bind_sampler
-from shiplap.sampling.boundary_sizes import HUGE
-from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.boundary_sizes import HUGE_INTEGERS
+from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.sizes import scalar_candidates
 
 
-def built(
-    op: Op, recipe: Recipe, env: Mapping[str, Any], rng: torch.Generator, device: torch.device
+def build_arguments(
+    op: Op, recipe: SampleRecipe, env: Mapping[str, Any], rng: torch.Generator, device: torch.device
 ) -> tuple[Any, ...]:
     """Return the arguments that the builder of the op makes, then the defaults of those that it leaves out.
 
     A scalar beyond 32 bits replaces a usual one after the builder has run, since a builder may count up to the scalar.
     """
     assert op.sampler is not None
-    huge = {a.name: env[a.name] for a in op.spec.scalars if type(env.get(a.name)) is int and env[a.name] in HUGE}
+    huge = {
+        a.name: env[a.name] for a in op.spec.scalars if type(env.get(a.name)) is int and env[a.name] in HUGE_INTEGERS
+    }
     usual = {a.name: next(iter(scalar_candidates(a)), 1) for a in op.spec.scalars if a.name in huge}
     floats = [n for n in dict(recipe.dtypes).values() if getattr(torch, n).is_floating_point]
     wanted = {k: usual.get(k, v) for k, v in env.items() if k != "..."} | {"absent": recipe.absent}
-    if recipe.values != "normal" and takes_values(op):
+    if recipe.values != "normal" and builder_takes_values(op):
         wanted["values"] = recipe.values
     made = bind_sampler(op.spec, op.sampler)(
         rng, wanted, getattr(torch, floats[0]) if floats else torch.float32, device
@@ -36,7 +38,7 @@ def built(
     return tuple(huge.get(a.name, v) for a, v in zip(op.spec.args, given, strict=True))
 
 
-def takes_values(op: Op) -> bool:
+def builder_takes_values(op: Op) -> bool:
     """Return whether the code of the builder reads ``sizes["values"]``, the kind of values."""
     code = getattr(op.sampler, "__code__", None)
     return code is not None and "values" in code.co_consts

@@ -1,4 +1,4 @@
-"""``Case``: one sample of the arguments of an op."""
+"""``SampleCase``: one sample of the arguments of an op."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 
 from shiplap.dispatch import Op
 from shiplap.sampling.layouts import clone_exactly
-from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.recipe import SampleRecipe
 
-SEED = 7  # seed of torch's own generator, for ops that draw from it
+GENERATOR_SEED = 7  # seed of torch's own generator, for ops that draw from it
 
 
 def tree_map(fn: Callable[[Tensor], Any], args: Iterable[Any]) -> tuple[Any, ...]:
@@ -22,7 +22,7 @@ def tree_map(fn: Callable[[Tensor], Any], args: Iterable[Any]) -> tuple[Any, ...
 
 
 @dataclass(frozen=True)
-class Case:
+class SampleCase:
     """One sample of the arguments of an op.
 
     ``args`` are never passed to an op. :meth:`fresh` returns copies with the same strides and offsets.
@@ -32,7 +32,7 @@ class Case:
         reseeds: whether torch's own generator is seeded before each call.
     """
 
-    recipe: Recipe
+    recipe: SampleRecipe
     seed: int
     args: tuple[Any, ...]
     env: dict[str, Any]
@@ -65,26 +65,26 @@ class Case:
     def fresh(self) -> tuple[Any, ...]:
         """Return copies of the arguments. A random generator starts at the state of the sample's generator."""
         if self.reseeds:
-            torch.manual_seed(SEED)
-        return rewound(tree_map(clone_exactly, self.args))
+            torch.manual_seed(GENERATOR_SEED)
+        return copy_generators(tree_map(clone_exactly, self.args))
 
 
-def rewound(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def copy_generators(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return ``args`` with copies of generators, so that each call starts from the same state."""
     return tuple(v.clone_state() if isinstance(v, torch.Generator) else v for v in args)
 
 
-def describe(op: Op, case: Case) -> str:
+def describe_arguments(op: Op, case: SampleCase) -> str:
     """Return the arguments on one line, such as ``x float32(5, 3) strides (1, 5), a=1.0``."""
-    return ", ".join(_show(a.name, v) for a, v in zip(op.spec.args, case.args, strict=True))
+    return ", ".join(_format_argument(a.name, v) for a, v in zip(op.spec.args, case.args, strict=True))
 
 
-def _show(name: str, value: Any) -> str:
+def _format_argument(name: str, value: Any) -> str:
     """Return one argument as text."""
     if isinstance(value, Tensor):
         plain = value.is_contiguous() and value.storage_offset() == 0
         layout = "" if plain else f" strides {value.stride()} offset {value.storage_offset()}"
         return f"{name} {str(value.dtype).removeprefix('torch.')}{tuple(value.shape)}{layout}"
     if isinstance(value, list) and value and isinstance(value[0], Tensor):
-        return f"{name} [{', '.join(_show('', v).strip() for v in value)}]"
+        return f"{name} [{', '.join(_format_argument('', v).strip() for v in value)}]"
     return f"{name}={value!r}"

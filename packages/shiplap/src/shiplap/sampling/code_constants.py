@@ -11,21 +11,21 @@ from typing import Any, cast
 from shiplap.declare.code_walk import constants_used
 from shiplap.declare.template import Template
 from shiplap.dispatch import Op
-from shiplap.sampling.values import AROUND
+from shiplap.sampling.values import AROUND_PREFIX
 
-MANY = 1000  # functions and other objects that are searched, the nearest first
+MAX_OBJECTS = 1000  # functions and other objects that are searched, the nearest first
 FAR, MOST = 1e4, 8  # the largest threshold of values, and the most thresholds
-MEMBERS = 128  # a larger constant is no limit on the length of a list
+LONGEST_LIST = 128  # a larger constant is no limit on the length of a list
 MANY_MEMBERS = 130  # more than a launch takes; native code, which is not searched, may hold that limit
 # Floats of C++ and of Triton.
-LITERAL = re.compile(r"(?<![\w.])(\d{1,6}\.\d{0,17}(?:e[+-]?\d{1,2})?)(?=[fF]?\b|\b|\W)")
-LONGEST = 40  # characters of a string that may be a mode
-SOURCES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
+FLOAT_LITERAL = re.compile(r"(?<![\w.])(\d{1,6}\.\d{0,17}(?:e[+-]?\d{1,2})?)(?=[fF]?\b|\b|\W)")
+LONGEST_MODE = 40  # characters of a string that may be a mode
+SOURCE_SUFFIXES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 LARGEST_FILE = 200_000
 
 
 @dataclass(frozen=True)
-class Mined:
+class CodeConstants:
     """Constants of the code of an op, each once and in order.
 
     Attributes:
@@ -41,56 +41,58 @@ class Mined:
     @property
     def members(self) -> list[int]:
         """The lengths of lists of tensors to try: few, one more than a kernel may take at once, and many."""
-        return list(dict.fromkeys((1, 3, 0, 9, *[v + 1 for v in self.ints if 3 < v <= MEMBERS][:3], MANY_MEMBERS)))
+        return list(dict.fromkeys((1, 3, 0, 9, *[v + 1 for v in self.ints if 3 < v <= LONGEST_LIST][:3], MANY_MEMBERS)))
 
 
-def mine(op: Op) -> Mined:
+def find_code_constants(op: Op) -> CodeConstants:
     """Return the constants of ``op``."""
     exprs = (*op.spec.requires, *(e for _, e in (*op.spec.dims, *op.spec.bounds)))
-    return _mined(_roots(op), [*_texts(op), *map(str, exprs)])
+    return _collect_constants(_code_roots(op), [*_native_source_texts(op), *map(str, exprs)])
 
 
-def mine_template(template: Template, config: Mapping[str, Any]) -> Mined:
+def find_template_constants(template: Template, config: Mapping[str, Any]) -> CodeConstants:
     """Return the constants of a template with one of its configs, which other configs may lack."""
     functions = template.supports, template.grid, template.split_k, template.function, dict(template.tables)
-    mined = _mined([dict(config), *functions], [template.source])
-    literals = {float(v) for v in LITERAL.findall(template.source)}
+    mined = _collect_constants([dict(config), *functions], [template.source])
+    literals = {float(v) for v in FLOAT_LITERAL.findall(template.source)}
     return replace(mined, floats=tuple(sorted({*mined.floats, *literals})))
 
 
-def _mined(roots: Iterable[Any], texts: Iterable[str]) -> Mined:
+def _collect_constants(roots: Iterable[Any], texts: Iterable[str]) -> CodeConstants:
     """Return the constants of the code of ``roots`` and of source texts."""
-    inputs: list[Any] = constants_used(*roots, most=MANY)
+    inputs: list[Any] = constants_used(*roots, most=MAX_OBJECTS)
     for text in texts:
-        inputs += numbers(text)
+        inputs += integers_in_text(text)
     ints = {abs(v) for v in inputs if type(v) is int}
     floats = {v for v in inputs if type(v) is float and v == v and abs(v) < 1e30}
-    strings = {v for v in inputs if isinstance(v, str) and 0 < len(v) <= LONGEST and " " not in v and "\n" not in v}
-    return Mined(tuple(sorted(ints)), tuple(sorted(floats)), tuple(sorted(strings)))
+    strings = {
+        v for v in inputs if isinstance(v, str) and 0 < len(v) <= LONGEST_MODE and " " not in v and "\n" not in v
+    }
+    return CodeConstants(tuple(sorted(ints)), tuple(sorted(floats)), tuple(sorted(strings)))
 
 
-def around(mined: Mined, scalars: Iterable[Any]) -> str:
-    """Return the kind of values (``AROUND``) near numbers of the code and near scalars.
+def threshold_value_kind(mined: CodeConstants, scalars: Iterable[Any]) -> str:
+    """Return the kind of values (``AROUND_PREFIX``) near numbers of the code and near scalars.
     Empty without numbers.
     """
     given = [v for v in scalars if type(v) is float]
     sizes = dict.fromkeys(abs(v) for v in (*given, *mined.floats, *mined.ints) if 0 < abs(v) < FAR)
-    return AROUND + " ".join(f"{v:.17g}" for v in list(sizes)[:MOST]) if sizes else ""
+    return AROUND_PREFIX + " ".join(f"{v:.17g}" for v in list(sizes)[:MOST]) if sizes else ""
 
 
-def numbers(text: str) -> list[int]:
+def integers_in_text(text: str) -> list[int]:
     """Return the decimal integers in a source text, and the values of shifts of one (``1 << 10``)."""
     plain = [int(v) for v in re.findall(r"(?<![\w.])(\d{1,7})(?![\w.])", text)]
     return plain + [1 << int(v) for v in re.findall(r"\b1[uUlL]*\s*<<\s*(\d{1,2})\b", text) if int(v) < 24]
 
 
-def _roots(op: Op) -> Iterator[Any]:
+def _code_roots(op: Op) -> Iterator[Any]:
     """Yield the functions and values of an op in which constants are searched."""
     yield op.reference
     if op.gradient is not None:
         yield op.gradient.function
         for part in op.gradient.ops:
-            yield from _roots(cast("Op", part.op))
+            yield from _code_roots(cast("Op", part.op))
     for kernels in op.kernels.values():
         for kernel in kernels:
             yield from (kernel.function, kernel.supports)
@@ -102,7 +104,7 @@ def _roots(op: Op) -> Iterator[Any]:
             yield vars(template)
 
 
-def _texts(op: Op) -> Iterator[str]:
+def _native_source_texts(op: Op) -> Iterator[str]:
     """Yield the source texts of native kernels.
 
     These are files beside the library or the declaration that contain the name of the kernel's function.
@@ -112,13 +114,13 @@ def _texts(op: Op) -> Iterator[str]:
             if kernel.native is None or kernel.native.generated:
                 continue
             for folder in {Path(op.reference.__code__.co_filename).parent, kernel.native.library.parent}:
-                yield from _naming(folder, kernel.native.symbol)
+                yield from _sources_naming(folder, kernel.native.symbol)
 
 
-def _naming(folder: Path, symbol: str) -> Iterator[str]:
+def _sources_naming(folder: Path, symbol: str) -> Iterator[str]:
     """Yield the text of each native source in a folder that contains ``symbol``."""
     try:
-        files = [f for f in folder.iterdir() if f.suffix in SOURCES and f.stat().st_size < LARGEST_FILE]
+        files = [f for f in folder.iterdir() if f.suffix in SOURCE_SUFFIXES and f.stat().st_size < LARGEST_FILE]
         texts = [f.read_text(errors="replace") for f in files[:60]]
     except OSError:
         return

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shiplap.declare.spec import OpSpec
 
-Near = Literal["all", "row", "none"]
+NeighbourSize = Literal["all", "row", "none"]
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class Reduction:
         return min(grown, 8 * eps + max(torch.finfo(torch.float32).eps, self.eps) * steps) if wide_sums else grown
 
 
-SURE = 0.9  # share of the tolerance, leaving room for rounding in the comparison itself
-FLOAT8_SUMS = 2.0**-13  # precision of sums of 8-bit floats in Hopper's tensor cores, whatever the output dtype
+SURE_SHARE = 0.9  # share of the tolerance, leaving room for rounding in the comparison itself
+FLOAT8_SUMS_EPS = 2.0**-13  # precision of sums of 8-bit floats in Hopper's tensor cores, whatever the output dtype
 
 
-def reduction(spec: OpSpec, env: dict[str, Any]) -> Reduction:
+def derive_reduction(spec: OpSpec, env: dict[str, Any]) -> Reduction:
     """Return the sums of an op: their terms are the input dims that no output has.
 
     If an argument can only be float8, the sums are those of tensor cores.
@@ -63,24 +63,24 @@ def reduction(spec: OpSpec, env: dict[str, Any]) -> Reduction:
     terms = max(1, prod(prod(s) if isinstance(s, tuple) else int(s) for s in sizes))
     dtypes = [a.tensor.dtypes for a in spec.tensors if a.tensor]
     eight = any(names and all(n.startswith("float8") for n in names) for names in dtypes)
-    return Reduction(terms, FLOAT8_SUMS if eight else 0.0)
+    return Reduction(terms, FLOAT8_SUMS_EPS if eight else 0.0)
 
 
-def bitwise(got: Sequence[Tensor], expected: Sequence[Tensor], than: str = "") -> str:
+def bitwise_difference(got: Sequence[Tensor], expected: Sequence[Tensor], than: str = "") -> str:
     """Return the first place where bits differ, or an empty text. NaNs with the same bits are equal."""
     for index, (g, e) in enumerate(zip(got, expected, strict=True)):
-        if problem := _shape(g, e):
+        if problem := _shape_problem(g, e):
             return f"result {index}: {problem}"
         g, e = g.detach().contiguous(), e.detach().contiguous()
-        if not torch.equal(_bits(g), _bits(e)):
-            differs = (_bits(g) != _bits(e)).nonzero()
+        if not torch.equal(_as_integer_bits(g), _as_integer_bits(e)):
+            differs = (_as_integer_bits(g) != _as_integer_bits(e)).nonzero()
             at = tuple(differs[0].tolist()[: g.dim()])
             values = f"{g[at].item()!r}, {than or 'expected'} {e[at].item()!r}"
             return f"result {index}{list(at)} = {values}; {len(differs)} of {g.numel()} differ"
     return ""
 
 
-def _bits(t: Tensor) -> Tensor:
+def _as_integer_bits(t: Tensor) -> Tensor:
     """Return the bits of a tensor as integers."""
     if not (t.dtype == torch.bool or t.is_floating_point() or t.is_complex()):
         return t
@@ -89,21 +89,21 @@ def _bits(t: Tensor) -> Tensor:
     return t.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.itemsize])
 
 
-def _shape(got: Tensor, expected: Tensor) -> str:
+def _shape_problem(got: Tensor, expected: Tensor) -> str:
     """Return how shape or dtype differ, or an empty text."""
     if got.shape != expected.shape:
         return f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
     return f"{got.dtype}, expected {expected.dtype}" if got.dtype != expected.dtype else ""
 
 
-def close(
+def compare_within_tolerance(
     got: Sequence[Tensor],
     own: Sequence[Tensor],
     wide: Sequence[Tensor],
     sums: Reduction,
     *,
     wide_sums: bool = False,
-    near: Near = "all",
+    near: NeighbourSize = "all",
     allowed: Sequence[Tensor] | None = None,
     tolerance: float = 0.0,
 ) -> Difference:
@@ -120,21 +120,25 @@ def close(
     elements show that large ones would hide. ``allowed`` is a deviation that rounding explains, for each element (see
     ``sampling.rounding``). ``tolerance`` is one that the declaration admits, relative to the same size.
     """
-    model = _Model(sums, wide_sums, near, tolerance)
+    model = _ToleranceModel(sums, wide_sums, near, tolerance)
     if len(got) != len(own):
         return Difference(f"{len(got)} results, expected {len(own)}")
     worst = 0.0
     for index, (g, o, w) in enumerate(zip(got, own, wide, strict=True)):
         extra = allowed[index] if allowed is not None else None
-        difference = Difference(problem) if (problem := _shape(g, o)) else _elements(g, o, w, model, extra)
+        difference = (
+            Difference(problem) if (problem := _shape_problem(g, o)) else _compare_elements(g, o, w, model, extra)
+        )
         worst = max(worst, difference.error)
         if difference.problem:
             return Difference(f"result {index}: {difference.problem}", worst)
     return Difference(error=worst)
 
 
-def agrees(got: Sequence[Tensor], own: Sequence[Tensor], sums: Reduction, *, wide_sums: bool = False) -> bool:
-    """Return whether ``close`` accepts ``got`` for any values in float64, which then need not be
+def agrees_without_float64(
+    got: Sequence[Tensor], own: Sequence[Tensor], sums: Reduction, *, wide_sums: bool = False
+) -> bool:
+    """Return whether ``compare_within_tolerance`` accepts ``got`` for any values in float64, which then need not be
     computed.
 
     Let E be the largest error of ``own``. The tolerance of an element is at least ``growth * (|wide| + rms(wide))``
@@ -143,23 +147,23 @@ def agrees(got: Sequence[Tensor], own: Sequence[Tensor], sums: Reduction, *, wid
     """
     if len(got) != len(own):
         return False
-    return all(_agrees(g.detach(), o.detach(), sums, wide_sums) for g, o in zip(got, own, strict=True))
+    return all(_tensor_agrees(g.detach(), o.detach(), sums, wide_sums) for g, o in zip(got, own, strict=True))
 
 
-def _agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool) -> bool:
+def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool) -> bool:
     """Return whether one result is within the tolerance for any values in float64."""
-    if _shape(got, own):
+    if _shape_problem(got, own):
         return False
     if not got.numel():
         return True
     if not got.is_floating_point() or got.itemsize == 1:
-        return bool(torch.equal(_bits(got.contiguous()), _bits(own.contiguous())))
+        return bool(torch.equal(_as_integer_bits(got.contiguous()), _as_integer_bits(own.contiguous())))
     g, o = (t.float() if t.itemsize == 2 else t for t in (got, own))
     off = g - o
     least, most = (float(end) for end in torch.aminmax(off))
     if not (math.isfinite(least) and math.isfinite(most)):  # NaN or infinity, equal only with the same bits
-        return bool(torch.equal(_bits(got.contiguous()), _bits(own.contiguous())))
-    growth: float = SURE * sums.growth(torch.finfo(got.dtype).eps, wide_sums)
+        return bool(torch.equal(_as_integer_bits(got.contiguous()), _as_integer_bits(own.contiguous())))
+    growth: float = SURE_SHARE * sums.growth(torch.finfo(got.dtype).eps, wide_sums)
     common: float = growth * float(torch.linalg.vector_norm(o)) / o.numel() ** 0.5
     if not (math.isfinite(common) and growth <= 1):
         return False
@@ -169,12 +173,12 @@ def _agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool) -> bool:
 
 
 @dataclass(frozen=True)
-class _Model:
+class _ToleranceModel:
     """The parameters of the tolerance of an element."""
 
     sums: Reduction
     wide_sums: bool
-    near: Near
+    near: NeighbourSize
     tolerance: float
 
     def size(self, w: Tensor) -> Tensor:
@@ -187,7 +191,9 @@ class _Model:
         return size + size.square().mean().sqrt()
 
 
-def _elements(got: Tensor, own: Tensor, wide: Tensor, model: _Model, extra: Tensor | None) -> Difference:
+def _compare_elements(
+    got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel, extra: Tensor | None
+) -> Difference:
     """Return the difference of one result, element by element."""
     got, own, wide = got.detach(), own.detach(), wide.detach()
     if wide.shape != own.shape:
@@ -197,20 +203,20 @@ def _elements(got: Tensor, own: Tensor, wide: Tensor, model: _Model, extra: Tens
         byte = int(got.view(torch.uint8)[at])
         return Difference(f"[{', '.join(map(str, at))}] is stored as {byte}: a bool is a byte of 0 or 1", math.inf)
     if not (got.is_floating_point() or got.is_complex()):
-        return _first((got != own) & (got != wide.to(got.dtype)), got, own)
+        return _first_difference((got != own) & (got != wide.to(got.dtype)), got, own)
     finfo = torch.finfo(got.dtype)
-    got, own, wide, narrow = (_computable(t) for t in (got, own, wide, wide.to(got.dtype)))
-    g = _double(got)
-    same_place = [_finite_alike(got, expected) for expected in (own, narrow)]
-    bad = ~(same_place[0] | same_place[1] | _overflowed(got, own, wide, model.sums))
+    got, own, wide, narrow = (_float8_to_float32(t) for t in (got, own, wide, wide.to(got.dtype)))
+    g = _to_double(got)
+    same_place = [_same_finiteness(got, expected) for expected in (own, narrow)]
+    bad = ~(same_place[0] | same_place[1] | _sum_overflowed(got, own, wide, model.sums))
     if extra is not None:
         bad &= torch.isfinite(extra)  # elsewhere, rounding decides whether the element is a number
     if bad.any():
-        return _first(bad, got, own)
+        return _first_difference(bad, got, own)
     finite = torch.isfinite(got) & torch.isfinite(own) & torch.isfinite(wide)
-    w = torch.where(finite, _double(wide), 0)
+    w = torch.where(finite, _to_double(wide), 0)
     size = model.size(w)
-    own_error = torch.where(finite, (_double(own) - w).abs(), 0)
+    own_error = torch.where(finite, (_to_double(own) - w).abs(), 0)
     # Where terms cancel, rounding errors are draws at random: the largest of a few says little about the next.
     slack = (3 + 30 / max(1, w.numel()) ** 0.5) * (own_error.max() if own_error.numel() else 0.0)
     growth = model.sums.growth(finfo.eps, model.wide_sums) + model.tolerance
@@ -221,11 +227,11 @@ def _elements(got: Tensor, own: Tensor, wide: Tensor, model: _Model, extra: Tens
         tolerance = tolerance + extra
     error = torch.where(finite, (g - w).abs(), 0) / tolerance
     worst = float(error.max()) if error.numel() else 0.0
-    first = _first(error > 1, got, wide)
+    first = _first_difference(error > 1, got, wide)
     return Difference(first.problem and f"{first.problem}; off by {worst:.3g} tolerances", worst)
 
 
-def _overflowed(got: Tensor, own: Tensor, wide: Tensor, sums: Reduction) -> Tensor:
+def _sum_overflowed(got: Tensor, own: Tensor, wide: Tensor, sums: Reduction) -> Tensor:
     """Return the places where a sum overflows on the way, here and in the reference, but not in float64.
 
     Whether such a sum ends as infinity or NaN depends on the order of the terms and on fused products.
@@ -234,17 +240,17 @@ def _overflowed(got: Tensor, own: Tensor, wide: Tensor, sums: Reduction) -> Tens
     return both if sums.terms > 1 or got.is_complex() else both & torch.isnan(own)
 
 
-def _computable(t: Tensor) -> Tensor:
+def _float8_to_float32(t: Tensor) -> Tensor:
     """Return float8 as float32, since torch can only convert float8; other tensors unchanged."""
     return t.float() if t.is_floating_point() and t.itemsize == 1 else t
 
 
-def _double(t: Tensor) -> Tensor:
+def _to_double(t: Tensor) -> Tensor:
     """Return a tensor in double precision."""
     return t.to(torch.complex128 if t.is_complex() else torch.float64)
 
 
-def _finite_alike(a: Tensor, b: Tensor) -> Tensor:
+def _same_finiteness(a: Tensor, b: Tensor) -> Tensor:
     """Return the places where both are finite, both NaN, or the same infinity.
 
     For complex numbers, return where both are finite or neither is. A product with infinity may end as infinity or NaN,
@@ -255,16 +261,16 @@ def _finite_alike(a: Tensor, b: Tensor) -> Tensor:
     return (torch.isfinite(a) & torch.isfinite(b)) | (torch.isnan(a) & torch.isnan(b)) | (a == b)
 
 
-def _first(bad: Tensor, got: Tensor, expected: Tensor) -> Difference:
+def _first_difference(bad: Tensor, got: Tensor, expected: Tensor) -> Difference:
     """Return the difference at the first place of ``bad``, or none."""
     if not bad.any():
         return Difference()
     at = tuple(bad.nonzero()[0].tolist())
-    text = f"{_shown(got[at])}, expected {_shown(expected[at])}; {int(bad.sum())} of {bad.numel()} differ"
+    text = f"{_format_element(got[at])}, expected {_format_element(expected[at])}; {int(bad.sum())} of {bad.numel()} differ"
     return Difference(f"[{', '.join(map(str, at))}] = {text}", float("inf"))
 
 
-def _shown(t: Tensor) -> str:
+def _format_element(t: Tensor) -> str:
     """Return one element as text."""
     value = t.item()
     return f"{value:.8g}" if isinstance(value, float) else str(value)

@@ -10,31 +10,34 @@ from torch import Tensor
 
 from shiplap.declare.values import Args
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case, tree_map
-from shiplap.sampling.compare import Difference, Reduction, close, reduction
-from shiplap.sampling.rounding import allowance, unit
-from shiplap.sampling.run import reference, reference64, run, widen
-from shiplap.sampling.unordered import canonical, matched
+from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.compare import Difference, Reduction, compare_within_tolerance, derive_reduction
+from shiplap.sampling.rounding import rounding_allowance, rounding_unit
+from shiplap.sampling.run import reference_effects, reference_effects64, run_op, widen_tensor
+from shiplap.sampling.unordered import match_unordered_rows, sort_unordered_rows
 
 
 def against_reference(
-    op: Op, case: Case, got: Sequence[Tensor] | None = None, own: Sequence[Tensor] | None = None
+    op: Op, case: SampleCase, got: Sequence[Tensor] | None = None, own: Sequence[Tensor] | None = None
 ) -> Difference:
     """Return the difference between the effects of the op on ``case`` and those of its reference.
 
     ``got`` and ``own`` are the effects of the op and of the reference, if the caller has them already. A result outside
     the plain tolerance is compared with the effect of rounding before it counts as wrong.
     """
-    own = reference(op, case.args) if own is None else own
-    got = run(op, case) if got is None else got
+    own = reference_effects(op, case.args) if own is None else own
+    got = run_op(op, case) if got is None else got
     if op.spec.random:  # the check `distribution` compares values
-        return Difference(unlike(got, own) or _unbounded(got, own))
-    wide = reference64(op, case.args)
+        return Difference(describe_kind_difference(got, own) or _lost_finite_results(got, own))
+    wide = reference_effects64(op, case.args)
     if op.spec.unordered:
-        got, wide = matched(op.spec, canonical(op.spec, tuple(got)), own), matched(op.spec, wide, own)
-    args = tree_map(widen, case.args)
-    sums = reduction(op.spec, case.env)
-    return settle(got, own, wide, sums, lambda: reference(op, args), op.spec.tolerated)
+        got, wide = (
+            match_unordered_rows(op.spec, sort_unordered_rows(op.spec, tuple(got)), own),
+            match_unordered_rows(op.spec, wide, own),
+        )
+    args = tree_map(widen_tensor, case.args)
+    sums = derive_reduction(op.spec, case.env)
+    return compare_with_rounding(got, own, wide, sums, lambda: reference_effects(op, args), op.spec.tolerated)
 
 
 def against_run(
@@ -48,26 +51,26 @@ def against_run(
 
     ``repeated`` repeats the run with another function of the op and its arguments in place of the op.
     """
-    difference = close(got, own, [widen(t) for t in own], sums, tolerance=op.spec.tolerated)
+    difference = compare_within_tolerance(got, own, [widen_tensor(t) for t in own], sums, tolerance=op.spec.tolerated)
     if not difference.problem or op.spec.random:
         return difference
-    return settle(
+    return compare_with_rounding(
         got,
         own,
-        repeated(reference64),
+        repeated(reference_effects64),
         sums,
-        lambda: repeated(lambda op, args: reference(op, tree_map(widen, args))),
+        lambda: repeated(lambda op, args: reference_effects(op, tree_map(widen_tensor, args))),
         op.spec.tolerated,
     )
 
 
-def unlike(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
+def describe_kind_difference(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
     """Return how dtypes or shapes of the results differ from those of the reference, or an empty text."""
     mine, theirs = ([(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in ts] for ts in (got, own))
     return "" if mine == theirs else f"results {mine}, those of the reference are {theirs}"
 
 
-def _unbounded(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
+def _lost_finite_results(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
     """Return which random results are not finite where all of the reference's are, or an empty text.
 
     Whether a number is finite seldom depends on a random draw.
@@ -80,7 +83,7 @@ def _unbounded(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
     return ""
 
 
-def settle(
+def compare_with_rounding(
     got: Sequence[Tensor],
     own: Sequence[Tensor],
     wide: Sequence[Tensor],
@@ -88,27 +91,27 @@ def settle(
     recompute: Callable[[], Sequence[Tensor]],
     tolerance: float = 0.0,
 ) -> Difference:
-    """Compare ``got`` with ``own`` and ``wide`` (see ``close``), with the effect of rounding where
+    """Compare ``got`` with ``own`` and ``wide`` (see ``compare_within_tolerance``), with the effect of rounding where
     they differ.
 
     ``recompute`` runs the reference again, to find how far rounding errors of single operations can carry the result.
     """
-    check = partial(close, got, own, wide, sums, wide_sums=True, tolerance=tolerance)
+    check = partial(compare_within_tolerance, got, own, wide, sums, wide_sums=True, tolerance=tolerance)
     difference = check(near="none")
-    if not difference.problem or not _may_round(got, own):
+    if not difference.problem or not _may_be_rounding(got, own):
         return difference
-    allowed = allowance(recompute, wide, unit(narrowest(got)))
+    allowed = rounding_allowance(recompute, wide, rounding_unit(narrowest_dtype(got)))
     # If the reference cannot run in that mode, the size of the row stands for its rounding errors.
     return check(near="row") if allowed is None else check(near="none", allowed=allowed)
 
 
-def narrowest(results: Sequence[Tensor]) -> torch.dtype:
+def narrowest_dtype(results: Sequence[Tensor]) -> torch.dtype:
     """Return the floating-point dtype with the fewest bits among the results."""
     floats = [t.dtype for t in results if t.is_floating_point() or t.is_complex()]
     return min(floats, key=lambda d: -torch.finfo(d).eps, default=torch.float64)
 
 
-def _may_round(got: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
+def _may_be_rounding(got: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
     """Return whether results have the right shapes and dtypes, so that rounding can explain a difference."""
     alike = len(got) == len(own) and all(
         g.shape == o.shape and g.dtype == o.dtype for g, o in zip(got, own, strict=True)

@@ -19,21 +19,21 @@ POSITIONS = 256  # elements that are compared one by one
 ROUNDING = 256.0  # multiples of the dtype's eps that count as no difference
 
 
-def different(got: list[Tensor], wanted: list[Tensor]) -> str:
+def distribution_difference(got: list[Tensor], wanted: list[Tensor]) -> str:
     """Return how the runs ``got`` differ in distribution from the runs ``wanted``, or an empty text."""
     kind = got[0].dtype
     # Integers have no rounding errors.
     exact = not (kind.is_floating_point or kind.is_complex)
     eps = 0.0 if exact else max(torch.finfo(kind).eps, torch.finfo(torch.float32).eps)
     shape = got[0].shape
-    runs = torch.stack([_real(t) for t in (*got, *wanted)])
+    runs = torch.stack([_flatten_to_double(t) for t in (*got, *wanted)])
     if runs[0].numel() == 0:
         return ""
     slack = eps * ROUNDING * float(runs[runs.isfinite()].abs().max()) if bool(runs.isfinite().any()) else 0.0
     rng, half = torch.Generator().manual_seed(len(runs)), len(got)
     signs = torch.cat([torch.ones(half), -torch.ones(half)]).double()
     divided = torch.stack([signs[torch.randperm(2 * half, generator=rng)] for _ in range(DIVISIONS)])
-    for name, (features, allowed) in _features(runs, shape, slack).items():
+    for name, (features, allowed) in _run_features(runs, shape, slack).items():
         spread = features.std(0)
         if not bool((there := spread > 0).any()):
             continue
@@ -47,13 +47,13 @@ def different(got: list[Tensor], wanted: list[Tensor]) -> str:
     return ""
 
 
-def _real(t: Tensor) -> Tensor:
+def _flatten_to_double(t: Tensor) -> Tensor:
     """Return a tensor as a flat row of doubles on the CPU, complex numbers as pairs."""
     flat = torch.view_as_real(t) if t.is_complex() else t
     return flat.detach().cpu().to(torch.float64).flatten()
 
 
-def _features(runs: Tensor, shape: torch.Size, slack: float) -> dict[str, tuple[Tensor, float]]:
+def _run_features(runs: Tensor, shape: torch.Size, slack: float) -> dict[str, tuple[Tensor, float]]:
     """Return the features by name: a matrix with a row for each run, and the difference that rounding may cause."""
     broken = (~runs.isfinite()).double()
     runs = runs.nan_to_num(0.0, 0.0, 0.0)
@@ -80,14 +80,14 @@ def _features(runs: Tensor, shape: torch.Size, slack: float) -> dict[str, tuple[
     for name, values in (("", runs), (" without signs", runs.abs())):
         spread = values.std(0)
         alone = torch.where(spread > slack, (values - values.mean(0)) / spread.clamp_min(1e-300), 0.0)
-        for lag in _lags(shape, runs.shape[1]):
+        for lag in _neighbour_lags(shape, runs.shape[1]):
             product = (alone[:, lag:] * alone[:, :-lag]).mean(1, keepdim=True)
             # A generator that repeats numbers shows in these.
             features[f"the correlation of elements {lag} apart{name}"] = product, 1e-6
     return features
 
 
-def _lags(shape: torch.Size, count: int) -> list[int]:
+def _neighbour_lags(shape: torch.Size, count: int) -> list[int]:
     """Return the distances of neighbours in memory, along each dim."""
     lags, stride = {1}, 1
     for size in reversed(shape):

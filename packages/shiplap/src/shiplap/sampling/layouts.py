@@ -8,31 +8,31 @@ import torch
 from torch import Tensor
 
 
-def _offset(t: Tensor) -> Tensor:
+def _offset_start(t: Tensor) -> Tensor:
     """Return a contiguous copy that does not start at the start of its storage, aligned to one element only."""
     room = t.new_zeros(t.numel() + 8)
     view = room[3 : 3 + t.numel()].view(t.shape)
     return view.copy_(t)
 
 
-def _padded(t: Tensor) -> Tensor:
+def _padded_rows(t: Tensor) -> Tensor:
     """Return a copy as a column slice: contiguous rows, with a row stride larger than a row."""
     room = t.new_zeros((*t.shape[:-1], t.shape[-1] + 3))
     return room[..., 1 : 1 + t.shape[-1]].copy_(t)
 
 
-def _strided(t: Tensor) -> Tensor:
+def _strided_columns(t: Tensor) -> Tensor:
     """Return a copy as every second element of the last dim."""
     room = t.new_zeros((*t.shape[:-1], max(1, 2 * t.shape[-1])))
     return room[..., ::2][..., : t.shape[-1]].copy_(t)
 
 
-def _transposed(t: Tensor) -> Tensor:
+def _transposed_matrix(t: Tensor) -> Tensor:
     """Return a copy with the last two dims swapped in memory."""
     return t.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-def _reversed(t: Tensor) -> Tensor:
+def _reversed_dims(t: Tensor) -> Tensor:
     """Return a copy with all dims in reverse order in memory."""
     order = tuple(range(t.dim()))[::-1]
     return t.permute(order).contiguous().permute(order)
@@ -45,15 +45,15 @@ def _channels_last(t: Tensor) -> Tensor:
 
 def _column_major(t: Tensor) -> Tensor:
     """Return a copy as a row slice of a matrix that is stored by columns, with gaps between the columns."""
-    return _padded(t.transpose(-1, -2)).transpose(-1, -2)
+    return _padded_rows(t.transpose(-1, -2)).transpose(-1, -2)
 
 
-def _heads(t: Tensor) -> Tensor:
+def _swapped_heads(t: Tensor) -> Tensor:
     """Return a copy with the second and third dim from the end swapped in memory, as heads of attention are."""
     return t.transpose(-2, -3).contiguous().transpose(-2, -3)
 
 
-def _gaps(t: Tensor) -> Tensor:
+def _sliced_dims(t: Tensor) -> Tensor:
     """Return a copy as a slice of every dim, with gaps between the elements of all dims but the last."""
     room = t.new_zeros([size + 2 for size in t.shape])
     return room[tuple(slice(1, 1 + size) for size in t.shape)].copy_(t)
@@ -66,7 +66,7 @@ def _channels_last_sliced(t: Tensor) -> Tensor:
     return room[..., 1 : 1 + moved.shape[-2], :].copy_(moved).movedim(-1, 1)
 
 
-def _expanded(t: Tensor) -> Tensor:
+def _expanded_first(t: Tensor) -> Tensor:
     """Return the first row expanded to all rows, with stride 0."""
     return t[:1].clone().expand(t.shape)
 
@@ -77,23 +77,23 @@ def _expanded_last(t: Tensor) -> Tensor:
 
 
 LAYOUTS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
-    "offset": (0, _offset),
-    "padded": (1, _padded),
-    "strided": (1, _strided),
-    "transposed": (2, _transposed),
+    "offset": (0, _offset_start),
+    "padded": (1, _padded_rows),
+    "strided": (1, _strided_columns),
+    "transposed": (2, _transposed_matrix),
     "column_major": (2, _column_major),
-    "reversed": (3, _reversed),
-    "heads": (3, _heads),
+    "reversed": (3, _reversed_dims),
+    "heads": (3, _swapped_heads),
     "channels_last": (4, _channels_last),
-    "gaps": (3, _gaps),
+    "gaps": (3, _sliced_dims),
     "channels_last_sliced": (4, _channels_last_sliced),
-    "expanded": (1, _expanded),
+    "expanded": (1, _expanded_first),
     "expanded_last": (2, _expanded_last),
 }
 """Name → (least rank, layout)."""
 
 
-def independent(t: Tensor) -> bool:
+def has_independent_values(t: Tensor) -> bool:
     """Return whether ``t`` may have any values, whatever the other arguments are.
 
     Integers may have to be distinct, sorted, or indices of another argument's rows. Floats of 8 bits are codes, which
@@ -102,14 +102,14 @@ def independent(t: Tensor) -> bool:
     return (t.is_floating_point() and t.itemsize > 1) or t.is_complex()
 
 
-def possible(layout: str, t: Tensor, *, contiguous: bool, mutated: bool) -> bool:
+def layout_is_possible(layout: str, t: Tensor, *, contiguous: bool, mutated: bool) -> bool:
     """Return whether an argument with this declaration may arrive in ``layout``.
 
     Expanding a tensor changes its values, so a tensor is expanded only if its values are independent of other
     arguments.
     """
     least, _ = LAYOUTS[layout]
-    if layout.startswith("expanded") and (mutated or not independent(t)):
+    if layout.startswith("expanded") and (mutated or not has_independent_values(t)):
         return False
     return t.dim() >= least and not (contiguous and layout != "offset")
 

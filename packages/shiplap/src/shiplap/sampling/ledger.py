@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shiplap.declare import OpSpec
-from shiplap.sampling.builder import takes_values
-from shiplap.sampling.case import Case
-from shiplap.sampling.recipe import Recipe
-from shiplap.sampling.run import tensors
+from shiplap.sampling.builder import builder_takes_values
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.run import tensors_among
 from shiplap.sampling.samples import Samples
-from shiplap.sampling.sizes import EDGES, free_dims, scalar_candidates, search
+from shiplap.sampling.sizes import EDGE_SIZES, free_dims, scalar_candidates, search_sizes
 
 AXES = {
     "size": "each dim at other sizes than those of the first sample",
@@ -133,7 +133,7 @@ TUNE = _cells(
 
 ANY = "*"
 ALIGNED = 16  # bytes of a usual vector load
-SIZES, FEW = (*EDGES, 2, 3, 4, 5, 8, 64), 2000  # sizes to try, and the most combinations with each
+SIZES, FEW = (*EDGE_SIZES, 2, 3, 4, 5, 8, 64), 2000  # sizes to try, and the most combinations with each
 _OPTIONAL: dict[Key, str] = {
     ("value", "fake"): "a fake has no values",
     ("value", "alias"): "which memory a result has follows from sizes, layouts and scalars",
@@ -268,12 +268,12 @@ class Ledger:
         return Cell(axis, obligation, check, "untouched", samples, why)
 
 
-def varied_axes(case: Case, base: Case) -> tuple[str, ...]:
+def varied_axes(case: SampleCase, base: SampleCase) -> tuple[str, ...]:
     """Return the axes in which a sample differs from the first one, by what the op receives and not by the recipe.
 
     A builder of samples may deviate from the sizes and dtypes that it is asked for.
     """
-    free, given = dict(case.recipe.sizes), tensors(case.args)
+    free, given = dict(case.recipe.sizes), tensors_among(case.args)
     pairs = [(case.env.get(n), base.env.get(n)) for n in free]
     scalars = {n for n, _ in case.recipe.scalars}
     varied = {
@@ -282,7 +282,7 @@ def varied_axes(case: Case, base: Case) -> tuple[str, ...]:
         "layout": any(not t.is_contiguous() for t in given),
         "offset": any(t.storage_offset() for t in given),
         "alignment": any(t.storage_offset() * t.itemsize % ALIGNED for t in given),
-        "dtype": [t.dtype for t in given] != [t.dtype for t in tensors(base.args)] and case.form == base.form,
+        "dtype": [t.dtype for t in given] != [t.dtype for t in tensors_among(base.args)] and case.form == base.form,
         "value": case.recipe.values != base.recipe.values,
         "scalar": any(case.env.get(n) != base.env.get(n) for n in scalars),
         "absence": case.recipe.absent != base.recipe.absent,
@@ -293,7 +293,7 @@ def varied_axes(case: Case, base: Case) -> tuple[str, ...]:
 def absent_axes(samples: Samples) -> dict[str, str]:
     """Return the axes that no sample of the op can vary, with the reason in the declaration."""
     op, spec, base = samples.op, samples.spec, samples.base
-    given = tensors(samples.build(base).args)
+    given = tensors_among(samples.build(base).args)
     free = free_dims(spec)
     classes = [a.tensor for a in spec.tensors if a.tensor and not a.tensor.concrete]
     scalars = [a for a in spec.scalars if a.name not in dict(base.sizes) and len(scalar_candidates(a)) > 1]
@@ -309,18 +309,18 @@ def absent_axes(samples: Samples) -> dict[str, str]:
         "absence": "" if any(a.optional for a in spec.tensors) else "no argument is an optional tensor",
         "seed": "" if spec.random else "the results are not random",
     }
-    if op.sampler is not None and not takes_values(op):
+    if op.sampler is not None and not builder_takes_values(op):
         reasons["value"] = "the builder of samples decides on the values"
     return {axis: reason for axis, reason in reasons.items() if reason}
 
 
-def _admits_sizes(spec: OpSpec, base: Recipe, free: Mapping[str, str]) -> bool:
+def _admits_sizes(spec: OpSpec, base: SampleRecipe, free: Mapping[str, str]) -> bool:
     """Return whether the declaration admits another size of one dim."""
     usual = dict(base.sizes)
     wanted = ((n, (3, 1) if kind == "variadic" else v) for n, kind in free.items() for v in SIZES)
-    return any(v != usual.get(n) and search(spec, {n: v}, dict(base.scalars), FEW) is not None for n, v in wanted)
+    return any(v != usual.get(n) and search_sizes(spec, {n: v}, dict(base.scalars), FEW) is not None for n, v in wanted)
 
 
 def _admits_layout(samples: Samples) -> bool:
     """Return whether an argument may be a tensor that is not contiguous."""
-    return any(not t.is_contiguous() for case in samples.layouts() for t in tensors(case.args))
+    return any(not t.is_contiguous() for case in samples.layouts() for t in tensors_among(case.args))

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, combinations, islice
 from typing import Any
 
-from shiplap.sampling.case import Case
-from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import free_dims, scalar_candidates
 
-PER_DTYPE = ("transposed", "padded", "strided", "offset")
-OF_ONES = ("strided", "column_major", "padded", "gaps")
+DTYPE_LAYOUTS = ("transposed", "padded", "strided", "offset")
+ONES_LAYOUTS = ("strided", "column_major", "padded", "gaps")
 DIMS, PAIRS = 3, 6  # the most dims, and the most pairs of scalars
 REMAINDERS = (1, 2, 3)  # growth of sizes that scalars divide
 PADDED = 64  # a multiple of the usual padding of rows
@@ -25,40 +25,42 @@ POWERS = 256  # elements along one dim, enough for most powers of two of a dtype
 AFFORDED_S = 2.0  # seconds of processor time for a series of samples with many elements
 
 
-def pairs_of_scalars(samples: Samples) -> Iterator[Case]:
+def pairs_of_scalars(samples: Samples) -> Iterator[SampleCase]:
     """Yield samples with two scalars at other values than their defaults, then with all of them."""
-    others = _others(samples)
-    yield from _made(samples, (samples.base.but(scalars={n: others[n] for n in names}) for names in _pairs(others)))
+    others = _other_scalar_values(samples)
+    yield from _make_cases(
+        samples, (samples.base.but(scalars={n: others[n] for n in names}) for names in _name_pairs(others))
+    )
 
 
-def scalars_of_sizes(samples: Samples) -> Iterator[Case]:
+def scalars_of_sizes(samples: Samples) -> Iterator[SampleCase]:
     """Yield samples with other scalars at sizes of other remainders, and with room in the first tensor.
 
     A window, a stride or a group leaves another remainder at such sizes.
     """
-    others, sizes = _others(samples), {n: v for n, v in samples.base.sizes if type(v) is int and v > 1}
+    others, sizes = _other_scalar_values(samples), {n: v for n, v in samples.base.sizes if type(v) is int and v > 1}
     first = next((t.tensor for t in samples.spec.tensors if t.tensor), None)
     leading = {d.of or d.text for d in first.dims} if first else set()
     wanted = [{n: 2 * v + 1 if n in leading else v for n, v in sizes.items()}]
     wanted += [{n: v + more for n, v in sizes.items()} for more in REMAINDERS]
-    groups = (*((n,) for n in others), *_pairs(others))
+    groups = (*((n,) for n in others), *_name_pairs(others))
     recipes = (samples.base.but(scalars={n: others[n] for n in g}, sizes=w) for g in groups for w in wanted)
-    yield from _made(samples, recipes)
+    yield from _make_cases(samples, recipes)
 
 
-def scalars_of_ties(samples: Samples) -> Iterator[Case]:
+def scalars_of_ties(samples: Samples) -> Iterator[SampleCase]:
     """Yield samples with one scalar at another value, on equal numbers, whose order is often an option."""
-    others = _others(samples)
-    yield from _made(samples, (samples.base.but(scalars={n: v}, values="ties") for n, v in others.items()))
+    others = _other_scalar_values(samples)
+    yield from _make_cases(samples, (samples.base.but(scalars={n: v}, values="ties") for n, v in others.items()))
 
 
-def multiples(samples: Samples) -> Iterator[Case]:
+def padded_multiples(samples: Samples) -> Iterator[SampleCase]:
     """Yield samples with one dim at a multiple of the padding of rows."""
     for name in (n for n, kind in free_dims(samples.spec).items() if kind != "variadic"):
-        yield from _made(samples, [samples.base.but(sizes={name: PADDED})])
+        yield from _make_cases(samples, [samples.base.but(sizes={name: PADDED})])
 
 
-def _others(samples: Samples) -> dict[str, Any]:
+def _other_scalar_values(samples: Samples) -> dict[str, Any]:
     """Return another value than the default for each scalar that is no size.
 
     The first value that may be given alone is preferred.
@@ -66,14 +68,14 @@ def _others(samples: Samples) -> dict[str, Any]:
     base, others = samples.base, dict[str, Any]()
     for number, arg in enumerate(a for a in samples.spec.scalars if a.name not in dict(base.sizes)):
         usual = dict(base.scalars).get(arg.name)
-        tried = [v for v in (*_uneven(usual, number), *scalar_candidates(arg)) if v is not None and v != usual]
+        tried = [v for v in (*_uneven_tuples(usual, number), *scalar_candidates(arg)) if v is not None and v != usual]
         alone = (v for v in tried if samples.make(base.but(scalars={arg.name: v})) is not None)
         for value in islice(chain(alone, tried), 1):
             others[arg.name] = value
     return others
 
 
-def _uneven(usual: Any, number: int) -> list[Any]:
+def _uneven_tuples(usual: Any, number: int) -> list[Any]:
     """Return tuples with unequal members, in alternating order from one argument to the next.
 
     Strides and dilations of two axes can be mixed up unnoticed if their members are equal.
@@ -84,41 +86,41 @@ def _uneven(usual: Any, number: int) -> list[Any]:
     return [tuple(more), tuple(reversed(more))]
 
 
-def _pairs(names: Iterable[str]) -> list[tuple[str, ...]]:
+def _name_pairs(names: Iterable[str]) -> list[tuple[str, ...]]:
     """Return the first pairs of names, then all names."""
     names = tuple(names)
     return [*islice(combinations(names, 2), PAIRS), *([names] if len(names) > 2 else [])]
 
 
-def layouts_of_dtypes(samples: Samples) -> Iterator[Case]:
+def layouts_of_dtypes(samples: Samples) -> Iterator[SampleCase]:
     """Yield samples of every dtype but the first in a few layouts, since fast paths are written by dtype."""
     recipes = [c.recipe for c in samples.dtypes() if c.recipe.dtypes != samples.base.dtypes]
-    yield from _made(samples, (r.but(layouts={"every": layout}) for r in recipes for layout in PER_DTYPE))
+    yield from _make_cases(samples, (r.but(layouts={"every": layout}) for r in recipes for layout in DTYPE_LAYOUTS))
 
 
-def layouts_of_ones(samples: Samples) -> Iterator[Case]:
+def layouts_of_ones(samples: Samples) -> Iterator[SampleCase]:
     """Yield samples with one dim of size 1 in several layouts, since the stride of such a dim is arbitrary."""
     for name in islice((n for n, kind in free_dims(samples.spec).items() if kind != "variadic"), DIMS):
         sized = samples.base.but(sizes={name: 1})
         if sized.sizes != samples.base.sizes:
-            yield from _made(samples, (sized.but(layouts={"every": layout}) for layout in OF_ONES))
+            yield from _make_cases(samples, (sized.but(layouts={"every": layout}) for layout in ONES_LAYOUTS))
 
 
-def powers(samples: Samples) -> Iterator[Case]:
+def powers_of_two(samples: Samples) -> Iterator[SampleCase]:
     """Yield samples with one dim of 256 elements that are powers of two and their neighbours, in every dtype."""
     recipes = [c.recipe for c in samples.dtypes()] or [samples.base]
     for name in (n for n, kind in free_dims(samples.spec).items() if kind != "variadic"):
         if samples.make(samples.base.but(sizes={name: POWERS})) is not None:
-            yield from _made(samples, (r.but(sizes={name: POWERS}, values="powers") for r in recipes))
+            yield from _make_cases(samples, (r.but(sizes={name: POWERS}, values="powers") for r in recipes))
             return
 
 
-def large(samples: Samples) -> Iterator[Case]:
+def large_samples(samples: Samples) -> Iterator[SampleCase]:
     """Yield samples beyond one tile and beyond one piece of a parallel loop, as long as the time allows."""
-    yield from afforded(chain(samples.wide(), islice(samples.grains(), 1)))
+    yield from within_time(chain(samples.wide(), islice(samples.grains(), 1)))
 
 
-def afforded(cases: Iterable[Case]) -> Iterator[Case]:
+def within_time(cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
     """Yield cases, growing in size, until the series has used its time or the next case would."""
     spent, pace = 0.0, 0.0
     for case in cases:
@@ -130,6 +132,6 @@ def afforded(cases: Iterable[Case]) -> Iterator[Case]:
         spent, pace = spent + took, max(pace, took / max(1, case.numel)) if case.numel > POWERS else pace
 
 
-def _made(samples: Samples, recipes: Iterable[Recipe]) -> Iterator[Case]:
+def _make_cases(samples: Samples, recipes: Iterable[SampleRecipe]) -> Iterator[SampleCase]:
     """Yield the samples of those recipes that the declaration admits."""
     yield from filter(None, map(samples.make, recipes))

@@ -25,7 +25,7 @@ def rounded_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Te
     Numerical Algorithms, chapter 4.
     """
     try:
-        made = _product(name, args) or _sum(name, args) or _convolution(name, func, args)
+        made = _product_part_sums(name, args) or _sum_part_sums(name, args) or _convolution_part_sums(name, func, args)
     except (RuntimeError, TypeError, ValueError, IndexError):  # a layout or signature that is not covered
         return None
     if made is None:
@@ -37,7 +37,7 @@ def rounded_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Te
     return torch.where(equal, sums.sum(0) * share * SURE, (sums.square().sum(0) * share).sqrt())
 
 
-def _product(name: str, args: Sequence[Any]) -> Runs | None:
+def _product_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
     """Return the part sums of a matrix product."""
     if name not in PRODUCTS:
         return None
@@ -46,7 +46,7 @@ def _product(name: str, args: Sequence[Any]) -> Runs | None:
     return [torch.matmul(x, y) for x, y in zip(left, right, strict=True)], [max(1, x.shape[-1]) for x in left]
 
 
-def _sum(name: str, args: Sequence[Any]) -> Runs | None:
+def _sum_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
     """Return the part sums of a sum or a mean along its longest dim."""
     if name not in ("sum", "mean") or not args[0].dim():
         return None
@@ -60,7 +60,7 @@ def _sum(name: str, args: Sequence[Any]) -> Runs | None:
     return [p.sum(dims, keepdim=keep) / by for p in parts], terms
 
 
-def _convolution(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Runs | None:
+def _convolution_part_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Runs | None:
     """Return the part sums of a convolution of one group, if the call passes all arguments."""
     if name != "convolution" or len(args) != 9 or args[6] or args[8] != 1:
         return None

@@ -14,26 +14,26 @@ import torch
 from torch import Tensor
 
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case, tree_map
-from shiplap.sampling.layouts import independent
-from shiplap.sampling.recipe import Recipe
-from shiplap.sampling.run import tensors
+from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.layouts import has_independent_values
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.run import tensors_among
 from shiplap.sampling.samples import Samples
 
 _secret = random.SystemRandom()
 
 
-def nudged(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def perturb_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return ``args`` with pairs of elements of each floating tensor exchanged.
 
     Shapes, sums, and half of the elements stay the same, so a cache keyed by these returns a wrong result.
     """
-    return tuple(_nudged(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
+    return tuple(_exchange_pairs(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
 
 
-def _nudged(t: Tensor) -> Tensor:
+def _exchange_pairs(t: Tensor) -> Tensor:
     """Return a copy of a tensor with random pairs of elements exchanged."""
-    if not _is_long(t):
+    if not _can_exchange(t):
         return t
     flat = t.detach().clone().reshape(-1)
     half = flat.numel() // 2
@@ -42,17 +42,17 @@ def _nudged(t: Tensor) -> Tensor:
     return flat.reshape(t.shape)
 
 
-def swapped(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def swap_stretches(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return ``args`` with two stretches of each floating tensor exchanged, of up to a quarter of its length.
 
     This takes no longer than a copy. Shapes, sums, and often all but a few elements stay the same.
     """
-    return tuple(_swapped(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
+    return tuple(_swap_two_stretches(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
 
 
-def _swapped(t: Tensor) -> Tensor:
+def _swap_two_stretches(t: Tensor) -> Tensor:
     """Return a copy of a tensor with two stretches exchanged."""
-    if not _is_long(t):
+    if not _can_exchange(t):
         return t
     flat = t.detach().clone().reshape(-1)
     most = flat.numel() // 4
@@ -65,12 +65,12 @@ def _swapped(t: Tensor) -> Tensor:
     return flat.reshape(t.shape)
 
 
-def _is_long(t: Tensor) -> bool:
+def _can_exchange(t: Tensor) -> bool:
     """Return whether a tensor has enough elements, of at least two bytes, to exchange some."""
     return t.numel() >= 4 and t.itemsize >= 2 and t.is_contiguous()
 
 
-class Fresh:
+class FreshArguments:
     """Arguments of one recipe with secret values that differ in each call.
 
     Drawing normal numbers takes longer than most kernels. If any values are valid and the recipe asks for normal ones,
@@ -78,30 +78,32 @@ class Fresh:
     normal numbers again. The drawn values themselves are never passed to a candidate.
     """
 
-    def __init__(self, op: Op, recipe: Recipe, device: str) -> None:
+    def __init__(self, op: Op, recipe: SampleRecipe, device: str) -> None:
         self.op, self.recipe, self.device = op, recipe, device
         self._drawn = self._build()
-        self._stored: list[Case] = []
+        self._stored: list[SampleCase] = []
         plain = op.sampler is None and recipe.values == "normal" and not op.spec.random
-        self._mixes = plain and all(independent(t) and t.is_contiguous() for t in tensors(self._drawn.args))
+        self._mixes = plain and all(
+            has_independent_values(t) and t.is_contiguous() for t in tensors_among(self._drawn.args)
+        )
 
     def store(self, count: int) -> None:
         """Draw ``count`` samples in advance, if drawing is slow."""
         if not self._mixes:
             self._stored += [self._build() for _ in range(count)]
 
-    def cases(self, count: int) -> list[Case]:
+    def cases(self, count: int) -> list[SampleCase]:
         """Return ``count`` samples with new values."""
         if not self._mixes:
             return [self._stored.pop() if self._stored else self._build() for _ in range(count)]
-        return [replace(self._drawn, args=tree_map(_mixed, self._drawn.args)) for _ in range(count)]
+        return [replace(self._drawn, args=tree_map(_mix_elements, self._drawn.args)) for _ in range(count)]
 
-    def _build(self) -> Case:
+    def _build(self) -> SampleCase:
         """Return a sample with a secret seed."""
         return Samples(self.op, _secret.getrandbits(40), self.device).build(self.recipe)
 
 
-def _mixed(t: Tensor) -> Tensor:
+def _mix_elements(t: Tensor) -> Tensor:
     """Return a tensor whose elements are sums of two elements, weighted by cosine and sine of a random angle."""
     size, angle = t.numel(), _secret.uniform(0, 2 * math.pi)
     if not size:

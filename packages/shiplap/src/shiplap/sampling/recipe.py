@@ -1,4 +1,4 @@
-"""``Recipe``: all properties of a sample except the seed. Its printed label can be parsed again.
+"""``SampleRecipe``: all properties of a sample except the seed. Its printed label can be parsed again.
 
 ``sizes(n=5, c=3), scalars(a=1.0), dtypes(Float='float32'), layouts(x='padded'), values('ties'), absent('bias')``
 """
@@ -16,13 +16,13 @@ from shiplap.errors import error
 Pairs = tuple[tuple[str, Any], ...]
 
 
-def _pairs(mapping: Mapping[str, Any]) -> Pairs:
+def _mapping_pairs(mapping: Mapping[str, Any]) -> Pairs:
     """Return a mapping as pairs, with lists as tuples."""
     return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in mapping.items())
 
 
 @dataclass(frozen=True)
-class Recipe:
+class SampleRecipe:
     """Sizes of the free dims, scalars, dtypes by dtype class, layouts, kind of values, and lengths of lists.
 
     In place of its length, a list may have the sizes of its members' unnamed dims, one for each member.
@@ -36,10 +36,11 @@ class Recipe:
     absent: tuple[str, ...] = ()
     lists: Pairs = ()
 
-    def but(self, **changes: Any) -> Recipe:
+    def but(self, **changes: Any) -> SampleRecipe:
         """Return a copy with these mappings merged into the fields, and other fields replaced."""
         merged: dict[str, Any] = {
-            k: _pairs({**dict(getattr(self, k)), **v}) if isinstance(v, Mapping) else v for k, v in changes.items()
+            k: _mapping_pairs({**dict(getattr(self, k)), **v}) if isinstance(v, Mapping) else v
+            for k, v in changes.items()
         }
         return replace(self, **merged)
 
@@ -57,7 +58,7 @@ class Recipe:
         given = dict(self.lists).get(arg.name)
         if not isinstance(given, tuple):
             return {}
-        return {text: given[index] if text != "..." else (given[index],) for text in unnamed(arg)}
+        return {text: given[index] if text != "..." else (given[index],) for text in unnamed_dims(arg)}
 
     @property
     def total(self) -> int:
@@ -70,19 +71,19 @@ class Recipe:
         return str(replace(self, layouts=()))
 
     def __str__(self) -> str:
-        parts = [_call(k, dict(getattr(self, k))) for k in ("sizes", "scalars", "dtypes", "layouts", "lists")]
+        parts = [_format_call(k, dict(getattr(self, k))) for k in ("sizes", "scalars", "dtypes", "layouts", "lists")]
         parts += [f"values({self.values!r})"] if self.values != "normal" else []
         parts += [f"absent({', '.join(map(repr, self.absent))})"] if self.absent else []
         return ", ".join(p for p in parts if p) or "sizes()"
 
     @classmethod
-    def parse(cls, label: str) -> Recipe:
+    def parse(cls, label: str) -> SampleRecipe:
         """Return the recipe that printed as ``label``. Raises SL502 for another text."""
         try:
             nodes = ast.parse(f"[{label}]", mode="eval").body.elts  # type: ignore[attr-defined]
             fields: dict[str, Any] = {}
             for node in nodes:
-                fields |= _field(node.func.id, node)
+                fields |= _parse_recipe_field(node.func.id, node)
             return cls(**fields)
         except (SyntaxError, AttributeError, IndexError, ValueError, TypeError):
             raise error(
@@ -94,12 +95,12 @@ class Recipe:
             ) from None
 
 
-def unnamed(arg: Arg) -> list[str]:
+def unnamed_dims(arg: Arg) -> list[str]:
     """Return the texts of the dims of a tensor argument that have no name, ``_`` and ``...``."""
     return [dim.text for dim in arg.tensor.dims if dim.kind == "any" or dim.text == "..."] if arg.tensor else []
 
 
-def _call(name: str, values: Mapping[str, Any]) -> str:
+def _format_call(name: str, values: Mapping[str, Any]) -> str:
     """Return ``name(k=v, ...)``. An infinity prints as a literal that overflows to infinity."""
     shown = {
         k: "1e999" if v == float("inf") else "-1e999" if v == float("-inf") else repr(v) for k, v in values.items()
@@ -107,7 +108,7 @@ def _call(name: str, values: Mapping[str, Any]) -> str:
     return f"{name}({', '.join(f'{k}={v}' for k, v in shown.items())})" if values else ""
 
 
-def _field(name: str, node: ast.Call) -> dict[str, Any]:
+def _parse_recipe_field(name: str, node: ast.Call) -> dict[str, Any]:
     """Return the field of a recipe that a parsed call holds. Raises ValueError for other calls."""
     positional = tuple(ast.literal_eval(a) for a in node.args)
     if name == "values":

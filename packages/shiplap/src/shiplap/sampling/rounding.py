@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shiplap.sampling.partial_sums import rounded_sums
-from shiplap.torch_private.decompositions import decompositions
+from shiplap.torch_private.decompositions import core_decompositions
 from shiplap.torch_private.dispatch_modes import TorchDispatchMode, without_memory
 from shiplap.torch_private.pytree import map_leaves
 
@@ -27,14 +27,14 @@ FACTOR = 8.0  # multiple of the largest deviation in these runs
 SHARE = 0.25  # of a rounding unit, for each of the partial sums: with ``FACTOR`` about ten times their usual error
 
 
-def unit(dtype: torch.dtype) -> float:
+def rounding_unit(dtype: torch.dtype) -> float:
     """Return the rounding error of one operation of a kernel. Sums of narrow floats are assumed to
     be kept in float32.
     """
     return torch.finfo(torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32).eps
 
 
-def allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: float) -> list[Tensor] | None:
+def rounding_allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: float) -> list[Tensor] | None:
     """Return the deviation that rounding by ``eps`` explains, for each result of ``run``, the reference in float64.
 
     The deviation is infinite where rounding decides whether the result is a number. None if the reference cannot run
@@ -43,7 +43,7 @@ def allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: 
     worst = [torch.zeros(w.shape, dtype=torch.float64, device=w.device) for w in wide]
     for seed in range(RUNS):
         try:
-            with _Rounding(eps, seed):
+            with _RoundingMode(eps, seed):
                 results = [t.detach() for t in run()]
         except Exception:
             return None
@@ -51,11 +51,11 @@ def allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: 
             return None
         for at, (f, w) in enumerate(zip(results, wide, strict=True)):
             if f.is_floating_point() or f.is_complex():
-                worst[at] = torch.maximum(worst[at], _distance(f, w.detach()))
-    return [FACTOR * (w + _typical(w)) for w in worst]
+                worst[at] = torch.maximum(worst[at], _element_distance(f, w.detach()))
+    return [FACTOR * (w + _typical_row_spread(w)) for w in worst]
 
 
-def _distance(a: Tensor, b: Tensor) -> Tensor:
+def _element_distance(a: Tensor, b: Tensor) -> Tensor:
     """Return the absolute difference: 0 for two NaNs or equal infinities, infinity if only one is a number."""
     dtype = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(dtype), b.to(dtype)  # torch compares no float8 with another dtype
@@ -64,13 +64,13 @@ def _distance(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(same, 0.0, torch.where(torch.isfinite(gap), gap, torch.inf))
 
 
-def _typical(spread: Tensor) -> Tensor:
+def _typical_row_spread(spread: Tensor) -> Tensor:
     """Return the root mean square of each row, since the few draws of one element may all be small by chance."""
     finite = torch.where(torch.isfinite(spread), spread, 0.0)
     return finite.square().mean(-1, keepdim=True).sqrt() if spread.dim() and spread.numel() else finite
 
 
-class _Rounding(TorchDispatchMode):
+class _RoundingMode(TorchDispatchMode):
     """A mode that multiplies inputs and outputs of operators by ``1 + eps * u``, with ``u`` uniform in [-1, 1]."""
 
     def __init__(self, eps: float, seed: int) -> None:
@@ -80,31 +80,31 @@ class _Rounding(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::").rstrip("_")
-        if name in EXACT and func._overloadname != "decimals":  # round to decimals multiplies and divides
+        if name in EXACT_OPERATORS and func._overloadname != "decimals":  # round to decimals multiplies and divides
             return func(*args, **kwargs)
-        if (plainer := decompositions().get(func)) is not None:
+        if (plainer := core_decompositions().get(func)) is not None:
             with self:
                 result = plainer(*args, **kwargs)
                 if result is not NotImplemented:
                     return result
         schema = func._schema
-        growth = _growth(schema.name, args)
+        growth = _rounding_growth(schema.name, args)
         aliases = any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))
         if aliases:  # a view or an in-place operator: its inputs must not be copied
             result = func(*args, **kwargs)
-            if growth > 1 and _rounds(result):
+            if growth > 1 and _can_round(result):
                 result.mul_(self._noise(result, growth))
             return result
         args, kwargs = (map_leaves(self._off, values) for values in (args, kwargs))
         result = map_leaves(partial(self._off, growth=growth), func(*args, **kwargs))
-        sums = rounded_sums(name, func, args) if _rounds(result) else None
+        sums = rounded_sums(name, func, args) if _can_round(result) else None
         if sums is not None and sums.shape == result.shape:
             result += sums * (self._noise(sums, SHARE) - 1)
         return result
 
     def _off(self, t: Any, growth: float = 1.0) -> Any:
         """Return a tensor of wide floats with a random error; other values unchanged."""
-        return t * self._noise(t, growth) if _rounds(t) else t
+        return t * self._noise(t, growth) if _can_round(t) else t
 
     def _noise(self, t: Tensor, growth: float) -> Tensor:
         """Return random factors close to 1."""
@@ -113,14 +113,14 @@ class _Rounding(TorchDispatchMode):
         return noise.to(t.device, torch.float64 if not t.is_complex() else t.dtype)
 
 
-def _rounds(t: Any) -> bool:
+def _can_round(t: Any) -> bool:
     """Return whether a value is a nonempty tensor of wide floats."""
     wide = isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) and t.itemsize >= 4
     return wide and t.numel() > 0 and not without_memory(t)
 
 
 # Operators without rounding errors: on the same numbers, every kernel must make the same decision.
-EXACT = frozenset(
+EXACT_OPERATORS = frozenset(
     (
         *("round", "floor", "ceil", "trunc", "sign", "sgn", "signbit", "abs", "neg", "copysign", "heaviside"),
         *("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "isfinite", "logical_not", "searchsorted", "bucketize"),
@@ -140,11 +140,17 @@ EXACT = frozenset(
         *("_to_copy", "scalar_tensor", "full", "ones", "zeros", "arange", "rand", "randn", "randint", "randperm"),
     )
 )
-SCANS = ("aten::cumsum", "aten::cumprod", "aten::logcumsumexp")
-SCATTERS = ("aten::index_add", "aten::scatter_add", "aten::index_put", "aten::scatter_reduce", "aten::index_reduce")
+SCAN_OPERATORS = ("aten::cumsum", "aten::cumprod", "aten::logcumsumexp")
+SCATTER_OPERATORS = (
+    "aten::index_add",
+    "aten::scatter_add",
+    "aten::index_put",
+    "aten::scatter_reduce",
+    "aten::index_reduce",
+)
 
 
-def _growth(name: str, args: Any) -> float:
+def _rounding_growth(name: str, args: Any) -> float:
     """Return the factor from one rounding to the error of an operator: the square root of its number of additions.
 
     This covers sums that the dims of a declaration do not show, those of scans and scatters.
@@ -152,15 +158,15 @@ def _growth(name: str, args: Any) -> float:
     first = args[0] if args and isinstance(args[0], Tensor) else None
     if first is None:
         return 1.0
-    if name.startswith(SCANS):
+    if name.startswith(SCAN_OPERATORS):
         dim = args[1] if len(args) > 1 and isinstance(args[1], int) else 0
         return math.sqrt(max(1, first.shape[dim] if first.dim() else 1))
-    if name.startswith(SCATTERS):
-        return math.sqrt(max([1, *(v.numel() for v in _leaves(args[1:]) if not v.is_floating_point())]))
+    if name.startswith(SCATTER_OPERATORS):
+        return math.sqrt(max([1, *(v.numel() for v in _tensor_leaves(args[1:]) if not v.is_floating_point())]))
     return 1.0
 
 
-def _leaves(values: Any) -> list[Tensor]:
+def _tensor_leaves(values: Any) -> list[Tensor]:
     """Return the tensors of nested values."""
     leaves: list[Tensor] = []
     map_leaves(lambda t: leaves.append(t) if isinstance(t, Tensor) else None, values)

@@ -13,76 +13,76 @@ from torch import Tensor
 from shiplap.declare import OpSpec
 from shiplap.dispatch import AdoptedOp, Op
 from shiplap.dispatch.autograd import detach_results
-from shiplap.dispatch.check_results import flat_results, made_of
-from shiplap.dispatch.outputs import tensors_of
+from shiplap.dispatch.check_results import flatten_op_results, fresh_results
+from shiplap.dispatch.outputs import tensors_in_arguments
 from shiplap.errors import ShiplapError
-from shiplap.sampling.case import SEED, Case, rewound, tree_map
-from shiplap.sampling.unordered import canonical
+from shiplap.sampling.case import GENERATOR_SEED, SampleCase, copy_generators, tree_map
+from shiplap.sampling.unordered import sort_unordered_rows
 
 
-def split(spec: OpSpec, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def split_arguments(spec: OpSpec, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments in schema order as positional and keyword-only arguments."""
     pairs = list(zip(spec.args, args, strict=True))
     return tuple(v for a, v in pairs if not a.keyword_only), {a.name: v for a, v in pairs if a.keyword_only}
 
 
-def outputs(result: Any) -> tuple[Tensor, ...]:
+def output_tensors(result: Any) -> tuple[Tensor, ...]:
     """Return the results of an op as a tuple of tensors."""
-    return flat_results(result)
+    return flatten_op_results(result)
 
 
-def call(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def call_op(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Call the registered op on these arguments, without copying them, and return its results."""
-    positional, named = split(op.spec, args)
-    return canonical(op.spec, outputs(made_of(op.spec, args, op.overload(*positional, **named))))
+    positional, named = split_arguments(op.spec, args)
+    return sort_unordered_rows(op.spec, output_tensors(fresh_results(op.spec, args, op.overload(*positional, **named))))
 
 
-def effects(op: Op, args: tuple[Any, ...], outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def op_effects(op: Op, args: tuple[Any, ...], outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Return the results, then the arguments that the call has changed, also those in lists."""
-    return (*outs, *tensors_of([v for a, v in zip(op.spec.args, args, strict=True) if a.mutated]))
+    return (*outs, *tensors_in_arguments([v for a, v in zip(op.spec.args, args, strict=True) if a.mutated]))
 
 
-def run(op: Op, case: Case) -> tuple[Tensor, ...]:
+def run_op(op: Op, case: SampleCase) -> tuple[Tensor, ...]:
     """Return the effects of the op on fresh copies of the case's arguments."""
     args = case.fresh()
-    return effects(op, args, call(op, args))
+    return op_effects(op, args, call_op(op, args))
 
 
-def reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def reference_effects(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Return the effects of the reference on copies of ``args``."""
-    copies = rewound(tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), args))
-    positional, named = split(op.spec, copies)
+    copies = copy_generators(tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), args))
+    positional, named = split_arguments(op.spec, copies)
     if op.spec.random:  # without a generator argument, the op draws from torch's own
-        torch.manual_seed(SEED)
-    made = outputs(made_of(op.spec, copies, op.reference(*positional, **named)))
-    return effects(op, copies, canonical(op.spec, made))
+        torch.manual_seed(GENERATOR_SEED)
+    made = output_tensors(fresh_results(op.spec, copies, op.reference(*positional, **named)))
+    return op_effects(op, copies, sort_unordered_rows(op.spec, made))
 
 
-def takes(op: Op, args: tuple[Any, ...]) -> bool:
+def reference_accepts(op: Op, args: tuple[Any, ...]) -> bool:
     """Return whether the reference accepts ``args``. The declaration may admit more than the reference computes."""
     try:
-        reference(op, args)
+        reference_effects(op, args)
     except Exception:
         return False
     return True
 
 
-def differentiated(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def surrogate_results(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Return the results, on ``args`` themselves, of the function whose derivative is the op's gradient."""
-    positional, named = split(op.spec, args)
-    made: Any = made_of(op.spec, args, op.surrogate(*positional, **named))
-    return canonical(op.spec, outputs(detach_results(op.spec, made)))
+    positional, named = split_arguments(op.spec, args)
+    made: Any = fresh_results(op.spec, args, op.surrogate(*positional, **named))
+    return sort_unordered_rows(op.spec, output_tensors(detach_results(op.spec, made)))
 
 
-def drawn_otherwise(op: Op, case: Case) -> bool:
+def draws_otherwise(op: Op, case: SampleCase) -> bool:
     """Return whether the op draws other random numbers than the reference for the same seed."""
     if not op.spec.random:
         return False
-    pairs = zip(run(op, case), reference(op, case.fresh()), strict=True)
+    pairs = zip(run_op(op, case), reference_effects(op, case.fresh()), strict=True)
     return not all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
 
 
-def widen(t: Tensor) -> Tensor:
+def widen_tensor(t: Tensor) -> Tensor:
     """Return floating and complex tensors in double precision, others unchanged. Float8 stays, since its bits are
     codes.
     """
@@ -91,15 +91,15 @@ def widen(t: Tensor) -> Tensor:
     return t.to(torch.promote_types(t.dtype, torch.float64))
 
 
-def reference64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def reference_effects64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Return the effects of the reference in float64, or in its own precision if it requires a narrower one."""
     try:
-        return reference(op, tree_map(widen, args))
+        return reference_effects(op, tree_map(widen_tensor, args))
     except RuntimeError:
-        return reference(op, args)
+        return reference_effects(op, args)
 
 
-def tensors(args: Iterable[Any]) -> list[Tensor]:
+def tensors_among(args: Iterable[Any]) -> list[Tensor]:
     """Return all tensors of ``args``, in order, also those inside lists."""
     flat: list[Tensor] = []
     tree_map(lambda t: flat.append(t), args)
@@ -111,22 +111,22 @@ def is_float8(t: Tensor) -> bool:
     return t.is_floating_point() and t.itemsize == 1
 
 
-def carries(t: Tensor) -> bool:
+def can_carry_gradient(t: Tensor) -> bool:
     """Return whether ``t`` can carry a gradient, as wide floats and complex numbers can."""
     return t.is_complex() or (t.is_floating_point() and not is_float8(t))
 
 
-def direction(t: Tensor, rng: torch.Generator) -> Tensor:
+def random_gradient(t: Tensor, rng: torch.Generator) -> Tensor:
     """Return a random gradient of the shape of ``t``, on the CPU, with both parts for a complex ``t``."""
     drawn = torch.randn(t.shape, generator=rng)
     return torch.complex(drawn, torch.randn(t.shape, generator=rng)) if t.is_complex() else drawn
 
 
-def floating_args(op: Op, case: Case) -> list[str]:
+def floating_args(op: Op, case: SampleCase) -> list[str]:
     """Return the names of the plain tensor arguments that are present and can carry a gradient."""
     pairs = [(a, v) for a, v in zip(op.spec.args, case.args, strict=True) if isinstance(v, Tensor)]
     kept = {*op.spec.mutated, *op.spec.detached}
-    return [a.name for a, v in pairs if carries(v) and a.name not in kept]
+    return [a.name for a, v in pairs if can_carry_gradient(v) and a.name not in kept]
 
 
 def is_adopted(op: Op) -> bool:
@@ -140,32 +140,32 @@ def needs_builder(op: Op) -> bool:
     return op.sampler is None and any(d and all("int" in n for n in d) for d in kinds)
 
 
-def summed(t: Tensor) -> Tensor:
+def sum_to_real(t: Tensor) -> Tensor:
     """Return a real number that depends on all elements of a result."""
     total = (t.float() if is_float8(t) else t).sum()
     return total.real if total.is_complex() else total
 
 
-def has_backward(op: Op, case: Case) -> str:
+def why_no_backward(op: Op, case: SampleCase) -> str:
     """Return why no backward of the op runs, or an empty text if one does."""
     names = floating_args(op, case)
     if not names or op.spec.mutated:
         return "it mutates arguments" if op.spec.mutated else "no floating-point tensor argument"
     args = tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
-    outs = [o for o in call(op, args) if o.requires_grad]
+    outs = [o for o in call_op(op, args) if o.requires_grad]
     if not outs:
         return "no output carries a gradient"
     try:
-        sums = [summed(o) for o in outs]
-        torch.autograd.grad(sums, [v for v in tensors(args) if v.requires_grad], allow_unused=True)
+        sums = [sum_to_real(o) for o in outs]
+        torch.autograd.grad(sums, [v for v in tensors_among(args) if v.requires_grad], allow_unused=True)
     except Exception as e:
         text = str(e)
         if "SL304" in text or "no autograd formula" in text or "not implemented" in text:
-            return f"a gradient is refused: {last_line(e)}"
+            return f"a gradient is refused: {error_line(e)}"
     return ""
 
 
-def last_line(e: BaseException) -> str:
+def error_line(e: BaseException) -> str:
     """Return ``Type: message`` on one line, as at the end of a traceback."""
     if isinstance(e, ShiplapError):
         return f"{e.id}: {e.what}; {e.where}: got {e.got}, expected {e.expected}"
@@ -173,19 +173,19 @@ def last_line(e: BaseException) -> str:
     return f"{type(e).__name__}: {text}"[:400]
 
 
-def in_short(e: BaseException) -> str:
-    """Return ``last_line``, shortened between two words."""
-    return shorten(last_line(e), 200, placeholder=" ...")
+def short_error_line(e: BaseException) -> str:
+    """Return ``error_line``, shortened between two words."""
+    return shorten(error_line(e), 200, placeholder=" ...")
 
 
-def unwritten(e: BaseException) -> str:
+def why_reference_missing(e: BaseException) -> str:
     """Return why no comparison is possible if the reference is not written yet, or an empty text for other errors."""
     written = not (isinstance(e, ShiplapError) and e.id == "SL113")
     return "" if written else "the reference is not written yet, so there is nothing to compare with"
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def suppress_warnings() -> Iterator[None]:
     """A context that suppresses warnings and logs, since an audit provokes failures and reports them as findings."""
     import logging
     import warnings

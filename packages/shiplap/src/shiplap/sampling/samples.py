@@ -18,47 +18,56 @@ from torch import Tensor
 
 from shiplap.cached_property import cached_property
 from shiplap.declare import Arg, Output
-from shiplap.declare.binding import Binding, shape_of
-from shiplap.declare.opaque import sample as sample_object
+from shiplap.declare.binding import Binding, declared_output_shape
+from shiplap.declare.opaque import make_sample_object as sample_object
 from shiplap.dispatch import Op
 from shiplap.dtypes import floating, preferred
 from shiplap.errors import ShiplapError, error
 from shiplap.sampling.boundary_sizes import (
-    FEW,
-    GRAIN,
-    LONG,
-    MILLION,
-    ORDERS,
-    RICH,
-    USUAL,
-    joint,
-    leading,
-    lengths,
-    odd_values,
+    GRAIN_ELEMENTS,
+    LARGEST_COMMON_SIZE,
+    LONG_SUM,
+    MILLION_ELEMENTS,
+    RARE_SIZES_S,
+    USUAL_SIZES,
+    VALUE_ORDERS,
+    joint_sizes,
+    odd_scalar_values,
+    sizes_near_constants,
+    variadic_sizes,
 )
-from shiplap.sampling.boundary_sizes import uneven as uneven_lists
-from shiplap.sampling.builder import built, takes_values
-from shiplap.sampling.case import Case, tree_map
-from shiplap.sampling.code_constants import Mined, around, mine
-from shiplap.sampling.layouts import LAYOUTS, apply_layout, possible
-from shiplap.sampling.recipe import Recipe
-from shiplap.sampling.run import takes, tensors
-from shiplap.sampling.sizes import EDGES, LIMIT, affordable, environment, free_dims, scalar_candidates, search, some
-from shiplap.sampling.values import KINDS, SPECIAL, draw
+from shiplap.sampling.boundary_sizes import uneven_member_sizes as uneven_lists
+from shiplap.sampling.builder import build_arguments, builder_takes_values
+from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.code_constants import CodeConstants, find_code_constants, threshold_value_kind
+from shiplap.sampling.layouts import LAYOUTS, apply_layout, layout_is_possible
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.run import reference_accepts, tensors_among
+from shiplap.sampling.sizes import (
+    EDGE_SIZES,
+    SEARCH_LIMIT,
+    dim_environment,
+    free_dims,
+    name_groups,
+    results_are_affordable,
+    scalar_candidates,
+    search_sizes,
+)
+from shiplap.sampling.values import PLAIN_KINDS, SPECIAL_KINDS, draw_values
 
-MOST = 1 << 21  # the most elements of all arguments of a sample
-KEPT = 1 << 14  # the most elements of a sample that is cached
+MAX_SAMPLE_ELEMENTS = 1 << 21  # the most elements of all arguments of a sample
+MAX_KEPT_ELEMENTS = 1 << 14  # the most elements of a sample that is cached
 SLOW = 1.0  # seconds of processor time for one sample
-PATIENCE = 2  # failed searches in a row for one dim, after which the next searches are short
+SEARCH_PATIENCE = 2  # failed searches in a row for one dim, after which the next searches are short
 FLOATS, PREFERRED, COMPLEX = floating(), preferred(), {"complex64", "complex128"}
 
 
-def sample(op: Op, label: str, seed: int, device: str = "cpu") -> Case:
+def sample(op: Op, label: str, seed: int, device: str = "cpu") -> SampleCase:
     """Return the sample that a finding names, with the same values, sizes, layout and dtypes on every machine."""
-    return Samples(op, seed, device).build(Recipe.parse(label))
+    return Samples(op, seed, device).build(SampleRecipe.parse(label))
 
 
-def other(op: Op, case: Case) -> Case:
+def with_other_values(op: Op, case: SampleCase) -> SampleCase:
     """Return ``case`` with other values, and with the same sizes, dtypes and layouts."""
     return Samples(op, case.seed + 1, case.device).build(case.recipe)
 
@@ -68,19 +77,19 @@ class Samples:
 
     def __init__(self, op: Op, seed: int, device: str = "cpu") -> None:
         self.op, self.spec, self.seed, self.device = op, op.spec, seed, torch.device(device)
-        self._known: dict[str, Case | None] = {}
-        self._sized: dict[str, Recipe | None] = {}
+        self._known: dict[str, SampleCase | None] = {}
+        self._sized: dict[str, SampleRecipe | None] = {}
         self._refused: dict[str, int] = {}
         self._slow_from: dict[str, int] = {}
         self._pace = 0.0  # seconds of processor time for an element, of the slowest large sample so far
 
     @cached_property
-    def base(self) -> Recipe:
+    def base(self) -> SampleRecipe:
         """The recipe of the base sample: small distinct sizes, default scalars, float32.
 
         Raises SL502 if the declaration admits none of the tried combinations.
         """
-        base = search(self.spec)
+        base = search_sizes(self.spec)
         if base is None:
             wanted = "; ".join(map(str, self.spec.requires)) or "a value for every scalar without a default"
             raise error("SL502", where=self.spec.name, got="no combination of sizes and scalars", expected=wanted)
@@ -91,36 +100,42 @@ class Samples:
             raise error("SL502", where=self.spec.name, got=f"{e.id} {e.what}: {e.got}", expected=e.expected) from e
         return recipe
 
-    def _recipe(self, sizes: dict[str, Any], scalars: dict[str, Any]) -> Recipe:
+    def _recipe(self, sizes: dict[str, Any], scalars: dict[str, Any]) -> SampleRecipe:
         """Return the recipe of these sizes and scalars, with the preferred dtypes."""
         classes = [a.tensor for a in self.spec.tensors if a.tensor and not a.tensor.concrete]
         dtypes = {t.dtype_class: next(n for n in PREFERRED if n in t.dtypes or not t.dtypes) for t in classes}
-        return Recipe().but(sizes=sizes, scalars={k: v for k, v in scalars.items() if k not in sizes}, dtypes=dtypes)
+        return SampleRecipe().but(
+            sizes=sizes, scalars={k: v for k, v in scalars.items() if k not in sizes}, dtypes=dtypes
+        )
 
-    def _env(self, recipe: Recipe) -> dict[str, Any]:
+    def _env(self, recipe: SampleRecipe) -> dict[str, Any]:
         """Return the value of each dim and scalar. Raises SL502 if the declaration does not admit them."""
         sizes, scalars = dict(recipe.sizes), dict(recipe.scalars)
         scalars |= {a.name: sizes[a.name] for a in self.spec.scalars if a.name in sizes}
-        env = environment(self.spec, {**sizes, "...": (2,)}, scalars)
-        if env is None or not affordable(self.spec, env):
+        env = dim_environment(self.spec, {**sizes, "...": (2,)}, scalars)
+        if env is None or not results_are_affordable(self.spec, env):
             raise error("SL502", where=self.spec.name, got=str(recipe), expected="sizes that the declaration admits")
         return env
 
-    def build(self, recipe: Recipe) -> Case:
+    def build(self, recipe: SampleRecipe) -> SampleCase:
         """Return the case of a recipe. Raises the errors of the declaration's own checks if the recipe does not fit."""
         env = self._env(recipe)
         digest = hashlib.sha256(f"{self.seed}|{recipe.drawn}".encode()).digest()
         rng = torch.Generator().manual_seed(int.from_bytes(digest[:6], "little"))
-        drawn = built(self.op, recipe, env, rng, self.device) if self.op.sampler else self._drawn(recipe, env, rng)
+        drawn = (
+            build_arguments(self.op, recipe, env, rng, self.device)
+            if self.op.sampler
+            else self._drawn(recipe, env, rng)
+        )
         args = tuple(self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True))
-        return Case(recipe, self.seed, args, self.op.bind(args).env, str(self.device), bool(self.spec.random))
+        return SampleCase(recipe, self.seed, args, self.op.bind(args).env, str(self.device), bool(self.spec.random))
 
-    def blank(self, recipe: Recipe) -> Binding:
+    def blank(self, recipe: SampleRecipe) -> Binding:
         """Return a call of the recipe on the meta device, for checks of sizes, dtypes and layouts."""
         drawn = self._drawn(recipe, self._env(recipe), None)
         return self.op.bind([self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True)])
 
-    def make(self, recipe: Recipe) -> Case | None:
+    def make(self, recipe: SampleRecipe) -> SampleCase | None:
         """Return the case of a recipe, or None if the declaration or the builder refuses the recipe."""
         key = str(recipe)
         if key in self._known:
@@ -131,11 +146,11 @@ class Samples:
         except Exception:
             case = None
         self._note(case, began)
-        if case is None or case.numel < KEPT:
+        if case is None or case.numel < MAX_KEPT_ELEMENTS:
             self._known[key] = case
         return case
 
-    def _cases(self, recipes: Iterable[Recipe]) -> Iterator[Case]:
+    def _cases(self, recipes: Iterable[SampleRecipe]) -> Iterator[SampleCase]:
         """Yield the case of each recipe that is admitted, each once."""
         seen: set[str] = set()
         for recipe in recipes:
@@ -143,7 +158,7 @@ class Samples:
                 seen.add(str(recipe))
                 yield case
 
-    def _drawn(self, recipe: Recipe, env: dict[str, Any], rng: torch.Generator | None) -> tuple[Any, ...]:
+    def _drawn(self, recipe: SampleRecipe, env: dict[str, Any], rng: torch.Generator | None) -> tuple[Any, ...]:
         """Return the arguments of a recipe, drawn without a builder, or on the meta device without ``rng``."""
         positive = [v for v in env.values() if type(v) is int and v > 0]
         below = min([env[d] for d in free_dims(self.spec) if type(env[d]) is int and env[d] > 0] or positive or [1])
@@ -153,10 +168,12 @@ class Samples:
             assert arg.tensor is not None
             kind = arg.tensor
             name = kind.dtypes[0] if kind.concrete else dict(recipe.dtypes)[kind.dtype_class]
-            shape = tuple(int(n) for n in shape_of(Output(arg.name, kind), env | recipe.member_sizes(arg, member)))
+            shape = tuple(
+                int(n) for n in declared_output_shape(Output(arg.name, kind), env | recipe.member_sizes(arg, member))
+            )
             if rng is None:
                 return torch.empty(shape, dtype=getattr(torch, name), device="meta")
-            return draw(shape, getattr(torch, name), recipe.values, below, rng)
+            return draw_values(shape, getattr(torch, name), recipe.values, below, rng)
 
         def value(arg: Arg) -> Any:
             """Return one argument."""
@@ -171,7 +188,7 @@ class Samples:
 
         return tuple(value(a) for a in self.spec.args)
 
-    def _place(self, recipe: Recipe, arg: Arg, value: Any) -> Any:
+    def _place(self, recipe: SampleRecipe, arg: Arg, value: Any) -> Any:
         """Return an argument in its layout and on the device, or None if the recipe leaves the argument out."""
         if arg.name in recipe.absent:
             return None
@@ -183,22 +200,24 @@ class Samples:
             t = t.detach().to(self.device)
             if layout.startswith("expanded") and self.op.sampler is not None:
                 return t  # a builder's values may be symmetric or sorted, and expanding would break that
-            fits = layout and possible(layout, t, contiguous=arg.contiguous, mutated=arg.mutated)
+            fits = layout and layout_is_possible(layout, t, contiguous=arg.contiguous, mutated=arg.mutated)
             return apply_layout(t, layout) if fits else t
 
         return tree_map(place, (value,))[0]
 
     # Series of samples for the checks.
 
-    def plain(self) -> Iterator[Case]:
+    def plain(self) -> Iterator[SampleCase]:
         """Yield the base sample."""
         yield from self._cases([self.base])
 
-    def values(self) -> Iterator[Case]:
+    def values(self) -> Iterator[SampleCase]:
         """Yield the base sizes, then larger ones, with every kind of values."""
-        yield from self._cases(b.but(values=k) for b in (self.base, *(c.recipe for c in self.grown(1))) for k in KINDS)
+        yield from self._cases(
+            b.but(values=k) for b in (self.base, *(c.recipe for c in self.grown(1))) for k in PLAIN_KINDS
+        )
 
-    def dtypes(self) -> Iterator[Case]:
+    def dtypes(self) -> Iterator[SampleCase]:
         """Yield the base sample in every floating dtype that the declaration admits, and in both complex ones."""
         classes = {a.tensor.dtype_class: a.tensor for a in self.spec.tensors if a.tensor and not a.tensor.concrete}
         for dtype in FLOATS:
@@ -208,18 +227,18 @@ class Samples:
             if names:
                 yield from self._cases([self.base.but(dtypes=names)])
 
-    def scalars(self) -> Iterator[Case]:
+    def scalars(self) -> Iterator[SampleCase]:
         """Yield samples with one scalar at another value, and with other sizes where the value requires them."""
         yield from self._scalars({a.name: list(scalar_candidates(a)[:4]) for a in self.spec.scalars})
 
-    def odd_scalars(self) -> Iterator[Case]:
+    def odd_scalars(self) -> Iterator[SampleCase]:
         """Yield samples with one scalar negative, zero, large, or around literals of the code."""
-        yield from self._scalars({a.name: odd_values(a, self.mined) for a in self.spec.scalars})
+        yield from self._scalars({a.name: odd_scalar_values(a, self.mined) for a in self.spec.scalars})
         flags = [a.name for a in self.spec.scalars if a.scalar == "bool"][:3]
         chosen = product((False, True), repeat=len(flags)) if len(flags) > 1 else ()
         yield from self._cases(self.base.but(scalars=dict(zip(flags, values, strict=True))) for values in chosen)
 
-    def _scalars(self, tried: dict[str, list[Any]]) -> Iterator[Case]:
+    def _scalars(self, tried: dict[str, list[Any]]) -> Iterator[SampleCase]:
         """Yield samples with one scalar at each of the ``tried`` values."""
         for arg in self.spec.scalars:
             if arg.name in dict(self.base.sizes):
@@ -229,62 +248,70 @@ class Samples:
                 if self.make(direct) is not None:
                     yield from self._cases([direct])
                     continue
-                scalars = search(self.spec, fixed_scalars={**dict(self.base.scalars), arg.name: value})
+                scalars = search_sizes(self.spec, fixed_scalars={**dict(self.base.scalars), arg.name: value})
                 if scalars is not None:
                     yield from self._cases([self._recipe(*scalars)])
 
     @cached_property
-    def mined(self) -> Mined:
+    def mined(self) -> CodeConstants:
         """The constants in the code of the op."""
-        return mine(self.op)
+        return find_code_constants(self.op)
 
-    def thresholds(self) -> Iterator[Case]:
+    def thresholds(self) -> Iterator[SampleCase]:
         """Yield samples whose values lie at numbers of the code and at scalars, where the code may branch."""
-        if kind := around(self.mined, dict(self.base.scalars).values()) if self.op.sampler is None else "":
+        if (
+            kind := threshold_value_kind(self.mined, dict(self.base.scalars).values())
+            if self.op.sampler is None
+            else ""
+        ):
             yield from self._cases(r.but(values=kind) for r in [c.recipe for c in self.dtypes()] or [self.base])
 
-    def lists(self) -> Iterator[Case]:
+    def lists(self) -> Iterator[SampleCase]:
         """Yield lists of tensors of no, one, three and more members, and of members that differ in size."""
         for arg in self.spec.tensors:
             for length in self.mined.members if arg.many and not arg.length else ():
                 yield from self._cases([self.base.but(lists={arg.name: length})])
         for lists in uneven_lists(self.spec) if self.op.sampler is None else ():
-            yield from (c for c in self._cases([self.base.but(lists=lists)]) if takes(self.op, c.args))
+            yield from (c for c in self._cases([self.base.but(lists=lists)]) if reference_accepts(self.op, c.args))
 
-    def special(self) -> Iterator[Case]:
+    def special(self) -> Iterator[SampleCase]:
         """Yield samples of each kind of values and dtype, at the base sizes and at larger ones."""
-        kinds = SPECIAL if self.op.sampler is None or takes_values(self.op) else ()
+        kinds = SPECIAL_KINDS if self.op.sampler is None or builder_takes_values(self.op) else ()
         dtypes = [c.recipe for c in self.dtypes()] or [self.base]
-        yield from self._cases(r.but(values=kind) for kind in (*KINDS[1:], *SPECIAL) if kinds for r in dtypes)
+        yield from self._cases(
+            r.but(values=kind) for kind in (*PLAIN_KINDS[1:], *SPECIAL_KINDS) if kinds for r in dtypes
+        )
         grown = next((c.recipe for c in self.grown(1)), self.base)
         wide = [r.but(sizes=dict(grown.sizes)) for r in dtypes]
-        every = ("normal", *(kinds and (*KINDS[1:], *SPECIAL)))
+        every = ("normal", *(kinds and (*PLAIN_KINDS[1:], *SPECIAL_KINDS)))
         yield from self._cases(r.but(values=kind) for kind in every for r in wide)
 
-    def long(self) -> Iterator[Case]:
+    def long(self) -> Iterator[SampleCase]:
         """Yield sums of many positive terms in every dtype, which a narrow accumulator loses."""
-        kinds = ("positive", "normal") if self.op.sampler is None or takes_values(self.op) else ("normal",)
+        kinds = ("positive", "normal") if self.op.sampler is None or builder_takes_values(self.op) else ("normal",)
         for name, kind in free_dims(self.spec).items():
-            for case in self._resized({name: LONG if kind != "variadic" else (LONG,)}):
+            for case in self._resized({name: LONG_SUM if kind != "variadic" else (LONG_SUM,)}):
                 for recipe in [c.recipe for c in self.dtypes()] or [self.base]:
                     sized = recipe.but(sizes=dict(case.recipe.sizes))
                     yield from self._cases(sized.but(values=kind) for kind in kinds)
 
-    def tiles(self) -> Iterator[Case]:
+    def tiles(self) -> Iterator[SampleCase]:
         """Yield sizes around tiles, thresholds and powers of two up to 4,096, each dim alone and then together.
 
         A dim stops growing once its samples are slow (``SLOW``).
         """
         kinds = free_dims(self.spec)
         fixed = [name for name, kind in kinds.items() if kind != "variadic"]
-        first: Iterator[dict[str, Any]] = chain(islice(joint(fixed), 2), leading(n for n in kinds if n not in fixed))
+        first: Iterator[dict[str, Any]] = chain(
+            islice(joint_sizes(fixed), 2), variadic_sizes(n for n in kinds if n not in fixed)
+        )
         for wanted in first:
             yield from self._afforded(self._resized(wanted))  # before the others, which may use up the time
-        orders, turns, end = cycle(ORDERS), cycle(range(max(2, len(kinds)))), time.process_time() + RICH
-        for size in lengths(self.mined):
+        orders, turns, end = cycle(VALUE_ORDERS), cycle(range(max(2, len(kinds)))), time.process_time() + RARE_SIZES_S
+        for size in sizes_near_constants(self.mined):
             next(turns)  # one extra step for each size, so that the dims take turns
             for name, kind in kinds.items():
-                ordered = size not in USUAL and (len(kinds) < 3 or next(turns) == 0) and time.process_time() < end
+                ordered = size not in USUAL_SIZES and (len(kinds) < 3 or next(turns) == 0) and time.process_time() < end
                 if size > self._slow_from.get(name, size):
                     continue
                 began = time.process_time()
@@ -292,80 +319,86 @@ class Samples:
                     yield from self._afforded(chain([case], self._ordered(case, next(orders)) if ordered else ()))
                 if time.process_time() - began > 2 * SLOW:
                     self._slow_from[name] = size
-        for wanted in joint(fixed):
+        for wanted in joint_sizes(fixed):
             for case in self._resized(wanted) if time.process_time() < end else ():
                 turned = self._ordered(case, next(orders)) if min(wanted.values()) > 1 else ()
                 yield from self._afforded(chain([case], turned))
         yield from self._afforded(chain(self.grains(), self.millions()))
 
-    def _ordered(self, case: Case, order: str) -> Iterator[Case]:
+    def _ordered(self, case: SampleCase, order: str) -> Iterator[SampleCase]:
         """Yield the sample with one peak in each row, and with its values in an order."""
-        if case.numel <= MOST >> 1 and (self.op.sampler is None or takes_values(self.op)):
+        if case.numel <= MAX_SAMPLE_ELEMENTS >> 1 and (self.op.sampler is None or builder_takes_values(self.op)):
             yield from self._cases(case.recipe.but(values=kind) for kind in ("peaks", order))
 
-    def _afforded(self, cases: Iterable[Case]) -> Iterator[Case]:
+    def _afforded(self, cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
         """Yield cases of at most a few seconds, estimated from the smaller cases before."""
         for case in cases:
-            if case.numel > MOST or case.numel * self._pace > 4 * SLOW:
+            if case.numel > MAX_SAMPLE_ELEMENTS or case.numel * self._pace > 4 * SLOW:
                 continue
             began = time.process_time()
             yield case
             self._note(case, began)
 
-    def _note(self, case: Case | None, began: float) -> None:
+    def _note(self, case: SampleCase | None, began: float) -> None:
         """Record the time of a large sample: for making it, or for the check that used it."""
-        if case is not None and case.numel > LONG:
+        if case is not None and case.numel > LONG_SUM:
             self._pace = max(self._pace, (time.process_time() - began) / case.numel)
 
-    def millions(self) -> Iterator[Case]:
+    def millions(self) -> Iterator[SampleCase]:
         """Yield samples of more than 2^20 elements, beyond counters, grids and buffers of a fixed size."""
         names = [name for name, kind in free_dims(self.spec).items() if kind != "variadic"]
         for name in dict.fromkeys([*names[:1], *names[-1:]]):
             base, size = self.build(self.base), dict(self.base.sizes).get(name)
             if isinstance(size, int) and size > 0:
-                others = max([1, *(t.numel() // size for t in tensors(base.args))])
-                yield from self._resized({name: MILLION // others + 1})
+                others = max([1, *(t.numel() // size for t in tensors_among(base.args))])
+                yield from self._resized({name: MILLION_ELEMENTS // others + 1})
 
-    def wide(self) -> Iterator[Case]:
+    def wide(self) -> Iterator[SampleCase]:
         """Yield a few sizes beyond one tile, for checks that take long."""
-        sizes = [n + 1 for n in self.mined.ints if FEW < n < LONG // 4][:4]
+        sizes = [n + 1 for n in self.mined.ints if LARGEST_COMMON_SIZE < n < LONG_SUM // 4][:4]
         for size in dict.fromkeys((65, *sizes, 1025)):
             for name, kind in free_dims(self.spec).items():
                 cases = self._resized({name: (size,) if kind == "variadic" else size})
-                yield from (c for c in cases if c.numel <= MOST >> 3)
+                yield from (c for c in cases if c.numel <= MAX_SAMPLE_ELEMENTS >> 3)
 
-    def grains(self) -> Iterator[Case]:
+    def grains(self) -> Iterator[SampleCase]:
         """Yield samples with enough elements for parallel loops, which torch splits from 32,768 elements on."""
         for name, kind in free_dims(self.spec).items():
             base = self.make(self.base)
             size = dict(self.base.sizes).get(name)
             if kind == "variadic" or not isinstance(size, int) or base is None or not size:
                 continue
-            others = max(1, max((t.numel() // size for t in tensors(base.args)), default=1))
-            wanted = GRAIN // others + 1
-            yield from (c for c in self._resized({name: wanted}) if c.numel <= MOST) if wanted > LONG else ()
+            others = max(1, max((t.numel() // size for t in tensors_among(base.args)), default=1))
+            wanted = GRAIN_ELEMENTS // others + 1
+            yield from (
+                (c for c in self._resized({name: wanted}) if c.numel <= MAX_SAMPLE_ELEMENTS)
+                if wanted > LONG_SUM
+                else ()
+            )
 
-    def optionals(self) -> Iterator[Case]:
+    def optionals(self) -> Iterator[SampleCase]:
         """Yield samples without optional tensors, one and all, then with broadcast sizes of 1, one and all."""
         absent = [a.name for a in self.spec.tensors if a.optional]
-        yield from self._cases(self.base.but(absent=group) for group in some(absent))
-        yield from self._cases(self.base.but(sizes=dict.fromkeys(group, 1)) for group in some(self.spec.broadcasts))
+        yield from self._cases(self.base.but(absent=group) for group in name_groups(absent))
+        yield from self._cases(
+            self.base.but(sizes=dict.fromkeys(group, 1)) for group in name_groups(self.spec.broadcasts)
+        )
 
-    def edges(self) -> Iterator[Case]:
+    def edges(self) -> Iterator[SampleCase]:
         """Yield samples with one dim at 0, 1 and around powers of two, then with all dims at 0."""
         kinds = free_dims(self.spec)
         for name, kind in kinds.items():
-            for size in ((), (0,), (1,), (2, 3)) if kind == "variadic" else EDGES:
+            for size in ((), (0,), (1,), (2, 3)) if kind == "variadic" else EDGE_SIZES:
                 yield from self._resized({name: size})
         yield from self._resized({n: 0 for n, kind in kinds.items() if kind != "variadic"})
 
-    def ranks(self) -> Iterator[Case]:
+    def ranks(self) -> Iterator[SampleCase]:
         """Yield samples with several dims, and with none, in the place of each variadic one."""
         for name in (n for n, kind in free_dims(self.spec).items() if kind == "variadic"):
             for size in ((2, 3), (), (3, 1, 2)):
                 yield from self._resized({name: size})
 
-    def grown(self, count: int) -> Iterator[Case]:
+    def grown(self, count: int) -> Iterator[SampleCase]:
         """Yield ``count`` cases with all dims of at least 2, as large as the declaration admits."""
         base = dict(self.base.sizes)
         for step in range(1, 4 * count + 1):
@@ -380,40 +413,40 @@ class Samples:
                     yield case
                     break
 
-    def _resized(self, sizes: dict[str, Any]) -> Iterator[Case]:
+    def _resized(self, sizes: dict[str, Any]) -> Iterator[SampleCase]:
         """Yield the base sample with these sizes, if that is admitted and not too slow."""
         direct = self.base.but(sizes=sizes)
-        if (elements := self._elements(direct)) > MOST or elements * self._pace > 4 * SLOW:
+        if (elements := self._elements(direct)) > MAX_SAMPLE_ELEMENTS or elements * self._pace > 4 * SLOW:
             return
         if self.make(direct) is not None:
             yield from self._cases([direct])
         elif len(sizes) == 1 and (resized := self._fitted(sizes)) is not None:
             yield from self._cases([resized])
 
-    def _elements(self, recipe: Recipe) -> int:
+    def _elements(self, recipe: SampleRecipe) -> int:
         """Return the elements of all arguments, without making them. 0 if the declaration refuses the sizes."""
         try:
-            return sum(t.numel() for t in tensors(Samples(self.op, self.seed, "meta").blank(recipe).args))
+            return sum(t.numel() for t in tensors_among(Samples(self.op, self.seed, "meta").blank(recipe).args))
         except Exception:
             return 0
 
-    def _fitted(self, sizes: dict[str, Any]) -> Recipe | None:
+    def _fitted(self, sizes: dict[str, Any]) -> SampleRecipe | None:
         """Return the first recipe with these sizes and other sizes that the declaration admits. Results are cached."""
         if (key := str(sizes)) not in self._sized:
             (name,) = sizes
-            limit = LIMIT if self._refused.get(name, 0) < PATIENCE else LIMIT // 32
-            solution = search(self.spec, sizes, dict(self.base.scalars), limit)
+            limit = SEARCH_LIMIT if self._refused.get(name, 0) < SEARCH_PATIENCE else SEARCH_LIMIT // 32
+            solution = search_sizes(self.spec, sizes, dict(self.base.scalars), limit)
             self._refused[name] = 0 if solution else self._refused.get(name, 0) + 1
             self._sized[key] = solution and self._recipe(*solution).but(dtypes=dict(self.base.dtypes))
         return self._sized[key]
 
-    def layouts(self, base: Recipe | None = None) -> Iterator[Case]:
+    def layouts(self, base: SampleRecipe | None = None) -> Iterator[SampleCase]:
         """Yield samples with every layout of every argument alone, then of all arguments at once."""
         recipe = base or self.base
         for layout in LAYOUTS:
             for name in (*(a.name for a in self.spec.tensors), "every"):
                 case = self.make(recipe.but(layouts={name: layout}))
-                if case is not None and not _plain(case):
+                if case is not None and not _is_plain_case(case):
                     yield case
 
 
@@ -424,7 +457,7 @@ def _larger(size: Any, by: int) -> Any:
     return size + by if type(size) is int and size > 1 else size
 
 
-def _plain(case: Case) -> bool:
+def _is_plain_case(case: SampleCase) -> bool:
     """Return whether all tensors of a sample are contiguous and at the start of their storage."""
     flags: list[bool] = []
     tree_map(lambda t: flags.append(t.is_contiguous() and t.storage_offset() == 0), case.args)

@@ -10,19 +10,19 @@ from typing import Any
 
 import torch
 
-from shiplap.declare.binding import shape_of
+from shiplap.declare.binding import declared_output_shape
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.spec import Arg, OpSpec
 
-EDGES = (0, 1, 15, 16, 17, 31, 33)  # empty, single, and around usual widths of vectors and tiles
-FIRST = (5, 3, 2, 4, 6, 7)  # small and distinct, so that mixed-up dims never agree by accident
-REST = (4, 3, 2, 8, 16, 1, 32, 64, 128)
-VARIADIC = ((2,), (), (2, 3), (3, 1, 2))
+EDGE_SIZES = (0, 1, 15, 16, 17, 31, 33)  # empty, single, and around usual widths of vectors and tiles
+FIRST_SIZES = (5, 3, 2, 4, 6, 7)  # small and distinct, so that mixed-up dims never agree by accident
+OTHER_SIZES = (4, 3, 2, 8, 16, 1, 32, 64, 128)
+VARIADIC_SIZES = ((2,), (), (2, 3), (3, 1, 2))
 KINDS = ("name", "any", "variadic")
-RESULT = 1 << 28  # the most elements of one result of a sample
-LIMIT = 60_000  # combinations before the search ends, about 0.4 s
+MAX_RESULT_ELEMENTS = 1 << 28  # the most elements of one result of a sample
+SEARCH_LIMIT = 60_000  # combinations before the search ends, about 0.4 s
 # Errors of expressions, such as a division by a stride of 0.
-REFUSALS = (ArithmeticError, LookupError, TypeError, ValueError)
+REFUSAL_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def free_dims(spec: OpSpec) -> dict[str, str]:
@@ -36,7 +36,7 @@ def free_dims(spec: OpSpec) -> dict[str, str]:
     return {d.of or d.text: d.kind for d in dims if (d.of or d.text) not in computed}
 
 
-def ones(spec: OpSpec, env: Mapping[str, Any]) -> dict[str, int]:
+def broadcast_ones(spec: OpSpec, env: Mapping[str, Any]) -> dict[str, int]:
     """Return the dims of a call that are 1 and broadcast to more.
 
     Recipes hold sizes for these dims only. Other repeated dims have the size of the dim that they repeat.
@@ -44,7 +44,7 @@ def ones(spec: OpSpec, env: Mapping[str, Any]) -> dict[str, int]:
     return {own: 1 for own, of in spec.broadcasts.items() if env.get(own) == 1 != env.get(of)}
 
 
-def some(names: Iterable[str], *, every: bool = False) -> Iterator[tuple[str, ...]]:
+def name_groups(names: Iterable[str], *, every: bool = False) -> Iterator[tuple[str, ...]]:
     """Yield each name alone, then all names. With ``every``, yield each subset of up to three names."""
     names = tuple(names)
     among = range(2, len(names)) if every and len(names) < 4 else ()
@@ -52,7 +52,7 @@ def some(names: Iterable[str], *, every: bool = False) -> Iterator[tuple[str, ..
         yield from combinations(names, count)
 
 
-def environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str, Any]) -> dict[str, Any] | None:
+def dim_environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return every dim and scalar by name, or None if the declaration does not admit the combination."""
     env = {**scalars, **sizes}
     env = {own: env[of] for own, of in spec.broadcasts.items() if of in env} | env
@@ -63,18 +63,18 @@ def environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str, An
         results = [env[name] for name, _ in spec.dims] + [d.expr(env) for d in inputs if d.expr is not None]
         results += [bound(env) for _, bound in spec.bounds]
         known = {**env, **dict.fromkeys(spec.dynamic, 0)}
-        results += [size for out in spec.outputs for size in shape_of(out, known)]
+        results += [size for out in spec.outputs for size in declared_output_shape(out, known)]
         repeated = all(env[own] in (1, env[of]) for own, of in spec.broadcasts.items())
         admitted = all(size >= 0 for size in results) and repeated and all(expr(env) for expr in spec.requires)
-    except REFUSALS:
+    except REFUSAL_ERRORS:
         return None
     return env if admitted else None
 
 
-def affordable(spec: OpSpec, env: Mapping[str, Any]) -> bool:
+def results_are_affordable(spec: OpSpec, env: Mapping[str, Any]) -> bool:
     """Return whether the results of such a call fit any machine. A scalar may be a number of rows, such as 2^40."""
     known = {**env, **dict.fromkeys(spec.dynamic, 0)}
-    return all(math.prod(shape_of(out, known)) <= RESULT for out in spec.outputs)
+    return all(math.prod(declared_output_shape(out, known)) <= MAX_RESULT_ELEMENTS for out in spec.outputs)
 
 
 def scalar_candidates(arg: Arg) -> Sequence[Any]:
@@ -105,29 +105,29 @@ def scalar_candidates(arg: Arg) -> Sequence[Any]:
     return [*first, *(v for v in same_length if v not in first)]
 
 
-def search(
+def search_sizes(
     spec: OpSpec,
     fixed_sizes: Mapping[str, Any] | None = None,
     fixed_scalars: Mapping[str, Any] | None = None,
-    limit: int = LIMIT,
+    limit: int = SEARCH_LIMIT,
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Return the first admitted ``(sizes, scalars)`` with the fixed values, among ``limit`` combinations, or None."""
-    names, pools = _pools(spec, fixed_sizes or {}, fixed_scalars or {})
+    names, pools = _value_pools(spec, fixed_sizes or {}, fixed_scalars or {})
     dims, scalars = free_dims(spec), [a.name for a in spec.scalars]
     plain = [e for e in spec.requires if e.names <= set(names)]
-    for values in islice(_outwards(pools), limit):
+    for values in islice(_product_outwards(pools), limit):
         chosen = dict(zip(names, values, strict=True))
         # Plain requirements are cheap to check, and refuse most combinations.
-        if _refused(plain, chosen):
+        if _requirement_refuses(plain, chosen):
             continue
         # A scalar with the name of a dim is that dim's size.
         solution = {d: chosen[d] for d in dims}, {name: chosen[name] for name in scalars}
-        if environment(spec, *solution) is not None:
+        if dim_environment(spec, *solution) is not None:
             return solution
     return None
 
 
-def _refused(requirements: list[Expr], chosen: Mapping[str, Any]) -> bool:
+def _requirement_refuses(requirements: list[Expr], chosen: Mapping[str, Any]) -> bool:
     """Return whether a requirement refuses the values.
 
     That requirement moves to the front, since it is likely to refuse the next values.
@@ -136,22 +136,24 @@ def _refused(requirements: list[Expr], chosen: Mapping[str, Any]) -> bool:
         try:
             if holds(chosen):
                 continue
-        except REFUSALS:
+        except REFUSAL_ERRORS:
             pass
         requirements.insert(0, requirements.pop(place))
         return True
     return False
 
 
-def _pools(
+def _value_pools(
     spec: OpSpec, fixed_sizes: Mapping[str, Any], fixed_scalars: Mapping[str, Any]
 ) -> tuple[list[str], list[Sequence[Any]]]:
     """Return the names of dims and scalars, and the values to try for each."""
     pools: dict[str, Sequence[Any]] = {}
-    asked = _asked(spec)
+    asked = _sizes_in_requirements(spec)
     for index, (name, kind) in enumerate(free_dims(spec).items()):
-        first = FIRST[index % len(FIRST)]
-        usual: Sequence[Any] = VARIADIC if kind == "variadic" else (first, *(s for s in REST if s != first), *asked)
+        first = FIRST_SIZES[index % len(FIRST_SIZES)]
+        usual: Sequence[Any] = (
+            VARIADIC_SIZES if kind == "variadic" else (first, *(s for s in OTHER_SIZES if s != first), *asked)
+        )
         pools[name] = (fixed_sizes[name],) if name in fixed_sizes else usual
     for arg in spec.scalars:
         if arg.name not in pools:
@@ -160,7 +162,7 @@ def _pools(
     return list(pools), list(pools.values())
 
 
-def _asked(spec: OpSpec) -> list[int]:
+def _sizes_in_requirements(spec: OpSpec) -> list[int]:
     """Return the numbers in the expressions of the declaration, and multiples of them.
 
     Without these, no usual size satisfies ``n % 256 == 0``.
@@ -169,10 +171,10 @@ def _asked(spec: OpSpec) -> list[int]:
     texts += [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "expr"]
     numbers = sorted({int(v) for text in texts for v in re.findall(r"(?<![\w.])\d{1,6}(?![\w.])", text)})
     named = [m for v in numbers if 1 < v <= 1 << 16 for m in (v, 2 * v, v + 1, 3 * v)]
-    return [v for v in dict.fromkeys(named) if v not in (*FIRST, *REST)]
+    return [v for v in dict.fromkeys(named) if v not in (*FIRST_SIZES, *OTHER_SIZES)]
 
 
-def _outwards(pools: list[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+def _product_outwards(pools: list[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
     """Yield the product of the pools, combinations with few deviations from the first values first."""
     if not all(pools):
         return

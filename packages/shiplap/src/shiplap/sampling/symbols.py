@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 # What compilers and runtimes put there themselves, and who it belongs to. Nothing else is set aside.
-RUNTIME = {
+RUNTIME_SYMBOLS = {
     "__dso_handle": "C runtime",
     "__TMC_END__": "C runtime",
     "completed.*": "C runtime",
@@ -30,7 +30,7 @@ RUNTIME = {
     "__sancov*": "sanitizer",
     "__llvm_*": "coverage counters",
 }
-LINKED_IN = (  # a static libstdc++: its own namespaces
+STATIC_RUNTIME_PREFIXES = (  # a static libstdc++: its own namespaces
     "_ZNSt",
     "_ZNKSt",
     "_ZNSs",
@@ -43,12 +43,12 @@ LINKED_IN = (  # a static libstdc++: its own namespaces
     "_ZZN9__gnu_cxx",
     "_ZN14__gnu_internal",
 )
-OURS_NOW = "C++ runtime, linked in"
-CRT_BYTES = {".data": 16, ".bss": 16}  # what an empty library has, with its alignment
+LINKED_RUNTIME_NAME = "C++ runtime, linked in"
+EMPTY_SECTION_BYTES = {".data": 16, ".bss": 16}  # what an empty library has, with its alignment
 
 
 @dataclass(frozen=True)
-class Symbol:
+class WritableSymbol:
     """A writable symbol. ``kind`` is ``"global"`` for data of the process, ``"thread-local"`` for that of each
     thread.
     """
@@ -62,7 +62,7 @@ class Symbol:
 
 
 @dataclass(frozen=True)
-class State:
+class LibraryState:
     """Writable memory in three groups: certainly state, part of a language runtime, and undecidable.
 
     Attributes:
@@ -73,22 +73,24 @@ class State:
         declared: globals that the library admits, each with its reason; never thread-locals.
     """
 
-    symbols: tuple[Symbol, ...] = ()
+    symbols: tuple[WritableSymbol, ...] = ()
     runtime: tuple[str, ...] = ()
     nameless: tuple[tuple[str, int], ...] = ()
     linked_in: bool = False
     declared: tuple[str, ...] = ()
 
 
-KEEPS = "shiplap_keeps"  # an exported const char[] with a line "name: reason" for each global that a library admits
+KEEPS_SYMBOL = (
+    "shiplap_keeps"  # an exported const char[] with a line "name: reason" for each global that a library admits
+)
 
 
-def state_of(library: Path) -> State:
+def read_library_state(library: Path) -> LibraryState:
     """Return the writable globals and thread-locals of ``library``. Raises ValueError when it is no ELF file."""
-    return _read(library, library.stat().st_mtime_ns)
+    return _read_cached(library, library.stat().st_mtime_ns)
 
 
-def compilers(library: Path) -> tuple[str, ...]:
+def compilers_of_library(library: Path) -> tuple[str, ...]:
     """Return the names that compilers wrote into ``library``, empty when it was stripped of them or is no ELF file."""
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
@@ -103,7 +105,7 @@ def compilers(library: Path) -> tuple[str, ...]:
 
 
 @cache
-def _read(library: Path, changed: int) -> State:
+def _read_cached(library: Path, changed: int) -> LibraryState:
     """Read the state of a library. ``changed`` is the time of the last change, a part of the cache's key."""
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
@@ -113,52 +115,52 @@ def _read(library: Path, changed: int) -> State:
             elf = ELFFile(file)
             tables = [elf.get_section_by_name(name) for name in (".symtab", ".dynsym")]
             table = next(t for t in tables if t is not None)
-            symbols = _admitted(_symbols(elf, table), _text(elf, table, KEEPS))
-            return replace(symbols, nameless=_nameless(elf, symbols)) if tables[0] is None else symbols
+            symbols = _separate_admitted(_read_symbols(elf, table), _read_constant(elf, table, KEEPS_SYMBOL))
+            return replace(symbols, nameless=_unnamed_bytes(elf, symbols)) if tables[0] is None else symbols
     except (ELFError, StopIteration) as e:
         raise ValueError(f"{library.name} has no readable ELF symbol table: {e}") from None
 
 
-def _writable(name: str) -> str:
+def _kind_of_section(name: str) -> str:
     """Return the kind of a writable section, or an empty text. The loader alone writes to ``.data.rel.ro``."""
     if name.startswith((".tbss", ".tdata")):
         return "thread-local"
     return "global" if name.startswith((".data", ".bss")) and not name.startswith(".data.rel.ro") else ""
 
 
-def _symbols(elf: Any, table: Any) -> State:
+def _read_symbols(elf: Any, table: Any) -> LibraryState:
     """Return the writable symbols of a table in their groups."""
-    admitted: dict[Symbol, bool] = {}  # → whether it is local to a source file
+    admitted: dict[WritableSymbol, bool] = {}  # → whether it is local to a source file
     runtime: dict[str, None] = {}
     linked_in = False
     for entry in table.iter_symbols():
         index, kind = entry["st_shndx"], entry["st_info"]["type"]
         if isinstance(index, str) or kind not in ("STT_OBJECT", "STT_TLS", "STT_COMMON", "STT_NOTYPE", "STT_LOOS"):
             continue  # undefined, absolute, functions, sections, file names
-        where = _writable(elf.get_section(index).name)
+        where = _kind_of_section(elf.get_section(index).name)
         if not where or (kind == "STT_NOTYPE" and not entry["st_size"]):
             continue
-        if owner := _owner(entry.name):
+        if owner := _owner_of_symbol(entry.name):
             runtime[f"{entry.name} ({owner})"] = None
-            linked_in = linked_in or owner == OURS_NOW
+            linked_in = linked_in or owner == LINKED_RUNTIME_NAME
         else:
-            admitted[Symbol(entry.name, entry["st_size"], where)] = entry["st_info"]["bind"] == "STB_LOCAL"
+            admitted[WritableSymbol(entry.name, entry["st_size"], where)] = entry["st_info"]["bind"] == "STB_LOCAL"
     certain = [s for s, local in admitted.items() if not (linked_in and local)]
-    return State(tuple(sorted(certain, key=lambda s: (s.kind, s.name))), tuple(sorted(runtime)), (), linked_in)
+    return LibraryState(tuple(sorted(certain, key=lambda s: (s.kind, s.name))), tuple(sorted(runtime)), (), linked_in)
 
 
-def _text(elf: Any, table: Any, name: str) -> str:
+def _read_constant(elf: Any, table: Any, name: str) -> str:
     """Return the constant string ``name``, empty where the library has none."""
     for entry in table.get_symbol_by_name(name) or ():
         section = elf.get_section(entry["st_shndx"]) if not isinstance(entry["st_shndx"], str) else None
-        if section is not None and not _writable(section.name):
+        if section is not None and not _kind_of_section(section.name):
             start = entry["st_value"] - section["sh_addr"]
             data: bytes = section.data()
             return data[start : start + entry["st_size"]].rstrip(b"\0").decode(errors="replace")
     return ""
 
 
-def _admitted(state: State, text: str) -> State:
+def _separate_admitted(state: LibraryState, text: str) -> LibraryState:
     """Return ``state`` with the symbols that the library admits separated from the others."""
     reasons = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
     admitted = [s for s in state.symbols if s.kind == "global" and s.name in reasons]
@@ -166,14 +168,14 @@ def _admitted(state: State, text: str) -> State:
     return replace(state, symbols=others, declared=tuple(f"{s.name} ({reasons[s.name]})" for s in admitted))
 
 
-def _owner(name: str) -> str:
+def _owner_of_symbol(name: str) -> str:
     """Return the owner of a symbol that compilers and runtimes add, empty for a symbol of the library."""
-    known = next((why for pattern, why in RUNTIME.items() if fnmatch.fnmatchcase(name, pattern)), "")
-    return known or (OURS_NOW if name.startswith(LINKED_IN) else "")
+    known = next((why for pattern, why in RUNTIME_SYMBOLS.items() if fnmatch.fnmatchcase(name, pattern)), "")
+    return known or (LINKED_RUNTIME_NAME if name.startswith(STATIC_RUNTIME_PREFIXES) else "")
 
 
-def _nameless(elf: Any, state: State) -> tuple[tuple[str, int], ...]:
+def _unnamed_bytes(elf: Any, state: LibraryState) -> tuple[tuple[str, int], ...]:
     """Return the sections of a stripped library that hold more than the C runtime's own and the exported objects."""
     exported = sum(s.size for s in state.symbols)
-    sizes = [(s.name, s["sh_size"]) for s in elf.iter_sections() if _writable(s.name)]
-    return tuple((name, size) for name, size in sizes if size > CRT_BYTES.get(name, 0) + exported)
+    sizes = [(s.name, s["sh_size"]) for s in elf.iter_sections() if _kind_of_section(s.name)]
+    return tuple((name, size) for name, size in sizes if size > EMPTY_SECTION_BYTES.get(name, 0) + exported)

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from shiplap.declare import OpSpec
 
-COLUMNS = 16  # columns of each result by which rows are ordered
-MOST = 2048  # rows that are matched one by one
+ORDERED_COLUMNS = 16  # columns of each result by which rows are ordered
+MAX_MATCHED_ROWS = 2048  # rows that are matched one by one
 
 
-def _rows(spec: OpSpec, outs: Sequence[Tensor]) -> tuple[list[int], Tensor | None]:
+def _unordered_rows(spec: OpSpec, outs: Sequence[Tensor]) -> tuple[list[int], Tensor | None]:
     """Return the places of the unordered results, and their rows side by side in double precision.
 
     The rows are None if the results differ in their number of rows, which a comparison of shapes reports.
@@ -25,20 +25,20 @@ def _rows(spec: OpSpec, outs: Sequence[Tensor]) -> tuple[list[int], Tensor | Non
     count = chosen[0].shape[0] if chosen[0].dim() else -1
     if any(t.dim() == 0 or t.shape[0] != count or t.is_complex() for t in chosen):
         return places, None
-    wide = [_exactly(t.reshape(count, t[0].numel() if count else 0)[:, :COLUMNS]) for t in chosen]
+    wide = [_exact_doubles(t.reshape(count, t[0].numel() if count else 0)[:, :ORDERED_COLUMNS]) for t in chosen]
     return places, torch.cat(wide, 1)
 
 
-def _exactly(t: Tensor) -> Tensor:
+def _exact_doubles(t: Tensor) -> Tensor:
     """Return a tensor in double precision, with the upper and lower bits of int64 in columns of their own."""
     return torch.cat((t >> 32, t & 0xFFFFFFFF), 1).double() if t.dtype == torch.int64 else t.double()
 
 
-def canonical(spec: OpSpec, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def sort_unordered_rows(spec: OpSpec, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Return ``outs`` with the rows of unordered results sorted, those of all results together."""
     if not spec.unordered:
         return outs
-    places, rows = _rows(spec, outs)
+    places, rows = _unordered_rows(spec, outs)
     if rows is None:
         return outs
     order = torch.arange(rows.shape[0], device=rows.device)
@@ -48,14 +48,14 @@ def canonical(spec: OpSpec, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(t[order] if i in places else t for i, t in enumerate(outs))
 
 
-def matched(spec: OpSpec, outs: Sequence[Tensor], like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def match_unordered_rows(spec: OpSpec, outs: Sequence[Tensor], like: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return ``outs`` with each row of unordered results at the place of the nearest row of ``like``.
 
     Rounding may have changed the order of sorted rows.
     """
-    places, rows = _rows(spec, outs)
-    _, wanted = _rows(spec, like)
-    if rows is None or wanted is None or rows.shape != wanted.shape or not 0 < rows.shape[0] <= MOST:
+    places, rows = _unordered_rows(spec, outs)
+    _, wanted = _unordered_rows(spec, like)
+    if rows is None or wanted is None or rows.shape != wanted.shape or not 0 < rows.shape[0] <= MAX_MATCHED_ROWS:
         return tuple(outs)
     distance = torch.cdist(wanted.nan_to_num(0, 1e300, -1e300).cpu(), rows.nan_to_num(0, 1e300, -1e300).cpu(), p=1)
     order = list[int]()

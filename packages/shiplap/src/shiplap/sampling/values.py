@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-POOL = 4_194_301  # numbers drawn for a large tensor, a prime
-KINDS = ("normal", "ties", "descending", "zeros", "large")
-SPECIAL = (
+POOL_NUMBERS = 4_194_301  # numbers drawn for a large tensor, a prime
+PLAIN_KINDS = ("normal", "ties", "descending", "zeros", "large")
+SPECIAL_KINDS = (
     "nan",
     "infinite",
     "negative zero",
@@ -36,34 +36,34 @@ SPECIAL = (
     "ends",
 )
 """Kinds of values that break a kernel which is right for normal ones. The last three concern integers alone."""
-AROUND = "around "  # followed by numbers: values at these, and next to them on both sides
-DATA = ("powers", "below zero", "extreme", "ends")  # kinds of integers that are no indices of rows
+AROUND_PREFIX = "around "  # followed by numbers: values at these, and next to them on both sides
+DATA_KINDS = ("powers", "below zero", "extreme", "ends")  # kinds of integers that are no indices of rows
 
 
-def draw(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng: torch.Generator) -> Tensor:
+def draw_values(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng: torch.Generator) -> Tensor:
     """Return a contiguous CPU tensor of this kind of values. Integers lie in ``[0, below)``, as indices of rows do.
 
     ``ties`` are few distinct values, zeros among them. ``descending`` is the reverse of the order that sorted code
-    expects. ``large`` are magnitudes around 1e3. The kinds of ``SPECIAL`` are described by their names.
-    Integers leave their range for the kinds of ``DATA`` only. ``around 0.5 6`` are these numbers of either sign,
+    expects. ``large`` are magnitudes around 1e3. The kinds of ``SPECIAL_KINDS`` are described by their names.
+    Integers leave their range for the kinds of ``DATA_KINDS`` only. ``around 0.5 6`` are these numbers of either sign,
     and their neighbours in the dtype.
     """
-    if kind == "normal" and dtype.is_floating_point and math.prod(shape) > 2 * POOL:
-        return _large(shape, dtype, rng)
+    if kind == "normal" and dtype.is_floating_point and math.prod(shape) > 2 * POOL_NUMBERS:
+        return _repeat_pool(shape, dtype, rng)
     if dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=rng).bool()
     if not (dtype.is_floating_point or dtype.is_complex):
-        return _integers(shape, dtype, kind, below, rng).to(dtype)
+        return _draw_integers(shape, dtype, kind, below, rng).to(dtype)
     values = torch.randn(shape, generator=rng, dtype=torch.float64)
     if dtype.is_complex:
         parts = (values, torch.randn(shape, generator=rng, dtype=torch.float64))
         real = torch.float32 if dtype == torch.complex64 else torch.float64
-        return torch.complex(*(_floats(part, real, kind, rng) for part in parts)).to(dtype)
-    drawn = _floats(values, dtype, kind, rng).to(dtype)
-    return _patterned(drawn, rng) if kind == "nan" and dtype.itemsize > 1 else drawn
+        return torch.complex(*(_floats_of_kind(part, real, kind, rng) for part in parts)).to(dtype)
+    drawn = _floats_of_kind(values, dtype, kind, rng).to(dtype)
+    return _vary_nan_bits(drawn, rng) if kind == "nan" and dtype.itemsize > 1 else drawn
 
 
-def _patterned(t: Tensor, rng: torch.Generator) -> Tensor:
+def _vary_nan_bits(t: Tensor, rng: torch.Generator) -> Tensor:
     """Return ``t`` with NaNs of several bit patterns, full payloads and both signs among them.
 
     A conversion that rounds by adding to the bits carries a full payload into the sign.
@@ -74,7 +74,7 @@ def _patterned(t: Tensor, rng: torch.Generator) -> Tensor:
     return torch.where(torch.isnan(t) & (drawn != 0), drawn, bits).view(t.dtype)
 
 
-def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator) -> Tensor:
+def _floats_of_kind(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator) -> Tensor:
     """Return normal ``values`` transformed into the kind, in float64."""
     finfo = torch.finfo(dtype)
 
@@ -89,8 +89,8 @@ def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator)
         """Return random numbers between ``low`` and ``high``."""
         return torch.rand(values.shape, generator=rng, dtype=torch.float64) * (high - low) + low
 
-    if kind.startswith(AROUND):
-        return _around(kind, values, finfo.eps, rng)
+    if kind.startswith(AROUND_PREFIX):
+        return _values_at_thresholds(kind, values, finfo.eps, rng)
     if kind == "ties":
         return torch.randint(-1, 2, values.shape, generator=rng).double() / 2
     if kind in ("descending", "ascending"):
@@ -115,27 +115,27 @@ def _floats(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator)
         "constant": lambda: torch.full_like(values, 1.5),
         "mostly zero": lambda: torch.where(some(0.1), values, 0.0),
         "whole": lambda: (values * 4).round(),
-        "peaks": lambda: _peaks(values, rng),
-        "powers": lambda: _exponents(values, finfo.eps, rng),
+        "peaks": lambda: _rows_with_peak(values, rng),
+        "powers": lambda: _float_powers(values, finfo.eps, rng),
     }
     return makers[kind]() if kind in makers else values
 
 
-def _around(kind: str, values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
+def _values_at_thresholds(kind: str, values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
     """Return the numbers of the kind and their neighbours in the dtype, with the signs of ``values``."""
-    pool = torch.tensor([float(v) for v in kind.removeprefix(AROUND).split()], dtype=torch.float64)
+    pool = torch.tensor([float(v) for v in kind.removeprefix(AROUND_PREFIX).split()], dtype=torch.float64)
     chosen = pool[torch.randint(len(pool), values.shape, generator=rng)].copysign(values)
     return chosen * (1 + eps * torch.randint(-1, 2, values.shape, generator=rng))
 
 
-def _exponents(values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
+def _float_powers(values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
     """Return powers of two and their neighbours in the dtype, where an exponent changes."""
     steps = torch.tensor([-0.5, 0.0, 1.0], dtype=torch.float64)[torch.randint(0, 3, values.shape, generator=rng)]
     powers = torch.exp2(torch.randint(-12, 13, values.shape, generator=rng).double())
     return powers.copysign(values) * (1 + eps * steps)
 
 
-def _peaks(values: Tensor, rng: torch.Generator) -> Tensor:
+def _rows_with_peak(values: Tensor, rng: torch.Generator) -> Tensor:
     """Return ``values`` with one outstanding element in each row, which shows if a maximum or minimum is lost.
 
     The columns advance from row to row, so that as many rows as columns cover all of them. Few rows get places at the
@@ -156,22 +156,22 @@ def _peaks(values: Tensor, rng: torch.Generator) -> Tensor:
     return peaked.reshape(values.shape)
 
 
-def _large(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
+def _repeat_pool(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator) -> Tensor:
     """Return a large tensor of repeated normal numbers, since drawing 10^8 numbers takes seconds.
 
     The length of the pool is prime, so that no two rows or tiles of a tensor are alike.
     """
-    pool = torch.randn(POOL, generator=rng, dtype=torch.float64).to(dtype)
+    pool = torch.randn(POOL_NUMBERS, generator=rng, dtype=torch.float64).to(dtype)
     count = math.prod(shape)
-    return pool.repeat(-(-count // POOL))[:count].reshape(shape)
+    return pool.repeat(-(-count // POOL_NUMBERS))[:count].reshape(shape)
 
 
-def _integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng: torch.Generator) -> Tensor:
+def _draw_integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng: torch.Generator) -> Tensor:
     """Return random integers of this kind."""
     top = max(1, min(below, 2) if kind == "ties" else below)
     info = torch.iinfo(dtype)
     # Unsigned integers have no negative values, so they are drawn from their whole range.
-    if kind in DATA and info.min == 0:
+    if kind in DATA_KINDS and info.min == 0:
         return torch.randint(0, info.max + 1 if info.bits < 64 else 1 << 40, shape, generator=rng)
     if kind == "below zero":
         low = max(info.min, -1000)
@@ -181,7 +181,7 @@ def _integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int,
             torch.randint(0, 5, shape, generator=rng)
         ]
     if kind == "powers":
-        return _powers(shape, info, rng)
+        return _integer_powers(shape, info, rng)
     if kind == "extreme":
         # Smaller than the extremes of wide dtypes, whose sums would overflow in the reference.
         high = info.max if info.bits < 32 else (1 << 30 if info.bits == 32 else 1 << 40)
@@ -198,7 +198,7 @@ def _integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int,
     return torch.zeros_like(values) if kind in ("zeros", "constant") else values
 
 
-def _powers(shape: tuple[int, ...], info: torch.iinfo, rng: torch.Generator) -> Tensor:
+def _integer_powers(shape: tuple[int, ...], info: torch.iinfo, rng: torch.Generator) -> Tensor:
     """Return powers of two and their neighbours, three quarters of them positive, each once before one repeats."""
     ups = torch.tensor([(1 << k) + step for k in range(info.bits - 1) for step in (-1, 0, 1)])
     chosen = ups[torch.randperm(len(ups), generator=rng)].repeat(-(-math.prod(shape) // len(ups)) or 1)

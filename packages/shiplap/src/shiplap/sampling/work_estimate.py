@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from shiplap.declare import OpSpec
-from shiplap.declare.binding import shape_of
+from shiplap.declare.binding import declared_output_shape
 from shiplap.dispatch import Op
-from shiplap.sampling.boundary_sizes import HUGE
-from shiplap.sampling.case import Case, tree_map
-from shiplap.sampling.run import last_line, split
+from shiplap.sampling.boundary_sizes import HUGE_INTEGERS
+from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.run import error_line, split_arguments
 from shiplap.torch_private.dispatch_modes import TorchDispatchMode
 from shiplap.torch_private.pytree import map_leaves
 
@@ -40,7 +40,7 @@ def on_one_thread() -> Iterator[None]:
         torch.set_num_threads(kept)
 
 
-def operations(spec: OpSpec, env: Mapping[str, Any]) -> int:
+def estimate_operations(spec: OpSpec, env: Mapping[str, Any]) -> int:
     """Return an estimate of the operations that the results of a call with these sizes take.
 
     Each element of a result counts as a sum over the dims that several arguments share and no result has. A dim of one
@@ -50,11 +50,11 @@ def operations(spec: OpSpec, env: Mapping[str, Any]) -> int:
     inputs = [{d.of or d.text for d in a.tensor.dims if d.kind == "name"} for a in spec.tensors if a.tensor]
     results = {d.text for out in spec.outputs for d in out.tensor.dims}
     shared = {d for dims in inputs for d in dims - results if d in env and sum(d in other for other in inputs) > 1}
-    elements = int(sum(prod(shape_of(out, known)) for out in spec.outputs))
+    elements = int(sum(prod(declared_output_shape(out, known)) for out in spec.outputs))
     return elements * prod(max(1, int(env[d])) for d in shared)
 
 
-class _Counting(TorchDispatchMode):
+class _WorkLimit(TorchDispatchMode):
     """A mode that ends a run which makes a large tensor or very many calls."""
 
     def __init__(self) -> None:
@@ -71,25 +71,25 @@ class _Counting(TorchDispatchMode):
         return result
 
 
-def outsized(op: Op, case: Case) -> str:
+def why_too_large(op: Op, case: SampleCase) -> str:
     """Return why a case with a scalar beyond 32 bits should not run, or an empty text.
 
     Such a scalar may be a size, which takes that much memory.
     """
-    huge = any(type(v) is int and v in HUGE for _, v in case.recipe.scalars)
-    return _too_much(op, case) if huge else ""
+    huge = any(type(v) is int and v in HUGE_INTEGERS for _, v in case.recipe.scalars)
+    return _why_too_much_work(op, case) if huge else ""
 
 
-def _too_much(op: Op, case: Case) -> str:
+def _why_too_much_work(op: Op, case: SampleCase) -> str:
     """Return why the reference should not run on ``case``, or an empty text.
 
     The reasons are its size, and an error without values, which leaves the size unknown.
     """
     args = tree_map(lambda t: t.detach().to("meta"), case.args)
-    positional, named = split(op.spec, args)
+    positional, named = split_arguments(op.spec, args)
     try:
-        with torch.device("meta"), _Counting():
+        with torch.device("meta"), _WorkLimit():
             op.reference(*positional, **named)
     except Exception as e:
-        return last_line(e)
+        return error_line(e)
     return ""

@@ -9,10 +9,10 @@ from operator import is_
 from types import CellType, CodeType, FunctionType
 from typing import Any, NamedTuple
 
-from shiplap.sandbox.trusted_code import code_of, is_theirs
+from shiplap.sandbox.trusted_code import function_code, is_trusted_function
 
 
-class Parts(NamedTuple):
+class FunctionParts(NamedTuple):
     """The parts of one function at one time. All of them can be replaced while the function stays the same object."""
 
     function: Any  # typed Any, since mypy takes a function in a class for a method
@@ -22,11 +22,11 @@ class Parts(NamedTuple):
     held: tuple[tuple[CellType, Callable[..., Any]], ...]
 
     @classmethod
-    def of(cls, function: FunctionType) -> Parts:
+    def of(cls, function: FunctionType) -> FunctionParts:
         """Return the present parts of ``function``."""
         keywords = function.__kwdefaults__
         cells = function.__closure__
-        held = tuple((c, v) for c in cells if callable(v := _content(c))) if cells else ()
+        held = tuple((c, v) for c in cells if callable(v := _cell_content(c))) if cells else ()
         return cls(function, function.__code__, function.__defaults__, dict(keywords) if keywords else None, held)
 
     def changed(self) -> str:
@@ -38,16 +38,19 @@ class Parts(NamedTuple):
         # Thousands of functions are compared, and most have only these two parts.
         if now.__code__ is self.code and now.__defaults__ is self.defaults and not (self.keywords or self.held):
             return ""
-        if code_of(now) is not self.code:
+        if function_code(now) is not self.code:
             return "the code"
-        same = _alike(self.defaults or (), now.__defaults__ or ())
+        same = _same_objects(self.defaults or (), now.__defaults__ or ())
         if not same or (self.keywords is not None and not _same_items(self.keywords, now.__kwdefaults__ or {})):
             return "a default"
-        lost = any(_content(cell) is not value and not is_theirs(_content(cell)) for cell, value in self.held)
+        lost = any(
+            _cell_content(cell) is not value and not is_trusted_function(_cell_content(cell))
+            for cell, value in self.held
+        )
         return "what is held" if lost else ""
 
 
-def _content(cell: CellType) -> Any:
+def _cell_content(cell: CellType) -> Any:
     """Return the value in a cell of a closure, or None if it is empty."""
     try:
         return cell.cell_contents
@@ -55,7 +58,7 @@ def _content(cell: CellType) -> Any:
         return None
 
 
-def _alike(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+def _same_objects(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
     """Return whether two tuples hold the same objects."""
     return len(before) == len(now) and all(map(is_, before, now))
 

@@ -18,16 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.sandbox.protocol import bare
+from shiplap.sandbox.protocol import flatten_results
 
 DEVICE = "cuda"
 FLUSHED, SWEEPS = 256 << 20, 8  # bytes, beyond the L2 cache, and the number of writes: half a millisecond
-BEHIND = 32  # small kernels after the call, whose time grows with them up to about 16
-PROBED = 1024  # elements of a result that are read as soon as the call's own stream is done
+KERNELS_BEHIND = 32  # small kernels after the call, whose time grows with them up to about 16
+PROBED_ELEMENTS = 1024  # elements of a result that are read as soon as the call's own stream is done
 
 
 @dataclass(frozen=True)
-class Queued:
+class QueuedCall:
     """The outcome of one call.
 
     Attributes:
@@ -44,7 +44,7 @@ class Queued:
     raced: bool
 
 
-def queued(target: Callable[..., Any], args: list[Any]) -> Queued:
+def call_in_queue(target: Callable[..., Any], args: list[Any]) -> QueuedCall:
     """Flush the caches, call ``target``, and read its results on the stream of the call."""
     start, end, last = (torch.cuda.Event(enable_timing=True) for _ in range(3))
     flush = torch.empty(FLUSHED, dtype=torch.uint8, device=DEVICE)
@@ -55,19 +55,19 @@ def queued(target: Callable[..., Any], args: list[Any]) -> Queued:
     for value in range(SWEEPS):  # takes long enough for the host to be ahead of the device
         flush.fill_(value)
     start.record(stream)
-    result = bare(target(*args))
-    with _uncollected():
+    result = flatten_results(target(*args))
+    with _without_collection():
         end.record(stream)
         # Later kernels of the caller would run on that stream.
         if torch.cuda.current_stream() != stream:
             raise RuntimeError("it leaves another stream current")
         outs = [o for o in result if _on_device(o)]
-        looked = [*outs, *(a for a in bare(args) if _on_device(a))]
+        looked = [*outs, *(a for a in flatten_results(args) if _on_device(a))]
         # The next kernels on this stream, before work on other streams can end.
-        probes = [_probe(t) for t in looked]
+        probes = [_probe_elements(t) for t in looked]
         copies = [o.clone() for o in outs]
         # These keep the device busy, so that the call does not end on an idle device.
-        for value in range(BEHIND):
+        for value in range(KERNELS_BEHIND):
             small.fill_(value)
         last.record(stream)
         end.synchronize()
@@ -77,16 +77,16 @@ def queued(target: Callable[..., Any], args: list[Any]) -> Queued:
         torch.cuda.synchronize()
         late = perf_counter_ns() - done
         pairs = zip(looked, probes, strict=True)
-        raced = any(_differ(_taken(t, at, step), probe) for t, (at, step, probe) in pairs)
-        raced = raced or any(_differ(o, copy) for o, copy in zip(outs, copies, strict=True))
+        raced = any(_bits_differ(_every_nth_element(t, at, step), probe) for t, (at, step, probe) in pairs)
+        raced = raced or any(_bits_differ(o, copy) for o, copy in zip(outs, copies, strict=True))
     rest = iter(copies)
     seen = [next(rest) if _on_device(o) else o for o in result]
     clock = {"spent": joined - began, "device": round(start.elapsed_time(end) * 1e6), "late": late}
-    return Queued(result, seen, clock, raced)
+    return QueuedCall(result, seen, clock, raced)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _without_collection() -> Iterator[None]:
     """A context without garbage collection.
 
     Finalizers of objects in reference cycles could do the work that the call left out.
@@ -105,19 +105,19 @@ def _on_device(value: Any) -> bool:
     return type(value) is Tensor and value.device.type == DEVICE and value.layout is torch.strided
 
 
-def _probe(result: Tensor) -> tuple[int, int, Tensor]:
+def _probe_elements(result: Tensor) -> tuple[int, int, Tensor]:
     """Return a few elements of a result at secret places: the first index, the step, and the values."""
-    step = max(1, result.numel() // PROBED)
+    step = max(1, result.numel() // PROBED_ELEMENTS)
     at = randrange(step)
-    return at, step, _taken(result, at, step).clone()
+    return at, step, _every_nth_element(result, at, step).clone()
 
 
-def _taken(result: Tensor, at: int, step: int) -> Tensor:
+def _every_nth_element(result: Tensor, at: int, step: int) -> Tensor:
     """Return the elements at this step."""
     return result.detach().reshape(-1)[at::step]
 
 
-def _differ(a: Tensor, b: Tensor) -> bool:
+def _bits_differ(a: Tensor, b: Tensor) -> bool:
     """Return whether the bytes of two tensors differ."""
     a, b = (t.resolve_conj().resolve_neg().contiguous().reshape(-1) for t in (a, b))
     return not torch.equal(a.view(torch.uint8), b.view(torch.uint8))

@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from shiplap.sandbox.source_scan import HIDES, LOOKS
-from shiplap.sandbox.trusted_code import is_genuine, is_theirs, is_trusted, is_trusted_module
+from shiplap.sandbox.source_scan import HIDING_NAMES, LOOKING_NAMES
+from shiplap.sandbox.trusted_code import is_genuine_code, is_trusted_file, is_trusted_function, is_trusted_module
 from shiplap.torch_private.dispatcher_calls import untouched
 from shiplap.torch_private.dispatcher_library import replaced_operators
-from shiplap.torch_private.process_state import standing
+from shiplap.torch_private.process_state import process_settings
 
 EVENTS = frozenset(
     {
@@ -44,20 +44,22 @@ EVENTS = frozenset(
     }
 )
 NAMED = frozenset({"object.__getattr__", "ctypes.dlsym"})  # events with a name as the second argument
-FRAMES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
+FRAME_ATTRIBUTES = frozenset({"tb_frame", "gi_frame", "cr_frame", "ag_frame"})
 TORCH = os.path.dirname(realpath(torch.__file__))
-WHOLE = frozenset(map(realpath, (inspect.__file__, traceback.__file__, sys.modules["ctypes"].__file__ or "")))
-IN_PART = {  # functions that read frames for their callers
+FRAME_READING_FILES = frozenset(
+    map(realpath, (inspect.__file__, traceback.__file__, sys.modules["ctypes"].__file__ or ""))
+)
+FRAME_READING_FUNCTIONS = {  # functions that read frames for their callers
     realpath(logging.__file__): {"findCaller", "currentframe", "<lambda>"},
     realpath(typing.__file__): {"_caller"},
     os.path.join(TORCH, "_jit_internal.py"): {"createResolutionCallbackFromFrame"},
     os.path.join(TORCH, "_library", "utils.py"): {"get_source"},
     os.path.join(TORCH, "_ops.py"): {"redispatch"},
 }
-CALLED = LOOKS | HIDES
-LIMITS = [getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")]
+WATCHED_FUNCTIONS = LOOKING_NAMES | HIDING_NAMES
+RESOURCE_LIMITS = [getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")]
 SUBNORMAL = 1e-40
-FLAGS = (  # flags of torch.backends that select the algorithms of other code
+BACKEND_FLAGS = (  # flags of torch.backends that select the algorithms of other code
     *(f"cudnn.{name}" for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
     *(f"cuda.matmul.allow_{name}" for name in ("tf32", "fp16_accumulation")),
     *(f"cuda.matmul.allow_{name}_reduced_precision_reduction" for name in ("fp16", "bf16")),
@@ -66,7 +68,7 @@ FLAGS = (  # flags of torch.backends that select the algorithms of other code
 )
 
 
-def _flag(path: str) -> Any:
+def _backend_flag(path: str) -> Any:
     """Return a flag of ``torch.backends``: None if this torch has none, ``"mixed"`` if torch refuses to report it."""
     value: Any = torch.backends
     for name in path.split("."):
@@ -77,7 +79,7 @@ def _flag(path: str) -> Any:
     return value
 
 
-def _precision() -> str:
+def _matmul_precision() -> str:
     """Return the precision of float32 products, or ``"mixed"`` if torch refuses to report it."""
     try:
         return torch.get_float32_matmul_precision()
@@ -85,13 +87,13 @@ def _precision() -> str:
         return "mixed"
 
 
-def _monitors() -> tuple[Any, ...]:
+def _monitoring_tools() -> tuple[Any, ...]:
     """Return the tools that are registered with ``sys.monitoring``."""
     monitoring = getattr(sys, "monitoring", None)
     return tuple(monitoring.get_tool(number) for number in range(6)) if monitoring is not None else ()
 
 
-def _folder() -> str:
+def _working_folder() -> str:
     """Return the working folder, or an empty text if it was removed."""
     try:
         return os.getcwd()
@@ -99,78 +101,78 @@ def _folder() -> str:
         return ""
 
 
-def _umask() -> int:
+def _read_umask() -> int:
     """Return the umask, which can be read only by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
-def _finds(finder: Any) -> bool:
+def _is_trusted_finder(finder: Any) -> bool:
     """Return whether a finder of modules belongs to Python or to an installed package."""
     find = getattr(finder, "find_spec", None) or finder
-    return is_theirs(find) or (is_trusted_module(find) and not isinstance(find, FunctionType))
+    return is_trusted_function(find) or (is_trusted_module(find) and not isinstance(find, FunctionType))
 
 
-def state() -> dict[str, Any]:
+def read_interpreter_state() -> dict[str, Any]:
     """Return the settings of the process that a call must leave unchanged, by name."""
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     return {
         "torch.get_default_dtype": torch.get_default_dtype(),
         "torch.get_default_device": torch.get_default_device(),
         "torch.get_num_threads": torch.get_num_threads(),
-        "torch.get_float32_matmul_precision": _precision(),
+        "torch.get_float32_matmul_precision": _matmul_precision(),
         "torch.initial_seed": torch.initial_seed(),
-        "operators of torch": replaced_operators(is_trusted),
-        "torch.backends": tuple(_flag(path) for path in FLAGS),
+        "operators of torch": replaced_operators(is_trusted_file),
+        "torch.backends": tuple(_backend_flag(path) for path in BACKEND_FLAGS),
         "garbage collection": (gc.isenabled(), gc.get_threshold(), list(gc.callbacks)),
         "torch.are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled(),
         "torch.is_grad_enabled": torch.is_grad_enabled(),
         "modes, autocast or tracers of torch": untouched(),
         "torch.set_flush_denormal": float(np.float32(SUBNORMAL) * np.float32(1.0)) == 0.0,
         "sys.settrace or sys.setprofile": (sys.gettrace(), sys.getprofile()),
-        "sys.monitoring": _monitors(),
+        "sys.monitoring": _monitoring_tools(),
         "tracemalloc": tracemalloc.is_tracing(),
         "signal handlers": handlers,
         "signals that are blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         "faulthandler": faulthandler.is_enabled(),
-        "limits": tuple(resource.getrlimit(limit) for limit in LIMITS),
-        "current folder": _folder(),
-        "os.umask": _umask(),
+        "limits": tuple(resource.getrlimit(limit) for limit in RESOURCE_LIMITS),
+        "current folder": _working_folder(),
+        "os.umask": _read_umask(),
         "locale": locale.setlocale(locale.LC_ALL),
         "decimal": (decimal.getcontext().prec, decimal.getcontext().rounding),
-        "sys.meta_path or sys.path_hooks": [f for f in (*sys.meta_path, *sys.path_hooks) if not _finds(f)],
+        "sys.meta_path or sys.path_hooks": [f for f in (*sys.meta_path, *sys.path_hooks) if not _is_trusted_finder(f)],
         # Sums that round up or down reveal the rounding mode of the processor.
         "rounding": tuple(float(np.float32(1.0) + np.float32(by)) for by in (2.0**-25, -(2.0**-26))),
         "numpy.seterr": np.geterr(),
         "sys.stdout or sys.stderr": (sys.stdout, sys.stderr),
         "threading.settrace or threading.setprofile": (threading.gettrace(), threading.getprofile()),
         "sys.setswitchinterval": sys.getswitchinterval(),
-        **standing(),
+        **process_settings(),
         # A timer would interrupt later calls.
         "timers": tuple(signal.getitimer(each)[1] > 0 for each in (signal.ITIMER_REAL, signal.ITIMER_PROF)),
     }
 
 
-def changed(before: dict[str, Any]) -> list[str]:
+def changed_interpreter_state(before: dict[str, Any]) -> list[str]:
     """Return the names of the settings that differ from ``before``."""
-    now = state()
+    now = read_interpreter_state()
     return [name for name, value in before.items() if now[name] != value]
 
 
-class Watch:
+class InterpreterWatch:
     """Records reads of frames and objects from its creation on, with an audit hook that cannot be removed."""
 
     def __init__(self) -> None:
         self._looked: dict[str, None] = {}
         self._busy = False
-        self._before, self._frozen = state(), gc.get_freeze_count()
+        self._before, self._frozen = read_interpreter_state(), gc.get_freeze_count()
         sys.addaudithook(self._hear)
 
     def reset(self) -> None:
         """Forget everything that was observed, since it was the doing of the user's own module."""
         self._looked.clear()
-        self._before = state()
+        self._before = read_interpreter_state()
 
     def loaded(self) -> None:
         """Accept the current seed: the seed of the parameters was set just now, perhaps by the target as well."""
@@ -179,13 +181,13 @@ class Watch:
     def told(self) -> dict[str, list[str]]:
         """Return the observations: ``looked`` for reads, ``left`` for changed settings."""
         frozen = ["gc.freeze"] if gc.get_freeze_count() > self._frozen else []
-        return {"looked": list(self._looked), "left": changed(self._before) + frozen}
+        return {"looked": list(self._looked), "left": changed_interpreter_state(self._before) + frozen}
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         """Record an audit event that code of the candidate raised."""
         if event in EVENTS:
             what = event
-        elif event in NAMED and len(args) > 1 and (args[1] in FRAMES or args[1] in LOOKS):
+        elif event in NAMED and len(args) > 1 and (args[1] in FRAME_ATTRIBUTES or args[1] in LOOKING_NAMES):
             what = str(args[1])
         else:
             return
@@ -214,17 +216,21 @@ class Watch:
         if event not in ("call", "c_call"):
             return
         name = frame.f_code.co_name if event == "call" else function.__name__
-        if name in CALLED and (event == "c_call" or is_genuine(frame.f_code)) and self._is_foreign(frame):
+        if (
+            name in WATCHED_FUNCTIONS
+            and (event == "c_call" or is_genuine_code(frame.f_code))
+            and self._is_foreign(frame)
+        ):
             self._looked[name] = None
 
     def _is_foreign(self, frame: FrameType | None) -> bool:
         """Return whether the candidate caused a read: its own code, or a module that reads frames for callers."""
         while frame is not None:
             code = frame.f_code
-            if not is_genuine(code):
+            if not is_genuine_code(code):
                 return True
             file = realpath(code.co_filename)
-            if file not in WHOLE and code.co_name not in IN_PART.get(file, ()):
+            if file not in FRAME_READING_FILES and code.co_name not in FRAME_READING_FUNCTIONS.get(file, ()):
                 return False
             frame = frame.f_back
         return False

@@ -1,6 +1,6 @@
 """Restrict this process for good: files by Landlock, system calls by seccomp, sizes by limits, and no capabilities.
 
-All of these are facilities of the Linux kernel that need no privilege. ``lock`` reports each facility that is
+All of these are facilities of the Linux kernel that need no privilege. ``lock_process`` reports each facility that is
 missing, and the verdict names it.
 """
 
@@ -22,15 +22,15 @@ from shiplap.sandbox.seccomp import install_filter
 CREATE, ADD, RESTRICT = 444, 445, 446  # Landlock's system calls, the same on every machine
 VERSION, BENEATH = 1, 1
 EXECUTE, WRITE, READ, LIST, TRUNCATE, IOCTL = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14, 1 << 15
-OF_FILES = EXECUTE | WRITE | READ | TRUNCATE | IOCTL
-SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/opt", "/proc", "/sys", "/nix", "/run/opengl-driver")
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+FILE_RIGHTS = EXECUTE | WRITE | READ | TRUNCATE | IOCTL
+SYSTEM_PLACES = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/opt", "/proc", "/sys", "/nix", "/run/opengl-driver")
+DEVICE_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 CAPSET = {"x86_64": 126, "aarch64": 91}
 
 
 @dataclass(frozen=True)
-class Cell:
+class SandboxPolicy:
     """The permissions of a process after it is locked in.
 
     Attributes:
@@ -50,13 +50,13 @@ class Cell:
 
 def readable_places() -> list[str]:
     """Return the places that Python, its packages and the system libraries are read from."""
-    places = [*SYSTEM, sys.prefix, sys.base_prefix, *(p for p in sys.path if p)]
+    places = [*SYSTEM_PLACES, sys.prefix, sys.base_prefix, *(p for p in sys.path if p)]
     # An editable install may be a link to a folder elsewhere, which must be readable itself.
     places += [str(Path(spec).resolve()) for spec in places if Path(spec).is_symlink()]
     return [p for p in dict.fromkeys(places) if os.path.exists(p)]
 
 
-def lock(cell: Cell) -> dict[str, str]:
+def lock_process(cell: SandboxPolicy) -> dict[str, str]:
     """Lock this process in. Return an empty text for each facility, or why it is not in force."""
     # Files in the scratch folder are for this user alone.
     os.umask(0o077)
@@ -64,14 +64,14 @@ def lock(cell: Cell) -> dict[str, str]:
         # This process must not outlive the launcher.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     return {
-        "limits": _limits(cell),
-        "capabilities": _without_capabilities(),
-        "files": _files(cell),
+        "limits": _set_resource_limits(cell),
+        "capabilities": _drop_capabilities(),
+        "files": _restrict_files(cell),
         "system calls": install_filter(device=cell.device),
     }
 
 
-def _limits(cell: Cell) -> str:
+def _set_resource_limits(cell: SandboxPolicy) -> str:
     """Forbid core dumps and limit the length of files. Return an empty text or the error."""
     try:
         for kind, wanted in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, cell.file_size)):
@@ -83,7 +83,7 @@ def _limits(cell: Cell) -> str:
     return ""
 
 
-def _without_capabilities() -> str:
+def _drop_capabilities() -> str:
     """Drop all capabilities if this process is root. Return an empty text or the error.
 
     Other users have no capabilities. Root without them still owns many files, which Landlock protects.
@@ -101,7 +101,7 @@ def _without_capabilities() -> str:
     return f"capset: {os.strerror(ctypes.get_errno())}" if failed else ""
 
 
-def _files(cell: Cell) -> str:
+def _restrict_files(cell: SandboxPolicy) -> str:
     """Apply the Landlock rules: read the readable places, write the scratch folder, and reach no other process.
 
     Signals and abstract sockets stay within the domain where the kernel supports that. Return an empty text or the
@@ -121,9 +121,9 @@ def _files(cell: Cell) -> str:
         reads = EXECUTE | READ | LIST | (IOCTL & every)
         shown = [p for p in readable_places() if p not in cell.hidden]
         for place in (*shown, *cell.readable, *(("/dev",) if cell.device else ())):
-            _allow(libc, rules, place, reads)
-        for place in (cell.scratch, *DEVICES, *(_accelerators() if cell.device else ())):
-            _allow(libc, rules, place, every)
+            _allow_access(libc, rules, place, reads)
+        for place in (cell.scratch, *DEVICE_FILES, *(_accelerator_places() if cell.device else ())):
+            _allow_access(libc, rules, place, every)
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         if libc.syscall(RESTRICT, rules, 0):
             return f"Landlock: {os.strerror(ctypes.get_errno())}"
@@ -134,7 +134,7 @@ def _files(cell: Cell) -> str:
     return "" if version >= 3 else f"Landlock {version} cannot forbid truncation; Linux 6.2 can"
 
 
-def _accelerators() -> Iterable[str]:
+def _accelerator_places() -> Iterable[str]:
     """Return the device files, and the process's own folder in ``/proc``.
 
     The driver of CUDA does not start if it cannot write there.
@@ -142,14 +142,14 @@ def _accelerators() -> Iterable[str]:
     return [*(str(p) for pattern in ("nvidia*", "dri/*") for p in Path("/dev").glob(pattern)), "/proc/self"]
 
 
-def _allow(libc: ctypes.CDLL, rules: int, place: str, access: int) -> None:
+def _allow_access(libc: ctypes.CDLL, rules: int, place: str, access: int) -> None:
     """Allow ``access`` at and below ``place``. A place that does not exist needs no rule."""
     try:
         handle = os.open(place, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return
     try:
-        access &= -1 if os.path.isdir(place) else OF_FILES
+        access &= -1 if os.path.isdir(place) else FILE_RIGHTS
         rule = struct.pack("=Qi", access, handle)
         if libc.syscall(ADD, rules, BENEATH, ctypes.create_string_buffer(rule, len(rule)), 0):
             raise OSError(ctypes.get_errno(), f"no rule for {place}: {os.strerror(ctypes.get_errno())}")

@@ -20,15 +20,15 @@ import time
 from typing import Any
 
 from shiplap.sandbox import child as inside
-from shiplap.sandbox.protocol import Broken, receive, send
+from shiplap.sandbox.protocol import BrokenMessage, receive_message, send_message
 
 PR_SET_CHILD_SUBREAPER = 36
-LAST_S = 1.0  # seconds until killed processes must be gone
+END_CHILDREN_S = 1.0  # seconds until killed processes must be gone
 
 
 def main() -> None:
     """Serve requests until the connection ends."""
-    inside.get_ready()
+    inside.take_baseline()
     gc.freeze()
     gc.enable()  # ``START`` switches it off for the import of torch
     connection = socket.socket(fileno=int(sys.argv[1]))
@@ -36,32 +36,32 @@ def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     while True:
         try:
-            asked, handles = receive(connection, 2)
-        except (Broken, OSError):  # the connection has ended, or the time to rest is over
+            asked, handles = receive_message(connection, 2)
+        except (BrokenMessage, OSError):  # the connection has ended, or the time to rest is over
             return
         connection.settimeout(None)
         if asked["do"] == "wait":
-            send(connection, {"status": _status(asked["pid"])})
+            send_message(connection, {"status": _wait_for_status(asked["pid"])})
         elif asked["do"] == "rest":
             os.chdir("/")  # the folder in which it started will be removed
-            send(connection, {"alone": _alone()})
+            send_message(connection, {"alone": _all_children_gone()})
             connection.settimeout(asked["seconds"])
         elif asked["do"] == "wake":
-            send(connection, {})
+            send_message(connection, {})
         elif asked["do"] == "import":  # modules of Shiplap only: one import here saves one in each fork
             importlib.import_module(asked["module"])
-            send(connection, {})
+            send_message(connection, {})
         else:
             gc.freeze()  # existing objects are not collected in the forks, so their pages stay shared
             child = os.fork()
             if child == 0:
-                _become(asked, handles, connection)
+                _run_forked_child(asked, handles, connection)
             for handle in handles:
                 os.close(handle)
-            send(connection, {"pid": child})
+            send_message(connection, {"pid": child})
 
 
-def _status(pid: int) -> int:
+def _wait_for_status(pid: int) -> int:
     """Wait for a process, and return its status, or 0 if it is no child of this one."""
     try:
         return os.waitpid(pid, 0)[1]
@@ -69,9 +69,9 @@ def _status(pid: int) -> int:
         return 0
 
 
-def _alone() -> bool:
+def _all_children_gone() -> bool:
     """Return whether all processes that this one started are gone. They were killed or have ended before."""
-    ends = time.monotonic() + LAST_S
+    ends = time.monotonic() + END_CHILDREN_S
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < ends:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
@@ -80,7 +80,7 @@ def _alone() -> bool:
     return True
 
 
-def _become(asked: dict[str, Any], handles: list[int], connection: socket.socket) -> None:
+def _run_forked_child(asked: dict[str, Any], handles: list[int], connection: socket.socket) -> None:
     """Turn this forked child into the process for code that is not trusted. Never returns.
 
     ``handles`` are the connection of the child and the file that it prints into.
@@ -98,7 +98,7 @@ def _become(asked: dict[str, Any], handles: list[int], connection: socket.socket
                 os.dup2(target, number, number < 3)
         # No file of the launcher may be reached from here.
         os.closerange(4, 1 << 16)
-        inside.serve(socket.socket(fileno=3), asked)
+        inside.serve_requests(socket.socket(fileno=3), asked)
     except BaseException as e:
         with contextlib.suppress(Exception):
             sys.stderr.write(f"{type(e).__name__}: {e}\n")

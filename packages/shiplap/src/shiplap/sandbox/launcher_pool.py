@@ -17,29 +17,29 @@ import tempfile
 import threading
 import time
 
-from shiplap.sandbox.launcher_start import environment
-from shiplap.sandbox.scratch_files import remove
-from shiplap.sandbox.supervisor import Ended, Launcher
+from shiplap.sandbox.launcher_start import launcher_environment
+from shiplap.sandbox.scratch_files import remove_folder
+from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher
 
 IDLE_S = 60.0  # seconds for which a launcher waits
 GRACE_S = 30.0  # further seconds after which the launcher ends by itself
 PROMPT_S = 2.0  # seconds for a reply of an idle launcher
-LIMITS = [getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")]
-Surroundings = tuple[object, ...]
+RESOURCE_LIMITS = [getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")]
+LauncherSurroundings = tuple[object, ...]
 
 
-def _surroundings() -> Surroundings:
+def _launcher_surroundings() -> LauncherSurroundings:
     """Return the settings of this program that a launcher inherits when it starts."""
     here = ""
     with contextlib.suppress(OSError):  # a folder that was removed
         here = os.getcwd()
-    limits = tuple(resource.getrlimit(limit) for limit in LIMITS)
+    limits = tuple(resource.getrlimit(limit) for limit in RESOURCE_LIMITS)
     processors, nice = frozenset(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, 0)
     users = os.getresuid(), os.getresgid(), tuple(os.getgroups())
-    return sys.executable, environment(), here, limits, processors, nice, users
+    return sys.executable, launcher_environment(), here, limits, processors, nice, users
 
 
-class Staying(Launcher):
+class IdleLauncher(SandboxLauncher):
     """A launcher that may rest between two tunings.
 
     Attributes:
@@ -49,11 +49,11 @@ class Staying(Launcher):
     def __init__(self) -> None:
         super().__init__()
         self.resting = False
-        self._surroundings: Surroundings = ()
+        self._surroundings: LauncherSurroundings = ()
 
     def _start(self) -> socket.socket:
         """Start the process and remember the surroundings."""
-        self._surroundings = _surroundings()
+        self._surroundings = _launcher_surroundings()
         return super()._start()
 
     def _ready(self) -> socket.socket:
@@ -61,7 +61,7 @@ class Staying(Launcher):
         if self.resting:
             self.resting = False
             self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
-            with contextlib.suppress(Ended):
+            with contextlib.suppress(ProcessEnded):
                 self.ask({"do": "wake"}, until=time.monotonic() + PROMPT_S)
                 return super()._ready()
             self.close()
@@ -69,7 +69,11 @@ class Staying(Launcher):
 
     def fits(self) -> bool:
         """Return whether the process runs, and was started with the present surroundings."""
-        return self._process is not None and self._process.poll() is None and self._surroundings == _surroundings()
+        return (
+            self._process is not None
+            and self._process.poll() is None
+            and self._surroundings == _launcher_surroundings()
+        )
 
     def rest(self, seconds: float) -> bool:
         """End all processes that it started, and let it wait. Return False if it must not be used again."""
@@ -80,10 +84,10 @@ class Staying(Launcher):
         self._end_all()
         try:
             alone = self.ask({"do": "rest", "seconds": seconds}, until=time.monotonic() + PROMPT_S)["alone"]
-        except Ended:
+        except ProcessEnded:
             return False
         self.prisoners.clear()
-        remove(self.folder)
+        remove_folder(self.folder)
         self.folder = ""
         self.resting = bool(alone)
         return self.resting
@@ -98,13 +102,13 @@ class Staying(Launcher):
         self.folder = ""
 
 
-class Standby:
+class LauncherPool:
     """Keeps at most one launcher, safely for threads and forks, and ends it with the program."""
 
     def __init__(self, seconds: float = IDLE_S) -> None:
         self.seconds = seconds
         self._lock = threading.Lock()
-        self._waiting: Staying | None = None
+        self._waiting: IdleLauncher | None = None
         self._timer: threading.Timer | None = None
         self._known = False  # whether the handlers are registered with the interpreter
 
@@ -114,16 +118,16 @@ class Standby:
         waiting = self._waiting
         return waiting.pid if waiting is not None else -1
 
-    def take(self) -> Staying:
+    def take(self) -> IdleLauncher:
         """Return the waiting launcher if its surroundings fit, or else one that starts at its first use."""
         launcher = self._swap(None)
         if launcher is not None and launcher.fits():
             return launcher
         if launcher is not None:
             launcher.close()
-        return Staying()
+        return IdleLauncher()
 
-    def leave(self, launcher: Staying) -> None:
+    def leave(self, launcher: IdleLauncher) -> None:
         """Keep a launcher for the next use, or end it if it must not be used again."""
         if not launcher.rest(self.seconds + GRACE_S):
             launcher.close()
@@ -135,7 +139,7 @@ class Standby:
         if (launcher := self._swap(None)) is not None:
             launcher.close()
 
-    def _swap(self, launcher: Staying | None) -> Staying | None:
+    def _swap(self, launcher: IdleLauncher | None) -> IdleLauncher | None:
         """Keep this launcher, and return the one that waited."""
         timer = None
         if launcher is not None:
@@ -150,7 +154,7 @@ class Standby:
                 timer.start()
         return earlier
 
-    def _expire(self, launcher: Staying) -> None:
+    def _expire(self, launcher: IdleLauncher) -> None:
         """End a launcher whose time to wait is over."""
         with self._lock:
             if self._waiting is not launcher:  # another thread has taken it
@@ -172,4 +176,4 @@ class Standby:
             waiting.forget()
 
 
-standby = Standby()
+standby = LauncherPool()

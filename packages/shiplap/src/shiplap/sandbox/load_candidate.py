@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from shiplap.dispatch import Op
-from shiplap.sampling.run import split
+from shiplap.sampling.run import split_arguments
 
-OWN = "shiplap_judged_"
-added: set[str] = set()  # folders that this module has put on sys.path
+MODULE_PREFIX = "shiplap_judged_"
+added_folders: set[str] = set()  # folders that this module has put on sys.path
 
 
 def load_module(home: str) -> ModuleType:
@@ -28,8 +28,8 @@ def load_module(home: str) -> ModuleType:
     path = Path(home).resolve()
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
-        added.add(str(path.parent))
-    name = OWN + path.stem
+        added_folders.add(str(path.parent))
+    name = MODULE_PREFIX + path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no module")
@@ -50,7 +50,7 @@ def load_named(home: str, names: Sequence[str]) -> Any:
     raise AttributeError(f"{home} has no {' or '.join(names)}")
 
 
-def build(value: Any, init: Sequence[Any], state: Mapping[str, Any], seed: int) -> Any:
+def build_callable(value: Any, init: Sequence[Any], state: Mapping[str, Any], seed: int) -> Any:
     """Return the callable of a target: an instance of a class with these parameters, or the function itself."""
     if not isinstance(value, type):
         return value
@@ -62,7 +62,7 @@ def build(value: Any, init: Sequence[Any], state: Mapping[str, Any], seed: int) 
     return made
 
 
-def renew(made: Callable[..., Any], state: Mapping[str, Any]) -> bool:
+def load_parameters(made: Callable[..., Any], state: Mapping[str, Any]) -> bool:
     """Load these values into the parameters of a module. Return False, and change nothing, if it lacks one of the
     names.
     """
@@ -72,18 +72,18 @@ def renew(made: Callable[..., Any], state: Mapping[str, Any]) -> bool:
     return True
 
 
-def _positional(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
+def _call_by_position(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``call`` as a function of all arguments of the op, in the order of its schema."""
 
     def positional(*args: Any) -> Any:
         """Call the op with arguments in the order of its schema."""
-        first, named = split(op.spec, args)
+        first, named = split_arguments(op.spec, args)
         return call(*first, **named)
 
     return positional
 
 
-def ready(asked: Mapping[str, Any], init: Sequence[Any], state: Mapping[str, Any]) -> Callable[..., Any]:
+def load_requested(asked: Mapping[str, Any], init: Sequence[Any], state: Mapping[str, Any]) -> Callable[..., Any]:
     """Return the callable that a request names."""
     sys.path[:0] = [p for p in asked["path"] if p not in sys.path]
     if asked["kind"] == "nothing":
@@ -93,8 +93,8 @@ def ready(asked: Mapping[str, Any], init: Sequence[Any], state: Mapping[str, Any
         maker: Callable[..., Any] = value(*init)
         return maker
     if isinstance(value, Op):
-        return _positional(value, value.reference if asked["kind"] == "reference" else value)
-    made: Callable[..., Any] = build(value, init, state, asked["seed"])
+        return _call_by_position(value, value.reference if asked["kind"] == "reference" else value)
+    made: Callable[..., Any] = build_callable(value, init, state, asked["seed"])
     if any(isinstance(t, torch.Tensor) and t.is_cuda for t in state.values()) and isinstance(made, torch.nn.Module):
         made = made.cuda()
     return torch.compile(made) if asked["compile"] else made

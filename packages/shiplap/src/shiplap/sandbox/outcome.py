@@ -9,25 +9,25 @@ from typing import Any
 from torch import Tensor
 
 from shiplap.sampling.compare import Difference
-from shiplap.sandbox.protocol import overlaps, plain
+from shiplap.sandbox.protocol import elements_overlap, printable_text
 
 
-class Wrong(Exception):
+class CandidateError(Exception):
     """Raised for a fault of a candidate: the check that found it, the evidence, and the number of
     the call in a batch.
     """
 
     def __init__(self, check: str, evidence: str, call: int = -1) -> None:
-        super().__init__(plain(evidence))
-        self.check, self.evidence, self.call = check, plain(evidence), call
+        super().__init__(printable_text(evidence))
+        self.check, self.evidence, self.call = check, printable_text(evidence), call
 
 
-class OutOfReach(Exception):
+class DeviceUnavailable(Exception):
     """Raised if a locked process cannot use the device, which is no fault of the candidate."""
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedEffects:
     """The effects of the reference on one draw of arguments: its results, then the arguments that it changes.
 
     Attributes:
@@ -48,7 +48,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Call:
+class CallOutcome:
     """The times and the error of one call.
 
     Attributes:
@@ -65,31 +65,31 @@ class Call:
     error: float = 0.0
 
 
-def text_of(told: Any) -> str:
+def error_text(told: Any) -> str:
     """Return the text of a reported error. A value that is no text is not printed, since it may be nested too deep."""
     return told if isinstance(told, str) else "an error that is no text"
 
 
-def short(name: Any) -> str:
+def shorten_name(name: Any) -> str:
     """Return at most 80 characters of a reported name."""
     return name[:80] if isinstance(name, str) else "what is no name"
 
 
-def of_a_process(reply: Mapping[str, Any]) -> None:
+def check_process_state(reply: Mapping[str, Any]) -> None:
     """Raise Wrong for other work of the process around a call: on streams, in threads, or on its state."""
     if reply.get("raced"):
-        raise Wrong("streams", "a result was not complete when the call's own stream was done")
+        raise CandidateError("streams", "a result was not complete when the call's own stream was done")
     if left := reply.get("left"):
-        raise Wrong("state", f"it leaves changed between its calls: {left}"[:300])
+        raise CandidateError("state", f"it leaves changed between its calls: {left}"[:300])
     if reply.get("threads"):
-        raise Wrong("threads", "threads that it started run between its calls")
+        raise CandidateError("threads", "threads that it started run between its calls")
 
 
-def as_it_should_lie(reply: Mapping[str, Any], expected: Expected) -> None:
+def check_result_layout(reply: Mapping[str, Any], expected: ExpectedEffects) -> None:
     """Raise Wrong for results in other containers, and for results whose elements share memory."""
     told = reply.get("nested", expected.nested)  # replies of calls on a GPU lack this key
     if expected.nested and told != expected.nested:
-        raise Wrong("results", f"results that lie as {str(told)[:80]}, expected {expected.nested[:80]}")
+        raise CandidateError("results", f"results that lie as {str(told)[:80]}, expected {expected.nested[:80]}")
     for number, place in enumerate(reply["outs"] if not expected.overlapping else ()):
-        if "tensor" in place and overlaps(place["tensor"]["shape"], place["tensor"]["stride"]):
-            raise Wrong("results", f"elements of result {number} lie in the same place")
+        if "tensor" in place and elements_overlap(place["tensor"]["shape"], place["tensor"]["stride"]):
+            raise CandidateError("results", f"elements of result {number} lie in the same place")

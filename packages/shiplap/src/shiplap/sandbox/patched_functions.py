@@ -14,35 +14,40 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shiplap.sandbox.function_parts import Parts
+from shiplap.sandbox.function_parts import FunctionParts
 from shiplap.sandbox.trusted_code import (
-    forget,
-    is_genuine,
-    is_harmless,
-    is_module,
-    is_theirs,
-    is_trusted,
+    forget_files,
+    is_genuine_code,
+    is_harmless_value,
+    is_installed_module,
+    is_trusted_file,
+    is_trusted_function,
     is_trusted_module,
 )
-from shiplap.torch_private.process_state import altered, operators_of_torch, overloads_of_torch, taken_over
+from shiplap.torch_private.process_state import (
+    altered_overloads,
+    operators_of_torch,
+    overloads_of_torch,
+    replaced_registrations,
+)
 
 OURS = "shiplap."
-REFEREES = (
+GUARDED_MODULES = (
     "shiplap.sampling.",
     "shiplap.sandbox.",
     "shiplap.torch_private.",
 )  # modules of ours in which nothing may change
 # Values that such a module keeps unchanged.
-SETTLED = (ModuleType, frozenset, tuple, str, bytes, float, torch.dtype)
+GUARDED_VALUES = (ModuleType, frozenset, tuple, str, bytes, float, torch.dtype)
 CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, float)
 DESCRIPTORS = (property, staticmethod, classmethod)
 INHERITED = (*DESCRIPTORS, GetSetDescriptorType, MemberDescriptorType)
-TABLE = 5000  # entries of the largest table that is compared
-FIRST = 16  # entries of a dictionary that are checked for a function
-HEAP = 1 << 9  # flag of a class that is written in Python
+MAX_TABLE_ENTRIES = 5000  # entries of the largest table that is compared
+PROBED_ENTRIES = 16  # entries of a dictionary that are checked for a function
+HEAP_TYPE_FLAG = 1 << 9  # flag of a class that is written in Python
 
 
-class _Trusted:
+class _TrustedModules:
     """Whether a module, given by name, belongs to Python, torch, an installed package or Shiplap. Each is looked up
     once.
     """
@@ -54,16 +59,18 @@ class _Trusted:
         name = module if isinstance(module, str) else ""
         if name not in self._known:
             file = getattr(sys.modules.get(name), "__file__", None)
-            self._known[name] = name.startswith(OURS) or (isinstance(file, str) and is_trusted(os.path.dirname(file)))
+            self._known[name] = name.startswith(OURS) or (
+                isinstance(file, str) and is_trusted_file(os.path.dirname(file))
+            )
         return self._known[name]
 
 
-def _owners(modules: Mapping[str, Any], known: Set[int]) -> Iterator[tuple[str, Any]]:
+def _trusted_owners(modules: Mapping[str, Any], known: Set[int]) -> Iterator[tuple[str, Any]]:
     """Yield trusted modules and their classes, with names.
 
     Objects whose ids are in ``known`` are left out.
     """
-    seen, folders, trusted = set(known), dict[str, bool](), _Trusted()
+    seen, folders, trusted = set(known), dict[str, bool](), _TrustedModules()
     for name, value in (("torch.Tensor", torch.Tensor), ("torch.ops.aten", torch.ops.aten)):
         if id(value) not in seen:
             seen.add(id(value))
@@ -74,19 +81,19 @@ def _owners(modules: Mapping[str, Any], known: Set[int]) -> Iterator[tuple[str, 
         file = vars(module).get("__file__")
         folder = os.path.dirname(file) if isinstance(file, str) else ""
         if folder not in folders:
-            folders[folder] = not folder or is_trusted(folder)
+            folders[folder] = not folder or is_trusted_file(folder)
         if not folders[folder] and not name.startswith(OURS):
             continue
         seen.add(id(module))
         yield name, module
         for value in list(vars(module).values()):
-            if issubclass(type(value), type) and id(value) not in seen and value.__flags__ & HEAP:
+            if issubclass(type(value), type) and id(value) not in seen and value.__flags__ & HEAP_TYPE_FLAG:
                 seen.add(id(value))
                 if trusted(value.__module__):
                     yield f"{value.__module__}.{value.__qualname__}", value
 
 
-class _Owner(NamedTuple):
+class _FunctionOwner(NamedTuple):
     """A module or a class, and its attributes, class, bases and functions at one time.
 
     Attributes:
@@ -100,18 +107,18 @@ class _Owner(NamedTuple):
     kind: type
     bases: tuple[type, ...]
     held: dict[str, Any]
-    parts: dict[str, Parts]
+    parts: dict[str, FunctionParts]
     tables: dict[str, dict[Any, Any]]
 
     @classmethod
-    def of(cls, name: str, value: Any) -> _Owner:
+    def of(cls, name: str, value: Any) -> _FunctionOwner:
         """Return the present state of a module or class."""
         held = dict(vars(value))
         is_class = isinstance(value, type)
-        parts = {k: Parts.of(v) for k, v in held.items() if type(v) is FunctionType}
+        parts = {k: FunctionParts.of(v) for k, v in held.items() if type(v) is FunctionType}
         if is_class:
-            inner = {k: v.fget if type(v) is property else v.__func__ for k, v in _descriptors(held)}
-            parts |= {k: Parts.of(v) for k, v in inner.items() if type(v) is FunctionType}
+            inner = {k: v.fget if type(v) is property else v.__func__ for k, v in _list_descriptors(held)}
+            parts |= {k: FunctionParts.of(v) for k, v in inner.items() if type(v) is FunctionType}
         tables = {} if is_class else {k: dict(v) for k, v in held.items() if type(v) is dict and _is_table(v)}
         return cls(name, value, type(value), value.__bases__ if is_class else (), held, parts, tables)
 
@@ -147,22 +154,30 @@ class _Owner(NamedTuple):
         """Return whether the attribute ``name`` was replaced by code that is not trusted."""
         before = self.held[name]
         if isinstance(before, ModuleType):
-            return now is not None and not (is_module(now) and now.__name__ == before.__name__)
-        if self.name.startswith(REFEREES) and isinstance(before, SETTLED) and not isinstance(self.value, type):
+            return now is not None and not (is_installed_module(now) and now.__name__ == before.__name__)
+        if (
+            self.name.startswith(GUARDED_MODULES)
+            and isinstance(before, GUARDED_VALUES)
+            and not isinstance(self.value, type)
+        ):
             return True
         if isinstance(before, CONSTANTS):
             return not name.startswith("_") and not isinstance(self.value, type)
-        return _is_lost(before, now)
+        return _is_replaced_function(before, now)
 
     def _hides(self, name: str, now: Any) -> bool:
         """Return whether a new attribute hides one of a base class, or a builtin."""
         if not isinstance(self.value, type):
             before = vars(builtins).get(name)
-            return (before is not None or _is_special(name)) and _is_lost(before or len, now) and _works(now)
+            return (
+                (before is not None or _is_special(name))
+                and _is_replaced_function(before or len, now)
+                and _is_invoked(now)
+            )
         before = next((vars(base)[name] for base in self.value.__mro__[1:] if name in vars(base)), None)
         if before is None:
-            return _is_special(name) and _works(now) and not is_theirs(now)
-        return _is_lost(before, now)
+            return _is_special(name) and _is_invoked(now) and not is_trusted_function(now)
+        return _is_replaced_function(before, now)
 
     def _tables(self) -> list[str]:
         """Return the entries of tables that were replaced by functions that are not trusted."""
@@ -171,12 +186,16 @@ class _Owner(NamedTuple):
             now = vars(self.value).get(name)
             if type(now) is not dict or (len(now) == len(before) and all(map(is_, now.values(), before.values()))):
                 continue
-            other = [k for k, v in list(now.items()) if v is not before.get(k) and _is_function(v) and not is_theirs(v)]
+            other = [
+                k
+                for k, v in list(now.items())
+                if v is not before.get(k) and _is_function(v) and not is_trusted_function(v)
+            ]
             told += [f"{self.name}.{name}[{str(k)[:40]}]" for k in other if k in before or _is_shared(k)]
         return told
 
 
-class Snapshot:
+class FunctionSnapshot:
     """The functions of all trusted modules at one time.
 
     Args:
@@ -184,24 +203,29 @@ class Snapshot:
         thorough: whether the operators of torch are included, which any code can register.
     """
 
-    def __init__(self, known: Snapshot | None = None, *, thorough: bool = False) -> None:
-        before: list[_Owner] = known._owners if known is not None else []
+    def __init__(self, known: FunctionSnapshot | None = None, *, thorough: bool = False) -> None:
+        before: list[_FunctionOwner] = known._owners if known is not None else []
         self._modules = dict(sys.modules)
         new = {n: m for n, m in self._modules.items() if known is None or n not in known._modules}
-        self._owners: list[_Owner] = [o if o.untouched else _Owner.of(o.name, o.value) for o in before]
-        self._owners += [_Owner.of(n, v) for n, v in _owners(new, {id(o.value) for o in before})]
+        self._owners: list[_FunctionOwner] = [o if o.untouched else _FunctionOwner.of(o.name, o.value) for o in before]
+        self._owners += [_FunctionOwner.of(n, v) for n, v in _trusted_owners(new, {id(o.value) for o in before})]
         self._thorough = (operators_of_torch(), overloads_of_torch()) if thorough else None
 
     def changed(self) -> list[str]:
         """Return the names of functions that have been replaced since."""
-        forget()  # the cache lies in memory that the candidate can write
+        forget_files()  # the cache lies in memory that the candidate can write
         known = self._modules
-        replaced = [f"sys.modules['{n}']" for n, m in list(sys.modules.items()) if _is_another(n, m, known.get(n))]
-        replaced += [f"sys.modules['{n}'], which is gone" for n, m in known.items() if _is_gone(n, m)]
+        replaced = [
+            f"sys.modules['{n}']" for n, m in list(sys.modules.items()) if _is_replaced_module(n, m, known.get(n))
+        ]
+        replaced += [f"sys.modules['{n}'], which is gone" for n, m in known.items() if _is_removed_module(n, m)]
         replaced += [name for owner in self._owners for name in owner.changed()]
         if self._thorough is not None:
             operators, overloads = self._thorough
-            replaced += [*taken_over(operators, is_trusted), *altered(overloads, is_theirs)]
+            replaced += [
+                *replaced_registrations(operators, is_trusted_file),
+                *altered_overloads(overloads, is_trusted_function),
+            ]
         return replaced
 
     def threads(self) -> int:
@@ -211,20 +235,22 @@ class Snapshot:
             genuine = True
             at: FrameType | None = frame
             while ident != mine and at is not None:
-                genuine = genuine and is_trusted(at.f_code.co_filename) and is_genuine(at.f_code)
+                genuine = genuine and is_trusted_file(at.f_code.co_filename) and is_genuine_code(at.f_code)
                 at = at.f_back
             count += not genuine
         return count
 
 
-def _descriptors(held: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _list_descriptors(held: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the properties, static methods and class methods among attributes."""
     return [(k, v) for k, v in held.items() if type(v) in DESCRIPTORS]
 
 
 def _is_table(value: dict[Any, Any]) -> bool:
     """Return whether a dictionary is a table of functions."""
-    return 0 < len(value) < TABLE and any(type(v) is FunctionType for v in islice(value.values(), FIRST))
+    return 0 < len(value) < MAX_TABLE_ENTRIES and any(
+        type(v) is FunctionType for v in islice(value.values(), PROBED_ENTRIES)
+    )
 
 
 def _is_shared(key: Any) -> bool:
@@ -237,7 +263,7 @@ def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def _works(value: Any) -> bool:
+def _is_invoked(value: Any) -> bool:
     """Return whether an attribute runs code when it is called or looked up."""
     return callable(value) or isinstance(value, DESCRIPTORS)
 
@@ -247,7 +273,7 @@ def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, type)
 
 
-def _is_another(name: str, now: Any, before: Any) -> bool:
+def _is_replaced_module(name: str, now: Any, before: Any) -> bool:
     """Return whether the module of this name was replaced, or hides a module of Python.
 
     ``before`` is the earlier module of that name, or None.
@@ -258,18 +284,18 @@ def _is_another(name: str, now: Any, before: Any) -> bool:
     if type(now) is not ModuleType:
         own += [type(now), *(v for v in vars(type(now)).values() if type(v) is FunctionType)]
     if before is not None:
-        return not all(map(is_harmless, own))
-    return name.partition(".")[0] in sys.stdlib_module_names and not all(map(is_harmless, own))
+        return not all(map(is_harmless_value, own))
+    return name.partition(".")[0] in sys.stdlib_module_names and not all(map(is_harmless_value, own))
 
 
-def _is_gone(name: str, module: Any) -> bool:
+def _is_removed_module(name: str, module: Any) -> bool:
     """Return whether a trusted module was removed, so that the next import would load it again."""
     if name in sys.modules or type(module) is not ModuleType:
         return False
     file = vars(module).get("__file__")
-    return isinstance(file, str) and is_trusted(file)
+    return isinstance(file, str) and is_trusted_file(file)
 
 
-def _is_lost(before: Any, now: Any) -> bool:
+def _is_replaced_function(before: Any, now: Any) -> bool:
     """Return whether a function or class was replaced by one that is not trusted."""
-    return (callable(before) or isinstance(before, INHERITED)) and not is_theirs(now)
+    return (callable(before) or isinstance(before, INHERITED)) and not is_trusted_function(now)

@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-CALM = 0.9  # share of the wall time without waiting from which a request is undisturbed
+CALM_SHARE = 0.9  # share of the wall time without waiting from which a request is undisturbed
 CPU_CLOCK = 2  # CPUCLOCK_SCHED, in the clock id of another process: time counted by the scheduler
 
 
-def _read(path: str) -> bytes:
+def _read_proc_file(path: str) -> bytes:
     """Return the first 4,096 bytes of a file. Raises OSError.
 
     This runs many times for each timed call, so it uses system calls without the layers of ``open``.
@@ -31,12 +31,12 @@ def stat_fields(pid: int | str) -> list[str]:
     """
     try:
         # The name may contain spaces and brackets, so the last bracket ends it.
-        return _read(f"/proc/{pid}/stat").rpartition(b")")[2].decode().split()
+        return _read_proc_file(f"/proc/{pid}/stat").rpartition(b")")[2].decode().split()
     except (OSError, ValueError):
         return []
 
 
-def below(root: int) -> dict[int, int]:
+def list_descendants(root: int) -> dict[int, int]:
     """Return the descendants of ``root`` that live, with the group of each. Parents come before their children."""
     fields = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := stat_fields(entry))}
     family = [root]
@@ -45,24 +45,24 @@ def below(root: int) -> dict[int, int]:
     return {pid: int(fields[pid][2]) for pid in family[1:]}
 
 
-def below_still(root: int) -> dict[int, int]:
-    """Return the same as ``below`` while all descendants are stopped.
+def list_stopped_descendants(root: int) -> dict[int, int]:
+    """Return the same as ``list_descendants`` while all descendants are stopped.
 
     Linux lists the children of a process reliably only then, and this list is much shorter than that of all processes.
     """
     if not os.path.exists(f"/proc/{root}/task/{root}/children"):  # depends on how the kernel was built
-        return below(root)
+        return list_descendants(root)
     groups: dict[int, int] = {}
     parents = [root]
     for pid in parents:
-        for child in _children(pid):
+        for child in _list_children(pid):
             if (stat := stat_fields(child)) and stat[0] not in "ZX" and child not in groups:
                 groups[child] = int(stat[2])
                 parents.append(child)
     return groups
 
 
-def _children(pid: int) -> list[int]:
+def _list_children(pid: int) -> list[int]:
     """Return the children of all threads of a process."""
     pids: list[int] = []
     with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def _children(pid: int) -> list[int]:
     return pids
 
 
-def threads(pid: int) -> set[str]:
+def thread_states(pid: int) -> set[str]:
     """Return the states of all threads of a process, as letters. Empty if the process is gone."""
     try:
         names = os.listdir(f"/proc/{pid}/task")
@@ -81,16 +81,16 @@ def threads(pid: int) -> set[str]:
     return {stat[0] for name in names if (stat := stat_fields(f"{pid}/task/{name}"))}
 
 
-def resident(pid: int) -> int:
+def resident_bytes(pid: int) -> int:
     """Return the bytes of memory that a process has in use."""
     try:
-        return int(_read(f"/proc/{pid}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(_read_proc_file(f"/proc/{pid}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return 0
 
 
 @dataclass(frozen=True)
-class Holds:
+class ProcessResources:
     """The number of open files and of threads of a process, and its bytes of memory in use."""
 
     files: int = 0
@@ -98,13 +98,13 @@ class Holds:
     memory: int = 0
 
 
-def holds(pid: int) -> Holds:
+def read_process_resources(pid: int) -> ProcessResources:
     """Return the resources of a process, with zeros for those that Linux does not report."""
-    files, threads = (_entries(f"/proc/{pid}/{what}") for what in ("fd", "task"))
-    return Holds(files, threads, resident(pid))
+    files, threads = (_count_entries(f"/proc/{pid}/{what}") for what in ("fd", "task"))
+    return ProcessResources(files, threads, resident_bytes(pid))
 
 
-def _entries(folder: str) -> int:
+def _count_entries(folder: str) -> int:
     """Return the number of entries of a folder."""
     try:
         return len(os.listdir(folder))
@@ -113,7 +113,7 @@ def _entries(folder: str) -> int:
 
 
 @dataclass(frozen=True)
-class Usage:
+class SchedulerUsage:
     """Seconds of a process since it started.
 
     Attributes:
@@ -126,7 +126,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Took:
+class RequestTime:
     """Seconds of one request.
 
     Attributes:
@@ -146,26 +146,26 @@ class Took:
     @property
     def undisturbed(self) -> bool:
         """Whether the request hardly waited for a processor."""
-        return self.quiet >= CALM * self.wall
+        return self.quiet >= CALM_SHARE * self.wall
 
     @classmethod
-    def of(cls, wall: float, waited: float, ran: float) -> Took:
+    def of(cls, wall: float, waited: float, ran: float) -> RequestTime:
         """Return the times of a request from its wall, waiting and processor time."""
         return cls(wall, min(wall, max(wall - waited, ran / len(os.sched_getaffinity(0)))))
 
 
-def usage(pid: int, thread: int) -> Usage:
+def read_scheduler_usage(pid: int, thread: int) -> SchedulerUsage:
     """Return the scheduler's counts for a process and for one of its threads. Zeros where the kernel does not count."""
     ran = waited = 0.0
     with contextlib.suppress(OSError):
         # The clock id of another process, as ``clock_getcpuclockid`` computes it.
         ran = time.clock_gettime((~pid << 3) | CPU_CLOCK)  # of all threads, including ended ones
     with contextlib.suppress(OSError, ValueError):
-        waited = int(_read(f"/proc/{pid}/task/{thread}/schedstat").split()[1]) * 1e-9
-    return Usage(ran, waited)
+        waited = int(_read_proc_file(f"/proc/{pid}/task/{thread}/schedstat").split()[1]) * 1e-9
+    return SchedulerUsage(ran, waited)
 
 
-def mapped(pid: int, file: tuple[int, int]) -> list[tuple[int, int, int]]:
+def find_mapped_pieces(pid: int, file: tuple[int, int]) -> list[tuple[int, int, int]]:
     """Return ``(address, bytes, offset)`` of each piece of memory into which a process has mapped a file.
 
     ``file`` is the device and the inode of the file. Raises OSError.

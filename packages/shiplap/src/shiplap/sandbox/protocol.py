@@ -22,44 +22,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LONGEST = 1 << 20  # the most bytes of a message
-HEAD = struct.Struct("=I")
+MAX_MESSAGE_BYTES = 1 << 20  # the most bytes of a message
+MESSAGE_HEAD = struct.Struct("=I")
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-GAP = 64  # bytes, as torch's allocators align
+ARENA_GAP = 64  # bytes, as torch's allocators align
 Message = dict[str, Any]
 
 
-class Broken(Exception):
+class BrokenMessage(Exception):
     """Raised for an invalid message, and for a connection that has ended."""
 
 
-def packed(message: Message) -> bytes:
+def pack_message(message: Message) -> bytes:
     """Return a message as bytes: its length, then JSON."""
     body = json.dumps(message).encode()
-    return HEAD.pack(len(body)) + body
+    return MESSAGE_HEAD.pack(len(body)) + body
 
 
-def length_of(head: bytes, longest: int = LONGEST) -> int:
+def parse_message_length(head: bytes, longest: int = MAX_MESSAGE_BYTES) -> int:
     """Return the length that the head of a message holds. Raises Broken for more than ``longest`` bytes."""
-    (length,) = HEAD.unpack(head)
+    (length,) = MESSAGE_HEAD.unpack(head)
     if length > longest:
-        raise Broken(f"a message of {length} bytes")
+        raise BrokenMessage(f"a message of {length} bytes")
     return int(length)
 
 
-def parsed(body: bytes) -> Message:
+def parse_message_body(body: bytes) -> Message:
     """Return the message in ``body``. Raises Broken."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as e:
-        raise Broken(f"no message: {e}") from None
+        raise BrokenMessage(f"no message: {e}") from None
     if not isinstance(message, dict):
-        raise Broken("no message")
+        raise BrokenMessage("no message")
     return message
 
 
-def plain(text: str) -> str:
+def printable_text(text: str) -> str:
     """Return ``text`` with ``?`` in place of characters that are not printable.
 
     Control characters of a sender that is not trusted could change the terminal or the order of a line.
@@ -67,21 +67,23 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def send(connection: socket.socket, message: Message, handles: Sequence[int] = ()) -> None:
+def send_message(connection: socket.socket, message: Message, handles: Sequence[int] = ()) -> None:
     """Send one message, and open files with it."""
-    data = packed(message)
+    data = pack_message(message)
     sent = socket.send_fds(connection, [data], list(handles)) if handles else 0
     connection.sendall(data[sent:])
 
 
-def receive(connection: socket.socket, handles: int = 0, longest: int = LONGEST) -> tuple[Message, list[int]]:
+def receive_message(
+    connection: socket.socket, handles: int = 0, longest: int = MAX_MESSAGE_BYTES
+) -> tuple[Message, list[int]]:
     """Receive one message, and at most ``handles`` open files. Raises Broken."""
-    head, files = _take(connection, HEAD.size, handles)
-    body, more = _take(connection, length_of(head, longest), 0)
-    return parsed(body), files + more
+    head, files = _receive_bytes(connection, MESSAGE_HEAD.size, handles)
+    body, more = _receive_bytes(connection, parse_message_length(head, longest), 0)
+    return parse_message_body(body), files + more
 
 
-def _take(connection: socket.socket, length: int, handles: int) -> tuple[bytes, list[int]]:
+def _receive_bytes(connection: socket.socket, length: int, handles: int) -> tuple[bytes, list[int]]:
     """Receive ``length`` bytes and at most ``handles`` open files."""
     data, files = b"", []
     while len(data) < length:
@@ -91,33 +93,33 @@ def _take(connection: socket.socket, length: int, handles: int) -> tuple[bytes, 
         else:
             part = connection.recv(length - len(data))
         if not part:
-            raise Broken("the connection has ended")
+            raise BrokenMessage("the connection has ended")
         data += part
     return data, files
 
 
-def extent(shape: Sequence[int], stride: Sequence[int]) -> int:
+def strided_extent(shape: Sequence[int], stride: Sequence[int]) -> int:
     """Return the number of elements from the first to the last of a strided tensor."""
     if 0 in shape:
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
 
 
-def leaves(value: Any) -> list[Any]:
+def tree_leaves(value: Any) -> list[Any]:
     """Return the tensors and plain values of nested tuples, lists and dicts, in order. Dicts are ordered by key.
 
     A container is read as it lies in memory. Its own methods, which could compute the values, do not run.
     """
     if isinstance(value, list):
-        return [leaf for v in list.__iter__(value) for leaf in leaves(v)]
+        return [leaf for v in list.__iter__(value) for leaf in tree_leaves(v)]
     if isinstance(value, tuple):
-        return [leaf for v in tuple.__iter__(value) for leaf in leaves(v)]
+        return [leaf for v in tuple.__iter__(value) for leaf in tree_leaves(v)]
     if isinstance(value, dict):
-        return [leaf for _, v in _by_name(value) for leaf in leaves(v)]
+        return [leaf for _, v in _items_by_name(value) for leaf in tree_leaves(v)]
     return [] if value is None else [value]
 
 
-def _by_name(values: dict[Any, Any]) -> list[tuple[str, Any]]:
+def _items_by_name(values: dict[Any, Any]) -> list[tuple[str, Any]]:
     """Return the keys and values of a dict, sorted by key. A key that is no text is replaced by the
     name of its class.
     """
@@ -125,17 +127,17 @@ def _by_name(values: dict[Any, Any]) -> list[tuple[str, Any]]:
     return sorted(named, key=lambda pair: pair[0])
 
 
-def nested(value: Any) -> str:
+def structure_of(value: Any) -> str:
     """Return the structure of a result as text, such as ``(.,{'a':.},None)``. A list counts as a tuple."""
     if isinstance(value, (list, tuple)):
         held = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
-        return f"({','.join(map(nested, held))})"
+        return f"({','.join(map(structure_of, held))})"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{nested(v)}" for k, v in _by_name(value)) + "}"
+        return "{" + ",".join(f"{k}:{structure_of(v)}" for k, v in _items_by_name(value)) + "}"
     return "None" if value is None else "."
 
 
-def overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
+def elements_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Return whether two elements of a strided tensor share memory."""
     reach = 0
     for step, size in sorted(zip(stride, shape, strict=True)):
@@ -145,12 +147,12 @@ def overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return False
 
 
-def bare(values: Any) -> list[Any]:
+def flatten_results(values: Any) -> list[Any]:
     """Return the leaves of a result, each tensor as a new object without the attributes and hooks of the old one."""
-    return [torch.detach(v) if type(v) in (Tensor, torch.nn.Parameter) else v for v in leaves(values)]
+    return [torch.detach(v) if type(v) in (Tensor, torch.nn.Parameter) else v for v in tree_leaves(values)]
 
 
-def identical(a: Tensor, b: Tensor) -> bool:
+def bits_are_equal(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors of one shape and dtype are equal, bit by bit."""
     a, b = a.contiguous(), b.detach().contiguous()
     if not a.numel():
@@ -160,23 +162,23 @@ def identical(a: Tensor, b: Tensor) -> bool:
     return bool(torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)))
 
 
-def is_operator(told: Any) -> bool:
+def is_operator_record(told: Any) -> bool:
     """Return whether a reported value is a list of a name, and a name or shapes."""
     if not isinstance(told, list) or len(told) != 2 or not isinstance(told[0], str):
         return False
-    return isinstance(told[1], str) or (isinstance(told[1], list) and all(_is_shape(s, 2) for s in told[1]))
+    return isinstance(told[1], str) or (isinstance(told[1], list) and all(_is_shape_record(s, 2) for s in told[1]))
 
 
-def _is_shape(told: Any, depth: int) -> bool:
+def _is_shape_record(told: Any, depth: int) -> bool:
     """Return whether a reported value is a list of sizes, or of such lists for an argument that is
     a list of tensors.
     """
     if not isinstance(told, list):
         return False
-    return all((type(n) is int and abs(n) < 1 << 62) or (depth > 0 and _is_shape(n, depth - 1)) for n in told)
+    return all((type(n) is int and abs(n) < 1 << 62) or (depth > 0 and _is_shape_record(n, depth - 1)) for n in told)
 
 
-def describe(t: Tensor) -> Message:
+def describe_tensor(t: Tensor) -> Message:
     """Return shape, strides and dtype of a tensor as plain values."""
     return {
         "dtype": str(t.dtype).removeprefix("torch."),
@@ -185,7 +187,7 @@ def describe(t: Tensor) -> Message:
     }
 
 
-class Arena:
+class ArgumentArena:
     """Arguments that are being laid out in a file without a name, for another process."""
 
     def __init__(self, seed: int | None = None) -> None:
@@ -193,12 +195,12 @@ class Arena:
         self._gaps = random.Random(secrets.randbits(62) if seed is None else seed)
         self._parts: list[tuple[int, Tensor]] = []
         # Gaps of random length: a write beyond an argument hits no known place.
-        self._size = GAP * (1 + self._gaps.randrange(64))
+        self._size = ARENA_GAP * (1 + self._gaps.randrange(64))
 
     def pack(self, value: Any) -> Any:
         """Return the description of ``value``: a tensor, a plain value, or a list or dict of these."""
         if isinstance(value, Tensor):
-            return {"tensor": {**describe(value), "at": self._place(value), "device": value.device.type}}
+            return {"tensor": {**describe_tensor(value), "at": self._place(value), "device": value.device.type}}
         if isinstance(value, (list, tuple)):
             return {"list": [self.pack(v) for v in value], "tuple": isinstance(value, tuple)}
         if isinstance(value, dict):
@@ -213,11 +215,11 @@ class Arena:
 
     def _place(self, t: Tensor) -> int:
         """Reserve a place for a tensor, and return its offset."""
-        length = extent(t.shape, t.stride())
+        length = strided_extent(t.shape, t.stride())
         flat = torch.as_strided(t.detach(), (length,), (1,), t.storage_offset()).cpu()
         at = self._size
         self._parts.append((at, flat))
-        self._size = at + -(-length * t.itemsize // GAP) * GAP + GAP * self._gaps.randrange(64)
+        self._size = at + -(-length * t.itemsize // ARENA_GAP) * ARENA_GAP + ARENA_GAP * self._gaps.randrange(64)
         return at
 
     def make(self) -> int:
@@ -242,15 +244,15 @@ class Arena:
         return handle
 
 
-def places_of(value: Any) -> list[int]:
+def packed_offsets(value: Any) -> list[int]:
     """Return the offsets of the tensors of a packed value, in order."""
     if "tensor" in value:
         return [int(value["tensor"]["at"])]
     inner = value["list"] if "list" in value else [v for _, v in value.get("dict", ())]
-    return [at for v in inner for at in places_of(v)]
+    return [at for v in inner for at in packed_offsets(v)]
 
 
-def unpack(value: Any, memory: Any) -> Any:
+def unpack_arguments(value: Any, memory: Any) -> Any:
     """Return the value of a description, in the process that has mapped the file. The inverse of :meth:`Arena.pack`."""
     if "plain" in value:
         return value["plain"]
@@ -259,12 +261,12 @@ def unpack(value: Any, memory: Any) -> Any:
     if "torch" in value:
         return getattr(torch, value["torch"]) if value["kind"] == "dtype" else torch.device(value["torch"])
     if "list" in value:
-        listed = [unpack(v, memory) for v in value["list"]]
+        listed = [unpack_arguments(v, memory) for v in value["list"]]
         return tuple(listed) if value["tuple"] else listed
     if "dict" in value:
-        return {k: unpack(v, memory) for k, v in value["dict"]}
+        return {k: unpack_arguments(v, memory) for k, v in value["dict"]}
     told = value["tensor"]
-    dtype, length = getattr(torch, told["dtype"]), extent(told["shape"], told["stride"])
+    dtype, length = getattr(torch, told["dtype"]), strided_extent(told["shape"], told["stride"])
     if not length:
         return torch.empty_strided(told["shape"], told["stride"], dtype=dtype, device=told["device"])
     flat = torch.frombuffer(memory, dtype=dtype, offset=told["at"], count=length)

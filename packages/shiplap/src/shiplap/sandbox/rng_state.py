@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 
-def places() -> dict[str, int]:
+def rng_positions() -> dict[str, int]:
     """Return the positions of the random number generators that all code in this process shares, as
     numbers to compare.
     """
@@ -24,7 +24,7 @@ def places() -> dict[str, int]:
     }
 
 
-class Dice:
+class RngWatch:
     """The positions of the generators after the last call."""
 
     def __init__(self) -> None:
@@ -38,5 +38,5 @@ class Dice:
 
     def stuck(self) -> list[str]:
         """Return the generators that are at the same position as after the call before."""
-        before, self._after = self._after, places()
+        before, self._after = self._after, rng_positions()
         return [name for name, place in self._after.items() if before.get(name) == place]

@@ -7,10 +7,10 @@ import os
 import tempfile
 import time
 
-PATIENCE_S = 2.0
+REMOVAL_PATIENCE_S = 2.0
 
 
-def nameless(folder: str) -> int:
+def open_unnamed_file(folder: str) -> int:
     """Return a new open file for the output of a process. It has no name, so it cannot be replaced by another file."""
     handle, path = tempfile.mkstemp(dir=folder)
     os.unlink(path)
@@ -19,7 +19,7 @@ def nameless(folder: str) -> int:
     return handle
 
 
-def remove(folder: str, seconds: float = PATIENCE_S) -> None:
+def remove_folder(folder: str, seconds: float = REMOVAL_PATIENCE_S) -> None:
     """Remove ``folder``. If that takes longer than ``seconds``, it ends after this function has returned.
 
     ``rm`` descends to any depth and follows no links.

@@ -28,7 +28,7 @@ LOCAL, KIND, CONNECTED = 1, 0xF, (1, 5)  # AF_UNIX; the bits of a socket's kind;
 X32 = 0x40000000
 
 # The numbers of the system calls: x86-64, arm64.
-REFUSED = {
+REFUSED_CALLS = {
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -97,34 +97,34 @@ REFUSED = {
     "move_pages": (279, 239),
     "timer_create": (222, 107),  # its signal may continue a stopped process
 }
-OWN = {  # allowed for the caller's own process, or for 0, which means the same
+OWN_PROCESS_CALLS = {  # allowed for the caller's own process, or for 0, which means the same
     "kill": (62, 129),
     "tgkill": (234, 131),
     "rt_tgsigqueueinfo": (297, 240),
     "prlimit64": (302, 261),
 }
-PRETENDED = {"setsid": (112, 157), "setpgid": (109, 154)}
+PRETENDED_CALLS = {"setsid": (112, 157), "setpgid": (109, 154)}
 CLONE, CLONE3 = (56, 220), (435, 435)  # the flags of clone3 lie in memory, so it is refused and libc uses clone
 NAMESPACES, AT_ITS_END = 0x7E020000, 0xFF  # flags of clone, and the signal to the parent at the end
-OF_FILES = {  # numbers, and forbidden second arguments: signals to other processes, and locks
+FILE_CALLS = {  # numbers, and forbidden second arguments: signals to other processes, and locks
     "fcntl": ((72, 25), (8, 10, 15, 1024, 1026)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY
     "ioctl": ((16, 29), (0x8901, 0x8902)),  # FIOSETOWN, SIOCSPGRP
 }
-OF_DEVICES = frozenset({"bind", "listen", "memfd_create", "timer_create"})
+DEVICE_CALLS = frozenset({"bind", "listen", "memfd_create", "timer_create"})
 MACHINES = {"x86_64": (0, 0xC000003E, 317), "aarch64": (1, 0xC00000B7, 277)}  # column, AUDIT_ARCH, number of seccomp
 
 
-def _program(column: int, architecture: int, pid: int, device: bool) -> list[tuple[int, int, int, int]]:
+def _filter_program(column: int, architecture: int, pid: int, device: bool) -> list[tuple[int, int, int, int]]:
     """Return the instructions ``(code, if true, if false, value)`` of the filter. Jumps are relative."""
     # System call numbers of another architecture, such as 32-bit ones, mean other calls.
     program = [(LOAD, 0, 0, ARCHITECTURE_AT), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, REFUSE)]
     # x32 has numbers of its own for the same calls.
     program += [(LOAD, 0, 0, NUMBER_AT), (AT_LEAST, 0, 1, X32), (RETURN, 0, 0, REFUSE)]
-    program += _local_sockets(REFUSED["socket"][column]) if device else []
-    for name, numbers in REFUSED.items():
-        if not (device and name in OF_DEVICES):
+    program += _local_socket_rules(REFUSED_CALLS["socket"][column]) if device else []
+    for name, numbers in REFUSED_CALLS.items():
+        if not (device and name in DEVICE_CALLS):
             program += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, REFUSE)]
-    for numbers in OWN.values():
+    for numbers in OWN_PROCESS_CALLS.values():
         program += [
             (EQUAL, 0, 5, numbers[column]),
             (LOAD, 0, 0, FIRST_AT),
@@ -133,13 +133,13 @@ def _program(column: int, architecture: int, pid: int, device: bool) -> list[tup
             (RETURN, 0, 0, REFUSE),
             (RETURN, 0, 0, ALLOW),
         ]
-    return [*program, *_kept_together(column), (RETURN, 0, 0, ALLOW)]
+    return [*program, *_containment_rules(column), (RETURN, 0, 0, ALLOW)]
 
 
-def _kept_together(column: int) -> list[tuple[int, int, int, int]]:
+def _containment_rules(column: int) -> list[tuple[int, int, int, int]]:
     """Return the rules that keep processes in their group and namespaces, and restrict signals by files."""
     program = [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, UNKNOWN)]
-    for numbers in PRETENDED.values():
+    for numbers in PRETENDED_CALLS.values():
         program += [(EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, NOTHING)]
     program += [
         (EQUAL, 0, 9, CLONE[column]),
@@ -154,7 +154,7 @@ def _kept_together(column: int) -> list[tuple[int, int, int, int]]:
         (RETURN, 0, 0, REFUSE),
         (RETURN, 0, 0, ALLOW),
     ]
-    for numbers, values in OF_FILES.values():
+    for numbers, values in FILE_CALLS.values():
         program += [
             (EQUAL, 0, 3 + len(values), numbers[column]),
             (LOAD, 0, 0, SECOND_AT),
@@ -165,7 +165,7 @@ def _kept_together(column: int) -> list[tuple[int, int, int, int]]:
     return program
 
 
-def _local_sockets(number: int) -> list[tuple[int, int, int, int]]:
+def _local_socket_rules(number: int) -> list[tuple[int, int, int, int]]:
     """Return the rules that allow local sockets of a connected kind, and refuse all others."""
     kinds = [(EQUAL, len(CONNECTED) - i, 0, kind) for i, kind in enumerate(CONNECTED)]
     body = [
@@ -189,7 +189,7 @@ def install_filter(*, device: bool = False) -> str:
     if machine is None:
         return f"no table of system calls for {platform.machine()}"
     column, architecture, number = machine
-    program = _program(column, architecture, os.getpid(), device)
+    program = _filter_program(column, architecture, os.getpid(), device)
     code = b"".join(struct.pack("=HBBI", *line) for line in program)
     lines = ctypes.create_string_buffer(code, len(code))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(lines)))

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from shiplap.sampling.code_constants import SOURCES, numbers
+from shiplap.sampling.code_constants import SOURCE_SUFFIXES, integers_in_text
 
-LARGEST = 2_000_000  # bytes of a source that is read
+MAX_SOURCE_BYTES = 2_000_000  # bytes of a source that is read
 FILES, ENTRIES, PACKAGE = 64, 500, "__init__"  # the most sources and folder entries that are read
-STACK = {
+STACK_NAMES = {
     "_getframe",
     "_current_frames",
     "_getframemodulename",
@@ -33,8 +33,8 @@ STACK = {
     "CapturedTraceback",
     "gather_traceback",
 }
-HEAP = {"get_objects", "get_referrers", "get_referents"}
-MEMORY = {
+HEAP_NAMES = {"get_objects", "get_referrers", "get_referents"}
+MEMORY_NAMES = {
     "mprotect",
     "ptrace",
     "process_vm_readv",
@@ -43,7 +43,7 @@ MEMORY = {
     "clock_gettime",
     "pthread_create",
 }
-OF_PYTHON = {  # functions of Python's C interface
+PYTHON_C_NAMES = {  # functions of Python's C interface
     "PyEval_GetFrame",
     "PyThreadState_GetFrame",
     "PyFrame_GetBack",
@@ -52,16 +52,16 @@ OF_PYTHON = {  # functions of Python's C interface
     "PyEval_SetProfile",
     "PyUnstable_GC_VisitObjects",
 }
-HIDES = {"_enable_record_function", "redispatch"}
+HIDING_NAMES = {"_enable_record_function", "redispatch"}
 """Functions of torch that keep an operator out of the list of those that ran."""
-LOOKS = STACK | HEAP | MEMORY | OF_PYTHON
+LOOKING_NAMES = STACK_NAMES | HEAP_NAMES | MEMORY_NAMES | PYTHON_C_NAMES
 """Names whose use is held against a candidate, wherever it finds them."""
 
 
-def gathered(file: str) -> list[Path]:
+def gather_sources(file: str) -> list[Path]:
     """Return a source file and the files beside it that it names, directly or indirectly: Python and native code."""
     first = Path(file)
-    beside = _beside(first.parent)
+    beside = _list_sources_beside(first.parent)
     sources: dict[Path, None] = {}
     left = [first]
     while left and len(sources) < FILES:
@@ -69,68 +69,70 @@ def gathered(file: str) -> list[Path]:
         if at in sources:
             continue
         sources[at] = None
-        words = set(re.findall(r"\w+", _text(at)))
+        words = set(re.findall(r"\w+", _read_source_text(at)))
         left += [
             other for other in beside if other.stem in words or (other.stem == PACKAGE and other.parent.name in words)
         ]
     return list(sources)
 
 
-def _beside(folder: Path) -> list[Path]:
+def _list_sources_beside(folder: Path) -> list[Path]:
     """Return the source files in a folder and in its direct subfolders."""
     try:
         listed = [p for pattern in ("*.*", "*/*.*") for p in islice(folder.glob(pattern), ENTRIES)]
-        return [p for p in listed if p.suffix in (".py", *SOURCES) and p.is_file()]
+        return [p for p in listed if p.suffix in (".py", *SOURCE_SUFFIXES) and p.is_file()]
     except OSError:
         return []
 
 
-def _text(file: Path) -> str:
+def _read_source_text(file: Path) -> str:
     """Return the text of a file, or an empty text if it is too large or cannot be read."""
     try:
-        return file.read_text(errors="replace") if file.stat().st_size <= LARGEST else ""
+        return file.read_text(errors="replace") if file.stat().st_size <= MAX_SOURCE_BYTES else ""
     except OSError:
         return ""
 
 
-def suspicious(file: str) -> list[str]:
+def find_suspicious_names(file: str) -> list[str]:
     """Return ``line N: reason`` for names that read frames or objects of others, or that patch the process.
 
     Modules beside the file that it imports are included.
     """
-    reasons = _suspicious(file)
-    for other in gathered(file)[1:]:
+    reasons = _suspicious_names_in(file)
+    for other in gather_sources(file)[1:]:
         if other.suffix == ".py":
-            reasons += [f"{other.name}, {what}" for what in _suspicious(str(other))]
+            reasons += [f"{other.name}, {what}" for what in _suspicious_names_in(str(other))]
     return reasons
 
 
-def _suspicious(file: str) -> list[str]:
+def _suspicious_names_in(file: str) -> list[str]:
     """Return the line and the reason of each suspicious name in one Python file."""
     try:
-        if Path(file).stat().st_size > LARGEST:
-            return [f"more than {LARGEST} bytes, which nobody looks through"]
+        if Path(file).stat().st_size > MAX_SOURCE_BYTES:
+            return [f"more than {MAX_SOURCE_BYTES} bytes, which nobody looks through"]
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    return [f"line {line}: {what}" for line, what in sorted(set(_found(tree)))]
+    return [f"line {line}: {what}" for line, what in sorted(set(_find_suspicious_nodes(tree)))]
 
 
-def constants(file: str) -> list[float]:
+def constants_in_sources(file: str) -> list[float]:
     """Return the numbers in a source file and in the files beside it that it names, also those inside strings.
 
     A candidate may branch at these sizes and values. A string may be source code of a kernel.
     """
     values: dict[float, None] = {}
-    for each in gathered(file):
-        values |= dict.fromkeys(_constants(str(each)) if each.suffix == ".py" else numbers(_text(each)))
+    for each in gather_sources(file):
+        values |= dict.fromkeys(
+            _constants_in_source(str(each)) if each.suffix == ".py" else integers_in_text(_read_source_text(each))
+        )
     return list(values)
 
 
-def _constants(file: str) -> list[float]:
+def _constants_in_source(file: str) -> list[float]:
     """Return the numbers in one Python file."""
     try:
-        if Path(file).stat().st_size > LARGEST:  # ``suspicious`` reports such a file
+        if Path(file).stat().st_size > MAX_SOURCE_BYTES:  # ``find_suspicious_names`` reports such a file
             return []
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -138,14 +140,14 @@ def _constants(file: str) -> list[float]:
     values: dict[float, None] = {}
     for node in ast.walk(tree):
         value = node.value if isinstance(node, ast.Constant) else None
-        if type(value) is float or (type(value) is int and abs(value) < LARGEST):
+        if type(value) is float or (type(value) is int and abs(value) < MAX_SOURCE_BYTES):
             values[value] = None
         elif isinstance(value, str):
-            values |= dict.fromkeys(numbers(value))
+            values |= dict.fromkeys(integers_in_text(value))
     return list(values)
 
 
-def suspicious_function(fn: Any) -> list[str]:
+def suspicious_names_of_function(fn: Any) -> list[str]:
     """Return why names in one loaded function, and in the functions of its module that it uses, are suspicious."""
     reasons: dict[str, None] = {}
     left, seen = [getattr(fn, "fn", fn)], set[int]()  # a Triton kernel wraps its function
@@ -154,28 +156,28 @@ def suspicious_function(fn: Any) -> list[str]:
         if not isinstance(at, FunctionType) or id(at) in seen or at.__module__ != getattr(fn, "__module__", None):
             continue
         seen.add(id(at))
-        names = _names(at.__code__)
-        reasons |= dict.fromkeys(what for name in sorted(names) if (what := _about(name)))
+        names = _names_in_code(at.__code__)
+        reasons |= dict.fromkeys(what for name in sorted(names) if (what := _describe_suspicion(name)))
         left += [at.__globals__[name] for name in names if name in at.__globals__]
     return list(reasons)
 
 
-def _names(code: CodeType) -> set[str]:
+def _names_in_code(code: CodeType) -> set[str]:
     """Return the globals, attributes and texts that a function and its inner functions use."""
     inner = [c for c in code.co_consts if isinstance(c, CodeType)]
-    return set(code.co_names).union((c for c in code.co_consts if isinstance(c, str)), *map(_names, inner))
+    return set(code.co_names).union((c for c in code.co_consts if isinstance(c, str)), *map(_names_in_code, inner))
 
 
-def _about(name: str) -> str:
+def _describe_suspicion(name: str) -> str:
     """Return the reason why a name is suspicious, or an empty text."""
-    if name in STACK or name in OF_PYTHON:
+    if name in STACK_NAMES or name in PYTHON_C_NAMES:
         return f"{name} looks at the callers"
-    if name in HEAP:
+    if name in HEAP_NAMES:
         return f"{name} looks at objects of others"
-    return f"{name} changes the process that it runs in" if name in MEMORY else ""
+    return f"{name} changes the process that it runs in" if name in MEMORY_NAMES else ""
 
 
-def _found(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def _find_suspicious_nodes(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield the line and the reason of each suspicious name in a syntax tree."""
     for node in ast.walk(tree):
         names: list[str] = []
@@ -188,5 +190,5 @@ def _found(tree: ast.AST) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             names = [alias.name for alias in node.names]
         for name in names:
-            if what := _about(name):
+            if what := _describe_suspicion(name):
                 yield getattr(node, "lineno", 0), what

@@ -19,30 +19,48 @@ from dataclasses import dataclass, field
 
 import torch
 
-from shiplap.sandbox.launcher_start import START, environment
-from shiplap.sandbox.proc_filesystem import Took, Usage, below, below_still, resident, threads, usage
-from shiplap.sandbox.protocol import HEAD, Broken, Message, length_of, packed, parsed, plain, receive, send
-from shiplap.sandbox.scratch_files import nameless, remove
+from shiplap.sandbox.launcher_start import LAUNCHER_PROGRAM, launcher_environment
+from shiplap.sandbox.proc_filesystem import (
+    RequestTime,
+    SchedulerUsage,
+    list_descendants,
+    list_stopped_descendants,
+    read_scheduler_usage,
+    resident_bytes,
+    thread_states,
+)
+from shiplap.sandbox.protocol import (
+    MESSAGE_HEAD,
+    BrokenMessage,
+    Message,
+    pack_message,
+    parse_message_body,
+    parse_message_length,
+    printable_text,
+    receive_message,
+    send_message,
+)
+from shiplap.sandbox.scratch_files import open_unnamed_file, remove_folder
 
-__all__ = ["Bounds", "Ended", "Late", "Launcher", "Prisoner", "Took"]
+__all__ = ["Bounds", "ProcessEnded", "RequestTime", "SandboxLauncher", "SandboxedProcess", "Timeout"]
 
 POLL_S = 0.05
-AT_ONCE = 32 << 10  # bytes of a message that a socket buffers without a reader
+SOCKET_BUFFER_BYTES = 32 << 10  # bytes of a message that a socket buffers without a reader
 # Share of a request's time, and seconds, without a reply at the deadline that are a fault.
 HANGS, SILENT_S = 0.8, 5.0
-STIRS = 1e-4  # processor seconds that a stopped process may gain by rounding
-PATIENCE = 4.0  # a process that waited for a processor gets at most this multiple of its limit
+STIRRING_S = 1e-4  # processor seconds that a stopped process may gain by rounding
+MAX_WAITING_FACTOR = 4.0  # a process that waited for a processor gets at most this multiple of its limit
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Ended(Exception):
+class ProcessEnded(Exception):
     """Raised when the process has ended, or was ended for a violation."""
 
     def __init__(self, how: str) -> None:
-        super().__init__(plain(how))
+        super().__init__(printable_text(how))
 
 
-class Late(Ended):
+class Timeout(ProcessEnded):
     """Raised when the process was ended because the time of the whole judgement is over."""
 
 
@@ -56,13 +74,13 @@ class Bounds:
     file_size: int = 1 << 30
 
 
-class _Span(ctypes.Structure):
+class _MemorySpan(ctypes.Structure):
     """A ``struct iovec``."""
 
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 
-class Launcher:
+class SandboxLauncher:
     """A context with a process that has imported torch and nothing else. It forks the sandboxed processes.
 
     Attributes:
@@ -81,7 +99,7 @@ class Launcher:
         self.sealed = True
         self.prisoners: set[int] = set()
 
-    def __enter__(self) -> Launcher:
+    def __enter__(self) -> SandboxLauncher:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -97,13 +115,13 @@ class Launcher:
             self._connection.close()
         self._process = self._connection = None
         if self.folder:
-            remove(self.folder)
+            remove_folder(self.folder)
 
     def _end_all(self) -> None:
         """Kill all descendants of the launcher, children before parents."""
         if self._process is None or self._process.poll() is not None:  # its id may belong to another process now
             return
-        for pid in reversed(list(below(self.pid))):
+        for pid in reversed(list(list_descendants(self.pid))):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -119,13 +137,13 @@ class Launcher:
     def _start(self) -> socket.socket:
         """Start the launcher's process and return the connection. Raises Ended after ``finish``."""
         if self._over:
-            raise Ended("the time is over")
+            raise ProcessEnded("the time is over")
         self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
         ours, theirs = socket.socketpair()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", START, str(theirs.fileno())],
+            [sys.executable, "-P", "-c", LAUNCHER_PROGRAM, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env=environment(),
+            env=launcher_environment(),
             cwd=self.folder,
         )
         theirs.close()
@@ -147,15 +165,15 @@ class Launcher:
             with self._turn:
                 connection.settimeout(max(0.01, until - time.monotonic()) if until < math.inf else None)
                 self._unread = True
-                send(connection, message, handles)
-                reply = receive(connection)[0]
+                send_message(connection, message, handles)
+                reply = receive_message(connection)[0]
                 self._unread = False
                 return reply
         except TimeoutError:
             self.close()
-            raise Late("the time of the judgement is over, and no process has started") from None
-        except (Broken, OSError) as e:
-            raise Ended(f"the launcher ended: {e}") from None
+            raise Timeout("the time of the judgement is over, and no process has started") from None
+        except (BrokenMessage, OSError) as e:
+            raise ProcessEnded(f"the launcher ended: {e}") from None
 
     def start(
         self,
@@ -167,14 +185,14 @@ class Launcher:
         device: bool = False,
         threads: int = 0,
         until: float = math.inf,
-    ) -> Prisoner:
+    ) -> SandboxedProcess:
         """Return a new process, locked in, that may read the files ``readable`` and write a folder of its own.
 
         Args:
             hidden: folders on ``sys.path`` that it must not read.
             device: whether it may use the machine's accelerators.
             threads: the number of torch's threads, by default as many as in this process.
-            until: see ``Prisoner``.
+            until: see ``SandboxedProcess``.
         """
         bounds = bounds or Bounds()
         self._ready()
@@ -195,20 +213,20 @@ class Launcher:
             "environment": places,
             "file_size": bounds.file_size,
         }
-        output = nameless(self.folder)
+        output = open_unnamed_file(self.folder)
         sealed, self.sealed = self.sealed, False
         try:
             pid = self.ask(order, [theirs.fileno(), output], until)["pid"]
         finally:
             theirs.close()
         self.prisoners.add(pid)
-        prisoner = Prisoner(self, pid, ours, output, bounds, until=until)
+        prisoner = SandboxedProcess(self, pid, ours, output, bounds, until=until)
         self.sealed = sealed and locked and not device and not prisoner.missing
         return prisoner
 
 
 @dataclass
-class Prisoner:
+class SandboxedProcess:
     """One process that is not trusted, with all its descendants. It runs only while a request is in progress.
 
     Attributes:
@@ -219,7 +237,7 @@ class Prisoner:
         answering: the seconds of all its replies.
     """
 
-    launcher: Launcher
+    launcher: SandboxLauncher
     pid: int
     connection: socket.socket
     output: int
@@ -231,51 +249,51 @@ class Prisoner:
 
     def __post_init__(self) -> None:
         self._base = 0
-        self._asked, self._stood = Usage(), math.inf
+        self._asked, self._stood = SchedulerUsage(), math.inf
         self._delays: dict[int, float] = {}  # process → seconds without a processor
         try:
-            told = parsed(self._receive(self.bounds.seconds))
-        except Broken as e:
+            told = parse_message_body(self._receive(self.bounds.seconds))
+        except BrokenMessage as e:
             raise self._ended(str(e)) from None
-        self._base = resident(self.pid)
+        self._base = resident_bytes(self.pid)
         self.missing = {str(k): str(v) for k, v in dict(told.get("missing", {})).items() if v}
         self._signal(signal.SIGSTOP)
         self._stand()
 
-    def ask(self, message: Message, handle: int = -1, seconds: float | None = None) -> tuple[Message, Took]:
+    def ask(self, message: Message, handle: int = -1, seconds: float | None = None) -> tuple[Message, RequestTime]:
         """Return the reply, and the time from before the process runs until it is stopped again.
 
         No instruction of the process, of its threads or of its descendants runs outside of that time. Raises Ended.
         """
         self._in_time()
-        data, handles = packed(message), [handle] if handle >= 0 else []
-        self._asked, self._delays = usage(self.pid, self.pid), {}
-        if self._asked.ran > self._stood + STIRS:
+        data, handles = pack_message(message), [handle] if handle >= 0 else []
+        self._asked, self._delays = read_scheduler_usage(self.pid, self.pid), {}
+        if self._asked.ran > self._stood + STIRRING_S:
             self.kill()
-            raise Ended("it ran while it was stopped")
-        here = usage(os.getpid(), threading.get_native_id()).waited
+            raise ProcessEnded("it ran while it was stopped")
+        here = read_scheduler_usage(os.getpid(), threading.get_native_id()).waited
         started = time.perf_counter()
         try:
-            if len(data) <= AT_ONCE:  # sent before the process continues, so it does not wait for it
+            if len(data) <= SOCKET_BUFFER_BYTES:  # sent before the process continues, so it does not wait for it
                 self._post(data, handles)
             self._signal(signal.SIGCONT)
-            if len(data) > AT_ONCE:
+            if len(data) > SOCKET_BUFFER_BYTES:
                 self._post(data, handles)
             body = self._receive(seconds or self.bounds.seconds)
             self._signal(signal.SIGSTOP)
             wall = time.perf_counter() - started
             self.answering += wall
             self._stand()
-            reply = parsed(body)
-        except (Broken, OSError) as e:
+            reply = parse_message_body(body)
+        except (BrokenMessage, OSError) as e:
             raise self._ended(str(e)) from None
-        used = usage(self.pid, self.pid)
+        used = read_scheduler_usage(self.pid, self.pid)
         self._stood = used.ran
-        here = usage(os.getpid(), threading.get_native_id()).waited - here
-        took = Took.of(wall, used.waited - self._asked.waited + here, used.ran - self._asked.ran)
+        here = read_scheduler_usage(os.getpid(), threading.get_native_id()).waited - here
+        took = RequestTime.of(wall, used.waited - self._asked.waited + here, used.ran - self._asked.ran)
         # Before results are read, since these processes could still write them.
         if self.alone and (helpers := self.sweep()):
-            raise Ended(f"{helpers} processes were running beside a timed call")
+            raise ProcessEnded(f"{helpers} processes were running beside a timed call")
         return reply, took
 
     def _post(self, data: bytes, handles: Sequence[int]) -> None:
@@ -286,7 +304,7 @@ class Prisoner:
     def _receive(self, seconds: float) -> bytes:
         """Return the body of a reply that arrives within ``seconds``. The limits are checked meanwhile."""
         ends, looked = time.monotonic() + seconds, time.monotonic()
-        data, wanted = bytearray(), HEAD.size
+        data, wanted = bytearray(), MESSAGE_HEAD.size
         while len(data) < wanted:
             ready = select.select([self.connection], [], [], POLL_S)[0]
             if time.monotonic() - looked >= POLL_S:
@@ -295,55 +313,55 @@ class Prisoner:
             if ready:
                 part = self.connection.recv(wanted - len(data))
                 if not part:
-                    raise Broken("the connection has ended")
+                    raise BrokenMessage("the connection has ended")
                 data += part
-                if wanted == len(data) == HEAD.size:
-                    wanted += length_of(bytes(data))
-        return bytes(data[HEAD.size :])
+                if wanted == len(data) == MESSAGE_HEAD.size:
+                    wanted += parse_message_length(bytes(data))
+        return bytes(data[MESSAGE_HEAD.size :])
 
     def _in_time(self) -> None:
         """End the process and raise Late if its time is over."""
         if time.monotonic() > self.until:
             self.kill()
-            raise Late("the time of the judgement is over")
+            raise Timeout("the time of the judgement is over")
 
     def _keep_within(self, ends: float, seconds: float) -> None:
         """End the process and raise Ended if it exceeds a limit."""
         if reason := self._exceeds(ends, seconds):
             self.kill()
-            raise Ended(reason)
+            raise ProcessEnded(reason)
         self._in_time()
 
     def _exceeds(self, ends: float, seconds: float) -> str:
         """Return the description of the limit that the process exceeds, or an empty text."""
         family = [self.pid, *self.strays()]
-        self._delays |= {pid: usage(pid, pid).waited for pid in family}
+        self._delays |= {pid: read_scheduler_usage(pid, pid).waited for pid in family}
         late = time.monotonic() - ends
         # On a busy machine the process and its compilers wait for a processor. That time is added to the limit.
-        waited = min(PATIENCE * seconds, sum(self._delays.values()) - self._asked.waited)
+        waited = min(MAX_WAITING_FACTOR * seconds, sum(self._delays.values()) - self._asked.waited)
         over = time.monotonic() > self.until and seconds + late - waited > max(HANGS * seconds, SILENT_S)
         if over or (late > 0 and late > waited):
             return f"no answer for {seconds + late:.3g} s"
         # A forked child shares the pages of its parent until it writes, so the first bytes count for none.
-        used = sum(max(0, resident(pid) - self._base) for pid in family)
+        used = sum(max(0, resident_bytes(pid) - self._base) for pid in family)
         if self._base and used > self.bounds.memory:
             return f"more than {self.bounds.memory / 2**30:.3g} GiB of memory"
         if len(family) > 1 + self.bounds.processes:
             return f"more than {self.bounds.processes} processes"
         return ""
 
-    def _ended(self, how: str) -> Ended:
+    def _ended(self, how: str) -> ProcessEnded:
         """End the process, and return the error that says how it ended."""
         self._signal(signal.SIGKILL)
         status = 0
-        with contextlib.suppress(Ended):
+        with contextlib.suppress(ProcessEnded):
             status = int(self.launcher.ask({"do": "wait", "pid": self.pid})["status"])
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL:
             how = f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
         elif os.WIFEXITED(status) and os.WEXITSTATUS(status):
             how = f"ended with exit status {os.WEXITSTATUS(status)}"
         words = self._last_words()
-        return Ended(f"{how} ({words})" if words else how)
+        return ProcessEnded(f"{how} ({words})" if words else how)
 
     def _last_words(self) -> str:
         """Return the last line that the process has printed."""
@@ -364,14 +382,14 @@ class Prisoner:
         now = time.monotonic()
         ends = max(now + 1, min(now + 60, self.until))
         while time.monotonic() < ends:
-            state = threads(self.pid)
+            state = thread_states(self.pid)
             if state and state <= {"T", "t", "Z", "X"}:
                 return
             if not state:
                 raise self._ended("it ended after its answer")
             time.sleep(0.0001)  # a thread stops only when it next has a processor
         self.kill()
-        raise Ended("it cannot be stopped")
+        raise ProcessEnded("it cannot be stopped")
 
     def read(self, address: int, length: int) -> bytearray:
         """Return bytes of the process's memory. Raises OSError for memory that is not there or not readable."""
@@ -380,7 +398,7 @@ class Prisoner:
         done = 0
         while done < length:
             step = min(length - done, 1 << 30)
-            into, out = _Span(start + done, step), _Span(address + done, step)
+            into, out = _MemorySpan(start + done, step), _MemorySpan(address + done, step)
             got = _libc.process_vm_readv(self.pid, ctypes.byref(into), 1, ctypes.byref(out), 1, 0)
             if got <= 0:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -393,7 +411,7 @@ class Prisoner:
         With ``still``, all of them are stopped, which allows a faster search.
         """
         others = self.launcher.prisoners - {self.pid}
-        family = below_still(self.launcher.pid) if still else below(self.launcher.pid)
+        family = list_stopped_descendants(self.launcher.pid) if still else list_descendants(self.launcher.pid)
         return [p for p, group in family.items() if p not in self.launcher.prisoners and group not in others]
 
     def sweep(self, *, still: bool = True) -> int:
@@ -415,7 +433,7 @@ class Prisoner:
         self.sweep(still=False)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        with contextlib.suppress(Ended):
+        with contextlib.suppress(ProcessEnded):
             self.launcher.ask({"do": "wait", "pid": self.pid})
         self.launcher.prisoners.discard(self.pid)
         self.connection.close()

@@ -25,15 +25,15 @@ PLACES = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), os.path.di
 # A virtual environment may include the packages of the system.
 PACKAGES = tuple(p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages"))
 TRUSTED = tuple(os.path.join(realpath(p), "") for p in (*PLACES, *PACKAGES))  # a separator ends each
-SCRIPTED = (torch.jit.ScriptFunction, torch.nn.Module)  # classes of torch that can hold code of the candidate
-WRAPPED = frozenset({MethodType, staticmethod, classmethod})
-DEEP = 4  # depth to which held functions are followed
+SCRIPTED_CLASSES = (torch.jit.ScriptFunction, torch.nn.Module)  # classes of torch that can hold code of the candidate
+WRAPPER_CLASSES = frozenset({MethodType, staticmethod, classmethod})
+MAX_HELD_DEPTH = 4  # depth to which held functions are followed
 _load, _prefix = SourceFileLoader.get_code, sys.pycache_prefix
 _held: dict[str, frozenset[CodeType]] = {}
 _began = time.time()
 
 
-def is_trusted(file: str) -> bool:
+def is_trusted_file(file: str) -> bool:
     """Return whether a file or folder belongs to Python, torch or an installed package.
 
     Names such as ``<frozen os>`` count. A folder whose name merely begins with the name of a trusted one does not.
@@ -41,22 +41,22 @@ def is_trusted(file: str) -> bool:
     return file.startswith("<frozen") if file.startswith("<") else f"{realpath(file)}{os.sep}".startswith(TRUSTED)
 
 
-def is_genuine(code: CodeType) -> bool:
+def is_genuine_code(code: CodeType) -> bool:
     """Return whether a trusted file, or one of ours, contains this code."""
     file = code.co_filename
-    if not is_trusted(file) and not realpath(file).startswith(OURS):
+    if not is_trusted_file(file) and not realpath(file).startswith(OURS):
         return False
     if file not in _held:
-        _held[file] = frozenset(_inside(_read(file)))
-    return code in _held[file] or _is_new(file)
+        _held[file] = frozenset(_nested_code_objects(_read_compiled_code(file)))
+    return code in _held[file] or _is_newer_than_process(file)
 
 
-def forget() -> None:
+def forget_files() -> None:
     """Forget the code of all files, since the candidate can write the memory of this cache."""
     _held.clear()
 
 
-def _is_new(file: str) -> bool:
+def _is_newer_than_process(file: str) -> bool:
     """Return whether a file was written after this process began. The process then runs the earlier content."""
     try:
         return not file.startswith("<") and os.stat(file).st_mtime > _began
@@ -64,7 +64,7 @@ def _is_new(file: str) -> bool:
         return False
 
 
-def _read(file: str) -> CodeType | None:
+def _read_compiled_code(file: str) -> CodeType | None:
     """Return the code that Python would load for a file, which is compiled already as a rule."""
     if file.startswith("<"):
         return frozen_code(file.removeprefix("<frozen ").removesuffix(">"))
@@ -76,45 +76,45 @@ def _read(file: str) -> CodeType | None:
         return None
 
 
-def _inside(code: CodeType | None) -> list[CodeType]:
+def _nested_code_objects(code: CodeType | None) -> list[CodeType]:
     """Return a code object and all code objects in it."""
     if code is None:
         return []
-    return [code, *(each for c in code.co_consts if isinstance(c, CodeType) for each in _inside(c))]
+    return [code, *(each for c in code.co_consts if isinstance(c, CodeType) for each in _nested_code_objects(c))]
 
 
-def _function(value: Any) -> Any:
+def _unwrap_function(value: Any) -> Any:
     """Return the function of a method or of the getter of a property; other values unchanged.
 
     Only exact types are unwrapped, so no code of the value runs.
     """
     inner: Any = value.fget if type(value) is property else value
-    return inner.__func__ if type(inner) in WRAPPED else inner
+    return inner.__func__ if type(inner) in WRAPPER_CLASSES else inner
 
 
-def code_of(value: Any) -> CodeType | None:
+def function_code(value: Any) -> CodeType | None:
     """Return the code of a function, a method or the getter of a property."""
-    inner = _function(value)
+    inner = _unwrap_function(value)
     return inner.__code__ if type(inner) is FunctionType else None
 
 
-def is_theirs(value: Any, depth: int = DEEP) -> bool:
+def is_trusted_function(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
     """Return whether a replacement for a function of Python or torch belongs to these as well, with all it holds.
 
     Both replace functions of their own when further parts of them are imported. A trusted decorator around a function
     that is not trusted does not count.
     """
-    code = code_of(value)
+    code = function_code(value)
     if code is None:
-        return type(value).__module__.startswith("torch") and not isinstance(value, SCRIPTED)
-    inner = _function(value)
+        return type(value).__module__.startswith("torch") and not isinstance(value, SCRIPTED_CLASSES)
+    inner = _unwrap_function(value)
     module = sys.modules.get(str(inner.__globals__.get("__name__")))
-    if not is_genuine(code) or module is None or vars(module) is not inner.__globals__:
+    if not is_genuine_code(code) or module is None or vars(module) is not inner.__globals__:
         return False
-    return all(map(partial(is_harmless, depth=depth - 1), _holds(inner)))
+    return all(map(partial(is_harmless_value, depth=depth - 1), _values_held_by(inner)))
 
 
-def _holds(function: FunctionType) -> list[Any]:
+def _values_held_by(function: FunctionType) -> list[Any]:
     """Return the values that a function may call beyond the names of its module: defaults and closure."""
     held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
@@ -125,10 +125,10 @@ def _holds(function: FunctionType) -> list[Any]:
     return held
 
 
-def is_harmless(value: Any, depth: int = DEEP) -> bool:
+def is_harmless_value(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
     """Return whether a value is no code, or code of Python or torch."""
     if isinstance(value, (FunctionType, MethodType, staticmethod, classmethod)):
-        return depth > 0 and is_theirs(value, depth)
+        return depth > 0 and is_trusted_function(value, depth)
     if isinstance(value, (partial, type)):
         return is_trusted_module(value.func if isinstance(value, partial) else value)
     return not callable(value) or isinstance(value, (BuiltinFunctionType, ModuleType)) or is_trusted_module(type(value))
@@ -137,12 +137,12 @@ def is_harmless(value: Any, depth: int = DEEP) -> bool:
 def is_trusted_module(value: Any) -> bool:
     """Return whether a function or class was defined in a module of Python, torch or an installed package."""
     file = getattr(sys.modules.get(str(getattr(value, "__module__", ""))), "__file__", None)
-    return file is None or is_trusted(str(file))
+    return file is None or is_trusted_file(str(file))
 
 
-def is_module(value: Any) -> bool:
+def is_installed_module(value: Any) -> bool:
     """Return whether a value is a trusted module that is registered under its own name."""
     if not isinstance(value, ModuleType):
         return False
     file = vars(value).get("__file__")
-    return sys.modules.get(value.__name__) is value and (file is None or is_trusted(str(file)))
+    return sys.modules.get(value.__name__) is value and (file is None or is_trusted_file(str(file)))

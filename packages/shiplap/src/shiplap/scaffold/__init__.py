@@ -2,19 +2,25 @@
 doctor.
 """
 
-from shiplap.scaffold.signature import Parameter, Signature, of_call, of_function, of_overload
-from shiplap.scaffold.skeleton import Draft, fill_lines, render
-from shiplap.scaffold.unfinished import Unfinished, unfinished
+from shiplap.scaffold.signature import (
+    DraftParameter,
+    DraftSignature,
+    signature_of_call,
+    signature_of_overload,
+    signatures_of_function,
+)
+from shiplap.scaffold.skeleton import Draft, fill_lines, render_draft
+from shiplap.scaffold.unfinished import UnfinishedOp, unfinished
 
 __all__ = [
     "Draft",
-    "Parameter",
-    "Signature",
-    "Unfinished",
+    "DraftParameter",
+    "DraftSignature",
+    "UnfinishedOp",
     "fill_lines",
-    "of_call",
-    "of_function",
-    "of_overload",
-    "render",
+    "render_draft",
+    "signature_of_call",
+    "signature_of_overload",
+    "signatures_of_function",
     "unfinished",
 ]

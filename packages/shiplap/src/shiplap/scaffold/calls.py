@@ -16,7 +16,7 @@ MOST_COLUMNS = 16  # of a tensor whose last dim may be fields: a box and its ima
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnRange:
     """The values in one column of the last dim: the least, the largest, and whether all are whole numbers."""
 
     low: float
@@ -25,7 +25,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenTensor:
     """A tensor of one call. ``low`` and ``high`` bound its values; None for no elements, or none that are finite.
 
     A size of -1 depends on data: a fake has no number for it. ``columns``: of a tensor of two dims, if they are few.
@@ -36,12 +36,12 @@ class Seen:
     device: str
     low: float | None = None
     high: float | None = None
-    columns: tuple[Column, ...] = ()
+    columns: tuple[ColumnRange, ...] = ()
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call: arguments by name, tensors as ``Seen``, lists as tuples of them, and the results in order."""
+class DispatchedCall:
+    """A call: arguments by name, tensors as ``SeenTensor``, lists as tuples of them, and the results in order."""
 
     arguments: Mapping[str, Any]
     results: tuple[Any, ...]
@@ -49,61 +49,72 @@ class Call:
     @property
     def key(self) -> str:
         """A text that is equal for calls that differ in the values of tensors only."""
-        return repr((_plain(tuple(self.arguments.values())), _plain(self.results)))
+        return repr((_without_values(tuple(self.arguments.values())), _without_values(self.results)))
 
 
-def _plain(value: Any) -> Any:
+def _without_values(value: Any) -> Any:
     """Return a value without the bounds of its tensors."""
-    if isinstance(value, Seen):
+    if isinstance(value, SeenTensor):
         return value.dtype, value.shape, value.device
-    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+    return [_without_values(v) for v in value] if isinstance(value, tuple) else value
 
 
-def each(value: Any) -> list[Seen]:
+def seen_tensors(value: Any) -> list[SeenTensor]:
     """Return the tensors of an argument or result."""
     values = value if isinstance(value, tuple) else (value,)
-    return [v for v in values if isinstance(v, Seen)]
+    return [v for v in values if isinstance(v, SeenTensor)]
 
 
-def call_of(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Call:
+def make_dispatched_call(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> DispatchedCall:
     """Return one call of an op with this schema, which returned ``result``."""
     names = [a.name for a in schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    arguments = {name: _seen(given.get(name, defaults.get(name))) for name in names}
+    arguments = {name: _describe_value(given.get(name, defaults.get(name))) for name in names}
     count = len(schema.returns)
     results = () if not count else (result,) if count == 1 else tuple(result)
-    return Call(arguments, tuple(map(_seen, results)))
+    return DispatchedCall(arguments, tuple(map(_describe_value, results)))
 
 
 # Scalars of a schema. Other objects are kept as text, since they must not live as long as the recording.
-_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_RECORDED_AS_IS = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 
 
-def _seen(value: Any) -> Any:
+def _describe_value(value: Any) -> Any:
     """Return the description of a tensor, or a scalar as it is."""
     if isinstance(value, (list, tuple)):
-        return tuple(map(_seen, value))
+        return tuple(map(_describe_value, value))
     if not isinstance(value, Tensor):
-        return value if isinstance(value, _PLAIN) else str(value)
-    values = _finite(value)
-    low, high = (None, None) if values is None else _range(values)
+        return value if isinstance(value, _RECORDED_AS_IS) else str(value)
+    values = _finite_values(value)
+    low, high = (None, None) if values is None else _value_range(values)
     dtype = str(value.dtype).removeprefix("torch.")
     # A fake has symbols for sizes that depend on data.
     shape = tuple(n if isinstance(n, int) else -1 for n in value.shape)
-    return Seen(dtype, shape, value.device.type, low, high, _columns(value))
+    return SeenTensor(dtype, shape, value.device.type, low, high, _column_ranges(value))
 
 
-def _traced(value: Any) -> bool:
+def _is_being_traced(value: Any) -> bool:
     """Whether a compiler traces the call, with tensors that have symbols for sizes."""
     if isinstance(value, dict):
-        return any(map(_traced, value.values()))
+        return any(map(_is_being_traced, value.values()))
     if isinstance(value, (list, tuple)):
-        return any(map(_traced, value))
+        return any(map(_is_being_traced, value))
     return isinstance(value, Tensor) and type(value) not in (Tensor, torch.nn.Parameter)
 
 
-def _finite(t: Tensor) -> Tensor | None:
+def _finite_values(t: Tensor) -> Tensor | None:
     """Return the finite values of a tensor with values, or None where there are none."""
     if (
         type(t) not in (Tensor, torch.nn.Parameter)
@@ -121,26 +132,28 @@ def _finite(t: Tensor) -> Tensor | None:
     return finite if finite.numel() else None
 
 
-def _range(finite: Tensor) -> tuple[float, float]:
+def _value_range(finite: Tensor) -> tuple[float, float]:
     """Return the least and the largest value."""
     least, largest = torch.aminmax(finite)
     return least.item(), largest.item()
 
 
-def _columns(t: Tensor) -> tuple[Column, ...]:
+def _column_ranges(t: Tensor) -> tuple[ColumnRange, ...]:
     """Return the range of each column of a matrix of few columns, all of whose values are finite."""
     if t.dim() != 2 or not 1 < t.shape[1] <= MOST_COLUMNS or t.dtype is torch.bool:
         return ()
-    columns = [_finite(c) for c in t.detach().unbind(1)] if type(t) in (Tensor, torch.nn.Parameter) else []
+    columns = [_finite_values(c) for c in t.detach().unbind(1)] if type(t) in (Tensor, torch.nn.Parameter) else []
     # A column with infinite values has no range.
     known = [c for c in columns if c is not None and len(c) == len(t)]
     if len(known) < t.shape[1]:
         return ()
-    return tuple(Column(*_range(c), bool((c == c.round()).all()) if c.is_floating_point() else True) for c in known)
+    return tuple(
+        ColumnRange(*_value_range(c), bool((c == c.round()).all()) if c.is_floating_point() else True) for c in known
+    )
 
 
 @dataclass
-class Recorder:
+class DispatchRecorder:
     """The calls of ``wanted`` ops inside of ``with recorder.mode():``, each different call once.
 
     A call is seen below autograd: ops that are made of other ops are not. Values are read before the call, since an op
@@ -149,7 +162,7 @@ class Recorder:
 
     wanted: Collection[str]
     told: Callable[[str], None] = lambda name: None
-    calls: dict[str, list[Call]] = field(default_factory=dict)
+    calls: dict[str, list[DispatchedCall]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     _keys: set[tuple[str, str]] = field(default_factory=set)
 
@@ -171,17 +184,17 @@ class Recorder:
         schema = func._schema
         name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
         # Calls with fakes have no values, and their symbols must not leave the trace.
-        if name not in self.wanted or _traced((args, kwargs)):
+        if name not in self.wanted or _is_being_traced((args, kwargs)):
             return func(*args, **kwargs)
         if name not in self.counts:
             self.told(name)
         self.counts[name] = self.counts.get(name, 0) + 1
-        before = call_of(schema, args, kwargs, [None] * len(schema.returns))
+        before = make_dispatched_call(schema, args, kwargs, [None] * len(schema.returns))
         result = func(*args, **kwargs)
-        self.keep(name, Call(before.arguments, call_of(schema, (), {}, result).results))
+        self.keep(name, DispatchedCall(before.arguments, make_dispatched_call(schema, (), {}, result).results))
         return result
 
-    def keep(self, name: str, call: Call) -> None:
+    def keep(self, name: str, call: DispatchedCall) -> None:
         """Add a call, unless one of the same sizes, dtypes and scalars is there already, or there are enough."""
         kept = self.calls.setdefault(name, [])
         # A loop makes the same call thousands of times; only different ones are evidence.

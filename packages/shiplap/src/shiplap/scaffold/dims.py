@@ -7,57 +7,59 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shiplap.scaffold.calls import Call, Seen, each
-from shiplap.scaffold.probe import Probed, Slot
-from shiplap.scaffold.schema import Field, Form
+from shiplap.scaffold.calls import DispatchedCall, SeenTensor, seen_tensors
+from shiplap.scaffold.probe import ProbeResult, Slot
+from shiplap.scaffold.schema import SchemaField, SchemaForm
 
 # The usual letters for sizes first. x is left out, the usual name of a tensor.
-LETTERS = ("n", "m", "k", "p", "q", "r", "s", "t", "u", "v", "w", "y", "z")
-ENOUGH = 3  # different calls, before a size that never changed is taken for fixed
-SMALL = 8  # coordinates and taps; a larger size that never changed is more likely that of one model
+DIM_LETTERS = ("n", "m", "k", "p", "q", "r", "s", "t", "u", "v", "w", "y", "z")
+CALLS_BEFORE_FIXED = 3  # different calls, before a size that never changed is taken for fixed
+LARGEST_FIXED_SIZE = 8  # coordinates and taps; a larger size that never changed is more likely that of one model
 
 
 @dataclass
-class Dims:
+class NamedDims:
     """The dims of each argument that is one tensor, as text. None stands for an argument whose rank is not known."""
 
     shapes: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
     slots: dict[str, Slot] = field(default_factory=dict)  # a slot that has the dim
     scalars: tuple[str, ...] = ()  # ints, and elements of lists of ints: ``stride[0]``
 
-    def environment(self, call: Call) -> dict[str, Any] | None:
+    def environment(self, call: DispatchedCall) -> dict[str, Any] | None:
         """Return dims and int arguments of a call by name, or None for a call that lacks one."""
         env = {name: call.arguments.get(name) for name in (s.partition("[")[0] for s in self.scalars)}
         for name, (argument, axis) in self.slots.items():
             seen = call.arguments.get(argument)
-            if not isinstance(seen, Seen) or axis >= len(seen.shape):
+            if not isinstance(seen, SeenTensor) or axis >= len(seen.shape):
                 return None
             env[name] = seen.shape[axis]
         return None if any(v is None for v in env.values()) else env
 
 
-def dims_of(form: Form, recorded: Sequence[Call], probed: Probed) -> Dims:
+def name_dims(form: SchemaForm, recorded: Sequence[DispatchedCall], probed: ProbeResult) -> NamedDims:
     """Return names for the sizes of ``form``, from the sizes that agreed in recorded calls and those that the meta
     kernel refused.
     """
     calls = [*recorded, *probed.calls]
     # Only an argument of one rank has axes that can be named.
-    ranks = {a.name: _ranks(a.name, recorded, probed) for a in form.arguments if a.kind.rstrip("?") == "Tensor"}
+    ranks = {
+        a.name: _ranks_of_argument(a.name, recorded, probed) for a in form.arguments if a.kind.rstrip("?") == "Tensor"
+    }
     slots = [(n, axis) for n, r in ranks.items() if len(r) == 1 for axis in range(next(iter(r)))]
-    classes = _Classes(slots)
+    classes = _DimClasses(slots)
     for i, one in enumerate(slots):
         for other in slots[i + 1 :]:
-            if _same(one, other, recorded, probed):
+            if _is_same_dim(one, other, recorded, probed):
                 classes.join(one, other)
-    dims = Dims(scalars=tuple(name for a in form.arguments for name in _ints(a, calls)))
+    dims = NamedDims(scalars=tuple(name for a in form.arguments for name in _int_names(a, calls)))
     # Fixed sizes are found before names are given, so that letters go to real dims only.
-    fixed = {c: n for c in classes.each() if (n := _fixed(c, recorded, probed, len(slots))) is not None}
-    names = _names(form, [c for c in classes.each() if c not in fixed], dims.scalars, calls)
+    fixed = {c: n for c in classes.each() if (n := _fixed_size(c, recorded, probed, len(slots))) is not None}
+    names = _name_groups(form, [c for c in classes.each() if c not in fixed], dims.scalars, calls)
     texts = {slot: str(size) for c, size in fixed.items() for slot in c}
     for group, name in names.items():
         texts |= dict.fromkeys(group, name)
         # A dim is read off an argument that is always there.
-        present = [s for s in slots if s in group and not form_optional(form, s[0])]
+        present = [s for s in slots if s in group and not is_optional_argument(form, s[0])]
         if present:
             dims.slots[name] = present[0]
     for name, r in ranks.items():
@@ -65,7 +67,7 @@ def dims_of(form: Form, recorded: Sequence[Call], probed: Probed) -> Dims:
     return dims
 
 
-def _ints(argument: Field, calls: Sequence[Call]) -> Iterator[str]:
+def _int_names(argument: SchemaField, calls: Sequence[DispatchedCall]) -> Iterator[str]:
     """Yield the name of the int that an argument is, or of the elements of a list that always has as many."""
     if argument.kind in ("int", "SymInt"):
         yield argument.name
@@ -74,18 +76,18 @@ def _ints(argument: Field, calls: Sequence[Call]) -> Iterator[str]:
         yield from (f"{argument.name}[{i}]" for i in range(lengths.pop() if len(lengths) == 1 else 0))
 
 
-def form_optional(form: Form, name: str) -> bool:
+def is_optional_argument(form: SchemaForm, name: str) -> bool:
     """Whether the argument may be None."""
     return next(a for a in form.arguments if a.name == name).optional
 
 
-def _ranks(name: str, recorded: Sequence[Call], probed: Probed) -> set[int]:
+def _ranks_of_argument(name: str, recorded: Sequence[DispatchedCall], probed: ProbeResult) -> set[int]:
     """Return the ranks of an argument: those of the recorded calls, or else those that the meta kernel takes."""
-    shapes = [v.shape for c in recorded if isinstance(v := c.arguments.get(name), Seen)]
+    shapes = [v.shape for c in recorded if isinstance(v := c.arguments.get(name), SeenTensor)]
     return {len(s) for s in shapes} or set(probed.ranks.get(name, ()))
 
 
-class _Classes:
+class _DimClasses:
     """A partition of slots into sets that are one dim."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
@@ -101,110 +103,125 @@ class _Classes:
         return list(dict.fromkeys(self._of.values()))
 
 
-def _values(slot: Slot, calls: Sequence[Call]) -> list[int | None]:
+def _sizes_of_slot(slot: Slot, calls: Sequence[DispatchedCall]) -> list[int | None]:
     """Return the size at ``slot`` in each call, None where a call has none."""
     seen = (c.arguments.get(slot[0]) for c in calls)
-    return [v.shape[slot[1]] if isinstance(v, Seen) and slot[1] < len(v.shape) else None for v in seen]
+    return [v.shape[slot[1]] if isinstance(v, SeenTensor) and slot[1] < len(v.shape) else None for v in seen]
 
 
-def _same(one: Slot, other: Slot, recorded: Sequence[Call], probed: Probed) -> bool:
+def _is_same_dim(one: Slot, other: Slot, recorded: Sequence[DispatchedCall], probed: ProbeResult) -> bool:
     """Whether two slots are one dim.
 
     A meta kernel that refuses different sizes proves it. Sizes that agreed in calls of several sizes make it likely,
     within one tensor only if the meta kernel did not accept different ones: images may happen to be square.
     """
     # A size of 0 agrees with too much to be evidence.
-    pairs = [(a, b) for a, b in zip(_values(one, recorded), _values(other, recorded), strict=True) if a and b]
+    pairs = [
+        (a, b) for a, b in zip(_sizes_of_slot(one, recorded), _sizes_of_slot(other, recorded), strict=True) if a and b
+    ]
     if any(a != b for a, b in pairs):
         return False
     if any({one, other} <= tied for tied in probed.ties):
         return True
     if probed.calls and (one in probed.fixed or other in probed.fixed):
         return False
-    separate = any(a != b for a, b in zip(_values(one, probed.calls), _values(other, probed.calls), strict=True))
+    separate = any(
+        a != b for a, b in zip(_sizes_of_slot(one, probed.calls), _sizes_of_slot(other, probed.calls), strict=True)
+    )
     # One pair of equal sizes may be chance.
     different = len(set(pairs))
     return different >= 2 and not separate if one[0] == other[0] else different >= 2
 
 
-def _fixed(group: frozenset[Slot], recorded: Sequence[Call], probed: Probed, others: int) -> int | None:
+def _fixed_size(
+    group: frozenset[Slot], recorded: Sequence[DispatchedCall], probed: ProbeResult, others: int
+) -> int | None:
     """Return the size of a dim that is a fixed number, or None for a dim that varies, or may vary."""
-    values = {v for slot in group for v in _values(slot, recorded or probed.calls) if v is not None}
+    values = {v for slot in group for v in _sizes_of_slot(slot, recorded or probed.calls) if v is not None}
     if len(values) != 1:
         return None
-    if group <= probed.fixed or any(_has_fields(slot, recorded) for slot in group):
+    if group <= probed.fixed or any(_has_mixed_columns(slot, recorded) for slot in group):
         return values.pop()
-    if max(values) > SMALL or _moves_a_result(group, probed):
+    if max(values) > LARGEST_FIXED_SIZE or _changes_result_shape(group, probed):
         return None
-    shapes = {repr([v.shape for v in c.arguments.values() if isinstance(v, Seen)]) for c in recorded}
-    return values.pop() if len(shapes) >= ENOUGH and others > len(group) else None
+    shapes = {repr([v.shape for v in c.arguments.values() if isinstance(v, SeenTensor)]) for c in recorded}
+    return values.pop() if len(shapes) >= CALLS_BEFORE_FIXED and others > len(group) else None
 
 
-def _has_fields(slot: Slot, recorded: Sequence[Call]) -> bool:
+def _has_mixed_columns(slot: Slot, recorded: Sequence[DispatchedCall]) -> bool:
     """Whether the columns of a matrix have different meanings: one has whole numbers, another has not."""
-    seen = [v for c in recorded if isinstance(v := c.arguments.get(slot[0]), Seen)]
+    seen = [v for c in recorded if isinstance(v := c.arguments.get(slot[0]), SeenTensor)]
     kinds = {all(c.whole for c in column) for column in zip(*(s.columns for s in seen), strict=False)}
     return slot[1] == 1 and len(kinds) == 2
 
 
-def _moves_a_result(group: frozenset[Slot], probed: Probed) -> bool:
+def _changes_result_shape(group: frozenset[Slot], probed: ProbeResult) -> bool:
     """Whether a result of the meta kernel changed with a size of the group, so that the op does not fix that size."""
     if not probed.calls:
         return False
     base, slots = probed.calls[0], list(group)
-    usual, first = [_values(s, [base]) for s in slots], _shapes(base)
+    usual, first = [_sizes_of_slot(s, [base]) for s in slots], _result_shapes(base)
     return any(
-        _values(s, [c]) != u and _shapes(c) != first for c in probed.calls for s, u in zip(slots, usual, strict=True)
+        _sizes_of_slot(s, [c]) != u and _result_shapes(c) != first
+        for c in probed.calls
+        for s, u in zip(slots, usual, strict=True)
     )
 
 
-def _shapes(call: Call) -> list[tuple[int, ...]]:
+def _result_shapes(call: DispatchedCall) -> list[tuple[int, ...]]:
     """Return the shapes of all results of a call."""
-    return [seen.shape for r in call.results for seen in each(r)]
+    return [seen.shape for r in call.results for seen in seen_tensors(r)]
 
 
-def _names(
-    form: Form, groups: Sequence[frozenset[Slot]], scalars: Sequence[str], calls: Sequence[Call]
+def _name_groups(
+    form: SchemaForm, groups: Sequence[frozenset[Slot]], scalars: Sequence[str], calls: Sequence[DispatchedCall]
 ) -> dict[frozenset[Slot], str]:
     """Return a name for each dim: that of an int argument that was its size in calls of several sizes, or a letter."""
     taken = {a.name for a in form.arguments}
-    letters = _letters(taken)
+    letters = _free_letters(taken)
     names: dict[frozenset[Slot], str] = {}
     for group in groups:
         scalar = next(
-            (s for s in scalars if s not in names.values() and "[" not in s and _is_size(group, s, calls)), None
+            (s for s in scalars if s not in names.values() and "[" not in s and _is_size_in_all_calls(group, s, calls)),
+            None,
         )
         # The name of an int argument states that the argument is the size.
         names[group] = scalar or next(letters)
     return names
 
 
-def _is_size(group: frozenset[Slot], scalar: str, calls: Sequence[Call]) -> bool:
+def _is_size_in_all_calls(group: frozenset[Slot], scalar: str, calls: Sequence[DispatchedCall]) -> bool:
     """Whether ``scalar`` was the size of the dim in all calls, in at least two different ones."""
-    pairs = {(v, c.arguments.get(scalar)) for slot in group for c in calls for v in _values(slot, [c]) if v is not None}
+    pairs = {
+        (v, c.arguments.get(scalar))
+        for slot in group
+        for c in calls
+        for v in _sizes_of_slot(slot, [c])
+        if v is not None
+    }
     return len(pairs) >= 2 and all(size == number for size, number in pairs)
 
 
-def _letters(taken: set[str]) -> Iterator[str]:
+def _free_letters(taken: set[str]) -> Iterator[str]:
     """Yield names for dims that no argument has."""
-    yield from (c for c in LETTERS if c not in taken)
+    yield from (c for c in DIM_LETTERS if c not in taken)
     yield from (f"d{i}" for i in range(1000) if f"d{i}" not in taken)
 
 
-def plain_name(text: str) -> bool:
+def is_plain_name(text: str) -> bool:
     """Whether a dim is a name, and not a number or an expression."""
     return bool(re.fullmatch(r"[A-Za-z]\w*", text))
 
 
-def ranges(calls: Sequence[Call], name: str) -> tuple[float | None, float | None]:
+def value_range(calls: Sequence[DispatchedCall], name: str) -> tuple[float | None, float | None]:
     """Return the least and the largest value of an argument in all calls: of a tensor's elements, or of a number."""
     values: list[Any] = [v for c in calls if (v := c.arguments.get(name)) is not None]
-    low = [v.low if isinstance(v, Seen) else v for v in values]
-    high = [v.high if isinstance(v, Seen) else v for v in values]
+    low = [v.low if isinstance(v, SeenTensor) else v for v in values]
+    high = [v.high if isinstance(v, SeenTensor) else v for v in values]
     known = [v for v in (*low, *high) if isinstance(v, (int, float)) and not isinstance(v, bool)]
     return (min(known), max(known)) if known else (None, None)
 
 
-def environments(dims: Dims, calls: Sequence[Call]) -> list[tuple[Call, Mapping[str, Any]]]:
+def calls_with_dims(dims: NamedDims, calls: Sequence[DispatchedCall]) -> list[tuple[DispatchedCall, Mapping[str, Any]]]:
     """Return the calls with their dims, without those that lack one."""
     return [(c, env) for c in calls if (env := dims.environment(c)) is not None]

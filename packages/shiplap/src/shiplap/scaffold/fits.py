@@ -7,67 +7,73 @@ from typing import Any
 
 import torch
 
-from shiplap.declare.binding import shape_of
+from shiplap.declare.binding import declared_output_shape
 from shiplap.declare.schema import public_schema
 from shiplap.declare.signature import read_spec
 from shiplap.dispatch.adopt import AdoptedOp
 from shiplap.errors import ShiplapError
-from shiplap.scaffold.calls import Call, Seen
-from shiplap.scaffold.infer import Inferred
-from shiplap.scaffold.module import function_of, keywords
-from shiplap.scaffold.schema import Form
+from shiplap.scaffold.calls import DispatchedCall, SeenTensor
+from shiplap.scaffold.infer import InferredDeclaration
+from shiplap.scaffold.module import adopt_keywords, make_drafted_function
+from shiplap.scaffold.schema import SchemaForm
 from shiplap.torch_private.dispatcher_library import Overload
 
 
-def misfit(form: Form, known: Inferred, overload: Overload, recorded: Sequence[Call]) -> str:
+def why_draft_misfits(
+    form: SchemaForm, known: InferredDeclaration, overload: Overload, recorded: Sequence[DispatchedCall]
+) -> str:
     """Return the first recorded call that the declaration would refuse or give other sizes, as text, or an empty text.
 
     Raises:
         ShiplapError: SL1xx when the declaration itself is refused.
     """
-    function = function_of(form, known)
-    op: AdoptedOp[..., Any] = AdoptedOp(read_spec(form.name, function, **keywords(form, known)), function)
+    function = make_drafted_function(form, known)
+    op: AdoptedOp[..., Any] = AdoptedOp(read_spec(form.name, function, **adopt_keywords(form, known)), function)
     wanted = str(overload._schema).partition("(")[2].partition(")")[0]
     if known.reference and "*" not in public_schema(op.spec) and len(op.spec.args) != len(form.arguments):
         return f"other arguments than {wanted}"
     for number, call in enumerate(recorded, 1):
-        if problem := _refused(op, call):
+        if problem := _why_call_refused(op, call):
             return f"recorded call {number}: {problem}"
     return ""
 
 
-def _refused(op: AdoptedOp[..., Any], call: Call) -> str:
+def _why_call_refused(op: AdoptedOp[..., Any], call: DispatchedCall) -> str:
     """Return the reason why the declaration refuses a recorded call, empty where it admits the call."""
     try:
-        bound = op.bind([_meta(v) for v in call.arguments.values()])
+        bound = op.bind([_as_meta_tensors(v) for v in call.arguments.values()])
         # A traced op takes its sizes from the reference, so none are declared.
-        shapes = [] if op.spec.traced else [_known(o, bound.env, op) for o in op.spec.outputs]
+        shapes = [] if op.spec.traced else [_known_sizes(o, bound.env, op) for o in op.spec.outputs]
     except ShiplapError as e:
         return f"{e.id} {e.what}: got {e.got}, expected {e.expected}"
-    fresh = [r for r, declared in zip(call.results, op.spec.returns or op.spec.outputs, strict=True) if _own(declared)]
+    fresh = [
+        r
+        for r, declared in zip(call.results, op.spec.returns or op.spec.outputs, strict=True)
+        if _is_fresh_result(declared)
+    ]
     for made, shape in zip(fresh, shapes, strict=False):
-        sizes = made.shape if isinstance(made, Seen) else ()
+        sizes = made.shape if isinstance(made, SeenTensor) else ()
         if len(sizes) != len(shape) or any(s is not None and s != n for s, n in zip(shape, sizes, strict=True)):
             return f"a result of shape {sizes}, declared {shape}"
     return ""
 
 
-def _own(declared: Any) -> bool:
+def _is_fresh_result(declared: Any) -> bool:
     """Whether a declared result is no alias of an argument."""
     return not getattr(declared, "alias", "")
 
 
-def _known(out: Any, env: Any, op: AdoptedOp[..., Any]) -> list[Any]:
+def _known_sizes(out: Any, env: Any, op: AdoptedOp[..., Any]) -> list[Any]:
     """Return the sizes of an output, None for one that depends on data."""
     # -1 stands for a size that only the data knows, as in recorded calls.
     marked = {**env, **dict.fromkeys(op.spec.dynamic, -1)}
-    return [None if n == -1 else n for n in shape_of(out, marked)]
+    return [None if n == -1 else n for n in declared_output_shape(out, marked)]
 
 
-def _meta(value: Any) -> Any:
+def _as_meta_tensors(value: Any) -> Any:
     """Return a recorded argument as tensors without data."""
     if isinstance(value, tuple):
-        return [_meta(v) for v in value]
-    if isinstance(value, Seen):
+        return [_as_meta_tensors(v) for v in value]
+    if isinstance(value, SeenTensor):
         return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device="meta")
     return value

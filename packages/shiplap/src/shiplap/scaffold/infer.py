@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from shiplap.scaffold.calls import Call, Seen, each
-from shiplap.scaffold.dims import Dims, dims_of, ranges
-from shiplap.scaffold.probe import Probed
-from shiplap.scaffold.results import Sizes, sizes_of
-from shiplap.scaffold.sampler import sampler_of
-from shiplap.scaffold.schema import Form
+from shiplap.scaffold.calls import DispatchedCall, SeenTensor, seen_tensors
+from shiplap.scaffold.dims import NamedDims, name_dims, value_range
+from shiplap.scaffold.probe import ProbeResult
+from shiplap.scaffold.results import ResultSizes, find_result_sizes
+from shiplap.scaffold.sampler import write_sampler
+from shiplap.scaffold.schema import SchemaForm
 
 
 @dataclass
-class Inferred:
+class InferredDeclaration:
     """The inferred parts of a declaration: annotations of single tensors by argument and by result, and keywords.
 
     ``where`` is the source of the inference for an argument, for ``"return"`` and for ``"samples"``. ``reference``: the
@@ -37,17 +37,20 @@ class Inferred:
     open: tuple[str, ...] = ()
 
 
-def unknown(form: Form, why: str) -> Inferred:
+def infer_nothing(form: SchemaForm, why: str) -> InferredDeclaration:
     """Return a declaration with nothing beyond the schema: any dtype, any sizes."""
     shaped = {a.name: 'Shaped[Tensor, "..."]' for a in form.arguments if a.tensor}
     where = {"return": f"not inferred: {why}"} if form.results else {}
     results = ['Shaped[Tensor, "..."]'] * len(form.results)
-    return Inferred(shaped, results, reference=_fresh(form), where=where, open=tuple(shaped))
+    return InferredDeclaration(shaped, results, reference=_has_fresh_results(form), where=where, open=tuple(shaped))
 
 
-def infer(
-    form: Form, recorded: Sequence[Call], probed: Probed, following: Callable[[], bool] | None = None
-) -> Inferred:
+def infer_declaration(
+    form: SchemaForm,
+    recorded: Sequence[DispatchedCall],
+    probed: ProbeResult,
+    following: Callable[[], bool] | None = None,
+) -> InferredDeclaration:
     """Return dims, dtypes, bounds and samples of ``form`` from recorded calls, and from the calls that its meta kernel
     accepts.
 
@@ -55,47 +58,49 @@ def infer(
     arguments.
     """
     if not recorded and not probed.calls:
-        return unknown(form, probed.reason or "no call was recorded, and no meta kernel was asked")
-    dims = dims_of(form, recorded, probed)
-    sizes = sizes_of(form, dims, recorded, probed.calls)
-    source = _source(recorded, probed)
-    known = Inferred(bounds=dict(sizes.bounds))
-    spread = _spread(form, dims, [*recorded, *probed.calls])
+        return infer_nothing(form, probed.reason or "no call was recorded, and no meta kernel was asked")
+    dims = name_dims(form, recorded, probed)
+    sizes = find_result_sizes(form, dims, recorded, probed.calls)
+    source = _source_of_inference(recorded, probed)
+    known = InferredDeclaration(bounds=dict(sizes.bounds))
+    spread = _any_rank_arguments(form, dims, [*recorded, *probed.calls])
     for a in form.arguments:
         if a.tensor:
-            known.tensors[a.name] = _argument(a.name, dims, recorded, spread)
+            known.tensors[a.name] = _annotate_argument(a.name, dims, recorded, spread)
             known.where[a.name] = source
     calls = [*recorded, *probed.calls]
-    _results(form, known, sizes, calls[: len(recorded)], calls, spread, source, following)
+    _annotate_results(form, known, sizes, calls[: len(recorded)], calls, spread, source, following)
     known.open = tuple(n for n, t in known.tensors.items() if t.startswith("Shaped"))
-    known.requires = _requires(form, recorded)
+    known.requires = _lower_limits(form, recorded)
     if recorded:
-        known.sampler = sampler_of(form, dims, recorded)
-        known.where["samples"] = f"ranges of values in {_count(len(recorded), 'recorded call')}"
+        known.sampler = write_sampler(form, dims, recorded)
+        known.where["samples"] = f"ranges of values in {_count_phrase(len(recorded), 'recorded call')}"
     return known
 
 
-def _fresh(form: Form) -> bool:
+def _has_fresh_results(form: SchemaForm) -> bool:
     """Whether results exist whose sizes have to be declared."""
     return any(not r.alias for r in form.results)
 
 
-def _count(number: int, what: str) -> str:
+def _count_phrase(number: int, what: str) -> str:
     """Return a number with its noun, in the plural where needed."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _source(recorded: Sequence[Call], probed: Probed) -> str:
+def _source_of_inference(recorded: Sequence[DispatchedCall], probed: ProbeResult) -> str:
     """Return the source of an inference in words."""
-    parts = [_count(len(recorded), "recorded call")] if recorded else []
-    parts += [f"{_count(len(probed.calls), 'call')} of the meta kernel"] if probed.calls else []
+    parts = [_count_phrase(len(recorded), "recorded call")] if recorded else []
+    parts += [f"{_count_phrase(len(probed.calls), 'call')} of the meta kernel"] if probed.calls else []
     return " and ".join(parts)
 
 
-def _argument(name: str, dims: Dims, recorded: Sequence[Call], spread: Mapping[str, str]) -> str:
+def _annotate_argument(
+    name: str, dims: NamedDims, recorded: Sequence[DispatchedCall], spread: Mapping[str, str]
+) -> str:
     """Return the annotation of an argument."""
-    seen = [s for c in recorded for s in each(c.arguments.get(name))]
-    kind = dtype_class({s.dtype for s in seen})
+    seen = [s for c in recorded for s in seen_tensors(c.arguments.get(name))]
+    kind = common_dtype_class({s.dtype for s in seen})
     shape = dims.shapes.get(name)
     if shape is not None:
         return f'{kind}[Tensor, "{" ".join(shape)}"]'
@@ -105,35 +110,35 @@ def _argument(name: str, dims: Dims, recorded: Sequence[Call], spread: Mapping[s
     return f'{kind}[Tensor, "{spread.get(name, "...")}"]'
 
 
-def _spread(form: Form, dims: Dims, calls: Sequence[Call]) -> dict[str, str]:
+def _any_rank_arguments(form: SchemaForm, dims: NamedDims, calls: Sequence[DispatchedCall]) -> dict[str, str]:
     """Return ``*s`` for arguments of any rank whose shape a result has in all calls."""
     free = [n for n, shape in dims.shapes.items() if shape is None]
     for name in free:
-        shapes = [v.shape if isinstance(v := c.arguments.get(name), Seen) else None for c in calls]
-        if None not in shapes and any(_follows(i, shapes, calls) for i in range(len(form.results))):
-            others = [n for n in free if all(_shape(c, n) == _shape(c, name) for c in calls)]
+        shapes = [v.shape if isinstance(v := c.arguments.get(name), SeenTensor) else None for c in calls]
+        if None not in shapes and any(_has_shape_of_argument(i, shapes, calls) for i in range(len(form.results))):
+            others = [n for n in free if all(_shape_of_argument(c, n) == _shape_of_argument(c, name) for c in calls)]
             return dict.fromkeys(others, "*s")
     return {}
 
 
-def _shape(call: Call, name: str) -> tuple[int, ...] | None:
+def _shape_of_argument(call: DispatchedCall, name: str) -> tuple[int, ...] | None:
     """Return the shape of an argument in a call, or None if it is no single tensor."""
     value = call.arguments.get(name)
-    return value.shape if isinstance(value, Seen) else None
+    return value.shape if isinstance(value, SeenTensor) else None
 
 
-def _follows(index: int, shapes: Sequence[Any], calls: Sequence[Call]) -> bool:
+def _has_shape_of_argument(index: int, shapes: Sequence[Any], calls: Sequence[DispatchedCall]) -> bool:
     """Whether a result has these shapes in all calls."""
     results = (c.results[index] for c in calls)
-    return all(isinstance(r, Seen) and r.shape == s for r, s in zip(results, shapes, strict=True))
+    return all(isinstance(r, SeenTensor) and r.shape == s for r, s in zip(results, shapes, strict=True))
 
 
-def _results(
-    form: Form,
-    known: Inferred,
-    sizes: Sizes,
-    recorded: Sequence[Call],
-    calls: Sequence[Call],
+def _annotate_results(
+    form: SchemaForm,
+    known: InferredDeclaration,
+    sizes: ResultSizes,
+    recorded: Sequence[DispatchedCall],
+    calls: Sequence[DispatchedCall],
     spread: Mapping[str, str],
     source: str,
     following: Callable[[], bool] | None,
@@ -148,9 +153,9 @@ def _results(
             continue
         shape = sizes.shapes[index] if index < len(sizes.shapes) else None
         text = " ".join(shape) if shape is not None else "..."
-        if shape is None and spread and _takes_shape(index, spread, calls):
+        if shape is None and spread and _takes_shape_of_argument(index, spread, calls):
             text, notes = next(iter(spread.values())), []
-        kind, told = _result_class(index, known, recorded, following)
+        kind, told = _dtype_class_of_result(index, known, recorded, following)
         single = result.kind == "Tensor"
         known.reference = known.reference or (single and (text == "..." or not told))
         known.results.append(f'{kind}[Tensor, "{text}"]')
@@ -165,32 +170,32 @@ def _results(
         known.where["return"] = "; ".join([source, *notes])
 
 
-def _takes_shape(index: int, spread: Mapping[str, str], calls: Sequence[Call]) -> bool:
+def _takes_shape_of_argument(index: int, spread: Mapping[str, str], calls: Sequence[DispatchedCall]) -> bool:
     """Whether a result has the shape of the arguments of any rank in all calls."""
-    shapes = [_shape(c, next(iter(spread))) for c in calls]
-    return None not in shapes and _follows(index, shapes, calls)
+    shapes = [_shape_of_argument(c, next(iter(spread))) for c in calls]
+    return None not in shapes and _has_shape_of_argument(index, shapes, calls)
 
 
-def _result_class(
-    index: int, known: Inferred, recorded: Sequence[Call], following: Callable[[], bool] | None
+def _dtype_class_of_result(
+    index: int, known: InferredDeclaration, recorded: Sequence[DispatchedCall], following: Callable[[], bool] | None
 ) -> tuple[str, bool]:
     """Return the dtype class of a result, and whether the arguments determine it."""
-    dtypes = {s.dtype for c in recorded for s in each(c.results[index])}
+    dtypes = {s.dtype for c in recorded for s in seen_tensors(c.results[index])}
     given = {t.partition("[")[0] for t in known.tensors.values()}
     if len(dtypes) == 1:
-        return dtype_class(dtypes), True
+        return common_dtype_class(dtypes), True
     if not recorded:
         # A call of the meta kernel in another dtype, made only where the recorded calls cannot answer.
         follows = following is not None and following()
         return "Shaped", follows and bool(known.tensors)
-    kind = dtype_class(dtypes)
+    kind = common_dtype_class(dtypes)
     return kind, kind in given
 
 
-def dtype_class(dtypes: set[str]) -> str:
+def common_dtype_class(dtypes: set[str]) -> str:
     """Return the jaxtyping class of these dtypes: of one alone, of all floats, of all integers, or of any."""
     if len(dtypes) == 1:
-        return _classes().get(next(iter(dtypes)), "Shaped")
+        return _classes_by_dtype().get(next(iter(dtypes)), "Shaped")
     kinds = [getattr(torch, n) for n in dtypes]
     if kinds and all(k.is_floating_point for k in kinds):
         return "Float"
@@ -199,7 +204,7 @@ def dtype_class(dtypes: set[str]) -> str:
 
 
 @cache
-def _classes() -> dict[str, str]:
+def _classes_by_dtype() -> dict[str, str]:
     """Return torch's name of a dtype → the jaxtyping class of that dtype alone."""
     import jaxtyping
 
@@ -214,11 +219,11 @@ def _classes() -> dict[str, str]:
     return by_name
 
 
-def _requires(form: Form, recorded: Sequence[Call]) -> tuple[str, ...]:
+def _lower_limits(form: SchemaForm, recorded: Sequence[DispatchedCall]) -> tuple[str, ...]:
     """Return ``k >= 1`` for ints that were never less, ``k >= 0`` for those that were zero at least."""
     limits = []
     for a in form.arguments:
-        low, _ = ranges(recorded, a.name)
+        low, _ = value_range(recorded, a.name)
         if a.kind in ("int", "SymInt") and low is not None and low >= 0:
             # A larger recorded minimum is chance, while 0 and 1 are usual limits.
             limits.append(f"{a.name} >= {min(int(low), 1)}")

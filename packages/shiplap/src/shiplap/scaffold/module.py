@@ -15,26 +15,26 @@ import jaxtyping
 import torch
 from torch import Tensor
 
-from shiplap.scaffold.infer import Inferred
-from shiplap.scaffold.schema import Field, Form
+from shiplap.scaffold.infer import InferredDeclaration
+from shiplap.scaffold.schema import SchemaField, SchemaForm
 
 WIDTH, LONGEST = 118, 100  # of a line, of a sentence
 
 
 @dataclass(frozen=True)
-class Entry:
+class DraftedOp:
     """An op of the module. ``doc`` is a sentence about it, and ``documented`` the function that the sentence was taken
     from.
     """
 
-    form: Form
-    known: Inferred
+    form: SchemaForm
+    known: InferredDeclaration
     doc: str = ""
     documented: str = ""
     notes: Sequence[str] = field(default_factory=list)
     python: str = ""
 
-    def renamed(self, taken: set[str]) -> Entry:
+    def renamed(self, taken: set[str]) -> DraftedOp:
         """Return a copy with a Python name that no other entry has. The name is added to ``taken``."""
         space, _, rest = self.form.name.partition("::")
         base = re.sub(r"\W", "_", rest)
@@ -47,11 +47,13 @@ class Entry:
         return replace(self, python=name)
 
 
-def module_source(entries: Sequence[Entry], left_out: Mapping[str, str], *, head: Sequence[str], home: str) -> str:
+def write_module_source(
+    entries: Sequence[DraftedOp], left_out: Mapping[str, str], *, head: Sequence[str], home: str
+) -> str:
     """Return the whole file. ``head`` is the docstring, with the origin of the draft. ``home`` is imported, which
     registers the ops.
     """
-    bodies = [op_source(e) for e in entries]
+    bodies = [write_op_source(e) for e in entries]
     # Imports depend on the bodies, so these are written first.
     text = "\n".join(bodies)
     classes = sorted({c for c in re.findall(r"(\w+)\[Tensor", text) if hasattr(jaxtyping, c)})
@@ -67,7 +69,7 @@ def module_source(entries: Sequence[Entry], left_out: Mapping[str, str], *, head
     return source
 
 
-def keywords(form: Form, known: Inferred) -> dict[str, Any]:
+def adopt_keywords(form: SchemaForm, known: InferredDeclaration) -> dict[str, Any]:
     """Return the keywords beside the name in ``sl.adopt(name, ...)``."""
     fresh = len([r for r in form.results if not r.alias])
     taken = {a.name for a in form.arguments} | {"workspace"}
@@ -85,25 +87,25 @@ def keywords(form: Form, known: Inferred) -> dict[str, Any]:
     return {k: v for k, v in given.items() if v}
 
 
-def function_of(form: Form, known: Inferred) -> Callable[..., Any]:
+def make_drafted_function(form: SchemaForm, known: InferredDeclaration) -> Callable[..., Any]:
     """Return the drafted function as an object, to read a declaration from. Its body is empty."""
     scope: dict[str, Any] = {**vars(jaxtyping), "torch": torch, "Tensor": Tensor, "inf": float("inf")}
     # The text holds names of a schema and annotations made here.
-    exec("\n".join([*_signature(form, known, "drafted", marks=False), "    ..."]), scope)
+    exec("\n".join([*_signature_lines(form, known, "drafted", marks=False), "    ..."]), scope)
     function: Callable[..., Any] = scope["drafted"]
     function.__module__ = __name__
     return function
 
 
-def op_source(entry: Entry) -> str:
+def write_op_source(entry: DraftedOp) -> str:
     """Return the declaration of one op."""
     form, known = entry.form, entry.known
-    given = [f"{k}={_show(v)}" for k, v in keywords(form, known).items()]
-    lines = [*_wrapped(f"# {form.schema}"), *(f"# {note}" for note in entry.notes)]
-    inferred = [k for k in ("bounds", "requires") if keywords(form, known).get(k)]
+    given = [f"{k}={_source_of_value(v)}" for k, v in adopt_keywords(form, known).items()]
+    lines = [*_wrap_comment(f"# {form.schema}"), *(f"# {note}" for note in entry.notes)]
+    inferred = [k for k in ("bounds", "requires") if adopt_keywords(form, known).get(k)]
     if inferred:
         lines.append(f"# inferred: {' and '.join(inferred)}, from {known.where.get('samples', known.where['return'])}")
-    lines += [*_call(f'"{form.name}"', *given), *_signature(form, known, entry.python, marks=True)]
+    lines += [*_adopt_call_lines(f'"{form.name}"', *given), *_signature_lines(form, known, entry.python, marks=True)]
     lines.append(f'    """{entry.doc or "FILL: one sentence: what it computes, shapes, units."}"""')
     lines += [f"    # inferred: the sentence is that of {entry.documented}"] if entry.documented else []
     lines += [
@@ -116,13 +118,13 @@ def op_source(entry: Entry) -> str:
     return "\n".join(lines)
 
 
-def _call(*given: str) -> list[str]:
+def _adopt_call_lines(*given: str) -> list[str]:
     """Return the lines of the decorator, one line if it is short enough."""
     line = f"@sl.adopt({', '.join(given)})"
     return [line] if len(line) <= WIDTH else ["@sl.adopt(", *(f"    {g}," for g in given), ")"]
 
 
-def _wrapped(text: str) -> list[str]:
+def _wrap_comment(text: str) -> list[str]:
     """Return a comment in lines that are not too long."""
     lines, rest = [], text
     # A schema has no spaces inside of its types, so it is cut between arguments.
@@ -132,24 +134,28 @@ def _wrapped(text: str) -> list[str]:
     return [*lines, rest]
 
 
-def _show(value: Any) -> str:
+def _source_of_value(value: Any) -> str:
     """Return a value as source."""
     if isinstance(value, tuple):
-        return _show(value[0]) if len(value) == 1 and value[0] is not None else f"({', '.join(map(_show, value))})"
+        return (
+            _source_of_value(value[0])
+            if len(value) == 1 and value[0] is not None
+            else f"({', '.join(map(_source_of_value, value))})"
+        )
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_show(k)}: {_show(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{_source_of_value(k)}: {_source_of_value(v)}" for k, v in value.items()) + "}"
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
-def _signature(form: Form, known: Inferred, name: str, *, marks: bool) -> list[str]:
+def _signature_lines(form: SchemaForm, known: InferredDeclaration, name: str, *, marks: bool) -> list[str]:
     """Return ``def name(...) -> ...:``, a line for each argument."""
-    lines, arguments = [f"def {name}("], _defaults(form.arguments)
+    lines, arguments = [f"def {name}("], _drop_early_defaults(form.arguments)
     for index, a in enumerate(arguments):
         if a.keyword_only and not (index and arguments[index - 1].keyword_only):
             lines.append("    *,")
         annotation = a.annotation(known.tensors.get(a.name, "")) if a.tensor else a.annotation()
         default = "" if a.default is None else f" = {a.default}"
-        lines.append(f"    {a.name}: {annotation}{default}," + _mark(a, known) * marks)
+        lines.append(f"    {a.name}: {annotation}{default}," + _comment_of_argument(a, known) * marks)
     parts = [r.annotation(t) if r.tensor else r.annotation() for r, t in zip(form.results, known.results, strict=True)]
     result = "None" if not parts else parts[0] if len(parts) == 1 else f"tuple[{', '.join(parts)}]"
     where = known.where.get("return", "")
@@ -157,7 +163,7 @@ def _signature(form: Form, known: Inferred, name: str, *, marks: bool) -> list[s
     return [*lines, f") -> {result}:" + (f"  # {note}" if where and marks else "")]
 
 
-def _mark(argument: Field, known: Inferred) -> str:
+def _comment_of_argument(argument: SchemaField, known: InferredDeclaration) -> str:
     """Return the comment behind an argument: the source of the inference, or FILL."""
     where = known.where.get(argument.name, "")
     fill = "; FILL: the dtype" if argument.name in known.open and where else ""
@@ -166,7 +172,7 @@ def _mark(argument: Field, known: Inferred) -> str:
     return f"  # inferred: {where}{fill}" if where else ""
 
 
-def _defaults(arguments: Sequence[Field]) -> list[Field]:
+def _drop_early_defaults(arguments: Sequence[SchemaField]) -> list[SchemaField]:
     """Return the arguments with the defaults that Python allows: those before an argument without a default lose
     theirs.
     """
@@ -178,7 +184,7 @@ def _defaults(arguments: Sequence[Field]) -> list[Field]:
     return [replace(a, default=None) if a.name in without else a for a in arguments]
 
 
-def sentence(doc: str) -> str:
+def first_sentence(doc: str) -> str:
     """Return the first sentence of a docstring, on one line that can stand in another docstring."""
     paragraph = " ".join(doc.strip().split("\n\n")[0].split())
     first = re.split(r"(?<=[.!?])\s", paragraph)[0]

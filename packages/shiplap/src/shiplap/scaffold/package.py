@@ -9,27 +9,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shiplap.errors import ShiplapError, error
-from shiplap.scaffold.calls import Call
-from shiplap.scaffold.fits import misfit
-from shiplap.scaffold.infer import Inferred, infer, unknown
-from shiplap.scaffold.module import Entry, sentence
-from shiplap.scaffold.probe import follows, probe
-from shiplap.scaffold.schema import Form, Unsayable, form_of
+from shiplap.scaffold.calls import DispatchedCall
+from shiplap.scaffold.fits import why_draft_misfits
+from shiplap.scaffold.infer import InferredDeclaration, infer_declaration, infer_nothing
+from shiplap.scaffold.module import DraftedOp, first_sentence
+from shiplap.scaffold.probe import dtype_follows_arguments, probe_meta_kernel
+from shiplap.scaffold.schema import SchemaForm, UndeclarableSchema, parse_schema
 from shiplap.torch_private.dispatcher_library import Overload, find_overload
-from shiplap.torch_private.dispatcher_registered import composite, names, registrar, registrars
+from shiplap.torch_private.dispatcher_registered import (
+    custom_op_module,
+    is_composite,
+    library_namespaces,
+    registered_names,
+)
 
-Report = Callable[[str, int, int], None]
+DraftProgress = Callable[[str, int, int], None]
 
 
 @dataclass
-class Drafted:
+class DraftedPackage:
     """The ops that can be declared, and for each op that cannot the reason."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[DraftedOp] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def package_ops(package: str, load: Callable[[str], object], namespaces: Sequence[str] = ()) -> dict[str, Overload]:
+def find_package_ops(
+    package: str, load: Callable[[str], object], namespaces: Sequence[str] = ()
+) -> dict[str, Overload]:
     """Return the ops that importing ``package`` registers, by name. ``load`` imports a module, or raises a
     ShiplapError.
 
@@ -40,14 +47,14 @@ def package_ops(package: str, load: Callable[[str], object], namespaces: Sequenc
         ShiplapError: SL501 if the package registers no op.
     """
     # Ops that are registered by the import are the package's, unless it was imported before.
-    loaded, before = package in sys.modules, names()
+    loaded, before = package in sys.modules, registered_names()
     load(package)
     # Taken after the import, since the package's modules hold their libraries only then.
-    after, own = names(), registrars(package)
-    torchs = registrars("torch") - own
+    after, own = registered_names(), library_namespaces(package)
+    torchs = library_namespaces("torch") - own
 
     def mine(name: str) -> bool:
-        space, module = name.partition("::")[0], registrar(name)
+        space, module = name.partition("::")[0], custom_op_module(name)
         if namespaces:
             return space in namespaces
         if module:
@@ -55,7 +62,7 @@ def package_ops(package: str, load: Callable[[str], object], namespaces: Sequenc
         return space not in torchs and (space in own or space == package or (name not in before and not loaded))
 
     # Sorted, so that two drafts of one package can be compared.
-    ops = {n: op for n in sorted(after) if mine(n) and (op := _overload(n)) is not None}
+    ops = {n: op for n in sorted(after) if mine(n) and (op := _overload_or_none(n)) is not None}
     if not ops:
         spaces = sorted({n.partition("::")[0] for n in after - before} - torchs)
         raise error(
@@ -69,7 +76,7 @@ def package_ops(package: str, load: Callable[[str], object], namespaces: Sequenc
     return ops
 
 
-def _overload(name: str) -> Overload | None:
+def _overload_or_none(name: str) -> Overload | None:
     """Return the overload of a name, or None where Python cannot call it."""
     space, _, rest = name.partition("::")
     try:
@@ -78,7 +85,7 @@ def _overload(name: str) -> Overload | None:
         return None
 
 
-def version_of(package: str) -> str:
+def installed_version(package: str) -> str:
     """Return the version of the installed distribution, empty if it has none."""
     try:
         distributions = importlib.metadata.packages_distributions().get(package.partition(".")[0], [package])
@@ -89,19 +96,19 @@ def version_of(package: str) -> str:
 
 def draft_ops(
     ops: Mapping[str, Overload],
-    recorded: Mapping[str, Sequence[Call]],
+    recorded: Mapping[str, Sequence[DispatchedCall]],
     package: str,
-    report: Report = lambda what, done, total: None,
-) -> Drafted:
+    report: DraftProgress = lambda what, done, total: None,
+) -> DraftedPackage:
     """Return a draft of each op, or the reason why it can have none."""
-    result, docs, taken = Drafted(), _documents(package), set[str]()
+    result, docs, taken = DraftedPackage(), _first_sentences(package), set[str]()
     for done, (name, overload) in enumerate(ops.items()):
         report(name, done, len(ops))
         try:
-            form = form_of(overload._schema)
+            form = parse_schema(overload._schema)
             doc = docs.get(name.partition("::")[2].split(".")[0], ("", ""))
-            entry = drafted(form, overload, recorded.get(name, ()), doc)
-        except Unsayable as e:
+            entry = draft_op(form, overload, recorded.get(name, ()), doc)
+        except UndeclarableSchema as e:
             result.left_out[name] = str(e)
         except ShiplapError as e:
             result.left_out[name] = f"{e.id} {e.what}: {e.where}: got {e.got}"
@@ -110,35 +117,39 @@ def draft_ops(
     return result
 
 
-def drafted(form: Form, overload: Overload, recorded: Sequence[Call], doc: tuple[str, str] = ("", "")) -> Entry:
+def draft_op(
+    form: SchemaForm, overload: Overload, recorded: Sequence[DispatchedCall], doc: tuple[str, str] = ("", "")
+) -> DraftedOp:
     """Return the draft of one op. Inferred parts are left out again, with the reason, where they refuse a recorded
     call.
 
     Raises:
         ShiplapError: SL1xx for a schema that no declaration has.
     """
-    probed = probe(form, overload, recorded[0] if recorded else None)
-    known = infer(form, recorded, probed, lambda: follows(form, overload, probed))
-    problem = _problem(form, known, overload, recorded)
+    probed = probe_meta_kernel(form, overload, recorded[0] if recorded else None)
+    known = infer_declaration(form, recorded, probed, lambda: dtype_follows_arguments(form, overload, probed))
+    problem = _why_draft_fails(form, known, overload, recorded)
     if problem:
-        known = unknown(form, f"a declaration with inferred dims has another result: {problem}")
+        known = infer_nothing(form, f"a declaration with inferred dims has another result: {problem}")
         # Checked once more, so that a schema which no declaration has raises its own error.
-        _problem(form, known, overload, ())
-    notes = [] if recorded or not composite(form.name) else ["made of other ops: calls of it cannot be recorded"]
-    return Entry(form, known, *doc, notes)
+        _why_draft_fails(form, known, overload, ())
+    notes = [] if recorded or not is_composite(form.name) else ["made of other ops: calls of it cannot be recorded"]
+    return DraftedOp(form, known, *doc, notes)
 
 
-def _problem(form: Form, known: Inferred, overload: Overload, recorded: Sequence[Call]) -> str:
+def _why_draft_fails(
+    form: SchemaForm, known: InferredDeclaration, overload: Overload, recorded: Sequence[DispatchedCall]
+) -> str:
     """Return the reason why the inferred declaration does not hold, empty if it does."""
     try:
-        return misfit(form, known, overload, recorded)
+        return why_draft_misfits(form, known, overload, recorded)
     except ShiplapError as e:
         if not known.where or (not recorded and known.reference):
             raise
         return f"{e.id} {e.what}: got {e.got}, expected {e.expected}"
 
 
-def _documents(package: str) -> dict[str, tuple[str, str]]:
+def _first_sentences(package: str) -> dict[str, tuple[str, str]]:
     """Return the first sentences of the package's Python functions, and the functions, by name. An op often has the
     name of its function.
     """
@@ -149,5 +160,5 @@ def _documents(package: str) -> dict[str, tuple[str, str]]:
         for key, value in list(vars(module).items()):
             documented = inspect.isfunction(value) and value.__doc__ and value.__module__.startswith(package)
             if documented and key not in documents:
-                documents[key] = sentence(value.__doc__), f"{value.__module__}.{key}"
+                documents[key] = first_sentence(value.__doc__), f"{value.__module__}.{key}"
     return documents

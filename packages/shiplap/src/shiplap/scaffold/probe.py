@@ -14,21 +14,21 @@ from typing import Any
 import torch
 
 from shiplap import torch_private
-from shiplap.sampling.run import quiet
-from shiplap.scaffold.calls import Call, Seen, call_of, each
-from shiplap.scaffold.schema import Form
+from shiplap.sampling.run import suppress_warnings
+from shiplap.scaffold.calls import DispatchedCall, SeenTensor, make_dispatched_call, seen_tensors
+from shiplap.scaffold.schema import SchemaForm
 from shiplap.torch_private.dispatcher_library import Overload
-from shiplap.torch_private.dispatcher_registered import without_data
+from shiplap.torch_private.dispatcher_registered import has_meta_kernel
 
 Slot = tuple[str, int]  # an argument that is one tensor, and an axis of it
 # Matrices first: most kernels take them.
-RANKS = (2, 1, 3, 4, 0, 5)
-SIZES = (6, 4, 5, 3, 1, 2)  # tried for all sizes at once: an op may want boxes of 4 coordinates
-STEPS = (5, 12)  # by which a size grows: to values that no other size has
+TRIED_RANKS = (2, 1, 3, 4, 0, 5)
+TRIED_SIZES = (6, 4, 5, 3, 1, 2)  # tried for all sizes at once: an op may want boxes of 4 coordinates
+GROWTH_STEPS = (5, 12)  # by which a size grows: to values that no other size has
 # Bounds the time for kernels with many arguments.
 MOST_TRIES = 600
 # Harmless values, by which few kernels refuse a call.
-SCALARS: dict[str, Any] = {
+TRIED_SCALARS: dict[str, Any] = {
     "int": 1,
     "SymInt": 1,
     "float": 1.0,
@@ -37,99 +37,99 @@ SCALARS: dict[str, Any] = {
     "ScalarType": torch.float32,
     "Device": torch.device("cpu"),
 }
-REFUSALS = Exception  # a meta kernel may raise anything, and all of it means no
+PROBE_REFUSALS = Exception  # a meta kernel may raise anything, and all of it means no
 
 
 @dataclass
-class Probed:
+class ProbeResult:
     """The accepted calls, the slots that have to agree, the slots whose size the op fixes, and the ranks that an
     argument may have.
     """
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[DispatchedCall] = field(default_factory=list)
     ties: list[frozenset[Slot]] = field(default_factory=list)
     fixed: set[Slot] = field(default_factory=set)
     ranks: dict[str, set[int]] = field(default_factory=dict)
     reason: str = ""
 
 
-def probe(form: Form, overload: Overload, start: Call | None = None) -> Probed:
+def probe_meta_kernel(form: SchemaForm, overload: Overload, start: DispatchedCall | None = None) -> ProbeResult:
     """Call the implementation with tensors without data, from ``start`` or from the first call that it accepts."""
-    if not without_data(form.name):
-        return Probed(reason="no meta kernel")
-    asker = _Asker(form, overload)
-    with quiet(), torch_private.fake_mode(symbolic=True):  # torch logs what a fake refuses
+    if not has_meta_kernel(form.name):
+        return ProbeResult(reason="no meta kernel")
+    asker = _MetaProber(form, overload)
+    with suppress_warnings(), torch_private.fake_mode(symbolic=True):  # torch logs what a fake refuses
         base = asker.first() if start is None else asker.ask(start.arguments)
         if base is None:
-            return Probed(reason=asker.reason or "the meta kernel takes none of the calls that were tried")
-        answers = Probed([base])
+            return ProbeResult(reason=asker.reason or "the meta kernel takes none of the calls that were tried")
+        answers = ProbeResult([base])
         if start is None:
             asker.ranks(base, answers)
         asker.vary(base, answers)
     return answers
 
 
-def follows(form: Form, overload: Overload, probed: Probed) -> bool:
+def dtype_follows_arguments(form: SchemaForm, overload: Overload, probed: ProbeResult) -> bool:
     """Whether each result of the first accepted call has the dtype of its arguments, also when that is another."""
     base = probed.calls[0] if probed.calls else None
     if base is None:
         return False
-    other = {n: _wide(v) for n, v in base.arguments.items()}
-    with quiet(), torch_private.fake_mode(symbolic=True):
-        call = _Asker(form, overload).ask(other)
+    other = {n: _in_float64(v) for n, v in base.arguments.items()}
+    with suppress_warnings(), torch_private.fake_mode(symbolic=True):
+        call = _MetaProber(form, overload).ask(other)
     if call is None:
         return False
-    return all(s.dtype == "float64" for r in call.results for s in each(r)) and other != base.arguments
+    return all(s.dtype == "float64" for r in call.results for s in seen_tensors(r)) and other != base.arguments
 
 
-def _wide(value: Any) -> Any:
+def _in_float64(value: Any) -> Any:
     """Return an argument with the dtype float64."""
     if isinstance(value, tuple):
-        return tuple(map(_wide, value))
-    return Seen("float64", value.shape, value.device) if isinstance(value, Seen) else value
+        return tuple(map(_in_float64, value))
+    return SeenTensor("float64", value.shape, value.device) if isinstance(value, SeenTensor) else value
 
 
-class _Asker:
+class _MetaProber:
     """The calls of one meta kernel, at most ``MOST_TRIES`` of them."""
 
-    def __init__(self, form: Form, overload: Overload) -> None:
+    def __init__(self, form: SchemaForm, overload: Overload) -> None:
         self.form, self.overload, self.left, self.reason = form, overload, MOST_TRIES, ""
 
-    def ask(self, arguments: Mapping[str, Any]) -> Call | None:
+    def ask(self, arguments: Mapping[str, Any]) -> DispatchedCall | None:
         """Return the call with fakes of these arguments, or None if it is refused."""
         if self.left <= 0:
             return None
         self.left -= 1
         try:
-            values = {name: _fake(v) for name, v in arguments.items()}
+            values = {name: _as_empty_tensors(v) for name, v in arguments.items()}
             positional = [values[a.name] for a in self.form.arguments if not a.keyword_only]
             named = {a.name: values[a.name] for a in self.form.arguments if a.keyword_only}
             # A fake of an op with an autograd kernel would record a graph for nothing.
             with torch.no_grad():
                 result = self.overload(*positional, **named)
-            results = call_of(self.overload._schema, (), {}, result).results
-        except REFUSALS as e:
+            results = make_dispatched_call(self.overload._schema, (), {}, result).results
+        except PROBE_REFUSALS as e:
             # No further call can succeed, so the remaining tries are given up.
             if isinstance(e, NotImplementedError) or type(e).__name__ == "UnsupportedOperatorException":
                 self.left, self.reason = 0, "no meta kernel"
                 return None
             self.reason = f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}"[:160]
             return None
-        return Call({n: _bare(v) for n, v in arguments.items()}, results)
+        return DispatchedCall({n: _without_value_ranges(v) for n, v in arguments.items()}, results)
 
-    def first(self) -> Call | None:
+    def first(self) -> DispatchedCall | None:
         """Return a call that is accepted: the same rank for all tensors, then every combination of ranks."""
-        scalars = {a.name: _scalar(a.kind, a.default) for a in self.form.arguments if not a.tensor}
+        scalars = {a.name: _make_scalar(a.kind, a.default) for a in self.form.arguments if not a.tensor}
         if any(v is ... for v in scalars.values()):
             return None
         tensors = [a for a in self.form.arguments if a.tensor]
-        same = [(r,) * len(tensors) for r in RANKS]
+        same = [(r,) * len(tensors) for r in TRIED_RANKS]
         # Six ranks for each of five tensors are 7776 combinations, far above MOST_TRIES.
-        mixed = [] if len(tensors) > 4 else list(product(RANKS, repeat=len(tensors)))
-        for ranks, size in product([*same, *(m for m in mixed if m not in same)], SIZES[:2]):
+        mixed = [] if len(tensors) > 4 else list(product(TRIED_RANKS, repeat=len(tensors)))
+        for ranks, size in product([*same, *(m for m in mixed if m not in same)], TRIED_SIZES[:2]):
             # Kernels on indices refuse floats, most others refuse integers.
             for dtype in ("float32", "int64"):
-                given = {a.name: _of_rank(a.kind, r, size, dtype) for a, r in zip(tensors, ranks, strict=True)}
+                given = {a.name: _make_argument(a.kind, r, size, dtype) for a, r in zip(tensors, ranks, strict=True)}
                 if (call := self.ask({a.name: {**scalars, **given}[a.name] for a in self.form.arguments})) is not None:
                     return call
             # Half of the tries are left for the sizes.
@@ -137,26 +137,26 @@ class _Asker:
                 return None
         return None
 
-    def ranks(self, base: Call, answers: Probed) -> None:
+    def ranks(self, base: DispatchedCall, answers: ProbeResult) -> None:
         """Find for each tensor the ranks that it may have while the others stay as they are."""
         for name, value in base.arguments.items():
-            if not isinstance(value, Seen):
+            if not isinstance(value, SeenTensor):
                 continue
             taken = {len(value.shape)}
-            for rank in RANKS:
-                other = Seen(value.dtype, (value.shape[0] if value.shape else 6,) * rank, value.device)
+            for rank in TRIED_RANKS:
+                other = SeenTensor(value.dtype, (value.shape[0] if value.shape else 6,) * rank, value.device)
                 if rank not in taken and (call := self.ask({**base.arguments, name: other})) is not None:
                     taken.add(rank)
                     answers.calls.append(call)
             answers.ranks[name] = taken
 
-    def vary(self, base: Call, answers: Probed) -> None:
+    def vary(self, base: DispatchedCall, answers: ProbeResult) -> None:
         """Change each int and each size alone, then sizes that were refused together."""
         stuck: list[Slot] = []
-        for index, others in enumerate(_other_ints(base)):
+        for index, others in enumerate(_with_other_ints(base)):
             answers.calls += [c for c in [self.ask(others)] if c is not None and index < MOST_TRIES // 4]
-        for slot in _slots(base):
-            changed = [self.ask(_grown(base, (slot,), step)) for step in STEPS]
+        for slot in _slots_of_call(base):
+            changed = [self.ask(_with_grown_sizes(base, (slot,), step)) for step in GROWTH_STEPS]
             answers.calls += [c for c in changed if c is not None]
             if changed[0] is None:
                 # Refused alone: the size is fixed, or tied to another one.
@@ -164,24 +164,24 @@ class _Asker:
         for group in self._groups(base, stuck):
             if any(tied & group for tied in answers.ties) and len(group) == 2 and self._known(group, answers):
                 continue
-            changed = [self.ask(_grown(base, tuple(group), step)) for step in STEPS]
+            changed = [self.ask(_with_grown_sizes(base, tuple(group), step)) for step in GROWTH_STEPS]
             if changed[0] is not None:
                 answers.ties.append(group)
                 answers.calls += [c for c in changed if c is not None]
         tied = {slot for group in answers.ties for slot in group}
         answers.fixed = {slot for slot in stuck if slot not in tied} if self.left > 0 else set()
 
-    def _known(self, group: frozenset[Slot], answers: Probed) -> bool:
+    def _known(self, group: frozenset[Slot], answers: ProbeResult) -> bool:
         """Whether a group is already a part of a known tie."""
         return any(group <= tied for tied in answers.ties)
 
-    def _groups(self, base: Call, stuck: Sequence[Slot]) -> Iterator[frozenset[Slot]]:
+    def _groups(self, base: DispatchedCall, stuck: Sequence[Slot]) -> Iterator[frozenset[Slot]]:
         """Yield pairs of the same size, then all slots of a size, then all of a size on one axis of several
         arguments.
         """
         by_size: dict[int, list[Slot]] = {}
         for slot in stuck:
-            by_size.setdefault(_size(base, slot), []).append(slot)
+            by_size.setdefault(_size_at_slot(base, slot), []).append(slot)
         for slots in by_size.values():
             yield from (frozenset(pair) for pair in combinations(slots, 2))
         for slots in by_size.values():
@@ -193,28 +193,28 @@ class _Asker:
                 yield frozenset(slots)
 
 
-def _slots(call: Call) -> list[Slot]:
+def _slots_of_call(call: DispatchedCall) -> list[Slot]:
     """Return all slots of a call."""
-    return [(n, axis) for n, v in call.arguments.items() if isinstance(v, Seen) for axis in range(len(v.shape))]
+    return [(n, axis) for n, v in call.arguments.items() if isinstance(v, SeenTensor) for axis in range(len(v.shape))]
 
 
-def _size(call: Call, slot: Slot) -> int:
+def _size_at_slot(call: DispatchedCall, slot: Slot) -> int:
     """Return the size at a slot."""
-    seen: Seen = call.arguments[slot[0]]
+    seen: SeenTensor = call.arguments[slot[0]]
     return seen.shape[slot[1]]
 
 
-def _grown(call: Call, slots: Sequence[Slot], step: int) -> dict[str, Any]:
+def _with_grown_sizes(call: DispatchedCall, slots: Sequence[Slot], step: int) -> dict[str, Any]:
     """Return the arguments with larger sizes at ``slots``."""
     arguments = dict(call.arguments)
     for name, axis in slots:
-        seen: Seen = arguments[name]
+        seen: SeenTensor = arguments[name]
         shape = tuple(n + step if i == axis else n for i, n in enumerate(seen.shape))
-        arguments[name] = Seen(seen.dtype, shape, seen.device)
+        arguments[name] = SeenTensor(seen.dtype, shape, seen.device)
     return arguments
 
 
-def _other_ints(call: Call) -> Iterator[dict[str, Any]]:
+def _with_other_ints(call: DispatchedCall) -> Iterator[dict[str, Any]]:
     """Yield the arguments with another value for one int, or for one element of a list of ints."""
     for name, value in call.arguments.items():
         if type(value) is int:
@@ -225,44 +225,44 @@ def _other_ints(call: Call) -> Iterator[dict[str, Any]]:
             )
 
 
-def _of_rank(kind: str, rank: int, size: int, dtype: str) -> Any:
+def _make_argument(kind: str, rank: int, size: int, dtype: str) -> Any:
     """Return a tensor argument, or a list of two tensors, of one rank and size."""
     if kind.endswith("?"):
         return None
-    seen = Seen(dtype, (size,) * rank, "cpu")
+    seen = SeenTensor(dtype, (size,) * rank, "cpu")
     return (seen, seen) if "[" in kind else seen
 
 
-def _scalar(kind: str, default: str | None) -> Any:
+def _make_scalar(kind: str, default: str | None) -> Any:
     """Return a value of a scalar argument, ``...`` if there is none to try."""
     if default is not None:
-        return _evaluated(default)
+        return _evaluate_default(default)
     if kind.endswith("?"):
         return None
     element, bracket, length = kind.partition("[")
-    if element not in SCALARS:
+    if element not in TRIED_SCALARS:
         return ...
     count = length.rstrip("]")
-    return [SCALARS[element]] * (int(count) if count else 2) if bracket else SCALARS[element]
+    return [TRIED_SCALARS[element]] * (int(count) if count else 2) if bracket else TRIED_SCALARS[element]
 
 
-def _evaluated(source: str) -> Any:
+def _evaluate_default(source: str) -> Any:
     """Return the value of a default that was printed as source."""
     names: dict[str, Callable[..., Any] | Any] = {"torch": torch, "inf": float("inf"), "nan": float("nan")}
     return eval(source, names)  # the default of a schema, printed by us
 
 
-def _fake(value: Any) -> Any:
+def _as_empty_tensors(value: Any) -> Any:
     """Return a recorded argument as empty tensors."""
     if isinstance(value, tuple):
-        return [_fake(v) for v in value]
-    if not isinstance(value, Seen):
+        return [_as_empty_tensors(v) for v in value]
+    if not isinstance(value, SeenTensor):
         return value
     return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device=value.device)
 
 
-def _bare(value: Any) -> Any:
+def _without_value_ranges(value: Any) -> Any:
     """Return an argument without the range of its values, which no fake has."""
     if isinstance(value, tuple):
-        return tuple(map(_bare, value))
-    return Seen(value.dtype, value.shape, value.device) if each(value) else value
+        return tuple(map(_without_value_ranges, value))
+    return SeenTensor(value.dtype, value.shape, value.device) if seen_tensors(value) else value

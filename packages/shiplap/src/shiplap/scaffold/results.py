@@ -9,17 +9,17 @@ from itertools import combinations, permutations, product
 from typing import Any
 
 from shiplap.declare.dim_expression import Expr
-from shiplap.scaffold.calls import Call, Seen
-from shiplap.scaffold.dims import Dims, environments, plain_name
-from shiplap.scaffold.schema import Form
+from shiplap.scaffold.calls import DispatchedCall, SeenTensor
+from shiplap.scaffold.dims import NamedDims, calls_with_dims, is_plain_name
+from shiplap.scaffold.schema import SchemaForm
 
 MOST_NAMES = 10  # dims and ints that expressions of several are made of
-DATA = -1
-Rows = Sequence[tuple[Call, Mapping[str, Any]]]
+DATA_DEPENDENT = -1
+CallsWithDims = Sequence[tuple[DispatchedCall, Mapping[str, Any]]]
 
 
 @dataclass
-class Sizes:
+class ResultSizes:
     """The dims of each result, None where no declaration of the sizes is known, and new dims with their bounds."""
 
     shapes: list[tuple[str, ...] | None] = field(default_factory=list)
@@ -27,37 +27,39 @@ class Sizes:
     where: list[str] = field(default_factory=list)
 
 
-def sizes_of(form: Form, dims: Dims, recorded: Sequence[Call], probed: Sequence[Call]) -> Sizes:
+def find_result_sizes(
+    form: SchemaForm, dims: NamedDims, recorded: Sequence[DispatchedCall], probed: Sequence[DispatchedCall]
+) -> ResultSizes:
     """Return an expression for each size of each result that holds in all calls."""
-    rows = environments(dims, [*recorded, *probed])
-    sizes_found = Sizes()
+    rows = calls_with_dims(dims, [*recorded, *probed])
+    sizes_found = ResultSizes()
     names = list(dict.fromkeys((*dims.slots, *dims.scalars)))
     for index, result in enumerate(form.results):
         if result.alias or result.kind != "Tensor" or not rows:
             sizes_found.shapes.append(None)
             sizes_found.where.append("")
             continue
-        shape, where = _shape(index, names, rows, sizes_found.bounds, dims, seen=bool(probed))
+        shape, where = _find_result_shape(index, names, rows, sizes_found.bounds, dims, seen=bool(probed))
         sizes_found.shapes.append(shape)
         sizes_found.where.append(where)
     return sizes_found
 
 
-def _shape(
-    index: int, names: Sequence[str], rows: Rows, bounds: dict[str, str], dims: Dims, *, seen: bool
+def _find_result_shape(
+    index: int, names: Sequence[str], rows: CallsWithDims, bounds: dict[str, str], dims: NamedDims, *, seen: bool
 ) -> tuple[tuple[str, ...] | None, str]:
     """Return the dims of one result, or None, with a note on those that depend on data."""
-    shapes = [c.results[index].shape for c, _ in rows if isinstance(c.results[index], Seen)]
+    shapes = [c.results[index].shape for c, _ in rows if isinstance(c.results[index], SeenTensor)]
     if len(shapes) != len(rows) or len({len(s) for s in shapes}) != 1:
         return None, "a rank that varies" if shapes else "no tensor in a call"
     texts, notes = [], []
     for axis in range(len(shapes[0])):
         sizes = [s[axis] for s in shapes]
-        text = _expression(sizes, names, rows) if DATA not in sizes else None
+        text = _find_expression(sizes, names, rows) if DATA_DEPENDENT not in sizes else None
         if text is None:
-            known = _few([s for s in sizes if s != DATA])
-            if DATA in sizes or not seen:  # what a meta kernel knows does not depend on data
-                text = _bounded(sizes, names, rows, bounds, dims, data=DATA in sizes)
+            known = _list_few_sizes([s for s in sizes if s != DATA_DEPENDENT])
+            if DATA_DEPENDENT in sizes or not seen:  # what a meta kernel knows does not depend on data
+                text = _add_bounded_dim(sizes, names, rows, bounds, dims, data=DATA_DEPENDENT in sizes)
             if text is None:
                 return None, f"no expression gives size {axis}: {known}"
             notes.append(f"{text} depends on data" + f": {known}" * bool(known))
@@ -65,22 +67,22 @@ def _shape(
     return tuple(texts), "; ".join(notes)
 
 
-def _few(sizes: Sequence[int]) -> str:
+def _list_few_sizes(sizes: Sequence[int]) -> str:
     """Return at most four different sizes as text."""
     different = sorted(set(sizes))
     return ", ".join(map(str, different[:4])) + ", ..." * (len(different) > 4)
 
 
-def _expression(sizes: Sequence[int], names: Sequence[str], rows: Rows) -> str | None:
+def _find_expression(sizes: Sequence[int], names: Sequence[str], rows: CallsWithDims) -> str | None:
     """Return the simplest expression that has these values in all calls. A number is only returned where other sizes
     varied, or none is a name.
     """
     different = len(set(sizes)) > 1
     # If no dim varied in the calls, a constant size is no evidence for a constant.
     varied = any(len({env[n] for _, env in rows}) > 1 for n in names if "[" not in n)
-    for text in _candidates(names, sizes[0] if varied or not names else None, deep=different):
+    for text in _candidate_expressions(names, sizes[0] if varied or not names else None, deep=different):
         try:
-            expr = _parsed(text)
+            expr = _parse_expression(text)
             if all(expr(dict(env)) == size for size, (_, env) in zip(sizes, rows, strict=True)):
                 return text
         except (ArithmeticError, LookupError, TypeError, ValueError):
@@ -88,14 +90,14 @@ def _expression(sizes: Sequence[int], names: Sequence[str], rows: Rows) -> str |
     return None if different else str(sizes[0])
 
 
-def _candidates(names: Sequence[str], constant: int | None, *, deep: bool) -> Iterator[str]:
+def _candidate_expressions(names: Sequence[str], constant: int | None, *, deep: bool) -> Iterator[str]:
     """Yield expressions, the simplest first. ``deep``: whether the size varied, so that more than names are tried."""
     yield from names
     if constant is not None:
         yield str(constant)
     if not deep:
         return
-    yield from _windows(names)
+    yield from _window_expressions(names)
     # Pairs and triples grow fast with the number of names.
     names = names[:MOST_NAMES]
     yield from (f"{a}*{b}" for a, b in combinations(names, 2))
@@ -109,12 +111,12 @@ def _candidates(names: Sequence[str], constant: int | None, *, deep: bool) -> It
 
 
 @lru_cache(4096)
-def _parsed(text: str) -> Expr:
+def _parse_expression(text: str) -> Expr:
     """Return an expression as a callable."""
     return Expr.parse(text, "draft")
 
 
-def _windows(names: Sequence[str]) -> Iterator[str]:
+def _window_expressions(names: Sequence[str]) -> Iterator[str]:
     """Yield the sizes that a convolution or a pooling leaves, from arguments with the usual names."""
 
     def called(*parts: str) -> list[str]:
@@ -132,22 +134,28 @@ def _windows(names: Sequence[str]) -> Iterator[str]:
             yield f"({left})//{stride}+1" if stride else f"{left}+1"
 
 
-def _bounded(
-    sizes: Sequence[int], names: Sequence[str], rows: Rows, bounds: dict[str, str], dims: Dims, *, data: bool
+def _add_bounded_dim(
+    sizes: Sequence[int],
+    names: Sequence[str],
+    rows: CallsWithDims,
+    bounds: dict[str, str],
+    dims: NamedDims,
+    *,
+    data: bool,
 ) -> str | None:
     """Add a new dim with the tightest bound of those that hold in all calls, and return its name."""
-    known = [(size, env) for size, (_, env) in zip(sizes, rows, strict=True) if size != DATA]
+    known = [(size, env) for size, (_, env) in zip(sizes, rows, strict=True) if size != DATA_DEPENDENT]
     options = [*names, *(f"{a}*{b}" for a, b in combinations([n for n in names if n in dims.slots], 2))]
     holding = []
     for text in options:
-        values = [_parsed(text)(dict(env)) for _, env in (known or [(0, env) for _, env in rows])]
+        values = [_parse_expression(text)(dict(env)) for _, env in (known or [(0, env) for _, env in rows])]
         if all(type(v) is int for v in values) and all(s <= v for (s, _), v in zip(known, values, strict=False)):
             holding.append((sum(v for v in values if isinstance(v, int)), text))
     if not holding or not (data or len(known) > 1):
         return None
     taken = {*dims.slots, *dims.scalars, *bounds, *rows[0][0].arguments}
     name = next(c for c in ("m", "k", "kept", *(f"kept{i}" for i in range(100))) if c not in taken)
-    assert plain_name(name)
+    assert is_plain_name(name)
     # The least sum over all calls is the tightest bound.
     bounds[name] = min(holding)[1]
     return name

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from shiplap.scaffold.calls import Call, Seen, each
-from shiplap.scaffold.dims import Dims, environments, plain_name, ranges
-from shiplap.scaffold.schema import Field, Form
+from shiplap.scaffold.calls import DispatchedCall, SeenTensor, seen_tensors
+from shiplap.scaffold.dims import NamedDims, calls_with_dims, is_plain_name, value_range
+from shiplap.scaffold.schema import SchemaField, SchemaForm
 
 
-def sampler_of(form: Form, dims: Dims, recorded: Sequence[Call]) -> list[str]:
+def write_sampler(form: SchemaForm, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> list[str]:
     """Return the body of ``fn(rng, sizes, dtype, device)``, an empty list where one of the arguments cannot be
     built.
     """
@@ -20,7 +20,7 @@ def sampler_of(form: Form, dims: Dims, recorded: Sequence[Call]) -> list[str]:
         if not a.tensor:
             made.append(f'sizes["{a.name}"]')
             continue
-        values = _values(a, dims, recorded)
+        values = _expression_of_argument(a, dims, recorded)
         if values is None:
             return []
         lines.append(f"{a.name} = {values}")
@@ -28,30 +28,35 @@ def sampler_of(form: Form, dims: Dims, recorded: Sequence[Call]) -> list[str]:
     return [*lines, f"return {', '.join(made)}{',' * (len(made) == 1)}"] if lines else []
 
 
-def _values(a: Field, dims: Dims, recorded: Sequence[Call]) -> str | None:
+def _expression_of_argument(a: SchemaField, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> str | None:
     """Return an expression for one argument, or None where it cannot be built."""
-    seen = [s for c in recorded for s in each(c.arguments.get(a.name))]
+    seen = [s for c in recorded for s in seen_tensors(c.arguments.get(a.name))]
     shape = dims.shapes.get(a.name)
     if a.optional and not seen:
         return "None"
     if a.many or shape is None or not seen:
         return None
-    if fields := _fields(a.name, dims, recorded):
+    if fields := _expression_of_columns(a.name, dims, recorded):
         return fields
-    low, high = ranges(recorded, a.name)
-    return _drawn(_sizes(shape), seen[0].dtype, low, high, _limit(a.name, dims, recorded, _highest))
+    low, high = value_range(recorded, a.name)
+    return _expression_of_draw(
+        _source_of_shape(shape), seen[0].dtype, low, high, _limit_of_index(a.name, dims, recorded, _highest_value)
+    )
 
 
-def _sizes(shape: Sequence[str]) -> str:
+def _source_of_shape(shape: Sequence[str]) -> str:
     """Return a shape as source."""
-    return f"({', '.join(map(_size, shape))}{',' * (len(shape) == 1)})"
+    return f"({', '.join(map(_source_of_size, shape))}{',' * (len(shape) == 1)})"
 
 
-def _fields(name: str, dims: Dims, recorded: Sequence[Call]) -> str:
+def _expression_of_columns(name: str, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> str:
     """Return an expression for a matrix column by column, where one column has whole numbers (the image of a box, say),
     else an empty text.
     """
-    shape, calls = dims.shapes[name] or (), [s for c in recorded for s in each(c.arguments.get(name)) if s.shape[0]]
+    shape, calls = (
+        dims.shapes[name] or (),
+        [s for c in recorded for s in seen_tensors(c.arguments.get(name)) if s.shape[0]],
+    )
     count = int(shape[1]) if len(shape) == 2 and shape[1].isdigit() else 0
     if not count or not calls or any(len(s.columns) != count for s in calls):
         return ""
@@ -63,17 +68,21 @@ def _fields(name: str, dims: Dims, recorded: Sequence[Call]) -> str:
     for at, column in enumerate(columns):
         low, high = min(c.low for c in column), max(c.high for c in column)
         dtype = "int64" if whole[at] else "float32"
-        limit = _limit(name, dims, recorded, partial(_highest_of, at))
-        drawn.append(_drawn(_sizes(shape[:1]), dtype, low, high, limit, moved=f".to(torch.{calls[0].dtype})"))
+        limit = _limit_of_index(name, dims, recorded, partial(_highest_in_column, at))
+        drawn.append(
+            _expression_of_draw(
+                _source_of_shape(shape[:1]), dtype, low, high, limit, moved=f".to(torch.{calls[0].dtype})"
+            )
+        )
     return f"torch.stack([{', '.join(drawn)}], 1).to(device)"
 
 
-def _size(text: str) -> str:
+def _source_of_size(text: str) -> str:
     """Return one size as source."""
-    return f'sizes["{text}"]' if plain_name(text) else text
+    return f'sizes["{text}"]' if is_plain_name(text) else text
 
 
-def _drawn(
+def _expression_of_draw(
     size: str, dtype: str, low: float | None, high: float | None, limit: str | None, moved: str | None = None
 ) -> str:
     """Return an expression for values from ``low`` to ``high``, or below the size ``limit``, on the device or
@@ -89,36 +98,38 @@ def _drawn(
     to = moved if moved is not None else f".to(device, torch.{dtype})"
     if dtype.startswith(("float", "bfloat")) and low is not None and high is not None:
         # Rounded to be readable: a sample need not reach the exact bounds.
-        spread, start = _round(high - low) or 1.0, _round(low)
+        spread, start = _round_to_3_digits(high - low) or 1.0, _round_to_3_digits(low)
         shift = f" + {start!r}" if start > 0 else f" - {-start!r}" if start < 0 else ""
         return f"(torch.rand({size}, generator=rng) * {spread!r}{shift}){to}"
     return f"torch.randn({size}, generator=rng){to}"
 
 
-def _round(value: float) -> float:
+def _round_to_3_digits(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _highest(seen: Seen) -> float | None:
+def _highest_value(seen: SeenTensor) -> float | None:
     """Return the highest value of a tensor."""
     return seen.high
 
 
-def _highest_of(column: int, seen: Seen) -> float | None:
+def _highest_in_column(column: int, seen: SeenTensor) -> float | None:
     """Return the highest value in one column of a tensor."""
     return seen.columns[column].high if seen.columns else None
 
 
-def _limit(name: str, dims: Dims, recorded: Sequence[Call], highest: Callable[[Seen], float | None]) -> str | None:
+def _limit_of_index(
+    name: str, dims: NamedDims, recorded: Sequence[DispatchedCall], highest: Callable[[SeenTensor], float | None]
+) -> str | None:
     """Return the limit of the values of an index: the dim that they came within a quarter of in all calls.
 
     If there is none, the limit is the recorded maximum, and no size that was larger in each call, since the value may
     be an index into any of those.
     """
     tops: list[tuple[float, dict[str, Any]]] = []
-    for call, env in environments(dims, recorded):
+    for call, env in calls_with_dims(dims, recorded):
         value = call.arguments.get(name)
-        if isinstance(value, Seen) and (high := highest(value)) is not None:
+        if isinstance(value, SeenTensor) and (high := highest(value)) is not None:
             tops.append((high, dict(env)))
     most = max((top for top, _ in tops), default=-1.0)
     if most < 0:

@@ -14,7 +14,7 @@ import torch
 
 from shiplap.dtypes import DTYPES
 
-TYPES = {
+ANNOTATIONS = {
     "Tensor": 'Shaped[Tensor, "..."]',
     "int": "int",
     "SymInt": "int",
@@ -30,20 +30,20 @@ TYPES = {
     "Generator": "torch.Generator",
 }
 # Defaults of these types are plain ints in a schema.
-_NUMBERED: dict[str, dict[int, object]] = {
+_CONSTANTS_BY_NUMBER: dict[str, dict[int, object]] = {
     "ScalarType": {row.number: getattr(torch, name) for name, row in DTYPES.items()},
     "MemoryFormat": {0: torch.contiguous_format, 1: torch.preserve_format, 2: torch.channels_last},
     "Layout": {0: torch.strided, 1: torch.sparse_coo},
 }
-_ALIAS = re.compile(r"\([\w*|$]+!?( -> [\w*|$]*)?\)")
+_ALIAS_SET = re.compile(r"\([\w*|$]+!?( -> [\w*|$]*)?\)")
 
 
-class Unsayable(Exception):
+class UndeclarableSchema(Exception):
     """The reason why no declaration has this schema."""
 
 
 @dataclass(frozen=True)
-class Field:
+class SchemaField:
     """An argument or a result: ``kind`` is the type as the schema writes it, without alias sets.
 
     ``default`` is Python source, None where the argument has none. ``alias`` names the argument that a result is.
@@ -71,21 +71,21 @@ class Field:
         """Whether the value may be None."""
         return self.kind.endswith("?")
 
-    def annotation(self, tensor: str = TYPES["Tensor"]) -> str:
-        """Return the annotation of the declaration, with ``tensor`` for each tensor. Raises ``Unsayable`` for a type
+    def annotation(self, tensor: str = ANNOTATIONS["Tensor"]) -> str:
+        """Return the annotation of the declaration, with ``tensor`` for each tensor. Raises ``UndeclarableSchema`` for a type
         without a form.
         """
-        return _annotation(self.kind, tensor)
+        return _annotation_of_type(self.kind, tensor)
 
 
 @dataclass(frozen=True)
-class Form:
+class SchemaForm:
     """A schema in the form of a declaration."""
 
     name: str
     schema: str
-    arguments: tuple[Field, ...]
-    results: tuple[Field, ...]
+    arguments: tuple[SchemaField, ...]
+    results: tuple[SchemaField, ...]
 
     @property
     def mutates(self) -> tuple[str, ...]:
@@ -104,64 +104,64 @@ class Form:
         return tuple(a.name for a in self.arguments if re.match(r"int\b", a.kind))
 
 
-def form_of(schema: Any) -> Form:
-    """Return the form of ``schema``, a ``torch._C.FunctionSchema``. Raises ``Unsayable`` where no declaration has
+def parse_schema(schema: Any) -> SchemaForm:
+    """Return the form of ``schema``, a ``torch._C.FunctionSchema``. Raises ``UndeclarableSchema`` where no declaration has
     it.
     """
-    arguments, texts = list(schema.arguments), kinds(schema)[0]
+    arguments, texts = list(schema.arguments), types_in_schema(schema)[0]
     if len(texts) != len(arguments):
-        raise Unsayable("any number of arguments")
+        raise UndeclarableSchema("any number of arguments")
     fields = tuple(
-        Field(
+        SchemaField(
             a.name,
             kind,
-            _default(a) if a.has_default_value() else None,
+            _source_of_default(a) if a.has_default_value() else None,
             a.kwarg_only,
             bool(a.alias_info is not None and a.alias_info.is_write),
         )
         for a, kind in zip(arguments, texts, strict=True)
     )
     results = tuple(
-        Field(f"result{i}", kind, alias=_alias(r, arguments))
-        for i, (r, kind) in enumerate(zip(schema.returns, kinds(schema)[1], strict=True))
+        SchemaField(f"result{i}", kind, alias=_aliased_argument(r, arguments))
+        for i, (r, kind) in enumerate(zip(schema.returns, types_in_schema(schema)[1], strict=True))
     )
     if not results and not any(f.written for f in fields):
-        raise Unsayable("no result and nothing written to: torch would remove the call from a graph")
+        raise UndeclarableSchema("no result and nothing written to: torch would remove the call from a graph")
     for field in (*fields, *results):
         field.annotation()
     name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-    return Form(name, str(schema), fields, results)
+    return SchemaForm(name, str(schema), fields, results)
 
 
-def kinds(schema: Any) -> tuple[list[str], list[str]]:
+def types_in_schema(schema: Any) -> tuple[list[str], list[str]]:
     """Return the types of the arguments and of the results as the schema writes them, without alias sets."""
     head, opening, rest = str(schema).partition("(")
     # Types are read from the text, since torch's objects print some of them differently.
-    plain = _ALIAS.sub("", rest) if opening else head
+    plain = _ALIAS_SET.sub("", rest) if opening else head
     given, _, made = plain.rpartition(") -> ")
-    arguments = [re.sub(r" \w+(=.*)?$", "", p) for p in _parts(given) if p and p != "*"]
-    results = _parts(made[1:-1]) if made.startswith("(") else [made]
+    arguments = [re.sub(r" \w+(=.*)?$", "", p) for p in _split_arguments(given) if p and p != "*"]
+    results = _split_arguments(made[1:-1]) if made.startswith("(") else [made]
     return arguments, [re.sub(r" \w+$", "", p) for p in results if p]
 
 
-def _parts(text: str) -> list[str]:
+def _split_arguments(text: str) -> list[str]:
     """Return ``text`` cut at the commas between arguments."""
     return [p.strip() for p in re.split(r", (?![^\[]*\])(?![^()]*\))", text)]
 
 
-def _annotation(kind: str, tensor: str) -> str:
+def _annotation_of_type(kind: str, tensor: str) -> str:
     """Return the annotation for a type of a schema."""
     if kind.endswith("?"):
-        return f"{_annotation(kind[:-1], tensor)} | None"
+        return f"{_annotation_of_type(kind[:-1], tensor)} | None"
     if listed := re.fullmatch(r"(.+)\[(\d*)\]", kind):
-        element, length = _annotation(listed[1], tensor), int(listed[2] or 0)
+        element, length = _annotation_of_type(listed[1], tensor), int(listed[2] or 0)
         return f"tuple[{', '.join([element] * length)}]" if length else f"list[{element}]"
-    if kind not in TYPES:
-        raise Unsayable(f"the type {kind}, which no declaration has")
-    return tensor if kind == "Tensor" else TYPES[kind]
+    if kind not in ANNOTATIONS:
+        raise UndeclarableSchema(f"the type {kind}, which no declaration has")
+    return tensor if kind == "Tensor" else ANNOTATIONS[kind]
 
 
-def _alias(result: Any, arguments: Sequence[Any]) -> str:
+def _aliased_argument(result: Any, arguments: Sequence[Any]) -> str:
     """Return the argument that a result may share memory with, empty for a fresh one."""
     if result.alias_info is None:
         return ""
@@ -169,13 +169,13 @@ def _alias(result: Any, arguments: Sequence[Any]) -> str:
     shared = [a for a in arguments if a.alias_info is not None]
     known = [a.name for a in shared if a.alias_info.before_set & wanted or (not wanted and not a.alias_info.is_write)]
     if not known:
-        raise Unsayable("a result that shares memory with no argument")
+        raise UndeclarableSchema("a result that shares memory with no argument")
     return str(known[0])
 
 
-def _default(argument: Any) -> str:
+def _source_of_default(argument: Any) -> str:
     """Return the default of an argument as Python source. Schemas write torch's own types as numbers."""
     value, kind = argument.default_value, str(argument.real_type)
-    if isinstance(value, int) and not isinstance(value, bool) and kind in _NUMBERED:
-        value = _NUMBERED[kind].get(value, value)
+    if isinstance(value, int) and not isinstance(value, bool) and kind in _CONSTANTS_BY_NUMBER:
+        value = _CONSTANTS_BY_NUMBER[kind].get(value, value)
     return f"torch.device({str(value)!r})" if isinstance(value, torch.device) else repr(value)

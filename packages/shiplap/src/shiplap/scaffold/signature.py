@@ -18,7 +18,7 @@ from shiplap.errors import error
 
 
 @dataclass(frozen=True)
-class Parameter:
+class DraftParameter:
     """An argument. ``type`` is a Shiplap form, bare ``Tensor`` where dims are unknown, ``object`` where all is
     unknown.
     """
@@ -37,18 +37,18 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Signature:
+class DraftSignature:
     """A callable as far as it is known. ``returns`` is None where the source does not name the results, () for no
     output.
     """
 
     name: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[DraftParameter, ...]
     returns: tuple[str, ...] | None
     text: str
 
 
-def of_function(fn: Callable[..., Any], where: str) -> list[Signature]:
+def signatures_of_function(fn: Callable[..., Any], where: str) -> list[DraftSignature]:
     """Return the signatures of ``fn`` from its annotations, or else from its docstring. Raises SL604 when neither has
     any.
     """
@@ -59,10 +59,10 @@ def of_function(fn: Callable[..., Any], where: str) -> list[Signature]:
         annotated = None
     # Annotations are more exact than a docstring; names without types come last.
     if annotated is not None and any(p.annotation is not p.empty for p in annotated.parameters.values()):
-        return [parse(f"{name}{_spell(annotated)}", where)]
-    signatures = [parse(line, where) for line in _documented(name, inspect.getdoc(fn) or "")]
-    if not signatures and annotated is not None and _tells(annotated):
-        signatures = [parse(f"{name}{_spell(annotated)}", where)]
+        return [parse_signature(f"{name}{_source_of_signature(annotated)}", where)]
+    signatures = [parse_signature(line, where) for line in _signature_lines_of_doc(name, inspect.getdoc(fn) or "")]
+    if not signatures and annotated is not None and _has_named_parameters(annotated):
+        signatures = [parse_signature(f"{name}{_source_of_signature(annotated)}", where)]
     if not signatures:
         raise error(
             "SL604",
@@ -73,12 +73,12 @@ def of_function(fn: Callable[..., Any], where: str) -> list[Signature]:
     return signatures
 
 
-def _tells(signature: inspect.Signature) -> bool:
+def _has_named_parameters(signature: inspect.Signature) -> bool:
     """Whether a signature has a named parameter. Names without types are a start, ``(*args, **kwargs)`` is none."""
     return any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in signature.parameters.values())
 
 
-def _spell(signature: inspect.Signature) -> str:
+def _source_of_signature(signature: inspect.Signature) -> str:
     """Return a signature as source text. Values that are no literals become ``...``."""
     parts, star = [], False
     for p in signature.parameters.values():
@@ -87,21 +87,21 @@ def _spell(signature: inspect.Signature) -> str:
             star = True
         prefix = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
         star = star or p.kind is p.VAR_POSITIONAL
-        kind = "" if p.annotation is p.empty else f": {_annotation(p.annotation)}"
-        default = "" if p.default is p.empty else f" = {_literal(p.default)}"
+        kind = "" if p.annotation is p.empty else f": {_source_of_annotation(p.annotation)}"
+        default = "" if p.default is p.empty else f" = {_source_of_literal(p.default)}"
         parts.append(f"{prefix}{p.name}{kind}{default}")
     empty = signature.return_annotation is inspect.Signature.empty
-    return f"({', '.join(parts)})" + ("" if empty else f" -> {_annotation(signature.return_annotation)}")
+    return f"({', '.join(parts)})" + ("" if empty else f" -> {_source_of_annotation(signature.return_annotation)}")
 
 
-def _annotation(annotation: Any) -> str:
+def _source_of_annotation(annotation: Any) -> str:
     """Return an annotation as source text."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     # A class without a name in source prints as <...>, which cannot be parsed.
     return re.sub(r"<[^<>]*>", "object", text)
 
 
-def _literal(value: Any) -> str:
+def _source_of_literal(value: Any) -> str:
     """Return a value as source text, ``...`` if it is no literal."""
     try:
         return repr(value) if ast.literal_eval(repr(value)) == value else "..."
@@ -109,7 +109,7 @@ def _literal(value: Any) -> str:
         return "..."
 
 
-def _documented(name: str, doc: str) -> Iterator[str]:
+def _signature_lines_of_doc(name: str, doc: str) -> Iterator[str]:
     """Yield the signature lines of a docstring: the first line, or the numbered ones under "Overloaded function."."""
     lines = [line.strip() for line in doc.splitlines()]
     # pybind11 lists overloads in this form.
@@ -120,44 +120,45 @@ def _documented(name: str, doc: str) -> Iterator[str]:
         yield lines[0]
 
 
-def of_overload(overload: Any) -> Signature:
+def signature_of_overload(overload: Any) -> DraftSignature:
     """Return the signature of a registered torch op from its schema."""
     schema = overload._schema
     parameters = tuple(
-        Parameter(
+        DraftParameter(
             a.name,
-            _form(_expression(str(a.type))) or "object",
+            _form_of_annotation(_parse_or_none(str(a.type))) or "object",
             str(a.type),
-            _literal(a.default_value) if a.has_default_value() else None,
+            _source_of_literal(a.default_value) if a.has_default_value() else None,
             a.kwarg_only,
             bool(a.alias_info and a.alias_info.is_write),
         )
         for a in schema.arguments
     )
     returns = tuple(
-        "object" if r.alias_info else _form(_expression(str(r.type))) or "object" for r in schema.returns
+        "object" if r.alias_info else _form_of_annotation(_parse_or_none(str(r.type))) or "object"
+        for r in schema.returns
     )  # an alias is no fresh output
-    return Signature(schema.name.rpartition("::")[2], parameters, returns, str(schema))
+    return DraftSignature(schema.name.rpartition("::")[2], parameters, returns, str(schema))
 
 
-def of_call(call: ast.Call) -> Signature:
+def signature_of_call(call: ast.Call) -> DraftSignature:
     """Return the arguments of a call as it is written, for a function without a signature. Their types are all open."""
     # Two arguments may have the same source, such as f(x, x).
     names: list[str] = []
     values = [*((None, a) for a in call.args), *((k.arg, k.value) for k in call.keywords)]
     parameters = []
     for index, (keyword, value) in enumerate(values):
-        name = keyword or _root(value) or f"arg{index}"
+        name = keyword or _root_name(value) or f"arg{index}"
         name = name if name not in names and not iskeyword(name) else f"{name}{index}"
         names.append(name)
-        parameters.append(Parameter(name, "object", f"{ast.unparse(value)} in the call"))
-    return Signature(_last(call.func) or "kernel", tuple(parameters), None, ast.unparse(call))
+        parameters.append(DraftParameter(name, "object", f"{ast.unparse(value)} in the call"))
+    return DraftSignature(_last_name(call.func) or "kernel", tuple(parameters), None, ast.unparse(call))
 
 
-def parse(text: str, where: str) -> Signature:
+def parse_signature(text: str, where: str) -> DraftSignature:
     """Parse ``f(x: torch.Tensor, y: int = 3) -> torch.Tensor``, in Python's syntax or pybind11's."""
     try:
-        head = ast.parse(f"def {_pythonic(text)}: pass").body[0]
+        head = ast.parse(f"def {_as_python_syntax(text)}: pass").body[0]
     except SyntaxError as e:
         raise error("SL604", where=where, got=text, expected=f"a signature ({e.msg})") from None
     assert isinstance(head, ast.FunctionDef)
@@ -165,14 +166,16 @@ def parse(text: str, where: str) -> Signature:
         raise error("SL604", where=where, got=text, expected="named arguments, no *args or **kwargs")
     positional = [*head.args.posonlyargs, *head.args.args]
     defaults = [None] * (len(positional) - len(head.args.defaults)) + list(head.args.defaults)
-    parameters = [_parameter(a, d, False) for a, d in zip(positional, defaults, strict=True)]
-    parameters += [_parameter(a, d, True) for a, d in zip(head.args.kwonlyargs, head.args.kw_defaults, strict=True)]
+    parameters = [_make_parameter(a, d, False) for a, d in zip(positional, defaults, strict=True)]
+    parameters += [
+        _make_parameter(a, d, True) for a, d in zip(head.args.kwonlyargs, head.args.kw_defaults, strict=True)
+    ]
     # A missing annotation leaves the outputs open, while -> None says that there are none.
-    returns = None if head.returns is None else _returns(head.returns)
-    return Signature(head.name, tuple(parameters), returns, text)
+    returns = None if head.returns is None else _forms_of_returns(head.returns)
+    return DraftSignature(head.name, tuple(parameters), returns, text)
 
 
-def _pythonic(text: str) -> str:
+def _as_python_syntax(text: str) -> str:
     """Return C++ spellings that pybind11 leaves in docstrings as names that Python can parse."""
     text = re.sub(r"=\s*<[^>]*>", "= ...", text.rstrip(": "))
     text = re.sub(r"\b(?:c10|std)::optional<([\w:]+)>", r"Optional[\1]", text)
@@ -182,27 +185,27 @@ def _pythonic(text: str) -> str:
     return re.sub(r"\b\w+::", "", text)
 
 
-def _parameter(argument: ast.arg, default: ast.expr | None, keyword_only: bool) -> Parameter:
+def _make_parameter(argument: ast.arg, default: ast.expr | None, keyword_only: bool) -> DraftParameter:
     """Return the parameter of one parsed argument."""
-    form = _form(argument.annotation)
+    form = _form_of_annotation(argument.annotation)
     original = ast.unparse(argument.annotation) if argument.annotation else ""
     value = ast.unparse(default) if default else None
-    return Parameter(argument.arg, form or "object", original, value, keyword_only)
+    return DraftParameter(argument.arg, form or "object", original, value, keyword_only)
 
 
-def _returns(node: ast.expr) -> tuple[str, ...]:
+def _forms_of_returns(node: ast.expr) -> tuple[str, ...]:
     """Return the outputs: a tensor, a tuple of them, or nothing."""
     if isinstance(node, ast.Constant) and node.value is None:
         return ()
-    if isinstance(node, ast.Subscript) and _last(node.value) in ("tuple", "Tuple"):
+    if isinstance(node, ast.Subscript) and _last_name(node.value) in ("tuple", "Tuple"):
         items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         # tuple[Tensor, ...] has no fixed number of outputs, which a declaration needs.
         if not any(isinstance(i, ast.Constant) and i.value is ... for i in items):
-            return tuple(_form(i) or "object" for i in items)
-    return (_form(node) or "object",)
+            return tuple(_form_of_annotation(i) or "object" for i in items)
+    return (_form_of_annotation(node) or "object",)
 
 
-_SCALARS = {
+_SCALAR_FORMS = {
     "int": "int",
     "SupportsInt": "int",
     "SupportsIndex": "int",
@@ -213,39 +216,39 @@ _SCALARS = {
     "str": "str",
 }
 # All of these become list[...], the one sequence that a schema has.
-_LISTS = ("list", "List", "Sequence", "tuple", "Tuple", "Iterable")
+_LIST_TYPES = ("list", "List", "Sequence", "tuple", "Tuple", "Iterable")
 
 
-def _form(node: ast.expr | None) -> str | None:
+def _form_of_annotation(node: ast.expr | None) -> str | None:
     """Return the annotation that sl.op would take for ``node``, or None when there is no certain one."""
     match node:
         case ast.Constant(value=str(text)):
-            return _form(_expression(text))
+            return _form_of_annotation(_parse_or_none(text))
         case ast.Name() | ast.Attribute():
-            name = _last(node)
-            return "Tensor" if name == "Tensor" else _SCALARS.get(name)
+            name = _last_name(node)
+            return "Tensor" if name == "Tensor" else _SCALAR_FORMS.get(name)
         case ast.BinOp(op=ast.BitOr()):
-            return _optional([node.left, node.right])
+            return _form_of_optional([node.left, node.right])
         case ast.Subscript():
             items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-            return _subscript(_last(node.value), items)
+            return _form_of_subscript(_last_name(node.value), items)
     return None
 
 
-def _subscript(base: str, items: list[ast.expr]) -> str | None:
+def _form_of_subscript(base: str, items: list[ast.expr]) -> str | None:
     """Return the form of ``base[items]``, or None."""
     if base == "Optional":
-        return _optional([items[0], ast.Constant(None)])
+        return _form_of_optional([items[0], ast.Constant(None)])
     if base == "Union":
-        return _optional(items)
+        return _form_of_optional(items)
     if base == "Annotated":
-        return _form(items[0])
-    if base in _LISTS:
-        forms = {_form(i) for i in items if not (isinstance(i, ast.Constant) and i.value is ...)}
+        return _form_of_annotation(items[0])
+    if base in _LIST_TYPES:
+        forms = {_form_of_annotation(i) for i in items if not (isinstance(i, ast.Constant) and i.value is ...)}
         form = forms.pop() if len(forms) == 1 else None
         return f"list[{form}]" if form in ("Tensor", "int", "float", "bool") else None
     if _is_dtype_class(base) and len(items) == 2 and isinstance(items[1], ast.Constant):
-        return f'{base}[Tensor, "{items[1].value!s}"]' if _last(items[0]) == "Tensor" else None
+        return f'{base}[Tensor, "{items[1].value!s}"]' if _last_name(items[0]) == "Tensor" else None
     return None
 
 
@@ -255,31 +258,31 @@ def _is_dtype_class(name: str) -> bool:
     return isinstance(getattr(jaxtyping, name, None), type) and hasattr(getattr(jaxtyping, name), "dtypes")
 
 
-def _optional(parts: list[ast.expr]) -> str | None:
+def _form_of_optional(parts: list[ast.expr]) -> str | None:
     """Return the form of a union of a type and None, or None for any other union."""
     rest = [p for p in parts if not (isinstance(p, ast.Constant) and p.value is None)]
     if len(rest) != 1 or len(parts) != 2:
         return None
-    form = _form(rest[0])
+    form = _form_of_annotation(rest[0])
     return form and f"{form} | None"
 
 
-def _root(node: ast.expr) -> str:
+def _root_name(node: ast.expr) -> str:
     """Return a name for an argument: its own, its attribute's, or for ``cost.numpy()`` and ``cost[0]`` that of
     ``cost``.
     """
     while isinstance(node, ast.Call | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
         node = node.value if isinstance(node, ast.Attribute) else node
-    return _last(node)
+    return _last_name(node)
 
 
-def _last(node: ast.expr) -> str:
+def _last_name(node: ast.expr) -> str:
     """Return the last name of a dotted expression."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _expression(text: str) -> ast.expr | None:
+def _parse_or_none(text: str) -> ast.expr | None:
     """Parse an expression, or return None where it is no Python."""
     try:
         return ast.parse(text, mode="eval").body

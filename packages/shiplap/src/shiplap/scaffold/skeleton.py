@@ -1,4 +1,4 @@
-"""Write the source of a declaration draft from a ``Signature``. A line that needs the author's knowledge is marked
+"""Write the source of a declaration draft from a ``DraftSignature``. A line that needs the author's knowledge is marked
 FILL.
 """
 
@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shiplap.scaffold.signature import Parameter, Signature
+from shiplap.scaffold.signature import DraftParameter, DraftSignature
 
 
 @dataclass(frozen=True)
@@ -20,19 +20,19 @@ class Draft:
     origin: str
     namespace: str
     decorator: str
-    signatures: Sequence[Signature]
+    signatures: Sequence[DraftSignature]
     imports: str = ""
     call: str = ""
     by: str = "shiplap init"
 
 
-def render(draft: Draft) -> str:
+def render_draft(draft: Draft) -> str:
     """Return the file: imports and one drafted op per signature. The file can be imported, and every call of an op
     raises SL113.
     """
-    names = _names(draft)
-    bodies = [_op(draft, s, n) for s, n in zip(draft.signatures, names, strict=True)]
-    text = "\n\n\n".join(["\n".join(_head(draft)), *bodies]) + "\n"
+    names = _names_of_ops(draft)
+    bodies = [_draft_op(draft, s, n) for s, n in zip(draft.signatures, names, strict=True)]
+    text = "\n\n\n".join(["\n".join(_head_lines(draft)), *bodies]) + "\n"
     ast.parse(text)  # a draft that does not parse is our defect, not the reader's
     return text
 
@@ -43,7 +43,7 @@ def fill_lines(text: str) -> list[dict[str, object]]:
     return [{"line": number, "fill": what.rstrip('"')} for number, (_, mark, what) in marks if mark]
 
 
-def _names(draft: Draft) -> list[str]:
+def _names_of_ops(draft: Draft) -> list[str]:
     """Return Python names, one per overload."""
     names: list[str] = []
     for signature in draft.signatures:
@@ -53,7 +53,7 @@ def _names(draft: Draft) -> list[str]:
     return names
 
 
-def _head(draft: Draft) -> list[str]:
+def _head_lines(draft: Draft) -> list[str]:
     """Return the lines ahead of the first op."""
     types = " ".join(t for s in draft.signatures for t in (*(p.type for p in s.parameters), *(s.returns or ())))
     # Float is imported in any case, since most drafts need it when they are filled in.
@@ -75,28 +75,30 @@ def _head(draft: Draft) -> list[str]:
     ]
 
 
-def _op(draft: Draft, signature: Signature, name: str) -> str:
+def _draft_op(draft: Draft, signature: DraftSignature, name: str) -> str:
     """Return the declaration of one op."""
     qualified = f"{draft.namespace}::{signature.name if draft.decorator == 'adopt' else name}"
-    parameters = _defaults(signature.parameters)
+    parameters = _drop_dynamic_defaults(signature.parameters)
     lines = [f"# {line}" for line in signature.text.splitlines()]
     if name != signature.name and draft.decorator == "op":
         lines.append("# FILL: an op has one signature; give this overload a name of its own")
-    lines += [*_decorator(draft, qualified, parameters, signature), f"def {name}("]
+    lines += [*_decorator_lines(draft, qualified, parameters, signature), f"def {name}("]
     for index, p in enumerate(parameters):
         if p.keyword_only and not (index and parameters[index - 1].keyword_only):
             lines.append("    *,")
-        lines.append(_argument(p))
+        lines.append(_argument_line(p))
     lines += [
-        _result(signature.returns),
+        _result_line(signature.returns),
         '    """FILL: one sentence: what it computes, shapes, units."""',
         "    # FILL: the reference in plain PyTorch, slow and obviously right",
         f'    raise error("SL113", where="{qualified}, reference")',
     ]
-    return "\n".join(lines + (_kernel(draft, name, parameters) if draft.call else []))
+    return "\n".join(lines + (_kernel_lines(draft, name, parameters) if draft.call else []))
 
 
-def _decorator(draft: Draft, qualified: str, parameters: Sequence[Parameter], signature: Signature) -> list[str]:
+def _decorator_lines(
+    draft: Draft, qualified: str, parameters: Sequence[DraftParameter], signature: DraftSignature
+) -> list[str]:
     """Return the decorator of one op."""
     written = [p.name for p in parameters if p.written]
     known = draft.decorator == "adopt"  # a torch schema says what is written
@@ -109,7 +111,7 @@ def _decorator(draft: Draft, qualified: str, parameters: Sequence[Parameter], si
     ]
 
 
-def _defaults(parameters: Sequence[Parameter]) -> list[Parameter]:
+def _drop_dynamic_defaults(parameters: Sequence[DraftParameter]) -> list[DraftParameter]:
     """Return the parameters without defaults that are not literals, and without those before them: Python requires them
     last.
     """
@@ -121,14 +123,14 @@ def _defaults(parameters: Sequence[Parameter]) -> list[Parameter]:
     return [
         p
         if p.name in kept and p.default != "..."
-        else Parameter(
+        else DraftParameter(
             p.name, p.type, p.original + (f" = {p.default}" if p.default else ""), None, p.keyword_only, p.written
         )
         for p in parameters
     ]
 
 
-def _argument(p: Parameter) -> str:
+def _argument_line(p: DraftParameter) -> str:
     """Return the line of one argument, with FILL where its type is open."""
     default = "" if p.default is None else f" = {p.default}"
     dropped = p.original.partition(" = ")[2]
@@ -143,22 +145,22 @@ def _argument(p: Parameter) -> str:
     return f"    {p.name}: {p.type}{default},{fill}"
 
 
-def _result(returns: tuple[str, ...] | None) -> str:
+def _result_line(returns: tuple[str, ...] | None) -> str:
     """Return the line of the results, with FILL where they are open."""
     if returns == ():
         return ") -> None:"
     if returns is None:
         return ") -> Tensor:  # FILL: what it returns; the signature does not say"
     kind = returns[0] if len(returns) == 1 else f"tuple[{', '.join(returns)}]"
-    if not any(Parameter("", r).open for r in returns):
+    if not any(DraftParameter("", r).open for r in returns):
         return f") -> {kind}:"
     what = "dims of the inputs, or bounds= for a size that depends on data"
-    if any(r != "Tensor" and Parameter("", r).open for r in returns):
+    if any(r != "Tensor" and DraftParameter("", r).open for r in returns):
         what = f"fresh tensors only, a fixed number of them; {what}"
     return f") -> {kind}:  # FILL: {what}"
 
 
-def _kernel(draft: Draft, name: str, parameters: Sequence[Parameter]) -> list[str]:
+def _kernel_lines(draft: Draft, name: str, parameters: Sequence[DraftParameter]) -> list[str]:
     """Return the lines of a launcher that calls the original function. It returns fresh outputs, which shiplap
     checks.
     """

@@ -8,14 +8,14 @@ from typing import Any, NoReturn
 from shiplap.errors import error
 
 
-def unfinished(name: str, **declaration: object) -> Callable[[Callable[..., Any]], Unfinished]:
+def unfinished(name: str, **declaration: object) -> Callable[[Callable[..., Any]], UnfinishedOp]:
     """Return a decorator in place of ``sl.op`` or ``sl.adopt``: the decorated draft of ``name`` raises SL113 when
     called.
     """
-    return lambda fn: Unfinished(name, fn)
+    return lambda fn: UnfinishedOp(name, fn)
 
 
-class Unfinished:
+class UnfinishedOp:
     """A drafted declaration. It is not registered, so no code can use an unfinished part."""
 
     def __init__(self, name: str, draft: Callable[..., Any]) -> None:

@@ -31,9 +31,9 @@ def on_refused(op: Op, values: Sequence[Any], cause: Exception) -> bool:
     if not any(dtensor.is_dtensor(v) for v in values):
         return False
     if dtensor.lacks_strategy(cause):
-        from shiplap.sharding.place import register  # here: the samples and DTensor take long to import
+        from shiplap.sharding.place import register_with_dtensor  # here: the samples and DTensor take long to import
 
-        return register(op)
+        return register_with_dtensor(op)
     # DTensor wraps errors of the op in errors of its own. The first error of the catalogue in the chain is the useful
     # one.
     behind: BaseException | None = cause
@@ -41,7 +41,7 @@ def on_refused(op: Op, values: Sequence[Any], cause: Exception) -> bool:
         if isinstance(behind, ShiplapError) and behind is not cause:
             raise behind from None
         behind = behind.__cause__ or behind.__context__
-    if dtensor.mixed(cause):
+    if dtensor.has_plain_tensors(cause):
         plain = [
             a.name
             for a, v in zip(op.spec.args, values, strict=False)

@@ -18,27 +18,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.declare.binding import shape_of
-from shiplap.declare.sharding_rule import Part, ShardingRule
+from shiplap.declare.binding import declared_output_shape
+from shiplap.declare.sharding_rule import ShardedPart, ShardingRule
 from shiplap.declare.spec import Arg, Output, TensorType
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case
-from shiplap.sampling.recipe import Recipe
-from shiplap.sampling.run import reference64
-from shiplap.sampling.samples import Samples, other
-from shiplap.sampling.sizes import environment, search
-from shiplap.sharding.simulate import NotAdmitted, chunks, cut_size, merge, shards
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.run import reference_effects64
+from shiplap.sampling.samples import Samples, with_other_values
+from shiplap.sampling.sizes import dim_environment, search_sizes
+from shiplap.sharding.simulate import NotAdmitted, chunk_sizes, cut_size, merge_shards, run_shards
 
 SEED = 20_261
 LARGEST = 1 << 20  # elements of a sample: a scalar of the call may be a size
 KEPT = 4096  # calls whose rules are kept
 WORLDS = (2, 3)
-LEFT_OUT: tuple[Part, ...] = ("sum", "max", "min")  # the possible parts of an output without the dim, in this order
+LEFT_OUT: tuple[ShardedPart, ...] = (
+    "sum",
+    "max",
+    "min",
+)  # the possible parts of an output without the dim, in this order
 
 _known: dict[tuple[object, ...], tuple[ShardingRule, ...]] = {}
 
 
-def unknown(op: Op) -> str:
+def why_underivable(op: Op) -> str:
     """Return the reason why no rule can be derived for any call of ``op``, or an empty text."""
     spec = op.spec
     if spec.mutated:
@@ -61,20 +65,20 @@ def known_rules(op: Op, args: Sequence[Any]) -> tuple[ShardingRule, ...]:
     """
     if op.shardings is not None:
         return op.shardings
-    if unknown(op):
+    if why_underivable(op):
         return ()
     # The identity is part of the key, so that an op that is declared again gets new rules.
-    key = (op.identity, *(_form(op, a, v) for a, v in zip(op.spec.args, args, strict=True)))
+    key = (op.identity, *(_rule_key_part(op, a, v) for a, v in zip(op.spec.args, args, strict=True)))
     rules = _known.get(key)
     if rules is None:
-        rules = derive(op, samples_like(op, args))
+        rules = derive_rules(op, samples_like(op, args))
         if len(_known) >= KEPT:  # as of an op that gets another number in each call
             _known.clear()
         _known[key] = rules
     return rules
 
 
-def _form(op: Op, arg: Arg, value: Any) -> object:
+def _rule_key_part(op: Op, arg: Arg, value: Any) -> object:
     """Return the part of an argument on which rules depend.
 
     For a tensor it is the number of dims, and which of those that broadcast are 1. For a scalar that is not a size it
@@ -87,20 +91,20 @@ def _form(op: Op, arg: Arg, value: Any) -> object:
     return None if arg.name in dims else repr(value)  # NaN is no number to look up, and a list none to hash
 
 
-def derive(op: Op, cases: Sequence[Case]) -> tuple[ShardingRule, ...]:
+def derive_rules(op: Op, cases: Sequence[SampleCase]) -> tuple[ShardingRule, ...]:
     """Return the rules that hold for all of ``cases``, which differ in sizes and values only."""
-    if unknown(op) or not cases:
+    if why_underivable(op) or not cases:
         return ()
-    rules, wholes = [], [sample for case in cases if (sample := _Sample.of(op, case)) is not None]
-    for candidate in _candidates(op, cases[0]):
-        settled = (_settled(variant, wholes) for variant in _variants(op, candidate, cases[0]))
+    rules, wholes = [], [sample for case in cases if (sample := _WholeSample.of(op, case)) is not None]
+    for candidate in _candidate_rules(op, cases[0]):
+        settled = (_settle_rule(variant, wholes) for variant in _rule_variants(op, candidate, cases[0]))
         rule = next((rule for rule in settled if rule is not None), None)
         if rule is not None:
             rules.append(rule)
     return tuple(rules)
 
 
-def samples_like(op: Op, args: Sequence[Any]) -> list[Case]:
+def samples_like(op: Op, args: Sequence[Any]) -> list[SampleCase]:
     """Return small samples that agree with a call in scalars, in the tensors that are present and in their number of
     dims.
 
@@ -117,9 +121,9 @@ def samples_like(op: Op, args: Sequence[Any]) -> list[Case]:
             if d.kind == "variadic":
                 ndim = len(value.shape) - len(arg.tensor.dims) + 1 if arg.tensor is not None else 0
                 sizes[d.text] = (5, 4, 3, 2, 2, 2)[:ndim] if ndim <= 6 else (2,) * ndim
-        repeated |= dict.fromkeys(_ones(arg, value), 1)
+        repeated |= dict.fromkeys(_broadcast_ones(arg, value), 1)
     absent = tuple(a.name for a, v in pairs if a.tensor is not None and v is None)
-    admitted = search(spec, sizes, scalars)
+    admitted = search_sizes(spec, sizes, scalars)
     if admitted is None:
         return []
     recipe = samples.base.but(sizes=admitted[0] | repeated, scalars=admitted[1] | scalars, absent=absent)
@@ -128,13 +132,15 @@ def samples_like(op: Op, args: Sequence[Any]) -> list[Case]:
     grown = [{n: v * 2 + 1 for n, v in small.items()}]
     if any("%" in str(e) for e in spec.requires):  # sizes that are still whole tiles when they are cut in two or three
         grown.append({n: 6 * v for n, v in small.items()})
-    recipes = [r for r in (recipe, *(recipe.but(sizes=wanted) for wanted in grown)) if _numel(op, r) <= LARGEST]
+    recipes = [
+        r for r in (recipe, *(recipe.but(sizes=wanted) for wanted in grown)) if _total_elements(op, r) <= LARGEST
+    ]
     made = [samples.make(r) for r in recipes]
     cases = [case for case in made if case is not None]
-    return [*cases, *(other(op, case) for case in cases[:2])]
+    return [*cases, *(with_other_values(op, case) for case in cases[:2])]
 
 
-def _ones(arg: Arg, value: Any) -> Iterator[str]:
+def _broadcast_ones(arg: Arg, value: Any) -> Iterator[str]:
     """Yield the dims of an argument that broadcast and are 1."""
     if arg.tensor is not None and value is not None and arg.broadcasts:
         fixed = [d for d in arg.tensor.dims if d.kind != "variadic"]
@@ -142,17 +148,17 @@ def _ones(arg: Arg, value: Any) -> Iterator[str]:
         yield from (d.text for d, label in zip(fixed, labels, strict=True) if d.of and not label)
 
 
-def _numel(op: Op, recipe: Recipe) -> float:
+def _total_elements(op: Op, recipe: SampleRecipe) -> float:
     """Return the elements of all tensors of a call, without allocating one. Infinity for a recipe that is not
     admitted.
     """
     spec = op.spec
-    env = environment(spec, dict(recipe.sizes), dict(recipe.scalars))
+    env = dim_environment(spec, dict(recipe.sizes), dict(recipe.scalars))
     if env is None:
         return math.inf
     env.setdefault("...", ())
     given = [Output(a.name, a.tensor) for a in spec.tensors if a.tensor is not None and a.name not in recipe.absent]
-    sizes: list[int] = [math.prod(map(int, shape_of(each, env))) for each in (*given, *spec.outputs)]
+    sizes: list[int] = [math.prod(map(int, declared_output_shape(each, env))) for each in (*given, *spec.outputs)]
     return sum(sizes)
 
 
@@ -172,31 +178,31 @@ def axes_of(tensor: TensorType, shape: Sequence[int]) -> list[str]:
     return labels
 
 
-def _candidates(op: Op, case: Case) -> Iterator[ShardingRule]:
+def _candidate_rules(op: Op, case: SampleCase) -> Iterator[ShardingRule]:
     """Yield a rule for each dim that could be cut: it stands once in a tensor, and no other size follows from it."""
     spec, env = op.spec, case.env
     given = [(a, v) for a, v in zip(spec.args, case.args, strict=True) if a.tensor is not None and v is not None]
     labels = {a.name: axes_of(a.tensor, v.shape) for a, v in given if a.tensor is not None}
     related = [(name, e) for name, e in spec.dims if name not in spec.broadcasts.values()]
     bound = {name for name, _ in related} | {n for _, e in related for n in e.names} | {a.name for a in spec.scalars}
-    outs = [axes_of(o.tensor, (0,) * _ndim(o.tensor, env)) for o in spec.outputs]
+    outs = [axes_of(o.tensor, (0,) * _rank_of_tensor(o.tensor, env)) for o in spec.outputs]
     for label in dict.fromkeys(label for axes in labels.values() for label in axes if label and label not in bound):
         # A cut of a dim that stands twice in one tensor would have to cut two axes at once.
         if any(axes.count(label) > 1 for axes in (*labels.values(), *outs)):
             continue
-        inputs: list[tuple[str, Part]] = [(n, _place(axes, label)) for n, axes in labels.items()]
-        yield ShardingRule(label, tuple(inputs), tuple(_place(axes, label) for axes in outs))
+        inputs: list[tuple[str, ShardedPart]] = [(n, _axis_of_label(axes, label)) for n, axes in labels.items()]
+        yield ShardingRule(label, tuple(inputs), tuple(_axis_of_label(axes, label) for axes in outs))
 
 
-def _ndim(tensor: TensorType, env: dict[str, Any]) -> int:
+def _rank_of_tensor(tensor: TensorType, env: dict[str, Any]) -> int:
     return sum(len(env.get(d.text, ())) if d.kind == "variadic" else 1 for d in tensor.dims)
 
 
-def _place(axes: Sequence[str], label: str) -> Part:
+def _axis_of_label(axes: Sequence[str], label: str) -> ShardedPart:
     return axes.index(label) if label in axes else "whole"
 
 
-def _variants(op: Op, rule: ShardingRule, case: Case) -> Iterable[ShardingRule]:
+def _rule_variants(op: Op, rule: ShardingRule, case: SampleCase) -> Iterable[ShardingRule]:
     """Yield ``rule`` with each possible part of the outputs without the dim, and with one argument as a term of the
     sum.
     """
@@ -207,7 +213,7 @@ def _variants(op: Op, rule: ShardingRule, case: Case) -> Iterable[ShardingRule]:
         for i, part in zip(free, choice, strict=True):
             outputs[i] = part
         # Of integers that count from the beginning of a tensor the largest is no result, though it may look like one.
-        if all(part == "sum" or _floating(op.spec.outputs[i].tensor) for i, part in zip(free, choice, strict=True)):
+        if all(part == "sum" or _is_floating(op.spec.outputs[i].tensor) for i, part in zip(free, choice, strict=True)):
             yield replace(rule, outputs=tuple(outputs))
     if free and len(free) == len(rule.outputs):  # as a bias that is added once
         values = dict(zip((a.name for a in op.spec.args), case.args, strict=True))
@@ -217,15 +223,15 @@ def _variants(op: Op, rule: ShardingRule, case: Case) -> Iterable[ShardingRule]:
                 yield replace(rule, inputs=inputs, outputs=tuple(LEFT_OUT[0] for _ in free))
 
 
-class _Sample:
+class _WholeSample:
     """A case, and the result of the reference on the whole of it."""
 
-    def __init__(self, op: Op, case: Case) -> None:
+    def __init__(self, op: Op, case: SampleCase) -> None:
         self.op, self.args = op, case.args
-        self.whole: Sequence[Tensor] = reference64(op, case.args)
+        self.whole: Sequence[Tensor] = reference_effects64(op, case.args)
 
     @classmethod
-    def of(cls, op: Op, case: Case) -> _Sample | None:
+    def of(cls, op: Op, case: SampleCase) -> _WholeSample | None:
         """Return the sample, or None if the reference refuses the case. The call will then fail by itself."""
         try:
             return cls(op, case)
@@ -237,22 +243,22 @@ class _Sample:
         changes.
         """
         try:
-            parts = shards(self.op, rule, partial(reference64, self.op), self.args, sizes)
-            got = merge(rule.outputs, parts)
-            same = all(_same(g, w) for g, w in zip(got, self.whole, strict=True))
-            least = merge(rule.outputs, parts[:-1]) if len(parts) > 1 else got
+            parts = run_shards(self.op, rule, partial(reference_effects64, self.op), self.args, sizes)
+            got = merge_shards(rule.outputs, parts)
+            same = all(_results_agree(g, w) for g, w in zip(got, self.whole, strict=True))
+            least = merge_shards(rule.outputs, parts[:-1]) if len(parts) > 1 else got
         except NotAdmitted:
             raise
         except Exception:
             return False, set()
-        return same, {i for i, (g, w) in enumerate(zip(least, self.whole, strict=True)) if not _same(g, w)}
+        return same, {i for i, (g, w) in enumerate(zip(least, self.whole, strict=True)) if not _results_agree(g, w)}
 
 
-def _floating(tensor: TensorType) -> bool:
+def _is_floating(tensor: TensorType) -> bool:
     return all(getattr(torch, name).is_floating_point for name in tensor.dtypes)
 
 
-def _settled(rule: ShardingRule, samples: Sequence[_Sample]) -> ShardingRule | None:
+def _settle_rule(rule: ShardingRule, samples: Sequence[_WholeSample]) -> ShardingRule | None:
     """Return ``rule``, without empty shards if the reference has no answer for those.
 
     None if the rule fails on a sample, or if no sample could have refuted it.
@@ -262,7 +268,7 @@ def _settled(rule: ShardingRule, samples: Sequence[_Sample]) -> ShardingRule | N
         size = cut_size(sample.op, rule, sample.args)
         if size is None:
             return None
-        for sizes in [chunks(size, world) for world in WORLDS] + [[size, 0]]:
+        for sizes in [chunk_sizes(size, world) for world in WORLDS] + [[size, 0]]:
             try:
                 same, changed = sample.agrees(rule, sizes)
             except NotAdmitted:
@@ -275,7 +281,7 @@ def _settled(rule: ShardingRule, samples: Sequence[_Sample]) -> ShardingRule | N
     return replace(rule, empty=empty) if seen and len(shown) == len(rule.outputs) else None
 
 
-def _same(got: Tensor, wanted: Tensor) -> bool:
+def _results_agree(got: Tensor, wanted: Tensor) -> bool:
     if got.shape != wanted.shape:
         return False
     if not (wanted.is_floating_point() or wanted.is_complex()) or wanted.itemsize == 1:

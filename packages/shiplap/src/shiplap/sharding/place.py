@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.declare.sharding_rule import Part, ShardingRule
+from shiplap.declare.sharding_rule import ShardedPart, ShardingRule
 from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError, error
-from shiplap.sharding.derive import known_rules, unknown
-from shiplap.sharding.simulate import NotAdmitted, chunks, cut_size, local_args
+from shiplap.sharding.derive import known_rules, why_underivable
+from shiplap.sharding.simulate import NotAdmitted, chunk_sizes, cut_size, local_args
 from shiplap.torch_private import dtensor
 
 _registered: dict[str, tuple[object, ...]] = {}
 
 
-def register(op: Op) -> bool:
+def register_with_dtensor(op: Op) -> bool:
     """Register ``op`` with DTensor. False if this edition of it is registered already."""
     # A call may reach DTensor above or below autograd, by either of both overloads.
     overloads = tuple({id(o): o for o in (op.overload, op.raw)}.values())
@@ -26,12 +26,12 @@ def register(op: Op) -> bool:
         return False
     scalars = [i for i, a in enumerate(op.spec.args) if a.scalar is not None]
     first = scalars[0] if scalars else len(op.spec.args)
-    dtensor.register(overloads, first, lambda mesh, *args: _ways(op, mesh, args))
+    dtensor.register_sharding_rules(overloads, first, lambda mesh, *args: _ways_to_cut(op, mesh, args))
     _registered[op.spec.name] = overloads
     return True
 
 
-def _ways(op: Op, mesh: tuple[int, ...], given: Sequence[Any]) -> list[dtensor.Placements]:
+def _ways_to_cut(op: Op, mesh: tuple[int, ...], given: Sequence[Any]) -> list[dtensor.CallPlacements]:
     """Return the ways to cut a call: no cut at all, and the rules. SL217 if a tensor is cut and there is no rule."""
     from torch.distributed.tensor import Replicate
 
@@ -39,16 +39,20 @@ def _ways(op: Op, mesh: tuple[int, ...], given: Sequence[Any]) -> list[dtensor.P
     rules = known_rules(op, args)
     cut = [a.name for a, v in zip(op.spec.args, args, strict=True) if not _is_whole(v)]
     if not rules and cut:
-        why = unknown(op) or ("its declaration says so" if op.shardings is not None else "no dim of it may be cut")
+        why = why_underivable(op) or (
+            "its declaration says so" if op.shardings is not None else "no dim of it may be cut"
+        )
         got = f"{', '.join(cut)} cut or partial"
         raise error("SL217", where=op.spec.name, got=got, expected=f"whole tensors: {why}")
-    ways = [([Replicate() for _ in op.spec.outputs], [_whole(v) for v in given])]
+    ways = [([Replicate() for _ in op.spec.outputs], [_whole_placement(v) for v in given])]
     for rule in rules:
-        if all(_admitted(op, rule, args, world) for world in mesh):
+        if all(_shards_admitted(op, rule, args, world) for world in mesh):
             inputs = dict(rule.inputs)
             pairs = zip(op.spec.args, given, strict=False)
-            placed = [_placement(inputs.get(a.name, "whole")) if hasattr(v, "shape") else None for a, v in pairs]
-            ways.append(([_placement(part) for part in rule.outputs], placed))
+            placed = [
+                _dtensor_placement(inputs.get(a.name, "whole")) if hasattr(v, "shape") else None for a, v in pairs
+            ]
+            ways.append(([_dtensor_placement(part) for part in rule.outputs], placed))
     return ways
 
 
@@ -56,11 +60,11 @@ def _is_whole(value: Any) -> bool:
     return all(p.is_replicate() for p in getattr(value, "placements", ()))
 
 
-def _whole(value: Any) -> Any:
-    return _placement("whole") if hasattr(value, "shape") else None
+def _whole_placement(value: Any) -> Any:
+    return _dtensor_placement("whole") if hasattr(value, "shape") else None
 
 
-def _placement(part: Part) -> Any:
+def _dtensor_placement(part: ShardedPart) -> Any:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     if isinstance(part, int):
@@ -68,13 +72,13 @@ def _placement(part: Part) -> Any:
     return Replicate() if part == "whole" else Partial(part)
 
 
-def _admitted(op: Op, rule: ShardingRule, args: Sequence[Any], world: int) -> bool:
+def _shards_admitted(op: Op, rule: ShardingRule, args: Sequence[Any], world: int) -> bool:
     """Return whether the declaration admits the shards of every rank, by their sizes."""
-    blank = tuple(_blank(v) for v in args)
+    blank = tuple(_without_data(v) for v in args)
     size = cut_size(op, rule, blank)
     if size is None:
         return all(not isinstance(part, int) for _, part in rule.inputs)
-    sizes = chunks(size, world)
+    sizes = chunk_sizes(size, world)
     if 0 in sizes and not rule.empty:
         return False
     try:
@@ -85,7 +89,7 @@ def _admitted(op: Op, rule: ShardingRule, args: Sequence[Any], world: int) -> bo
     return True
 
 
-def _blank(value: Any) -> Any:
+def _without_data(value: Any) -> Any:
     """Return a tensor of the same shape and dtype without data."""
     meta = getattr(value, "tensor_meta", None)
     if meta is None:

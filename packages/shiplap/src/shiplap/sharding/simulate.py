@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.declare.sharding_rule import Part, ShardingRule
+from shiplap.declare.sharding_rule import ShardedPart, ShardingRule
 from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError
 
@@ -20,7 +20,7 @@ class NotAdmitted(Exception):
     """Raised if a shard breaks a precondition of the declaration by its sizes. That proves nothing against a rule."""
 
 
-def chunks(size: int, world: int) -> list[int]:
+def chunk_sizes(size: int, world: int) -> list[int]:
     """Return the sizes of ``torch.chunk``, by which DTensor cuts. Ranks behind the last chunk have 0."""
     step = -(-size // world)
     return [max(0, min(step, size - rank * step)) for rank in range(world)]
@@ -31,14 +31,14 @@ def local_args(op: Op, rule: ShardingRule, args: tuple[Any, ...], sizes: Sequenc
     parts, starts = dict(rule.inputs), [0, *accumulate(sizes)]
     return [
         tuple(
-            _local(value, parts.get(a.name, "whole"), rank, starts[rank], size)
+            _local_value(value, parts.get(a.name, "whole"), rank, starts[rank], size)
             for a, value in zip(op.spec.args, args, strict=True)
         )
         for rank, size in enumerate(sizes)
     ]
 
 
-def _local(value: Any, part: Part, rank: int, start: int, size: int) -> Any:
+def _local_value(value: Any, part: ShardedPart, rank: int, start: int, size: int) -> Any:
     if not isinstance(value, Tensor) or part == "whole":
         return value
     if isinstance(part, int):
@@ -56,7 +56,9 @@ def cut_size(op: Op, rule: ShardingRule, args: tuple[Any, ...]) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def shards(op: Op, rule: ShardingRule, run: Run, args: tuple[Any, ...], sizes: Sequence[int]) -> list[Sequence[Tensor]]:
+def run_shards(
+    op: Op, rule: ShardingRule, run: Run, args: tuple[Any, ...], sizes: Sequence[int]
+) -> list[Sequence[Tensor]]:
     """Return the results of each rank. NotAdmitted if a precondition of the declaration refuses the sizes of a
     shard.
     """
@@ -71,12 +73,12 @@ def shards(op: Op, rule: ShardingRule, run: Run, args: tuple[Any, ...], sizes: S
     return [run(local) for local in made]
 
 
-def merge(parts: Sequence[Part], results: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+def merge_shards(parts: Sequence[ShardedPart], results: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Return the outputs of the whole call, from those of the ranks."""
-    return [_merged(part, list(column)) for part, column in zip(parts, zip(*results, strict=True), strict=True)]
+    return [_merge_column(part, list(column)) for part, column in zip(parts, zip(*results, strict=True), strict=True)]
 
 
-def _merged(part: Part, column: list[Tensor]) -> Tensor:
+def _merge_column(part: ShardedPart, column: list[Tensor]) -> Tensor:
     if isinstance(part, int):
         return torch.cat(column, part)
     if part == "whole":

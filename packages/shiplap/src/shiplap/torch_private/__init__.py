@@ -113,7 +113,7 @@ def fake_mode(symbolic: bool) -> Iterator[Any]:
         yield mode
 
 
-def fakify(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Tensor:
+def make_fake_tensor(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Tensor:
     """Return ``tensor`` as a fake of ``mode``. With ``dynamic``, every dim has a symbol."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
@@ -131,10 +131,10 @@ def size_value(size: Any, unbacked: dict[str, int]) -> int | None:
     known = {s: backed[s] if s in backed else unbacked.get(str(s)) for s in expr.free_symbols}
     if None in known.values():
         return None
-    return int(expr.xreplace({s: _integer(v) for s, v in known.items()}))
+    return int(expr.xreplace({s: _sympy_integer(v) for s, v in known.items()}))
 
 
-def _integer(value: Any) -> Any:
+def _sympy_integer(value: Any) -> Any:
     import sympy
 
     return sympy.Integer(int(value))
@@ -161,10 +161,10 @@ def size_range(size: Any) -> tuple[float, float]:
     if isinstance(size, int):
         return size, size
     bounds = size.node.shape_env.bound_sympy(size.node.expr)
-    return _number(bounds.lower, float("-inf")), _number(bounds.upper, float("inf"))
+    return _finite_bound(bounds.lower, float("-inf")), _finite_bound(bounds.upper, float("inf"))
 
 
-def _number(value: Any, infinite: float) -> float:
+def _finite_bound(value: Any, infinite: float) -> float:
     return int(value) if value.is_Integer else infinite  # sympy's and torch's own infinities are not Integers
 
 

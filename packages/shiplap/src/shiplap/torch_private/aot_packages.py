@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 
-def packaging() -> bool:
+def is_packaging() -> bool:
     """Return whether a package is being made right now. Imports nothing."""
     inductor = sys.modules.get("torch._inductor.virtualized")
     return inductor is not None and bool(inductor.V.aot_compilation)

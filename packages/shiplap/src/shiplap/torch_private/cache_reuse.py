@@ -11,14 +11,14 @@ _CHECK = "torch._check"
 _CACHES_CHECKS = (2, 13)  # since then a graph that asserts something with torch._check is cached as it is
 
 
-def prepare() -> None:
+def prepare_cache_keys() -> None:
     """Make this process look for graphs and kernels under the keys of others. Called before compile caches are read.
 
     Triton's key holds the version of the assembler. Inductor selects torch's own assembler when it compiles a kernel in
     this process and not in a worker, which depends on the contents of the caches. The assembler is therefore selected
     here.
     """
-    triton_assembler.use_torchs()
+    triton_assembler.use_torch_assembler()
     marked = config.unsafe_marked_cacheable_functions
     major, minor = torch.__version__.split(".")[:2]
     # Torch leaves out of its cache each graph with a function that it does not know to be safe.

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
+def core_decompositions() -> dict[Any, Callable[..., Any]]:
     """Return torch's decompositions: operator → a function that computes the same from plainer operators.
 
     The result is empty on a torch without the table.

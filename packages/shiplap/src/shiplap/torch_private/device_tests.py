@@ -28,7 +28,7 @@ def module_infos() -> dict[str, Any]:
     return {module.name: module for module in module_db}
 
 
-def instantiate(
+def make_device_tests(
     name: str,
     check: Callable[[Any, str, torch.dtype, Any], None],
     infos: Sequence[Any],

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from shiplap.torch_private.dispatcher_library import Overload
 
 __all__ = [
+    "DirectCall",
     "P",
     "R",
-    "ShortCut",
     "allows_tf32",
     "autocast_alone",
-    "builtin",
+    "builtin_of",
     "in_code",
     "is_autocast_on",
     "is_compiling",
@@ -72,7 +72,7 @@ def untouched() -> bool:
     return _included().raw_repr() in _QUIET and not _function_modes() and not _profiled()
 
 
-def builtin(overload: Overload) -> Callable[..., Any]:
+def builtin_of(overload: Overload) -> Callable[..., Any]:
     """Return the C function that a call of ``overload`` reduces to, or ``overload`` itself where its call does more.
 
     C++ code below that function handles modes, subclasses and tracers. Dynamo supports ``overload`` only.
@@ -95,7 +95,7 @@ def in_code(overload: Overload) -> Callable[..., Any]:
     return coded
 
 
-def _transformed() -> bool:
+def _is_transformed() -> bool:
     """Return whether a trace, autocast, torch.func or forward-mode AD (a level is open) has to see this thread's
     calls.
     """
@@ -118,11 +118,11 @@ def without_gradients(overload: Overload, args: Sequence[Any], kwargs: Mapping[s
     if is_dynamo_compiling() or compiler._is_compiling_flag:
         overload(*args, **kwargs)
     elif not is_grad_enabled() or any_requires_grad(*args, **kwargs):
-        builtin(overload)(*args, **kwargs)
+        builtin_of(overload)(*args, **kwargs)
     else:
         set_grad_enabled(False)
         try:
-            builtin(overload)(*args, **kwargs)
+            builtin_of(overload)(*args, **kwargs)
         finally:
             set_grad_enabled(True)
 
@@ -140,14 +140,14 @@ def is_plain_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether no gradient, autocast, transform or trace has to see this call, so that it may go below
     autograd.
     """
-    if _transformed():
+    if _is_transformed():
         return False
     return not (torch.is_grad_enabled() and any_requires_grad(*args, **kwargs))
 
 
 def is_recorded_call(args: Sequence[Any]) -> bool:
     """Return whether autograd alone has to see this call of plain tensors."""
-    if _transformed() or not untouched():
+    if _is_transformed() or not untouched():
         return False
     kinds = {*map(type, args)} - _PLAIN
     return not kinds or not any(issubclass(kind, Tensor) for kind in kinds)
@@ -181,7 +181,7 @@ def outside_autocast(kind: str) -> Any:
     return torch._C._ExcludeDispatchKeyGuard(_CASTING[kind])
 
 
-class ShortCut(Generic[P, R]):
+class DirectCall(Generic[P, R]):
     """The call of an op: ``direct`` if only a kernel has to see the call, else ``through`` the dispatcher.
 
     Attributes:

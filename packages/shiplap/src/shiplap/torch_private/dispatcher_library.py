@@ -10,7 +10,7 @@ import torch
 from torch.library import Library
 
 from shiplap.torch_private import available
-from shiplap.torch_private.mark_mutated import writing
+from shiplap.torch_private.mark_mutated import with_write_counts
 
 if TYPE_CHECKING:
     from torch._C import DispatchKeySet
@@ -43,7 +43,7 @@ def _files_of(operator: str) -> list[str]:
     return re.findall(r"registered at (\S+\.py):\d+", str(torch._C._dispatch_dump(f"aten::{operator}")))
 
 
-def numbered(name: str, edition: int) -> str:
+def name_of_edition(name: str, edition: int) -> str:
     """Return torch's name of ``name`` with the ``edition``-th schema that was declared for it in this process."""
     base, dot, overload = name.partition(".")
     return name if edition == 1 else f"{base}__{edition}{dot}{overload}"
@@ -81,7 +81,7 @@ class Registrations:
         self._library.define(f"{self._named(name)}{opening}{rest}", tags=tuple(tags))
 
     def _named(self, name: str) -> str:
-        return numbered(name, self.edition)
+        return name_of_edition(name, self.edition)
 
     def overload(self, name: str) -> Overload:
         """Return the op ``name``, or ``name.overload``. Torch looks for overloads once: all have to be defined by
@@ -109,7 +109,7 @@ class Registrations:
                 for i, a in enumerate(overload._schema.arguments)
                 if a.alias_info is not None and a.alias_info.is_write
             ]
-            short = writing(short, written) if written else short
+            short = with_write_counts(short, written) if written else short
         for each in (overload,) if suffix else (packet, overload):
             check = self._checks[name]
             told = (
@@ -199,7 +199,7 @@ class Registrations:
     def cast(self, name: str, overload: Overload, cast: Callable[[str, tuple[Any, ...]], tuple[Any, ...]]) -> None:
         """Under ``torch.autocast`` call ``overload`` with ``cast(device_type, args)``."""
         for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
-            kernel = _autocast(overload, device_type, getattr(torch._C.DispatchKey, key), cast)
+            kernel = _autocast_kernel(overload, device_type, getattr(torch._C.DispatchKey, key), cast)
             self._library.impl(self._named(name), kernel, key)
 
 
@@ -300,7 +300,7 @@ def find_overload(namespace: str, name: str) -> Overload | None:
     return None if packet is None else getattr(packet, suffix or "default", None)
 
 
-def _autocast(
+def _autocast_kernel(
     overload: Overload, device_type: str, key: Any, cast: Callable[[str, tuple[Any, ...]], tuple[Any, ...]]
 ) -> Implementation:
     keys = torch._C.DispatchKeySet(key)

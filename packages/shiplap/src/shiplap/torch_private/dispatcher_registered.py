@@ -10,19 +10,19 @@ from torch.library import Library
 from shiplap.torch_private.dispatcher_library import Overload, find_overload
 
 
-def names() -> frozenset[str]:
+def registered_names() -> frozenset[str]:
     """Return ``namespace::name`` or ``namespace::name.overload`` of every op that is registered now."""
     return frozenset(torch._C._dispatch_get_all_op_names())
 
 
-def registrar(name: str) -> str:
+def custom_op_module(name: str) -> str:
     """Return the module of the Python function behind an op of ``torch.library.custom_op``; empty for another op."""
     custom = sys.modules.get("torch._library.custom_ops")
     definition = getattr(custom, "OPDEFS", {}).get(name)
     return str(getattr(getattr(definition, "_init_fn", None), "__module__", ""))
 
 
-def registrars(package: str) -> frozenset[str]:
+def library_namespaces(package: str) -> frozenset[str]:
     """Return the namespaces of the ``torch.library.Library`` objects that modules of ``package`` hold."""
     prefix = package + "."
     modules = [m for n, m in list(sys.modules.items()) if m is not None and (n == package or n.startswith(prefix))]
@@ -30,12 +30,12 @@ def registrars(package: str) -> frozenset[str]:
     return frozenset(library.ns for library in held)
 
 
-def composite(name: str) -> bool:
+def is_composite(name: str) -> bool:
     """Return whether the op consists of other ops, so that a dispatch mode sees those in place of it."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
 
-def without_data(name: str) -> bool:
+def has_meta_kernel(name: str) -> bool:
     """Return whether a call with meta tensors finds an implementation."""
     namespace, _, rest = name.partition("::")
     op: Overload | None = find_overload(namespace, rest)

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from shiplap.torch_private.dispatcher_library import Keys, Overload
 
 
-class Recorder(Protocol):
+class AutogradFunction(Protocol):
     """An ``autograd.Function``: ``apply`` calls its forward and records it."""
 
     def apply(self, *args: Any) -> Tensor | tuple[Tensor, ...] | None: ...
 
 
-def function(name: str, members: dict[str, Any]) -> Recorder:
+def make_autograd_function(name: str, members: dict[str, Any]) -> AutogradFunction:
     """Return an ``autograd.Function`` of that name."""
     made: Any = type(name, (torch.autograd.Function,), members)
-    recorder: Recorder = made
+    recorder: AutogradFunction = made
     return recorder
 
 
@@ -32,12 +32,12 @@ _level: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 _AFTER_AUTOGRAD: Any = torch._C._after_autograd_keyset
 
 
-def active() -> bool:
+def is_transform_active() -> bool:
     """Return whether torch.func or forward-mode AD is active in this thread."""
     return _level() is not None or forward_ad._current_level >= 0
 
 
-def level() -> int:
+def transform_level() -> int:
     """Return the number of the innermost level of torch.func, 0 outside of all."""
     innermost = _level()
     return int(innermost.level()) if innermost is not None else 0
@@ -51,7 +51,7 @@ def is_nested(own: int, tensors: Iterable[Tensor]) -> bool:
     """
     stack = [(str(each.key()), each.level()) for each in torch._C._functorch.get_interpreter_stack() or ()]
     graphs = [number for key, number in stack if "Grad" in key]
-    layers = [_layers(t) for t in tensors]
+    layers = [_transform_layers(t) for t in tensors]
     dead = any(_FUNCTORCH.is_gradtrackingtensor(t) and not _is_open(t) for each in layers for t in each)
     others = len(graphs) - (own in graphs and not dead)
     return others > 0 or any("Jvp" in key for key, _ in stack) or any(each[-1].requires_grad for each in layers)
@@ -59,30 +59,30 @@ def is_nested(own: int, tensors: Iterable[Tensor]) -> bool:
 
 def is_tracked(tensor: Tensor) -> bool:
     """Return whether an open level, or plain autograd, records operations on the tensor, or follows its tangent."""
-    if not active():
+    if not is_transform_active():
         return tensor.requires_grad
-    *levels, base = _layers(tensor)
+    *levels, base = _transform_layers(tensor)
     open_levels = [t for t in levels if _FUNCTORCH.is_gradtrackingtensor(t) and _is_open(t)]
     return base.requires_grad or any(t.requires_grad for t in open_levels) or carries_tangent([*open_levels, base])
 
 
 def is_differentiated(tensor: Tensor) -> bool:
     """Return whether a derivative by the tensor may be needed."""
-    if torch.compiler.is_dynamo_compiling() or not active():
+    if torch.compiler.is_dynamo_compiling() or not is_transform_active():
         return torch.is_grad_enabled() and tensor.requires_grad
-    layers = [t for t in _layers(tensor) if not _FUNCTORCH.is_batchedtensor(t)]
+    layers = [t for t in _transform_layers(tensor) if not _FUNCTORCH.is_batchedtensor(t)]
     return any(t.requires_grad for t in layers) or carries_tangent(layers)
 
 
 def graph_nodes(tensor: Tensor) -> list[Any]:
     """Return the node of each graph in which the tensor is a result: one for each level that records it."""
-    return [t.grad_fn for t in _layers(tensor) if t.grad_fn is not None]
+    return [t.grad_fn for t in _transform_layers(tensor) if t.grad_fn is not None]
 
 
 _FUNCTORCH: Any = torch._C._functorch
 
 
-def _layers(tensor: Tensor) -> list[Tensor]:
+def _transform_layers(tensor: Tensor) -> list[Tensor]:
     """Yield the tensor and the values of its wrappers, of which each level of torch.func adds one."""
     layers = [tensor]
     while _FUNCTORCH.is_functorch_wrapped_tensor(layers[-1]):
@@ -134,16 +134,16 @@ def below_autograd(overload: Overload, keys: Keys | None) -> Callable[..., Any]:
     return below
 
 
-def level_function(name: str, members: dict[str, Any]) -> Recorder:
+def level_function(name: str, members: dict[str, Any]) -> AutogradFunction:
     """Return an ``autograd.Function`` that records at one level of torch.func, as the formulas of torch's own ops
     do.
     """
     made: Any = type(name, (_SingleLevelFunction,), members)
-    recorder: Recorder = made
+    recorder: AutogradFunction = made
     return recorder
 
 
-def apply_at_level(function: Recorder, *args: Any) -> Tensor | tuple[Tensor, ...] | None:
+def apply_at_level(function: AutogradFunction, *args: Any) -> Tensor | tuple[Tensor, ...] | None:
     """Record a call of a :func:`level_function`."""
     from torch._functorch.utils import enable_single_level_autograd_function
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shiplap.torch_private.dispatcher_library import Overload
 
-Placements = tuple[list[Any], list[Any]]  # of the outputs, and of the arguments; None for other values than tensors
+CallPlacements = tuple[list[Any], list[Any]]  # of the outputs, and of the arguments; None for other values than tensors
 UNKNOWN, MIXED = "does not have a sharding strategy registered", "got mixed torch.Tensor and DTensor"
 
 
@@ -30,12 +30,14 @@ def lacks_strategy(cause: Exception) -> bool:
     return UNKNOWN in str(cause)
 
 
-def mixed(cause: Exception) -> bool:
+def has_plain_tensors(cause: Exception) -> bool:
     """Return whether a call failed because it got DTensors and other tensors."""
     return MIXED in str(cause)
 
 
-def register(overloads: Iterable[Overload], first_scalar: int, find: Callable[..., Sequence[Placements]]) -> None:
+def register_sharding_rules(
+    overloads: Iterable[Overload], first_scalar: int, find: Callable[..., Sequence[CallPlacements]]
+) -> None:
     """Register ``find(mesh_sizes, *args)``, which returns the ways to shard a call, for one dimension of a mesh.
 
     Args:

@@ -32,7 +32,7 @@ class _Unusual(Exception):
     """Raised for a call that is not recorded."""
 
 
-def recorded(fn: Callable[..., Any], values: Sequence[Any]) -> Graph | None:
+def record_graph(fn: Callable[..., Any], values: Sequence[Any]) -> Graph | None:
     """Return ``fn`` of fake tensors of fixed sizes as a graph, whose output is a list of the results.
 
     None if a call writes to a tensor, switches a mode, makes a tensor of constants, or is unknown. Raises the errors of
@@ -111,12 +111,12 @@ class _Recorder(TorchFunctionMode):
             raise _Unusual(name)
         if isinstance(func, types.MethodDescriptorType) or getattr(Tensor, name, None) is func:
             return self.graph.call_method(name, passed, named)
-        if any(func is f for f in _public(name)) and (name in FACTORIES or _has_nodes(passed, named)):
+        if any(func is f for f in _public_functions(name)) and (name in FACTORIES or _has_nodes(passed, named)):
             return self.graph.call_function(func, passed, named)
         raise _Unusual(name)
 
 
-def _public(name: str) -> Iterator[Any]:
+def _public_functions(name: str) -> Iterator[Any]:
     for module in (torch, torch.nn.functional, torch.special, torch.linalg):
         yield getattr(module, name, None)
 

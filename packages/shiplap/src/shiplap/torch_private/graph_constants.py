@@ -21,7 +21,7 @@ def constant_result(function: Function) -> Function:
     return function
 
 
-def folded(node: Node) -> bool:
+def is_folded(node: Node) -> bool:
     """Return whether Inductor computes results that depend on ``node`` alone while it compiles: true for frozen
     parameters.
 
@@ -33,4 +33,4 @@ def folded(node: Node) -> bool:
     # Inductor freezes parameters only for inference.
     if not config.freezing or torch.is_grad_enabled():
         return False
-    return node.op == "get_attr" or (node.op.startswith("call") and all(map(folded, node.all_input_nodes)))
+    return node.op == "get_attr" or (node.op.startswith("call") and all(map(is_folded, node.all_input_nodes)))

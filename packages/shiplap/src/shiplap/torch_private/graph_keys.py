@@ -41,7 +41,7 @@ Key: TypeAlias = Callable[[GraphOperators], str]
 _keys: list[Key] = []
 
 
-def install(key: Key) -> None:
+def install_graph_key(key: Key) -> None:
     """Make ``key(operators)`` part of the key of every graph, from now on and in all threads. An empty text adds
     nothing.
 
@@ -55,11 +55,11 @@ def install(key: Key) -> None:
 
     _keys.append(key)
     # Both caches are keyed separately, and a graph may be found in either of them.
-    copyreg.pickle(AOTAutogradCacheDetails, _reduce)
-    copyreg.pickle(FxGraphHashDetails, _reduce)
+    copyreg.pickle(AOTAutogradCacheDetails, _reduce_key_details)
+    copyreg.pickle(FxGraphHashDetails, _reduce_key_details)
 
 
-def _reduce(details: Any) -> Any:
+def _reduce_key_details(details: Any) -> Any:
     """Return the pickled form of torch's object with the details of a key."""
     try:
         text = _keys[0](operators_of(details))
@@ -82,7 +82,7 @@ def operators_of(details: Any) -> GraphOperators:
     others = before_autograd and any(map(_is_subclass, details.example_inputs))
     graphs = [m for m in details.gm.modules() if isinstance(m, GraphModule)] if details.gm is not None else []
     for graph in graphs:
-        for target in _targets(graph):
+        for target in _called_targets(graph):
             if isinstance(target, torch._ops.OpOverload):
                 names.add(target.name())
             elif isinstance(target, torch._ops.OpOverloadPacket):
@@ -92,12 +92,12 @@ def operators_of(details: Any) -> GraphOperators:
     return GraphOperators(frozenset(names), before_autograd, others)
 
 
-def foreign(names: Collection[str]) -> list[str]:
+def foreign_operators(names: Collection[str]) -> list[str]:
     """Return those of ``names`` that are operators of other libraries than torch."""
     return sorted(name for name in names if name.partition("::")[0] not in TORCHS_OWN)
 
 
-def _targets(graph: GraphModule) -> Iterator[Any]:
+def _called_targets(graph: GraphModule) -> Iterator[Any]:
     """Yield the targets of nodes, and operators that are arguments of higher-order ones."""
     for node in graph.graph.nodes:
         if node.op == "call_function":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Graph, Node
 
-from shiplap.torch_private.dynamo_record import recorded
+from shiplap.torch_private.dynamo_record import record_graph
 from shiplap.torch_private.pytree import leaves
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def operator_name(target: Any) -> str:
     return f"aten.{name}" if namespace in ("aten", "prims") else f"{namespace}::{name}"
 
 
-def hint(size: Any) -> int:
+def size_hint_of(size: Any) -> int:
     """Return a size as a number: its value in the call that is compiled for. 0 for a data-dependent size."""
     if isinstance(size, int):
         return size
@@ -78,7 +78,7 @@ def autocast_at(node: Node) -> Iterator[None]:
         yield
 
 
-def trace(fn: Callable[..., Any], values: Sequence[Any], level: str) -> Graph:
+def trace_to_nodes(fn: Callable[..., Any], values: Sequence[Any], level: str) -> Graph:
     """Return ``fn`` of fake values as nodes of ``level``, under the values' own fake mode and symbols.
 
     The output is the flattened list of results. Ahead of autograd no operator is decomposed.
@@ -97,7 +97,7 @@ def trace(fn: Callable[..., Any], values: Sequence[Any], level: str) -> Graph:
     if ahead:
         with mode, torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            graph = recorded(fn, values)
+            graph = record_graph(fn, values)
         if graph is not None:
             graph.eliminate_dead_code()
             return graph
@@ -108,7 +108,7 @@ def trace(fn: Callable[..., Any], values: Sequence[Any], level: str) -> Graph:
     return made.graph
 
 
-def count(rewrite: str, nodes: int) -> None:
+def count_rewrite(rewrite: str, nodes: int) -> None:
     """Count one application of a rewrite, beside Inductor's own counters."""
     from torch._dynamo.utils import counters
 
@@ -116,7 +116,7 @@ def count(rewrite: str, nodes: int) -> None:
         counters["inductor"][name] += more
 
 
-def counted(rewrite: str) -> int:
+def rewrite_count(rewrite: str) -> int:
     """Return how often ``rewrite`` was applied since ``reset_compiler``."""
     from torch._dynamo.utils import counters
 

@@ -15,7 +15,7 @@ from torch.fx import Node
 from shiplap.torch_private.graph_nodes import node_value
 
 
-class Parameter(NamedTuple):
+class OperatorParameter(NamedTuple):
     """A parameter of an operator.
 
     ``default`` is ``inspect.Parameter.empty`` if there is none. ``numbers`` is the length of a list for which one
@@ -26,7 +26,7 @@ class Parameter(NamedTuple):
     numbers: int = 0
 
 
-Signature = dict[str, Parameter]
+OperatorSignature = dict[str, OperatorParameter]
 
 VIEWS = frozenset({"view", "reshape", "_unsafe_view"})  # the same elements in the same order
 OPERATORS = {"truediv": "div", "mod": "remainder", "and_": "bitwise_and", "or_": "bitwise_or", "invert": "bitwise_not"}
@@ -40,51 +40,51 @@ def operator_of(node: Node) -> Any:
     """
     target = node.target
     if node.op == "call_method":
-        return _plain(str(target))
+        return _canonical_name(str(target))
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         packet = target if isinstance(target, torch._ops.OpOverloadPacket) else target.overloadpacket
         namespace, _, name = packet._qualified_op_name.partition("::")
-        return _plain(name) if namespace == "aten" else f"{namespace}::{name}"
+        return _canonical_name(name) if namespace == "aten" else f"{namespace}::{name}"
     name = getattr(target, "__name__", "")
     # A function of the same name from elsewhere is not torch's operator, so identity decides.
     own = getattr(operator, name, None) is target or any(getattr(home, name, None) is target for home in HOMES)
-    return _plain(name) if name and own else target
+    return _canonical_name(name) if name and own else target
 
 
-def _plain(name: str) -> str:
+def _canonical_name(name: str) -> str:
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
     name = OPERATORS.get(name, name)
     return "view" if name in VIEWS else name
 
 
-def signature_of(node: Node, args: Sequence[Any]) -> Signature:
+def signature_of(node: Node, args: Sequence[Any]) -> OperatorSignature:
     """Return names and defaults of the arguments of this call, in the order of ``args``. Empty if they are not
     known.
     """
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return _of_schema(target)
+        return _signature_of_schema(target)
     if node.op == "call_function" and inspect.isfunction(target):
         parameters = inspect.signature(target).parameters.values()
         return (
             {}
             if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
-            else {p.name: Parameter(p.default) for p in parameters}
+            else {p.name: OperatorParameter(p.default) for p in parameters}
         )
-    packet = target if isinstance(target, torch._ops.OpOverloadPacket) else _packet(str(operator_of(node)))
-    for overload in _overloads(packet):
-        if _fits(overload, args, node.kwargs):
-            return _of_schema(overload)
+    packet = target if isinstance(target, torch._ops.OpOverloadPacket) else _aten_packet(str(operator_of(node)))
+    for overload in _python_overloads(packet):
+        if _overload_fits(overload, args, node.kwargs):
+            return _signature_of_schema(overload)
     return {}
 
 
-def _packet(name: str) -> Any:
+def _aten_packet(name: str) -> Any:
     return getattr(torch.ops.aten, name, None)
 
 
 @cache
-def _overloads(packet: Any) -> tuple[Any, ...]:
+def _python_overloads(packet: Any) -> tuple[Any, ...]:
     """Return the overloads that Python calls, with the fewest arguments first. Dims have no names in compiled code."""
     names = packet.overloads() if packet is not None else ()
     overloads = [o for o in (getattr(packet, n) for n in names if "out" not in n) if "Dimname" not in str(o._schema)]
@@ -92,25 +92,25 @@ def _overloads(packet: Any) -> tuple[Any, ...]:
 
 
 @cache
-def _of_schema(overload: Any) -> Signature:
+def _signature_of_schema(overload: Any) -> OperatorSignature:
     empty = inspect.Parameter.empty
     return {
-        a.name: Parameter(a.default_value if a.has_default_value() else empty, a.N or 0)
+        a.name: OperatorParameter(a.default_value if a.has_default_value() else empty, a.N or 0)
         for a in overload._schema.arguments
     }
 
 
-def _fits(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _overload_fits(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     # Keyword-only arguments can never take a positional value.
     positional = [a for a in overload._schema.arguments if not a.kwarg_only]
     names = {"input" if a.name == "self" else a.name for a in overload._schema.arguments}
     if len(args) > len(positional) or not {NUMPY_NAMES.get(k, k) for k in kwargs} <= names:
         return False
     pairs = zip(positional, args, strict=False)
-    return all(_takes(str(a.type), v) for a, v in pairs if v is not None)
+    return all(_type_accepts(str(a.type), v) for a, v in pairs if v is not None)
 
 
-def _takes(kind: str, v: Any) -> bool:
+def _type_accepts(kind: str, v: Any) -> bool:
     if isinstance(v, torch.dtype):  # of x.view(dtype), whose other form takes sizes
         return "List" not in kind
     return _is_tensor(v) == (kind in ("Tensor", "Optional[Tensor]"))

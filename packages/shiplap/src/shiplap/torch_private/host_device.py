@@ -14,7 +14,7 @@ from typing import Any
 INDUCTOR = ("CppWrapperCodegen", "PythonWrapperCodegen", "Scheduling", "WrapperFxCodegen")
 
 
-class _Group(tuple[Any, ...]):
+class _LoopSizes(tuple[Any, ...]):
     """Sizes of a loop nest, whose products are never equal.
 
     The scheduler multiplies two of them to reindex loops, except on the CPU. The loops here are those of the CPU, and
@@ -40,7 +40,7 @@ def _host_loops() -> type:
 
     class HostLoops(CppScheduling):
         def group_fn(self, sizes: Any) -> Any:
-            return tuple(_Group(group) for group in CppScheduling.group_fn(self, sizes))
+            return tuple(_LoopSizes(group) for group in CppScheduling.group_fn(self, sizes))
 
         def codegen_node(self, node: Any) -> Any:
             with V.graph.set_current_device(host):

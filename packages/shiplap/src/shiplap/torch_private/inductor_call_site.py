@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 _names: WeakKeyDictionary[Any, dict[str, str]] = WeakKeyDictionary()  # of each wrapper, by torch's text
 
 
-class _Named(ir.FallbackKernel):
+class _NamedFallback(ir.FallbackKernel):
     """A call, by a name, of an op that Inductor does not look into."""
 
     def get_kernel_name(self) -> str:
@@ -29,10 +29,10 @@ class _Named(ir.FallbackKernel):
         graph: Any = V.graph
         if graph.cpp_wrapper or graph.aot_mode or graph.fx_wrapper or written != self.python_kernel_name:
             return written
-        return _named(graph.wrapper_code, written)
+        return _name_in_wrapper(graph.wrapper_code, written)
 
 
-def _named(wrapper: Any, written: str) -> str:
+def _name_in_wrapper(wrapper: Any, written: str) -> str:
     while hasattr(wrapper, "parent_wrapper"):  # a part of a graph, whose functions are in the module of the whole
         wrapper = wrapper.parent_wrapper
     if not hasattr(wrapper, "imports"):
@@ -46,7 +46,7 @@ def _named(wrapper: Any, written: str) -> str:
     return names[written]
 
 
-def calling(overload: Any, *, known: bool = True) -> Callable[..., Any]:
+def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
     """Return the lowering of an op as a call. With ``known``, torch may count the op among those that it always
     calls.
     """
@@ -54,7 +54,7 @@ def calling(overload: Any, *, known: bool = True) -> Callable[..., Any]:
 
     @wraps(plain)
     def lowered(*args: Any, **kwargs: Any) -> Any:
-        return tree_map(_lowered, _Named.create(overload, *args, **kwargs))
+        return tree_map(_lowered, _NamedFallback.create(overload, *args, **kwargs))
 
     return lowered
 

@@ -22,8 +22,8 @@ from torch._inductor.autotune_process import TritonBenchmarkRequest
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.virtualized import V
 
-from shiplap.torch_private.inductor_lowering import expression
-from shiplap.torch_private.size_ranges import evaluate
+from shiplap.torch_private.inductor_lowering import size_expression
+from shiplap.torch_private.size_ranges import evaluate_size
 
 log = logging.getLogger(__name__)
 PATIENCE = 60.0  # seconds for the worker processes to start
@@ -31,7 +31,7 @@ _futures: dict[str, Any] = {}  # futures; None once it is done
 _loaded: set[str] = set()  # of those, the kernels that a worker process has compiled
 
 
-def graph() -> Any:
+def current_graph() -> Any:
     """Return the graph being lowered. It is the same object for all of its nodes, and can be referred to weakly."""
     return V.graph
 
@@ -44,7 +44,7 @@ def nodes_behind(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 
 @contextmanager
-def at(node: torch.fx.Node) -> Iterator[None]:
+def lowering_at(node: torch.fx.Node) -> Iterator[None]:
     """Make ``node`` the node being lowered, within this context."""
     # Lowerings read the current node, for example to find the fakes of their arguments.
     before = V.graph.current_node
@@ -63,7 +63,7 @@ def stand_ins(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     made, known = {}, V.graph.name_to_buffer
     for name, value in values.items():
         if isinstance(value, Tensor):
-            sizes, strides = ([expression(s) for s in of] for of in (value.shape, value.stride()))
+            sizes, strides = ([size_expression(s) for s in of] for of in (value.shape, value.stride()))
             layout = ir.FixedLayout(value.device, value.dtype, sizes, strides)
             known[f"shiplap_ahead_{name}"] = buffer = ir.InputBuffer(name=f"shiplap_ahead_{name}", layout=layout)
             made[name] = ir.TensorBox.create(buffer)
@@ -74,7 +74,7 @@ def stand_ins(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             known.pop(f"shiplap_ahead_{name}", None)
 
 
-def source(choice: Any) -> str:
+def kernel_source(choice: Any) -> str:
     """Return the text of the kernel with which a choice is verified."""
     request = choice.bmreq
     return Path(request.module_path).read_text() if _is_triton(choice) else str(request.source_code)
@@ -90,14 +90,14 @@ def compile_apart(choice: Any) -> bool:
     Triton's compiler runs in a worker process of Inductor. The compiler of C++ is a process itself, for which a thread
     waits.
     """
-    name = _name(choice)
+    name = _kernel_name(choice)
     # A name stays in the table after its result was taken, so that no kernel is compiled twice.
     if name in _futures:
         return True
     if not _is_triton(choice):
         future: Any = AsyncCompile.pool().submit(choice.precompile) if get_compile_threads() > 1 else None
-    elif choice.layout.device.type != "cpu" and _workers():  # the CPU's would be interpreted
-        future = AsyncCompile().triton(kernel_name=choice.bmreq.kernel_name, source_code=source(choice))
+    elif choice.layout.device.type != "cpu" and _has_workers():  # the CPU's would be interpreted
+        future = AsyncCompile().triton(kernel_name=choice.bmreq.kernel_name, source_code=kernel_source(choice))
     else:
         future = None
     if future is not None:
@@ -105,12 +105,12 @@ def compile_apart(choice: Any) -> bool:
     return future is not None
 
 
-def _name(choice: Any) -> str:
+def _kernel_name(choice: Any) -> str:
     """Return a name that is the same for choices with the same kernel."""
     return str(choice.bmreq.module_path if _is_triton(choice) else hash(choice.bmreq.source_code))
 
 
-def _workers() -> bool:
+def _has_workers() -> bool:
     """Return whether there are worker processes, after they had time to start."""
     if get_compile_threads() < 2:
         return False
@@ -123,10 +123,10 @@ def _workers() -> bool:
     return True
 
 
-def precompile(choice: Any) -> None:
+def precompile_kernel(choice: Any) -> None:
     """Compile the kernel of a choice alone, or use the one that was compiled beside this thread."""
-    name = _name(choice)
-    kernel = _result(name)
+    name = _kernel_name(choice)
+    kernel = _compiled_kernel(name)
     if kernel is not None:
         request = choice.bmreq
         module = PyCodeCache.load_by_key_path(request.module_cache_key, request.module_path)
@@ -144,7 +144,7 @@ def run_function(choice: Any, inputs: Sequence[Tensor], out: Tensor, sizes: Mapp
     request = choice.bmreq
     if sizes:
         request = copy(request)
-        request.extra_args = choice.sized(lambda size: evaluate(size, sizes))
+        request.extra_args = choice.sized(lambda size: evaluate_size(size, sizes))
     if not _is_triton(choice) and request.DLL is not None:  # looking for the library again takes 10 ms
         addresses = [t.data_ptr() for t in (*inputs, out)]
         return partial(getattr(request.DLL, request.kernel_name), *addresses, *request.extra_args)
@@ -152,13 +152,13 @@ def run_function(choice: Any, inputs: Sequence[Tensor], out: Tensor, sizes: Mapp
     return run
 
 
-def library(choice: Any) -> Path | None:
+def kernel_library(choice: Any) -> Path | None:
     """Return the shared library of a compiled choice in C++, None for another choice."""
     loaded = None if _is_triton(choice) else choice.bmreq.DLL
     return None if loaded is None else Path(loaded._name)
 
 
-def _result(name: str) -> Any:
+def _compiled_kernel(name: str) -> Any:
     """Return the Triton kernel that a worker process has compiled, or None. A compiler of C++ has filled the cache."""
     future = _futures.get(name)
     if future is None:

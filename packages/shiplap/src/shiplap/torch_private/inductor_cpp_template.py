@@ -15,7 +15,7 @@ from torch._inductor.utils import parallel_num_threads
 from torch._inductor.virtualized import V
 
 
-def choice(
+def cpp_choice(
     name: str,
     source: str,
     arguments: Mapping[str, Any],
@@ -26,7 +26,7 @@ def choice(
     """Return a choice that renders ``source``.
 
     ``arguments`` holds input buffers by name. ``values`` and ``config`` are variables of the template. The choice has a
-    ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate` with values to the last arguments of
+    ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate_size` with values to the last arguments of
     its kernel.
     """
     template = _Template(name, source, dict(arguments), layout, {**values, **config})
@@ -71,7 +71,7 @@ class _Template(CppTemplate):
             "index": lambda n, *at: kernel.index(self._buffer(n, raw), list(at)),
             "rank": lambda n: len(self._buffer(n, raw).get_size()),
             "adjacent": lambda n, d: _is_one(self._buffer(n, raw).get_stride()[d]),
-            "divisible": lambda n, d, by: _divisible(self._buffer(n, raw).get_size()[d], by),
+            "divisible": lambda n, d, by: _always_divisible(self._buffer(n, raw).get_size()[d], by),
             "dtype": lambda n: kernel.dtype(self._buffer(n, raw)),
             "num_threads": self.num_threads,
         }
@@ -107,7 +107,7 @@ class _Store:
         Fewer ranges than the output has dims address it with its leading dims merged.
         """
         kernel = self.kernel
-        result = self.raw if len(self.raw.get_size()) == len(ranges) else _merged(self.raw, len(ranges))
+        result = self.raw if len(self.raw.get_size()) == len(ranges) else _merge_leading_dims(self.raw, len(ranges))
         view, reindexers = result, list[Any]()
         if self.epilogues:  # an epilogue may see the result under another shape
             none: list[Any] = [None] * len(self.epilogues)
@@ -123,7 +123,7 @@ class _Store:
         return f"{{ {kernel.store_output(out, tile, self.raw, self.epilogues, **common)} }}"
 
 
-def _divisible(size: Any, by: int) -> bool:
+def _always_divisible(size: Any, by: int) -> bool:
     """Return whether ``by`` divides the size in every call of the compiled code, so that fixed tiles leave no tail."""
     return bool(V.graph.sizevars.statically_known_multiple_of(size, by))
 
@@ -132,7 +132,7 @@ def _is_one(stride: Any) -> bool:
     return bool(V.graph.sizevars.statically_known_equals(stride, 1))
 
 
-def _merged(buffer: Any, rank: int) -> Any:
+def _merge_leading_dims(buffer: Any, rank: int) -> Any:
     """Return a contiguous ``buffer`` viewed with ``rank`` dims: its leading dims are merged into the first."""
     sizes = list(buffer.get_size())
     cut = len(sizes) - rank + 1

@@ -19,10 +19,10 @@ from torch._inductor import config, ir, lowering
 from torch._inductor.virtualized import V
 from torch._library.utils import get_layout_constraint_tag
 
-from shiplap.torch_private.inductor_call_site import calling
+from shiplap.torch_private.inductor_call_site import call_lowering
 
 
-def register(overload: Any, lower: Callable[..., Any]) -> None:
+def replace_lowering(overload: Any, lower: Callable[..., Any]) -> None:
     """Register ``lower`` as the lowering of ``overload``. A second registration replaces the first.
 
     Since torch 2.13, lowerings of users are called first. A result of None means that the lowering has declined, and
@@ -46,7 +46,7 @@ def call_below(overload: Any, raw: Any) -> None:
     lowering.add_needs_realized_inputs(overload)
     if constraint is not None:
         lowering.add_layout_constraint(overload, constraint)
-    register(overload, calling(raw))
+    replace_lowering(overload, call_lowering(raw))
 
 
 def lower_storage_offsets() -> None:
@@ -61,7 +61,7 @@ def lower_storage_offsets() -> None:
 
     def storage_offset(_node: Any) -> Any:
         value = current_node().meta["val"]
-        return expression(value) if isinstance(value, SymInt) else int(value)
+        return size_expression(value) if isinstance(value, SymInt) else int(value)
 
     lowering.register_lowering(overload, type_promotion_kind=None)(storage_offset)
 
@@ -83,7 +83,7 @@ def lower_lone_results() -> None:
     lowering.lowerings.setdefault(operator.getitem, lone_result)
 
 
-def autotuning() -> bool:
+def is_autotuning() -> bool:
     """Return whether this compilation measures candidates (``mode="max-autotune"``)."""
     return bool(config.max_autotune or config.max_autotune_gemm)
 
@@ -95,45 +95,45 @@ def current_node() -> torch.fx.Node:
     return node
 
 
-def expression(size: Any) -> Any:
+def size_expression(size: Any) -> Any:
     """Return a size of a fake tensor as Inductor's expression."""
     return size.node.expr if isinstance(size, SymInt) else sympy.Integer(int(size))
 
 
-def hint(size: Any) -> int:
+def size_hint(size: Any) -> int:
     """Return the value of a size in the call for which the graph is compiled."""
-    return size if isinstance(size, int) else _hint(expression(size))
+    return size if isinstance(size, int) else _expression_hint(size_expression(size))
 
 
-def _hint(size: Any) -> int:
+def _expression_hint(size: Any) -> int:
     return int(V.graph.sizevars.optimization_hint(size, fallback=config.unbacked_symint_fallback))
 
 
-def static(size: Any) -> int:
+def static_size(size: Any) -> int:
     """Return the value of a size. The graph is specialised to it from now on."""
-    return size if isinstance(size, int) else int(V.graph.sizevars.guard_int(expression(size)))
+    return size if isinstance(size, int) else int(V.graph.sizevars.guard_int(size_expression(size)))
 
 
-def realize(node: Any) -> Any:
+def realize_buffer(node: Any) -> Any:
     """Return the node as a buffer (or a view of one) with strides that no longer change."""
     realized = ir.ExternKernel.realize_input(node)
     realized.freeze_layout()
     return realized
 
 
-def shared(nodes: Sequence[Any]) -> str:
+def shared_buffer(nodes: Sequence[Any]) -> str:
     """Return the name of a buffer that two of ``nodes`` view. Empty if there is none."""
     names = [node.get_name() for node in nodes]
     return next((name for name in names if names.count(name) > 1), "")
 
 
-def memory(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
+def memory_layout(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
     """Return sizes, strides and storage offset of a node in elements, as Inductor's expressions."""
     layout = node.get_layout()
     return tuple(layout.size), tuple(layout.stride), layout.offset
 
 
-def launch(run: Callable[[], None]) -> None:
+def launch_run(run: Callable[[], None]) -> None:
     """Run the function that ``make_run_fn`` prepared, on the current stream.
 
     Up to 2.13 it holds the stream that was current when it was prepared. In 2.15 it reads the current stream itself.
@@ -156,16 +156,16 @@ def choice_node(choice: Any, fusion: bool) -> Any:
     return node
 
 
-def unfused(node: Any) -> Any:
+def exclude_from_fusion(node: Any) -> Any:
     """Return the node as a buffer into which nothing is fused."""
     node.realize()
     V.graph.no_fuse_buffer_names.add(node.get_name())
     return node
 
 
-def alignment(size: Any) -> int:
+def known_alignment(size: Any) -> int:
     """Return the largest power of two up to 256 that divides ``size`` in every call."""
-    expr, known = expression(size), V.graph.sizevars.statically_known_multiple_of
+    expr, known = size_expression(size), V.graph.sizevars.statically_known_multiple_of
     return next(p for p in (256, 128, 64, 32, 16, 8, 4, 2, 1) if p == 1 or known(expr, p))
 
 
@@ -175,7 +175,7 @@ def inner_axis(node: Any) -> int:
     return next((i for i in reversed(range(len(strides))) if known(strides[i], 1)), -1)
 
 
-def innermost(node: Any, dim: int) -> Any:
+def with_inner_dim(node: Any, dim: int) -> Any:
     """Return the node with stride 1 in ``dim``. A node with another stride is copied."""
     strides = node.get_stride() if node.maybe_get_stride() is not None else None
     if strides is not None and V.graph.sizevars.statically_known_equals(strides[dim], 1):
@@ -196,14 +196,14 @@ def layout_key(node: Any) -> tuple[str, ...]:
     # The layout of such a node is not decided yet, so it must not be part of a key.
     if node.maybe_get_stride() is None:
         return ()
-    strides = [_hint(s) for s in node.get_stride()]
+    strides = [_expression_hint(s) for s in node.get_stride()]
     order = sorted(range(len(strides)), key=lambda i: (strides[i], i))
     return tuple(f"{i}={strides[i]}" if strides[i] <= 1 else str(i) for i in order)
 
 
 def fixed_layout(value: Tensor) -> Any:
     """Return the layout of a fake tensor: contiguous, as the declaration promises."""
-    return ir.FixedLayout(value.device, value.dtype, [expression(s) for s in value.shape])
+    return ir.FixedLayout(value.device, value.dtype, [size_expression(s) for s in value.shape])
 
 
 def add_table(table: Tensor, name: str) -> Any:
@@ -211,12 +211,12 @@ def add_table(table: Tensor, name: str) -> Any:
     return V.graph.add_tensor_constant(table, name)
 
 
-def extern(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def extern_call(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Return the node of a plain call of the op, which Inductor does not look into."""
-    return calling(overload, known=False)(*args, **kwargs)
+    return call_lowering(overload, known=False)(*args, **kwargs)
 
 
-def trace(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:
+def trace_to_aten(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:
     """Return ``fn`` as ATen operations on the fake tensors ``values``, decomposed for Inductor."""
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -229,26 +229,29 @@ def trace(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule
 def fixed_fake(value: Any) -> Any:
     """Return a fake tensor with the sizes and strides of the call at hand, or a symbolic number as that number."""
     if not isinstance(value, Tensor):
-        return hint(value) if isinstance(value, SymInt) else value
+        return size_hint(value) if isinstance(value, SymInt) else value
     with V.fake_mode:
         return torch.empty_strided(
-            [hint(s) for s in value.shape], [hint(s) for s in value.stride()], dtype=value.dtype, device=value.device
+            [size_hint(s) for s in value.shape],
+            [size_hint(s) for s in value.stride()],
+            dtype=value.dtype,
+            device=value.device,
         )
 
 
-def fake(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+def fake_contiguous(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a contiguous fake tensor of these sizes, symbolic or not."""
     with V.fake_mode:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
-def like(value: Any, given: Tensor | None) -> Any:
+def real_tensor_like(value: Any, given: Tensor | None) -> Any:
     """Return a real tensor with the layout of ``value``, a fake, and the values of ``given`` or normally distributed
     ones.
     """
     if not isinstance(value, Tensor):
-        return hint(value) if isinstance(value, SymInt) else value
-    sizes, strides = [hint(s) for s in value.shape], [hint(s) for s in value.stride()]
+        return size_hint(value) if isinstance(value, SymInt) else value
+    sizes, strides = [size_hint(s) for s in value.shape], [size_hint(s) for s in value.stride()]
     made = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
     if given is not None:
         return made.copy_(given)
@@ -263,7 +266,7 @@ def with_values(graph: torch.fx.GraphModule, values: Sequence[Any]) -> torch.fx.
     return graph
 
 
-def inline(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+def inline_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
     """Lower the nodes of ``graph`` into the current graph, where they may fuse with their neighbours."""
     from torch._inductor.codegen.subgraph import inline_subgraph_to_ir_nodes
 
@@ -315,7 +318,7 @@ def no_autotuning() -> Iterator[None]:
 
 
 @contextmanager
-def uncached() -> Iterator[None]:
+def without_graph_caches() -> Iterator[None]:
     """Compile graphs again, because our lowering does not run for a graph from a cache. Kernels are still reused."""
     from torch._functorch import config as autograd
 

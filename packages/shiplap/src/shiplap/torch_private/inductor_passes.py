@@ -23,7 +23,7 @@ from torch._inductor import config, custom_graph_pass
 from torch.fx import Graph, Node
 
 from shiplap.torch_private import mark_dynamic
-from shiplap.torch_private.dynamo_record import recorded
+from shiplap.torch_private.dynamo_record import record_graph
 from shiplap.torch_private.graph_nodes import node_value
 
 PLACES = {
@@ -36,7 +36,7 @@ PLACES = {
 _INFORMED = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())
 
 
-class Pass(custom_graph_pass.CustomGraphPass):
+class InductorPass(custom_graph_pass.CustomGraphPass):
     """``run(graph)`` at one hook, after the pass that was installed before. The uuid combines those of both.
 
     Plain functions have no uuid: with one of those before it, nothing is cached, as without us.
@@ -56,7 +56,7 @@ class Pass(custom_graph_pass.CustomGraphPass):
         inner = [p.uuid() if isinstance(p, custom_graph_pass.CustomGraphPass) else None for p in self.inner]
         return None if None in inner else ("shiplap", self.identity(), *inner)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Pass:
+    def __deepcopy__(self, memo: dict[int, Any]) -> InductorPass:
         return self  # torch copies its configuration
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,33 +80,33 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextmanager
-def installed(make: Callable[[str, Any], Pass]) -> Iterator[None]:
+def install_passes(make: Callable[[str, Any], InductorPass]) -> Iterator[None]:
     """Install ``make(level, previous pass)`` at each place within this context, unless one is installed already.
 
     Before 2.13 the configuration belongs to the process, since then to the thread. A pass therefore stays until the
     last context that found it has ended, and ``make`` must return a pass that does nothing in other threads. A pass
     that other code installed meanwhile stays.
     """
-    handles = {level: _enter(place, level, make) for level, place in PLACES.items()}
+    handles = {level: _enter_place(place, level, make) for level, place in PLACES.items()}
     try:
         yield
     finally:
         for level, place in PLACES.items():
-            _leave(place, handles[level])
+            _leave_place(place, handles[level])
 
 
-def _enter(place: str, level: str, make: Callable[[str, Any], Pass]) -> Pass:
+def _enter_place(place: str, level: str, make: Callable[[str, Any], InductorPass]) -> InductorPass:
     with _lock:
         # The look-up and the installation are one step under the lock, as two threads may enter at once.
         there = getattr(config, place)
-        if not (isinstance(there, Pass) and there.users):
+        if not (isinstance(there, InductorPass) and there.users):
             there = make(level, there)
             setattr(config, place, there)
         there.users += 1
         return there
 
 
-def _leave(place: str, entered: Pass) -> None:
+def _leave_place(place: str, entered: InductorPass) -> None:
     with _lock:
         entered.users -= 1
         # Other code may have put its own pass here meanwhile, which must not be removed.
@@ -115,10 +115,10 @@ def _leave(place: str, entered: Pass) -> None:
             setattr(config, place, list(before) if len(before) > 1 else before[0] if before else None)
 
 
-def current(level: str) -> Any:
+def user_pass(level: str) -> Any:
     """Return the pass, or passes, of the user's configuration at this place, without ours, which runs ahead of them."""
     there = getattr(config, PLACES[level])
-    return list(there.inner) if isinstance(there, Pass) and there.users else there
+    return list(there.inner) if isinstance(there, InductorPass) and there.users else there
 
 
 def compile_with(graph: Any, inputs: Sequence[Any], mode: str | None, options: dict[str, Any]) -> Callable[..., Any]:
@@ -131,24 +131,24 @@ def compile_with(graph: Any, inputs: Sequence[Any], mode: str | None, options: d
     return compiled
 
 
-class _Uncached(Pass):
+class _Uncached(InductorPass):
     """A pass without a uuid: a graph compiled with it neither reads nor fills a cache."""
 
     def uuid(self) -> Any | None:
         return None
 
 
-def autocasts() -> tuple[tuple[str, torch.dtype], ...]:
+def active_autocasts() -> tuple[tuple[str, torch.dtype], ...]:
     """Return the device types for which this thread is under autocast, each with the dtype that it casts to."""
     kinds = ("cpu", "cuda", "xpu", "mps", torch._C._get_privateuse1_backend_name())
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
 
 
 @contextmanager
-def uncast() -> Iterator[None]:
+def without_autocast() -> Iterator[None]:
     """Leave the autocast contexts of this thread within this context."""
     with ExitStack() as stack:
-        for kind, _ in autocasts():
+        for kind, _ in active_autocasts():
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield
 
@@ -196,7 +196,7 @@ class _Stop(BaseException):
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedGraph:
     """A function as a graph of one level.
 
     ``roles`` maps each placeholder to the number of the tensor that it stands for, to ``"size"`` for a symbol, or to
@@ -207,9 +207,9 @@ class Captured:
     roles: dict[Node, int | str]
 
 
-def capture(
+def capture_graph(
     fn: Callable[..., Any], tensors: Sequence[torch.Tensor], level: str, *, dynamic: bool | Collection[int]
-) -> Captured:
+) -> CapturedGraph:
     """Return ``fn(*tensors)`` as a graph of ``level``, compiled as far as that place, as any function of a user is.
 
     Sizes of at least 2 are symbols if ``dynamic`` is True, or if it lists them. Equal sizes are one symbol. Raises the
@@ -223,7 +223,7 @@ def capture(
     symbols = () if isinstance(dynamic, bool) else dynamic
 
     def note(graph: Graph) -> None:
-        order.extend(_role(n) for n in graph.nodes if n.op == "placeholder")
+        order.extend(_placeholder_role(n) for n in graph.nodes if n.op == "placeholder")
         if level == "pre-grad":
             stop(graph)
 
@@ -232,7 +232,7 @@ def capture(
         raise _Stop
 
     options: dict[str, Any] = {**dict.fromkeys(PLACES.values()), "fx_graph_cache": False}
-    options |= {PLACES[level]: _Uncached(stop, str), PLACES["pre-grad"]: Pass(note, lambda: "capture")}
+    options |= {PLACES[level]: _Uncached(stop, str), PLACES["pre-grad"]: InductorPass(note, lambda: "capture")}
     uncached = functorch.patch(enable_autograd_cache=False)  # nothing ends up there, and a key reads all of torch
     # A collection takes longer than a trace, and a shape that is met once costs more to remember than to compute.
     brief = dynamo.patch(run_gc_after_compile=False, fake_tensor_cache_enabled=False)
@@ -247,10 +247,10 @@ def capture(
     if not seen:
         raise ValueError("it computes nothing from tensors")
     roles = dict(zip((n for n in seen[0].nodes if n.op == "placeholder"), chain(order, repeat("grad")), strict=False))
-    return Captured(seen[0], roles)
+    return CapturedGraph(seen[0], roles)
 
 
-def noted(fn: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Captured | None:
+def record_captured(fn: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> CapturedGraph | None:
     """Return ``fn(*tensors)`` ahead of autograd, recorded from its calls: a third of the time that Dynamo takes.
 
     None if a call cannot be recorded, or if a result is an argument.
@@ -264,7 +264,7 @@ def noted(fn: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Captured |
     with preserving_state(), mode, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            graph = recorded(fn, fakes)
+            graph = record_graph(fn, fakes)
         except Exception:  # Dynamo reports the error of the function
             return None
     if graph is None:
@@ -274,10 +274,10 @@ def noted(fn: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Captured |
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
     if not output.all_input_nodes or any(n.op == "placeholder" for n in output.all_input_nodes):
         return None
-    return Captured(graph, {n: i for i, n in enumerate(placeholders)})
+    return CapturedGraph(graph, {n: i for i, n in enumerate(placeholders)})
 
 
-def _role(node: Node) -> int | str:
+def _placeholder_role(node: Node) -> int | str:
     """Return the role of a placeholder. Dynamo names one after its source: ``L_tensors_0_`` is the first of ours."""
     if isinstance(node_value(node), torch.SymInt):
         return "size"

@@ -18,7 +18,7 @@ from torch._inductor import config
 from torch._inductor.virtualized import V
 
 from shiplap.torch_private.graph_nodes import operator_name
-from shiplap.torch_private.inductor_lowering import uncached
+from shiplap.torch_private.inductor_lowering import without_graph_caches
 
 FUSION, CODE = "torch._inductor.scheduler.__fusion", "torch._inductor.codecache.__output_code"
 TRIAL = "shiplap_trial"  # graphs that `lowering.write_graph` compiles inside another compilation
@@ -31,7 +31,7 @@ NAMED = re.compile(r"^(\w+) = in_code\((torch\.ops\.[\w.]+)\)$", re.MULTILINE)  
 
 
 @dataclass(frozen=True)
-class Origin:
+class NodeOrigin:
     """A node of the traced graph: its name, the ATen or declared operator, the user's line (``file:line``)."""
 
     node: str
@@ -40,29 +40,29 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Group:
+class FusedGroup:
     """Nodes that share a kernel. ``kind``: ``template``, ``extern`` or ``generated``; buffers by name."""
 
     ops: tuple[str, ...]
     kind: str
     reduces: bool
-    origins: tuple[Origin, ...]
+    origins: tuple[NodeOrigin, ...]
     reads: frozenset[str]
     writes: tuple[str, ...]
     kernel: str = ""
 
 
 @dataclass
-class Graph:
+class ReportedGraph:
     """One compiled graph. ``refused`` maps pairs of operation names, as Inductor names them, to its last reason."""
 
-    groups: list[Group] = field(default_factory=list)
+    groups: list[FusedGroup] = field(default_factory=list)
     refused: dict[tuple[str, str], str] = field(default_factory=dict)
     code: str = ""
 
-    def named(self) -> list[Group]:
+    def named(self) -> list[FusedGroup]:
         """Return the groups with the names of their kernels in :attr:`code`, empty where there is none."""
-        return [Group(**{**vars(g), "kernel": name}) for g, name in zip(self.groups, self._kernels(), strict=True)]
+        return [FusedGroup(**{**vars(g), "kernel": name}) for g, name in zip(self.groups, self._kernels(), strict=True)]
 
     def _kernels(self) -> list[str]:
         """Return the name of each group's kernel: the first call in the code that mentions a buffer which the group
@@ -77,20 +77,20 @@ class Graph:
 
 
 @contextmanager
-def observe() -> Iterator[list[Graph]]:
-    """Append one ``Graph`` to the returned list for each graph compiled within this context. No cache is read."""
-    graphs: list[Graph] = []
+def observe_graphs() -> Iterator[list[ReportedGraph]]:
+    """Append one ``ReportedGraph`` to the returned list for each graph compiled within this context. No cache is read."""
+    graphs: list[ReportedGraph] = []
     pending: dict[tuple[str, str], str] = {}
 
     def after_fusion(nodes: list[Any]) -> list[Any]:
         # Trials compile graphs of their own inside the compilation that is observed.
-        if not _trial():
-            graphs.append(Graph(_groups(nodes), dict(pending)))
+        if not _is_trial_graph():
+            graphs.append(ReportedGraph(_fused_groups(nodes), dict(pending)))
             pending.clear()
         return nodes
 
     def log(record: logging.LogRecord) -> None:
-        if _trial():
+        if _is_trial_graph():
             return
         if record.name == CODE:
             _, opened, code = record.getMessage().partition("Output code: \n")
@@ -100,16 +100,16 @@ def observe() -> Iterator[list[Graph]]:
             pending[why.name1, why.name2] = why.reason % why.args
 
     watched = config.patch(_post_fusion_custom_pass=after_fusion)
-    with uncached(), watched, _listening(FUSION, log), _listening(CODE, log):
+    with without_graph_caches(), watched, _listen_to_logger(FUSION, log), _listen_to_logger(CODE, log):
         yield graphs
 
 
-def _trial() -> bool:
+def _is_trial_graph() -> bool:
     return getattr(V.graph, "name", None) == TRIAL
 
 
 @contextmanager
-def _listening(name: str, receive: Callable[[logging.LogRecord], None]) -> Iterator[None]:
+def _listen_to_logger(name: str, receive: Callable[[logging.LogRecord], None]) -> Iterator[None]:
     """Call ``receive`` with the records of an artifact logger. The user's log gets them only if it got them before."""
 
     class Handler(logging.Handler):
@@ -130,13 +130,13 @@ def _listening(name: str, receive: Callable[[logging.LogRecord], None]) -> Itera
         logger.propagate = propagate
 
 
-def _groups(nodes: list[Any]) -> list[Group]:
+def _fused_groups(nodes: list[Any]) -> list[FusedGroup]:
     fused = [n for n in nodes if type(n).__name__ != "NopKernelSchedulerNode"]
     makers = {getattr(p.node, "origin_node", None): n for n in fused for p in n.get_nodes()}
-    return [_group(n, makers) for n in fused]
+    return [_describe_group(n, makers) for n in fused]
 
 
-def _group(fused: Any, makers: dict[Any, Any]) -> Group:
+def _describe_group(fused: Any, makers: dict[Any, Any]) -> FusedGroup:
     """Return the group of a kernel.
 
     ``makers`` maps a traced node to the kernel that computes it, since origins also name nodes that are only read.
@@ -148,16 +148,16 @@ def _group(fused: Any, makers: dict[Any, Any]) -> Group:
     kind = "template" if fused.is_template() else "extern" if all(p.is_extern() for p in parts) else "generated"
     writes = tuple(dict.fromkeys(name for p in parts for name in p.get_buffer_names()))
     reads = frozenset(d.name for p in parts for d in p.read_writes.reads) - set(writes)
-    named = tuple(_origin(o, kind) for o in sorted(inside, key=lambda o: order.get(o, len(order))))
+    named = tuple(_describe_origin(o, kind) for o in sorted(inside, key=lambda o: order.get(o, len(order))))
     reduces = any(p.is_reduction() for p in parts)
-    return Group(tuple(p.get_name() for p in parts), kind, reduces, named, reads, writes)
+    return FusedGroup(tuple(p.get_name() for p in parts), kind, reduces, named, reads, writes)
 
 
-def _origin(node: Any, kind: str) -> Origin:
+def _describe_origin(node: Any, kind: str) -> NodeOrigin:
     """Return the origin of a traced node.
 
     A library call is named after its operator, and a generated loop after the user's operators that it computes.
     """
     operator = node.target if kind == "extern" else node.meta.get("original_aten") or node.target
     frames = [f for f in FRAME.findall(node.meta.get("stack_trace") or "") if not f[0].startswith(DISPATCH)]
-    return Origin(node.name, operator_name(operator), ":".join(frames[-1]) if frames else "")
+    return NodeOrigin(node.name, operator_name(operator), ":".join(frames[-1]) if frames else "")

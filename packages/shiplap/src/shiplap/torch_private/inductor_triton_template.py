@@ -50,11 +50,11 @@ class _Kernel(TritonTemplateKernel):
 
     def _register_hook(self, hook_name: str, hook_fn: Callable[[], str], *args: Any, **kwargs: Any) -> Any:
         if hook_name.startswith("<STORE_OUTPUT"):
-            return super()._register_hook(hook_name, lambda: narrow(hook_fn(), self.bounded), *args, **kwargs)
+            return super()._register_hook(hook_name, lambda: narrow_loads(hook_fn(), self.bounded), *args, **kwargs)
         return super()._register_hook(hook_name, hook_fn, *args, **kwargs)
 
 
-def narrow(code: str, bounded: frozenset[str]) -> str:
+def narrow_loads(code: str, bounded: frozenset[str]) -> str:
     """Return ``code`` with the loads of single rows or columns not broadcast, for indices that are ``bounded``."""
 
     def one(match: re.Match[str]) -> str:
@@ -64,7 +64,7 @@ def narrow(code: str, bounded: frozenset[str]) -> str:
     return SPREAD.sub(one, code)
 
 
-def choice(
+def triton_choice(
     name: str,
     source: str,
     grid: Callable[..., tuple[Any, Any, Any]],
@@ -75,7 +75,7 @@ def choice(
 ) -> Any:
     """Return a choice that renders ``source`` for these inputs and this config.
 
-    The choice has a ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate` with values to the
+    The choice has a ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate_size` with values to the
     last arguments of its kernel.
 
     ``grid(*sizes, config, cdiv=)`` is evaluated on numbers and on expressions. Template names are global to the process

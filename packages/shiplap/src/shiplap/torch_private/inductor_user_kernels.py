@@ -17,7 +17,7 @@ from torch._inductor.virtualized import V
 FLAG = "epilogue_fusion_user_defined_triton_kernel"
 
 
-def fuses() -> bool:
+def user_kernels_fuse() -> bool:
     """Return whether the installed torch has the flag, and it is on."""
     return hasattr(config, FLAG) and bool(config.epilogue_fusion_user_defined_triton_kernel)
 
@@ -27,7 +27,7 @@ def compiling_code() -> bool:
     return not V.graph.cpp_wrapper and not V.graph.aot_mode
 
 
-def node(
+def user_kernel_node(
     kernel: Any,
     grid: Sequence[int],
     options: Mapping[str, int],

@@ -15,7 +15,7 @@ _is_off: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
 _switch_off: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
-def writing(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
+def with_write_counts(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
     """Return ``call``, followed by a report to autograd that the arguments at ``places`` were written to.
 
     No backward may use values of them that it saved. Torch's own operators that write report this themselves; kernels

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["BASE", "REASON", "read", "real", "register"]
+__all__ = ["BASE", "REASON", "read_attribute", "real_object", "register_opaque"]
 
 BASE: Any  # the base of classes of such objects
 try:
@@ -22,7 +22,7 @@ except ImportError as e:
     BASE, REASON = object, f"this torch has no opaque objects ({e})"
 
 
-def register(cls: type[Any], fields: Sequence[str]) -> str:
+def register_opaque(cls: type[Any], fields: Sequence[str]) -> str:
     """Return the name of ``cls`` in a schema. Compiled code is guarded on the attributes ``fields`` of an object."""
     # A class is registered once for the whole process.
     if not is_opaque_type(cls):
@@ -36,11 +36,11 @@ def register(cls: type[Any], fields: Sequence[str]) -> str:
     return name
 
 
-def read(value: Any, name: str) -> Any:
+def read_attribute(value: Any, name: str) -> Any:
     """Return an attribute of the object."""
     return getattr(value, name)
 
 
-def real(value: Any) -> Any:
+def real_object(value: Any) -> Any:
     """Return the object behind ``value`` while a graph is traced, or ``value`` itself."""
     return value.real_obj if not REASON and isinstance(value, FakeScriptObject) else value

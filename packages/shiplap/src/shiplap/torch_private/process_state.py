@@ -27,12 +27,12 @@ def frozen_code(name: str) -> CodeType | None:
     return code
 
 
-def standing() -> dict[str, Any]:
+def process_settings() -> dict[str, Any]:
     """Return hooks and flags that hold for all code in this process or thread."""
     return {
-        "hooks of all modules of torch": tuple(_count(vars(modules)[name]) for name in _HOOKS),
+        "hooks of all modules of torch": tuple(_count_hooks(vars(modules)[name]) for name in _HOOKS),
         "hooks of saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True) is not None,
-        "fallbacks of torch": fallbacks(),
+        "fallbacks of torch": fallback_table(),
         "fast paths of torch": (
             torch.backends.mha.get_fastpath_enabled(),
             torch.backends.cuda.flash_sdp_enabled(),
@@ -51,14 +51,14 @@ def standing() -> dict[str, Any]:
     }
 
 
-def _count(hooks: Any) -> int:
+def _count_hooks(hooks: Any) -> int:
     """Return the number of hooks. Whether backward hooks are of the full kind is a flag, which torch sets and leaves
     set.
     """
     return len(hooks) if isinstance(hooks, Mapping) else int(hooks is not None)
 
 
-def fallbacks() -> str:
+def fallback_table() -> str:
     """Return torch's fallback for each dispatch key, which it calls where an operator registers nothing for the key."""
     table: str = torch._C._dispatch_dump_table(_SHOWN)
     return table
@@ -84,7 +84,7 @@ def overloads_of_torch() -> dict[str, Any]:
     return called
 
 
-def altered(before: Mapping[str, Any], own: Callable[[Any], bool]) -> list[str]:
+def altered_overloads(before: Mapping[str, Any], own: Callable[[Any], bool]) -> list[str]:
     """Return the objects in ``torch.ops`` that call another function than before, unless ``own`` accepts that
     function.
     """
@@ -95,13 +95,17 @@ def altered(before: Mapping[str, Any], own: Callable[[Any], bool]) -> list[str]:
     return [f"torch.ops.{name}" for name in (*gone, *new) if not own(now.get(name))]
 
 
-def taken_over(before: Mapping[str, str], own: Callable[[str], bool]) -> list[str]:
+def replaced_registrations(before: Mapping[str, str], own: Callable[[str], bool]) -> list[str]:
     """Return the operators for which a file that ``own`` does not accept has registered something since ``before``."""
     now = operators_of_torch()
-    return [name for name, told in before.items() if now.get(name) != told and _foreign(told, now.get(name, ""), own)]
+    return [
+        name
+        for name, told in before.items()
+        if now.get(name) != told and _has_foreign_lines(told, now.get(name, ""), own)
+    ]
 
 
-def _foreign(before: str, now: str, own: Callable[[str], bool]) -> bool:
+def _has_foreign_lines(before: str, now: str, own: Callable[[str], bool]) -> bool:
     known = set(before.splitlines())
     new = [line for line in now.splitlines() if line not in known and "registered at" in line]
     files = [_PYTHON.search(line) for line in new]

@@ -7,7 +7,7 @@ from typing import Any
 from torch._C._profiler import _ExperimentalConfig
 
 
-def of_all_threads() -> Any:
+def all_threads_config() -> Any:
     """Return the configuration that lists the operators of threads which existed before. None if torch has none.
 
     Known to work on torch 2.11 and 2.13.

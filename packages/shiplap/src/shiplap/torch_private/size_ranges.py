@@ -35,16 +35,16 @@ class SizeSymbol:
     backed: bool
 
 
-def _expression(size: Any) -> Any:
+def _simplified_size(size: Any) -> Any:
     """Return a size as an expression of symbols that are not replaced by others."""
     expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.sympify(size)
     sizes = V.graph.sizevars
     return sizes.simplify(expr.xreplace(sizes.inv_precomputed_replacements))
 
 
-def evaluate(size: Any, values: Mapping[Any, int]) -> int:
+def evaluate_size(size: Any, values: Mapping[Any, int]) -> int:
     """Return a size as a number. Symbols have these ``values``, and every other symbol has that of the call."""
-    expr = _expression(size)
+    expr = _simplified_size(size)
     expr = expr.xreplace({s: sympy.Integer(values[s]) for s in expr.free_symbols if s in values})
     return int(expr) if expr.is_number else int(V.graph.sizevars.optimization_hint(expr, fallback=8192))
 
@@ -53,27 +53,27 @@ def symbols_of(sizes: Iterable[Any]) -> tuple[SizeSymbol, ...]:
     """Return the symbols in sizes, each once, in the order of their first use."""
     met: dict[Any, None] = {}
     for size in sizes:
-        met.update(dict.fromkeys(sorted(_expression(size).free_symbols, key=str)))
-    return tuple(_described(symbol) for symbol in met)
+        met.update(dict.fromkeys(sorted(_simplified_size(size).free_symbols, key=str)))
+    return tuple(_describe_symbol(symbol) for symbol in met)
 
 
-def _described(symbol: Any) -> SizeSymbol:
+def _describe_symbol(symbol: Any) -> SizeSymbol:
     env = V.graph.sizevars.shape_env
     bounds = env.var_to_range.get(symbol)
     lower = int(bounds.lower) if bounds is not None and bounds.lower.is_Integer else 0
     upper = int(bounds.upper) if bounds is not None and bounds.upper.is_Integer else None
     backed = not free_unbacked_symbols(symbol)
-    return SizeSymbol(symbol, max(0, lower), upper, evaluate(symbol, {}), backed)
+    return SizeSymbol(symbol, max(0, lower), upper, evaluate_size(symbol, {}), backed)
 
 
-def conditions() -> list[Any]:
+def graph_conditions() -> list[Any]:
     """Return the guards and assertions of the graph on sizes, as conditions on symbols."""
     env = V.graph.sizevars.shape_env
     asserted = [a.expr for listed in env.deferred_runtime_asserts.values() for a in listed]
     return [env.replace(expr) for expr in (*(guard.expr for guard in env.guards), *asserted)]
 
 
-def admits(conditions: Iterable[Any], values: Mapping[Any, int]) -> bool:
+def conditions_admit(conditions: Iterable[Any], values: Mapping[Any, int]) -> bool:
     """Return whether sizes meet all conditions. A condition on a symbol that has no value is ignored."""
     given = {symbol: sympy.Integer(value) for symbol, value in values.items()}
     return all(expr.xreplace(given) != sympy.false for expr in conditions)
@@ -103,7 +103,7 @@ def bounds_of(conditions: Iterable[Any], symbol: Any) -> Iterator[Any]:
             yield -rest / factor
 
 
-def largest(bound: Any, ranges: Mapping[Any, tuple[int, int | None]]) -> int | None:
+def largest_value(bound: Any, ranges: Mapping[Any, tuple[int, int | None]]) -> int | None:
     """Return the largest value of a bound whose symbols lie in ``ranges``, or None if it has none."""
     known: dict[Any, Any] = {}
     for symbol in bound.free_symbols:

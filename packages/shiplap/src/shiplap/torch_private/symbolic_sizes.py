@@ -19,7 +19,7 @@ def is_number(held: Any) -> bool:
     return is_size(held) or isinstance(held, torch.SymFloat)
 
 
-def hint(size: int | torch.SymInt) -> int | None:
+def size_in_call(size: int | torch.SymInt) -> int | None:
     """Return the value of a size in the call for which a graph is made. None for a size that depends on data."""
     if isinstance(size, int):
         return size
@@ -65,7 +65,7 @@ def assert_in_graph(condition: torch.Tensor, message: str) -> None:
     torch._assert_async(condition, message)
 
 
-def check(condition: bool | torch.SymBool, message: Callable[[], str]) -> None:
+def check_condition(condition: bool | torch.SymBool, message: Callable[[], str]) -> None:
     """Call ``torch._check``, which is documented but not typed: a symbolic condition becomes a guard or an
     assertion.
     """
@@ -80,14 +80,14 @@ def not_one(size: int | torch.SymInt) -> bool:
     return bool(guard_or_true(size != 1))
 
 
-def unknown() -> type[Exception]:
+def unknown_size_error() -> type[Exception]:
     """Return the exception that a trace raises where it needs a number that depends on data. Graphs break there."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     return GuardOnDataDependentSymNode
 
 
-class Sizes:
+class SizeBindings:
     """A map from symbols of a pattern to expressions of a graph."""
 
     def __init__(self, known: dict[Any, Any] | None = None) -> None:
@@ -95,27 +95,27 @@ class Sizes:
 
     def bind(self, pattern: Any, actual: Any) -> bool:
         """Map a size of the pattern to a size of the graph, and return False if it is mapped to another one already."""
-        expr, value = _expr(pattern), _expr(actual)
+        expr, value = _size_to_sympy(pattern), _size_to_sympy(actual)
         if expr.is_Symbol and expr not in self._known:
             self._known[expr] = value
         return self.same(pattern, actual)
 
     def same(self, pattern: Any, actual: Any) -> bool:
         """Return whether a size of the pattern is this size of the graph. False if that is unknown."""
-        expr = _expr(pattern)
+        expr = _size_to_sympy(pattern)
         if not expr.free_symbols <= self._known.keys():
             return False
-        mine, theirs = expr.xreplace(self._known), _expr(actual)
+        mine, theirs = expr.xreplace(self._known), _size_to_sympy(actual)
         if mine.is_Float or theirs.is_Float:  # computed from sizes, in an order of its own
             return bool(mine.is_number and theirs.is_number and math.isclose(mine, theirs, rel_tol=1e-12))
         return bool(mine - theirs == 0)
 
     def shown(self, pattern: Any) -> str:
         """Return a size of the pattern as a number or symbols of the graph, if it is mapped."""
-        return str(_expr(pattern).xreplace(self._known))
+        return str(_size_to_sympy(pattern).xreplace(self._known))
 
 
-def _expr(size: Any) -> Any:
+def _size_to_sympy(size: Any) -> Any:
     import sympy
 
     if isinstance(size, float):
@@ -123,7 +123,7 @@ def _expr(size: Any) -> Any:
     return sympy.Integer(int(size)) if isinstance(size, int) else size.node.expr
 
 
-def holds(condition: Any, *, may_guard: bool) -> bool:
+def condition_holds(condition: Any, *, may_guard: bool) -> bool:
     """Return whether a condition on sizes holds. With ``may_guard`` it may become a guard."""
     if isinstance(condition, torch.SymBool) and not may_guard:
         from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -132,7 +132,7 @@ def holds(condition: Any, *, may_guard: bool) -> bool:
     return bool(condition)
 
 
-def equal(a: Any, b: Any, *, may_guard: bool) -> bool:
+def sizes_equal(a: Any, b: Any, *, may_guard: bool) -> bool:
     """Return whether two sizes, or two tuples of sizes, are equal.
 
     With ``may_guard``, the equality of two symbols that are equal in the current call becomes a guard. Different sizes
@@ -140,11 +140,11 @@ def equal(a: Any, b: Any, *, may_guard: bool) -> bool:
     """
     if isinstance(a, tuple) or isinstance(b, tuple):
         pairs = zip(a, b, strict=False) if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) else None
-        return pairs is not None and all(equal(x, y, may_guard=may_guard) for x, y in pairs)
-    if holds(a == b, may_guard=False):
+        return pairs is not None and all(sizes_equal(x, y, may_guard=may_guard) for x, y in pairs)
+    if condition_holds(a == b, may_guard=False):
         return True
     here = [n.node.hint if isinstance(n, torch.SymInt) else n for n in (a, b)]
-    return may_guard and None not in here and here[0] == here[1] and holds(a == b, may_guard=True)
+    return may_guard and None not in here and here[0] == here[1] and condition_holds(a == b, may_guard=True)
 
 
 def data_dependent() -> type[Exception]:

@@ -19,7 +19,7 @@ Kind = Literal["functional", "inplace", "out", "mutable"]
 
 
 @dataclass(frozen=True)
-class Argument:
+class AtenArgument:
     """One argument of an overload: its type in the schema and in C++, and whether the overload writes to it."""
 
     name: str
@@ -35,7 +35,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Structured:
+class StructuredMeta:
     """ATen's shape inference of a structured group: the class, its header, and the arguments of a call of its
     ``meta``.
     """
@@ -47,17 +47,17 @@ class Structured:
 
 
 @dataclass(frozen=True)
-class Declaration:
+class AtenDeclaration:
     """One overload of an ATen operator as the installed torch declares it. ``name`` is ``base.overload``."""
 
     name: str
     schema: str
     base: str
     kind: Kind
-    arguments: tuple[Argument, ...]
+    arguments: tuple[AtenArgument, ...]
     returns: tuple[str, ...]
     cpp_returns: str
-    structured: Structured | None
+    structured: StructuredMeta | None
     group: tuple[str, ...]
     view: bool
     tags: tuple[str, ...]
@@ -70,37 +70,37 @@ class Declaration:
         return self.name.replace(".", "_")
 
     @property
-    def inputs(self) -> tuple[Argument, ...]:
+    def inputs(self) -> tuple[AtenArgument, ...]:
         return tuple(a for a in self.arguments if not a.out)
 
     @property
-    def outs(self) -> tuple[Argument, ...]:
+    def outs(self) -> tuple[AtenArgument, ...]:
         return tuple(a for a in self.arguments if a.out)
 
 
-def _packaged() -> Path:
+def _packaged_folder() -> Path:
     import torchgen
 
     return Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
 
 
 @cache
-def declarations() -> dict[str, Declaration]:
+def aten_declarations() -> dict[str, AtenDeclaration]:
     """Return every overload that the installed torch declares, by name. The first call takes about two seconds."""
     from torchgen.gen import get_grouped_native_functions, parse_native_yaml
     from torchgen.model import NativeFunction
 
-    parsed = parse_native_yaml(str(_packaged() / "native_functions.yaml"), str(_packaged() / "tags.yaml"))
+    parsed = parse_native_yaml(str(_packaged_folder() / "native_functions.yaml"), str(_packaged_folder() / "tags.yaml"))
     by_name = {}
     for group in get_grouped_native_functions(parsed.native_functions):
         functions = [group] if isinstance(group, NativeFunction) else list(group.functions())
         for f in functions:
-            declaration = _declaration(f, None if group is f else group, parsed.backend_indices)
+            declaration = _make_declaration(f, None if group is f else group, parsed.backend_indices)
             by_name[declaration.name] = declaration
     return by_name
 
 
-def _declaration(f: Any, group: Any, indices: Any) -> Declaration:
+def _make_declaration(f: Any, group: Any, indices: Any) -> AtenDeclaration:
     from torchgen.api.types import NativeSignature
     from torchgen.context import native_function_manager
 
@@ -108,16 +108,16 @@ def _declaration(f: Any, group: Any, indices: Any) -> Declaration:
     with native_function_manager(f):
         signature = NativeSignature(f.func, symint=False)
         structured = (
-            _structured(group, signature) if group is not None and group.structured and f is group.out else None
+            _make_structured(group, signature) if group is not None and group.structured and f is group.out else None
         )
         outs = {a.name for a in f.func.arguments.out}
-        arguments = tuple(_argument(b, outs) for b in signature.arguments())
+        arguments = tuple(_make_argument(b, outs) for b in signature.arguments())
         returns = signature.returns_type().cpp_type()
     name = str(f.func.name)
     # The primary overload of a group is its structured out=, or else its functional one.
     primary = group is not None and f is (group.out if group.structured else getattr(group, "functional", None))
     others = group.functions() if primary else ()
-    return Declaration(
+    return AtenDeclaration(
         name=name,
         schema=str(f.func),
         base=f.root_name,
@@ -129,26 +129,26 @@ def _declaration(f: Any, group: Any, indices: Any) -> Declaration:
         group=tuple(sorted(str(o.func.name) for o in others if o is not f)),
         view=f.is_view_op,
         tags=tuple(sorted(f.tags)),
-        composite=_composite(f),
-        cpu=_cpu(f, group, indices),
+        composite=_composite_kind(f),
+        cpu=_has_cpu_kernel(f, group, indices),
         delegate=str(f.structured_delegate or ""),
     )
 
 
-def _argument(binding: Any, outs: set[str]) -> Argument:
+def _make_argument(binding: Any, outs: set[str]) -> AtenArgument:
     # dtype, layout, device and pin_memory share one TensorOptionsArguments; each binding is one of its fields.
     a = getattr(binding.argument, binding.name) if not hasattr(binding.argument, "type") else binding.argument
     annotation = getattr(a, "annotation", None)
     mutated = bool(annotation is not None and annotation.is_write)
-    return Argument(binding.name, str(a.type), binding.nctype.cpp_type(), a.default, binding.name in outs, mutated)
+    return AtenArgument(binding.name, str(a.type), binding.nctype.cpp_type(), a.default, binding.name in outs, mutated)
 
 
-def _structured(group: Any, signature: Any) -> Structured:
+def _make_structured(group: Any, signature: Any) -> StructuredMeta:
     from torchgen.api import meta, structured
     from torchgen.api.translate import translate
 
     call = translate(signature.arguments(), structured.meta_arguments(group), method=False)
-    return Structured(
+    return StructuredMeta(
         cls=f"at::meta::structured_{meta.name(group)}",
         header=f"ATen/ops/{group.out.root_name}_meta.h",
         call=tuple(e.expr for e in call),
@@ -156,7 +156,7 @@ def _structured(group: Any, signature: Any) -> Structured:
     )
 
 
-def _composite(f: Any) -> str:
+def _composite_kind(f: Any) -> str:
     if f.has_composite_implicit_autograd_kernel:
         return "implicit"
     if f.has_composite_explicit_autograd_kernel or f.has_composite_explicit_autograd_non_functional_kernel:
@@ -164,7 +164,7 @@ def _composite(f: Any) -> str:
     return ""
 
 
-def _cpu(f: Any, group: Any, indices: Any) -> bool:
+def _has_cpu_kernel(f: Any, group: Any, indices: Any) -> bool:
     from torchgen.model import DispatchKey
 
     index = indices[DispatchKey.CPU]

@@ -17,7 +17,7 @@ _CHOSEN = "TRITON_PTXAS_PATH"
 
 
 @cache
-def use_torchs() -> None:
+def use_torch_assembler() -> None:
     """Select torch's own assembler, by the variable and the rule of Inductor, unless the user has selected one.
 
     Called before Triton compiles a kernel of ours. Inductor's own function is not called: importing its module takes

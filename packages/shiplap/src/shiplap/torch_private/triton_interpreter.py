@@ -33,7 +33,7 @@ class _Libdevice:
         return function
 
 
-class Kernel:
+class InterpretedKernel:
     """The result of Inductor's decorators, launched in the same way but interpreted."""
 
     def __init__(self, kind: str, fn: Any, meta: dict[str, Any]) -> None:
@@ -68,24 +68,24 @@ class Kernel:
         self.fn[tuple(grid)](*args, **blocks)
 
 
-def _decorator(kind: str) -> Callable[..., Any]:
-    def factory(*args: Any, **kwargs: Any) -> Callable[[Any], Kernel]:
-        return lambda fn: Kernel(kind, fn, kwargs.get("triton_meta", {}))
+def _make_decorator(kind: str) -> Callable[..., Any]:
+    def factory(*args: Any, **kwargs: Any) -> Callable[[Any], InterpretedKernel]:
+        return lambda fn: InterpretedKernel(kind, fn, kwargs.get("triton_meta", {}))
 
     return factory
 
 
-def _load(self: Any, name: str, source: str, device_str: str = "cuda", **kwargs: Any) -> Kernel:
+def _load_interpreted(self: Any, name: str, source: str, device_str: str = "cuda", **kwargs: Any) -> InterpretedKernel:
     from torch._inductor.codecache import PyCodeCache
 
     change = edit[0]
     if change is not None and "_tem_" in name:
         source = change(source)
-    kernel: Kernel = getattr(PyCodeCache.load(source), name)
+    kernel: InterpretedKernel = getattr(PyCodeCache.load(source), name)
     return kernel
 
 
-class Target:
+class InterpreterTarget:
     """The driver that Triton queries before it launches."""
 
     is_active = classmethod(lambda cls: True)
@@ -110,7 +110,7 @@ def imported_before() -> bool:
     return "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1"
 
 
-def start() -> None:
+def start_interpreter() -> None:
     """Make this process interpret Triton code, and Inductor generate Triton code for the CPU."""
     os.environ["TRITON_INTERPRET"] = "1"
     import torch._inductor.config as inductor
@@ -119,11 +119,11 @@ def start() -> None:
     from triton.runtime.driver import driver
 
     active: Any = driver
-    active.set_active(Target())
+    active.set_active(InterpreterTarget())
     config: Any = inductor
     # Worker processes would not have these replacements, so everything is compiled in this process.
     config.cpu_backend, config.compile_threads, config.force_disable_caches = "triton", 1, True
     for kind in ("template", "pointwise", "reduction", "persistent_reduction", "user_autotune"):
-        setattr(heuristics, kind, _decorator(kind))
+        setattr(heuristics, kind, _make_decorator(kind))
     compiler: Any = AsyncCompile
-    compiler.triton = _load
+    compiler.triton = _load_interpreted

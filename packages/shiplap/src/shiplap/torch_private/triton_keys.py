@@ -10,7 +10,7 @@ from typing import Any
 _UNREAD = "triton", "math", "copy"  # modules that Triton's keys do not look into
 
 
-def settle(kernel: Any) -> None:
+def settle_cache_key(kernel: Any) -> None:
     """Give ``kernel`` the one key that it has in every process, whatever was launched before it.
 
     Triton's key of a function holds the globals of the functions that it calls, but only of those whose own key was
@@ -18,18 +18,18 @@ def settle(kernel: Any) -> None:
     launches the second one first, and all are compiled again. Here the keys of called functions are computed first,
     innermost first.
     """
-    _settle(kernel, set())
+    _settle_called_keys(kernel, set())
 
 
-def _settle(kernel: Any, begun: set[int]) -> None:
+def _settle_called_keys(kernel: Any, begun: set[int]) -> None:
     function, known = getattr(kernel, "fn", None), getattr(kernel, "hash", "")
     settled = isinstance(known, str) and not known.startswith("recursion:")  # which is: another thread is at it
     if settled or id(kernel) in begun or not isinstance(function, FunctionType):
         return
     # Functions may call each other in a circle.
     begun.add(id(kernel))
-    for called in _called(function):
-        _settle(called, begun)
+    for called in _called_kernels(function):
+        _settle_called_keys(called, begun)
         try:
             _ = called.cache_key
         except Exception:  # Triton raises the error if the kernel really calls it
@@ -37,7 +37,7 @@ def _settle(kernel: Any, begun: set[int]) -> None:
                 called.hash = None
 
 
-def _called(function: FunctionType) -> Iterator[Any]:
+def _called_kernels(function: FunctionType) -> Iterator[Any]:
     """Yield every Triton function that ``function`` has a name for, in its own scope or in modules that it names."""
     names, cells = function.__code__.co_names, function.__closure__ or ()
     named, entered = [function.__globals__.get(name) for name in names], set[str]()
@@ -66,9 +66,9 @@ def triton_attributes(
     Triton 3.7 lists constants among them, without any attribute; Triton 3.6 lists arguments alone. The rest of the key,
     which is the kernel's own, is settled.
     """
-    settle(kernel)
+    settle_cache_key(kernel)
     special = [
-        (kind, constants[(at,)] if kind == "constexpr" else _marks(attributes.get((at,))))
+        (kind, constants[(at,)] if kind == "constexpr" else _specialisation_mark(attributes.get((at,))))
         for at, kind in enumerate(signature.values())
     ]
     values = {name: constants.get((at,)) for at, name in enumerate(signature)}
@@ -79,6 +79,6 @@ def triton_attributes(
     return dict(packed)
 
 
-def _marks(attribute: object) -> str | None:
+def _specialisation_mark(attribute: object) -> str | None:
     """Return the mark of Triton's binder for an argument: "D" for a multiple of 16, None where it does not check."""
     return None if attribute is None else "D" if attribute else ""

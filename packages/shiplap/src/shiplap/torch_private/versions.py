@@ -19,7 +19,7 @@ RELEASES = (
 TABLE = Path(__file__).with_name("verified.json")
 
 
-def short(version: str) -> str:
+def minor_version(version: str) -> str:
     """Return the major and minor number of a version: "2.13" of "2.13.0+cpu"."""
     return ".".join(version.split(".")[:2])
 
@@ -34,4 +34,4 @@ def read_table() -> dict[str, Any]:
 @cache
 def verified_on(version: str) -> frozenset[str]:
     """The names of the capabilities that a run on this version of torch has verified. Empty for an unlisted one."""
-    return frozenset(read_table().get(short(version), {}).get("verified", ()))
+    return frozenset(read_table().get(minor_version(version), {}).get("verified", ()))

@@ -10,29 +10,29 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from shiplap.dispatch import Op, registry, tuned_choices
-from shiplap.dispatch.package_folder import choices_of
+from shiplap.dispatch.package_folder import packaged_choice_tables
 from shiplap.lazy_imports import names
 from shiplap.settings import settings
 
 if TYPE_CHECKING:
-    from shiplap.tuning.candidate import Candidate, Refused
+    from shiplap.tuning.candidate import Candidate, CandidateRefused
     from shiplap.tuning.choice import Choice
     from shiplap.tuning.frozen_table import frozen, thaw
     from shiplap.tuning.inputs import recipe_of
     from shiplap.tuning.recorded_calls import record
     from shiplap.tuning.result import TuneResult
-    from shiplap.tuning.selector import Options, select
-    from shiplap.tuning.store import Store
-    from shiplap.tuning.worker_process import Isolation
+    from shiplap.tuning.selector import SelectionOptions, select
+    from shiplap.tuning.store import ChoiceStore
+    from shiplap.tuning.worker_process import WorkerProcess
 
 __all__ = [
     "Candidate",
+    "CandidateRefused",
     "Choice",
-    "Isolation",
-    "Options",
-    "Refused",
-    "Store",
+    "ChoiceStore",
+    "SelectionOptions",
     "TuneResult",
+    "WorkerProcess",
     "freeze",
     "frozen",
     "recipe_of",
@@ -45,10 +45,10 @@ __all__ = [
 _LATE = {
     "Candidate": "shiplap.tuning.candidate",
     "Choice": "shiplap.tuning.choice",
-    "Isolation": "shiplap.tuning.worker_process",
-    "Options": "shiplap.tuning.selector",
-    "Refused": "shiplap.tuning.candidate",
-    "Store": "shiplap.tuning.store",
+    "WorkerProcess": "shiplap.tuning.worker_process",
+    "SelectionOptions": "shiplap.tuning.selector",
+    "CandidateRefused": "shiplap.tuning.candidate",
+    "ChoiceStore": "shiplap.tuning.store",
     "TuneResult": "shiplap.tuning.result",
     "frozen": "shiplap.tuning.frozen_table",
     "recipe_of": "shiplap.tuning.inputs",
@@ -107,12 +107,12 @@ def tune(
     # The import is inside the function because the engine imports the sampler and the worker process, which no call
     # needs.
     from shiplap.tuning import engine
-    from shiplap.tuning.selector import Options
+    from shiplap.tuning.selector import SelectionOptions
 
     return engine.tune_all(
-        engine.requests_of(op, samples, device),
+        engine.make_requests(op, samples, device),
         budget,
-        options=Options(remeasure=remeasure, capture=capture),
+        options=SelectionOptions(remeasure=remeasure, capture=capture),
         isolate=isolate,
         timeout=timeout,
         progress=progress,
@@ -121,17 +121,17 @@ def tune(
 
 
 def freeze(path: str | os.PathLike[str], ops: Iterable[Op] | None = None) -> list[Choice]:
-    """Write the choices that are valid on this machine (of ``ops``, by default of all) to ``path``, for :func:`frozen`.
+    """Write the choices that are valid on this machine (of ``declared_op_list``, by default of all) to ``path``, for :func:`frozen`.
 
     The choices come from the store and from this process. A choice for another device, library version or version of a
     declared op is left out. Returns the choices that were written. SL602 when the file cannot be written.
     """
-    from shiplap.tuning.frozen_table import write
+    from shiplap.tuning.frozen_table import write_frozen_table
 
-    return write(path, ops)
+    return write_frozen_table(path, ops)
 
 
-def _from_environment() -> None:
+def apply_tuning_settings() -> None:
     """Apply SHIPLAP_TUNED and SHIPLAP_RECORD when the first op is called or traced."""
     current = settings()
     if current.tuned:
@@ -139,19 +139,19 @@ def _from_environment() -> None:
 
         frozen(current.tuned)
     if current.record:
-        from shiplap.tuning.recorded_calls import start
+        from shiplap.tuning.recorded_calls import start_recording
 
-        start(current.record)
+        start_recording(current.record)
 
 
-def _from_packages() -> None:
+def load_packaged_choices() -> None:
     """Install the choices that the packages of declared ops contain. The choices of this process have priority."""
-    if any(choices_of(op) for op in registry.ops()):
-        from shiplap.tuning.packaged_choices import load
+    if any(packaged_choice_tables(op) for op in registry.declared_op_list()):
+        from shiplap.tuning.packaged_choices import install_packaged_choices
 
-        load()
+        install_packaged_choices()
 
 
 # `dispatch` may not import this room, which lies above it. It calls these two functions at the first call of an op.
-tuned_choices.from_environment = _from_environment
-tuned_choices.from_packages = _from_packages
+tuned_choices.from_environment = apply_tuning_settings
+tuned_choices.from_packages = load_packaged_choices

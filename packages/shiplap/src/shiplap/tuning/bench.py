@@ -15,18 +15,18 @@ from typing import Any, Protocol
 
 import torch
 
-from shiplap.sampling.run import last_line
+from shiplap.sampling.run import error_line
 from shiplap.tuning.candidate import Candidate
 from shiplap.tuning.inputs import Inputs
-from shiplap.tuning.measure import Plan, Timing, Uncapturable, clock_for, race
-from shiplap.tuning.verify import Outcome, Verifier, cases_of, is_fatal, synchronize
+from shiplap.tuning.measure import RacePlan, Timing, Uncapturable, clock_for, race_runs
+from shiplap.tuning.verify import Verifier, VerifyOutcome, is_device_lost, verification_cases, wait_for_device
 
 BEAT = Struct("=qd")  # in memory shared with a worker: index of the candidate that runs (-1: none), and since when
 COMPILERS = -2  # instead of an index: compilers of any candidates are waited for
 
 
 @dataclass(frozen=True)
-class Belief:
+class ConfirmedClaim:
     """The result of confirming a winner.
 
     Attributes:
@@ -59,9 +59,9 @@ class Bench(Protocol):
         """Stop starting compilations, and return when all running ones have ended."""
         ...
 
-    def verify(self, index: int) -> Outcome: ...
+    def verify(self, index: int) -> VerifyOutcome: ...
 
-    def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
+    def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
         """Return the timings of candidates, and the reasons why other candidates have none."""
         ...
 
@@ -78,7 +78,7 @@ class Bench(Protocol):
 
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
-    ) -> dict[int, Belief]:
+    ) -> dict[int, ConfirmedClaim]:
         """Return the result of confirming a winner and the candidates near it, measured in turns.
 
         Args:
@@ -114,7 +114,7 @@ class LocalBench:
                 with suppress(Exception):  # an error of a rendering is raised again in verify()
                     self.candidates[index].compile_apart()
         for index in able:
-            cases_of(self.inputs, self.candidates[index])  # drawn once, here
+            verification_cases(self.inputs, self.candidates[index])  # drawn once, here
         # Python's lock is released while an external compiler runs, so threads suffice to run compilers in parallel.
         pool = ThreadPoolExecutor(min(len(able), os.cpu_count() or 1), "shiplap compile")
         self._compiling |= {i: pool.submit(self._precompile, self.candidates[i]) for i in able}
@@ -126,7 +126,7 @@ class LocalBench:
 
         Nothing is launched, so the arguments that several candidates share are not written to.
         """
-        for case in cases_of(self.inputs, candidate)[1:]:  # the first two have the same sizes
+        for case in verification_cases(self.inputs, candidate)[1:]:  # the first two have the same sizes
             candidate.precompile(case.args)
 
     def _compiled(self, index: int) -> None:
@@ -146,12 +146,12 @@ class LocalBench:
         wait(left)
         self.at(-1)
 
-    def verify(self, index: int) -> Outcome:
+    def verify(self, index: int) -> VerifyOutcome:
         self.at(index)
         self._compiled(index)
         return self._verifier.check(self.candidates[index])
 
-    def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
+    def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
         self.quiet()  # the clock is for candidates alone
         clock = clock_for(self.inputs.device, self.capture)
         ready: dict[int, Any] = {}
@@ -162,19 +162,19 @@ class LocalBench:
                 self.at(index)
                 try:
                     ready[index] = clock.ready(self.candidates[index].prepare(args))
-                    synchronize(self.inputs.device)
+                    wait_for_device(self.inputs.device)
                 except Exception as e:
                     # After a fatal CUDA error every later candidate would fail as well, so the whole process has to be
                     # replaced.
-                    if is_fatal(e) and not isinstance(e, Uncapturable):
+                    if is_device_lost(e) and not isinstance(e, Uncapturable):
                         raise
-                    failed[index] = last_line(e)
-            return (race(ready, clock, plan, self.at) if ready else {}), failed
+                    failed[index] = error_line(e)
+            return (race_runs(ready, clock, plan, self.at) if ready else {}), failed
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
         return {}, {}  # they raced side by side
 
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
-    ) -> dict[int, Belief]:
-        return dict.fromkeys(claims, Belief())  # candidates share this process, which cannot check them
+    ) -> dict[int, ConfirmedClaim]:
+        return dict.fromkeys(claims, ConfirmedClaim())  # candidates share this process, which cannot check them

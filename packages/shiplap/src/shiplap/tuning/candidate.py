@@ -17,13 +17,13 @@ from shiplap.declare.binding import Binding
 from shiplap.declare.config import NO_CONFIG, Config
 from shiplap.declare.kernel import Kernel
 from shiplap.dispatch import Op
-from shiplap.dispatch.outputs import fit_outputs
+from shiplap.dispatch.outputs import check_outputs
 from shiplap.dispatch.tuned_choices import REFERENCE
 
-Run = Callable[[], tuple[Tensor, ...]]
+CandidateRun = Callable[[], tuple[Tensor, ...]]
 
 
-class Refused(Exception):
+class CandidateRefused(Exception):
     """Raised for a candidate that does not support these arguments. It is not wrong, and it is not timed."""
 
 
@@ -44,7 +44,7 @@ class Candidate(ABC):
     compiles: bool = False
 
     @abstractmethod
-    def prepare(self, args: tuple[Any, ...]) -> Run:
+    def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
         """Compile and check once for ``args`` (all arguments, in order), and return the function to be timed.
 
         Raises:
@@ -57,7 +57,7 @@ class Candidate(ABC):
 
         Several threads may call this method in parallel.
         """
-        raise NotImplementedError(f"{label(self)} compiles nothing")
+        raise NotImplementedError(f"{candidate_label(self)} compiles nothing")
 
     def compile_apart(self) -> bool:
         """Start the work of :meth:`precompile` in another process, and return whether it was started.
@@ -71,7 +71,7 @@ class Candidate(ABC):
         return None
 
 
-def label(candidate: Candidate) -> str:
+def candidate_label(candidate: Candidate) -> str:
     """Return the name of a candidate with its config, such as ``tiled(BLOCK=64)``."""
     return candidate.config.label(candidate.kernel)
 
@@ -95,10 +95,10 @@ class KernelCandidate(Candidate):
             # A frozen dataclass forbids plain assignment, even to its own fields.
             object.__setattr__(self, name, value)
 
-    def prepare(self, args: tuple[Any, ...]) -> Run:
+    def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
         call = self.op.bind(args)
         if reason := self.bound.refuses(call):
-            raise Refused(reason)
+            raise CandidateRefused(reason)
         return partial(self.bound.run, call)
 
     def precompile(self, args: tuple[Any, ...]) -> None:
@@ -119,12 +119,12 @@ class ReferenceCandidate(Candidate):
     kernel: str = REFERENCE
     config: Config = NO_CONFIG
 
-    def prepare(self, args: tuple[Any, ...]) -> Run:
+    def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
         call = self.op.bind(args)
-        return lambda: fit_outputs(self.op.spec, call, self.op.run_reference(call.args))
+        return lambda: check_outputs(self.op.spec, call, self.op.run_reference(call.args))
 
 
-def candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
+def kernel_candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
     """Return every kernel with every config of ``op`` for a device type and sizes.
 
     The reference comes first, then the declared default.
@@ -136,7 +136,7 @@ def candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
     return valid
 
 
-def default_of(op: Op, call: Binding, device: str) -> tuple[str, Config]:
+def declared_default(op: Op, call: Binding, device: str) -> tuple[str, Config]:
     """Return the candidate that runs on a device type without a choice. The tensors of ``call`` may have no values."""
     for kernel in op.eager(torch.device(device).type):
         try:

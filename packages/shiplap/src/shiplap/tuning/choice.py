@@ -8,7 +8,7 @@ from typing import Any
 
 from shiplap.declare.bucket import Bucket
 from shiplap.declare.config import NO_CONFIG, Config
-from shiplap.dispatch.tuned_choices import Entry
+from shiplap.dispatch.tuned_choices import ChoiceEntry
 from shiplap.sampling.finding import Finding
 from shiplap.tuning.key import Key
 
@@ -99,15 +99,15 @@ class Choice:
         }
 
 
-def from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
+def choice_from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
     """Return the choice of an entry. ValueError when the content of the entry is not a choice."""
     # msgspec is imported late because a program that reads no stored choice does not need it.
     import msgspec
 
-    from shiplap.tuning.schema import Value
+    from shiplap.tuning.schema import StoredValue
 
     try:
-        read = msgspec.convert(dict(value), Value)
+        read = msgspec.convert(dict(value), StoredValue)
         findings = tuple(Finding(**f) for f in read.findings)  # type: ignore[arg-type]
     except (msgspec.ValidationError, TypeError) as e:
         raise ValueError(str(e)) from e
@@ -129,20 +129,20 @@ def from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
         origin=origin,
         sizes=read.sizes,
         unverified=read.unverified,
-        place=place_of(key),
+        place=place_of_key(key),
     )
 
 
-def place_of(key: Key) -> tuple[tuple[str, str], ...]:
+def place_of_key(key: Key) -> tuple[tuple[str, str], ...]:
     """Return the fields of ``key`` that not every choice has, in the form of :attr:`Choice.place`."""
     prefix = "extra."
     return tuple((name.removeprefix(prefix), value) for name, value in key.fields if name.startswith(prefix))
 
 
-def entry_of(choice: Choice, source: str) -> Entry:
+def choice_table_entry(choice: Choice, source: str) -> ChoiceEntry:
     """Return the entry for the table of choices in use. Eager calls do not match an entry that has a place."""
     key: tuple[Any, ...] = (choice.device, *(v for _, _, v in choice.bucket.limits), choice.dtypes, choice.layout)
-    return Entry(choice.op, source, key, choice.kernel, choice.config, choice.place)
+    return ChoiceEntry(choice.op, source, key, choice.kernel, choice.config, choice.place)
 
 
 def show_time(seconds: float) -> str:

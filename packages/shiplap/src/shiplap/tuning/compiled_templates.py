@@ -1,6 +1,6 @@
 """Templates in compiled code: which of them are measured there, and the functions that measure them.
 
-This room compiles no graphs. ``shiplap.inductor``, which does, adds its function to ``tuners``.
+This room compiles no graphs. ``shiplap.inductor``, which does, adds its function to ``template_tuners``.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from shiplap.declare.template import Template
 from shiplap.dispatch import Op
 
 if TYPE_CHECKING:
-    from shiplap.sampling.recipe import Recipe
+    from shiplap.sampling.recipe import SampleRecipe
     from shiplap.tuning.choice import Choice
-    from shiplap.tuning.selector import Options
-    from shiplap.tuning.worker_process import Isolation
+    from shiplap.tuning.selector import SelectionOptions
+    from shiplap.tuning.worker_process import WorkerProcess
 
 ALONE = (("epilogue", ""),)  # the place of a call with nothing around it that could be fused
 
 # Of op, recipe, device, options, the report of progress, and the worker process or None: the choice in compiled code.
-Tuner = Callable[[Op, "Recipe", str, "Options", Callable[[str, int, int], None], "Isolation | None"], "Choice"]
-tuners: list[Tuner] = []  # the package ``shiplap`` adds the one of ``shiplap.inductor``
+TemplateTuner = Callable[[Op, "Recipe", str, "Options", Callable[[str, int, int], None], "Isolation | None"], "Choice"]
+template_tuners: list[TemplateTuner] = []  # the package ``shiplap`` adds the one of ``shiplap.inductor``
 
 
-def templates(op: Op, device: str) -> tuple[list[Template], list[Template]]:
+def templates_by_need(op: Op, device: str) -> tuple[list[Template], list[Template]]:
     """Return the templates for a device type, in two lists: those that only compiled code can run, and the others.
 
     A template runs only in compiled code if no kernel has its name. A template in C++ is code only together with its
@@ -38,29 +38,29 @@ def templates(op: Op, device: str) -> tuple[list[Template], list[Template]]:
     return alone, [t for t in every if t not in alone]
 
 
-def measured(op: Op, device: str, compiled: bool | None) -> bool:
+def measured_when_compiled(op: Op, device: str, compiled: bool | None) -> bool:
     """Return whether the templates of ``op`` are measured in compiled code.
 
     By default they are measured if some of them run only in compiled code.
     """
-    there_only, both = templates(op, device)
+    there_only, both = templates_by_need(op, device)
     return bool(there_only or (compiled and both)) and compiled is not False
 
 
-def left_out(op: Op, device: str, compiled: bool | None) -> str:
+def describe_unmeasured(op: Op, device: str, compiled: bool | None) -> str:
     """Return which templates are not measured in compiled code although they may run there, with the reason, or ""."""
-    there_only, both = templates(op, device)
+    there_only, both = templates_by_need(op, device)
     if compiled and not (there_only or both):
         return "compiled code: no template to measure there; it calls the kernel that is chosen for eager calls"
-    if measured(op, device, compiled):
+    if measured_when_compiled(op, device, compiled):
         return ""
     if compiled is False and there_only:
-        return f"{_names(there_only)}: runs in compiled code alone, and compiled=False measures eager calls alone"
+        return f"{_join_template_names(there_only)}: runs in compiled code alone, and compiled=False measures eager calls alone"
     if not both:
         return ""
     known = "compiled code tries the choice for eager calls first, and compares it with the reference once more"
-    return f"{_names(both)} in compiled code: {known}; compiled=True measures there"
+    return f"{_join_template_names(both)} in compiled code: {known}; compiled=True measures there"
 
 
-def _names(given: list[Template]) -> str:
+def _join_template_names(given: list[Template]) -> str:
     return ", ".join(t.name for t in given)

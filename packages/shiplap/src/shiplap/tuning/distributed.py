@@ -14,7 +14,7 @@ import torch
 from shiplap.errors import error
 
 
-def ranks() -> tuple[int, int]:
+def rank_and_count() -> tuple[int, int]:
     """Return this process's rank and the number of ranks: ``(0, 1)`` in a program that is not distributed."""
     dist = torch.distributed
     if not (dist.is_available() and dist.is_initialized()):
@@ -22,9 +22,9 @@ def ranks() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def from_first(work: Callable[[], Any]) -> Any:
+def run_on_rank_zero(work: Callable[[], Any]) -> Any:
     """Return the result of ``work`` on rank 0 (JSON), on every rank. If ``work`` raises, every rank raises."""
-    rank, _ = ranks()
+    rank, _ = rank_and_count()
     failure: BaseException | None = None
     content: dict[str, Any] = {}
     if rank == 0:
@@ -32,7 +32,7 @@ def from_first(work: Callable[[], Any]) -> Any:
             content = {"result": work()}
         except Exception as e:  # the others must not wait for ever
             failure, content = e, {"error": f"{type(e).__name__}: {e}"}
-    content = _broadcast(content)
+    content = _broadcast_json(content)
     if failure is not None:
         raise failure
     if "error" in content:
@@ -47,7 +47,7 @@ def from_first(work: Callable[[], Any]) -> Any:
     return content["result"]
 
 
-def carrier() -> torch.device:
+def broadcast_device() -> torch.device:
     """Return the device on which the default group can send a tensor: the CPU if it can, else the device in use.
 
     The configuration of a group names the backend of each device type, as in ``"cpu:gloo,cuda:nccl"``. A group of NCCL
@@ -59,12 +59,12 @@ def carrier() -> torch.device:
     return torch.device(served[0], torch.get_device_module(served[0]).current_device())
 
 
-def _broadcast(content: dict[str, Any]) -> dict[str, Any]:
+def _broadcast_json(content: dict[str, Any]) -> dict[str, Any]:
     """Broadcast the length and then the bytes of ``content``, and return it as decoded on this rank.
 
     The sender decodes its own bytes as well, so that all ranks use the same value.
     """
-    dist, device = torch.distributed, carrier()
+    dist, device = torch.distributed, broadcast_device()
     data = torch.frombuffer(bytearray(json.dumps(content).encode()), dtype=torch.uint8).to(device)
     # A receiver has to allocate the tensor before it can receive, so the length is sent first.
     size = torch.tensor([data.numel()], device=device)

@@ -14,41 +14,41 @@ import torch
 from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError, error
 from shiplap.sampling.finding import Finding
-from shiplap.sampling.recipe import Recipe
-from shiplap.sampling.sizes import environment, free_dims, scalar_candidates
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.sizes import dim_environment, free_dims, scalar_candidates
 from shiplap.tuning import compiled_templates
 from shiplap.tuning.allowed import require_quiet
-from shiplap.tuning.choice import LEFT_OUT, Choice, from_json
+from shiplap.tuning.choice import LEFT_OUT, Choice, choice_from_json
 from shiplap.tuning.deadline import Deadline, OutOfTime
-from shiplap.tuning.distributed import from_first, ranks
-from shiplap.tuning.frozen_table import keep
-from shiplap.tuning.inputs import inputs, recipe_of
+from shiplap.tuning.distributed import rank_and_count, run_on_rank_zero
+from shiplap.tuning.frozen_table import remember_choice
+from shiplap.tuning.inputs import draw_inputs, recipe_of
 from shiplap.tuning.key import key_for
 from shiplap.tuning.result import TuneResult
 from shiplap.tuning.search import Report
-from shiplap.tuning.selector import Options, force, select
-from shiplap.tuning.worker_process import TIMEOUT, Isolation
+from shiplap.tuning.selector import SelectionOptions, install_choices, select
+from shiplap.tuning.worker_process import TIMEOUT, WorkerProcess
 
-Request = tuple[Op, Recipe, str]
-Work = tuple[
-    Op, Recipe, str, compiled_templates.Tuner | None
+TuningRequest = tuple[Op, SampleRecipe, str]
+Measurement = tuple[
+    Op, SampleRecipe, str, compiled_templates.TemplateTuner | None
 ]  # the tuner measures templates in compiled code; None: eager calls
 EACH = 30.0  # seconds per bucket without a budget
 
 
-def requests_of(op: Op, samples: Iterable[Any], device: str | None) -> list[Request]:
+def make_requests(op: Op, samples: Iterable[Any], device: str | None) -> list[TuningRequest]:
     """Return the tuning requests for ``samples``: argument tuples, sizes, recipes or labels of recipes."""
     # The first three types are iterable, but iterating over one of them is a mistake: the user passed one sample, not a
     # list.
     if isinstance(samples, (str, Mapping, torch.Tensor)) or not isinstance(samples, Iterable):
-        raise _no_sample(op, type(samples).__name__, "a list of samples, such as [(x, y)]")
-    requests = [_request(op, sample, device) for sample in samples]
+        raise _no_sample_error(op, type(samples).__name__, "a list of samples, such as [(x, y)]")
+    requests = [_make_request(op, sample, device) for sample in samples]
     if not requests:
-        raise _no_sample(op, "no samples", "a list of at least one sample, such as [(x, y)]")
+        raise _no_sample_error(op, "no samples", "a list of at least one sample, such as [(x, y)]")
     return requests
 
 
-def _no_sample(op: Op, got: str, expected: str) -> ShiplapError:
+def _no_sample_error(op: Op, got: str, expected: str) -> ShiplapError:
     return error(
         "SL613",
         where=f"{op.spec.name}: samples to tune on",
@@ -59,10 +59,10 @@ def _no_sample(op: Op, got: str, expected: str) -> ShiplapError:
 
 
 def tune_all(
-    requests: Sequence[Request],
+    requests: Sequence[TuningRequest],
     budget: float | str | None = None,
     *,
-    options: Options,
+    options: SelectionOptions,
     isolate: bool = True,
     timeout: float = TIMEOUT,
     progress: bool | None = None,
@@ -74,33 +74,39 @@ def tune_all(
     follows the choice for eager calls.
     """
     require_quiet("tune")
-    wanted = _works(_buckets(requests), compiled)
+    wanted = _list_measurements(_first_of_each_bucket(requests), compiled)
 
     def work() -> list[Choice]:
-        seconds = seconds_of(budget)
-        with shown(progress) as report, Isolation(timeout) as isolation:
+        seconds = parse_budget(budget)
+        with tuning_progress(progress) as report, WorkerProcess(timeout) as isolation:
             rest = options, isolation if isolate else None, report
             if seconds is None:
-                return _explained(wanted, _each(wanted, None, *rest), compiled)
+                return _with_unmeasured_findings(wanted, _choose_each(wanted, None, *rest), compiled)
             with Deadline(seconds, isolation.close) as deadline:
-                return _explained(wanted, _each(wanted, deadline, *rest), compiled)
+                return _with_unmeasured_findings(wanted, _choose_each(wanted, deadline, *rest), compiled)
 
-    rank, count = ranks()
+    rank, count = rank_and_count()
     if count == 1:
         return TuneResult(tuple(work()))
     mine: list[Choice] = []
 
     def tell() -> list[dict[str, Any]]:
         mine.extend(work())
-        return [_told(choice) for choice in mine]
+        return [_choice_message(choice) for choice in mine]
 
-    choices = from_first(tell)
-    received = mine if rank == 0 else [_receive(work, told) for work, told in zip(wanted, choices, strict=True)]
+    choices = run_on_rank_zero(tell)
+    received = (
+        mine if rank == 0 else [_install_received(work, told) for work, told in zip(wanted, choices, strict=True)]
+    )
     return TuneResult(tuple(received))
 
 
-def _each(
-    wanted: Sequence[Work], deadline: Deadline | None, options: Options, isolation: Isolation | None, report: Report
+def _choose_each(
+    wanted: Sequence[Measurement],
+    deadline: Deadline | None,
+    options: SelectionOptions,
+    isolation: WorkerProcess | None,
+    report: Report,
 ) -> list[Choice]:
     """Return the choices for ``wanted``. Each bucket has an equal share of the remaining time."""
     choices: list[Choice] = []
@@ -123,13 +129,13 @@ def _each(
         try:
             choices.append(work() if deadline is None else deadline.run(work))
         except OutOfTime:
-            choices.append(_left_out(op, recipe, device, compiled=tuner is not None))
+            choices.append(_unreached_choice(op, recipe, device, compiled=tuner is not None))
     return choices
 
 
-def _left_out(op: Op, recipe: Recipe, device: str, *, compiled: bool) -> Choice:
+def _unreached_choice(op: Op, recipe: SampleRecipe, device: str, *, compiled: bool) -> Choice:
     """Return the choice that stands for a bucket that the budget did not reach. It has no kernel and is not stored."""
-    env = environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
+    env = dim_environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
     dtypes = ", ".join(f"{c}={d}" for c, d in recipe.dtypes)
     return Choice(
         op.spec.name,
@@ -145,75 +151,81 @@ def _left_out(op: Op, recipe: Recipe, device: str, *, compiled: bool) -> Choice:
     )
 
 
-def _told(choice: Choice) -> dict[str, Any]:
+def _choice_message(choice: Choice) -> dict[str, Any]:
     """Return the part of a choice of rank 0 that the other ranks need."""
     return {"value": choice.value(), "place": dict(choice.place)} if choice.origin != LEFT_OUT else {}
 
 
-def _receive(work: Work, told: Mapping[str, Any]) -> Choice:
+def _install_received(work: Measurement, told: Mapping[str, Any]) -> Choice:
     """Install a choice of rank 0 in this process, and return it."""
     op, recipe, device, tuner = work
     if not told:
-        return _left_out(op, recipe, device, compiled=tuner is not None)
-    key = key_for(op, inputs(op, recipe, device), told["place"])
-    choice = from_json(key, told["value"], "received")
-    force(op, [choice])
-    keep(key, choice)
+        return _unreached_choice(op, recipe, device, compiled=tuner is not None)
+    key = key_for(op, draw_inputs(op, recipe, device), told["place"])
+    choice = choice_from_json(key, told["value"], "received")
+    install_choices(op, [choice])
+    remember_choice(key, choice)
     return choice
 
 
-def _buckets(requests: Iterable[Request]) -> list[Request]:
+def _first_of_each_bucket(requests: Iterable[TuningRequest]) -> list[TuningRequest]:
     """Return the first request of each bucket."""
-    by_bucket: dict[tuple[Any, ...], Request] = {}
+    by_bucket: dict[tuple[Any, ...], TuningRequest] = {}
     for op, recipe, device in requests:
-        env = environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
+        env = dim_environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
         key = (op.spec.name, device, op.rule.values(env), recipe.dtypes, recipe.layouts, recipe.absent)
         by_bucket.setdefault(key, (op, recipe, device))
     return list(by_bucket.values())
 
 
-def _works(requests: Iterable[Request], compiled: bool | None) -> list[Work]:
+def _list_measurements(requests: Iterable[TuningRequest], compiled: bool | None) -> list[Measurement]:
     """Return the measurements for each request: eager calls, and templates in compiled code."""
-    works: list[Work] = []
+    works: list[Measurement] = []
     for op, recipe, device in requests:
         works.append((op, recipe, device, None))
         works += [
             (op, recipe, device, tuner)
-            for tuner in compiled_templates.tuners
-            if compiled_templates.measured(op, device, compiled)
+            for tuner in compiled_templates.template_tuners
+            if compiled_templates.measured_when_compiled(op, device, compiled)
         ]
     return works
 
 
-def _explained(works: Sequence[Work], made: Sequence[Choice], compiled: bool | None) -> list[Choice]:
+def _with_unmeasured_findings(
+    works: Sequence[Measurement], made: Sequence[Choice], compiled: bool | None
+) -> list[Choice]:
     """Return the choices, with a finding for each template that was not measured in compiled code."""
     told = []
     for (op, recipe, device, tuner), choice in zip(works, made, strict=True):
-        why = "" if tuner is not None else compiled_templates.left_out(op, device, compiled)
+        why = "" if tuner is not None else compiled_templates.describe_unmeasured(op, device, compiled)
         skipped = (Finding("tune.candidates", "skip", op.spec.name, why, str(recipe), ""),) if why else ()
         told.append(choice.but(findings=(*choice.findings, *skipped)) if skipped else choice)
     return told
 
 
-def _request(op: Op, sample: Any, device: str | None) -> Request:
-    if isinstance(sample, Recipe):
+def _make_request(op: Op, sample: Any, device: str | None) -> TuningRequest:
+    if isinstance(sample, SampleRecipe):
         return op, sample, device or "cpu"
     if isinstance(sample, str):
-        return op, Recipe.parse(sample), device or "cpu"
+        return op, SampleRecipe.parse(sample), device or "cpu"
     if isinstance(sample, Mapping):
         sizes = dict(sample)
-        return op, recipe_for(op, sizes, str(sizes.pop("dtype", "float32")).removeprefix("torch.")), device or "cpu"
+        return (
+            op,
+            recipe_of_sizes(op, sizes, str(sizes.pop("dtype", "float32")).removeprefix("torch.")),
+            device or "cpu",
+        )
     if not isinstance(sample, (tuple, list)):
-        raise _no_sample(op, type(sample).__name__, "the arguments of a call, sizes by name, or a recipe")
+        raise _no_sample_error(op, type(sample).__name__, "the arguments of a call, sizes by name, or a recipe")
     if len(sample) > len(op.spec.args) or any(a.default is ... for a in op.spec.args[len(sample) :]):
-        raise _no_sample(op, type(sample).__name__, f"the {len(op.spec.args)} arguments of a call")
+        raise _no_sample_error(op, type(sample).__name__, f"the {len(op.spec.args)} arguments of a call")
     args = tuple(sample)
     # `bind` raises an error of its own that names the argument that does not fit.
     bound = op.bind(args)  # raises the error of bad arguments
     return op, recipe_of(op, args), str(bound.device)
 
 
-def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Recipe:
+def recipe_of_sizes(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> SampleRecipe:
     """Return the recipe of a call with these sizes and scalars.
 
     ``dtype`` applies to the tensors whose declaration admits it. The others have float32, or the first admitted dtype.
@@ -225,7 +237,7 @@ def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Rec
     # All three kinds of errors are collected, so that one message names everything that has to be corrected.
     unknown = [n for n in values if n not in dims and n not in scalars and n not in repeated]
     missing = [n for n in dims if n not in values]
-    strange = [n for n, kind in dims.items() if n in values and not _is_size(values[n], kind)]
+    strange = [n for n, kind in dims.items() if n in values and not _is_dim_size(values[n], kind)]
     if unknown or missing or strange:
         got = ", ".join(
             [
@@ -255,16 +267,16 @@ def recipe_for(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> Rec
             fix="pass a dtype that the declaration admits",
         )
     dtypes = {c: next((d for d in (dtype, "float32") if d in names), names[0]) for c, names in admitted.items()}
-    return Recipe().but(sizes={n: values[n] for n in dims} | repeated, scalars=given, dtypes=dtypes)
+    return SampleRecipe().but(sizes={n: values[n] for n in dims} | repeated, scalars=given, dtypes=dtypes)
 
 
-def _is_size(value: Any, kind: str) -> bool:
+def _is_dim_size(value: Any, kind: str) -> bool:
     """Return whether a dim of this kind can have this size: one number, or a list of them for ``"variadic"``."""
     sizes = value if kind == "variadic" else [value]
     return isinstance(sizes, (list, tuple)) and all(type(n) is int and n >= 0 for n in sizes)
 
 
-def seconds_of(budget: float | str | None) -> float | None:
+def parse_budget(budget: float | str | None) -> float | None:
     """Return a budget in seconds. A budget is ``"5m"``, ``"90s"``, ``"1h"`` or a number of seconds."""
     if budget is None or isinstance(budget, (int, float)):
         return budget
@@ -278,7 +290,7 @@ def seconds_of(budget: float | str | None) -> float | None:
 
 
 @contextlib.contextmanager
-def shown(wanted: bool | None) -> Iterator[Report]:
+def tuning_progress(wanted: bool | None) -> Iterator[Report]:
     """Show a progress bar on stderr, by default if stderr is a terminal. The bar is removed at the end."""
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda what, done, total: None

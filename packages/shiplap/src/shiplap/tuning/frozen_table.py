@@ -1,4 +1,4 @@
-"""Tables of choices: ``write`` saves the choices of this machine, ``frozen`` installs a table and ends measuring."""
+"""Tables of choices: ``write_frozen_table`` saves the choices of this machine, ``frozen`` installs a table and ends measuring."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from shiplap import safe_io
 from shiplap.dispatch import Op, registry, tuned_choices
 from shiplap.errors import error, notice, writing
 from shiplap.settings import settings
-from shiplap.tuning.choice import Choice, entry_of, from_json
-from shiplap.tuning.key import MACHINE, VERSIONS, Key, differences, environment
-from shiplap.tuning.store import Store, checksum, seal, unseal
+from shiplap.tuning.choice import Choice, choice_from_json, choice_table_entry
+from shiplap.tuning.key import MACHINE, VERSIONS, Key, key_differences, key_environment
+from shiplap.tuning.store import ChoiceStore, entry_checksum, seal_entry, unseal_entry
 
 FORMAT = "shiplap-tuned/1"
 LIMIT = 1 << 24  # bytes of a table
@@ -24,56 +24,58 @@ LIMIT = 1 << 24  # bytes of a table
 _made: dict[str, tuple[Key, Choice]] = {}  # choices of this process, also without a writable store
 
 
-def keep(key: Key, choice: Choice) -> None:
-    """Remember a choice for ``write``."""
+def remember_choice(key: Key, choice: Choice) -> None:
+    """Remember a choice for ``write_frozen_table``."""
     _made[key.digest] = key, choice
 
 
-def write(path: str | os.PathLike[str], ops: Iterable[Op] | None = None, *, store: Store | None = None) -> list[Choice]:
+def write_frozen_table(
+    path: str | os.PathLike[str], ops: Iterable[Op] | None = None, *, store: ChoiceStore | None = None
+) -> list[Choice]:
     """Write the valid choices of the store and of this process to ``path``. See :func:`shiplap.freeze`."""
     entries: dict[str, tuple[Key, Mapping[str, Any]]] = {}
-    for entry in (store or Store()).entries():
+    for entry in (store or ChoiceStore()).entries():
         if entry.key is not None and entry.value is not None:
             entries[entry.key.digest] = entry.key, entry.value
     # The choices of this process come second, so that they replace older ones of the store under the same key.
     entries |= {digest: (key, choice.value()) for digest, (key, choice) in _made.items()}
     names = None if ops is None else {op.spec.name for op in ops}
-    kept = [(k, v) for k, v in entries.values() if (names is None or k["op"] in names) and _holds(k)]
+    kept = [(k, v) for k, v in entries.values() if (names is None or k["op"] in names) and _key_is_current(k)]
     kept.sort(key=lambda pair: pair[0].fields)
-    dump(path, kept)
-    return [from_json(key, value, "frozen") for key, value in kept]
+    dump_table(path, kept)
+    return [choice_from_json(key, value, "frozen") for key, value in kept]
 
 
-def _holds(key: Key) -> bool:
+def _key_is_current(key: Key) -> bool:
     """Return whether a choice with this key is valid now. The source is not compared for an op that is not declared
     here.
     """
-    op = registry.find(key["op"])
+    op = registry.find_declared_op(key["op"])
     if op is not None and key["source"] != op.identity:
         return False
-    now = environments([key["device"]]).get(key["device"])
-    return now is not None and not differences(key.as_dict(), now, (*MACHINE, *VERSIONS))
+    now = device_environments([key["device"]]).get(key["device"])
+    return now is not None and not key_differences(key.as_dict(), now, (*MACHINE, *VERSIONS))
 
 
-def environments(devices: Iterable[str]) -> dict[str, dict[str, str]]:
+def device_environments(devices: Iterable[str]) -> dict[str, dict[str, str]]:
     """Return the MACHINE and VERSIONS fields for each device type that this machine has."""
     environments = {}
     for device in set(devices):
         if device != "cuda" or torch.cuda.is_available():
-            environments[device] = environment(device)
+            environments[device] = key_environment(device)
     return environments
 
 
-def dump(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str, Any]]]) -> None:
+def dump_table(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str, Any]]]) -> None:
     """Write a table of choices, whole or not at all. SL602 when the table cannot be written."""
-    body = {"format": FORMAT, "entries": [seal(key, value) for key, value in entries]}
+    body = {"format": FORMAT, "entries": [seal_entry(key, value) for key, value in entries]}
     # Indented, so that tables of two machines can be compared line by line.
-    text = json.dumps({**body, "sha256": checksum(body)}, indent=1) + "\n"
+    text = json.dumps({**body, "sha256": entry_checksum(body)}, indent=1) + "\n"
     with writing(path):
         safe_io.write_whole(Path(path), text.encode())
 
 
-def read(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
+def read_frozen_table(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
     """Return keys and values of a table. SL602 when the file does not exist, SL609 when it is damaged."""
     try:
         raw = safe_io.read_file(path, LIMIT, safe_io.NAMED)
@@ -82,28 +84,28 @@ def read(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
             "SL602",
             where=str(path),
             what="the file cannot be read",
-            got=safe_io.reason(e) if isinstance(e, safe_io.Distrusted) else e.strerror or e,
+            got=safe_io.unsafe_reason(e) if isinstance(e, safe_io.Distrusted) else e.strerror or e,
             expected="a table written by 'shiplap freeze'",
         ) from None
     try:
         content = safe_io.parse_json(raw)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"not of format {FORMAT}")
-        if content.get("sha256") != checksum({n: content.get(n) for n in ("format", "entries")}):
+        if content.get("sha256") != entry_checksum({n: content.get(n) for n in ("format", "entries")}):
             raise ValueError("its checksum does not fit")
         listed = content.get("entries")
         if not isinstance(listed, list):
             raise ValueError("'entries' is no list")
-        entries = [unseal(entry) for entry in listed]
+        entries = [unseal_entry(entry) for entry in listed]
         for key, value in entries:
-            from_json(key, value, "frozen")
-            _device_of(key)
+            choice_from_json(key, value, "frozen")
+            _check_device_type(key)
     except ValueError as e:
         raise error("SL609", where=str(path), got=str(e)[:200], expected=f"a table of format {FORMAT}") from None
     return entries
 
 
-def _device_of(key: Key) -> None:
+def _check_device_type(key: Key) -> None:
     """Raise ValueError unless the key names a device type that torch defines."""
     try:
         known = torch.device(key["device"]).type == key["device"]
@@ -120,18 +122,18 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
     call raises SL607. Entries of another machine are left out, entries of other library versions are used, both with a
     notice. If entries for the same calls differ in version, the one that matches this machine is used.
     """
-    entries = read(path)
-    now = environments(key["device"] for key, _ in entries)
+    entries = read_frozen_table(path)
+    now = device_environments(key["device"] for key, _ in entries)
     taken: list[tuple[Key, Choice, list[str]]] = []
     other: list[str] = []
     for key, value in entries:
         here = now.get(key["device"])
-        if here is None or (differs := differences(key.as_dict(), here, MACHINE)):
+        if here is None or (differs := key_differences(key.as_dict(), here, MACHINE)):
             other += [f"no device {key['device']}"] if here is None else differs
             continue
-        taken.append((key, from_json(key, value, "frozen"), differences(key.as_dict(), here, VERSIONS)))
-    exact = {entry_of(choice, key["source"]).call for key, choice, differs in taken if not differs}
-    taken = [each for each in taken if not each[2] or entry_of(each[1], each[0]["source"]).call not in exact]
+        taken.append((key, choice_from_json(key, value, "frozen"), key_differences(key.as_dict(), here, VERSIONS)))
+    exact = {choice_table_entry(choice, key["source"]).call for key, choice, differs in taken if not differs}
+    taken = [each for each in taken if not each[2] or choice_table_entry(each[1], each[0]["source"]).call not in exact]
     older = [text for _, _, differs in taken for text in differs]
     # In strict mode a program must not run with choices that were measured on other versions.
     if older and settings().strict:
@@ -139,10 +141,10 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
     for what, fields in (("of another machine are left out", other), ("of other versions are used", older)):
         if fields:
             notice(f"frozen {path} {what}", f"{path}: entries {what} ({', '.join(sorted(set(fields)))})")
-    tuned_choices.install([entry_of(c, k["source"]) for k, c, _ in taken], str(path))
+    tuned_choices.install_choice_entries([choice_table_entry(c, k["source"]) for k, c, _ in taken], str(path))
     return [choice for _, choice, _ in taken]
 
 
 def thaw() -> None:
     """Undo :func:`frozen`: no choices are installed."""
-    tuned_choices.install([], "")
+    tuned_choices.install_choice_entries([], "")

@@ -11,18 +11,18 @@ from torch import Tensor
 
 from shiplap.cached_property import cached_property
 from shiplap.declare.binding import Binding
-from shiplap.declare.bucket import Bucket, dtypes_of, layout_of
+from shiplap.declare.bucket import Bucket, bucket_dtypes, bucket_layout
 from shiplap.declare.spec import OpSpec
 from shiplap.dispatch import Op
 from shiplap.dispatch.state import OpState
 from shiplap.errors import ShiplapError, error
-from shiplap.sampling.case import Case
+from shiplap.sampling.case import SampleCase
 from shiplap.sampling.layouts import LAYOUTS, apply_layout
-from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import needs_builder
 from shiplap.sampling.samples import Samples
-from shiplap.sampling.sizes import affordable, environment, free_dims, ones, search
-from shiplap.sampling.work_estimate import operations
+from shiplap.sampling.sizes import broadcast_ones, dim_environment, free_dims, results_are_affordable, search_sizes
+from shiplap.sampling.work_estimate import estimate_operations
 
 SEED = 20261121  # any; the same everywhere, so that two processes verify on the same numbers
 WORK = 1 << 31  # operations of the reference at an edge of a bucket
@@ -38,36 +38,40 @@ class Inputs:
     """
 
     op: Op
-    recipe: Recipe
+    recipe: SampleRecipe
     device: str
     seed: int
 
     @cached_property
-    def first(self) -> Case:
+    def first(self) -> SampleCase:
         """Arguments with the sizes of the call."""
         return Samples(self.op, self.seed, self.device).build(self.recipe)
 
     @cached_property
-    def real(self) -> tuple[Case, Case]:
+    def real(self) -> tuple[SampleCase, SampleCase]:
         """Two draws of arguments with the sizes of the call."""
         return self.first, Samples(self.op, self.seed + 1, self.device).build(self.recipe)
 
     @cached_property
-    def small(self) -> Case | None:
+    def small(self) -> SampleCase | None:
         """One draw of arguments with small odd sizes, or None if the declaration admits none."""
-        return _small(Samples(self.op, self.seed, self.device), self.recipe)
+        return _small_case(Samples(self.op, self.seed, self.device), self.recipe)
 
     @cached_property
-    def edges(self) -> tuple[Case, ...]:
+    def edges(self) -> tuple[SampleCase, ...]:
         """Draws at the smallest and at odd large sizes of the bucket, since a choice is for all calls of the bucket.
 
         The list is empty for a bucket whose calls all have the sizes of this one, and for one whose large sizes take
         too long.
         """
-        samples, made = Samples(self.op, self.seed, self.device), list[Case]()
-        for sizes in _edges(self.op, self.recipe):
-            env = environment(self.op.spec, sizes, dict(self.recipe.scalars) | sizes)
-            if env is None or not affordable(self.op.spec, env) or operations(self.op.spec, env) > WORK:
+        samples, made = Samples(self.op, self.seed, self.device), list[SampleCase]()
+        for sizes in _bucket_edge_sizes(self.op, self.recipe):
+            env = dim_environment(self.op.spec, sizes, dict(self.recipe.scalars) | sizes)
+            if (
+                env is None
+                or not results_are_affordable(self.op.spec, env)
+                or estimate_operations(self.op.spec, env) > WORK
+            ):
                 continue
             case = samples.make(self.recipe.but(sizes=sizes, layouts={}))
             if case is not None and case.label not in [c.label for c in (*self.real, *made)]:
@@ -95,7 +99,7 @@ class Inputs:
         asked = self.identity, id(self.op.sampler), str(self.recipe), self.device, self.seed
         if (facts := _facts.get(asked)) is None:
             rule = self.op.rule
-            facts = rule.bucket(self.call.env), dtypes_of(rule, self.call), layout_of(self.call.args)
+            facts = rule.bucket(self.call.env), bucket_dtypes(rule, self.call), bucket_layout(self.call.args)
             # The oldest entry is dropped first: dictionaries keep the order of insertion.
             while len(_facts) >= MOST:
                 _facts.pop(next(iter(_facts)), None)
@@ -115,7 +119,7 @@ class Inputs:
         return self.facts[2]
 
 
-def inputs(op: Op, recipe: Recipe, device: str, seed: int = SEED) -> Inputs:
+def draw_inputs(op: Op, recipe: SampleRecipe, device: str, seed: int = SEED) -> Inputs:
     """Return arguments for ``recipe``. SL606 for integer tensors without a builder, SL502 or SL610 for a bad recipe."""
     # Random integers are rarely valid indices, and a kernel may read out of bounds with them.
     if needs_builder(op):
@@ -135,7 +139,7 @@ def inputs(op: Op, recipe: Recipe, device: str, seed: int = SEED) -> Inputs:
     return sample
 
 
-def _small(samples: Samples, recipe: Recipe) -> Case | None:
+def _small_case(samples: Samples, recipe: SampleRecipe) -> SampleCase | None:
     """Return arguments with small, distinct, odd sizes and with the dtypes and scalars of the call, or None."""
     same: dict[str, Any] = {"dtypes": dict(recipe.dtypes), "absent": recipe.absent}
     try:
@@ -147,12 +151,12 @@ def _small(samples: Samples, recipe: Recipe) -> Case | None:
     odd = {n: 5 + 2 * i for i, n in enumerate(names) if n in dict(base.sizes)} | given_ones(samples.spec, recipe)
     scalars = dict(recipe.scalars)
     tried = [base.but(sizes=odd, scalars=scalars, **same), base.but(scalars=scalars, **same), base.but(**same)]
-    if (sizes := search(samples.spec, fixed_scalars=scalars)) is not None:
+    if (sizes := search_sizes(samples.spec, fixed_scalars=scalars)) is not None:
         tried.insert(1, recipe.but(sizes=sizes[0], layouts={}))
     return next((case for r in tried if (case := samples.make(r)) is not None), None)
 
 
-def _edges(op: Op, recipe: Recipe) -> Iterator[dict[str, Any]]:
+def _bucket_edge_sizes(op: Op, recipe: SampleRecipe) -> Iterator[dict[str, Any]]:
     """Yield the ends of the bucket of a recipe: its smallest sizes, and some just below the largest ones."""
     sizes, kinds = dict(recipe.sizes), dict(op.rule.kinds)
     free = [n for n, v in sizes.items() if kinds.get(n) == "pow2" and type(v) is int and v > 2]
@@ -163,30 +167,30 @@ def _edges(op: Op, recipe: Recipe) -> Iterator[dict[str, Any]]:
         yield sizes | top
 
 
-def given_ones(spec: OpSpec, recipe: Recipe) -> dict[str, int]:
+def given_ones(spec: OpSpec, recipe: SampleRecipe) -> dict[str, int]:
     """Return the sizes of a recipe that broadcast. Such a size is 1, whatever the other sizes of the call are."""
     return {n: v for n, v in recipe.sizes if n in spec.broadcasts}
 
 
-def recipe_of(op: OpState, args: tuple[Any, ...]) -> Recipe:
+def recipe_of(op: OpState, args: tuple[Any, ...]) -> SampleRecipe:
     """Return the recipe of a call: sizes, scalars, dtypes, layouts and absent arguments, without values."""
     call = op.bind(args)
-    sizes = {n: call.env[n] for n in free_dims(op.spec) if n in call.env} | ones(op.spec, call.env)
+    sizes = {n: call.env[n] for n in free_dims(op.spec) if n in call.env} | broadcast_ones(op.spec, call.env)
     scalars = {a.name: call.env[a.name] for a in op.spec.scalars if a.name not in sizes}
     dtypes = {c: str(d).removeprefix("torch.") for c, d in call.dtypes.items()}
     pairs = [(a, v) for a, v in zip(op.spec.args, call.args, strict=True) if a.tensor is not None]
     layouts = {a.name: name for a, v in pairs if isinstance(v, Tensor) and (name := layout_name(v))}
     absent = tuple(a.name for a, v in pairs if v is None)
-    return Recipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=dtypes, layouts=layouts)
+    return SampleRecipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=dtypes, layouts=layouts)
 
 
 def layout_name(t: Tensor) -> str:
     """Return the name of the layout of ``t``. Empty for a contiguous tensor and for a layout without a name."""
     if t.is_contiguous():
         return ""
-    code = layout_of([t])
+    code = bucket_layout([t])
     # The name of a layout depends on the order of strides only, so small dims are enough to compare.
     shape = torch.zeros([min(s, 3) for s in t.shape])
     return next(
-        (n for n in LAYOUTS if shape.dim() >= LAYOUTS[n][0] and layout_of([apply_layout(shape, n)]) == code), ""
+        (n for n in LAYOUTS if shape.dim() >= LAYOUTS[n][0] and bucket_layout([apply_layout(shape, n)]) == code), ""
     )

@@ -48,7 +48,7 @@ class Key:
 
 
 @cache
-def code_of(*rooms: str) -> str:
+def rooms_digest(*rooms: str) -> str:
     """Return the digest of Shiplap's own code in these packages, such as ``"dispatch"``. An edit there makes keys
     stale.
     """
@@ -66,17 +66,17 @@ def key_for(op: Op, inputs: Inputs, extra: Mapping[str, str] | None = None) -> K
         "dtypes": inputs.dtypes,
         "layout": inputs.layout,
         "source": inputs.identity,
-        **environment(inputs.device),
+        **key_environment(inputs.device),
         **{f"extra.{name}": str(value) for name, value in (extra or {}).items()},
     }
     return Key.of(fields)
 
 
-def environment(device: str) -> dict[str, str]:
+def key_environment(device: str) -> dict[str, str]:
     """Return the MACHINE and VERSIONS fields for a device. The driver is queried here and never at import."""
-    versions = dict(_versions())
+    versions = dict(_library_versions())
     if torch.device(device).type != "cuda":
-        name = _processor() if torch.device(device).type == "cpu" else torch.device(device).type
+        name = _processor_name() if torch.device(device).type == "cpu" else torch.device(device).type
         # The number of threads is part of the machine on a CPU: which kernel is fastest depends on the number.
         capability = str(torch.backends.cpu.get_cpu_capability())
         return {**versions, "device_name": name, "capability": capability, "threads": str(torch.get_num_threads())}
@@ -86,18 +86,18 @@ def environment(device: str) -> dict[str, str]:
         "device_name": about.name,
         "capability": f"{about.major}.{about.minor}",
         "threads": "-",
-        "driver": _driver(),
+        "driver": _driver_version(),
         "cuda": torch.version.cuda or torch.version.hip or "-",
-        "cublas": _package("nvidia-cublas", "nvidia-cublas-cu12") or f"of torch {torch.__version__}",
+        "cublas": _package_version("nvidia-cublas", "nvidia-cublas-cu12") or f"of torch {torch.__version__}",
     }
 
 
 @cache
-def _versions() -> tuple[tuple[str, str], ...]:
+def _library_versions() -> tuple[tuple[str, str], ...]:
     versions = {
-        "triton": _package("triton") or "-",
+        "triton": _package_version("triton") or "-",
         "torch": torch.__version__,
-        "shiplap": _package("shiplap") or "-",
+        "shiplap": _package_version("shiplap") or "-",
         "driver": "-",
         "cuda": "-",
         "cublas": "-",
@@ -106,7 +106,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
 
 
 @cache
-def _package(*names: str) -> str:
+def _package_version(*names: str) -> str:
     for name in names:
         try:
             return importlib.metadata.version(name)
@@ -116,7 +116,7 @@ def _package(*names: str) -> str:
 
 
 @cache
-def _processor() -> str:
+def _processor_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -126,7 +126,7 @@ def _processor() -> str:
 
 
 @cache
-def _driver() -> str:
+def _driver_version() -> str:
     """Return the release of the kernel module if its file exists, else the version of the CUDA API that it supports."""
     try:
         words = Path("/proc/driver/nvidia/version").read_text().splitlines()[0].split()
@@ -135,7 +135,7 @@ def _driver() -> str:
         return torch_private.cuda_driver_version()
 
 
-def differences(a: Mapping[str, str], b: Mapping[str, str], only: tuple[str, ...] = ()) -> list[str]:
+def key_differences(a: Mapping[str, str], b: Mapping[str, str], only: tuple[str, ...] = ()) -> list[str]:
     """Return ``name: old → new`` for each field in which two keys differ."""
     names = [n for n in {**a, **b} if not only or n in only]
     return [f"{n}: {a.get(n, '(none)')} → {b.get(n, '(none)')}" for n in names if a.get(n) != b.get(n)]

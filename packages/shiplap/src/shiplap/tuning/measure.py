@@ -19,18 +19,18 @@ from typing import Any, Protocol
 import torch
 
 from shiplap import torch_private
-from shiplap.sampling.run import last_line
-from shiplap.tuning.candidate import Run
+from shiplap.sampling.run import error_line
+from shiplap.tuning.candidate import CandidateRun
 
 benchmarks = 0  # samples taken in this process: frozen mode is tested to leave it alone
 
 
 class Clock(Protocol):
-    def ready(self, run: Run) -> Run:
+    def ready(self, run: CandidateRun) -> CandidateRun:
         """Return ``run`` in the form that is timed. Raises Uncapturable if a capture is required and fails."""
         ...
 
-    def sample(self, run: Run, repeats: int) -> float:
+    def sample(self, run: CandidateRun, repeats: int) -> float:
         """Return the seconds of one run, the mean of ``repeats``."""
         ...
 
@@ -42,11 +42,11 @@ class Uncapturable(Exception):
 class CpuClock:
     """A clock of wall-clock time."""
 
-    def ready(self, run: Run) -> Run:
+    def ready(self, run: CandidateRun) -> CandidateRun:
         return run
 
-    def sample(self, run: Run, repeats: int) -> float:
-        _count()
+    def sample(self, run: CandidateRun, repeats: int) -> float:
+        _count_sample()
         started = perf_counter_ns()
         for _ in range(repeats):
             run()
@@ -69,7 +69,7 @@ class CudaClock:
         self._flush = torch.empty(max(size, 1 << 22), dtype=torch.int8, device=self.device)
         self._kept: list[Any] = []
 
-    def ready(self, run: Run) -> Run:
+    def ready(self, run: CandidateRun) -> CandidateRun:
         if self.capture == "never":
             return run
         stream = torch.cuda.Stream(self.device)
@@ -95,7 +95,7 @@ class CudaClock:
             yield
         current.wait_stream(stream)
 
-    def _captured(self, run: Run, stream: torch.cuda.Stream) -> Run:
+    def _captured(self, run: CandidateRun, stream: torch.cuda.Stream) -> CandidateRun:
         """Capture ``run``, and return a function that replays the graph.
 
         ``torch.cuda.graph`` is not used: it leaves its stream current when the end of the capture raises.
@@ -107,11 +107,11 @@ class CudaClock:
             try:
                 outs = run()
             except Exception as e:
-                failure = last_line(e)
+                failure = error_line(e)
             try:
                 graph.capture_end()
             except RuntimeError as e:
-                failure = failure or last_line(e)
+                failure = failure or error_line(e)
                 torch_private.abandon_capture(stream.device_index, pool)
         torch.cuda.synchronize(self.device)
         if failure:
@@ -124,8 +124,8 @@ class CudaClock:
 
         return replay
 
-    def sample(self, run: Run, repeats: int) -> float:
-        _count()
+    def sample(self, run: CandidateRun, repeats: int) -> float:
+        _count_sample()
         for _ in range(3):  # the device is busy while the host gets ahead, so that the next launches queue up
             self._flush.zero_()
         events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -146,7 +146,7 @@ def clock_for(device: str, capture: str = "auto") -> Clock:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RacePlan:
     """The limits of a race, in seconds. A candidate ``hopeless`` times slower than the best is dropped."""
 
     rounds: int = 25
@@ -172,8 +172,8 @@ class Timing:
         return cls(median(ranked), ranked[len(ranked) // 4], ranked[(3 * len(ranked)) // 4], len(ranked), finished)
 
 
-def race(
-    runs: Mapping[int, Run], clock: Clock, plan: Plan, at: Callable[[int], None] = lambda index: None
+def race_runs(
+    runs: Mapping[int, CandidateRun], clock: Clock, plan: RacePlan, at: Callable[[int], None] = lambda index: None
 ) -> dict[int, Timing]:
     """Time ``runs`` in turn, and drop clearly slower ones early. ``at`` is called with the index before each run."""
     deadline = monotonic() + plan.seconds
@@ -192,7 +192,7 @@ def race(
         at(index)
         return clock.sample(runs[index], 1)
 
-    live = _near(live, samples, remeasure)
+    live = _drop_far_slower(live, samples, remeasure)
     for number in range(plan.rounds):
         # Each round begins with another candidate, so that no candidate always runs behind the same one.
         for index in live[number % len(live) :] + live[: number % len(live)]:
@@ -200,7 +200,7 @@ def race(
             value = clock.sample(runs[index], repeats[index])
             # The first round replaces the cold sample, which does not belong in a median.
             samples[index] = [value] if number == 0 else [*samples[index], value]
-        live = _remaining(live, samples, number, plan)
+        live = _still_in_race(live, samples, number, plan)
         if monotonic() > deadline and number + 1 >= plan.least:
             break
         # At twice its time a race ends even if candidates have fewer than the least number of samples.
@@ -209,12 +209,12 @@ def race(
     return {index: Timing.of(values, index in live) for index, values in samples.items()}
 
 
-def _count() -> None:
+def _count_sample() -> None:
     global benchmarks
     benchmarks += 1
 
 
-def _near(live: list[int], samples: dict[int, list[float]], remeasure: Callable[[int], float]) -> list[int]:
+def _drop_far_slower(live: list[int], samples: dict[int, list[float]], remeasure: Callable[[int], float]) -> list[int]:
     """Return the candidates that are not many times slower than the fastest.
 
     A slow first sample is repeated, so that no candidate is dropped for one disturbed sample.
@@ -227,7 +227,7 @@ def _near(live: list[int], samples: dict[int, list[float]], remeasure: Callable[
     return [i for i in live if min(samples[i]) <= 4 * fastest]
 
 
-def _remaining(live: list[int], samples: dict[int, list[float]], number: int, plan: Plan) -> list[int]:
+def _still_in_race(live: list[int], samples: dict[int, list[float]], number: int, plan: RacePlan) -> list[int]:
     """Return the candidates that may still win: those whose best sample is within reach of the best median.
 
     No candidate is dropped before it has three samples.

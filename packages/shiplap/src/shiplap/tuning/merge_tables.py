@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from shiplap.errors import error
-from shiplap.tuning.choice import Choice, from_json, show_time
-from shiplap.tuning.frozen_table import dump, read
+from shiplap.tuning.choice import Choice, choice_from_json, show_time
+from shiplap.tuning.frozen_table import dump_table, read_frozen_table
 from shiplap.tuning.key import Key
 
 
 @dataclass(frozen=True)
-class Conflict:
+class TableConflict:
     """Two tables that chose differently for the same key.
 
     ``kept`` and ``dropped`` are candidates with their times in seconds, ``kept_in`` and ``dropped_in`` their tables.
@@ -38,8 +38,8 @@ class Conflict:
 
     def __str__(self) -> str:
         return (
-            f"{self.op}  {self.bucket}  {self.device}: {self.kept} {_time(self.kept_time)} of {self.kept_in} is kept, "
-            f"{self.dropped} {_time(self.dropped_time)} of {self.dropped_in} is not"
+            f"{self.op}  {self.bucket}  {self.device}: {self.kept} {_show_conflict_time(self.kept_time)} of {self.kept_in} is kept, "
+            f"{self.dropped} {_show_conflict_time(self.dropped_time)} of {self.dropped_in} is not"
         )
 
 
@@ -52,40 +52,40 @@ class Merged:
     tables: tuple[str, ...]
     choices: Mapping[str, int]
     repeated: int
-    conflicts: tuple[Conflict, ...]
+    conflicts: tuple[TableConflict, ...]
 
 
-def merge(sources: Iterable[str | Path], output: str | Path) -> Merged:
+def merge_frozen_tables(sources: Iterable[str | Path], output: str | Path) -> Merged:
     """Write the entries of all tables in ``sources`` to ``output``. A folder stands for the ``.json`` files in it.
 
     Raises:
         ShiplapError: SL602 for a table that cannot be read, an empty folder or an output that cannot be written. SL609
             for a damaged table. Nothing is written then.
     """
-    paths = [path for source in sources for path in _tables(Path(source), Path(output))]
+    paths = [path for source in sources for path in _list_tables(Path(source), Path(output))]
     kept: dict[Key, tuple[Choice, Mapping[str, Any], Path]] = {}
-    conflicts: list[Conflict] = []
+    conflicts: list[TableConflict] = []
     repeated = 0
     for path in paths:
-        for key, value in read(path):
-            mine = (from_json(key, value, "frozen"), value, path)
+        for key, value in read_frozen_table(path):
+            mine = (choice_from_json(key, value, "frozen"), value, path)
             other = kept.setdefault(key, mine)
             if other is mine:
                 continue
-            best, rest = (mine, other) if _better(mine[0], other[0]) else (other, mine)
+            best, rest = (mine, other) if _replaces_choice(mine[0], other[0]) else (other, mine)
             kept[key] = best
             if best[0].label == rest[0].label:
                 repeated += 1
             else:
-                conflicts.append(_conflict(key, best, rest))
+                conflicts.append(_make_conflict(key, best, rest))
     entries = sorted(((key, value) for key, (_, value, _) in kept.items()), key=lambda entry: entry[0].fields)
-    dump(output, entries)
+    dump_table(output, entries)
     devices = [key["device_name"] for key, _ in entries]
     counts = {name: devices.count(name) for name in dict.fromkeys(devices)}
     return Merged(tuple(map(str, paths)), counts, repeated, tuple(conflicts))
 
 
-def _tables(source: Path, output: Path) -> list[Path]:
+def _list_tables(source: Path, output: Path) -> list[Path]:
     """Return the tables that ``source`` names. The output of an earlier merge in a folder is read first."""
     if not source.is_dir():
         return [source]
@@ -101,16 +101,16 @@ def _tables(source: Path, output: Path) -> list[Path]:
     return listed
 
 
-def _better(one: Choice, other: Choice) -> bool:
+def _replaces_choice(one: Choice, other: Choice) -> bool:
     """Return whether ``one``, of a later table, replaces ``other``."""
     return one.time > 0 and (other.time <= 0 or one.time < other.time)
 
 
-def _conflict(
+def _make_conflict(
     key: Key, best: tuple[Choice, Mapping[str, Any], Path], rest: tuple[Choice, Mapping[str, Any], Path]
-) -> Conflict:
+) -> TableConflict:
     (won, _, here), (lost, _, there) = best, rest
-    return Conflict(
+    return TableConflict(
         op=key["op"],
         device=key["device_name"],
         bucket=key["bucket"],
@@ -123,5 +123,5 @@ def _conflict(
     )
 
 
-def _time(seconds: float) -> str:
+def _show_conflict_time(seconds: float) -> str:
     return f"({show_time(seconds)})" if seconds else "(not measured)"

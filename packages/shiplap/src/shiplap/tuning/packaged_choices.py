@@ -20,13 +20,13 @@ from typing import Any
 from shiplap import safe_io
 from shiplap.declare.kernel import Kernel
 from shiplap.dispatch import Op, registry, tuned_choices
-from shiplap.dispatch.package_folder import CHOICES, choices_of
-from shiplap.dispatch.tuned_choices import Entry
+from shiplap.dispatch.package_folder import CHOICES, packaged_choice_tables
+from shiplap.dispatch.tuned_choices import ChoiceEntry
 from shiplap.errors import ShiplapError, error, notice
-from shiplap.tuning.choice import entry_of, from_json
-from shiplap.tuning.frozen_table import environments, read
-from shiplap.tuning.key import MACHINE, differences
-from shiplap.tuning.store import seal, unseal
+from shiplap.tuning.choice import choice_from_json, choice_table_entry
+from shiplap.tuning.frozen_table import device_environments, read_frozen_table
+from shiplap.tuning.key import MACHINE, key_differences
+from shiplap.tuning.store import seal_entry, unseal_entry
 
 FORMAT = "shiplap-packaged/1"
 LIMIT = 1 << 24  # bytes of a table
@@ -35,15 +35,15 @@ LIMIT = 1 << 24  # bytes of a table
 # --- where a package is made ------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, table: Path, ops: Iterable[Op]) -> int:
-    """Write the entries of a frozen table that are for ``ops`` into ``folder``, and return their number.
+def write_packaged_table(folder: Path, table: Path, ops: Iterable[Op]) -> int:
+    """Write the entries of a frozen table that are for ``declared_op_list`` into ``folder``, and return their number.
 
     Raises:
         CommandError: SL602 for a table that cannot be read.
         TuneError: SL609 for a table that is damaged, and for an entry that was made for another version of an op.
     """
     declared = {op.spec.name: op for op in ops}
-    kept = [(key, value) for key, value in read(table) if key["op"] in declared]
+    kept = [(key, value) for key, value in read_frozen_table(table) if key["op"] in declared]
     for key, _ in kept:
         op = declared[key["op"]]
         if key["source"] != op.identity:
@@ -58,9 +58,9 @@ def write(folder: Path, table: Path, ops: Iterable[Op]) -> int:
     if kept:
         about = {
             "format": FORMAT,
-            "python": _python(),
+            "python": _python_version(),
             "files": {name: _file_digest(declared[name]) for name in sorted({key["op"] for key, _ in kept})},
-            "entries": [seal(key, value) for key, value in kept],
+            "entries": [seal_entry(key, value) for key, value in kept],
         }
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CHOICES).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
@@ -70,54 +70,54 @@ def write(folder: Path, table: Path, ops: Iterable[Op]) -> int:
 # --- at the user's ----------------------------------------------------------------------------------------------------
 
 
-def load() -> None:
+def install_packaged_choices() -> None:
     """Install the choices that came with the packages of declared ops, where no other choice exists for the same
     calls.
     """
-    entries: list[Entry] = []
-    for op in registry.ops():
-        for path in choices_of(op):
-            entries += _entries(path, op)
+    entries: list[ChoiceEntry] = []
+    for op in registry.declared_op_list():
+        for path in packaged_choice_tables(op):
+            entries += _entries_for_op(path, op)
     if entries:
-        tuned_choices.install(entries, below=True)
+        tuned_choices.install_choice_entries(entries, below=True)
 
 
-def chosen(folder: Path, op: Op) -> list[Kernel]:
+def packaged_kernels(folder: Path, op: Op) -> list[Kernel]:
     """Return the kernels with the configs that a table in ``folder`` has chosen for ``op``, for any device."""
     path = folder / CHOICES
     if not path.is_file():
         return []
     variants: dict[str, Kernel] = {}
-    for key, value in _read(path).get("entries", ()):
-        choice = from_json(key, value, "packaged")
+    for key, value in _read_packaged_table(path).get("entries", ()):
+        choice = choice_from_json(key, value, "packaged")
         kernels = [k for k in op.kernels.get(choice.device, ()) if k.name == choice.kernel]
         if key["op"] == op.spec.name and kernels and choice.config.items:
             variants[choice.label] = kernels[0].variant(choice.config)
     return list(variants.values())
 
 
-def _entries(path: Path, op: Op) -> list[Entry]:
+def _entries_for_op(path: Path, op: Op) -> list[ChoiceEntry]:
     """Return the entries of a table for ``op`` on the devices of this machine. A notice if the table cannot be used."""
-    about = _read(path)
+    about = _read_packaged_table(path)
     entries, why = [], set[str]()
     mine = [(key, value) for key, value in about.get("entries", ()) if key["op"] == op.spec.name]
-    now = environments(key["device"] for key, _ in mine)
+    now = device_environments(key["device"] for key, _ in mine)
     for key, value in mine:
         here = now.get(key["device"])
-        if here is None or differences(key.as_dict(), here, MACHINE):
+        if here is None or key_differences(key.as_dict(), here, MACHINE):
             continue
-        same_file = about["python"] != _python() and about["files"].get(op.spec.name) == _file_digest(op)
+        same_file = about["python"] != _python_version() and about["files"].get(op.spec.name) == _file_digest(op)
         if key["source"] != op.identity and not same_file:
             why.add(f"{op.spec.name} is another version of the op")
             continue
-        entries.append(entry_of(from_json(key, value, "packaged"), op.identity))
+        entries.append(choice_table_entry(choice_from_json(key, value, "packaged"), op.identity))
     for reason in why:
         notice(f"packaged {path} {reason}", f"{path}: choices are not used: {reason}")
     return entries
 
 
 @cache
-def _read(path: Path) -> Mapping[str, Any]:
+def _read_packaged_table(path: Path) -> Mapping[str, Any]:
     """Return the content of a table, with its entries as keys and values. Empty, with a notice, if the file is not a
     table.
     """
@@ -128,17 +128,17 @@ def _read(path: Path) -> Mapping[str, Any]:
         listed, files = about.get("entries"), about.get("files")
         if not isinstance(listed, list) or not isinstance(files, dict):
             raise ValueError("no entries")
-        entries = [unseal(entry) for entry in listed]
+        entries = [unseal_entry(entry) for entry in listed]
         for key, value in entries:
-            from_json(key, value, "packaged")
+            choice_from_json(key, value, "packaged")
     except (OSError, ValueError, ShiplapError) as e:
-        reason = e.got if isinstance(e, ShiplapError) else safe_io.reason(e)
+        reason = e.got if isinstance(e, ShiplapError) else safe_io.unsafe_reason(e)
         notice(f"packaged {path}", f"{path}: choices are not used: {reason}")
         return {}
     return {"python": about.get("python"), "files": files, "entries": entries}
 
 
-def _python() -> str:
+def _python_version() -> str:
     """Return the version of Python, which decides whether two digests of an op can be compared.
 
     The digest covers code that Python has compiled, and another version of Python compiles it differently.

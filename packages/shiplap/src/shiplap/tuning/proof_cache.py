@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from shiplap.settings import settings
-from shiplap.tuning.key import Key, code_of, environment
-from shiplap.tuning.store import Store, Stored
+from shiplap.tuning.key import Key, key_environment, rooms_digest
+from shiplap.tuning.store import ChoiceStore, StoredEntry
 
 # The code that makes a proof. An edit of it makes every kept proof stale.
 ROOMS = ("rewrite", "inductor", "torch_private", "codegen", "declare", "plan", "dispatch", "sampling", "sandbox")
@@ -52,7 +52,7 @@ def keep_proof(key: Key, value: Mapping[str, Any]) -> bool:
     return _store().put(key, value)
 
 
-def kept_proofs() -> list[tuple[Stored, str]]:
+def kept_proofs() -> list[tuple[StoredEntry, str]]:
     """The kept proofs, each with the reason why it serves no process like this one; empty where it may.
 
     Whether the proven code has changed since only the process knows that has the code. Of a proof on an accelerator the
@@ -67,21 +67,21 @@ def kept_proofs() -> list[tuple[Stored, str]]:
     return listed
 
 
-def remove_proof(entry: Stored) -> bool:
+def remove_proof(entry: StoredEntry) -> bool:
     """Delete one proof; whether it is gone."""
     return _store().remove(entry.path)
 
 
-def _store() -> Store:
-    return Store(Path(settings().cache_dir).absolute() / "proofs", "proofs")
+def _store() -> ChoiceStore:
+    return ChoiceStore(Path(settings().cache_dir).absolute() / "proofs", "proofs")
 
 
 def _software() -> dict[str, str]:
-    return {"extra.engine": code_of(*ROOMS), "extra.torch": str(torch.version.git_version)}
+    return {"extra.engine": rooms_digest(*ROOMS), "extra.torch": str(torch.version.git_version)}
 
 
 def _circumstances(device: str) -> dict[str, str]:
-    return {**_software(), **environment(device)}
+    return {**_software(), **key_environment(device)}
 
 
 def _result_modes() -> str:

@@ -23,14 +23,14 @@ from shiplap.declare.native_interface import NativeForm
 from shiplap.dispatch import registry, tuned_choices
 from shiplap.dispatch.state import OpState
 from shiplap.errors import error, notice
-from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.recipe import SampleRecipe
 from shiplap.tuning.inputs import recipe_of
 
 LIMIT = 1 << 24  # bytes of a profile
 
 
 @dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """One line of a profile: the name of an op, the module that declares it, and a recipe of the arguments."""
 
     op: str
@@ -41,16 +41,16 @@ class Call:
     count: int = 1
 
     @property
-    def parsed(self) -> Recipe:
-        return Recipe.parse(self.recipe)
+    def parsed(self) -> SampleRecipe:
+        return SampleRecipe.parse(self.recipe)
 
 
-class Recorder:
+class CallRecorder:
     """The observer of every bound call in this process (``tuned_choices.observer``)."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._seen: dict[tuple[Any, ...], Call] = {}
+        self._seen: dict[tuple[Any, ...], RecordedCall] = {}
         self._counts: dict[tuple[Any, ...], int] = {}
         self._lock = threading.Lock()
         self._held: list[NativeForm] = []
@@ -61,7 +61,7 @@ class Recorder:
         with self._lock:
             self._counts[key] = self._counts.get(key, 0) + 1
             if key not in self._seen:
-                made = Call(
+                made = RecordedCall(
                     op.spec.name,
                     str(call.device),
                     str(recipe_of(op, call.args)),
@@ -88,7 +88,7 @@ class Recorder:
         for form in self._held:
             form.resume()
 
-    def _append(self, calls: list[Call]) -> None:
+    def _append(self, calls: list[RecordedCall]) -> None:
         text = "".join(json.dumps(vars(c)) + "\n" for c in calls)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,14 +97,14 @@ class Recorder:
             try:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
                     raise OSError(errno.EINVAL, "it is no regular file")
-                _append(handle, text.encode())
+                _append_whole(handle, text.encode())
             finally:
                 os.close(handle)
         except OSError as e:
             notice(f"record {self.path}", f"calls cannot be recorded in {self.path}: {e.strerror or e}")
 
 
-def _append(handle: int, content: bytes) -> None:
+def _append_whole(handle: int, content: bytes) -> None:
     """Write all of ``content``, or remove the written part: half a line would spoil the next one."""
     start, written = os.fstat(handle).st_size, 0
     try:
@@ -116,7 +116,7 @@ def _append(handle: int, content: bytes) -> None:
         raise
 
 
-_current: Recorder | None = None
+_current: CallRecorder | None = None
 
 
 def _after_fork() -> None:
@@ -128,25 +128,25 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def start(path: str | os.PathLike[str]) -> None:
+def start_recording(path: str | os.PathLike[str]) -> None:
     """Record from now on, until :func:`stop` or the end of the process."""
     global _current
-    stop()
-    _current = Recorder(path)
-    for op in registry.ops():
+    stop_recording()
+    _current = CallRecorder(path)
+    for op in registry.declared_op_list():
         # A native binding that is already in use would hide its calls from the recorder.
         op.drop_native()
         _current._hold(op)
     tuned_choices.observer = _current
-    tuned_choices.refresh()
+    tuned_choices.refresh_active()
 
 
-def stop() -> None:
+def stop_recording() -> None:
     """Stop recording, and write the counts."""
     global _current
     recorder, _current = _current, None
     tuned_choices.observer = None
-    tuned_choices.refresh()
+    tuned_choices.refresh_active()
     if recorder is not None:
         recorder.close()
 
@@ -157,14 +157,14 @@ def record(path: str | os.PathLike[str]) -> Iterator[None]:
 
     Compiled graphs call ops as well; kernels that Inductor made from a template are recorded when they are lowered.
     """
-    start(path)
+    start_recording(path)
     try:
         yield
     finally:
-        stop()
+        stop_recording()
 
 
-def read_calls(path: str | os.PathLike[str]) -> list[Call]:
+def read_calls(path: str | os.PathLike[str]) -> list[RecordedCall]:
     """Return the calls of a profile, each once, the most frequent first. A last line cut short by a kill is left out.
 
     Raises:
@@ -182,12 +182,12 @@ def read_calls(path: str | os.PathLike[str]) -> list[Call]:
             got=(isinstance(e, OSError) and e.strerror) or e,
             expected="a profile written by shiplap.tuning.record",
         ) from None
-    counts: dict[Call, int] = {}
+    counts: dict[RecordedCall, int] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or number == len(lines):  # a line without a newline was cut short
             continue
         try:
-            call = msgspec.json.decode(line, type=Call)
+            call = msgspec.json.decode(line, type=RecordedCall)
             _ = call.parsed
         except Exception as e:
             raise error(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StoredValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The schema of ``Choice.value``."""
 
     kernel: str

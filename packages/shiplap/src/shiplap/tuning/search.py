@@ -15,9 +15,9 @@ from time import monotonic
 from shiplap.dispatch import Op
 from shiplap.sampling.finding import Finding
 from shiplap.tuning.bench import Bench
-from shiplap.tuning.candidate import Candidate, label
+from shiplap.tuning.candidate import Candidate, candidate_label
 from shiplap.tuning.inputs import Inputs
-from shiplap.tuning.measure import Plan, Timing
+from shiplap.tuning.measure import RacePlan, Timing
 
 WHOLE = 32  # candidates up to which the space is searched whole
 SHARE = 0.6  # of the time of a bucket, after which no more candidates are verified: those that are have to be raced
@@ -71,7 +71,7 @@ class _Search:
             if self.left <= (1 - SHARE) * self.seconds and index > 1:
                 self.ranking.unseen += 1
                 continue
-            self.report(f"verify {label(self.candidates[index])}", step, len(indices))
+            self.report(f"verify {candidate_label(self.candidates[index])}", step, len(indices))
             outcome = self.bench.verify(index)
             if outcome.ok:
                 right.append(index)
@@ -82,7 +82,7 @@ class _Search:
 
     def drop(self, index: int, check: str, why: str, *, skipped: bool = False) -> None:
         fix = "" if skipped else "correct the kernel, or leave this config out"
-        evidence = f"{label(self.candidates[index])}: {why}"
+        evidence = f"{candidate_label(self.candidates[index])}: {why}"
         self.ranking.dropped.add(index)
         # A candidate may be dropped after its race, when a confirmation rejects it.
         self.ranking.timings.pop(index, None)
@@ -90,7 +90,7 @@ class _Search:
             Finding(check, "skip" if skipped else "fail", self.op.spec.name, evidence, str(self.inputs.recipe), fix)
         )
 
-    def race(self, indices: Sequence[int], plan: Plan) -> None:
+    def race(self, indices: Sequence[int], plan: RacePlan) -> None:
         self.report(f"race {len(indices)} candidates", 0, 1)
         # A race may take twice its time, and preparing the runs comes before it.
         timings, failed = self.bench.race(indices, replace(plan, seconds=max(0.2, min(plan.seconds, self.left / 3))))
@@ -99,38 +99,44 @@ class _Search:
             self.drop(index, "tune.measure", why)
 
 
-def search(
-    op: Op, candidates: Sequence[Candidate], bench: Bench, inputs: Inputs, seconds: float, report: Report, plan: Plan
+def search_candidates(
+    op: Op,
+    candidates: Sequence[Candidate],
+    bench: Bench,
+    inputs: Inputs,
+    seconds: float,
+    report: Report,
+    plan: RacePlan,
 ) -> Ranking:
     """Rank ``candidates`` (the reference first, then the declared default) within about ``seconds``."""
     work = _Search(op, candidates, bench, inputs, seconds, report)
     try:
-        ranking = _ranked(work, plan)
-        _confirm(work, plan)
+        ranking = _rank_candidates(work, plan)
+        _confirm_winners(work, plan)
         return ranking
     finally:
         bench.quiet()
 
 
-def _ranked(work: _Search, plan: Plan) -> Ranking:
+def _rank_candidates(work: _Search, plan: RacePlan) -> Ranking:
     candidates = work.candidates
-    first = _seeds(candidates, work.inputs)
+    first = _first_candidates(candidates, work.inputs)
     right = work.verify(first)
     if len(right) > WHOLE // 2 and len(candidates) > WHOLE:
-        right = _halve(work, right, plan)
+        right = _run_short_races(work, right, plan)
     if len(right) > 1:
         work.race(right, plan)
     elif right:
         work.ranking.timings[right[0]] = Timing(0.0, 0.0, 0.0, 0, True)
     for _ in range(CLIMBS if len(candidates) > WHOLE else 0):
-        if not _climb(work, plan):
+        if not _race_neighbours(work, plan):
             break
     seen = work.verified | work.ranking.dropped
     work.ranking.unseen = len(candidates) - len(seen)
     return work.ranking
 
 
-def _confirm(work: _Search, plan: Plan) -> None:
+def _confirm_winners(work: _Search, plan: RacePlan) -> None:
     """Confirm the winner, and correct the times of its kernel by the factor that the confirmation measured.
 
     Every kernel near the winner is timed with it, because the times of the race come from the candidates' own
@@ -144,17 +150,17 @@ def _confirm(work: _Search, plan: Plan) -> None:
         if best in believed or (best == 0 and not believed):
             if false and work.left > 0:
                 false, together = 0, set()
-                _remeasure(work, plan, factors)
+                _race_trusted_again(work, plan, factors)
                 continue
-            contender = _contender(work, best, factors)
+            contender = _next_contender(work, best, factors)
             if contender < 0:
-                return _duel(work, factors, together)
-            near = [contender, *_beside(work, contender, factors), best]
+                return _compare_finalists(work, factors, together)
+            near = [contender, *_nearby_kernels(work, contender, factors), best]
         else:
-            near = [best, *_beside(work, best, factors)]
-        work.report(f"confirm {', '.join(label(work.candidates[i]) for i in near)}", 0, 1)
+            near = [best, *_nearby_kernels(work, best, factors)]
+        work.report(f"confirm {', '.join(candidate_label(work.candidates[i]) for i in near)}", 0, 1)
         claims = {i: ranking.timings[i].median for i in near}
-        told = work.bench.confirm(claims, _looking(work), believed)
+        told = work.bench.confirm(claims, _seconds_to_examine(work), believed)
         together = {work.candidates[i].kernel for i in near}
         for index, belief in told.items():
             if belief.problem and index:
@@ -165,16 +171,16 @@ def _confirm(work: _Search, plan: Plan) -> None:
             believed.add(index)
             kernel = work.candidates[index].kernel
             factors[kernel] = factors.get(kernel, 1.0) * belief.factor
-            for other in _configs(work, kernel):
-                _correct(ranking, other, belief.factor)  # the error of its clock is the same for all configs
+            for other in _timed_configs(work, kernel):
+                _scale_timing(ranking, other, belief.factor)  # the error of its clock is the same for all configs
 
 
-def _looking(work: _Search) -> float:
+def _seconds_to_examine(work: _Search) -> float:
     """Return the seconds for examining a winner: no more than everything before it took."""
     return max(0.5, min(0.1 * work.seconds, monotonic() - work.began))
 
 
-def _beside(work: _Search, best: int, factors: Mapping[str, float]) -> list[int]:
+def _nearby_kernels(work: _Search, best: int, factors: Mapping[str, float]) -> list[int]:
     """Return the fastest config of each other kernel that is near the best and not confirmed yet."""
     timings, kernels = work.ranking.timings, {work.candidates[best].kernel, *factors}
     near: list[int] = []
@@ -186,37 +192,37 @@ def _beside(work: _Search, best: int, factors: Mapping[str, float]) -> list[int]
     return near[:BESIDE]
 
 
-def _remeasure(work: _Search, plan: Plan, factors: Mapping[str, float]) -> None:
+def _race_trusted_again(work: _Search, plan: RacePlan, factors: Mapping[str, float]) -> None:
     """Race all candidates except those whose reported times are known to be wrong."""
     honest = [i for i in work.ranking.timings if factors.get(work.candidates[i].kernel, 1.0) <= FALSE]
     work.race(honest, plan)
     for index in honest:
-        _correct(work.ranking, index, factors.get(work.candidates[index].kernel, 1.0))
+        _scale_timing(work.ranking, index, factors.get(work.candidates[index].kernel, 1.0))
 
 
-def _duel(work: _Search, factors: Mapping[str, float], together: Set[str]) -> None:
+def _compare_finalists(work: _Search, factors: Mapping[str, float], together: Set[str]) -> None:
     """Time the kernels that are nearly as fast as the best by one clock, unless they were timed together before."""
     ranking = work.ranking
-    fastest = [min(of, key=lambda i: ranking.timings[i].median) for k in factors if (of := _configs(work, k))]
+    fastest = [min(of, key=lambda i: ranking.timings[i].median) for k in factors if (of := _timed_configs(work, k))]
     best = min((ranking.timings[i].median for i in fastest), default=0.0)
     near = [i for i in fastest if ranking.timings[i].median <= DUEL * best]
     if len(near) < 2 or {work.candidates[i].kernel for i in near} <= together:
         return
     work.report(f"compare {len(near)} candidates", 0, 1)
-    times, failed = work.bench.duel(near, best, _looking(work))
+    times, failed = work.bench.duel(near, best, _seconds_to_examine(work))
     for index, why in failed.items():
         work.drop(index, "tune.confirm", why)
     for index, seconds in times.items():
         factor = seconds / max(ranking.timings[index].median, 1e-12)
-        for other in _configs(work, work.candidates[index].kernel):
-            _correct(ranking, other, factor)
+        for other in _timed_configs(work, work.candidates[index].kernel):
+            _scale_timing(ranking, other, factor)
 
 
-def _configs(work: _Search, kernel: str) -> list[int]:
+def _timed_configs(work: _Search, kernel: str) -> list[int]:
     return [i for i in work.ranking.timings if work.candidates[i].kernel == kernel]
 
 
-def _contender(work: _Search, best: int, factors: Mapping[str, float]) -> int:
+def _next_contender(work: _Search, best: int, factors: Mapping[str, float]) -> int:
     """Return the fastest config of the next kernel that may be faster than a confirmed one, or -1."""
     timings = work.ranking.timings
     near = [i for i in work.ranking.order if work.candidates[i].kernel not in factors]
@@ -224,13 +230,13 @@ def _contender(work: _Search, best: int, factors: Mapping[str, float]) -> int:
     return near[0] if near else -1
 
 
-def _correct(ranking: Ranking, index: int, factor: float) -> None:
+def _scale_timing(ranking: Ranking, index: int, factor: float) -> None:
     if (t := ranking.timings.get(index)) is not None:
         median, low, high = (value * factor for value in (t.median, t.low, t.high))
         ranking.timings[index] = replace(t, median=median, low=low, high=high, finished=True)
 
 
-def _halve(work: _Search, right: list[int], plan: Plan) -> list[int]:
+def _run_short_races(work: _Search, right: list[int], plan: RacePlan) -> list[int]:
     """Run short races, each with the better half of the one before, and return the remaining candidates."""
     rounds = 2
     while len(right) > WHOLE // 4 and work.left > 0:
@@ -245,7 +251,7 @@ def _halve(work: _Search, right: list[int], plan: Plan) -> list[int]:
     return right
 
 
-def _seeds(candidates: Sequence[Candidate], inputs: Inputs) -> list[int]:
+def _first_candidates(candidates: Sequence[Candidate], inputs: Inputs) -> list[int]:
     """Return the first candidates to verify.
 
     For a small space these are all candidates. For a large space they are the first of each kernel, and the best WHOLE
@@ -256,7 +262,7 @@ def _seeds(candidates: Sequence[Candidate], inputs: Inputs) -> list[int]:
     kernels = [c.kernel for c in candidates]
     first = [i for i, name in enumerate(kernels) if kernels.index(name) == i]
     rest = [i for i in range(len(candidates)) if i not in first]
-    scores = {i: _prior(candidates[i], inputs) for i in rest}
+    scores = {i: _estimate_by_prior(candidates[i], inputs) for i in rest}
     if any(s is not None for s in scores.values()):
         best = sorted(rest, key=lambda i: (scores[i] is None, scores[i] or 0.0))[:WHOLE]
     else:
@@ -264,7 +270,7 @@ def _seeds(candidates: Sequence[Candidate], inputs: Inputs) -> list[int]:
     return [*first, *best]
 
 
-def _prior(candidate: Candidate, inputs: Inputs) -> float | None:
+def _estimate_by_prior(candidate: Candidate, inputs: Inputs) -> float | None:
     """Return the kernel's own estimate. None if there is none, or if it fails."""
     try:
         estimated = candidate.estimate(dict(inputs.call.env))
@@ -273,14 +279,14 @@ def _prior(candidate: Candidate, inputs: Inputs) -> float | None:
         return None
 
 
-def _climb(work: _Search, plan: Plan) -> bool:
+def _race_neighbours(work: _Search, plan: RacePlan) -> bool:
     """Race the best candidate against its unseen neighbours, and return whether one of them was faster."""
     order = work.ranking.order
     if not order or work.left <= 0:
         return False
     best = order[0]
     seen = work.verified | work.ranking.dropped
-    near = [i for i in range(len(work.candidates)) if i not in seen and _neighbours(work.candidates, i, best)]
+    near = [i for i in range(len(work.candidates)) if i not in seen and _differ_in_one_value(work.candidates, i, best)]
     right = work.verify(near)
     if not right:
         return False
@@ -288,7 +294,7 @@ def _climb(work: _Search, plan: Plan) -> bool:
     return bool(work.ranking.order) and work.ranking.order[0] != best
 
 
-def _neighbours(candidates: Sequence[Candidate], a: int, b: int) -> bool:
+def _differ_in_one_value(candidates: Sequence[Candidate], a: int, b: int) -> bool:
     x, y = candidates[a], candidates[b]
     mine, other = x.config.as_dict(), y.config.as_dict()
     return x.kernel == y.kernel and mine.keys() == other.keys() and sum(mine[n] != other[n] for n in mine) == 1

@@ -11,32 +11,32 @@ from shiplap.declare.config import Config
 from shiplap.dispatch import Op, tuned_choices
 from shiplap.errors import error, notice
 from shiplap.sampling.ledger import TUNE, Ledger
-from shiplap.sampling.recipe import Recipe
+from shiplap.sampling.recipe import SampleRecipe
 from shiplap.settings import settings
 from shiplap.tuning.allowed import require_quiet
 from shiplap.tuning.bench import Bench, LocalBench
-from shiplap.tuning.candidate import Candidate, ReferenceCandidate, candidates, default_of, label
-from shiplap.tuning.choice import Choice, entry_of, from_json, place_of, show_time
-from shiplap.tuning.frozen_table import keep
-from shiplap.tuning.inputs import Inputs, inputs
+from shiplap.tuning.candidate import Candidate, ReferenceCandidate, candidate_label, declared_default, kernel_candidates
+from shiplap.tuning.choice import Choice, choice_from_json, choice_table_entry, place_of_key, show_time
+from shiplap.tuning.frozen_table import remember_choice
+from shiplap.tuning.inputs import Inputs, draw_inputs
 from shiplap.tuning.key import Key, key_for
-from shiplap.tuning.measure import Plan
-from shiplap.tuning.search import Ranking, Report, search
-from shiplap.tuning.store import Store
+from shiplap.tuning.measure import RacePlan
+from shiplap.tuning.search import Ranking, Report, search_candidates
+from shiplap.tuning.store import ChoiceStore
 
-Maker = Callable[["Task"], Bench]
+BenchMaker = Callable[["Task"], Bench]
 
 
-def _silent(what: str, done: int, total: int) -> None:
+def _report_nothing(what: str, done: int, total: int) -> None:
     pass
 
 
 @dataclass(frozen=True)
-class Options:
+class SelectionOptions:
     """The options of a selection.
 
     ``seconds`` is the budget of one bucket, and ``capture`` is ``"auto"``, ``"always"`` or ``"never"`` (CUDA). With
-    ``remeasure`` a stored choice is ignored. ``keep`` writes the choice to the store, and ``install`` uses it in this
+    ``remeasure`` a stored choice is ignored. ``remember_choice`` writes the choice to the store, and ``install_choice_entries`` uses it in this
     process.
     """
 
@@ -45,31 +45,31 @@ class Options:
     remeasure: bool = False
     keep: bool = True
     install: bool = True
-    plan: Plan = field(default_factory=Plan)
+    plan: RacePlan = field(default_factory=RacePlan)
 
 
 @dataclass(frozen=True)
-class Task:
+class SelectionTask:
     """One bucket for which a candidate is to be selected."""
 
     op: Op
     inputs: Inputs
     key: Key
     candidates: Sequence[Candidate]
-    options: Options
+    options: SelectionOptions
 
 
 def select(
     op: Op,
-    recipe: Recipe,
+    recipe: SampleRecipe,
     *,
     device: str = "cpu",
     candidates_of: Callable[[Op, Inputs], Sequence[Candidate]] | None = None,
     extra: Mapping[str, str] | None = None,
-    options: Options = Options(),
-    bench: Maker | None = None,
-    report: Report = _silent,
-    store: Store | None = None,
+    options: SelectionOptions = SelectionOptions(),
+    bench: BenchMaker | None = None,
+    report: Report = _report_nothing,
+    store: ChoiceStore | None = None,
 ) -> Choice:
     """Return the choice for calls like ``recipe`` (sizes, scalars, dtypes, layouts; see ``inputs.recipe_of``).
 
@@ -82,56 +82,56 @@ def select(
         ShiplapError: SL502, SL606, SL610 without valid inputs. SL607 for a missing frozen entry in strict mode. SL608
             inside an op, a backward, a capture or a trace.
     """
-    drawn = inputs(op, recipe, device)
+    drawn = draw_inputs(op, recipe, device)
     key = key_for(op, drawn, extra)
-    tuned_choices.ready()
+    tuned_choices.ensure_choices_loaded()
     if tuned_choices.frozen:
-        return _frozen(op, drawn, key)
-    store = store or Store()
-    choice = None if options.remeasure else stored(op, key, store)
+        return _frozen_choice(op, drawn, key)
+    store = store or ChoiceStore()
+    choice = None if options.remeasure else stored_choice(op, key, store)
     if choice is None:
         require_quiet(f"{op.spec.name} {drawn.bucket}")
-        listed = list(candidates_of(op, drawn)) if candidates_of else candidates(op, device, drawn.call.env)
+        listed = list(candidates_of(op, drawn)) if candidates_of else kernel_candidates(op, device, drawn.call.env)
         if not listed or listed[0].kernel != tuned_choices.REFERENCE:
             listed.insert(0, ReferenceCandidate(op))
-        task = Task(op, drawn, key, listed, options)
-        made = (bench or _local)(task)
-        ranking = _ranking(task, made, report)
-        choice = _select(task, ranking, made.confirms)
+        task = SelectionTask(op, drawn, key, listed, options)
+        made = (bench or _make_local_bench)(task)
+        ranking = _rank_task(task, made, report)
+        choice = _make_choice(task, ranking, made.confirms)
         report("keep", 1, 1)  # raises if the caller has given up waiting
         if not ranking.order:  # not even the reference runs: too large for now, perhaps; that is no answer for later
             return choice
         if options.keep:
             store.put(key, choice.value())
-    keep(key, choice)
+    remember_choice(key, choice)
     # A choice with further key fields is for compiled code, where eager calls must not find it.
     if options.install and not extra:
-        force(op, [choice])
+        install_choices(op, [choice])
     return choice
 
 
-def force(op: Op, chosen: Sequence[Choice]) -> None:
+def install_choices(op: Op, chosen: Sequence[Choice]) -> None:
     """Install choices in this process. Compiled graphs made before are not reused."""
-    tuned_choices.install([entry_of(c, op.identity) for c in chosen])
+    tuned_choices.install_choice_entries([choice_table_entry(c, op.identity) for c in chosen])
 
 
-def stored(op: Op, key: Key, store: Store) -> Choice | None:
+def stored_choice(op: Op, key: Key, store: ChoiceStore) -> Choice | None:
     """Return the choice that the store has for ``key``, or None if it has none that can be read."""
     value = store.get(key)
     if value is None:
         return None
     try:
-        return from_json(key, value, "stored")
+        return choice_from_json(key, value, "stored")
     except (ValueError, TypeError) as e:
         notice(f"entry {key.digest}", f"{op.spec.name}: an entry of {store.root} is not used: {e}")
         return None
 
 
-def _local(task: Task) -> Bench:
+def _make_local_bench(task: SelectionTask) -> Bench:
     return LocalBench(task.inputs, task.candidates, task.options.capture)
 
 
-def _frozen(op: Op, drawn: Inputs, key: Key) -> Choice:
+def _frozen_choice(op: Op, drawn: Inputs, key: Key) -> Choice:
     """Return the frozen entry of a bucket, or the declared default. Nothing is measured."""
     blank = Choice(
         op.spec.name,
@@ -141,9 +141,9 @@ def _frozen(op: Op, drawn: Inputs, key: Key) -> Choice:
         drawn.layout,
         "",
         sizes=str(drawn.recipe),
-        place=place_of(key),
+        place=place_of_key(key),
     )
-    if (fixed := in_force(blank, op)) is not None:
+    if (fixed := choice_in_use(blank, op)) is not None:
         return fixed
     if settings().strict:
         raise error(
@@ -152,18 +152,18 @@ def _frozen(op: Op, drawn: Inputs, key: Key) -> Choice:
             got=f"no entry in {tuned_choices.frozen}",
             expected="a frozen choice",
         )
-    kernel, config = default_of(op, drawn.call, drawn.device)
+    kernel, config = declared_default(op, drawn.call, drawn.device)
     return blank.but(
         kernel=kernel, config=config, reason=f"declared default: not in {tuned_choices.frozen}", origin="default"
     )
 
 
-def in_force(blank: Choice, op: Op) -> Choice | None:
+def choice_in_use(blank: Choice, op: Op) -> Choice | None:
     """Return ``blank`` with the kernel and config that this process uses for its calls, or None without such a
     choice.
     """
-    wanted = entry_of(blank, op.identity)
-    for entry in tuned_choices.entries():
+    wanted = choice_table_entry(blank, op.identity)
+    for entry in tuned_choices.choice_entries():
         if (entry.op, entry.key, entry.place, entry.source) == (wanted.op, wanted.key, wanted.place, wanted.source):
             reason, origin = (
                 (f"frozen in {tuned_choices.frozen}", "frozen")
@@ -174,10 +174,12 @@ def in_force(blank: Choice, op: Op) -> Choice | None:
     return None
 
 
-def _ranking(task: Task, bench: Bench, report: Report) -> Ranking:
+def _rank_task(task: SelectionTask, bench: Bench, report: Report) -> Ranking:
     """Verify and time the candidates of a task."""
     with torch.no_grad():
-        return search(task.op, task.candidates, bench, task.inputs, task.options.seconds, report, task.options.plan)
+        return search_candidates(
+            task.op, task.candidates, bench, task.inputs, task.options.seconds, report, task.options.plan
+        )
 
 
 def _unverified(best: Candidate, confirms: tuple[str, str]) -> str:
@@ -193,13 +195,13 @@ def _unverified(best: Candidate, confirms: tuple[str, str]) -> str:
     return f"{confirms[1]} ({', '.join(untouched)} is untouched)" if untouched else ""
 
 
-def _select(task: Task, ranking: Ranking, confirms: tuple[str, str]) -> Choice:
+def _make_choice(task: SelectionTask, ranking: Ranking, confirms: tuple[str, str]) -> Choice:
     """Return the choice that follows from a ranking. Even without a ranking there is one: the reference."""
     order, listed, drawn = ranking.order, task.candidates, task.inputs
     best = listed[order[0]] if order else listed[0]
     second = order[1] if len(order) > 1 else None
     # The declared default is always among the candidates, so its time shows the gain of the choice.
-    default = _index(listed, default_of(task.op, drawn.call, drawn.device))
+    default = _index_of_candidate(listed, declared_default(task.op, drawn.call, drawn.device))
     times = {i: t.median for i, t in ranking.timings.items()}
     unverified = _unverified(best, confirms)
     return Choice(
@@ -211,23 +213,23 @@ def _select(task: Task, ranking: Ranking, confirms: tuple[str, str]) -> Choice:
         kernel=best.kernel,
         config=best.config,
         time=times.get(order[0], 0.0) if order else 0.0,
-        runner_up=label(listed[second]) if second is not None else "",
+        runner_up=candidate_label(listed[second]) if second is not None else "",
         runner_up_time=times[second] if second is not None else 0.0,
         default_time=times.get(default, 0.0),
-        reason=_reason(ranking, listed, default, "unverified" if unverified else "verified"),
+        reason=_describe_ranking(ranking, listed, default, "unverified" if unverified else "verified"),
         findings=tuple(ranking.findings),
         tried=len(listed) - ranking.unseen,
         sizes=str(drawn.recipe),
         unverified=unverified,
-        place=place_of(task.key),
+        place=place_of_key(task.key),
     )
 
 
-def _index(listed: Sequence[Candidate], wanted: tuple[str, Config]) -> int:
+def _index_of_candidate(listed: Sequence[Candidate], wanted: tuple[str, Config]) -> int:
     return next((i for i, c in enumerate(listed) if (c.kernel, c.config) == wanted), 0)
 
 
-def _reason(ranking: Ranking, listed: Sequence[Candidate], default: int, word: str) -> str:
+def _describe_ranking(ranking: Ranking, listed: Sequence[Candidate], default: int, word: str) -> str:
     order = ranking.order
     wrong = sum(f.verdict == "fail" for f in ranking.findings)
     dropped = f"; {wrong} dropped, see findings" if wrong else ""
@@ -241,6 +243,6 @@ def _reason(ranking: Ranking, listed: Sequence[Candidate], default: int, word: s
     against = f", {gain:.2f}x the declared default" if gain and default != order[0] else ", the declared default"
     return (
         f"fastest of {len(order)} {word}: {show_time(times[order[0]].median)}, "
-        f"next {label(listed[order[1]])} {show_time(times[order[1]].median)}"
+        f"next {candidate_label(listed[order[1]])} {show_time(times[order[1]].median)}"
         f"{against if default in times else ''}{dropped}"
     )

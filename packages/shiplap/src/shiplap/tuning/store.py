@@ -26,7 +26,7 @@ LIMIT = 1 << 20  # bytes: no entry of ours comes near
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredEntry:
     """A file of the store: its key and value, or the reason why it cannot be used."""
 
     path: Path
@@ -35,18 +35,18 @@ class Stored:
     problem: str = ""
 
 
-def seal(key: Key, value: Mapping[str, Any]) -> dict[str, Any]:
+def seal_entry(key: Key, value: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of an entry, with its checksum."""
     body = {"format": FORMAT, "key": key.as_dict(), "value": dict(value)}
-    return {**body, "sha256": checksum(body)}
+    return {**body, "sha256": entry_checksum(body)}
 
 
-def unseal(content: Any) -> tuple[Key, Mapping[str, Any]]:
+def unseal_entry(content: Any) -> tuple[Key, Mapping[str, Any]]:
     """Return key and value of an entry. ValueError states why the content is not an entry."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"not of format {FORMAT}")
     body = {name: content.get(name) for name in ("format", "key", "value")}
-    if content.get("sha256") != checksum(body):
+    if content.get("sha256") != entry_checksum(body):
         raise ValueError("its checksum does not fit")
     key, value = body["key"], body["value"]
     if not isinstance(key, dict) or not isinstance(value, dict) or not all(isinstance(v, str) for v in key.values()):
@@ -54,11 +54,11 @@ def unseal(content: Any) -> tuple[Key, Mapping[str, Any]]:
     return Key.of(key), value
 
 
-def checksum(body: Mapping[str, Any]) -> str:
+def entry_checksum(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-class Store:
+class ChoiceStore:
     """The directory ``tuned`` of the cache, or any other. A choice that cannot be written there is made again later.
 
     ``what`` names the stored things in notices.
@@ -70,7 +70,7 @@ class Store:
 
     def path(self, key: Key) -> Path:
         """Return the path of the entry of ``key``, which need not exist: a directory per op, a digest as name."""
-        return self.root / _directory(key["op"]) / f"{key.digest}.json"
+        return self.root / _directory_of_op(key["op"]) / f"{key.digest}.json"
 
     def get(self, key: Key) -> Mapping[str, Any] | None:
         """Return the value stored for ``key``, or None."""
@@ -81,7 +81,7 @@ class Store:
         """Write an entry, and return whether it is on disk. A full or read-only directory gives one notice and no
         error.
         """
-        text = json.dumps(seal(key, value), indent=1) + "\n"
+        text = json.dumps(seal_entry(key, value), indent=1) + "\n"
         try:
             path = self.path(key)
             os.close(safe_io.open_folder(path.parent, create=True))
@@ -114,7 +114,7 @@ class Store:
             os.close(folder)
         return True
 
-    def entries(self, op: str = "") -> Iterator[Stored]:
+    def entries(self, op: str = "") -> Iterator[StoredEntry]:
         """Yield all files, or those of ``op``, sorted by name. Damaged files have a problem instead of a value."""
         for directory in self._directories(op):
             for path in sorted(directory.glob("*.json")):
@@ -129,9 +129,9 @@ class Store:
             for path in sorted(directory.glob(".*.tmp")):
                 host, _, pid = path.name[1:].rpartition(".tmp")[0].rpartition("@")[2].partition("~")
                 if (
-                    host == safe_io.host()
+                    host == safe_io.host_name()
                     and pid.partition("~")[0].isdigit()
-                    and not _alive(int(pid.partition("~")[0]))
+                    and not _process_runs(int(pid.partition("~")[0]))
                 ):
                     yield path
 
@@ -143,18 +143,18 @@ class Store:
             folders = sorted(d for d in self.root.iterdir() if d.is_dir() and not d.is_symlink())
         except OSError:
             return []
-        return [d for d in folders if not op or d.name == _directory(op)]
+        return [d for d in folders if not op or d.name == _directory_of_op(op)]
 
-    def _distrusted(self, path: Path, e: safe_io.Distrusted) -> Stored:
+    def _distrusted(self, path: Path, e: safe_io.Distrusted) -> StoredEntry:
         """Return a problem for an entry that another user may have written. Each such place gives one notice."""
-        why = f"cannot be trusted: {safe_io.reason(e)}"
+        why = f"cannot be trusted: {safe_io.unsafe_reason(e)}"
         notice(
             f"store {e.filename}",
             f"{self.what} in {self.root} are not used: {why}; remove it, or what others wrote there",
         )
-        return Stored(path, problem=why)
+        return StoredEntry(path, problem=why)
 
-    def _read(self, path: Path) -> Stored | None:
+    def _read(self, path: Path) -> StoredEntry | None:
         """Return a file of the store, checked. None when the file does not exist."""
         for attempt in range(3):
             try:
@@ -166,23 +166,23 @@ class Store:
             except OSError as e:
                 if e.errno == errno.ESTALE and attempt < 2:  # NFS: the file was replaced on another machine
                     continue
-                return Stored(path, problem=f"cannot be read: {e.strerror or e}")
+                return StoredEntry(path, problem=f"cannot be read: {e.strerror or e}")
             break
         try:
-            key, value = unseal(safe_io.parse_json(raw))
+            key, value = unseal_entry(safe_io.parse_json(raw))
         except ValueError as e:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
-            return Stored(path, problem=f"damaged: {str(e)[:120]}")
+            return StoredEntry(path, problem=f"damaged: {str(e)[:120]}")
         # A copied or renamed file has a valid checksum, but belongs to another call.
         if path != self.path(key):
-            return Stored(path, key, problem="its key belongs to another file name")
-        return Stored(path, key, value)
+            return StoredEntry(path, key, problem="its key belongs to another file name")
+        return StoredEntry(path, key, value)
 
 
-def _directory(op: str) -> str:
+def _directory_of_op(op: str) -> str:
     return "".join(c if c.isalnum() or c in "_-" else "." for c in op).strip(".") or "-"
 
 
-def _alive(pid: int) -> bool:
+def _process_runs(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from shiplap.dispatch.launch import poisoned_workspace
-from shiplap.sampling.case import Case
-from shiplap.sampling.compare import close, reduction
-from shiplap.sampling.run import effects, last_line, reference, reference64, tensors
-from shiplap.sandbox.protocol import overlaps
-from shiplap.tuning.candidate import Candidate, Refused
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.compare import compare_within_tolerance, derive_reduction
+from shiplap.sampling.run import error_line, op_effects, reference_effects, reference_effects64, tensors_among
+from shiplap.sandbox.protocol import elements_overlap
+from shiplap.tuning.candidate import Candidate, CandidateRefused
 from shiplap.tuning.inputs import Inputs
 
 
 @dataclass(frozen=True)
-class Outcome:
+class VerifyOutcome:
     """The result of a verification.
 
     ``problem`` is empty if the candidate is correct. ``refused`` is True if the candidate supports other arguments
@@ -37,7 +37,7 @@ class Outcome:
         return not self.problem
 
 
-def cases_of(inputs: Inputs, candidate: Candidate) -> list[Case]:
+def verification_cases(inputs: Inputs, candidate: Candidate) -> list[SampleCase]:
     """Return two draws at the sizes of the call, then a small odd one and the edges of the bucket.
 
     A candidate that supports only the sizes of the call gets the two draws alone.
@@ -54,23 +54,23 @@ class Verifier:
         self.op, self.inputs = inputs.op, inputs
         self._references: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
 
-    def check(self, candidate: Candidate) -> Outcome:
+    def check(self, candidate: Candidate) -> VerifyOutcome:
         """Run ``candidate`` on every case, and return the first error."""
-        for number, case in enumerate(cases_of(self.inputs, candidate)):
+        for number, case in enumerate(verification_cases(self.inputs, candidate)):
             other = number > 1  # of other sizes, which it may refuse
             try:
                 problem = self._compare(candidate, number, case)
-            except Refused as e:
+            except CandidateRefused as e:
                 if other:
                     continue
-                return Outcome(str(e), refused=True)
+                return VerifyOutcome(str(e), refused=True)
             except Exception as e:
-                return Outcome(f"{last_line(e)} on {case.label}", fatal=is_fatal(e))
+                return VerifyOutcome(f"{error_line(e)} on {case.label}", fatal=is_device_lost(e))
             if problem:
-                return Outcome(f"{problem} on {case.label}")
-        return Outcome()
+                return VerifyOutcome(f"{problem} on {case.label}")
+        return VerifyOutcome()
 
-    def _compare(self, candidate: Candidate, number: int, case: Case) -> str:
+    def _compare(self, candidate: Candidate, number: int, case: SampleCase) -> str:
         from shiplap.tuning.poison_memory import (
             Poison,  # defining a function mode takes torch 80 ms: not when shiplap is imported
         )
@@ -84,36 +84,39 @@ class Verifier:
             with nullcontext() if candidate.opaque else Poison(byte):
                 if first:
                     run()
-                    for t, new in zip(tensors(args), tensors(case.args), strict=True):
+                    for t, new in zip(tensors_among(args), tensors_among(case.args), strict=True):
                         t.copy_(new)
                 outs = tuple(run())
-        synchronize(self.inputs.device)
+        wait_for_device(self.inputs.device)
         own, wide = self._reference(number, case)
-        sums = reduction(self.op.spec, case.env)
-        return close(effects(self.op, args, outs), own, wide, sums, wide_sums=True).problem
+        sums = derive_reduction(self.op.spec, case.env)
+        return compare_within_tolerance(op_effects(self.op, args, outs), own, wide, sums, wide_sums=True).problem
 
-    def _reference(self, number: int, case: Case) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def _reference(self, number: int, case: SampleCase) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         if number not in self._references:
             with torch.no_grad():
-                self._references[number] = reference(self.op, case.args), reference64(self.op, case.args)
+                self._references[number] = (
+                    reference_effects(self.op, case.args),
+                    reference_effects64(self.op, case.args),
+                )
         return self._references[number]
 
 
-def fits_in_place(first: Case, second: Case) -> bool:
+def fits_in_place(first: SampleCase, second: SampleCase) -> bool:
     """Return whether the values of the second sample can be copied into the tensors of the first."""
-    before, after = tensors(first.args), tensors(second.args)
+    before, after = tensors_among(first.args), tensors_among(second.args)
     other = [[v for v in case.args if not isinstance(v, (Tensor, list))] for case in (first, second)]
     alike = [(t.shape, t.dtype) for t in before] == [(t.shape, t.dtype) for t in after] and first.form == second.form
-    return alike and other[0] == other[1] and not any(overlaps(t.shape, t.stride()) for t in before)
+    return alike and other[0] == other[1] and not any(elements_overlap(t.shape, t.stride()) for t in before)
 
 
-def synchronize(device: str) -> None:
+def wait_for_device(device: str) -> None:
     """Wait for the device, so that an error of a kernel is raised here and not at the next kernel."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def is_fatal(e: BaseException) -> bool:
+def is_device_lost(e: BaseException) -> bool:
     """Return whether the process can no longer use its device, for example after an illegal memory access."""
     text = f"{type(e).__name__}: {e}"
     return "CUDA error" in text or "AcceleratorError" in text or "unspecified launch failure" in text

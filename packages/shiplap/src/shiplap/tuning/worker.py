@@ -25,19 +25,19 @@ import torch
 
 from shiplap.declare.config import Config
 from shiplap.dispatch import Op, registry
-from shiplap.sampling.recipe import Recipe
-from shiplap.sampling.run import last_line
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.run import error_line
 from shiplap.tuning.allowed import WORKER
 from shiplap.tuning.bench import BEAT, LocalBench
-from shiplap.tuning.candidate import Candidate, candidates
-from shiplap.tuning.inputs import Inputs, inputs
-from shiplap.tuning.measure import Plan
-from shiplap.tuning.verify import is_fatal
+from shiplap.tuning.candidate import Candidate, kernel_candidates
+from shiplap.tuning.inputs import Inputs, draw_inputs
+from shiplap.tuning.measure import RacePlan
+from shiplap.tuning.verify import is_device_lost
 
 PR_SET_PDEATHSIG = 1
 
 
-class Worker:
+class TuningWorker:
     """The server of the requests of one task at a time."""
 
     def __init__(self, beat: mmap.mmap) -> None:
@@ -60,19 +60,19 @@ class Worker:
             return self._tasks[asked["do"]](asked)
         except Exception as e:
             index, _ = BEAT.unpack_from(self._beat, 0)
-            return {"error": last_line(e), "fatal": is_fatal(e), "index": index}
+            return {"error": error_line(e), "fatal": is_device_lost(e), "index": index}
         finally:
             self.at(-1)
 
     def _open(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        op = find(asked)
+        op = import_op(asked)
         if op.identity != asked["identity"]:
             # A kernel that was attached by the caller's own code is missing here, and its times would be those of
             # another op.
             return {"error": f"{op.spec.name} differs there: kernels attached elsewhere, or changed files"}
         torch.set_num_threads(asked["threads"])
-        drawn = inputs(op, Recipe.parse(asked["recipe"]), asked["device"])
-        candidates = provided(asked["provider"], op, drawn)
+        drawn = draw_inputs(op, SampleRecipe.parse(asked["recipe"]), asked["device"])
+        candidates = candidates_by_provider(asked["provider"], op, drawn)
         listed = {(c.kernel, c.config): c for c in candidates}
         wanted = [(c["kernel"], Config.of(c["config"])) for c in asked["candidates"]]
         if missing := [w for w in wanted if w not in listed]:
@@ -95,17 +95,17 @@ class Worker:
 
     def _race(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         assert self._bench is not None
-        timings, failed = self._bench.race(asked["indices"], Plan(**asked["plan"]))
+        timings, failed = self._bench.race(asked["indices"], RacePlan(**asked["plan"]))
         return {
             "timings": {str(i): asdict(t) for i, t in timings.items()},
             "failed": {str(i): why for i, why in failed.items()},
         }
 
 
-def provided(provider: str, op: Op, drawn: Inputs) -> Sequence[Candidate]:
+def candidates_by_provider(provider: str, op: Op, drawn: Inputs) -> Sequence[Candidate]:
     """Return the candidates by the same function as in the parent. With ``""`` they are the op's own kernels."""
     if not provider:
-        return candidates(op, drawn.device, drawn.call.env)
+        return kernel_candidates(op, drawn.device, drawn.call.env)
     module, _, name = provider.partition(":")
     value: Any = importlib.import_module(module)
     for part in name.split("."):
@@ -114,7 +114,7 @@ def provided(provider: str, op: Op, drawn: Inputs) -> Sequence[Candidate]:
     return offered
 
 
-def find(asked: Mapping[str, Any]) -> Op:
+def import_op(asked: Mapping[str, Any]) -> Op:
     """Import the modules that declare the op and its kernels, and return the op. LookupError if they did not declare
     it.
     """
@@ -125,12 +125,12 @@ def find(asked: Mapping[str, Any]) -> Op:
             importlib.import_module(module)
         except Exception as e:  # it may fail after the declaration, for example because it tunes
             problem = e
-    if registry.find(asked["op"]) is None and asked["file"]:
+    if registry.find_declared_op(asked["op"]) is None and asked["file"]:
         try:
             _import_file(Path(asked["file"]))
         except Exception as e:
             problem = e
-    op = registry.find(asked["op"])
+    op = registry.find_declared_op(asked["op"])
     if op is None:
         raise LookupError(f"no {asked['op']} in {asked['modules'] or asked['file']}") from problem
     return op
@@ -146,7 +146,7 @@ def _import_file(path: Path) -> None:
     spec.loader.exec_module(module)
 
 
-def main() -> None:
+def serve_tuning_requests() -> None:
     """Serve requests until stdin ends, the parent dies, or the device is lost."""
     os.environ[WORKER] = str(os.getpid())
     with contextlib.suppress(OSError, AttributeError):
@@ -155,7 +155,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # prints of kernels must not mix with replies
-    worker = Worker(mmap.mmap(int(sys.argv[1]), BEAT.size))
+    worker = TuningWorker(mmap.mmap(int(sys.argv[1]), BEAT.size))
     for line in sys.stdin:
         reply = worker.answer(json.loads(line))
         replies.write(json.dumps(reply) + "\n")
@@ -165,4 +165,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve_tuning_requests()

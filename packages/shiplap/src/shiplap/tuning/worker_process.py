@@ -27,24 +27,24 @@ from shiplap import safe_io
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import error, notice
-from shiplap.sandbox.launcher_pool import Staying, standby
-from shiplap.tuning.bench import BEAT, COMPILERS, Belief, Bench, LocalBench
-from shiplap.tuning.measure import Plan, Timing
-from shiplap.tuning.sandboxed.bench import JudgedBench, serves
-from shiplap.tuning.sandboxed.workers import Hosts
-from shiplap.tuning.verify import Outcome
+from shiplap.sandbox.launcher_pool import IdleLauncher, standby
+from shiplap.tuning.bench import BEAT, COMPILERS, Bench, ConfirmedClaim, LocalBench
+from shiplap.tuning.measure import RacePlan, Timing
+from shiplap.tuning.sandboxed.bench import JudgedBench, can_send_arguments
+from shiplap.tuning.sandboxed.workers import KernelProcesses
+from shiplap.tuning.verify import VerifyOutcome
 
 if TYPE_CHECKING:
-    from shiplap.tuning.selector import Task
+    from shiplap.tuning.selector import SelectionTask
 
-REPLY = safe_io.Limits(size=1 << 20)
+REPLY = safe_io.ParseLimits(size=1 << 20)
 TIMEOUT = 60.0  # seconds that one run, with its compilation, may take; the reference may take ten times as long
 
 
 T = TypeVar("T")
 
 
-class Died(Exception):
+class WorkerDied(Exception):
     """Raised when the worker ended while candidate ``index`` ran (-1: while none ran)."""
 
     def __init__(self, index: int, how: str) -> None:
@@ -52,7 +52,7 @@ class Died(Exception):
         self.index, self.how = index, how
 
 
-class Raced(msgspec.Struct):
+class RaceReply(msgspec.Struct):
     """The reply of a worker to a race, by the indices of candidates."""
 
     timings: dict[int, Timing] = {}
@@ -60,30 +60,30 @@ class Raced(msgspec.Struct):
     error: str = ""
 
 
-def formed(data: Any, form: type[T]) -> T:
+def convert_reply(data: Any, form: type[T]) -> T:
     """Return ``data`` of a worker, converted to this type. Raises Died if it does not fit."""
     try:
         return msgspec.convert(data, form, str_keys=True)
     except msgspec.ValidationError as e:
-        raise Died(-1, f"its process answered what is no answer: {e}") from None
+        raise WorkerDied(-1, f"its process answered what is no answer: {e}") from None
 
 
-class Isolation:
+class WorkerProcess:
     """A context with a worker process, which starts when it is needed and starts again after it has died."""
 
     def __init__(self, timeout: float = TIMEOUT) -> None:
         self.timeout = timeout
-        self.launcher = Staying()
-        self.hosts = Hosts(self.launcher, timeout)
+        self.launcher = IdleLauncher()
+        self.hosts = KernelProcesses(self.launcher, timeout)
         self.started, self._closed = 0, False
         self._process: subprocess.Popen[bytes] | None = None
         self._open = ""
         self._stderr: IO[bytes] | None = None
         self._beat: mmap.mmap | None = None
 
-    def __enter__(self) -> Isolation:
+    def __enter__(self) -> WorkerProcess:
         self.launcher = standby.take()
-        self.hosts = Hosts(self.launcher, self.timeout)
+        self.hosts = KernelProcesses(self.launcher, self.timeout)
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
@@ -95,14 +95,16 @@ class Isolation:
         else:
             self.launcher.close()
 
-    def bench(self, provider: str = "") -> Callable[[Task], Bench]:
+    def bench(self, provider: str = "") -> Callable[[SelectionTask], Bench]:
         """Return a maker of benches for :func:`shiplap.tuning.select`."""
 
-        def make(task: Task) -> Bench:
-            reason = _homeless(task.op, provider)
+        def make(task: SelectionTask) -> Bench:
+            reason = why_not_importable(task.op, provider)
             if not reason:
                 bench = (
-                    self._judged(task) if not provider and serves(task.inputs) else RemoteBench(self, task, provider)
+                    self._judged(task)
+                    if not provider and can_send_arguments(task.inputs)
+                    else RemoteBench(self, task, provider)
                 )
                 reason = bench.open()
                 if not reason:
@@ -115,8 +117,8 @@ class Isolation:
 
         return make
 
-    def _judged(self, task: Task) -> JudgedBench:
-        return JudgedBench(self.hosts, task.op, task.inputs, task.candidates, _opening(task, ""))
+    def _judged(self, task: SelectionTask) -> JudgedBench:
+        return JudgedBench(self.hosts, task.op, task.inputs, task.candidates, _opening_message(task, ""))
 
     def ask(self, opening: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the reply to ``request``, from a worker that was opened with ``opening``. Raises Died."""
@@ -133,7 +135,7 @@ class Isolation:
     def _start(self) -> None:
         self.stop()
         if self._closed:
-            raise Died(-1, "the budget was spent")
+            raise WorkerDied(-1, "the budget was spent")
         handle = os.memfd_create("shiplap-tune")
         os.ftruncate(handle, BEAT.size)
         self._beat = mmap.mmap(handle, BEAT.size)
@@ -189,7 +191,7 @@ class Isolation:
         if reply.get("fatal"):
             self.stop()
             if "error" in reply:
-                raise Died(formed(reply.get("index"), int), formed(reply["error"], str))
+                raise WorkerDied(convert_reply(reply.get("index"), int), convert_reply(reply["error"], str))
         return reply
 
     def _reply(self, pipe: int) -> dict[str, Any]:
@@ -206,11 +208,11 @@ class Isolation:
                 raise self._ended()
             line += part
         try:
-            return formed(safe_io.parse_json(bytes(line), REPLY), dict[str, Any])
-        except (ValueError, Died) as e:
+            return convert_reply(safe_io.parse_json(bytes(line), REPLY), dict[str, Any])
+        except (ValueError, WorkerDied) as e:
             index, _ = self._now()
             self.stop()
-            raise Died(index, f"its process answered what is no answer: {e}") from None
+            raise WorkerDied(index, f"its process answered what is no answer: {e}") from None
 
     def _now(self) -> tuple[int, float]:
         assert self._beat is not None
@@ -224,9 +226,9 @@ class Isolation:
         late = time.monotonic() - since
         if late > limit or not late > -limit:  # a time that is not over yet was not written by the worker
             self.stop()
-            raise Died(index, f"no answer for {limit:g} s: it hangs, or is hopelessly slow")
+            raise WorkerDied(index, f"no answer for {limit:g} s: it hangs, or is hopelessly slow")
 
-    def _ended(self) -> Died:
+    def _ended(self) -> WorkerDied:
         index, _ = self._now()
         assert self._process is not None
         code = self._process.wait()
@@ -235,39 +237,39 @@ class Isolation:
         self._stderr.seek(0)
         last = self._stderr.read().decode(errors="replace").strip().splitlines()[-1:]
         self.stop()
-        return Died(index, ": ".join([how, *(line[:200] for line in last)]))
+        return WorkerDied(index, ": ".join([how, *(line[:200] for line in last)]))
 
 
 class RemoteBench:
-    """A bench whose candidates run in the worker of an ``Isolation``."""
+    """A bench whose candidates run in the worker of an ``WorkerProcess``."""
 
     @property
     def confirms(self) -> tuple[str, str]:
-        if serves(self.task.inputs):
+        if can_send_arguments(self.task.inputs):
             return "ok", ""
         return (
             "skip",
             "these arguments cannot be sent to a locked process: the worker is a process of its own, unlocked",
         )
 
-    def __init__(self, isolation: Isolation, task: Task, provider: str) -> None:
+    def __init__(self, isolation: WorkerProcess, task: SelectionTask, provider: str) -> None:
         self.isolation, self.task = isolation, task
         self._beside = True  # candidates may be compiled side by side
         self._begun = 0  # which worker, counted as they are started, was the last to begin that
-        self._opening = _opening(task, provider)
+        self._opening = _opening_message(task, provider)
 
     def open(self) -> str:
         """Return the reason why the worker cannot serve the task, or an empty text. SL611 if the worker died."""
         try:
             return str(self.isolation.ask(self._opening, {}).get("closed", ""))
-        except Died as e:
+        except WorkerDied as e:
             raise self._lost(e) from e
 
     def compile(self, indices: Sequence[int]) -> int:
         begun = 0
         if self._beside:
-            with suppress(Died):
-                begun = formed(self._ask({"do": "compile", "indices": list(indices)}).get("begun", 0), int)
+            with suppress(WorkerDied):
+                begun = convert_reply(self._ask({"do": "compile", "indices": list(indices)}).get("begun", 0), int)
         if begun:
             self._begun = self.isolation.started
         return begun
@@ -279,27 +281,27 @@ class RemoteBench:
 
     def quiet(self) -> None:
         if self._compiling:
-            with suppress(Died):  # a dead worker compiles nothing
+            with suppress(WorkerDied):  # a dead worker compiles nothing
                 self._ask({"do": "quiet"})
             self._begun = 0
 
-    def verify(self, index: int) -> Outcome:
+    def verify(self, index: int) -> VerifyOutcome:
         try:
             reply = self._ask({"do": "verify", "index": index})
-            return formed({"problem": reply["error"]} if "error" in reply else reply, Outcome)
-        except Died as e:
+            return convert_reply({"problem": reply["error"]} if "error" in reply else reply, VerifyOutcome)
+        except WorkerDied as e:
             if not self._compiling:
-                return Outcome(e.how)
+                return VerifyOutcome(e.how)
             self._beside, self._begun = False, 0  # it may have been another one's compiler: now one after another
             return self.verify(index)
 
-    def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
+    def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
         left, failed = list(indices), {}
         while left:
             try:
                 reply = self._ask({"do": "race", "indices": left, "plan": asdict(plan)})
-                raced = formed(reply, Raced)
-            except Died as e:
+                raced = convert_reply(reply, RaceReply)
+            except WorkerDied as e:
                 if e.index == COMPILERS:  # of candidates that are not in this race, or are right all the same
                     self._beside, self._begun = False, 0
                     continue
@@ -315,13 +317,13 @@ class RemoteBench:
 
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
-    ) -> dict[int, Belief]:
-        if not serves(self.task.inputs):
-            return dict.fromkeys(claims, Belief())
+    ) -> dict[int, ConfirmedClaim]:
+        if not can_send_arguments(self.task.inputs):
+            return dict.fromkeys(claims, ConfirmedClaim())
         return self._judged.confirm(claims, seconds, believed)
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        return self._judged.duel(indices, claimed, seconds) if serves(self.task.inputs) else ({}, {})
+        return self._judged.duel(indices, claimed, seconds) if can_send_arguments(self.task.inputs) else ({}, {})
 
     @cached_property
     def _judged(self) -> JudgedBench:
@@ -334,19 +336,19 @@ class RemoteBench:
             raise error("SL611", where=self.task.op.spec.name, got=reply["closed"], expected="the op, as before")
         return reply
 
-    def _lost(self, e: Died) -> Exception:
+    def _lost(self, e: WorkerDied) -> Exception:
         expected = "a worker that imports the op and draws its inputs"
         return error("SL611", where=self.task.op.spec.name, got=e.how, expected=expected)
 
 
-def _opening(task: Task, provider: str) -> dict[str, Any]:
+def _opening_message(task: SelectionTask, provider: str) -> dict[str, Any]:
     """Return the message that opens a task in another process."""
     op = task.op
     return {
         "do": "open",
         "op": op.spec.name,
         "identity": op.identity,
-        "modules": _modules(op),
+        "modules": _declaring_modules(op),
         "file": op.file,
         "path": sys.path,
         "recipe": str(task.inputs.recipe),
@@ -358,15 +360,15 @@ def _opening(task: Task, provider: str) -> dict[str, Any]:
     }
 
 
-def _homeless(op: Op, provider: str) -> str:
+def why_not_importable(op: Op, provider: str) -> str:
     if "<locals>" in op.reference.__qualname__ or "<locals>" in provider:
         return "it is declared inside a function"
-    if not (_modules(op) or os.path.isfile(op.file)):
+    if not (_declaring_modules(op) or os.path.isfile(op.file)):
         return "it is not declared in a file"
     return ""
 
 
-def _modules(op: Op) -> list[str]:
+def _declaring_modules(op: Op) -> list[str]:
     """Return the modules that declare the op, its kernels and its sampler."""
     functions: list[Any] = [op.reference, op.sampler]
     functions += [k.function for kernels in op.kernels.values() for k in kernels]

@@ -315,7 +315,7 @@ def test_symbols_are_c_names():
 
 
 def test_structures_have_the_layout_of_the_header(folder):
-    from shiplap.kernels.c.declaration import Context, DLTensor
+    from shiplap.kernels.c.declaration import CallContext, DLTensor
 
     @sl.op("cabi_test::sizes")
     def sizes(x: Float[Tensor, "n"]) -> Int64[Tensor, "12"]: ...
@@ -330,5 +330,5 @@ int sizes(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
   return SL_OK;
 }}"""
     sizes.kernel("cpu", sl.cabi(compile_c(folder, "sizes", {"sizes": sizes}, body), "sizes"))
-    want = [getattr(Context, f).offset for f in fields] + [getattr(DLTensor, f).offset for f in tensor]
-    assert sizes(torch.zeros(1)).tolist() == [*want, ctypes.sizeof(Context), ctypes.sizeof(DLTensor)]
+    want = [getattr(CallContext, f).offset for f in fields] + [getattr(DLTensor, f).offset for f in tensor]
+    assert sizes(torch.zeros(1)).tolist() == [*want, ctypes.sizeof(CallContext), ctypes.sizeof(DLTensor)]

@@ -5,8 +5,8 @@ from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.codegen.ctype import prototype
-from shiplap.kernels.c.header import bound_symbols, header, signature
+from shiplap.codegen.ctype import c_prototype
+from shiplap.kernels.c.header import bound_symbols, header_text, prototype_signature
 from shiplap_testing.build import CompileError, compile_c
 from shiplap_testing.support import fails
 
@@ -78,9 +78,11 @@ def gather(ns):
 
 
 def test_golden(gather, ns):
-    text = header({"demo_gather": gather.spec}, "demo")
+    text = header_text({"demo_gather": gather.spec}, "demo")
     expected = (
-        GOLDEN.replace("NAMESPACE", ns).replace('"SIGNATURE"', f'"{signature(gather.spec)}"').replace("p=1.,", "p=1.0,")
+        GOLDEN.replace("NAMESPACE", ns)
+        .replace('"SIGNATURE"', f'"{prototype_signature(gather.spec)}"')
+        .replace("p=1.,", "p=1.0,")
     )
     assert text == expected
 
@@ -94,7 +96,7 @@ def test_what_the_header_says_is_valid_c(gather, ns, tmp_path, compiler):
         """Ends */ early /* and \\"""
 
     names = ["ctx_", "register_", "default_", "template_", "template_len", "template_len_", "mode", "ctx__"]
-    declared = header({"awkward": awkward.spec}, "3d/*/x")
+    declared = header_text({"awkward": awkward.spec}, "3d/*/x")
     for name in names:
         assert f" {name}" in declared
     body = "int awkward(const sl_context* c, const DLTensor* x, DLTensor* o, int64_t d, const int64_t* t, int64_t n, \
@@ -123,7 +125,7 @@ def test_a_signature_is_that_of_the_prototype(ns):
         def f(x: Float[Tensor, "n"], k) -> Float[Tensor, "n"]: ...
 
         f.__annotations__["k"] = annotation
-        return signature(sl.op(f"{ns}::f", **keywords)(f).spec)
+        return prototype_signature(sl.op(f"{ns}::f", **keywords)(f).spec)
 
     assert declare(int) == declare(int, requires="k > 0", autocast=None)
     assert len({declare(int), declare(float), declare(list[int]), declare(int, mutates="x")}) == 4
@@ -152,6 +154,6 @@ def test_arguments_named_like_macros_compile(ns, tmp_path):
     def named(errno: Float[Tensor, "n"], linux: int = 1, stdin: float = 1.0) -> Float[Tensor, "n"]:
         return errno * linux
 
-    assert not {"errno", "linux", "stdin"} & {p.name for p in prototype(named.spec)}
+    assert not {"errno", "linux", "stdin"} & {p.name for p in c_prototype(named.spec)}
     for compiler in ("cc", "c++"):
         compile_c(tmp_path, "named", {"named": named}, "#include <errno.h>\n", compiler=compiler)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.kernels.c.library import locate
+from shiplap.kernels.c.library import locate_library
 from shiplap.kernels.native import binding
 from shiplap_testing.build import INCLUDE, compile_c
 from shiplap_testing.support import fails
@@ -46,13 +46,13 @@ def test_the_search_path_comes_first(fill, tmp_path, monkeypatch):
     fill.kernel("cpu", sl.cabi(installed, "fill"))
     assert fill(torch.ones(1)) == 1
     monkeypatch.setenv("SHIPLAP_LIBRARY_PATH", str(tmp_path / "b"))
-    assert locate(installed) == other
+    assert locate_library(installed) == other
     fill.kernel("cpu", sl.cabi(installed, "fill"))
     assert fill(torch.ones(1)) == 2
     monkeypatch.setenv("SHIPLAP_LIBRARY_PATH", str(tmp_path / "empty"))
-    assert locate(installed) == installed
+    assert locate_library(installed) == installed
     with fails("SL401", expected=f"{tmp_path}/empty/libgone.so or {tmp_path}/libgone.so"):
-        locate(tmp_path / "libgone.so")
+        locate_library(tmp_path / "libgone.so")
 
 
 def test_a_file_that_is_no_library(fill, tmp_path):

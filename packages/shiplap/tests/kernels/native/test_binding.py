@@ -21,9 +21,9 @@ from shiplap.codegen.native import native_source
 from shiplap.dispatch.launch import poisoned_workspace
 from shiplap.errors import ArgumentError
 from shiplap.kernels.native import binding
-from shiplap.kernels.native.build import LIBRARY, sealed
-from shiplap.kernels.native.build import build as compile_into
-from shiplap.kernels.native.build_plan import compiler, make_plan
+from shiplap.kernels.native.build import LIBRARY, is_sealed_folder
+from shiplap.kernels.native.build import build_once as compile_into
+from shiplap.kernels.native.build_plan import compiler_command, make_plan
 from shiplap_testing.build import compile_c
 from shiplap_testing.support import fails
 
@@ -410,16 +410,16 @@ def test_shapes_of_any_rank_stay_with_python(ops, cache, tmp_path, ns):
 def test_no_compiler_is_started_unasked_and_a_notice_says_how_to_build(ops, tmp_path, monkeypatch):
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("SHIPLAP_BACKGROUND_BUILD", raising=False)
-    monkeypatch.setattr(binding, "detached", lambda *order: pytest.fail("a compiler was started"))
+    monkeypatch.setattr(binding, "build_detached", lambda *order: pytest.fail("a compiler was started"))
     for name in SYMBOLS:
         getattr(ops, name).drop_native()
     errors.base._announced.discard(f"native {ops.keep.spec.name}")
     x = torch.ones(1)
-    for _ in range(binding.HOT - 1):
+    for _ in range(binding.HOT_CALLS - 1):
         ops.keep(x)
     with pytest.warns(sl.ShiplapNotice, match=rf"{binding.SLOWER} times(.|\n)*op.build\(\)(.|\n)*shiplap build"):
         ops.keep(x)
-    for _ in range(binding.HOT):
+    for _ in range(binding.HOT_CALLS):
         assert torch.equal(ops.keep(x), x)
     assert binding.state(ops.keep) == ("python", binding.UNBUILT)
     monkeypatch.undo()
@@ -433,7 +433,7 @@ def test_a_hot_op_gets_native_code_in_the_background_where_that_is_asked_for(ops
     for name in SYMBOLS:
         getattr(ops, name).drop_native()
     x = torch.ones(1)
-    for _ in range(binding.HOT - 1):
+    for _ in range(binding.HOT_CALLS - 1):
         ops.keep(x)
     assert not list((tmp_path / "cache" / "native").glob("*")), "no compiler for a few calls"
     ops.keep(x)
@@ -520,7 +520,7 @@ print(module.build(pathlib.Path(sys.argv[2]), "abc", sys.argv[3], sys.argv[4:]))
 
 
 def builder(folder: Path, command: list[str]) -> subprocess.Popen:
-    """``build`` in a process that imports neither torch nor shiplap."""
+    """``build_once`` in a process that imports neither torch nor shiplap."""
     file = Path(binding.__file__).with_name("build.py")
     call = [sys.executable, "-c", BUILD, str(file), str(folder), SOURCE, *command]
     return subprocess.Popen(call, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -531,7 +531,7 @@ def test_eight_processes_build_once(tmp_path):
     builders = [builder(tmp_path, command) for _ in range(8)]
     assert [p.communicate()[0].strip() for p in builders] == [""] * 8
     assert (tmp_path / "log").read_text() == "run\n"
-    assert sealed(tmp_path / "abc")
+    assert is_sealed_folder(tmp_path / "abc")
     assert not list(tmp_path.glob(".abc-*"))
 
 
@@ -543,9 +543,9 @@ def test_a_builder_that_is_killed_leaves_nothing_broken(tmp_path):
     os.killpg(slow.pid, signal.SIGKILL)
     slow.wait()
     assert list(tmp_path.glob(".abc-*"))
-    assert not sealed(tmp_path / "abc")
+    assert not is_sealed_folder(tmp_path / "abc")
     assert compile_into(tmp_path, "abc", SOURCE, compiler_that(tmp_path, "")) == ""
-    assert sealed(tmp_path / "abc")
+    assert is_sealed_folder(tmp_path / "abc")
     assert not list(tmp_path.glob(".abc-*")), "what it left is gone"
 
 
@@ -565,9 +565,9 @@ def test_a_damaged_library_is_rebuilt(tmp_path, damage):
         library.unlink()
     else:
         seal.write_bytes(b"\xff\xfe")
-    assert not sealed(tmp_path / "abc")
+    assert not is_sealed_folder(tmp_path / "abc")
     assert compile_into(tmp_path, "abc", SOURCE, command) == ""
-    assert sealed(tmp_path / "abc")
+    assert is_sealed_folder(tmp_path / "abc")
     assert library.read_bytes() == whole
 
 
@@ -578,9 +578,9 @@ def test_a_compiler_may_be_two_words(ops, tmp_path, monkeypatch):
     script.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("CXX", "ccache c++")
-    words = compiler(ops.keep)
+    words = compiler_command(ops.keep)
     assert [Path(word).name for word in words] == ["ccache", "c++"]
     (tmp_path / "native").mkdir(mode=0o700)
     assert compile_into(tmp_path / "native", "abc", SOURCE, [*words, "-shared", "-fPIC"]) == ""
-    assert sealed(tmp_path / "native" / "abc")
+    assert is_sealed_folder(tmp_path / "native" / "abc")
     assert (tmp_path / "log").read_text().splitlines() == [words[1]]

@@ -16,9 +16,9 @@ from shiplap.codegen.chosen import lookup_key
 from shiplap.declare.config import Config
 from shiplap.dispatch import tuned_choices
 from shiplap.errors import ShiplapError
-from shiplap.kernels.c.header import config_names, header
+from shiplap.kernels.c.header import config_names_by_symbol, header_text
 from shiplap.kernels.native import binding
-from shiplap.kernels.native.choice_table import rows
+from shiplap.kernels.native.choice_table import choice_rows
 from shiplap.tuning import recipe_of, select, thaw
 from shiplap_testing.build import INCLUDE, compile_c
 
@@ -54,7 +54,7 @@ def declare(library: Path, name="chosen_test::tell", configs=CONFIGS, **keywords
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chosen")
     tell = declare(folder / "libtell.so")
-    return compile_c(folder, "tell", {"tell": tell}, BODY, configs=config_names([tell]))
+    return compile_c(folder, "tell", {"tell": tell}, BODY, configs=config_names_by_symbol([tell]))
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def describe(op, *args):
 
 def entry(op, args, config, kernel="tell"):
     call = op.bind(args)
-    return tuned_choices.Entry(op.spec.name, op.identity, ("cpu", *op.rule.key(call)), kernel, Config.of(config))
+    return tuned_choices.ChoiceEntry(op.spec.name, op.identity, ("cpu", *op.rule.key(call)), kernel, Config.of(config))
 
 
 def test_the_default_reaches_the_kernel(tell):
@@ -103,7 +103,7 @@ def test_the_default_reaches_the_kernel(tell):
 
 def test_a_choice_serves_its_bucket_dtype_and_presence_only(tell):
     bias = torch.zeros(3, dtype=torch.float64)
-    tuned_choices.install(
+    tuned_choices.install_choice_entries(
         [
             entry(tell, (x(), None), CONFIGS[1]),
             entry(tell, (x(), None, 2, True), {"TILE": 7, "DEPTH": 9}),
@@ -124,7 +124,7 @@ def test_many_choices_are_all_found(tell):
     calls = [(n, by) for by in range(300) for n in (1, 4, 64)]
     shown = [c for c in CONFIGS if c["TILE"] > 0]  # what a double can tell apart
     by_call = {call: shown[i % len(shown)] for i, call in enumerate(calls)}
-    tuned_choices.install([entry(tell, (x(n), None, by), c) for (n, by), c in by_call.items()])
+    tuned_choices.install_choice_entries([entry(tell, (x(n), None, by), c) for (n, by), c in by_call.items()])
     for (n, by), config in by_call.items():
         assert describe(tell, x(n), None, by) == config
     assert describe(tell, x(), None, 301) == CONFIGS[0]
@@ -143,14 +143,14 @@ def test_many_choices_are_all_found(tell):
     ids=str,
 )
 def test_a_config_that_no_kernel_declares_never_reaches_native_code(tell, config):
-    tuned_choices.install([entry(tell, (x(), None), config)])
+    tuned_choices.install_choice_entries([entry(tell, (x(), None), config)])
     assert describe(tell, x(), None) == CONFIGS[0]
 
 
 def test_keys_of_another_width_do_not_move_the_rows_of_others(tell):
     good = entry(tell, (x(), None), CONFIGS[1])
     odd = [
-        tuned_choices.Entry(good.op, good.source, key, good.kernel, good.config)
+        tuned_choices.ChoiceEntry(good.op, good.source, key, good.kernel, good.config)
         for key in [
             ("cpu", 2**70, *good.key[2:]),
             ("cpu", "a", *good.key[2:]),
@@ -159,12 +159,12 @@ def test_keys_of_another_width_do_not_move_the_rows_of_others(tell):
         ]
         if len(key) > 3
     ]
-    tuned_choices.install([*odd, good])
+    tuned_choices.install_choice_entries([*odd, good])
     assert describe(tell, x(), None) == CONFIGS[1]
 
 
 def test_a_chosen_reference_is_run(tell):
-    tuned_choices.install([entry(tell, (x(), None), {}, kernel="reference")])
+    tuned_choices.install_choice_entries([entry(tell, (x(), None), {}, kernel="reference")])
     assert tell(x(), None).tolist() == [0.0] * 5
     assert describe(tell, x(9), None) == CONFIGS[0]
 
@@ -182,7 +182,7 @@ def test_a_choice_by_measuring_is_served_by_either_binding(library, cache, monke
 
 
 def test_frozen_and_missing_says_so_from_native_code_too(tell, monkeypatch):
-    tuned_choices.install([entry(tell, (x(), None), CONFIGS[1])], "tuned.json")
+    tuned_choices.install_choice_entries([entry(tell, (x(), None), CONFIGS[1])], "tuned.json")
     assert describe(tell, x(), None) == CONFIGS[1]
     with pytest.warns(sl.ShiplapNotice, match="is not in tuned.json: its declared default runs"):
         assert describe(tell, x(9), None) == CONFIGS[0]
@@ -192,14 +192,14 @@ def test_frozen_and_missing_says_so_from_native_code_too(tell, monkeypatch):
 
 
 def test_errors_are_those_of_the_declaration_also_with_choices(tell):
-    tuned_choices.install([entry(tell, (x(), None), CONFIGS[1])], "tuned.json")
+    tuned_choices.install_choice_entries([entry(tell, (x(), None), CONFIGS[1])], "tuned.json")
     with pytest.raises(ShiplapError, match="SL201"):
         tell(torch.zeros(5, dtype=torch.float64), None)
 
 
 def test_the_header_names_the_parameters_and_the_signature_counts_them(library, ns):
     tell = declare(library, f"{ns}::tell")
-    text = header({"tell": tell.spec}, "t", config_names([tell]))
+    text = header_text({"tell": tell.spec}, "t", config_names_by_symbol([tell]))
     assert "#define TELL_DEPTH 0 /* index into ctx->config */\n#define TELL_TILE 1 " in text
     other = declare(library, configs=[{"WIDTH": 1, "TILE": 2}])
     with pytest.raises(ShiplapError) as caught:
@@ -238,9 +238,11 @@ def test_what_c_cannot_look_up_has_no_key(ns):
 
 
 def test_rows_hold_what_the_table_holds(tell):
-    tuned_choices.install([entry(tell, (x(), None), CONFIGS[1]), entry(tell, (x(3, 5).T, None), CONFIGS[1])])
+    tuned_choices.install_choice_entries(
+        [entry(tell, (x(), None), CONFIGS[1]), entry(tell, (x(3, 5).T, None), CONFIGS[1])]
+    )
     if tell.native is not None:
-        assert rows(tell, "cpu") == [[8, 4, 1, 0, 7, 0, 0, 3, 128]], "the other layout stays with Python"
+        assert choice_rows(tell, "cpu") == [[8, 4, 1, 0, 7, 0, 0, 3, 128]], "the other layout stays with Python"
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.errors import ShiplapError
-from shiplap.kernels.native.deploy import NAME, deploy
+from shiplap.kernels.native.deploy import DEPLOYED_LIBRARY_NAME, deploy
 from shiplap.packaging import model, package_model
 from shiplap_testing import forked
 from shiplap_testing.build import compile_c
@@ -77,12 +77,16 @@ assert "shiplap" not in sys.modules
 def test_a_packaged_model_runs_with_a_library_of_its_ops(home, ops, program, tmp_path):
     """Before ``packed`` takes the libraries away."""
     torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "plain.pt2"))
-    assert deploy(ops, tmp_path / "made") == tmp_path / "made" / NAME
+    assert deploy(ops, tmp_path / "made") == tmp_path / "made" / DEPLOYED_LIBRARY_NAME
     (tmp_path / "made").rename(tmp_path / "deployed")  # it can be moved
     (tmp_path / "alone.py").write_text(WITHOUT_SHIPLAP)
-    done = forked.python(tmp_path / "alone.py", tmp_path / "deployed" / NAME, tmp_path / "plain.pt2")
+    done = forked.python(tmp_path / "alone.py", tmp_path / "deployed" / DEPLOYED_LIBRARY_NAME, tmp_path / "plain.pt2")
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (tmp_path / "deployed").iterdir()) == ["libback.so", NAME, "libstep.so"]
+    assert sorted(path.name for path in (tmp_path / "deployed").iterdir()) == [
+        "libback.so",
+        DEPLOYED_LIBRARY_NAME,
+        "libstep.so",
+    ]
 
 
 @pytest.fixture(scope="module")

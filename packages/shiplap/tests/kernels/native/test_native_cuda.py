@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.codegen.native import Native, native_source
+from shiplap.codegen.native import NativeOp, native_source
 from shiplap.declare.dim_expression import Expr
 from shiplap.kernels.native import binding
 from shiplap_testing.build import compile_c
@@ -56,7 +56,7 @@ def step(home, monkeypatch):
 def test_one_unit_serves_both_device_types(step):
     spec = step.spec
     text = native_source(
-        [Native(spec, "step", (spec.opname,), d, Expr.parse("n", ""), out=True) for d in ("cpu", "cuda")]
+        [NativeOp(spec, "step", (spec.opname,), d, Expr.parse("n", ""), out=True) for d in ("cpu", "cuda")]
     )
     cpu, cuda = text.split("namespace op_1 {")
     assert "guard" not in cpu

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.kernels.native import binding
-from shiplap.kernels.native.deploy import NAME, deploy
+from shiplap.kernels.native.deploy import DEPLOYED_LIBRARY_NAME, deploy
 from shiplap_testing import forked
 from shiplap_testing.build import compile_c
 
@@ -153,5 +153,5 @@ assert "shiplap" not in sys.modules
 def test_a_library_without_shiplap_has_the_ops_that_return(ops, tmp_path):
     deploy(list(ops.values()), tmp_path / "made")
     (tmp_path / "alone.py").write_text(WITHOUT_SHIPLAP)
-    done = forked.python(tmp_path / "alone.py", tmp_path / "made" / NAME)
+    done = forked.python(tmp_path / "alone.py", tmp_path / "made" / DEPLOYED_LIBRARY_NAME)
     assert done.returncode == 0, done.stderr

@@ -159,7 +159,7 @@ def test_the_library_serves_a_process_without_shiplap(ops, tmp_path):
     script.write_text(
         "import sys, numpy, tvm_ffi\n"
         "x, out = numpy.ones(3, numpy.float32), numpy.zeros(3, numpy.float32)\n"
-        f"keep = tvm_ffi.load_module({str(ffi.build(ops.keep))!r}).keep\n"
+        f"keep = tvm_ffi.load_module({str(ffi.build_tvm_library(ops.keep))!r}).keep\n"
         "print(keep(tvm_ffi.from_dlpack(x), 0, tvm_ffi.from_dlpack(out)), out.sum(), 'shiplap' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
@@ -167,9 +167,9 @@ def test_the_library_serves_a_process_without_shiplap(ops, tmp_path):
 
 
 def test_a_second_export_compiles_nothing(ops, monkeypatch):
-    built = ffi.build(ops.keep)
+    built = ffi.build_tvm_library(ops.keep)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
-    assert ffi.build(ops.keep) == built
+    assert ffi.build_tvm_library(ops.keep) == built
 
 
 def test_the_threads_are_those_of_torch(ops, monkeypatch):
@@ -213,4 +213,4 @@ def test_a_compiler_that_fails_is_quoted(ops, monkeypatch, tmp_path):
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))  # what another compiler has built there would be taken
     with fails("SL405", "false failed with status 1"):
         ffi.export(ops.total)
-    assert build_plan.compiler(ops.total)[0].endswith("false")
+    assert build_plan.compiler_command(ops.total)[0].endswith("false")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.audit import session
-from shiplap.audit.child_process import Limits
+from shiplap.audit.child_process import ChildLimits
 
 
 @triton.jit
@@ -28,7 +28,7 @@ def sums(x: Float32[Tensor, "n m"]) -> Float32[Tensor, "n"]:
 
 sums.kernel("cuda", sl.triton(row_sums, grid="n", arguments={"BLOCK": "pow2ceil(m)"}))
 
-session.INTERPRETED_S = 0.1  # seconds for a launch: some hundred programs are too many
+session.INTERPRETER_SECONDS = 0.1  # seconds for a launch: some hundred programs are too many
 (found,) = sl.audit(sums, checks=("kernels",), seed=3)
 result = {"kernels": [found.verdict, found.evidence]}
 
@@ -47,6 +47,6 @@ def slow_sums(x, out, m, BLOCK: tl.constexpr):
 
 endless.kernel("cuda", sl.triton(slow_sums, grid="n", arguments={"BLOCK": "pow2ceil(m)"}))
 torch.set_num_threads(1)
-(found,) = sl.audit(endless, checks=("numerics",), seed=3, limits=Limits(busy_s=2.0))
+(found,) = sl.audit(endless, checks=("numerics",), seed=3, limits=ChildLimits(busy_s=2.0))
 result["numerics"] = [found.verdict, found.evidence]
 print(json.dumps(result))

@@ -29,7 +29,7 @@ import shiplap as sl
 from shiplap.kernels.native import binding
 from shiplap.kernels.triton.kernel import LaunchedKernel
 from shiplap.kernels.triton.specializations import LaunchedForm
-from shiplap.kernels.triton.specialize import Numbers, key_of, read_key, with_constants
+from shiplap.kernels.triton.specialize import LaunchNumbers, form_of_key, specialization_key, with_constants
 from shiplap_headers import include_dir
 from shiplap_testing import hopper
 
@@ -180,7 +180,7 @@ def interpreter(kernel: LaunchedKernel, number: int) -> Callable[[tuple[int, ...
     jitted = kernel.native.declared[number].kernel
 
     def run(grid: tuple[int, ...], parameters: int) -> None:
-        form = read_key(kernel.native.launches[number], current[jitted.fn.__name__], kernel.native.configs, {})
+        form = form_of_key(kernel.native.launches[number], current[jitted.fn.__name__], kernel.native.configs, {})
         values, index = [], 0
         for i, (_, type) in enumerate(form.signature.items()):
             if type == "constexpr":
@@ -208,12 +208,12 @@ def agreement(kernel: LaunchedKernel, op: Any, args: tuple[Any, ...]) -> list[st
     assert isinstance(variant, LaunchedKernel)
     made = {o.name: torch.empty(1) for o in op.spec.outputs}
     inputs, _ = variant._pack(call.args)
-    numbers = Numbers(call.env, {a.name: t for a, t in zip(op.spec.tensors, inputs, strict=True)} | made)
+    numbers = LaunchNumbers(call.env, {a.name: t for a, t in zip(op.spec.tensors, inputs, strict=True)} | made)
     wrong = []
     for declared, launch in zip(variant.native.declared, variant.native.launches, strict=True):
-        key = key_of(launch, numbers, variant.config_values)
+        key = specialization_key(launch, numbers, variant.config_values)
         current[declared.name] = key
-        mine = read_key(launch, key, variant.native.configs, {})
+        mine = form_of_key(launch, key, variant.native.configs, {})
         own = with_constants(launch, numbers, variant.config_values)
         values = [variant._value(p, own, torch.empty(1 << 20, dtype=torch.uint8)) for p in launch.parameters]
         _, _, _, backend, binder = declared.kernel.device_caches[0]
@@ -295,7 +295,7 @@ def programs(device: Device) -> dict[str, Any]:
     def call(x: Tensor, most: int) -> Tensor:
         numbers = kernel._numbers(op.bind((x, most)), x, torch.empty_like(x))
         for number, launch in kernel.native.taken(numbers):
-            current[kernel.native.declared[number].name] = key_of(launch, numbers, {})
+            current[kernel.native.declared[number].name] = specialization_key(launch, numbers, {})
         result: Tensor = op(x, most)
         return result
 

@@ -21,8 +21,8 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
 from shiplap.kernels.native import binding  # noqa: E402
-from shiplap.kernels.native.build_plan import bindable  # noqa: E402
-from shiplap.kernels.native.deploy import NAME, deploy  # noqa: E402
+from shiplap.kernels.native.build_plan import bindable_entries  # noqa: E402
+from shiplap.kernels.native.deploy import DEPLOYED_LIBRARY_NAME, deploy  # noqa: E402
 from shiplap.kernels.triton.kernel import LaunchedKernel, compile_ahead  # noqa: E402
 from shiplap.packaging import model, package_model  # noqa: E402
 from shiplap.plugin_api import late_launches, launch_program  # noqa: E402
@@ -199,7 +199,7 @@ def test_a_program_in_a_module_of_its_own_is_imported_when_it_is_needed(copy, tm
     (kernel,) = copy.own("cuda")
     assert copy.identity
     if not torch.cuda.is_available():
-        assert bindable(copy) == [], "a binding that is built here has no need of it"
+        assert bindable_entries(copy) == [], "a binding that is built here has no need of it"
         assert binding.state(copy, "cuda") == ("python", "its launches are generated where there is a CUDA device")
     assert "late_programs.steps" not in sys.modules
     assert "n_twice" in kernel.native.source()
@@ -280,7 +280,7 @@ def test_a_deployed_library_carries_them(tmp_path, monkeypatch):
     call = momentum_.bind((*(torch.randn(100) for _ in range(3)), 0.1, 0.9, 0.0, False))
     (cubin,) = kernel.ahead(call, 90)
     library = deploy([momentum_], tmp_path / "made")
-    assert [path.name for path in (tmp_path / "made").iterdir()] == [NAME]
+    assert [path.name for path in (tmp_path / "made").iterdir()] == [DEPLOYED_LIBRARY_NAME]
     assert cubin.image in library.read_bytes()
     load = f"import torch; torch.ops.load_library({str(library)!r}); print(torch.ops.launched_gpu.momentum_.default)"
     done = python("-c", load)
@@ -332,7 +332,7 @@ def test_a_package_carries_what_its_program_launches(ns, tmp_path, monkeypatch):
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
     with fails("SL620", "doubled"):
         package_model(program, tmp_path / "model.pt2")
-    monkeypatch.setattr(model, "on_demand", stopped)
+    monkeypatch.setattr(model, "make_on_demand_library", stopped)
     with pytest.raises(RuntimeError, match="no device"):
         package_model(program, tmp_path / "model.pt2", architectures=[90])
     cubins = double.own("cuda")[0].native.cubins

@@ -128,8 +128,8 @@ def knobs(monkeypatch):
     settings = types.SimpleNamespace(runtime=runtime, compilation=types.SimpleNamespace(instrumentation_mode=""))
     settings.device = 0
     monkeypatch.setattr(launching, "_TENSORS", (Pointer,))
-    stand_in = launching.Runtime(lambda: settings.device, lambda device: 100 + device, settings, Chain)
-    monkeypatch.setattr(launching, "_runtime", lambda: stand_in)
+    stand_in = launching.TritonRuntime(lambda: settings.device, lambda device: 100 + device, settings, Chain)
+    monkeypatch.setattr(launching, "_triton_runtime", lambda: stand_in)
     return settings
 
 
@@ -156,7 +156,9 @@ def test_a_call_gets_the_kernel_that_triton_would_pick(sequence, free):
         runtime = types.SimpleNamespace(debug=False, launch_enter_hook=Chain(), launch_exit_hook=Chain())
         stub = types.SimpleNamespace(runtime=runtime, compilation=types.SimpleNamespace(instrumentation_mode=""))
         patch.setattr(launching, "_TENSORS", (Pointer,))
-        patch.setattr(launching, "_runtime", lambda: launching.Runtime(lambda: 0, lambda d: 0, stub, Chain))
+        patch.setattr(
+            launching, "_triton_runtime", lambda: launching.TritonRuntime(lambda: 0, lambda d: 0, stub, Chain)
+        )
         kernel = Kernel(free=free)
         launch = triton_launcher(kernel)
         for x, n, s, block, mode, keywords in sequence * 2:
@@ -328,7 +330,7 @@ def test_another_triton_launches_the_ordinary_way_and_says_so_once(monkeypatch):
     def missing():
         raise AttributeError("no launch_enter_hook")
 
-    monkeypatch.setattr(launching, "_runtime", missing)
+    monkeypatch.setattr(launching, "_triton_runtime", missing)
     kernel = Kernel()
     launch = triton_launcher(kernel)
     with pytest.warns(sl.ShiplapNotice, match="the ordinary way: AttributeError: no launch_enter_hook"):

@@ -19,9 +19,9 @@ import torch
 
 from shiplap.kernels.native.build_digest import FLAGS, INCLUDE
 from shiplap.kernels.triton import replay
-from shiplap.kernels.triton.replay import ALIGNMENT, NUMBER, SCRATCH, TENSOR, Brought, Recording
+from shiplap.kernels.triton.replay import ALIGNMENT, NUMBER, SCRATCH, TENSOR, BroughtTensor, LaunchRecording
 from shiplap.kernels.triton.template_kernel import TemplateKernel
-from shiplap.kernels.triton.template_key import Kept
+from shiplap.kernels.triton.template_key import KeptLaunch
 
 HERE = Path(__file__).parent
 Facts = namedtuple("Facts", "num_warps num_ctas shared global_scratch_size profile_scratch_size launch_pdl")
@@ -35,8 +35,8 @@ def compiled(types, function=4096, **facts):
 
 
 def test_tensors_numbers_and_scratch_are_told_apart():
-    x, out, sums = Brought(0), Brought(1), torch.empty(2, 5)
-    made = Recording(0, 2)
+    x, out, sums = BroughtTensor(0), BroughtTensor(1), torch.empty(2, 5)
+    made = LaunchRecording(0, 2)
     made.share(sums)
     made.add(compiled(["*fp32", "*fp32", "i32", "constexpr", "i64"]), [7], [x, sums, 3, 1, 1 << 40])
     made.add(compiled(["*fp32", "*fp32", "constexpr"], global_scratch_size=128), [2, 3], [sums, out, 2048])
@@ -51,30 +51,30 @@ def test_tensors_numbers_and_scratch_are_told_apart():
     [
         (["fp32"], [1.5], "1.5 as fp32"),
         (["*fp32"], [torch.ones(1)], "does not bring"),
-        (["*fp32"], [Brought(1)], "does not bring"),
+        (["*fp32"], [BroughtTensor(1)], "does not bring"),
         (["i32"], [1, 2], "zip"),
         (["tensordesc<fp16[64, 64]>"], [3], "as tensordesc"),
     ],
 )
 def test_what_c_cannot_make_stays_with_python(types, given, why):
-    made = Recording(0, 1)
+    made = LaunchRecording(0, 1)
     made.add(compiled(types), [1], given)
     assert why in made.unfit
-    assert replay.served(None, plain := lambda args: args, made, [0], SimpleNamespace(is_cuda=True)) is plain
+    assert replay.choose_rerun(None, plain := lambda args: args, made, [0], SimpleNamespace(is_cuda=True)) is plain
 
 
 @pytest.mark.parametrize("facts", [{"num_ctas": 2}, {"profile_scratch_size": 8}, {"launch_pdl": True}])
 def test_a_launch_of_another_kind_stays_with_python(facts):
-    made = Recording(0, 0)
+    made = LaunchRecording(0, 0)
     made.add(compiled([], **facts), [1], [])
     assert "it needs" in made.unfit
 
 
 def test_a_closed_recording_holds_no_tensor():
     sums = torch.ones(9)
-    made, gone = Recording(0, 1), weakref.ref(sums)
+    made, gone = LaunchRecording(0, 1), weakref.ref(sums)
     made.share(sums)
-    made.add(compiled(["*fp32", "*fp32"]), [1], [Brought(0), sums])
+    made.add(compiled(["*fp32", "*fp32"]), [1], [BroughtTensor(0), sums])
     made.close()
     del sums
     gc.collect()
@@ -84,14 +84,14 @@ def test_a_closed_recording_holds_no_tensor():
 
 def test_few_calls_start_no_compiler(monkeypatch):
     """And once there is a library, what was prepared is forgotten, so that the next calls are recorded."""
-    asked, now = [], replay._State()
-    monkeypatch.setattr(replay, "_now", now)
-    monkeypatch.setattr(replay, "library", lambda op, start=False: asked.append(start))
-    rerun = replay.served(None, lambda args: args, Recording(0, 0), [], SimpleNamespace(is_cuda=True))
-    for _ in range(replay.HOT):
+    asked, now = [], replay._ReplayState()
+    monkeypatch.setattr(replay, "_replay_state", now)
+    monkeypatch.setattr(replay, "replay_library", lambda op, start=False: asked.append(start))
+    rerun = replay.choose_rerun(None, lambda args: args, LaunchRecording(0, 0), [], SimpleNamespace(is_cuda=True))
+    for _ in range(replay.HOT_REPLAYS):
         rerun(())
     assert asked == [False]
-    for _ in range(2 * replay.ASK):
+    for _ in range(2 * replay.REPLAYS_BETWEEN_CHECKS):
         rerun(())
     assert asked == [False, True, True]
 
@@ -105,7 +105,7 @@ def test_one_tensor_in_two_places_is_two_tensors_of_another_call(split_k):
         "key": lambda grid, out, sizes, strides, a, sa, da, b, sb, db, c, sc, dc: (a, c, out, sa[0], sizes[0])
     }
     each = [(x, x.shape, x.stride()), (None, (), ()), (x, x.shape, x.stride())]
-    kept = Kept(None, [7], each, "key", compiled(["*fp32", "*fp32", "*fp32", "i32", "i32"]))
+    kept = KeptLaunch(None, [7], each, "key", compiled(["*fp32", "*fp32", "*fp32", "i32", "i32"]))
     if split_k > 1:
         kept.sums = sums, compiled(["*fp32", "*fp32", "i32", "i32", "constexpr"])
     made = kernel._recording(kept, 2, out)
@@ -139,8 +139,8 @@ def test_random_recordings_are_replayed_without_touching_other_memory(tmp_path):
 
 @pytest.mark.parametrize(("value", "on"), [(None, True), ("1", True), ("0", False)])
 def test_it_is_on_unless_it_is_turned_off(value, on, monkeypatch):
-    monkeypatch.setattr(replay, "_known", lambda: True)
+    monkeypatch.setattr(replay, "_is_known_triton", lambda: True)
     monkeypatch.delenv("SHIPLAP_REPLAY", raising=False)
     if value is not None:
         monkeypatch.setenv("SHIPLAP_REPLAY", value)
-    assert replay.wanted() is on
+    assert replay.is_replay_wanted() is on

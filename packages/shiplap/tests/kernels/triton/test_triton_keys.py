@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shiplap.kernels.triton import triton_launcher
-from shiplap.kernels.triton.specialize import Form, compile_form
-from shiplap.torch_private.triton_keys import settle, triton_attributes
+from shiplap.kernels.triton.specialize import SpecializedForm, compile_form
+from shiplap.torch_private.triton_keys import settle_cache_key, triton_attributes
 
 triton = pytest.importorskip("triton")
 
@@ -71,7 +71,7 @@ def test_the_compiler_is_given_what_a_launch_gives_it(before, monkeypatch):
     monkeypatch.setattr("triton.compile", compile)
     monkeypatch.setattr("triton.compiler.ASTSource", lambda *given: SimpleNamespace(attrs=given[3]))
     monkeypatch.setattr("triton.compiler.make_backend", lambda target: Backend)
-    compile_form(Kernel(before), Form(SIGNATURE, CONSTANTS, OURS, {}), 0, (), 90)
+    compile_form(Kernel(before), SpecializedForm(SIGNATURE, CONSTANTS, OURS, {}), 0, (), 90)
     assert asked == [{(0,): DIVISIBLE, (1,): []} if before else OURS]
 
 
@@ -161,7 +161,7 @@ def module(tmp_path, monkeypatch):
 
 def keys(module: ModuleType, order: tuple[str, ...]) -> dict[str, str]:
     for name in order:
-        settle(getattr(module, name))
+        settle_cache_key(getattr(module, name))
         _ = getattr(module, name).cache_key
     return {name: getattr(module, name).cache_key for name in KERNELS}
 
@@ -173,14 +173,14 @@ def test_a_kernel_has_one_key_whatever_was_launched_before_it(module):
 
 def test_a_kernels_key_holds_the_globals_of_all_that_it_calls(module):
     first = module().first
-    settle(first)
+    settle_cache_key(first)
     _ = first.cache_key
     assert {name for name, _ in first.used_global_vals} == {"STEP", "WIDTH"}
 
 
 def test_what_triton_refuses_is_still_refused(module):
     outer = module()
-    settle(outer.calls_wrong)
+    settle_cache_key(outer.calls_wrong)
     with pytest.raises(RuntimeError, match="Unsupported function"):
         _ = outer.calls_wrong.cache_key
 
@@ -196,7 +196,7 @@ def compile_ahead(kernel: Any) -> None:
 
 
 def compile_for_a_wheel(kernel: Any) -> None:
-    form = Form({"x": "*fp32", "BLOCK": "constexpr"}, {(1,): 64}, {(0,): DIVISIBLE}, {})
+    form = SpecializedForm({"x": "*fp32", "BLOCK": "constexpr"}, {(1,): 64}, {(0,): DIVISIBLE}, {})
     compile_form(kernel, form, 0, (), 90)
 
 
@@ -210,7 +210,7 @@ def test_whoever_asks_for_a_key_settles_it_before(way, module, monkeypatch):
         return SimpleNamespace(metadata=facts, asm={"cubin": b""})
 
     monkeypatch.setattr("triton.compile", asked)
-    monkeypatch.setattr("shiplap.kernels.triton.launcher._unsupported", lambda kernel: "is only asked for")
+    monkeypatch.setattr("shiplap.kernels.triton.launcher._unsupported_reason", lambda kernel: "is only asked for")
     for name in KERNELS[::-1]:
         way(getattr(outer, name))
     assert {name: getattr(outer, name).cache_key for name in KERNELS} == want

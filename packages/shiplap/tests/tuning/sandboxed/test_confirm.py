@@ -8,17 +8,17 @@ import pytest
 import torch
 
 import shiplap as sl
-from shiplap.sandbox.supervisor import Prisoner, Took
-from shiplap.tuning import Isolation, Options
-from shiplap.tuning.candidate import ReferenceCandidate, candidates
-from shiplap.tuning.engine import requests_of
-from shiplap.tuning.inputs import inputs
+from shiplap.sandbox.supervisor import RequestTime, SandboxedProcess
+from shiplap.tuning import SelectionOptions, WorkerProcess
+from shiplap.tuning.candidate import ReferenceCandidate, kernel_candidates
+from shiplap.tuning.engine import make_requests
+from shiplap.tuning.inputs import draw_inputs
 from shiplap.tuning.key import key_for
-from shiplap.tuning.measure import Plan, Timing
+from shiplap.tuning.measure import RacePlan, Timing
 from shiplap.tuning.sandboxed import confirm
 from shiplap.tuning.sandboxed.bench import JudgedBench
 from shiplap.tuning.search import Ranking
-from shiplap.tuning.selector import Task
+from shiplap.tuning.selector import SelectionTask
 from shiplap_testing.effort import sampled
 from tests.tuning import cheating_ops, later_ops
 
@@ -65,15 +65,15 @@ LATER = [(op, k.name) for op in later_ops.OPS for k in op.kernels["cpu"]]
 def test_no_later_cheat_is_believed_although_it_has_won(asked):
     """Each is asked as if it had won a race: in a real one, many lose by what they do to look right."""
     op, kernel = asked
-    (_, recipe, device), *_ = requests_of(op, [SIZES], "cpu")
-    drawn = inputs(op, recipe, device)
-    listed = [ReferenceCandidate(op), *(c for c in candidates(op, device, drawn.call.env) if c.kernel == kernel)]
-    task = Task(op, drawn, key_for(op, drawn), listed, Options(seconds=600))
-    with Isolation() as isolation, torch.no_grad():
+    (_, recipe, device), *_ = make_requests(op, [SIZES], "cpu")
+    drawn = draw_inputs(op, recipe, device)
+    listed = [ReferenceCandidate(op), *(c for c in kernel_candidates(op, device, drawn.call.env) if c.kernel == kernel)]
+    task = SelectionTask(op, drawn, key_for(op, drawn), listed, SelectionOptions(seconds=600))
+    with WorkerProcess() as isolation, torch.no_grad():
         bench = isolation.bench()(task)
         outcomes = [bench.verify(index).problem for index in (0, 1)]
         assert outcomes == ["", ""], "it is right at first"
-        timings, failed = bench.race([0, 1], Plan())
+        timings, failed = bench.race([0, 1], RacePlan())
         if failed:  # it was refused within the race
             assert kernel != "honest", failed
             return
@@ -83,11 +83,11 @@ def test_no_later_cheat_is_believed_although_it_has_won(asked):
 
 def test_a_time_of_nothing_is_measured_once_more():
     """On a busy machine, all batches that compute nothing were held up: a reference of 1 ms took 0, and won."""
-    spells = object.__new__(confirm.Spells)
+    spells = object.__new__(confirm.FreshValueTimes)
     spells.claims, spells._count = {0: 1e-3}, 2
-    spells._took = {-1: [Took(5e-3, 1e-4)], 0: [Took(2.1e-3, 2.1e-3)]}
+    spells._took = {-1: [RequestTime(5e-3, 1e-4)], 0: [RequestTime(2.1e-3, 2.1e-3)]}
     assert not spells._is_known(0)
-    spells._took[-1].append(Took(1e-4, 1e-4))
+    spells._took[-1].append(RequestTime(1e-4, 1e-4))
     assert spells._is_known(0)
     assert spells._is_known(-1)
 
@@ -127,12 +127,12 @@ def test_a_confirmation_takes_little_of_a_tuning(monkeypatch):
         monkeypatch.setattr(JudgedBench, name, during)
     for owner, names in (
         (confirm, ("reference", "reference64")),
-        (Prisoner, ("ask",)),
+        (SandboxedProcess, ("ask",)),
         (JudgedBench, ("verify", "race", "confirm", "duel")),
     ):
         for name in names:
             counting(owner, name)
-    monkeypatch.setattr(Took, "undisturbed", True)  # a busy machine is waited for
+    monkeypatch.setattr(RequestTime, "undisturbed", True)  # a busy machine is waited for
     last_first = property(lambda self: sorted(self.timings, reverse=True))
     monkeypatch.setattr(Ranking, "order", last_first)  # so that the winner is not the reference
     (choice,) = sl.tune(later_ops.near, [{"n": 256, "k": 256, "m": 256}], budget=600)

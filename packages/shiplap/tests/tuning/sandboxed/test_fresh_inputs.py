@@ -7,9 +7,9 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.sampling.samples import Samples
-from shiplap.tuning.engine import requests_of
-from shiplap.tuning.inputs import inputs
-from shiplap.tuning.sandboxed.fresh_inputs import AHEAD, LARGE, MOST, Drawn
+from shiplap.tuning.engine import make_requests
+from shiplap.tuning.inputs import draw_inputs
+from shiplap.tuning.sandboxed.fresh_inputs import AHEAD, LARGE, MOST, ConfirmationInputs
 
 
 @sl.op("drawn_test::pick")
@@ -24,8 +24,8 @@ def _(rng, sizes, dtype, device):
 
 
 def drawn_for(**sizes):
-    ((op, recipe, device),) = requests_of(pick, [sizes], "cpu")
-    return Drawn(op, inputs(op, recipe, device))
+    ((op, recipe, device),) = make_requests(pick, [sizes], "cpu")
+    return ConfirmationInputs(op, draw_inputs(op, recipe, device))
 
 
 def values(drawn):

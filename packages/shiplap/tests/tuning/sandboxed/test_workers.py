@@ -8,13 +8,13 @@ import pytest
 
 import shiplap as sl
 from shiplap.dispatch.tuned_choices import REFERENCE
-from shiplap.sandbox.candidate import Witness
+from shiplap.sandbox.candidate import TargetProcess
 from shiplap.sandbox.launcher_pool import standby
-from shiplap.sandbox.proc_filesystem import below, stat_fields
-from shiplap.sandbox.supervisor import Ended, Launcher
-from shiplap.tuning import Isolation, worker_process
+from shiplap.sandbox.proc_filesystem import list_descendants, stat_fields
+from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher
+from shiplap.tuning import WorkerProcess, worker_process
 from shiplap.tuning.sandboxed import workers
-from shiplap.tuning.sandboxed.workers import Hosts, Unhosted
+from shiplap.tuning.sandboxed.workers import KernelProcesses, ProcessUnavailable
 from tests.tuning import ops
 
 OPENING = {"identity": "it", "path": [], "file": "", "threads": 1}
@@ -33,10 +33,10 @@ def test_the_next_tuning_has_the_launcher_of_the_last_and_none_of_its_processes(
     assert not [f for f in tuned(ops.turn, n=64).findings if f.verdict == "fail"]
     launcher = standby.pid
     assert stat_fields(launcher)
-    assert not below(launcher)
+    assert not list_descendants(launcher)
     tuned(ops.turn, n=3000)
     assert standby.pid == launcher
-    assert not below(launcher)
+    assert not list_descendants(launcher)
     refused = [f for f in tuned(ops.mm, m=16, k=100, n=16).findings if f.verdict == "fail"]
     assert refused, "kernels that end their loop early"
     assert standby.pid == -1, "who was refused may have tried other things as well"
@@ -65,7 +65,7 @@ def test_a_launcher_stays_after_a_tuning_without_doubts(what, monkeypatch):
     kept = _Kept()
     monkeypatch.setattr(worker_process, "standby", kept)
     try:
-        with Isolation() as isolation:
+        with WorkerProcess() as isolation:
             isolation.started += what == "a worker ran"
             isolation.hosts.doubted |= what == "something was refused"
             if what == "it raises":
@@ -93,7 +93,7 @@ class _Prisoner:
 def prepared(monkeypatch):
     """Hosts whose processes do what ``loads`` says, and the names of those that were started."""
     monkeypatch.setattr(workers.os, "sched_getaffinity", lambda pid: {0, 1})
-    launcher = Launcher()
+    launcher = SandboxLauncher()
     started = []
 
     def start(*_, **__):
@@ -102,7 +102,7 @@ def prepared(monkeypatch):
 
     monkeypatch.setattr(launcher, "start", start)
     monkeypatch.setattr(launcher, "ask", lambda *_: {})
-    made = Hosts(launcher, 1.0)
+    made = KernelProcesses(launcher, 1.0)
     made.open(OPENING, [])
     return made, started
 
@@ -110,10 +110,10 @@ def prepared(monkeypatch):
 def test_as_many_load_at_once_as_there_are_processors(prepared, monkeypatch):
     made, started = prepared
     together = threading.Barrier(2, timeout=20)
-    monkeypatch.setattr(Witness, "load", lambda *_: together.wait())
+    monkeypatch.setattr(TargetProcess, "load", lambda *_: together.wait())
     made.prepare({REFERENCE: 10.0, "one": 1.0, "other": 1.0})
     assert len(started) == 2
-    monkeypatch.setattr(Witness, "load", lambda *_: None)
+    monkeypatch.setattr(TargetProcess, "load", lambda *_: None)
     made.of("other")
     assert len(started) == 3
     made.of("one")
@@ -125,21 +125,21 @@ def test_what_fails_is_told_to_who_asks_for_it_and_tried_once_more_after_that(pr
 
     def load(self, *_):
         if self.prisoner.kernel == 1:
-            raise Ended("it ended")
+            raise ProcessEnded("it ended")
 
-    monkeypatch.setattr(Witness, "load", load)
+    monkeypatch.setattr(TargetProcess, "load", load)
     made.prepare({REFERENCE: 10.0, "one": 1.0})
     assert made.of(REFERENCE, 10.0).prisoner is started[0]
     assert made.doubted
     assert started[1].killed
-    with pytest.raises(Unhosted, match="it ended"):
+    with pytest.raises(ProcessUnavailable, match="it ended"):
         made.of("one")
     assert made.of("one").prisoner is started[2]
 
 
 def test_one_question_at_a_time_reaches_a_launcher(monkeypatch):
     """Its answers have no names: two threads that fail at once would read each other's."""
-    launcher, asked = Launcher(), []
+    launcher, asked = SandboxLauncher(), []
     monkeypatch.setattr(launcher, "_ready", lambda: SimpleNamespace(settimeout=lambda seconds: None))
 
     def send(connection, message, handles):

@@ -16,7 +16,7 @@ _LIBRARY, _HEADERS = "onednn-cpu-gomp", "onednn-devel-cpu-gomp"
 
 
 @cache
-def _installed(package: str, name: str) -> Path:
+def _installed_file(package: str, name: str) -> Path:
     """Return the path of the file ``name`` of ``package``: wheels of libraries install outside of site-packages."""
     try:
         files = distribution(package).files or []
@@ -40,14 +40,14 @@ def _installed(package: str, name: str) -> Path:
     return Path(str(file.locate())).resolve()
 
 
-def _version() -> str:
+def _library_version() -> str:
     """Return the version of the library's wheel."""
-    _installed(_LIBRARY, "libdnnl.so.3")
+    _installed_file(_LIBRARY, "libdnnl.so.3")
     return distribution(_LIBRARY).version
 
 
 def _link_args() -> list[str]:
-    library = _installed(_LIBRARY, "libdnnl.so.3")
+    library = _installed_file(_LIBRARY, "libdnnl.so.3")
     return [str(library), f"-Wl,-rpath,{library.parent}"]
 
 
@@ -57,7 +57,7 @@ RUNTIME = Runtime(
     directory=_HERE,
     metadata=RUNTIMES.parent / "metadata" / "onednn.yaml",
     requires={_LIBRARY: ">=2023.2", _HEADERS: ">=2023.2"},
-    system_dirs=lambda: [_installed(_HEADERS, "dnnl.hpp").parent],
+    system_dirs=lambda: [_installed_file(_HEADERS, "dnnl.hpp").parent],
     link_args=_link_args,
-    version=_version,
+    version=_library_version,
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shiplap.plugin_api import error
 from shiplap_backend.runtime import CONTRACT, RUNTIMES, Runtime
-from shiplap_backend.vendor import Functions, enums, node_classes
+from shiplap_backend.vendor import Functions, find_enums, node_classes
 
 __all__ = ["RUNTIME"]
 
@@ -30,7 +30,7 @@ _OUTPUTS: Mapping[str, int | str] = {
 
 
 @cache
-def _package() -> Path:
+def _package_directory() -> Path:
     """Return the directory of the wheel, without importing it."""
     spec = find_spec("openvino")
     if spec is None or spec.origin is None:
@@ -44,33 +44,33 @@ def _package() -> Path:
     return Path(spec.origin).parent
 
 
-def _version() -> str:
+def _wheel_version() -> str:
     """Return the version of the wheel, or "0" for an installation without metadata."""
     try:
         return version("openvino")
     except PackageNotFoundError:
-        _package()
+        _package_directory()
         return "0"
 
 
-def _headers() -> Path:
-    return _package() / "include" / "openvino"
+def _opset_headers() -> Path:
+    return _package_directory() / "include" / "openvino"
 
 
 @cache
-def _opset() -> Functions:
+def _read_opset() -> Functions:
     """Return the functions of opset 15."""
-    return node_classes(_headers() / "op", _headers() / "opsets" / "opset15_tbl.hpp", outputs=_OUTPUTS)
+    return node_classes(_opset_headers() / "op", _opset_headers() / "opsets" / "opset15_tbl.hpp", outputs=_OUTPUTS)
 
 
 @cache
-def _enums() -> Mapping[str, Mapping[str, str]]:
+def _read_enums() -> Mapping[str, Mapping[str, str]]:
     """Return the enums of the headers."""
-    return enums(_headers() / "op")
+    return find_enums(_opset_headers() / "op")
 
 
 def _link_args() -> list[str]:
-    libraries = _package() / "libs"
+    libraries = _package_directory() / "libs"
     # Wheels have no libopenvino.so without a version.
     library = next(libraries.glob("libopenvino.so.*"))
     return [str(library), f"-Wl,-rpath,{libraries}"]
@@ -82,9 +82,9 @@ RUNTIME = Runtime(
     directory=_HERE,
     metadata=RUNTIMES.parent / "metadata" / "openvino.yaml",
     requires={"openvino": ">=2026.1,<2027"},
-    system_dirs=lambda: [_package() / "include"],
+    system_dirs=lambda: [_package_directory() / "include"],
     link_args=_link_args,
-    opset=_opset,
-    enums=_enums,
-    version=_version,
+    opset=_read_opset,
+    enums=_read_enums,
+    version=_wheel_version,
 )

@@ -16,9 +16,9 @@ from torch import Tensor
 from shiplap.plugin_api import error
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.coords import check_rows
-from shiplap_sparse3d.geometry import triple
+from shiplap_sparse3d.geometry import expand_to_three
 from shiplap_sparse3d.plan import Plan, wants_sorted
-from shiplap_sparse3d.steps import Triple, Window, connect, submanifold
+from shiplap_sparse3d.steps import StepWindow, Triple, connect_voxels, submanifold_plan
 
 __all__ = [
     "ALGORITHM",
@@ -81,7 +81,7 @@ class SpConvConfig:
         check_rows("sparse3d.flexgemm, argument 'feats'", feats, self.plan.rows)
         flat = weight.flatten(1, 3)
         if self.algorithm == Algorithm.EXPLICIT_GEMM:
-            return _explicit(feats, flat, bias, self.plan.table)
+            return _explicit_gemm(feats, flat, bias, self.plan.table)
         return self.plan.conv(feats, flat, bias)
 
 
@@ -98,7 +98,7 @@ def _check_algorithm(algorithm: str, splitk: int) -> None:
 class NeighborCache:
     """The neighbours of a convolution, for any number of layers of one ``window``, with gradients or without."""
 
-    def __init__(self, plan: Plan, grid: Triple, window: Window) -> None:
+    def __init__(self, plan: Plan, grid: Triple, window: StepWindow) -> None:
         self.grid, self.window, self._built = grid, window, plan
         self._plans: dict[bool, Plan] = {plan.order is not None: plan}  # by whether it is sorted
 
@@ -125,7 +125,7 @@ class NeighborCache:
             self._plans[sort] = self._built.sorted() if sort else self._built.unsorted()
         return self._plans[sort]
 
-    def check(self, rows: int, grid: Triple, window: Window) -> None:
+    def check(self, rows: int, grid: Triple, window: StepWindow) -> None:
         """Raise SL208 unless this is the cache of such a convolution."""
         mine, asked = (self._built.rows, self.grid, *self.window), (rows, grid, *window)
         if mine != asked:
@@ -146,7 +146,7 @@ class SubMConv3dNeighborCache(NeighborCache):
 class SparseConv3dNeighborCache(NeighborCache):
     """The neighbours of a strided convolution, and its output voxels."""
 
-    def __init__(self, plan: Plan, grid: Triple, window: Window, out_coords: Tensor) -> None:
+    def __init__(self, plan: Plan, grid: Triple, window: StepWindow, out_coords: Tensor) -> None:
         super().__init__(plan, grid, window)
         self.out_coords = out_coords
 
@@ -181,14 +181,14 @@ def sparse_submanifold_conv3d(
         ArgumentError: SL211 for duplicate or outside coords, SL208 for the cache of another convolution.
     """
     if config is not None:
-        return config.conv(feats, _given("weight", weight), bias)
-    coords, weight, grid = _given("coords", coords), _given("weight", weight), _grid(shape)
+        return config.conv(feats, _require_tensor("weight", weight), bias)
+    coords, weight, grid = _require_tensor("coords", coords), _require_tensor("weight", weight), _check_grid(shape)
     ones = (1, 1, 1)
-    window = Window(_kernel(weight), ones, (0, 0, 0), _triple("dilation", dilation))
+    window = StepWindow(_check_kernel(weight), ones, (0, 0, 0), _check_triple("dilation", dilation))
     cache = neighbor_cache
     if cache is None:
         check_rows("sparse_submanifold_conv3d", feats, coords.shape[0])
-        plan = submanifold(coords, grid, window.kernel, window.dilation)
+        plan = submanifold_plan(coords, grid, window.kernel, window.dilation)
         cache = SubMConv3dNeighborCache(plan, grid, window)
     cache.check(feats.shape[0], grid, window)
     return cache.freeze(algorithm=algorithm).conv(feats, weight, bias), cache
@@ -213,15 +213,15 @@ def sparse_conv3d(
     ``out_coords`` are those of the cache, those given, or every voxel that an input reaches, ascending. The rest is as
     in :func:`sparse_submanifold_conv3d`.
     """
-    grid = _grid(shape)
-    step = _triple("stride", stride), _triple("padding", padding), _triple("dilation", dilation)
-    window = Window(_kernel(weight), *step)
+    grid = _check_grid(shape)
+    step = _check_triple("stride", stride), _check_triple("padding", padding), _check_triple("dilation", dilation)
+    window = StepWindow(_check_kernel(weight), *step)
     cache = neighbor_cache
     if cache is None:
         check_rows("sparse_conv3d", feats, coords.shape[0])
         if out_coords is None:
             out_coords = ops.out_coords(coords, list(grid), *(list(values) for values in window[:4]))
-        cache = SparseConv3dNeighborCache(connect(window, coords, grid, out_coords), grid, window, out_coords)
+        cache = SparseConv3dNeighborCache(connect_voxels(window, coords, grid, out_coords), grid, window, out_coords)
     cache.check(feats.shape[0], grid, window)
     if out_coords is not None and out_coords.shape != cache.out_coords.shape:
         raise error(
@@ -233,26 +233,26 @@ def sparse_conv3d(
     return cache.freeze(algorithm=algorithm).conv(feats, weight, bias), cache.out_coords, cache
 
 
-def _explicit(feats: Tensor, weight: Tensor, bias: Tensor | None, table: Tensor) -> Tensor:
+def _explicit_gemm(feats: Tensor, weight: Tensor, bias: Tensor | None, table: Tensor) -> Tensor:
     """Convolve by one product over gathered neighbours, ``[m, k * ci]``: the plainest way, with the most memory."""
     padded = torch.cat([feats, feats.new_zeros(1, feats.shape[1])])  # -1 is its last row
     return torch.nn.functional.linear(padded[table.long()].flatten(1), weight.flatten(1), bias)
 
 
-def _given(name: str, value: Tensor | None) -> Tensor:
+def _require_tensor(name: str, value: Tensor | None) -> Tensor:
     if value is None:
         raise error("SL209", where=f"sparse3d.flexgemm, argument {name!r}", got="None", expected="a tensor")
     return value
 
 
-def _grid(shape: Sequence[int] | None) -> Triple:
+def _check_grid(shape: Sequence[int] | None) -> Triple:
     if shape is None or len(shape) != 5:
         got = None if shape is None else tuple(shape)
         raise error("SL208", where="sparse3d.flexgemm, argument 'shape'", got=got, expected="(B, C, W, H, D)")
-    return _triple("shape", shape[2:])
+    return _check_triple("shape", shape[2:])
 
 
-def _kernel(weight: Tensor) -> Triple:
+def _check_kernel(weight: Tensor) -> Triple:
     if weight.dim() != 5:
         raise error(
             "SL201",
@@ -260,11 +260,11 @@ def _kernel(weight: Tensor) -> Triple:
             got=f"shape {tuple(weight.shape)}",
             expected="[Co, Kw, Kh, Kd, Ci]",
         )
-    return _triple("weight", weight.shape[1:-1])
+    return _check_triple("weight", weight.shape[1:-1])
 
 
-def _triple(name: str, values: Sequence[int]) -> Triple:
-    return triple(values, f"sparse3d.flexgemm, argument {name!r}")
+def _check_triple(name: str, values: Sequence[int]) -> Triple:
+    return expand_to_three(values, f"sparse3d.flexgemm, argument {name!r}")
 
 
 # --- settings of the process, which callers make and nothing follows --------------------------------------------------

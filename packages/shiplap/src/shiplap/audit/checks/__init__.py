@@ -14,26 +14,26 @@ from importlib import import_module
 from shiplap.audit.check import Check
 from shiplap.errors import error
 
-__all__ = ["CHECKS", "ON_REQUEST", "load"]
+__all__ = ["CHECKS", "ON_REQUEST", "load_check"]
 
 
-def _defined() -> dict[str, Check]:
+def _find_checks() -> dict[str, Check]:
     """Return the check of each module in this folder, by name and in order."""
     # A new file is a new check, without a list to edit.
     checks = [import_module(f"{__name__}.{module.name}").CHECK for module in pkgutil.iter_modules(__path__)]
     return {check.name: check for check in sorted(checks, key=lambda check: (check.order, check.name))}
 
 
-_DEFINED = _defined()
-CHECKS = tuple(name for name, check in _DEFINED.items() if check.order)
+_CHECKS_BY_NAME = _find_checks()
+CHECKS = tuple(name for name, check in _CHECKS_BY_NAME.items() if check.order)
 # Not part of an audit unless asked for: each runs the samples again in a process of its own, a minute per tool.
 ON_REQUEST = ("sanitizer", "sanitizer:memcheck", "sanitizer:racecheck", "sanitizer:initcheck", "sanitizer:synccheck")
 
 
-def load(name: str) -> Check:
+def load_check(name: str) -> Check:
     """Return the check of this name. Raises SL503 if there is none."""
-    if name in _DEFINED:
-        return _DEFINED[name]
+    if name in _CHECKS_BY_NAME:
+        return _CHECKS_BY_NAME[name]
     if name not in ON_REQUEST:
         known = (*CHECKS, *ON_REQUEST)
         meant = "".join(f"did you mean {near!r}? One of " for near in get_close_matches(name, known, n=1))

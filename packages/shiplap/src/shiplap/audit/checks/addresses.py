@@ -14,92 +14,94 @@ from typing import Any
 from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.guarded_memory import guarded
+from shiplap.audit.guarded_memory import copy_beside_guard
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case, tree_map
+from shiplap.sampling.case import SampleCase, tree_map
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.layouts import apply_layout, independent
-from shiplap.sampling.run import call, effects, reference, tensors
-from shiplap.sampling.samples import Samples, other
+from shiplap.sampling.layouts import apply_layout, has_independent_values
+from shiplap.sampling.run import call_op, op_effects, reference_effects, tensors_among
+from shiplap.sampling.samples import Samples, with_other_values
 
-KEEP = "keep no pointer in a plan or descriptor: set it before each launch, or make it part of the plan's key"
-ALIGN = "promise no more alignment than one element has, or test the pointer and take a path without the promise"
-
-
-BESIDE = "load no element beyond the last one, nor before the first: mask the tail of the last vector"
+KEEP_FIX = "keep no pointer in a plan or descriptor: set it before each launch, or make it part of the plan's key"
+ALIGN_FIX = "promise no more alignment than one element has, or test the pointer and take a path without the promise"
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+BESIDE_FIX = "load no element beyond the last one, nor before the first: mask the tail of the last vector"
+
+
+def addresses_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain samples, every dtype, and one larger sample."""
     yield from chain(samples.plain(), samples.dtypes(), islice(samples.grown(1), 1))
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_addresses(op: Op, case: SampleCase) -> Observation:
     """Call the op with tensors at other addresses, then with the first tensors again, and compare with the
     reference.
     """
     first = case.fresh()
     kept = [first]  # everything stays alive: an address that is used again would hide the fault
-    if problem := _differs(op, case, first):
+    if problem := _difference_on(op, case, first):
         return Observation(problem)
     tried = 0
-    for what, args, fix in _moved(op, case, first):
+    for what, args, fix in _moved_arguments(op, case, first):
         kept.append(args)
         tried += 1
-        if problem := _differs(op, case, args):
+        if problem := _difference_on(op, case, args):
             return Observation(f"{what}: {problem}", fix=fix)
-        if problem := _differs(op, case, first):
-            return Observation(f"the first tensors again, after {what}: {problem}", fix=KEEP)
+        if problem := _difference_on(op, case, first):
+            return Observation(f"the first tensors again, after {what}: {problem}", fix=KEEP_FIX)
     for after in (True, False):
         # An access beside the tensor ends the process, which the parent reports as a failure of this check.
-        beside = tree_map(partial(guarded, after=after), case.args)
-        if problem := _differs(op, case, beside):
-            return Observation(f"tensors that end at the limit of the readable memory: {problem}", fix=BESIDE)
+        beside = tree_map(partial(copy_beside_guard, after=after), case.args)
+        if problem := _difference_on(op, case, beside):
+            return Observation(f"tensors that end at the limit of the readable memory: {problem}", fix=BESIDE_FIX)
     if not tried:
         return Observation(skip="no tensor can be moved")
     return Observation(note=f"{tried} moves", axes=("alignment",))
 
 
-def _differs(op: Op, case: Case, args: tuple[Any, ...]) -> str:
+def _difference_on(op: Op, case: SampleCase, args: tuple[Any, ...]) -> str:
     """Return the difference of a call on ``args`` from the reference. Arguments that the op mutates are copied, the
     others keep their address.
     """
-    own = reference(op, args)
+    own = reference_effects(op, args)
     pairs = zip(op.spec.args, args, strict=True)
-    given = tuple(_copied(v) if a.mutated else v for a, v in pairs)
-    moved = Case(case.recipe, case.seed, args, case.env, case.device)
-    return against_reference(op, moved, effects(op, given, call(op, given)), own).problem
+    given = tuple(_clone_argument(v) if a.mutated else v for a, v in pairs)
+    moved = SampleCase(case.recipe, case.seed, args, case.env, case.device)
+    return against_reference(op, moved, op_effects(op, given, call_op(op, given)), own).problem
 
 
-def _copied(value: Any) -> Any:
+def _clone_argument(value: Any) -> Any:
     """Return a copy of a tensor or of a list of tensors."""
-    return [_copied(v) for v in value] if isinstance(value, list) else value.clone() if value is not None else None
+    return (
+        [_clone_argument(v) for v in value] if isinstance(value, list) else value.clone() if value is not None else None
+    )
 
 
-def _moved(op: Op, case: Case, first: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], str]]:
+def _moved_arguments(op: Op, case: SampleCase, first: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], str]]:
     """Yield other values elsewhere, then a view that is aligned to one element: of each independent argument, and of
     all.
     """
-    changed = other(op, case).fresh()
+    changed = with_other_values(op, case).fresh()
     # A builder of samples may return other sizes, which would test nothing about addresses.
-    if [t.shape for t in tensors(changed)] != [t.shape for t in tensors(first)]:
+    if [t.shape for t in tensors_among(changed)] != [t.shape for t in tensors_among(first)]:
         changed = case.fresh()
     # One argument at a time shows which pointer the plan kept.
     for position, arg in enumerate(op.spec.args):
         new = changed[position]
-        if not isinstance(new, Tensor) or arg.mutated or not new.numel() or not independent(new):
+        if not isinstance(new, Tensor) or arg.mutated or not new.numel() or not has_independent_values(new):
             continue  # it may have to fit the other arguments: those move all together
         for what, value, fix in (
-            (f"another {arg.name}", new, KEEP),
-            (f"{arg.name} at an address aligned to one element", _odd(new), ALIGN),
+            (f"another {arg.name}", new, KEEP_FIX),
+            (f"{arg.name} at an address aligned to one element", _at_odd_address(new), ALIGN_FIX),
         ):
             yield f"{what}, same size", (*first[:position], value, *first[position + 1 :]), fix
-    if tensors(first):
-        yield "all tensors elsewhere", changed, KEEP
-        yield "all tensors at addresses aligned to one element", tree_map(_odd, changed), ALIGN
+    if tensors_among(first):
+        yield "all tensors elsewhere", changed, KEEP_FIX
+        yield "all tensors at addresses aligned to one element", tree_map(_at_odd_address, changed), ALIGN_FIX
 
 
-def _odd(t: Tensor) -> Tensor:
+def _at_odd_address(t: Tensor) -> Tensor:
     """Return a copy of ``t`` at an address that is aligned to one element only."""
     return apply_layout(t, "offset")
 
@@ -109,9 +111,9 @@ CHECK = Check(
     order=120,
     observes="the same sizes with other values at other addresses, and at misaligned ones, equal the reference, "
     "also when the first tensors come again; nothing is read beside a tensor",
-    observe=observe,
-    cases=cases,
+    observe=observe_addresses,
+    cases=addresses_cases,
     varies=("order of calls",),
     needs=("numerics", "edges"),
-    fix=KEEP,
+    fix=KEEP_FIX,
 )

@@ -10,13 +10,13 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
 from shiplap.errors import ArgumentError
-from shiplap.sampling.case import Case
+from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import call, effects, last_line, reference
+from shiplap.sampling.run import call_op, error_line, op_effects, reference_effects
 from shiplap.sampling.samples import Samples
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def aliases_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain and larger samples, and one whose sizes are all equal."""
     yield from samples.plain()
     yield from samples.grown(2)
@@ -26,28 +26,28 @@ def cases(samples: Samples) -> Iterable[Case]:
         yield case
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_aliases(op: Op, case: SampleCase) -> Observation:
     """Call the op with aliased arguments, and compare with the reference."""
     tried = 0
-    for what, args in _aliased(op, case):
+    for what, args in _aliased_arguments(op, case):
         try:
-            own = reference(op, args)
+            own = reference_effects(op, args)
         except Exception:
             continue  # the declaration's own body does not take it
         try:
-            got = effects(op, args, call(op, args))
+            got = op_effects(op, args, call_op(op, args))
         except ArgumentError:
             continue  # refused, as SL210 does
         except Exception as e:
-            return Observation(f"{what}: raised {last_line(e)}")
+            return Observation(f"{what}: raised {error_line(e)}")
         tried += 1
-        difference = against_reference(op, Case(case.recipe, case.seed, args, case.env, case.device), got, own)
+        difference = against_reference(op, SampleCase(case.recipe, case.seed, args, case.env, case.device), got, own)
         if difference.problem:
             return Observation(f"{what}: {difference.problem}")
     return Observation(note=f"{tried} ways") if tried else Observation(skip="no two arguments can be one tensor")
 
 
-def _aliased(op: Op, case: Case) -> Iterator[tuple[str, tuple[object, ...]]]:
+def _aliased_arguments(op: Op, case: SampleCase) -> Iterator[tuple[str, tuple[object, ...]]]:
     """Yield arguments in which two tensors are one, overlap, or are transposes of each other."""
     places = [i for i, a in enumerate(op.spec.args) if a.tensor is not None and not a.mutated]
     # Overlap with a mutated argument is refused by SL210.
@@ -70,7 +70,7 @@ def _aliased(op: Op, case: Case) -> Iterator[tuple[str, tuple[object, ...]]]:
                 args = list(case.fresh())
                 args[i], args[j] = room[: a.numel()].view(a.shape), room[a[0].numel() :].view(a.shape)
                 yield f"{names} are overlapping views", tuple(args)
-                yield from _same_start(op, case, i, j, names)
+                yield from _views_from_one_start(op, case, i, j, names)
         elif a.dim() == b.dim() == 2 and a.shape == b.mT.shape:
             args[j] = args[i].mT
             if not op.spec.args[j].contiguous:
@@ -82,7 +82,9 @@ def _aliased(op: Op, case: Case) -> Iterator[tuple[str, tuple[object, ...]]]:
             yield f"{op.spec.args[place].name} holds one tensor several times", tuple(args)
 
 
-def _same_start(op: Op, case: Case, i: int, j: int, names: str) -> Iterator[tuple[str, tuple[object, ...]]]:
+def _views_from_one_start(
+    op: Op, case: SampleCase, i: int, j: int, names: str
+) -> Iterator[tuple[str, tuple[object, ...]]]:
     """Yield views of one shape that begin at one address and have other strides: the address alone does not identify a
     tensor.
     """
@@ -107,8 +109,8 @@ CHECK = Check(
     "aliases",
     order=130,
     observes="arguments that are one tensor, or overlap, give what copies of them give",
-    observe=observe,
-    cases=cases,
+    observe=observe_aliases,
+    cases=aliases_cases,
     needs=("numerics",),
     fix="write to no input, also for a moment, and keep nothing by the address of an argument",
 )

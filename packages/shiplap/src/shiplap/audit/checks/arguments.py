@@ -14,14 +14,21 @@ from shiplap.audit.check import Check, Observation
 from shiplap.declare import Arg
 from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError
-from shiplap.sampling.case import Case, tree_map
-from shiplap.sampling.compare import bitwise
-from shiplap.sampling.run import call, is_adopted, last_line, reference, tensors, unwritten
+from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.compare import bitwise_difference
+from shiplap.sampling.run import (
+    call_op,
+    error_line,
+    is_adopted,
+    reference_effects,
+    tensors_among,
+    why_reference_missing,
+)
 from shiplap.sampling.samples import Samples
 
 
 @dataclass(frozen=True)
-class Bad:
+class WrongCall:
     """A wrong call, with its fault and the ids of the errors that refuse it."""
 
     what: str
@@ -30,18 +37,18 @@ class Bad:
     narrower: bool = False  # an adopted op may well take more than its declaration says
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def arguments_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain samples."""
     yield from samples.plain()
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_arguments(op: Op, case: SampleCase) -> Observation:
     """Make wrong calls, and check that each is refused before anything is written."""
     adopted = is_adopted(op)
     # An adopted op may accept more than its declaration, so narrower restrictions are not tested on it.
-    bad_calls = [b for b in _bad(op, case) if not (adopted and b.narrower)]
+    bad_calls = [b for b in _wrong_calls(op, case) if not (adopted and b.narrower)]
     for bad in bad_calls:
-        problem = _adopted(op, bad) if adopted else _refused(op, bad)
+        problem = _why_adopted_op_wrong(op, bad) if adopted else _why_not_refused(op, bad)
         if problem:
             return Observation(f"{bad.what}: {problem}")
     kinds = Counter(b.what.split(":")[0] for b in bad_calls)
@@ -51,57 +58,57 @@ def observe(op: Op, case: Case) -> Observation:
     return Observation(note=shown) if bad_calls else Observation(skip="no argument can be made wrong")
 
 
-def _refused(op: Op, bad: Bad) -> str:
+def _why_not_refused(op: Op, bad: WrongCall) -> str:
     """Return the fault of the refusal of a wrong call, empty where it is right."""
-    kept = [t.detach().clone() for t in _readable(bad.args)]
+    kept = [t.detach().clone() for t in _tensors_with_data(bad.args)]
     try:
-        call(op, bad.args)
+        call_op(op, bad.args)
     except Exception as e:
         refusal = e if isinstance(e, ShiplapError) else op.refusal(e)
         if refusal is None:
-            return f"raised {last_line(e)}, expected {' or '.join(bad.ids)}"
+            return f"raised {error_line(e)}, expected {' or '.join(bad.ids)}"
         if refusal.id not in bad.ids:
             return f"refused with {refusal.id} ({refusal.what}), expected {' or '.join(bad.ids)}"
         if op.spec.name not in refusal.where:
             return f"{refusal.id} does not say which op: where = {refusal.where!r}"
     else:
         return "was accepted"
-    changed = bitwise([t.detach() for t in _readable(bad.args)], kept, "before the call")
+    changed = bitwise_difference([t.detach() for t in _tensors_with_data(bad.args)], kept, "before the call")
     return f"was refused after something was written: {changed}" if changed else ""
 
 
-def _adopted(op: Op, bad: Bad) -> str:
+def _why_adopted_op_wrong(op: Op, bad: WrongCall) -> str:
     """Return the fault of an adopted op on a wrong call. Another library's op has its own errors, but it must refuse,
     or compute about the results of the reference.
     """
     copies = tree_map(torch.clone, bad.args)
     try:
-        got = call(op, copies)
+        got = call_op(op, copies)
     except Exception:
         return ""
-    if any(t.is_meta for t in tensors(bad.args)):
+    if any(t.is_meta for t in tensors_among(bad.args)):
         return ""  # torch asked the fake, which computes no values
     try:
-        pairs = list(zip(got, reference(op, bad.args)[: len(got)], strict=True))
-        same = all(_alike(g, e) for g, e in pairs)
+        pairs = list(zip(got, reference_effects(op, bad.args)[: len(got)], strict=True))
+        same = all(_about_equal(g, e) for g, e in pairs)
     except Exception as e:
-        if unwritten(e):
+        if why_reference_missing(e):
             raise
-        return f"was accepted; the reference raised {last_line(e)}"
+        return f"was accepted; the reference raised {error_line(e)}"
     return "" if same else "was accepted, with a result that is not the reference's"
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
+def _about_equal(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have the same shape and device, and about the same values."""
     return a.shape == b.shape and a.device == b.device and torch.allclose(a, b, 1e-2, 1e-2, equal_nan=True)
 
 
-def _readable(args: tuple[Any, ...]) -> list[Tensor]:
+def _tensors_with_data(args: tuple[Any, ...]) -> list[Tensor]:
     """Return the tensors that have data."""
-    return [t for t in tensors(args) if t.device.type != "meta"]
+    return [t for t in tensors_among(args) if t.device.type != "meta"]
 
 
-def _bad(op: Op, case: Case) -> Iterator[Bad]:
+def _wrong_calls(op: Op, case: SampleCase) -> Iterator[WrongCall]:
     """Yield wrong calls: for each tensor argument, then for each precondition."""
     for position, arg in enumerate(op.spec.args):
         value = case.args[position]
@@ -109,11 +116,13 @@ def _bad(op: Op, case: Case) -> Iterator[Bad]:
             for what, wrong, ids, narrower in _wrong_tensors(op, case, arg, value):
                 args = list(case.fresh())
                 args[position] = wrong
-                yield Bad(what, tuple(args), ids, narrower)
-    yield from _violated(op, case)
+                yield WrongCall(what, tuple(args), ids, narrower)
+    yield from _calls_against_requires(op, case)
 
 
-def _wrong_tensors(op: Op, case: Case, arg: Arg, t: Tensor) -> Iterator[tuple[str, Tensor, tuple[str, ...], bool]]:
+def _wrong_tensors(
+    op: Op, case: SampleCase, arg: Arg, t: Tensor
+) -> Iterator[tuple[str, Tensor, tuple[str, ...], bool]]:
     """Yield wrong tensors for one argument, each with the ids of the errors that refuse it."""
     assert arg.tensor is not None
     kind, name = arg.tensor, arg.name
@@ -122,14 +131,14 @@ def _wrong_tensors(op: Op, case: Case, arg: Arg, t: Tensor) -> Iterator[tuple[st
         if t.dim():
             less = t.flatten(0, 1) if t.dim() > 1 else t.new_zeros(())
             yield f"wrong rank: {name} with a dim less", less.clone(), ("SL201",), False
-        for axis in _bound_axes(op, case, arg):
+        for axis in _axes_of_fixed_size(op, case, arg):
             wrong = torch.cat([t, t.narrow(axis, 0, 1)], axis).clone()
             yield f"wrong size: {name}, axis {axis}", wrong, ("SL202", "SL203"), False
     for dtype in (torch.float32, torch.int32, torch.bool, torch.complex64):
         if kind.dtypes and str(dtype).removeprefix("torch.") not in kind.dtypes:
             yield f"wrong dtype: {name} {dtype}", torch.zeros_like(t, dtype=dtype), ("SL204",), True
             break
-    if len(tensors(case.args)) > 1:
+    if len(tensors_among(case.args)) > 1:
         yield f"wrong device: {name} on meta", t.to("meta"), ("SL206",), False
     if arg.mutated and t.dim() and t.shape[0] > 1:
         yield f"overlapping: {name} expanded", t[:1].clone().expand(t.shape), ("SL210",), True
@@ -137,20 +146,20 @@ def _wrong_tensors(op: Op, case: Case, arg: Arg, t: Tensor) -> Iterator[tuple[st
         yield f"wrong layout: {name} transposed", t.mT.contiguous().mT, ("SL207",), True
 
 
-def _bound_axes(op: Op, case: Case, arg: Arg) -> Iterator[int]:
+def _axes_of_fixed_size(op: Op, case: SampleCase, arg: Arg) -> Iterator[int]:
     """Yield the axes whose size another argument, an expression or the declaration itself fixes."""
     assert arg.tensor is not None
     present = [a for a, v in zip(op.spec.args, case.args, strict=True) if a.tensor and isinstance(v, Tensor)]
-    names = Counter(name for a in present for name in _lying(op, case, a) if name)
+    names = Counter(name for a in present for name in _dim_of_each_axis(op, case, a) if name)
     computed = {n for n, _ in op.spec.dims if n not in op.spec.broadcasts.values()} | {a.name for a in op.spec.scalars}
-    for axis, (dim, name) in enumerate(zip(arg.tensor.dims, _lying(op, case, arg), strict=True)):
+    for axis, (dim, name) in enumerate(zip(arg.tensor.dims, _dim_of_each_axis(op, case, arg), strict=True)):
         size = case.args[op.spec.args.index(arg)].shape[axis]
         fixed = dim.kind in ("fixed", "expr") or names[name] > 1 or name in computed
         if fixed and size > (1 if dim.of else 0):
             yield axis
 
 
-def _lying(op: Op, case: Case, arg: Arg) -> list[str]:
+def _dim_of_each_axis(op: Op, case: SampleCase, arg: Arg) -> list[str]:
     """Return for each axis of an argument the name of its dim, of a repeated one that of the size it broadcasts to."""
     value = case.args[op.spec.args.index(arg)]
     dims = arg.tensor.dims if arg.tensor is not None else ()
@@ -159,7 +168,7 @@ def _lying(op: Op, case: Case, arg: Arg) -> list[str]:
     return [d.along(n) if d.kind == "name" else "" for d, n in zip(dims, value.shape, strict=True)]
 
 
-def _violated(op: Op, case: Case) -> Iterator[Bad]:
+def _calls_against_requires(op: Op, case: SampleCase) -> Iterator[WrongCall]:
     """Yield for each precondition one scalar that violates it, if changing a scalar can."""
     for expr in op.spec.requires:
         for position, arg in enumerate(op.spec.args):
@@ -169,15 +178,15 @@ def _violated(op: Op, case: Case) -> Iterator[Bad]:
             for value in (-1, 0, 1 << 20):
                 old = case.args[position]
                 wrong = [value] * len(old) if isinstance(old, list) else value
-                if _breaks(expr, {**case.env, arg.name: wrong}):
+                if _violates_requirement(expr, {**case.env, arg.name: wrong}):
                     args = list(case.fresh())
                     args[position] = wrong
                     what = f"violated requirement: {expr} with {arg.name}={wrong}"
-                    yield Bad(what, tuple(args), ("SL208", "SL202", "SL203"))
+                    yield WrongCall(what, tuple(args), ("SL208", "SL202", "SL203"))
                     break
 
 
-def _breaks(expr: Any, env: dict[str, Any]) -> bool:
+def _violates_requirement(expr: Any, env: dict[str, Any]) -> bool:
     """Whether a precondition does not hold."""
     try:
         return not expr(env)
@@ -189,8 +198,8 @@ CHECK = Check(
     "arguments",
     order=90,
     observes="wrong calls are refused with an error that names op and argument, and nothing is written",
-    observe=observe,
-    cases=cases,
+    observe=observe_arguments,
+    cases=arguments_cases,
     obligations=(),
     fix="check before the first write; sl.op derives these checks from the declaration",
 )

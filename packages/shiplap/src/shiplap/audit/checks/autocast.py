@@ -11,15 +11,15 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation
 from shiplap.declare import Arg
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case, tree_map
-from shiplap.sampling.compare import bitwise
-from shiplap.sampling.run import call, effects, has_backward, last_line, tensors
+from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.compare import bitwise_difference
+from shiplap.sampling.run import call_op, error_line, op_effects, tensors_among, why_no_backward
 from shiplap.sampling.samples import Samples
 
-NARROW = torch.bfloat16
+AUTOCAST_DTYPE = torch.bfloat16
 
 
-def skips(op: Op) -> str:
+def why_skip_autocast(op: Op) -> str:
     """Return the reason why the check does not apply to an op, empty where it does."""
     if op.spec.autocast is None:
         return "the declaration says autocast=None"
@@ -33,13 +33,13 @@ def skips(op: Op) -> str:
     return ""
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def autocast_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain samples, and those without optional arguments."""
     yield from samples.plain()
     yield from samples.optionals()
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_autocast(op: Op, case: SampleCase) -> Observation:
     """Compare calls under autocast with calls on explicitly cast inputs."""
     flexible = [a.name for a in op.spec.tensors if a.tensor and not a.tensor.concrete]
     present = [
@@ -47,33 +47,33 @@ def observe(op: Op, case: Case) -> Observation:
     ]
     # Each argument alone in bfloat16 is a mixed call; with one argument there are only all and none.
     for narrow in ({n} for n in present) if len(present) > 1 else (set(), set(present)):
-        args = tuple(_narrowed(a, v, narrow) for a, v in zip(op.spec.args, case.fresh(), strict=True))
-        expected_args = _cast(op, args)
+        args = tuple(_narrow_argument(a, v, narrow) for a, v in zip(op.spec.args, case.fresh(), strict=True))
+        expected_args = _cast_by_rule(op, args)
         try:
-            expected = call(op, tree_map(torch.clone, expected_args))
+            expected = call_op(op, tree_map(torch.clone, expected_args))
         except (RuntimeError, NotImplementedError) as e:
             if "not implemented for" in str(e):
-                return Observation(skip=last_line(e))
+                return Observation(skip=error_line(e))
             raise
         mixed = ", ".join(f"{n} in bfloat16" for n in narrow) or "float32 inputs"
         try:
-            with torch.autocast(case.device.split(":")[0], dtype=NARROW):
-                got = effects(op, args, call(op, args))
+            with torch.autocast(case.device.split(":")[0], dtype=AUTOCAST_DTYPE):
+                got = op_effects(op, args, call_op(op, args))
         except Exception as e:
-            return Observation(f"{mixed}: raised {last_line(e)}")
-        if problem := bitwise(got, expected, "of explicitly cast inputs"):
+            return Observation(f"{mixed}: raised {error_line(e)}")
+        if problem := bitwise_difference(got, expected, "of explicitly cast inputs"):
             return Observation(f"{mixed}, rule {op.spec.autocast!r}: {problem}")
-    return _gradient(op, case)
+    return _observe_gradient_dtype(op, case)
 
 
-def _narrowed(arg: Arg, value: object, narrow: set[str]) -> object:
+def _narrow_argument(arg: Arg, value: object, narrow: set[str]) -> object:
     """Return an argument in bfloat16 if its name is in ``narrow``."""
     if arg.name not in narrow:
         return value
-    return tree_map(lambda t: t.to(NARROW) if t.is_floating_point() else t, (value,))[0]
+    return tree_map(lambda t: t.to(AUTOCAST_DTYPE) if t.is_floating_point() else t, (value,))[0]
 
 
-def _cast(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
+def _cast_by_rule(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
     """Return the arguments cast by the declared rule, written a second time here: per dtype class the widest, the
     context's dtype, or float32.
     """
@@ -81,11 +81,11 @@ def _cast(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
     kinds = {a.name: a.tensor.dtype_class for a in op.spec.tensors if a.tensor and not a.tensor.concrete}
     target: dict[str, torch.dtype] = {}
     for kind in set(kinds.values()):
-        group = tensors(v for a, v in zip(op.spec.args, args, strict=True) if kinds.get(a.name) == kind)
+        group = tensors_among(v for a, v in zip(op.spec.args, args, strict=True) if kinds.get(a.name) == kind)
         dtypes = [t.dtype for t in group if t.is_floating_point()]
         if dtypes:
             widest = reduce(torch.promote_types, dtypes)
-            rules = {"widest": widest, "autocast": NARROW, "float32": torch.float32}
+            rules = {"widest": widest, "autocast": AUTOCAST_DTYPE, "float32": torch.float32}
             target[kind] = widest if widest == torch.float64 else rules[str(op.spec.autocast)]
 
     def cast(arg: Arg, value: object) -> object:
@@ -95,14 +95,14 @@ def _cast(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
     return tuple(cast(a, v) for a, v in zip(op.spec.args, args, strict=True))
 
 
-def _gradient(op: Op, case: Case) -> Observation:
+def _observe_gradient_dtype(op: Op, case: SampleCase) -> Observation:
     """Check that a float32 parameter which autocast narrows still gets a float32 gradient."""
-    if has_backward(op, case):
+    if why_no_backward(op, case):
         return Observation()
     args = tree_map(lambda t: t.requires_grad_() if t.is_floating_point() else t, case.fresh())
-    with torch.autocast(case.device.split(":")[0], dtype=NARROW):
-        outs = [o for o in call(op, args) if o.requires_grad]
-    wanted = [t for t in tensors(args) if t.requires_grad]
+    with torch.autocast(case.device.split(":")[0], dtype=AUTOCAST_DTYPE):
+        outs = [o for o in call_op(op, args) if o.requires_grad]
+    wanted = [t for t in tensors_among(args) if t.requires_grad]
     grads = torch.autograd.grad([o.float().sum() for o in outs], wanted, allow_unused=True)
     for t, g in zip(wanted, grads, strict=True):
         if isinstance(g, Tensor) and g.dtype != t.dtype:
@@ -114,11 +114,11 @@ CHECK = Check(
     "autocast",
     order=170,
     observes="mixed float32 and bfloat16 inputs give bit for bit what explicitly cast inputs give",
-    observe=observe,
-    cases=cases,
+    observe=observe_autocast,
+    cases=autocast_cases,
     varies=("mode",),
     needs=("determinism",),
     patience=60.0,
     fix="give the op an autocast rule (sl.op has one; torch.library.register_autocast)",
-    skips=skips,
+    skips=why_skip_autocast,
 )

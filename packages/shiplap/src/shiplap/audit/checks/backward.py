@@ -14,198 +14,207 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case, tree_map
-from shiplap.sampling.compare import Reduction, bitwise
-from shiplap.sampling.compare_to_reference import settle
+from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.compare import Reduction, bitwise_difference
+from shiplap.sampling.compare_to_reference import compare_with_rounding
 from shiplap.sampling.run import (
-    call,
-    differentiated,
-    direction,
-    drawn_otherwise,
+    call_op,
+    draws_otherwise,
+    error_line,
     floating_args,
-    has_backward,
-    in_short,
-    last_line,
-    widen,
+    random_gradient,
+    short_error_line,
+    surrogate_results,
+    why_no_backward,
+    widen_tensor,
 )
-from shiplap.sampling.samples import Samples, other
+from shiplap.sampling.samples import Samples, with_other_values
 from shiplap.torch_private import same_storage
 
 SECOND = "second gradient"  # the obligation of the ledger that an op may refuse
-SAVE = "read tensors from saved, for which sl.op keeps them with save_for_backward, and keep none elsewhere"
+SAVE_FIX = "read tensors from saved, for which sl.op keeps them with save_for_backward, and keep none elsewhere"
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def backward_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain, larger, optional and scalar samples, and one wide one."""
     yield from chain(samples.plain(), islice(samples.grown(1), 1), samples.optionals(), samples.scalars())
     yield from chain(islice(samples.ranks(), 2), islice(samples.wide(), 1))
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_backward(op: Op, case: SampleCase) -> Observation:
     """Run the backward in all the ways that the check covers."""
-    if reason := has_backward(op, case):
+    if reason := why_no_backward(op, case):
         return Observation(skip=reason)
     names = floating_args(op, case)
-    otherwise = drawn_otherwise(op, case)
+    otherwise = draws_otherwise(op, case)
     # Where results are random, gradients of single outputs and of shared arguments have no reference.
-    looks = [_repeated, _owned, _interleaved, _threaded, _overwritten, _checkpointed]
-    for look in looks if otherwise else [*looks, _single_outputs, _twice_one]:
+    looks = [
+        _observe_repetition,
+        _owned,
+        _observe_interleaving,
+        _observe_other_thread,
+        _observe_overwritten_input,
+        _observe_checkpoint,
+    ]
+    for look in looks if otherwise else [*looks, _observe_single_outputs, _observe_shared_argument]:
         observation = look(op, case, names)
         if observation.problem:
             return observation
     if otherwise:
         note = "not compared with the reference, which draws other numbers"
         return Observation(note=note, declined=((SECOND, note),))
-    return _second_order(op, case, names)
+    return _observe_second_order(op, case, names)
 
 
-def _graph(op: Op, case: Case, names: list[str]) -> tuple[list[Tensor], list[Tensor]]:
+def _record_autograd_graph(op: Op, case: SampleCase, names: list[str]) -> tuple[list[Tensor], list[Tensor]]:
     """Return ``(outputs that carry a gradient, inputs)`` of a recorded call."""
     args = tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
     wanted = [v for a, v in zip(op.spec.args, args, strict=True) if a.name in names]
-    return [o for o in call(op, args) if o.requires_grad], wanted
+    return [o for o in call_op(op, args) if o.requires_grad], wanted
 
 
-def _directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
+def _random_directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
     """Return random gradients of the outputs."""
     rng = torch.Generator().manual_seed(seed)
-    return [direction(o, rng).to(o.device, o.dtype) for o in outs]
+    return [random_gradient(o, rng).to(o.device, o.dtype) for o in outs]
 
 
-def _pull(outs: list[Tensor], wanted: list[Tensor], seed: int, **keywords: Any) -> list[Tensor]:
+def _pull_gradients(outs: list[Tensor], wanted: list[Tensor], seed: int, **keywords: Any) -> list[Tensor]:
     """Return the gradients of ``wanted`` for random gradients of the outputs, zeros where there is none."""
-    gradients = torch.autograd.grad(outs, wanted, _directions(outs, seed), allow_unused=True, **keywords)
+    gradients = torch.autograd.grad(outs, wanted, _random_directions(outs, seed), allow_unused=True, **keywords)
     return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, wanted, strict=True)]
 
 
-def _repeated(op: Op, case: Case, names: list[str]) -> Observation:
+def _observe_repetition(op: Op, case: SampleCase, names: list[str]) -> Observation:
     """Run the backward of one graph twice, and check that ``grad_output`` stays as it was."""
-    outs, wanted = _graph(op, case, names)
-    directions = _directions(outs, case.seed)
+    outs, wanted = _record_autograd_graph(op, case, names)
+    directions = _random_directions(outs, case.seed)
     kept = [d.clone() for d in directions]
     first = torch.autograd.grad(outs, wanted, directions, allow_unused=True, retain_graph=True)
-    if problem := bitwise(directions, kept, "before the backward"):
+    if problem := bitwise_difference(directions, kept, "before the backward"):
         return Observation(f"the backward writes to the gradient of the output: {problem}", fix="work on a copy")
     there = [g for g in first if g is not None]
     before = [g.clone() for g in there]
     second = torch.autograd.grad(outs, wanted, kept, allow_unused=True)
-    if problem := bitwise([g for g in second if g is not None], before, "the first time"):
-        return Observation(f"the backward of one graph, a second time: {problem}", fix=SAVE)
-    if problem := bitwise(there, before, "before the second backward"):
+    if problem := bitwise_difference([g for g in second if g is not None], before, "the first time"):
+        return Observation(f"the backward of one graph, a second time: {problem}", fix=SAVE_FIX)
+    if problem := bitwise_difference(there, before, "before the second backward"):
         return Observation(f"a gradient changed when the backward ran again: {problem}", fix="allocate gradients anew")
     return Observation()
 
 
-def _interleaved(op: Op, case: Case, names: list[str]) -> Observation:
+def _observe_interleaving(op: Op, case: SampleCase, names: list[str]) -> Observation:
     """Run the backwards of two graphs in the order of their forwards, as in a network that calls the op twice."""
-    expected = _pull(*_graph(op, case, names), case.seed)
-    for between in _others(op, case):
-        first, second = _graph(op, case, names), _graph(op, between, names)
-        got = _pull(*first, case.seed)
+    expected = _pull_gradients(*_record_autograd_graph(op, case, names), case.seed)
+    for between in _cases_in_between(op, case):
+        first, second = _record_autograd_graph(op, case, names), _record_autograd_graph(op, between, names)
+        got = _pull_gradients(*first, case.seed)
         kept = [g.clone() for g in got]
-        _pull(*second, case.seed + 1)
-        if problem := bitwise(got, kept, "before"):
-            return Observation(f"a gradient changed when another graph's backward ran: {problem}", fix=SAVE)
-        if problem := bitwise(got, expected, "alone"):
-            return Observation(f"with another call between forward and backward: {problem}", fix=SAVE)
+        _pull_gradients(*second, case.seed + 1)
+        if problem := bitwise_difference(got, kept, "before"):
+            return Observation(f"a gradient changed when another graph's backward ran: {problem}", fix=SAVE_FIX)
+        if problem := bitwise_difference(got, expected, "alone"):
+            return Observation(f"with another call between forward and backward: {problem}", fix=SAVE_FIX)
     return Observation()
 
 
-def _others(op: Op, case: Case) -> Iterator[Case]:
+def _cases_in_between(op: Op, case: SampleCase) -> Iterator[SampleCase]:
     """Yield calls that come between: with other values, and of the plain sample with another scalar and with other
     sizes.
     """
-    yield other(op, case)
+    yield with_other_values(op, case)
     samples = Samples(op, case.seed, case.device)
     if case.recipe == samples.base:
         scalars = (c for c in samples.scalars() if c.recipe != case.recipe)
         more = [*islice(scalars, 1), *islice(samples.grown(1), 1)]
-        yield from (c for c in more if c.form == case.form and not has_backward(op, c))
+        yield from (c for c in more if c.form == case.form and not why_no_backward(op, c))
 
 
-def _threaded(op: Op, case: Case, names: list[str]) -> Observation:
+def _observe_other_thread(op: Op, case: SampleCase, names: list[str]) -> Observation:
     """Run a backward on another thread."""
-    outs, wanted = _graph(op, case, names)
-    expected = _pull(outs, wanted, case.seed, retain_graph=True)
+    outs, wanted = _record_autograd_graph(op, case, names)
+    expected = _pull_gradients(outs, wanted, case.seed, retain_graph=True)
     with ThreadPoolExecutor(1) as pool:
         try:
-            got = pool.submit(_pull, outs, wanted, case.seed).result()
+            got = pool.submit(_pull_gradients, outs, wanted, case.seed).result()
         except Exception as e:
-            return Observation(f"a backward on another thread raised {last_line(e)}", fix=SAVE)
-    problem = bitwise(got, expected, "on this one")
-    return Observation(f"a backward on another thread: {problem}" if problem else "", fix=SAVE)
+            return Observation(f"a backward on another thread raised {error_line(e)}", fix=SAVE_FIX)
+    problem = bitwise_difference(got, expected, "on this one")
+    return Observation(f"a backward on another thread: {problem}" if problem else "", fix=SAVE_FIX)
 
 
-def _overwritten(op: Op, case: Case, names: list[str]) -> Observation:
+def _observe_overwritten_input(op: Op, case: SampleCase, names: list[str]) -> Observation:
     """Write to an input after the forward: autograd has to raise, or the gradient must not depend on the input."""
-    expected = _pull(*_graph(op, case, names), case.seed)
-    changed = {a.name: v for a, v in zip(op.spec.args, other(op, case).fresh(), strict=True)}
+    expected = _pull_gradients(*_record_autograd_graph(op, case, names), case.seed)
+    changed = {a.name: v for a, v in zip(op.spec.args, with_other_values(op, case).fresh(), strict=True)}
     for name in names:
         leaves = {a.name: v for a, v in zip(op.spec.args, case.fresh(), strict=True)}
         wanted = [leaves[n].requires_grad_() for n in names]
         # An intermediate tensor, because autograd forbids in-place writes to a leaf.
         used = {n: v * 1 if n in names else v for n, v in leaves.items()}
-        outs = [o for o in call(op, tuple(used.values())) if o.requires_grad]
+        outs = [o for o in call_op(op, tuple(used.values())) if o.requires_grad]
         if used[name].shape != changed[name].shape:
             continue
         with torch.no_grad():
             used[name].copy_(changed[name])
         try:
-            got = _pull(outs, wanted, case.seed)
+            got = _pull_gradients(outs, wanted, case.seed)
         except RuntimeError:
             continue  # noticed
-        if problem := bitwise(got, expected, "with the input left alone"):
-            return Observation(f"{name} was overwritten after the forward, unnoticed by autograd: {problem}", fix=SAVE)
+        if problem := bitwise_difference(got, expected, "with the input left alone"):
+            return Observation(
+                f"{name} was overwritten after the forward, unnoticed by autograd: {problem}", fix=SAVE_FIX
+            )
     return Observation()
 
 
-def _checkpointed(op: Op, case: Case, names: list[str]) -> Observation:
+def _observe_checkpoint(op: Op, case: SampleCase, names: list[str]) -> Observation:
     """Repeat the call by a checkpoint in the backward. A checkpoint returns each saved tensor once."""
     if op.spec.random:
         return Observation()  # a generator is not where it was
-    expected = _pull(*_graph(op, case, names), case.seed)
+    expected = _pull_gradients(*_record_autograd_graph(op, case, names), case.seed)
     args = tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
     wanted = [v for a, v in zip(op.spec.args, args, strict=True) if a.name in names]
-    outs = checkpoint(lambda *given: call(op, given), *args, use_reentrant=False)
+    outs = checkpoint(lambda *given: call_op(op, given), *args, use_reentrant=False)
     try:
-        got = _pull([o for o in outs if o.requires_grad], wanted, case.seed)
+        got = _pull_gradients([o for o in outs if o.requires_grad], wanted, case.seed)
     except CheckpointError as e:
-        return Observation(f"under torch.utils.checkpoint: {last_line(e)}", fix="read ctx.saved_tensors once")
-    problem = bitwise(got, expected, "without")
-    return Observation(f"under torch.utils.checkpoint: {problem}" if problem else "", fix=SAVE)
+        return Observation(f"under torch.utils.checkpoint: {error_line(e)}", fix="read ctx.saved_tensors once")
+    problem = bitwise_difference(got, expected, "without")
+    return Observation(f"under torch.utils.checkpoint: {problem}" if problem else "", fix=SAVE_FIX)
 
 
-def _by_reference(op: Op, args: tuple[Any, ...]) -> list[Tensor]:
+def _differentiable_reference(op: Op, args: tuple[Any, ...]) -> list[Tensor]:
     """Return the outputs of the reference that carry a gradient."""
-    return [o for o in differentiated(op, args) if o.requires_grad]
+    return [o for o in surrogate_results(op, args) if o.requires_grad]
 
 
-def _references(op: Op, case: Case, names: list[str], widened: bool) -> tuple[list[Tensor], list[Tensor]]:
+def _reference_graph(op: Op, case: SampleCase, names: list[str], widened: bool) -> tuple[list[Tensor], list[Tensor]]:
     """Return ``(outputs that carry a gradient, inputs)`` of the reference, in float64 if ``widened``."""
     plain = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), case.args)
-    args = tree_map(widen, plain) if widened else plain
+    args = tree_map(widen_tensor, plain) if widened else plain
     given = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
     wanted = [given[n].requires_grad_() for n in names]
-    return _by_reference(op, args), wanted
+    return _differentiable_reference(op, args), wanted
 
 
-def _single_outputs(op: Op, case: Case, names: list[str]) -> Observation:
+def _observe_single_outputs(op: Op, case: SampleCase, names: list[str]) -> Observation:
     """Compare the gradient of one output, where the others were not used."""
-    count = len(_graph(op, case, names)[0])
+    count = len(_record_autograd_graph(op, case, names)[0])
     for at in range(count) if count > 1 else ():
 
         def pulled(graph: tuple[list[Tensor], list[Tensor]], at: int = at) -> list[Tensor]:
-            return _pull([graph[0][at]], graph[1], case.seed)
+            return _pull_gradients([graph[0][at]], graph[1], case.seed)
 
-        if len(_references(op, case, names, True)[0]) != count:
+        if len(_reference_graph(op, case, names, True)[0]) != count:
             return Observation()
-        wide = pulled(_references(op, case, names, True))
-        difference = settle(
-            pulled(_graph(op, case, names)),
-            pulled(_references(op, case, names, False)),
+        wide = pulled(_reference_graph(op, case, names, True))
+        difference = compare_with_rounding(
+            pulled(_record_autograd_graph(op, case, names)),
+            pulled(_reference_graph(op, case, names, False)),
             wide,
             Reduction(max(1, case.numel)),
-            lambda: pulled(_references(op, case, names, True)),
+            lambda: pulled(_reference_graph(op, case, names, True)),
             op.spec.tolerated,
         )
         if difference.problem:
@@ -213,7 +222,7 @@ def _single_outputs(op: Op, case: Case, names: list[str]) -> Observation:
     return Observation()
 
 
-def _twice_one(op: Op, case: Case, names: list[str]) -> Observation:
+def _observe_shared_argument(op: Op, case: SampleCase, names: list[str]) -> Observation:
     """Pass one tensor as two arguments: its gradient is the sum."""
     for i, j in combinations(names, 2):
         given = {a.name: v for a, v in zip(op.spec.args, case.args, strict=True)}
@@ -221,20 +230,22 @@ def _twice_one(op: Op, case: Case, names: list[str]) -> Observation:
             continue
 
         def pulled(widened: bool, own: bool, i: str = i, j: str = j) -> list[Tensor]:
-            args = tree_map(widen, case.fresh()) if widened else case.fresh()
+            args = tree_map(widen_tensor, case.fresh()) if widened else case.fresh()
             values = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
             x = values[i].requires_grad_()
             values[j] = x
             made = tuple(values.values())
-            outs = _by_reference(op, made) if own else [o for o in call(op, made) if o.requires_grad]
-            return _pull(outs, [x], case.seed)
+            outs = _differentiable_reference(op, made) if own else [o for o in call_op(op, made) if o.requires_grad]
+            return _pull_gradients(outs, [x], case.seed)
 
         try:
             wide, own = pulled(True, True), pulled(False, True)
         except RuntimeError:
             return Observation()
         second = partial(pulled, True, True)
-        difference = settle(pulled(False, False), own, wide, Reduction(max(1, case.numel)), second, op.spec.tolerated)
+        difference = compare_with_rounding(
+            pulled(False, False), own, wide, Reduction(max(1, case.numel)), second, op.spec.tolerated
+        )
         if difference.problem:
             return Observation(
                 f"{i} and {j} are one tensor, its gradient {difference.problem.removeprefix('result 0: ')}"
@@ -247,9 +258,9 @@ def _no_second(reason: str) -> Observation:
     return Observation(note=reason, declined=((SECOND, reason),))
 
 
-def _owned(op: Op, case: Case, names: list[str]) -> Observation:
+def _owned(op: Op, case: SampleCase, names: list[str]) -> Observation:
     """Check that no gradient is memory of an argument or of a result, which a caller would change in place with it."""
-    outs, wanted = _graph(op, case, names)
+    outs, wanted = _record_autograd_graph(op, case, names)
     # A backward may take a short way for the gradient of a sum, which is one everywhere.
     gradients = torch.autograd.grad(outs, wanted, [torch.ones_like(o) for o in outs], allow_unused=True)
     others = [*((f"the input {n}", t) for n, t in zip(names, wanted, strict=True)), *(("a result", o) for o in outs)]
@@ -262,14 +273,14 @@ def _owned(op: Op, case: Case, names: list[str]) -> Observation:
     return Observation()
 
 
-def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
+def _observe_second_order(op: Op, case: SampleCase, names: list[str]) -> Observation:
     """Compare the gradient of the gradient, by the inputs and by the gradient of the output, where autograd can compute
     it.
     """
 
     def second(graph: tuple[list[Tensor], list[Tensor]]) -> list[Tensor | None]:
         outs, wanted = graph
-        pulled = [d.requires_grad_() for d in _directions(outs, case.seed)]
+        pulled = [d.requires_grad_() for d in _random_directions(outs, case.seed)]
         grads = torch.autograd.grad(outs, wanted, pulled, allow_unused=True, create_graph=True)
         there = [g for g in grads if g is not None and g.requires_grad]
         if not there:
@@ -284,24 +295,24 @@ def _second_order(op: Op, case: Case, names: list[str]) -> Observation:
         return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, like, strict=True)]
 
     try:
-        own_graph, wide_graph = _references(op, case, names, False), _references(op, case, names, True)
+        own_graph, wide_graph = _reference_graph(op, case, names, False), _reference_graph(op, case, names, True)
         own, wide = whole(second(own_graph), own_graph), whole(second(wide_graph), wide_graph)
     except Exception as e:
-        return _no_second(f"second order: not of the reference: {in_short(e)}")
-    graph = _graph(op, case, names)
+        return _no_second(f"second order: not of the reference: {short_error_line(e)}")
+    graph = _record_autograd_graph(op, case, names)
     if len(graph[0]) != len(own_graph[0]):  # the reference may give a result of which no input is a part
         return _no_second("second order: not of the reference: another number of its results has a gradient")
     try:
         gradients = second(graph)
     except Exception as e:  # once differentiable: it says so
-        return _no_second(f"second order is refused: {in_short(e)}")
+        return _no_second(f"second order is refused: {short_error_line(e)}")
 
     def recompute() -> list[Tensor]:
-        fresh = _references(op, case, names, True)
+        fresh = _reference_graph(op, case, names, True)
         return whole(second(fresh), fresh)
 
     got = whole(gradients, graph)
-    judged = settle(got, own, wide, Reduction(max(1, case.numel)), recompute, op.spec.tolerated)
+    judged = compare_with_rounding(got, own, wide, Reduction(max(1, case.numel)), recompute, op.spec.tolerated)
     if not judged.problem:
         return Observation()
     # All gradients missing means that the backward ran outside of autograd.
@@ -317,11 +328,11 @@ CHECK = Check(
     order=96,
     observes="a backward repeated, interleaved, on another thread, after in-place writes, of single outputs, of one "
     "tensor used twice, and of second order, is right or refused",
-    observe=observe,
-    cases=cases,
+    observe=observe_backward,
+    cases=backward_cases,
     obligations=("gradient", "second gradient"),
     varies=("order of calls", "thread"),
     needs=("determinism", "gradient"),
-    fix=SAVE,
+    fix=SAVE_FIX,
     patience=60.0,
 )

@@ -10,26 +10,26 @@ import torch
 from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case, tree_map
-from shiplap.sampling.run import call, outputs, split
-from shiplap.sampling.samples import Samples, other
+from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.run import call_op, output_tensors, split_arguments
+from shiplap.sampling.samples import Samples, with_other_values
 
 
-def skips(op: Op) -> str:
+def why_skip_bound(op: Op) -> str:
     """Return the reason why the check does not apply to an op, empty where it does."""
     return "" if op.spec.bounds else "no output size depends on data"
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def bound_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield samples of all kinds of values, twice each, and larger, edge and scalar samples."""
-    more = [other(samples.op, c) for c in samples.values()]
+    more = [with_other_values(samples.op, c) for c in samples.values()]
     yield from chain(samples.values(), more, islice(samples.grown(2), 2), samples.edges(), samples.scalars())
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_bound(op: Op, case: SampleCase) -> Observation:
     """Compare the sizes of the results with the bound and with the range of the fake."""
-    outs = call(op, case.fresh())
-    promised = _promised(op, case)
+    outs = call_op(op, case.fresh())
+    promised = _ranges_of_fake(op, case)
     env, fullest = dict(case.env), 0.0
     for index, (out, declared) in enumerate(zip(outs, op.spec.outputs, strict=True)):
         for axis, dim in enumerate(declared.tensor.dims):
@@ -49,13 +49,13 @@ def observe(op: Op, case: Case) -> Observation:
     return Observation(error=fullest)
 
 
-def _promised(op: Op, case: Case) -> list[list[tuple[float, float]]]:
+def _ranges_of_fake(op: Op, case: SampleCase) -> list[list[tuple[float, float]]]:
     """Return for each dim of each output the range that the fake gave it."""
     inputs = case.fresh()
     with torch.no_grad(), torch_private.fake_mode(symbolic=True) as mode:
-        fakes = tree_map(lambda t: torch_private.fakify(mode, t, dynamic=False), inputs)
-        positional, named = split(op.spec, fakes)
-        outs = outputs(op.overload(*positional, **named))
+        fakes = tree_map(lambda t: torch_private.make_fake_tensor(mode, t, dynamic=False), inputs)
+        positional, named = split_arguments(op.spec, fakes)
+        outs = output_tensors(op.overload(*positional, **named))
         return [[torch_private.size_range(s) for s in out.shape] for out in outs]
 
 
@@ -63,9 +63,9 @@ CHECK = Check(
     "bound",
     order=10,
     observes="observed sizes are within the declared bound and the fake's range",
-    observe=observe,
-    cases=cases,
+    observe=observe_bound,
+    cases=bound_cases,
     fix="correct bounds= (the largest size over all inputs), or the kernel",
-    skips=skips,
+    skips=why_skip_bound,
     error="at most {:.0%} of the bound used",
 )

@@ -25,30 +25,30 @@ from torch import Tensor
 
 from shiplap.audit import c_child_process
 from shiplap.audit.check import Check, Observation
-from shiplap.declare.binding import Binding, shape_of
+from shiplap.declare.binding import Binding, declared_output_shape
 from shiplap.dispatch import Op
 from shiplap.dispatch.launch import allocate_workspace
 from shiplap.dtypes import of
 from shiplap.errors import LibraryError
 from shiplap.kernels.c.declaration import CKernel
-from shiplap.kernels.c.library import locate
-from shiplap.sampling.case import Case
+from shiplap.kernels.c.library import locate_library
+from shiplap.sampling.case import SampleCase
 from shiplap.sampling.samples import Samples
 
 # The time for which one call is repeated, the limit of a process, and the deaths after which no process is started.
 SECONDS, TIMEOUT_S, DEATHS = 0.01, 30, 8
-LARGEST = 1 << 22  # bytes of one tensor
+LARGEST_TENSOR_BYTES = 1 << 22  # bytes of one tensor
 HEAP, RESIDENT, FILES = 8, 512, 0.5  # per call: less is the noise of two rounds
-THROWN = re.compile(r"(?:instance of '([^']+)'|uncaught exception of type (\S+))")
-WHAT = re.compile(r"what\(\):\s*(.*)")
+THROWN_TYPE = re.compile(r"(?:instance of '([^']+)'|uncaught exception of type (\S+))")
+WHAT_TEXT = re.compile(r"what\(\):\s*(.*)")
 
-CATCH = 'catch everything inside the extern "C" function, write what() to ctx->error and return SL_INVALID_ARGUMENT'
-CHECK_VALUES = "check values before they are used as addresses, and return SL_INVALID_ARGUMENT"
-RELEASE = "release on every path: RAII (std::vector, std::unique_ptr), or take scratch memory from ctx->workspace"
+CATCH_FIX = 'catch everything inside the extern "C" function, write what() to ctx->error and return SL_INVALID_ARGUMENT'
+CHECK_VALUES_FIX = "check values before they are used as addresses, and return SL_INVALID_ARGUMENT"
+RELEASE_FIX = "release on every path: RAII (std::vector, std::unique_ptr), or take scratch memory from ctx->workspace"
 
 
 @dataclass(frozen=True)
-class Attempt:
+class CCallAttempt:
     """A call to make. A ``lax`` one passes arguments that the declaration's checks would have refused: a crash there
     proves nothing.
     """
@@ -59,7 +59,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Death:
+class ProcessDeath:
     """The end of the process in a call."""
 
     call: int
@@ -68,71 +68,71 @@ class Death:
 
     def __str__(self) -> str:
         name = signal.Signals(-self.status).name if self.status < 0 else f"status {self.status}"
-        if thrown := THROWN.search(self.stderr):
-            what = WHAT.search(self.stderr)
+        if thrown := THROWN_TYPE.search(self.stderr):
+            what = WHAT_TEXT.search(self.stderr)
             return f"{thrown[1] or thrown[2]} leaves the C function ({what[1] if what else name})"
         return f"the process dies of {name}"
 
     @property
     def thrown(self) -> bool:
         """Whether an exception left the C function."""
-        return bool(THROWN.search(self.stderr))
+        return bool(THROWN_TYPE.search(self.stderr))
 
 
-def _kernels(op: Op) -> list[CKernel]:
+def _c_kernels_for_cpu(op: Op) -> list[CKernel]:
     """Return the C ABI kernels of an op for the CPU."""
     return [k for k in op.kernels.get("cpu", ()) if isinstance(k, CKernel)]
 
 
-def skips(op: Op) -> str:
+def why_skip_c_abi(op: Op) -> str:
     """Return the reason why the check does not apply to an op, empty where it does."""
-    return "" if _kernels(op) else "no C ABI kernel for the CPU"
+    return "" if _c_kernels_for_cpu(op) else "no C ABI kernel for the CPU"
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def c_abi_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain samples."""
     yield from samples.plain()
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_c_abi(op: Op, case: SampleCase) -> Observation:
     """Call each C function of the op with wrong values in a process of its own."""
     if case.device != "cpu":
         return Observation(skip="C functions are called on the CPU: audit with device='cpu'")
     notes = []
-    for kernel in _kernels(op):
+    for kernel in _c_kernels_for_cpu(op):
         try:
-            library = locate(kernel.native.library)
+            library = locate_library(kernel.native.library)
         except LibraryError as e:
             return Observation(skip=f"{kernel.native.library.name}: {e.what}")
-        observation = _judge(kernel, library, list(_attempts(op, kernel, case)))
+        observation = _observe_kernel(kernel, library, list(_make_attempts(op, kernel, case)))
         if observation.problem:
             return observation
         notes.append(observation.note)
     return Observation(note="; ".join(notes))
 
 
-def _judge(kernel: CKernel, library: Path, attempts: list[Attempt]) -> Observation:
+def _observe_kernel(kernel: CKernel, library: Path, attempts: list[CCallAttempt]) -> Observation:
     """Return the observation of the first attempt that throws, crashes or leaks."""
-    results, deaths = _run(library, kernel.native.symbol, attempts)
+    results, deaths = _run_attempts(library, kernel.native.symbol, attempts)
     for death in deaths:
         attempt = attempts[death.call]
         if death.thrown or not attempt.lax:
-            fix = CATCH if death.thrown or death.status == -signal.SIGABRT else CHECK_VALUES
+            fix = CATCH_FIX if death.thrown or death.status == -signal.SIGABRT else CHECK_VALUES_FIX
             return Observation(f"{kernel.native.symbol} called with {attempt.what}: {death}", fix=fix)
     for index, result in results.items():
-        if left := _left(result):
+        if left := _describe_leak(result):
             outcome = f"returns status {result['status']}" if result["status"] else "succeeds"
             return Observation(
                 f"{kernel.native.symbol} called with {attempts[index].what} {outcome} and leaves {left} "
                 f"behind per call ({2 * result['calls']} calls)",
-                fix=RELEASE,
+                fix=RELEASE_FIX,
             )
     refused = sum(bool(r["status"]) for r in results.values())
     trusted = f", {len(deaths)} that the declaration refuses crash it" if deaths else ""
     return Observation(note=f"{kernel.native.symbol}: {len(results)} kinds of calls, {refused} refused{trusted}")
 
 
-def _left(result: dict[str, Any]) -> str:
+def _describe_leak(result: dict[str, Any]) -> str:
     """Return the memory and files that a call leaves behind in words, empty where there are none."""
     left = [f"{result['heap']:.0f} bytes"] if result["heap"] >= HEAP else []
     if not left and result["resident"] >= RESIDENT:
@@ -140,15 +140,17 @@ def _left(result: dict[str, Any]) -> str:
     return " and ".join(left + ["an open file"] * (result["files"] >= FILES))
 
 
-def _run(library: Path, symbol: str, attempts: list[Attempt]) -> tuple[dict[int, dict[str, Any]], list[Death]]:
+def _run_attempts(
+    library: Path, symbol: str, attempts: list[CCallAttempt]
+) -> tuple[dict[int, dict[str, Any]], list[ProcessDeath]]:
     """Return the results by attempt, and the deaths. After a death the next process continues with the next attempt."""
     results: dict[int, dict[str, Any]] = {}
-    deaths: list[Death] = []
+    deaths: list[ProcessDeath] = []
     first = 0
     while first < len(attempts) and len(deaths) < DEATHS:
         calls = [(i, attempts[i].spec) for i in range(first, len(attempts))]
         task = {"library": str(library), "symbol": symbol, "seconds": SECONDS, "calls": calls}
-        status, out, err = _process(json.dumps(task))
+        status, out, err = _run_child_process(json.dumps(task))
         lines = [json.loads(line) for line in out.splitlines() if line.endswith("}")]
         results |= {line["call"]: line for line in lines if "status" in line}
         begun = max((line["call"] for line in lines), default=None)
@@ -157,12 +159,12 @@ def _run(library: Path, symbol: str, attempts: list[Attempt]) -> tuple[dict[int,
             if status:
                 raise RuntimeError(f"{library.name} cannot be called in a process of its own: {err.strip()[-300:]}")
             break
-        deaths.append(Death(begun, status, err))
+        deaths.append(ProcessDeath(begun, status, err))
         first = begun + 1
     return results, deaths
 
 
-def _process(task: str) -> tuple[int, str, str]:
+def _run_child_process(task: str) -> tuple[int, str, str]:
     """Return status, stdout and stderr of one child process."""
     command = [sys.executable, "-I", c_child_process.__file__]
     try:
@@ -172,29 +174,29 @@ def _process(task: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout.decode(), done.stderr.decode(errors="replace")
 
 
-def _attempts(op: Op, kernel: CKernel, case: Case) -> Iterator[Attempt]:
+def _make_attempts(op: Op, kernel: CKernel, case: SampleCase) -> Iterator[CCallAttempt]:
     """Yield the attempts: the plain sample, wrong values, and tensors that are described wrongly."""
-    plain = _attempt(op, kernel, "its plain sample", case.args)
+    plain = _make_attempt(op, kernel, "its plain sample", case.args)
     assert plain is not None
     # The plain sample is first: if it leaks or dies, wrong values are no evidence.
     yield plain
     for what, args in _wrong_values(op, case):
-        if (attempt := _attempt(op, kernel, what, args)) is not None:
+        if (attempt := _make_attempt(op, kernel, what, args)) is not None:
             yield attempt
-    yield from _misdescribed(plain)
+    yield from _misdescribed_tensors(plain)
 
 
-def _attempt(op: Op, kernel: CKernel, what: str, args: tuple[Any, ...]) -> Attempt | None:
+def _make_attempt(op: Op, kernel: CKernel, what: str, args: tuple[Any, ...]) -> CCallAttempt | None:
     """Return an attempt, or None where the declaration refuses the arguments, or where they need large outputs."""
     try:
         call = op.bind(args)
-        spec = _spec(op, kernel, call)
+        spec = _spec_of_call(op, kernel, call)
     except Exception:
         return None
-    return Attempt(what, spec) if spec is not None else None
+    return CCallAttempt(what, spec) if spec is not None else None
 
 
-def _spec(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | None:
+def _spec_of_call(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | None:
     """Return the call in the form that ``c_child_process`` reads."""
     env = {**call.env, **{dim: bound(call.env) for dim, bound in op.spec.bounds}}
     given = {a.name: v for a, v in zip(op.spec.args, call.args, strict=True)}
@@ -202,23 +204,23 @@ def _spec(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | None:
     for p in kernel.parameters:
         if p.role == "output":
             out = next(o for o in op.spec.outputs if o.name == p.source)
-            shape, dtype = [int(n) for n in shape_of(out, env)], call.dtype_of(out.tensor)
+            shape, dtype = [int(n) for n in declared_output_shape(out, env)], call.dtype_of(out.tensor)
             # Huge values of size arguments may ask for outputs that do not fit into memory.
-            if math.prod(shape) * dtype.itemsize > LARGEST:
+            if math.prod(shape) * dtype.itemsize > LARGEST_TENSOR_BYTES:
                 return None
-            arguments.append(_tensor(torch.zeros(shape, dtype=dtype)))
+            arguments.append(_spec_of_tensor(torch.zeros(shape, dtype=dtype)))
         elif p.role == "input":
             value = given[p.source]
-            arguments.append(_tensor(value) if isinstance(value, Tensor) else {"kind": "null"})
+            arguments.append(_spec_of_tensor(value) if isinstance(value, Tensor) else {"kind": "null"})
         else:
-            arguments.append(_scalar(p.role, p.ctype, env.get(p.source)))
+            arguments.append(_spec_of_scalar(p.role, p.ctype, env.get(p.source)))
     scratch = allocate_workspace(kernel.workspace, call) if kernel.workspace is not None else None
     config = kernel.space.default(env).items if kernel.space is not None else ()
     size = 0 if scratch is None else scratch.numel()
     return {"workspace": size, "arguments": arguments, "config": [int(v) for _, v in config]}
 
 
-def _tensor(t: Tensor) -> dict[str, Any]:
+def _spec_of_tensor(t: Tensor) -> dict[str, Any]:
     """Return a tensor in the form that ``c_child_process`` reads."""
     t = t.detach().contiguous()
     code, bits, lanes = of(t.dtype, "the audit").dlpack
@@ -235,7 +237,7 @@ def _tensor(t: Tensor) -> dict[str, Any]:
     }
 
 
-def _scalar(role: str, ctype: str, value: Any) -> dict[str, Any]:
+def _spec_of_scalar(role: str, ctype: str, value: Any) -> dict[str, Any]:
     """Return a scalar in the form that ``c_child_process`` reads."""
     if role == "extent":
         return {"kind": "int64s", "value": [0]}
@@ -247,7 +249,7 @@ def _scalar(role: str, ctype: str, value: Any) -> dict[str, Any]:
     return {"kind": kinds[ctype], "value": int(value) if isinstance(value, bool) else value}
 
 
-def _wrong_values(op: Op, case: Case) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def _wrong_values(op: Op, case: SampleCase) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Yield arguments with values that the types admit and no sample holds."""
     for position, arg in enumerate(op.spec.args):
         value = case.args[position]
@@ -256,7 +258,9 @@ def _wrong_values(op: Op, case: Case) -> Iterator[tuple[str, tuple[Any, ...]]]:
             return (*case.args[:position], wrong, *case.args[position + 1 :])
 
         if isinstance(value, Tensor) and value.numel():
-            yield from ((f"{arg.name} full of {name}", swap(torch.full_like(value, w))) for name, w in _extremes(value))
+            yield from (
+                (f"{arg.name} full of {name}", swap(torch.full_like(value, w))) for name, w in _extreme_values(value)
+            )
         elif arg.scalar in ("int", "list[int]"):
             # The borders of 32 and 64 bits, where size arithmetic overflows.
             for wrong in (-1, 0, 1 << 31, (1 << 63) - 1, -(1 << 63)):
@@ -267,7 +271,7 @@ def _wrong_values(op: Op, case: Case) -> Iterator[tuple[str, tuple[Any, ...]]]:
             yield from ((f"{arg.name} of {len(wrong)} letters", swap(wrong)) for wrong in ("", "x" * 5000))
 
 
-def _extremes(t: Tensor) -> list[tuple[str, Any]]:
+def _extreme_values(t: Tensor) -> list[tuple[str, Any]]:
     """Return extreme values of a dtype, each with its name."""
     if t.is_floating_point():
         widest = float("inf") if t.itemsize > 1 else torch.finfo(t.dtype).max  # not every float8 has infinities
@@ -278,7 +282,7 @@ def _extremes(t: Tensor) -> list[tuple[str, Any]]:
     return [(str(v), v) for v in (-1, 1 << 20, info.max, info.min) if info.min <= v <= info.max]
 
 
-def _misdescribed(plain: Attempt) -> Iterator[Attempt]:
+def _misdescribed_tensors(plain: CCallAttempt) -> Iterator[CCallAttempt]:
     """Yield calls with a rank or dtype that the declaration refuses: a kernel may rely on it, or refuse too, but not
     throw or leak.
     """
@@ -289,7 +293,7 @@ def _misdescribed(plain: Attempt) -> Iterator[Attempt]:
         for what, change in wrong:
             arguments = [*plain.spec["arguments"]]
             arguments[index] = {**argument, **change}
-            yield Attempt(f"another {what} of tensor {index}", {**plain.spec, "arguments": arguments}, lax=True)
+            yield CCallAttempt(f"another {what} of tensor {index}", {**plain.spec, "arguments": arguments}, lax=True)
 
 
 CHECK = Check(
@@ -297,9 +301,9 @@ CHECK = Check(
     order=260,
     observes="the C function, in a process of its own, answers wrong values with a status, throws nothing and keeps "
     "neither memory nor files",
-    observe=observe,
-    cases=cases,
+    observe=observe_c_abi,
+    cases=c_abi_cases,
     obligations=(),
-    fix=CATCH,
-    skips=skips,
+    fix=CATCH_FIX,
+    skips=why_skip_c_abi,
 )

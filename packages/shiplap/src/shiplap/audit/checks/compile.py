@@ -11,20 +11,20 @@ from torch import Tensor
 
 from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
-from shiplap.declare.opaque import fields_of
+from shiplap.declare.opaque import guarded_fields
 from shiplap.declare.values import Opaque
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case
-from shiplap.sampling.compare import reduction
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.compare import derive_reduction
 from shiplap.sampling.compare_to_reference import against_run
-from shiplap.sampling.run import call, effects, is_float8, last_line, tensors
+from shiplap.sampling.run import call_op, error_line, is_float8, op_effects, tensors_among
 from shiplap.sampling.samples import Samples
 
 # The number of larger samples, and the recompiles that torch may need for all of them.
 SIZES, MOST_RECOMPILES = 4, 2
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def compile_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain samples, larger ones, two layouts, and those without optional arguments."""
     layouts = [c for c in samples.layouts() if "every" in dict(c.recipe.layouts)]
     usual = [c for c in layouts if dict(c.recipe.layouts)["every"] in ("transposed", "padded")]
@@ -33,77 +33,79 @@ def cases(samples: Samples) -> Iterable[Case]:
     yield from chain(samples.plain(), samples.grown(SIZES), usual, samples.optionals())
 
 
-def _is_strided(case: Case) -> bool:
+def _is_strided(case: SampleCase) -> bool:
     """Whether a tensor of the sample is not contiguous."""
-    return any(not t.is_contiguous() for t in tensors(case.args))
+    return any(not t.is_contiguous() for t in tensors_among(case.args))
 
 
-def _program(op: Op) -> Callable[..., tuple[Tensor, ...]]:
+def _make_doubled_call(op: Op) -> Callable[..., tuple[Tensor, ...]]:
     """Return the op with a pointwise neighbour on each result, which Inductor reads through the promised strides."""
 
     def program(*args: Any) -> tuple[Tensor, ...]:
-        return _doubled(effects(op, args, call(op, args)))
+        return _double_results(op_effects(op, args, call_op(op, args)))
 
     return program
 
 
-def _doubled(results: Iterable[Tensor]) -> tuple[Tensor, ...]:
+def _double_results(results: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """Return each floating result times two."""
     wide = (t.float() if is_float8(t) else t for t in results)
     return tuple(t * 2 if t.is_floating_point() else t for t in wide)
 
 
-def observe(op: Op, case: Case) -> Observation:
-    """Compile one sample for its sizes with aot_eager, and compare. Other sizes are compiled in ``sequence``, twice."""
+def observe_compile(op: Op, case: SampleCase) -> Observation:
+    """Compile one sample for its sizes with aot_eager, and compare. Other sizes are compiled in ``observe_all_sizes``, twice."""
     # A layout or an absent argument is another graph, which the shared compiled function would count as a recompile.
-    other_form = case.recipe.layouts or case.recipe.absent or _repeats(op, case)
+    other_form = case.recipe.layouts or case.recipe.absent or _broadcasts_a_size(op, case)
     if not other_form and case.recipe != Samples(op, case.seed, case.device).base:
         return Observation()
     torch_private.reset_compiler()
     with torch_private.data_dependent_sizes():
-        return _agrees(op, case, torch.compile(_program(op), backend="aot_eager", fullgraph=True), "aot_eager")
+        return _compare_with_eager(
+            op, case, torch.compile(_make_doubled_call(op), backend="aot_eager", fullgraph=True), "aot_eager"
+        )
 
 
-def sequence(op: Op, cases: list[Case]) -> Observation:
+def observe_all_sizes(op: Op, cases: list[SampleCase]) -> Observation:
     """Run all sizes through one compiled function: aot_eager as users call it, inductor with dynamic sizes."""
-    plain = [c for c in cases if not c.recipe.layouts and c.form == cases[0].form and not _repeats(op, c)]
+    plain = [c for c in cases if not c.recipe.layouts and c.form == cases[0].form and not _broadcasts_a_size(op, c)]
     transposed = [c for c in cases if dict(c.recipe.layouts).get("every") == "transposed"]
-    kinds = len({str([fields_of(v) for v in c.args if isinstance(v, Opaque)]) for c in plain})
+    kinds = len({str([guarded_fields(v) for v in c.args if isinstance(v, Opaque)]) for c in plain})
     reports = []
     with torch_private.data_dependent_sizes():
         for backend, dynamic in (("aot_eager", None), ("inductor", True)):
             torch_private.reset_compiler()
             # One compiled function for all sizes, so that recompiles are counted.
-            compiled = torch.compile(_program(op), backend=backend, fullgraph=True, dynamic=dynamic)
+            compiled = torch.compile(_make_doubled_call(op), backend=backend, fullgraph=True, dynamic=dynamic)
             for case in plain:
-                if problem := _problem(op, case, compiled, f"{backend}, dynamic={dynamic}"):
+                if problem := _why_compiled_differs(op, case, compiled, f"{backend}, dynamic={dynamic}"):
                     return Observation(f"{case.label}: {problem}")
             counts = torch_private.compile_counts()
-            if problem := _too_much(counts, backend, len(plain), kinds):
+            if problem := _why_too_many_compiles(counts, backend, len(plain), kinds):
                 return Observation(
                     problem, fix="compute sizes with SymInts: no int(), no comparison, no loop over them"
                 )
             reports.append(f"{backend} {counts.recompiles} recompiles")
         for case in transposed:
-            if problem := _problem(op, case, compiled, "inductor"):
+            if problem := _why_compiled_differs(op, case, compiled, "inductor"):
                 return Observation(f"{case.label}: {problem}")
     return Observation(note=f"0 graph breaks over {len(plain)} sizes, {', '.join(reports)}")
 
 
-def _repeats(op: Op, case: Case) -> bool:
+def _broadcasts_a_size(op: Op, case: SampleCase) -> bool:
     """Whether a size that broadcasts is 1 where others are more: torch compiles a graph of its own for it."""
     return not op.spec.broadcasts.keys().isdisjoint(dict(case.recipe.sizes))
 
 
-def _problem(op: Op, case: Case, compiled: Callable[..., Any], how: str) -> str:
+def _why_compiled_differs(op: Op, case: SampleCase, compiled: Callable[..., Any], how: str) -> str:
     """Return the difference of compiled code from eager, or its error, as text."""
     try:
-        return _agrees(op, case, compiled, how).problem
+        return _compare_with_eager(op, case, compiled, how).problem
     except Exception as e:
-        return f"{how}: raised {last_line(e)}"
+        return f"{how}: raised {error_line(e)}"
 
 
-def _too_much(counts: torch_private.CompileCounts, backend: str, sizes: int, kinds: int) -> str:
+def _why_too_many_compiles(counts: torch_private.CompileCounts, backend: str, sizes: int, kinds: int) -> str:
     """Return the fault if there were graph breaks or too many recompiles.
 
     ``kinds``: the number of objects among the arguments with different fields, for each of which a graph is compiled.
@@ -116,11 +118,11 @@ def _too_much(counts: torch_private.CompileCounts, backend: str, sizes: int, kin
     return ""
 
 
-def _agrees(op: Op, case: Case, compiled: Callable[..., Any], how: str) -> Observation:
+def _compare_with_eager(op: Op, case: SampleCase, compiled: Callable[..., Any], how: str) -> Observation:
     """Return the observation of compiled code against an eager call."""
-    expected = _program(op)(*case.fresh())
-    got, sums = compiled(*case.fresh()), reduction(op.spec, case.env)
-    difference = against_run(op, got, expected, sums, lambda body: _doubled(body(op, case.args)))
+    expected = _make_doubled_call(op)(*case.fresh())
+    got, sums = compiled(*case.fresh()), derive_reduction(op.spec, case.env)
+    difference = against_run(op, got, expected, sums, lambda body: _double_results(body(op, case.args)))
     return Observation(
         f"{how} differs from eager: {difference.problem}" if difference.problem else "", error=difference.error
     )
@@ -130,13 +132,13 @@ CHECK = Check(
     "compile",
     order=240,
     observes="eager = aot_eager = inductor with fullgraph=True",
-    observe=observe,
-    cases=cases,
+    observe=observe_compile,
+    cases=compile_cases,
     obligations=("capture",),
     varies=("mode",),
     needs=("determinism",),
     patience=300.0,
     quiet=120.0,
     fix="make the fake promise what the op returns (see the check fake); keep Python out of the op's signature",
-    sequence=sequence,
+    sequence=observe_all_sizes,
 )

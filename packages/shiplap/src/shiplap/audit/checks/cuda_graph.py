@@ -16,113 +16,126 @@ from torch import Tensor
 
 from shiplap.audit.capture import (
     Canaries,
-    CaptureFailure,
-    Recording,
-    fill,
-    hold,
+    CaptureError,
+    GraphRecording,
+    copy_into_buffers,
+    delay_stream,
     no_synchronisation,
     on_stream,
-    record,
+    record_cuda_graph,
 )
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.trace import traced
+from shiplap.audit.trace import count_cuda_calls
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case
-from shiplap.sampling.compare import Reduction, bitwise, close
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.compare import Reduction, bitwise_difference, compare_within_tolerance
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import call, effects, last_line, reference, tensors
+from shiplap.sampling.run import call_op, error_line, op_effects, reference_effects, tensors_among
 from shiplap.sampling.samples import Samples
 
 # Calls before a capture, replays of a step, and rounds of calls on two streams.
 WARM, REPLAYS, ROUNDS = 3, 3, 12
 LARGER, COLD = 10, 12  # how often a sample has grown: beyond what the other checks have shown to the op
 
-STREAM = "launch on torch.cuda.current_stream(tensor.device), and allocate nothing under another stream"
-SYNC = "compute it on the device, or on the host before the op: no .item(), .cpu(), .nonzero() or stream.synchronize()"
-ALLOCATE = "take scratch memory as workspace=, or from torch.empty: the graph's own pool then owns it"
-BAKED = "read every value on the device at each launch: no host copy of a value, no result cached by address or shape"
-LIFETIME = "allocate scratch in each call (workspace=): a graph keeps the address of a buffer that a cache replaces"
-PREPARE = "make plans, handles and tuned choices when the model is loaded; during capture look them up only"
-WRITES = "writes to an input that the schema does not declare mutated"
-CALLBACK = "do it on the device, or after the replay: host code in a graph stops the stream until it has run"
-CAPACITY = (
+STREAM_FIX = "launch on torch.cuda.current_stream(tensor.device), and allocate nothing under another stream"
+SYNC_FIX = (
+    "compute it on the device, or on the host before the op: no .item(), .cpu(), .nonzero() or stream.synchronize()"
+)
+ALLOCATE_FIX = "take scratch memory as workspace=, or from torch.empty: the graph's own pool then owns it"
+BAKED_FIX = (
+    "read every value on the device at each launch: no host copy of a value, no result cached by address or shape"
+)
+LIFETIME_FIX = "allocate scratch in each call (workspace=): a graph keeps the address of a buffer that a cache replaces"
+PREPARE_FIX = "make plans, handles and tuned choices when the model is loaded; during capture look them up only"
+WRITES_PROBLEM = "writes to an input that the schema does not declare mutated"
+CALLBACK_FIX = "do it on the device, or after the replay: host code in a graph stops the stream until it has run"
+CAPACITY_FIX = (
     "use the capacity form: pad the output to its bound and return the count as a tensor; or tag the op with "
     "torch.Tag.cudagraph_unsafe, which keeps it out of graphs"
 )
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def cuda_graph_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain samples, and those without optional arguments."""
     yield from samples.plain()
     yield from samples.optionals()
 
 
 @dataclass
-class _Trial:
+class _GraphTrial:
     """A sample with the streams that it is tried on."""
 
     op: Op
-    case: Case
+    case: SampleCase
     stream: torch.cuda.Stream
     second: torch.cuda.Stream
     drawn: int = 0
 
     @classmethod
-    def of(cls, op: Op, case: Case) -> _Trial:
+    def of(cls, op: Op, case: SampleCase) -> _GraphTrial:
         """Return a trial on two new streams."""
         return cls(op, case, torch.cuda.Stream(case.device), torch.cuda.Stream(case.device))
 
     def run(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """Call the op and return its results and mutated arguments."""
-        return effects(self.op, args, call(self.op, args))
+        return op_effects(self.op, args, call_op(self.op, args))
 
-    def warm(self, case: Case) -> None:
+    def warm(self, case: SampleCase) -> None:
         """Call the op a few times, so that plans and caches are made."""
         with on_stream(self.stream):
             for _ in range(WARM):
                 self.run(case.fresh())
 
-    def values(self, case: Case | None = None) -> Case:
+    def values(self, case: SampleCase | None = None) -> SampleCase:
         """Return a sample of the same sizes with values that were never used before."""
         case, self.drawn = case or self.case, self.drawn + 1
         for attempt in range(8):  # a builder may deviate from the sizes it is asked for
             fresh = Samples(self.op, case.seed + 100 * self.drawn + attempt, case.device).build(case.recipe)
-            if [t.shape for t in tensors(fresh.args)] == [t.shape for t in tensors(case.args)]:
+            if [t.shape for t in tensors_among(fresh.args)] == [t.shape for t in tensors_among(case.args)]:
                 return fresh
         return case
 
-    def grown(self, steps: int) -> Case | None:
+    def grown(self, steps: int) -> SampleCase | None:
         """Return the sample after so many steps of growth, or None where the declaration does not let it grow so
         far.
         """
         *_, sample = [None, *Samples(self.op, self.case.seed, self.case.device).grown(steps)]
         return sample if sample is not None and sample.form == self.case.form else None
 
-    def differs(self, got: tuple[Tensor, ...], case: Case) -> str:
+    def differs(self, got: tuple[Tensor, ...], case: SampleCase) -> str:
         """Return the difference from the reference as text."""
         return against_reference(self.op, case, got).problem
 
-    def replayed(self, recording: Recording, case: Case) -> str:
+    def replayed(self, recording: GraphRecording, case: SampleCase) -> str:
         """Return the fault of a replay with the values of ``case`` as text."""
         got = recording.replay(case.args)
         pairs = zip(self.op.spec.args, recording.args, case.args, strict=True)
         kept = [(b, v) for a, b, v in pairs if not a.mutated]
-        for buffer, value in zip(tensors(b for b, _ in kept), tensors(v for _, v in kept), strict=True):
-            if bitwise([buffer], [value]):
-                return WRITES
+        for buffer, value in zip(tensors_among(b for b, _ in kept), tensors_among(v for _, v in kept), strict=True):
+            if bitwise_difference([buffer], [value]):
+                return WRITES_PROBLEM
         return self.differs(got, case)
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_cuda_graph(op: Op, case: SampleCase) -> Observation:
     """Run all steps on one sample, up to the first problem."""
     if not case.device.startswith("cuda"):
         return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
-    if observation := kept_out(op):
+    if observation := observe_uncapturable(op):
         return observation
     torch.cuda.empty_cache()  # what lies free from now on is of this trial
-    trial, notes = _Trial.of(op, case), []
+    trial, notes = _GraphTrial.of(op, case), []
     # The order matters: eager steps find faults that would make a later capture crash.
-    for step in (_eager, _side_stream, _synchronises, _two_streams, _capture, _cold, _counted, _other_device):
+    for step in (
+        _observe_eager,
+        _observe_side_stream,
+        _observe_synchronisation,
+        _observe_two_streams,
+        _observe_replays,
+        _observe_cold_capture,
+        _observe_cuda_calls,
+        _observe_other_device,
+    ):
         observation = step(trial)
         if observation.problem:
             return observation
@@ -130,7 +143,7 @@ def observe(op: Op, case: Case) -> Observation:
     return Observation(note="; ".join(notes))
 
 
-def kept_out(op: Op) -> Observation | None:
+def observe_uncapturable(op: Op) -> Observation | None:
     """Return the observation of an op that no graph can hold, or None. Such an op passes if it is tagged so that the
     compiler keeps it out.
     """
@@ -139,46 +152,46 @@ def kept_out(op: Op) -> Observation | None:
         reason = f"cannot be captured: its size {', '.join(op.spec.dynamic)} depends on data; use the capacity form"
         if tagged or torch.Tag.dynamic_output_shape in op.overload.tags:
             return Observation(skip=f"{reason} (tagged, so that torch.compile keeps it out of graphs)")
-        return Observation(f"{reason}; and it is not tagged cudagraph_unsafe", fix=CAPACITY)
+        return Observation(f"{reason}; and it is not tagged cudagraph_unsafe", fix=CAPACITY_FIX)
     return Observation(skip="tagged cudagraph_unsafe: torch.compile keeps it out of graphs") if tagged else None
 
 
-def _eager(trial: _Trial) -> Observation:
+def _observe_eager(trial: _GraphTrial) -> Observation:
     """Call the op without a graph: the same buffers with new values, one call after another."""
     trial.warm(trial.case)
     args = trial.case.fresh()
     for _ in range(REPLAYS):
         changed = trial.values()
         with on_stream(trial.stream):
-            fill(args, changed.args)
+            copy_into_buffers(args, changed.args)
             got = trial.run(args)
         if problem := trial.differs(got, changed):
-            return Observation(f"without any graph, with new values in the same buffers: {problem}", fix=BAKED)
+            return Observation(f"without any graph, with new values in the same buffers: {problem}", fix=BAKED_FIX)
     return Observation()
 
 
-def _side_stream(trial: _Trial) -> Observation:
+def _observe_side_stream(trial: _GraphTrial) -> Observation:
     """Write the inputs late on the op's own stream: work that was launched on another stream reads old values."""
     trial.warm(trial.case)
     changed, args = trial.values(), trial.case.fresh()
     torch.cuda.synchronize(trial.stream.device)
     # The op's own stream waits for the gate, so that work on any other stream runs ahead of the writes to the inputs.
-    gate = hold(trial.second)
+    gate = delay_stream(trial.second)
     with torch.cuda.stream(trial.stream):
         trial.stream.wait_event(gate)
-        fill(args, changed.args)
+        copy_into_buffers(args, changed.args)
         got = trial.run(args)
     torch.cuda.synchronize(trial.stream.device)
     if problem := trial.differs(got, changed):
         return Observation(
             f"on a side stream, after writes to the inputs that are still under way on it: {problem}; so part of the "
             "work is launched on another stream",
-            fix=STREAM,
+            fix=STREAM_FIX,
         )
     return Observation()
 
 
-def _synchronises(trial: _Trial) -> Observation:
+def _observe_synchronisation(trial: _GraphTrial) -> Observation:
     """Call the op in a context that forbids synchronisation."""
     args = trial.case.fresh()
     try:
@@ -187,18 +200,18 @@ def _synchronises(trial: _Trial) -> Observation:
     except RuntimeError as e:
         if "synchronizing" not in str(e):
             raise
-        return Observation(f"waits for the device, which a capture forbids: {last_line(e)}", fix=SYNC)
+        return Observation(f"waits for the device, which a capture forbids: {error_line(e)}", fix=SYNC_FIX)
     return Observation()
 
 
-def _two_streams(trial: _Trial) -> Observation:
+def _observe_two_streams(trial: _GraphTrial) -> Observation:
     """Make calls with different values, alternating between two streams that start together."""
     streams = trial.stream, trial.second
     pair = [trial.values(), trial.values()]
     args = [[c.fresh() for _ in range(ROUNDS)] for c in pair]
     trial.warm(trial.case)
     # Both streams start at the same event, so that their calls overlap.
-    gate, got = hold(torch.cuda.Stream(trial.stream.device)), []
+    gate, got = delay_stream(torch.cuda.Stream(trial.stream.device)), []
     for stream in streams:
         stream.wait_event(gate)
     for turn in range(ROUNDS):
@@ -215,59 +228,59 @@ def _two_streams(trial: _Trial) -> Observation:
     return Observation()
 
 
-def _capture(trial: _Trial) -> Observation:
+def _observe_replays(trial: _GraphTrial) -> Observation:
     """Capture after a warm-up, then replay with new values under different conditions of memory."""
     trial.warm(trial.case)
     try:
-        recording = record(trial.run, trial.case.args, trial.stream)
-    except CaptureFailure as e:
-        return _why(trial, str(e))
+        recording = record_cuda_graph(trial.run, trial.case.args, trial.stream)
+    except CaptureError as e:
+        return _explain_failed_capture(trial, str(e))
     if recording.nodes["host callback"]:
-        return Observation(f"every replay runs {recording.nodes['host callback']} host callbacks", fix=CALLBACK)
-    old = reference(trial.op, trial.case.args)
-    for step in (_new_values, _after_larger, _shared_pool, _after_release):
+        return Observation(f"every replay runs {recording.nodes['host callback']} host callbacks", fix=CALLBACK_FIX)
+    old = reference_effects(trial.op, trial.case.args)
+    for step in (_observe_new_values, _observe_after_larger, _observe_shared_pool, _observe_after_release):
         if observation := step(trial, recording, old):
             return observation
     first = [t.clone() for t in recording.replay(trial.case.args)]
     nodes = ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in sorted(recording.nodes.items()))
     note = f"graph of {nodes or 'unknown nodes'}, {recording.allocations} allocations from its pool"
-    if bitwise(recording.replay(trial.case.args), first):
+    if bitwise_difference(recording.replay(trial.case.args), first):
         note += ", two replays with the same values differ in bits (see determinism)"
     return Observation(note=note)
 
 
-def _why(trial: _Trial, failure: str) -> Observation:
+def _explain_failed_capture(trial: _GraphTrial, failure: str) -> Observation:
     """Return the observation of a failed capture: whether only the relaxed mode accepts it."""
     try:
-        record(trial.run, trial.case.args, trial.stream, mode="relaxed")
-    except CaptureFailure:
-        return Observation(f"capture fails, in relaxed mode too: {failure}", fix=SYNC)
+        record_cuda_graph(trial.run, trial.case.args, trial.stream, mode="relaxed")
+    except CaptureError:
+        return Observation(f"capture fails, in relaxed mode too: {failure}", fix=SYNC_FIX)
     return Observation(
         f"allocates or releases device memory by itself (cudaMalloc, cudaFree), which only "
         f"capture_error_mode='relaxed' lets pass: {failure}",
-        fix=ALLOCATE,
+        fix=ALLOCATE_FIX,
     )
 
 
-def _new_values(trial: _Trial, recording: Recording, old: tuple[Tensor, ...]) -> Observation | None:
+def _observe_new_values(trial: _GraphTrial, recording: GraphRecording, old: tuple[Tensor, ...]) -> Observation | None:
     """Replay the graph with new values."""
     for turn in range(REPLAYS):
         changed, canaries = trial.values(), Canaries(trial.stream.device)
         problem = trial.replayed(recording, changed)
         if damaged := canaries.damaged():
-            return Observation(_trespass(damaged, f"replay {turn}"), fix=LIFETIME)
-        if problem == WRITES:
+            return Observation(_describe_trespass(damaged, f"replay {turn}"), fix=LIFETIME_FIX)
+        if problem == WRITES_PROBLEM:
             return Observation(f"replay {turn} {problem}", fix="work on a copy, or declare mutates=(...)")
         if problem:
             # Results of the values at capture point to a value that was read on the host.
-            stale = not close(recording.outs, old, old, Reduction(1)).problem
+            stale = not compare_within_tolerance(recording.outs, old, old, Reduction(1)).problem
             nothing = recording.nodes and not set(recording.nodes) - {"empty node"}
             why = "; the graph is empty" if nothing else "; these are the results of the values at capture" * stale
-            return Observation(f"replay {turn} with new values: {problem}{why}", fix=BAKED)
+            return Observation(f"replay {turn} with new values: {problem}{why}", fix=BAKED_FIX)
     return None
 
 
-def _after_larger(trial: _Trial, recording: Recording, _: Any) -> Observation | None:
+def _observe_after_larger(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
     """Replay after a larger call, which may replace a cached buffer: its memory is free for others while the graph
     still uses it.
     """
@@ -276,7 +289,7 @@ def _after_larger(trial: _Trial, recording: Recording, _: Any) -> Observation | 
     with on_stream(trial.stream):
         for case in [trial.values(), trial.values(), *([larger] if larger else [])]:
             trial.run(case.fresh())
-    if problem := bitwise(recording.outs, before, "before"):
+    if problem := bitwise_difference(recording.outs, before, "before"):
         return Observation(
             f"an eager call overwrites the results of the graph: {problem}",
             fix="allocate the output in every call: keep no output buffer",
@@ -285,85 +298,85 @@ def _after_larger(trial: _Trial, recording: Recording, _: Any) -> Observation | 
     changed, canaries = trial.values(), Canaries(trial.stream.device)
     problem = trial.replayed(recording, changed)
     if damaged := canaries.damaged():
-        return Observation(_trespass(damaged, "a replay after a larger call"), fix=LIFETIME)
+        return Observation(_describe_trespass(damaged, "a replay after a larger call"), fix=LIFETIME_FIX)
     if problem:
         return Observation(
             f"a replay after a larger call, freed memory poisoned: {problem}",
-            fix=f"{LIFETIME}; the same holds for host memory that a captured copy reads",
+            fix=f"{LIFETIME_FIX}; the same holds for host memory that a captured copy reads",
         )
     return None
 
 
-def _trespass(damaged: int, when: str) -> str:
+def _describe_trespass(damaged: int, when: str) -> str:
     """Return the sentence on writes to freed memory."""
     return f"{when} writes {damaged} bytes of memory that was freed: another tensor would have lived there"
 
 
-def _shared_pool(trial: _Trial, recording: Recording, _: Any) -> Observation | None:
+def _observe_shared_pool(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
     """Capture a second graph in the same pool, and replay both in the order of capture."""
     case = trial.grown(LARGER) or trial.case
     trial.warm(case)
     try:
-        second = record(trial.run, case.args, trial.stream, recording.graph.pool())
-    except CaptureFailure as e:
-        return Observation(f"a second graph in the same pool cannot be captured: {e}", fix=LIFETIME)
+        second = record_cuda_graph(trial.run, case.args, trial.stream, recording.graph.pool())
+    except CaptureError as e:
+        return Observation(f"a second graph in the same pool cannot be captured: {e}", fix=LIFETIME_FIX)
     for turn in range(REPLAYS):
         for which, each in (("first", trial.values()), ("second", trial.values(case))):
             if problem := trial.replayed(recording if which == "first" else second, each):
                 return Observation(
-                    f"two graphs share a pool: the {which} is wrong in round {turn}: {problem}", fix=LIFETIME
+                    f"two graphs share a pool: the {which} is wrong in round {turn}: {problem}", fix=LIFETIME_FIX
                 )
     return None
 
 
-def _after_release(trial: _Trial, recording: Recording, _: Any) -> Observation | None:
+def _observe_after_release(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
     """Replay when the second graph and all cached memory are gone."""
     gc.collect()
     torch.cuda.empty_cache()
     if problem := trial.replayed(recording, trial.values()):
         return Observation(
-            f"a replay after another graph was destroyed and caches were emptied: {problem}", fix=LIFETIME
+            f"a replay after another graph was destroyed and caches were emptied: {problem}", fix=LIFETIME_FIX
         )
     return None
 
 
-def _cold(trial: _Trial) -> Observation:
+def _observe_cold_capture(trial: _GraphTrial) -> Observation:
     """Capture the first call with new sizes: a capture records work and does not do it."""
     case = trial.grown(COLD)
     if case is None:
         return Observation()
     how = "the first call with new sizes, made while capturing"
     try:
-        recording = record(trial.run, case.args, trial.stream)
-    except CaptureFailure as e:
-        return Observation(f"{how}, fails: {e}", fix=PREPARE)
+        recording = record_cuda_graph(trial.run, case.args, trial.stream)
+    except CaptureError as e:
+        return Observation(f"{how}, fails: {e}", fix=PREPARE_FIX)
     with on_stream(trial.stream):
         eager = trial.run(case.fresh())
     if problem := trial.differs(eager, case):
         return Observation(
             f"{how}, leaves state behind that is recorded but not computed: an eager call is then wrong: {problem}",
-            fix=PREPARE,
+            fix=PREPARE_FIX,
         )
     if problem := trial.replayed(recording, trial.values(case)):
-        return Observation(f"{how}, is wrong on replay: {problem}", fix=PREPARE)
+        return Observation(f"{how}, is wrong on replay: {problem}", fix=PREPARE_FIX)
     return Observation()
 
 
-def _counted(trial: _Trial) -> Observation:
+def _observe_cuda_calls(trial: _GraphTrial) -> Observation:
     """Count the calls of the CUDA runtime in a warm call and in a first one. They are evidence only, since each fault
     has a step of its own.
     """
     trial.warm(trial.case)
     args, new = trial.case.fresh(), trial.grown(COLD + 1)
     with on_stream(trial.stream):
-        notes = [f"a warm call: {traced(lambda: trial.run(args))}"]
+        notes = [f"a warm call: {count_cuda_calls(lambda: trial.run(args))}"]
         if new is not None:
             fresh = new.fresh()
-            notes.append(f"a first call with new sizes: {traced(lambda: trial.run(fresh))}")
+            notes.append(f"a first call with new sizes: {count_cuda_calls(lambda: trial.run(fresh))}")
     return Observation(note="; ".join(notes))
 
 
-def _other_device(trial: _Trial) -> Observation:
+def _observe_other_device(trial: _GraphTrial) -> Observation:
     """Call the op while the device of the tensors is not the current one."""
     count = torch.cuda.device_count()
     if count < 2:
@@ -373,7 +386,7 @@ def _other_device(trial: _Trial) -> Observation:
         try:
             problem = trial.differs(trial.run(trial.case.fresh()), trial.case)
         except RuntimeError as e:
-            problem = last_line(e)
+            problem = error_line(e)
     fix = "guard with torch.cuda.device(tensor.device); keep handles by device"
     return Observation(f"with cuda:{current % count} current, tensors elsewhere: {problem}" if problem else "", fix=fix)
 
@@ -382,11 +395,11 @@ CHECK = Check(
     "cuda_graph",
     order=270,
     observes="on side streams, captured and replayed with new values, freed memory poisoned, equals the reference",
-    observe=observe,
-    cases=cases,
+    observe=observe_cuda_graph,
+    cases=cuda_graph_cases,
     obligations=("capture",),
     varies=("order of calls",),
     needs=("numerics",),
     patience=120.0,
-    fix=PREPARE,
+    fix=PREPARE_FIX,
 )

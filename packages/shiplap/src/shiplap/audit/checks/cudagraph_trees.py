@@ -14,35 +14,35 @@ import torch
 from torch import Tensor
 
 from shiplap import torch_private
-from shiplap.audit.capture import CaptureFailure, Recording, on_stream, record
+from shiplap.audit.capture import CaptureError, GraphRecording, on_stream, record_cuda_graph
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.checks.cuda_graph import WARM, kept_out
+from shiplap.audit.checks.cuda_graph import WARM, observe_uncapturable
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case
+from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import call, effects
-from shiplap.sampling.samples import Samples, other
+from shiplap.sampling.run import call_op, op_effects
+from shiplap.sampling.samples import Samples, with_other_values
 from shiplap.torch_private.cuda_graph_trees import cudagraph_inputs, cudagraph_skips
 
-CALLS = 5  # torch warms up, records, then replays
-STAGED = "read the input where it is: no staging buffer, no copy into memory that the op keeps"
-HOST = "return tensors on the device of the inputs only; or tag the op with torch.Tag.cudagraph_unsafe"
+COMPILED_CALLS = 5  # torch warms up, records, then replays
+STAGED_FIX = "read the input where it is: no staging buffer, no copy into memory that the op keeps"
+HOST_FIX = "return tensors on the device of the inputs only; or tag the op with torch.Tag.cudagraph_unsafe"
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def cudagraph_trees_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain samples."""
     yield from samples.plain()
 
 
-class _Holder(torch.nn.Module):
+class _ArgumentHolder(torch.nn.Module):
     """A module that owns all tensor arguments but one, as a model owns its weights. They are buffers, since buffers are
     static.
     """
 
-    def __init__(self, op: Op, case: Case) -> None:
+    def __init__(self, op: Op, case: SampleCase) -> None:
         super().__init__()
         self.op, self.args = op, list(case.fresh())
-        self.moving = _moving(op, case)
+        self.moving = _position_of_varying(op, case)
         for i, value in enumerate(self.args):
             if isinstance(value, Tensor) and i != self.moving:
                 self.register_buffer(f"held{i}", value)
@@ -54,48 +54,48 @@ class _Holder(torch.nn.Module):
         args[self.moving] = x
         for i in self.held:
             args[i] = getattr(self, f"held{i}")
-        return effects(self.op, tuple(args), call(self.op, tuple(args)))
+        return op_effects(self.op, tuple(args), call_op(self.op, tuple(args)))
 
 
-def _moving(op: Op, case: Case) -> int:
+def _position_of_varying(op: Op, case: SampleCase) -> int:
     """Return the position of the argument that changes from call to call, -1 when none can."""
     pairs = zip(op.spec.args, case.args, strict=True)
     return next((i for i, (a, v) in enumerate(pairs) if isinstance(v, Tensor) and not a.mutated), -1)
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_cudagraph_trees(op: Op, case: SampleCase) -> Observation:
     """Look for copies in a captured graph, then compile the op in a module with CUDA graphs."""
     if not case.device.startswith("cuda"):
         return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
-    if observation := kept_out(op):
+    if observation := observe_uncapturable(op):
         return Observation(skip=observation.skip or "cannot be captured, see cuda_graph")
-    if op.spec.mutated or _moving(op, case) < 0:
+    if op.spec.mutated or _position_of_varying(op, case) < 0:
         return Observation(skip="mutates its arguments: whether they are static is the model's affair")
-    observation = _staged(op, case)
-    return observation if observation.problem else _compiled(op, case, observation.note)
+    observation = _observe_copies(op, case)
+    return observation if observation.problem else _observe_compiled_module(op, case, observation.note)
 
 
-def _compiled(op: Op, case: Case, note: str) -> Observation:
+def _observe_compiled_module(op: Op, case: SampleCase, note: str) -> Observation:
     """Call the op in a module, compiled with CUDA graphs, and check its values and the number of skips that torch
     counts.
     """
     torch_private.reset_compiler()
-    changed = other(op, case)
-    moving = _moving(op, case)
+    changed = with_other_values(op, case)
+    moving = _position_of_varying(op, case)
     values = case.args[moving], changed.args[moving]
     if values[0].shape != values[1].shape or not values[0].is_floating_point():
         values = values[0], values[0]  # integers may have to fit the other arguments
-    holder = _Holder(op, case)
+    holder = _ArgumentHolder(op, case)
     compiled = torch.compile(holder, mode="reduce-overhead", fullgraph=True, dynamic=False)
     try:
         with torch.no_grad():
-            for turn in range(CALLS):
+            for turn in range(COMPILED_CALLS):
                 # Alternating values show whether a replay reads the new input.
                 x = values[turn % 2].clone()
                 # Results of the step before are overwritten from here on, which is why they are cloned below.
                 torch.compiler.cudagraph_mark_step_begin()
                 got = tuple(t.clone() for t in compiled(x))
-                if problem := _differs(op, case, moving, x, got):
+                if problem := _difference_with_input(op, case, moving, x, got):
                     return Observation(f"mode='reduce-overhead', call {turn}: {problem}")
         skips, inputs = cudagraph_skips(), cudagraph_inputs()
     finally:
@@ -104,38 +104,40 @@ def _compiled(op: Op, case: Case, note: str) -> Observation:
         return Observation(
             f"torch.compile(mode='reduce-overhead') does without a CUDA graph wherever this op is "
             f"({skips} skips, {inputs} inputs recorded)",
-            fix=HOST,
+            fix=HOST_FIX,
         )
-    return Observation(note=f"{CALLS} calls under mode='reduce-overhead', 0 skips, {inputs} inputs copied; {note}")
+    return Observation(
+        note=f"{COMPILED_CALLS} calls under mode='reduce-overhead', 0 skips, {inputs} inputs copied; {note}"
+    )
 
 
-def _differs(op: Op, case: Case, moving: int, x: Tensor, got: tuple[Tensor, ...]) -> str:
+def _difference_with_input(op: Op, case: SampleCase, moving: int, x: Tensor, got: tuple[Tensor, ...]) -> str:
     """Return the difference from the reference with ``x`` as the argument that varies."""
     args = (*case.args[:moving], x, *case.args[moving + 1 :])
-    return against_reference(op, Case(case.recipe, case.seed, args, case.env, case.device), got).problem
+    return against_reference(op, SampleCase(case.recipe, case.seed, args, case.env, case.device), got).problem
 
 
-def _staged(op: Op, case: Case) -> Observation:
+def _observe_copies(op: Op, case: SampleCase) -> Observation:
     """Return the observation of copies in the captured graph from an input to a buffer that the op keeps."""
     stream = torch.cuda.Stream(case.device)
 
     def run(args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        return call(op, args)
+        return call_op(op, args)
 
     with on_stream(stream):
         for _ in range(WARM):
             run(case.fresh())
     try:
-        recording = record(run, case.args, stream)
-    except CaptureFailure:
+        recording = record_cuda_graph(run, case.args, stream)
+    except CaptureError:
         return Observation(note="not captured, see cuda_graph")
-    if problem := staged(op, recording, _private()):
-        return Observation(problem, fix=STAGED)
+    if problem := find_staged_input(op, recording, _addresses_of_pools()):
+        return Observation(problem, fix=STAGED_FIX)
     size = sum(copy.size for copy in recording.copies)
     return Observation(note=f"{len(recording.copies)} copies of {size} bytes in the graph")
 
 
-def _private() -> list[tuple[int, int]]:
+def _addresses_of_pools() -> list[tuple[int, int]]:
     """Return the addresses of the pools of graphs: memory that a call allocates during a capture lies there."""
     return [
         (s["address"], s["address"] + s["total_size"])
@@ -144,21 +146,21 @@ def _private() -> list[tuple[int, int]]:
     ]
 
 
-def staged(op: Op, recording: Recording, private: list[tuple[int, int]]) -> str:
+def find_staged_input(op: Op, recording: GraphRecording, private: list[tuple[int, int]]) -> str:
     """Return the first input that the graph copies into memory that is neither an output nor its own, in words."""
-    owned = [*private, *(_range(t) for t in recording.outs)]
+    owned = [*private, *(_storage_range(t) for t in recording.outs)]
     for copy in recording.copies:
         if any(low <= copy.target < high for low, high in owned):
             continue  # a result, or a temporary, that starts as a copy of an input
         for arg, value in zip(op.spec.args, recording.args, strict=True):
             if isinstance(value, Tensor):
-                low, high = _range(value)
+                low, high = _storage_range(value)
                 if low <= copy.source < high:
                     return f"every replay copies {copy.size} bytes of {arg.name} into a buffer that the op keeps"
     return ""
 
 
-def _range(t: Tensor) -> tuple[int, int]:
+def _storage_range(t: Tensor) -> tuple[int, int]:
     """Return the first address of a tensor's storage and the address behind it."""
     start = t.untyped_storage().data_ptr()
     return start, start + t.untyped_storage().nbytes()
@@ -169,12 +171,12 @@ CHECK = Check(
     order=280,
     observes="with its tensors held by a module, torch.compile(mode='reduce-overhead') captures and replays it; "
     "its graph copies no input into a buffer that the op keeps",
-    observe=observe,
-    cases=cases,
+    observe=observe_cudagraph_trees,
+    cases=cudagraph_trees_cases,
     obligations=("capture",),
     varies=("order of calls",),
     needs=("numerics", "cuda_graph"),
     patience=300.0,
     quiet=120.0,
-    fix=STAGED,
+    fix=STAGED_FIX,
 )

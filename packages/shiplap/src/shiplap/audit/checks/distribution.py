@@ -14,76 +14,78 @@ from torch import Tensor
 from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.dispatch.check_results import made_of
-from shiplap.sampling.case import Case, tree_map
-from shiplap.sampling.compare import bitwise
-from shiplap.sampling.distribution import RUNS, different
-from shiplap.sampling.run import call, effects, last_line, outputs, split
+from shiplap.dispatch.check_results import fresh_results
+from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.compare import bitwise_difference
+from shiplap.sampling.distribution import RUNS, distribution_difference
+from shiplap.sampling.run import call_op, error_line, op_effects, output_tensors, split_arguments
 from shiplap.sampling.samples import Samples
 
 DISTANCES, PAIRS = (3, 8, 16, 24, 29, 32, 48, 61), 4  # bits by which seeds differ, and how many pairs have to be equal
-LARGE = 1 << 15  # elements of a sample that is not repeated
+LARGEST_REPEATED = 1 << 15  # elements of a sample that is not repeated
 # Kinds of values that random ops treat apart. NaN and infinite results have no distribution to compare.
-KINDS = ("normal", "zeros", "large", "positive")
+COMPARED_VALUES = ("normal", "zeros", "large", "positive")
 
 
-def skips(op: Op) -> str:
+def why_skip_distribution(op: Op) -> str:
     """Return the reason why the check does not apply to an op, empty where it does."""
     return "" if op.spec.random else "its results are not declared to be random"
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def distribution_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain, scalar, dtype and optional samples, some kinds of values, and larger ones."""
-    kinds = (c for c in samples.values() if c.recipe.values in KINDS)
+    kinds = (c for c in samples.values() if c.recipe.values in COMPARED_VALUES)
     yield from chain(samples.plain(), samples.scalars(), islice(samples.dtypes(), 4), samples.optionals(), kinds)
     yield from islice(samples.grown(2), 2)
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_distribution(op: Op, case: SampleCase) -> Observation:
     """Compare the distribution of the op's results with that of the reference's."""
-    if case.numel > LARGE:
+    if case.numel > LARGEST_REPEATED:
         return Observation(skip="a sample too large to be repeated")
     plain = case.recipe == Samples(op, case.seed, case.device).base
-    if problem := _seeded(op, case) or ((_distant(op, case) or _compiled(op, case)) if plain else ""):
+    if problem := _why_seed_not_followed(op, case) or (
+        (_why_seed_bits_lost(op, case) or _why_compiled_differs_eager(op, case)) if plain else ""
+    ):
         return Observation(problem)
-    got = [_run(op, case, _op, k) for k in range(RUNS)]
+    got = [_run_with_seed(op, case, _run_op, k) for k in range(RUNS)]
     # Other seeds than the op's: equal seeds need not give equal numbers in two implementations.
-    wanted = [_run(op, case, _reference, RUNS + k) for k in range(RUNS)]
+    wanted = [_run_with_seed(op, case, _run_reference, RUNS + k) for k in range(RUNS)]
     for index, pair in enumerate(zip(zip(*got, strict=True), zip(*wanted, strict=True), strict=True)):
-        one, other = pair if len({t.shape for ts in pair for t in ts}) == 1 else map(_sizes, pair)
-        if problem := different(list(one), list(other)):
+        one, other = pair if len({t.shape for ts in pair for t in ts}) == 1 else map(_sizes_as_tensors, pair)
+        if problem := distribution_difference(list(one), list(other)):
             return Observation(f"result {index}: {problem}", fix="draw as the reference does")
     for first, second in combinations(range(len(got[0])), 2):
-        mine, theirs = ([_product(run[first], run[second]) for run in runs] for runs in (got, wanted))
-        if len({t.shape for t in (*mine, *theirs)}) == 1 and (problem := different(mine, theirs)):
+        mine, theirs = ([_product_of_magnitudes(run[first], run[second]) for run in runs] for runs in (got, wanted))
+        if len({t.shape for t in (*mine, *theirs)}) == 1 and (problem := distribution_difference(mine, theirs)):
             return Observation(f"results {first} and {second}, multiplied: {problem}", fix="draw each number once")
     return Observation(note=f"{RUNS} seeds of each")
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
+def _product_of_magnitudes(a: Tensor, b: Tensor) -> Tensor:
     """Return the product of the magnitudes: results that draw the same numbers are large together. Empty where their
     shapes differ.
     """
     return a.abs().double() * b.abs().double() if a.shape == b.shape else torch.zeros(0, dtype=torch.float64)
 
 
-def _sizes(runs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _sizes_as_tensors(runs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Return the sizes of a result as tensors, which are compared where sizes are random."""
     return tuple(torch.tensor(list(t.shape), dtype=torch.float64) for t in runs)
 
 
-def _op(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def _run_op(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Call the op and return its results and mutated arguments."""
-    return effects(op, args, call(op, args))
+    return op_effects(op, args, call_op(op, args))
 
 
-def _reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def _run_reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Call the reference and return its results and mutated arguments."""
-    positional, named = split(op.spec, args)
-    return effects(op, args, outputs(made_of(op.spec, args, op.reference(*positional, **named))))
+    positional, named = split_arguments(op.spec, args)
+    return op_effects(op, args, output_tensors(fresh_results(op.spec, args, op.reference(*positional, **named))))
 
 
-def _args(op: Op, case: Case, seed: int) -> tuple[Any, ...]:
+def _seeded_arguments(op: Op, case: SampleCase, seed: int) -> tuple[Any, ...]:
     """Return fresh arguments whose seed is number ``seed``."""
     args = case.fresh()
     # An op that draws from torch's generator gets another state with each seed as well.
@@ -99,46 +101,46 @@ def _args(op: Op, case: Case, seed: int) -> tuple[Any, ...]:
     return tuple(seeded(a.name, v) for a, v in zip(op.spec.args, args, strict=True))
 
 
-def _run(op: Op, case: Case, run: Callable[..., tuple[Tensor, ...]], seed: int) -> tuple[Tensor, ...]:
+def _run_with_seed(op: Op, case: SampleCase, run: Callable[..., tuple[Tensor, ...]], seed: int) -> tuple[Tensor, ...]:
     """Call ``run`` on arguments with a seed, and return copies of the results."""
     with torch.no_grad():
-        return tree_map(torch.clone, run(op, _args(op, case, seed)))
+        return tree_map(torch.clone, run(op, _seeded_arguments(op, case, seed)))
 
 
-def _global(op: Op, args: tuple[Any, ...]) -> bool:
+def _draws_globally(op: Op, args: tuple[Any, ...]) -> bool:
     """Whether this call draws from torch's own generator: it is declared to, or its generator is left out."""
     given = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
     return given.get(op.spec.random) is None
 
 
-def _state(device: str) -> Tensor:
+def _generator_state(device: str) -> Tensor:
     """Return the state of torch's own generator of a device."""
     return torch.cuda.get_rng_state() if device.startswith("cuda") else torch.get_rng_state()
 
 
-def _seeded(op: Op, case: Case) -> str:
+def _why_seed_not_followed(op: Op, case: SampleCase) -> str:
     """Return the fault if equal seeds give other bits, or if torch's own generator is seeded. The op may draw from it
     or leave it alone.
     """
-    first = _run(op, case, _op, 0)
-    if problem := bitwise(_run(op, case, _op, 0), first, "the first time"):
+    first = _run_with_seed(op, case, _run_op, 0)
+    if problem := bitwise_difference(_run_with_seed(op, case, _run_op, 0), first, "the first time"):
         return f"the same seed again: {problem}"
-    args = _args(op, case, 0)
-    before = _state(case.device)
+    args = _seeded_arguments(op, case, 0)
+    before = _generator_state(case.device)
     with torch.no_grad():
-        call(op, args)
-    after = _state(case.device)
+        call_op(op, args)
+    after = _generator_state(case.device)
     if torch.equal(before, after):
         return ""
-    if not _global(op, args):
+    if not _draws_globally(op, args):
         return "it draws from torch's own generator, or seeds it, though it is given a seed"
-    args = _args(op, case, 1)
+    args = _seeded_arguments(op, case, 1)
     with torch.no_grad():
-        call(op, args)
-    return "it seeds torch's own generator" if torch.equal(_state(case.device), after) else ""
+        call_op(op, args)
+    return "it seeds torch's own generator" if torch.equal(_generator_state(case.device), after) else ""
 
 
-def _distant(op: Op, case: Case) -> str:
+def _why_seed_bits_lost(op: Op, case: SampleCase) -> str:
     """Return the fault if seeds that are a power of two apart draw the same numbers, where they do not in the
     reference.
     """
@@ -148,33 +150,36 @@ def _distant(op: Op, case: Case) -> str:
     )  # a generator and an integer have 64 bits
 
     def same(run: Callable[..., tuple[Tensor, ...]], bits: int) -> bool:
-        return all(not bitwise(_run(op, case, run, s + (1 << bits)), _run(op, case, run, s)) for s in range(PAIRS))
+        return all(
+            not bitwise_difference(_run_with_seed(op, case, run, s + (1 << bits)), _run_with_seed(op, case, run, s))
+            for s in range(PAIRS)
+        )
 
     # Narrow seeds cannot be that far apart.
     for bits in (b for b in DISTANCES if 2 << b < limit):
-        if same(_op, bits) and not same(_reference, bits):
+        if same(_run_op, bits) and not same(_run_reference, bits):
             return f"seeds that are {1 << bits} apart draw the same numbers: the seed loses its upper bits"
     return ""
 
 
-def _compiled(op: Op, case: Case) -> str:
+def _why_compiled_differs_eager(op: Op, case: SampleCase) -> str:
     """Return the fault if compiled code draws other numbers than an eager call, twice in a row and for two calls of one
     graph.
     """
 
     def program(*args: Any) -> tuple[Tensor, ...]:
-        return (*effects(op, args, call(op, args)), *effects(op, args, call(op, args)))
+        return (*op_effects(op, args, call_op(op, args)), *op_effects(op, args, call_op(op, args)))
 
     torch_private.reset_compiler()
     generators = any(isinstance(v, torch.Generator) for v in case.args)  # at which Dynamo breaks a graph
     with torch.no_grad(), torch_private.data_dependent_sizes():
-        wanted = program(*_args(op, case, 0))
+        wanted = program(*_seeded_arguments(op, case, 0))
         try:
             compiled = torch.compile(program, backend="aot_eager", fullgraph=not generators)
-            got = compiled(*_args(op, case, 0))
+            got = compiled(*_seeded_arguments(op, case, 0))
         except Exception as e:
-            return f"compiled: raised {last_line(e)}"
-    problem = bitwise(got, wanted, "eager")
+            return f"compiled: raised {error_line(e)}"
+    problem = bitwise_difference(got, wanted, "eager")
     return f"compiled, for the same seed: {problem}" if problem else ""
 
 
@@ -183,11 +188,11 @@ CHECK = Check(
     order=75,
     observes="random results: equal bits for equal seeds, eager and compiled; torch's own generator is left alone or "
     f"drawn from, never seeded; over {RUNS} seeds the same distribution as the reference's",
-    observe=observe,
-    cases=cases,
+    observe=observe_distribution,
+    cases=distribution_cases,
     obligations=("value", "determinism"),
     varies=("seed",),
-    skips=skips,
+    skips=why_skip_distribution,
     needs=("numerics", "determinism"),
     fix="draw from the declared seed alone",
     patience=120.0,

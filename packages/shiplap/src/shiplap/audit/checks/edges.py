@@ -8,46 +8,46 @@ from itertools import chain, islice
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
 from shiplap.errors import ArgumentError
-from shiplap.sampling.case import Case
+from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare_to_reference import against_reference
 from shiplap.sampling.pairwise import layouts_of_dtypes, layouts_of_ones
-from shiplap.sampling.run import last_line, needs_builder, reference, run, unwritten
+from shiplap.sampling.run import error_line, needs_builder, reference_effects, run_op, why_reference_missing
 from shiplap.sampling.samples import Samples
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def edges_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield edge sizes, and all layouts of plain, larger, single-element and other dtype samples."""
     grown = (samples.layouts(c.recipe) for c in islice(samples.grown(1), 1))
     yield from chain(samples.edges(), samples.layouts(), *grown, layouts_of_ones(samples), layouts_of_dtypes(samples))
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_edges(op: Op, case: SampleCase) -> Observation:
     """Compare one sample with the reference."""
     try:
-        own = reference(op, case.args)
+        own = reference_effects(op, case.args)
     except ArgumentError as e:  # a precondition on values, which the declaration cannot express
-        return _refused(op, case, e)
+        return _observe_refusal(op, case, e)
     except Exception as e:
-        if unwritten(e):
+        if why_reference_missing(e):
             raise
         if needs_builder(op):  # for example a row number into no rows: our guess, not the op's fault
-            return Observation(skip=f"generated integers mean nothing here, declare @op.samples: {last_line(e)}")
+            return Observation(skip=f"generated integers mean nothing here, declare @op.samples: {error_line(e)}")
         return Observation(
-            f"the declaration admits this input, and the reference raised {last_line(e)}",
+            f"the declaration admits this input, and the reference raised {error_line(e)}",
             fix="handle it in the reference and kernels, or exclude it with requires=(...)",
         )
     difference = against_reference(op, case, own=own)
     return Observation(difference.problem, error=difference.error)
 
 
-def _refused(op: Op, case: Case, e: ArgumentError) -> Observation:
+def _observe_refusal(op: Op, case: SampleCase, e: ArgumentError) -> Observation:
     """Return the observation where the reference refuses a sample: the op must refuse it with the same error."""
     try:
-        run(op, case)
+        run_op(op, case)
     except ArgumentError as mine:
         if mine.id == e.id:
-            return Observation(skip=f"refused: {last_line(e)}")
-    return Observation(f"the reference refuses this input with {last_line(e)}, the kernel does not")
+            return Observation(skip=f"refused: {error_line(e)}")
+    return Observation(f"the reference refuses this input with {error_line(e)}, the kernel does not")
 
 
 CHECK = Check(
@@ -55,7 +55,7 @@ CHECK = Check(
     order=30,
     observes="0, 1, 15, 16, 17, 31, 33 in every dim, and offset, padded, strided, transposed, reversed and expanded "
     "inputs give the reference's values",
-    observe=observe,
-    cases=cases,
+    observe=observe_edges,
+    cases=edges_cases,
     fix="return early for empty input, mask the tail of the last tile, and use the strides (or contiguous=(...))",
 )

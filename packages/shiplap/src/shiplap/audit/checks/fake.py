@@ -17,35 +17,35 @@ from torch import Tensor
 from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.dispatch.check_results import made_of
-from shiplap.sampling.case import Case, tree_map
-from shiplap.sampling.pairwise import multiples
-from shiplap.sampling.run import call, outputs, split, tensors
+from shiplap.dispatch.check_results import fresh_results
+from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.pairwise import padded_multiples
+from shiplap.sampling.run import call_op, output_tensors, split_arguments, tensors_among
 from shiplap.sampling.samples import Samples
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def fake_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield samples of all dtypes, layouts and edge sizes, and sizes beyond one tile and beyond numbers of the code."""
     yield from chain(samples.plain(), samples.dtypes(), samples.optionals(), samples.scalars(), samples.layouts())
-    yield from chain(samples.edges(), multiples(samples), samples.grown(2), samples.wide())
+    yield from chain(samples.edges(), padded_multiples(samples), samples.grown(2), samples.wide())
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_fake(op: Op, case: SampleCase) -> Observation:
     """Call the op on real tensors and on fakes, and compare the outputs."""
     args = case.fresh()
     with torch.no_grad():
-        real = call(op, args)
-        for symbolic in (False, True) if _varies(case) else (False,):
+        real = call_op(op, args)
+        for symbolic in (False, True) if _can_vary_sizes(case) else (False,):
             how = "symbolic sizes" if symbolic else "plain sizes"
             with torch_private.fake_mode(symbolic or bool(op.spec.bounds)) as mode:
-                fakes = tree_map(partial(_fakify, mode, symbolic), case.args)
-                sizes = [list(t.shape) for t in tensors(fakes)]
-                positional, named = split(op.spec, fakes)
-                promised = outputs(made_of(op.spec, fakes, op.overload(*positional, **named)))
-                problem = _differs(real, args, promised, fakes)
+                fakes = tree_map(partial(_make_fake_tensor, mode, symbolic), case.args)
+                sizes = [list(t.shape) for t in tensors_among(fakes)]
+                positional, named = split_arguments(op.spec, fakes)
+                promised = output_tensors(fresh_results(op.spec, fakes, op.overload(*positional, **named)))
+                problem = _difference_of_outputs(real, args, promised, fakes)
                 if problem:
                     return Observation(f"with {how}, {problem}")
-            if symbolic and (pinned := _pinned(op, case, sizes)):
+            if symbolic and (pinned := _find_pinned_dim(op, case, sizes)):
                 return Observation(
                     f"the fake pins {pinned} to this sample's size: every other size recompiles",
                     fix="compute sizes with SymInts: no int(), no comparison, no loop over them",
@@ -53,7 +53,7 @@ def observe(op: Op, case: Case) -> Observation:
     return Observation()
 
 
-def _varies(case: Case) -> bool:
+def _can_vary_sizes(case: SampleCase) -> bool:
     """Whether a run with symbolic sizes adds evidence: torch makes 0 and 1 constants, and one layout for one argument
     is like one for all.
     """
@@ -61,12 +61,12 @@ def _varies(case: Case) -> bool:
     return min(sizes, default=2) > 1 and set(dict(case.recipe.layouts)) <= {"every"}
 
 
-def _fakify(mode: Any, symbolic: bool, t: Tensor) -> Tensor:
+def _make_fake_tensor(mode: Any, symbolic: bool, t: Tensor) -> Tensor:
     """Return a fake of ``t`` in ``mode``."""
-    return torch_private.fakify(mode, t, dynamic=symbolic)
+    return torch_private.make_fake_tensor(mode, t, dynamic=symbolic)
 
 
-def _differs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fakes: Any) -> str:
+def _difference_of_outputs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fakes: Any) -> str:
     """Return the first difference between real and fake outputs as text."""
     if len(real) != len(fake):
         return f"{len(fake)} fake outputs, {len(real)} real ones"
@@ -78,10 +78,10 @@ def _differs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fake
         if (symbol := torch_private.size_symbol(s))
     }
     for index, (r, f) in enumerate(zip(real, fake, strict=True)):
-        for name, is_real, is_fake in _facts(r, f, known):
+        for name, is_real, is_fake in _properties_of_output(r, f, known):
             if is_real != is_fake:
                 return f"output {index}: {name} {is_real} is real, {is_fake} is promised"
-        for position, (a, b) in enumerate(zip(tensors(args), tensors(fakes), strict=True)):
+        for position, (a, b) in enumerate(zip(tensors_among(args), tensors_among(fakes), strict=True)):
             # An empty real tensor has no storage to share.
             if r.numel() and (torch_private.same_storage(r, a) != torch_private.same_storage(f, b)):
                 which = "the real" if torch_private.same_storage(r, a) else "only the fake"
@@ -89,7 +89,7 @@ def _differs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fake
     return ""
 
 
-def _facts(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterable[tuple[str, Any, Any]]:
+def _properties_of_output(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterable[tuple[str, Any, Any]]:
     """Yield each property of an output with its real and its fake value."""
 
     def plain(sizes: Iterable[Any]) -> tuple[int | None, ...]:
@@ -104,7 +104,7 @@ def _facts(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterable[tuple[str, A
     yield "storage offset", r.storage_offset(), torch_private.size_value(f.storage_offset(), known)
 
 
-def _pinned(op: Op, case: Case, sizes: list[list[Any]]) -> str:
+def _find_pinned_dim(op: Op, case: SampleCase, sizes: list[list[Any]]) -> str:
     """Return the first dim that was symbolic before the fake ran and is a constant now, against the declaration."""
     free = {n for n, _ in case.recipe.sizes} - {n for e in op.spec.requires for n in e.names}
     if op.spec.traced and op.spec.scalars:
@@ -130,8 +130,8 @@ CHECK = Check(
     "fake",
     order=100,
     observes="shape, dtype, strides, offset, device and aliasing are as the fake says, for plain and symbolic sizes",
-    observe=observe,
-    cases=cases,
+    observe=observe_fake,
+    cases=fake_cases,
     obligations=("fake",),
     fix="correct the fake (or declare the op with sl.op, which derives it); return contiguous outputs",
 )

@@ -10,79 +10,79 @@ from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.plan.values import own_memory
-from shiplap.sampling.case import Case, tree_map
-from shiplap.sampling.compare import bitwise
+from shiplap.plan.values import has_own_memory
+from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.compare import bitwise_difference
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.layouts import independent
-from shiplap.sampling.pairwise import large
-from shiplap.sampling.run import call, run, takes, tensors
-from shiplap.sampling.samples import Samples, other
+from shiplap.sampling.layouts import has_independent_values
+from shiplap.sampling.pairwise import large_samples
+from shiplap.sampling.run import call_op, reference_accepts, run_op, tensors_among
+from shiplap.sampling.samples import Samples, with_other_values
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def fresh_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain and large samples, and those in which a view could stand in for a copy."""
     yield from chain(samples.plain(), samples.grown(1))
     ones = (c for c in samples.edges() if 1 in dict(c.recipe.sizes).values())
     yield from chain(samples.scalars(), ones, samples.layouts())  # where a view may do in place of a copy
-    yield from large(samples)
+    yield from large_samples(samples)
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_fresh(op: Op, case: SampleCase) -> Observation:
     """Call the op several times, and check which memory the outputs own."""
     args = case.fresh()
-    first = call(op, args)
-    if shared := _shared(first, tensors(args)):
+    first = call_op(op, args)
+    if shared := _find_shared_memory(first, tensors_among(args)):
         return Observation(f"output {shared[0]} shares memory with {shared[1]}", fix="return a copy: .clone()")
     if case.recipe.layouts or 1 in dict(case.recipe.sizes).values():
         return Observation()  # what is kept between calls shows with ordinary samples
     kept = [o.detach().clone() for o in first]
     # Other values, because equal results could not show an overwritten output.
-    second_case = other(op, case)
-    second = call(op, second_case.fresh())
-    if shared := _shared(first, list(second), "the next call's output"):
+    second_case = with_other_values(op, case)
+    second = call_op(op, second_case.fresh())
+    if shared := _find_shared_memory(first, list(second), "the next call's output"):
         return Observation(f"output {shared[0]} shares memory with {shared[1]}")
-    if problem := bitwise(first, kept, "before the next call"):
+    if problem := bitwise_difference(first, kept, "before the next call"):
         return Observation(f"an earlier output changed when the op was called with other values: {problem}")
-    if problem := _turned(op, case):
+    if problem := _why_reordered_call_wrong(op, case):
         return Observation(f"after a call with the same numbers in another order: {problem}")
-    return replace(_stale(op, case, second_case), axes=("order of calls",))
+    return replace(_observe_stale_result(op, case, second_case), axes=("order of calls",))
 
 
-def _turned(op: Op, case: Case) -> str:
+def _why_reordered_call_wrong(op: Op, case: SampleCase) -> str:
     """Return the fault after a call with the same numbers in another order: a result cached by their sum would be
     returned again.
 
     A wrong result counts only if it is that of the call before. Any other wrong result is a finding of ``numerics``.
     """
-    args = tree_map(lambda t: t.flatten().roll(1).reshape(t.shape) if independent(t) else t, case.fresh())
-    if not takes(op, args):
+    args = tree_map(lambda t: t.flatten().roll(1).reshape(t.shape) if has_independent_values(t) else t, case.fresh())
+    if not reference_accepts(op, args):
         return ""
-    before, turned = run(op, case), replace(case, args=args)
+    before, turned = run_op(op, case), replace(case, args=args)
     problem = against_reference(op, turned).problem
-    return problem if problem and not bitwise(run(op, turned), before) else ""
+    return problem if problem and not bitwise_difference(run_op(op, turned), before) else ""
 
 
-def _stale(op: Op, case: Case, changed: Case) -> Observation:
+def _observe_stale_result(op: Op, case: SampleCase, changed: SampleCase) -> Observation:
     """Write new contents into the same tensor objects: a result cached by address would be returned again."""
-    shapes = [[t.shape for t in tensors(c.args)] for c in (case, changed)]
+    shapes = [[t.shape for t in tensors_among(c.args)] for c in (case, changed)]
     # The new contents must fit into the old tensors.
     if op.spec.mutated or case.form != changed.form or shapes[0] != shapes[1]:
         return Observation()
     args = case.fresh()
-    if not all(map(own_memory, tensors(args))):
+    if not all(map(has_own_memory, tensors_among(args))):
         return Observation()  # an expanded tensor, into which nothing can be written
-    call(op, args)
-    for t, new in zip(tensors(args), tensors(changed.args), strict=True):
+    call_op(op, args)
+    for t, new in zip(tensors_among(args), tensors_among(changed.args), strict=True):
         t.copy_(new)
-    expected = run(op, changed)
-    if any(bitwise(run(op, changed), expected) for _ in range(3)):
+    expected = run_op(op, changed)
+    if any(bitwise_difference(run_op(op, changed), expected) for _ in range(3)):
         return Observation()  # varies by itself: see determinism
-    problem = bitwise(call(op, args), expected, "with the same values in new tensors")
+    problem = bitwise_difference(call_op(op, args), expected, "with the same values in new tensors")
     return Observation(f"an input overwritten in place gives a stale result: {problem}" if problem else "")
 
 
-def _shared(outs: tuple[Tensor, ...], others: list[Tensor], name: str = "input") -> tuple[int, str] | None:
+def _find_shared_memory(outs: tuple[Tensor, ...], others: list[Tensor], name: str = "input") -> tuple[int, str] | None:
     """Return ``(output, the tensor that it shares memory with)``, or None. An empty tensor owns nothing."""
     for i, out in enumerate(outs):
         pointer = out.untyped_storage().data_ptr()
@@ -97,7 +97,7 @@ def _shared(outs: tuple[Tensor, ...], others: list[Tensor], name: str = "input")
     return None
 
 
-def skips(op: Op) -> str:
+def why_skip_fresh(op: Op) -> str:
     """Return the reason why the check does not apply to an op, empty where it does."""
     if op.spec.draws:
         return "each call draws other numbers"
@@ -108,9 +108,9 @@ CHECK = Check(
     "fresh",
     order=110,
     observes="outputs own their memory; a second call leaves the first output alone and sees inputs changed in place",
-    observe=observe,
-    cases=cases,
+    observe=observe_fresh,
+    cases=fresh_cases,
     obligations=("alias",),
-    skips=skips,
+    skips=why_skip_fresh,
     fix="allocate the output in every call (torch.empty, or an out-style kernel); keep no buffer between calls",
 )

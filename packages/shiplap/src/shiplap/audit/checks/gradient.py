@@ -21,41 +21,47 @@ from torch.autograd.gradcheck import GradcheckError
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case, tree_map
+from shiplap.sampling.case import SampleCase, tree_map
 from shiplap.sampling.compare import Reduction
-from shiplap.sampling.compare_to_reference import settle
+from shiplap.sampling.compare_to_reference import compare_with_rounding
 from shiplap.sampling.layouts import LAYOUTS, apply_layout
 from shiplap.sampling.pairwise import pairs_of_scalars
 from shiplap.sampling.run import (
-    call,
-    carries,
-    differentiated,
-    direction,
-    drawn_otherwise,
+    call_op,
+    can_carry_gradient,
+    draws_otherwise,
+    error_line,
     floating_args,
-    has_backward,
-    last_line,
-    reference,
-    tensors,
-    widen,
+    random_gradient,
+    reference_effects,
+    surrogate_results,
+    tensors_among,
+    why_no_backward,
+    widen_tensor,
 )
 from shiplap.sampling.samples import Samples
-from shiplap.sampling.work_estimate import outsized
+from shiplap.sampling.work_estimate import why_too_large
 
 # Values at which derivatives jump, vanish or overflow.
-KINKS = ("ties", "zeros", "saturating", "large", "mixed", "negative zero", "positive", "constant", "cancelling")
-NARROW_KINDS = ("large", "beyond float16", "mixed", "saturating", "positive")  # what a 16-bit gradient may overflow at
-ODD = 10  # odd scalars
-TIED = 2  # samples beyond one tile in which most numbers are equal
-LARGE_S = 6.0  # seconds of processor time for a series of samples beyond one tile
+KINK_VALUES = ("ties", "zeros", "saturating", "large", "mixed", "negative zero", "positive", "constant", "cancelling")
+OVERFLOWING_VALUES = (
+    "large",
+    "beyond float16",
+    "mixed",
+    "saturating",
+    "positive",
+)  # what a 16-bit gradient may overflow at
+MOST_ODD_SCALARS = 10  # odd scalars
+MOST_TIED_SAMPLES = 2  # samples beyond one tile in which most numbers are equal
+LARGE_SECONDS = 6.0  # seconds of processor time for a series of samples beyond one tile
 INCOMING = ("expanded", "transposed", "strided", "offset", "padded", "reversed")  # layouts of the output's gradient
 FEW_ELEMENTS = 300  # of a sample on which every subset of inputs is tried
 SLOW_LIMIT, FAST_LIMIT = 64, 4096  # elements: full Jacobian by finite differences, random projection of it
 
-Call = Any
+AnyCallable = Any
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def gradient_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield samples of all forms, values at kinks, 16-bit values that overflow, odd scalars, and large samples while
     they are quick.
     """
@@ -66,38 +72,38 @@ def cases(samples: Samples) -> Iterable[Case]:
         c for c in samples.edges() if c.numel and min((v for _, v in c.recipe.sizes if type(v) is int), default=1) <= 1
     )
     empty = (c for c in samples.edges() if 0 in dict(c.recipe.sizes).values())
-    kinks = (samples.base.but(values=kind) for kind in KINKS)
+    kinks = (samples.base.but(values=kind) for kind in KINK_VALUES)
     yield from chain(samples.plain(), samples.ranks(), wide, samples.optionals(), samples.scalars(), grown, transposed)
     yield from chain(islice(rows, 4), _unlike_by_memory(samples))
     yield from pairs_of_scalars(samples)
     yield from chain(islice(empty, 3), samples.dtypes(), samples.lists(), filter(None, map(samples.make, kinks)))
     yield from samples.thresholds()
-    tied = [c.recipe.but(values="ties") for c in islice(samples.wide(), TIED)]
+    tied = [c.recipe.but(values="ties") for c in islice(samples.wide(), MOST_TIED_SAMPLES)]
     yield from filter(None, map(samples.make, tied))
     narrow = [c.recipe for c in samples.dtypes() if set(dict(c.recipe.dtypes).values()) & {"float16", "bfloat16"}]
-    yield from filter(None, (samples.make(r.but(values=kind)) for r in narrow for kind in NARROW_KINDS))
-    odd = (c for c in samples.odd_scalars() if not outsized(samples.op, c))
-    yield from islice(odd, ODD)
+    yield from filter(None, (samples.make(r.but(values=kind)) for r in narrow for kind in OVERFLOWING_VALUES))
+    odd = (c for c in samples.odd_scalars() if not why_too_large(samples.op, c))
+    yield from islice(odd, MOST_ODD_SCALARS)
     long = (c for c in samples.long() if c.recipe.values == "positive")
-    yield from _while_quick(chain(samples.wide(), long))
+    yield from _cases_while_quick(chain(samples.wide(), long))
 
 
-def _unlike_by_memory(samples: Samples) -> Iterable[Case]:
+def _unlike_by_memory(samples: Samples) -> Iterable[SampleCase]:
     """Yield samples whose tensors begin inside of their storage, or have gaps between rows."""
     yield from (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") in ("offset", "padded"))
 
 
-def _while_quick(cases: Iterable[Case]) -> Iterable[Case]:
+def _cases_while_quick(cases: Iterable[SampleCase]) -> Iterable[SampleCase]:
     """Yield samples with one long dim, as long as they are quick. A cost that grows with the square of the dim ends the
     series in time.
     """
-    end = time.process_time() + 2 * LARGE_S
+    end = time.process_time() + 2 * LARGE_SECONDS
     took: dict[str, tuple[int, float]] = {}
     for case in cases:
         name, size = max(((n, v) for n, v in case.recipe.sizes if type(v) is int), key=lambda p: p[1], default=("", 1))
         before, seconds = took.get(name, (size, 0.0))
         # Attention-like costs grow with the square of one dim.
-        if seconds * (size / before) ** 2 > LARGE_S:
+        if seconds * (size / before) ** 2 > LARGE_SECONDS:
             continue
         began = time.process_time()
         yield case
@@ -107,28 +113,28 @@ def _while_quick(cases: Iterable[Case]) -> Iterable[Case]:
             return
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_gradient(op: Op, case: SampleCase) -> Observation:
     """Compare the gradients of several subsets of inputs with those of the reference."""
-    if not _differentiable(op, case):
+    if not _reference_accepts(op, case):
         return Observation(skip="the reference refuses it")
-    if problem := _of_lists(op, case):
+    if problem := _why_list_gradients_differ(op, case):
         return Observation(problem)
-    if reason := has_backward(op, case):
+    if reason := why_no_backward(op, case):
         return Observation(skip=reason)
     names = floating_args(op, case)
-    if drawn_otherwise(op, case):
+    if draws_otherwise(op, case):
         plain = case.recipe.values == "normal"
-        return Observation(_numerically(op, case, names) if plain else "", note="finite differences alone")
+        return Observation(_why_differences_disagree(op, case, names) if plain else "", note="finite differences alone")
     if case.recipe.values != "normal" or case.numel > FEW_ELEMENTS:
         runs = [(names, True, ""), (names[:1], False, "")]
         # The first sample of an op may be large: what arrives from behind has every layout there, too.
         runs += _incoming(names) if case.recipe == Samples(op, case.seed, case.device).base else []
     else:
-        runs = _subsets(names)
+        runs = _gradient_runs(names)
     axes = ("layout", "offset") if any(layout for _, _, layout in runs) else ()
     worst, opaque = 0.0, ""
     for subset, leaf, layout in runs:
-        observation = _against_reference(op, case, subset, leaf, layout)
+        observation = _observe_against_reference(op, case, subset, leaf, layout)
         worst = max(worst, observation.error)
         if opaque := observation.note:  # the reference has no gradient there: finite differences have to tell
             break
@@ -137,15 +143,15 @@ def observe(op: Op, case: Case) -> Observation:
             of = f", {layout} gradient of the output" if layout else ""
             return Observation(f"{how}{of}: {observation.problem}")
     plain = case.recipe.values == "normal"
-    if plain and (problem := _numerically(op, case, names)):
+    if plain and (problem := _why_differences_disagree(op, case, names)):
         return Observation(problem)
     few = case.numel <= FEW_ELEMENTS
-    if plain and few and (problem := _swallowed(op, case, names)):
+    if plain and few and (problem := _why_infinity_lost(op, case, names)):
         return Observation(problem, fix="let infinity and NaN pass: a scaler of mixed precision waits for them")
-    return Observation(error=worst, note=opaque or (_wasted(op, case, names) if few else ""), axes=axes)
+    return Observation(error=worst, note=opaque or (_list_wasted_gradients(op, case, names) if few else ""), axes=axes)
 
 
-def _subsets(names: list[str]) -> list[tuple[list[str], bool, str]]:
+def _gradient_runs(names: list[str]) -> list[tuple[list[str], bool, str]]:
     """Return the inputs that need a gradient in each run, whether they are leaves, and the layout of the output's
     gradient.
     """
@@ -159,7 +165,7 @@ def _incoming(names: list[str]) -> list[tuple[list[str], bool, str]]:
     return [(names, True, layout) for layout in INCOMING]
 
 
-def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout: str) -> Observation:
+def _observe_against_reference(op: Op, case: SampleCase, names: list[str], leaf: bool, layout: str) -> Observation:
     """Compare the gradients of ``names`` with autograd through the reference."""
 
     def directions(outs: Sequence[Tensor]) -> list[Tensor]:
@@ -169,7 +175,7 @@ def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout:
         that a kernel which computes in TF32 reads them without a rounding error.
         """
         rng = torch.Generator().manual_seed(case.seed)
-        drawn = [_rounded(direction(o, rng)).to(o.device, o.dtype) for o in outs]
+        drawn = [_round_to_bfloat16(random_gradient(o, rng)).to(o.device, o.dtype) for o in outs]
         if case.recipe.values == "positive":  # sums of one sign lose what does not fit the accumulator
             drawn = [d.abs().to(d.dtype) for d in drawn]
         fits = [layout and d.dim() >= LAYOUTS[layout][0] for d in drawn]
@@ -177,67 +183,79 @@ def _against_reference(op: Op, case: Case, names: list[str], leaf: bool, layout:
 
     plain = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), case.args)
     try:
-        own = _grads(op, lambda args: differentiated(op, args), plain, names, directions, True)
-        wide = _grads(op, lambda args: differentiated(op, args), tree_map(widen, plain), names, directions, True)
-        double = any(o.dtype in DOUBLE for o in own)
-        singles = tree_map(_single, plain) if double else None
-        rough = _grads(op, lambda args: differentiated(op, args), singles, names, directions, True) if singles else own
+        own = _gradients_of_inputs(op, lambda args: surrogate_results(op, args), plain, names, directions, True)
+        wide = _gradients_of_inputs(
+            op, lambda args: surrogate_results(op, args), tree_map(widen_tensor, plain), names, directions, True
+        )
+        double = any(o.dtype in DOUBLE_DTYPES for o in own)
+        singles = tree_map(_to_single_precision, plain) if double else None
+        rough = (
+            _gradients_of_inputs(op, lambda args: surrogate_results(op, args), singles, names, directions, True)
+            if singles
+            else own
+        )
     except RuntimeError as e:
-        return Observation(note=f"autograd cannot differentiate the reference: {last_line(e)}")
-    got = _grads(op, lambda args: call(op, args), case.fresh(), names, directions, leaf)
+        return Observation(note=f"autograd cannot differentiate the reference: {error_line(e)}")
+    got = _gradients_of_inputs(op, lambda args: call_op(op, args), case.fresh(), names, directions, leaf)
     worst = 0.0
     for name, g, o, w, r in zip(names, got, own, wide, rough, strict=True):
         # In double precision the reference has no wider self: its rounding errors are those in single, scaled.
-        rounded = w + (r - w) * DOUBLE_TO_SINGLE if g.dtype in DOUBLE else o
-        recompute = partial(_alone, op, plain, names, directions, names.index(name))
-        sums = Reduction(_terms(op, case, name))
-        difference = settle([g], [rounded], [w], sums, recompute, op.spec.tolerated)
+        rounded = w + (r - w) * DOUBLE_TO_SINGLE if g.dtype in DOUBLE_DTYPES else o
+        recompute = partial(_widened_gradient_of, op, plain, names, directions, names.index(name))
+        sums = Reduction(_count_terms(op, case, name))
+        difference = compare_with_rounding([g], [rounded], [w], sums, recompute, op.spec.tolerated)
         worst = max(worst, difference.error)
         if difference.problem:
             return Observation(f"d/d{name} {difference.problem.removeprefix('result 0: ')}", error=worst)
     return Observation(error=worst)
 
 
-def _alone(op: Op, plain: tuple[Any, ...], names: list[str], directions: Call, index: int) -> list[Tensor]:
+def _widened_gradient_of(
+    op: Op, plain: tuple[Any, ...], names: list[str], directions: AnyCallable, index: int
+) -> list[Tensor]:
     """Return one gradient of the reference in float64."""
-    return [_grads(op, lambda args: differentiated(op, args), tree_map(widen, plain), names, directions, True)[index]]
+    return [
+        _gradients_of_inputs(
+            op, lambda args: surrogate_results(op, args), tree_map(widen_tensor, plain), names, directions, True
+        )[index]
+    ]
 
 
-def _differentiable(op: Op, case: Case) -> bool:
+def _reference_accepts(op: Op, case: SampleCase) -> bool:
     """Whether the reference accepts these values at all: odd ones come from the generator, not from the declaration."""
     try:
-        reference(op, case.args)
+        reference_effects(op, case.args)
     except Exception:
         return False
     return True
 
 
-DOUBLE = (torch.float64, torch.complex128)
+DOUBLE_DTYPES = (torch.float64, torch.complex128)
 # The ratio of the rounding errors, by which errors in single precision are scaled.
 DOUBLE_TO_SINGLE = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 
 
-def _single(t: Tensor) -> Tensor:
+def _to_single_precision(t: Tensor) -> Tensor:
     """Return ``t`` in single precision if it is in double precision."""
-    return t.to(torch.complex64 if t.is_complex() else torch.float32) if t.dtype in DOUBLE else t
+    return t.to(torch.complex64 if t.is_complex() else torch.float32) if t.dtype in DOUBLE_DTYPES else t
 
 
-def _rounded(t: Tensor) -> Tensor:
+def _round_to_bfloat16(t: Tensor) -> Tensor:
     """``t`` with both parts rounded to bfloat16."""
     if t.is_complex():
         return torch.view_as_complex(torch.view_as_real(t).bfloat16().float())
     return t.bfloat16()
 
 
-def _grads(
-    op: Op, forward: Call, args: tuple[Any, ...], names: list[str], directions: Call, leaf: bool
+def _gradients_of_inputs(
+    op: Op, forward: AnyCallable, args: tuple[Any, ...], names: list[str], directions: AnyCallable, leaf: bool
 ) -> list[Tensor]:
     """Return the gradients of ``names`` only. An unused input has a zero gradient."""
     given = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
     wanted = [given[n].requires_grad_() for n in names]
     # A product with 1 makes a non-leaf with the same values.
     used = args if leaf else tuple(v * 1 if n in names else v for n, v in given.items())
-    outs = [o for o in forward(used) if _numbers(o)]
+    outs = [o for o in forward(used) if _is_real_or_complex(o)]
     pairs = [(o, d) for o, d in zip(outs, directions(outs), strict=True) if o.requires_grad]
     if not pairs:
         raise RuntimeError("no output requires a gradient")
@@ -245,12 +263,12 @@ def _grads(
     return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, wanted, strict=True)]
 
 
-def _numbers(t: Tensor) -> bool:
+def _is_real_or_complex(t: Tensor) -> bool:
     """Whether a tensor is floating or complex."""
     return t.is_floating_point() or t.is_complex()
 
 
-def _terms(op: Op, case: Case, name: str) -> int:
+def _count_terms(op: Op, case: SampleCase, name: str) -> int:
     """Return the number of terms in an element of a gradient: it sums over all dims that its argument does not have."""
     kind = op.spec.arg(name).tensor
     ones = {n for n, v in case.recipe.sizes if n in op.spec.broadcasts}
@@ -259,7 +277,7 @@ def _terms(op: Op, case: Case, name: str) -> int:
     return max(1, prod(prod(v) if isinstance(v, tuple) else v for v in sizes))
 
 
-def _numerically(op: Op, case: Case, names: list[str]) -> str:
+def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str:
     """Return the difference from finite differences of the op itself, in float64.
 
     There are no finite differences where a result is no finite number. They are no evidence about a gradient that is
@@ -267,67 +285,70 @@ def _numerically(op: Op, case: Case, names: list[str]) -> str:
     """
     if op.gradient is not None and op.gradient.surrogate is not None:
         return ""
-    if not all(bool(torch.isfinite(o).all()) for o in reference(op, case.args) if _numbers(o)):
+    if not all(bool(torch.isfinite(o).all()) for o in reference_effects(op, case.args) if _is_real_or_complex(o)):
         return ""
     given = {a.name: v for a, v in zip(op.spec.args, case.fresh(), strict=True)}
     points = [given[n] for n in names]
     size = sum(p.numel() for p in points)
-    if not 0 < size <= FAST_LIMIT or any(p.dtype not in DOUBLE for p in points):
+    if not 0 < size <= FAST_LIMIT or any(p.dtype not in DOUBLE_DTYPES for p in points):
         return ""
 
     def forward(*values: Tensor) -> Any:
         fresh = case.fresh() if op.spec.random else given.values()  # a generator where it was
         rewound = dict(zip(given, fresh, strict=True))
         args = tuple({**rewound, **dict(zip(names, values, strict=True))}.values())
-        return tuple(o for o in call(op, args) if _numbers(o))
+        return tuple(o for o in call_op(op, args) if _is_real_or_complex(o))
 
     # gradcheck writes to its inputs, so they must own their memory and be dense.
     dense = [p.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for p in points]
     try:
         torch.autograd.gradcheck(forward, dense, fast_mode=size > SLOW_LIMIT, nondet_tol=1e-9)
     except GradcheckError as e:
-        return f"finite differences: {last_line(e)}"
+        return f"finite differences: {error_line(e)}"
     return ""
 
 
-def _of_lists(op: Op, case: Case) -> str:
+def _why_list_gradients_differ(op: Op, case: SampleCase) -> str:
     """Return the difference in gradients of the members of lists, and of all other tensors with them."""
     lists = [v for v in case.args if isinstance(v, list) and v and isinstance(v[0], Tensor)]
-    if op.spec.mutated or not any(carries(t) for v in lists for t in v):
+    if op.spec.mutated or not any(can_carry_gradient(t) for v in lists for t in v):
         return ""
 
-    def pulled(args: tuple[Any, ...], forward: Call) -> list[Tensor] | None:
-        leaves = [t.requires_grad_() for t in tensors(args) if carries(t)]
+    def pulled(args: tuple[Any, ...], forward: AnyCallable) -> list[Tensor] | None:
+        leaves = [t.requires_grad_() for t in tensors_among(args) if can_carry_gradient(t)]
         outs = [o for o in forward(args) if o.requires_grad]
         if not outs:
             return None
         rng = torch.Generator().manual_seed(case.seed)
-        drawn = [_rounded(direction(o, rng)).to(o.device, o.dtype) for o in outs]
+        drawn = [_round_to_bfloat16(random_gradient(o, rng)).to(o.device, o.dtype) for o in outs]
         grads = torch.autograd.grad(outs, leaves, drawn, allow_unused=True)
         return [torch.zeros_like(t) if g is None else g for g, t in zip(grads, leaves, strict=True)]
 
     plain = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), case.args)
-    by_reference = partial(differentiated, op)
+    by_reference = partial(surrogate_results, op)
     try:
-        wide, own = pulled(tree_map(widen, plain), by_reference), pulled(tree_map(torch.clone, plain), by_reference)
-        got = pulled(case.fresh(), partial(call, op))
+        wide, own = (
+            pulled(tree_map(widen_tensor, plain), by_reference),
+            pulled(tree_map(torch.clone, plain), by_reference),
+        )
+        got = pulled(case.fresh(), partial(call_op, op))
     except RuntimeError as e:
-        return "" if any(t in str(e) for t in ("SL304", "not implemented", "does not require grad")) else last_line(e)
+        return "" if any(t in str(e) for t in ("SL304", "not implemented", "does not require grad")) else error_line(e)
     if wide is None or own is None or got is None:
         return ""  # no backward: requires_grad and has_backward say so
-    repeated = partial(_numbers_of, pulled, plain, by_reference)
-    difference = settle(got, own, wide, Reduction(max(1, case.numel)), repeated, op.spec.tolerated)
+    repeated = partial(_widened_gradients, pulled, plain, by_reference)
+    difference = compare_with_rounding(got, own, wide, Reduction(max(1, case.numel)), repeated, op.spec.tolerated)
     return difference.problem and f"gradients of all tensors, those in lists too: {difference.problem}"
 
 
-def _numbers_of(pulled: Call, plain: tuple[Any, ...], forward: Call) -> list[Tensor]:
+def _widened_gradients(pulled: AnyCallable, plain: tuple[Any, ...], forward: AnyCallable) -> list[Tensor]:
     """Return the gradients of the reference in float64."""
-    gradients = pulled(tree_map(widen, plain), forward)
+    gradients = pulled(tree_map(widen_tensor, plain), forward)
     assert gradients is not None
     return list(gradients)
 
 
-def _swallowed(op: Op, case: Case, names: list[str]) -> str:
+def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
     """Return the fault if a gradient is finite where that of the reference is not, for an infinite or NaN gradient of
     the output.
 
@@ -336,16 +357,18 @@ def _swallowed(op: Op, case: Case, names: list[str]) -> str:
     if case.recipe != Samples(op, case.seed, case.device).base:
         return ""
 
-    def pulled(forward: Call, value: float) -> list[Tensor]:
-        return _grads(op, forward, case.fresh(), names, lambda outs: [torch.full_like(o, value) for o in outs], True)
+    def pulled(forward: AnyCallable, value: float) -> list[Tensor]:
+        return _gradients_of_inputs(
+            op, forward, case.fresh(), names, lambda outs: [torch.full_like(o, value) for o in outs], True
+        )
 
-    by_reference = partial(differentiated, op)
+    by_reference = partial(surrogate_results, op)
     for value in (math.inf, math.nan):
         try:
             plain, own = pulled(by_reference, 1.0), pulled(by_reference, value)
         except RuntimeError:
             return ""
-        got = pulled(partial(call, op), value)
+        got = pulled(partial(call_op, op), value)
         for name, p, o, g in zip(names, plain, own, got, strict=True):
             swallowed = (p != 0) & ~torch.isfinite(o) & torch.isfinite(g)
             if swallowed.any():
@@ -354,14 +377,14 @@ def _swallowed(op: Op, case: Case, names: list[str]) -> str:
     return ""
 
 
-def _wasted(op: Op, case: Case, names: list[str]) -> str:
+def _list_wasted_gradients(op: Op, case: SampleCase, names: list[str]) -> str:
     """Return the gradients that a declared backward computes although no input needs them. They are right, and cost
     time.
     """
     if op.gradient is None or len(names) < 2:
         return ""
     args = case.fresh()
-    outs = call(op, args)
+    outs = call_op(op, args)
     values = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
     values |= {o.name: t for o, t in zip(op.spec.outputs, outs, strict=True)}
     keep = {a.name for a in op.spec.scalars} | set(op.gradient.saves)
@@ -380,8 +403,8 @@ CHECK = Check(
     order=93,
     observes="gradients equal autograd through the reference in float64 and finite differences of the op, for leaf and "
     "non-leaf inputs and every single input alone",
-    observe=observe,
-    cases=cases,
+    observe=observe_gradient,
+    cases=gradient_cases,
     obligations=("gradient",),
     needs=("determinism",),
     patience=120.0,

@@ -17,30 +17,30 @@ from torch import Tensor
 from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
 from shiplap.declare import Arg, Output
-from shiplap.declare.binding import shape_of
+from shiplap.declare.binding import declared_output_shape
 from shiplap.dispatch import Op
-from shiplap.dispatch.check_results import made_of
-from shiplap.sampling.case import Case
+from shiplap.dispatch.check_results import fresh_results
+from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import call, effects, outputs, reference, split
+from shiplap.sampling.run import call_op, op_effects, output_tensors, reference_effects, split_arguments
 from shiplap.sampling.samples import Samples
-from shiplap.sampling.sizes import environment
+from shiplap.sampling.sizes import dim_environment
 
-BEYOND = 2**31
-NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux; in Python's mmap since 3.13
+BEYOND_32_BITS = 2**31
+MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux; in Python's mmap since 3.13
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def large_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain samples."""
     yield from samples.plain()
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_large(op: Op, case: SampleCase) -> Observation:
     """Run the fake with large sizes, then the op with large strides."""
-    fake_problem, fake_note = _fake(op, case)
+    fake_problem, fake_note = _observe_large_fakes(op, case)
     if fake_problem:
         return Observation(fake_problem)
-    real_problem, real_note = _real(op, case)
+    real_problem, real_note = _observe_large_strides(op, case)
     if real_problem:
         return Observation(real_problem)
     if not fake_note and not real_note:
@@ -48,7 +48,7 @@ def observe(op: Op, case: Case) -> Observation:
     return Observation(note="; ".join(filter(None, [fake_note, real_note])))
 
 
-def _fake(op: Op, case: Case) -> tuple[str, str]:
+def _observe_large_fakes(op: Op, case: SampleCase) -> tuple[str, str]:
     """Return the fault and a note for fakes: each free dim alone is so large that some argument exceeds 2^31
     elements.
     """
@@ -58,8 +58,10 @@ def _fake(op: Op, case: Case) -> tuple[str, str]:
         if type(size) is not int or name in {a.name for a in op.spec.scalars}:
             continue
         # 2^31 plus a multiple of 16, since a precondition may require a multiple of a tile.
-        env = environment(op.spec, {**dict(case.recipe.sizes), name: BEYOND + 16 * max(1, size), "...": (2,)}, scalars)
-        if env is None or _overflows(op, env):
+        env = dim_environment(
+            op.spec, {**dict(case.recipe.sizes), name: BEYOND_32_BITS + 16 * max(1, size), "...": (2,)}, scalars
+        )
+        if env is None or _overflows_address_space(op, env):
             continue
         try:
             problem = _fake_shapes(op, case, env)
@@ -73,36 +75,38 @@ def _fake(op: Op, case: Case) -> tuple[str, str]:
     return "", f"fakes with {', '.join(grown)} beyond 2^31" if grown else ""
 
 
-def _overflows(op: Op, env: dict[str, Any]) -> bool:
+def _overflows_address_space(op: Op, env: dict[str, Any]) -> bool:
     """Whether an argument or a result of this size has more bytes than an address can count, as no tensor has."""
     tensors = [(a.name, a.tensor) for a in op.spec.tensors if a.tensor] + [(o.name, o.tensor) for o in op.spec.outputs]
     known = {**env, **{d: e(env) for d, e in op.spec.bounds}}
-    return any(prod(shape_of(Output(name, kind), known)) * 16 >= 2**62 for name, kind in tensors)
+    return any(prod(declared_output_shape(Output(name, kind), known)) * 16 >= 2**62 for name, kind in tensors)
 
 
-def _fake_shapes(op: Op, case: Case, env: dict[str, Any]) -> str:
+def _fake_shapes(op: Op, case: SampleCase, env: dict[str, Any]) -> str:
     """Return the first fake output whose shape is not the declared one, as text."""
 
     def grow(arg: Arg, value: Any) -> Any:
         if not isinstance(value, Tensor) or arg.tensor is None:
             return value
-        return torch.empty(shape_of(Output(arg.name, arg.tensor), env), dtype=value.dtype, device=value.device)
+        return torch.empty(
+            declared_output_shape(Output(arg.name, arg.tensor), env), dtype=value.dtype, device=value.device
+        )
 
     with torch.no_grad(), torch_private.fake_mode(symbolic=bool(op.spec.bounds)):
         if op.spec.returns or any(a.many for a in op.spec.args):
             return ""
         args = tuple(grow(a, v) for a, v in zip(op.spec.args, case.args, strict=True))
-        positional, named = split(op.spec, args)
-        outs = outputs(made_of(op.spec, args, op.overload(*positional, **named)))
+        positional, named = split_arguments(op.spec, args)
+        outs = output_tensors(fresh_results(op.spec, args, op.overload(*positional, **named)))
         for out, declared in zip(outs, op.spec.outputs, strict=True):
             if not any(d.text in op.spec.dynamic for d in declared.tensor.dims):
-                expected = shape_of(declared, env)
+                expected = declared_output_shape(declared, env)
                 if list(out.shape) != expected:
                     return f"shape {tuple(out.shape)}, declared {tuple(expected)}"
     return ""
 
 
-def _real(op: Op, case: Case) -> tuple[str, str]:
+def _observe_large_strides(op: Op, case: SampleCase) -> tuple[str, str]:
     """Return the fault and a note for real tensors: each argument alone, each of its dims in turn with a stride beyond
     2^31 elements.
     """
@@ -116,8 +120,8 @@ def _real(op: Op, case: Case) -> tuple[str, str]:
         for dim in (d for d in range(value.dim()) if value.shape[d] > 1):
             args = list(case.fresh())
             args[position] = _spread_out(value, dim)
-            got = effects(op, tuple(args), call(op, tuple(args)))
-            expected = reference(op, case.args)
+            got = op_effects(op, tuple(args), call_op(op, tuple(args)))
+            expected = reference_effects(op, case.args)
             difference = against_reference(op, case, got, expected)
             if difference.problem:
                 return f"{arg.name} with strides {args[position].stride()}: {difference.problem}", ""
@@ -130,15 +134,15 @@ def _spread_out(t: Tensor, dim: int) -> Tensor:
     """Return ``t`` with ``dim`` spread over more than 2^31 elements of reserved, untouched address space."""
     inner = t.contiguous()
     # The last row starts beyond 2^31 elements, and rows do not overlap.
-    step = BEYOND // (t.shape[dim] - 1) + t.numel() + 64
+    step = BEYOND_32_BITS // (t.shape[dim] - 1) + t.numel() + 64
     size = (step * t.shape[dim] + t.numel()) * t.itemsize
     # NORESERVE: pages that are never written to take no memory and no swap.
-    space = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
+    space = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     strides = [step if d == dim else s for d, s in enumerate(inner.stride())]
     return torch.frombuffer(space, dtype=t.dtype).as_strided(t.shape, strides).copy_(t)
 
 
-def skips(op: Op) -> str:
+def why_skip_large(op: Op) -> str:
     """Return the reason why the check does not apply to an op, empty where it does."""
     return "each call draws other numbers" if op.spec.draws else ""
 
@@ -147,9 +151,9 @@ CHECK = Check(
     "large",
     order=220,
     observes="64-bit sizes, strides and offsets",
-    observe=observe,
-    cases=cases,
-    skips=skips,
+    observe=observe_large,
+    cases=large_cases,
+    skips=why_skip_large,
     needs=("schema", "edges"),  # an op that leaves its view would touch all of the reserved memory
     patience=60.0,
     fix="compute offsets in int64 (in Triton: cast the index, not the product)",

@@ -7,28 +7,28 @@ from itertools import chain, islice
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case
+from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare_to_reference import against_reference
 from shiplap.sampling.pairwise import pairs_of_scalars, scalars_of_sizes, scalars_of_ties
-from shiplap.sampling.run import last_line, reference
-from shiplap.sampling.samples import Samples, other
+from shiplap.sampling.run import error_line, reference_effects
+from shiplap.sampling.samples import Samples, with_other_values
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def numerics_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield samples of all kinds of values, dtypes, scalars and larger sizes."""
     big = list(islice(samples.grown(2), 2))
     yield from chain(samples.values(), samples.dtypes(), samples.optionals(), samples.scalars(), big)
     yield from chain(pairs_of_scalars(samples), scalars_of_sizes(samples), scalars_of_ties(samples))
-    yield from (other(samples.op, c) for c in big)
+    yield from (with_other_values(samples.op, c) for c in big)
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_numerics(op: Op, case: SampleCase) -> Observation:
     """Compare one sample with the reference."""
     try:
-        own = reference(op, case.args)
+        own = reference_effects(op, case.args)
     except RuntimeError as e:
         if "not implemented for" in str(e):  # torch has no such kernel for this dtype on this device
-            return Observation(skip=f"reference: {last_line(e)}")
+            return Observation(skip=f"reference: {error_line(e)}")
         raise
     difference = against_reference(op, case, own=own)
     return Observation(difference.problem, error=difference.error)
@@ -38,7 +38,7 @@ CHECK = Check(
     "numerics",
     order=20,
     observes="equals the reference in float64 within eps * (4 + 2 sqrt(terms)); integers, NaN and inf exactly",
-    observe=observe,
-    cases=cases,
+    observe=observe_numerics,
+    cases=numerics_cases,
     fix="correct the kernel: the reference defines the right result",
 )

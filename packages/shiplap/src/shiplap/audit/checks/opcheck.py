@@ -10,51 +10,63 @@ import torch
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case, tree_map
-from shiplap.sampling.run import has_backward, is_float8, last_line, reference, split, tensors
+from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.run import (
+    error_line,
+    is_float8,
+    reference_effects,
+    split_arguments,
+    tensors_among,
+    why_no_backward,
+)
 from shiplap.sampling.samples import Samples
 
-TESTS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")  # all it has
+OPCHECK_TESTS = (
+    "test_schema",
+    "test_autograd_registration",
+    "test_faketensor",
+    "test_aot_dispatch_dynamic",
+)  # all it has
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def opcheck_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain, transposed, optional and larger samples, with positive values where the reference would return
     NaN.
     """
     transposed = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") == "transposed")
     for case in chain(samples.plain(), transposed, samples.optionals(), islice(samples.grown(1), 1)):
-        positive = None if _numbers(samples.op, case) else samples.make(case.recipe.but(values="positive"))
+        positive = None if _gives_finite_results(samples.op, case) else samples.make(case.recipe.but(values="positive"))
         yield positive or case
 
 
-def _numbers(op: Op, case: Case) -> bool:
+def _gives_finite_results(op: Op, case: SampleCase) -> bool:
     """Whether the reference returns finite numbers: torch's test compares NaN with NaN, and reports a difference."""
-    results = reference(op, case.args)
+    results = reference_effects(op, case.args)
     return all(bool(torch.isfinite(t.float()).all()) for t in results if t.is_floating_point())
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_opcheck(op: Op, case: SampleCase) -> Observation:
     """Run ``torch.library.opcheck`` on one sample."""
     args = case.fresh()
-    if not has_backward(op, case):
+    if not why_no_backward(op, case):
         args = tree_map(lambda t: t.requires_grad_() if t.is_floating_point() else t, args)
-    positional, named = split(op.spec, args)
-    narrow = any(is_float8(t) for t in tensors(args))
+    positional, named = split_arguments(op.spec, args)
+    narrow = any(is_float8(t) for t in tensors_among(args))
     note = "test_schema left out: it compares arguments, which torch cannot do with float8" if narrow else ""
-    tests: tuple[str, ...] = TESTS[1:] if narrow else TESTS
-    if not _numbers(op, case):
+    tests: tuple[str, ...] = OPCHECK_TESTS[1:] if narrow else OPCHECK_TESTS
+    if not _gives_finite_results(op, case):
         tests, note = tests[:-1], "test_aot_dispatch_dynamic left out: it takes NaN for a difference"
     results = torch.library.opcheck(op.overload, positional, named, test_utils=tests, raise_exception=False)
     failed: list[tuple[str, Any]] = [(test, e) for test, e in results.items() if e != "SUCCESS"]
-    return Observation(f"{failed[0][0]}: {last_line(failed[0][1])}" if failed else "", note=note)
+    return Observation(f"{failed[0][0]}: {error_line(failed[0][1])}" if failed else "", note=note)
 
 
 CHECK = Check(
     "opcheck",
     order=230,
     observes="torch.library.opcheck passes: schema, autograd registration, fake tensor, AOT dispatch",
-    observe=observe,
-    cases=cases,
+    observe=observe_opcheck,
+    cases=opcheck_cases,
     obligations=("fake",),
     needs=("determinism",),
     patience=120.0,

@@ -23,61 +23,61 @@ from typing import Any
 import torch
 
 from shiplap.audit.check import Check, Observation
-from shiplap.audit.first_call import first_call
+from shiplap.audit.first_call import make_first_call
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case
-from shiplap.sampling.run import call, floating_args, has_backward, summed, tensors
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.run import call_op, floating_args, sum_to_real, tensors_among, why_no_backward
 from shiplap.sampling.samples import Samples
 
 ROUNDS, CALLS = 2, 30
 WARM, SECONDS = 7, 5.0  # calls before the rounds; of a slow op a round has as many calls as fit into this time
-SLOW = 0.7  # seconds of a call from which on the rounds would take minutes on a busy machine
-MORE = 6  # rounds that follow where the first ones grew: a cache that fills up stops, a leak goes on
+SLOW_CALL_SECONDS = 0.7  # seconds of a call from which on the rounds would take minutes on a busy machine
+ADDITIONAL_ROUNDS = 6  # rounds that follow where the first ones grew: a cache that fills up stops, a leak goes on
 # Signals that runtimes and debuggers install handlers for.
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE)
-_TINY = float("1e-17")  # less than half of what 1.0 can be told from, unless results are rounded up or down
-BYTES = 1 << 14  # per call: less than that is not told from noise
+HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE)
+_BELOW_EPSILON = float("1e-17")  # less than half of what 1.0 can be told from, unless results are rounded up or down
+LEAKED_BYTES_PER_CALL = 1 << 14  # per call: less than that is not told from noise
 
-_settings: Any = torch.utils.deterministic
+_deterministic_settings: Any = torch.utils.deterministic
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def process_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain and optional samples, and one large enough for several threads."""
     yield from chain(samples.plain(), samples.optionals(), islice(samples.grains(), 1))
 
 
-DRAWN_FROM = "torch's random state", "CUDA's random state"  # of random ops: the check `distribution` looks at it
+RANDOM_STATES = "torch's random state", "CUDA's random state"  # of random ops: the check `distribution` looks at it
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_process(op: Op, case: SampleCase) -> Observation:
     """Compare the state of the process before and after calls and their backwards."""
-    first = first_call(op, case, process_state)
-    changed = [c for c in first.changed if not (op.spec.random and c[0] in DRAWN_FROM)]
+    first = make_first_call(op, case, process_state)
+    changed = [c for c in first.changed if not (op.spec.random and c[0] in RANDOM_STATES)]
     if changed:
-        shown = "; ".join(f"{n} from {_brief(a)} to {_brief(b)}" for n, a, b in changed)
+        shown = "; ".join(f"{n} from {_shorten_value(a)} to {_shorten_value(b)}" for n, a, b in changed)
         return Observation(f"the first call in a process changes {shown}")
-    call(op, case.fresh())  # what happens once - a library loaded, a table made - is no leak and no fault
+    call_op(op, case.fresh())  # what happens once - a library loaded, a table made - is no leak and no fault
     # A library that is loaded may set such state once; a call must not set it again.
-    if repeated := _sets_repeatedly(first.loaded, lambda: call(op, case.fresh())):
+    if repeated := _sets_repeatedly(first.loaded, lambda: call_op(op, case.fresh())):
         return Observation(f"each call changes {repeated}")
-    if printed := _printed(lambda: call(op, case.fresh())):
+    if printed := _capture_stdout(lambda: call_op(op, case.fresh())):
         return Observation(f"each call writes to standard output: {printed!r:.80}", fix="remove what the kernel prints")
-    runs: list[tuple[str, Callable[[], Any]]] = [("a call", lambda: call(op, case.fresh()))]
-    if not has_backward(op, case):
-        runs.append(("a call and its backward", lambda: _backward(op, case)))
+    runs: list[tuple[str, Callable[[], Any]]] = [("a call", lambda: call_op(op, case.fresh()))]
+    if not why_no_backward(op, case):
+        runs.append(("a call and its backward", lambda: _call_and_backward(op, case)))
     for what, run in runs:
         run()
-        if problem := _overwritten(run):
+        if problem := _find_changed_setting(run):
             return Observation(f"{what} changes {problem}")
-        _draw()
+        _advance_random_states()
         before = process_state()
         run()
         after = process_state()
-        named = [n for n in before if before[n] != after[n] and not (op.spec.random and n in DRAWN_FROM)]
+        named = [n for n in before if before[n] != after[n] and not (op.spec.random and n in RANDOM_STATES)]
         if named:
-            shown = "; ".join(f"{n} from {_brief(before[n])} to {_brief(after[n])}" for n in named)
+            shown = "; ".join(f"{n} from {_shorten_value(before[n])} to {_shorten_value(after[n])}" for n in named)
             return Observation(f"{what} changes {shown}")
-    return _leaks(*runs[-1]) if not case.recipe.absent else Observation()
+    return _observe_leaks(*runs[-1]) if not case.recipe.absent else Observation()
 
 
 def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], Any]) -> str:
@@ -85,7 +85,7 @@ def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], A
     library that was loaded.
     """
     for name, before, _ in loaded:
-        write = WRITTEN.get(name)
+        write = STATE_WRITERS.get(name)
         if write is None:
             continue
         now = process_state()[name]
@@ -96,8 +96,16 @@ def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], A
         finally:
             write(now)
         if after != before:
-            moved = sorted(k for k in {*before, *after} if before.get(k) != after.get(k)) if name == ENVIRONMENT else []
-            return f"{name}: {', '.join(moved)}" if moved else f"{name} from {_brief(before)} to {_brief(after)}"
+            moved = (
+                sorted(k for k in {*before, *after} if before.get(k) != after.get(k))
+                if name == ENVIRONMENT_NAME
+                else []
+            )
+            return (
+                f"{name}: {', '.join(moved)}"
+                if moved
+                else f"{name} from {_shorten_value(before)} to {_shorten_value(after)}"
+            )
     return ""
 
 
@@ -119,14 +127,14 @@ def _set_filters(filters: list[Any]) -> None:
 def _set_handlers(handlers: list[Any]) -> None:
     """Set the handlers of signals, on the main thread only."""
     if threading.current_thread() is threading.main_thread():
-        for number, handler in zip(HANDLED, handlers, strict=True):
+        for number, handler in zip(HANDLED_SIGNALS, handlers, strict=True):
             if handler is not None:  # None: it was not set by Python
                 signal.signal(number, handler)
 
 
-ENVIRONMENT = "the environment"
-WRITTEN: dict[str, Callable[[Any], object]] = {
-    ENVIRONMENT: _set_environment,
+ENVIRONMENT_NAME = "the environment"
+STATE_WRITERS: dict[str, Callable[[Any], object]] = {
+    ENVIRONMENT_NAME: _set_environment,
     "warning filters": _set_filters,
     "signal handlers": _set_handlers,
     "locale": partial(locale.setlocale, locale.LC_ALL),
@@ -135,7 +143,7 @@ WRITTEN: dict[str, Callable[[Any], object]] = {
 }
 
 
-def _printed(run: Callable[[], Any]) -> str:
+def _capture_stdout(run: Callable[[], Any]) -> str:
     """Return the text that a call writes to standard output, by Python or by C."""
     flush = ctypes.CDLL(None).fflush
     sys.stdout.flush()
@@ -156,21 +164,21 @@ def _printed(run: Callable[[], Any]) -> str:
         return file.read(200).decode(errors="replace")
 
 
-def _overwritten(run: Callable[[], Any]) -> str:
+def _find_changed_setting(run: Callable[[], Any]) -> str:
     """Return the setting that a call changed. All settings get other values at once, in several rounds."""
     # Two values at least for each setting: a call that sets a constant might set the first one.
-    for number in range(max(len(values) for _, _, _, values in SETTINGS)):
-        wanted = [values[number % len(values)] for _, _, _, values in SETTINGS]
-        was = [read() for _, read, _, _ in SETTINGS]
+    for number in range(max(len(values) for _, _, _, values in PROCESS_SETTINGS)):
+        wanted = [values[number % len(values)] for _, _, _, values in PROCESS_SETTINGS]
+        was = [read() for _, read, _, _ in PROCESS_SETTINGS]
         try:
-            for (_, _, write, _), value in zip(SETTINGS, wanted, strict=True):
+            for (_, _, write, _), value in zip(PROCESS_SETTINGS, wanted, strict=True):
                 write(value)
             run()
-            now = [read() for _, read, _, _ in SETTINGS]
+            now = [read() for _, read, _, _ in PROCESS_SETTINGS]
         finally:
-            for (_, _, write, _), value in zip(SETTINGS, was, strict=True):
+            for (_, _, write, _), value in zip(PROCESS_SETTINGS, was, strict=True):
                 write(value)
-        for (name, *_), value, left in zip(SETTINGS, wanted, now, strict=True):
+        for (name, *_), value, left in zip(PROCESS_SETTINGS, wanted, now, strict=True):
             if left != value:
                 return f"{name}: {value} before, {left} after"
     return ""
@@ -178,7 +186,7 @@ def _overwritten(run: Callable[[], Any]) -> str:
 
 _set_anomaly = partial(torch.autograd.set_detect_anomaly, check_nan=False)
 _CUDNN = torch.backends.cudnn
-SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any], tuple[Any, ...]], ...] = (
+PROCESS_SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any], tuple[Any, ...]], ...] = (
     ("the number of threads", torch.get_num_threads, torch.set_num_threads, (1, 2, 3)),
     (
         "float32 matmul precision",
@@ -200,17 +208,17 @@ SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any], tuple[Any, .
     ("TF32 in cuDNN", lambda: _CUDNN.allow_tf32, partial(setattr, _CUDNN, "allow_tf32"), (True, False)),
     ("warnings each time", torch.is_warn_always_enabled, torch.set_warn_always, (True, False)),
     ("grad mode", torch.is_grad_enabled, torch.set_grad_enabled, (False, True)),
-    ("flushing of subnormal numbers", lambda: _flushed(), torch.set_flush_denormal, (False, True)),
+    ("flushing of subnormal numbers", lambda: _flushes_subnormals(), torch.set_flush_denormal, (False, True)),
     ("the default dtype", torch.get_default_dtype, torch.set_default_dtype, (torch.float64, torch.float32)),
 )
 
 
-def _flushed() -> bool:
+def _flushes_subnormals() -> bool:
     """Whether the processor flushes subnormal numbers to zero."""
     return bool((torch.tensor([1e-39], dtype=torch.float32) * 1.0 == 0).item())  # whatever the default dtype is
 
 
-def _draw() -> None:
+def _advance_random_states() -> None:
     """Advance the random states to ones that no seed gives: a call that seeds anew would leave the state of a seed as
     it is.
     """
@@ -220,22 +228,22 @@ def _draw() -> None:
         numpy.random.random()
 
 
-def _backward(op: Op, case: Case) -> None:
+def _call_and_backward(op: Op, case: SampleCase) -> None:
     """Call the op and run its backward."""
     names = floating_args(op, case)
     args = tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
-    outs = [o for o in call(op, args) if o.grad_fn is not None]  # a view made without gradients requires one, too
-    wanted = [t for t in tensors(args) if t.requires_grad]
+    outs = [o for o in call_op(op, args) if o.grad_fn is not None]  # a view made without gradients requires one, too
+    wanted = [t for t in tensors_among(args) if t.requires_grad]
     if outs:
-        torch.autograd.grad([summed(o) for o in outs], wanted, allow_unused=True)
+        torch.autograd.grad([sum_to_real(o) for o in outs], wanted, allow_unused=True)
 
 
 def process_state() -> dict[str, Any]:
     """Return the state that belongs to the process, or to the user, by name."""
-    return {**_of_torch(), **_of_python(), **_of_the_system(), **_of_cuda()}
+    return {**_state_of_torch(), **_state_of_python(), **_state_of_system(), **_state_of_cuda()}
 
 
-def _of_torch() -> dict[str, Any]:
+def _state_of_torch() -> dict[str, Any]:
     """Return the state of torch."""
     return {
         "torch's random state": bytes(torch.get_rng_state().numpy().tobytes()),
@@ -250,14 +258,14 @@ def _of_torch() -> dict[str, Any]:
         "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()),
         "the dtype of autocast": torch.get_autocast_dtype("cpu"),
         "warnings each time": torch.is_warn_always_enabled(),
-        "memory that is not initialised": _settings.fill_uninitialized_memory,
-        "subnormal numbers": _flushed(),
+        "memory that is not initialised": _deterministic_settings.fill_uninitialized_memory,
+        "subnormal numbers": _flushes_subnormals(),
         "cuDNN flags": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
         "MKL-DNN": getattr(torch.backends.mkldnn, "enabled", True),
     }
 
 
-def _of_python() -> dict[str, Any]:
+def _state_of_python() -> dict[str, Any]:
     """Return the state of Python and NumPy."""
     numpy: Any = sys.modules.get("numpy")
     return {
@@ -277,22 +285,22 @@ def _of_python() -> dict[str, Any]:
     }
 
 
-def _of_the_system() -> dict[str, Any]:
+def _state_of_system() -> dict[str, Any]:
     """Return the state that the operating system keeps for the process."""
     linux = sys.platform == "linux"
     return {
-        ENVIRONMENT: dict(os.environ),
+        ENVIRONMENT_NAME: dict(os.environ),
         "the working directory": os.getcwd(),
         "open files": len(os.listdir("/proc/self/fd")) if linux else 0,
-        "signal handlers": [signal.getsignal(number) for number in HANDLED],
+        "signal handlers": [signal.getsignal(number) for number in HANDLED_SIGNALS],
         "locale": locale.setlocale(locale.LC_ALL),
-        "the rounding mode": (1.0 + _TINY > 1.0, 1.0 - _TINY < 1.0),
+        "the rounding mode": (1.0 + _BELOW_EPSILON > 1.0, 1.0 - _BELOW_EPSILON < 1.0),
         "processors": sorted(os.sched_getaffinity(0)) if linux else [],
         "priority": os.getpriority(os.PRIO_PROCESS, 0) if linux else 0,
     }
 
 
-def _of_cuda() -> dict[str, Any]:
+def _state_of_cuda() -> dict[str, Any]:
     """Return the state of CUDA, empty where it is not in use."""
     if not torch.cuda.is_initialized():
         return {}
@@ -303,43 +311,45 @@ def _of_cuda() -> dict[str, Any]:
     }
 
 
-def _brief(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     """Return a value as a short text."""
     text = repr(value)
     return text if len(text) < 60 else f"{text[:20]}... ({hash(text) & 0xFFFF:04x})"
 
 
-def _leaks(what: str, run: Callable[[], Any]) -> Observation:
+def _observe_leaks(what: str, run: Callable[[], Any]) -> Observation:
     """Observe memory that grows with every run, in each of several rounds: resident bytes, and Python's objects."""
     began = time.monotonic()
     run()
-    if (took := time.monotonic() - began) > SLOW:
+    if (took := time.monotonic() - began) > SLOW_CALL_SECONDS:
         return Observation(note=f"memory is not watched where {what} takes {took:.1f} s")
     gc.freeze()  # what is there already need not be looked through each time
     for _ in range(WARM):
         run()
     calls = min(CALLS, max(WARM, int(SECONDS / (took + 1e-9))))
     try:
-        growths = [_growth(run, calls) for _ in range(ROUNDS)]
-        if _grown(growths, calls, what):
-            growths += [_growth(run, calls) for _ in range(MORE)]
+        growths = [_measure_growth(run, calls) for _ in range(ROUNDS)]
+        if _describe_growth(growths, calls, what):
+            growths += [_measure_growth(run, calls) for _ in range(ADDITIONAL_ROUNDS)]
     finally:
         gc.unfreeze()
-    return Observation(_grown(growths, calls, what))
+    return Observation(_describe_growth(growths, calls, what))
 
 
-def _growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
+def _measure_growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
     """Return the objects and bytes that ``calls`` runs leave behind."""
-    before = _memory()
+    before = _memory_in_use()
     for _ in range(calls):
         run()
-    objects, resident = _memory()
+    objects, resident = _memory_in_use()
     return objects - before[0], resident - before[1]
 
 
-def _grown(growths: list[tuple[float, float]], calls: int, what: str) -> str:
+def _describe_growth(growths: list[tuple[float, float]], calls: int, what: str) -> str:
     """Return the memory that every one of the rounds has left behind, as text."""
-    for at, (kind, limit) in enumerate((("Python objects", calls * 0.9), ("bytes of resident memory", calls * BYTES))):
+    for at, (kind, limit) in enumerate(
+        (("Python objects", calls * 0.9), ("bytes of resident memory", calls * LEAKED_BYTES_PER_CALL))
+    ):
         # A leak shows in every round, noise does not.
         least = min(growth[at] for growth in growths)
         if least >= limit:
@@ -347,13 +357,13 @@ def _grown(growths: list[tuple[float, float]], calls: int, what: str) -> str:
     return ""
 
 
-def _memory() -> tuple[float, float]:
+def _memory_in_use() -> tuple[float, float]:
     """Return the number of allocated blocks of Python, and the resident bytes."""
     gc.collect()
-    return sys.getallocatedblocks(), _resident()
+    return sys.getallocatedblocks(), _resident_bytes()
 
 
-def _resident() -> float:
+def _resident_bytes() -> float:
     """Return the resident bytes of the process, 0 where the system does not report them."""
     try:
         with open("/proc/self/statm") as file:
@@ -366,8 +376,8 @@ CHECK = Check(
     "process",
     order=150,
     observes="random states, threads, default dtype, modes, environment and memory are after a call what they were",
-    observe=observe,
-    cases=cases,
+    observe=observe_process,
+    cases=process_cases,
     obligations=("mode",),
     varies=("mode", "order of calls"),
     fix="set nothing that belongs to the process, draw no random numbers, and keep nothing of a call",

@@ -14,59 +14,59 @@ from torch import Tensor
 from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case
-from shiplap.sampling.compare import bitwise
-from shiplap.sampling.run import call, differentiated, effects, floating_args, has_backward, last_line
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.compare import bitwise_difference
+from shiplap.sampling.run import call_op, error_line, floating_args, op_effects, surrogate_results, why_no_backward
 from shiplap.sampling.samples import Samples
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def requires_grad_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain samples."""
     yield from samples.plain()
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_requires_grad(op: Op, case: SampleCase) -> Observation:
     """Compare calls with gradients, in inference mode and without gradients."""
 
     def program(*args: Any) -> tuple[Tensor, ...]:
-        return effects(op, args, call(op, args))
+        return op_effects(op, args, call_op(op, args))
 
     with torch.no_grad():
         expected = program(*case.fresh())
     with torch.inference_mode():
-        if problem := bitwise([t.clone() for t in program(*case.fresh())], expected, "with no_grad"):
+        if problem := bitwise_difference([t.clone() for t in program(*case.fresh())], expected, "with no_grad"):
             return Observation(f"in inference mode: {problem}")
     names = floating_args(op, case)
     if not names or op.spec.mutated:
         return Observation(note="inference mode only: no argument can require a gradient")
-    note = has_backward(op, case)
-    if not note and (lost := _detached(op, case, names)):
+    note = why_no_backward(op, case)
+    if not note and (lost := _observe_detached_results(op, case, names)):
         return lost
     # aot_eager traces autograd without generated kernels, so that bits can be compared.
     for backend in ("", "aot_eager") if not note else ("",):
         for leaf in (True, False):
-            args = _requiring(op, case, names)
+            args = _arguments_requiring_grad(op, case, names)
             try:
-                got = _run(program, backend, leaf, args)
+                got = _run_with_inputs(program, backend, leaf, args)
             except Exception as e:
                 if not backend:
                     raise
-                return Observation(note=f"eager only, see compile: {last_line(e)}")
-            if problem := bitwise(got, expected, "with no_grad"):
+                return Observation(note=f"eager only, see compile: {error_line(e)}")
+            if problem := bitwise_difference(got, expected, "with no_grad"):
                 how = f"compiled with {backend}" if backend else "eager"
                 return Observation(f"{how}, {'leaf' if leaf else 'non-leaf'} inputs that require gradients: {problem}")
     return Observation(note=f"eager only: {note}" if note else "")
 
 
-def _detached(op: Op, case: Case, names: list[str]) -> Observation | None:
+def _observe_detached_results(op: Op, case: SampleCase, names: list[str]) -> Observation | None:
     """Return the observation of results that require a gradient although the reference detaches them, or None."""
     try:
-        wanted = [o.requires_grad for o in differentiated(op, _requiring(op, case, names))]
+        wanted = [o.requires_grad for o in surrogate_results(op, _arguments_requiring_grad(op, case, names))]
     except RuntimeError:
         return None
     if not any(wanted):
         return None  # autograd cannot differentiate the reference: finite differences judge the gradient
-    got = [o.requires_grad for o in call(op, _requiring(op, case, names))]
+    got = [o.requires_grad for o in call_op(op, _arguments_requiring_grad(op, case, names))]
     known = op.spec.results if len(op.spec.results) == len(got) else tuple(map(str, range(len(got))))
     lost = [n for n, g, w in zip(known, got, wanted, strict=True) if g and not w]
     if not lost:
@@ -81,12 +81,14 @@ def _detached(op: Op, case: Case, names: list[str]) -> Observation | None:
     )
 
 
-def _requiring(op: Op, case: Case, names: list[str]) -> tuple[Any, ...]:
+def _arguments_requiring_grad(op: Op, case: SampleCase, names: list[str]) -> tuple[Any, ...]:
     """Return fresh arguments, of which ``names`` require gradients."""
     return tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
 
 
-def _run(program: Callable[..., Any], backend: str, leaf: bool, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+def _run_with_inputs(
+    program: Callable[..., Any], backend: str, leaf: bool, args: tuple[Any, ...]
+) -> tuple[Tensor, ...]:
     """Call ``program`` on leaf or non-leaf inputs, compiled if a backend is given."""
 
     def nonleaf(*values: Any) -> Any:
@@ -104,8 +106,8 @@ CHECK = Check(
     order=180,
     observes="no_grad, inference mode, leaf and non-leaf inputs, eager and aot_eager, give the same bits; results that "
     "the reference detaches require no gradient",
-    observe=observe,
-    cases=cases,
+    observe=observe_requires_grad,
+    cases=requires_grad_cases,
     varies=("mode",),
     needs=("determinism",),
     patience=120.0,

@@ -15,56 +15,56 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation
 from shiplap.declare import Arg
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case
-from shiplap.sampling.compare import bitwise
-from shiplap.sampling.pairwise import large
-from shiplap.sampling.run import call, carries, is_adopted, summed, tensors
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.compare import bitwise_difference
+from shiplap.sampling.pairwise import large_samples
+from shiplap.sampling.run import call_op, can_carry_gradient, is_adopted, sum_to_real, tensors_among
 from shiplap.sampling.samples import Samples
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def schema_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield all kinds of values and dtypes (an op that converts an input copies it in other dtypes only), layouts, and
     large samples.
     """
     yield from chain(samples.values(), samples.dtypes())  # what converts an input copies it in other dtypes alone
     yield from (c for c in samples.layouts() if "every" in dict(c.recipe.layouts))
-    yield from large(samples)
+    yield from large_samples(samples)
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_schema(op: Op, case: SampleCase) -> Observation:
     """Compare the bytes under all inputs before and after a call."""
-    if is_adopted(op) and (problem := _schema_differs(op)):
+    if is_adopted(op) and (problem := _why_schema_differs(op)):
         return Observation(problem, fix="correct the schema of the op, or the declaration")
     args = case.fresh()
-    before = [_snapshot(v) for v in args]
-    call(op, args)
+    before = [_clone_storages(v) for v in args]
+    call_op(op, args)
     for arg, value, saved in zip(op.spec.args, args, before, strict=True):
-        for index, (t, bytes_before) in enumerate(zip(_each(value), saved, strict=True)):
-            changed = _changed(t, bytes_before, arg)
+        for index, (t, bytes_before) in enumerate(zip(_tensors_in_value(value), saved, strict=True)):
+            changed = _describe_change(t, bytes_before, arg)
             if changed:
                 label = f"{arg.name}[{index}]" if arg.many else arg.name
                 return Observation(f"{label} {changed}")
     plain = op.spec.mutated and case.recipe == Samples(op, case.seed, case.device).base
-    return _unnoticed(op, case) if plain else Observation()
+    return _observe_autograd_notice(op, case) if plain else Observation()
 
 
-def _unnoticed(op: Op, case: Case) -> Observation:
+def _observe_autograd_notice(op: Op, case: SampleCase) -> Observation:
     """Check that autograd refuses a saved tensor which the op wrote to since: autograd has to be informed of the
     write.
     """
     args = case.fresh()
     for arg, value in zip(op.spec.args, args, strict=True):
-        for t in _each(value) if arg.mutated else ():
-            if not carries(t):
+        for t in _tensors_in_value(value) if arg.mutated else ():
+            if not can_carry_gradient(t):
                 continue
             before, factor = t.clone(), torch.ones_like(t, requires_grad=True)
             product = factor * t  # saves t
-            call(op, args)
+            call_op(op, args)
             try:
-                summed(product).backward()
+                sum_to_real(product).backward()
             except RuntimeError:
                 continue  # noticed
-            if bitwise([t], [before], "before"):
+            if bitwise_difference([t], [before], "before"):
                 return Observation(
                     f"{arg.name} is written to unnoticed by autograd: what saved it for a backward uses the new values",
                     fix="write by torch's operators, or call torch.autograd.graph.increment_version",
@@ -72,24 +72,24 @@ def _unnoticed(op: Op, case: Case) -> Observation:
     return Observation()
 
 
-def _each(value: Any) -> list[Tensor]:
+def _tensors_in_value(value: Any) -> list[Tensor]:
     """Return the tensors in an argument."""
-    return tensors([value])
+    return tensors_among([value])
 
 
-def _snapshot(value: Any) -> list[Tensor]:
+def _clone_storages(value: Any) -> list[Tensor]:
     """Return copies of the storages of an argument."""
-    return [_storage(t).clone() for t in _each(value)]
+    return [_storage_bytes(t).clone() for t in _tensors_in_value(value)]
 
 
-def _storage(t: Tensor) -> Tensor:
+def _storage_bytes(t: Tensor) -> Tensor:
     """Return all bytes under ``t``."""
     return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
 
 
-def _changed(t: Tensor, before: Tensor, arg: Arg) -> str:
+def _describe_change(t: Tensor, before: Tensor, arg: Arg) -> str:
     """Return the change of an input's storage as text, empty where there is none that the schema forbids."""
-    after = _storage(t)
+    after = _storage_bytes(t)
     if after.shape != before.shape:
         return f"was given other memory, of {after.numel()} bytes in place of {before.numel()}"
     different = after != before
@@ -104,7 +104,7 @@ def _changed(t: Tensor, before: Tensor, arg: Arg) -> str:
     return f"{what}: {int(different.sum())} of {before.numel()} bytes" if different.any() else ""
 
 
-def _schema_differs(op: Op) -> str:
+def _why_schema_differs(op: Op) -> str:
     """Return the difference between an adopted op's own schema and its declaration: names, mutation, number of
     results.
     """
@@ -136,8 +136,8 @@ CHECK = Check(
     "schema",
     order=80,
     observes="the bytes under every input are as before the call, except where the schema says mutated",
-    observe=observe,
-    cases=cases,
+    observe=observe_schema,
+    cases=schema_cases,
     obligations=("mutation",),
     fix="work on a copy, or declare mutates=(...)",
 )

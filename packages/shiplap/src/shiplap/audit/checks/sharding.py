@@ -13,28 +13,28 @@ from itertools import chain, islice
 from shiplap.audit.check import Check, Observation
 from shiplap.declare.sharding_rule import ShardingRule
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case
-from shiplap.sampling.compare import reduction
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.compare import derive_reduction
 from shiplap.sampling.compare_to_reference import against_run
-from shiplap.sampling.run import call, last_line, run
+from shiplap.sampling.run import call_op, error_line, run_op
 from shiplap.sampling.samples import Samples
-from shiplap.sharding.derive import known_rules, unknown
-from shiplap.sharding.simulate import NotAdmitted, chunks, cut_size, merge, shards
+from shiplap.sharding.derive import known_rules, why_underivable
+from shiplap.sharding.simulate import NotAdmitted, chunk_sizes, cut_size, merge_shards, run_shards
 
-MESHES = (2, 3, 4)
+MESH_SIZES = (2, 3, 4)
 
 
-def skips(op: Op) -> str:
+def why_skip_sharding(op: Op) -> str:
     """Return the reason why the check does not apply to an op, empty where it does."""
-    return f"no rule: {why}" if op.shardings is None and (why := unknown(op)) else ""
+    return f"no rule: {why}" if op.shardings is None and (why := why_underivable(op)) else ""
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def sharding_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain, optional and larger samples."""
     yield from chain(samples.plain(), samples.optionals(), islice(samples.grown(2), 2))
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_sharding(op: Op, case: SampleCase) -> Observation:
     """Compare the op on shards with the shards of the op, for each rule and each cut."""
     rules = known_rules(op, case.args)
     if not rules:
@@ -43,8 +43,8 @@ def observe(op: Op, case: Case) -> Observation:
     looked: list[str] = []
     for rule in rules:
         size = cut_size(op, rule, case.args)
-        for sizes in cuts(size) if size is not None else ():
-            problem, error = _compared(op, rule, case, sizes)
+        for sizes in shard_sizes(size) if size is not None else ():
+            problem, error = _compare_cut(op, rule, case, sizes)
             if problem:
                 return Observation(f"{rule}; shards of {list(sizes)}: {problem}", error=error)
             worst, looked = max(worst, error), [*looked, rule.name]
@@ -53,31 +53,31 @@ def observe(op: Op, case: Case) -> Observation:
     return Observation(error=worst, note=f"cut along {', '.join(dict.fromkeys(looked))}")
 
 
-def cuts(size: int) -> list[Sequence[int]]:
+def shard_sizes(size: int) -> list[Sequence[int]]:
     """Return the sizes of shards: DTensor's own for each mesh, and uneven ones with an empty shard in the middle and at
     the end.
     """
     uneven = [[size - 1, 0, 1], [1, size - 1, 0, 0]] if size > 1 else []
-    return [*(chunks(size, world) for world in MESHES), *uneven]
+    return [*(chunk_sizes(size, world) for world in MESH_SIZES), *uneven]
 
 
-def _compared(op: Op, rule: ShardingRule, case: Case, sizes: Sequence[int]) -> tuple[str, float]:
+def _compare_cut(op: Op, rule: ShardingRule, case: SampleCase, sizes: Sequence[int]) -> tuple[str, float]:
     """Return ``(fault, error)`` of one cut. Both are empty where the declaration or the rule does not admit the cut."""
     if 0 in sizes and not rule.empty:
         return "", 0.0
     try:
-        parts = shards(op, rule, partial(call, op), case.fresh(), sizes)
+        parts = run_shards(op, rule, partial(call_op, op), case.fresh(), sizes)
     except NotAdmitted:
         return "", 0.0
     except Exception as e:  # an op that fails without rows is a finding of `edges`
-        return "" if 0 in sizes else f"raised {last_line(e)}", 0.0
+        return "" if 0 in sizes else f"raised {error_line(e)}", 0.0
     try:
-        got = merge(rule.outputs, parts)
+        got = merge_shards(rule.outputs, parts)
     except RuntimeError as e:
-        return f"the outputs do not fit together: {last_line(e)}", 0.0
-    whole = run(op, case)
+        return f"the outputs do not fit together: {error_line(e)}", 0.0
+    whole = run_op(op, case)
     got = [g.to(w.dtype) for g, w in zip(got, whole, strict=True)]
-    difference = against_run(op, got, whole, reduction(op.spec, case.env), lambda body: body(op, case.args))
+    difference = against_run(op, got, whole, derive_reduction(op.spec, case.env), lambda body: body(op, case.args))
     return difference.problem, difference.error
 
 
@@ -85,9 +85,9 @@ CHECK = Check(
     "sharding",
     order=215,
     observes="the op of the shards is the shard of the op, on meshes of 2, 3 and 4 ranks",
-    observe=observe,
-    cases=cases,
-    skips=skips,
+    observe=observe_sharding,
+    cases=sharding_cases,
+    skips=why_skip_sharding,
     needs=("determinism", "numerics"),
     fix="correct the rule that op.sharding(...) declares; a kernel must not depend on how many rows there are",
     patience=60.0,

@@ -13,18 +13,18 @@ from torch import Tensor
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case
-from shiplap.sampling.compare import reduction
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.compare import derive_reduction
 from shiplap.sampling.compare_to_reference import against_reference, against_run
-from shiplap.sampling.run import run
-from shiplap.sampling.samples import Samples, other
+from shiplap.sampling.run import run_op
+from shiplap.sampling.samples import Samples, with_other_values
 
 # Several callers and several rounds, so that calls overlap in different ways.
 CALLERS, ROUNDS = 4, 8
-INTERPRETER = "triton.runtime.interpreter"
+INTERPRETER_MODULE = "triton.runtime.interpreter"
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def threads_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain and larger samples, and some large enough for several threads."""
     yield from samples.plain()
     yield from samples.grown(1)
@@ -32,52 +32,52 @@ def cases(samples: Samples) -> Iterable[Case]:
     yield from islice(samples.grains(), 2)
 
 
-def skips(op: Op) -> str:
+def why_skip_threads(op: Op) -> str:
     """Return the reason why the check does not apply to an op, empty where it does."""
     if op.spec.draws:
         return "each call draws other numbers"
     return ""
 
 
-def _interpreted(op: Op, case: Case) -> bool:
+def _runs_in_interpreter(op: Op, case: SampleCase) -> bool:
     """Whether Triton's interpreter runs a part of the call, wherever the launcher has its kernels from."""
-    if INTERPRETER not in sys.modules:
+    if INTERPRETER_MODULE not in sys.modules:
         return False
     seen = False
 
     def look(frame: FrameType, event: str, argument: object) -> None:
         nonlocal seen
-        seen = seen or frame.f_globals.get("__name__") == INTERPRETER
+        seen = seen or frame.f_globals.get("__name__") == INTERPRETER_MODULE
 
     before = sys.getprofile()
     # A profile function sees every Python frame, also those of libraries.
     sys.setprofile(look)
     try:
-        run(op, case)
+        run_op(op, case)
     finally:
         sys.setprofile(before)
     return seen
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_threads(op: Op, case: SampleCase) -> Observation:
     """Call the op on another thread, concurrently, and with several numbers of intra-op threads."""
-    if _interpreted(op, case):
+    if _runs_in_interpreter(op, case):
         return Observation(skip="Triton's interpreter, which runs the kernel here, is made for one thread")
     # Different values, because callers with equal ones could share a buffer unnoticed.
-    pair = [case, other(op, case)]
-    expected = [run(op, c) for c in pair]
+    pair = [case, with_other_values(op, case)]
+    expected = [run_op(op, c) for c in pair]
 
     for c, own in zip(pair, expected, strict=True):  # an audit's samples run on a thread of their own already
         if problem := against_reference(op, c, own).problem:
             return Observation(f"on another thread: {problem}")
 
     def agrees(which: int, got: tuple[Tensor, ...]) -> str:
-        sums = reduction(op.spec, case.env)
+        sums = derive_reduction(op.spec, case.env)
         return against_run(op, got, expected[which], sums, lambda body: body(op, pair[which].args)).problem
 
     def caller(which: int) -> str:
         rounds = ROUNDS if case.numel < 1 << 14 else 2
-        return next((p for _ in range(rounds) if (p := agrees(which, run(op, pair[which])))), "")
+        return next((p for _ in range(rounds) if (p := agrees(which, run_op(op, pair[which])))), "")
 
     with ThreadPoolExecutor(1) as pool:
         if problem := pool.submit(caller, 0).result():
@@ -89,17 +89,17 @@ def observe(op: Op, case: Case) -> Observation:
             f"{CALLERS} concurrent callers with different values: {problem}",
             fix="keep no state between calls: pass scratch memory in as workspace",
         )
-    return _intra_op(op, case, agrees)
+    return _observe_intra_op_threads(op, case, agrees)
 
 
-def _intra_op(op: Op, case: Case, agrees: object) -> Observation:
+def _observe_intra_op_threads(op: Op, case: SampleCase, agrees: object) -> Observation:
     """Call the op with several numbers of intra-op threads."""
     assert callable(agrees)
     before = torch.get_num_threads()
     try:
         for count in (1, 2, 3, 4, 7):
             torch.set_num_threads(count)
-            if problem := agrees(0, run(op, case)):
+            if problem := agrees(0, run_op(op, case)):
                 return Observation(f"with torch.set_num_threads({count}): {problem}")
     finally:
         torch.set_num_threads(before)
@@ -110,11 +110,11 @@ CHECK = Check(
     "threads",
     order=160,
     observes=f"another thread, {CALLERS} concurrent callers, and 1 to 7 intra-op threads give the same values",
-    observe=observe,
-    cases=cases,
+    observe=observe_threads,
+    cases=threads_cases,
     obligations=("value", "determinism"),
     varies=("thread",),
     needs=("determinism",),
-    skips=skips,
+    skips=why_skip_threads,
     fix="use no thread-local state and no fixed thread count",
 )

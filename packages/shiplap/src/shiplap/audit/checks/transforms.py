@@ -15,52 +15,63 @@ from torch.autograd import forward_ad
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case, tree_map
-from shiplap.sampling.compare import reduction
-from shiplap.sampling.compare_to_reference import against_run, settle
-from shiplap.sampling.run import call, differentiated, direction, floating_args, in_short, is_adopted, widen
-from shiplap.sampling.samples import Samples, other
+from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.compare import derive_reduction
+from shiplap.sampling.compare_to_reference import against_run, compare_with_rounding
+from shiplap.sampling.run import (
+    call_op,
+    floating_args,
+    is_adopted,
+    random_gradient,
+    short_error_line,
+    surrogate_results,
+    widen_tensor,
+)
+from shiplap.sampling.samples import Samples, with_other_values
 
-BATCHES = range(2, 9)  # how many calls vmap may make of one; three where no size fits
+BATCH_SIZES = range(2, 9)  # how many calls vmap may make of one; three where no size fits
 
 
-def skips(op: Op) -> str:
+def why_skip_transforms(op: Op) -> str:
     """Return the reason why the check does not apply to an op, empty where it does."""
     if op.spec.draws:
         return "each call draws other numbers"
     return "it mutates arguments" if op.spec.mutated else "data-dependent sizes" if op.spec.bounds else ""
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def transforms_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain, scalar and larger samples."""
     yield from chain(samples.plain(), samples.scalars(), islice(samples.grown(1), 1))
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_transforms(op: Op, case: SampleCase) -> Observation:
     """Compare vmap with a loop, and forward-mode AD with the reference."""
     names = [a.name for a, v in zip(op.spec.args, case.args, strict=True) if isinstance(v, Tensor)]
     if not names:
         return Observation(skip="no plain tensor argument")
     notes = []
     for batched in [[n] for n in names] + ([names] if len(names) > 1 else []):
-        problem, note = _vmapped(op, case, batched)
+        problem, note = _compare_vmap(op, case, batched)
         if problem:
             return Observation(f"vmap over {', '.join(batched)}: {problem}", fix="correct the vmap rule, or remove it")
         notes += [note] if note and note not in notes else []
     # A batch of one broadcasts where a rule mixes up dims.
-    problem, _ = _vmapped(op, case, names, 1)
+    problem, _ = _compare_vmap(op, case, names, 1)
     if problem:
         return Observation(f"vmap over a batch of one: {problem}", fix="correct the vmap rule, or remove it")
-    problem, note = _tangent(op, case)
+    problem, note = _compare_tangents(op, case)
     if problem:
         return Observation(f"forward-mode AD: {problem}", fix="give the op a jvp rule, or let it refuse")
     return Observation(note="; ".join(filter(None, [*notes[:1], note])))
 
 
-def _vmapped(op: Op, case: Case, batched: list[str], count: int = 0) -> tuple[str, str]:
+def _compare_vmap(op: Op, case: SampleCase, batched: list[str], count: int = 0) -> tuple[str, str]:
     """Compare vmap with a loop. Returns ``(problem, the reason why there was no comparison)``."""
-    count = count or _as_many_as_rows(op, case, batched)
-    members = [case, *(other(op, Case(case.recipe, case.seed + k, (), {}, case.device)) for k in range(count - 1))]
+    count = count or _batch_of_row_count(op, case, batched)
+    members = [
+        case,
+        *(with_other_values(op, SampleCase(case.recipe, case.seed + k, (), {}, case.device)) for k in range(count - 1)),
+    ]
     rows = []
     for member in members:
         fresh = zip(op.spec.args, case.fresh(), member.fresh(), strict=True)
@@ -75,87 +86,91 @@ def _vmapped(op: Op, case: Case, batched: list[str], count: int = 0) -> tuple[st
             (dim if rows[0][i].dim() else 0) if a.name in batched else None for i, a in enumerate(op.spec.args)
         )
         try:
-            got = torch.vmap(lambda *args: call(op, args), in_dims=dims)(*stacked)
+            got = torch.vmap(lambda *args: call_op(op, args), in_dims=dims)(*stacked)
         except Exception as e:
-            return "", f"vmap is refused: {in_short(e)}"
-        if problem := _unlike_the_loop(op, case, rows, got):
+            return "", f"vmap is refused: {short_error_line(e)}"
+        if problem := _difference_from_loop(op, case, rows, got):
             return f"in_dims={dim}, against a loop: {problem}", ""
     return "", ""
 
 
-def _as_many_as_rows(op: Op, case: Case, batched: list[str]) -> int:
+def _batch_of_row_count(op: Op, case: SampleCase, batched: list[str]) -> int:
     """Return a batch size equal to the size of a dim: a rule that mistakes that dim for the batch is wrong then, and
     raises no error.
     """
     shapes = [v.shape for a, v in zip(op.spec.args, case.args, strict=True) if a.name in batched]
-    return next((n for shape in reversed(shapes) for n in shape[:1] if n in BATCHES), 3)
+    return next((n for shape in reversed(shapes) for n in shape[:1] if n in BATCH_SIZES), 3)
 
 
-def _unlike_the_loop(op: Op, case: Case, rows: Sequence[tuple[Any, ...]], got: Sequence[Tensor]) -> str:
+def _difference_from_loop(op: Op, case: SampleCase, rows: Sequence[tuple[Any, ...]], got: Sequence[Tensor]) -> str:
     """Return the difference between vmap and one call a row, beyond the rounding errors of both."""
-    looped = _stacked(call(op, row) for row in rows)
+    looped = _stack_results(call_op(op, row) for row in rows)
     difference = against_run(
-        op, got, looped, reduction(op.spec, case.env), lambda body: _stacked(body(op, row) for row in rows)
+        op, got, looped, derive_reduction(op.spec, case.env), lambda body: _stack_results(body(op, row) for row in rows)
     )
     return difference.problem
 
 
-def _stacked(rows: Iterable[Sequence[Tensor]]) -> list[Tensor]:
+def _stack_results(rows: Iterable[Sequence[Tensor]]) -> list[Tensor]:
     """Return the results of all rows, stacked."""
     return [torch.stack(outs) for outs in zip(*rows, strict=True)]
 
 
-def _tangent(op: Op, case: Case) -> tuple[str, str]:
+def _compare_tangents(op: Op, case: SampleCase) -> tuple[str, str]:
     """Compare the tangents along all arguments together, then along each alone: a rule may assume that the others have
     tangents, too.
     """
     names, note = floating_args(op, case), ""
     for moving in [names, *([n] for n in names if len(names) > 1)] if names else ():
-        problem, note = _tangent_of(op, case, moving)
+        problem, note = _compare_tangents_along(op, case, moving)
         if problem or note:
             return problem and (problem if moving is names else f"along {moving[0]} alone: {problem}"), note
     return "", note
 
 
-def _tangent_of(op: Op, case: Case, names: Collection[str]) -> tuple[str, str]:
+def _compare_tangents_along(op: Op, case: SampleCase, names: Collection[str]) -> tuple[str, str]:
     """Compare the tangents along ``names`` with those of the reference."""
     rng = torch.Generator().manual_seed(case.seed)
     directions = {
-        a.name: direction(v, rng).to(v.device, v.dtype)
+        a.name: random_gradient(v, rng).to(v.device, v.dtype)
         for a, v in zip(op.spec.args, case.args, strict=True)
         if a.name in names
     }
     plain = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), case.args)
     try:
-        wide = _dual(op, partial(differentiated, op), tree_map(widen, plain), directions)
-        own = _dual(op, partial(differentiated, op), plain, directions)
+        wide = _tangents_of_results(op, partial(surrogate_results, op), tree_map(widen_tensor, plain), directions)
+        own = _tangents_of_results(op, partial(surrogate_results, op), plain, directions)
     except Exception as e:
-        return "", f"torch has no tangent of the reference: {in_short(e)}"
+        return "", f"torch has no tangent of the reference: {short_error_line(e)}"
     try:
-        got = _dual(op, lambda args: call(op, args), case.fresh(), directions)
+        got = _tangents_of_results(op, lambda args: call_op(op, args), case.fresh(), directions)
     except Exception as e:
-        return "", f"forward-mode AD is refused: {in_short(e)}"
+        return "", f"forward-mode AD is refused: {short_error_line(e)}"
     for index, (g, o, w) in enumerate(zip(got, own, wide, strict=True)):
         if g is None and w is not None and bool((w != 0).any()):
             silent = f"result {index} has no tangent, silently; the reference has one"
             # torch.library gives an op no place for a rule of forward mode: not its author's fault
             return ("", f"forward-mode AD: {silent}") if is_adopted(op) else (silent, "")
         if g is not None and o is not None and w is not None:
-            recompute = partial(_tangents_alone, op, tree_map(widen, plain), directions, index)
-            difference = settle([g], [o], [w], reduction(op.spec, case.env), recompute, op.spec.tolerated)
+            recompute = partial(_widened_tangent, op, tree_map(widen_tensor, plain), directions, index)
+            difference = compare_with_rounding(
+                [g], [o], [w], derive_reduction(op.spec, case.env), recompute, op.spec.tolerated
+            )
             if difference.problem:
                 return f"the tangent of {difference.problem}", ""
     return "", ""
 
 
-def _tangents_alone(op: Op, args: tuple[Any, ...], directions: Any, index: int) -> list[Tensor]:
+def _widened_tangent(op: Op, args: tuple[Any, ...], directions: Any, index: int) -> list[Tensor]:
     """Return one tangent of the reference in float64."""
-    tangent = _dual(op, partial(differentiated, op), args, directions)[index]
+    tangent = _tangents_of_results(op, partial(surrogate_results, op), args, directions)[index]
     assert tangent is not None
     return [tangent]
 
 
-def _dual(op: Op, run: Callable[..., Sequence[Tensor]], args: tuple[Any, ...], directions: Any) -> list[Tensor | None]:
+def _tangents_of_results(
+    op: Op, run: Callable[..., Sequence[Tensor]], args: tuple[Any, ...], directions: Any
+) -> list[Tensor | None]:
     """Return the tangents of all results."""
     with forward_ad.dual_level():
         pairs = zip(op.spec.args, args, strict=True)
@@ -172,10 +187,10 @@ CHECK = Check(
     "transforms",
     order=210,
     observes="vmap equals a loop, and a tangent equals the reference's, or they are refused",
-    observe=observe,
-    cases=cases,
+    observe=observe_transforms,
+    cases=transforms_cases,
     varies=("mode",),
-    skips=skips,
+    skips=why_skip_transforms,
     needs=("determinism", "numerics", "gradient"),
     fix="give the op rules for vmap and forward-mode AD, or let it refuse",
     patience=60.0,

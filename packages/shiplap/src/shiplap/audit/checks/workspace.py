@@ -17,40 +17,40 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
 from shiplap.dispatch.launch import poisoned_workspace
-from shiplap.sampling.case import Case
-from shiplap.sampling.compare import bitwise
-from shiplap.sampling.pairwise import large
-from shiplap.sampling.run import run
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.compare import bitwise_difference
+from shiplap.sampling.pairwise import large_samples
+from shiplap.sampling.run import run_op
 from shiplap.sampling.samples import Samples
 
 # Zero, all bits set (NaN in floating dtypes), large numbers, and a mixed pattern.
-BYTES = (0x00, 0xFF, 0x7F, 0xA5)
+FILL_BYTES = (0x00, 0xFF, 0x7F, 0xA5)
 
 
-def cases(samples: Samples) -> Iterable[Case]:
+def workspace_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain, larger, optional and large samples."""
     yield from samples.plain()
     yield from samples.grown(2)
     yield from samples.optionals()
-    yield from large(samples)
+    yield from large_samples(samples)
 
 
-def observe(op: Op, case: Case) -> Observation:
+def observe_workspace(op: Op, case: SampleCase) -> Observation:
     """Compare calls whose workspaces are filled with different bytes."""
 
     def filled(byte: int) -> tuple[Tensor, ...]:
-        with poisoned_workspace(byte), _filled_empty():
-            return run(op, case)
+        with poisoned_workspace(byte), _filled_empty_tensors():
+            return run_op(op, case)
 
-    first = filled(BYTES[0])
+    first = filled(FILL_BYTES[0])
     # Results that vary with one byte would vary with another, too.
-    if any(bitwise(filled(BYTES[0]), first) for _ in range(3)):
+    if any(bitwise_difference(filled(FILL_BYTES[0]), first) for _ in range(3)):
         return Observation(skip="results vary by themselves, see determinism")
-    for byte in BYTES[1:]:
-        if problem := bitwise(filled(byte), first, f"with 0x{BYTES[0]:02X}"):
+    for byte in FILL_BYTES[1:]:
+        if problem := bitwise_difference(filled(byte), first, f"with 0x{FILL_BYTES[0]:02X}"):
             return Observation(f"workspace filled with 0x{byte:02X}: {problem}")
-    with poisoned_workspace(BYTES[0]):
-        if problem := bitwise(first, run(op, case), "with memory as it comes"):
+    with poisoned_workspace(FILL_BYTES[0]):
+        if problem := bitwise_difference(first, run_op(op, case), "with memory as it comes"):
             return Observation(
                 f"fresh memory filled with NaN: {problem}",
                 fix="write every element of the output, or allocate it with torch.zeros",
@@ -60,7 +60,7 @@ def observe(op: Op, case: Case) -> Observation:
 
 
 @contextmanager
-def _filled_empty() -> Iterator[None]:
+def _filled_empty_tensors() -> Iterator[None]:
     """Let ``torch.empty`` return NaN (or the largest integer) in every element, for a block."""
     settings: Any = torch.utils.deterministic
     enabled = torch.are_deterministic_algorithms_enabled()
@@ -79,8 +79,8 @@ CHECK = Check(
     "workspace",
     order=140,
     observes="the bits are the same for workspaces full of 00, FF, 7F and A5 and for torch.empty full of NaN",
-    observe=observe,
-    cases=cases,
+    observe=observe_workspace,
+    cases=workspace_cases,
     obligations=("value", "determinism"),
     fix="initialise the part of the workspace that is read before it is written",
 )

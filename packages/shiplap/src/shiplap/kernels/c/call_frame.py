@@ -29,7 +29,7 @@ _EXTENSION = 12  # kDLExtDev: any other device type, such as a PrivateUse1 backe
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _FrameLayout:
     """The offsets in the buffer, for tensors of given ranks (-1: None)."""
 
     pack: Struct
@@ -38,16 +38,16 @@ class _Layout:
 
 
 @cache
-def _layout(ranks: tuple[int, ...]) -> _Layout:
+def _frame_layout(ranks: tuple[int, ...]) -> _FrameLayout:
     text, places = CONTEXT, []
     for rank in ranks:
         places.append(Struct(text).size)
         text += f"{TENSOR}{2 * rank}q" if rank >= 0 else ""
     pack = Struct(text)
-    return _Layout(pack, tuple(places), pack.size + ERROR_BYTES)
+    return _FrameLayout(pack, tuple(places), pack.size + ERROR_BYTES)
 
 
-class Frame:
+class CallFrame:
     """Views of ``tensors`` and a context. Its addresses are valid as long as it lives."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Frame:
         config: tuple[int, int] = (0, 0),
         where: str = "",
     ) -> None:
-        layout = _layout(tuple([-1 if t is None else t.dim() for t in tensors]))
+        layout = _frame_layout(tuple([-1 if t is None else t.dim() for t in tensors]))
         self._buffer = ctypes.create_string_buffer(layout.size)
         base = self.context = ctypes.addressof(self._buffer)
         message = self._message = base + layout.pack.size
@@ -82,13 +82,13 @@ class Frame:
             shape, sizes = tensor.shape, base + place + _TENSOR_BYTES
             rank = len(shape)
             # torch leaves the strides of dims of size 0 or 1 arbitrary, also in a contiguous tensor
-            strides = _canonical(shape) if tensor.is_contiguous() else tensor.stride()
+            strides = _canonical_strides(shape) if tensor.is_contiguous() else tensor.stride()
             fields += (
                 tensor.data_ptr(),
                 kind,
                 index,
                 rank,
-                *_element(tensor.dtype, where),
+                *_dlpack_element(tensor.dtype, where),
                 sizes,
                 sizes + 8 * rank,
                 0,
@@ -128,12 +128,12 @@ _TENSOR_BYTES = Struct(TENSOR).size
 
 
 @cache
-def _element(dtype: torch.dtype, where: str) -> tuple[int, int, int]:
+def _dlpack_element(dtype: torch.dtype, where: str) -> tuple[int, int, int]:
     """Return DLPack's type code, bits and lanes. Raise SL214 for a dtype without them."""
     return dtypes.of(dtype, where).dlpack
 
 
-def _canonical(shape: Sequence[int]) -> Sequence[int]:
+def _canonical_strides(shape: Sequence[int]) -> Sequence[int]:
     if len(shape) == 1:
         return (1,)
     strides, step = [0] * len(shape), 1

@@ -19,16 +19,16 @@ from shiplap.codegen import CParameter
 from shiplap.declare.binding import Binding
 from shiplap.declare.code_parts import AnyValue
 from shiplap.declare.config import Values
-from shiplap.declare.kernel import Implementation, Refill, Rerun, Terms, read_strided
+from shiplap.declare.kernel import Implementation, KernelTerms, Refill, Rerun, read_strided
 from shiplap.declare.native_interface import NativeForm
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, EnvValue, Outputs, Result
-from shiplap.dispatch.launch import scratch as fresh_scratch
+from shiplap.dispatch.launch import allocate_bytes as fresh_scratch
 from shiplap.dispatch.launch import workspace_size
 from shiplap.errors import ShiplapError, error
-from shiplap.kernels.c.call_frame import Frame
-from shiplap.kernels.c.header import signature
-from shiplap.kernels.c.library import content_of, load_symbol
+from shiplap.kernels.c.call_frame import CallFrame
+from shiplap.kernels.c.header import prototype_signature
+from shiplap.kernels.c.library import library_digest, load_symbol
 from shiplap.kernels.native.packed_kernel import Extents, PackedKernel
 
 SL_OK, SL_INVALID_ARGUMENT = 0, 1
@@ -52,7 +52,7 @@ class DLTensor(ctypes.Structure):
     )
 
 
-class Context(ctypes.Structure):
+class CallContext(ctypes.Structure):
     """``sl_context``: the layout that ``frame.CONTEXT`` packs."""
 
     _fields_ = (
@@ -76,7 +76,7 @@ _TYPE: dict[str, type[ctypes._SimpleCData[int] | ctypes._SimpleCData[float] | ct
 }
 
 
-class CAbi(Implementation):
+class CAbiImplementation(Implementation):
     """A C ABI kernel, not yet bound to a declaration."""
 
     native_configs = True
@@ -100,9 +100,9 @@ class CAbi(Implementation):
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
         """The function, and the library by its content."""
         yield f"cabi {self.library.name} {self.symbol} {sorted(self.strided)} {self.align}", None
-        yield content_of(self.library), None
+        yield library_digest(self.library), None
 
-    def bind(self, spec: OpSpec, terms: Terms) -> CKernel:
+    def bind(self, spec: OpSpec, terms: KernelTerms) -> CKernel:
         """The kernel for ``spec``. The library is opened at the first call, never at import."""
         read_strided(spec, f"sl.cabi(..., {self.symbol!r})", self.strided)
         return CKernel(spec, terms, self)
@@ -115,7 +115,7 @@ def cabi(
     strided: Iterable[str] = (),
     align: int = 1,
     without_signature: bool = False,
-) -> CAbi:
+) -> CAbiImplementation:
     """A kernel behind shiplap's C ABI. Pass the result to ``op.kernel(device, ...)``.
 
     Args:
@@ -148,13 +148,13 @@ def cabi(
             expected="a power of two",
             fix="pass the alignment in bytes, such as align=16",
         )
-    return CAbi(library, symbol, strided, align, without_signature)
+    return CAbiImplementation(library, symbol, strided, align, without_signature)
 
 
 class CFunctionKernel(PackedKernel):
     """A kernel that can be a C function, called with the addresses of everything in one frame."""
 
-    def __init__(self, spec: OpSpec, terms: Terms, form: NativeForm) -> None:
+    def __init__(self, spec: OpSpec, terms: KernelTerms, form: NativeForm) -> None:
         super().__init__(spec, terms, form)
         self.values = 0, 0  # of the config: address and length
         self._array: ctypes.Array[ctypes.c_int64] | None = None  # holds them
@@ -180,26 +180,26 @@ class CFunctionKernel(PackedKernel):
     ) -> None:
         """Call the C function. Raise SL211 or SL305 with its message if it fails."""
         device = call.device
-        rest = [_argument(p, call.env, extents) for p in self.parameters[len(tensors) :]]
+        rest = [_ctypes_argument(p, call.env, extents) for p in self.parameters[len(tensors) :]]
         if device.type == "cuda":
-            frame = Frame(
+            frame = CallFrame(
                 tensors, device, scratch, torch.cuda.current_stream(device).cuda_stream, self.values, self.where
             )
             with torch.cuda.device(device):
                 status = function(frame.context, *frame.tensors, *rest)
         else:
-            frame = Frame(tensors, device, scratch, 0, self.values, self.where)
+            frame = CallFrame(tensors, device, scratch, 0, self.values, self.where)
             status = function(frame.context, *frame.tensors, *rest)
         if status != SL_OK:
-            raise refusal(status, self.where, frame)
+            raise c_status_error(status, self.where, frame)
 
 
 class CKernel(CFunctionKernel):
     """A C function of a library."""
 
-    def __init__(self, spec: OpSpec, terms: Terms, source: CAbi) -> None:
+    def __init__(self, spec: OpSpec, terms: KernelTerms, source: CAbiImplementation) -> None:
         names = terms.space.names if terms.space is not None else ()
-        stamp = signature(spec, names)
+        stamp = prototype_signature(spec, names)
         form = NativeForm(source.library, source.symbol, source.strided, source.align, stamp, source.without_signature)
         super().__init__(spec, terms, form)
         self._function: Callable[..., int] | None = None
@@ -252,10 +252,10 @@ class CKernel(CFunctionKernel):
         """Return a function that writes the addresses of a call into a free frame and calls the C function."""
         pack, function, where = self._pack, self._loaded(), self.where
         count = len(self.spec.tensors)
-        rest = [_argument(p, call.env, {}) for p in self.parameters[count + len(outs) :]]
+        rest = [_ctypes_argument(p, call.env, {}) for p in self.parameters[count + len(outs) :]]
         room, device = workspace_size(self.workspace, call), call.device
         values, holds = self.values, self._array  # of the config, at an address that has to stay alive
-        free: list[Frame] = []
+        free: list[CallFrame] = []
 
         def refill(args: Args, given_outs: Outputs, _holds: object = holds) -> None:
             tensors, _ = pack(args)
@@ -264,12 +264,12 @@ class CKernel(CFunctionKernel):
             try:
                 frame = free.pop()
             except IndexError:
-                frame = Frame(tensors, device, given, 0, values, where)
+                frame = CallFrame(tensors, device, given, 0, values, where)
             else:
                 frame.renew(tensors, given)
             status = function(frame.context, *frame.tensors, *rest)
             if status != SL_OK:
-                raise refusal(status, where, frame)
+                raise c_status_error(status, where, frame)
             free.append(frame)
 
         return refill
@@ -278,14 +278,14 @@ class CKernel(CFunctionKernel):
         self.call_function(self._function or self._loaded(), call, tensors, extents, scratch)
 
 
-def refusal(status: int, where: str, frame: Frame) -> ShiplapError:
+def c_status_error(status: int, where: str, frame: CallFrame) -> ShiplapError:
     """Return the error of a C function that returned ``status``, with its message."""
     id = "SL211" if status == SL_INVALID_ARGUMENT else "SL305"
     silent = "write the reason of the status to ctx->error in the kernel" if id == "SL305" and not frame.message else ""
     return error(id, where=where, got=frame.message or f"status {status}", expected="", fix=silent)
 
 
-def _argument(p: CParameter, env: Mapping[str, EnvValue], extents: Extents) -> object:
+def _ctypes_argument(p: CParameter, env: Mapping[str, EnvValue], extents: Extents) -> object:
     """Return the value of a parameter behind the tensors, as the function's ctypes signature needs it."""
     if p.role == "extent":
         return ctypes.byref(extents[p.source])

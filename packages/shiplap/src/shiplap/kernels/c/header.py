@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from shiplap.codegen import prototype, render
-from shiplap.declare.schema import schema
+from shiplap.codegen import c_prototype, render_source
+from shiplap.declare.schema import schema_text
 from shiplap.declare.spec import OpSpec
 from shiplap.dispatch.op import Op
 from shiplap.errors import error
 
 
-def signature(spec: OpSpec, parameters: Sequence[str] = ()) -> str:
+def prototype_signature(spec: OpSpec, parameters: Sequence[str] = ()) -> str:
     """Identity of the C prototype and of the names of its config: what must not differ between header and library."""
-    text = ", ".join([*(str(p) for p in prototype(spec)), *(f"config {name}" for name in parameters)])
+    text = ", ".join([*(str(p) for p in c_prototype(spec)), *(f"config {name}" for name in parameters)])
     return hashlib.sha256(f"{spec.name}({text})".encode()).hexdigest()[:16]
 
 
@@ -36,14 +36,14 @@ def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
     return specs
 
 
-def config_names(ops: Iterable[Op]) -> dict[str, tuple[str, ...]]:
+def config_names_by_symbol(ops: Iterable[Op]) -> dict[str, tuple[str, ...]]:
     """``symbol → names`` of the config, for the C ABI kernels that have one."""
     kernels = [k for op in ops for kernels in op.kernels.values() for k in kernels if k.space is not None]
     bound = [(k.native, k.space) for k in kernels if k.native is not None and k.space is not None]
     return {form.symbol: space.names for form, space in bound if not form.generated}
 
 
-def header(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str, Sequence[str]] | None = None) -> str:
+def header_text(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str, Sequence[str]] | None = None) -> str:
     """C header with one prototype per ``symbol → spec``; ``target`` is what `shiplap header` was given.
 
     ``configs``, of :func:`config_names`: for each name an index into ``ctx->config``.
@@ -53,24 +53,24 @@ def header(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str, Seq
     kernels = [
         {
             "symbol": symbol,
-            "summary": _comment((spec.doc.splitlines() or [spec.name])[0]),
-            "lines": [_comment(line) for line in _lines(spec)],
-            "signature": signature(spec, (configs or {}).get(symbol, ())),
+            "summary": _comment_block((spec.doc.splitlines() or [spec.name])[0]),
+            "lines": [_comment_block(line) for line in _declaration_lines(spec)],
+            "signature": prototype_signature(spec, (configs or {}).get(symbol, ())),
             "configs": [f"{symbol}_{name}".upper() for name in (configs or {}).get(symbol, ())],
-            "parameters": prototype(spec),
+            "parameters": c_prototype(spec),
         }
         for symbol, spec in symbols.items()
     ]
-    return render("kernels.h.jinja", target=_comment(target), guard=guard, kernels=kernels)
+    return render_source("kernels.h.jinja", target=_comment_block(target), guard=guard, kernels=kernels)
 
 
-def _comment(text: str) -> str:
+def _comment_block(text: str) -> str:
     return text.replace("*/", "* /").replace("/*", "/ *")
 
 
-def _lines(spec: OpSpec) -> list[str]:
+def _declaration_lines(spec: OpSpec) -> list[str]:
     """The declaration in words: schema, tensor types, size relations."""
-    lines = [f"{spec.namespace}::{schema(spec)}"]
+    lines = [f"{spec.namespace}::{schema_text(spec)}"]
     lines += [f"{a.name}: {a.tensor}{' or NULL' if a.optional else ''}" for a in spec.tensors]
     lines += [f"{o.name}: {o.tensor} (output)" for o in spec.outputs]
     lines += [f"{name} = {expr}" for name, expr in spec.dims]

@@ -14,7 +14,7 @@ from shiplap.errors import ShiplapError, error
 from shiplap.settings import settings
 
 
-def locate(path: str | os.PathLike[str]) -> Path:
+def locate_library(path: str | os.PathLike[str]) -> Path:
     """The file to load: ``SHIPLAP_LIBRARY_PATH`` first, then ``path`` itself. SL401 when neither is there."""
     wanted = Path(path)
     candidates = [Path(settings().library_path) / wanted.name] if settings().library_path else []
@@ -25,16 +25,16 @@ def locate(path: str | os.PathLike[str]) -> Path:
     raise error("SL401", where=str(wanted.name), got="no such file", expected=" or ".join(map(str, candidates)))
 
 
-def content_of(path: str | os.PathLike[str]) -> str:
+def library_digest(path: str | os.PathLike[str]) -> str:
     """The digest of the library that :func:`locate` finds. Empty where there is none."""
     try:
-        return file_digest(locate(path))
+        return file_digest(locate_library(path))
     except ShiplapError:
         return ""
 
 
 @cache
-def _open(path: Path) -> ctypes.CDLL:
+def _open_library(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as e:
@@ -48,8 +48,8 @@ def load_symbol(form: NativeForm) -> Any:
         LibraryError: SL401 or SL402 if it is absent, SL403 if the library was built for another declaration, or does
             not say for which one and the author has not said that it cannot.
     """
-    file, symbol = locate(form.library), form.symbol
-    library = _open(file)
+    file, symbol = locate_library(form.library), form.symbol
+    library = _open_library(file)
     try:
         function = getattr(library, symbol)
     except AttributeError:

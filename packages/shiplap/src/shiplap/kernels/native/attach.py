@@ -12,22 +12,22 @@ from itertools import repeat
 from pathlib import Path
 
 from shiplap.declare.native_interface import NativeBinding, NativeEntrance
-from shiplap.declare.schema import schema
+from shiplap.declare.schema import schema_text
 from shiplap.declare.values import Result, Value
 from shiplap.dispatch import Op, launch, registry, tuned_choices
-from shiplap.dispatch.out import out_name, out_schema
+from shiplap.dispatch.out import out_variant_name, out_variant_schema
 from shiplap.errors import ShiplapError, error, notice
 from shiplap.kernels.native.build import LIBRARY
-from shiplap.kernels.native.build_plan import Entry, Plan, serves
-from shiplap.kernels.native.cache import load
-from shiplap.kernels.native.choice_table import rows
+from shiplap.kernels.native.build_plan import LibraryPlan, NativeKernelEntry, form_serves_alone
+from shiplap.kernels.native.cache import load_library
+from shiplap.kernels.native.choice_table import choice_rows
 from shiplap.torch_private.dispatcher_library import Registrations
 
-_open: dict[Path, ctypes.CDLL] = {}
-_entrances: dict[tuple[str, int], Entrance] = {}  # by the name and the edition of an op
+_opened_libraries: dict[Path, ctypes.CDLL] = {}
+_native_entrances: dict[tuple[str, int], OpEntrance] = {}  # by the name and the edition of an op
 
 
-class Entrance(NativeEntrance):
+class OpEntrance(NativeEntrance):
     """The torch registration of one op's native code, made at the first attachment and kept.
 
     Torch's table keeps pointers into the first library. Later libraries lead the entries of that one to their code.
@@ -48,10 +48,10 @@ class Entrance(NativeEntrance):
         """Define ``<op>__python``, which native code calls for arguments that it does not support."""
         python = Registrations(op.spec.namespace, op.edition)
         name = f"{op.spec.stem}__python"
-        names: dict[str, tuple[str, Callable[..., Result]]] = {name: (schema(op.spec, name), op.execute)}
+        names: dict[str, tuple[str, Callable[..., Result]]] = {name: (schema_text(op.spec, name), op.execute)}
         if op.variant is not None:
-            name = f"{out_name(op.spec)}__python"
-            names[name] = out_schema(op.spec, name), op.variant.execute
+            name = f"{out_variant_name(op.spec)}__python"
+            names[name] = out_variant_schema(op.spec, name), op.variant.execute
         for name, (declared, execute) in names.items():
             python.define(declared)
             python.implement(name, self._telling(execute))
@@ -70,7 +70,7 @@ class Entrance(NativeEntrance):
                 # A copy, since frames hold tensors. What a call inside this one refused comes through native code.
                 self.raised.error = copy.copy(e) if isinstance(e, ShiplapError) else self.refusal(e)
                 for binding in self.bindings:
-                    binding.shiplap_set_error(_text(e).encode(errors="replace"))
+                    binding.shiplap_set_error(_exception_text(e).encode(errors="replace"))
                 raise
 
         return run
@@ -96,7 +96,7 @@ class Entrance(NativeEntrance):
     def refusal(self, cause: Exception) -> ShiplapError | None:
         message = str(cause)
         python: ShiplapError | None = getattr(self.raised, "error", None)
-        if python is not None and _text(python) in message:
+        if python is not None and _exception_text(python) in message:
             return python
         for binding in self.bindings:
             raw = map(binding.shiplap_refusal, range(7))
@@ -108,14 +108,14 @@ class Entrance(NativeEntrance):
 
 
 @dataclass
-class Attached(NativeBinding):
+class AttachedBinding(NativeBinding):
     """The native code that serves an op."""
 
     op: Op
     library: Path
     binding: ctypes.CDLL
-    parts: dict[int, Entry]
-    entrance: Entrance
+    parts: dict[int, NativeKernelEntry]
+    entrance: OpEntrance
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -128,20 +128,23 @@ class Attached(NativeBinding):
             entry.form.resume()
 
     def update_choices(self) -> None:
-        tables = _tables(self.op, self.parts.values())
+        tables = _choice_tables(self.op, self.parts.values())
         for index, entry in self.parts.items():
-            _choose(self.binding, index, *tables[entry.device])
+            _send_choices(self.binding, index, *tables[entry.device])
 
 
-def _tables(op: Op, entries: Iterable[Entry]) -> dict[str, tuple[list[list[int]], bool]]:
+def _choice_tables(op: Op, entries: Iterable[NativeKernelEntry]) -> dict[str, tuple[list[list[int]], bool]]:
     """Return by device type the choices as rows of numbers, and whether other calls have to go to Python."""
     return {
-        e.device: (rows(op, e.device), bool(tuned_choices.frozen) and tuned_choices.tunable(op, e.device))
+        e.device: (
+            choice_rows(op, e.device),
+            bool(tuned_choices.frozen) and tuned_choices.has_tunable_kernels(op, e.device),
+        )
         for e in entries
     }
 
 
-def _choose(binding: ctypes.CDLL, index: int, table: list[list[int]], defer: bool) -> None:
+def _send_choices(binding: ctypes.CDLL, index: int, table: list[list[int]], defer: bool) -> None:
     """Copy the choices in force into the native code.
 
     Choices with other values than numbers, or for tensors that are not contiguous, stay with Python. Native code passes
@@ -152,24 +155,24 @@ def _choose(binding: ctypes.CDLL, index: int, table: list[list[int]], defer: boo
     binding.shiplap_choose(ctypes.c_uint64(index), array, ctypes.c_uint64(len(table)), ctypes.c_int32(defer))
 
 
-def attach(plan: Plan) -> None:
+def attach_plan(plan: LibraryPlan) -> None:
     """Register the native code of every op of the plan that has no native binding yet."""
-    binding = _load(plan)
+    binding = _load_plan_library(plan)
     for op in dict.fromkeys(e.op for e in plan.entries.values()):
         if op.native is None:
             own = {i: e for i, e in plan.entries.items() if e.op is op}
             _attach_op(op, own, plan.place / LIBRARY, binding)
 
 
-def _attach_op(op: Op, entries: dict[int, Entry], path: Path, binding: ctypes.CDLL) -> None:
+def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, binding: ctypes.CDLL) -> None:
     """Register the entries of ``op``. An entry that torch refuses stays with Python, which a notice reports."""
-    known = _entrances.get((op.spec.name, op.edition))
-    entrance = op.entrance = _entrances[op.spec.name, op.edition] = known or Entrance(op)
-    attached, why = Attached(op, path, binding, {}, entrance), ""
-    tables = _tables(op, entries.values())
+    known = _native_entrances.get((op.spec.name, op.edition))
+    entrance = op.entrance = _native_entrances[op.spec.name, op.edition] = known or OpEntrance(op)
+    attached, why = AttachedBinding(op, path, binding, {}, entrance), ""
+    tables = _choice_tables(op, entries.values())
     for index, entry in entries.items():
         entry.form.connect(binding)
-        _choose(binding, index, *tables[entry.device])  # before the first call
+        _send_choices(binding, index, *tables[entry.device])  # before the first call
         refused = entrance.lead(entry.device, binding, ctypes.c_uint64(index), entry.kernels)
         entry.form.settle(refused)
         if not refused:
@@ -182,34 +185,34 @@ def _attach_op(op: Op, entries: dict[int, Entry], path: Path, binding: ctypes.CD
     op.native = attached
     op.enter()
     attached.update_choices()
-    if not all(serves(op, entry.form) for entry in attached.parts.values()):  # declared again meanwhile
+    if not all(form_serves_alone(op, entry.form) for entry in attached.parts.values()):  # declared again meanwhile
         op.drop_native()
 
 
-def _load(plan: Plan) -> ctypes.CDLL:
+def _load_plan_library(plan: LibraryPlan) -> ctypes.CDLL:
     """Open the library, once in this process, and pass it the byte with which workspaces are filled."""
     path = plan.place / LIBRARY
-    if path not in _open:
-        binding = load(plan.place, next(e.op.spec.name for e in plan.entries.values()), plan.rule)
+    if path not in _opened_libraries:
+        binding = load_library(plan.place, next(e.op.spec.name for e in plan.entries.values()), plan.rule)
         for function in (binding.shiplap_attach, binding.shiplap_find, binding.shiplap_refusal):
             function.restype = ctypes.c_char_p
         binding.shiplap_code.restype = ctypes.c_void_p
         binding.shiplap_choose.restype = binding.shiplap_lead.restype = None
-        launch.on_poison(lambda byte: binding.shiplap_poison(ctypes.c_int(-1 if byte is None else byte)))
-        _open[path] = binding
-    return _open[path]
+        launch.add_poison_listener(lambda byte: binding.shiplap_poison(ctypes.c_int(-1 if byte is None else byte)))
+        _opened_libraries[path] = binding
+    return _opened_libraries[path]
 
 
-def _text(e: Exception) -> str:
+def _exception_text(e: Exception) -> str:
     """Return the text of an exception in valid UTF-8 without NUL characters, as C++ needs it."""
     text = str(e) if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
     return text.replace("\0", "").encode(errors="replace").decode()
 
 
-def _choose_all() -> None:
-    for op in registry.ops():
+def _send_all_choices() -> None:
+    for op in registry.declared_op_list():
         if op.native is not None:
             op.native.update_choices()
 
 
-tuned_choices.listeners.append(_choose_all)
+tuned_choices.listeners.append(_send_all_choices)

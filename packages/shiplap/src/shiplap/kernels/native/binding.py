@@ -1,7 +1,7 @@
 """The native binding of C ABI kernels: built on request, cached, attached beside the Python binding.
 
 A kernel is served by Python (``cabi.py``) until a library is there. One that came with the package of the op, or is in
-the cache, is attached at the first call. Else the ``HOT``-th call gives a notice that says how to build one. Under
+the cache, is attached at the first call. Else the ``HOT_CALLS``-th call gives a notice that says how to build one. Under
 ``SHIPLAP_BACKGROUND_BUILD=1`` that call starts a compiler in a process of its own and a later call attaches the
 library, so that no call waits for the compiler. If a library cannot be built or attached, one notice gives the reason,
 and Python goes on serving.
@@ -21,61 +21,61 @@ from shiplap.declare.spec import OpSpec
 from shiplap.dispatch import Op, registry
 from shiplap.errors import ShiplapError, error, notice
 from shiplap.kernels.native import prebuilt
-from shiplap.kernels.native.attach import attach
-from shiplap.kernels.native.build import LIBRARY, detached
-from shiplap.kernels.native.build import build as compile_into
-from shiplap.kernels.native.build_plan import Plan, command, make_plan, serves
-from shiplap.kernels.native.cache import evict, present
+from shiplap.kernels.native.attach import attach_plan
+from shiplap.kernels.native.build import LIBRARY, build_detached
+from shiplap.kernels.native.build import build_once as compile_into
+from shiplap.kernels.native.build_plan import LibraryPlan, compile_command, form_serves_alone, make_plan
+from shiplap.kernels.native.cache import evict_artefacts, is_library_present
 from shiplap.settings import settings
 
-HOT = 32  # calls that the Python binding serves before a native one pays
+HOT_CALLS = 32  # calls that the Python binding serves before a native one pays
 SLOWER = 8  # the cost of a call through Python, in native calls, where the kernel has no work (benchmarks/overhead.py)
 UNBUILT = "its native binding is not built"
-OFF = "SHIPLAP_NATIVE=0"
+BINDING_OFF = "SHIPLAP_NATIVE=0"
 
 _lock = threading.RLock()
-_building: dict[Path, subprocess.Popen[bytes]] = {}
+_running_builds: dict[Path, subprocess.Popen[bytes]] = {}
 
 
-def _after_fork() -> None:
+def _reset_builds_after_fork() -> None:
     """Reset lock and builders in a forked child, which has neither the threads nor the children of its parent."""
     global _lock
     _lock = threading.RLock()
-    _building.clear()
+    _running_builds.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_reset_builds_after_fork)
 
 
 # --- what the Python binding asks at each call it serves ------------------------------------------------------------
 
 
-def consider(spec: OpSpec, form: NativeForm) -> None:
+def count_python_call(spec: OpSpec, form: NativeForm) -> None:
     """Count a call served by Python. Attach the native binding if there is one, or start its build if the op is hot."""
     if torch.compiler.is_compiling():
         return
     form.calls += 1
-    if 1 < form.calls < HOT or not _lock.acquire(blocking=False):  # another thread is at it
+    if 1 < form.calls < HOT_CALLS or not _lock.acquire(blocking=False):  # another thread is at it
         return
     try:
-        reason = _advance(spec, form)
+        reason = _advance_binding(spec, form)
     except Exception as e:  # the call has been served: nothing that goes wrong here may undo that
-        reason = _reason(e)
+        reason = _failure_reason(e)
     finally:
         _lock.release()
     if reason:
         form.settle(reason)
-        if (op := registry.find(spec.name)) is not None:
+        if (op := registry.find_declared_op(spec.name)) is not None:
             op.enter()  # Python serves from now on, by a shorter way
         if reason == UNBUILT:
             notice(f"native {spec.name}", how_to_build(spec.name))
-        elif reason != OFF:
+        elif reason != BINDING_OFF:
             notice(f"native {reason}", f"{spec.name} stays with the Python binding: {reason}")
 
 
 def how_to_build(name: str) -> str:
     """Return the text of the notice at the call from which on a native binding pays."""
-    op = registry.find(name)
+    op = registry.find_declared_op(name)
     module = op.reference.__module__ if op is not None else "TARGET"
     target = op.file if op is not None and module == "__main__" else module
     return (
@@ -85,48 +85,51 @@ def how_to_build(name: str) -> str:
     )
 
 
-def _advance(spec: OpSpec, form: NativeForm) -> str:
+def _advance_binding(spec: OpSpec, form: NativeForm) -> str:
     """Take one step towards a native binding. Return the reason if there will be none, else an empty text."""
     if not settings().native:
-        return OFF
-    if form.calls > HOT and form.place in _building:
-        return _collect(spec, form)
-    op = registry.find(spec.name)
-    if op is None or not serves(op, form):
-        return f"several kernels of {spec.name} on one device" if op is not None and form.calls >= HOT else ""
+        return BINDING_OFF
+    if form.calls > HOT_CALLS and form.place in _running_builds:
+        return _collect_build(spec, form)
+    op = registry.find_declared_op(spec.name)
+    if op is None or not form_serves_alone(op, form):
+        return f"several kernels of {spec.name} on one device" if op is not None and form.calls >= HOT_CALLS else ""
     if _attach_installed(op):
         return ""
     plan = make_plan(op)
     form.place = plan.place
-    if present(plan.place, spec.name):
-        attach(plan)
-    elif form.calls >= HOT and not settings().background_build:
+    if is_library_present(plan.place, spec.name):
+        attach_plan(plan)
+    elif form.calls >= HOT_CALLS and not settings().background_build:
         return UNBUILT
-    elif form.calls >= HOT and form.place not in _building:
-        _building[form.place] = detached(plan.place.parent, plan.place.name, plan.source, command(op))
+    elif form.calls >= HOT_CALLS and form.place not in _running_builds:
+        _running_builds[form.place] = build_detached(
+            plan.place.parent, plan.place.name, plan.source, compile_command(op)
+        )
     return ""
 
 
 def _attach_installed(op: Op) -> bool:
     """Attach the library in the package of ``op``. A notice reports once that a library cannot be used."""
-    plan, why = prebuilt.find(op)
+    plan, why = prebuilt.find_prebuilt_library(op)
     if plan is not None:
         try:
-            attach(plan)
+            attach_plan(plan)
         except ShiplapError as e:
             why = f"{plan.place}: {e.got}"
-            prebuilt.give_up(plan.place, e.got)
+            prebuilt.give_up_library(plan.place, e.got)
         else:
             return True
     if why:
         problem = error("SL309", where=op.spec.name, got=why, expected="a binding for this op, machine and torch")
         notice(
-            f"installed {op.spec.name}", f"{op.spec.name} does not use the binding of its package: {_reason(problem)}"
+            f"installed {op.spec.name}",
+            f"{op.spec.name} does not use the binding of its package: {_failure_reason(problem)}",
         )
     return False
 
 
-def adopt(op: Op) -> bool:
+def attach_installed_library(op: Op) -> bool:
     """Attach the library in the package of ``op`` before its first call, and return whether there is one."""
     if not settings().native or torch.compiler.is_compiling():
         return False
@@ -134,21 +137,21 @@ def adopt(op: Op) -> bool:
         return op.native is not None or _attach_installed(op)
 
 
-def _collect(spec: OpSpec, form: NativeForm) -> str:
-    child = _building[form.place]
+def _collect_build(spec: OpSpec, form: NativeForm) -> str:
+    child = _running_builds[form.place]
     if child.poll() is None:
         return ""
     assert child.stdout is not None
     output = "" if child.stdout.closed else child.stdout.read().decode(errors="replace")
-    op = registry.find(spec.name)
-    if op is None or not serves(op, form):
+    op = registry.find_declared_op(spec.name)
+    if op is None or not form_serves_alone(op, form):
         return ""
     plan = make_plan(op)
-    if not present(plan.place, spec.name):
+    if not is_library_present(plan.place, spec.name):
         return _build_failed(output or f"the builder ended with status {child.returncode}")
     child.stdout.close()
-    evict(plan.place.parent)
-    attach(plan)
+    evict_artefacts(plan.place.parent)
+    attach_plan(plan)
     return ""
 
 
@@ -164,16 +167,16 @@ def build(op: Op) -> Path:
     with _lock:
         plan = make_plan(op)
         compile_plan(plan, op)
-        attach(plan)
-        evict(plan.place.parent)
+        attach_plan(plan)
+        evict_artefacts(plan.place.parent)
         return plan.place / LIBRARY
 
 
-def compile_plan(plan: Plan, op: Op) -> None:
+def compile_plan(plan: LibraryPlan, op: Op) -> None:
     """Compile the library of ``plan``, unless it is in the cache. SL405 when it cannot be built."""
-    if present(plan.place, op.spec.name):
+    if is_library_present(plan.place, op.spec.name):
         return
-    if problem := compile_into(plan.place.parent, plan.place.name, plan.source, command(op)):
+    if problem := compile_into(plan.place.parent, plan.place.name, plan.source, compile_command(op)):
         raise error("SL405", where=op.spec.name, got=problem, expected="a library")
 
 
@@ -186,31 +189,31 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
     if op.native is not None and device in op.native.devices:
         return "native", str(op.native.library)
     if not settings().native:
-        return "python", OFF
+        return "python", BINDING_OFF
     if form is None:
         return "python", "no C ABI kernel"
     if not form.wanted:
         return "python", "its launches are generated where there is a CUDA device"
-    plan, why = prebuilt.find(op)
+    plan, why = prebuilt.find_prebuilt_library(op)
     if plan is not None and not form.why:
         return "native", f"{plan.place / LIBRARY}, attached at the first call"
     try:
         plan = make_plan(op)
-        there = present(plan.place, op.spec.name)
+        there = is_library_present(plan.place, op.spec.name)
     except (ShiplapError, OSError) as e:
-        return "python", _reason(e)
+        return "python", _failure_reason(e)
     if device not in [e.device for e in plan.entries.values() if e.op is op]:
         return "python", form.why or "several kernels, or one that asks supports="
     if there and not form.why:
         return "native", f"{plan.place / LIBRARY}, attached at the first call"
-    background = f"built in the background from call {HOT} on" if settings().background_build else UNBUILT
+    background = f"built in the background from call {HOT_CALLS} on" if settings().background_build else UNBUILT
     reason = form.why or background
     return "python", f"{reason} ({why})" if why else reason
 
 
 def _build_failed(output: str) -> str:
-    return _reason(error("SL405", where="", got=output, expected=""))
+    return _failure_reason(error("SL405", where="", got=output, expected=""))
 
 
-def _reason(e: Exception) -> str:
+def _failure_reason(e: Exception) -> str:
     return f"{e.id}: {e.what}, {e.got}" if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"

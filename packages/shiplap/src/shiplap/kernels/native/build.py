@@ -28,30 +28,30 @@ from pathlib import Path
 from typing import IO
 
 LIBRARY, SEAL, SOURCE = "binding.so", "seal", "binding.cpp"
-LIMIT = 1 << 28  # bytes of a library
-WAIT = 300.0  # seconds that a builder waits for another one of the same digest
+MOST_LIBRARY_BYTES = 1 << 28  # bytes of a library
+LOCK_WAIT_S = 300.0  # seconds that a builder waits for another one of the same digest
 
 
-def sealed(folder: Path) -> bool:
+def is_sealed_folder(folder: Path) -> bool:
     """Whether ``folder`` holds the complete library that was built for it."""
     try:
-        return fits(folder.name, _regular(folder / LIBRARY), _regular(folder / SEAL))
+        return seal_fits(folder.name, _read_regular_file(folder / LIBRARY), _read_regular_file(folder / SEAL))
     except OSError:
         return False
 
 
-def fits(digest: str, library: bytes, seal: bytes) -> bool:
+def seal_fits(digest: str, library: bytes, seal: bytes) -> bool:
     """Whether ``seal`` was written for this library and this digest."""
-    return seal == _seal(digest, library).encode()
+    return seal == _seal_text(digest, library).encode()
 
 
-def _regular(path: Path) -> bytes:
+def _read_regular_file(path: Path) -> bytes:
     """Return the content of a regular file. Raise OSError for anything else, such as a FIFO, which would block."""
-    with os.fdopen(_opened(path, os.O_RDONLY), "rb") as file:
-        return file.read(LIMIT)
+    with os.fdopen(_open_regular_file(path, os.O_RDONLY), "rb") as file:
+        return file.read(MOST_LIBRARY_BYTES)
 
 
-def _opened(path: Path, flags: int) -> int:
+def _open_regular_file(path: Path, flags: int) -> int:
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -59,33 +59,33 @@ def _opened(path: Path, flags: int) -> int:
     return handle
 
 
-def build(root: Path, digest: str, source: str, command: list[str], wait: float = WAIT) -> str:
+def build_once(root: Path, digest: str, source: str, command: list[str], wait: float = LOCK_WAIT_S) -> str:
     """Build ``<root>/<digest>`` unless it exists. Return the problem, or an empty text.
 
     ``command`` is the compiler call without source and output. The lock of another builder of the digest is waited for
     at most ``wait`` seconds.
     """
     try:
-        with _alone(root, digest, wait):
-            if sealed(root / digest):
+        with _hold_build_lock(root, digest, wait):
+            if is_sealed_folder(root / digest):
                 return ""
             for left in root.glob(f".{digest}-*"):  # of a builder that was killed: we hold its lock
                 shutil.rmtree(left, ignore_errors=True)
             scratch = Path(tempfile.mkdtemp(prefix=f".{digest}-", dir=root))
             try:
-                return _compile(scratch, digest, source, command) or _publish(scratch, root / digest)
+                return _compile_source(scratch, digest, source, command) or _publish_folder(scratch, root / digest)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
     except OSError as e:
         return str(e)
 
 
-def detached(root: Path, digest: str, source: str, command: list[str]) -> subprocess.Popen[bytes]:
-    """Start ``build`` in a process of its own, which may outlive this one. The process prints the problem, if any."""
+def build_detached(root: Path, digest: str, source: str, command: list[str]) -> subprocess.Popen[bytes]:
+    """Start ``build_once`` in a process of its own, which may outlive this one. The process prints the problem, if any."""
     with tempfile.TemporaryFile() as order:
         order.write(json.dumps([str(root), digest, source, command]).encode())
         order.seek(0)
-        with _known:
+        with _fork_lock:
             return subprocess.Popen(
                 [sys.executable, "-I", __file__],
                 stdin=order,
@@ -96,26 +96,26 @@ def detached(root: Path, digest: str, source: str, command: list[str]) -> subpro
 
 
 @contextlib.contextmanager
-def _alone(root: Path, digest: str, wait: float) -> Iterator[None]:
+def _hold_build_lock(root: Path, digest: str, wait: float) -> Iterator[None]:
     """Hold the lock file of ``digest``, which has the holder's process id. Raise OSError after ``wait`` seconds."""
     path = root / f"{digest}.lock"
-    with _known:  # no fork between the two
-        lock = os.fdopen(_opened(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
+    with _fork_lock:  # no fork between the two
+        lock = os.fdopen(_open_regular_file(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
         _open_locks.add(lock)
     try:
-        _acquire(lock, path, wait)
+        _acquire_build_lock(lock, path, wait)
         lock.truncate()
         lock.write(f"{os.getpid()}\n".encode())
         yield
     finally:
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_UN)
-        with _known:
+        with _fork_lock:
             _open_locks.discard(lock)
             lock.close()
 
 
-def _after_fork() -> None:
+def _close_locks_after_fork() -> None:
     """Close the lock files in a forked child.
 
     An flock ends with the last process that has the file open, so a child would hold the lock beyond its parent's end.
@@ -123,15 +123,17 @@ def _after_fork() -> None:
     for lock in _open_locks:
         lock.close()
     _open_locks.clear()
-    _known.release()
+    _fork_lock.release()
 
 
 _open_locks: set[FileIO] = set()  # every lock file that is open: none is missing while a process is forked
-_known = threading.RLock()  # no thread forks while it is held
-os.register_at_fork(before=_known.acquire, after_in_parent=_known.release, after_in_child=_after_fork)
+_fork_lock = threading.RLock()  # no thread forks while it is held
+os.register_at_fork(
+    before=_fork_lock.acquire, after_in_parent=_fork_lock.release, after_in_child=_close_locks_after_fork
+)
 
 
-def _acquire(lock: FileIO, path: Path, wait: float) -> None:
+def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
     until = time.monotonic() + wait
     while True:
         try:
@@ -149,17 +151,17 @@ def _acquire(lock: FileIO, path: Path, wait: float) -> None:
             return
 
 
-def _compile(scratch: Path, digest: str, source: str, command: list[str]) -> str:
+def _compile_source(scratch: Path, digest: str, source: str, command: list[str]) -> str:
     (scratch / SOURCE).write_text(source)
     tools = list(takewhile(lambda word: not word.startswith("-"), command))  # two for "ccache g++"
     call = [*tools, "-o", str(scratch / LIBRARY), str(scratch / SOURCE), *command[len(tools) :]]
     try:
-        status, output = _compiler(call)
+        status, output = _run_compiler(call)
     except OSError as e:
         return f"{command[0]}: {e.strerror}"
     if status:
         return f"{command[0]} failed with status {status}: {output.strip()[:2000]}"
-    (scratch / SEAL).write_text(_seal(digest, (scratch / LIBRARY).read_bytes()))
+    (scratch / SEAL).write_text(_seal_text(digest, (scratch / LIBRARY).read_bytes()))
     for name in (SOURCE, LIBRARY, SEAL):
         with (scratch / name).open("rb") as file:
             os.fchmod(file.fileno(), 0o600)  # whatever the umask is: what others can write is not loaded
@@ -167,14 +169,14 @@ def _compile(scratch: Path, digest: str, source: str, command: list[str]) -> str
     return ""
 
 
-def _compiler(call: list[str]) -> tuple[int, str]:
+def _run_compiler(call: list[str]) -> tuple[int, str]:
     """Run a compiler and return its status and messages.
 
     The messages go to a file. A child that another thread forks meanwhile would inherit the writing end of a pipe: this
     process would wait for the child's end, while the child may wait for the lock held here.
     """
     with tempfile.TemporaryFile() as output:
-        with _known:  # subprocess has a pipe of its own, until the program runs
+        with _fork_lock:  # subprocess has a pipe of its own, until the program runs
             child = subprocess.Popen(
                 call, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, "LC_ALL": "C"}
             )
@@ -185,23 +187,23 @@ def _compiler(call: list[str]) -> tuple[int, str]:
             child.wait()
             raise
         output.seek(0)
-        return status, output.read(LIMIT).decode(errors="replace")
+        return status, output.read(MOST_LIBRARY_BYTES).decode(errors="replace")
 
 
-def _publish(scratch: Path, folder: Path) -> str:
+def _publish_folder(scratch: Path, folder: Path) -> str:
     for _ in range(2):
         try:
             scratch.rename(folder)
         except OSError:
-            if sealed(folder):  # another builder, on a file system without locks
+            if is_sealed_folder(folder):  # another builder, on a file system without locks
                 return ""
-            _remove(folder)  # broken: nobody loads it, so it may go
+            _remove_path(folder)  # broken: nobody loads it, so it may go
         else:
             return ""
     return f"{folder} cannot be replaced"
 
 
-def _remove(path: Path) -> None:
+def _remove_path(path: Path) -> None:
     """Remove a folder, or whatever stands in its place."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
@@ -210,17 +212,17 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
-def _seal(digest: str, library: bytes) -> str:
+def _seal_text(digest: str, library: bytes) -> str:
     return hashlib.sha256(digest.encode() + library).hexdigest()
 
 
-def _main(pipe: IO[bytes]) -> None:
+def _builder_main(pipe: IO[bytes]) -> None:
     root, digest, source, command = json.load(pipe)
-    problem = build(Path(root), digest, source, command)
+    problem = build_once(Path(root), digest, source, command)
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.write(problem)
         sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    _main(sys.stdin.buffer)
+    _builder_main(sys.stdin.buffer)

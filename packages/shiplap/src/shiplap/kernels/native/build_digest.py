@@ -15,7 +15,7 @@ from functools import cache
 
 import torch
 
-from shiplap.codegen.native import Native, native_source
+from shiplap.codegen.native import NativeOp, native_source
 from shiplap_headers import include_dir
 
 INCLUDE = include_dir()
@@ -28,18 +28,18 @@ FLAGS = (
 )
 
 
-def digest(source: str, flags: Iterable[str], runtime: str = "") -> str:
+def library_name_digest(source: str, flags: Iterable[str], runtime: str = "") -> str:
     """Return the digest that names a library: of source, headers, flags, machine type and the ``runtime`` it needs."""
-    parts = [source, *_headers(), *flags, machine(), runtime]
+    parts = [source, *_headers_digest(), *flags, machine_type(), runtime]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def needs(native: Native) -> str:
+def op_build_digest(native: NativeOp) -> str:
     """Return the digest of one op's code, independent of the other ops in its library."""
-    return digest(native_source([native]), FLAGS)
+    return library_name_digest(native_source([native]), FLAGS)
 
 
-def machine() -> str:
+def machine_type() -> str:
     """Return the platform of machine code, such as ``linux-x86_64``."""
     return f"{sys.platform}-{platform.machine()}"
 
@@ -51,5 +51,5 @@ def takes_torch(version: str = torch.__version__) -> bool:
 
 
 @cache
-def _headers() -> tuple[str, ...]:
+def _headers_digest() -> tuple[str, ...]:
     return tuple([path.read_text() for path in sorted((INCLUDE / "shiplap").glob("*.h"))])

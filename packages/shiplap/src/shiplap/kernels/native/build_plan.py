@@ -1,4 +1,4 @@
-"""``Plan``: the library that binds ops natively. Kernels that share a kernel library share one translation unit."""
+"""``LibraryPlan``: the library that binds ops natively. Kernels that share a kernel library share one translation unit."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from weakref import WeakKeyDictionary
 import torch
 
 from shiplap import safe_io
-from shiplap.codegen.native import Native, native_source
+from shiplap.codegen.native import NativeOp, native_source
 from shiplap.declare.native_interface import NativeForm
 from shiplap.dispatch import Op, registry
-from shiplap.dispatch.out import has_out
-from shiplap.dispatch.registration import carried_names
+from shiplap.dispatch.out import has_out_variant
+from shiplap.dispatch.registration import kernel_overload_names
 from shiplap.errors import ShiplapError, error
-from shiplap.kernels.c.library import load_symbol, locate
-from shiplap.kernels.native.build_digest import FLAGS, INCLUDE, digest
-from shiplap.kernels.native.cache import folder
-from shiplap.torch_private.dispatcher_library import numbered
+from shiplap.kernels.c.library import load_symbol, locate_library
+from shiplap.kernels.native.build_digest import FLAGS, INCLUDE, library_name_digest
+from shiplap.kernels.native.cache import cache_folder
+from shiplap.torch_private.dispatcher_library import name_of_edition
 
-_made: WeakKeyDictionary[NativeForm, Native] = WeakKeyDictionary()
+_made_plans: WeakKeyDictionary[NativeForm, NativeOp] = WeakKeyDictionary()
 DEVICES = ("cpu", "cuda")  # device types for which there is native code
 
 
 @dataclass(frozen=True)
-class Entry:
+class NativeKernelEntry:
     """One C ABI kernel with its op, its device type and its kernel library."""
 
     op: Op
     device: str
     form: NativeForm
-    native: Native
+    native: NativeOp
     kernels: Path
 
 
 @dataclass(frozen=True)
-class Plan:
+class LibraryPlan:
     """A library that binds ops, and where it is or will be.
 
     Attributes:
@@ -50,18 +50,18 @@ class Plan:
         rule: who may own and write the files.
     """
 
-    entries: Mapping[int, Entry]
+    entries: Mapping[int, NativeKernelEntry]
     place: Path
     source: str = ""
-    rule: safe_io.Rule = safe_io.CODE
+    rule: safe_io.OwnershipRule = safe_io.CODE
 
 
-def make_plan(op: Op) -> Plan:
+def make_plan(op: Op) -> LibraryPlan:
     """Return the plan of the library that ``op`` shares with other ops of its kernel libraries. Nothing is compiled."""
-    forms = _forms(op)
+    forms = _sole_native_forms(op)
     if not forms:
-        raise _without_form(op, "the CPU or on CUDA")
-    reasons = [_native(op, device, form).unfit for device, form in forms.items()]
+        raise _no_native_form_error(op, "the CPU or on CUDA")
+    reasons = [_native_source(op, device, form).unfit for device, form in forms.items()]
     if all(reasons):
         raise error(
             "SL404",
@@ -72,8 +72,8 @@ def make_plan(op: Op) -> Plan:
             fix="keep the Python binding, which handles this kernel, or declare sizes and dtypes that C++ can check",
         )
     for form in forms.values():
-        _file(form)
-    entries = _related(op, [e for o in registry.ops() for e in bindable(o)])
+        _form_library_file(form)
+    entries = _related_entries(op, [e for o in registry.declared_op_list() for e in bindable_entries(o)])
     if not entries:
         for form in forms.values():
             if not form.generated:
@@ -87,17 +87,21 @@ def make_plan(op: Op) -> Plan:
             fix="build it when the op and its kernels are declared",
         )
     source = native_source([e.native for e in entries])
-    return Plan(dict(enumerate(entries)), cache(op) / digest(source, (*FLAGS, *extra_flags())), source)
+    return LibraryPlan(
+        dict(enumerate(entries)),
+        library_cache_folder(op) / library_name_digest(source, (*FLAGS, *extra_compiler_flags())),
+        source,
+    )
 
 
-def cache(op: Op) -> Path:
+def library_cache_folder(op: Op) -> Path:
     """Return the cache folder of libraries. Raise SL406 if other users could write to it."""
-    return folder(op.spec.name)
+    return cache_folder(op.spec.name)
 
 
-def compiler(op: Op) -> tuple[str, ...]:
+def compiler_command(op: Op) -> tuple[str, ...]:
     """Return the C++ compiler with the arguments that ``CXX`` gives it (``ccache g++``). Raise SL405 without one."""
-    programs, flags = _asked_compiler()
+    programs, flags = _requested_compiler()
     paths = [shutil.which(program) for program in programs]
     if not paths or None in paths:
         wanted = os.environ.get("CXX", "").strip() or "c++"
@@ -105,12 +109,12 @@ def compiler(op: Op) -> tuple[str, ...]:
     return (*map(str, paths), *flags)
 
 
-def extra_flags() -> list[str]:
+def extra_compiler_flags() -> list[str]:
     """Return the flags in ``CXX`` behind the compiler. A library's digest covers them like Shiplap's own flags."""
-    return _asked_compiler()[1]
+    return _requested_compiler()[1]
 
 
-def _asked_compiler() -> tuple[list[str], list[str]]:
+def _requested_compiler() -> tuple[list[str], list[str]]:
     """Return the programs that ``CXX`` names, at most two, and the flags behind them."""
     wanted = os.environ.get("CXX", "").strip() or "c++"
     if shutil.which(wanted) is not None:  # a path may have blanks
@@ -123,27 +127,27 @@ def _asked_compiler() -> tuple[list[str], list[str]]:
     return programs, words[len(programs) :]
 
 
-def command(op: Op) -> list[str]:
+def compile_command(op: Op) -> list[str]:
     """Return the command that compiles a binding, without source and output. Raise SL405 without a compiler."""
     home = Path(torch.__file__).parent
     include = ("-I", str(INCLUDE), "-isystem", str(home / "include"))
-    return [*compiler(op), *FLAGS, *include, f"-L{home / 'lib'}", "-ltorch_cpu", "-ldl"]
+    return [*compiler_command(op), *FLAGS, *include, f"-L{home / 'lib'}", "-ltorch_cpu", "-ldl"]
 
 
-def bound(op: Op, device: str) -> tuple[Native, NativeForm]:
+def bound_native_kernel(op: Op, device: str) -> tuple[NativeOp, NativeForm]:
     """Return the only C ABI kernel of ``op`` on ``device`` with its generated code. Raise SL404 for none or several."""
-    form = _forms(op).get(device)
+    form = _sole_native_forms(op).get(device)
     if form is None:
-        raise _without_form(op, device)
-    return _native(op, device, form), form
+        raise _no_native_form_error(op, device)
+    return _native_source(op, device, form), form
 
 
-def _without_form(op: Op, device: str) -> ShiplapError:
+def _no_native_form_error(op: Op, device: str) -> ShiplapError:
     got, expected = "no kernel, several, or one that asks supports=", f"one C ABI kernel on {device}"
     return error("SL404", where=op.spec.name, got=got, expected=expected, fix="use dtypes= instead of supports=")
 
 
-def _forms(op: Op) -> dict[str, NativeForm]:
+def _sole_native_forms(op: Op) -> dict[str, NativeForm]:
     """Return the C ABI kernel of ``op`` by device type, where it is the only kernel and has no ``supports``."""
     forms: dict[str, NativeForm] = {}
     for device in DEVICES:
@@ -153,32 +157,32 @@ def _forms(op: Op) -> dict[str, NativeForm]:
     return forms
 
 
-def serves(op: Op, form: NativeForm) -> bool:
+def form_serves_alone(op: Op, form: NativeForm) -> bool:
     """Whether ``form`` is still the only kernel of ``op`` on a device type."""
-    return any(form is other for other in _forms(op).values())
+    return any(form is other for other in _sole_native_forms(op).values())
 
 
-def _native(op: Op, device: str, form: NativeForm) -> Native:
+def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
     """Return the generated code of a kernel: the same object while nothing changes, since it caches its text."""
-    made = _facts(op, device, form)
-    kept = _made.get(form)
+    made = _source_facts(op, device, form)
+    kept = _made_plans.get(form)
     if kept is None or kept != made:
-        kept = _made[form] = made
+        kept = _made_plans[form] = made
     return kept
 
 
-def _facts(op: Op, device: str, form: NativeForm) -> Native:
-    names = carried_names(op.spec, op.guarded)
+def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
+    names = kernel_overload_names(op.spec, op.guarded)
     (kernel,) = op.own(device)
-    return Native(
+    return NativeOp(
         op.spec,
         form.symbol,
-        tuple([numbered(name, op.edition) for name in names]),
+        tuple([name_of_edition(name, op.edition) for name in names]),
         device,
         kernel.workspace,
         form.strided,
         kernel.dtypes,
-        has_out(op.spec),
+        has_out_variant(op.spec),
         kernel.space,
         op.rule,
         form.align,
@@ -187,28 +191,28 @@ def _facts(op: Op, device: str, form: NativeForm) -> Native:
     )
 
 
-def bindable(op: Op) -> list[Entry]:
+def bindable_entries(op: Op) -> list[NativeKernelEntry]:
     """Return the kernels of ``op`` that native code can bind and whose libraries were built for this declaration."""
     entries = []
-    for device, form in _forms(op).items():
+    for device, form in _sole_native_forms(op).items():
         if not form.wanted:
             continue
         try:
-            file, native = _file(form), _native(op, device, form)
+            file, native = _form_library_file(form), _native_source(op, device, form)
             there = form.generated or load_symbol(form)
             if not native.unfit and there:
-                entries.append(Entry(op, device, form, native, file))
+                entries.append(NativeKernelEntry(op, device, form, native, file))
         except ShiplapError:  # its own call says what is wrong
             continue
     return entries
 
 
-def _file(form: NativeForm) -> Path:
+def _form_library_file(form: NativeForm) -> Path:
     """The library of a C function; of a generated one, which lies in the binding, a name that no other op has."""
-    return Path(form.symbol) if form.generated else locate(form.library)
+    return Path(form.symbol) if form.generated else locate_library(form.library)
 
 
-def _related(op: Op, entries: list[Entry]) -> list[Entry]:
+def _related_entries(op: Op, entries: list[NativeKernelEntry]) -> list[NativeKernelEntry]:
     """Those that share a kernel library with ``op``, or with an op that does: they make one translation unit."""
     ops, files = {op.spec.name}, set[Path]()
     while True:

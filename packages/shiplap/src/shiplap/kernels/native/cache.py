@@ -14,76 +14,78 @@ from pathlib import Path
 
 from shiplap import safe_io
 from shiplap.errors import error
-from shiplap.kernels.native.build import LIBRARY, LIMIT, SEAL, fits
+from shiplap.kernels.native.build import LIBRARY, MOST_LIBRARY_BYTES, SEAL, seal_fits
 from shiplap.settings import settings
 
-CAP = 1 << 30  # bytes that compiled bindings may take before the oldest go
-OLD = 86400.0  # seconds after which what nobody finished is rubbish
+CACHE_CAPACITY_BYTES = 1 << 30  # bytes that compiled bindings may take before the oldest go
+STALE_AFTER_S = 86400.0  # seconds after which what nobody finished is rubbish
 
-_loaded: dict[Path, ctypes.CDLL] = {}
+_loaded_libraries: dict[Path, ctypes.CDLL] = {}
 
 
-def folder(op: str) -> Path:
+def cache_folder(op: str) -> Path:
     """Return the folder of compiled bindings, made if missing. Raise SL406 if other users could write there."""
-    root = _root()
+    root = _cache_root()
     try:
         os.close(safe_io.open_folder(root.parent, safe_io.OWN, create=True))
         os.close(safe_io.open_folder(root, safe_io.OWN, create=True))
     except OSError as e:
-        raise _refused(op, e) from None
+        raise _untrusted_cache_error(op, e) from None
     return root
 
 
-def _root() -> Path:
+def _cache_root() -> Path:
     return Path(settings().cache_dir).absolute() / "native"
 
 
-def present(place: Path, op: str, rule: safe_io.Rule = safe_io.CODE) -> bool:
+def is_library_present(place: Path, op: str, rule: safe_io.OwnershipRule = safe_io.CODE) -> bool:
     """Whether a complete library is in ``place``. Raise SL406 if a user that ``rule`` excludes could write it."""
     try:
-        os.close(_checked(place, rule))
+        os.close(_open_checked_library(place, rule))
     except safe_io.Distrusted as e:
-        raise _refused(op, e) from None
+        raise _untrusted_cache_error(op, e) from None
     except OSError:
         return False
     return True
 
 
-def load(place: Path, op: str, rule: safe_io.Rule = safe_io.CODE) -> ctypes.CDLL:
+def load_library(place: Path, op: str, rule: safe_io.OwnershipRule = safe_io.CODE) -> ctypes.CDLL:
     """Load the library in ``place``, once in a process, through the descriptor by which it was checked.
 
     The descriptor stays open. The loader identifies a library by its name, ``/proc/self/fd/<n>``, which must not come
     to mean another file.
     """
     path = place / LIBRARY
-    if path in _loaded:
-        return _loaded[path]
+    if path in _loaded_libraries:
+        return _loaded_libraries[path]
     try:
-        handle = _checked(place, rule)
+        handle = _open_checked_library(place, rule)
     except safe_io.Distrusted as e:
-        raise _refused(op, e) from None
+        raise _untrusted_cache_error(op, e) from None
     except OSError as e:
-        raise error("SL405", where=str(path), got=safe_io.reason(e), expected="a library as it was built") from None
+        raise error(
+            "SL405", where=str(path), got=safe_io.unsafe_reason(e), expected="a library as it was built"
+        ) from None
     name = f"/proc/self/fd/{handle}"
     try:
         library = ctypes.CDLL(name if os.path.exists(name) else str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as e:
         os.close(handle)
         raise error("SL405", where=str(path), got=str(e), expected="a library that the loader accepts") from None
-    if place.parent == _root():
+    if place.parent == _cache_root():
         with contextlib.suppress(OSError):
             os.utime(place)  # used now: others are evicted before it
-    _loaded[path] = library
+    _loaded_libraries[path] = library
     return library
 
 
-def _checked(place: Path, rule: safe_io.Rule = safe_io.CODE) -> int:
+def _open_checked_library(place: Path, rule: safe_io.OwnershipRule = safe_io.CODE) -> int:
     """Open the library in ``place`` and return its descriptor. Raise OSError where its seal does not fit."""
     handle = safe_io.open_file(place / LIBRARY, rule)
     try:
         with os.fdopen(handle, "rb", closefd=False) as file:
-            library = file.read(LIMIT)
-        if not fits(place.name, library, safe_io.read_file(place / SEAL, 4096, rule)):
+            library = file.read(MOST_LIBRARY_BYTES)
+        if not seal_fits(place.name, library, safe_io.read_file(place / SEAL, 4096, rule)):
             raise OSError(0, "its seal does not fit", str(place))
     except BaseException:
         os.close(handle)
@@ -91,12 +93,14 @@ def _checked(place: Path, rule: safe_io.Rule = safe_io.CODE) -> int:
     return handle
 
 
-def _refused(op: str, e: OSError) -> Exception:
+def _untrusted_cache_error(op: str, e: OSError) -> Exception:
     """Return the error SL406. Files that others could have written must be removed, even if their mode is right now."""
     fix = "set SHIPLAP_CACHE_DIR to a directory that you own, below directories that only you can write"
     if isinstance(e, safe_io.Distrusted):
         fix = f"remove {e.filename} with all it holds, since others may have put code there; or {fix}"
-    return error("SL406", where=op, got=safe_io.reason(e), expected="a directory of mode 700 that you own", fix=fix)
+    return error(
+        "SL406", where=op, got=safe_io.unsafe_reason(e), expected="a directory of mode 700 that you own", fix=fix
+    )
 
 
 # --- what lies there --------------------------------------------------------------------------------------------------
@@ -111,44 +115,44 @@ class Artefact:
     used: float
 
 
-def artefacts(root: Path) -> list[Artefact]:
+def cached_artefacts(root: Path) -> list[Artefact]:
     """Return all compiled bindings, the last used one at the end."""
-    kept = [path for path in _listed(root) if not path.name.startswith(".") and path.suffix != ".lock"]
-    listed = [Artefact(path, _size(path), _time(path)) for path in kept]
+    kept = [path for path in _listed_folders(root) if not path.name.startswith(".") and path.suffix != ".lock"]
+    listed = [Artefact(path, _folder_size(path), _last_use_time(path)) for path in kept]
     return sorted(listed, key=lambda a: (a.used, a.path.name))
 
 
-def problem(artefact: Artefact) -> str:
+def artefact_problem(artefact: Artefact) -> str:
     """Return the reason why the binding will not be loaded. Empty if it can be."""
     try:
-        os.close(_checked(artefact.path))
+        os.close(_open_checked_library(artefact.path))
     except OSError as e:
-        return safe_io.reason(e)
+        return safe_io.unsafe_reason(e)
     return ""
 
 
-def stale(root: Path) -> Iterator[Path]:
+def stale_build_files(root: Path) -> Iterator[Path]:
     """Yield the files that killed builders left: unfinished folders, and locks without a library."""
-    for path in _listed(root):
+    for path in _listed_folders(root):
         left = path.name.startswith(".") or (path.suffix == ".lock" and not (root / path.stem).exists())
-        if left and time.time() - _time(path) > OLD:
+        if left and time.time() - _last_use_time(path) > STALE_AFTER_S:
             yield path
 
 
-def evict(root: Path, cap: int = CAP) -> list[Path]:
+def evict_artefacts(root: Path, cap: int = CACHE_CAPACITY_BYTES) -> list[Path]:
     """Remove the least recently used bindings until the rest take at most ``cap`` bytes. Return the removed ones."""
-    listed, gone = artefacts(root), []
+    listed, gone = cached_artefacts(root), []
     total = sum(a.size for a in listed)
     for each in listed:
         if total <= cap:
             break
-        if remove(each.path):
+        if remove_artefact(each.path):
             total -= each.size
             gone.append(each.path)
     return gone
 
 
-def remove(path: Path) -> bool:
+def remove_artefact(path: Path) -> bool:
     """Remove a binding, or anything else at its path. Loaded libraries keep working."""
     try:
         if path.is_dir() and not path.is_symlink():
@@ -160,14 +164,14 @@ def remove(path: Path) -> bool:
     return not os.path.lexists(path)
 
 
-def _listed(root: Path) -> list[Path]:
+def _listed_folders(root: Path) -> list[Path]:
     try:
         return sorted(root.iterdir())
     except OSError:
         return []
 
 
-def _size(path: Path) -> int:
+def _folder_size(path: Path) -> int:
     try:
         if not stat.S_ISDIR(path.lstat().st_mode):
             return path.lstat().st_size
@@ -176,7 +180,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _time(path: Path) -> float:
+def _last_use_time(path: Path) -> float:
     try:
         return path.lstat().st_mtime
     except OSError:

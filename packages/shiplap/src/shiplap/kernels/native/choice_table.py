@@ -9,7 +9,7 @@ from shiplap.dispatch import Op, tuned_choices
 from shiplap.dtypes import number
 
 
-def rows(op: Op, device: str) -> list[list[int]]:
+def choice_rows(op: Op, device: str) -> list[list[int]]:
     """Return a row for each choice: the key, whether Python runs it, and the config."""
     (kernel,) = op.own(device)
     width = len(config_values(kernel.space))
@@ -17,8 +17,8 @@ def rows(op: Op, device: str) -> list[list[int]]:
     if not count:
         return []
     table = []
-    for key, picked in tuned_choices.resolved(op).items():
-        numbers = _key(op, key) if key[0] == device else None
+    for key, picked in tuned_choices.resolved_choices(op).items():
+        numbers = _native_choice_key(op, key) if key[0] == device else None
         if numbers is None or len(numbers) != count:  # it is no key of this op: no call has it
             continue
         ours = isinstance(picked, Kernel) and picked.template is None
@@ -27,7 +27,7 @@ def rows(op: Op, device: str) -> list[list[int]]:
     return table
 
 
-def _key(op: Op, key: Key) -> list[int] | None:
+def _native_choice_key(op: Op, key: Key) -> list[int] | None:
     """Return a key of the table as C++ computes it. None for other layouts than contiguous, and for templates."""
     *values, dtypes, layout = key[1:]
     if not isinstance(layout, str) or not isinstance(dtypes, str):

@@ -13,17 +13,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shiplap.codegen.environment import render
+from shiplap.codegen.environment import render_source
 from shiplap.codegen.native import native_source
 from shiplap.dispatch import Op
 from shiplap.errors import error, writing
 from shiplap.kernels.native.build import LIBRARY
-from shiplap.kernels.native.build import build as compile_into
-from shiplap.kernels.native.build_digest import FLAGS, digest
-from shiplap.kernels.native.build_plan import Entry, cache, command, extra_flags, make_plan
-from shiplap.kernels.native.cache import present
+from shiplap.kernels.native.build import build_once as compile_into
+from shiplap.kernels.native.build_digest import FLAGS, library_name_digest
+from shiplap.kernels.native.build_plan import (
+    NativeKernelEntry,
+    compile_command,
+    extra_compiler_flags,
+    library_cache_folder,
+    make_plan,
+)
+from shiplap.kernels.native.cache import is_library_present
 
-NAME = "libshiplap_ops.so"
+DEPLOYED_LIBRARY_NAME = "libshiplap_ops.so"
 
 
 def deploy(ops: Iterable[Op], folder: str | os.PathLike[str]) -> Path:
@@ -48,17 +54,17 @@ def deploy(ops: Iterable[Op], folder: str | os.PathLike[str]) -> Path:
     wanted = list(dict.fromkeys(ops))
     if not wanted:
         raise error("SL308", where=str(folder), got="no op", expected="declared ops", fix="pass the ops of the model")
-    made = _made(wanted, folder)
+    made = _make_deployed(wanted, folder)
     target = Path(folder)
     with writing(target, "the directory", "a writable directory"):
         target.mkdir(parents=True, exist_ok=True)
-        for name, path in (*made.kernels.items(), (NAME, made.library)):
-            _replace(path, target / name)
-    return target / NAME
+        for name, path in (*made.kernels.items(), (DEPLOYED_LIBRARY_NAME, made.library)):
+            _replace_file(path, target / name)
+    return target / DEPLOYED_LIBRARY_NAME
 
 
 @dataclass(frozen=True)
-class Deployed:
+class DeployedLibrary:
     """A library that defines ops, and what it looks for beside itself: kernel libraries by name.
 
     Attributes:
@@ -67,18 +73,18 @@ class Deployed:
 
     library: Path
     kernels: dict[str, Path]
-    name: str = NAME
+    name: str = DEPLOYED_LIBRARY_NAME
 
 
-def on_demand(ops: Iterable[Op], where: str) -> Deployed:
+def make_on_demand_library(ops: Iterable[Op], where: str) -> DeployedLibrary:
     """A library for a package: it defines its ops when it is told to, and its name stands for all that is in it.
 
     No file's name ends in ``.so``, which a package has for models. Raises what :func:`deploy` raises.
     """
-    return _made(list(dict.fromkeys(ops)), where, on_demand=True)
+    return _make_deployed(list(dict.fromkeys(ops)), where, on_demand=True)
 
 
-def _made(wanted: Sequence[Op], where: str | os.PathLike[str], on_demand: bool = False) -> Deployed:
+def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_demand: bool = False) -> DeployedLibrary:
     listed = [e for op in wanted for e in make_plan(op).entries.values()]
     each, asked = {(e.op.spec.name, e.device): e for e in listed}, {op.spec.name for op in wanted}
     # Ops that share a kernel library with one that is wanted come along: whose launches nobody compiled stay behind.
@@ -86,35 +92,38 @@ def _made(wanted: Sequence[Op], where: str | os.PathLike[str], on_demand: bool =
     for entry in entries:
         if lacking := entry.form.missing():
             raise error("SL620", where=entry.op.spec.name, got=lacking, expected="compiled forms of every launch")
-    kernels, suffix = _names(entries, where), ".1" if on_demand else ""
+    kernels, suffix = _deployed_names(entries, where), ".1" if on_demand else ""
     source = native_source([replace(e.native, source=e.form.source(packed=True)) for e in entries], alone=True)
-    source += render(
+    source += render_source(
         "deploy.cpp.jinja",
         libraries=["" if e.form.generated else e.kernels.name + suffix for e in entries],
         names=[e.op.spec.name for e in entries],
         on_demand=on_demand,
     )
-    name, flags = NAME, tuple[str, ...]()
+    name, flags = DEPLOYED_LIBRARY_NAME, tuple[str, ...]()
     if on_demand:
         parts = [source.encode(), *(path.read_bytes() for path in kernels.values())]
         known = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
         name = f"libshiplap_ops-{known}.so.1"
         flags = (f"-Wl,-soname,{name}",)
-    root, place = cache(wanted[0]), digest(source, (*FLAGS, *extra_flags(), *flags))
-    there = present(root / place, wanted[0].spec.name)
-    if problem := "" if there else compile_into(root, place, source, [*command(wanted[0]), *flags]):
+    root, place = (
+        library_cache_folder(wanted[0]),
+        library_name_digest(source, (*FLAGS, *extra_compiler_flags(), *flags)),
+    )
+    there = is_library_present(root / place, wanted[0].spec.name)
+    if problem := "" if there else compile_into(root, place, source, [*compile_command(wanted[0]), *flags]):
         raise error("SL405", where=wanted[0].spec.name, got=problem, expected="a library")
-    return Deployed(root / place / LIBRARY, {file + suffix: path for file, path in kernels.items()}, name)
+    return DeployedLibrary(root / place / LIBRARY, {file + suffix: path for file, path in kernels.items()}, name)
 
 
-def _names(entries: Iterable[Entry], folder: str | os.PathLike[str]) -> dict[str, Path]:
+def _deployed_names(entries: Iterable[NativeKernelEntry], folder: str | os.PathLike[str]) -> dict[str, Path]:
     """The kernel libraries by the names that they will have."""
     names: dict[str, Path] = {}
     for entry in entries:
         if entry.form.generated:
             continue
         other = names.setdefault(entry.kernels.name, entry.kernels)
-        if other != entry.kernels or other.name == NAME:
+        if other != entry.kernels or other.name == DEPLOYED_LIBRARY_NAME:
             raise error(
                 "SL308",
                 where=os.fspath(folder),
@@ -125,7 +134,7 @@ def _names(entries: Iterable[Entry], folder: str | os.PathLike[str]) -> dict[str
     return names
 
 
-def _replace(path: Path, target: Path) -> None:
+def _replace_file(path: Path, target: Path) -> None:
     """Copy by way of another name: a process that has loaded the target keeps what it has."""
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.copyfile(path, scratch)

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from shiplap.cached_property import cached_property
-from shiplap.codegen import prototype
-from shiplap.codegen.native import Native
-from shiplap.declare.binding import Binding, shape_of
-from shiplap.declare.bucket import read_rule
-from shiplap.declare.kernel import Kernel, Terms
+from shiplap.codegen import c_prototype
+from shiplap.codegen.native import NativeOp
+from shiplap.declare.binding import Binding, declared_output_shape
+from shiplap.declare.bucket import read_bucket_rule
+from shiplap.declare.kernel import Kernel, KernelTerms
 from shiplap.declare.native_interface import NativeForm
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Outputs
 from shiplap.dispatch.launch import allocate_workspace
 from shiplap.dispatch.outputs import check_bound, empty_outputs
 from shiplap.kernels.native import binding as native
-from shiplap.plan.expression import Place
+from shiplap.plan.expression import TensorPlace
 from shiplap.plan.packing import Packed, compile_packing
 from shiplap.plan.rules.outputs import AlignedOutput
 
@@ -37,9 +37,9 @@ class PackedKernel(Kernel):
     by_python = False  # native code can take over, and goes along in a package
     native: NativeForm
 
-    def __init__(self, spec: OpSpec, terms: Terms, form: NativeForm) -> None:
+    def __init__(self, spec: OpSpec, terms: KernelTerms, form: NativeForm) -> None:
         super().__init__(spec, terms)
-        self.native, self.parameters, self.where = form, prototype(spec), f"{spec.name}, kernel {form.symbol}"
+        self.native, self.parameters, self.where = form, c_prototype(spec), f"{spec.name}, kernel {form.symbol}"
 
     @abstractmethod
     def invoke(self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
@@ -65,7 +65,7 @@ class PackedKernel(Kernel):
         """Fill ``outs``, of fixed sizes, with the caller's workspace if one is given."""
         if self.native.align > 1:
             for output, tensor in zip(self.spec.outputs, outs, strict=True):
-                at = Place(self.spec.name, output.name, role="output")
+                at = TensorPlace(self.spec.name, output.name, role="output")
                 AlignedOutput(at, self.native.align).hold({at.tensor.python: tensor})
         self._run(call, outs, {}, scratch)
 
@@ -73,8 +73,8 @@ class PackedKernel(Kernel):
         """Native code goes along, where the declaration has an equivalent in C++ and nothing has to ask Python."""
         if self.supports is not None:
             return f"{self.name}, whose supports= is asked by Python on {self.device}"
-        form, rule = self.native, read_rule(self.spec)
-        described = Native(
+        form, rule = self.native, read_bucket_rule(self.spec)
+        described = NativeOp(
             self.spec,
             form.symbol,
             (),
@@ -100,7 +100,7 @@ class PackedKernel(Kernel):
         for target, copy in copies:
             target.copy_(copy)
         if self.native.counting:
-            native.consider(self.spec, self.native)
+            native.count_python_call(self.spec, self.native)
 
     @cached_property
     def _pack(self) -> Callable[[Args], Packed]:
@@ -116,7 +116,7 @@ class PackedKernel(Kernel):
             check_bound(self.spec, self.where, dim, extent.value, env)
         narrowed = []
         for out, full in zip(self.spec.outputs, outs, strict=True):
-            shape = shape_of(out, env)
+            shape = declared_output_shape(out, env)
             part = full[tuple(slice(0, size) for size in shape)]
             keep = part.is_contiguous() and 2 * part.numel() > full.numel()
             narrowed.append(part if keep else part.clone(memory_format=torch.contiguous_format))

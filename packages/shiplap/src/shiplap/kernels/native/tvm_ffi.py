@@ -16,19 +16,19 @@ import torch
 from shiplap.codegen.tvm_ffi import tvm_ffi_source
 from shiplap.dispatch import Op
 from shiplap.errors import error
-from shiplap.kernels.c.library import load_symbol, locate
+from shiplap.kernels.c.library import load_symbol, locate_library
 from shiplap.kernels.native import build_plan
 from shiplap.kernels.native.build import LIBRARY
-from shiplap.kernels.native.build import build as compile_into
-from shiplap.kernels.native.build_digest import INCLUDE, digest
-from shiplap.kernels.native.cache import present
+from shiplap.kernels.native.build import build_once as compile_into
+from shiplap.kernels.native.build_digest import INCLUDE, library_name_digest
+from shiplap.kernels.native.cache import is_library_present
 
-PACKAGE = "apache-tvm-ffi"
+TVM_FFI_PACKAGE = "apache-tvm-ffi"
 FLAGS = ("-O2", "-fwrapv", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
 
 
 @dataclass(frozen=True)
-class _Package:
+class _TvmFfiFiles:
     """Where apache-tvm-ffi keeps what a compiler needs."""
 
     version: str
@@ -54,37 +54,39 @@ def export(op: Op) -> Any:
         >>> add = tvm_ffi.export(my_add)   # doctest: +SKIP
         >>> add(x, y, out)                 # doctest: +SKIP
     """
-    module = _package_module(op).load_module(str(build(op)))
+    module = _load_tvm_module(op).load_module(str(build_tvm_library(op)))
     module.get_function("set_num_threads")(torch.get_num_threads())
     return module.get_function(op.spec.opname)
 
 
-def build(op: Op) -> Path:
+def build_tvm_library(op: Op) -> Path:
     """The library behind ``export(op)``, built if need be: tvm-ffi's own module format, for any language it serves."""
-    package = _package(op)
-    described, form = build_plan.bound(op, "cpu")
-    kernels = locate(form.library)
+    package = _find_tvm_ffi(op)
+    described, form = build_plan.bound_native_kernel(op, "cpu")
+    kernels = locate_library(form.library)
     load_symbol(form)  # which says what does not fit
     library = (f"-L{package.library.parent}", f"-Wl,-rpath,{package.library.parent}", "-ltvm_ffi", "-ldl")
-    command = [*build_plan.compiler(op), *FLAGS, "-I", str(INCLUDE), *package.include, *library]
-    source, root = tvm_ffi_source(described, kernels), build_plan.cache(op)
-    name = digest(source, (*FLAGS, *build_plan.extra_flags(), *library), f"{PACKAGE} {package.version}")
+    command = [*build_plan.compiler_command(op), *FLAGS, "-I", str(INCLUDE), *package.include, *library]
+    source, root = tvm_ffi_source(described, kernels), build_plan.library_cache_folder(op)
+    name = library_name_digest(
+        source, (*FLAGS, *build_plan.extra_compiler_flags(), *library), f"{TVM_FFI_PACKAGE} {package.version}"
+    )
     if problem := compile_into(root, name, source, command):
         raise error("SL405", where=op.spec.name, got=problem, expected="a library")
-    if not present(root / name, op.spec.name):
+    if not is_library_present(root / name, op.spec.name):
         raise error("SL405", where=op.spec.name, got="the library does not fit its seal", expected="a library")
     return root / name / LIBRARY
 
 
-def _package_module(op: Op) -> Any:
+def _load_tvm_module(op: Op) -> Any:
     try:
         import tvm_ffi
     except ImportError as e:
-        raise error("SL407", where=op.spec.name, got=str(e), expected=f"the package {PACKAGE}") from None
+        raise error("SL407", where=op.spec.name, got=str(e), expected=f"the package {TVM_FFI_PACKAGE}") from None
     return tvm_ffi
 
 
-def _package(op: Op) -> _Package:
-    info = _package_module(op).libinfo
+def _find_tvm_ffi(op: Op) -> _TvmFfiFiles:
+    info = _load_tvm_module(op).libinfo
     include = [f for p in (info.find_include_path(), info.find_dlpack_include_path()) for f in ("-isystem", p)]
-    return _Package(metadata.version(PACKAGE), tuple(include), Path(info.find_libtvm_ffi()))
+    return _TvmFfiFiles(metadata.version(TVM_FFI_PACKAGE), tuple(include), Path(info.find_libtvm_ffi()))

@@ -17,12 +17,20 @@ from typing import Any
 from shiplap.cached_property import cached_property
 from shiplap.declare.code_parts import AnyValue
 from shiplap.declare.config import Configs
-from shiplap.declare.kernel import Implementation, Terms
+from shiplap.declare.kernel import Implementation, KernelTerms
 from shiplap.declare.spec import OpSpec
 from shiplap.errors import error
 from shiplap.kernels.triton.async_errors import LateErrors
 from shiplap.kernels.triton.kernel import LaunchedKernel
-from shiplap.kernels.triton.program import OPTIONS, Declared, DeclaredStep, Filled, Grid, Sorted, plain_function
+from shiplap.kernels.triton.program import (
+    OPTIONS,
+    DeclaredFill,
+    DeclaredLaunch,
+    DeclaredSort,
+    DeclaredStep,
+    Grid,
+    plain_function,
+)
 from shiplap.kernels.triton.specializations import ProgramSource
 
 
@@ -53,9 +61,9 @@ class TritonLaunches(Implementation, ProgramSource):
         return self._errors
 
     @property
-    def launches(self) -> tuple[Declared, ...]:
+    def launches(self) -> tuple[DeclaredLaunch, ...]:
         """Those of the steps that launch a kernel."""
-        return tuple([step for step in self._steps if isinstance(step, Declared)])
+        return tuple([step for step in self._steps if isinstance(step, DeclaredLaunch)])
 
     def also(self, step: DeclaredStep) -> TritonLaunches:
         """These steps, then another one."""
@@ -63,7 +71,7 @@ class TritonLaunches(Implementation, ProgramSource):
 
     def fill(self, offset: str, size: str, *, byte: int = 0, when: str = "") -> TritonLaunches:
         """These steps, then ``size`` bytes of the workspace from ``offset`` on become ``byte`` (0 to 255)."""
-        return self.also(Filled(offset, size, byte, when))
+        return self.also(DeclaredFill(offset, size, byte, when))
 
     def sort(self, *, bits: str, count: str, keys: str, values: str, rows: str, when: str = "") -> TritonLaunches:
         """These steps, then a stable ascending sort by torch of integers in the workspace.
@@ -71,7 +79,7 @@ class TritonLaunches(Implementation, ProgramSource):
         ``count`` integers of ``bits`` (16, 32 or 64) at the offset ``keys`` are written to ``values`` in order, and
         where each was to ``rows``, as int64. Offsets are in bytes.
         """
-        return self.also(Sorted(bits, count, keys, values, rows, when))
+        return self.also(DeclaredSort(bits, count, keys, values, rows, when))
 
     def then(
         self,
@@ -95,7 +103,7 @@ class TritonLaunches(Implementation, ProgramSource):
         """
         plain_function(kernel)
         given = dict(arguments or {}), dict(constants or {}), dict(scratch or {})
-        return self.also(Declared(kernel, grid, *given, when, word, dict(codes or {})))
+        return self.also(DeclaredLaunch(kernel, grid, *given, when, word, dict(codes or {})))
 
     @property
     def name(self) -> str:
@@ -105,7 +113,7 @@ class TritonLaunches(Implementation, ProgramSource):
         """The steps in order, each with what it gets, and the values that they share."""
         yield f"program {self._values}", None
         for step in self._steps:
-            if not isinstance(step, Declared):
+            if not isinstance(step, DeclaredLaunch):
                 yield repr(step), None
                 continue
             given = sorted(step.arguments.items()), sorted(step.scratch.items()), sorted(step.codes.items())
@@ -126,7 +134,7 @@ class TritonLaunches(Implementation, ProgramSource):
         """Interpreted kernels run on the CPU as well."""
         return (device, "cpu") if self.interpreted and device != "cpu" else (device,)
 
-    def bind(self, spec: OpSpec, terms: Terms) -> LaunchedKernel:
+    def bind(self, spec: OpSpec, terms: KernelTerms) -> LaunchedKernel:
         """The kernel for ``spec``. Nothing is compiled before the first call."""
         return LaunchedKernel(spec, terms, self)
 
@@ -175,7 +183,7 @@ class LateLaunches(Implementation, ProgramSource):
         """The files of the module and of those beside it: it is not imported for this."""
         yield f"triton {self.module} {self.program} {_files_beside(self.module)}", None
 
-    def bind(self, spec: OpSpec, terms: Terms) -> LaunchedKernel:
+    def bind(self, spec: OpSpec, terms: KernelTerms) -> LaunchedKernel:
         """The kernel for ``spec``. Nothing is imported before the first call."""
         return LaunchedKernel(spec, terms, self)
 

@@ -14,7 +14,7 @@ from shiplap.torch_private.dispatch_modes import outside_modes
 LIMIT = 256  # tables kept: a model has a few sizes
 
 
-class Table:
+class DeviceTable:
     """The tables that ``build(sizes)`` makes on demand.
 
     The key of a table has only the sizes and scalars that ``build`` reads, so that all batch sizes share a table of
@@ -48,7 +48,7 @@ class Table:
         return table
 
     def _make(self, env: Env, device: torch.device) -> Tensor:
-        seen = _Seen(env)
+        seen = _TrackedSizes(env)
         with outside_modes():
             table = self.build(seen).to(device)
         looked_at = tuple(sorted({*self.looked_at, *seen.names}))
@@ -61,10 +61,10 @@ class Table:
 
     def _key(self, env: Env, device: torch.device) -> Hashable:
         """Return the key of a table. The default dtype is part of it, since tables without a dtype depend on it."""
-        return (device, torch.get_default_dtype(), *[_plain(env[name]) for name in self.looked_at])
+        return (device, torch.get_default_dtype(), *[_plain_table_key(env[name]) for name in self.looked_at])
 
 
-class _Seen(Mapping[str, EnvValue]):
+class _TrackedSizes(Mapping[str, EnvValue]):
     """The sizes of a call, which record the names that are read."""
 
     def __init__(self, env: Env) -> None:
@@ -73,7 +73,7 @@ class _Seen(Mapping[str, EnvValue]):
     def __getitem__(self, name: str) -> EnvValue:
         value = self.env[name]
         self.names.add(name)
-        return _plain(value)
+        return _plain_table_key(value)
 
     def __iter__(self) -> Iterator[str]:
         self.names.update(self.env)
@@ -83,5 +83,5 @@ class _Seen(Mapping[str, EnvValue]):
         return len(self.env)
 
 
-def _plain(value: EnvValue) -> EnvValue:
+def _plain_table_key(value: EnvValue) -> EnvValue:
     return tuple(value) if isinstance(value, list) else value

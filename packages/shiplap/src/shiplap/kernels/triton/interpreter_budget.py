@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 
-_limit: list[float] = []  # seconds of processor time for one launch, if there is a limit
-_paces: dict[object, list[float]] = {}  # of each kernel the seconds for one program, launch by launch
-MEASURED = 3  # launches before an estimate counts: the first one prepares the kernel
+_second_limits: list[float] = []  # seconds of processor time for one launch, if there is a limit
+_seconds_per_program: dict[object, list[float]] = {}  # of each kernel the seconds for one program, launch by launch
+WARMUP_LAUNCHES = 3  # launches before an estimate counts: the first one prepares the kernel
 
 
-class TooLong(BaseException):
+class LaunchTooLong(BaseException):
     """The refusal of a launch for which the interpreter would need too much time.
 
     It derives from BaseException, so that a check that catches every ``Exception`` of a kernel does not report it.
@@ -24,22 +24,22 @@ class TooLong(BaseException):
 
 
 @contextmanager
-def patient(seconds: float) -> Iterator[None]:
+def limit_launch_time(seconds: float) -> Iterator[None]:
     """Refuse launches that would take longer than ``seconds``, judged by earlier launches of the same kernel.
 
     Example:
         >>> with patient(5.0), paced("kernel", (4,)):
         ...     pass
     """
-    _limit.append(seconds)
+    _second_limits.append(seconds)
     try:
         yield
     finally:
-        _limit.pop()
+        _second_limits.pop()
 
 
 @contextmanager
-def paced(kernel: object, grid: tuple[int, ...]) -> Iterator[None]:
+def measure_launch_time(kernel: object, grid: tuple[int, ...]) -> Iterator[None]:
     """Measure a launch of ``grid``, after comparing what it would take with the limit.
 
     Raises:
@@ -50,14 +50,14 @@ def paced(kernel: object, grid: tuple[int, ...]) -> Iterator[None]:
         ...     pass
     """
     programs = prod(grid)
-    paces = _paces.setdefault(kernel, [])
-    expected = programs * min(paces) if len(paces) >= MEASURED else 0.0
-    if _limit and expected > _limit[-1]:
-        raise TooLong(
+    paces = _seconds_per_program.setdefault(kernel, [])
+    expected = programs * min(paces) if len(paces) >= WARMUP_LAUNCHES else 0.0
+    if _second_limits and expected > _second_limits[-1]:
+        raise LaunchTooLong(
             f"Triton's interpreter would run {programs:,} programs for about {expected:.0f} s:"
             " audit on a GPU for such sizes"
         )
     began = time.thread_time()
     yield
     paces.append((time.thread_time() - began) / programs)
-    del paces[: -2 * MEASURED]
+    del paces[: -2 * WARMUP_LAUNCHES]

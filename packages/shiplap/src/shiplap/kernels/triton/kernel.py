@@ -19,24 +19,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.codegen.launcher import WORD, WORKSPACE, Cubin, Fill, Launch, Parameter, Sort
-from shiplap.declare.binding import Binding, shape_of
+from shiplap.codegen.launcher import WORD, WORKSPACE, Cubin, KernelLaunch, KernelParameter, WorkspaceFill, WorkspaceSort
+from shiplap.declare.binding import Binding, declared_output_shape
 from shiplap.declare.config import Values
-from shiplap.declare.kernel import Kernel, Terms
+from shiplap.declare.kernel import Kernel, KernelTerms
 from shiplap.declare.spec import OpSpec, Output
 from shiplap.declare.values import Args
 from shiplap.dispatch import Op, registry, tuned_choices
-from shiplap.dispatch.launch import is_current, workspace_size
+from shiplap.dispatch.launch import is_current_device, workspace_size
 from shiplap.errors import ShiplapError, error, notice
 from shiplap.kernels.c.declaration import CFunctionKernel
 from shiplap.kernels.native import binding as native
 from shiplap.kernels.native import prebuilt
 from shiplap.kernels.native.packed_kernel import Extents
-from shiplap.kernels.triton.interpreter_budget import paced
+from shiplap.kernels.triton.interpreter_budget import measure_launch_time
 from shiplap.kernels.triton.launcher import triton_launcher
 from shiplap.kernels.triton.program import OPTIONS
 from shiplap.kernels.triton.specializations import LaunchedForm, ProgramSource
-from shiplap.kernels.triton.specialize import Numbers, architecture, key_of, unfit, with_constants
+from shiplap.kernels.triton.specialize import (
+    LaunchNumbers,
+    device_architecture,
+    specialization_key,
+    why_form_unfit,
+    with_constants,
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class LaunchedKernel(CFunctionKernel):
     compiles = True
     native: LaunchedForm
 
-    def __init__(self, spec: OpSpec, terms: Terms, source: ProgramSource) -> None:
+    def __init__(self, spec: OpSpec, terms: KernelTerms, source: ProgramSource) -> None:
         names = terms.space.names if terms.space is not None else ()
         symbol = re.sub(r"\W", "_", f"{spec.namespace}_{spec.opname}_{terms.name}_launches")
         super().__init__(spec, terms, LaunchedForm(spec, symbol, source, names))
@@ -102,7 +108,7 @@ class LaunchedKernel(CFunctionKernel):
         if self.native.given.errors is not None:
             numbers[WORD] = self.native.given.errors.word(call.device)
         numbers[WORKSPACE] = scratch.data_ptr() if scratch is not None else 0
-        if is_current(call.device):
+        if is_current_device(call.device):
             self._launch(numbers, scratch)
             return
         with torch.cuda.device(call.device):
@@ -110,19 +116,23 @@ class LaunchedKernel(CFunctionKernel):
 
     def _adopt(self, call: Binding, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
         """Attach the generated C++ that came with the package of the op, if it can launch what this call needs."""
-        op = registry.find(self.spec.name)
-        if op is None or prebuilt.find(op)[0] is None:
+        op = registry.find_declared_op(self.spec.name)
+        if op is None or prebuilt.find_prebuilt_library(op)[0] is None:
             return
         numbers, form = self._numbers(call, *tensors), self.native
         address = scratch.data_ptr() if scratch is not None else 0
         try:
             for number, launch in form.taken(numbers):
-                form.compile(number, architecture(call.device), key_of(launch, numbers, self.config_values, address))
+                form.compile(
+                    number,
+                    device_architecture(call.device),
+                    specialization_key(launch, numbers, self.config_values, address),
+                )
         except ShiplapError as e:  # what only the compiler finds out
             form.settle(f"{e.id}: {e.what}, {e.got}")
             notice(f"native {form.why}", f"{self.spec.name} stays with launches from Python: {form.why}")
         else:
-            native.adopt(op)
+            native.attach_installed_library(op)
 
     def _generated(self, binding: ctypes.CDLL) -> Callable[..., int]:
         """Return the function in a binding of the op, with its types."""
@@ -136,11 +146,11 @@ class LaunchedKernel(CFunctionKernel):
             return
         numbers = self._numbers(call, *self._stand_ins(call))
         scratch = torch.empty(workspace_size(self.workspace, call), dtype=torch.uint8, device="meta")
-        with nullcontext() if is_current(call.device) else torch.cuda.device(call.device):
+        with nullcontext() if is_current_device(call.device) else torch.cuda.device(call.device):
             for number, launch in self.native.taken(numbers):
                 grid, values, options = self._arguments(number, launch, numbers, scratch)
                 if 0 not in grid:
-                    _launcher(self.native.declared[number].kernel).compile(grid, *values, **options)
+                    _make_launcher(self.native.declared[number].kernel).compile(grid, *values, **options)
 
     def plain_launch(self, call: Binding) -> PlainLaunch | None:
         """Return the launch of ``call`` if it is one kernel with one output and nothing else, or None."""
@@ -160,39 +170,39 @@ class LaunchedKernel(CFunctionKernel):
         grid = tuple([int(expr(own)) for expr in launch.grid])
         return PlainLaunch(form.declared[0].kernel, grid, dict(parts), values, options, form.strided)
 
-    def _launch(self, numbers: Numbers, scratch: Tensor | None) -> None:
+    def _launch(self, numbers: LaunchNumbers, scratch: Tensor | None) -> None:
         form, number = self.native, -1
         for step in form.program.steps:
-            number += isinstance(step, Launch)
+            number += isinstance(step, KernelLaunch)
             if step.when is not None and not step.when(numbers):
                 continue
             match step:
-                case Launch():
+                case KernelLaunch():
                     self._launch_one(number, step, numbers, scratch)
-                case Fill():
+                case WorkspaceFill():
                     start, size = [int(expr(numbers)) for expr in step.exprs]
                     if size:
                         assert scratch is not None
                         scratch[start : start + size].fill_(step.byte)
-                case Sort():
+                case WorkspaceSort():
                     assert scratch is not None
-                    _sort(step, numbers, scratch)
+                    _sort_workspace(step, numbers, scratch)
 
-    def _launch_one(self, number: int, launch: Launch, numbers: Numbers, scratch: Tensor | None) -> None:
+    def _launch_one(self, number: int, launch: KernelLaunch, numbers: LaunchNumbers, scratch: Tensor | None) -> None:
         declared = self.native.declared[number]
         grid, values, options = self._arguments(number, launch, numbers, scratch)
         if 0 in grid:
             return
         if self.interpreted:
-            with paced(declared.kernel, grid):
+            with measure_launch_time(declared.kernel, grid):
                 declared.kernel[grid](*values, **options)
             return
-        compiled = _launcher(declared.kernel)[grid](*values, **options)
-        if self.native.counting and (why := unfit(compiled.metadata)):
+        compiled = _make_launcher(declared.kernel)[grid](*values, **options)
+        if self.native.counting and (why := why_form_unfit(compiled.metadata)):
             self.native.settle(f"Triton kernel {declared.name} needs {why}")
 
     def _arguments(
-        self, number: int, launch: Launch, numbers: Numbers, scratch: Tensor | None
+        self, number: int, launch: KernelLaunch, numbers: LaunchNumbers, scratch: Tensor | None
     ) -> tuple[tuple[int, ...], list[object], dict[str, Any]]:
         """Return the grid of a launch, its arguments in order, and Triton's options."""
         own = with_constants(launch, numbers, self.config_values)
@@ -201,7 +211,7 @@ class LaunchedKernel(CFunctionKernel):
         given = {**self.native.declared[number].constants, **self.config_values}
         return grid, values, {k: v for k, v in given.items() if k in OPTIONS}
 
-    def _value(self, p: Parameter, own: Numbers, scratch: Tensor | None) -> object:
+    def _value(self, p: KernelParameter, own: LaunchNumbers, scratch: Tensor | None) -> object:
         match p.kind:
             case "constant":
                 return p.value
@@ -210,7 +220,7 @@ class LaunchedKernel(CFunctionKernel):
             case "tensor":
                 return own.tensors[p.source]
             case "scratch":
-                return _part(scratch, p, own)
+                return _workspace_part(scratch, p, own)
             case "integer":
                 assert p.expr is not None
                 return int(p.expr(own))
@@ -219,10 +229,10 @@ class LaunchedKernel(CFunctionKernel):
             return int(value) if self.interpreted else bool(value)
         return value
 
-    def _numbers(self, call: Binding, *tensors: Tensor | None) -> Numbers:
+    def _numbers(self, call: Binding, *tensors: Tensor | None) -> LaunchNumbers:
         """Return the names of ``call`` for expressions, with these inputs and outputs."""
         names = [*(a.name for a in self.spec.tensors), *(o.name for o in self.spec.outputs)]
-        numbers = Numbers(call.env, dict(zip(names, tensors, strict=True)))
+        numbers = LaunchNumbers(call.env, dict(zip(names, tensors, strict=True)))
         numbers[WORD] = numbers[WORKSPACE] = 0  # for a key, which they are not in
         for name, expr in self.native.program.values:
             numbers[name] = int(expr(numbers))
@@ -231,7 +241,7 @@ class LaunchedKernel(CFunctionKernel):
     def _stand_ins(self, call: Binding) -> list[Tensor | None]:
         """Return the packed inputs of ``call``, and outputs without memory."""
         inputs, _ = self._pack(call.args)
-        return [*inputs, *(_stand_in(output, call) for output in self.spec.outputs)]
+        return [*inputs, *(_stand_in_tensor(output, call) for output in self.spec.outputs)]
 
     def ahead(self, call: Binding, target: int) -> list[Cubin]:
         """Compile the launches of ``call`` for the architecture ``target`` (90). The tensors may be on any device.
@@ -239,7 +249,9 @@ class LaunchedKernel(CFunctionKernel):
         The workspace, if there is one, is taken to be aligned, as PyTorch's allocator aligns it.
         """
         numbers, form = self._numbers(call, *self._stand_ins(call)), self.native
-        keys = [(number, key_of(launch, numbers, self.config_values)) for number, launch in form.taken(numbers)]
+        keys = [
+            (number, specialization_key(launch, numbers, self.config_values)) for number, launch in form.taken(numbers)
+        ]
         return [form.compile(number, target, key) for number, key in keys]
 
 
@@ -256,13 +268,13 @@ def compile_ahead(op: Op, calls: Iterable[Args], architectures: Iterable[int]) -
         LaunchError: SL619 for a kernel that no generated launch runs, SL620 for an op without such a kernel.
         ArgumentError: SL201 to SL210, where arguments do not fit the declaration.
     """
-    if not launched(op):
+    if not launched_kernels(op):
         raise error("SL620", where=op.spec.name, got="no sl.triton kernel for CUDA", expected="a kernel of sl.triton")
     for args in calls:
         compile_call(op, op.bind(op.spec.complete(args)), architectures)
 
 
-def launched(op: Op) -> list[LaunchedKernel]:
+def launched_kernels(op: Op) -> list[LaunchedKernel]:
     """The kernels of :func:`triton` that ``op`` has for CUDA."""
     return [k for k in op.kernels.get("cuda", ()) if isinstance(k, LaunchedKernel)]
 
@@ -270,8 +282,8 @@ def launched(op: Op) -> list[LaunchedKernel]:
 def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: Iterable[Kernel] = ()) -> None:
     """:func:`compile_ahead` for one bound call, also with the configs of ``others``."""
     targets, more = tuple(architectures), set(others)
-    chosen = tuned_choices.resolved(op).get(("cuda", *op.rule.key(call)))
-    for kernel in launched(op):
+    chosen = tuned_choices.resolved_choices(op).get(("cuda", *op.rule.key(call)))
+    for kernel in launched_kernels(op):
         mine = isinstance(chosen, LaunchedKernel) and chosen.name == kernel.name
         asked = {kernel.serving(call), chosen if mine else None, *(k for k in more if k.name == kernel.name)}
         for variant, target in product([v for v in asked if isinstance(v, LaunchedKernel)], targets):
@@ -279,12 +291,12 @@ def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: It
 
 
 @cache
-def _launcher(kernel: Any) -> Any:
+def _make_launcher(kernel: Any) -> Any:
     """Return the launcher of a kernel. An interpreted function is its own launcher."""
     return kernel if type(kernel).__name__ == "InterpretedFunction" else triton_launcher(kernel)
 
 
-def _sort(step: Sort, numbers: Numbers, scratch: Tensor) -> None:
+def _sort_workspace(step: WorkspaceSort, numbers: LaunchNumbers, scratch: Tensor) -> None:
     """Sort integers in the workspace as ``sort_in_workspace`` of the generated C++ does."""
     bits, count, keys, values, rows = [int(expr(numbers)) for expr in step.exprs]
     dtype = {16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]
@@ -294,7 +306,7 @@ def _sort(step: Sort, numbers: Numbers, scratch: Tensor) -> None:
         torch.sort(given, stable=True, out=(sorted_keys, scratch[rows : rows + 8 * count].view(torch.int64)))
 
 
-def _part(scratch: Tensor | None, p: Parameter, own: Numbers) -> Tensor:
+def _workspace_part(scratch: Tensor | None, p: KernelParameter, own: LaunchNumbers) -> Tensor:
     """Return the workspace from an offset on, as elements of another type."""
     assert scratch is not None
     assert p.expr is not None
@@ -303,6 +315,6 @@ def _part(scratch: Tensor | None, p: Parameter, own: Numbers) -> Tensor:
     return rest[: rest.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
-def _stand_in(output: Output, call: Binding) -> Tensor:
+def _stand_in_tensor(output: Output, call: Binding) -> Tensor:
     """Return a tensor without memory. Its address 0 counts as aligned, as addresses of PyTorch's allocator are."""
-    return torch.empty(shape_of(output, call.env), dtype=call.dtype_of(output.tensor), device="meta")
+    return torch.empty(declared_output_shape(output, call.env), dtype=call.dtype_of(output.tensor), device="meta")

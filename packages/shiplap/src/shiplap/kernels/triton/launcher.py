@@ -18,16 +18,16 @@ from typing import Any
 import torch
 
 from shiplap.errors import notice
-from shiplap.torch_private.triton_assembler import use_torchs
-from shiplap.torch_private.triton_keys import settle
+from shiplap.torch_private.triton_assembler import use_torch_assembler
+from shiplap.torch_private.triton_keys import settle_cache_key
 
-VERIFIED = ("3.6", "3.7")  # releases whose launchers and specialisation rules this module was read against
+VERIFIED_TRITON = ("3.6", "3.7")  # releases whose launchers and specialisation rules this module was read against
 LIMIT = 4096  # specialisations kept: a kernel with a number of its own for each call must not fill the memory
 _TENSORS: tuple[type, ...] = (torch.Tensor, torch.nn.Parameter)  # a subclass may lie about its pointer
 
 
 @dataclass(frozen=True)
-class Runtime:
+class TritonRuntime:
     """The parts of Triton that a launch uses."""
 
     device: Callable[[], int]
@@ -69,8 +69,8 @@ class Launcher:
 
     def compile(self, grid: Any, *args: Any, **options: Any) -> None:
         """Compile the kernel that ``self[grid](...)`` would launch, in any thread. Meta tensors are accepted."""
-        use_torchs()
-        settle(self.kernel)
+        use_torch_assembler()
+        settle_cache_key(self.kernel)
         self.kernel.warmup(*args, grid=grid, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -83,17 +83,17 @@ class Launcher:
             return
         if source is not self.hash or len(self.compiled_by_key) >= LIMIT:
             self.compiled_by_key, self.hash = {}, source
-        if not hasattr(compiled, "result") and all(hasattr(compiled, n) for n in _COMPILED):
+        if not hasattr(compiled, "result") and all(hasattr(compiled, n) for n in _COMPILED_ATTRIBUTES):
             self.compiled_by_key[key] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
 
     def _prepare(self) -> Callable[..., Any]:
         """Return the function behind ``[grid]``: generated for the kernel's signature, or Triton's own launch."""
-        use_torchs()
-        settle(self.kernel)
-        reason, runtime = _unsupported(self.kernel), None
+        use_torch_assembler()
+        settle_cache_key(self.kernel)
+        reason, runtime = _unsupported_reason(self.kernel), None
         if not reason:
             try:
-                runtime = _runtime()
+                runtime = _triton_runtime()
             except (ImportError, AttributeError) as e:
                 reason = f"{type(e).__name__}: {e}"
         if runtime is None:
@@ -113,69 +113,85 @@ class Launcher:
                 "_Tensor": _TENSORS[0],
                 "_Parameter": _TENSORS[-1],
                 "_absent": object(),
-                "_PLAIN": frozenset((*_PLAIN, *runtime.plain)),
-                "_fits": struct.Struct("i" * sum(map(_is_free, self.kernel.params))).pack,
+                "_PLAIN": frozenset((*_SELF_EQUAL_TYPES, *runtime.plain)),
+                "_fits": struct.Struct("i" * sum(map(_is_unspecialised, self.kernel.params))).pack,
                 "_Unfit": struct.error,
-                **_defaults(self.kernel),
+                **_parameter_defaults(self.kernel),
             }
-            exec(compile(_source(self.kernel), f"<launch {self.__qualname__}>", "exec"), scope)
+            exec(compile(_launcher_source(self.kernel), f"<launch {self.__qualname__}>", "exec"), scope)
             self._launch = scope["launch"]
         return self._launch
 
 
-_PLAIN = (bool, int, str, type(None), torch.dtype)  # constexpr values that equal themselves only, given their type
-_COMPILED = ("run", "function", "packed_metadata")
-_OWN = ("signature", "params", "hash", "used_global_vals", "pre_run_hooks", "debug")
-_PARAM = ("is_constexpr", "do_not_specialize", "annotation_type")
+_SELF_EQUAL_TYPES = (
+    bool,
+    int,
+    str,
+    type(None),
+    torch.dtype,
+)  # constexpr values that equal themselves only, given their type
+_COMPILED_ATTRIBUTES = ("run", "function", "packed_metadata")
+_KERNEL_ATTRIBUTES = ("signature", "params", "hash", "used_global_vals", "pre_run_hooks", "debug")
+_PARAMETER_ATTRIBUTES = ("is_constexpr", "do_not_specialize", "annotation_type")
 
 
-def _unsupported(kernel: Any) -> str:
+def _unsupported_reason(kernel: Any) -> str:
     """Return the reason why Triton itself has to launch ``kernel``. Empty if there is none."""
-    missing = [name for name in _OWN if not hasattr(kernel, name)]
+    missing = [name for name in _KERNEL_ATTRIBUTES if not hasattr(kernel, name)]
     if missing:
         return f"{type(kernel).__name__} has no {', '.join(missing)}"
-    missing = [name for name in _PARAM for about in kernel.params[:1] if not hasattr(about, name)]
+    missing = [name for name in _PARAMETER_ATTRIBUTES for about in kernel.params[:1] if not hasattr(about, name)]
     if missing:
         return f"a {type(kernel.params[0]).__name__} without {', '.join(missing)}"
     names = list(kernel.signature.parameters)
     kinds = {p.kind for p in kernel.signature.parameters.values()} - {inspect.Parameter.POSITIONAL_OR_KEYWORD}
-    taken = [n for n in names if keyword.iskeyword(n) or n.startswith("_") or n in _NEEDED]
+    taken = [n for n in names if keyword.iskeyword(n) or n.startswith("_") or n in _GENERATED_CODE_BUILTINS]
     if kinds or taken or len(names) != len(kernel.params):
         return f"a signature with {', '.join(taken) or 'other than plain parameters'}"
     return ""
 
 
-_NEEDED = {"type", "float", "int", "bool", "len", "callable", "tuple", "sorted", "getattr"}  # by what is generated
+_GENERATED_CODE_BUILTINS = {
+    "type",
+    "float",
+    "int",
+    "bool",
+    "len",
+    "callable",
+    "tuple",
+    "sorted",
+    "getattr",
+}  # by what is generated
 
 
 def is_verified(version: str) -> bool:
     """Whether launchers and specialisation rules of this release of Triton are known here."""
-    return ".".join(version.split(".")[:2]) in VERIFIED
+    return ".".join(version.split(".")[:2]) in VERIFIED_TRITON
 
 
-def _runtime() -> Runtime:
+def _triton_runtime() -> TritonRuntime:
     import triton
     import triton.language
     from triton import knobs
     from triton.runtime import driver
 
     if not is_verified(triton.__version__):
-        raise ImportError(f"Triton {triton.__version__}, verified are {' and '.join(VERIFIED)}")
+        raise ImportError(f"Triton {triton.__version__}, verified are {' and '.join(VERIFIED_TRITON)}")
     active: Any = driver.active
     if active.get_current_target().backend != "cuda":
         raise ImportError(f"the backend {active.get_current_target().backend}, which specialises on more")
     for name in ("debug", "launch_enter_hook", "launch_exit_hook"):
         getattr(knobs.runtime, name)
     plain = (triton.language.dtype,)
-    return Runtime(active.get_current_device, active.get_current_stream, knobs, knobs.HookChain, plain)
+    return TritonRuntime(active.get_current_device, active.get_current_stream, knobs, knobs.HookChain, plain)
 
 
-def _defaults(kernel: Any) -> dict[str, Any]:
+def _parameter_defaults(kernel: Any) -> dict[str, Any]:
     empty = inspect.Parameter.empty
     return {f"_default_{n}": p.default for n, p in kernel.signature.parameters.items() if p.default is not empty}
 
 
-def _source(kernel: Any) -> str:
+def _launcher_source(kernel: Any) -> str:
     """Return the text of ``launch(grid, <the kernel's parameters>, **options)``.
 
     Each parameter has two entries in the key. The first one is its kind, so that values of two kinds never compare
@@ -186,7 +202,7 @@ def _source(kernel: Any) -> str:
     empty = inspect.Parameter.empty
     declared = ", ".join(n if p.default is empty else f"{n}=_default_{n}" for n, p in parameters.items())
     ordinary = f"_kernel[_grid]({', '.join(names)}, **_options)"
-    bound, entries = _bound(dict(zip(names, kernel.params, strict=True)), ordinary)
+    bound, entries = _bound_parameter_source(dict(zip(names, kernel.params, strict=True)), ordinary)
     lines = [f"def launch(_grid, {declared}, **_options):", *bound]
     lines += [
         "    _device = _device_of()",
@@ -219,32 +235,34 @@ def _source(kernel: Any) -> str:
     return "\n".join(lines)
 
 
-def _bound(parameters: dict[str, Any], ordinary: str) -> tuple[list[str], str]:
+def _bound_parameter_source(parameters: dict[str, Any], ordinary: str) -> tuple[list[str], str]:
     """Return the lines that compute the value and the key entries of each parameter, and the entries."""
-    free = [n for n, p in parameters.items() if _is_free(p)]
-    fixed = [n for n, p in parameters.items() if p.do_not_specialize and _is_integer(p)]
-    lines, entries = [f"    _v_{n} = {n}" for n in fixed] + _free(free, ordinary), ""
+    free = [n for n, p in parameters.items() if _is_unspecialised(p)]
+    fixed = [n for n, p in parameters.items() if p.do_not_specialize and _is_integer_annotation(p)]
+    lines, entries = [f"    _v_{n} = {n}" for n in fixed] + _unspecialised_parameters(free, ordinary), ""
     for name, about in parameters.items():
         if name not in free and name not in fixed:
-            lines += _constant(name, ordinary) if about.is_constexpr else _value(name, ordinary)
+            lines += (
+                _constant_key_source(name, ordinary) if about.is_constexpr else _argument_key_source(name, ordinary)
+            )
             entries += f"_k_{name}, _l_{name}, "
     return lines, entries
 
 
-def _is_integer(about: Any) -> bool:
+def _is_integer_annotation(about: Any) -> bool:
     """Whether a parameter has an annotated integer type, so that its value does not change the compiled code."""
     return about.annotation_type in ("i32", "i64")
 
 
-def _is_free(about: Any) -> bool:
+def _is_unspecialised(about: Any) -> bool:
     return about.do_not_specialize and not about.is_constexpr and not about.annotation_type
 
 
-def _free(names: list[str], ordinary: str) -> list[str]:
+def _unspecialised_parameters(names: list[str], ordinary: str) -> list[str]:
     """Return the lines for parameters that are not specialised: one check if all are 32-bit ints, else one for each."""
     if not names:
         return ["    _free = None"]
-    each = [line for n in names for line in _value(n, ordinary)]
+    each = [line for n in names for line in _argument_key_source(n, ordinary)]
     return [
         "    try:",
         f"        if not (int is {' is '.join(f'type({n})' for n in names)}): raise _Unfit",
@@ -256,7 +274,7 @@ def _free(names: list[str], ordinary: str) -> list[str]:
     ]
 
 
-def _value(a: str, ordinary: str) -> list[str]:
+def _argument_key_source(a: str, ordinary: str) -> list[str]:
     """Return the lines for a specialised parameter.
 
     Triton specialises tensors on dtype and alignment, integers on width, divisibility by 16 and equality to 1, and
@@ -277,7 +295,7 @@ def _value(a: str, ordinary: str) -> list[str]:
     ]
 
 
-def _constant(a: str, ordinary: str) -> list[str]:
+def _constant_key_source(a: str, ordinary: str) -> list[str]:
     """Return the lines for a compile-time value, whose key is type and value. Floats are text: -0.0 is not 0.0."""
     return [
         f"    _v_{a}, _k_{a}, _l_{a} = {a}, type({a}), {a}",

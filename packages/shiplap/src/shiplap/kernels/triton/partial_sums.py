@@ -7,24 +7,24 @@ from functools import cache
 from torch import Tensor
 
 from shiplap.kernels.triton.launcher import Launcher, triton_launcher
-from shiplap.kernels.triton.replay import Compiled
+from shiplap.kernels.triton.replay import CompiledTritonKernel
 
 BLOCK = 2048
 
 
-def add_partial_sums(partial_sums: Tensor, out: Tensor) -> Compiled | None:
+def add_partial_sums(partial_sums: Tensor, out: Tensor) -> CompiledTritonKernel | None:
     """``out = partial_sums.sum(0)``, summed in float32; both are contiguous. Returns the compiled kernel, if any."""
     total = out.numel()
     if not total:
         return None
-    compiled: Compiled | None = _kernel()[(-(-total // BLOCK),)](
+    compiled: CompiledTritonKernel | None = _partial_sums_kernel()[(-(-total // BLOCK),)](
         partial_sums, out, total, partial_sums.shape[0], BLOCK=BLOCK
     )
     return compiled
 
 
 @cache
-def _kernel() -> Launcher:
+def _partial_sums_kernel() -> Launcher:
     """Compiled when it is first needed: an import of shiplap imports no Triton."""
     import triton
     import triton.language as tl

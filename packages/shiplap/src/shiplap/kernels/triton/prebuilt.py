@@ -27,9 +27,9 @@ from shiplap import safe_io
 from shiplap.codegen.launcher import Cubin
 from shiplap.declare.code_walk import is_followed, values_used
 from shiplap.dispatch import Op
-from shiplap.dispatch.package_folder import folders
+from shiplap.dispatch.package_folder import package_folders
 from shiplap.errors import error, notice
-from shiplap.kernels.triton.specialize import Form, Key, options_of
+from shiplap.kernels.triton.specialize import Key, SpecializedForm, compile_options
 
 FOLDER, INDEX, FORMAT = "cubins", "index.json", "shiplap-cubins/1"
 LIMIT = 1 << 26  # bytes of one cubin
@@ -39,7 +39,7 @@ _SHAPE = {tokenize.INDENT: "{", tokenize.DEDENT: "}"}
 
 
 @dataclass(frozen=True)
-class Shipped:
+class PrebuiltRow:
     """A row of the index: a form, the file's digest, and what a launch takes."""
 
     identity: str
@@ -51,38 +51,42 @@ class Shipped:
     sha256: str
 
 
-def identity(kernel: Any, form: Form, architecture: int) -> str:
+def prebuilt_form_digest(kernel: Any, form: SpecializedForm, architecture: int) -> str:
     """The digest of what Triton is asked to compile. Empty where the text of the kernel is not known."""
     try:
-        lines = list(_meaning(kernel, set()))
+        lines = list(_kernel_source_parts(kernel, set()))
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         return ""
     lines += [f"{name}: {kind}" for name, kind in form.signature.items()]
-    lines += [f"{place}={_text(value)}" for place, value in sorted(form.constants.items())]
+    lines += [f"{place}={_stable_value_text(value)}" for place, value in sorted(form.constants.items())]
     lines += [f"{place} {value}" for place, value in sorted(form.attributes.items())]
-    lines += [f"{name}={_text(value)}" for name, value in sorted(options_of(kernel, form).items())]
+    lines += [f"{name}={_stable_value_text(value)}" for name, value in sorted(compile_options(kernel, form).items())]
     return hashlib.sha256("\n".join([*lines, f"sm_{architecture}"]).encode()).hexdigest()[:32]
 
 
-def _meaning(kernel: Any, seen: set[int]) -> Iterator[str]:
+def _kernel_source_parts(kernel: Any, seen: set[int]) -> Iterator[str]:
     """The text of a function, then what it uses: globals and captured values, and functions of its package."""
-    compiled = isinstance(kernel, _jit())
+    compiled = isinstance(kernel, _jit_function_type())
     function = kernel.fn if compiled else kernel
     if id(function) in seen:
         return
     seen.add(id(function))
     if not isinstance(function, FunctionType):
-        yield _text(kernel)
+        yield _stable_value_text(kernel)
         return
     # Of a kernel, the text as it was when it was decorated, whatever the file says by now.
-    yield " ".join(_words(kernel.src if compiled else inspect.getsource(function)))
-    yield _text([function.__defaults__, function.__kwdefaults__])
+    yield " ".join(_source_tokens(kernel.src if compiled else inspect.getsource(function)))
+    yield _stable_value_text([function.__defaults__, function.__kwdefaults__])
     for name, value in values_used(function):
-        yield f"{name}={_text(value)}"
-        yield from _meaning(value, seen) if (callable(value) and is_followed(value)) or _is_kernel(value) else ()
+        yield f"{name}={_stable_value_text(value)}"
+        yield from (
+            _kernel_source_parts(value, seen)
+            if (callable(value) and is_followed(value)) or _is_jit_function(value)
+            else ()
+        )
 
 
-def _jit() -> type[Any]:
+def _jit_function_type() -> type[Any]:
     """What Triton makes of a decorated function."""
     from triton.runtime.jit import JITCallable
 
@@ -90,12 +94,12 @@ def _jit() -> type[Any]:
     return kind
 
 
-def _is_kernel(value: object) -> bool:
+def _is_jit_function(value: object) -> bool:
     """Whether Triton compiles ``value`` along, whoever wrote it; a version of Triton stands for Triton's own."""
-    return isinstance(value, _jit()) and not str(value.__module__).startswith("triton.")
+    return isinstance(value, _jit_function_type()) and not str(value.__module__).startswith("triton.")
 
 
-def _words(text: str) -> Iterator[str]:
+def _source_tokens(text: str) -> Iterator[str]:
     """The tokens without comments, empty lines, and how far an indentation goes."""
     for token in tokenize.generate_tokens(io.StringIO(textwrap.dedent(text)).readline):
         if token.type not in _BLANK:
@@ -104,12 +108,12 @@ def _words(text: str) -> Iterator[str]:
             yield ";"
 
 
-def _text(value: object) -> str:
+def _stable_value_text(value: object) -> str:
     """A value without addresses, the same for every version of Python."""
     if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(_text, value))}]"
+        return f"[{', '.join(map(_stable_value_text, value))}]"
     if isinstance(value, Mapping):
-        return _text([[k, v] for k, v in value.items()])
+        return _stable_value_text([[k, v] for k, v in value.items()])
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         return repr(value)
     if isinstance(value, torch.dtype) or type(value).__name__ in ("dtype", "constexpr"):  # of torch, and of Triton
@@ -120,11 +124,13 @@ def _text(value: object) -> str:
 # --- at the user's ----------------------------------------------------------------------------------------------------
 
 
-def find(op: Op, kernel: Any, form: Form, number: int, key: Key, architecture: int) -> Cubin | None:
+def find_prebuilt_form(
+    op: Op, kernel: Any, form: SpecializedForm, number: int, key: Key, architecture: int
+) -> Cubin | None:
     """The form that came with the package of ``op``, or None. A notice where a file is there and damaged."""
-    for folder in folders(op):
-        rows = _rows(folder / FOLDER)
-        row = rows.get(identity(kernel, form, architecture)) if rows else None
+    for folder in package_folders(op):
+        rows = _read_index_rows(folder / FOLDER)
+        row = rows.get(prebuilt_form_digest(kernel, form, architecture)) if rows else None
         if row is None:
             continue
         path = folder / FOLDER / f"{row.identity}.cubin"
@@ -134,7 +140,8 @@ def find(op: Op, kernel: Any, form: Form, number: int, key: Key, architecture: i
                 raise ValueError("its checksum does not fit: it was changed or cut short")
         except (OSError, ValueError) as e:
             notice(
-                f"cubin {path}", f"{op.spec.name} compiles a kernel that its package has: {path}: {safe_io.reason(e)}"
+                f"cubin {path}",
+                f"{op.spec.name} compiles a kernel that its package has: {path}: {safe_io.unsafe_reason(e)}",
             )
             continue
         return Cubin(number, architecture, key, image, row.name, row.threads, row.shared)
@@ -142,7 +149,7 @@ def find(op: Op, kernel: Any, form: Form, number: int, key: Key, architecture: i
 
 
 @cache
-def _rows(folder: Path) -> dict[str, Shipped]:
+def _read_index_rows(folder: Path) -> dict[str, PrebuiltRow]:
     """The index of a folder by identity. Empty where there is none, or none that can be read, which a notice says."""
     if not (folder / INDEX).is_file():
         return {}
@@ -151,18 +158,18 @@ def _rows(folder: Path) -> dict[str, Shipped]:
         listed = about.get("cubins") if isinstance(about, dict) and about.get("format") == FORMAT else None
         if not isinstance(listed, list):
             raise ValueError(f"not of format {FORMAT}")
-        return {row.identity: row for row in map(_row, listed)}
+        return {row.identity: row for row in map(_parse_index_row, listed)}
     except (OSError, ValueError) as e:
-        notice(f"cubins {folder}", f"{folder / INDEX} cannot be used, kernels are compiled: {safe_io.reason(e)}")
+        notice(f"cubins {folder}", f"{folder / INDEX} cannot be used, kernels are compiled: {safe_io.unsafe_reason(e)}")
         return {}
 
 
-def _row(content: object) -> Shipped:
+def _parse_index_row(content: object) -> PrebuiltRow:
     """ValueError for what is no row."""
     import msgspec
 
     try:
-        row = msgspec.convert(content, Shipped)
+        row = msgspec.convert(content, PrebuiltRow)
     except msgspec.ValidationError as e:
         raise ValueError(str(e)) from None
     if not row.identity.isalnum() or row.threads <= 0 or row.shared < 0:
@@ -173,15 +180,15 @@ def _row(content: object) -> Shipped:
 # --- where a package is made ------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, forms: Iterable[tuple[Any, Form, Cubin]]) -> list[Shipped]:
+def write_cubins(folder: Path, forms: Iterable[tuple[Any, SpecializedForm, Cubin]]) -> list[PrebuiltRow]:
     """Put compiled forms, each with its kernel, into ``folder/cubins``; the rows of the index.
 
     Raises:
         ShippingError: SL308 for a kernel whose text is not known, as of one that was typed into an interpreter.
     """
-    rows: dict[str, Shipped] = {}
+    rows: dict[str, PrebuiltRow] = {}
     for kernel, form, cubin in forms:
-        known = identity(kernel, form, cubin.architecture)
+        known = prebuilt_form_digest(kernel, form, cubin.architecture)
         if not known:
             raise error(
                 "SL308",
@@ -190,7 +197,7 @@ def write(folder: Path, forms: Iterable[tuple[Any, Form, Cubin]]) -> list[Shippe
                 expected="a function in a file of the package",
             )
         digest = hashlib.sha256(cubin.image).hexdigest()
-        rows[known] = Shipped(
+        rows[known] = PrebuiltRow(
             known, kernel.fn.__name__, cubin.architecture, cubin.name, cubin.threads, cubin.shared, digest
         )
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)

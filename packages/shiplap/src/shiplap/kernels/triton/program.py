@@ -7,7 +7,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
 
-from shiplap.codegen.launcher import WORD, WORKSPACE, Fill, Kind, Launch, Parameter, Program, Sort, Step, fact_of
+from shiplap.codegen.launcher import (
+    WORD,
+    WORKSPACE,
+    KernelLaunch,
+    KernelParameter,
+    Kind,
+    LaunchProgram,
+    Step,
+    WorkspaceFill,
+    WorkspaceSort,
+    parse_fact,
+)
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.spec import OpSpec
 from shiplap.errors import ShiplapError, error
@@ -20,7 +31,7 @@ _TYPES = {"int32": "i32", "int64": "i64", "float32": "fp32", "float64": "fp64"} 
 
 
 @dataclass(frozen=True)
-class Declared:
+class DeclaredLaunch:
     """One launch as its author wrote it; see :func:`shiplap.triton`."""
 
     kernel: Any
@@ -38,7 +49,7 @@ class Declared:
 
 
 @dataclass(frozen=True)
-class Filled:
+class DeclaredFill:
     """Bytes of the workspace that are set, as expressions; see ``TritonLaunches.fill``."""
 
     offset: str
@@ -48,7 +59,7 @@ class Filled:
 
 
 @dataclass(frozen=True)
-class Sorted:
+class DeclaredSort:
     """Integers of the workspace that are sorted, as expressions; see ``TritonLaunches.sort``."""
 
     bits: str
@@ -59,7 +70,7 @@ class Sorted:
     when: str = ""
 
 
-DeclaredStep: TypeAlias = Declared | Filled | Sorted
+DeclaredStep: TypeAlias = DeclaredLaunch | DeclaredFill | DeclaredSort
 
 
 def plain_function(kernel: Any) -> Callable[..., object]:
@@ -84,39 +95,39 @@ def read_program(
     configs: Iterable[str],
     values: Mapping[str, str] | None = None,
     errors: LateErrors | None = None,
-) -> Program:
+) -> LaunchProgram:
     """The steps, each with every parameter accounted for.
 
     Raises:
         ShiplapError: SL105 for an expression that is none, SL618 for a parameter without a value and for a name
             that nothing stands for, SL619 for what no launcher passes.
     """
-    named, known, names = tuple(configs), set(_numbers(spec)), []
+    named, known, names = tuple(configs), set(_integer_names(spec)), []
     for name, text in (values or {}).items():
         where = f"{spec.name}, values[{name!r}]"
-        if name in known or not name.isidentifier() or fact_of(name) is not None:
+        if name in known or not name.isidentifier() or parse_fact(name) is not None:
             raise error("SL618", where=where, got=f"the name {name!r}", expected="a name that nothing else has")
-        names.append((name, _known_expr(where, "it", text, known, _tensors(spec))))
+        names.append((name, _known_expr(where, "it", text, known, _tensor_arguments(spec))))
         known.add(name)
     steps = tuple([_read_step(spec, each, named, frozenset(known), errors) for each in declared])
-    codes = {t: None for each in declared if isinstance(each, Declared) for t in each.codes.values()}
+    codes = {t: None for each in declared if isinstance(each, DeclaredLaunch) for t in each.codes.values()}
     messages = [(errors.code(spec.name, text), spec.name, text) for text in codes] if errors is not None else []
-    return Program(steps, tuple(names), errors is not None, tuple(messages))
+    return LaunchProgram(steps, tuple(names), errors is not None, tuple(messages))
 
 
 def _read_step(
     spec: OpSpec, declared: DeclaredStep, configs: tuple[str, ...], known: frozenset[str], errors: LateErrors | None
 ) -> Step:
-    if isinstance(declared, Declared):
-        return _Reader(spec, declared, configs, known, errors).launch()
+    if isinstance(declared, DeclaredLaunch):
+        return _LaunchReader(spec, declared, configs, known, errors).launch()
 
     def expr(what: str, text: str) -> Expr:
-        return _known_expr(spec.name, what, text, known, _tensors(spec))
+        return _known_expr(spec.name, what, text, known, _tensor_arguments(spec))
 
     when = expr("when", declared.when) if declared.when else None
-    if isinstance(declared, Filled):
-        return Fill(expr("fill", declared.offset), expr("fill", declared.size), declared.byte, when)
-    return Sort(
+    if isinstance(declared, DeclaredFill):
+        return WorkspaceFill(expr("fill", declared.offset), expr("fill", declared.size), declared.byte, when)
+    return WorkspaceSort(
         expr("sort", declared.bits),
         expr("sort", declared.count),
         expr("sort", declared.keys),
@@ -130,21 +141,21 @@ def _known_expr(where: str, what: str, text: str, known: Iterable[str], tensors:
     """An expression of these names and of facts of these tensors. SL105, or SL618 for another name."""
     expr, names = Expr.parse(text, f"{where}, {what}"), set(known)
     for name in sorted(expr.names - names):
-        fact = fact_of(name)
+        fact = parse_fact(name)
         if fact is None or fact[1] not in tensors:
             expected = f"sizes, integer arguments or facts: {', '.join(sorted(names))}"
             raise error("SL618", where=where, got=f"{name!r} in {what}, {text!r}", expected=expected)
     return expr
 
 
-def _tensors(spec: OpSpec) -> set[str]:
+def _tensor_arguments(spec: OpSpec) -> set[str]:
     return {a.name for a in spec.tensors if not a.many} | {o.name for o in spec.outputs}
 
 
-def strided(spec: OpSpec, launches: Iterable[Launch]) -> frozenset[str]:
+def strided_launch_tensors(spec: OpSpec, launches: Iterable[KernelLaunch]) -> frozenset[str]:
     """The tensor arguments of which the launches ask every stride: they may arrive with any."""
     names = {name for launch in launches for expr in launch.exprs for name in expr.names}
-    asked = {fact[1:] for name in names if (fact := fact_of(name)) is not None and fact[0] == "stride"}
+    asked = {fact[1:] for name in names if (fact := parse_fact(name)) is not None and fact[0] == "stride"}
     whole = frozenset(
         a.name
         for a in spec.tensors
@@ -156,27 +167,27 @@ def strided(spec: OpSpec, launches: Iterable[Launch]) -> frozenset[str]:
     return whole - {a.name for a in spec.args if a.mutated}
 
 
-class _Reader:
+class _LaunchReader:
     """Reads one launch."""
 
     def __init__(
         self,
         spec: OpSpec,
-        declared: Declared,
+        declared: DeclaredLaunch,
         configs: tuple[str, ...],
         known: Iterable[str] = (),
         errors: LateErrors | None = None,
     ) -> None:
         self.spec, self.declared, self.configs, self.errors = spec, declared, configs, errors
         self.where = f"{spec.name}, Triton kernel {declared.name}"
-        self.tensors = _tensors(spec)
-        self.numbers = {*_numbers(spec), *known}
+        self.tensors = _tensor_arguments(spec)
+        self.numbers = {*_integer_names(spec), *known}
         self.scalars = {a.name: str(a.scalar) for a in spec.scalars}
         self.signature = inspect.signature(plain_function(declared.kernel)).parameters
         compiled = type(declared.kernel).__name__ == "JITFunction"
         self.about = {p.name: p for p in (declared.kernel.params if compiled else ())}
 
-    def launch(self) -> Launch:
+    def launch(self) -> KernelLaunch:
         self._refuse_strangers()
         if self.spec.dynamic or any(a.many for a in self.spec.tensors):
             what = "a list of tensors" if not self.spec.dynamic else "an output whose size depends on data"
@@ -189,7 +200,7 @@ class _Reader:
             raise error("SL618", where=self.where, got=f"grid={given!r}", expected="one to three sizes")
         grid = tuple([self._expr(f"grid={axis!r}", str(axis), constants | set(self.configs)) for axis in axes])
         when = self.declared.when
-        return Launch(parameters, grid, self._expr("when", when, set()) if when else None)
+        return KernelLaunch(parameters, grid, self._expr("when", when, set()) if when else None)
 
     def _refuse_strangers(self) -> None:
         """SL618 for what is given under a name that the kernel does not have."""
@@ -209,7 +220,7 @@ class _Reader:
                 if name not in options or (name in OPTIONS and what != "constants"):
                     self._refuse(f"{what}={{{name!r}: ...}}", f"a parameter of the kernel: {', '.join(self.signature)}")
 
-    def _parameter(self, name: str) -> Parameter:
+    def _parameter(self, name: str) -> KernelParameter:
         annotation, about = self._annotation(name), self.about.get(name)
         specialises = not (about is not None and about.do_not_specialize)
         aligns = not (about is not None and about.do_not_specialize_on_alignment)
@@ -224,54 +235,54 @@ class _Reader:
             dtype, offset = self.declared.scratch[name]
             if type:  # an address as an integer
                 place = self._expr(f"scratch[{name!r}]", f"{WORKSPACE} + ({offset})", {*self.configs, WORKSPACE})
-                return Parameter(name, "integer", "", place, None, type, specialises, aligns)
+                return KernelParameter(name, "integer", "", place, None, type, specialises, aligns)
             at = self._expr(f"scratch[{name!r}]", offset, set(self.configs))
-            return Parameter(name, "scratch", dtype, at, None, "", specialises, aligns)
+            return KernelParameter(name, "scratch", dtype, at, None, "", specialises, aligns)
         given = self.declared.arguments.get(name, self._namesake(name))
         if given is None:
             self._refuse(f"no value for {name!r}", f"an entry arguments={{{name!r}: ...}}")
         if isinstance(given, float):
-            return Parameter(name, _real(type), value=given, type=type)
+            return KernelParameter(name, _is_real_type(type), value=given, type=type)
         if isinstance(given, bool):
-            return Parameter(name, "boolean", value=int(given), type=type)
+            return KernelParameter(name, "boolean", value=int(given), type=type)
         if given in self.tensors:
-            return Parameter(name, "tensor", str(given), None, None, "", specialises, aligns)
+            return KernelParameter(name, "tensor", str(given), None, None, "", specialises, aligns)
         if (kind := self.scalars.get(str(given))) in ("float", "bool"):
-            what: Kind = _real(type) if kind == "float" else "boolean"
-            return Parameter(name, what, str(given), type=type)
+            what: Kind = _is_real_type(type) if kind == "float" else "boolean"
+            return KernelParameter(name, what, str(given), type=type)
         if "list" in self.scalars.get(str(given), ""):
             self._refuse(f"the list {given!r} for {name!r}", f"a number, such as {given}[0] or len({given})")
         expr = self._expr(f"arguments[{name!r}]", str(given), set(self.configs))
-        return Parameter(name, "integer", "", expr, None, type, specialises, aligns)
+        return KernelParameter(name, "integer", "", expr, None, type, specialises, aligns)
 
-    def _report(self, name: str, type: str, specialises: bool, aligns: bool) -> Parameter:
+    def _report(self, name: str, type: str, specialises: bool, aligns: bool) -> KernelParameter:
         """The address of the word of late errors, or the code of a message."""
         if name == self.declared.word:
             if type != "i64":
                 raise self._unfit(f"{name}, the address of a word, without its type", f"{name}: tl.int64")
-            return Parameter(name, "integer", "", Expr(WORD), None, type, specialises, aligns)
+            return KernelParameter(name, "integer", "", Expr(WORD), None, type, specialises, aligns)
         assert self.errors is not None
         code = self.errors.code(self.spec.name, self.declared.codes[name])
-        return Parameter(name, "integer", "", Expr(str(code)), None, type, specialises, aligns)
+        return KernelParameter(name, "integer", "", Expr(str(code)), None, type, specialises, aligns)
 
-    def _constant(self, name: str) -> Parameter:
+    def _constant(self, name: str) -> KernelParameter:
         """A ``tl.constexpr`` parameter: fixed, of the config, computed from sizes, or the kernel's default."""
         if name in self.declared.constants:
-            return Parameter(name, "constant", value=self.declared.constants[name])
+            return KernelParameter(name, "constant", value=self.declared.constants[name])
         if name in self.configs:
-            return Parameter(name, "config")
+            return KernelParameter(name, "config")
         given = self.declared.arguments.get(name)
         if isinstance(given, (bool, float)):
-            return Parameter(name, "constant", value=given)
+            return KernelParameter(name, "constant", value=given)
         if given is None and name in self.numbers:
             given = name
         if given is not None:
             expr = self._expr(f"arguments[{name!r}]", str(given), set(self.configs))
-            return Parameter(name, "computed", expr=expr)
+            return KernelParameter(name, "computed", expr=expr)
         default = self.signature[name].default
         if default is inspect.Parameter.empty:
             self._refuse(f"no value for {name!r}", f"constants={{{name!r}: ...}}, or {name!r} in each config")
-        return Parameter(name, "constant", value=default)
+        return KernelParameter(name, "constant", value=default)
 
     def _namesake(self, name: str) -> str | float | None:
         """What a parameter stands for by its name: a tensor, with or without ``_ptr``, a scalar, a size, a default."""
@@ -279,7 +290,7 @@ class _Reader:
         for tensor in (name, short):
             if tensor in self.tensors:
                 return tensor
-        if name in self.scalars or name in self.numbers or ((fact := fact_of(name)) and fact[1] in self.tensors):
+        if name in self.scalars or name in self.numbers or ((fact := parse_fact(name)) and fact[1] in self.tensors):
             return name
         default = self.signature[name].default
         return default if isinstance(default, (int, float)) else None
@@ -303,11 +314,11 @@ class _Reader:
         return error("SL619", where=self.where, got=got, expected=expected, fix=fix)
 
 
-def _real(type: str) -> Kind:
+def _is_real_type(type: str) -> Kind:
     return "real64" if type == "fp64" else "real32"
 
 
-def _numbers(spec: OpSpec) -> Iterator[str]:
+def _integer_names(spec: OpSpec) -> Iterator[str]:
     """Names that stand for integers of a call: sizes of tensors that are always there, computed sizes, scalars."""
     kinds = [*(a.tensor for a in spec.tensors if not a.optional), *(o.tensor for o in spec.outputs)]
     for kind in kinds:

@@ -27,24 +27,24 @@ from shiplap.declare.kernel import Rerun
 from shiplap.declare.values import Args, Result
 from shiplap.dispatch import Op, tuned_choices
 from shiplap.errors import error, notice
-from shiplap.kernels.native.build import build as compile_into
-from shiplap.kernels.native.build import detached
-from shiplap.kernels.native.build_digest import FLAGS, digest
-from shiplap.kernels.native.build_plan import command, extra_flags
-from shiplap.kernels.native.cache import folder, load, present
+from shiplap.kernels.native.build import build_detached
+from shiplap.kernels.native.build import build_once as compile_into
+from shiplap.kernels.native.build_digest import FLAGS, library_name_digest
+from shiplap.kernels.native.build_plan import compile_command, extra_compiler_flags
+from shiplap.kernels.native.cache import cache_folder, is_library_present, load_library
 from shiplap.kernels.triton.launcher import is_verified
-from shiplap.kernels.triton.specialize import unfit
+from shiplap.kernels.triton.specialize import why_form_unfit
 from shiplap.settings import settings
 
-HOT = 32  # calls that Python launches before a compiled launcher pays
+HOT_REPLAYS = 32  # calls that Python launches before a compiled launcher pays
 UNBUILT = "python: its launcher is not built"
-ASK = 64  # calls between two looks whether it has ended
+REPLAYS_BETWEEN_CHECKS = 64  # calls between two looks whether it has ended
 ALIGNMENT = 256  # bytes, of parts of the scratch memory
-SIZES = (4, 8, 16)  # tensors that the C functions take
+REPLAY_TENSOR_COUNTS = (4, 8, 16)  # tensors that the C functions take
 NUMBER, TENSOR, SCRATCH = range(3)
 
 
-def _function(size: int) -> str:
+def _replay_function_source(size: int) -> str:
     """Return the text of the C function for ``size`` tensors."""
     names = [f"t{i}" for i in range(size)]
     parameters, given = ", ".join(f"Address {name}" for name in names), ", ".join(names)
@@ -54,7 +54,7 @@ def _function(size: int) -> str:
     )
 
 
-SOURCE = """#include "shiplap/replay.h"
+REPLAY_SOURCE = """#include "shiplap/replay.h"
 using shiplap::replay::Recording;
 using Address = const void*;
 // What went wrong last on this thread.
@@ -68,15 +68,15 @@ extern "C" SL_EXPORT void* shiplap_record(const int64_t* words, uint64_t count) 
   }
 }
 extern "C" SL_EXPORT void shiplap_forget(void* recording) { delete static_cast<Recording*>(recording); }
-""" + "".join(map(_function, SIZES))
+""" + "".join(map(_replay_function_source, REPLAY_TENSOR_COUNTS))
 
 
-class _Source(Protocol):
+class _ReplaySource(Protocol):
     @property
     def signature(self) -> dict[str, str]: ...
 
 
-class Compiled(Protocol):
+class CompiledTritonKernel(Protocol):
     """The part of Triton's compiled kernel that is used here. ``metadata`` is a named tuple of facts."""
 
     metadata: Any
@@ -85,11 +85,11 @@ class Compiled(Protocol):
     def function(self) -> int: ...
 
     @property
-    def src(self) -> _Source: ...
+    def src(self) -> _ReplaySource: ...
 
 
 @dataclass(frozen=True)
-class Brought:
+class BroughtTensor:
     """In place of a tensor among the arguments of a launch: the ``number``-th of those that each call brings.
 
     A call may bring one tensor twice, and the next call two, so a recording never looks at which tensors they are.
@@ -99,7 +99,7 @@ class Brought:
 
 
 @dataclass
-class Recording:
+class LaunchRecording:
     """The recorded launches of a call.
 
     Attributes:
@@ -119,7 +119,7 @@ class Recording:
     launches: int = 0
     unfit: str = ""
     parts: list[tuple[Tensor, int]] = field(default_factory=list)
-    kept: list[Compiled] = field(default_factory=list)
+    kept: list[CompiledTritonKernel] = field(default_factory=list)
 
     def share(self, tensor: Tensor) -> None:
         """Make ``tensor`` a part of the scratch memory of each call."""
@@ -129,7 +129,7 @@ class Recording:
         """Release the tensors after the last launch was added."""
         self.parts = []
 
-    def add(self, compiled: Compiled, grid: Sequence[int], given: Sequence[object]) -> None:
+    def add(self, compiled: CompiledTritonKernel, grid: Sequence[int], given: Sequence[object]) -> None:
         """Add a launch of a compiled kernel with these arguments, which include constants."""
         if self.unfit:
             return
@@ -140,10 +140,10 @@ class Recording:
         except (TypeError, ValueError) as e:
             self.unfit = str(e)
 
-    def _launch(self, compiled: Compiled, grid: Sequence[int], given: Sequence[object]) -> list[int]:
+    def _launch(self, compiled: CompiledTritonKernel, grid: Sequence[int], given: Sequence[object]) -> list[int]:
         facts = compiled.metadata
         memory = int(facts.global_scratch_size or 0)
-        if needed := unfit(facts._replace(global_scratch_size=0)):
+        if needed := why_form_unfit(facts._replace(global_scratch_size=0)):
             raise ValueError(f"it needs {needed}")
         types = compiled.src.signature.values()
         parameters = [self._parameter(t, v) for t, v in zip(types, given, strict=True) if t != "constexpr"]
@@ -153,9 +153,9 @@ class Recording:
         return [*head, *(number for pair in parameters for number in pair)]
 
     def _parameter(self, type: str, value: object) -> tuple[int, int]:
-        if isinstance(value, Brought) and value.number < self.tensors:
+        if isinstance(value, BroughtTensor) and value.number < self.tensors:
             return TENSOR, value.number
-        if isinstance(value, Tensor | Brought):
+        if isinstance(value, Tensor | BroughtTensor):
             for tensor, at in self.parts:
                 if tensor is value:
                     return SCRATCH, at
@@ -169,18 +169,18 @@ class Recording:
         return at
 
 
-def rerun_by(binding: ctypes.CDLL, recording: Recording, places: Sequence[int], out: Tensor) -> Rerun:
+def make_native_rerun(binding: ctypes.CDLL, recording: LaunchRecording, places: Sequence[int], out: Tensor) -> Rerun:
     """Return a function that repeats ``recording`` by C++. ``places`` are its tensors' positions in the arguments."""
     words = [recording.device, recording.scratch, recording.launches, *recording.words]
     made = binding.shiplap_record((ctypes.c_int64 * len(words))(*words), ctypes.c_uint64(len(words)))
     if not made:
-        raise error("SL405", where="shiplap_record", got=_message(binding), expected="a recording")
-    owner = _Owner(binding, made, recording)
-    size = next(n for n in SIZES if n > len(places))
+        raise error("SL405", where="shiplap_record", got=_binding_message(binding), expected="a recording")
+    owner = _RecordingOwner(binding, made, recording)
+    size = next(n for n in REPLAY_TENSOR_COUNTS if n > len(places))
     addresses = [*(f"args[{i}].data_ptr()" for i in places), "out.data_ptr()", *["None"] * (size - len(places) - 1)]
     scope: dict[str, object] = {
-        "replay": _functions(binding)[size],
-        "failed": lambda: _failed(binding),
+        "replay": _replay_functions(binding)[size],
+        "failed": lambda: _replay_error(binding),
         "owner": owner,
         "made": ctypes.c_void_p(made),
         "empty": torch.empty,
@@ -200,21 +200,21 @@ def rerun_by(binding: ctypes.CDLL, recording: Recording, places: Sequence[int], 
     return rerun
 
 
-class _Owner:
+class _RecordingOwner:
     """The owner of a recording in C++, which frees it together with the function that holds the owner."""
 
-    def __init__(self, binding: ctypes.CDLL, made: int, recording: Recording) -> None:
+    def __init__(self, binding: ctypes.CDLL, made: int, recording: LaunchRecording) -> None:
         self.binding, self.made, self.recording = binding, made, recording
 
     def __del__(self) -> None:
         self.binding.shiplap_forget(ctypes.c_void_p(self.made))
 
 
-def _failed(binding: ctypes.CDLL) -> None:
-    raise RuntimeError(_message(binding))
+def _replay_error(binding: ctypes.CDLL) -> None:
+    raise RuntimeError(_binding_message(binding))
 
 
-def _message(binding: ctypes.CDLL) -> str:
+def _binding_message(binding: ctypes.CDLL) -> str:
     text: bytes = binding.shiplap_message()
     return text.decode(errors="replace")
 
@@ -223,101 +223,107 @@ def _message(binding: ctypes.CDLL) -> str:
 
 
 @dataclass
-class _State:
+class _ReplayState:
     binding: ctypes.CDLL | None = None
     why: str = ""
     builder: subprocess.Popen[bytes] | None = None
     calls: Iterator[int] = field(default_factory=count)
 
 
-_now = _State()
+_replay_state = _ReplayState()
 _lock = threading.RLock()
 
 
-def _after_fork() -> None:
+def _reset_replay_after_fork() -> None:
     """Reset lock and builder in a forked child, which has neither the threads nor the children of its parent."""
     global _lock
-    _lock, _now.builder = threading.RLock(), None
+    _lock, _replay_state.builder = threading.RLock(), None
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_reset_replay_after_fork)
 
 
-def state() -> str:
+def replay_state_text() -> str:
     """Return ``"native"`` if C++ repeats launches of templates, else the reason why Python does."""
-    if _now.binding is not None:
+    if _replay_state.binding is not None:
         return "native"
-    background = f"python: built in the background from call {HOT} on" if settings().background_build else UNBUILT
-    return _now.why or background
+    background = (
+        f"python: built in the background from call {HOT_REPLAYS} on" if settings().background_build else UNBUILT
+    )
+    return _replay_state.why or background
 
 
-def wanted() -> bool:
+def is_replay_wanted() -> bool:
     """Whether C++ may repeat launches: ``SHIPLAP_REPLAY`` is not 0 and this release of Triton is verified."""
-    return settings().replay and _known()
+    return settings().replay and _is_known_triton()
 
 
 @cache
-def _known() -> bool:
+def _is_known_triton() -> bool:
     import triton
 
     return is_verified(triton.__version__)
 
 
-def served(op: Op, plain: Rerun, recording: Recording, places: Sequence[int], out: Tensor) -> Rerun:
+def choose_rerun(op: Op, plain: Rerun, recording: LaunchRecording, places: Sequence[int], out: Tensor) -> Rerun:
     """Return a function that repeats ``recording``: by C++ if its library is there, else by ``plain`` until it is."""
-    if not out.is_cuda or recording.unfit or _now.why or len(places) >= SIZES[-1]:
+    if not out.is_cuda or recording.unfit or _replay_state.why or len(places) >= REPLAY_TENSOR_COUNTS[-1]:
         return plain
-    if (binding := library(op)) is not None:
-        return rerun_by(binding, recording, places, out)
+    if (binding := replay_library(op)) is not None:
+        return make_native_rerun(binding, recording, places, out)
 
     def waiting(args: Args) -> Result:
-        number = next(_now.calls)
-        if number >= HOT and number % ASK == HOT and library(op, start=True) is not None:
-            tuned_choices.forget()  # the next call of each kind is recorded again
+        number = next(_replay_state.calls)
+        if (
+            number >= HOT_REPLAYS
+            and number % REPLAYS_BETWEEN_CHECKS == HOT_REPLAYS
+            and replay_library(op, start=True) is not None
+        ):
+            tuned_choices.forget_derived_choices()  # the next call of each kind is recorded again
         return plain(args)
 
     return waiting
 
 
-def library(op: Op, *, start: bool = False) -> ctypes.CDLL | None:
+def replay_library(op: Op, *, start: bool = False) -> ctypes.CDLL | None:
     """Return the library if it is in the cache. ``start`` starts its compiler otherwise, if none is running."""
-    if _now.binding is not None or _now.why or not _lock.acquire(blocking=False):
-        return _now.binding
+    if _replay_state.binding is not None or _replay_state.why or not _lock.acquire(blocking=False):
+        return _replay_state.binding
     try:
-        _advance(op, start)
+        _advance_replay_build(op, start)
     except Exception as e:  # the call will be served: nothing that goes wrong here may undo that
-        _give_up(f"{type(e).__name__}: {e}")
+        _give_up_replay(f"{type(e).__name__}: {e}")
     finally:
         _lock.release()
-    return _now.binding
+    return _replay_state.binding
 
 
-def build(op: Op) -> ctypes.CDLL:
+def build_replay_library(op: Op) -> ctypes.CDLL:
     """Build or find the library now. Raise SL405 or SL406, with the name of ``op``, when it cannot be built."""
     with _lock:
-        place = _place(op)
-        if problem := "" if present(place, op.spec.name) else compile_into(*_order(op, place)):
+        place = _replay_folder(op)
+        if problem := "" if is_library_present(place, op.spec.name) else compile_into(*_replay_build_order(op, place)):
             raise error("SL405", where=op.spec.name, got=problem, expected="a library")
-        made = _now.binding = _opened(place, op)
-        tuned_choices.forget()
+        made = _replay_state.binding = _open_replay_library(place, op)
+        tuned_choices.forget_derived_choices()
         return made
 
 
-def _advance(op: Op, start: bool) -> None:
+def _advance_replay_build(op: Op, start: bool) -> None:
     if not settings().native:
-        _now.why = "SHIPLAP_NATIVE=0"
+        _replay_state.why = "SHIPLAP_NATIVE=0"
         return
-    if _now.builder is not None and _now.builder.poll() is None:
+    if _replay_state.builder is not None and _replay_state.builder.poll() is None:
         return
-    place = _place(op)
-    if present(place, op.spec.name):
-        _now.binding = _opened(place, op)
-    elif _now.builder is not None:
-        assert _now.builder.stdout is not None
-        output = _now.builder.stdout.read().decode(errors="replace")
-        _give_up(output or f"the builder ended with status {_now.builder.returncode}")
+    place = _replay_folder(op)
+    if is_library_present(place, op.spec.name):
+        _replay_state.binding = _open_replay_library(place, op)
+    elif _replay_state.builder is not None:
+        assert _replay_state.builder.stdout is not None
+        output = _replay_state.builder.stdout.read().decode(errors="replace")
+        _give_up_replay(output or f"the builder ended with status {_replay_state.builder.returncode}")
     elif start and not settings().background_build:
-        _now.why = UNBUILT
+        _replay_state.why = UNBUILT
         notice(
             "replay",
             f"templates such as that of {op.spec.name} are launched by Python, and a compiled launcher has "
@@ -325,34 +331,38 @@ def _advance(op: Op, start: bool) -> None:
             "SHIPLAP_BACKGROUND_BUILD=1 builds in the background",
         )
     elif start:
-        _now.builder = detached(*_order(op, place))
+        _replay_state.builder = build_detached(*_replay_build_order(op, place))
 
 
-def _give_up(why: str) -> None:
-    _now.why = why
+def _give_up_replay(why: str) -> None:
+    _replay_state.why = why
     notice(f"replay {why}", f"templates stay with launches from Python: {why}")
 
 
-def _place(op: Op) -> Path:
-    return folder(op.spec.name) / digest(SOURCE, (*FLAGS, *extra_flags()))
+def _replay_folder(op: Op) -> Path:
+    return cache_folder(op.spec.name) / library_name_digest(REPLAY_SOURCE, (*FLAGS, *extra_compiler_flags()))
 
 
-def _order(op: Op, place: Path) -> tuple[Path, str, str, list[str]]:
-    return place.parent, place.name, SOURCE, command(op)
+def _replay_build_order(op: Op, place: Path) -> tuple[Path, str, str, list[str]]:
+    return place.parent, place.name, REPLAY_SOURCE, compile_command(op)
 
 
-def _opened(place: Path, op: Op) -> ctypes.CDLL:
-    binding = load(place, op.spec.name)
+def _open_replay_library(place: Path, op: Op) -> ctypes.CDLL:
+    binding = load_library(place, op.spec.name)
     binding.shiplap_message.restype = ctypes.c_char_p
     binding.shiplap_record.restype = ctypes.c_void_p
     binding.shiplap_forget.restype = None
-    for size, function in _functions(binding).items():
+    for size, function in _replay_functions(binding).items():
         function.argtypes, function.restype = [ctypes.c_void_p] * (size + 1), ctypes.c_int
     return binding
 
 
-def _functions(binding: ctypes.CDLL) -> dict[int, ctypes._NamedFuncPointer]:
+def _replay_functions(binding: ctypes.CDLL) -> dict[int, ctypes._NamedFuncPointer]:
     """Return the C functions by the number of tensors that they take."""
     return dict(
-        zip(SIZES, (binding.shiplap_replay_4, binding.shiplap_replay_8, binding.shiplap_replay_16), strict=True)
+        zip(
+            REPLAY_TENSOR_COUNTS,
+            (binding.shiplap_replay_4, binding.shiplap_replay_8, binding.shiplap_replay_16),
+            strict=True,
+        )
     )

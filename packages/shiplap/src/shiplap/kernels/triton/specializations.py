@@ -11,16 +11,16 @@ from typing import Any, ClassVar
 import torch
 
 from shiplap.cached_property import cached_property
-from shiplap.codegen.launcher import Cubin, Launch, Program, launcher_source
+from shiplap.codegen.launcher import Cubin, KernelLaunch, LaunchProgram, launcher_source
 from shiplap.declare.native_interface import NativeForm
 from shiplap.declare.spec import OpSpec
 from shiplap.dispatch import registry
 from shiplap.errors import ShiplapError
-from shiplap.kernels.c.header import signature
+from shiplap.kernels.c.header import prototype_signature
 from shiplap.kernels.triton import prebuilt
 from shiplap.kernels.triton.async_errors import LateErrors
-from shiplap.kernels.triton.program import OPTIONS, Declared, DeclaredStep, read_program, strided
-from shiplap.kernels.triton.specialize import Form, Key, compile_form, read_key
+from shiplap.kernels.triton.program import OPTIONS, DeclaredLaunch, DeclaredStep, read_program, strided_launch_tensors
+from shiplap.kernels.triton.specialize import Key, SpecializedForm, compile_form, form_of_key
 
 
 class ProgramSource(ABC):
@@ -69,26 +69,26 @@ class LaunchedForm(NativeForm):
 
     def __init__(self, spec: OpSpec, symbol: str, program: ProgramSource, configs: tuple[str, ...]) -> None:
         self.spec, self.given, self.configs = spec, program, configs
-        any_strides = frozenset[str]() if program.late else strided(spec, self.launches)
-        super().__init__(Path(), symbol, any_strides, 1, signature(spec, configs))
+        any_strides = frozenset[str]() if program.late else strided_launch_tensors(spec, self.launches)
+        super().__init__(Path(), symbol, any_strides, 1, prototype_signature(spec, configs))
         self.cubins: dict[tuple[int, int, Key], Cubin] = {}
         self.bindings: list[ctypes.CDLL] = []
 
     @cached_property
-    def program(self) -> Program:
+    def program(self) -> LaunchProgram:
         """What the generated code does."""
         return read_program(self.spec, self.given.steps, self.configs, self.given.values, self.given.errors)
 
     @property
-    def launches(self) -> tuple[Launch, ...]:
+    def launches(self) -> tuple[KernelLaunch, ...]:
         return self.program.launches
 
     @cached_property
-    def declared(self) -> tuple[Declared, ...]:
+    def declared(self) -> tuple[DeclaredLaunch, ...]:
         """The launches as their author wrote them."""
-        return tuple([step for step in self.given.steps if isinstance(step, Declared)])
+        return tuple([step for step in self.given.steps if isinstance(step, DeclaredLaunch)])
 
-    def taken(self, numbers: Mapping[str, Any]) -> list[tuple[int, Launch]]:
+    def taken(self, numbers: Mapping[str, Any]) -> list[tuple[int, KernelLaunch]]:
         """The launches of a call, by number: those whose condition holds."""
         return [(i, each) for i, each in enumerate(self.launches) if each.when is None or each.when(numbers)]
 
@@ -114,17 +114,21 @@ class LaunchedForm(NativeForm):
         """
         at = number, target, key
         if at not in self.cubins:
-            kernel, form, op = self.declared[number].kernel, self.read(number, key), registry.find(self.spec.name)
-            came = prebuilt.find(op, kernel, form, number, key, target) if op is not None else None
+            kernel, form, op = (
+                self.declared[number].kernel,
+                self.read(number, key),
+                registry.find_declared_op(self.spec.name),
+            )
+            came = prebuilt.find_prebuilt_form(op, kernel, form, number, key, target) if op is not None else None
             self.cubins[at] = came or compile_form(kernel, form, number, key, target)
         return self.cubins[at]
 
-    def read(self, number: int, key: Key) -> Form:
+    def read(self, number: int, key: Key) -> SpecializedForm:
         """What a key of launch ``number`` stands for."""
         options = {name: v for name, v in self.declared[number].constants.items() if name in OPTIONS}
-        return read_key(self.launches[number], key, self.configs, options)
+        return form_of_key(self.launches[number], key, self.configs, options)
 
-    def compiled(self) -> list[tuple[Any, Form, Cubin]]:
+    def compiled(self) -> list[tuple[Any, SpecializedForm, Cubin]]:
         """Each form that this process has, with its kernel."""
         return [(self.declared[n].kernel, self.read(n, key), cubin) for (n, _, key), cubin in self.cubins.items()]
 
@@ -152,13 +156,13 @@ class LaunchedForm(NativeForm):
             return int(bool(text))
 
         callback = _COMPILER(missing)
-        _kept.append(callback)
+        _c_callbacks.append(callback)
         if self.given.errors is not None:
-            binding[f"{self.symbol}_late"](_teller(self.given.errors))
-        binding[f"{self.symbol}_compiler"](callback, ctypes.c_int64(len(_kept)))
+            binding[f"{self.symbol}_late"](_make_error_teller(self.given.errors))
+        binding[f"{self.symbol}_compiler"](callback, ctypes.c_int64(len(_c_callbacks)))
 
 
-def _teller(errors: LateErrors) -> Any:
+def _make_error_teller(errors: LateErrors) -> Any:
     """A C function that gives the address of a device's word, and takes what it says as text."""
 
     def tell(device: int, message: Any, size: int) -> int:
@@ -175,11 +179,11 @@ def _teller(errors: LateErrors) -> Any:
         return address
 
     callback = _TELLER(tell)
-    _kept.append(callback)
+    _c_callbacks.append(callback)
     return callback
 
 
-_kept: list[Any] = []  # what C code holds the address of, as long as this process lives
+_c_callbacks: list[Any] = []  # what C code holds the address of, as long as this process lives
 _TELLER = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64)
 _COMPILER = ctypes.CFUNCTYPE(
     ctypes.c_int,

@@ -1,6 +1,6 @@
 """What Triton compiles for one launch: the key of a call, as the generated C++ computes it, and a key's cubin.
 
-The key has no names in it. ``read_key`` turns it back into the signature, the constants and the attributes that
+The key has no names in it. ``form_of_key`` turns it back into the signature, the constants and the attributes that
 Triton's own binder would have found, so that both compile, and cache, the same thing.
 """
 
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from shiplap import dtypes
-from shiplap.codegen.launcher import Cubin, Launch, Parameter, fact_of
+from shiplap.codegen.launcher import Cubin, KernelLaunch, KernelParameter, parse_fact
 from shiplap.declare.dim_expression import Expr
 from shiplap.declare.values import EnvValue
 from shiplap.errors import error
-from shiplap.torch_private.triton_assembler import use_torchs
+from shiplap.torch_private.triton_assembler import use_torch_assembler
 from shiplap.torch_private.triton_keys import triton_attributes
 
 Key: TypeAlias = tuple[int, ...]
@@ -44,7 +44,7 @@ _TRITON = {
 }
 
 
-class Numbers(dict[str, Any]):
+class LaunchNumbers(dict[str, Any]):
     """The names of a launch's expressions: sizes and scalars of a call, facts of its tensors, compile-time values."""
 
     def __init__(self, env: Mapping[str, EnvValue], tensors: Mapping[str, Tensor | None]) -> None:
@@ -52,7 +52,7 @@ class Numbers(dict[str, Any]):
         self.tensors = tensors
 
     def __missing__(self, name: str) -> int:
-        fact = fact_of(name)
+        fact = parse_fact(name)
         if fact is None:
             raise KeyError(name)
         kind, tensor, axis = fact
@@ -63,10 +63,10 @@ class Numbers(dict[str, Any]):
             return value.numel()
         if axis >= value.dim():
             return 0
-        return value.shape[axis] if kind == "size" else strides_of(value)[axis]
+        return value.shape[axis] if kind == "size" else kernel_strides(value)[axis]
 
 
-def strides_of(tensor: Tensor) -> Sequence[int]:
+def kernel_strides(tensor: Tensor) -> Sequence[int]:
     """As kernels see them: torch leaves the strides of dims of size 0 or 1 arbitrary."""
     if not tensor.is_contiguous():
         return tensor.stride()
@@ -76,38 +76,40 @@ def strides_of(tensor: Tensor) -> Sequence[int]:
     return steps
 
 
-def with_constants(launch: Launch, numbers: Numbers, config: Mapping[str, Any]) -> Numbers:
+def with_constants(launch: KernelLaunch, numbers: LaunchNumbers, config: Mapping[str, Any]) -> LaunchNumbers:
     """``numbers`` with the compile-time values of this launch."""
-    own = Numbers({**numbers, **config}, numbers.tensors)
+    own = LaunchNumbers({**numbers, **config}, numbers.tensors)
     for p in launch.parameters:
         if p.kind == "constant" and isinstance(p.value, int):
             own[p.name] = int(p.value)
     for p in launch.parameters:
         if p.kind == "computed":
-            own[p.name] = _whole(p.expr, own)
+            own[p.name] = _whole_number(p.expr, own)
     return own
 
 
-def key_of(launch: Launch, numbers: Numbers, config: Mapping[str, Any], workspace: int = 0) -> Key:
+def specialization_key(
+    launch: KernelLaunch, numbers: LaunchNumbers, config: Mapping[str, Any], workspace: int = 0
+) -> Key:
     """What the call that ``numbers`` describe is compiled for. ``workspace`` is the address of the scratch memory."""
     own = with_constants(launch, numbers, config)
-    return (*(int(v) for v in config.values()), *_entries(launch, own, workspace))
+    return (*(int(v) for v in config.values()), *_key_entries(launch, own, workspace))
 
 
-def _entries(launch: Launch, own: Numbers, workspace: int) -> Iterator[int]:
+def _key_entries(launch: KernelLaunch, own: LaunchNumbers, workspace: int) -> Iterator[int]:
     for p in launch.parameters:
         match p.kind:
             case "computed":
                 yield own[p.name]
             case "tensor":
-                yield _tensor_entry(p, own.tensors[p.source])
+                yield _tensor_key_entry(p, own.tensors[p.source])
             case "scratch":
-                yield int(p.specialises and p.aligns and (workspace + _whole(p.expr, own)) % 16 == 0)
+                yield int(p.specialises and p.aligns and (workspace + _whole_number(p.expr, own)) % 16 == 0)
             case "integer":
-                yield _integer_entry(p, _whole(p.expr, own))
+                yield _integer_key_entry(p, _whole_number(p.expr, own))
 
 
-def _tensor_entry(p: Parameter, tensor: Tensor | None) -> int:
+def _tensor_key_entry(p: KernelParameter, tensor: Tensor | None) -> int:
     if tensor is None:
         return -1
     code, bits, lanes = dtypes.of(tensor.dtype, p.name).dlpack
@@ -115,14 +117,14 @@ def _tensor_entry(p: Parameter, tensor: Tensor | None) -> int:
     return (code << 16 | bits << 8 | lanes) << 1 | int(aligned)
 
 
-def _integer_entry(p: Parameter, value: int) -> int:
+def _integer_key_entry(p: KernelParameter, value: int) -> int:
     width = 0 if p.type or -(2**31) <= value < 2**31 else 32
     if p.specialises and value == 1:
         return 1 + width
     return (16 if p.specialises and p.aligns and value % 16 == 0 else 0) + width
 
 
-def _whole(expr: Expr | None, numbers: Numbers) -> int:
+def _whole_number(expr: Expr | None, numbers: LaunchNumbers) -> int:
     assert expr is not None
     return int(expr(numbers))
 
@@ -131,7 +133,7 @@ def _whole(expr: Expr | None, numbers: Numbers) -> int:
 
 
 @dataclass(frozen=True)
-class Form:
+class SpecializedForm:
     """What Triton compiles: types by parameter, constants and attributes by position, and options."""
 
     signature: dict[str, str]
@@ -140,13 +142,15 @@ class Form:
     options: dict[str, object]
 
 
-def read_key(launch: Launch, key: Sequence[int], configs: Sequence[str], options: Mapping[str, object]) -> Form:
+def form_of_key(
+    launch: KernelLaunch, key: Sequence[int], configs: Sequence[str], options: Mapping[str, object]
+) -> SpecializedForm:
     """The form that a key stands for. ``configs`` are the names whose values come first in it."""
     entries = iter(key)
     config = {name: next(entries) for name in configs}
-    form = Form({}, {}, {}, {**options, **{k: v for k, v in config.items() if k in _OPTIONS}})
+    form = SpecializedForm({}, {}, {}, {**options, **{k: v for k, v in config.items() if k in _OPTIONS}})
     for i, p in enumerate(launch.parameters):
-        kind, value, aligned = _read(p, entries, config)
+        kind, value, aligned = _read_key_entry(p, entries, config)
         form.signature[p.name] = kind
         if kind == "constexpr":
             form.constants[(i,)] = value
@@ -158,7 +162,9 @@ def read_key(launch: Launch, key: Sequence[int], configs: Sequence[str], options
 _OPTIONS = ("num_warps", "num_stages", "maxnreg")
 
 
-def _read(p: Parameter, entries: Iterator[int], config: Mapping[str, int]) -> tuple[str, object, bool | None]:
+def _read_key_entry(
+    p: KernelParameter, entries: Iterator[int], config: Mapping[str, int]
+) -> tuple[str, object, bool | None]:
     """Type, constant value, and whether it is a multiple of 16; None where Triton does not say."""
     match p.kind:
         case "constant":
@@ -171,7 +177,7 @@ def _read(p: Parameter, entries: Iterator[int], config: Mapping[str, int]) -> tu
             entry = next(entries)
             if entry < 0:
                 return "constexpr", None, False
-            return f"*{_element(entry >> 1, p)}", None, bool(entry & 1) if p.specialises else None
+            return f"*{_packed_element(entry >> 1, p)}", None, bool(entry & 1) if p.specialises else None
         case "scratch":
             aligned = bool(next(entries))
             return f"*{_TRITON[p.source]}", None, aligned if p.specialises else None
@@ -186,7 +192,7 @@ def _read(p: Parameter, entries: Iterator[int], config: Mapping[str, int]) -> tu
     return p.type or "fp32", None, None
 
 
-def _element(packed: int, p: Parameter) -> str:
+def _packed_element(packed: int, p: KernelParameter) -> str:
     dlpack = packed >> 16, packed >> 8 & 255, packed & 255
     name = next((row.name for row in dtypes.DTYPES.values() if row.dlpack == dlpack), "")
     if name not in _TRITON:
@@ -194,7 +200,7 @@ def _element(packed: int, p: Parameter) -> str:
     return _TRITON[name]
 
 
-def compile_form(kernel: Any, form: Form, number: int, key: Key, architecture: int) -> Cubin:
+def compile_form(kernel: Any, form: SpecializedForm, number: int, key: Key, architecture: int) -> Cubin:
     """The cubin for a device of this architecture, by Triton's own compiler and from its cache. Needs no GPU.
 
     Raises:
@@ -205,13 +211,13 @@ def compile_form(kernel: Any, form: Form, number: int, key: Key, architecture: i
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, make_backend
 
-    use_torchs()
+    use_torch_assembler()
     target = GPUTarget("cuda", architecture, 32)
     told = triton_attributes(kernel, make_backend(target), form.signature, form.constants, form.attributes)
     source = ASTSource(kernel, form.signature, form.constants, told)
-    compiled = triton.compile(source, target=target, options=options_of(kernel, form))
+    compiled = triton.compile(source, target=target, options=compile_options(kernel, form))
     facts = compiled.metadata
-    if needed := unfit(facts):
+    if needed := why_form_unfit(facts):
         raise error(
             "SL619",
             where=f"Triton kernel {facts.name}",
@@ -222,14 +228,14 @@ def compile_form(kernel: Any, form: Form, number: int, key: Key, architecture: i
     return Cubin(number, architecture, key, compiled.asm["cubin"], facts.name, 32 * facts.num_warps, facts.shared)
 
 
-def options_of(kernel: Any, form: Form) -> dict[str, object]:
+def compile_options(kernel: Any, form: SpecializedForm) -> dict[str, object]:
     """What Triton is told beside the form: an assertion on the device is compiled, or is not."""
     import triton
 
     return {"debug": bool(kernel.debug or triton.knobs.runtime.debug), **form.options}
 
 
-def unfit(metadata: Any) -> str:
+def why_form_unfit(metadata: Any) -> str:
     """What a compiled kernel needs that the generated launcher does not give, or empty."""
     facts = metadata._asdict()
     if facts["num_ctas"] != 1:
@@ -241,7 +247,7 @@ def unfit(metadata: Any) -> str:
     return ""
 
 
-def architecture(device: torch.device) -> int:
+def device_architecture(device: torch.device) -> int:
     """90 for compute capability 9.0."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor

@@ -20,23 +20,32 @@ from typing import Self, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-from shiplap.codegen.triton import DESCRIBED, WORD, Rendered, constants, render
-from shiplap.declare.binding import Binding, shape_of
+from shiplap.codegen.triton import DESCRIBED, WORD, RenderedKernel, render_kernel, template_constants
+from shiplap.declare.binding import Binding, declared_output_shape
 from shiplap.declare.config import Config, Values
-from shiplap.declare.kernel import Kernel, Rerun, Terms
+from shiplap.declare.kernel import Kernel, KernelTerms, Rerun
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.template import Template
 from shiplap.declare.values import Args, Env, EnvValue, Outputs
 from shiplap.dispatch import registry
-from shiplap.dispatch.launch import is_current
+from shiplap.dispatch.launch import is_current_device
 from shiplap.dispatch.outputs import empty_outputs
 from shiplap.kernels.triton import replay
-from shiplap.kernels.triton.device_tables import Table
+from shiplap.kernels.triton.device_tables import DeviceTable
 from shiplap.kernels.triton.launcher import Launcher, triton_launcher
 from shiplap.kernels.triton.partial_sums import BLOCK, add_partial_sums
-from shiplap.kernels.triton.template_key import Kept, Key, Launch, Run, adjacent, compile_key, compile_run, inner
+from shiplap.kernels.triton.template_key import (
+    KeptLaunch,
+    Key,
+    Launch,
+    RunTemplate,
+    adjacent_along,
+    compile_template_key,
+    compile_template_run,
+    innermost_axis,
+)
 
-LIMIT = 4096  # calls and renderings remembered: each may have sizes or scalars of its own
+MOST_REMEMBERED_RENDERINGS = 4096  # calls and renderings remembered: each may have sizes or scalars of its own
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # of a config: Triton's own
 K = TypeVar("K")
 T = TypeVar("T")
@@ -53,20 +62,20 @@ class TemplateKernel(Kernel):
     repeats = True
     template: Template
 
-    def __init__(self, spec: OpSpec, terms: Terms, template: Template) -> None:
+    def __init__(self, spec: OpSpec, terms: KernelTerms, template: Template) -> None:
         super().__init__(spec, terms)
         self.template, self.function = template, template.grid  # of the module that binds the template
         self.values: Values = {}
         where = f"{spec.name}, template {template.name}"
-        self.tables = {name: Table(f"{where}, table {name}", build) for name, build in template.tables}
-        self.adjacent = _axes(spec, dict(template.innermost))
+        self.tables = {name: DeviceTable(f"{where}, table {name}", build) for name, build in template.tables}
+        self.adjacent = _innermost_axes(spec, dict(template.innermost))
         self.words = frozenset(WORD.findall(template.source))
         self.reads = tuple(a for a in spec.tensors if a.name in self.words)
         self.described = frozenset(DESCRIBED.findall(template.source))
         self.jitted: dict[str, Launcher] = {}  # by text, of all configs
         inners = {a.name for a in spec.tensors if f"{a.name.upper()}_INNER" in self.words}
-        self._key = compile_key(spec, self.described | inners if self.described else ())
-        self._texts: dict[Key, Rendered] = {}
+        self._key = compile_template_key(spec, self.described | inners if self.described else ())
+        self._texts: dict[Key, RenderedKernel] = {}
         self._firsts: dict[Key, Config | str] = {}
         self._reset()
 
@@ -74,7 +83,7 @@ class TemplateKernel(Kernel):
         self._refusals: dict[Key, str] = {}
         self._launches: dict[Key, Launch] = {}
         self._passed: dict[Key, Callable[..., tuple[object, ...]]] = {}  # what a launch gives the kernel
-        self._run: Run | None = None
+        self._run: RunTemplate | None = None
 
     def configure(self, values: Values) -> None:
         """Render with these values."""
@@ -88,11 +97,11 @@ class TemplateKernel(Kernel):
 
     def start(self, call: Binding) -> tuple[Outputs, Rerun | None]:
         """Run ``call``; and how to run calls that differ from it in addresses alone, as aligned as these."""
-        outs, kept = empty_outputs(self.spec, call), Kept()
+        outs, kept = empty_outputs(self.spec, call), KeptLaunch()
         self._fill(call, outs[0], kept)
         return outs, self._rerun(call, outs[0], kept)
 
-    def _rerun(self, call: Binding, out: Tensor, kept: Kept) -> Rerun | None:
+    def _rerun(self, call: Binding, out: Tensor, kept: KeptLaunch) -> Rerun | None:
         """Return a function that repeats the launch, or None where it depends on more than the call's tensors.
 
         Tables, copies of strided tensors, and the precision of float32 products are such dependencies.
@@ -102,22 +111,25 @@ class TemplateKernel(Kernel):
         places = [self.spec.args.index(a) for a in self.reads]
         if any(t is not call.args[i] for (t, _, _), i in zip(kept.tensors, places, strict=True)):
             return None
-        plain, op = _repeated(kept, places, out, self._split_k(call, self.values)), registry.find(self.spec.name)
-        if op is None or kept.compiled is None or not replay.wanted():
+        plain, op = (
+            _repeat_launch(kept, places, out, self._split_k(call, self.values)),
+            registry.find_declared_op(self.spec.name),
+        )
+        if op is None or kept.compiled is None or not replay.is_replay_wanted():
             return plain
         there = [place for place, (tensor, _, _) in zip(places, kept.tensors, strict=True) if tensor is not None]
-        return replay.served(op, plain, self._recording(kept, len(there), out), there, out)
+        return replay.choose_rerun(op, plain, self._recording(kept, len(there), out), there, out)
 
-    def _recording(self, kept: Kept, count: int, out: Tensor) -> replay.Recording:
+    def _recording(self, kept: KeptLaunch, count: int, out: Tensor) -> replay.LaunchRecording:
         """Return the recording of the launches for ``out`` and ``count`` tensors, for replay by C++."""
-        made, added, target = replay.Recording(out.get_device(), count + 1), None, out
-        result = replay.Brought(count)
+        made, added, target = replay.LaunchRecording(out.get_device(), count + 1), None, out
+        result = replay.BroughtTensor(count)
         if kept.sums is not None:
             target, added = kept.sums
             made.share(target)
         numbers, each = itertools.count(), list[object]()
         for tensor, shape, strides in kept.tensors:
-            each += [None if tensor is None else replay.Brought(next(numbers)), shape, strides]
+            each += [None if tensor is None else replay.BroughtTensor(next(numbers)), shape, strides]
         stored = result if kept.sums is None else target
         given = self._passed[kept.key](kept.grid, stored, target.shape, target.stride(), *each)
         assert kept.compiled is not None
@@ -132,10 +144,10 @@ class TemplateKernel(Kernel):
         """Fill the output, which is contiguous, on the current stream of the call's device."""
         self._fill(call, outs[0], None)
 
-    def _fill(self, call: Binding, out: Tensor, kept: Kept | None) -> None:
+    def _fill(self, call: Binding, out: Tensor, kept: KeptLaunch | None) -> None:
         if self._run is None:
             self._run = self._runner(self._launches, self.launch_for)
-        if is_current(call.device):
+        if is_current_device(call.device):
             self._launch(self._run, call, out, kept)
             return
         with torch.cuda.device(call.device):
@@ -144,15 +156,15 @@ class TemplateKernel(Kernel):
     def compile(self, call: Binding) -> None:
         """Compile what ``call`` launches without launching it. Several threads may do so in parallel."""
         split_k, (output,) = self._split_k(call, self.values), self.spec.outputs
-        sizes, dtype = shape_of(output, call.env), call.dtype_of(output.tensor)
+        sizes, dtype = declared_output_shape(output, call.env), call.dtype_of(output.tensor)
         if split_k > 1:
             sizes, dtype = [split_k, *sizes], torch.float32
         out = torch.empty(sizes, dtype=dtype, device="meta")
-        with nullcontext() if is_current(call.device) else torch.cuda.device(call.device):
+        with nullcontext() if is_current_device(call.device) else torch.cuda.device(call.device):
             self._runner({}, partial(self.launch_for, verb="compile"))(call, out, split_k)
 
-    def _runner(self, launches: dict[Key, Launch], launch_for: LaunchFor) -> Run:
-        return compile_run(
+    def _runner(self, launches: dict[Key, Launch], launch_for: LaunchFor) -> RunTemplate:
+        return compile_template_run(
             self.spec,
             self.words,
             self.reads,
@@ -164,7 +176,7 @@ class TemplateKernel(Kernel):
             launch_for=launch_for,
         )
 
-    def _launch(self, run: Run, call: Binding, out: Tensor, kept: Kept | None) -> None:
+    def _launch(self, run: RunTemplate, call: Binding, out: Tensor, kept: KeptLaunch | None) -> None:
         if (split_k := self._split_k(call, self.values)) == 1:
             run(call, out, 1, kept)
             return
@@ -187,11 +199,11 @@ class TemplateKernel(Kernel):
         key = self._key(call)
         kernel = self._firsts.get(key)
         if kernel is None:
-            kernel = _bounded(self._firsts)[key] = self._first(call)
+            kernel = _clear_when_full(self._firsts)[key] = self._first(call)
         return kernel if isinstance(kernel, str) else self.variant(kernel)
 
     def _first(self, call: Binding) -> Config | str:
-        env, reason = _plain_env(call.env), ""
+        env, reason = _env_for_template(call.env), ""
         takes = self._takes(call, env)
         for values in self.template.candidates(env):
             if not (why := takes(values)):
@@ -204,15 +216,15 @@ class TemplateKernel(Kernel):
         key = self._key(call)
         reason = self._refusals.get(key)
         if reason is None:
-            reason = self._takes(call, _plain_env(call.env))(self.values)
-            _bounded(self._refusals)[key] = reason
+            reason = self._takes(call, _env_for_template(call.env))(self.values)
+            _clear_when_full(self._refusals)[key] = reason
         return reason
 
     def _takes(self, call: Binding, env: Env) -> Callable[[Values], str]:
         """Return a function of a config: the reason why the template does not support ``call`` with it, or empty."""
-        if not _triton_is_there():
+        if not _is_triton_installed():
             return lambda values: "Triton is not installed"
-        if 0 in shape_of(self.spec.outputs[0], call.env):
+        if 0 in declared_output_shape(self.spec.outputs[0], call.env):
             return lambda values: ""  # nothing to compute
         supports, given = self.template.supports, self._given(call)
         dtypes = {name: t.dtype for name, t in given.items()} | {"out": call.dtype_of(self.spec.outputs[0].tensor)}
@@ -245,23 +257,25 @@ class TemplateKernel(Kernel):
         given = {name: t for name, t in self._given(call).items() if name in self.words}
         for name, axis in self.adjacent.items():
             if name in given:
-                given[name] = adjacent(given[name], axis)
+                given[name] = adjacent_along(given[name], axis)
         return given | {name: table(call.env, call.device) for name, table in self.tables.items()}
 
     # --- rendering ----------------------------------------------------------------------------------------------------
 
-    def render(self, call: Binding, present: Mapping[str, Tensor], values: Values, wide: bool = False) -> Rendered:
+    def render(
+        self, call: Binding, present: Mapping[str, Tensor], values: Values, wide: bool = False
+    ) -> RenderedKernel:
         """The kernel for ``call`` with the config ``values``, for tensors laid out like those of ``present``."""
         name = "_".join(dict.fromkeys((self.spec.opname, self.template.name)))
         facts: dict[str, EnvValue] = {
-            **constants(self.spec, call.args),
+            **template_constants(self.spec, call.args),
             **{
-                f"{k.upper()}_ALIGN": _alignment(v)
+                f"{k.upper()}_ALIGN": _size_alignment(v)
                 for k, v in call.env.items()
                 if f"{k.upper()}_ALIGN" in self.words and isinstance(v, int)
             },
             **{
-                f"{k.upper()}_INNER": inner(t.stride())
+                f"{k.upper()}_INNER": innermost_axis(t.stride())
                 for k, t in present.items()
                 if f"{k.upper()}_INNER" in self.words
             },
@@ -271,12 +285,12 @@ class TemplateKernel(Kernel):
         }
         ranks = {k: t.dim() for k, t in present.items()}
         known = tuple([(k, v) for k, v in facts.items() if k in self.words])
-        out_rank = len(shape_of(self.spec.outputs[0], call.env)) + (split_k > 1)
+        out_rank = len(declared_output_shape(self.spec.outputs[0], call.env)) + (split_k > 1)
         key = known, tuple(ranks.items()), out_rank, wide
         text = self._texts.get(key)
         if text is None:
-            text = render(self.template.source, name, ranks, out_rank, facts, wide)
-            _bounded(self._texts)[key] = text
+            text = render_kernel(self.template.source, name, ranks, out_rank, facts, wide)
+            _clear_when_full(self._texts)[key] = text
         return text
 
     def launch_for(
@@ -291,7 +305,7 @@ class TemplateKernel(Kernel):
         present = {name: t for name, t in zip(names, tensors, strict=True) if t is not None}
         rendered = self.render(call, present, self.values, wide)
         if rendered.text not in self.jitted:
-            _bounded(self.jitted)[rendered.text] = _jitted(rendered)
+            _clear_when_full(self.jitted)[rendered.text] = _jit_rendered_source(rendered)
         given = [*(f"t{places[name]}" for name in rendered.tensors), "out"]
         for kind, name, axis in rendered.numbers:
             given.append(f"{'s' if kind == 'size' else 'd'}{'out' if name is None else places[name]}[{axis}]")
@@ -302,13 +316,13 @@ class TemplateKernel(Kernel):
         launch: Launch = eval(text, {"kernel": self.jitted[rendered.text]})
         if verb != "launch":
             return launch
-        launch = _with_memory(launch) if rendered.described else launch
-        _bounded(self._launches)[key] = launch
-        _bounded(self._passed)[key] = eval(f"lambda {', '.join(parameters)}: ({', '.join(given)},)")
+        launch = _with_descriptor_memory(launch) if rendered.described else launch
+        _clear_when_full(self._launches)[key] = launch
+        _clear_when_full(self._passed)[key] = eval(f"lambda {', '.join(parameters)}: ({', '.join(given)},)")
         return launch
 
 
-def _repeated(kept: Kept, places: Sequence[int], out: Tensor, split_k: int) -> Rerun:
+def _repeat_launch(kept: KeptLaunch, places: Sequence[int], out: Tensor, split_k: int) -> Rerun:
     """Return a function that allocates and launches as was done for ``out``."""
     shape, dtype, device, sizes = out.shape, out.dtype, out.device, (split_k, *out.shape)
     target, strides = (out.shape, out.stride()) if split_k == 1 else (sizes, (out.numel(), *out.stride()))
@@ -319,7 +333,7 @@ def _repeated(kept: Kept, places: Sequence[int], out: Tensor, split_k: int) -> R
     go: Callable[[Args, Tensor], None] = eval(f"lambda args, out: launch(grid, out, target, strides{each})", scope)
 
     def rerun(args: Args) -> Tensor:
-        if not is_current(device):
+        if not is_current_device(device):
             with torch.cuda.device(device):
                 return rerun(args)
         result = torch.empty(shape, dtype=dtype, device=device)
@@ -335,11 +349,11 @@ def _repeated(kept: Kept, places: Sequence[int], out: Tensor, split_k: int) -> R
 
 
 @cache
-def _triton_is_there() -> bool:
+def _is_triton_installed() -> bool:
     return find_spec("triton") is not None
 
 
-def _jitted(rendered: Rendered) -> Launcher:
+def _jit_rendered_source(rendered: RenderedKernel) -> Launcher:
     """The text as a Triton function; ``linecache`` knows its lines, for Triton, debuggers and tracebacks ask there."""
     import triton
     import triton.language as tl
@@ -356,7 +370,7 @@ def _jitted(rendered: Rendered) -> Launcher:
     return triton_launcher(triton.jit(scope[rendered.name]))
 
 
-def _with_memory(launch: Launch) -> Launch:
+def _with_descriptor_memory(launch: Launch) -> Launch:
     """``launch`` where Triton gets memory for descriptors from PyTorch: in a context of its own, for the allocator is
     the user's to set elsewhere."""
     import triton
@@ -364,14 +378,14 @@ def _with_memory(launch: Launch) -> Launch:
     def memory(size: int, alignment: int, stream: int | None) -> Tensor:
         return torch.empty(size, dtype=torch.int8, device="cuda")
 
-    def inside(args: tuple[object, ...]) -> replay.Compiled | None:
+    def inside(args: tuple[object, ...]) -> replay.CompiledTritonKernel | None:
         triton.set_allocator(memory)
         return launch(*args)
 
     return lambda *args: copy_context().run(inside, args)
 
 
-def _axes(spec: OpSpec, innermost: Mapping[str, str]) -> dict[str, int]:
+def _innermost_axes(spec: OpSpec, innermost: Mapping[str, str]) -> dict[str, int]:
     """Return for each argument the axis of the dim that has to be adjacent in memory."""
     axes = {}
     for name, dim in innermost.items():
@@ -382,17 +396,17 @@ def _axes(spec: OpSpec, innermost: Mapping[str, str]) -> dict[str, int]:
     return axes
 
 
-def _alignment(size: int) -> int:
+def _size_alignment(size: int) -> int:
     """The largest power of two up to 256 that divides a size."""
     return (size | 256) & -(size | 256)
 
 
-def _plain_env(env: Env) -> dict[str, EnvValue]:
+def _env_for_template(env: Env) -> dict[str, EnvValue]:
     """Return sizes and scalars for a template, with tuples in place of lists."""
     return {k: tuple(v) if type(v) is list else v for k, v in env.items()}
 
 
-def _bounded(memory: dict[K, T]) -> dict[K, T]:
-    if len(memory) >= LIMIT:
+def _clear_when_full(memory: dict[K, T]) -> dict[K, T]:
+    if len(memory) >= MOST_REMEMBERED_RENDERINGS:
         memory.clear()
     return memory

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from shiplap.declare.binding import Binding
 from shiplap.declare.spec import Arg, OpSpec
-from shiplap.kernels.triton.device_tables import Table
-from shiplap.kernels.triton.replay import Compiled
+from shiplap.kernels.triton.device_tables import DeviceTable
+from shiplap.kernels.triton.replay import CompiledTritonKernel
 
-WIDE = 2**31 - 1  # elements that a 32-bit offset reaches
+MOST_32BIT_OFFSET = 2**31 - 1  # elements that a 32-bit offset reaches
 Key: TypeAlias = Hashable  # all that a rendering, a launch or a refusal depends on
 Launch: TypeAlias = Callable[
     ..., "Compiled | None"
@@ -26,15 +26,15 @@ Launch: TypeAlias = Callable[
 
 
 @dataclass
-class Kept:
+class KeptLaunch:
     """What a launch was made with, to make it again: empty where there was nothing to launch."""
 
     launch: Launch | None = None
     grid: Sequence[int] = ()
     tensors: list[tuple[Tensor, Sequence[int], Sequence[int]]] = field(default_factory=list)  # with shape and strides
     key: Key = None
-    compiled: Compiled | None = None  # what Triton compiled
-    sums: tuple[Tensor, Compiled | None] | None = None  # partial sums, and the kernel that added them
+    compiled: CompiledTritonKernel | None = None  # what Triton compiled
+    sums: tuple[Tensor, CompiledTritonKernel | None] | None = None  # partial sums, and the kernel that added them
 
     @property
     def float32(self) -> bool:
@@ -42,13 +42,13 @@ class Kept:
         return any(tensor is not None and tensor.dtype is torch.float32 for tensor, _, _ in self.tensors)
 
 
-class Run(Protocol):
+class RunTemplate(Protocol):
     """Launch a template for a call into an output, or into ``split_k`` partial sums, and note how."""
 
-    def __call__(self, call: Binding, out: Tensor, split_k: int, kept: Kept | None = None) -> None: ...
+    def __call__(self, call: Binding, out: Tensor, split_k: int, kept: KeptLaunch | None = None) -> None: ...
 
 
-def compile_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], Key]:
+def compile_template_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], Key]:
     """``key(call)``: sizes, scalars, dtypes, what is absent, and how the arguments of ``layouts`` lie in memory."""
     lists = any("list" in str(a.scalar) for a in spec.scalars)
     env = "tuple([(k, tuple(v) if type(v) is list else v) for k, v in env.items()])" if lists else "tuple(env.items())"
@@ -62,14 +62,14 @@ def compile_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], Key
     return key
 
 
-def compile_run(
+def compile_template_run(
     spec: OpSpec,
     words: Iterable[str],
     reads: Sequence[Arg],
     axes: Mapping[str, int],
-    tables: Sequence[Table],
+    tables: Sequence[DeviceTable],
     **scope: object,
-) -> Run:
+) -> RunTemplate:
     """``run(call, out, split_k, kept)`` for a template that mentions ``words`` and reads the arguments ``reads``.
 
     ``axes`` are those along which arguments have to be adjacent; ``tables`` are called with sizes and a device. The
@@ -77,20 +77,22 @@ def compile_run(
     """
     scope |= {
         "cdiv": lambda a, b: -(-a // b),
-        "adjacent": adjacent,
-        "inner": inner,
-        "reach": _reach,
+        "adjacent": adjacent_along,
+        "inner": innermost_axis,
+        "reach": _largest_offset,
         "matmul": torch.backends.cuda.matmul,
         **{f"table{i}": t for i, t in enumerate(tables)},
     }
-    text = _source(spec, frozenset(words), reads, axes, len(tables))
+    text = _template_run_source(spec, frozenset(words), reads, axes, len(tables))
     exec(compile(text, f"<launch {spec.name}>", "exec"), scope)
     run = scope["run"]
     assert callable(run)
     return run
 
 
-def _source(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Mapping[str, int], tables: int) -> str:
+def _template_run_source(
+    spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Mapping[str, int], tables: int
+) -> str:
     """``t0, s0, d0`` are the first tensor that is read, its shape and its strides; tables come last."""
     lines = [
         "def run(call, out, split_k, kept=None):",
@@ -106,7 +108,7 @@ def _source(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Map
         if arg.optional:
             lines.append(f"    if t{i} is None: s{i} = d{i} = ()")
         lines.append(f"    {'else: ' if arg.optional else ''}s{i}, d{i} = t{i}.shape, t{i}.stride()")
-        reaches.append(_reach_of(arg, i))
+        reaches.append(_reach_source(arg, i))
     count = len(reads)
     for i in range(tables):
         lines += [
@@ -116,8 +118,8 @@ def _source(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Map
     tensors = range(count + tables)
     kept = ", ".join(f"(t{i}, s{i}, d{i})" for i in tensors)
     lines += [
-        f"    wide = {' or '.join(f'{r} > {WIDE}' for r in reaches)}",
-        f"    key = (wide, split_k, {''.join(f'{fact}, ' for fact in _facts(spec, words, reads))})",
+        f"    wide = {' or '.join(f'{r} > {MOST_32BIT_OFFSET}' for r in reaches)}",
+        f"    key = (wide, split_k, {''.join(f'{fact}, ' for fact in _template_facts(spec, words, reads))})",
         "    launch = launches.get(key)",
         f"    if launch is None: launch = launch_for(key, call, ({''.join(f't{i}, ' for i in tensors)}), wide)",
         "    blocks = grid(env, config, cdiv)",
@@ -128,7 +130,7 @@ def _source(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Map
     return "\n".join(lines)
 
 
-def _facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -> list[str]:
+def _template_facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -> list[str]:
     """Expressions of what the text may depend on beside widths and the split-K factor."""
     expressions = ["matmul.allow_tf32"] if "ALLOW_TF32" in words else []
     for i, arg in enumerate(spec.args):
@@ -150,7 +152,7 @@ def _facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -> list[st
     return expressions + [f"(env.get({n!r}, 0) | 256) & -(env.get({n!r}, 0) | 256)" for n in aligned]
 
 
-def _reach_of(arg: Arg, i: int) -> str:
+def _reach_source(arg: Arg, i: int) -> str:
     """An expression of the largest offset within a tensor, in elements."""
     assert arg.tensor is not None
     if arg.tensor.variadic:
@@ -159,16 +161,16 @@ def _reach_of(arg: Arg, i: int) -> str:
     return f"(0 if t{i} is None else {terms})" if arg.optional else terms
 
 
-def _reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
+def _largest_offset(sizes: Sequence[int], strides: Sequence[int]) -> int:
     return sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
 
 
-def inner(strides: Sequence[int]) -> int:
+def innermost_axis(strides: Sequence[int]) -> int:
     """The last axis with stride 1, or -1."""
     return next((axis for axis in range(len(strides) - 1, -1, -1) if strides[axis] == 1), -1)
 
 
-def adjacent(tensor: Tensor, axis: int) -> Tensor:
+def adjacent_along(tensor: Tensor, axis: int) -> Tensor:
     """The tensor with stride 1 along an axis, copied if it has another."""
     if tensor.stride(axis) == 1:
         return tensor

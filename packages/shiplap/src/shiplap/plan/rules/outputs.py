@@ -8,43 +8,50 @@ from typing import ClassVar
 import torch
 
 from shiplap import dtypes
-from shiplap.plan.expression import Place, Term, Text, both, equal, quoted
-from shiplap.plan.rule import TRUE, Rule
+from shiplap.plan.expression import (
+    Expression,
+    TensorPlace,
+    Text,
+    equal_expression,
+    python_literal,
+    same_in_both_languages,
+)
+from shiplap.plan.rule import TRUE, ArgumentRule
 from shiplap.plan.rules.relations import OfCall
-from shiplap.plan.rules.tensors import Contiguous, OfTensor
+from shiplap.plan.rules.tensors import ContiguousTensor, OfTensor
 from shiplap.plan.values import Constant
 
 ALIGNMENT = 64  # bytes: what kernels are promised of a workspace
 
 
-def dense(tensor: str) -> str:
+def dense_condition(tensor: str) -> str:
     """Python condition under which strides describe ``tensor``."""
     return f"{tensor}.layout is strided and not {tensor}.is_nested"
 
 
-def wanted_dtype(output: str, dtype_class: str, names: tuple[str, ...]) -> Term:
+def wanted_dtype(output: str, dtype_class: str, names: tuple[str, ...]) -> Expression:
     """The dtype of an output: its own, or that of its class in this call."""
     if len(names) != 1:
         variable = f"dtype_{dtype_class}"
-        return Term(variable, variable, "", f"Dtype{{{variable}}}")
+        return Expression(variable, variable, "", f"Dtype{{{variable}}}")
     number = dtypes.number(names[0])
-    return Term(f"want_{output}", str(number), "", f"Dtype{{{number}}}")
+    return Expression(f"want_{output}", str(number), "", f"Dtype{{{number}}}")
 
 
 @dataclass(frozen=True)
 class FitsKind(OfTensor):
     """A given output is a tensor of the declared dtype, on the device of the call."""
 
-    dtype: Term
+    dtype: Expression
     concrete: str
 
     id = "SL212"
 
-    def holds(self) -> Term:
-        t, dtype = self.at.tensor, equal(self.at.dtype, self.dtype)
-        device = equal(self.at.device, both("device"))
-        return Term(
-            f"isinstance({t.python}, Tensor) and {dense(t.python)}"
+    def holds(self) -> Expression:
+        t, dtype = self.at.tensor, equal_expression(self.at.dtype, self.dtype)
+        device = equal_expression(self.at.device, same_in_both_languages("device"))
+        return Expression(
+            f"isinstance({t.python}, Tensor) and {dense_condition(t.python)}"
             f" and {t.python}.dtype == {self.dtype.python} and {device.python}",
             f"{dtype.cpp} && {device.cpp}",
         )
@@ -55,34 +62,36 @@ class FitsKind(OfTensor):
     def got(self) -> Text:
         t = self.at.tensor.python
         cpp = f'filled("{{}} on {{}}", {{{self.at.dtype.shown[1]}, {self.at.device.cpp}}})'
-        return (Term(f"kind_of_memory({t})", cpp),)
+        return (Expression(f"kind_of_memory({t})", cpp),)
 
     def expected(self) -> Text:
-        return (self.dtype, " on ", both("device"))
+        return (self.dtype, " on ", same_in_both_languages("device"))
 
 
 @dataclass(frozen=True)
 class FitsShape(OfTensor):
     """A given output has the declared shape."""
 
-    sizes: Term
+    sizes: Expression
 
     id = "SL212"
 
-    def holds(self) -> Term:
+    def holds(self) -> Expression:
         name = f"shape_{self.at.arg}"
-        return Term(f"tuple({name}) == {self.sizes.python}", f"has_sizes({name}, rank_{self.at.arg}, {self.sizes.cpp})")
+        return Expression(
+            f"tuple({name}) == {self.sizes.python}", f"has_sizes({name}, rank_{self.at.arg}, {self.sizes.cpp})"
+        )
 
     def got(self) -> Text:
         name = f"shape_{self.at.arg}"
-        return ("shape ", Term(f"tuple({name})", f"Tuple({name}, rank_{self.at.arg})"))
+        return ("shape ", Expression(f"tuple({name})", f"Tuple({name}, rank_{self.at.arg})"))
 
     def expected(self) -> Text:
-        return ("shape ", Term(self.sizes.python, f"Tuple({self.sizes.cpp})"))
+        return ("shape ", Expression(self.sizes.python, f"Tuple({self.sizes.cpp})"))
 
 
 @dataclass(frozen=True)
-class FitsLayout(Contiguous):
+class FitsLayout(ContiguousTensor):
     """A given output is contiguous."""
 
     id = "SL212"
@@ -93,12 +102,12 @@ class IsSize(OfTensor):
     """A computed size of an output is none below zero."""
 
     source: str
-    size: Term
+    size: Expression
 
     id = "SL208"
 
-    def holds(self) -> Term:
-        return Term(f"{self.size.python} >= 0", f"{self.size.cpp} >= 0")
+    def holds(self) -> Expression:
+        return Expression(f"{self.size.python} >= 0", f"{self.size.cpp} >= 0")
 
     def got(self) -> Text:
         return (f"{self.source} = ", self.size)
@@ -108,22 +117,22 @@ class IsSize(OfTensor):
 
 
 @dataclass(frozen=True)
-class Disjoint(OfTensor):
+class DisjointMemory(OfTensor):
     """What the caller owns and the kernel writes shares no memory with another tensor of the call."""
 
-    other: Place
+    other: TensorPlace
 
     id = "SL210"
     title = "an output overlaps another tensor"
     fix = "pass a tensor of its own"
     real = True
 
-    def holds(self) -> Term:
+    def holds(self) -> Expression:
         t, o = self.at.tensor, self.other.tensor
-        return Term(f"not overlap({t.python}, {o.python})", f"!overlap({t.cpp}, {o.cpp})")
+        return Expression(f"not overlap({t.python}, {o.python})", f"!overlap({t.cpp}, {o.cpp})")
 
     def got(self) -> Text:
-        return ("memory of ", *quoted((self.other.arg,)))
+        return ("memory of ", *python_literal((self.other.arg,)))
 
     def expected(self) -> Text:
         return ("memory of its own",)
@@ -140,8 +149,8 @@ class NoGradient(OfCall):
     fix = "call it under torch.no_grad(), or call the op without out="
     cpp_by = "Python, to which calls with gradients on are handed over: the stable ABI cannot ask a tensor"
 
-    def holds(self) -> Term:
-        return Term(f"not (is_grad_enabled() and requires_grad(({', '.join(self.tensors)},)))", TRUE.cpp)
+    def holds(self) -> Expression:
+        return Expression(f"not (is_grad_enabled() and requires_grad(({', '.join(self.tensors)},)))", TRUE.cpp)
 
     def where(self) -> Text:
         return (f"{self.op}, out=",)
@@ -173,12 +182,12 @@ class OfScratch(OfCall):
 class ScratchKind(OfScratch):
     """It is bytes in one contiguous dim, on the device of the call. Asked before anything else of a workspace."""
 
-    at: ClassVar[Place] = Place("", "", variable="scratch")
+    at: ClassVar[TensorPlace] = TensorPlace("", "", variable="scratch")
 
-    def holds(self) -> Term:
+    def holds(self) -> Expression:
         t = self.at.tensor.python
-        return Term(
-            f"isinstance({t}, Tensor) and {dense(t)}"
+        return Expression(
+            f"isinstance({t}, Tensor) and {dense_condition(t)}"
             f" and {t}.dtype == uint8 and {t}.device == device and {t}.dim() == 1 and {t}.stride(0) == 1",
             f"{t}.dtype() == {dtypes.number('uint8')} && device_of({t}) == device && is_vector({t})",
         )
@@ -191,36 +200,36 @@ class ScratchKind(OfScratch):
         shape, strides = f"Tuple({t}.sizes(), {t}.dim())", f"Tuple({t}.strides(), {t}.dim())"
         values = f"Dtype{{{t}.dtype()}}, {self.at.device.cpp}, {shape}, {strides}"
         cpp = f'filled("{{}} on {{}}, {{}} by {{}}", {{{values}}})'
-        return (Term(f"kind_of_memory({t}, extents=True)", cpp),)
+        return (Expression(f"kind_of_memory({t}, extents=True)", cpp),)
 
     def expected(self) -> Text:
-        return ("torch.uint8 on ", both("device"), ", one contiguous dim")
+        return ("torch.uint8 on ", same_in_both_languages("device"), ", one contiguous dim")
 
 
 @dataclass(frozen=True)
 class ScratchRoom(OfScratch):
     """It has the bytes that the kernel asks for, the variable ``needed``."""
 
-    def holds(self) -> Term:
-        return Term("scratch.numel() >= needed", "scratch.sizes()[0] >= needed")
+    def holds(self) -> Expression:
+        return Expression("scratch.numel() >= needed", "scratch.sizes()[0] >= needed")
 
     def got(self) -> Text:
-        return (Term("scratch.numel()", "scratch.sizes()[0]"), " bytes")
+        return (Expression("scratch.numel()", "scratch.sizes()[0]"), " bytes")
 
     def expected(self) -> Text:
-        return ("at least ", both("needed"), " bytes")
+        return ("at least ", same_in_both_languages("needed"), " bytes")
 
 
 @dataclass(frozen=True)
 class ScratchAligned(OfScratch):
     """It begins where a kernel expects a workspace to begin."""
 
-    def holds(self) -> Term:
-        return Term(f"{self.beyond.python} == 0", f"{self.beyond.cpp} == 0")
+    def holds(self) -> Expression:
+        return Expression(f"{self.beyond.python} == 0", f"{self.beyond.cpp} == 0")
 
     @property
-    def beyond(self) -> Term:
-        return Term(f"scratch.data_ptr() % {ALIGNMENT}", f"address(scratch) % {ALIGNMENT}")
+    def beyond(self) -> Expression:
+        return Expression(f"scratch.data_ptr() % {ALIGNMENT}", f"address(scratch) % {ALIGNMENT}")
 
     def got(self) -> Text:
         return ("an address that is ", self.beyond, f" modulo {ALIGNMENT}")
@@ -238,13 +247,13 @@ class Aligned(OfTensor):
     id = "SL207"
     fix = "pass .clone()"
 
-    def holds(self) -> Term:
-        return Term(f"{self.beyond.python} == 0", f"{self.beyond.cpp} == 0")
+    def holds(self) -> Expression:
+        return Expression(f"{self.beyond.python} == 0", f"{self.beyond.cpp} == 0")
 
     @property
-    def beyond(self) -> Term:
+    def beyond(self) -> Expression:
         t = self.at.tensor
-        return Term(f"{t.python}.data_ptr() % {self.bytes}", f"address({t.cpp}) % {self.bytes}")
+        return Expression(f"{t.python}.data_ptr() % {self.bytes}", f"address({t.cpp}) % {self.bytes}")
 
     def got(self) -> Text:
         return ("an address that is ", self.beyond, f" modulo {self.bytes}")
@@ -273,18 +282,18 @@ class OnCpu(OfCall):
 
     id = "SL206"
 
-    def holds(self) -> Term:
-        return Term("device.type == 'cpu'", "device.type == kDLCPU")
+    def holds(self) -> Expression:
+        return Expression("device.type == 'cpu'", "device.type == kDLCPU")
 
     def got(self) -> Text:
-        return (both("device"),)
+        return (same_in_both_languages("device"),)
 
     def expected(self) -> Text:
         return ("cpu",)
 
 
 @dataclass(frozen=True)
-class WithinBound(Rule):
+class WithinBound(ArgumentRule):
     """A data-dependent size respects its declared bound."""
 
     place: str
@@ -294,16 +303,16 @@ class WithinBound(Rule):
     id = "SL302"
 
     @property
-    def size(self) -> Term:
-        return both(f"extent_{self.dim}")
+    def size(self) -> Expression:
+        return same_in_both_languages(f"extent_{self.dim}")
 
     @property
-    def bound(self) -> Term:
-        return both(f"d_{self.dim}")
+    def bound(self) -> Expression:
+        return same_in_both_languages(f"d_{self.dim}")
 
-    def holds(self) -> Term:
+    def holds(self) -> Expression:
         size, bound = self.size.python, self.bound.python
-        return Term(f"0 <= {size} <= {bound}", f"0 <= {size} && {size} <= {bound}")
+        return Expression(f"0 <= {size} <= {bound}", f"0 <= {size} && {size} <= {bound}")
 
     def where(self) -> Text:
         return (self.place,)

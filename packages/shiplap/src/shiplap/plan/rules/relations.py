@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from shiplap.declare.dim_expression import Expr
-from shiplap.plan.expression import Names, Term, Text, equal, value, values_of
-from shiplap.plan.rule import TRUE, Rule
+from shiplap.plan.expression import Expression, Text, VariableNames, declared_value, equal_expression, values_text
+from shiplap.plan.rule import TRUE, ArgumentRule
 from shiplap.plan.values import Constant
 
 
 @dataclass(frozen=True)
-class OfCall(Rule):
+class OfCall(ArgumentRule):
     """A rule about the call as a whole."""
 
     op: str
@@ -22,7 +22,7 @@ class OfCall(Rule):
 
 
 @dataclass(frozen=True)
-class IsObject(Rule):
+class IsObject(ArgumentRule):
     """An argument that is an object belongs to the declared class, which torch does not ask."""
 
     op: str
@@ -33,9 +33,9 @@ class IsObject(Rule):
     id = "SL209"
     cpp_by = "nobody: a declaration with objects has no C++ form"
 
-    def holds(self) -> Term:
+    def holds(self) -> Expression:
         absent = f"a_{self.argument} is None or " * self.optional
-        return Term(f"{absent}isinstance(a_{self.argument}, class_{self.argument})", TRUE.cpp)
+        return Expression(f"{absent}isinstance(a_{self.argument}, class_{self.argument})", TRUE.cpp)
 
     def constants(self) -> dict[str, Constant]:
         return {f"class_{self.argument}": self.cls}
@@ -44,14 +44,14 @@ class IsObject(Rule):
         return (f"{self.op}, argument '{self.argument}'",)
 
     def got(self) -> Text:
-        return (Term(f"type(a_{self.argument}).__name__", ""),)
+        return (Expression(f"type(a_{self.argument}).__name__", ""),)
 
     def expected(self) -> Text:
         return (self.cls.__name__ + " or None" * self.optional,)
 
 
 @dataclass(frozen=True)
-class WithoutNul(Rule):
+class WithoutNul(ArgumentRule):
     """A text has no NUL character, where it would end for a C kernel but not for the reference."""
 
     op: str
@@ -61,9 +61,9 @@ class WithoutNul(Rule):
     title = "a text has a NUL character"
     fix = "pass the text without the NUL character"
 
-    def holds(self) -> Term:
+    def holds(self) -> Expression:
         text = f"a_{self.argument}"
-        return Term(f"'\\0' not in {text}", f"{text}.find('\\0') == std::string::npos")
+        return Expression(f"'\\0' not in {text}", f"{text}.find('\\0') == std::string::npos")
 
     def where(self) -> Text:
         return (f"{self.op}, argument '{self.argument}'",)
@@ -76,7 +76,7 @@ class WithoutNul(Rule):
 
 
 @dataclass(frozen=True)
-class DistinctMembers(Rule):
+class DistinctMembers(ArgumentRule):
     """The members of a list that is written to share no memory."""
 
     op: str
@@ -87,9 +87,9 @@ class DistinctMembers(Rule):
     real = True
     cpp_by = "nobody: a declaration with lists of tensors has no C++ form"
 
-    def holds(self) -> Term:
+    def holds(self) -> Expression:
         members = f"a_{self.argument}"
-        return Term(f"({members} is None or not any_shares_memory({members}))", TRUE.cpp)
+        return Expression(f"({members} is None or not any_shares_memory({members}))", TRUE.cpp)
 
     def where(self) -> Text:
         return (f"{self.op}, argument '{self.argument}'",)
@@ -102,7 +102,7 @@ class DistinctMembers(Rule):
 
 
 @dataclass(frozen=True)
-class Known(OfCall):
+class MemberKnown(OfCall):
     """A list that gives a size, a dtype or the device has an element."""
 
     variables: tuple[str, ...]
@@ -110,8 +110,8 @@ class Known(OfCall):
     id = "SL209"
     cpp_by = "nobody: a declaration with lists of tensors has no C++ form"
 
-    def holds(self) -> Term:
-        return Term(" and ".join(f"{v} is not None" for v in self.variables), TRUE.cpp)
+    def holds(self) -> Expression:
+        return Expression(" and ".join(f"{v} is not None" for v in self.variables), TRUE.cpp)
 
     def got(self) -> Text:
         return ("an empty list of tensors",)
@@ -125,14 +125,14 @@ class AgreesWith(OfCall):
     """A dim of an argument that ``dims=`` computes too has the computed size."""
 
     name: str
-    bound: Term
-    computed: Term
+    bound: Expression
+    computed: Expression
     origin: Text
 
     id = "SL202"
 
-    def holds(self) -> Term:
-        return equal(self.computed, self.bound)
+    def holds(self) -> Expression:
+        return equal_expression(self.computed, self.bound)
 
     def got(self) -> Text:
         return (f"{self.name} = ", self.computed)
@@ -146,22 +146,22 @@ class OfExpression(OfCall):
     """A rule about an expression of the declaration."""
 
     expr: Expr
-    names: Names = field(compare=False, repr=False)
+    names: VariableNames = field(compare=False, repr=False)
 
     id = "SL208"
 
 
 @dataclass(frozen=True)
-class Requires(OfExpression):
+class RequiresHolds(OfExpression):
     """``requires=`` asks for it; ``truth`` is the value of the expression."""
 
-    truth: Term
+    truth: Expression
 
-    def holds(self) -> Term:
+    def holds(self) -> Expression:
         return self.truth
 
     def got(self) -> Text:
-        return values_of(self.expr, self.names)
+        return values_text(self.expr, self.names)
 
     def expected(self) -> Text:
         return (self.expr.source,)
@@ -171,13 +171,13 @@ class Requires(OfExpression):
 class HasValue(OfExpression):
     """An expression has a value; ``why`` is what was caught where it had none."""
 
-    caught: ClassVar[Term] = Term("why", "why.what()", "why_none(why)")
+    caught: ClassVar[Expression] = Expression("why", "why.what()", "why_none(why)")
 
-    def holds(self) -> Term:
-        return value(self.expr, self.names)
+    def holds(self) -> Expression:
+        return declared_value(self.expr, self.names)
 
     def got(self) -> Text:
-        return (*values_of(self.expr, self.names), ": ", self.caught)
+        return (*values_text(self.expr, self.names), ": ", self.caught)
 
     def expected(self) -> Text:
         return (f"a value of {self.expr}",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shiplap.plan.expression import Term, Text, both, equal
+from shiplap.plan.expression import Expression, Text, equal_expression, same_in_both_languages
 from shiplap.plan.rule import TRUE
 from shiplap.plan.rules.tensors import OfTensor
 
@@ -29,16 +29,16 @@ class OfRank(OfTensor):
 class RankIs(OfRank):
     """A type without a variadic dim fixes the rank."""
 
-    def holds(self) -> Term:
-        return equal(self.at.rank, both(str(self.rank)))
+    def holds(self) -> Expression:
+        return equal_expression(self.at.rank, same_in_both_languages(str(self.rank)))
 
 
 @dataclass(frozen=True)
 class RankAtLeast(OfRank):
     """A variadic dim may be empty, the others are there."""
 
-    def holds(self) -> Term:
-        return Term(f"{self.at.rank.python} >= {self.rank}", f"{self.at.rank.cpp} >= {self.rank}")
+    def holds(self) -> Expression:
+        return Expression(f"{self.at.rank.python} >= {self.rank}", f"{self.at.rank.cpp} >= {self.rank}")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class OfAxis(OfTensor):
     axis: int
 
     @property
-    def size(self) -> Term:
+    def size(self) -> Expression:
         return self.at.size(self.axis)
 
 
@@ -57,13 +57,13 @@ class SameSize(OfAxis):
     """A named dim that was met before has the same size."""
 
     name: str
-    bound: Term
+    bound: Expression
     origin: Text
 
     id = "SL202"
 
-    def holds(self) -> Term:
-        return equal(self.size, self.bound)
+    def holds(self) -> Expression:
+        return equal_expression(self.size, self.bound)
 
     def where(self) -> Text:
         return (*self.at.where, f", dim '{self.name}' (axis ", *self.at.axis(self.axis), ")")
@@ -79,24 +79,24 @@ class SameSize(OfAxis):
 class SameOrOne(SameSize):
     """A dim that broadcasts has the size of the other, or is 1."""
 
-    def holds(self) -> Term:
+    def holds(self) -> Expression:
         python = f"({self.size.python} == 1) | ({self.size.python} == {self.bound.python})"
-        return Term(python, f"({self.size.cpp} == 1 || {self.size.cpp} == {self.bound.cpp})")
+        return Expression(python, f"({self.size.cpp} == 1 || {self.size.cpp} == {self.bound.cpp})")
 
     def expected(self) -> Text:
         return ("1, or ", *super().expected())
 
 
 @dataclass(frozen=True)
-class Fixed(OfAxis):
+class FixedSize(OfAxis):
     """The declaration has a number there."""
 
     wanted: int
 
     id = "SL203"
 
-    def holds(self) -> Term:
-        return equal(self.size, both(str(self.wanted)))
+    def holds(self) -> Expression:
+        return equal_expression(self.size, same_in_both_languages(str(self.wanted)))
 
     def got(self) -> Text:
         return ("size ", self.size, " in axis ", *self.at.axis(self.axis))
@@ -106,16 +106,16 @@ class Fixed(OfAxis):
 
 
 @dataclass(frozen=True)
-class Computed(OfAxis):
+class ComputedSize(OfAxis):
     """The declaration has an expression there; ``wanted`` is its value."""
 
     source: str
-    wanted: Term
+    wanted: Expression
 
     id = "SL202"
 
-    def holds(self) -> Term:
-        return equal(self.size, self.wanted)
+    def holds(self) -> Expression:
+        return equal_expression(self.size, self.wanted)
 
     def got(self) -> Text:
         return ("size ", self.size, " in axis ", *self.at.axis(self.axis))
@@ -131,13 +131,13 @@ class OfSpread(OfTensor):
     name: str
 
     @property
-    def here(self) -> Term:
+    def here(self) -> Expression:
         name = f"spread_{self.at.arg}"
-        return Term(name, "", f"show({name})")
+        return Expression(name, "", f"show({name})")
 
     @property
-    def bound(self) -> Term:
-        return Term(f"d_{self.name}", "", f"show(d_{self.name})")
+    def bound(self) -> Expression:
+        return Expression(f"d_{self.name}", "", f"show(d_{self.name})")
 
     cpp_by = "nobody: a declaration with variadic dims has no C++ form"
 
@@ -151,8 +151,8 @@ class SameSpreadRank(OfSpread):
 
     id = "SL201"
 
-    def holds(self) -> Term:
-        return Term(f"len({self.here.python}) == len({self.bound.python})", TRUE.cpp)
+    def holds(self) -> Expression:
+        return Expression(f"len({self.here.python}) == len({self.bound.python})", TRUE.cpp)
 
     def expected(self) -> Text:
         return (f"{self.name} = ", self.bound)
@@ -164,8 +164,8 @@ class SameSpread(OfSpread):
 
     id = "SL202"
 
-    def holds(self) -> Term:
-        return Term(f"same_sizes({self.here.python}, {self.bound.python})", TRUE.cpp)
+    def holds(self) -> Expression:
+        return Expression(f"same_sizes({self.here.python}, {self.bound.python})", TRUE.cpp)
 
     def expected(self) -> Text:
         return (self.bound,)

@@ -9,21 +9,28 @@ import torch
 
 from shiplap import dtypes
 from shiplap.declare.spec import Arg
-from shiplap.plan.expression import Place, Term, Text, both, equal, quoted
-from shiplap.plan.rule import TRUE, Rule
+from shiplap.plan.expression import (
+    Expression,
+    TensorPlace,
+    Text,
+    equal_expression,
+    python_literal,
+    same_in_both_languages,
+)
+from shiplap.plan.rule import TRUE, ArgumentRule
 from shiplap.plan.values import Constant
 
 
-def undefined(index: int) -> str:
+def undefined_tensor_condition(index: int) -> str:
     """C++ condition under which None was passed for a tensor that nobody has taken: nothing else can be asked of it."""
     return f"!peek_defined(values[{index}])"
 
 
 @dataclass(frozen=True)
-class OfTensor(Rule):
+class OfTensor(ArgumentRule):
     """A rule about one tensor."""
 
-    at: Place
+    at: TensorPlace
 
     def where(self) -> Text:
         return self.at.where
@@ -38,36 +45,36 @@ class IsTensor(OfTensor):
     id = "SL209"
     cpp_by = "Python, to which a call with None is handed over, and tvm-ffi's Arguments, which hand over tensors"
 
-    def holds(self) -> Term:
-        return Term(f"isinstance({self.at.tensor.python}, Tensor)", TRUE.cpp)
+    def holds(self) -> Expression:
+        return Expression(f"isinstance({self.at.tensor.python}, Tensor)", TRUE.cpp)
 
     undecided = "None for a tensor"
 
     def defers(self, index: int) -> str:
-        return undefined(index)
+        return undefined_tensor_condition(index)
 
     def got(self) -> Text:
         t = self.at.tensor.python
-        return (Term(f"'None' if {t} is None else type({t}).__name__", ""),)
+        return (Expression(f"'None' if {t} is None else type({t}).__name__", ""),)
 
     def expected(self) -> Text:
         return (self.declared,)
 
 
 @dataclass(frozen=True)
-class Dense(OfTensor):
+class DenseTensor(OfTensor):
     """Strides describe the tensor."""
 
     id = "SL207"
     fix = "call .to_dense() first"
     cpp_by = "the dispatch key under which the code is registered"
 
-    def holds(self) -> Term:
-        return Term(f"{self.at.tensor.python}.layout is strided", TRUE.cpp)
+    def holds(self) -> Expression:
+        return Expression(f"{self.at.tensor.python}.layout is strided", TRUE.cpp)
 
     def got(self) -> Text:
         t = self.at.tensor.python
-        return (Term(f"'a nested tensor' if {t}.is_nested else {t}.layout", ""),)
+        return (Expression(f"'a nested tensor' if {t}.is_nested else {t}.layout", ""),)
 
     def expected(self) -> Text:
         return ("a dense tensor",)
@@ -82,11 +89,11 @@ class DtypeAmong(OfTensor):
 
     id = "SL204"
 
-    def holds(self) -> Term:
+    def holds(self) -> Expression:
         kind, one = self.at.dtype, len(self.names) == 1
         python = f"{kind.python} {'is' if one else 'in'} ok_{self.at.arg}"
         numbers = dtypes.numbers(self.names)
-        return Term(
+        return Expression(
             python,
             f"{kind.cpp} == {numbers[0]}" if one and numbers else f"among({kind.cpp}, {dtypes.mask(self.names)})",
         )
@@ -112,12 +119,12 @@ class SameDtype(OfTensor):
     id = "SL205"
 
     @property
-    def bound(self) -> Term:
+    def bound(self) -> Expression:
         name = f"dtype_{self.dtype_class}"
-        return Term(name, name, "", f"Dtype{{{name}}}")
+        return Expression(name, name, "", f"Dtype{{{name}}}")
 
-    def holds(self) -> Term:
-        return equal(self.at.dtype, self.bound)
+    def holds(self) -> Expression:
+        return equal_expression(self.at.dtype, self.bound)
 
     def got(self) -> Text:
         return (self.at.dtype,)
@@ -134,25 +141,25 @@ class SameDevice(OfTensor):
 
     id = "SL206"
 
-    def holds(self) -> Term:
-        return equal(self.at.device, both("device"))
+    def holds(self) -> Expression:
+        return equal_expression(self.at.device, same_in_both_languages("device"))
 
     def got(self) -> Text:
         return (self.at.device,)
 
     def expected(self) -> Text:
-        return (both("device"), ", as ", *self.origin)
+        return (same_in_both_languages("device"), ", as ", *self.origin)
 
 
 @dataclass(frozen=True)
-class Contiguous(OfTensor):
+class ContiguousTensor(OfTensor):
     """``contiguous=`` asks for it."""
 
     id = "SL207"
 
-    def holds(self) -> Term:
+    def holds(self) -> Expression:
         t = self.at.tensor
-        return Term(f"{t.python}.is_contiguous()", f"{t.cpp}.is_contiguous()")
+        return Expression(f"{t.python}.is_contiguous()", f"{t.cpp}.is_contiguous()")
 
     def got(self) -> Text:
         return ("strides ", self.at.strides)
@@ -167,9 +174,9 @@ class OwnMemory(OfTensor):
 
     id = "SL210"
 
-    def holds(self) -> Term:
+    def holds(self) -> Expression:
         t = self.at.tensor
-        return Term(f"({t.python}.is_contiguous() or own_memory({t.python}))", f"own_memory({t.cpp})")
+        return Expression(f"({t.python}.is_contiguous() or own_memory({t.python}))", f"own_memory({t.cpp})")
 
     def got(self) -> Text:
         return ("shape ", self.at.shape, ", strides ", self.at.strides)
@@ -186,8 +193,8 @@ class OutsideAutograd(OfTensor):
     fix = "call the op under torch.no_grad(), or pass .detach()"
     cpp_by = "Python, to which such calls are handed over: the stable ABI cannot ask a tensor"
 
-    def holds(self) -> Term:
-        return Term(f"not ({self.at.tensor.python}.requires_grad and is_grad_enabled())", TRUE.cpp)
+    def holds(self) -> Expression:
+        return Expression(f"not ({self.at.tensor.python}.requires_grad and is_grad_enabled())", TRUE.cpp)
 
     undecided = "a tensor that may require a gradient, since gradients are enabled"
 
@@ -202,34 +209,34 @@ class OutsideAutograd(OfTensor):
 
 
 @dataclass(frozen=True)
-class Unshared(OfTensor):
+class UnsharedMemory(OfTensor):
     """A tensor that is written to shares no memory with another argument, whose content would be undefined."""
 
-    other: Place
+    other: TensorPlace
 
     id = "SL210"
     title = "a mutated tensor is another argument too"
     fix = "pass memory of its own: a .clone(), or torch.empty_like where a compiled graph shares that of the copy"
     real = True
 
-    def holds(self) -> Term:
+    def holds(self) -> Expression:
         t, o = self.at.tensor, self.other.tensor
-        return Term(
+        return Expression(
             f"not shares_memory({t.python}, {o.python})",
             f"!shares_memory({t.cpp}, {o.cpp})",
         )
 
     def got(self) -> Text:
-        return ("memory of argument ", *quoted((self.other.arg,)))
+        return ("memory of argument ", *python_literal((self.other.arg,)))
 
     def expected(self) -> Text:
         return ("memory of its own",)
 
 
-def of_argument(at: Place, arg: Arg) -> Iterator[Rule]:
+def argument_rules(at: TensorPlace, arg: Arg) -> Iterator[ArgumentRule]:
     """The rules that follow from the declaration of an argument, after those that bind its dtype, device and sizes."""
     if arg.contiguous:
-        yield Contiguous(at)
+        yield ContiguousTensor(at)
     if arg.mutated:
         yield OwnMemory(at)
         if arg.tensor is not None and dtypes.differentiable(arg.tensor.dtypes):

@@ -1,7 +1,7 @@
 """Merge independent calls of one kind into one call."""
 
-from shiplap.rewrite.group.base import Group
-from shiplap.rewrite.group.cost import MACHINES, Machine, Price
+from shiplap.rewrite.group.base import GroupRewrite
+from shiplap.rewrite.group.cost import MACHINES, Machine, MergePrice
 from shiplap.rewrite.group.linear import StackedLinears, WideLinears
 from shiplap.rewrite.group.norm import StackedNorms
 from shiplap.rewrite.group.op import JoinedCalls
@@ -9,10 +9,10 @@ from shiplap.rewrite.group.pointwise import StackedChains
 
 __all__ = [
     "MACHINES",
-    "Group",
+    "GroupRewrite",
     "JoinedCalls",
     "Machine",
-    "Price",
+    "MergePrice",
     "StackedChains",
     "StackedLinears",
     "StackedNorms",

@@ -1,4 +1,4 @@
-"""``Group``, the base of rewrites that replace independent calls of one kind by one call. A subclass defines the calls
+"""``GroupRewrite``, the base of rewrites that replace independent calls of one kind by one call. A subclass defines the calls
 and the merged call.
 """
 
@@ -14,18 +14,25 @@ from torch.fx import Graph, Node
 
 from shiplap.declare.code_digest import code_digest
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import barrier, describe, operator_name, place, source_line, value
-from shiplap.rewrite.group.cost import MACHINES, MARGIN, Machine, Price, machine_for
-from shiplap.rewrite.group.dependencies import independent
+from shiplap.rewrite.graph import (
+    barrier_reason,
+    describe_node,
+    fake_value,
+    operator_name,
+    place_replacement,
+    source_line,
+)
+from shiplap.rewrite.group.cost import MACHINES, MINIMAL_GAIN, Machine, MergePrice, machine_of_node
+from shiplap.rewrite.group.dependencies import independent_calls
 from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
-from shiplap.rewrite.normalize_call import called
+from shiplap.rewrite.normalize_call import canonical_name
 from shiplap.rewrite.program import proving
 
-Merged = tuple[Callable[..., Any], Sequence[Any]]
+MergedCall = tuple[Callable[..., Any], Sequence[Any]]
 """A function of plain PyTorch that returns a tensor per member, and its arguments: nodes, constants, lists of them."""
 
 # Operators whose result may be memory of their argument ("to", "contiguous": where there is nothing to do).
-ALIASES = frozenset(
+ALIASING_OPERATORS = frozenset(
     {
         "alias",
         "chunk",
@@ -60,7 +67,7 @@ ALIASES = frozenset(
 )
 
 
-class Group(Rewrite):
+class GroupRewrite(Rewrite):
     """A rewrite that merges calls which have the same key and are independent, where the merged call is faster.
 
     Args:
@@ -78,11 +85,11 @@ class Group(Rewrite):
         """Return a key that is equal for calls that can be merged, or None for a node that is not of this kind."""
 
     @abstractmethod
-    def merge(self, members: Sequence[Node]) -> Merged:
+    def merge(self, members: Sequence[Node]) -> MergedCall:
         """Return the computation of all members in one call."""
 
     @abstractmethod
-    def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
+    def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
         """Return the gain and the cost of merging ``members`` on ``machine``, or the reason why merging never pays."""
 
     def nodes(self, member: Node) -> list[Node]:
@@ -95,7 +102,7 @@ class Group(Rewrite):
         methods = [m for c in type(self).__mro__ for m in vars(c).values() if callable(m) or isinstance(m, property)]
         plain = [m.fget if isinstance(m, property) else m for m in methods]
         parts = [code_digest(*(m for m in plain if m is not None))]
-        parts += [str(v) for v in (self.least, self.most, self.always, MACHINES, MARGIN, self.described())]
+        parts += [str(v) for v in (self.least, self.most, self.always, MACHINES, MINIMAL_GAIN, self.described())]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def described(self) -> str:
@@ -115,7 +122,7 @@ class Group(Rewrite):
         """Merge the calls of one key, group by group, and yield the outcomes."""
         alone = True
         while len(calls) >= self.least:
-            group = independent(graph, calls, self.most)
+            group = independent_calls(graph, calls, self.most)
             if len(group.members) >= self.least:
                 alone = False
                 yield self._merged(graph, group.members)
@@ -127,7 +134,7 @@ class Group(Rewrite):
 
     def _merged(self, graph: Graph, members: list[Node]) -> Outcome:
         """Merge ``members`` if the model of costs allows it, and return the outcome."""
-        machine = machine_for(members[0])
+        machine = machine_of_node(members[0])
         price = self.price(members, machine) if machine else "nothing was measured on this device"
         # A proof merges whatever it costs: it compares results and not times.
         declined = isinstance(price, str) or not price.pays
@@ -135,8 +142,8 @@ class Group(Rewrite):
             reason = f"{len(members)} calls of {operator_name(members[0])}: {price}"
             return self.miss(members[0], "cost", reason, members)
         fn, args = self.merge(members)
-        bound = tuple((f"call {i}", describe(n)) for i, n in enumerate(members))
-        return place(
+        bound = tuple((f"call {i}", describe_node(n)) for i, n in enumerate(members))
+        return place_replacement(
             graph, self.level, self.name, fn, args, members, [n for m in members for n in self.nodes(m)], bound
         )
 
@@ -146,7 +153,7 @@ class Group(Rewrite):
             reason = f"{node.name} is computed from {because.name}; only independent calls are merged"
             return self.miss(node, "argument", reason, members)
         between = f"{members[0].name} and {node.name}"
-        obstacle, does = barrier(because) or ("mutation", "")
+        obstacle, does = barrier_reason(because) or ("mutation", "")
         reason = f"{because.name} ({operator_name(because)}) {does} between {between}"
         return self.miss(node, obstacle, reason, members)
 
@@ -156,7 +163,7 @@ class Group(Rewrite):
         return NearMiss(self.name, self.level, node.name, source_line(node), obstacle, reason, count, count)
 
 
-def escapes(node: Node) -> bool:
+def may_be_returned(node: Node) -> bool:
     """Whether the caller of the graph may get ``node`` or a view of it, so that ``node`` needs memory of its own."""
     stack = list(node.users)
     while stack:
@@ -164,26 +171,26 @@ def escapes(node: Node) -> bool:
         if user.op == "output":
             return True
         # A view of the result is returned as memory of the stacked tensor, which the caller could see as an alias.
-        if called(user) in ALIASES:
+        if canonical_name(user) in ALIASING_OPERATORS:
             stack.extend(user.users)
     return False
 
 
-def signature(held: Any) -> tuple[Any, ...] | None:
+def tensor_signature(held: Any) -> tuple[Any, ...] | None:
     """Return the properties that the tensors of merged calls must share: dtype, device, and sizes, with symbols by
     name.
     """
     return (held.dtype, str(held.device), *map(str, held.shape)) if isinstance(held, Tensor) else None
 
 
-def tensor(node: Any) -> Tensor | None:
+def fake_tensor(node: Any) -> Tensor | None:
     """Return the fake tensor of ``node``, or None if ``node`` is not a tensor."""
-    meta = value(node) if isinstance(node, Node) else None
+    meta = fake_value(node) if isinstance(node, Node) else None
     return meta if isinstance(meta, Tensor) else None
 
 
-def held(node: Node) -> Tensor:
+def known_tensor(node: Node) -> Tensor:
     """Return the fake tensor of a node that is known to be a tensor."""
-    meta = tensor(node)
+    meta = fake_tensor(node)
     assert meta is not None, f"{node} stands for no tensor"
     return meta

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite.graph import value
-from shiplap.rewrite.normalize_call import called
-from shiplap.torch_private.graph_nodes import hint
+from shiplap.rewrite.graph import fake_value
+from shiplap.rewrite.normalize_call import canonical_name
+from shiplap.torch_private.graph_nodes import size_hint_of
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,18 @@ MACHINES = {
     "cpu": Machine(launch=2500, copy=25, read=20, flops=60, horizontal=True, ahead=False),
     "cuda": Machine(launch=4000, copy=1500, read=2500, flops=100_000, horizontal=False, ahead=True),
 }
-HORIZONTAL = "the C++ code generator computes independent loops of one size in one kernel by itself"
+HORIZONTAL_REASON = "the C++ code generator computes independent loops of one size in one kernel by itself"
 
 # As many as Inductor computes in one kernel if it concatenates.
-FEW = 8
-ENTRIES = frozenset({"getitem", "select", "unbind"})
+MOST_FOREACH_INPUTS = 8
+ENTRY_OPERATORS = frozenset({"getitem", "select", "unbind"})
 
 # A merge has to promise that much of the time that it touches, so that a wrong estimate costs less than it.
-MARGIN = 0.10
+MINIMAL_GAIN = 0.10
 
 
 @dataclass(frozen=True)
-class Price:
+class MergePrice:
     """The times of a merge in ns: of the calls as they are, saved, and added, and the work that the added time goes
     to.
     """
@@ -70,43 +70,47 @@ class Price:
     @property
     def pays(self) -> bool:
         """Whether the merge saves more than it adds, by a margin."""
-        return self.saved - self.added > MARGIN * self.total
+        return self.saved - self.added > MINIMAL_GAIN * self.total
 
     def __str__(self) -> str:
-        spent = f"{self.what} about {_us(self.added)}" if self.what else f"about {_us(self.added)} more"
-        return f"merging saves about {_us(self.saved)} of {_us(self.total)}, {spent}"
+        spent = (
+            f"{self.what} about {_format_microseconds(self.added)}"
+            if self.what
+            else f"about {_format_microseconds(self.added)} more"
+        )
+        return f"merging saves about {_format_microseconds(self.saved)} of {_format_microseconds(self.total)}, {spent}"
 
 
-def _us(ns: float) -> str:
+def _format_microseconds(ns: float) -> str:
     """Return ns as a text in microseconds."""
     return f"{ns / 1000:.1f} us"
 
 
-def machine_for(node: Node) -> Machine | None:
+def machine_of_node(node: Node) -> Machine | None:
     """Return the numbers for the device of ``node``, or None for a device that was never measured."""
-    held = value(node)
+    held = fake_value(node)
     return MACHINES.get(held.device.type) if isinstance(held, Tensor) else None
 
 
-def bytes_of(nodes: Iterable[Node]) -> int:
+def tensor_bytes(nodes: Iterable[Node]) -> int:
     """Return the size in bytes of the tensors that ``nodes`` compute. A symbolic size counts as in the call that is
     compiled for.
     """
-    return sum(_numel(t) * t.itemsize for n in nodes if isinstance(t := value(n), Tensor))
+    return sum(_count_elements(t) * t.itemsize for n in nodes if isinstance(t := fake_value(n), Tensor))
 
 
-def product_ns(machine: Machine, out: Node, weight: Node) -> float:
+def linear_ns(machine: Machine, out: Node, weight: Node) -> float:
     """Return the time of a linear layer without its launch."""
-    return arithmetic_ns(machine, out, weight) + bytes_of([weight]) / machine.read
+    return linear_arithmetic_ns(machine, out, weight) + tensor_bytes([weight]) / machine.read
 
 
-def arithmetic_ns(machine: Machine, out: Node, weight: Node) -> float:
+def linear_arithmetic_ns(machine: Machine, out: Node, weight: Node) -> float:
     """Return the time of a linear layer whose weights cost nothing to read."""
     # Two operations, a product and a sum, for each element of the result and each input width.
-    return 2 * _numel(value(out)) * hint(value(weight).shape[1]) / machine.flops
+    return 2 * _count_elements(fake_value(out)) * size_hint_of(fake_value(weight).shape[1]) / machine.flops
 
 
-def launch_ns(machine: Machine, hidden: float) -> float:
+def visible_launch_ns(machine: Machine, hidden: float) -> float:
     """Return the time of one launch behind a kernel that computes for ``hidden`` ns."""
     # Where kernels are launched ahead, a launch is hidden by the kernel that runs meanwhile.
     return max(0.0, machine.launch - hidden) if machine.ahead else machine.launch
@@ -121,25 +125,32 @@ def kernels_to_stack(machine: Machine, *stacks: Sequence[Node]) -> int:
     if machine.horizontal:
         return 1
     # A generated kernel that concatenates computes pointwise operands in place, so that only the others are copied.
-    return max(1, sum(1 if len(s) <= FEW or all(map(_given, s)) else sum(map(_copied, s)) for s in stacks if s))
+    return max(
+        1,
+        sum(
+            1 if len(s) <= MOST_FOREACH_INPUTS or all(map(_is_fixed_input, s)) else sum(map(_needs_copy, s))
+            for s in stacks
+            if s
+        ),
+    )
 
 
-def _given(node: Node) -> bool:
+def _is_fixed_input(node: Node) -> bool:
     """Whether ``node`` is an input of the graph, or an entry of one, of fixed size."""
-    fixed = isinstance(held := value(node), Tensor) and all(isinstance(n, int) for n in held.shape)
+    fixed = isinstance(held := fake_value(node), Tensor) and all(isinstance(n, int) for n in held.shape)
     # An entry of an input is as fixed in memory as the input.
-    while called(node) in ENTRIES and isinstance(source := node.args[0], Node):
+    while canonical_name(node) in ENTRY_OPERATORS and isinstance(source := node.args[0], Node):
         node = source
     return fixed and node.op in ("placeholder", "get_attr")
 
 
-def _copied(node: Node) -> bool:
+def _needs_copy(node: Node) -> bool:
     """Whether stacking copies ``node``: true unless it is pointwise and has one reader."""
-    packet = getattr(torch.ops.aten, str(called(node)), None) if node.op.startswith("call") else None
+    packet = getattr(torch.ops.aten, str(canonical_name(node)), None) if node.op.startswith("call") else None
     tags = getattr(packet, packet.overloads()[0]).tags if packet is not None else ()
     return len(node.users) != 1 or torch.Tag.pointwise not in tags
 
 
-def _numel(t: Tensor) -> int:
+def _count_elements(t: Tensor) -> int:
     """Return the number of elements of ``t``, with symbolic sizes as in the call that is compiled for."""
-    return math.prod(hint(n) for n in t.shape)
+    return math.prod(size_hint_of(n) for n in t.shape)

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 
 from torch.fx import Graph, Node
 
-from shiplap.rewrite.graph import barrier
+from shiplap.rewrite.graph import barrier_reason
 
 
-class Independent:
+class IndependentCalls:
     """The calls that may be merged, and the first call that may not join them, with its reason.
 
     Attributes:
@@ -24,7 +24,7 @@ class Independent:
         self.members, self.left, self.because = members, left, because
 
 
-def independent(graph: Graph, calls: Sequence[Node], most: int) -> Independent:
+def independent_calls(graph: Graph, calls: Sequence[Node], most: int) -> IndependentCalls:
     """Return the first of ``calls`` with those behind it that are independent of each other, ``most`` of them at most.
 
     ``calls`` are in graph order. Merging the returned calls leaves the graph without a cycle. A second group that was
@@ -41,7 +41,7 @@ def independent(graph: Graph, calls: Sequence[Node], most: int) -> Independent:
         started = started or node is calls[0]
         if not started:
             continue  # nothing ahead of the first call is computed from one
-        reach = _union(above.get(n, 0) | bits.get(n, 0) for n in node.all_input_nodes)
+        reach = _unite_masks(above.get(n, 0) | bits.get(n, 0) for n in node.all_input_nodes)
         above[node] = reach
         if node in bits and node is not calls[0] and len(members) < most:
             # Only the members count. A call that depends on a call which was left out may still join.
@@ -52,11 +52,11 @@ def independent(graph: Graph, calls: Sequence[Node], most: int) -> Independent:
             elif left is None:
                 left, because = node, source or wall
         # The first write ends the group: calls behind it would be moved to a place ahead of it, or the reverse.
-        wall = wall or (node if barrier(node) else None)
-    return Independent(members, left, because)
+        wall = wall or (node if barrier_reason(node) else None)
+    return IndependentCalls(members, left, because)
 
 
-def _union(masks: Iterable[int]) -> int:
+def _unite_masks(masks: Iterable[int]) -> int:
     """Return the bits that are set in any of ``masks``."""
     union = 0
     for mask in masks:

@@ -10,73 +10,80 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional as F
 
-from shiplap.rewrite.group.base import Group, Merged, escapes, held, signature, tensor
+from shiplap.rewrite.group.base import (
+    GroupRewrite,
+    MergedCall,
+    fake_tensor,
+    known_tensor,
+    may_be_returned,
+    tensor_signature,
+)
 from shiplap.rewrite.group.cost import (
     Machine,
-    Price,
-    arithmetic_ns,
-    bytes_of,
+    MergePrice,
     kernels_to_stack,
-    launch_ns,
-    product_ns,
+    linear_arithmetic_ns,
+    linear_ns,
+    tensor_bytes,
+    visible_launch_ns,
 )
-from shiplap.rewrite.normalize_call import arguments, called
+from shiplap.rewrite.normalize_call import canonical_arguments, canonical_name
 from shiplap.rewrite.program import Program
-from shiplap.torch_private.graph_constants import folded
+from shiplap.torch_private.graph_constants import is_folded
 
 
-def linear_of(node: Node) -> tuple[Node, Node, Node | None] | None:
+def linear_operands(node: Node) -> tuple[Node, Node, Node | None] | None:
     """Return input, weight and bias of a linear layer on at least one row, or None for any other node."""
-    if node.op not in ("call_function", "call_method") or called(node) != "linear":
+    if node.op not in ("call_function", "call_method") or canonical_name(node) != "linear":
         return None
-    given = arguments(node)
+    given = canonical_arguments(node)
     x, weight, bias = given.get("input"), given.get("weight"), given.get("bias")
-    held, matrix, out = tensor(x), tensor(weight), tensor(node)
+    held, matrix, out = fake_tensor(x), fake_tensor(weight), fake_tensor(node)
     # A layer on a vector is left alone: bmm needs rows.
     if held is None or matrix is None or out is None or held.dim() < 2 or matrix.dim() != 2:
         return None
     same = out.dtype == held.dtype == matrix.dtype and held.dtype.is_floating_point  # no autocast around it
     assert isinstance(x, Node), "a tensor of the graph"
     assert isinstance(weight, Node), "a tensor of the graph"
-    return (x, weight, bias) if same and (bias is None or tensor(bias) is not None) else None
+    return (x, weight, bias) if same and (bias is None or fake_tensor(bias) is not None) else None
 
 
-def _parts(members: Sequence[Node]) -> tuple[list[Node], list[Node], list[Node]]:
+def _operands_by_kind(members: Sequence[Node]) -> tuple[list[Node], list[Node], list[Node]]:
     """Return the inputs, the weights and the biases of ``members``."""
-    parts = [linear_of(m) for m in members]
+    parts = [linear_operands(m) for m in members]
     calls = [c for c in parts if c is not None]
     return [c[0] for c in calls], [c[1] for c in calls], [c[2] for c in calls if c[2] is not None]
 
 
-def whole(xs: Sequence[Node]) -> Node | None:
+def find_stacked_tensor(xs: Sequence[Node]) -> Node | None:
     """Return the tensor that already holds ``xs`` as its entries along the first dim, each once and in order, or
     None.
     """
-    entries = [_entry(x) for x in xs]
+    entries = [_entry_and_index(x) for x in xs]
     base = entries[0][0] if entries[0] else None
-    held, entry = tensor(base), tensor(xs[0])
+    held, entry = fake_tensor(base), fake_tensor(xs[0])
     if held is None or entry is None or entries != [(base, i) for i in range(len(xs))] or held.shape[1:] != entry.shape:
         return None
     return base if isinstance(held.shape[0], int) and held.shape[0] == len(xs) else None
 
 
-def _entry(node: Node) -> tuple[Any, Any] | None:
+def _entry_and_index(node: Node) -> tuple[Any, Any] | None:
     """Return ``x`` and ``i`` of ``x[i]``, ``x.select(0, i)`` and ``x.unbind()[i]``, or None for any other node."""
     if not node.op.startswith("call"):
         return None
-    if called(node) == "select":
-        given = arguments(node)
+    if canonical_name(node) == "select":
+        given = canonical_arguments(node)
         return (given.get("input"), given.get("index")) if given.get("dim") == 0 else None
-    if called(node) != "getitem":
+    if canonical_name(node) != "getitem":
         return None
     source, index = node.args
-    if isinstance(source, Node) and source.op.startswith("call") and called(source) == "unbind":
-        given = arguments(source)
+    if isinstance(source, Node) and source.op.startswith("call") and canonical_name(source) == "unbind":
+        given = canonical_arguments(source)
         return None if "dim" in given else (given.get("input"), index)
     return source, index
 
 
-class StackedLinears(Group):
+class StackedLinears(GroupRewrite):
     """A rewrite of independent linear layers of one shape, each with its own input, to one ``bmm`` of stacked operands.
 
     Inputs that are the entries of one tensor are replaced by that tensor. Biases are added to the results, where they
@@ -87,32 +94,36 @@ class StackedLinears(Group):
     anchors = frozenset({"linear"})
 
     def key(self, node: Node) -> Hashable | None:
-        linear = linear_of(node)
+        linear = linear_operands(node)
         if linear is None:
             return None
         x, weight, bias = linear
-        return (signature(tensor(x)), signature(tensor(weight)), bias is None)
+        return (tensor_signature(fake_tensor(x)), tensor_signature(fake_tensor(weight)), bias is None)
 
-    def merge(self, members: Sequence[Node]) -> Merged:
-        xs, weights, biases = _parts(members)
-        return _stacked, (whole(xs) or xs, weights, biases, [escapes(m) for m in members])
+    def merge(self, members: Sequence[Node]) -> MergedCall:
+        xs, weights, biases = _operands_by_kind(members)
+        return _batched_linears, (find_stacked_tensor(xs) or xs, weights, biases, [may_be_returned(m) for m in members])
 
-    def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
-        xs, weights, _ = _parts(members)
+    def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
+        xs, weights, _ = _operands_by_kind(members)
         if len(set(xs)) == 1:
             # Stacked copies of one input would be read once per layer, which the wide product avoids.
             return "they share their input: shared_input_linears makes one product of them"
         # Weights that are constants are stacked when the model is compiled, which costs nothing in a call.
-        stacks = [[n for n in weights if not folded(n)], [] if whole(xs) else xs]
-        added = 2 * bytes_of(n for s in stacks for n in s) / machine.copy
+        stacks = [[n for n in weights if not is_folded(n)], [] if find_stacked_tensor(xs) else xs]
+        added = 2 * tensor_bytes(n for s in stacks for n in s) / machine.copy
         added += kernels_to_stack(machine, *stacks) * machine.launch
         count, pairs = len(members), list(zip(members, weights, strict=True))
-        work = sum(product_ns(machine, m, w) for m, w in pairs)
-        saved = (count - 1) * launch_ns(machine, arithmetic_ns(machine, *pairs[0]))
-        return Price(count * machine.launch + work, saved, added, "stacking operands costs")
+        work = sum(linear_ns(machine, m, w) for m, w in pairs)
+        saved = (count - 1) * visible_launch_ns(machine, linear_arithmetic_ns(machine, *pairs[0]))
+        return MergePrice(count * machine.launch + work, saved, added, "stacking operands costs")
 
     def programs(self) -> Iterator[Program]:
-        kinds = ((3, True, (3,), _towers), (2, False, (2, 2), _towers), (3, True, (1,), _mirrored))
+        kinds = (
+            (3, True, (3,), _layers_of_entries),
+            (2, False, (2, 2), _layers_of_entries),
+            (3, True, (1,), _layers_of_reversed_entries),
+        )
         for count, bias, rows, fn in kinds:
             x = torch.randn(count, *rows, 8)
             weights, biases = torch.randn(count, 6, 8) / 8, torch.randn(count, 6)
@@ -120,7 +131,9 @@ class StackedLinears(Group):
             yield Program(fn, args, f"{count} layers of {[*rows, 8]}, bias={bias}")
 
 
-def _stacked(xs: Tensor | list[Tensor], weights: list[Tensor], biases: list[Tensor], own: list[bool]) -> list[Tensor]:
+def _batched_linears(
+    xs: Tensor | list[Tensor], weights: list[Tensor], biases: list[Tensor], own: list[bool]
+) -> list[Tensor]:
     """Compute the layers as one ``bmm``, and return a result per layer."""
     stacked = torch.stack(xs) if isinstance(xs, list) else xs
     out = torch.bmm(stacked.flatten(1, -2), torch.stack(weights).mT)
@@ -131,24 +144,24 @@ def _stacked(xs: Tensor | list[Tensor], weights: list[Tensor], biases: list[Tens
     return [o.clone() if copy else o for o, copy in zip(outs, own, strict=True)]
 
 
-def _towers(x: Tensor, weights: Tensor, biases: Tensor | None = None) -> Tensor:
+def _layers_of_entries(x: Tensor, weights: Tensor, biases: Tensor | None = None) -> Tensor:
     """Run a layer on each entry of ``x``."""
-    return _layers(x.unbind(0), weights, biases)
+    return _run_layers(x.unbind(0), weights, biases)
 
 
-def _mirrored(x: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
+def _layers_of_reversed_entries(x: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
     """Run a layer on each entry of ``x`` in reverse order, so that ``x`` is not the stack of the inputs."""
-    return _layers(x.unbind(0)[::-1], weights, biases)
+    return _run_layers(x.unbind(0)[::-1], weights, biases)
 
 
-def _layers(xs: Sequence[Tensor], weights: Tensor, biases: Tensor | None) -> Tensor:
+def _run_layers(xs: Sequence[Tensor], weights: Tensor, biases: Tensor | None) -> Tensor:
     """Run one layer per input, and concatenate the results."""
     parts = biases.unbind(0) if biases is not None else [None] * len(xs)
     layers = zip(xs, weights.unbind(0), parts, strict=True)
     return torch.cat([torch.relu(F.linear(*layer)) for layer in layers], -1)
 
 
-class WideLinears(Group):
+class WideLinears(GroupRewrite):
     """A rewrite of linear layers of one input (query, key and value; gate and up) to one product with the weights side
     by side.
     """
@@ -157,23 +170,25 @@ class WideLinears(Group):
     anchors = frozenset({"linear"})
 
     def key(self, node: Node) -> Hashable | None:
-        linear = linear_of(node)
-        return None if linear is None else (linear[0], linear[2] is None, str(held(linear[1]).dtype))
+        linear = linear_operands(node)
+        return None if linear is None else (linear[0], linear[2] is None, str(known_tensor(linear[1]).dtype))
 
-    def merge(self, members: Sequence[Node]) -> Merged:
-        xs, weights, biases = _parts(members)
-        return _wide, (xs[0], weights, biases)
+    def merge(self, members: Sequence[Node]) -> MergedCall:
+        xs, weights, biases = _operands_by_kind(members)
+        return _wide_linear, (xs[0], weights, biases)
 
-    def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
-        _, weights, biases = _parts(members)
+    def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
+        _, weights, biases = _operands_by_kind(members)
         # Constants are joined when the model is compiled.
-        moved = [n for n in (*weights, *biases) if not folded(n)]
+        moved = [n for n in (*weights, *biases) if not is_folded(n)]
         added = (
-            2 * bytes_of(moved) / machine.copy + (machine.launch if moved else 0) + 2 * bytes_of(members) / machine.copy
+            2 * tensor_bytes(moved) / machine.copy
+            + (machine.launch if moved else 0)
+            + 2 * tensor_bytes(members) / machine.copy
         )
-        work = sum(product_ns(machine, m, w) for m, w in zip(members, weights, strict=True))
+        work = sum(linear_ns(machine, m, w) for m, w in zip(members, weights, strict=True))
         what = "putting the weights side by side costs" if moved else "taking the results apart costs"
-        return Price(len(members) * machine.launch + work, (len(members) - 1) * machine.launch, added, what)
+        return MergePrice(len(members) * machine.launch + work, (len(members) - 1) * machine.launch, added, what)
 
     def programs(self) -> Iterator[Program]:
         for sizes, bias, rows in (((8, 4, 4), True, (3,)), ((6, 6), False, (2, 5)), ((4, 4), True, (1,))):
@@ -181,18 +196,20 @@ class WideLinears(Group):
             weights = [torch.randn(n, 8) / 8 for n in sizes]
             biases = [torch.randn(n) for n in sizes] if bias else []
             yield Program(
-                _projections(len(sizes), bias), (x, *weights, *biases), f"{list(sizes)} of {[*rows, 8]}, bias={bias}"
+                _make_projections(len(sizes), bias),
+                (x, *weights, *biases),
+                f"{list(sizes)} of {[*rows, 8]}, bias={bias}",
             )
 
 
-def _wide(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[Tensor]:
+def _wide_linear(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[Tensor]:
     """Compute the layers as one product, and return a result per layer."""
     out = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
     # The parts of the wide product are not contiguous, and the results of the layers were.
     return [o.contiguous() for o in out.split([w.shape[0] for w in weights], -1)]
 
 
-def _projections(count: int, bias: bool) -> Any:
+def _make_projections(count: int, bias: bool) -> Any:
     """Return a function that computes ``count`` layers of one input."""
 
     def layers(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:

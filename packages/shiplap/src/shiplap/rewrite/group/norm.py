@@ -9,16 +9,16 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional as F
 
-from shiplap.rewrite.group.base import Group, Merged, escapes, signature, tensor
-from shiplap.rewrite.group.cost import HORIZONTAL, Machine, Price, bytes_of
-from shiplap.rewrite.normalize_call import arguments, called
+from shiplap.rewrite.group.base import GroupRewrite, MergedCall, fake_tensor, may_be_returned, tensor_signature
+from shiplap.rewrite.group.cost import HORIZONTAL_REASON, Machine, MergePrice, tensor_bytes
+from shiplap.rewrite.normalize_call import canonical_arguments, canonical_name
 from shiplap.rewrite.program import Program
 
 # The default of torch.nn.functional.layer_norm, for calls that leave eps out.
-EPS = 1e-5
+DEFAULT_EPS = 1e-5
 
 
-class StackedNorms(Group):
+class StackedNorms(GroupRewrite):
     """A rewrite of independent layer norms of one shape, each with its own input, scale and shift, to one norm of
     stacked inputs.
     """
@@ -26,38 +26,51 @@ class StackedNorms(Group):
     name = "batch_layer_norm"
 
     def key(self, node: Node) -> Hashable | None:
-        if not node.op.startswith("call") or called(node) != "layer_norm":
+        if not node.op.startswith("call") or canonical_name(node) != "layer_norm":
             return None
-        given = arguments(node)
+        given = canonical_arguments(node)
         x, scale, shift = (given.get(k) for k in ("input", "weight", "bias"))
-        eps, held = given.get("eps", EPS), tensor(x)
-        if held is None or not held.dtype.is_floating_point or isinstance(eps, Node) or tensor(node) is None:
+        eps, held = given.get("eps", DEFAULT_EPS), fake_tensor(x)
+        if held is None or not held.dtype.is_floating_point or isinstance(eps, Node) or fake_tensor(node) is None:
             return None
-        affine = signature(tensor(scale)), signature(tensor(shift))
-        return (signature(held), signature(tensor(node)), str(given["normalized_shape"]), eps, *affine)
+        affine = tensor_signature(fake_tensor(scale)), tensor_signature(fake_tensor(shift))
+        return (
+            tensor_signature(held),
+            tensor_signature(fake_tensor(node)),
+            str(given["normalized_shape"]),
+            eps,
+            *affine,
+        )
 
-    def merge(self, members: Sequence[Node]) -> Merged:
-        calls = [arguments(m) for m in members]
+    def merge(self, members: Sequence[Node]) -> MergedCall:
+        calls = [canonical_arguments(m) for m in members]
         scales, shifts = ([c[k] for c in calls if c.get(k) is not None] for k in ("weight", "bias"))
-        shape, eps = list(calls[0]["normalized_shape"]), calls[0].get("eps", EPS)
-        return _normed, ([c["input"] for c in calls], shape, scales, shifts, eps, [escapes(m) for m in members])
+        shape, eps = list(calls[0]["normalized_shape"]), calls[0].get("eps", DEFAULT_EPS)
+        return _norm_stacked_rows, (
+            [c["input"] for c in calls],
+            shape,
+            scales,
+            shifts,
+            eps,
+            [may_be_returned(m) for m in members],
+        )
 
-    def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
+    def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
         # Independent loops are fused by the code generator already.
         if machine.horizontal:
-            return HORIZONTAL
-        moved = 2 * bytes_of(arguments(m)["input"] for m in members) / machine.copy
+            return HORIZONTAL_REASON
+        moved = 2 * tensor_bytes(canonical_arguments(m)["input"] for m in members) / machine.copy
         total = len(members) * machine.launch + moved
-        return Price(total, (len(members) - 1) * machine.launch, moved, "stacking the inputs costs")
+        return MergePrice(total, (len(members) - 1) * machine.launch, moved, "stacking the inputs costs")
 
     def programs(self) -> Iterator[Program]:
         for rows, affine in (((3,), True), ((2, 4), False)):
             args = [torch.randn(5, *rows, 8)]
             args += [torch.randn(5, 8), torch.randn(5, 8)] if affine else []
-            yield Program(_norms, tuple(args), f"5 norms of {[*rows, 8]}, affine={affine}")
+            yield Program(_run_norms, tuple(args), f"5 norms of {[*rows, 8]}, affine={affine}")
 
 
-def _normed(
+def _norm_stacked_rows(
     xs: list[Tensor], shape: list[int], scales: list[Tensor], shifts: list[Tensor], eps: float, own: list[bool]
 ) -> list[Tensor]:
     """Compute the norms as one, in float32 and rounded once, as torch computes each of them in any dtype."""
@@ -73,7 +86,7 @@ def _normed(
     return [o.clone() if copy else o for o, copy in zip(outs, own, strict=True)]
 
 
-def _norms(x: Tensor, scales: Tensor | None = None, shifts: Tensor | None = None) -> Tensor:
+def _run_norms(x: Tensor, scales: Tensor | None = None, shifts: Tensor | None = None) -> Tensor:
     """Run one layer norm per entry of ``x``."""
     absent = [None] * len(x)
     parts = zip(

@@ -11,17 +11,17 @@ from torch.fx import Node
 
 from shiplap.dispatch import Op, compile_cache_key
 from shiplap.errors import error
-from shiplap.rewrite.group.base import Group, Merged, tensor
-from shiplap.rewrite.group.cost import Machine, Price, bytes_of
-from shiplap.rewrite.normalize_call import called
+from shiplap.rewrite.group.base import GroupRewrite, MergedCall, fake_tensor
+from shiplap.rewrite.group.cost import Machine, MergePrice, tensor_bytes
+from shiplap.rewrite.normalize_call import canonical_name
 from shiplap.rewrite.program import Program
 from shiplap.sampling.samples import Samples
-from shiplap.torch_private.graph_constants import folded
+from shiplap.torch_private.graph_constants import is_folded
 
-COUNT = 3  # calls in a program of the proof
+CALLS_IN_PROOF = 3  # calls in a program of the proof
 
 
-class JoinedCalls(Group):
+class JoinedCalls(GroupRewrite):
     """A rewrite of independent calls of ``op`` that differ only in the arguments with ``dim`` to one call, concatenated
     along it.
 
@@ -51,38 +51,38 @@ class JoinedCalls(Group):
         return False  # the kernels of the op decide as well
 
     def described(self) -> str:
-        return f"{compile_cache_key.key_of(self.op)} {self.batching}"
+        return f"{compile_cache_key.op_cache_key(self.op)} {self.batching}"
 
     def key(self, node: Node) -> Hashable | None:
-        if node.op != "call_function" or called(node) != self.op.spec.name:
+        if node.op != "call_function" or canonical_name(node) != self.op.spec.name:
             return None
-        return tuple(_identity(v, at) for v, at in zip(self._arguments(node), self._places(), strict=True))
+        return tuple(_unjoined_properties(v, at) for v, at in zip(self._arguments(node), self._places(), strict=True))
 
-    def merge(self, members: Sequence[Node]) -> Merged:
+    def merge(self, members: Sequence[Node]) -> MergedCall:
         calls = [self._arguments(m) for m in members]
         joined = [
             [c[i] for c in calls] if at is not None and calls[0][i] is not None else None
             for i, at in enumerate(self._places())
         ]
-        return _joined(self.op, self._places(), self.batching.outputs[0]), (joined, calls[0])
+        return _make_joined_call(self.op, self._places(), self.batching.outputs[0]), (joined, calls[0])
 
-    def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
+    def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
         parts = [
             v
             for m in members
             for v, at in zip(self._arguments(m), self._places(), strict=True)
-            if at is not None and isinstance(v, Node) and not folded(v)
+            if at is not None and isinstance(v, Node) and not is_folded(v)
         ]
-        added = 2 * (bytes_of(parts) + bytes_of(members)) / machine.copy + machine.launch
-        work = bytes_of({n for m in members for n in m.all_input_nodes} | set(members)) / machine.read
+        added = 2 * (tensor_bytes(parts) + tensor_bytes(members)) / machine.copy + machine.launch
+        work = tensor_bytes({n for m in members for n in m.all_input_nodes} | set(members)) / machine.read
         count = len(members)
-        return Price(count * machine.launch + work, (count - 1) * machine.launch, added, "joining arguments costs")
+        return MergePrice(count * machine.launch + work, (count - 1) * machine.launch, added, "joining arguments costs")
 
     def programs(self) -> Iterator[Program]:
         samples = Samples(self.op, 0)
         for case in (*samples.plain(), *samples.optionals()):
             # Each call gets values of its own, so that exchanged results would be noticed.
-            draws = [case.fresh(), *(samples.build(case.recipe).fresh() for _ in range(COUNT - 1))]
+            draws = [case.fresh(), *(samples.build(case.recipe).fresh() for _ in range(CALLS_IN_PROOF - 1))]
             yield self._program(draws, case.label)
 
     def _program(self, draws: Sequence[tuple[Any, ...]], label: str) -> Program:
@@ -91,7 +91,7 @@ class JoinedCalls(Group):
         shared = [draws[0][i] if at is None else None for i, at in enumerate(places)]
         own = [[d[i] for d in draws] if at is not None else None for i, at in enumerate(places)]
         flat = [v for v in (*shared, *(x for each in own if each for x in each)) if isinstance(v, Tensor)]
-        return Program(_calls(self.op, shared, own), tuple(flat), f"{COUNT} x {label}")
+        return Program(_make_separate_calls(self.op, shared, own), tuple(flat), f"{CALLS_IN_PROOF} x {label}")
 
     def _places(self) -> list[int | None]:
         """Return for each argument the position of the joined dim, None where an argument does not have it."""
@@ -105,18 +105,18 @@ class JoinedCalls(Group):
         return [None if v is ... else v for v in given]
 
 
-def _identity(given: Any, at: int | None) -> Hashable:
+def _unjoined_properties(given: Any, at: int | None) -> Hashable:
     """Return the properties that must be equal in calls that are joined: the value itself, or all of a tensor but the
     size at ``at``.
     """
-    held = tensor(given)
+    held = fake_tensor(given)
     if at is None or held is None:
         return given if isinstance(given, Node) else repr(given)
     sizes = [s for i, s in enumerate(held.shape) if i != at]
     return (held.dtype, str(held.device), *map(str, sizes))
 
 
-def _joined(op: Op, places: Sequence[int | None], out: int) -> Callable[..., list[Tensor]]:
+def _make_joined_call(op: Op, places: Sequence[int | None], out: int) -> Callable[..., list[Tensor]]:
     """Return a function that concatenates the arguments, calls ``op`` once, and splits the result along dim ``out``."""
 
     def call(joined: list[Any], first: list[Any]) -> list[Tensor]:
@@ -129,8 +129,8 @@ def _joined(op: Op, places: Sequence[int | None], out: int) -> Callable[..., lis
     return call
 
 
-def _calls(op: Op, shared: Sequence[Any], own: Sequence[Any]) -> Callable[..., Any]:
-    """Return a function that calls ``op`` ``COUNT`` times. Its tensors arrive one by one, since a program takes tensors
+def _make_separate_calls(op: Op, shared: Sequence[Any], own: Sequence[Any]) -> Callable[..., Any]:
+    """Return a function that calls ``op`` ``CALLS_IN_PROOF`` times. Its tensors arrive one by one, since a program takes tensors
     and scalars only.
     """
 
@@ -139,7 +139,7 @@ def _calls(op: Op, shared: Sequence[Any], own: Sequence[Any]) -> Callable[..., A
         common = [next(given) if isinstance(v, Tensor) else v for v in shared]
         single = [[next(given) if isinstance(v, Tensor) else v for v in each] if each else None for each in own]
         # Each result passes through a sine, so that the joined calls have a pointwise reader as in a model.
-        calls = [[c if s is None else s[k] for c, s in zip(common, single, strict=True)] for k in range(COUNT)]
+        calls = [[c if s is None else s[k] for c, s in zip(common, single, strict=True)] for k in range(CALLS_IN_PROOF)]
         return tuple(op.overload(*call).sin() for call in calls)
 
     return run

@@ -9,15 +9,22 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite.group.base import Group, Merged, escapes, held, signature, tensor
-from shiplap.rewrite.group.cost import HORIZONTAL, Machine, Price, bytes_of
+from shiplap.rewrite.group.base import (
+    GroupRewrite,
+    MergedCall,
+    fake_tensor,
+    known_tensor,
+    may_be_returned,
+    tensor_signature,
+)
+from shiplap.rewrite.group.cost import HORIZONTAL_REASON, Machine, MergePrice, tensor_bytes
 from shiplap.rewrite.match import Level
 from shiplap.rewrite.program import Program
 
-LEAST = 2  # operators; a chain of one is not worth stacking its operands
+SHORTEST_CHAIN = 2  # operators; a chain of one is not worth stacking its operands
 
 
-class StackedChains(Group):
+class StackedChains(GroupRewrite):
     """A rewrite of independent chains of the same pointwise operators, on operands of the same sizes, to one chain of
     stacked operands.
 
@@ -28,93 +35,97 @@ class StackedChains(Group):
     level: Level = "post-grad"
 
     def key(self, node: Node) -> Hashable | None:
-        chain = self.nodes(node) if _ends(node) else []
-        if len(chain) < LEAST:
+        chain = self.nodes(node) if _ends_chain(node) else []
+        if len(chain) < SHORTEST_CHAIN:
             return None
         # Chains are equal if their steps read each other at the same places, whatever the names of the nodes.
         place = {n: i for i, n in enumerate(chain)}
-        steps = [(str(n.target), _form([n.args, n.kwargs], place)) for n in chain]
-        return (signature(tensor(node)), tuple(steps))
+        steps = [(str(n.target), _step_form([n.args, n.kwargs], place)) for n in chain]
+        return (tensor_signature(fake_tensor(node)), tuple(steps))
 
     def nodes(self, member: Node) -> list[Node]:
         chain = [member]
-        while inner := next((n for n in chain[0].all_input_nodes if _inside(n, chain[0])), None):
+        while inner := next((n for n in chain[0].all_input_nodes if _is_chain_step(n, chain[0])), None):
             chain.insert(0, inner)
         return chain
 
-    def merge(self, members: Sequence[Node]) -> Merged:
+    def merge(self, members: Sequence[Node]) -> MergedCall:
         chains = [self.nodes(m) for m in members]
-        operands = [list(row) for row in zip(*map(_operands, chains), strict=True)]
-        return _steps(chains[0]), (operands, [escapes(m) for m in members])
+        operands = [list(row) for row in zip(*map(_chain_operands, chains), strict=True)]
+        return _make_stacked_chain(chains[0]), (operands, [may_be_returned(m) for m in members])
 
-    def price(self, members: Sequence[Node], machine: Machine) -> Price | str:
+    def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
         if machine.horizontal:
-            return HORIZONTAL
-        operands = [n for m in members for n in _operands(self.nodes(m))]
-        moved = 2 * bytes_of(operands) / machine.copy
-        work = (bytes_of(operands) + bytes_of(members)) / machine.copy
+            return HORIZONTAL_REASON
+        operands = [n for m in members for n in _chain_operands(self.nodes(m))]
+        moved = 2 * tensor_bytes(operands) / machine.copy
+        work = (tensor_bytes(operands) + tensor_bytes(members)) / machine.copy
         count = len(members)
-        return Price(count * machine.launch + work, (count - 1) * machine.launch, moved, "stacking operands costs")
+        return MergePrice(count * machine.launch + work, (count - 1) * machine.launch, moved, "stacking operands costs")
 
     def programs(self) -> Iterator[Program]:
         for rows in ((3, 8), (5,)):
-            yield Program(_activations, (torch.randn(4, *rows), torch.randn(4, *rows)), f"4 chains of {list(rows)}")
+            yield Program(_run_chains, (torch.randn(4, *rows), torch.randn(4, *rows)), f"4 chains of {list(rows)}")
 
 
-def _pointwise(node: Node) -> bool:
+def _is_dense_pointwise(node: Node) -> bool:
     """Whether ``node`` is a pointwise call on dense tensors of one shape."""
-    held = tensor(node)
+    held = fake_tensor(node)
     if held is None or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
         return False
-    operands = [tensor(n) for n in node.all_input_nodes]
+    operands = [fake_tensor(n) for n in node.all_input_nodes]
     # A chain of other layouts would need a copy per operand, which costs more than its launches.
     return held.is_contiguous() and all(t is not None and t.shape == held.shape for t in operands)
 
 
-def _inside(node: Node, user: Node) -> bool:
+def _is_chain_step(node: Node, user: Node) -> bool:
     """Whether ``user`` is the only reader of ``node``, so that ``node`` is a step of its chain and no operand."""
-    return _pointwise(node) and list(node.users) == [user] and held(node).shape == held(user).shape
+    return (
+        _is_dense_pointwise(node)
+        and list(node.users) == [user]
+        and known_tensor(node).shape == known_tensor(user).shape
+    )
 
 
-def _ends(node: Node) -> bool:
+def _ends_chain(node: Node) -> bool:
     """Whether a chain ends at ``node``."""
-    if not _pointwise(node):
+    if not _is_dense_pointwise(node):
         return False
     users = list(node.users)
-    return len(users) != 1 or not _pointwise(users[0]) or _continued(users[0]) is not node
+    return len(users) != 1 or not _is_dense_pointwise(users[0]) or _previous_chain_step(users[0]) is not node
 
 
-def _continued(user: Node) -> Node | None:
+def _previous_chain_step(user: Node) -> Node | None:
     """Return the input of ``user`` that continues the chain upwards, or None."""
-    return next((n for n in user.all_input_nodes if _inside(n, user)), None)
+    return next((n for n in user.all_input_nodes if _is_chain_step(n, user)), None)
 
 
-def _form(given: Any, place: dict[Node, int]) -> str:
+def _step_form(given: Any, place: dict[Node, int]) -> str:
     """Return the arguments of a step as text: steps of the chain by number, operands by their properties, constants by
     value.
     """
     if isinstance(given, Node):
-        return f"step {place[given]}" if given in place else f"operand {signature(tensor(given))}"
+        return f"step {place[given]}" if given in place else f"operand {tensor_signature(fake_tensor(given))}"
     if isinstance(given, (list, tuple)):
-        return f"[{', '.join(_form(v, place) for v in given)}]"
+        return f"[{', '.join(_step_form(v, place) for v in given)}]"
     if isinstance(given, dict):
-        return str({k: _form(v, place) for k, v in given.items()})
+        return str({k: _step_form(v, place) for k, v in given.items()})
     return repr(given)
 
 
-def _operands(chain: Sequence[Node]) -> list[Node]:
+def _chain_operands(chain: Sequence[Node]) -> list[Node]:
     """Return the nodes that the chain reads, place by place: an operand that is read twice counts twice."""
-    return [n for step in chain for n in _reads(step) if n not in chain]
+    return [n for step in chain for n in _nodes_read(step) if n not in chain]
 
 
-def _reads(step: Node) -> list[Node]:
+def _nodes_read(step: Node) -> list[Node]:
     """Return the nodes among the arguments of ``step``, each as often as it is read."""
     reads: list[Node] = []
     torch.fx.node.map_arg([step.args, step.kwargs], lambda n: reads.append(n))
     return reads
 
 
-def _steps(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:
+def _make_stacked_chain(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:
     """Return the chain as a function of its operands, each a list with one tensor per member."""
     inside = set(chain)
 
@@ -132,7 +143,7 @@ def _steps(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:
     return run
 
 
-def _activations(x: Tensor, y: Tensor) -> Tensor:
+def _run_chains(x: Tensor, y: Tensor) -> Tensor:
     """Run four chains of pointwise operators."""
     chains = [torch.tanh(a * b + 1.0) for a, b in zip(x.unbind(0), y.unbind(0), strict=True)]
     # A cumulative sum is not pointwise, so each chain ends ahead of it.

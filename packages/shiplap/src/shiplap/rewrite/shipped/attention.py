@@ -21,18 +21,26 @@ from torch.nn import functional as F
 from shiplap.declare.code_digest import code_digest
 from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
+from shiplap.rewrite.graph import describe_node, fake_value, operator_name, place_replacement, source_line
 from shiplap.rewrite.match import Level, NearMiss, Outcome
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.shipped import einsum, sinks, softcap, speedup_model, zeroed
-from shiplap.rewrite.shipped.attention_programs import programs
-from shiplap.rewrite.shipped.constant_masks import settled
-from shiplap.rewrite.shipped.missed import missed, over_last, written_out
-from shiplap.rewrite.shipped.scores import PRODUCTS, Obstructed, Scores, Step, scores_of, steps_of, swaps_last
-from shiplap.rewrite.shipped.softmax_region import region_of
+from shiplap.rewrite.shipped.attention_programs import attention_programs
+from shiplap.rewrite.shipped.constant_masks import simplify_masks
+from shiplap.rewrite.shipped.missed import explain_region, is_over_last_dim, is_softmax_by_hand
+from shiplap.rewrite.shipped.scores import (
+    BATCHED_PRODUCTS,
+    RewriteObstacle,
+    ScoresOfAttention,
+    ScoreStep,
+    follow_scores,
+    possible_steps,
+    swaps_last_dims,
+)
+from shiplap.rewrite.shipped.softmax_region import find_region
 
 
-class Attention(Rewrite):
+class AttentionRewrite(Rewrite):
     """A rewrite that puts ``scaled_dot_product_attention`` where a graph computes it step by step."""
 
     name = "attention"
@@ -46,105 +54,113 @@ class Attention(Rewrite):
     @property
     def digest(self) -> str:
         of = code_digest(
-            Attention.apply, Attention._at, scores_of, _attended, _weighted, speedup_model.required, settled
+            AttentionRewrite.apply,
+            AttentionRewrite._at,
+            follow_scores,
+            _call_fused_attention,
+            _follow_weights,
+            speedup_model.require_speedup,
+            simplify_masks,
         )
         return hashlib.sha256(f"{of} {self.always}".encode()).hexdigest()[:16]
 
     def programs(self) -> Iterator[Program]:
-        return programs()
+        return attention_programs()
 
     def may_match(self, graph: Graph) -> bool:
-        return super().may_match(graph) or any(map(written_out, graph.nodes))
+        return super().may_match(graph) or any(map(is_softmax_by_hand, graph.nodes))
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         for node in list(graph.nodes):
-            if passthrough_ops.named(node) in self.anchors or written_out(node):
+            if passthrough_ops.torch_call_name(node) in self.anchors or is_softmax_by_hand(node):
                 try:
                     outcome = self._at(graph, node)
-                except Obstructed as e:
+                except RewriteObstacle as e:
                     outcome = self._near(e)
                 if outcome is not None:
                     yield outcome
 
     def _at(self, graph: Graph, softmax: Node) -> Outcome | None:
         """Return the outcome at one softmax, or None where it belongs to no attention."""
-        if passthrough_ops.named(softmax) not in self.anchors or not over_last(softmax):
-            return _missed(softmax)
+        if passthrough_ops.torch_call_name(softmax) not in self.anchors or not is_over_last_dim(softmax):
+            return _raise_if_attention(softmax)
         top = softmax.args[0] if softmax.args else softmax.kwargs["input"]
         # The weights are followed first: a sink behind the product changes which calls may read the scores.
-        below = _weighted(softmax)
-        tail = below.rescaled(top) if isinstance(below, _Weighted) else None
-        above: Scores | Obstructed | None
+        below = _follow_weights(softmax)
+        tail = below.rescaled(top) if isinstance(below, _WeightedValues) else None
+        above: ScoresOfAttention | RewriteObstacle | None
         try:
-            above = scores_of(top, softmax, beside=tail.nodes if tail else ())
-        except Obstructed as e:
+            above = follow_scores(top, softmax, beside=tail.nodes if tail else ())
+        except RewriteObstacle as e:
             # Kept, since the other side decides whether this place is an attention at all.
             above = e
         if above is None or below is None:
-            return _missed(softmax)
+            return _raise_if_attention(softmax)
         for side in (above, below):
-            if isinstance(side, Obstructed):
+            if isinstance(side, RewriteObstacle):
                 raise side
-        assert isinstance(above, Scores)
-        assert isinstance(below, _Weighted)
+        assert isinstance(above, ScoresOfAttention)
+        assert isinstance(below, _WeightedValues)
         if tail is not None:
-            above.steps.append(Step("rest", tail.sink, float(tail.kept)))
+            above.steps.append(ScoreStep("rest", tail.sink, float(tail.kept)))
             below.out, below.nodes = tail.out, [*below.nodes, *tail.nodes]
         return self._placed(graph, softmax, above, below)
 
-    def _placed(self, graph: Graph, softmax: Node, above: Scores, below: _Weighted) -> Outcome:
-        """Put the fused call where ``above`` and ``below`` meet. Raises ``Obstructed`` where it cannot stand."""
-        held = _held(above, below)
-        if reason := _unfit(held):
-            raise Obstructed(below.out, *reason)
+    def _placed(self, graph: Graph, softmax: Node, above: ScoresOfAttention, below: _WeightedValues) -> Outcome:
+        """Put the fused call where ``above`` and ``below`` meet. Raises ``RewriteObstacle`` where it cannot stand."""
+        held = _fake_qkv(above, below)
+        if reason := _why_qkv_unfit(held):
+            raise RewriteObstacle(below.out, *reason)
         _require_same_mask(above, below)
         # A mask that also zeroes weights must stay a tensor, and blocks of rows read masks by row.
-        if below.mask is None and not softcap.is_capped(above):
-            above.steps[:] = settled(above.steps)
-        in_blocks = {"cap", "scale", "stretch", "add", *speedup_model.MASKS}
-        if softcap.is_capped(above) and not {s.kind for s in above.steps} <= in_blocks:
+        if below.mask is None and not softcap.has_tanh_cap(above):
+            above.steps[:] = simplify_masks(above.steps)
+        in_blocks = {"cap", "scale", "stretch", "add", *speedup_model.MASKING_STEPS}
+        if softcap.has_tanh_cap(above) and not {s.kind for s in above.steps} <= in_blocks:
             what = "tanh caps the scores, and a view or a sink follows: that is computed in no blocks of rows"
-            raise Obstructed(below.out, "operator", what, softcap.FLEX, 2)
+            raise RewriteObstacle(below.out, "operator", what, softcap.FLEX_ATTENTION_FIX, 2)
         # A finite number that is filled in gives a fully masked row equal weights, and those have gradients.
         if above.blocks_gradients or below.mask is not None:
             _require_no_gradients(below.out, held)
-        shape = tuple(value(softmax).shape)
+        shape = tuple(fake_value(softmax).shape)
         if not (self.always or proving.get()):
-            speedup_model.required(below.out, above, held, shape)
+            speedup_model.require_speedup(below.out, above, held, shape)
         _require_same_sink(above, below)
-        plan = _Plan(above, shape, tuple(value(below.out).shape), below.spelled, masked=below.mask is not None)
+        plan = _FusedCall(
+            above, shape, tuple(fake_value(below.out).shape), below.spelled, masked=below.mask is not None
+        )
         nodes = [*above.nodes, softmax, *below.nodes]
-        bound = [("q", describe(above.q)), ("k", describe(above.k)), ("v", describe(below.v))]
+        bound = [("q", describe_node(above.q)), ("k", describe_node(above.k)), ("v", describe_node(below.v))]
         tensors = [step.given for step in above.steps]
         args = [above.q, above.k, below.v, *tensors, *([] if below.mask is None else [below.mask])]
-        return place(graph, self.level, self.name, plan, args, [below.out], nodes, bound)
+        return place_replacement(graph, self.level, self.name, plan, args, [below.out], nodes, bound)
 
-    def _near(self, e: Obstructed) -> NearMiss:
+    def _near(self, e: RewriteObstacle) -> NearMiss:
         """Return the near miss of an obstacle."""
         return NearMiss(
             self.name, self.level, e.node.name, source_line(e.node), e.obstacle, e.reason, e.fitting, 3, e.fix
         )
 
 
-def _missed(softmax: Node) -> NearMiss | None:
+def _raise_if_attention(softmax: Node) -> NearMiss | None:
     """Raise the obstacle that keeps a softmax from being an attention that is understood. Return None where it weighs
     no activations.
     """
-    region = region_of(softmax)
+    region = find_region(softmax)
     if region is not None:
-        raise missed(region, lambda n: steps_of(n) is not None, _handed_to_values)
+        raise explain_region(region, lambda n: possible_steps(n) is not None, _passes_weights_on)
     return None
 
 
-def _handed_to_values(node: Node) -> bool:
+def _passes_weights_on(node: Node) -> bool:
     """Whether ``node`` is a call that passes weights on to the product with the values."""
-    return passthrough_ops.idle(node) or _keeps_matrix(node) or bool(sinks.dropped(node))
+    return passthrough_ops.keeps_values(node) or _keeps_last_two_dims(node) or bool(sinks.count_dropped_columns(node))
 
 
-class _Weighted:
+class _WeightedValues:
     """The product with the values: ``out`` is ``weights @ v``, and ``nodes`` lie between the softmax and it.
 
-    The last ``dropped`` columns of the weights are left out. ``spelled`` is the notation of an einsum. ``mask`` is true
+    The last ``count_dropped_columns`` columns of the weights are left out. ``spelled`` is the notation of an einsum. ``mask`` is true
     where the weights were set to 0.
     """
 
@@ -154,28 +170,28 @@ class _Weighted:
         v: Node,
         nodes: list[Node],
         dropped: int = 0,
-        spelled: einsum.Spelled | None = None,
+        spelled: einsum.EinsumProduct | None = None,
         mask: Node | None = None,
     ) -> None:
         self.out, self.v, self.nodes, self.dropped, self.spelled, self.mask = out, v, nodes, dropped, spelled, mask
 
-    def rescaled(self, scores: Any) -> sinks.Rescaled | None:
+    def rescaled(self, scores: Any) -> sinks.RescaledProduct | None:
         """Return the rescaling of the result by the part that a sink leaves of the scores, or None where there is
         none.
         """
         plain = not self.dropped and self.spelled is None and self.mask is None
-        return sinks.rescaled(self.out, scores) if plain else None
+        return sinks.find_rescaled_product(self.out, scores) if plain else None
 
 
-def _held(above: Scores, below: _Weighted) -> list[Tensor]:
+def _fake_qkv(above: ScoresOfAttention, below: _WeightedValues) -> list[Tensor]:
     """Return the fake queries, keys and values, as a product reads them."""
-    q, k, v = (value(n) for n in (above.q, above.k, below.v))
+    q, k, v = (fake_value(n) for n in (above.q, above.k, below.v))
     if above.orders is not None:
         q, k = q.permute(above.orders[0]), k.permute(above.orders[1])
     return [q, k, v if below.spelled is None else v.permute(below.spelled.orders[1])]
 
 
-def _require_same_sink(above: Scores, below: _Weighted) -> None:
+def _require_same_sink(above: ScoresOfAttention, below: _WeightedValues) -> None:
     """Raise where other columns are dropped than were joined, or scores are changed after that."""
     last = [step.kind for step in above.steps]
     one = last.count("sink") + last.count("rest") < 2 and not (above.sinks and "view" in last)
@@ -183,7 +199,7 @@ def _require_same_sink(above: Scores, below: _Weighted) -> None:
         return
     what = f"{above.sink} columns are joined to the scores at the end, and {below.dropped} of the weights dropped"
     fix = "join a sink to the scores last, and drop the same columns of the weights"
-    raise Obstructed(below.out, "operator", what, fix, 2)
+    raise RewriteObstacle(below.out, "operator", what, fix, 2)
 
 
 def _require_no_gradients(out: Node, held: Sequence[Tensor]) -> None:
@@ -191,88 +207,90 @@ def _require_no_gradients(out: Node, held: Sequence[Tensor]) -> None:
     if torch.is_grad_enabled() and (held[0].requires_grad or held[1].requires_grad):
         what = "the mask is filled in, which lets no gradient through; a row that is masked as a whole would have one"
         fix = "add torch.finfo(scores.dtype).min to the scores instead, or rewrite the model under torch.no_grad()"
-        raise Obstructed(out, "gradient", what, fix, 2)
+        raise RewriteObstacle(out, "gradient", what, fix, 2)
 
 
-def _require_same_mask(above: Scores, below: _Weighted) -> None:
+def _require_same_mask(above: ScoresOfAttention, below: _WeightedValues) -> None:
     """Raise where weights are set to 0 by a mask that the scores were not filled in by."""
     plain = below.spelled is None and below.dropped == 0 and not any(step.kind == "view" for step in above.steps)
-    if below.mask is not None and not (plain and zeroed.masks_scores(below.mask, above.steps)):
+    if below.mask is not None and not (plain and zeroed.fills_scores_by_mask(below.mask, above.steps)):
         what = f"the weights are set to 0 where {below.mask.name} is true; the scores are masked otherwise"
-        raise Obstructed(below.nodes[0], "operator", what, "mask the scores alone, before the softmax", 2)
+        raise RewriteObstacle(below.nodes[0], "operator", what, "mask the scores alone, before the softmax", 2)
 
 
-def _weighted(softmax: Node) -> _Weighted | Obstructed | None:
+def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
     """Follow the weights down to the product with the values. Returns the product, an obstacle, or None where there is
     no product.
     """
     node, nodes, dropped, mask, turned = softmax, list[Node](), 0, None, False
     while True:
-        reader = passthrough_ops.only_reader(node)
+        reader = passthrough_ops.single_user(node)
         if reader is None:
-            return _several_readers(node)
-        given = passthrough_ops.operands(reader)
-        if passthrough_ops.named(reader) in PRODUCTS and len(given) == 2:
+            return _obstacle_of_readers(node)
+        given = passthrough_ops.positional_then_named(reader)
+        if passthrough_ops.torch_call_name(reader) in BATCHED_PRODUCTS and len(given) == 2:
             if given[0] is node and not turned and isinstance(given[1], Node):
-                return _Weighted(reader, given[1], [*nodes, reader], dropped, None, mask)
+                return _WeightedValues(reader, given[1], [*nodes, reader], dropped, None, mask)
             if given[1] is node and turned and isinstance(given[0], Node):
-                turn = einsum.transposed(reader, given[0])
-                return _Weighted(reader, given[0], [*nodes, reader], dropped, turn, mask)
+                turn = einsum.as_transposed_product(reader, given[0])
+                return _WeightedValues(reader, given[0], [*nodes, reader], dropped, turn, mask)
             fix = "sum over the keys, the last dim of the weights: weights @ values, or values @ weights.mT"
-            return Obstructed(reader, "operator", f"{_product_of(turned)} sums over the queries", fix, 2)
-        if not turned and swaps_last(reader):
+            return RewriteObstacle(reader, "operator", f"{_describe_product(turned)} sums over the queries", fix, 2)
+        if not turned and swaps_last_dims(reader):
             node, turned = reader, True
             nodes.append(reader)
             continue
-        if not turned and (spelled := einsum.of_values(reader, node)) is not None:
-            return _Weighted(reader, spelled.second, [*nodes, reader], dropped, spelled, mask)
-        if not turned and mask is None and (mask := zeroed.zeroing(reader, node)) is not None:
+        if not turned and (spelled := einsum.as_values_product(reader, node)) is not None:
+            return _WeightedValues(reader, spelled.second, [*nodes, reader], dropped, spelled, mask)
+        if not turned and mask is None and (mask := zeroed.zeroing_mask(reader, node)) is not None:
             node = reader
             nodes.append(reader)
             continue
-        if not turned and (more := sinks.dropped(reader)):
+        if not turned and (more := sinks.count_dropped_columns(reader)):
             node, dropped = reader, dropped + more
             nodes.append(reader)
             continue
-        if passthrough_ops.drops(reader):
+        if passthrough_ops.is_active_dropout(reader):
             fix = "evaluate the model (model.eval()), or train it with attn_implementation='sdpa'"
-            return Obstructed(reader, "mode", "dropout drops weights here: a fused kernel would draw others", fix, 2)
-        if not (passthrough_ops.idle(reader) or _keeps_matrix(reader)):
-            product = next((u for u in reader.users if passthrough_ops.named(u) in PRODUCTS), None)
+            return RewriteObstacle(
+                reader, "mode", "dropout drops weights here: a fused kernel would draw others", fix, 2
+            )
+        if not (passthrough_ops.keeps_values(reader) or _keeps_last_two_dims(reader)):
+            product = next((u for u in reader.users if passthrough_ops.torch_call_name(u) in BATCHED_PRODUCTS), None)
             what = f"{reader.name} ({operator_name(reader)}) stands between the softmax and the product with the values"
             fix = "move it behind the product, or leave this attention as it is: no fused kernel has a place for it"
-            return Obstructed(reader, "operator", what, fix, 2) if product is not None else None
+            return RewriteObstacle(reader, "operator", what, fix, 2) if product is not None else None
         node = reader
         nodes.append(reader)
 
 
-def _product_of(turned: bool) -> str:
+def _describe_product(turned: bool) -> str:
     """Return the product in words, for an error."""
     return "the product of the weights' transpose and the values" if turned else "the product of values and weights"
 
 
-def _several_readers(node: Node) -> Obstructed | None:
+def _obstacle_of_readers(node: Node) -> RewriteObstacle | None:
     """Return the obstacle of weights that are read twice, or None where no product reads them. Such attention returns
     its weights.
     """
-    product = next((u for u in node.users if passthrough_ops.named(u) in PRODUCTS), None)
+    product = next((u for u in node.users if passthrough_ops.torch_call_name(u) in BATCHED_PRODUCTS), None)
     other = next((u for u in node.users if u is not product), None)
     if product is None or other is None:
         return None
     who = "the graph returns it" if other.op == "output" else f"{other.name} reads it, too"
     fix = "do not ask for attention weights (output_attentions=False): a fused kernel never has them"
-    return Obstructed(node, "user", f"{node.name} would no longer be computed, but {who}", fix, 2)
+    return RewriteObstacle(node, "user", f"{node.name} would no longer be computed, but {who}", fix, 2)
 
 
-def _keeps_matrix(node: Node) -> bool:
+def _keeps_last_two_dims(node: Node) -> bool:
     """Whether ``node`` is a view that splits or joins leading dims only."""
-    if passthrough_ops.named(node) not in ("view", "flatten", "unflatten", "unsqueeze", "squeeze"):
+    if passthrough_ops.torch_call_name(node) not in ("view", "flatten", "unflatten", "unsqueeze", "squeeze"):
         return False
-    before, after = value(passthrough_ops.source(node)), value(node)
+    before, after = fake_value(passthrough_ops.tensor_argument(node)), fake_value(node)
     return before.dim() > 1 < after.dim() and [*map(str, before.shape[-2:])] == [*map(str, after.shape[-2:])]
 
 
-def _unfit(held: Sequence[Any]) -> tuple[Any, str, str, int] | None:
+def _why_qkv_unfit(held: Sequence[Any]) -> tuple[Any, str, str, int] | None:
     """Return the reason why the fused call does not take q, k and v, or None if it does."""
     q, k, v = held
     if not q.is_floating_point():
@@ -285,7 +303,7 @@ def _unfit(held: Sequence[Any]) -> tuple[Any, str, str, int] | None:
     return None
 
 
-class _Plan:
+class _FusedCall:
     """The function that is traced in place of the steps, of q, k, v and the tensors of the steps.
 
     If ``masked``, the last tensor is a mask, and rows that it masks as a whole are 0.
@@ -293,10 +311,10 @@ class _Plan:
 
     def __init__(
         self,
-        scores: Scores,
+        scores: ScoresOfAttention,
         shape: tuple[Any, ...],
         out: tuple[Any, ...],
-        spelled: einsum.Spelled | None = None,
+        spelled: einsum.EinsumProduct | None = None,
         *,
         masked: bool = False,
     ) -> None:
@@ -308,7 +326,7 @@ class _Plan:
             q, k = q.permute(self.scores.orders[0]), k.permute(self.scores.orders[1])
         if self.spelled is not None:
             v = v.permute(self.spelled.orders[1])
-        if softcap.is_capped(self.scores):
+        if softcap.has_tanh_cap(self.scores):
             return self._in_blocks(q, k, v, given)
         k = k if self.scores.natural else k.transpose(-1, -2)
         scale, bias, causal = self.scores.scale, None, False
@@ -321,20 +339,20 @@ class _Plan:
             elif step.kind == "causal":
                 causal = True
             elif step.kind == "sink":
-                k, v, bias = sinks.with_sink(q, k, v, bias, tensor)
+                k, v, bias = sinks.append_sink(q, k, v, bias, tensor)
             elif step.kind == "rest":
-                k, v, bias = sinks.with_sink(q, k, v, bias, tensor if step.number else tensor.unsqueeze(-1))
+                k, v, bias = sinks.append_sink(q, k, v, bias, tensor if step.number else tensor.unsqueeze(-1))
             else:
-                bias = _changed(step, bias, tensor)
+                bias = _apply_to_bias(step, bias, tensor)
         # A view between product and softmax has other leading dims: q and k take them over, and the result gets its own
         # back.
         if self.viewed:
             lead = self.shape[:-2]
             q, k = (t.expand(*self.scores.lead, *t.shape[-2:]).reshape(*lead, *t.shape[-2:]) for t in (q, k))
             v = v.reshape(*lead, *v.shape[-2:])
-        out = _attended(q, k, v, bias, scale, causal=causal)
+        out = _call_fused_attention(q, k, v, bias, scale, causal=causal)
         if self.masked:
-            out = out.masked_fill(zeroed.rows_of(given[-1]), 0.0)
+            out = out.masked_fill(zeroed.fully_masked_rows(given[-1]), 0.0)
         if self.spelled is not None:
             out = out.permute(self.spelled.out)
         return out.reshape(self.out) if self.viewed else out
@@ -342,13 +360,13 @@ class _Plan:
     def _in_blocks(self, q: Tensor, k: Tensor, v: Tensor, given: tuple[Any, ...]) -> Tensor:
         """Compute attention with capped scores in blocks of rows."""
         k = k.transpose(-1, -2) if self.scores.natural else k
-        out = softcap.attended(q, k, v, self.scores, given[:-1] if self.masked else given)
+        out = softcap.attend_in_blocks(q, k, v, self.scores, given[:-1] if self.masked else given)
         if self.masked:
-            out = out.masked_fill(zeroed.rows_of(given[-1]), 0.0)
+            out = out.masked_fill(zeroed.fully_masked_rows(given[-1]), 0.0)
         return out if self.spelled is None else out.permute(self.spelled.out)
 
 
-def _changed(step: Step, bias: Tensor | None, given: Any) -> Tensor | None:
+def _apply_to_bias(step: ScoreStep, bias: Tensor | None, given: Any) -> Tensor | None:
     """Return the bias after one step on the way from the product to the softmax."""
     if step.kind == "add":
         term: Tensor = given if step.number == 1 else given * step.number
@@ -364,12 +382,14 @@ def _changed(step: Step, bias: Tensor | None, given: Any) -> Tensor | None:
     return bias
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, *, causal: bool = False) -> Tensor:
+def _call_fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, *, causal: bool = False
+) -> Tensor:
     """Call the fused attention for any number of leading dims, which are those that q, k and v broadcast to."""
     lead, rank = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2]), max(q.dim(), k.dim(), v.dim())
     q, k, v = (t if t.shape[:-2] == lead else t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))
     if bias is not None:
-        bias = _in_dtype(bias, q.dtype)
+        bias = _bias_in_dtype(bias, q.dtype)
         bias = bias.reshape((1,) * (rank - bias.dim()) + tuple(bias.shape)) if bias.dim() < rank else bias
     # Fused kernels take four dims: more are folded into the batch, fewer are added with size 1.
     if rank > 4:
@@ -387,7 +407,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
     return out.reshape(*lead, *out.shape[-2:]) if rank != 4 else out
 
 
-def _in_dtype(bias: Tensor, dtype: torch.dtype) -> Tensor:
+def _bias_in_dtype(bias: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``bias`` in the dtype of the queries. The lowest number of a wider dtype stays a finite number."""
     if bias.dtype == dtype:
         return bias
@@ -397,4 +417,4 @@ def _in_dtype(bias: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(bias == -torch.inf, bias, bias.clamp_min(torch.finfo(dtype).min)).to(dtype)
 
 
-attention = (Attention(),)
+attention = (AttentionRewrite(),)

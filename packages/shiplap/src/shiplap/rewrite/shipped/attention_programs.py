@@ -12,14 +12,14 @@ from torch.nn import functional as F
 from shiplap.rewrite.program import Program
 
 # The number that models fill into masked scores in place of minus infinity.
-LOWEST = torch.finfo(torch.float32).min
+LOWEST_FLOAT32 = torch.finfo(torch.float32).min
 
 
-def _scaled_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def _attend_scaled_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return F.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask, dim=-1) @ v
 
 
-def _scaled_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def _attend_scaled_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     scores = (q * 0.35) @ k.transpose(-2, -1)
     return F.dropout((scores + mask).softmax(dim=-1), 0.1, False) @ v
 
@@ -35,30 +35,30 @@ def _biased_twice(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -
     return weights.type(v.dtype) @ v
 
 
-def _filled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    scores = torch.matmul(q, k.permute(0, 1, 3, 2)).masked_fill(mask > 0.5, LOWEST)
+def _attend_with_filled_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = torch.matmul(q, k.permute(0, 1, 3, 2)).masked_fill(mask > 0.5, LOWEST_FLOAT32)
     return torch.matmul(scores.float().softmax(-1).to(v.dtype), v)
 
 
-def _kept(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    scores = torch.where(mask > 0.5, q @ k.transpose(-1, -2), LOWEST)
+def _attend_with_kept_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = torch.where(mask > 0.5, q @ k.transpose(-1, -2), LOWEST_FLOAT32)
     return scores.softmax(-1) @ v
 
 
-def _zeroed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def _attend_with_zeroed_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Attention whose weights are set to 0, with row 0 masked as a whole."""
     hidden = (mask > 0.5) | (torch.arange(5) == 0)[:, None]
-    weights = F.softmax((q @ k.mT).masked_fill(hidden, LOWEST), -1).masked_fill(hidden, 0.0)
+    weights = F.softmax((q @ k.mT).masked_fill(hidden, LOWEST_FLOAT32), -1).masked_fill(hidden, 0.0)
     return weights @ v
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention with a mask of sizes alone, as models build it: True where a row sees a column, then numbers that are
     added.
     """
     at = torch.arange(5).unsqueeze(0).expand(2, -1)
     seen = at[:, None, None, :] <= at[:, None, :, None]
-    mask = torch.where(seen, torch.zeros((), dtype=torch.float32), LOWEST)
+    mask = torch.where(seen, torch.zeros((), dtype=torch.float32), LOWEST_FLOAT32)
     return F.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask, dim=-1) @ v
 
 
@@ -68,7 +68,7 @@ def _in_batches(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> 
     return torch.bmm(weights, v)
 
 
-def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def _attend_with_capped_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     scores = torch.tanh(q @ k.transpose(2, 3) * 0.35 / 5.0) * 5.0 + mask
     return F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v
 
@@ -97,7 +97,7 @@ def _by_einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return torch.einsum("bnij,jbnd->ibnd", weights, v).sin()
 
 
-def programs() -> Iterator[Program]:
+def attention_programs() -> Iterator[Program]:
     """Yield each spelling on values as attention meets them, and the usual one in all dtypes and with symbolic
     sizes.
     """
@@ -108,8 +108,8 @@ def programs() -> Iterator[Program]:
         return tuple(torch.randn(s, generator=rng).to(dtype) for s in shapes)
 
     q, k, v, of_batch = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), (2, 1, 5, 7)
-    yield Program(_scaled_scores, drawn(q, k, (2, 3, 7, 6), of_batch), "a mask for each batch")
-    yield Program(_scaled_queries, drawn(q, k, v, (5, 7)), "scaled queries", constants=(3,))
+    yield Program(_attend_scaled_scores, drawn(q, k, (2, 3, 7, 6), of_batch), "a mask for each batch")
+    yield Program(_attend_scaled_queries, drawn(q, k, v, (5, 7)), "scaled queries", constants=(3,))
     for dtype in (torch.bfloat16, torch.float16):
         args = drawn(q, k, v, (2, 1, 1, 7), dtype=dtype)
         yield Program(_divided_in_float32, args, f"softmax in float32, {dtype}", constants=(3,))
@@ -117,8 +117,13 @@ def programs() -> Iterator[Program]:
     yield Program(_biased_twice, biased, "a bias that is scaled", constants=(4,))
     batches = drawn((6, 5, 8), (6, 7, 8), (6, 7, 6), (6, 1, 7), of_batch)
     yield Program(_in_batches, batches, "baddbmm and views")
-    yield Program(_causal, drawn(q, q, q), "a mask that hides what comes later")
-    yield Program(_capped, drawn(q, k, v, of_batch, dtype=torch.bfloat16), "capped scores, bfloat16", constants=(3,))
+    yield Program(_attend_causally, drawn(q, q, q), "a mask that hides what comes later")
+    yield Program(
+        _attend_with_capped_scores,
+        drawn(q, k, v, of_batch, dtype=torch.bfloat16),
+        "capped scores, bfloat16",
+        constants=(3,),
+    )
     yield Program(_with_a_sink, drawn(q, k, v, of_batch, (3,)), "a sink", constants=(3,))
     rescaled = drawn(q, k, v, (3, 1, 1), of_batch, (3,))
     yield Program(_rescaled_by_a_sink, rescaled, "a learned temperature, rescaled by a sink", constants=(4,))
@@ -126,10 +131,10 @@ def programs() -> Iterator[Program]:
     by_einsum = drawn((5, 2, 3, 8), (7, 2, 3, 8), (7, 2, 3, 8), of_batch)
     yield Program(_by_einsum, by_einsum, "by einsum", constants=(3,))
     masks: tuple[tuple[Callable[..., Tensor], tuple[int, ...]], ...] = (
-        (_filled, of_batch),
-        (_kept, (5, 7)),
-        (_zeroed, of_batch),
+        (_attend_with_filled_mask, of_batch),
+        (_attend_with_kept_scores, (5, 7)),
+        (_attend_with_zeroed_rows, of_batch),
     )
     for fn, shape in masks:
         yield Program(fn, drawn(q, k, v, shape), fn.__name__, train=False)
-    yield Program(_scaled_scores, drawn(q, k, v, (1, 3, 5, 7)), "a mask for each head, dynamic", dynamic=(5, 7))
+    yield Program(_attend_scaled_scores, drawn(q, k, v, (1, 3, 5, 7)), "a mask for each head, dynamic", dynamic=(5, 7))

@@ -17,41 +17,67 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.graph import mutates, value
-from shiplap.rewrite.shipped.scores import SWALLOWS, Step
+from shiplap.rewrite.graph import fake_value, mutates_argument
+from shiplap.rewrite.shipped.scores import SWALLOWING_NUMBER, ScoreStep
 from shiplap.torch_private.dispatch_modes import without_modes
 
-MOST = 1 << 27  # elements of a mask that is computed
-FAR = 60  # calls behind a mask; transformers 5.23 has 26
-KNOWN = "shiplap_hides"  # in the meta of a node: what its mask was found to hide
+MOST_MASK_ELEMENTS = 1 << 27  # elements of a mask that is computed
+MOST_MASK_CALLS = 60  # calls behind a mask; transformers 5.23 has 26
+VERDICT_KEY = "shiplap_hides"  # in the meta of a node: what its mask was found to hide
 # Only these may start a mask: they read neither inputs nor random numbers.
-FACTORIES = frozenset({"arange", "zeros", "ones", "full", "scalar_tensor"})
-COMPARISONS = frozenset({"eq", "ne", "le", "lt", "ge", "gt"})
-LOGIC = frozenset({"and", "and_", "or", "or_", "invert", "logical_and", "logical_or", "logical_not", "bitwise_and"})
-LOGIC |= {"bitwise_or", "bitwise_not", "__and__", "__or__", "__invert__", "where", "masked_fill", "tril", "triu"}
-ARITHMETIC = frozenset({"add", "sub", "mul", "neg", "abs", "diff", "cumsum", "rsub"})
-MOVES = frozenset({"getitem", "unsqueeze", "squeeze", "expand", "view", "transpose", "contiguous", "clone", "flatten"})
+FACTORY_OPERATORS = frozenset({"arange", "zeros", "ones", "full", "scalar_tensor"})
+COMPARISON_OPERATORS = frozenset({"eq", "ne", "le", "lt", "ge", "gt"})
+LOGIC_OPERATORS = frozenset(
+    {"and", "and_", "or", "or_", "invert", "logical_and", "logical_or", "logical_not", "bitwise_and"}
+)
+LOGIC_OPERATORS |= {
+    "bitwise_or",
+    "bitwise_not",
+    "__and__",
+    "__or__",
+    "__invert__",
+    "where",
+    "masked_fill",
+    "tril",
+    "triu",
+}
+ARITHMETIC_ON_MASKS = frozenset({"add", "sub", "mul", "neg", "abs", "diff", "cumsum", "rsub"})
+VIEWS_OF_MASKS = frozenset(
+    {"getitem", "unsqueeze", "squeeze", "expand", "view", "transpose", "contiguous", "clone", "flatten"}
+)
 # These read a tensor for its shape, dtype and device only, but that tensor must be constant as well.
-LIKE = frozenset({"new_ones", "new_zeros", "new_full", "ones_like", "zeros_like", "full_like"})
-PURE = FACTORIES | COMPARISONS | LOGIC | ARITHMETIC | MOVES | LIKE | passthrough_ops.CASTS
+LIKE_FACTORIES = frozenset({"new_ones", "new_zeros", "new_full", "ones_like", "zeros_like", "full_like"})
+PURE_OPERATORS = (
+    FACTORY_OPERATORS
+    | COMPARISON_OPERATORS
+    | LOGIC_OPERATORS
+    | ARITHMETIC_ON_MASKS
+    | VIEWS_OF_MASKS
+    | LIKE_FACTORIES
+    | passthrough_ops.CAST_OPERATORS
+)
 
-Hidden = Literal["", "nothing", "later"]
+HiddenPart = Literal["", "nothing", "later"]
 
 
-def settled(steps: Sequence[Step]) -> list[Step]:
+def simplify_masks(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
     """Return ``steps`` with a ``causal`` step where a mask hides later columns, and without masks that hide nothing.
 
     A mask that is causal stays a mask beside another mask or a bias, and where scores are changed after it.
     """
-    left = [s for s in steps if s.kind not in ("add", "fill", "keep") or hides(s) != "nothing"]
+    left = [s for s in steps if s.kind not in ("add", "fill", "keep") or hidden_part_of_step(s) != "nothing"]
     biases = [i for i, s in enumerate(left) if s.kind in ("add", "fill", "keep", "sink", "rest", "cap")]
     # is_causal replaces the whole bias of the fused call, so it must be the only one.
-    if len(biases) != 1 or any(s.kind != "view" for s in left[biases[0] + 1 :]) or hides(left[biases[0]]) != "later":
+    if (
+        len(biases) != 1
+        or any(s.kind != "view" for s in left[biases[0] + 1 :])
+        or hidden_part_of_step(left[biases[0]]) != "later"
+    ):
         return left
-    return [Step("causal") if i == biases[0] else s for i, s in enumerate(left)]
+    return [ScoreStep("causal") if i == biases[0] else s for i, s in enumerate(left)]
 
 
-def hides(step: Step) -> Hidden:
+def hidden_part_of_step(step: ScoreStep) -> HiddenPart:
     """Return the part that the mask of a step hides: nothing, the columns after each row, or an empty text for anything
     else and for unknown masks.
 
@@ -60,29 +86,29 @@ def hides(step: Step) -> Hidden:
     node = step.given
     if not isinstance(node, Node) or (step.kind == "add" and step.number != 1):
         return ""
-    key = f"{KNOWN} {step.kind}"
+    key = f"{VERDICT_KEY} {step.kind}"
     if key not in node.meta:
         # Kept with the node: the mask of a decoder is shared by all of its layers.
-        node.meta[key] = _hides(step.kind, node)
-    known: Hidden = node.meta[key]
+        node.meta[key] = _classify_mask(step.kind, node)
+    known: HiddenPart = node.meta[key]
     return known
 
 
-def _hides(kind: str, node: Node) -> Hidden:
+def _classify_mask(kind: str, node: Node) -> HiddenPart:
     """Compute the mask of ``node`` and return the part that it hides."""
-    calls = _behind(node)
+    calls = _calls_behind_mask(node)
     if calls is None:
         return ""
     # The mask is computed with real values in the middle of a trace, whose modes would make fakes of them.
     with without_modes(), torch.no_grad():
         try:
-            mask = _computed(calls)
-            return _verdict(_hidden(kind, mask))
+            mask = _compute_mask(calls)
+            return _classify_hidden(_hidden_positions(kind, mask))
         except (RuntimeError, TypeError, ValueError):  # a device that is not here, too little memory: a mask it stays
             return ""
 
 
-def _behind(node: Node) -> list[Node] | None:
+def _calls_behind_mask(node: Node) -> list[Node] | None:
     """Return the calls that compute ``node`` from nothing, in the order of the graph, or None.
 
     None stands for an input, a call that is not known to be pure, a size that is a symbol, or a write to one of the
@@ -92,23 +118,27 @@ def _behind(node: Node) -> list[Node] | None:
     while stack:
         at = stack.pop()
         if (
-            passthrough_ops.named(at) not in PURE
+            passthrough_ops.torch_call_name(at) not in PURE_OPERATORS
             # A call that reads nothing must be a factory; any other may read state.
-            or not (at.all_input_nodes or passthrough_ops.named(at) in FACTORIES)
-            or len(calls) > FAR
+            or not (at.all_input_nodes or passthrough_ops.torch_call_name(at) in FACTORY_OPERATORS)
+            or len(calls) > MOST_MASK_CALLS
         ):
             return None
-        held = value(at)
-        if not isinstance(held, Tensor) or not all(type(n) is int for n in held.shape) or held.numel() > MOST:
+        held = fake_value(at)
+        if (
+            not isinstance(held, Tensor)
+            or not all(type(n) is int for n in held.shape)
+            or held.numel() > MOST_MASK_ELEMENTS
+        ):
             return None
-        if any(mutates(n) for n in (at, *at.users)):
+        if any(mutates_argument(n) for n in (at, *at.users)):
             return None
         stack += [n for n in at.all_input_nodes if n not in calls]
         calls.update(at.all_input_nodes)
     return sorted(calls)
 
 
-def _computed(calls: Sequence[Node]) -> Tensor:
+def _compute_mask(calls: Sequence[Node]) -> Tensor:
     """Run ``calls`` and return the result of the last one."""
     held: dict[Node, Any] = {}
     for node in calls:
@@ -122,7 +152,7 @@ def _computed(calls: Sequence[Node]) -> Tensor:
     return made
 
 
-def _hidden(kind: str, mask: Tensor) -> Tensor | None:
+def _hidden_positions(kind: str, mask: Tensor) -> Tensor | None:
     """Return a boolean tensor of the scores that ``mask`` hides, or None where it changes a score otherwise."""
     if kind != "add":
         hidden = mask if mask.dtype == torch.bool else mask != 0
@@ -130,11 +160,11 @@ def _hidden(kind: str, mask: Tensor) -> Tensor | None:
     if not mask.is_floating_point():
         return None
     # A number this low leaves weight 0 in float32, like minus infinity.
-    hidden = mask <= -SWALLOWS
+    hidden = mask <= -SWALLOWING_NUMBER
     return hidden if bool((hidden | (mask == 0)).all()) else None
 
 
-def _verdict(hidden: Tensor | None) -> Hidden:
+def _classify_hidden(hidden: Tensor | None) -> HiddenPart:
     """Return the part that a boolean mask hides."""
     if hidden is None:
         return ""

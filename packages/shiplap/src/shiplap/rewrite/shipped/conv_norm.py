@@ -20,18 +20,18 @@ from torch.nn import functional as F
 
 from shiplap.declare.code_digest import code_digest
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
+from shiplap.rewrite.graph import describe_node, fake_value, operator_name, place_replacement, source_line
 from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
-from shiplap.rewrite.matcher import check_sizes, check_users, walk
-from shiplap.rewrite.normalize_call import arguments, called
-from shiplap.rewrite.pattern_samples import Drawn
+from shiplap.rewrite.matcher import check_sizes, check_users, match_first_way
+from shiplap.rewrite.normalize_call import canonical_arguments, canonical_name
+from shiplap.rewrite.pattern_samples import PatternSamples
 from shiplap.rewrite.program import Program, proving
-from shiplap.rewrite.signature import Signature
-from shiplap.torch_private.graph_constants import folded
+from shiplap.rewrite.signature import PatternSignature
+from shiplap.torch_private.graph_constants import is_folded
 
 
 @dataclass(frozen=True)
-class _Norm:
+class _NormAfterConv:
     """A norm in a graph: ``out`` is the norm of ``x``, computed by ``nodes``.
 
     ``batch``: whether the norm takes the statistics of the batch itself. ``statistics``: mean, variance, scale, shift
@@ -49,7 +49,7 @@ class FoldedNorm(Rewrite):
     """A rewrite that folds an evaluated ``batch_norm`` into the convolution before it.
 
     Args:
-        name: of the rewrite. ``operator``: of the convolution, as in ``shiplap.rewrite.normalize_call.called``.
+        name: of the rewrite. ``operator``: of the convolution, as in ``shiplap.rewrite.normalize_call.canonical_name``.
         conv: the function that computes it, of arguments by name; ``weight`` ``[co, ...]`` and ``bias`` ``[co]`` among
             them.
         examples: programs of a convolution with a norm behind it.
@@ -76,7 +76,8 @@ class FoldedNorm(Rewrite):
     ) -> None:
         self.name, self.operator, self.conv, self.examples = name, operator, conv, examples
         self.written_out = {
-            dtype: (fn, Drawn(fn, Signature(f"{name}_norm", fn), (), None)) for dtype, fn in written_out.items()
+            dtype: (fn, PatternSamples(fn, PatternSignature(f"{name}_norm", fn), (), None))
+            for dtype, fn in written_out.items()
         }
         self.pays, self.always, self.gradient = pays, always, gradient
         self.anchors = frozenset({operator})
@@ -97,7 +98,7 @@ class FoldedNorm(Rewrite):
 
     @property
     def self_contained(self) -> bool:
-        torchs_own = self.conv is F.conv2d and self.examples is _examples and not self.written_out
+        torchs_own = self.conv is F.conv2d and self.examples is _conv_norm_programs and not self.written_out
         return torchs_own and super().self_contained  # else the kernels of an op decide as well
 
     @property
@@ -105,7 +106,7 @@ class FoldedNorm(Rewrite):
         own = [getattr(FoldedNorm, n) for n in ("apply", "_norms", "_spelled", "_at", "_declined", "_folded")]
         written = [fn for fn, _ in self.written_out.values()]
         given: list[Callable[..., object]] = [self.conv, *written, *([self.pays] if self.pays else [])]
-        parts = [code_digest(*own, _parameters, *given)]
+        parts = [code_digest(*own, _fold_parameters, *given)]
         parts += [self.name, self.operator, str(self.always), str(self.gradient)]
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
@@ -122,23 +123,23 @@ class FoldedNorm(Rewrite):
 
     def _is_conv(self, node: Any) -> bool:
         """Whether ``node`` is a call of the convolution."""
-        return isinstance(node, Node) and node.op.startswith("call") and called(node) == self.operator
+        return isinstance(node, Node) and node.op.startswith("call") and canonical_name(node) == self.operator
 
-    def _norms(self, graph: Graph) -> Iterator[_Norm]:
+    def _norms(self, graph: Graph) -> Iterator[_NormAfterConv]:
         """Yield the norms in ``graph``: calls of ``batch_norm``, and norms that are written out."""
         for node in graph.nodes:
-            if node.op.startswith("call") and called(node) == "batch_norm":
-                given = arguments(node)
+            if node.op.startswith("call") and canonical_name(node) == "batch_norm":
+                given = canonical_arguments(node)
                 names = ("running_mean", "running_var", "weight", "bias")
                 statistics = (*map(given.get, names), given.get("eps", 1e-5))
                 # Without running statistics torch normalises by the batch in evaluation, too.
                 batch = bool(given.get("training")) or None in statistics[:2]
-                yield _Norm(node, given.get("input"), (node,), statistics, batch)
-        dtypes = {value(n).dtype for n in graph.nodes if self._is_conv(n)}
+                yield _NormAfterConv(node, given.get("input"), (node,), statistics, batch)
+        dtypes = {fake_value(n).dtype for n in graph.nodes if self._is_conv(n)}
         for fn, drawn in (self.written_out[d] for d in self.written_out if d in dtypes):
             yield from self._spelled(graph, fn, drawn)
 
-    def _spelled(self, graph: Graph, fn: Callable[..., Tensor], drawn: Drawn) -> Iterator[_Norm]:
+    def _spelled(self, graph: Graph, fn: Callable[..., Tensor], drawn: PatternSamples) -> Iterator[_NormAfterConv]:
         """Yield norms that are written out, where no other node reads a value in between."""
         from shiplap.torch_private.inductor_passes import preserving_state
 
@@ -146,18 +147,18 @@ class FoldedNorm(Rewrite):
             patterns = drawn.patterns(fn, self.level, graph)
         for node in graph.nodes:
             for pattern in patterns if node.op.startswith("call") else ():
-                if called(node) != called(pattern.outputs[0]):
+                if canonical_name(node) != canonical_name(pattern.outputs[0]):
                     continue
-                fit = walk(pattern, node)
+                fit = match_first_way(pattern, node)
                 if not (fit.stop or check_sizes(pattern, fit, any_rank=False) or check_users(pattern, fit)):
                     x, *statistics = map(fit.args.get, drawn.signature.parameters)
-                    yield _Norm(node, x, tuple(fit.replaced), tuple(statistics))
+                    yield _NormAfterConv(node, x, tuple(fit.replaced), tuple(statistics))
                     break
 
-    def _at(self, graph: Graph, norm: _Norm) -> Outcome:
+    def _at(self, graph: Graph, norm: _NormAfterConv) -> Outcome:
         """Return the outcome at one norm."""
         conv: Node = norm.x
-        named = arguments(conv)
+        named = canonical_arguments(conv)
         if norm.batch:
             return self._miss(
                 norm.out, "constant", "the norm takes the statistics of the batch: the model is in training"
@@ -167,9 +168,9 @@ class FoldedNorm(Rewrite):
             return self._miss(conv, "user", f"{conv.name} ({operator_name(conv)}) is read by {other.name}, too")
         if not (self.always or proving.get()) and (reason := self._declined(named)):
             return self._miss(norm.out, "cost", reason)
-        if not self.gradient and torch.is_grad_enabled() and value(norm.out).requires_grad:
+        if not self.gradient and torch.is_grad_enabled() and fake_value(norm.out).requires_grad:
             return self._miss(norm.out, "argument", "a gradient is asked for, and the folded convolution has none")
-        return place(
+        return place_replacement(
             graph,
             self.level,
             self.name,
@@ -177,21 +178,21 @@ class FoldedNorm(Rewrite):
             [named, *norm.statistics],
             [norm.out],
             [conv, *norm.nodes],
-            [(k, describe(v)) for k, v in named.items()],
+            [(k, describe_node(v)) for k, v in named.items()],
         )
 
     def _declined(self, named: dict[str, Any]) -> str:
         """Return the reason why folding is not worth it, empty where it is."""
-        if not folded(named["weight"]):
-            reason = f"{describe(named['weight'])} is no constant: folding would be a pass over it in each call"
+        if not is_folded(named["weight"]):
+            reason = f"{describe_node(named['weight'])} is no constant: folding would be a pass over it in each call"
             return f"{reason}, and the norm is fused with what follows"
-        fakes = {k: value(v) if isinstance(v, Node) else v for k, v in named.items()}
+        fakes = {k: fake_value(v) if isinstance(v, Node) else v for k, v in named.items()}
         answer = True if self.pays is None else self.pays(fakes)
         return "" if answer is True else answer or "it does not pay here"
 
     def _folded(self, named: dict[str, Any], *statistics: Any) -> Tensor:
         """Compute the convolution with folded weights. This function is traced in place of convolution and norm."""
-        weight, bias = _parameters(named["weight"], named.get("bias"), *statistics)
+        weight, bias = _fold_parameters(named["weight"], named.get("bias"), *statistics)
         return self.conv(**{**named, "weight": weight, "bias": bias})
 
     def _miss(self, node: Node, obstacle: Obstacle, reason: str) -> NearMiss:
@@ -199,7 +200,7 @@ class FoldedNorm(Rewrite):
         return NearMiss(self.name, self.level, node.name, source_line(node), obstacle, reason, 1, 2)
 
 
-def _parameters(
+def _fold_parameters(
     weight: Tensor,
     bias: Tensor | None,
     mean: Tensor,
@@ -221,7 +222,7 @@ def statistics(co: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return torch.randn(co), 0.5 + torch.rand(co), 1 + torch.randn(co) / 4, torch.randn(co)
 
 
-def _examples() -> Iterator[Program]:
+def _conv_norm_programs() -> Iterator[Program]:
     """Yield the programs on which the rewrite of torch's own convolution is proven."""
     for bias, stride, padding, groups in ((True, 1, 1, 1), (False, (2, 1), 0, 2)):
 
@@ -247,4 +248,4 @@ def _examples() -> Iterator[Program]:
         )
 
 
-conv_norm = FoldedNorm("conv_norm", "conv2d", F.conv2d, _examples)
+conv_norm = FoldedNorm("conv_norm", "conv2d", F.conv2d, _conv_norm_programs)

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.fx import Node
 
 from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.graph import value
+from shiplap.rewrite.graph import fake_value
 
-Order = tuple[int, ...]
+DimOrder = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Spelled:
+class EinsumProduct:
     """An einsum as a product of matrices.
 
     ``first`` and ``second`` permuted by their ``orders`` are ``[..., rows, inner]`` and ``[..., inner or columns,
@@ -26,16 +26,16 @@ class Spelled:
 
     first: Node
     second: Node
-    orders: tuple[Order, Order]
-    out: Order
+    orders: tuple[DimOrder, DimOrder]
+    out: DimOrder
 
 
-def _terms(node: Node) -> tuple[list[str], str, list[Node]] | None:
+def _parse_einsum(node: Node) -> tuple[list[str], str, list[Node]] | None:
     """Return the letters of two operands, those of the result, and the operands, or None for any other einsum."""
-    given = passthrough_ops.operands(node)
+    given = passthrough_ops.positional_then_named(node)
     flat = [n for g in given[1:] for n in (g if isinstance(g, (list, tuple)) else [g])]
     if (
-        passthrough_ops.named(node) != "einsum"
+        passthrough_ops.torch_call_name(node) != "einsum"
         or not isinstance(given[0], str)
         or len(flat) != 2
         or "->" not in given[0]
@@ -44,19 +44,19 @@ def _terms(node: Node) -> tuple[list[str], str, list[Node]] | None:
     left, _, out = given[0].replace(" ", "").partition("->")
     terms = left.split(",")
     if "..." in left and len(terms) == 2:
-        terms, out = _named(terms, out, flat)
+        terms, out = _replace_ellipsis(terms, out, flat)
     if len(terms) != 2 or "." in "".join((*terms, out)) or any(len(set(t)) != len(t) for t in (*terms, out)):
         return None
-    if not all(isinstance(n, Node) and isinstance(value(n), Tensor) for n in flat):
+    if not all(isinstance(n, Node) and isinstance(fake_value(n), Tensor) for n in flat):
         return None
     return terms, out, flat
 
 
-def _named(terms: list[str], out: str, operands: list[Any]) -> tuple[list[str], str]:
+def _replace_ellipsis(terms: list[str], out: str, operands: list[Any]) -> tuple[list[str], str]:
     """Return the terms and the result with letters in place of dots, where the dots stand for as many dims in both
     operands.
     """
-    held = [value(n) if isinstance(n, Node) else None for n in operands]
+    held = [fake_value(n) if isinstance(n, Node) else None for n in operands]
     counts = {
         h.dim() - len(t) + 3 if "..." in t and isinstance(h, Tensor) else -1 for t, h in zip(terms, held, strict=True)
     }
@@ -68,11 +68,11 @@ def _named(terms: list[str], out: str, operands: list[Any]) -> tuple[list[str], 
     return [t.replace("...", letters) for t in terms], out.replace("...", letters)
 
 
-def of_scores(node: Any) -> Spelled | None:
+def as_scores_product(node: Any) -> EinsumProduct | None:
     """Return ``node`` as the product of queries and keys, with the tokens of the keys in the last dim but one, or
     None.
     """
-    if not isinstance(node, Node) or (read := _terms(node)) is None or len(read[1]) < 2:
+    if not isinstance(node, Node) or (read := _parse_einsum(node)) is None or len(read[1]) < 2:
         return None
     terms, out, nodes = read
     rows, columns = out[-2], out[-1]
@@ -84,13 +84,13 @@ def of_scores(node: Any) -> Spelled | None:
     if len(inner) != 1 or {*terms[0]} != {*batch, rows, *inner} or {*terms[1]} != {*batch, columns, *inner}:
         return None
     (width,) = inner
-    orders = (_order(terms[0], batch + rows + width), _order(terms[1], batch + columns + width))
-    return Spelled(nodes[0], nodes[1], orders, tuple(range(len(out))))
+    orders = (_find_permutation(terms[0], batch + rows + width), _find_permutation(terms[1], batch + columns + width))
+    return EinsumProduct(nodes[0], nodes[1], orders, tuple(range(len(out))))
 
 
-def of_values(node: Any, weights: Node) -> Spelled | None:
+def as_values_product(node: Any, weights: Node) -> EinsumProduct | None:
     """Return ``node`` as the product of ``weights``, whose last dim is summed over, and the values, or None."""
-    if not isinstance(node, Node) or (read := _terms(node)) is None:
+    if not isinstance(node, Node) or (read := _parse_einsum(node)) is None:
         return None
     terms, out, nodes = read
     if nodes[1] is weights:
@@ -102,17 +102,17 @@ def of_values(node: Any, weights: Node) -> Spelled | None:
     if len(width) != 1 or {*terms[1]} != {*batch, summed, *width} or {*out} != {*batch, rows, *width}:
         return None
     product = batch + rows + "".join(width)
-    orders = (tuple(range(len(terms[0]))), _order(terms[1], batch + summed + "".join(width)))
-    return Spelled(nodes[0], nodes[1], orders, _order(product, out))
+    orders = (tuple(range(len(terms[0]))), _find_permutation(terms[1], batch + summed + "".join(width)))
+    return EinsumProduct(nodes[0], nodes[1], orders, _find_permutation(product, out))
 
 
-def transposed(product: Node, values: Node) -> Spelled:
+def as_transposed_product(product: Node, values: Node) -> EinsumProduct:
     """Return ``product`` as ``values @ weights.mT``, where tokens are the last dim of the values and of the result."""
-    ranks = [value(values).dim(), value(product).dim()]
+    ranks = [fake_value(values).dim(), fake_value(product).dim()]
     turned, out = ((*range(n - 2), n - 1, n - 2) for n in ranks)
-    return Spelled(product, values, ((), turned), out)
+    return EinsumProduct(product, values, ((), turned), out)
 
 
-def _order(given: str, wanted: str) -> Order:
+def _find_permutation(given: str, wanted: str) -> DimOrder:
     """Return the permutation that brings the letters of ``given`` into the order of ``wanted``."""
     return tuple(given.index(letter) for letter in wanted)

@@ -14,20 +14,20 @@ from torch import Tensor
 from torch.fx import Node
 
 from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.graph import describe, value
+from shiplap.rewrite.graph import describe_node, fake_value
 from shiplap.rewrite.match import Obstacle
-from shiplap.rewrite.normalize_call import arguments
+from shiplap.rewrite.normalize_call import canonical_arguments
 
 # In-place products are left out: they write to the value that the norm reads.
-PRODUCTS = frozenset({"mul", "multiply"})
-DIVISIONS = frozenset({"div", "divide", "truediv", "true_divide"})
+PRODUCT_NAMES = frozenset({"mul", "multiply"})
+DIVISION_NAMES = frozenset({"div", "divide", "truediv", "true_divide"})
 # Calls of one argument that are a power, with its exponent.
-ROOTS = {"rsqrt": -0.5, "sqrt": 0.5, "reciprocal": -1.0}
-NEAR = 1e-6  # relative: two numbers that Python computed in different ways
+ROOT_EXPONENTS = {"rsqrt": -0.5, "sqrt": 0.5, "reciprocal": -1.0}
+RELATIVE_ERROR = 1e-6  # relative: two numbers that Python computed in different ways
 
 
 @dataclass(frozen=True)
-class Squares:
+class MeanSquareRoot:
     """``root`` is ``(mean(x ** 2, -1, keepdim=True) + eps)`` to the power of 0.5 or, unless it ``divides``, of -0.5.
 
     ``nodes`` compute the root from ``x``, root included. ``kept``: whether the mean kept its dim, or got it back below
@@ -43,7 +43,7 @@ class Squares:
 
 
 @dataclass(frozen=True)
-class Missed:
+class NormMiss:
     """The obstacle that keeps a place from being an RMS norm over the last dim: the node, the kind, a sentence and a
     fix.
     """
@@ -55,7 +55,7 @@ class Missed:
 
 
 @dataclass
-class _Mean:
+class _MeanOfSquare:
     """A mean: ``square`` is averaged over its last dim by ``nodes``, and the dim is ``kept`` or not.
 
     ``wrong`` is a call that averages over other dims.
@@ -67,152 +67,167 @@ class _Mean:
     wrong: Node | None = None
 
 
-def squares_of(node: Node) -> Squares | Missed | None:
+def find_mean_square_root(node: Node) -> MeanSquareRoot | NormMiss | None:
     """Return the mean of squares whose root ``node`` is, the obstacle of one that is not an RMS norm's, or None.
 
     None stands for any other node, and for one of which a further root is taken.
     """
-    if power(node) is None or any(power(reader) is not None for reader in _readers(node)):
+    if root_base_and_exponent(node) is None or any(
+        root_base_and_exponent(reader) is not None for reader in _readers_past_casts(node)
+    ):
         return None
     nodes: list[Node] = []
-    base, exponent = _unrooted(node, nodes)
+    base, exponent = _strip_roots(node, nodes)
     if exponent not in (0.5, -0.5):
         return None
-    mean, eps = _sum(base, nodes)
-    if (averaged := _mean(passthrough_ops.handed_on(mean, nodes))) is None:
+    mean, eps = _split_eps(base, nodes)
+    if (averaged := _parse_mean(passthrough_ops.skip_idle_calls(mean, nodes))) is None:
         return None
-    x = square_of(averaged.square)
+    x = base_of_square(averaged.square)
     if x is None:
         return None
     if averaged.wrong is not None:
         what = "the mean is not over the last dim alone"
-        return Missed(averaged.wrong, "constant", what, "normalise the last dim: torch's rms_norm has no other")
-    number = passthrough_ops.constant(eps)
+        return NormMiss(averaged.wrong, "constant", what, "normalise the last dim: torch's rms_norm has no other")
+    number = passthrough_ops.as_constant(eps)
     if number is None:
-        reason, fix = f"eps is {describe(eps)}, not a number", "keep eps as a float of Python"
-        return Missed(base, "constant", reason, fix)
+        reason, fix = f"eps is {describe_node(eps)}, not a number", "keep eps as a float of Python"
+        return NormMiss(base, "constant", reason, fix)
     nodes += [*averaged.nodes, averaged.square]
-    return Squares(node, passthrough_ops.handed_on(x, nodes), number, exponent > 0, averaged.kept, nodes)
+    return MeanSquareRoot(node, passthrough_ops.skip_idle_calls(x, nodes), number, exponent > 0, averaged.kept, nodes)
 
 
-def power(node: Any) -> tuple[Any, float] | None:
+def root_base_and_exponent(node: Any) -> tuple[Any, float] | None:
     """Return ``(base, p)`` where ``node`` is ``base ** p`` for a root or a reciprocal, or None."""
-    name, given = passthrough_ops.named(node), passthrough_ops.operands(node) if passthrough_ops.named(node) else []
-    if name in ROOTS and given:
-        return given[0], ROOTS[name]
+    name, given = (
+        passthrough_ops.torch_call_name(node),
+        passthrough_ops.positional_then_named(node) if passthrough_ops.torch_call_name(node) else [],
+    )
+    if name in ROOT_EXPONENTS and given:
+        return given[0], ROOT_EXPONENTS[name]
     if len(given) != 2:
         return None
-    if name == "pow" and (exponent := passthrough_ops.constant(given[1])) in (0.5, -0.5, -1.0):
+    if name == "pow" and (exponent := passthrough_ops.as_constant(given[1])) in (0.5, -0.5, -1.0):
         return given[0], float(exponent)
-    return (given[1], -1.0) if name in DIVISIONS and passthrough_ops.constant(given[0]) == 1 else None
+    return (given[1], -1.0) if name in DIVISION_NAMES and passthrough_ops.as_constant(given[0]) == 1 else None
 
 
-def takes_root(node: Node) -> bool:
+def is_root_not_reciprocal(node: Node) -> bool:
     """Whether ``node`` is a root rather than the reciprocal of one."""
-    return _unrooted(node, [])[1] > 0
+    return _strip_roots(node, [])[1] > 0
 
 
-def square_of(node: Any) -> Node | None:
+def base_of_square(node: Any) -> Node | None:
     """Return ``x`` where ``node`` is ``x ** 2`` in any spelling, or None."""
-    name = passthrough_ops.named(node)
-    given = passthrough_ops.operands(node) if name else []
-    if name == "square" or (name == "pow" and len(given) == 2 and passthrough_ops.constant(given[1]) == 2):
+    name = passthrough_ops.torch_call_name(node)
+    given = passthrough_ops.positional_then_named(node) if name else []
+    if name == "square" or (name == "pow" and len(given) == 2 and passthrough_ops.as_constant(given[1]) == 2):
         return given[0] if isinstance(given[0], Node) else None
-    if name not in PRODUCTS or len(given) != 2 or not all(isinstance(g, Node) for g in given):
+    if name not in PRODUCT_NAMES or len(given) != 2 or not all(isinstance(g, Node) for g in given):
         return None
     plain: Node = given[0]
-    first: Node = passthrough_ops.handed_on(plain)
-    if passthrough_ops.handed_on(given[1]) is not first:
+    first: Node = passthrough_ops.skip_idle_calls(plain)
+    if passthrough_ops.skip_idle_calls(given[1]) is not first:
         return None
     # Two casts of one tensor multiply as its square; the tensor itself is then ahead of the casts.
     return plain if given[1] is given[0] else first
 
 
-def _readers(node: Node) -> list[Node]:
+def _readers_past_casts(node: Node) -> list[Node]:
     """Return the nodes that read ``node``, with casts skipped."""
     readers: list[Node] = []
     for reader in node.users:
-        readers += _readers(reader) if passthrough_ops.idle(reader) and reader.args[0] is node else [reader]
+        readers += (
+            _readers_past_casts(reader) if passthrough_ops.keeps_values(reader) and reader.args[0] is node else [reader]
+        )
     return readers
 
 
-def _unrooted(node: Any, nodes: list[Node]) -> tuple[Any, float]:
+def _strip_roots(node: Any, nodes: list[Node]) -> tuple[Any, float]:
     """Return the base and the exponent of the power that ``node`` is. ``nodes`` grow by the calls that compute it."""
     exponent = 1.0
-    while (step := power(node)) is not None:
+    while (step := root_base_and_exponent(node)) is not None:
         nodes.append(node)
         # A reciprocal of a root multiplies the exponents: 0.5 * -1.
         exponent *= step[1]
-        node = passthrough_ops.handed_on(step[0], nodes)
+        node = passthrough_ops.skip_idle_calls(step[0], nodes)
     return node, exponent
 
 
-def _sum(node: Any, nodes: list[Node]) -> tuple[Any, Any]:
+def _split_eps(node: Any, nodes: list[Node]) -> tuple[Any, Any]:
     """Return the mean and eps where ``node`` adds the two. eps is 0 where nothing is added."""
-    given = passthrough_ops.operands(node) if passthrough_ops.named(node) == "add" else []
+    given = passthrough_ops.positional_then_named(node) if passthrough_ops.torch_call_name(node) == "add" else []
     if len(given) != 2:
         return node, 0.0
     nodes.append(node)
-    return (given[0], given[1]) if passthrough_ops.constant(given[0]) is None else (given[1], given[0])
+    return (given[0], given[1]) if passthrough_ops.as_constant(given[0]) is None else (given[1], given[0])
 
 
-def _mean(node: Any) -> _Mean | None:
+def _parse_mean(node: Any) -> _MeanOfSquare | None:
     """Return ``node`` as a mean, or None if it is none."""
-    name = passthrough_ops.named(node)
+    name = passthrough_ops.torch_call_name(node)
     if name == "mean":
-        return _reduced(node)
+        return _parse_reduction(node)
     if name in ("unsqueeze", "getitem", "view"):
-        made = _mean(passthrough_ops.handed_on(node.args[0])) if isinstance(node.args[0], Node) else None
-        if made is None or made.kept or not puts_back(node, value(made.square)):
+        made = _parse_mean(passthrough_ops.skip_idle_calls(node.args[0])) if isinstance(node.args[0], Node) else None
+        if made is None or made.kept or not restores_last_dim(node, fake_value(made.square)):
             return None
-        return _Mean(made.square, [node, *made.nodes], True, made.wrong)
-    total = _by_size(node)
-    return None if total is None else _Mean(total.square, [node, *total.nodes], total.kept, total.wrong)
+        return _MeanOfSquare(made.square, [node, *made.nodes], True, made.wrong)
+    total = _parse_sum_by_size(node)
+    return None if total is None else _MeanOfSquare(total.square, [node, *total.nodes], total.kept, total.wrong)
 
 
-def _by_size(node: Any) -> _Mean | None:
+def _parse_sum_by_size(node: Any) -> _MeanOfSquare | None:
     """Return ``node`` as a sum over the last dim that is divided by the size, or None."""
-    given = passthrough_ops.operands(node) if passthrough_ops.named(node) in PRODUCTS | DIVISIONS else []
+    given = (
+        passthrough_ops.positional_then_named(node)
+        if passthrough_ops.torch_call_name(node) in PRODUCT_NAMES | DIVISION_NAMES
+        else []
+    )
     if len(given) != 2:
         return None
-    total, by = given if isinstance(given[0], Node) and passthrough_ops.constant(given[0]) is None else given[::-1]
+    total, by = given if isinstance(given[0], Node) and passthrough_ops.as_constant(given[0]) is None else given[::-1]
     passed: list[Node] = []
-    total = passthrough_ops.handed_on(total, passed)
-    if passthrough_ops.named(total) != "sum" or (made := _reduced(total)) is None:
+    total = passthrough_ops.skip_idle_calls(total, passed)
+    if passthrough_ops.torch_call_name(total) != "sum" or (made := _parse_reduction(total)) is None:
         return None
     made.nodes += passed
-    size = value(made.square).shape[-1]
-    held = value(by) if isinstance(by, Node) else by
+    size = fake_value(made.square).shape[-1]
+    held = fake_value(by) if isinstance(by, Node) else by
     # A symbolic size is compared by its text, since the reciprocal of a symbol is not known.
     if isinstance(held, torch.SymInt) or isinstance(size, torch.SymInt):
-        return made if passthrough_ops.named(node) in DIVISIONS and by is given[1] and str(held) == str(size) else None
-    factor = passthrough_ops.factor(node)
-    return made if factor is not None and abs(factor[1] * size - 1) < NEAR else None
+        return (
+            made
+            if passthrough_ops.torch_call_name(node) in DIVISION_NAMES and by is given[1] and str(held) == str(size)
+            else None
+        )
+    factor = passthrough_ops.tensor_and_factor(node)
+    return made if factor is not None and abs(factor[1] * size - 1) < RELATIVE_ERROR else None
 
 
-def _reduced(node: Node) -> _Mean | None:
+def _parse_reduction(node: Node) -> _MeanOfSquare | None:
     """Return a mean or a sum with the dims that it reduces, or None where it reduces no tensor."""
     passed: list[Node] = []
-    square = passthrough_ops.handed_on(node.args[0] if node.args else node.kwargs.get("input"), passed)
-    if not isinstance(square, Node) or not isinstance(value(square), Tensor):
+    square = passthrough_ops.skip_idle_calls(node.args[0] if node.args else node.kwargs.get("input"), passed)
+    if not isinstance(square, Node) or not isinstance(fake_value(square), Tensor):
         return None
-    kept = bool(arguments(node).get("keepdim", False))
-    return _Mean(square, [*passed, node], kept, None if over_last(node) else node)
+    kept = bool(canonical_arguments(node).get("keepdim", False))
+    return _MeanOfSquare(square, [*passed, node], kept, None if reduces_last_dim(node) else node)
 
 
-def over_last(node: Node) -> bool:
+def reduces_last_dim(node: Node) -> bool:
     """Whether a mean or a sum is over the last dim of its argument alone."""
-    dims = arguments(node).get("dim")
-    listed, rank = [dims] if isinstance(dims, int) else list(dims or ()), value(node.all_input_nodes[0]).dim()
+    dims = canonical_arguments(node).get("dim")
+    listed, rank = [dims] if isinstance(dims, int) else list(dims or ()), fake_value(node.all_input_nodes[0]).dim()
     return [int(d) % rank for d in listed] == [rank - 1]
 
 
-def puts_back(node: Node, square: Tensor) -> bool:
+def restores_last_dim(node: Node, square: Tensor) -> bool:
     """Whether ``node`` is a view that gives a mean of ``square`` its last dim back, of size 1."""
-    if passthrough_ops.named(node) == "getitem":
+    if passthrough_ops.torch_call_name(node) == "getitem":
         index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
         if not all(i is None or i is Ellipsis or i == slice(None) for i in index):
             return False
-    made = value(node)
+    made = fake_value(node)
     wanted = (*square.shape[:-1], 1)
     return isinstance(made, Tensor) and [*map(str, made.shape)] == [*map(str, wanted)]

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.fx import Node
 
 from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.graph import mutates, operator_name, value
-from shiplap.rewrite.shipped.scores import Obstructed
-from shiplap.rewrite.shipped.softmax_region import Region
+from shiplap.rewrite.graph import fake_value, mutates_argument, operator_name
+from shiplap.rewrite.shipped.scores import RewriteObstacle
+from shiplap.rewrite.shipped.softmax_region import SoftmaxRegion
 
-Understood = Callable[[Node], bool]
+CallFilter = Callable[[Node], bool]
 
-FIXES = {
+FIXES_BY_CALL = {
     "cat": "join the keys (or the values) before the product, and multiply once",
     "stack": "join the keys (or the values) before the product, and multiply once",
     "pad": "pad the keys (or the values) before the product, and mask what was padded",
@@ -30,106 +30,118 @@ FIXES = {
     "getitem": "cut the keys (or the values) before the product, not the scores or the weights",
     "mul": "write the factor as a bias that is added to the scores, or multiply the queries or values by it",
 }
-NOTHING = "nothing would make it match: leave it to torch.compile"
+NO_FIX = "nothing would make it match: leave it to torch.compile"
 
 
-def over_last(node: Node) -> bool:
+def is_over_last_dim(node: Node) -> bool:
     """Whether a softmax is over the last dim of at least two."""
-    held = value(node)
+    held = fake_value(node)
     given = [a for a in (*node.args[1:2], node.kwargs.get("dim")) if isinstance(a, int)]
     return isinstance(held, Tensor) and held.dim() >= 2 and bool(given) and given[0] % held.dim() == held.dim() - 1
 
 
-def written_out(node: Node) -> bool:
+def is_softmax_by_hand(node: Node) -> bool:
     """Whether ``node`` is ``exp(x) / sum(exp(x))``: a softmax by hand."""
-    given = passthrough_ops.operands(node) if passthrough_ops.named(node) in ("div", "truediv", "divide") else []
-    top, total = map(passthrough_ops.handed_on, given) if len(given) == 2 else (None, None)
+    given = (
+        passthrough_ops.positional_then_named(node)
+        if passthrough_ops.torch_call_name(node) in ("div", "truediv", "divide")
+        else []
+    )
+    top, total = map(passthrough_ops.skip_idle_calls, given) if len(given) == 2 else (None, None)
     return (
-        passthrough_ops.named(top) == "exp"
+        passthrough_ops.torch_call_name(top) == "exp"
         and isinstance(total, Node)
-        and passthrough_ops.named(total) == "sum"
+        and passthrough_ops.torch_call_name(total) == "sum"
         and bool(total.all_input_nodes)
-        and passthrough_ops.handed_on(total.all_input_nodes[0]) is top
+        and passthrough_ops.skip_idle_calls(total.all_input_nodes[0]) is top
     )
 
 
-def missed(region: Region, above: Understood, below: Understood) -> Obstructed:
+def explain_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) -> RewriteObstacle:
     """Return the obstacles of ``region`` as one. ``above`` and ``below`` return whether a call on the way is one that
     attention has.
 
     All differences are named, in the order in which they are computed. The line is that of the first.
     """
-    first, *others = list(_unlike(region, above, below)) or [_spelled(region)]
+    first, *others = list(_obstacles_of_region(region, above, below)) or [_obstacle_of_product(region)]
     # Where nothing helps, further obstacles would only distract.
-    if not others or first.fix == NOTHING:
+    if not others or first.fix == NO_FIX:
         return first
     reason = "; besides, ".join(e.reason for e in (first, *others))
     fix = "; ".join(dict.fromkeys(e.fix for e in (first, *others)))
-    return Obstructed(first.node, first.obstacle, reason, fix, first.fitting)
+    return RewriteObstacle(first.node, first.obstacle, reason, fix, first.fitting)
 
 
-def _unlike(region: Region, above: Understood, below: Understood) -> Iterator[Obstructed]:
+def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) -> Iterator[RewriteObstacle]:
     """Yield the differences between ``region`` and an attention, in the order in which they are computed."""
-    softmax, by_hand = region.softmax, written_out(region.softmax)
+    softmax, by_hand = region.softmax, is_softmax_by_hand(region.softmax)
     if region.scores is None:
         what = "the scores of this softmax come from no product of queries and keys"
-        yield Obstructed(softmax, "operator", what, NOTHING)
+        yield RewriteObstacle(softmax, "operator", what, NO_FIX)
     elif region.learned:
         what = (
-            f"the scores come from {_called(region.scores)}, a product of an activation and a weight of the model, "
+            f"the scores come from {_node_and_operator(region.scores)}, a product of an activation and a weight of the model, "
             "not of queries and keys"
         )
-        yield Obstructed(region.scores, "operator", what, NOTHING)
-    if (strange := next((n for n in region.above if not above(n) and not _part(n, by_hand)), None)) is not None:
-        what = f"{_called(strange)} lies between the product of queries and keys and the softmax"
-        yield Obstructed(strange, "operator", what, _fix(strange, "write it as a bias that is added to the scores"))
+        yield RewriteObstacle(region.scores, "operator", what, NO_FIX)
+    if (
+        strange := next((n for n in region.above if not above(n) and not _is_part_of_softmax(n, by_hand)), None)
+    ) is not None:
+        what = f"{_node_and_operator(strange)} lies between the product of queries and keys and the softmax"
+        yield RewriteObstacle(
+            strange, "operator", what, _fix_for_call(strange, "write it as a bias that is added to the scores")
+        )
     if by_hand:
-        what = f"the softmax is written out as exp(x) / sum(exp(x)), at {_called(softmax)}"
-        yield Obstructed(softmax, "operator", what, "call torch.softmax(x, -1), which also keeps large scores finite")
-    elif not over_last(softmax):
-        what = f"the softmax is not over the last dim of the scores, {_shape(softmax)}, where attention has the keys"
-        yield Obstructed(softmax, "constant", what, "put the keys last: softmax(queries @ keys.mT, dim=-1)")
+        what = f"the softmax is written out as exp(x) / sum(exp(x)), at {_node_and_operator(softmax)}"
+        yield RewriteObstacle(
+            softmax, "operator", what, "call torch.softmax(x, -1), which also keeps large scores finite"
+        )
+    elif not is_over_last_dim(softmax):
+        what = f"the softmax is not over the last dim of the scores, {_shape_of_node(softmax)}, where attention has the keys"
+        yield RewriteObstacle(softmax, "constant", what, "put the keys last: softmax(queries @ keys.mT, dim=-1)")
     if (strange := next((n for n in region.below if not below(n)), None)) is not None:
-        what = f"{_called(strange)} lies between the softmax and the product with the values"
-        yield Obstructed(strange, "operator", what, _fix(strange, "move it behind the product"), 2)
+        what = f"{_node_and_operator(strange)} lies between the softmax and the product with the values"
+        yield RewriteObstacle(strange, "operator", what, _fix_for_call(strange, "move it behind the product"), 2)
     read = (softmax, *region.below)
-    for writer in (u for n in read for u in n.users if mutates(u) and u.args[:1] == (n,)):
-        what = f"{_called(writer)} writes to the weights"
-        yield Obstructed(writer, "mutation", what, "write the call without the underscore, which returns a copy", 2)
+    for writer in (u for n in read for u in n.users if mutates_argument(u) and u.args[:1] == (n,)):
+        what = f"{_node_and_operator(writer)} writes to the weights"
+        yield RewriteObstacle(
+            writer, "mutation", what, "write the call without the underscore, which returns a copy", 2
+        )
     if len(region.outs) > 1:
         names = ", ".join(n.name for n in region.outs)
         what = f"the weights go into {len(region.outs)} products, {names}; attention has one"
-        yield Obstructed(softmax, "user", what, "join the values, and multiply once", 2)
+        yield RewriteObstacle(softmax, "user", what, "join the values, and multiply once", 2)
 
 
-def _part(node: Node, by_hand: bool) -> bool:
+def _is_part_of_softmax(node: Node, by_hand: bool) -> bool:
     """Whether ``node`` is the exponential of a softmax by hand."""
-    return by_hand and passthrough_ops.named(node) == "exp"
+    return by_hand and passthrough_ops.torch_call_name(node) == "exp"
 
 
-def _spelled(region: Region) -> Obstructed:
+def _obstacle_of_product(region: SoftmaxRegion) -> RewriteObstacle:
     """Return the obstacle where every call is one that attention has: one of the products is written otherwise."""
     assert region.scores is not None
     known = ("matmul", "bmm", "baddbmm")
-    at = next((n for n in (region.scores, region.out) if passthrough_ops.named(n) not in known), region.out)
+    at = next((n for n in (region.scores, region.out) if passthrough_ops.torch_call_name(n) not in known), region.out)
     wanted = "queries @ keys.mT" if at is region.scores else "weights @ values"
-    what = f"{_called(at)} computes the product, of {_shape(at)}, in another way than {wanted} does"
-    return Obstructed(at, "operator", what, f"write it as {wanted}, tokens and heads of each in the same dims", 2)
+    what = f"{_node_and_operator(at)} computes the product, of {_shape_of_node(at)}, in another way than {wanted} does"
+    return RewriteObstacle(at, "operator", what, f"write it as {wanted}, tokens and heads of each in the same dims", 2)
 
 
-def _fix(node: Node, otherwise: str) -> str:
+def _fix_for_call(node: Node, otherwise: str) -> str:
     """Return the fix for a call, ``otherwise`` where none is listed."""
-    name = passthrough_ops.named(node)
+    name = passthrough_ops.torch_call_name(node)
     # In-place and plain forms of a call have one fix.
-    return FIXES.get(name, FIXES.get(f"{name}_", FIXES.get(name.removesuffix("_"), otherwise)))
+    return FIXES_BY_CALL.get(name, FIXES_BY_CALL.get(f"{name}_", FIXES_BY_CALL.get(name.removesuffix("_"), otherwise)))
 
 
-def _called(node: Node) -> str:
+def _node_and_operator(node: Node) -> str:
     """Return the name of a node and its operator."""
     return f"{node.name} ({operator_name(node)})"
 
 
-def _shape(node: Node) -> str:
+def _shape_of_node(node: Node) -> str:
     """Return the shape of a node as text."""
-    held = value(node)
+    held = fake_value(node)
     return f"[{', '.join(map(str, held.shape))}]" if isinstance(held, Tensor) else node.name

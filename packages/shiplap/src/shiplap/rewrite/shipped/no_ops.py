@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from shiplap.declare.code_digest import code_digest
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import describe, place, value
+from shiplap.rewrite.graph import describe_node, fake_value, place_replacement
 from shiplap.rewrite.match import Level, Outcome
-from shiplap.rewrite.normalize_call import arguments, called
+from shiplap.rewrite.normalize_call import canonical_arguments, canonical_name
 from shiplap.rewrite.program import Program
 
 
@@ -30,37 +30,39 @@ class NoOps(Rewrite):
 
     @property
     def digest(self) -> str:
-        return code_digest(NoOps.apply, _idle_cast, _idle_dropout)
+        return code_digest(NoOps.apply, _is_cast_to_own_dtype, _is_disabled_dropout)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         for node in list(graph.nodes):
-            if node.op.startswith("call") and (_idle_cast(node) or _idle_dropout(node)):
+            if node.op.startswith("call") and (_is_cast_to_own_dtype(node) or _is_disabled_dropout(node)):
                 given = node.args[0]
-                yield place(graph, self.level, self.name, lambda x: x, [given], [node], bound=[("x", describe(given))])
+                yield place_replacement(
+                    graph, self.level, self.name, lambda x: x, [given], [node], bound=[("x", describe_node(given))]
+                )
 
     def programs(self) -> Iterator[Program]:
-        yield Program(_idle, (torch.randn(3, 4),), "a cast and a dropout")
+        yield Program(_run_idle_calls, (torch.randn(3, 4),), "a cast and a dropout")
 
 
-def _idle(x: Tensor) -> Tensor:
+def _run_idle_calls(x: Tensor) -> Tensor:
     """Compute a cast and a dropout that change nothing."""
     return F.dropout(torch.sin(x).to(torch.float32), 0.3, False).cos()
 
 
-def _idle_cast(node: Node) -> bool:
+def _is_cast_to_own_dtype(node: Node) -> bool:
     """Whether ``node`` is ``x.to(dtype)`` with the dtype of ``x`` and no further argument."""
-    if called(node) != "to" or len(node.args) + len(node.kwargs) != 2 or not isinstance(node.args[0], Node):
+    if canonical_name(node) != "to" or len(node.args) + len(node.kwargs) != 2 or not isinstance(node.args[0], Node):
         return False
     (asked,) = (*node.args[1:], *node.kwargs.values())
-    held = value(node.args[0])
+    held = fake_value(node.args[0])
     return isinstance(held, Tensor) and asked == held.dtype
 
 
-def _idle_dropout(node: Node) -> bool:
+def _is_disabled_dropout(node: Node) -> bool:
     """Whether ``node`` is a dropout that returns its argument."""
-    if called(node) != "dropout" or not node.args or not isinstance(node.args[0], Node):
+    if canonical_name(node) != "dropout" or not node.args or not isinstance(node.args[0], Node):
         return False
-    given = arguments(node)
+    given = canonical_arguments(node)
     # In-place dropout of nothing still returns its argument, but the call is a write in the graph.
     return given.get("training", True) is False or (given.get("p", 0.5) == 0 and not given.get("inplace"))
 

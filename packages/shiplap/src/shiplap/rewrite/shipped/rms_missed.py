@@ -15,24 +15,37 @@ from torch import Tensor
 from torch.fx import Node
 
 from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.graph import mutates, operator_name, value
-from shiplap.rewrite.normalize_call import arguments
-from shiplap.rewrite.shipped.mean_square_root import DIVISIONS, PRODUCTS, Missed, over_last, power, square_of
+from shiplap.rewrite.graph import fake_value, mutates_argument, operator_name
+from shiplap.rewrite.normalize_call import canonical_arguments
+from shiplap.rewrite.shipped.mean_square_root import (
+    DIVISION_NAMES,
+    PRODUCT_NAMES,
+    NormMiss,
+    base_of_square,
+    reduces_last_dim,
+    root_base_and_exponent,
+)
 
-NORMS = frozenset({"norm", "vector_norm", "linalg_vector_norm", "linalg_norm"})
+NORM_OPERATORS = frozenset({"norm", "vector_norm", "linalg_vector_norm", "linalg_norm"})
 # Calls that keep a root away from 0 in place of an eps.
-BOUNDS = frozenset({"clamp", "clamp_min", "clip", "maximum", "max"})
-REDUCES = frozenset({"mean", "sum"})
+BOUNDING_OPERATORS = frozenset({"clamp", "clamp_min", "clip", "maximum", "max"})
+REDUCING_OPERATORS = frozenset({"mean", "sum"})
 # Calls between the squares and the scale in any known spelling of an RMS norm.
-STEPS = PRODUCTS | DIVISIONS | BOUNDS | REDUCES | {"add", "sub", "view", "unsqueeze", "squeeze", "expand", "getitem"}
+FOLLOWED_OPERATORS = (
+    PRODUCT_NAMES
+    | DIVISION_NAMES
+    | BOUNDING_OPERATORS
+    | REDUCING_OPERATORS
+    | {"add", "sub", "view", "unsqueeze", "squeeze", "expand", "getitem"}
+)
 # In-place scaling is listed as well, since it is reported with its own fix.
-SCALES = frozenset({"imul", "itruediv", "mul_", "div_"}) | PRODUCTS | DIVISIONS
-FAR = 12  # calls between a value and the squares that it is scaled by
-FORMULA = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)"
+SCALING_OPERATORS = frozenset({"imul", "itruediv", "mul_", "div_"}) | PRODUCT_NAMES | DIVISION_NAMES
+MOST_CALLS_TO_SQUARES = 12  # calls between a value and the squares that it is scaled by
+RMS_NORM_FORMULA = "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)"
 
 
 @dataclass
-class _Trace:
+class _ScaleTrace:
     """The calls on the way up from a scale, by kind, the nearest to the scale first."""
 
     squared: list[Node] = field(default_factory=list)
@@ -45,151 +58,154 @@ class _Trace:
     seen: set[Node] = field(default_factory=set)
 
 
-def otherwise(node: Node, known: Collection[Node]) -> Missed | None:
+def explain_unmatched_norm(node: Node, known: Collection[Node]) -> NormMiss | None:
     """Return the reason why ``node``, which scales a value by its root mean square, is not matched, or None.
 
     None stands for a node that does not scale in this way, and for a root that is ``known`` and has an outcome already.
     """
-    if passthrough_ops.named(node) == "normalize":
-        return _normalized(node)
-    if passthrough_ops.named(node) not in SCALES or len(given := passthrough_ops.operands(node)) != 2:
+    if passthrough_ops.torch_call_name(node) == "normalize":
+        return _explain_normalize(node)
+    if (
+        passthrough_ops.torch_call_name(node) not in SCALING_OPERATORS
+        or len(given := passthrough_ops.positional_then_named(node)) != 2
+    ):
         return None
     # A product may have the scale on either side, a division only as divisor.
-    for scaled, by in (given, given[::-1]) if passthrough_ops.named(node) not in DIVISIONS else (given,):
-        if isinstance(scaled, Node) and isinstance(by, Node) and _broadcasts(by, scaled):
-            trace = _followed(by)
-            base = next((b for b in _bases(scaled) if b in trace.squared), None)
+    for scaled, by in (given, given[::-1]) if passthrough_ops.torch_call_name(node) not in DIVISION_NAMES else (given,):
+        if isinstance(scaled, Node) and isinstance(by, Node) and _broadcasts_to(by, scaled):
+            trace = _follow_scale(by)
+            base = next((b for b in _possible_bases(scaled) if b in trace.squared), None)
             # A sum that is not divided by the size is no mean, and a difference is a layer norm.
-            if base is not None and trace.seen.isdisjoint(known) and trace.sized and not _shifted(base):
-                return _named(node, trace)
+            if base is not None and trace.seen.isdisjoint(known) and trace.sized and not _is_difference(base):
+                return _describe_difference(node, trace)
     return None
 
 
-def _bases(scaled: Node) -> list[Node]:
+def _possible_bases(scaled: Node) -> list[Node]:
     """Return the values that ``scaled`` may be a multiple of: itself, or a factor where it was multiplied by a weight
     before.
     """
-    at = passthrough_ops.handed_on(scaled)
-    factors = at.all_input_nodes if passthrough_ops.named(at) in PRODUCTS else []
-    return [at, *map(passthrough_ops.handed_on, factors)]
+    at = passthrough_ops.skip_idle_calls(scaled)
+    factors = at.all_input_nodes if passthrough_ops.torch_call_name(at) in PRODUCT_NAMES else []
+    return [at, *map(passthrough_ops.skip_idle_calls, factors)]
 
 
-def _broadcasts(by: Node, scaled: Node) -> bool:
+def _broadcasts_to(by: Node, scaled: Node) -> bool:
     """Whether ``by`` broadcasts to ``scaled`` along a dim."""
-    small, large = value(by), value(scaled)
+    small, large = fake_value(by), fake_value(scaled)
     if not (isinstance(small, Tensor) and isinstance(large, Tensor)) or small.dim() != large.dim():
         return False
     return bool(large.is_floating_point()) and any(
-        _is_one(n) and not _is_one(m) for n, m in zip(small.shape, large.shape, strict=True)
+        _is_size_one(n) and not _is_size_one(m) for n, m in zip(small.shape, large.shape, strict=True)
     )
 
 
-def _is_one(size: Any) -> bool:
+def _is_size_one(size: Any) -> bool:
     """Whether a size is known to be 1."""
     return isinstance(size, int) and size == 1
 
 
-def _followed(by: Node) -> _Trace:
+def _follow_scale(by: Node) -> _ScaleTrace:
     """Follow ``by`` up through the calls of a norm, and return the calls by kind."""
-    trace, layer = _Trace(), [by]
-    for _ in range(FAR):
+    trace, layer = _ScaleTrace(), [by]
+    for _ in range(MOST_CALLS_TO_SQUARES):
         further: list[Node] = []
         for node in layer:
             if node not in trace.seen:
                 trace.seen.add(node)
-                further += _met(node, trace)
+                further += _follow_call(node, trace)
         layer = further
     return trace
 
 
-def _met(node: Node, trace: _Trace) -> list[Node]:
+def _follow_call(node: Node, trace: _ScaleTrace) -> list[Node]:
     """Note ``node`` in ``trace`` by its kind, and return the values that it comes from."""
-    name = passthrough_ops.named(node)
-    if (x := square_of(node)) is not None:
-        trace.squared.append(passthrough_ops.handed_on(x))
+    name = passthrough_ops.torch_call_name(node)
+    if (x := base_of_square(node)) is not None:
+        trace.squared.append(passthrough_ops.skip_idle_calls(x))
         return []
-    if name in NORMS:
+    if name in NORM_OPERATORS:
         trace.norms.append(node)
         trace.roots.append(node)
-        trace.squared.append(passthrough_ops.handed_on(node.all_input_nodes[0]))
+        trace.squared.append(passthrough_ops.skip_idle_calls(node.all_input_nodes[0]))
         return []
-    if (step := power(node)) is not None:
+    if (step := root_base_and_exponent(node)) is not None:
         # A reciprocal alone is no root.
         if step[1] != -1:
             trace.roots.append(node)
         return [step[0]] if isinstance(step[0], Node) else []
-    if name not in STEPS and not passthrough_ops.idle(node):
+    if name not in FOLLOWED_OPERATORS and not passthrough_ops.keeps_values(node):
         return []
-    trace.sized |= name == "mean" or passthrough_ops.factor(node) is not None
-    if name in REDUCES:
+    trace.sized |= name == "mean" or passthrough_ops.tensor_and_factor(node) is not None
+    if name in REDUCING_OPERATORS:
         trace.means.append(node)
-    if name in BOUNDS:
+    if name in BOUNDING_OPERATORS:
         trace.bounds.append(node)
     if name == "add":
         trace.added.append(node)
     return list(node.all_input_nodes)
 
 
-def _shifted(x: Node) -> bool:
+def _is_difference(x: Node) -> bool:
     """Whether ``x`` is a difference."""
-    return passthrough_ops.named(x) == "sub"  # a mean was subtracted: a layer norm
+    return passthrough_ops.torch_call_name(x) == "sub"  # a mean was subtracted: a layer norm
 
 
-def _named(node: Node, trace: _Trace) -> Missed | None:
+def _describe_difference(node: Node, trace: _ScaleTrace) -> NormMiss | None:
     """Return the difference between the calls in ``trace`` and the formula, or None where no root was found."""
     if not trace.roots:
         return None
-    what, at, fix = "", node, f"write {FORMULA}, or call torch.nn.functional.rms_norm"
-    if mutates(node):
-        what, at = f"{_called(node)} writes to x itself", node
-        fix = f"write {FORMULA}, which returns a copy"
+    what, at, fix = "", node, f"write {RMS_NORM_FORMULA}, or call torch.nn.functional.rms_norm"
+    if mutates_argument(node):
+        what, at = f"{_quote_call(node)} writes to x itself", node
+        fix = f"write {RMS_NORM_FORMULA}, which returns a copy"
     elif trace.bounds:
         at = trace.bounds[0]
-        what = f"{_called(at)} bounds the root from below, where torch's rms_norm adds eps to the mean of squares"
-    elif trace.added and not _below_root(trace.added[0], trace.roots[0]):
+        what = f"{_quote_call(at)} bounds the root from below, where torch's rms_norm adds eps to the mean of squares"
+    elif trace.added and not _is_below_root(trace.added[0], trace.roots[0]):
         at = trace.added[0]
-        what = f"{_called(at)} adds eps to the root, torch's rms_norm to the mean of squares under it"
-    elif trace.means and not over_last(trace.means[0]):
+        what = f"{_quote_call(at)} adds eps to the root, torch's rms_norm to the mean of squares under it"
+    elif trace.means and not reduces_last_dim(trace.means[0]):
         at, fix = trace.means[0], "normalise the last dim: torch's rms_norm has no other"
-        what = f"{_called(at)} is not over the last dim alone"
+        what = f"{_quote_call(at)} is not over the last dim alone"
     elif trace.norms:
         at = trace.norms[0]
-        what = f"the root mean square is computed by {_called(at)}, without an eps under the root"
+        what = f"the root mean square is computed by {_quote_call(at)}, without an eps under the root"
     else:
-        what = f"{_called(node)} scales x by its root mean square in another order of calls than the formula"
-    return Missed(at, "operator", what, fix)
+        what = f"{_quote_call(node)} scales x by its root mean square in another order of calls than the formula"
+    return NormMiss(at, "operator", what, fix)
 
 
-def _below_root(added: Node, root: Node) -> bool:
+def _is_below_root(added: Node, root: Node) -> bool:
     """Whether ``root`` is computed from ``added``."""
     stack, seen = [root], set[Node]()
     while stack:
         at = stack.pop()
         if at is added:
             return True
-        if at not in seen and len(seen) < FAR:
+        if at not in seen and len(seen) < MOST_CALLS_TO_SQUARES:
             seen.add(at)
             stack += at.all_input_nodes
     return False
 
 
-def _normalized(node: Node) -> Missed | None:
+def _explain_normalize(node: Node) -> NormMiss | None:
     """Return the obstacle of ``normalize(x, dim) * sqrt(n)``: an RMS norm whose eps is a bound of the norm, or None."""
-    given = arguments(node, ("p", "dim"))
-    dim, held = given.get("dim", 1), value(node)
+    given = canonical_arguments(node, ("p", "dim"))
+    dim, held = given.get("dim", 1), fake_value(node)
     if given.get("p", 2) != 2 or not isinstance(dim, int) or not isinstance(held, Tensor) or not held.dim():
         return None
-    at = passthrough_ops.only_reader(node)
-    while at is not None and passthrough_ops.idle(at):
-        at = passthrough_ops.only_reader(at)
-    scaled = passthrough_ops.factor(at) if at is not None else None
+    at = passthrough_ops.single_user(node)
+    while at is not None and passthrough_ops.keeps_values(at):
+        at = passthrough_ops.single_user(at)
+    scaled = passthrough_ops.tensor_and_factor(at) if at is not None else None
     size = held.shape[dim % held.dim()]
     if scaled is None or not isinstance(size, int) or abs(scaled[1] ** 2 - size) > 1e-6 * size:
         return None
-    what = f"{_called(node)} bounds the norm from below, where torch's rms_norm adds eps to the mean of squares"
-    return Missed(node, "operator", what, f"write {FORMULA}, or call torch.nn.functional.rms_norm")
+    what = f"{_quote_call(node)} bounds the norm from below, where torch's rms_norm adds eps to the mean of squares"
+    return NormMiss(node, "operator", what, f"write {RMS_NORM_FORMULA}, or call torch.nn.functional.rms_norm")
 
 
-def _called(node: Node) -> str:
+def _quote_call(node: Node) -> str:
     """Return the name of a node and its operator."""
     return f"{node.name} ({operator_name(node)})"

@@ -19,20 +19,20 @@ from torch.nn import functional as F
 from shiplap.declare.code_digest import code_digest
 from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import describe, operator_name, place, source_line, value
+from shiplap.rewrite.graph import describe_node, fake_value, operator_name, place_replacement, source_line
 from shiplap.rewrite.match import Level, NearMiss, Outcome
 from shiplap.rewrite.program import Program
 from shiplap.rewrite.shipped.mean_square_root import (
-    DIVISIONS,
-    PRODUCTS,
-    Missed,
-    Squares,
-    puts_back,
-    squares_of,
-    takes_root,
+    DIVISION_NAMES,
+    PRODUCT_NAMES,
+    MeanSquareRoot,
+    NormMiss,
+    find_mean_square_root,
+    is_root_not_reciprocal,
+    restores_last_dim,
 )
-from shiplap.rewrite.shipped.rms_missed import otherwise
-from shiplap.rewrite.shipped.rms_norm_programs import programs
+from shiplap.rewrite.shipped.rms_missed import explain_unmatched_norm
+from shiplap.rewrite.shipped.rms_norm_programs import rms_norm_programs
 
 
 class RmsNorm(Rewrite):
@@ -44,18 +44,26 @@ class RmsNorm(Rewrite):
 
     @property
     def digest(self) -> str:
-        return code_digest(RmsNorm.apply, RmsNorm._at, squares_of, _scaled, _weighted, _normed, otherwise)
+        return code_digest(
+            RmsNorm.apply,
+            RmsNorm._at,
+            find_mean_square_root,
+            _find_scaling_call,
+            _find_later_weight,
+            _make_rms_norm,
+            explain_unmatched_norm,
+        )
 
     def programs(self) -> Iterator[Program]:
-        return programs()
+        return rms_norm_programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         known: set[Node] = set()
         for node in list(graph.nodes):
-            squares = squares_of(node)
-            outcome = self._at(graph, squares) if isinstance(squares, Squares) else squares
-            if isinstance(outcome, Missed):
-                if takes_root(node):  # that of an error or a deviation may be meant: what reads it decides
+            squares = find_mean_square_root(node)
+            outcome = self._at(graph, squares) if isinstance(squares, MeanSquareRoot) else squares
+            if isinstance(outcome, NormMiss):
+                if is_root_not_reciprocal(node):  # that of an error or a deviation may be meant: what reads it decides
                     continue
                 outcome = self._near(outcome)
             if outcome is not None:
@@ -63,101 +71,113 @@ class RmsNorm(Rewrite):
                 yield outcome
         for node in list(graph.nodes):
             # A second walk, since only now all roots with an outcome are known.
-            if (missed := otherwise(node, known)) is not None:
+            if (missed := explain_unmatched_norm(node, known)) is not None:
                 yield self._near(missed)
 
-    def _near(self, miss: Missed) -> NearMiss:
+    def _near(self, miss: NormMiss) -> NearMiss:
         """Return the near miss of an obstacle."""
         line = source_line(miss.node)
         return NearMiss(self.name, self.level, miss.node.name, line, miss.obstacle, miss.reason, 3, 5, miss.fix)
 
-    def _at(self, graph: Graph, squares: Squares) -> Outcome | Missed:
+    def _at(self, graph: Graph, squares: MeanSquareRoot) -> Outcome | NormMiss:
         """Return the outcome at one root of a mean of squares."""
         nodes = list(squares.nodes)
-        scaled = _scaled(squares, nodes)
-        if isinstance(scaled, Missed):
+        scaled = _find_scaling_call(squares, nodes)
+        if isinstance(scaled, NormMiss):
             return scaled
         product, weight = scaled
         out = product
         if weight is None:
-            out, weight = _weighted(product, value(squares.x).shape[-1], nodes)
-        given, bound = [squares.x, weight, squares.eps], [("x", describe(squares.x)), ("weight", describe(weight))]
-        made: torch.dtype = value(out).dtype
-        plan = _normed(made)
-        return place(graph, self.level, self.name, plan, given, [out], _alone(nodes, out), bound)
+            out, weight = _find_later_weight(product, fake_value(squares.x).shape[-1], nodes)
+        given, bound = (
+            [squares.x, weight, squares.eps],
+            [("x", describe_node(squares.x)), ("weight", describe_node(weight))],
+        )
+        made: torch.dtype = fake_value(out).dtype
+        plan = _make_rms_norm(made)
+        return place_replacement(
+            graph, self.level, self.name, plan, given, [out], _nodes_without_readers(nodes, out), bound
+        )
 
 
-def _scaled(squares: Squares, nodes: list[Node]) -> tuple[Node, Node | None] | Missed:
+def _find_scaling_call(squares: MeanSquareRoot, nodes: list[Node]) -> tuple[Node, Node | None] | NormMiss:
     """Return the call that scales ``x`` by the root, and the weight, if ``x`` was multiplied by one before.
 
     ``nodes`` grow by that call, and by those between it and the known calls.
     """
     root, kept = squares.root, squares.kept
-    while (product := passthrough_ops.only_reader(root)) is not None:
-        if not kept and passthrough_ops.named(product) in ("unsqueeze", "getitem", "view"):
-            kept = puts_back(product, value(squares.x))
-        elif not (passthrough_ops.idle(product) and product.args[0] is root):
+    while (product := passthrough_ops.single_user(root)) is not None:
+        if not kept and passthrough_ops.torch_call_name(product) in ("unsqueeze", "getitem", "view"):
+            kept = restores_last_dim(product, fake_value(squares.x))
+        elif not (passthrough_ops.keeps_values(product) and product.args[0] is root):
             break
         nodes.append(root := product)
     if product is not None and not kept:
         what = f"{product.name} ({operator_name(product)}) reads a root whose last dim is gone"
-        return Missed(product, "shape", what, "take the mean with keepdim=True")
+        return NormMiss(product, "shape", what, "take the mean with keepdim=True")
     if product is None:
-        return Missed(root, "user", "the root is read more than once", "compute the norm once")
-    name, given = passthrough_ops.named(product), passthrough_ops.operands(product)
+        return NormMiss(root, "user", "the root is read more than once", "compute the norm once")
+    name, given = passthrough_ops.torch_call_name(product), passthrough_ops.positional_then_named(product)
     fits = len(given) == 2 and (
-        (name in DIVISIONS and given[1] is root) if squares.divides else (name in PRODUCTS and root in given)
+        (name in DIVISION_NAMES and given[1] is root) if squares.divides else (name in PRODUCT_NAMES and root in given)
     )
     other = next((a for a in given if a is not root), None) if fits else None
     passed = [product]
-    if other is not None and passthrough_ops.handed_on(other, passed) is squares.x:
+    if other is not None and passthrough_ops.skip_idle_calls(other, passed) is squares.x:
         nodes += passed
         return product, None
-    if other is not None and (first := _weighted_first(other, squares.x)) is not None:
+    if other is not None and (first := _find_earlier_weight(other, squares.x)) is not None:
         nodes += [product, *first[1]]
         return product, first[0]
-    if _centred(squares.x):
+    if _is_centred(squares.x):
         what = "the mean is subtracted first: this is a layer norm, which Inductor compiles as fast as written"
-        return Missed(product, "cost", what, "leave it, or call torch.nn.functional.layer_norm")
+        return NormMiss(product, "cost", what, "leave it, or call torch.nn.functional.layer_norm")
     what = f"{product.name} ({operator_name(product)}) does not multiply the values whose squares were summed"
-    return Missed(product, "operator", what, "an RMS norm multiplies x by rsqrt(mean(x ** 2) + eps)")
+    return NormMiss(product, "operator", what, "an RMS norm multiplies x by rsqrt(mean(x ** 2) + eps)")
 
 
-def _weighted_first(scaled: Any, x: Node) -> tuple[Node, list[Node]] | None:
+def _find_earlier_weight(scaled: Any, x: Node) -> tuple[Node, list[Node]] | None:
     """Return the weight and the calls where ``scaled`` is ``x * weight`` with no other reader, or None."""
     passed: list[Node] = []
-    product = passthrough_ops.handed_on(scaled, passed)
-    if passthrough_ops.named(product) not in PRODUCTS or len(given := passthrough_ops.operands(product)) != 2:
+    product = passthrough_ops.skip_idle_calls(scaled, passed)
+    if (
+        passthrough_ops.torch_call_name(product) not in PRODUCT_NAMES
+        or len(given := passthrough_ops.positional_then_named(product)) != 2
+    ):
         return None
     passed.append(product)
     for one, weight in (given, given[::-1]):
         more: list[Node] = []
         alone = all(len(n.users) == 1 for n in passed)
-        if alone and passthrough_ops.handed_on(one, more) is x and _is_weight(weight, value(x).shape[-1]):
+        if (
+            alone
+            and passthrough_ops.skip_idle_calls(one, more) is x
+            and _is_weight_of_norm(weight, fake_value(x).shape[-1])
+        ):
             return weight, [*passed, *more]
     return None
 
 
-def _is_weight(other: Any, width: Any) -> bool:
+def _is_weight_of_norm(other: Any, width: Any) -> bool:
     """Whether ``other`` is a floating tensor of one dim with ``width`` elements."""
-    held = value(other) if isinstance(other, Node) else None
+    held = fake_value(other) if isinstance(other, Node) else None
     return isinstance(held, Tensor) and held.dim() == 1 and held.is_floating_point() and held.shape[0] == width
 
 
-def _centred(x: Node) -> bool:
+def _is_centred(x: Node) -> bool:
     """Whether ``x`` is ``y - mean(y)``, as in a layer norm.
 
     A layer norm written out takes 119 us and ``layer_norm`` 118 (512 rows of 512, float32, one thread of a CPU, torch
     2.13, 2026-11-23), so nothing is gained by replacing one by the other.
     """
-    given = passthrough_ops.operands(x) if passthrough_ops.named(x) == "sub" else []
-    mean = passthrough_ops.handed_on(given[1]) if len(given) == 2 else None
-    if mean is None or passthrough_ops.named(mean) != "mean":
+    given = passthrough_ops.positional_then_named(x) if passthrough_ops.torch_call_name(x) == "sub" else []
+    mean = passthrough_ops.skip_idle_calls(given[1]) if len(given) == 2 else None
+    if mean is None or passthrough_ops.torch_call_name(mean) != "mean":
         return False
-    return passthrough_ops.handed_on(mean.args[0]) is passthrough_ops.handed_on(given[0])
+    return passthrough_ops.skip_idle_calls(mean.args[0]) is passthrough_ops.skip_idle_calls(given[0])
 
 
-def _alone(nodes: list[Node], out: Node) -> list[Node]:
+def _nodes_without_readers(nodes: list[Node], out: Node) -> list[Node]:
     """Return those of ``nodes`` that no other node reads: a cast of x may serve a residual as well."""
     inside = {*nodes, out}
     # Removing one node may give another an outside reader, so the set shrinks until it is stable.
@@ -168,50 +188,53 @@ def _alone(nodes: list[Node], out: Node) -> list[Node]:
     return [n for n in nodes if n in inside]
 
 
-def _weighted(product: Node, width: Any, nodes: list[Node]) -> tuple[Node, Node | None]:
+def _find_later_weight(product: Node, width: Any, nodes: list[Node]) -> tuple[Node, Node | None]:
     """Return the last call that belongs to the norm, and the weight, None without one. ``nodes`` grow by the calls that
     are passed.
     """
     node, casts = product, list[Node]()
     while (
-        (reader := passthrough_ops.only_reader(node)) is not None
-        and passthrough_ops.idle(reader)
+        (reader := passthrough_ops.single_user(node)) is not None
+        and passthrough_ops.keeps_values(reader)
         and reader.args[0] is node
     ):
         casts.append(reader)
         node = reader
-    reader = passthrough_ops.only_reader(node)
+    reader = passthrough_ops.single_user(node)
     if (
         reader is not None
-        and passthrough_ops.named(reader) in PRODUCTS
-        and len(given := passthrough_ops.operands(reader)) == 2
+        and passthrough_ops.torch_call_name(reader) in PRODUCT_NAMES
+        and len(given := passthrough_ops.positional_then_named(reader)) == 2
     ):
         other = given[1] if given[0] is node else given[0]
-        if _is_weight(other, width):
+        if _is_weight_of_norm(other, width):
             nodes += [*casts, reader]
             last = reader
             # Casts behind the weight belong to the norm, so that the result has the dtype that the model reads.
-            while (after := passthrough_ops.only_reader(last)) is not None and _narrows(after, last):
+            while (after := passthrough_ops.single_user(last)) is not None and _is_narrowing_cast(after, last):
                 nodes.append(after)
                 last = after
             return last, other
-    if casts and all(_narrows(c, passthrough_ops.source(c)) for c in casts):
+    if casts and all(_is_narrowing_cast(c, passthrough_ops.tensor_argument(c)) for c in casts):
         nodes += casts
         return node, None
     return product, None
 
 
-def _narrows(cast: Node, given: Node) -> bool:
+def _is_narrowing_cast(cast: Node, given: Node) -> bool:
     """Whether ``cast`` is a cast of ``given`` to the same dtype or to 16 bits."""
     return (
-        passthrough_ops.idle(cast)
-        and passthrough_ops.named(cast) in passthrough_ops.CASTS
+        passthrough_ops.keeps_values(cast)
+        and passthrough_ops.torch_call_name(cast) in passthrough_ops.CAST_OPERATORS
         and cast.args[0] is given
-        and (value(cast).dtype == value(given).dtype or not passthrough_ops.is_wide(value(cast).dtype))
+        and (
+            fake_value(cast).dtype == fake_value(given).dtype
+            or not passthrough_ops.is_32_bit_or_wider(fake_value(cast).dtype)
+        )
     )
 
 
-def _normed(out: torch.dtype) -> Callable[[Tensor, Tensor | None, float], Tensor]:
+def _make_rms_norm(out: torch.dtype) -> Callable[[Tensor, Tensor | None, float], Tensor]:
     """Return the function that is traced in place of the steps, with results of dtype ``out``."""
 
     def norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

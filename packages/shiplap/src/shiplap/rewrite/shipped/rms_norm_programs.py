@@ -10,19 +10,19 @@ from torch import Tensor
 from shiplap.rewrite.program import Program
 
 
-def _llama(x: Tensor, weight: Tensor) -> Tensor:
+def _norm_as_llama(x: Tensor, weight: Tensor) -> Tensor:
     wide = x.to(torch.float32)
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
     return weight * wide.to(x.dtype)
 
 
-def _gemma(x: Tensor, weight: Tensor) -> Tensor:
+def _norm_as_gemma(x: Tensor, weight: Tensor) -> Tensor:
     wide = x.float()
     normed = wide * torch.rsqrt((wide * wide).mean(dim=-1, keepdim=True) + 1e-5)
     return (normed * (1.0 + weight.float())).type_as(x)
 
 
-def _bare(x: Tensor, weight: Tensor) -> Tensor:
+def _norm_without_weight(x: Tensor, weight: Tensor) -> Tensor:
     return (x / torch.sqrt(torch.mean(torch.square(x), axis=-1, keepdim=True) + 1e-5)).sin() * weight  # type: ignore[call-overload]
 
 
@@ -30,22 +30,22 @@ def _cast_root(x: Tensor, weight: Tensor) -> Tensor:
     return (x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6).to(x.dtype)).sin() * weight
 
 
-def _summed(x: Tensor, weight: Tensor) -> Tensor:
+def _norm_by_sum(x: Tensor, weight: Tensor) -> Tensor:
     inverse = 1 / torch.sqrt((x * x).sum(-1, keepdim=True) / x.shape[-1] + 1e-6)
     return weight * x * inverse
 
 
-def programs() -> Iterator[Program]:
+def rms_norm_programs() -> Iterator[Program]:
     """Yield each spelling with arguments of several dtypes and layouts."""
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         return torch.randn(*shape, generator=rng).to(dtype), torch.randn(shape[-1], generator=rng).to(dtype)
 
-    yield Program(_llama, drawn(3, 5, 16), "of three dims, dynamic", dynamic=True)
-    yield Program(_llama, drawn(3, 16, dtype=torch.bfloat16), "bfloat16")
+    yield Program(_norm_as_llama, drawn(3, 5, 16), "of three dims, dynamic", dynamic=True)
+    yield Program(_norm_as_llama, drawn(3, 16, dtype=torch.bfloat16), "bfloat16")
     x, weight = drawn(2, 5, 3, 16)
-    yield Program(_gemma, (x.transpose(1, 2), weight), "transposed, with 1 + weight")
-    yield Program(_bare, drawn(4, 16), "divided by a root, without a weight")
+    yield Program(_norm_as_gemma, (x.transpose(1, 2), weight), "transposed, with 1 + weight")
+    yield Program(_norm_without_weight, drawn(4, 16), "divided by a root, without a weight")
     yield Program(_cast_root, drawn(4, 16, dtype=torch.bfloat16), "a root in bfloat16")
-    yield Program(_summed, drawn(4, 16, dtype=torch.float16), "a sum by its size, the weight first, float16")
+    yield Program(_norm_by_sum, drawn(4, 16, dtype=torch.float16), "a sum by its size, the weight first, float16")

@@ -22,34 +22,42 @@ from torch.fx import Graph, Node
 from shiplap.declare.code_digest import code_digest
 from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import describe, place, source_line, value
-from shiplap.rewrite.layout import dim_order
+from shiplap.rewrite.graph import describe_node, fake_value, place_replacement, source_line
+from shiplap.rewrite.layout import dims_by_stride
 from shiplap.rewrite.match import Level, NearMiss, Outcome
-from shiplap.rewrite.match_by_value import Part, above, agree, part, starts
+from shiplap.rewrite.match_by_value import (
+    GraphPart,
+    agree_but_for_rounding,
+    candidate_starts,
+    operator_names_above,
+    part_between,
+)
 from shiplap.rewrite.program import Program, proving
-from shiplap.rewrite.shipped.rotary_programs import programs
+from shiplap.rewrite.shipped.rotary_programs import rotary_programs
 
 # A rotation ends in a sum, in joined halves, or in a view or a cast of these.
-ENDS = frozenset({"add", "sub", "cat", "concat", "concatenate", "flatten", "view", *passthrough_ops.CASTS})
+LAST_OPERATORS = frozenset(
+    {"add", "sub", "cat", "concat", "concatenate", "flatten", "view", *passthrough_ops.CAST_OPERATORS}
+)
 # Calls that put pairs together again. A part without any of them is no rotation.
-JOINS = frozenset({"cat", "concat", "concatenate", "stack", "roll", "flip", "view_as_complex"})
+JOINING_OPERATORS = frozenset({"cat", "concat", "concatenate", "stack", "roll", "flip", "view_as_complex"})
 # Some models write both halves into a new tensor instead of joining them.
-EMPTY = frozenset({"empty_like", "empty", "new_empty", "zeros_like", "new_zeros"})
-PRODUCTS = frozenset({"mul", "multiply"})
-TRIED = 6  # values of the shape of a result from which it may be computed
+EMPTY_FACTORIES = frozenset({"empty_like", "empty", "new_empty", "zeros_like", "new_zeros"})
+MULTIPLY_OPERATORS = frozenset({"mul", "multiply"})
+MOST_TRIED_STARTS = 6  # values of the shape of a result from which it may be computed
 
-Pairs = Literal["halves", "neighbours"]
-PAIRS: tuple[Pairs, ...] = ("halves", "neighbours")
+PairLayout = Literal["halves", "neighbours"]
+PAIR_LAYOUTS: tuple[PairLayout, ...] = ("halves", "neighbours")
 
 
 @dataclass(frozen=True)
-class Turn:
+class PairRotation:
     """The form of a rotation: the side that holds the cosines, the direction, and the layout of the pairs.
 
     ``cosines`` is None where one side holds complex numbers.
     """
 
-    pairs: Pairs
+    pairs: PairLayout
     cosines: int | None
     sign: int
 
@@ -79,7 +87,7 @@ class Rotary(Rewrite):
 
     name = "rotary"
     level: Level = "pre-grad"
-    anchors = JOINS | EMPTY
+    anchors = JOINING_OPERATORS | EMPTY_FACTORIES
 
     def __init__(self, *, always: bool = False) -> None:
         """``always``: rewrite also where Inductor's code for the original is as fast."""
@@ -87,21 +95,28 @@ class Rotary(Rewrite):
 
     @property
     def digest(self) -> str:
-        of = code_digest(Rotary.apply, Rotary._at, Turn.__call__, Turn._pair, _Plan.__call__, _declined)
+        of = code_digest(
+            Rotary.apply,
+            Rotary._at,
+            PairRotation.__call__,
+            PairRotation._pair,
+            _RotaryReplacement.__call__,
+            _why_not_faster,
+        )
         return hashlib.sha256(f"{of} {self.always}".encode()).hexdigest()[:16]
 
     def programs(self) -> Iterator[Program]:
-        return programs()
+        return rotary_programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         gone: set[Node] = set()
-        strange: list[Part] = []
+        strange: list[GraphPart] = []
         for out in reversed(list(graph.nodes)):  # the largest part first, with the casts behind it
-            if out in gone or passthrough_ops.named(out) not in ENDS or not _may_turn(out):
+            if out in gone or passthrough_ops.torch_call_name(out) not in LAST_OPERATORS or not _may_end_rotation(out):
                 continue
-            piece = _found(out)
+            piece = _find_rotation(out)
             # Reported later, and only if no match covers its calls.
-            if isinstance(piece, Part):
+            if isinstance(piece, GraphPart):
                 strange.append(piece)
             elif piece is not None:
                 gone.update(piece[0].nodes)
@@ -111,20 +126,22 @@ class Rotary(Rewrite):
                 gone.update(piece.nodes)
                 yield self._unknown(piece)
         for node in graph.nodes:
-            if passthrough_ops.named(node) in EMPTY and (writers := _writers(node)):
+            if passthrough_ops.torch_call_name(node) in EMPTY_FACTORIES and (writers := _half_writers(node)):
                 yield self._written(writers)
 
-    def _at(self, graph: Graph, piece: Part, turn: Turn) -> Outcome:
+    def _at(self, graph: Graph, piece: GraphPart, turn: PairRotation) -> Outcome:
         """Return the outcome for a part that turns pairs."""
-        why = "" if self.always or proving.get() else _declined(piece, turn)
+        why = "" if self.always or proving.get() else _why_not_faster(piece, turn)
         if why:
             return self._near(piece.out, "cost", why, "leave it: Inductor's own code is used")
-        bound = [("x", describe(piece.x)), *((f"side {i}", describe(s)) for i, s in enumerate(piece.sides))]
-        plan = _Plan(turn, _products(piece), value(piece.out).dtype)
+        bound = [("x", describe_node(piece.x)), *((f"side {i}", describe_node(s)) for i, s in enumerate(piece.sides))]
+        plan = _RotaryReplacement(turn, _dtype_of_products(piece), fake_value(piece.out).dtype)
         given = [piece.x, *piece.sides]
-        return place(graph, self.level, self.name, plan, given, [piece.out], _alone(piece), bound)
+        return place_replacement(
+            graph, self.level, self.name, plan, given, [piece.out], _calls_without_readers(piece), bound
+        )
 
-    def _unknown(self, piece: Part) -> NearMiss:
+    def _unknown(self, piece: GraphPart) -> NearMiss:
         """Return the near miss of a part that mixes pairs without turning them."""
         sides = len(piece.sides)
         why = f"pairs of {piece.x.name} are mixed, but not turned by angles: it reads {sides} other tensors"
@@ -133,7 +150,7 @@ class Rotary(Rewrite):
 
     def _written(self, writers: Sequence[Node]) -> NearMiss:
         """Return the near miss of pairs that are written into a new tensor."""
-        into = passthrough_ops.source(writers[0]).name
+        into = passthrough_ops.tensor_argument(writers[0]).name
         why = f"the two parts of each pair are written into {into}; a part of a graph that is compared writes nothing"
         fix = "join them: torch.stack((a, b), -1).flatten(-2) for neighbours, torch.cat((a, b), -1) for halves"
         return self._near(writers[0], "mutation", why, fix)
@@ -143,66 +160,66 @@ class Rotary(Rewrite):
         return NearMiss(self.name, self.level, at.name, source_line(at), obstacle, reason, 4, 5, fix)
 
 
-def _writers(empty: Node) -> list[Node]:
+def _half_writers(empty: Node) -> list[Node]:
     """Return the two calls that write sums of products into slices of the last dim of ``empty``, or an empty list."""
-    writers = [u for u in empty.users if passthrough_ops.named(u) == "setitem" and u.args[0] is empty]
+    writers = [u for u in empty.users if passthrough_ops.torch_call_name(u) == "setitem" and u.args[0] is empty]
     if len(writers) != 2:
         return []
     for writer in writers:
         index = writer.args[1] if isinstance(writer.args[1], tuple) else (writer.args[1],)
-        made = passthrough_ops.handed_on(writer.args[2])
-        if not isinstance(index[-1], slice) or passthrough_ops.named(made) not in ("add", "sub"):
+        made = passthrough_ops.skip_idle_calls(writer.args[2])
+        if not isinstance(index[-1], slice) or passthrough_ops.torch_call_name(made) not in ("add", "sub"):
             return []
         if not any(
-            passthrough_ops.named(passthrough_ops.handed_on(term)) in PRODUCTS
-            for term in passthrough_ops.operands(made)
+            passthrough_ops.torch_call_name(passthrough_ops.skip_idle_calls(term)) in MULTIPLY_OPERATORS
+            for term in passthrough_ops.positional_then_named(made)
         ):
             return []
     return writers
 
 
-def _may_turn(out: Node) -> bool:
+def _may_end_rotation(out: Node) -> bool:
     """Whether products and joined parts are behind a floating result with pairs in its last dim."""
-    held = value(out)
+    held = fake_value(out)
     if not isinstance(held, Tensor) or not held.is_floating_point() or held.dim() < 2:
         return False
     width = held.shape[-1]
     # Pairs need an even width.
     if not isinstance(width, int) or width % 2 or width < 2:
         return False
-    names = above(out)
-    return bool(names & JOINS) and bool(names & PRODUCTS)
+    names = operator_names_above(out)
+    return bool(names & JOINING_OPERATORS) and bool(names & MULTIPLY_OPERATORS)
 
 
-def _found(out: Node) -> tuple[Part, Turn] | Part | None:
+def _find_rotation(out: Node) -> tuple[GraphPart, PairRotation] | GraphPart | None:
     """Return the part that ends in ``out`` and its rotation, the part alone where it mixes pairs otherwise, or None."""
     strange = None
-    for x in starts(out)[:TRIED]:
-        if (piece := part(x, out)) is None:
+    for x in candidate_starts(out)[:MOST_TRIED_STARTS]:
+        if (piece := part_between(x, out)) is None:
             continue
-        if (turn := _turn(piece)) is not None:
+        if (turn := _rotation_of_part(piece)) is not None:
             return piece, turn
-        if strange is None and _mixes(piece):
+        if strange is None and _mixes_pairs(piece):
             strange = piece
     return strange
 
 
-def _mixes(piece: Part) -> bool:
+def _mixes_pairs(piece: GraphPart) -> bool:
     """Whether ``x`` is multiplied twice, once as it is and once with its pairs exchanged and one sign changed."""
-    names = [passthrough_ops.named(n) for n in piece.nodes]
+    names = [passthrough_ops.torch_call_name(n) for n in piece.nodes]
     signed = any(n in ("neg", "negative") for n in names)
     return signed and "getitem" in names and bool({"cat", "stack"} & {*names}) and names.count("mul") >= 2
 
 
-def _turn(piece: Part) -> Turn | None:
+def _rotation_of_part(piece: GraphPart) -> PairRotation | None:
     """Return the rotation that ``piece`` computes on random numbers, or None."""
-    width, held = value(piece.x).shape[-1], [value(s) for s in piece.sides]
-    turns: list[Turn] = []
+    width, held = fake_value(piece.x).shape[-1], [fake_value(s) for s in piece.sides]
+    turns: list[PairRotation] = []
     if len(held) == 1 and held[0].is_complex():
         # A complex product has one direction; the sign is in the numbers.
-        turns = [Turn(pairs, None, 1) for pairs in PAIRS]
+        turns = [PairRotation(pairs, None, 1) for pairs in PAIR_LAYOUTS]
     elif len(held) == 2 and all(s.dim() and s.is_floating_point() and s.shape[-1] in (width, width // 2) for s in held):
-        turns = [Turn(p, c, s) for p, c, s in product(PAIRS, (0, 1), (1, -1))]
+        turns = [PairRotation(p, c, s) for p, c, s in product(PAIR_LAYOUTS, (0, 1), (1, -1))]
     if not turns:
         return None
     # Fixed numbers, so that the same graph is always recognised in the same way.
@@ -210,24 +227,24 @@ def _turn(piece: Part) -> Turn | None:
     for x, sides in piece.drawn(rng):
         try:
             got = piece.run(x, sides)
-            return next((t for t in turns if agree(got, t(x, sides))), None)
+            return next((t for t in turns if agree_but_for_rounding(got, t(x, sides))), None)
         except Exception:  # sizes are written into a view: the next ones are those of the graph
             continue
     return None
 
 
-def _products(piece: Part) -> torch.dtype:
+def _dtype_of_products(piece: GraphPart) -> torch.dtype:
     """Return the dtype in which the part multiplies."""
-    held = [value(n).dtype for n in piece.nodes if passthrough_ops.named(n) in PRODUCTS]
+    held = [fake_value(n).dtype for n in piece.nodes if passthrough_ops.torch_call_name(n) in MULTIPLY_OPERATORS]
     real = [torch.float64 if d == torch.complex128 else torch.float32 if d.is_complex else d for d in held]
     # Computed in the widest dtype that the model multiplies in, so that the rewrite is not less exact.
-    wide: torch.dtype = value(piece.out).dtype
+    wide: torch.dtype = fake_value(piece.out).dtype
     for dtype in real:
         wide = torch.promote_types(wide, dtype)
     return wide
 
 
-def _alone(piece: Part) -> list[Node]:
+def _calls_without_readers(piece: GraphPart) -> list[Node]:
     """Return the calls of a part that no other node reads."""
     inside = set(piece.nodes)
     for node in reversed(piece.nodes):
@@ -236,7 +253,7 @@ def _alone(piece: Part) -> list[Node]:
     return [n for n in piece.nodes if n in inside]
 
 
-def _declined(piece: Part, turn: Turn) -> str:
+def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
     """Return the reason where Inductor's code for the original is as fast, empty where the rewrite is faster.
 
     Measured with torch 2.13 on one thread of a CPU, 8 heads of 64, 256 tokens, before and after in microseconds:
@@ -245,17 +262,20 @@ def _declined(piece: Part, turn: Turn) -> str:
     572 and 718, transposed 409 and 299; neighbours 913 and 635, transposed 761 and 595; bfloat16 transposed 562 and
     354. 2026-11-23.
     """
-    x = value(piece.x)
+    x = fake_value(piece.x)
     if x.device.type == "cuda":
-        return _declined_on_cuda(piece, turn)
+        return _why_not_faster_on_cuda(piece, turn)
     if x.device.type != "cpu":
         return f"not measured on {x.device.type}"
     if turn.cosines is None:
         return "complex numbers are as fast on a CPU"
-    if not any(passthrough_ops.named(n) in PRODUCTS and value(n).shape[-1] == x.shape[-1] for n in piece.nodes):
+    if not any(
+        passthrough_ops.torch_call_name(n) in MULTIPLY_OPERATORS and fake_value(n).shape[-1] == x.shape[-1]
+        for n in piece.nodes
+    ):
         return "it is computed by halves already"
-    moved = dim_order(x) != list(range(x.dim()))
-    wide = _products(piece) in (torch.float32, torch.float64) and value(piece.out).dtype == x.dtype
+    moved = dims_by_stride(x) != list(range(x.dim()))
+    wide = _dtype_of_products(piece) in (torch.float32, torch.float64) and fake_value(piece.out).dtype == x.dtype
     if turn.pairs == "halves" and not moved and torch.is_grad_enabled() and x.requires_grad:
         return "with gradients it is slower on a CPU for a tensor that is not transposed"
     if wide or (x.dtype == torch.bfloat16 and turn.pairs == "halves" and moved):
@@ -263,7 +283,7 @@ def _declined(piece: Part, turn: Turn) -> str:
     return f"on a CPU {str(x.dtype).removeprefix('torch.')} is slower by {turn.pairs}"
 
 
-def _declined_on_cuda(piece: Part, turn: Turn) -> str:
+def _why_not_faster_on_cuda(piece: GraphPart, turn: PairRotation) -> str:
     """Return the reason where the rewrite is not faster on CUDA, empty where it is.
 
     Measured in models of four layers, bfloat16, 16,384 tokens, H100, torch 2.11, 2026-11-26: Qwen3, whose queries and
@@ -272,19 +292,21 @@ def _declined_on_cuda(piece: Part, turn: Turn) -> str:
     if turn.cosines is None or turn.pairs != "halves":
         return "not measured on cuda for complex numbers or neighbours"
     x = piece.x
-    while passthrough_ops.idle(x) or passthrough_ops.named(x) == "transpose":
-        x = passthrough_ops.source(x)
-    return "" if passthrough_ops.named(x) == "rms_norm" else "on a GPU it pays behind a norm of each head alone"
+    while passthrough_ops.keeps_values(x) or passthrough_ops.torch_call_name(x) == "transpose":
+        x = passthrough_ops.tensor_argument(x)
+    return (
+        "" if passthrough_ops.torch_call_name(x) == "rms_norm" else "on a GPU it pays behind a norm of each head alone"
+    )
 
 
-class _Plan:
+class _RotaryReplacement:
     """The function that is traced in place of the part, in the memory order of ``x``, so that strides stay."""
 
-    def __init__(self, turn: Turn, inside: torch.dtype, out: torch.dtype) -> None:
+    def __init__(self, turn: PairRotation, inside: torch.dtype, out: torch.dtype) -> None:
         self.turn, self.inside, self.out = turn, inside, out
 
     def __call__(self, x: Tensor, *sides: Tensor) -> Tensor:
-        order = dim_order(x)
+        order = dims_by_stride(x)
         # The last dim is split into pairs, so it has to stay the last one of the permuted tensor.
         if order[-1] != x.dim() - 1:
             order = list(range(x.dim()))

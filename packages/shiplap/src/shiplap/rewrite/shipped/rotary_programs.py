@@ -10,17 +10,17 @@ from torch import Tensor
 from shiplap.rewrite.program import Program
 
 
-def _half(x: Tensor) -> Tensor:
+def _rotate_half(x: Tensor) -> Tensor:
     return torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1)
 
 
-def _llama(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return ((x * cos.unsqueeze(1)) + (_half(x) * sin.unsqueeze(1))).sigmoid()
+def _rotate_as_llama(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return ((x * cos.unsqueeze(1)) + (_rotate_half(x) * sin.unsqueeze(1))).sigmoid()
 
 
 def _of_a_part(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     turned, rest = x[..., :8], x[..., 8:]
-    return torch.cat(((turned * cos) + (_half(turned) * sin), rest), dim=-1)
+    return torch.cat(((turned * cos) + (_rotate_half(turned) * sin), rest), dim=-1)
 
 
 def _in_float32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -29,18 +29,18 @@ def _in_float32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (sin * mixed + cos * x.float()).to(x.dtype)
 
 
-def _neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = (torch.repeat_interleave(t[:, :, None, :], 2, 3) for t in (cos, sin))
     mixed = torch.stack((-x[:, :, :, 1::2], x[:, :, :, ::2]), dim=-1).flatten(-2)
     return (x * cos) + (mixed * sin)
 
 
-def _backwards(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate_backwards(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     mixed = torch.cat((x[..., 4:], -x[..., :4]), -1)
     return x * cos + mixed * sin
 
 
-def programs() -> Iterator[Program]:
+def rotary_programs() -> Iterator[Program]:
     """Yield each spelling with arguments of several dtypes and layouts."""
     rng = torch.Generator().manual_seed(0)
 
@@ -48,8 +48,8 @@ def programs() -> Iterator[Program]:
         return tuple(torch.randn(s, generator=rng).to(dtype) for s in shapes)
 
     x, cos, sin = drawn((2, 5, 3, 8), (2, 5, 8), (2, 5, 8))
-    yield Program(_llama, (x.transpose(1, 2), cos, sin), "halves, transposed")
+    yield Program(_rotate_as_llama, (x.transpose(1, 2), cos, sin), "halves, transposed")
     yield Program(_of_a_part, drawn((2, 3, 5, 12), (5, 8), (5, 8)), "a part of each head")
     yield Program(_in_float32, drawn((2, 3, 5, 8), (5, 8), (5, 8), dtype=torch.bfloat16), "bfloat16 in float32")
-    yield Program(_neighbours, drawn((2, 5, 3, 8), (2, 5, 4), (2, 5, 4)), "neighbours")
-    yield Program(_backwards, drawn((3, 8), (3, 8), (3, 8), dtype=torch.float16), "backwards, float16")
+    yield Program(_rotate_neighbours, drawn((2, 5, 3, 8), (2, 5, 4), (2, 5, 4)), "neighbours")
+    yield Program(_rotate_backwards, drawn((3, 8), (3, 8), (3, 8), dtype=torch.float16), "backwards, float16")

@@ -11,19 +11,19 @@ from torch import Tensor
 from torch.fx import Node
 
 from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.graph import operator_name, value
+from shiplap.rewrite.graph import fake_value, operator_name
 from shiplap.rewrite.match import Obstacle
-from shiplap.rewrite.normalize_call import arguments
+from shiplap.rewrite.normalize_call import canonical_arguments
 from shiplap.rewrite.shipped import einsum, sinks
 
 # Einsum and baddbmm are parsed apart, because their operands stand in other places.
-PRODUCTS = frozenset({"matmul", "bmm"})
-FILLS = ("masked_fill", "masked_fill_", "where")
-SWALLOWS = 1e8  # a number that is this far from 0 swallows a score that is added to it, in float32
-FAR = 40  # calls between a softmax and its product
+BATCHED_PRODUCTS = frozenset({"matmul", "bmm"})
+FILLING_CALLS = ("masked_fill", "masked_fill_", "where")
+SWALLOWING_NUMBER = 1e8  # a number that is this far from 0 swallows a score that is added to it, in float32
+MOST_CALLS_TO_PRODUCT = 40  # calls between a softmax and its product
 
 
-class Obstructed(Exception):
+class RewriteObstacle(Exception):
     """The obstacle at one place: the node, the kind, a sentence, and a fix."""
 
     def __init__(self, node: Node, obstacle: Obstacle, reason: str, fix: str = "", fitting: int = 1) -> None:
@@ -32,7 +32,7 @@ class Obstructed(Exception):
 
 
 @dataclass(frozen=True)
-class Step:
+class ScoreStep:
     """A call between the product and the softmax.
 
     ``kind``: ``scale`` by a number, ``stretch`` by a tensor that is constant along the keys, ``add`` a tensor times a
@@ -50,7 +50,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Scores:
+class ScoresOfAttention:
     """``product`` is ``q @ k.transpose(-1, -2)`` if ``natural``, else ``q @ k``, times ``scale``.
 
     ``steps`` follow it, in the order in which they are computed. ``nodes`` are all calls in between, product included.
@@ -63,7 +63,7 @@ class Scores:
     natural: bool
     scale: float
     lead: tuple[Any, ...]
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ScoreStep] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     orders: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
@@ -85,7 +85,7 @@ class Scores:
         return any(s.kind in ("fill", "keep") and s.number != -float("inf") for s in self.steps)
 
 
-def scores_of(top: Any, reader: Node, depth: int = 0, beside: Collection[Node] = ()) -> Scores | None:
+def follow_scores(top: Any, reader: Node, depth: int = 0, beside: Collection[Node] = ()) -> ScoresOfAttention | None:
     """Return the product above ``top``, which ``reader`` reads, and the steps from there, or None if there is no
     product.
 
@@ -94,42 +94,46 @@ def scores_of(top: Any, reader: Node, depth: int = 0, beside: Collection[Node] =
     Raises:
         Obstructed: where there is a product above, and a call that attention has no place for lies in between.
     """
-    if not isinstance(top, Node) or not top.op.startswith("call") or depth > FAR:
+    if not isinstance(top, Node) or not top.op.startswith("call") or depth > MOST_CALLS_TO_PRODUCT:
         return None
-    if passthrough_ops.named(top) in (*PRODUCTS, "baddbmm"):
-        return _product(top)
-    if spelled := einsum.of_scores(top):
-        lead = tuple(value(top).shape[:-2])
-        return Scores(top, spelled.first, spelled.second, True, 1.0, lead, [], [top], spelled.orders)
-    step = steps_of(top)
+    if passthrough_ops.torch_call_name(top) in (*BATCHED_PRODUCTS, "baddbmm"):
+        return _scores_from_product(top)
+    if spelled := einsum.as_scores_product(top):
+        lead = tuple(fake_value(top).shape[:-2])
+        return ScoresOfAttention(top, spelled.first, spelled.second, True, 1.0, lead, [], [top], spelled.orders)
+    step = possible_steps(top)
     if step is None:
         _require_no_product(top, depth)
         return None
     below = None
     # Either operand of a sum may be the scores; the first with a product above it is.
     for inner, made in step:
-        below = scores_of(inner, top, depth + 1)
+        below = follow_scores(inner, top, depth + 1)
         if below is not None:
             below.steps.extend(s for s in made if s is not None)
             break
     if below is None:
         return None
-    _require_only_reader(top, reader, beside)
+    _require_single_reader(top, reader, beside)
     below.nodes.append(top)
-    if (plain := sinks.shifted(top)) is not None:
-        below.nodes.extend(sinks.maximum(passthrough_ops.operands(top)[1], plain))
+    if (plain := sinks.base_of_shift(top)) is not None:
+        below.nodes.extend(sinks.calls_of_maximum(passthrough_ops.positional_then_named(top)[1], plain))
     return below
 
 
-def _require_only_reader(node: Node, reader: Node, beside: Collection[Node]) -> None:
+def _require_single_reader(node: Node, reader: Node, beside: Collection[Node]) -> None:
     """Raise where a node outside of the attention reads ``node``."""
-    largest = sinks.maximum(passthrough_ops.operands(reader)[1], node) if sinks.shifted(reader) is node else []
+    largest = (
+        sinks.calls_of_maximum(passthrough_ops.positional_then_named(reader)[1], node)
+        if sinks.base_of_shift(reader) is node
+        else []
+    )
     # The maximum that is subtracted from the scores reads them as well, and goes away with them.
     known = {reader, *largest, *beside}
-    other = next((u for u in node.users if u not in known and not _for_dtype(u, node)), None)
+    other = next((u for u in node.users if u not in known and not _reads_dtype_only(u, node)), None)
     if other is not None:
         who = "the graph returns it" if other.op == "output" else f"{other.name} reads it, too"
-        raise Obstructed(
+        raise RewriteObstacle(
             node,
             "user",
             f"{node.name} ({operator_name(node)}) would no longer be computed, but {who}",
@@ -137,188 +141,193 @@ def _require_only_reader(node: Node, reader: Node, beside: Collection[Node]) -> 
         )
 
 
-def _for_dtype(reader: Node, node: Node) -> bool:
+def _reads_dtype_only(reader: Node, node: Node) -> bool:
     """Whether ``reader`` reads the dtype of ``node`` alone: ``weights.type_as(scores)``."""
-    return passthrough_ops.idle(reader) and reader.args[0] is not node
+    return passthrough_ops.keeps_values(reader) and reader.args[0] is not node
 
 
-def steps_of(node: Node) -> list[tuple[Any, list[Step | None]]] | None:
+def possible_steps(node: Node) -> list[tuple[Any, list[ScoreStep | None]]] | None:
     """Return the steps that ``node`` may be: for each operand that may be the scores, that operand and the step.
 
     None stands for a call that attention does not have.
     """
     name = (
-        passthrough_ops.named(node).removeprefix("i")
-        if passthrough_ops.named(node) in ("iadd", "imul", "itruediv", "isub")
+        passthrough_ops.torch_call_name(node).removeprefix("i")
+        if passthrough_ops.torch_call_name(node) in ("iadd", "imul", "itruediv", "isub")
         else ""
     )
-    name = name or passthrough_ops.named(node).removesuffix("_")
-    if passthrough_ops.idle(node):
+    name = name or passthrough_ops.torch_call_name(node).removesuffix("_")
+    if passthrough_ops.keeps_values(node):
         return [(node.args[0], [None])]
-    if name == "tanh" and len(given := passthrough_ops.operands(node)) == 1:
-        return [(given[0], [Step("cap")])]
-    if scaled := passthrough_ops.factor(node):
-        return [(scaled[0], [Step("scale", None, scaled[1])])]
-    given = passthrough_ops.operands(node)
-    if (plain := sinks.shifted(node)) is not None:
+    if name == "tanh" and len(given := passthrough_ops.positional_then_named(node)) == 1:
+        return [(given[0], [ScoreStep("cap")])]
+    if scaled := passthrough_ops.tensor_and_factor(node):
+        return [(scaled[0], [ScoreStep("scale", None, scaled[1])])]
+    given = passthrough_ops.positional_then_named(node)
+    if (plain := sinks.base_of_shift(node)) is not None:
         return [(plain, [None])]
-    if (pair := sinks.joined(node)) is not None:
-        return [(pair[0], [Step("sink", pair[1], pair[2])])]
+    if (pair := sinks.scores_and_sink(node)) is not None:
+        return [(pair[0], [ScoreStep("sink", pair[1], pair[2])])]
     if name in ("add", "sub") and len(given) == 2:
-        return list(_sums(node, given, 1.0 if name == "add" else -1.0)) or _plus_nothing(given)
-    if name in FILLS and len(given) == 3:
-        return _filled(node, given)
+        return list(_steps_of_sum(node, given, 1.0 if name == "add" else -1.0)) or _step_of_zero_sum(given)
+    if name in FILLING_CALLS and len(given) == 3:
+        return _step_of_fill(node, given)
     if name in ("mul", "div") and len(given) == 2:
-        return _stretched(node, given) if name == "mul" else None
-    if name in ("view", "flatten", "unflatten", "unsqueeze", "squeeze") and _viewed(node):
-        before, after = (tuple(value(n).shape) for n in (given[0], node))
-        return [(given[0], [Step("view", None, before=before, after=after)])]
+        return _step_of_stretch(node, given) if name == "mul" else None
+    if name in ("view", "flatten", "unflatten", "unsqueeze", "squeeze") and _is_view_of_leading_dims(node):
+        before, after = (tuple(fake_value(n).shape) for n in (given[0], node))
+        return [(given[0], [ScoreStep("view", None, before=before, after=after)])]
     return None
 
 
-def _sums(node: Node, given: list[Any], sign: float) -> Iterator[tuple[Any, list[Step | None]]]:
+def _steps_of_sum(node: Node, given: list[Any], sign: float) -> Iterator[tuple[Any, list[ScoreStep | None]]]:
     """Yield the steps of a sum: either term may be the scores."""
     pairs = [(given[0], given[1], sign)]
     if sign == 1:
         pairs.append((given[1], given[0], 1.0))
     for scores, bias, number in pairs:
-        if isinstance(scores, Node) and isinstance(bias, Node) and _as_large(scores, node):
-            yield scores, [Step("add", bias, number)]
+        if isinstance(scores, Node) and isinstance(bias, Node) and _has_shape_of_result(scores, node):
+            yield scores, [ScoreStep("add", bias, number)]
 
 
-def _plus_nothing(given: list[Any]) -> list[tuple[Any, list[Step | None]]] | None:
+def _step_of_zero_sum(given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
     """Return the step of a sum with 0, by which a model leaves a term out."""
-    return [(given[0], [None])] if isinstance(given[0], Node) and passthrough_ops.constant(given[1]) == 0 else None
+    return [(given[0], [None])] if isinstance(given[0], Node) and passthrough_ops.as_constant(given[1]) == 0 else None
 
 
-def _as_large(scores: Node, node: Node) -> bool:
+def _has_shape_of_result(scores: Node, node: Node) -> bool:
     """Whether ``scores`` has at least two dims and the shape of ``node``."""
-    held, made = value(scores), value(node)
+    held, made = fake_value(scores), fake_value(node)
     return isinstance(held, Tensor) and held.dim() >= 2 and passthrough_ops.same_shape(held, made)
 
 
-def _filled(node: Node, given: list[Any]) -> list[tuple[Any, list[Step | None]]] | None:
+def _step_of_fill(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
     """Return the step of ``scores.masked_fill(mask, number)``, ``where(mask, number, scores)`` or ``where(mask, scores,
     number)``.
     """
-    where = passthrough_ops.named(node) == "where"
+    where = passthrough_ops.torch_call_name(node) == "where"
     for at, kind in ((1, "keep"), (2, "fill")) if where else ((0, "fill"),):
         scores = given[at]
         mask, filling = (given[0], given[3 - at]) if where else (given[1], given[2])
-        number = passthrough_ops.constant(filling)
-        if not isinstance(scores, Node) or not isinstance(mask, Node) or number is None or not _as_large(scores, node):
+        number = passthrough_ops.as_constant(filling)
+        if (
+            not isinstance(scores, Node)
+            or not isinstance(mask, Node)
+            or number is None
+            or not _has_shape_of_result(scores, node)
+        ):
             continue
         # A small number would leave weight on masked columns.
-        if abs(number) < SWALLOWS or number > 0:
-            if scores_of(scores, node) is None:
+        if abs(number) < SWALLOWING_NUMBER or number > 0:
+            if follow_scores(scores, node) is None:
                 return None
-            raise Obstructed(
+            raise RewriteObstacle(
                 node,
                 "constant",
                 f"the mask fills in {number:g}, which a row that is masked as a whole would see",
                 "fill in torch.finfo(scores.dtype).min",
             )
-        return [(scores, [Step(kind, mask, number, value(node).dtype)])]
+        return [(scores, [ScoreStep(kind, mask, number, fake_value(node).dtype)])]
     return None
 
 
-def _stretched(node: Node, given: list[Any]) -> list[tuple[Any, list[Step | None]]] | None:
+def _step_of_stretch(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
     """Return the step of a product with a tensor that has one value along the keys: the queries may be multiplied by it
     instead.
     """
     for scores, by in (given, given[::-1]):
-        held = value(by) if isinstance(by, Node) else None
-        if isinstance(scores, Node) and isinstance(held, Tensor) and _as_large(scores, node):
+        held = fake_value(by) if isinstance(by, Node) else None
+        if isinstance(scores, Node) and isinstance(held, Tensor) and _has_shape_of_result(scores, node):
             last = held.shape[-1] if held.dim() else 1
             if isinstance(last, int) and last == 1:
-                return [(scores, [Step("stretch", by)])]
+                return [(scores, [ScoreStep("stretch", by)])]
     return None
 
 
-def _viewed(node: Node) -> bool:
+def _is_view_of_leading_dims(node: Node) -> bool:
     """Whether ``node`` is a view that splits or joins leading dims of known size."""
-    before, after = value(passthrough_ops.source(node)), value(node)
+    before, after = fake_value(passthrough_ops.tensor_argument(node)), fake_value(node)
     if before.dim() < 2 or after.dim() < 2:
         return False
     known = all(isinstance(n, int) for n in (*before.shape, *after.shape))
     return known and tuple(before.shape[-2:]) == tuple(after.shape[-2:])
 
 
-def _product(node: Node) -> Scores | None:
+def _scores_from_product(node: Node) -> ScoresOfAttention | None:
     """Return the scores that begin at the product ``node``, or None where its operands are not two matrices."""
-    given = passthrough_ops.operands(node)
-    steps: list[Step] = []
-    if passthrough_ops.named(node) == "baddbmm":
+    given = passthrough_ops.positional_then_named(node)
+    steps: list[ScoreStep] = []
+    if passthrough_ops.torch_call_name(node) == "baddbmm":
         names = ("input", "batch1", "batch2")
         by_name = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-        alpha, beta = (passthrough_ops.constant(by_name.get(n, 1)) for n in ("alpha", "beta"))
+        alpha, beta = (passthrough_ops.as_constant(by_name.get(n, 1)) for n in ("alpha", "beta"))
         if alpha is None or beta is None:
             return None
         given = [by_name["batch1"], by_name["batch2"]]
-        steps = [Step("scale", None, alpha), *([Step("add", by_name["input"], beta)] if beta else [])]
-    if len(given) != 2 or not all(isinstance(g, Node) and isinstance(value(g), Tensor) for g in given):
+        steps = [ScoreStep("scale", None, alpha), *([ScoreStep("add", by_name["input"], beta)] if beta else [])]
+    if len(given) != 2 or not all(isinstance(g, Node) and isinstance(fake_value(g), Tensor) for g in given):
         return None
-    if min(value(g).dim() for g in given) < 2:
+    if min(fake_value(g).dim() for g in given) < 2:
         return None
     passed: list[Node] = []
-    q, by = _unscaled(given[0], passed)
-    k, also = _unscaled(given[1], passed)
-    natural = swaps_last(k)
+    q, by = _strip_scale(given[0], passed)
+    k, also = _strip_scale(given[1], passed)
+    natural = swaps_last_dims(k)
     if natural:
         passed.append(k)
-        k, more = _unscaled(passthrough_ops.source(k), passed)
+        k, more = _strip_scale(passthrough_ops.tensor_argument(k), passed)
         also *= more
-    lead = tuple(value(node).shape[:-2])
-    return Scores(node, q, k, natural, by * also, lead, steps, [*passed, node])
+    lead = tuple(fake_value(node).shape[:-2])
+    return ScoresOfAttention(node, q, k, natural, by * also, lead, steps, [*passed, node])
 
 
-def _unscaled(node: Node, passed: list[Node]) -> tuple[Node, float]:
+def _strip_scale(node: Node, passed: list[Node]) -> tuple[Node, float]:
     """Return the value that ``node`` is a multiple of, and the number. Only multiples without other readers and casts
     to a wider dtype are stripped.
     """
-    scale, at, dtype = 1.0, node, value(node).dtype
+    scale, at, dtype = 1.0, node, fake_value(node).dtype
     reached, gone = (node, 1.0), list[Node]()
     while True:
-        if scaled := passthrough_ops.factor(at):
+        if scaled := passthrough_ops.tensor_and_factor(at):
             gone.append(at)
             at, scale = scaled[0], scale * scaled[1]
-        elif passthrough_ops.idle(at) and passthrough_ops.named(at) != "dropout":
+        elif passthrough_ops.keeps_values(at) and passthrough_ops.torch_call_name(at) != "dropout":
             gone.append(at)
-            at = passthrough_ops.source(at)
+            at = passthrough_ops.tensor_argument(at)
         else:
             break
-        held = value(at)
+        held = fake_value(at)
         # A cast to a narrower dtype rounds, so it is not stripped.
-        if held.dtype == dtype or (passthrough_ops.is_wide(dtype) and held.is_floating_point()):
+        if held.dtype == dtype or (passthrough_ops.is_32_bit_or_wider(dtype) and held.is_floating_point()):
             reached = at, scale
             if len(gone[-1].users) == 1:
                 passed.append(gone[-1])
     return reached
 
 
-def swaps_last(node: Node) -> bool:
+def swaps_last_dims(node: Node) -> bool:
     """Whether ``node`` swaps the last two dims, in any spelling."""
-    if passthrough_ops.named(node) != "transpose":
+    if passthrough_ops.torch_call_name(node) != "transpose":
         return False
-    given, rank = arguments(node), value(node).dim()
+    given, rank = canonical_arguments(node), fake_value(node).dim()
     return [given.get("dim0"), given.get("dim1")] == [rank - 2, rank - 1]
 
 
 def _require_no_product(top: Node, depth: int) -> None:
     """Raise where a product stands right above a call that attention does not know."""
     for given in top.all_input_nodes:
-        held = value(given)
-        if not (isinstance(held, Tensor) and held.dim() >= 3 and _as_large(given, top)):
+        held = fake_value(given)
+        if not (isinstance(held, Tensor) and held.dim() >= 3 and _has_shape_of_result(given, top)):
             continue
         try:
-            above = scores_of(given, top, depth + 1)
-        except Obstructed:
+            above = follow_scores(given, top, depth + 1)
+        except RewriteObstacle:
             above = None
         if above is not None:
-            raise Obstructed(top, "operator", *_no_place(top))
+            raise RewriteObstacle(top, "operator", *_obstacle_of_call(top))
 
 
-def _no_place(node: Node) -> tuple[str, str]:
+def _obstacle_of_call(node: Node) -> tuple[str, str]:
     """Return the sentence and the fix for a call that attention has no place for."""
     return (
         f"{node.name} ({operator_name(node)}) lies between the product of queries and keys and the softmax",

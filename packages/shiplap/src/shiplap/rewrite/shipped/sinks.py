@@ -16,14 +16,14 @@ from torch.fx import Node
 from torch.nn import functional as F
 
 from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.graph import value
-from shiplap.rewrite.normalize_call import arguments
+from shiplap.rewrite.graph import fake_value
+from shiplap.rewrite.normalize_call import canonical_arguments
 
-JOINS = ("cat", "concat", "concatenate")
+CONCATENATIONS = ("cat", "concat", "concatenate")
 
 
 @dataclass(frozen=True)
-class Rescaled:
+class RescaledProduct:
     """A rescaled product: ``out`` is the product with the values times ``sigmoid(logsumexp(scores, -1) - sink)``, by
     ``nodes``.
 
@@ -36,27 +36,32 @@ class Rescaled:
     nodes: list[Node]
 
 
-def rescaled(product: Node, scores: Any) -> Rescaled | None:
+def find_rescaled_product(product: Node, scores: Any) -> RescaledProduct | None:
     """Return the rescaling of the product of weights and values by the part that a sink leaves of each row of
     ``scores``, or None.
     """
-    out = passthrough_ops.only_reader(product)
+    out = passthrough_ops.single_user(product)
     given = (
-        passthrough_ops.operands(out) if out is not None and passthrough_ops.named(out) in ("mul", "multiply") else []
+        passthrough_ops.positional_then_named(out)
+        if out is not None and passthrough_ops.torch_call_name(out) in ("mul", "multiply")
+        else []
     )
     others = [a for a in given if a is not product]
     if out is None or len(given) != 2 or len(others) != 1:
         return None
     nodes, spread = [out], False
-    share = passthrough_ops.handed_on(others[0], nodes)
-    if passthrough_ops.named(share) == "unsqueeze" and arguments(share).get("dim") == value(share).dim() - 1:
+    share = passthrough_ops.skip_idle_calls(others[0], nodes)
+    if (
+        passthrough_ops.torch_call_name(share) == "unsqueeze"
+        and canonical_arguments(share).get("dim") == fake_value(share).dim() - 1
+    ):
         nodes.append(share)
-        spread, share = True, passthrough_ops.handed_on(passthrough_ops.source(share), nodes)
-    left = _left_over(share, nodes)
-    lse: Any = passthrough_ops.handed_on(left[0], nodes) if left else None
-    if left is None or passthrough_ops.named(lse) != "logsumexp":
+        spread, share = True, passthrough_ops.skip_idle_calls(passthrough_ops.tensor_argument(share), nodes)
+    left = _lse_and_sink(share, nodes)
+    lse: Any = passthrough_ops.skip_idle_calls(left[0], nodes) if left else None
+    if left is None or passthrough_ops.torch_call_name(lse) != "logsumexp":
         return None
-    given_lse, rank = arguments(lse), value(product).dim()
+    given_lse, rank = canonical_arguments(lse), fake_value(product).dim()
     dims, kept = given_lse.get("dim"), bool(given_lse.get("keepdim", False))
     last = [dims] if isinstance(dims, int) else list(dims or ())
     nodes.append(lse)
@@ -64,75 +69,83 @@ def rescaled(product: Node, scores: Any) -> Rescaled | None:
     alone = all(n is out or len(n.users) == 1 for n in nodes)
     if not alone or [int(d) for d in last] != [rank - 1] or kept is spread or given_lse.get("input") is not scores:
         return None
-    return Rescaled(out, left[1], kept, nodes)
+    return RescaledProduct(out, left[1], kept, nodes)
 
 
-def _left_over(share: Any, nodes: list[Node]) -> tuple[Node, Node] | None:
+def _lse_and_sink(share: Any, nodes: list[Node]) -> tuple[Node, Node] | None:
     """Return ``lse`` and ``sink`` where ``share`` is ``sigmoid(lse - sink)``, or None."""
-    if passthrough_ops.named(share) != "sigmoid":
+    if passthrough_ops.torch_call_name(share) != "sigmoid":
         return None
-    difference = passthrough_ops.handed_on(passthrough_ops.source(share), [])
-    given = passthrough_ops.operands(difference) if passthrough_ops.named(difference) in ("sub", "subtract") else []
+    difference = passthrough_ops.skip_idle_calls(passthrough_ops.tensor_argument(share), [])
+    given = (
+        passthrough_ops.positional_then_named(difference)
+        if passthrough_ops.torch_call_name(difference) in ("sub", "subtract")
+        else []
+    )
     if len(given) != 2 or not all(isinstance(g, Node) for g in given):
         return None
     nodes.append(share)
-    passthrough_ops.handed_on(passthrough_ops.source(share), nodes)
+    passthrough_ops.skip_idle_calls(passthrough_ops.tensor_argument(share), nodes)
     nodes.append(difference)
     return given[0], given[1]
 
 
-def joined(node: Node) -> tuple[Node, Node, int] | None:
+def scores_and_sink(node: Node) -> tuple[Node, Node, int] | None:
     """Return scores and a sink of ``n`` columns where ``node`` joins the two along the last dim, or None."""
-    if passthrough_ops.named(node) not in JOINS:
+    if passthrough_ops.torch_call_name(node) not in CONCATENATIONS:
         return None
-    given = arguments(node)
+    given = canonical_arguments(node)
     tensors, dim = given.get("tensors"), given.get("dim", 0)
-    if not isinstance(tensors, (list, tuple)) or len(tensors) != 2 or dim != value(node).dim() - 1:
+    if not isinstance(tensors, (list, tuple)) or len(tensors) != 2 or dim != fake_value(node).dim() - 1:
         return None
     scores, sink = tensors
     if not (isinstance(scores, Node) and isinstance(sink, Node)):
         return None
-    width = value(sink).shape[-1]
-    return (scores, sink, width) if isinstance(width, int) and value(sink).is_floating_point() else None
+    width = fake_value(sink).shape[-1]
+    return (scores, sink, width) if isinstance(width, int) and fake_value(sink).is_floating_point() else None
 
 
-def shifted(node: Node) -> Node | None:
+def base_of_shift(node: Node) -> Node | None:
     """Return ``x`` where ``node`` is ``x - x.max(-1, keepdim=True)``, which changes no softmax over that dim, or
     None.
     """
-    given = passthrough_ops.operands(node) if passthrough_ops.named(node) in ("sub", "subtract") else []
-    if len(given) == 2 and isinstance(given[0], Node) and maximum(given[1], given[0]):
+    given = (
+        passthrough_ops.positional_then_named(node)
+        if passthrough_ops.torch_call_name(node) in ("sub", "subtract")
+        else []
+    )
+    if len(given) == 2 and isinstance(given[0], Node) and calls_of_maximum(given[1], given[0]):
         return given[0]
     return None
 
 
-def maximum(node: Any, x: Node) -> list[Node]:
+def calls_of_maximum(node: Any, x: Node) -> list[Node]:
     """Return the calls that compute ``node``, if it is the maximum of ``x`` along the last dim and no other node reads
     it.
     """
     calls: list[Node] = []
     # The maximum is often detached, since its gradient cancels.
-    if passthrough_ops.named(node) == "detach":
-        calls, node = [node], passthrough_ops.source(node)
-    if passthrough_ops.named(node) in ("getitem", "getattr") and node.args[1] in (0, "values"):
-        calls, node = [node, *calls], passthrough_ops.source(node)
-    if passthrough_ops.named(node) not in ("max", "amax"):
+    if passthrough_ops.torch_call_name(node) == "detach":
+        calls, node = [node], passthrough_ops.tensor_argument(node)
+    if passthrough_ops.torch_call_name(node) in ("getitem", "getattr") and node.args[1] in (0, "values"):
+        calls, node = [node, *calls], passthrough_ops.tensor_argument(node)
+    if passthrough_ops.torch_call_name(node) not in ("max", "amax"):
         return []
-    given = arguments(node)
+    given = canonical_arguments(node)
     dims = given.get("dim")
     dims = [dims] if isinstance(dims, int) else dims
-    last = isinstance(dims, (list, tuple)) and [*dims] == [value(x).dim() - 1]
+    last = isinstance(dims, (list, tuple)) and [*dims] == [fake_value(x).dim() - 1]
     alone = all(len(n.users) == 1 for n in (node, *calls))
     return [node, *calls] if given.get("input") is x and last and given.get("keepdim") is True and alone else []
 
 
-def dropped(node: Node) -> int:
+def count_dropped_columns(node: Node) -> int:
     """Return the number of last columns that ``node`` leaves out of its argument, ``weights[..., :-1]``, or 0 for any
     other call.
     """
-    if passthrough_ops.named(node) != "getitem":
+    if passthrough_ops.torch_call_name(node) != "getitem":
         return 0
-    index, rank = node.args[1], value(passthrough_ops.source(node)).dim()
+    index, rank = node.args[1], fake_value(passthrough_ops.tensor_argument(node)).dim()
     if not isinstance(index, tuple) or not index or not isinstance(index[-1], slice):
         return 0
     *rest, _ = index
@@ -145,7 +158,7 @@ def dropped(node: Node) -> int:
     return -stop if stop < 0 else 0
 
 
-def with_sink(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def append_sink(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return keys, values and bias with as many more columns as ``sink`` has."""
     width, rows, columns = sink.shape[-1], q.shape[-2], k.shape[-2]
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])

@@ -17,20 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.rewrite.shipped.scores import Scores, Step
+from shiplap.rewrite.shipped.scores import ScoresOfAttention, ScoreStep
 
-WORTH = 16 << 20  # bytes of scores from which blocks are placed
-BLOCK = 4 << 20  # bytes of the scores of a block
-MOST = 16  # blocks: each is code of its own
-FLEX = "torch.nn.attention.flex_attention has a score_mod for it: attn_implementation='flex_attention' in transformers"
+LEAST_BYTES_OF_SCORES = 16 << 20  # bytes of scores from which blocks are placed
+BYTES_OF_BLOCK = 4 << 20  # bytes of the scores of a block
+MOST_BLOCKS = 16  # blocks: each is code of its own
+FLEX_ATTENTION_FIX = (
+    "torch.nn.attention.flex_attention has a score_mod for it: attn_implementation='flex_attention' in transformers"
+)
 
 
-def is_capped(scores: Scores) -> bool:
+def has_tanh_cap(scores: ScoresOfAttention) -> bool:
     """Whether ``tanh`` is one of the steps."""
     return any(step.kind == "cap" for step in scores.steps)
 
 
-def declined(held: Sequence[Any], shape: Sequence[Any]) -> str:
+def why_blocks_do_not_pay(held: Sequence[Any], shape: Sequence[Any]) -> str:
     """Return the reason why blocks of rows do not pay for q, k and v of a place, whose scores have ``shape``, empty
     where they do.
     """
@@ -44,11 +46,13 @@ def declined(held: Sequence[Any], shape: Sequence[Any]) -> str:
         return f"{what}the number of blocks of rows is fixed, and these sizes are symbols"
     size = math.prod(shape) * q.itemsize
     return (
-        "" if size >= WORTH else f"{what}blocks of rows pay from {WORTH >> 20} MiB of scores on, these are {size} bytes"
+        ""
+        if size >= LEAST_BYTES_OF_SCORES
+        else f"{what}blocks of rows pay from {LEAST_BYTES_OF_SCORES >> 20} MiB of scores on, these are {size} bytes"
     )
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, scores: Scores, given: Sequence[Any]) -> Tensor:
+def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, scores: ScoresOfAttention, given: Sequence[Any]) -> Tensor:
     """Compute ``softmax(steps(q @ k)) @ v`` in blocks of rows. ``k`` is as the product reads it: ``[..., width,
     columns]``.
     """
@@ -56,29 +60,35 @@ def attended(q: Tensor, k: Tensor, v: Tensor, scores: Scores, given: Sequence[An
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
     size = math.prod(n for n in lead if isinstance(n, int)) * k.shape[-1] * q.itemsize
     # At least two blocks, at most MOST, and as near to BLOCK bytes as these bounds allow.
-    high = max(-(-rows // MOST), min(BLOCK // max(size, 1), -(-rows // 2)), 1) if isinstance(rows, int) else rows
+    high = (
+        max(-(-rows // MOST_BLOCKS), min(BYTES_OF_BLOCK // max(size, 1), -(-rows // 2)), 1)
+        if isinstance(rows, int)
+        else rows
+    )
     starts = range(0, rows, high) if isinstance(rows, int) else (0,)
-    blocks = [_block(q, k, v, scores, given, slice(a, a + high)) for a in starts]
+    blocks = [_attend_block(q, k, v, scores, given, slice(a, a + high)) for a in starts]
     return torch.cat(blocks, -2) if len(blocks) > 1 else blocks[0]
 
 
-def _block(q: Tensor, k: Tensor, v: Tensor, scores: Scores, given: Sequence[Any], rows: slice) -> Tensor:
+def _attend_block(
+    q: Tensor, k: Tensor, v: Tensor, scores: ScoresOfAttention, given: Sequence[Any], rows: slice
+) -> Tensor:
     """Compute attention for some of the rows."""
     made = q[..., rows, :] @ k
     if scores.scale != 1:
         made = made * scores.scale
     for step, tensor in zip(scores.steps, given, strict=True):
-        made = _stepped(step, made, _rows(tensor, rows))
+        made = _apply_step(step, made, _rows_of_operand(tensor, rows))
     # 16-bit scores are normalised in float32, as the models do it.
     return made.float().softmax(-1).to(v.dtype) @ v if made.itemsize < 4 else made.softmax(-1) @ v
 
 
-def _rows(given: Any, rows: slice) -> Any:
+def _rows_of_operand(given: Any, rows: slice) -> Any:
     """Return the rows of a mask, a bias or a factor. A tensor that is the same for all rows is returned whole."""
     return given[..., rows, :] if isinstance(given, Tensor) and given.dim() > 1 and given.shape[-2] != 1 else given
 
 
-def _stepped(step: Step, scores: Tensor, given: Any) -> Tensor:
+def _apply_step(step: ScoreStep, scores: Tensor, given: Any) -> Tensor:
     """Return the scores after one step."""
     if step.kind == "scale":
         return scores * step.number

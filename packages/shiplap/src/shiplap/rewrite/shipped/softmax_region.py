@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.fx import Node
 
 from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.graph import mutates, value
+from shiplap.rewrite.graph import fake_value, mutates_argument
 
 # Calls that sum products of two tensors over a dim.
-PRODUCTS = frozenset(
+CONTRACTIONS = frozenset(
     {"matmul", "bmm", "mm", "baddbmm", "addmm", "addbmm", "mv", "einsum", "tensordot", "inner", "dot", "linear"}
 )
 # Values behind these calls are other quantities than scores or weights, so paths end here.
-BOUNDS = PRODUCTS | {
+BOUNDARY_OPERATORS = CONTRACTIONS | {
     "conv1d",
     "conv2d",
     "conv3d",
@@ -46,12 +46,14 @@ BOUNDS = PRODUCTS | {
     "scaled_dot_product_attention",
 }
 # Writes through these views change the tensor that they look at.
-VIEWS = frozenset({"getitem", "view", "select", "narrow", "transpose", "unsqueeze", "squeeze", "permute", "diagonal"})
-FAR = 400  # calls that are looked at in one direction
+VIEW_OPERATORS = frozenset(
+    {"getitem", "view", "select", "narrow", "transpose", "unsqueeze", "squeeze", "permute", "diagonal"}
+)
+MOST_VISITED_CALLS = 400  # calls that are looked at in one direction
 
 
 @dataclass(frozen=True)
-class Region:
+class SoftmaxRegion:
     """A softmax whose weights are multiplied by an activation.
 
     Attributes:
@@ -78,20 +80,24 @@ class Region:
         return self.scores is not None and not self.learned
 
 
-def region_of(softmax: Node) -> Region | None:
+def find_region(softmax: Node) -> SoftmaxRegion | None:
     """Return the region around ``softmax``, or None where its result meets no product with an activation, as that of a
     router.
     """
-    below = list(_products(softmax, _readers, _weighs))
+    below = list(_paths_to_products(softmax, _readers_and_targets, _weighs_activation))
     if not below:
         return None
-    above = [p for given in softmax.all_input_nodes for p in _products(given, _givers, _multiplies, first=True)]
-    learned = [any(is_learned(n) for n in _operands(path[-1])) for path in above]
+    above = [
+        p
+        for given in softmax.all_input_nodes
+        for p in _paths_to_products(given, _sources_and_writes, _may_give_scores, first=True)
+    ]
+    learned = [any(is_made_of_parameters(n) for n in _operands_of_product(path[-1])) for path in above]
     # A product of two activations is preferred: scores also come from the projections of queries and keys.
     best = next((path for path, no in zip(above, learned, strict=True) if not no), above[0] if above else None)
     # Paths come shortest first.
     nearest = below[0]
-    return Region(
+    return SoftmaxRegion(
         softmax,
         best[-1] if best else None,
         best is not None and all(learned),
@@ -102,7 +108,7 @@ def region_of(softmax: Node) -> Region | None:
     )
 
 
-def is_learned(node: Node) -> bool:
+def is_made_of_parameters(node: Node) -> bool:
     """Whether ``node`` is a parameter, a buffer or a constant, or computed from such without a product."""
     stack, seen = [node], set[Node]()
     while stack:
@@ -110,94 +116,94 @@ def is_learned(node: Node) -> bool:
         if at in seen:
             continue
         seen.add(at)
-        if passthrough_ops.named(at) in BOUNDS - {"embedding"}:
+        if passthrough_ops.torch_call_name(at) in BOUNDARY_OPERATORS - {"embedding"}:
             return False
-        if at.op == "placeholder" and not _belongs_to_a_module(at):
+        if at.op == "placeholder" and not _is_module_state(at):
             return False
         stack += at.all_input_nodes
     return True
 
 
-def _belongs_to_a_module(node: Node) -> bool:
+def _is_module_state(node: Node) -> bool:
     """Whether ``node`` is no tensor, a parameter, or a buffer."""
-    held = value(node)
+    held = fake_value(node)
     return not isinstance(held, Tensor) or isinstance(held, torch.nn.Parameter) or "_buffers_" in str(node.target)
 
 
-def _products(
+def _paths_to_products(
     start: Node, step: Callable[[Node], Iterator[Node]], ends: Callable[[Node, set[Node]], bool], *, first: bool = False
 ) -> Iterator[list[Node]]:
     """Yield paths from ``start`` to products, which end them, the shortest first. ``first``: ``start`` may be a
     product.
     """
     seen, queue = {start}, deque([[start]])
-    while queue and len(seen) < FAR:
+    while queue and len(seen) < MOST_VISITED_CALLS:
         path = queue.popleft()
         at = path[-1]
         if (first or at is not start) and at.op.startswith("call"):
             if ends(at, seen):
                 yield path
                 continue
-            if passthrough_ops.named(at) in BOUNDS:
+            if passthrough_ops.torch_call_name(at) in BOUNDARY_OPERATORS:
                 continue
         for near in step(at):
-            if near not in seen and isinstance(value(near), (Tensor, tuple, list)):
+            if near not in seen and isinstance(fake_value(near), (Tensor, tuple, list)):
                 seen.add(near)
                 queue.append([*path, near])
 
 
-def _givers(node: Node) -> Iterator[Node]:
+def _sources_and_writes(node: Node) -> Iterator[Node]:
     """Yield the nodes that ``node`` is computed from, those written to it or to a view of it included."""
     yield from node.all_input_nodes
     # A write to a view changes the tensor as well.
-    for view in (node, *(u for u in node.users if passthrough_ops.named(u) in VIEWS)):
+    for view in (node, *(u for u in node.users if passthrough_ops.torch_call_name(u) in VIEW_OPERATORS)):
         for writer in view.users:
-            if mutates(writer) and writer.args[:1] == (view,):
+            if mutates_argument(writer) and writer.args[:1] == (view,):
                 yield from (n for n in writer.all_input_nodes if n is not view)
 
 
-def _readers(node: Node) -> Iterator[Node]:
+def _readers_and_targets(node: Node) -> Iterator[Node]:
     """Yield the nodes that are computed from ``node``, those that it is written to included."""
     for user in node.users:
-        if mutates(user) and isinstance(user.args[0], Node) and user.args[0] is not node:
+        if mutates_argument(user) and isinstance(user.args[0], Node) and user.args[0] is not node:
             target = user.args[0]
             yield target
-            if passthrough_ops.named(target) in VIEWS:
-                yield passthrough_ops.source(target)
+            if passthrough_ops.torch_call_name(target) in VIEW_OPERATORS:
+                yield passthrough_ops.tensor_argument(target)
         yield user
 
 
-def _summed(node: Node) -> Node | None:
+def _product_under_sum(node: Node) -> Node | None:
     """Return the product of two tensors whose sum over a dim ``node`` is, ``(q * k).sum(-1)``, or None."""
-    if passthrough_ops.named(node) != "sum" or not node.all_input_nodes:
+    if passthrough_ops.torch_call_name(node) != "sum" or not node.all_input_nodes:
         return None
-    made = passthrough_ops.handed_on(node.all_input_nodes[0])
-    return made if passthrough_ops.named(made) == "mul" and len(made.all_input_nodes) == 2 else None
+    made = passthrough_ops.skip_idle_calls(node.all_input_nodes[0])
+    return made if passthrough_ops.torch_call_name(made) == "mul" and len(made.all_input_nodes) == 2 else None
 
 
-def _operands(node: Node) -> list[Node]:
+def _operands_of_product(node: Node) -> list[Node]:
     """Return the two tensors that a product multiplies."""
-    tensors = [n for n in (_summed(node) or node).all_input_nodes if isinstance(value(n), Tensor)]
-    if passthrough_ops.named(node) in ("baddbmm", "addmm", "addbmm"):
+    tensors = [n for n in (_product_under_sum(node) or node).all_input_nodes if isinstance(fake_value(n), Tensor)]
+    if passthrough_ops.torch_call_name(node) in ("baddbmm", "addmm", "addbmm"):
         return tensors[-2:]
     return tensors[:2]
 
 
-def _multiplies(node: Node, _: set[Node]) -> bool:
+def _may_give_scores(node: Node, _: set[Node]) -> bool:
     """Whether ``node`` is a product that scores may come from."""
-    if _summed(node) is not None:
+    if _product_under_sum(node) is not None:
         return True
-    return (passthrough_ops.named(node) in PRODUCTS and len(_operands(node)) == 2) or passthrough_ops.named(
-        node
-    ).startswith("conv")
+    return (
+        passthrough_ops.torch_call_name(node) in CONTRACTIONS and len(_operands_of_product(node)) == 2
+    ) or passthrough_ops.torch_call_name(node).startswith("conv")
 
 
-def _weighs(node: Node, weights: set[Node]) -> bool:
+def _weighs_activation(node: Node, weights: set[Node]) -> bool:
     """Whether ``node`` multiplies ``weights`` by an activation that is not computed from them, and sums the products
     up.
     """
-    if passthrough_ops.named(node) not in PRODUCTS and _summed(node) is None:
+    if passthrough_ops.torch_call_name(node) not in CONTRACTIONS and _product_under_sum(node) is None:
         return False
-    operands = _operands(node)
+    operands = _operands_of_product(node)
     others = [n for n in operands if n not in weights]
-    return len(operands) == 2 and len(others) == 1 and not is_learned(others[0])
+    return len(operands) == 2 and len(others) == 1 and not is_made_of_parameters(others[0])

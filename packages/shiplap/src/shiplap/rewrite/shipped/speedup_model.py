@@ -11,25 +11,25 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite.graph import value
+from shiplap.rewrite.graph import fake_value
 from shiplap.rewrite.shipped import softcap
-from shiplap.rewrite.shipped.scores import Obstructed, Scores, Step
+from shiplap.rewrite.shipped.scores import RewriteObstacle, ScoresOfAttention, ScoreStep
 
 # Steps that become a boolean mask of the fused kernel.
-MASKS = frozenset({"fill", "keep"})
-LONG = 256  # tokens from which a bias of each head was measured to pay
+MASKING_STEPS = frozenset({"fill", "keep"})
+LEAST_TOKENS_FOR_BIAS = 256  # tokens from which a bias of each head was measured to pay
 
 
-def required(out: Node, above: Scores, held: Sequence[Tensor], shape: Sequence[Any]) -> None:
+def require_speedup(out: Node, above: ScoresOfAttention, held: Sequence[Tensor], shape: Sequence[Any]) -> None:
     """Raise where the attention that ends in ``out`` is no faster with a fused kernel, or was never measured."""
-    if softcap.is_capped(above):
-        if reason := softcap.declined(held, shape):
-            raise Obstructed(out, "cost", reason, softcap.FLEX, 2)
-    elif reason := _declined(held, above):
-        raise Obstructed(out, "cost", reason)
+    if softcap.has_tanh_cap(above):
+        if reason := softcap.why_blocks_do_not_pay(held, shape):
+            raise RewriteObstacle(out, "cost", reason, softcap.FLEX_ATTENTION_FIX, 2)
+    elif reason := _why_no_fused_kernel(held, above):
+        raise RewriteObstacle(out, "cost", reason)
 
 
-def _declined(held: Sequence[Any], above: Scores) -> str:
+def _why_no_fused_kernel(held: Sequence[Any], above: ScoresOfAttention) -> str:
     """Return the reason where torch has no fused kernel for CUDA that pays, empty where it has one.
 
     Flash: 16 bits, one head dim of up to 256, no mask. Memory-efficient: masks too, but beyond 128 its accumulators
@@ -45,16 +45,16 @@ def _declined(held: Sequence[Any], above: Scores) -> str:
     e, d = q.shape[-1], v.shape[-1]
     if q.itemsize != 2 or e % 8 or d % 8:
         return f"torch's fused kernels pay for 16 bits and heads that are multiples of 8; these are {q.dtype}, {e}, {d}"
-    biases = [step.given for step in above.steps if step.kind in ("add", *MASKS)]
-    of_heads = [s for s in above.steps if s.kind in ("add", *MASKS) and _of_heads(s.given)]
-    if reason := next(filter(None, (_of_each_head(s, held) for s in of_heads)), ""):
+    biases = [step.given for step in above.steps if step.kind in ("add", *MASKING_STEPS)]
+    of_heads = [s for s in above.steps if s.kind in ("add", *MASKING_STEPS) and _differs_between_heads(s.given)]
+    if reason := next(filter(None, (_why_bias_does_not_pay(s, held) for s in of_heads)), ""):
         return reason
     if max(e, d) <= 128 or (e == d and d <= 256 and not biases):
         return ""
     return f"torch's fused kernels pay for heads of up to 128, or of 256 without a mask; these are of {e} and {d}"
 
 
-def _of_each_head(step: Step, of: Sequence[Any]) -> str:
+def _why_bias_does_not_pay(step: ScoreStep, of: Sequence[Any]) -> str:
     """Return the reason why a bias that differs from head to head does not pay, empty for a bias that was measured to
     pay.
 
@@ -62,18 +62,21 @@ def _of_each_head(step: Step, of: Sequence[Any]) -> str:
     cuDNN's kernel, 305 us with the memory-efficient one, 387 us as Inductor writes it, and 538 us for a bias whose last
     dim is not dense, as T5 has it. 3 heads of 32, 49 tokens (Swin): 1241 us, and 836 us as Inductor writes it.
     """
-    held, width = value(step.given), max(of[0].shape[-1], of[2].shape[-1])
+    held, width = fake_value(step.given), max(of[0].shape[-1], of[2].shape[-1])
     sizes = "x".join(map(str, held.shape))
     what = f"the bias {step.given.name} of {sizes} differs from head to head: torch's fused kernels pay for one"
     if step.kind != "add" or any(not (isinstance(n, int) and n == 1) for n in held.shape[:-3]):
         return f"{what} that is added and that all batches share"
-    if not all(isinstance(n, int) and n >= LONG and n % 8 == 0 for n in held.shape[-2:]) or width > 128:
-        return f"{what} of at least {LONG} tokens, a multiple of 8, and heads of up to 128"
+    if (
+        not all(isinstance(n, int) and n >= LEAST_TOKENS_FOR_BIAS and n % 8 == 0 for n in held.shape[-2:])
+        or width > 128
+    ):
+        return f"{what} of at least {LEAST_TOKENS_FOR_BIAS} tokens, a multiple of 8, and heads of up to 128"
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in (*of, held))
     return f"{what} without a gradient" if learns else ""
 
 
-def _of_heads(bias: Any) -> bool:
+def _differs_between_heads(bias: Any) -> bool:
     """Whether the third dim from the end, that of the heads, is not broadcast."""
-    held = value(bias) if isinstance(bias, Node) else None
+    held = fake_value(bias) if isinstance(bias, Node) else None
     return isinstance(held, Tensor) and held.dim() > 2 and held.shape[-3] != 1

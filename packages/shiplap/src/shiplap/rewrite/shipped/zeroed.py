@@ -13,40 +13,50 @@ from torch import Tensor
 from torch.fx import Node
 
 from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.graph import value
-from shiplap.rewrite.normalize_call import arguments, called
-from shiplap.rewrite.shipped.scores import Step
+from shiplap.rewrite.graph import fake_value
+from shiplap.rewrite.normalize_call import canonical_arguments, canonical_name
+from shiplap.rewrite.shipped.scores import ScoreStep
 
 # Calls by which models derive one mask from another.
-PURE = frozenset({"eq", "ne", "view", "unsqueeze", "logical_not", "invert", "to", "expand", "tensor", "bool"})
+PURE_MASK_OPERATORS = frozenset(
+    {"eq", "ne", "view", "unsqueeze", "logical_not", "invert", "to", "expand", "tensor", "bool"}
+)
 
 
-def zeroing(node: Node, weights: Node) -> Node | None:
+def zeroing_mask(node: Node, weights: Node) -> Node | None:
     """Return the mask where ``node`` sets ``weights`` to 0 by it, or None for any other call."""
-    given = passthrough_ops.operands(node)
-    if passthrough_ops.named(node) != "masked_fill" or len(given) != 3 or given[0] is not weights:
+    given = passthrough_ops.positional_then_named(node)
+    if passthrough_ops.torch_call_name(node) != "masked_fill" or len(given) != 3 or given[0] is not weights:
         return None
-    mask, held = given[1], value(weights)
-    kept = isinstance(mask, Node) and value(mask).dim() <= held.dim() and passthrough_ops.same_shape(value(node), held)
-    return mask if kept and passthrough_ops.constant(given[2]) == 0 else None
+    mask, held = given[1], fake_value(weights)
+    kept = (
+        isinstance(mask, Node)
+        and fake_value(mask).dim() <= held.dim()
+        and passthrough_ops.same_shape(fake_value(node), held)
+    )
+    return mask if kept and passthrough_ops.as_constant(given[2]) == 0 else None
 
 
-def masks_scores(mask: Node, steps: Sequence[Step]) -> bool:
+def fills_scores_by_mask(mask: Node, steps: Sequence[ScoreStep]) -> bool:
     """Whether one of ``steps`` fills the scores in by the same mask, perhaps computed a second time."""
-    return any(step.kind == "fill" and _same(step.given, mask) for step in steps)
+    return any(step.kind == "fill" and _is_same_computation(step.given, mask) for step in steps)
 
 
-def _same(a: Any, b: Any, depth: int = 8) -> bool:
+def _is_same_computation(a: Any, b: Any, depth: int = 8) -> bool:
     """Whether two nodes are one, or calls of one function with the same arguments."""
     if a is b or not (isinstance(a, Node) and isinstance(b, Node)):
         return a is b or (type(a) is type(b) and bool(a == b))
     # Calls outside of the list may draw random numbers or read state, so equal arguments do not make them equal.
-    if not depth or passthrough_ops.named(a) not in PURE or called(a) != called(b):
+    if (
+        not depth
+        or passthrough_ops.torch_call_name(a) not in PURE_MASK_OPERATORS
+        or canonical_name(a) != canonical_name(b)
+    ):
         return False
-    left, right = arguments(a), arguments(b)
-    return left.keys() == right.keys() and all(_same(left[n], right[n], depth - 1) for n in left)
+    left, right = canonical_arguments(a), canonical_arguments(b)
+    return left.keys() == right.keys() and all(_is_same_computation(left[n], right[n], depth - 1) for n in left)
 
 
-def rows_of(mask: Tensor) -> Tensor:
+def fully_masked_rows(mask: Tensor) -> Tensor:
     """Return a boolean tensor of the rows of the scores that ``mask`` masks as a whole."""
     return mask.bool().all(-1, keepdim=True)

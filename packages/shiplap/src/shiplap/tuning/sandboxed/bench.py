@@ -21,20 +21,20 @@ import torch
 from shiplap.dispatch import Op
 from shiplap.dispatch.tuned_choices import REFERENCE
 from shiplap.errors import error
-from shiplap.sampling.case import Case
-from shiplap.sampling.run import last_line, tensors
-from shiplap.sandbox.call_batch import Batch, Unsupported
-from shiplap.sandbox.candidate import Expected, Wrong
-from shiplap.sandbox.protocol import Arena
-from shiplap.sandbox.source_scan import suspicious_function
-from shiplap.tuning.bench import Belief
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.run import error_line, tensors_among
+from shiplap.sandbox.call_batch import CallBatch, UnsupportedArguments
+from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
+from shiplap.sandbox.protocol import ArgumentArena
+from shiplap.sandbox.source_scan import suspicious_names_of_function
+from shiplap.tuning.bench import ConfirmedClaim
 from shiplap.tuning.candidate import Candidate, KernelCandidate
 from shiplap.tuning.inputs import Inputs
-from shiplap.tuning.measure import Plan, Timing, race
-from shiplap.tuning.sandboxed.confirm import Confirmation, Spells, expected_of
-from shiplap.tuning.sandboxed.fresh_inputs import Drawn
-from shiplap.tuning.sandboxed.workers import Hosts, Unhosted
-from shiplap.tuning.verify import Outcome, cases_of
+from shiplap.tuning.measure import RacePlan, Timing, race_runs
+from shiplap.tuning.sandboxed.confirm import Confirmation, FreshValueTimes, expected_effects
+from shiplap.tuning.sandboxed.fresh_inputs import ConfirmationInputs
+from shiplap.tuning.sandboxed.workers import KernelProcesses, ProcessUnavailable
+from shiplap.tuning.verify import VerifyOutcome, verification_cases
 
 POISON = (0xFF, 0x55, 0xAA)
 DUELS = 6  # rounds
@@ -42,12 +42,12 @@ LARGE = 4 << 20  # bytes of arguments that deserve more than one thread here
 CLAIM, EXCHANGE = 0.3, 5e-3  # least share of this process's clock that a claim may have, after the seconds of a message
 
 
-def serves(inputs: Inputs) -> bool:
+def can_send_arguments(inputs: Inputs) -> bool:
     """Return whether the arguments of this task can be sent to a locked process."""
     if torch.device(inputs.device).type != "cpu" or not sys.platform.startswith("linux"):
         return False  # a locked process has not been tried with a device
     try:
-        Arena().pack(list(inputs.call.args if inputs.op.sampler is not None else inputs.real[0].args))
+        ArgumentArena().pack(list(inputs.call.args if inputs.op.sampler is not None else inputs.real[0].args))
     except TypeError:  # a random generator, for example
         return False
     return True
@@ -64,7 +64,7 @@ class _Lost(Exception):
 class _Runner:
     """A candidate in a race, as a function."""
 
-    def __init__(self, index: int, batch: Batch) -> None:
+    def __init__(self, index: int, batch: CallBatch) -> None:
         self.index, self.batch = index, batch
 
     def __call__(self) -> Any:
@@ -74,7 +74,7 @@ class _Runner:
     def sample(self, repeats: int) -> float:
         try:
             spell = self.batch.sample(repeats)
-        except Wrong as e:
+        except CandidateError as e:
             raise _Lost(self.index, str(e)) from None
         # A claim may not be so low that a race is planned around it for nothing; whether it is true shows later.
         return max(spell.claimed, CLAIM * (spell.took.quiet - EXCHANGE)) / repeats
@@ -98,7 +98,7 @@ def _few_threads(inputs: Inputs) -> Iterator[None]:
     A thread of OpenMP spins while it waits for its next work, for longer than a small kernel takes, on a processor that
     the kernel may need.
     """
-    if sum(t.numel() * t.itemsize for t in tensors(inputs.real[0].args)) > LARGE:
+    if sum(t.numel() * t.itemsize for t in tensors_among(inputs.real[0].args)) > LARGE:
         yield
         return
     count = torch.get_num_threads()
@@ -115,14 +115,14 @@ class JudgedBench:
     confirms = "ok", ""
 
     def __init__(
-        self, hosts: Hosts, op: Op, drawn: Inputs, candidates: Sequence[Candidate], opening: Mapping[str, Any]
+        self, hosts: KernelProcesses, op: Op, drawn: Inputs, candidates: Sequence[Candidate], opening: Mapping[str, Any]
     ) -> None:
         self.hosts, self.op, self.candidates, self.opening = hosts, op, candidates, opening
         self.inputs = replace(drawn, seed=secrets.randbits(40))  # no candidate can predict these values
-        self._expected: dict[int, Expected] = {}
-        self._drawn: Drawn | None = None
+        self._expected: dict[int, ExpectedEffects] = {}
+        self._drawn: ConfirmationInputs | None = None
         self._broken = ""  # why the reference does not run
-        self.hosts.open(opening, _libraries(op))
+        self.hosts.open(opening, _library_folders(op))
 
     def open(self) -> str:
         """Return the reason why the processes cannot serve the task, or "". SL611 if no process starts."""
@@ -132,7 +132,7 @@ class JudgedBench:
             with self._ahead():
                 self.hosts.prepare({REFERENCE: 10.0} | {c.kernel: 1.0 for c in self.candidates[1:]})
             self.hosts.of(REFERENCE, 10.0)
-        except Unhosted as e:
+        except ProcessUnavailable as e:
             if "LookupError" in str(e):
                 return str(e)
             expected = "a process that imports the op and draws its inputs"
@@ -142,7 +142,7 @@ class JudgedBench:
     @contextmanager
     def _ahead(self) -> Iterator[None]:
         """Draw the arguments of a later confirmation while the body runs. Nothing is timed meanwhile."""
-        drawn, over = Drawn(self.op, self.inputs), Event()
+        drawn, over = ConfirmationInputs(self.op, self.inputs), Event()
 
         def draw() -> None:
             with suppress(Exception):  # the next draw raises the same error
@@ -157,9 +157,9 @@ class JudgedBench:
         thread.join()
         self._drawn = drawn
 
-    def drawn(self) -> Drawn:
+    def drawn(self) -> ConfirmationInputs:
         drawn, self._drawn = self._drawn, None
-        return drawn or Drawn(self.op, self.inputs)
+        return drawn or ConfirmationInputs(self.op, self.inputs)
 
     def compile(self, indices: Sequence[int]) -> int:
         return 0  # each compiles in its own process, when it is verified
@@ -167,72 +167,72 @@ class JudgedBench:
     def quiet(self) -> None:
         """Do nothing: every process is stopped unless a request to it is pending."""
 
-    def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> Batch:
+    def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> CallBatch:
         """Return calls of a candidate, ready in its process. Raises Wrong, Unsupported or Unhosted.
 
         Index -1 computes nothing, in the process of the reference.
         """
         name = self.candidates[max(index, 0)].kernel
         witness = self.hosts.of(name, 10.0 if index <= 0 else 1.0)
-        return Batch(witness, {"index": index, "poison": poison}, sets, blank=index < 0)
+        return CallBatch(witness, {"index": index, "poison": poison}, sets, blank=index < 0)
 
-    def verify(self, index: int) -> Outcome:
+    def verify(self, index: int) -> VerifyOutcome:
         # Without results of the reference nothing can be compared, and each candidate would fail for this one reason.
         if index and self._broken:
-            return Outcome(f"the reference does not run: {self._broken}")
+            return VerifyOutcome(f"the reference does not run: {self._broken}")
         if names := self._suspicions(index):
-            return Outcome("; ".join(names[:3]))
-        for number, case in enumerate(cases_of(self.inputs, self.candidates[index])):
+            return VerifyOutcome("; ".join(names[:3]))
+        for number, case in enumerate(verification_cases(self.inputs, self.candidates[index])):
             try:
                 with _few_threads(self.inputs):
                     problem = self._look(index, number, case)
-            except Unsupported as e:
+            except UnsupportedArguments as e:
                 if number > 1:  # of other sizes than the call
                     continue
-                return Outcome(str(e), refused=True)
+                return VerifyOutcome(str(e), refused=True)
             if problem:
                 self._broken = problem if index == 0 else self._broken
-                return Outcome(f"{problem} on {case.label}")
-        return Outcome()
+                return VerifyOutcome(f"{problem} on {case.label}")
+        return VerifyOutcome()
 
     def _suspicions(self, index: int) -> list[str]:
         candidate = self.candidates[index]
-        return suspicious_function(candidate.bound.function) if isinstance(candidate, KernelCandidate) else []
+        return suspicious_names_of_function(candidate.bound.function) if isinstance(candidate, KernelCandidate) else []
 
-    def _look(self, index: int, number: int, case: Case) -> str:
+    def _look(self, index: int, number: int, case: SampleCase) -> str:
         """Return the error of a candidate on a case, or "". The reference is compared with nothing."""
         try:
             with self.batch(index, [case.args], POISON[number % len(POISON)]) as batch:
                 batch.go([self.expected(number, case)] if index else None)
-        except (Wrong, Unhosted) as e:
+        except (CandidateError, ProcessUnavailable) as e:
             return self.ended(index, e)
         return ""
 
     def ended(self, index: int, e: Exception) -> str:
         """Return the evidence of an exception, and end the process if it can no longer be used."""
         self.hosts.doubted = True
-        if isinstance(e, Wrong) and e.check in ("process", "memory", "answer"):
+        if isinstance(e, CandidateError) and e.check in ("process", "memory", "answer"):
             self.hosts.end(self.candidates[max(index, 0)].kernel)
         return str(e)
 
-    def expected(self, number: int, case: Case) -> Expected:
+    def expected(self, number: int, case: SampleCase) -> ExpectedEffects:
         if number not in self._expected:
             try:
-                self._expected[number] = expected_of(self.op, case)
+                self._expected[number] = expected_effects(self.op, case)
             except Exception as e:  # the reference ran in its own process: memory, perhaps
-                raise Wrong("reference", f"the reference does not run here: {last_line(e)}") from e
+                raise CandidateError("reference", f"the reference does not run here: {error_line(e)}") from e
         return self._expected[number]
 
-    def race(self, indices: Sequence[int], plan: Plan) -> tuple[dict[int, Timing], dict[int, str]]:
+    def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
         left, failed = list(indices), dict[int, str]()
         while left:
-            batches: dict[int, Batch] = {}
+            batches: dict[int, CallBatch] = {}
             try:
                 for index in left:
                     with _few_threads(self.inputs):
                         batches[index] = self._entered(index)
                 runs: dict[int, Callable[[], Any]] = {i: _Runner(i, b) for i, b in batches.items()}
-                return race(runs, _Clock(), plan), failed
+                return race_runs(runs, _Clock(), plan), failed
             except _Lost as e:
                 failed[e.index] = e.why
                 left.remove(e.index)
@@ -242,15 +242,15 @@ class JudgedBench:
                     batch.close()
         return {}, failed
 
-    def _entered(self, index: int) -> Batch:
+    def _entered(self, index: int) -> CallBatch:
         try:
             return self.batch(index, [self.inputs.real[0].args])
-        except (Wrong, Unsupported, Unhosted) as e:
+        except (CandidateError, UnsupportedArguments, ProcessUnavailable) as e:
             raise _Lost(index, str(e)) from None
 
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
-    ) -> dict[int, Belief]:
+    ) -> dict[int, ConfirmedClaim]:
         with _few_threads(self.inputs):
             return Confirmation(self, claims, seconds, believed).beliefs()
 
@@ -258,7 +258,7 @@ class JudgedBench:
         left, failed = list(indices), dict[int, str]()
         while len(left) > 1:
             with _few_threads(self.inputs):
-                times = Spells(self, dict.fromkeys(left, claimed)).measure(DUELS, seconds)
+                times = FreshValueTimes(self, dict.fromkeys(left, claimed)).measure(DUELS, seconds)
             lost = {i: t for i, t in times.items() if isinstance(t, str)}
             if not lost:
                 return {i: float(t) for i, t in times.items()}, failed
@@ -269,7 +269,7 @@ class JudgedBench:
         return {}, failed
 
 
-def _libraries(op: Op) -> list[str]:
+def _library_folders(op: Op) -> list[str]:
     """Return the folders of the native libraries of an op."""
     kernels = [k for listed in op.kernels.values() for k in listed]
     return [str(k.native.library.parent) for k in kernels if k.native is not None]

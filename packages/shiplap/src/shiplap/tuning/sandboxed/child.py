@@ -14,15 +14,15 @@ from typing import Any
 
 from shiplap.declare.config import Config
 from shiplap.dispatch.launch import poisoned_workspace
-from shiplap.sampling.recipe import Recipe
-from shiplap.sandbox.child import Declined
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sandbox.child import ArgumentsDeclined
 from shiplap.tuning.allowed import WORKER
-from shiplap.tuning.candidate import Candidate, Refused, Run
-from shiplap.tuning.inputs import inputs
+from shiplap.tuning.candidate import Candidate, CandidateRefused, CandidateRun
+from shiplap.tuning.inputs import draw_inputs
 from shiplap.tuning.poison_memory import Poison
-from shiplap.tuning.worker import find, provided
+from shiplap.tuning.worker import candidates_by_provider, import_op
 
-Ready = Callable[[Mapping[str, Any], list[Any]], Run]
+Ready = Callable[[Mapping[str, Any], list[Any]], CandidateRun]
 
 
 def maker(order: str) -> Ready:
@@ -34,30 +34,30 @@ def maker(order: str) -> Ready:
     """
     asked = json.loads(order)
     os.environ[WORKER] = str(os.getpid())  # a module that tunes when it is imported does not tune here
-    op = find({**asked, "path": [*asked["path"], *(p for p in sys.path if p not in asked["path"])]})
+    op = import_op({**asked, "path": [*asked["path"], *(p for p in sys.path if p not in asked["path"])]})
     if op.identity != asked["identity"]:
         raise LookupError(f"{op.spec.name} differs there: kernels attached elsewhere, or changed files")
-    drawn = inputs(op, Recipe.parse(asked["recipe"]), asked["device"])
-    listed = {(c.kernel, c.config): c for c in provided(asked["provider"], op, drawn)}
+    drawn = draw_inputs(op, SampleRecipe.parse(asked["recipe"]), asked["device"])
+    listed = {(c.kernel, c.config): c for c in candidates_by_provider(asked["provider"], op, drawn)}
     wanted = [(c["kernel"], Config.of(c["config"])) for c in asked["candidates"]]
     if missing := [w for w in wanted if w not in listed]:
         raise LookupError(f"candidate {missing[0]} is unknown here")
 
-    def ready(which: Mapping[str, Any], args: list[Any]) -> Run:
+    def ready(which: Mapping[str, Any], args: list[Any]) -> CandidateRun:
         if which["index"] < 0:
             op.bind(tuple(args))
             return lambda: ()
-        return _ready(listed[wanted[which["index"]]], which.get("poison"), tuple(args))
+        return _make_ready(listed[wanted[which["index"]]], which.get("poison"), tuple(args))
 
     return ready
 
 
-def _ready(candidate: Candidate, byte: int | None, args: tuple[Any, ...]) -> Run:
+def _make_ready(candidate: Candidate, byte: int | None, args: tuple[Any, ...]) -> CandidateRun:
     try:
         with nullcontext() if byte is None else poisoned_workspace(byte):
             run = candidate.prepare(args)
-    except Refused as e:
-        raise Declined(str(e)) from None
+    except CandidateRefused as e:
+        raise ArgumentsDeclined(str(e)) from None
     if byte is None:
         return run
 

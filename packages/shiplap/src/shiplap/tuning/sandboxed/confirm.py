@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case
-from shiplap.sampling.compare import Difference, agrees, close, reduction
-from shiplap.sampling.perturb import Fresh, swapped
-from shiplap.sampling.run import reference, reference64, tensors
-from shiplap.sandbox.call_batch import Batch, Unsupported
-from shiplap.sandbox.candidate import Expected, Wrong
-from shiplap.sandbox.supervisor import Took
-from shiplap.tuning.bench import Belief
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.compare import Difference, agrees_without_float64, compare_within_tolerance, derive_reduction
+from shiplap.sampling.perturb import FreshArguments, swap_stretches
+from shiplap.sampling.run import reference_effects, reference_effects64, tensors_among
+from shiplap.sandbox.call_batch import CallBatch, UnsupportedArguments
+from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
+from shiplap.sandbox.supervisor import RequestTime
+from shiplap.tuning.bench import ConfirmedClaim
 from shiplap.tuning.candidate import Candidate
 from shiplap.tuning.inputs import Inputs
-from shiplap.tuning.sandboxed.fresh_inputs import MOST, ROOM, Drawn, bytes_of
-from shiplap.tuning.sandboxed.workers import Hosts, Unhosted
+from shiplap.tuning.sandboxed.fresh_inputs import MOST, ROOM, ConfirmationInputs, argument_bytes
+from shiplap.tuning.sandboxed.workers import KernelProcesses, ProcessUnavailable
 
 ROUNDS, ATTEMPTS = 3, 3
 PATIENCE = 4  # times as many rounds on a busy machine
@@ -42,15 +42,15 @@ LATER, PAUSE, LONGEST = 500, 15e-3, 0.1  # calls without a comparison, their sec
 FIRST = 2  # batches of other inputs that are tried however long they take
 
 
-class Asked(Protocol):
+class ConfirmingBench(Protocol):
     """The bench that a confirmation uses: the processes of the candidates, and the inputs."""
 
     op: Op
     inputs: Inputs
     candidates: Sequence[Candidate]
-    hosts: Hosts
+    hosts: KernelProcesses
 
-    def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> Batch:
+    def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> CallBatch:
         """Return calls of a candidate, ready in its process. Index -1 computes nothing."""
         ...
 
@@ -58,47 +58,49 @@ class Asked(Protocol):
         """Return the evidence of an exception, and end the process if it can no longer be used."""
         ...
 
-    def drawn(self) -> Drawn:
+    def drawn(self) -> ConfirmationInputs:
         """Return new arguments, of which some may have been drawn ahead."""
         ...
 
 
-def expected_of(op: Op, case: Case) -> Expected:
+def expected_effects(op: Op, case: SampleCase) -> ExpectedEffects:
     """Return the effects of the reference on ``case``, with which the results of a process are compared.
 
     Results that agree with the reference in its own precision are correct. The reference in float64 is therefore
     computed only for the others.
     """
     with torch.no_grad():
-        own = reference(op, case.args)
-    sums = reduction(op.spec, case.env)
-    flat = tensors(case.args)
-    written = [t for a, v in zip(op.spec.args, case.args, strict=True) if a.mutated for t in tensors([v])]
+        own = reference_effects(op, case.args)
+    sums = derive_reduction(op.spec, case.env)
+    flat = tensors_among(case.args)
+    written = [t for a, v in zip(op.spec.args, case.args, strict=True) if a.mutated for t in tensors_among([v])]
     changed = tuple(i for i, t in enumerate(flat) if any(t is w for w in written))
 
     def against(got: Sequence[Tensor]) -> Difference:
         with torch.no_grad():
-            if agrees(got, own, sums, wide_sums=True):
+            if agrees_without_float64(got, own, sums, wide_sums=True):
                 return Difference()
-            return close(got, own, reference64(op, case.args), sums, wide_sums=True)
+            return compare_within_tolerance(got, own, reference_effects64(op, case.args), sums, wide_sums=True)
 
-    return Expected(own, against, changed, aliased=True)
+    return ExpectedEffects(own, against, changed, aliased=True)
 
 
-class Spells:
+class FreshValueTimes:
     """Times of candidates on new values, measured in turns by the clock of this process.
 
     ``claims`` holds the approximate seconds of one call of each candidate. The number of calls in a batch follows from
     them.
     """
 
-    def __init__(self, bench: Asked, claims: Mapping[int, float], fresh: Fresh | None = None) -> None:
+    def __init__(
+        self, bench: ConfirmingBench, claims: Mapping[int, float], fresh: FreshArguments | None = None
+    ) -> None:
         self.bench, self.claims = bench, claims
         self.op, self.inputs = bench.op, bench.inputs
-        self.fresh = fresh or Fresh(self.op, self.inputs.recipe, self.inputs.device)
-        claimed, size = max(1e-9, min(claims.values())), max(1, bytes_of(self.inputs.real[0]))
+        self.fresh = fresh or FreshArguments(self.op, self.inputs.recipe, self.inputs.device)
+        claimed, size = max(1e-9, min(claims.values())), max(1, argument_bytes(self.inputs.real[0]))
         self._count = max(1, min(MOST, int(LONG / claimed), ROOM // size))
-        self._took: dict[int, list[Took]] = {i: [] for i in (-1, *claims)}
+        self._took: dict[int, list[RequestTime]] = {i: [] for i in (-1, *claims)}
 
     def measure(self, rounds: int, seconds: float) -> dict[int, float | str]:
         """Return the seconds of one call of each candidate, or the error of one of them.
@@ -139,22 +141,24 @@ class Spells:
             for index in self._took:
                 try:
                     batches[index] = stack.enter_context(self.bench.batch(index, known))
-                except (Wrong, Unsupported, Unhosted) as e:
+                except (CandidateError, UnsupportedArguments, ProcessUnavailable) as e:
                     return {index: self._why(index, e)}
             for cases in values:
-                expected = [expected_of(self.op, case) for case in cases] if any(self.claims) else []
+                expected = [expected_effects(self.op, case) for case in cases] if any(self.claims) else []
                 for index, batch in batches.items():
                     try:
                         self._took[index].append(self._go(index, batch, cases, expected))
-                    except Wrong as e:
+                    except CandidateError as e:
                         return {index: self._why(index, e)}
         return {}
 
     def _why(self, index: int, e: Exception) -> str:
         why = self.bench.ended(index, e)
-        return f"{why} ({e.check}) on new values" if isinstance(e, Wrong) else why
+        return f"{why} ({e.check}) on new values" if isinstance(e, CandidateError) else why
 
-    def _go(self, index: int, batch: Batch, cases: list[Case], expected: list[Expected]) -> Took:
+    def _go(
+        self, index: int, batch: CallBatch, cases: list[SampleCase], expected: list[ExpectedEffects]
+    ) -> RequestTime:
         prisoner = batch.witness.prisoner
         # Processes that the candidate has started are ended, as they could compute during other candidates' turns.
         prisoner.sweep()
@@ -166,12 +170,12 @@ class Spells:
         finally:
             prisoner.alone = False
 
-    def _values(self) -> tuple[list[Any], list[list[Case]]]:
+    def _values(self) -> tuple[list[Any], list[list[SampleCase]]]:
         """Return arguments with which calls are prepared, and the values on which they then run, one list after
         another.
         """
         first = self.fresh.cases(self._count)
-        near = [replace(c, args=swapped(c.args)) for c in first]
+        near = [replace(c, args=swap_stretches(c.args)) for c in first]
         if self.op.sampler is not None:  # its values may decide on sizes
             return [c.args for c in first], [near]
         return [self.inputs.real[0].args] * self._count, [first, near]
@@ -185,7 +189,7 @@ class Confirmation:
     """
 
     def __init__(
-        self, bench: Asked, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
+        self, bench: ConfirmingBench, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> None:
         self.bench, self.claims, self.seconds, self.believed = bench, claims, seconds, believed
         self.inputs = bench.inputs
@@ -194,16 +198,16 @@ class Confirmation:
         self._least: dict[int, float] = {}
         self._kindest: dict[int, float] = {}
 
-    def beliefs(self) -> dict[int, Belief]:
+    def beliefs(self) -> dict[int, ConfirmedClaim]:
         """Return the verdict on each candidate: a problem, or its time as a multiple of the reported time."""
         asked = [i for i in self.claims if i and i not in self.believed]
-        told = {i: Belief(problem) for i in asked if (problem := self._problem(i))}
+        told = {i: ConfirmedClaim(problem) for i in asked if (problem := self._problem(i))}
         self._time([i for i in self.claims if i not in told], told)
         for index in [i for i, belief in told.items() if i and not belief.problem]:
             try:
                 self.bench.hosts.of(self.bench.candidates[index].kernel).intact()
-            except (Wrong, Unhosted) as e:
-                told[index] = Belief(self._evidence(index, e))
+            except (CandidateError, ProcessUnavailable) as e:
+                told[index] = ConfirmedClaim(self._evidence(index, e))
         return told
 
     def _problem(self, index: int) -> str:
@@ -211,24 +215,24 @@ class Confirmation:
         if self.claims[index] < LEAST:
             return f"won with {self.claims[index] * 1e9:.3g} ns, which no call takes"
         drawn, self._drawn = self._drawn, self.bench.drawn()  # of each candidate its own
-        looks = _Looks(self.bench, index, self.claims[index], drawn, self.fresh, monotonic() + self.seconds)
+        looks = _CandidateChecks(self.bench, index, self.claims[index], drawn, self.fresh, monotonic() + self.seconds)
         try:
             looks.in_place()
             looks.many()
             looks.others()
-        except (Unsupported, Wrong, Unhosted) as e:
+        except (UnsupportedArguments, CandidateError, ProcessUnavailable) as e:
             return self._evidence(index, e)
         return ""
 
     def _evidence(self, index: int, e: Exception) -> str:
-        if isinstance(e, Unsupported):
+        if isinstance(e, UnsupportedArguments):
             return f"does not serve other values of this size: {e}"
-        if isinstance(e, Wrong):
+        if isinstance(e, CandidateError):
             self.bench.ended(index, e)
             return f"{e.evidence} ({e.check}) on new values"
         return str(e)
 
-    def _time(self, left: list[int], told: dict[int, Belief]) -> None:
+    def _time(self, left: list[int], told: dict[int, ConfirmedClaim]) -> None:
         """Compare the reported times with the least times by this process's clock, as load on the machine can only
         increase them.
 
@@ -244,15 +248,15 @@ class Confirmation:
             claimed, took = self.claims[index], self._kindest[index]
             problem = f"won with {claimed * 1e6:.3g} us, and takes {took * 1e6:.3g} us on new values"
             factor = self._least[index] / max(claimed, 1e-9)
-            told[index] = Belief(problem) if index in slow else Belief(factor=factor)
+            told[index] = ConfirmedClaim(problem) if index in slow else ConfirmedClaim(factor=factor)
 
     def _longest(self, claimed: float) -> float:
-        return TIMES * claimed + SLACK + bytes_of(self.inputs.real[0]) / COLD
+        return TIMES * claimed + SLACK + argument_bytes(self.inputs.real[0]) / COLD
 
-    def _measure(self, left: list[int], told: dict[int, Belief]) -> list[int]:
+    def _measure(self, left: list[int], told: dict[int, ConfirmedClaim]) -> list[int]:
         """Time the candidates in turns, and return those that are correct on all values."""
         while left:
-            spells = Spells(self.bench, {i: self.claims[i] for i in left}, self.fresh)
+            spells = FreshValueTimes(self.bench, {i: self.claims[i] for i in left}, self.fresh)
             times = spells.measure(ROUNDS, self.seconds)
             lost = {i: t for i, t in times.items() if isinstance(t, str)}
             if not lost:
@@ -260,15 +264,23 @@ class Confirmation:
                     self._least[index] = min(float(seconds), self._least.get(index, float("inf")))
                     self._kindest[index] = min(spells.kindest(index), self._kindest.get(index, float("inf")))
                 break
-            told |= {i: Belief(lost.get(i) or lost[-1]) for i in left if i in lost or -1 in lost}
+            told |= {i: ConfirmedClaim(lost.get(i) or lost[-1]) for i in left if i in lost or -1 in lost}
             left = [i for i in left if i not in told]
         return left
 
 
-class _Looks:
+class _CandidateChecks:
     """The checks of one candidate on values and sizes that it cannot predict, until the time ``ends``."""
 
-    def __init__(self, bench: Asked, index: int, claimed: float, drawn: Drawn, fresh: Fresh, ends: float) -> None:
+    def __init__(
+        self,
+        bench: ConfirmingBench,
+        index: int,
+        claimed: float,
+        drawn: ConfirmationInputs,
+        fresh: FreshArguments,
+        ends: float,
+    ) -> None:
         self.bench, self.index, self.claimed, self.ends = bench, index, claimed, ends
         self.op, self.inputs, self.drawn, self.fresh = bench.op, bench.inputs, drawn, fresh
         self.fixed = bench.candidates[index].fixed
@@ -282,13 +294,13 @@ class _Looks:
         """
         cases = self.fresh.cases(2 if self.op.sampler is None else 1)
         known = self.inputs.real[0] if self.op.sampler is None else cases[0]  # a builder's values may decide on sizes
-        cases += [replace(cases[-1], args=swapped(cases[-1].args)) for _ in range(2)]
+        cases += [replace(cases[-1], args=swap_stretches(cases[-1].args)) for _ in range(2)]
         with self.bench.batch(self.index, [known.args]) as batch:
             for number, case in enumerate(cases):
                 if number == len(cases) - 1:
                     batch.sample(max(MOST, min(LATER, int(PAUSE / self.claimed))))
                 batch.fill([case.args])
-                batch.go([expected_of(self.op, case)])
+                batch.go([expected_effects(self.op, case)])
 
     def many(self) -> None:
         """Check a candidate after some calls, on the smallest available size.
@@ -297,10 +309,10 @@ class _Looks:
         """
         if (fresh := self.drawn.small) is None or self.fixed:
             return
-        pairs: list[tuple[Case, Expected]] = []
+        pairs: list[tuple[SampleCase, ExpectedEffects]] = []
         for number in range(BATCHES):
             if number in (0, BATCHES - 1):
-                pairs = [(case, expected_of(self.op, case)) for case in fresh.cases(MOST)]
+                pairs = [(case, expected_effects(self.op, case)) for case in fresh.cases(MOST)]
             secrets.SystemRandom().shuffle(pairs)
             try:
                 with self.bench.batch(self.index, [case.args for case, _ in pairs]) as batch:
@@ -308,7 +320,7 @@ class _Looks:
                     if number == BATCHES - 2:
                         each = max(spell.took.quiet / MOST, 1e-6)
                         batch.sample(max(MOST, min(LATER, int(LONGEST / each))))
-            except Unsupported:
+            except UnsupportedArguments:
                 return
             if monotonic() > self.ends:
                 return
@@ -321,10 +333,10 @@ class _Looks:
             pairs = []
             for case in cases:
                 with suppress(Exception):  # the reference does not take every number
-                    pairs.append((case, expected_of(self.op, case)))
+                    pairs.append((case, expected_effects(self.op, case)))
             self._look(pairs)
 
-    def _look(self, pairs: Sequence[tuple[Case, Expected]]) -> None:
+    def _look(self, pairs: Sequence[tuple[SampleCase, ExpectedEffects]]) -> None:
         """Check all pairs in one batch, and then one by one if a candidate declines one or raises, as it may not
         support a size.
         """
@@ -334,11 +346,11 @@ class _Looks:
             with self.bench.batch(self.index, [case.args for case, _ in pairs]) as batch:
                 batch.go([expected for _, expected in pairs])
                 return
-        except Unsupported:
+        except UnsupportedArguments:
             pass
-        except Wrong as e:
+        except CandidateError as e:
             if e.check != "raised":
                 at = pairs[0] if len(pairs) == 1 else pairs[e.call] if e.call >= 0 else None
-                raise Wrong(e.check, e.evidence + (f" on {at[0].label}" if at else "")) from None
+                raise CandidateError(e.check, e.evidence + (f" on {at[0].label}" if at else "")) from None
         for pair in pairs if len(pairs) > 1 else ():
             self._look([pair])

@@ -9,13 +9,13 @@ from typing import Any
 
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
-from shiplap.sampling.case import Case
-from shiplap.sampling.perturb import Fresh
-from shiplap.sampling.recipe import Recipe
-from shiplap.sampling.run import tensors
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.perturb import FreshArguments
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.run import tensors_among
 from shiplap.sampling.samples import Samples
-from shiplap.sampling.sizes import EDGES, free_dims, scalar_candidates
-from shiplap.sampling.values import KINDS
+from shiplap.sampling.sizes import EDGE_SIZES, free_dims, scalar_candidates
+from shiplap.sampling.values import PLAIN_KINDS
 from shiplap.tuning.inputs import Inputs, given_ones
 
 MOST, ROOM = 24, 32 << 20  # calls of a batch, and bytes of their arguments
@@ -26,7 +26,7 @@ AT_ONCE = 12  # other inputs in one batch
 AHEAD, LARGE = 7, 4 << 20  # values of the call's size that are drawn ahead, and bytes of those of which none is
 
 
-class Drawn:
+class ConfirmationInputs:
     """Arguments for the checks of one candidate. No other candidate receives them.
 
     Drawing calls the declaration and its sampler, and never the reference: the reference runs in this process only
@@ -35,22 +35,22 @@ class Drawn:
 
     def __init__(self, op: Op, inputs: Inputs) -> None:
         self.op, self.inputs = op, inputs
-        self._made: deque[Case | None] = deque()  # of the first recipes
+        self._made: deque[SampleCase | None] = deque()  # of the first recipes
 
     @cached_property
-    def fresh(self) -> Fresh:
+    def fresh(self) -> FreshArguments:
         """Values of the call's size."""
-        return Fresh(self.op, self.inputs.recipe, self.inputs.device)
+        return FreshArguments(self.op, self.inputs.recipe, self.inputs.device)
 
     @cached_property
-    def small(self) -> Fresh | None:
+    def small(self) -> FreshArguments | None:
         """Values of the smallest available size."""
         small = self.inputs.small
-        return Fresh(self.op, small.recipe, "cpu") if small is not None else None
+        return FreshArguments(self.op, small.recipe, "cpu") if small is not None else None
 
     def ahead(self, over: Callable[[], bool]) -> None:
         """Draw the arguments of a confirmation until ``over`` returns True. The rest is drawn when it is needed."""
-        if bytes_of(self.inputs.real[0]) <= LARGE:
+        if argument_bytes(self.inputs.real[0]) <= LARGE:
             for _ in self._one_by_one():
                 if over():
                     return
@@ -68,12 +68,12 @@ class Drawn:
                 small.store(1)
                 yield
 
-    def chunks(self) -> Iterator[list[Case]]:
+    def chunks(self) -> Iterator[list[SampleCase]]:
         """Yield a few small sizes and every kind of values, sizes near those of the call, then more small sizes."""
         for recipes in self._recipes:
             made = [self._made.popleft() if self._made else self._samples.make(recipe) for recipe in recipes]
             cases = [case for case in made if case]
-            if sum(map(bytes_of, cases)) <= ROOM:
+            if sum(map(argument_bytes, cases)) <= ROOM:
                 yield cases
             else:
                 yield from ([case] for case in cases)
@@ -84,11 +84,11 @@ class Drawn:
         return Samples(self.op, secrets.randbits(40), self.inputs.device)
 
     @cached_property
-    def _recipes(self) -> list[list[Recipe]]:
+    def _recipes(self) -> list[list[SampleRecipe]]:
         small, near = self._small(), self._near()
         return [small[:AT_ONCE], near, *(small[at : at + AT_ONCE] for at in range(AT_ONCE, len(small), AT_ONCE))]
 
-    def _near(self) -> list[Recipe]:
+    def _near(self) -> list[SampleRecipe]:
         """Return recipes in which each size of the call is a little smaller or larger. Of many sizes, one of both is
         chosen.
         """
@@ -101,19 +101,19 @@ class Drawn:
         secret.shuffle(changed)
         return [recipe.but(sizes={n: v}) for n, v in changed]
 
-    def _small(self) -> list[Recipe]:
+    def _small(self) -> list[SampleRecipe]:
         """Return recipes of small sizes around edges, tiles and numbers in the kernel's own code, and of every kind of
         values.
         """
         recipe, samples = self.inputs.recipe, self._samples
         same: dict[str, Any] = {"dtypes": dict(recipe.dtypes), "absent": recipe.absent, "layouts": dict(recipe.layouts)}
         near = {v + by for v in (*samples.mined.ints, 16, 64, 128) if 2 < v < SMALL for by in (-1, 0, 1)}
-        sizes = [*EDGES[1:], *near, *(secrets.randbelow(SMALL) for _ in range(8))]
+        sizes = [*EDGE_SIZES[1:], *near, *(secrets.randbelow(SMALL) for _ in range(8))]
         names = [n for n, kind in free_dims(self.op.spec).items() if kind != "variadic"]
         scalars = dict(recipe.scalars)
         plain = samples.base.but(sizes=given_ones(self.op.spec, recipe), scalars=scalars, **same)
         named = [v for v in samples.mined.ints if 2 < v < SMALL]
-        listed: dict[str, Recipe] = {}
+        listed: dict[str, SampleRecipe] = {}
         for these, most in ((named, OTHERS // 2), (sizes, OTHERS)):
             recipes = [plain.but(sizes={n: size}) for n in names for size in dict.fromkeys(these)]
             left = [r for r in recipes if str(r) not in listed]
@@ -121,13 +121,13 @@ class Drawn:
             listed |= {str(r): r for r in drawn}
         mixed = list(listed.values())
         secrets.SystemRandom().shuffle(mixed)
-        return [*(plain.but(values=kind) for kind in KINDS), *self._other_numbers(plain), *mixed]
+        return [*(plain.but(values=kind) for kind in PLAIN_KINDS), *self._other_numbers(plain), *mixed]
 
-    def _other_numbers(self, plain: Recipe) -> list[Recipe]:
+    def _other_numbers(self, plain: SampleRecipe) -> list[SampleRecipe]:
         """Return recipes in which one plain argument has another value, if the choice for this call holds for that
         value as well.
         """
-        secret, given, changed = secrets.SystemRandom(), dict(plain.scalars), list[Recipe]()
+        secret, given, changed = secrets.SystemRandom(), dict(plain.scalars), list[SampleRecipe]()
         for arg in self.op.spec.scalars:
             values = [v for v in scalar_candidates(arg) if v is not None and v != given.get(arg.name)][:2]
             if str(arg.scalar) == "float":
@@ -142,5 +142,5 @@ class Drawn:
         return rule.bucket({**env, **scalars}) == rule.bucket(env)
 
 
-def bytes_of(case: Case) -> int:
-    return sum(t.numel() * t.itemsize for t in tensors(case.args))
+def argument_bytes(case: SampleCase) -> int:
+    return sum(t.numel() * t.itemsize for t in tensors_among(case.args))

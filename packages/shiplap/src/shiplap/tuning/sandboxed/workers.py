@@ -12,26 +12,26 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from shiplap.sandbox.candidate import Witness, Wrong
-from shiplap.sandbox.supervisor import Bounds, Ended, Launcher
+from shiplap.sandbox.candidate import CandidateError, TargetProcess
+from shiplap.sandbox.supervisor import Bounds, ProcessEnded, SandboxLauncher
 
 HOME = {"home": "shiplap.tuning.sandboxed.child", "names": ["maker"], "kind": "maker", "seed": 0, "compile": False}
 
 
-class Unhosted(Exception):
+class ProcessUnavailable(Exception):
     """Raised when no process can be started, or the op cannot be imported in it."""
 
 
-class Hosts:
+class KernelProcesses:
     """The processes of one op. Those of another op end when this one is opened."""
 
-    def __init__(self, launcher: Launcher, seconds: float) -> None:
+    def __init__(self, launcher: SandboxLauncher, seconds: float) -> None:
         self.launcher, self.seconds = launcher, seconds
         self.started, self._ready = 0, False
         self.doubted = False  # whether anything was refused, or ended by itself
         self._identity = ""
         self._opening: Mapping[str, Any] = {}
-        self._running: dict[str, tuple[Witness, str]] = {}
+        self._running: dict[str, tuple[TargetProcess, str]] = {}
         self._failed: dict[str, str] = {}  # kernel → why its process was not made ready
 
     def open(self, opening: Mapping[str, Any], libraries: list[str]) -> None:
@@ -79,23 +79,23 @@ class Hosts:
             return
         try:
             step()
-        except (Ended, Wrong) as e:
+        except (ProcessEnded, CandidateError) as e:
             self.end(kernel)
             self._failed[kernel] = str(e)
 
-    def of(self, kernel: str, patience: float = 1.0) -> Witness:
+    def of(self, kernel: str, patience: float = 1.0) -> TargetProcess:
         """Return the process of this kernel, ready for the task. Raises Unhosted.
 
         ``patience`` is the factor by which one request to the process may take longer than others.
         """
         if kernel in self._failed:
-            raise Unhosted(self._failed.pop(kernel))
+            raise ProcessUnavailable(self._failed.pop(kernel))
         try:
             self._start(kernel, patience)
             self._load(kernel)
-        except (Ended, Wrong) as e:
+        except (ProcessEnded, CandidateError) as e:
             self.end(kernel)
-            raise Unhosted(str(e)) from None
+            raise ProcessUnavailable(str(e)) from None
         return self._running[kernel][0]
 
     def _start(self, kernel: str, patience: float) -> None:
@@ -105,7 +105,10 @@ class Hosts:
             self.launcher.ask({"do": "import", "module": HOME["home"]})
             self._ready = True
         bounds = Bounds(seconds=max(self.seconds * patience, 1.0))
-        self._running[kernel] = Witness(self.launcher.start(self._places, bounds, threads=self._opening["threads"])), ""
+        self._running[kernel] = (
+            TargetProcess(self.launcher.start(self._places, bounds, threads=self._opening["threads"])),
+            "",
+        )
         self.started += 1
 
     def _load(self, kernel: str) -> None:

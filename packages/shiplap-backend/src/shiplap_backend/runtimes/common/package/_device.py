@@ -74,7 +74,7 @@ def current_device() -> int:
     return int(torch.accelerator.current_device_index())
 
 
-def _index(which: Any) -> int:
+def _device_index(which: Any) -> int:
     """Return the index of ``which``: an index, ``"name:0"`` or a ``torch.device``. None, -1 and ``"name"`` are the
     current one.
 
@@ -96,14 +96,14 @@ def _index(which: Any) -> int:
 
 def set_device(device: Any) -> None:
     """Make ``device`` the device of the calling thread."""
-    torch.accelerator.set_device_index(_index(device))
+    torch.accelerator.set_device_index(_device_index(device))
 
 
 class device:
     """A context manager that uses a device in the block, and the one before after the block."""
 
     def __init__(self, device: Any) -> None:
-        self._index = _index(device)
+        self._index = _device_index(device)
 
     def __enter__(self) -> None:
         self._before = current_device()
@@ -115,13 +115,13 @@ class device:
 
 def get_device_name(device: Any = None) -> str:
     """Return the device's name."""
-    _index(device)
+    _device_index(device)
     return NAME
 
 
 def get_device_capability(device: Any = None) -> dict[str, Any]:
     """Return an empty dict: torch has no common vocabulary for capabilities."""
-    _index(device)
+    _device_index(device)
     return {}
 
 
@@ -130,17 +130,17 @@ def synchronize(device: Any = None) -> None:
 
     In shared memory every op is done when its call returns, so this returns at once.
     """
-    torch.accelerator.synchronize(_index(device))
+    torch.accelerator.synchronize(_device_index(device))
 
 
 def current_stream(device: Any = None) -> torch.Stream:
     """Return the stream that the calling thread uses on the device."""
-    return torch.accelerator.current_stream(_index(device))
+    return torch.accelerator.current_stream(_device_index(device))
 
 
 def default_stream(device: Any = None) -> torch.Stream:
     """Return the stream that a thread uses on the device unless it chose another."""
-    here = torch.device(NAME, _index(device))
+    here = torch.device(NAME, _device_index(device))
     return torch.Stream(stream_id=0, device_index=here.index, device_type=_TYPE)
 
 
@@ -210,12 +210,12 @@ def initial_seed() -> int:
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
     """Return the state of the generator, a CPU tensor of bytes."""
-    return torch.frombuffer(bytearray(_C.rng_state(_index(device))), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(_C.rng_state(_device_index(device))), dtype=torch.uint8)
 
 
 def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
     """Restore a state of ``get_rng_state``. ValueError if it is not as long as one."""
-    _C.set_rng_state(_index(device), state.cpu().contiguous().numpy().tobytes())
+    _C.set_rng_state(_device_index(device), state.cpu().contiguous().numpy().tobytes())
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
@@ -238,7 +238,7 @@ def memory_stats(device: Any = None) -> dict[str, int]:
     ``allocated``, ``peak`` and ``limit`` (0: none) of the bytes that tensors hold, ``reserved`` with what is kept for
     the next tensors, ``free`` and ``total`` of the device, all in bytes; ``allocations`` so far.
     """
-    return dict(_C.memory_stats(_index(device)))
+    return dict(_C.memory_stats(_device_index(device)))
 
 
 def memory_allocated(device: Any = None) -> int:
@@ -259,19 +259,19 @@ def memory_reserved(device: Any = None) -> int:
 def memory_summary(device: Any = None) -> str:
     """Return the figures of ``memory_stats`` as a table."""
     lines = (f"{name:<12}{value:>20,}" for name, value in memory_stats(device).items())
-    return "\n".join((f"memory of {NAME}:{_index(device)}", *lines))
+    return "\n".join((f"memory of {NAME}:{_device_index(device)}", *lines))
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Restart the peak from the bytes that are held now."""
-    _C.reset_peak_memory(_index(device))
+    _C.reset_peak_memory(_device_index(device))
 
 
 def set_memory_limit(limit: int | None, device: Any = None) -> None:
     """Limit the bytes of all tensors, None for no limit. Beyond it an allocation raises OutOfMemoryError."""
     if limit is not None and limit <= 0:
         raise ValueError(f"got a memory limit of {limit} bytes, expected a positive number, or None for no limit")
-    _C.set_memory_limit(_index(device), limit or 0)
+    _C.set_memory_limit(_device_index(device), limit or 0)
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:

@@ -33,7 +33,7 @@ class HostWork(dist.Work):
             # Cleared first, so that a second call does not copy again.
             copies, self._copies = self._copies, None
             with torch.no_grad():
-                for result, copy in zip(_tensors(self._results), _tensors(copies), strict=True):
+                for result, copy in zip(_nested_tensors(self._results), _nested_tensors(copies), strict=True):
                     if result is not copy:
                         result.copy_(copy)
         return True
@@ -49,7 +49,7 @@ class HostWork(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """Wait, and return the results as a future: work that follows in the current stream may use them."""
         self.wait()
-        results = _tensors(self._results)
+        results = _nested_tensors(self._results)
         # Futures must name their devices. Those of the CPU are not named.
         places: list[int | str | torch.device] = list({t.device for t in results if t.device.type != "cpu"})
         future: torch.futures.Future[Any] = torch.futures.Future(devices=places)
@@ -86,11 +86,11 @@ class HostGroup(dist.ProcessGroup):
         return self._described
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def _nested_tensors(value: Any) -> list[torch.Tensor]:
     """Return the tensors in nested lists, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return [t for item in value for t in _tensors(item)] if isinstance(value, (list, tuple)) else []
+    return [t for item in value for t in _nested_tensors(item)] if isinstance(value, (list, tuple)) else []
 
 
 def _on_host(value: Any) -> Any:
@@ -125,7 +125,7 @@ _WRITES = (  # their first argument
 )
 
 
-def _collective(name: str, writes: bool) -> Callable[..., HostWork]:
+def _make_collective(name: str, writes: bool) -> Callable[..., HostWork]:
     """Return the method ``name`` of the group: Gloo's collective on copies. ``writes`` if its first argument is
     written.
     """
@@ -143,8 +143,8 @@ def _collective(name: str, writes: bool) -> Callable[..., HostWork]:
 
 
 for _name in _WRITES:
-    setattr(HostGroup, _name, _collective(_name, writes=True))
+    setattr(HostGroup, _name, _make_collective(_name, writes=True))
     if _name in _RENAMED:
         setattr(HostGroup, _RENAMED[_name], getattr(HostGroup, _name))
 for _name in ("send", "barrier", "monitored_barrier"):
-    setattr(HostGroup, _name, _collective(_name, writes=False))
+    setattr(HostGroup, _name, _make_collective(_name, writes=False))
