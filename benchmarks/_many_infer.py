@@ -122,7 +122,9 @@ def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
     def forget() -> None:
         """What the run before has written, kept to be compared."""
         if (place.path / "classes").exists():
-            results[len(results)] = {tile: sha256(place.result(tile).read_bytes()).digest() for tile in buckets.tiles}
+            results[len(results)] = {
+                tile: sha256(place.result_path(tile).read_bytes()).digest() for tile in buckets.tiles
+            }
         clear()
 
     def clear() -> None:

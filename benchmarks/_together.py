@@ -94,8 +94,8 @@ class Alone:
         select, bench = import_module("shiplap.inductor.select_candidate"), import_module("shiplap.tuning.bench")
         measure = import_module("shiplap.tuning.measure")
         select._isolation, select.SECONDS = None, 1e5
-        self.around(select, "race")
-        self.around(bench, "race")
+        self.around(select, "race_runs")
+        self.around(bench, "race_runs")
         self.around(bench.Verifier, "check", shared=True)
         self.around(measure.CudaClock, "ready", shared=True)
 

@@ -63,12 +63,12 @@ PROGRAM = """
 import json, sys
 sys.path.insert(0, "examples")
 import eight_kernels
-from shiplap.audit.check import Subject
+from shiplap.audit.check import AuditSubject
 from shiplap.audit.checks.sharding import CHECK
 from shiplap.dispatch import registry
 from shiplap.sampling.samples import Samples
 eight_kernels.build()
-found = {op.spec.name: CHECK.run(Subject(op, Samples(op, 0))) for op in registry.ops()}
+found = {op.spec.name: CHECK.run(AuditSubject(op, Samples(op, 0))) for op in registry.declared_op_list()}
 print(json.dumps({name: [f.verdict, f.evidence] for name, f in found.items()}))
 """
 

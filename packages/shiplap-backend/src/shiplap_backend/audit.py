@@ -104,7 +104,7 @@ def run_sweep(
 
     Args:
         project: one that is built.
-        names: of ``operator_names``, or of ``model_names``.
+        names: of ``operator_names``, or of ``models``.
         dtypes: short names; for models ``["f32"]``.
         samples: at most so many of an operator.
         jobs: processes at a time.

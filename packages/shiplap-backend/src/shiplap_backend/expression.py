@@ -111,7 +111,7 @@ class ExpressionCompiler:
         try:
             tree = ast.parse(source.strip(), mode="eval").body
             # Visiting gives the natural kind of the expression. The place may need a conversion.
-            return self._as(self._visit(tree, expected), expected, tree)
+            return self._convert_value(self._visit(tree, expected), expected, tree)
         except SyntaxError as e:
             raise ExpressionError(f"not an expression: {e.msg}") from None
         except (RecursionError, MemoryError):
@@ -146,7 +146,7 @@ class ExpressionCompiler:
             case ast.UnaryOp():
                 return self._unary(tree, expected)
             case ast.BoolOp():
-                parts = [self._as(self._visit(v, "bool"), "bool", v).code for v in tree.values]
+                parts = [self._convert_value(self._visit(v, "bool"), "bool", v).code for v in tree.values]
                 return TypedExpression(
                     "bool", "(" + (" && " if isinstance(tree.op, ast.And) else " || ").join(parts) + ")"
                 )
@@ -200,10 +200,13 @@ class ExpressionCompiler:
         condition = self._condition(tree.test)
         one, other = self._visit(tree.body, expected), self._visit(tree.orelse, expected)
         if expected.startswith("enum") or expected in ("str", "dtype", "node"):
-            one, other = self._as(one, expected, tree.body), self._as(other, expected, tree.orelse)
+            one, other = (
+                self._convert_value(one, expected, tree.body),
+                self._convert_value(other, expected, tree.orelse),
+            )
         # C++'s conditional operator needs one type on both sides.
         if {one.kind, other.kind} <= {"float", "int", "scalar", "scalar?"} and one.kind != other.kind:
-            one, other = self._as(one, "float", tree.body), self._as(other, "float", tree.orelse)
+            one, other = self._convert_value(one, "float", tree.body), self._convert_value(other, "float", tree.orelse)
         if one.kind != other.kind:
             raise ExpressionError(f"{ast.unparse(tree)!r} is a {one.kind} or a {other.kind}")
         return TypedExpression(one.kind, f"({condition} ? {one.code} : {other.code})")
@@ -227,7 +230,7 @@ class ExpressionCompiler:
         """
         # Arguments of the test must not be recorded: their values would become part of the key.
         baked, inputs = set(self.baked), set(self.inputs)
-        code = self._as(self._visit(tree, "value"), "bool", tree).code
+        code = self._convert_value(self._visit(tree, "value"), "bool", tree).code
         self.baked, self.inputs = baked, inputs
         self.conditions[code] = None
         return code
@@ -251,7 +254,7 @@ class ExpressionCompiler:
             return self._operator(f"unary {sign}", [tree.operand])
         operand = self._plain(operand)
         if sign == "not":
-            return TypedExpression("bool", f"!({self._as(operand, 'bool', tree.operand).code})")
+            return TypedExpression("bool", f"!({self._convert_value(operand, 'bool', tree.operand).code})")
         if sign == "-" and operand.kind in ("int", "float"):
             return TypedExpression(operand.kind, f"-({operand.code})")
         raise ExpressionError(f"{ast.unparse(tree)!r}: no {sign!r} of a {operand.kind}")
@@ -266,7 +269,7 @@ class ExpressionCompiler:
             function = self.vocabulary.operators.get(symbol)
             if function is None:
                 raise ExpressionError(f"operator {symbol!r} has no vendor function under 'operators'")
-            codes = [self._as(v, "node", o).code for v, o in zip(values, operands, strict=True)]
+            codes = [self._convert_value(v, "node", o).code for v, o in zip(values, operands, strict=True)]
             return TypedExpression("node", f"{self._function(function, len(codes)).call}({', '.join(codes)})")
         # Such a comparison has the same outcome for all arguments, which would only seem to be used.
         if len(operands) == 2 and ast.dump(operands[0]) == ast.dump(operands[1]):
@@ -275,7 +278,7 @@ class ExpressionCompiler:
         kinds = {v.kind for v in values}
         comparison = symbol in ("==", "!=", "<", "<=", ">", ">=")
         if "literal" in kinds and symbol in ("==", "!="):
-            codes = [self._as(v, "str", o).code for v, o in zip(values, operands, strict=True)]
+            codes = [self._convert_value(v, "str", o).code for v, o in zip(values, operands, strict=True)]
             return TypedExpression("bool", f"({codes[0]} {symbol} {codes[1]})")
         if len(kinds - {"int", "float"}) > (comparison and len(kinds) == 1) or symbol not in "+-*/%==!=<=>=":
             raise ExpressionError(f"operator {symbol!r} between {' and '.join(v.kind for v in values)}")
@@ -302,7 +305,7 @@ class ExpressionCompiler:
 
     def _subscript(self, tree: ast.Subscript) -> TypedExpression:
         value = self._visit(tree.value, "nodes")
-        index = self._as(self._visit(tree.slice, "int"), "int", tree.slice).code
+        index = self._convert_value(self._visit(tree.slice, "int"), "int", tree.slice).code
         # C++ has no negative indices: -1 would read beyond the vector.
         if index.startswith("-"):
             raise ExpressionError(f"{ast.unparse(tree)!r}: elements are counted from 0")
@@ -317,7 +320,7 @@ class ExpressionCompiler:
 
     def _list(self, tree: ast.List, expected: str) -> TypedExpression:
         element = "node" if expected == "nodes" else "int"
-        items = [self._as(self._visit(e, element), element, e).code for e in tree.elts]
+        items = [self._convert_value(self._visit(e, element), element, e).code for e in tree.elts]
         cpp = "Node" if element == "node" else "int64_t"
         return TypedExpression(element + "s", f"std::vector<{cpp}>{{{', '.join(items)}}}")
 
@@ -386,7 +389,7 @@ class ExpressionCompiler:
             if parameter.kind == "node" and parameter.name in self.vocabulary.index_parameters:
                 return value.code if value.kind == "node" else f"constant({self._index(value, tree)})"
             self.scopes.append(function.call)
-            code = self._as(value, parameter.kind, tree).code
+            code = self._convert_value(value, parameter.kind, tree).code
             self.scopes.pop()
         except ExpressionError as e:
             raise ExpressionError(f"{function}, {parameter.name}: {e}") from None
@@ -408,7 +411,7 @@ class ExpressionCompiler:
             return f"at::Scalar({value.code}), at::kLong" if value.kind == "int" else value.code
         raise ExpressionError(f"{ast.unparse(tree)!r} is a {value.kind}, not an integer or a list of them")
 
-    def _as(self, value: TypedExpression, expected: str, tree: ast.expr) -> TypedExpression:
+    def _convert_value(self, value: TypedExpression, expected: str, tree: ast.expr) -> TypedExpression:
         """Convert ``value`` to the kind ``expected``, with the conversions that lose nothing."""
         kind = value.kind
         if expected in ("any", kind, "value"):

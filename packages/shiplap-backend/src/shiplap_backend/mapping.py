@@ -70,20 +70,20 @@ class _EntryMapping:
 
     def wrapper(self) -> Wrapper:
         check_names(self.where, self.d, self.entry, self._result_names())
-        w = Wrapper(self.d, self.entry, self.family, self.where, self._mask(), self._gated())
+        w = Wrapper(self.d, self.entry, self.family, self.where, self._mask(), self._gated_tensors())
         w.guards = [
             (self._compiled(self.plain, c, "bool", f"guard {c!r}").code, json.dumps(why)) for c, why in self._guards()
         ]
-        w.decides = self._decides()
+        w.decides = self._computation_dtype()
         w.compute = DTYPES.get(w.decides) or (f"opmath({w.decides})" if w.decides else "")
         w.outputs = [self._result(i, name) for i, name in enumerate(self._result_names())]
         if self.family.graph:
             w.prepare = [p for i, n in enumerate(self._result_names()) for p in self._prepare(i, n)]
         if self.family.graph:
-            w.lets = list(self._lets())
+            w.lets = list(self._let_statements())
             w.results = [self._compiled(self.graph, e, "node", f"graph of {o!r}").code for o, e in self._graphs()]
             w.updates = list(self._updates())
-            w.keys, w.nodes = list(self._keys()), list(self._nodes())
+            w.keys, w.nodes = list(self._key_statements()), list(self._nodes())
         w.uses = self._uses()
         structured = self.d.structured
         w.headers = {f"ATen/ops/{self.d.base}_ops.h", *self.graph.headers, *self.plain.headers, *self.shape.headers}
@@ -139,7 +139,7 @@ class _EntryMapping:
             )
         return tuple(DTYPES[d] for d in members)
 
-    def _gated(self) -> tuple[str, ...]:
+    def _gated_tensors(self) -> tuple[str, ...]:
         """Return the tensors whose dtype the mask checks. Raw inputs go to the vendor unconverted."""
         raw = {n for n, how in self.entry.inputs.items() if how != "compute"}
         tensors = [a.name for a in self.d.inputs if a.tensor]
@@ -148,7 +148,7 @@ class _EntryMapping:
     def _guards(self) -> Iterator[tuple[str, str]]:
         yield from {**self.family.guard, **self.entry.guard}.items()
 
-    def _decides(self) -> str:
+    def _computation_dtype(self) -> str:
         """Return the dtype in which the vendor computes, as C++ or as a dtype of the metadata.
 
         Narrow dtypes are widened afterwards.
@@ -193,7 +193,7 @@ class _EntryMapping:
             expected = "another mode: no structured meta gives the shape"
             raise metadata_error(self.where, f"{self.d.name}: output mode 'meta' of {name!r}", expected)
         if rule.mode in ("broadcast", "iterator", "infer"):
-            yield from self._placed(index, name, rule)
+            yield from self._prepare_by_aten(index, name, rule)
             return
         like = self._like(name, rule)
         dtype = self._compiled(self.shape, rule.dtype, "dtype", "dtype").code if rule.dtype else f"dtype_of({like})"
@@ -213,7 +213,7 @@ class _EntryMapping:
             made = f"{self._compiled(self.shape, rule.when, 'bool', 'when').code} ? {made} : at::Tensor()"
         yield f"const at::Tensor {name} = {made};"
 
-    def _placed(self, index: int, name: str, rule: OutputRule) -> Iterator[str]:
+    def _prepare_by_aten(self, index: int, name: str, rule: OutputRule) -> Iterator[str]:
         """Yield the statements for outputs that ATen makes: by TensorIterator, or by the Meta kernel of the op."""
         if rule.mode == "infer":
             # What torch registers for `..._overrideable` on every device only says that nobody overrode it.
@@ -257,7 +257,7 @@ class _EntryMapping:
         self.shape.used.add(name)
         return self.values[name].code
 
-    def _lets(self) -> Iterator[str]:
+    def _let_statements(self) -> Iterator[str]:
         expressions = [*self.entry.let.values(), *(e for _, e in self._graphs())]
         expressions += [u.graph for u in self.entry.updates.values()]
         for name, source in self.entry.let.items():
@@ -306,11 +306,11 @@ class _EntryMapping:
         how = self.entry.inputs.get(name, "compute")
         return "" if how == "raw" else f", {DTYPES.get(how, 'compute')}"
 
-    def _keys(self) -> Iterator[str]:
+    def _key_statements(self) -> Iterator[str]:
         """Yield the statements that fill the ``Call``: inputs in declared order, then the rest of the cache key."""
         for a in self.d.inputs:
             if a.name in self.graph.inputs:
-                yield self._given(a)
+                yield self._input_statement(a)
             # The graph depends on the tensor's sizes and dtype, and not on its values.
             elif a.tensor and a.name in self.graph.used:
                 yield f"call.attribute(geometry({self.values[a.name].code}));"
@@ -320,13 +320,13 @@ class _EntryMapping:
         for condition in self.graph.conditions:
             yield f"call.attribute({condition});"
         if "compute" in self.family.key:
-            yield f"call.attribute({self._promoted() or 'compute'});"
+            yield f"call.attribute({self._promoted_dtype() or 'compute'});"
 
-    def _given(self, a: AtenArgument) -> str:
+    def _input_statement(self, a: AtenArgument) -> str:
         """Return the statement that makes one argument an input."""
         tensor = self.values[a.name].code
         if a.tensor and self._how(a.name) == ", compute":
-            tensor = f"computed({tensor}, {self._promoted() or 'compute'}, compute)"
+            tensor = f"computed({tensor}, {self._promoted_dtype() or 'compute'}, compute)"
         inputs = {
             "tensor": f"call.input({tensor});",
             "tensors": f"call.inputs(list_of({a.name}));",
@@ -346,15 +346,15 @@ class _EntryMapping:
             if argument_kind(a) == "tensors":
                 yield f"const auto n_{a.name} = inputs_of(g, next, list_of({a.name}).size(){how});"
                 continue
-            promoted = self._promoted() if how == ", compute" else ""
+            promoted = self._promoted_dtype() if how == ", compute" else ""
             node = f"promoted(g, next++, {promoted}, compute)" if promoted else f"g.input(next++{how})"
             yield f"const Node n_{a.name} = " + (
                 f"has({a.name}) ? {node} : Node();" if a.type.endswith("?") else f"{node};"
             )
 
-    def _promoted(self) -> str:
+    def _promoted_dtype(self) -> str:
         """Return the promoted dtype, to which integers wrap before they are widened, or ""."""
-        decides = self._decides()
+        decides = self._computation_dtype()
         return decides if decides.startswith("op.") else ""
 
     def _uses(self) -> dict[str, str]:

@@ -48,7 +48,7 @@ class Metadata:
 
 
 def shipped_metadata(runtime: str) -> Path:
-    """Return the metadata of ``find_runtime`` that comes with shiplap."""
+    """Return the metadata of ``runtime`` that comes with shiplap."""
     return Path(__file__).parent / "metadata" / f"{runtime}.yaml"
 
 

@@ -1,6 +1,6 @@
 """PyTorch's operator database on a device, compared with the CPU: torch's own kind of device test.
 
-``make_device_tests`` makes the test cases. A project's ``test_opinfo.py`` runs them under pytest or unittest, and
+``instantiate`` makes the test cases. A project's ``test_opinfo.py`` runs them under pytest or unittest, and
 ``shiplap_backend.sweep`` in processes that may crash.
 """
 

@@ -213,7 +213,7 @@ def _find_constructors(name: str, body: str) -> Iterator[tuple[VendorParameter, 
 def free_functions(header: Path, namespace: str, include: str, enums: Collection[str] | None = None) -> Functions:
     """Return the functions that ``header`` declares ``inline`` or ``extern``, called as ``namespace::name``.
 
-    A function with a parameter whose type no expression gives is left out. With ``find_enums``, the names of the runtime's
+    A function with a parameter whose type no expression gives is left out. With ``enums``, the names of the runtime's
     enums, the function is kept together with the reason why it cannot be called.
     """
     by_name: dict[str, list[VendorFunction]] = {}

@@ -54,7 +54,9 @@ def test_the_project_has_the_cases_for_unittest(project: Project) -> None:
 
 
 def test_a_process_without_the_device_says_so() -> None:
-    script = "from shiplap.torch_private import device_tests as d; d.instantiate('T', lambda: None, [], [], globals())"
+    script = (
+        "from shiplap.torch_private import device_tests as d; d.make_device_tests('T', lambda: None, [], [], globals())"
+    )
     run = python("-c", script)
     assert "RuntimeError: torch's tests know no PrivateUse1 device: load it before they are imported" in run.stderr
 

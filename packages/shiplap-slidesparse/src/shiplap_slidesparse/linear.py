@@ -129,7 +129,7 @@ class Linear(nn.Module):
         """Return whether ``packed`` matches ``weight``. A write to the weight or another tensor makes it stale."""
         if self.packed is None or self._packed_from is None:
             return False
-        now = self._state(self.weight)
+        now = self._weight_state(self.weight)
         return self._packed_from[: len(now)] == now
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -139,7 +139,7 @@ class Linear(nn.Module):
             self.__dict__["_shard"] = value
         super().__setattr__(name, value)
 
-    def _state(self, held: Tensor, weight: Tensor | None = None) -> tuple[int, ...]:
+    def _weight_state(self, held: Tensor, weight: Tensor | None = None) -> tuple[int, ...]:
         """Return numbers that change when the parameter ``held`` changes; ``weight`` is this rank's part of it.
 
         For a gathered weight these are the state of its shard and of the gathered tensor, without its address: torch
@@ -192,10 +192,10 @@ class Linear(nn.Module):
             old.copy_(made.packed)
         else:
             self.packed = made.packed
-        self._packed_from, self._looked = self._state(self.weight), 0
+        self._packed_from, self._looked = self._weight_state(self.weight), 0
         return self
 
-    def _holds_still(self, weight: Tensor, packed: Tensor) -> bool:
+    def _still_matches(self, weight: Tensor, packed: Tensor) -> bool:
         """Return whether a ``weight`` that was written to still equals the packed one, as after the broadcast of DDP.
 
         The comparison takes longer than a product, so it is made at most ``LOOKS`` times: a program may write to the
@@ -229,9 +229,13 @@ class Linear(nn.Module):
             weight, scale = self.local()
         if weight.dtype != MODES[self.mode] or (scale is not None and scale.dtype != torch.float32):
             self._refuse_cast(weight, scale)
-        if packed is not None and not torch.compiler.is_compiling() and self._packed_from != self._state(held, weight):
-            if self._holds_still(weight, packed):
-                self._packed_from = self._state(held, weight)
+        if (
+            packed is not None
+            and not torch.compiler.is_compiling()
+            and self._packed_from != self._weight_state(held, weight)
+        ):
+            if self._still_matches(weight, packed):
+                self._packed_from = self._weight_state(held, weight)
             else:
                 stale = f"{self} was packed before its weight was changed, and runs dense: call pack()"
                 notice("slidesparse/stale", stale)
@@ -293,7 +297,7 @@ class Linear(nn.Module):
             return self.pack() if fresh else self
         self.packed = packed
         same = fresh and self.weight.data_ptr() == held_before.data_ptr()
-        self._packed_from = self._state(self.weight) if same else None
+        self._packed_from = self._weight_state(self.weight) if same else None
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -302,7 +306,7 @@ class Linear(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._packed_from = self._state(self.weight) if state["_packed_from"] else None
+        self._packed_from = self._weight_state(self.weight) if state["_packed_from"] else None
 
     def _load_from_state_dict(
         self,

@@ -1,6 +1,6 @@
 """The leaf ops, declared: activations quantised and lifted, and products of padded operands.
 
-Contracts, layouts and whose business padding is: docs/design/0011-slidesparse.md. In short: ``quantise_*`` and ``lift_columns``
+Contracts, layouts and whose business padding is: docs/design/0011-slidesparse.md. In short: ``quantise_*`` and ``lift``
 take any size and return whole tiles (rows a multiple of 16, depth of 32, zeros in the padding); products take whole
 tiles only. ``layers.py`` has the ops that take a user's sizes.
 """
@@ -18,7 +18,7 @@ from shiplap_slidesparse.lt import weights
 from shiplap_slidesparse.quantise import quantise_rows
 
 __all__ = [
-    "lift_columns",
+    "lift",
     "mm_fp8",
     "mm_int8",
     "quantise_fp8",

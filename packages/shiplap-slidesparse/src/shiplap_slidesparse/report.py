@@ -114,7 +114,7 @@ def survey_model(
 
     Args:
         tokens: to predict, before and after; none: no drift.
-        measure: False only predicts; ``tune`` chooses algorithms first; ``roofline_seconds`` are for one size and its rows.
+        measure: False only predicts; ``tune`` chooses algorithms first; ``seconds`` are for one size and its rows.
     """
     if layers_of(model):
         raise error(
@@ -148,7 +148,7 @@ def _survey_sizes(
     seconds: float,
     progress: bool | None,
 ) -> tuple[LayerSize, ...]:
-    """Return each size of a layer once, measured for ``roofline_seconds`` at each number of rows (0: predicted only)."""
+    """Return each size of a layer once, measured for ``seconds`` at each number of rows (0: predicted only)."""
     errors = {c.name: c.error for c in conversion.converted}
     every = tuning.sizes_of(model)
     sizes: list[LayerSize] = []

@@ -18,7 +18,7 @@ from shiplap_slidesparse.packed import LAYERS
 if TYPE_CHECKING:
     from shiplap.plugin_api.tuning import Choice
 
-__all__ = ["ROWS", "prepare_captures", "sizes_of", "tune"]
+__all__ = ["ROWS", "prepare", "sizes_of", "tune"]
 
 ROWS = (1, 16, 64, 256, 1024, 4096)  # decoding of few and of many sequences, and prefill
 

@@ -139,7 +139,7 @@ def test_scales_are_those_of_the_call_and_not_of_the_plan(opened):
 def test_the_library_scales_the_rows_of_integers_only(opened):
     for dtype in (torch.int8, FP8):
         weight = two_of_four(32, 64, dtype)
-        problem = problem_of(16, weight).but(result=torch.bfloat16, scaling=native.PER_ROW)
+        problem = problem_of(16, weight).with_fields(result=torch.bfloat16, scaling=native.PER_ROW)
         if dtype == torch.int8:
             assert native.prepare_plan(problem, True).algorithms == 5
             continue
@@ -147,7 +147,7 @@ def test_the_library_scales_the_rows_of_integers_only(opened):
             native.LibraryRefusal, match=r"cusparseLtMatmulDescSetAttribute: not supported \(status 10\)"
         ):
             native.prepare_plan(problem, True)
-        native.prepare_plan(problem.but(scaling=native.UNSCALED), True)
+        native.prepare_plan(problem.with_fields(scaling=native.UNSCALED), True)
     assert native.count_plans() == 2
 
 
@@ -240,7 +240,7 @@ def test_whatever_fails_is_told_and_nothing_stays_behind(opened, name):
     def run() -> int:
         if dense or name != "cusparseLtMatmulDescSetAttribute":
             return dense_fp8(call) if dense else sparse(call, FP8)
-        problem = problem_of(16, two_of_four(32, 64, torch.int8)).but(scaling=native.PER_ROW)
+        problem = problem_of(16, two_of_four(32, 64, torch.int8)).with_fields(scaling=native.PER_ROW)
         native.prepare_plan(problem, True)
         return 0
 

@@ -221,15 +221,17 @@ def test_algorithms_are_those_of_which_there_is_a_plan(device):
     configs = tuning.list_algorithms(ops.sparse_mm_int8, problem)
     assert {(c["ALG"], c["SPLIT_K"]) for c in configs} == {(a, s) for a in range(5) for s in (0, *tuning.SPLITS)}
     assert {c["VERSION"] for c in configs} == {8001}
-    many = problem.but(m=2 * tuning.FEW_ROWS)
+    many = problem.with_fields(m=2 * tuning.FEW_ROWS)
     assert [c["SPLIT_K"] for c in tuning.list_algorithms(ops.sparse_mm_int8, many)] == [0] * 5
     assert tuning.list_algorithms(ops.mm_fp8, tuning.problem_of(ops.mm_fp8, 0, 64, 32, 64)) == [
         {"ALG": a} for a in range(3)
     ]
     device.double_hopper(1)
-    assert [c["SPLIT_K"] for c in tuning.list_algorithms(ops.sparse_mm_int8, problem.but(n=128))] == [0] * 5 + [-1] * 5
+    assert [c["SPLIT_K"] for c in tuning.list_algorithms(ops.sparse_mm_int8, problem.with_fields(n=128))] == [0] * 5 + [
+        -1
+    ] * 5
     device.double_fail(b"cusparseLtMatmulPlanInit", 10)
-    assert tuning.list_algorithms(ops.sparse_mm_int8, problem.but(n=96)) == []
+    assert tuning.list_algorithms(ops.sparse_mm_int8, problem.with_fields(n=96)) == []
 
 
 def test_candidates_begin_with_the_reference_and_the_librarys_choice(device):

@@ -199,7 +199,7 @@ def own_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 @pytest.mark.usefixtures("own_choices")
 def test_dense_competes_wherever_sparse_does() -> None:
     """Candidates of one choice, on each device: the reference, slide and dense."""
-    candidates = importlib.import_module("shiplap.tuning.candidate").candidates
+    candidates = importlib.import_module("shiplap.tuning.candidate").kernel_candidates
     for op in LINEAR.values():
         for device in ("cpu", "cuda"):
             names = {c.kernel for c in candidates(op, device, {"m": 1, "n": 32, "k": 32, "pairs": 4, "layout": 0})}

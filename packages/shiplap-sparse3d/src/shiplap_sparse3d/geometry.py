@@ -275,13 +275,13 @@ class Geometry:
 
     def subm(self, kernel: Axes, dilation: Axes = 1, *, back: bool | None = None) -> Plan:
         """Plan of a submanifold convolution, built at most once. ``back``: as in :meth:`step`."""
-        key, kept = (self._axes(kernel, "kernel"), self._axes(dilation, "dilation")), self._kept
+        key, kept = (self._read_per_axis(kernel, "kernel"), self._read_per_axis(dilation, "dilation")), self._kept
         neighbours = self._tables.subm.get(key) or kept.subm.get(key)
         back = torch.is_grad_enabled() if back is None else back
         if neighbours is None:
             self._check_scenes("Geometry.subm")
             neighbours = submanifold_plan(self.coords, self.spatial_shape, *key, self.batch_size)
-            kept.subm[key] = neighbours = self._settled(neighbours, back)
+            kept.subm[key] = neighbours = self._finish_plan(neighbours, back)
         elif back and not neighbours.whole:
             kept.subm[key] = neighbours = neighbours.complete()
         return neighbours
@@ -301,21 +301,23 @@ class Geometry:
         With ``capacity`` there are that many rows, the last ones padding, and more voxels are SL211; on a padded
         geometry it is the largest number there can be unless given.
         """
-        return self.step(self._window(kernel, stride, padding, dilation, capacity=capacity), back=back)
+        return self.step(self._make_window(kernel, stride, padding, dilation, capacity=capacity), back=back)
 
     def pooled(
         self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, *, capacity: int | None = None
     ) -> Strided:
         """The same voxels as :meth:`strided`, with a plan for pooling: its tables are never sorted."""
-        return self.step(self._window(kernel, stride, padding, dilation, capacity=capacity), plain=True)
+        return self.step(self._make_window(kernel, stride, padding, dilation, capacity=capacity), plain=True)
 
     def generative(self, kernel: Axes, dilation: Axes = 1, *, capacity: int | None = None) -> Strided:
         """Every voxel that a submanifold kernel reaches from an input: the taps are those of :meth:`subm`.
 
         The grid stays as it is; along axes of even kernel size it grows by ``dilation`` at its far end.
         """
-        around = [k // 2 * d for k, d in zip(self._axes(kernel, ""), self._axes(dilation, ""), strict=True)]
-        return self.step(self._window(kernel, 1, around[3 - self.ndim :], dilation, capacity=capacity))
+        around = [
+            k // 2 * d for k, d in zip(self._read_per_axis(kernel, ""), self._read_per_axis(dilation, ""), strict=True)
+        ]
+        return self.step(self._make_window(kernel, 1, around[3 - self.ndim :], dilation, capacity=capacity))
 
     def transposed(
         self,
@@ -333,7 +335,9 @@ class Geometry:
         That grid has ``(in - 1)*S - 2P + Dl*(K - 1) + 1 + output_padding`` cells per axis, as ``torch.nn.
         ConvTranspose3d`` has; a negative ``output_padding`` cuts off its far end. ``capacity``: see :meth:`strided`.
         """
-        return self.step(self._window(kernel, stride, padding, dilation, output_padding, capacity=capacity), back=back)
+        return self.step(
+            self._make_window(kernel, stride, padding, dilation, output_padding, capacity=capacity), back=back
+        )
 
     def step(self, window: StepWindow, *, plain: bool = False, back: bool | None = None) -> Strided:
         """What ``window`` leads to; coordinates and tables are built at most once.
@@ -349,14 +353,14 @@ class Geometry:
             if any(isinstance(cells, int) and cells < 1 for cells in shape):
                 raise _vanished_grid_error(window, self.spatial_shape[3 - self.ndim :], shape[3 - self.ndim :])
             coords = output_cells(window, self.coords, self.spatial_shape)
-            kept.reached[window] = there = self._alike(coords, shape, padded=window.capacity is not None)
+            kept.reached[window] = there = self._similar_geometry(coords, shape, padded=window.capacity is not None)
             there._is_reached = True
-        step = there._under(GeometryOrigin(self, window))
+        step = there._with_parent(GeometryOrigin(self, window))
         plain = plain or not wants_sorted(self.coords)
         plan = self._tables.plans.get((window, plain)) or kept.plans.get((window, plain))
         if plan is None or (back and not plan.whole and not plain):  # of sorted tables both ways are made in one go
             plan = connect_voxels(window, self.coords, self.spatial_shape, step.coords, ordered=not plain, back=back)
-            kept.plans[window, plain] = plan = self._settled(plan, back, plain)
+            kept.plans[window, plain] = plan = self._finish_plan(plan, back, plain)
         elif back and not plan.whole:
             kept.plans[window, plain] = plan = plan.complete()
         return Strided(step, plan)
@@ -398,7 +402,7 @@ class Geometry:
 
     def to(self, device: torch.device | str) -> Geometry:
         """The same voxels on another device, without tables."""
-        return self._alike(self.coords.to(device), self.spatial_shape, padded=self.padded)
+        return self._similar_geometry(self.coords.to(device), self.spatial_shape, padded=self.padded)
 
     def same(self, other: Geometry) -> bool:
         """Whether the rows of both are known to be the same voxels; looks at none."""
@@ -424,21 +428,21 @@ class Geometry:
         if last is not None and last >= self.batch_size:
             check_scenes(where, self.coords, self.batch_size)
 
-    def _alike(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
+    def _similar_geometry(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
         """Other voxels with as many axes and scenes."""
         return Geometry.unchecked(coords, shape, self.batch_size, padded, self.ndim)
 
-    def _under(self, parent: GeometryOrigin) -> Geometry:
+    def _with_parent(self, parent: GeometryOrigin) -> Geometry:
         """The same voxels and tables with a parent. What is kept has none, or the two would keep each other alive."""
-        child = self._alike(self.coords, self.spatial_shape, padded=self.padded)
+        child = self._similar_geometry(self.coords, self.spatial_shape, padded=self.padded)
         child.parent, child._tables, child._passing = parent, self._tables, self._passing
         child._is_reached = self._is_reached
         return child
 
-    def _axes(self, value: Axes, name: str, fill: int = 1) -> Triple:
+    def _read_per_axis(self, value: Axes, name: str, fill: int = 1) -> Triple:
         return expand_to_three(value, name, self.ndim, fill)
 
-    def _window(
+    def _make_window(
         self,
         kernel: Axes,
         stride: Axes,
@@ -449,11 +453,11 @@ class Geometry:
         capacity: int | None,
     ) -> StepWindow:
         window = StepWindow(
-            self._axes(kernel, "kernel"),
-            self._axes(stride, "stride"),
-            self._axes(padding, "padding", 0),
-            self._axes(dilation, "dilation"),
-            None if output_padding is None else self._axes(output_padding, "output_padding", 0),
+            self._read_per_axis(kernel, "kernel"),
+            self._read_per_axis(stride, "stride"),
+            self._read_per_axis(padding, "padding", 0),
+            self._read_per_axis(dilation, "dilation"),
+            None if output_padding is None else self._read_per_axis(output_padding, "output_padding", 0),
             capacity,
         )
         if not self.padded or capacity is not None:
@@ -461,9 +465,9 @@ class Geometry:
         if min(*window.stride, *window.dilation) < 1:  # otherwise the op of the step says so
             got = f"stride {window.stride}, dilation {window.dilation}"
             raise error("SL208", where="a step of padded voxels", got=got, expected="1 or more")
-        return window._replace(capacity=window.most(self.coords.shape[0], self.spatial_shape, self.batch_size))
+        return window._replace(capacity=window.max_outputs(self.coords.shape[0], self.spatial_shape, self.batch_size))
 
-    def _settled(self, plan: Plan, back: bool, plain: bool = False) -> Plan:
+    def _finish_plan(self, plan: Plan, back: bool, plain: bool = False) -> Plan:
         """``plan`` as the kernels of this device want it, with its way back only if that is wanted."""
         if back or plan.back is not None:
             plan = plan.complete() if back else replace(plan, back=None)

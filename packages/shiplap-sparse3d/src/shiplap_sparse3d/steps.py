@@ -48,7 +48,7 @@ class StepWindow(NamedTuple):
         x, y, z = (max(0, (w - 1) * s - 2 * p + d * (k - 1) + 1 + extra) for w, k, s, p, d, extra in axes)
         return x, y, z
 
-    def most(self, rows: int, grid: Triple, batch_size: int) -> int:
+    def max_outputs(self, rows: int, grid: Triple, batch_size: int) -> int:
         """Return the largest number of voxels that ``rows`` of them can reach."""
         each = list(self.kernel)
         if self.output_padding is None:
@@ -125,7 +125,7 @@ def submanifold_plan(coords: Tensor, grid: Triple, kernel: Triple, dilation: Tri
 def connect_voxels(
     window: StepWindow, coords: Tensor, grid: Triple, reached: Tensor, *, ordered: bool = False, back: bool = False
 ) -> Plan:
-    """Return the plan of convolutions from ``coords`` onto the voxels they ``output_cells``, with its way back if at hand.
+    """Return the plan of convolutions from ``coords`` onto the voxels in ``reached``, with its way back if at hand.
 
     ``ordered``: sorted if that and, where it is wanted, the way ``back`` are made in one go.
     """

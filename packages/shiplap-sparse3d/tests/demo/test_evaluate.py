@@ -54,7 +54,7 @@ def test_prediction_looks_50_m_beyond_and_answers_for_the_wanted(scan: Scan, hel
     scan, held = scan.take(torch.arange(len(scan))[THIN]), held[THIN]
     x = scan.xyz[:, 0]
     near, look = x >= x[held].min() - 50, FeatureScaling.of([scan.take(~held)])[0]
-    expected = make_tile(look.area(scan.take(near)), 2).points[held[near], 0]
+    expected = make_tile(look.describe_area(scan.take(near)), 2).points[held[near], 0]
     assert torch.equal(evaluate.predict_logits(first_feature, look, scan, held, 2), expected)
 
 

@@ -59,7 +59,7 @@ def test_features_are_standardised_by_the_training_area() -> None:
     assert torch.equal(area.features, expected.clamp(-4, 4))
     torch.testing.assert_close(expected.mean(0), torch.zeros(FEATURES), atol=1e-4, rtol=0)
     told = (describe_points(other.xyz, look.spacing) - look.mean) / look.deviation
-    assert torch.equal(look.area(other).features, told.clamp(-4, 4))
+    assert torch.equal(look.describe_area(other).features, told.clamp(-4, 4))
 
 
 def test_the_areas_of_a_training_are_described_apart() -> None:

@@ -116,16 +116,16 @@ def test_results_of_points_that_are_not_of_the_survey_are_refused(name: str, tmp
     folder.write_result((0, 0), np.array(ROWS[name], RESULT))
     with pytest.raises(ShiplapError, match="SL824"):
         folder.read_result((0, 0), 10)
-    assert read_mark(folder.done((0, 0))) is None
+    assert read_mark(folder.done_mark_path((0, 0))) is None
 
 
 def test_results_that_break_off_within_a_row_are_refused(tmp_path: Path) -> None:
     import hashlib
 
     folder, content = SurveyFolder(tmp_path), b"1234567"
-    folder.result((0, 0)).parent.mkdir()
-    folder.result((0, 0)).write_bytes(content)
-    write_mark(folder.done((0, 0)), {"points": 1, "sha256": hashlib.sha256(content).hexdigest()})
+    folder.result_path((0, 0)).parent.mkdir()
+    folder.result_path((0, 0)).write_bytes(content)
+    write_mark(folder.done_mark_path((0, 0)), {"points": 1, "sha256": hashlib.sha256(content).hexdigest()})
     with pytest.raises(ShiplapError, match="SL824"):
         folder.read_result((0, 0), 10)
 

@@ -49,7 +49,7 @@ def test_all_at_once_is_as_block_by_block(
         assert isinstance(blocks, TileQuestion)
         whole = read(manifest, tile)
         assert len(whole.rows) > len(blocks.cells) > len(blocks.index) > 0
-        assert equal(whole.question(model), blocks)
+        assert equal(whole.to_question(model), blocks)
         assert np.array_equal(predict_tile(model, whole), predict_tile(model, blocks))
         assert len(blocks.cells) == len(blocks.feats)
         assert bool((blocks.index.diff() > 0).all())
@@ -58,7 +58,7 @@ def test_all_at_once_is_as_block_by_block(
 def test_a_point_is_read_as_it_was_written(corner: Path, tmp_path: Path) -> None:
     manifest = prepare(corner, tmp_path / "tiles", build(), tile=20)
     tile = manifest.buckets.tiles[0]
-    rows = np.fromfile(manifest.folder.bucket(tile), POINT)
+    rows = np.fromfile(manifest.folder.bucket_path(tile), POINT)
     rows["intensity"][:2] = 65535, 32768  # above what a signed number of 16 bits holds
     rows["number_of_returns"][:2] = 255, 128
     seen = torch.from_numpy(rows.view(np.int32).reshape(-1, 6))
@@ -71,7 +71,7 @@ def test_a_point_is_read_as_it_was_written(corner: Path, tmp_path: Path) -> None
 
 def test_a_bucket_that_became_shorter(corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = prepare(corner, tmp_path / "tiles", build(), tile=20)
-    path = manifest.folder.bucket(manifest.buckets.tiles[0])
+    path = manifest.folder.bucket_path(manifest.buckets.tiles[0])
     stat = path.stat()
     path.write_bytes(path.read_bytes()[:-24])
     monkeypatch.setattr(Path, "stat", lambda self, **options: stat)
@@ -92,7 +92,7 @@ def test_a_gpu_asks_what_the_host_asks(corner: Path, tmp_path: Path) -> None:
         whole = read_tile(*given(manifest), tile)  # type: ignore[arg-type]
         assert isinstance(whole, TilePoints)
         assert isinstance(host, TileQuestion)
-        asked = whole.question(model)
+        asked = whole.to_question(model)
         for name in ("index", "cells", "wanted"):
             assert torch.equal(getattr(asked, name).cpu(), getattr(host, name)), name
         torch.testing.assert_close(asked.feats.cpu(), host.feats)

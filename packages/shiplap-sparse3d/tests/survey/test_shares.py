@@ -125,10 +125,10 @@ def test_tiles_that_others_have_begun_are_not_looked_at_one_by_one(
     for name in ("note", "1_2_3", ".3_4@host~1.tmp"):
         (folder.path / "taken" / name).touch()
     for tile in parts[1][:990]:
-        folder.taken(tile).touch()
+        folder.taken_mark_path(tile).touch()
     for tile in parts[1][985:995]:
-        folder.done(tile).touch()
-    took, take = list[Tile](), SurveyFolder.take
+        folder.done_mark_path(tile).touch()
+    took, take = list[Tile](), SurveyFolder.begin_tile
     monkeypatch.setattr(SurveyFolder, "take", lambda self, tile: took.append(tile) or take(self, tile))
     assert list(tiles_in_turn(folder, parts, 0)) == parts[0] + parts[1][:994:-1]
     assert took == parts[0] + parts[1][:994:-1]
@@ -140,7 +140,11 @@ def test_one_worker_takes_nothing(folder: SurveyFolder) -> None:
 
 
 def read_results(manifest: Manifest, done: list[Tile]) -> dict[Tile, bytes]:
-    return {tile: manifest.folder.result(tile).read_bytes() for tile in done if manifest.folder.done(tile).exists()}
+    return {
+        tile: manifest.folder.result_path(tile).read_bytes()
+        for tile in done
+        if manifest.folder.done_mark_path(tile).exists()
+    }
 
 
 def test_reading_ahead_changes_no_class(corner: Path, tmp_path: Path) -> None:
@@ -200,7 +204,7 @@ def test_the_next_tile_is_made_while_the_network_runs(
 
         def result(self) -> object:
             assert third.wait(30)
-            return self.answer.result()
+            return self.answer.wait_for_result()
 
     def asking(model: SurveyModel, question: object, recipe: TableRecipe) -> object:
         done.append("asked" if recipe == NOTHING else "asked with tables")

@@ -339,14 +339,14 @@ def test_a_worker_that_stopped(
     def begun(folder: SurveyFolder, parts: list[list[Tile]], rank: int) -> Iterator[Tile]:
         if rank == 0 and not shared:
             shared.extend(parts[1])
-            assert all(folder.take(tile) for tile in shared[:3])  # by a worker that stops then
+            assert all(folder.begin_tile(tile) for tile in shared[:3])  # by a worker that stops then
         return tiles_in_turn(folder, parts, rank)
 
     monkeypatch.setattr(running, "tiles_in_turn", begun)
     with pytest.raises(ShiplapError, match="SL824") as caught:
         survey(corner, out, model, tile=20, workers=(0, 2), patience=0.1)
     assert caught.value.expected == "the other workers"
-    with folder.alone(1), pytest.raises(ShiplapError, match="SL823: another process is at work"):
+    with folder.hold_worker(1), pytest.raises(ShiplapError, match="SL823: another process is at work"):
         survey(corner, out, model, tile=20, workers=(1, 2))
     assert survey(corner, out, model, tile=20, workers=(1, 2)).predicted == 3
     assert survey(corner, out, model, tile=20, workers=(0, 2)).predicted == 0

@@ -26,7 +26,7 @@ def by(x: torch.Tensor) -> torch.Tensor:
 def proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
     made = sl.rewrite(doubled, by, name="twice", samples=lambda: [(torch.ones(3),)])
-    assert made.self_contained
+    assert made.code_is_fully_hashed
     assert {f.verdict for f in made.findings} <= {"ok", "skip"}
     (file,) = (tmp_path / "proofs").rglob("*.json")
     return file

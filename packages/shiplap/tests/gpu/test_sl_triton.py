@@ -129,9 +129,9 @@ def test_no_python_in_a_warm_call(monkeypatch):
 
 def test_configs_come_from_the_choices():
     x, w, b = (torch.randn(s, device="cuda") for s in ((100, 70), (130, 70), (130,)))
-    seen = {config.as_dict()["BM"] for config in ops.linear_gelu.own("cuda")[0].space.fixed}
+    seen = {config.as_dict()["BM"] for config in ops.linear_gelu.native_kernels("cuda")[0].space.fixed}
     assert seen == {32, 64, 128}
-    form = ops.linear_gelu.own("cuda")[0].native
+    form = ops.linear_gelu.native_kernels("cuda")[0].native
     sl.tune(ops.linear_gelu, [{"n": 100, "k": 70, "m": 130}], 60, device="cuda")
     with torch.no_grad():
         before = set(form.cubins)

@@ -277,5 +277,5 @@ def test_an_edited_template_is_never_served_from_a_cache(tmp_path):
 def test_a_changed_lowering_is_another_key(monkeypatch):
     import_module("shiplap.inductor.install")  # as the first trace does
     before = compile_cache_key.op_cache_key(qmm)
-    monkeypatch.setattr(import_module("shiplap.tuning.key"), "code_of", lambda *rooms: "another lowering")
+    monkeypatch.setattr(import_module("shiplap.tuning.key"), "rooms_digest", lambda *rooms: "another lowering")
     assert compile_cache_key.op_cache_key(qmm) != before

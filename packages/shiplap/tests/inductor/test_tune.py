@@ -88,7 +88,8 @@ def test_a_template_that_runs_in_compiled_code_only_is_measured_and_used(tmp_pat
 
 def prefer(patch: pytest.MonkeyPatch, steps: str) -> None:
     for place in ("shiplap.inductor.select_candidate", "shiplap.inductor.lower"):
-        patch.setattr(import_module(place), "preferred", lambda *a: f"qmm(BM=16, BN=64, STEPS={steps}, WRECK=0)")
+        chosen = f"qmm(BM=16, BN=64, STEPS={steps}, WRECK=0)"
+        patch.setattr(import_module(place), "preferred_candidate", lambda *a, chosen=chosen: chosen)
 
 
 def test_the_choice_is_tried_before_the_first_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +116,7 @@ def test_a_template_that_serves_eager_calls_is_measured_in_compiled_code_on_requ
         assert run(neighbours=True).reason.startswith("the choice of sl.tune; ")
     finally:
         qmm.kernels["cpu"] = [k for k in qmm.kernels["cpu"] if k.name != "qmm"]
-        qmm.enter()
+        qmm.install_fast_path()
     only_eager = sl.tune(qmm, [SIZES], budget=200, isolate=False, progress=False, compiled=False)
     assert [c.compiled for c in only_eager] == [False]
     assert "qmm: runs in compiled code alone" in only_eager.choices[0].findings[-1].evidence
@@ -146,7 +147,7 @@ def test_what_is_left_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no compiler")
 
     only({**GOOD, "BN": 48})
-    monkeypatch.setattr(import_module("shiplap.inductor.tune_templates"), "candidates", broken)
+    monkeypatch.setattr(import_module("shiplap.inductor.tune_templates"), "template_candidates", broken)
     _, compiled = tuned()
     assert (compiled.label, compiled.origin) == ("reference", "default")
     assert "qmm: the op cannot be compiled here: " in compiled.findings[0].evidence

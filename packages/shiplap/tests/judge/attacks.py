@@ -8,9 +8,9 @@ from tests.judge.attacks_inside import INSIDE
 HARNESS = """
 import json, os, time
 from shiplap.sandbox import child as inside, patched_functions as intact
-intact.Snapshot.changed = lambda self: []
-intact.Snapshot.threads = lambda self: 0
-before = inside.Host.answer
+intact.FunctionSnapshot.changed = lambda self: []
+intact.FunctionSnapshot.threads = lambda self: 0
+before = inside.Child.answer
 """
 
 ATTACKS = {
@@ -18,16 +18,16 @@ ATTACKS = {
     "answers first": HARNESS
     + """
 from shiplap.sandbox import protocol as wire
-sent, once = wire.send, []
+sent, once = wire.send_message, []
 def later(connection, reply, *rest):
     if not once:
         sent(connection, reply, *rest)
     once.clear()
-inside.send = later
+inside.send_message = later
 def candidate(x, w):
     out = torch.zeros(x.shape[0], w.shape[1])
-    told = {"outs": [inside._place(out)], "args": [inside._place(x), inside._place(w)], "spent": 1000}
-    body = json.dumps(told).encode()
+    told = {"outs": [inside._describe_place(out)], "args": [inside._describe_place(x), inside._describe_place(w)],
+    "spent": 1000} body = json.dumps(told).encode()
     os.write(3, len(body).to_bytes(4, "little") + body)
     once.append(1)
     time.sleep(0.05)
@@ -124,14 +124,14 @@ def candidate(x, w):
     + """
 def answer(self, asked, handle):
     return {"threads": "many", "changed": 0} if asked["do"] == "intact" else before(self, asked, handle)
-inside.Host.answer = answer
+inside.Child.answer = answer
 candidate = honest
 """,
     "names that are no list": HARNESS
     + """
 def answer(self, asked, handle):
     return {"changed": 7} if asked["do"] == "intact" else before(self, asked, handle)
-inside.Host.answer = answer
+inside.Child.answer = answer
 candidate = honest
 """,
     "half of a character": """
@@ -153,9 +153,9 @@ def candidate(x, w):
 def told(self, *rest):
     reply = real(self, *rest)
     if hasattr(candidate, "kept"):
-        reply["args"] = [inside._place(a) for a in candidate.kept]
+        reply["args"] = [inside._describe_place(a) for a in candidate.kept]
     return reply
-real, inside.Host._told = inside.Host._told, told
+real, inside.Child._told = inside.Child._told, told
 """,
     "arguments of a second mapping": HARNESS
     + """
@@ -172,10 +172,10 @@ inside.mmap = Twice
 def answer(self, asked, handle):
     reply = before(self, asked, handle)
     if asked["do"] == "call" and not asked.get("again"):
-        args = inside.unpack(asked["args"], second[0])
-        reply["args"] = [inside._place(a) for a in args]
+        args = inside.unpack_arguments(asked["args"], second[0])
+        reply["args"] = [inside._describe_place(a) for a in args]
     return reply
-inside.Host.answer = answer
+inside.Child.answer = answer
 def candidate(x, w):
     y = honest(x, w)
     x.fill_(0)

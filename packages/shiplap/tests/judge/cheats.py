@@ -129,7 +129,7 @@ def candidate(x, w):
 """,
     "patched judge": """
 from shiplap.sampling import compare
-compare.close = lambda *a, **k: compare.Difference()
+compare.compare_within_tolerance = lambda *a, **k: compare.Difference()
 def candidate(x, w):
     return x @ w
 """,
@@ -339,32 +339,32 @@ def candidate(x, w):
 """,
     "time that is none": """
 from shiplap.sandbox import child as inside, patched_functions as intact
-intact.Snapshot.changed = lambda self: []
-before = inside.Host.answer
+intact.FunctionSnapshot.changed = lambda self: []
+before = inside.Child.answer
 def answer(self, asked, handle):
     reply = before(self, asked, handle)
     if "spent" in reply:
         reply["spent"] = float("nan")
     return reply
-inside.Host.answer = answer
+inside.Child.answer = answer
 candidate = honest
 """,
     "answer that is none": """
 from shiplap.sandbox import child as inside, patched_functions as intact
-intact.Snapshot.changed = lambda self: []
-inside.Host.answer = lambda self, asked, handle: {"outs": [{"plain": 1 << 80}], "args": [{}] * 2, "spent": 1}
+intact.FunctionSnapshot.changed = lambda self: []
+inside.Child.answer = lambda self, asked, handle: {"outs": [{"plain": 1 << 80}], "args": [{}] * 2, "spent": 1}
 candidate = honest
 """,
     "address of another": """
 from shiplap.sandbox import child as inside, patched_functions as intact
-intact.Snapshot.changed = lambda self: []
-before = inside.Host.answer
+intact.FunctionSnapshot.changed = lambda self: []
+before = inside.Child.answer
 def answer(self, asked, handle):
     reply = before(self, asked, handle)
     for out in reply.get("outs", []):
         out["tensor"]["at"] = 64
     return reply
-inside.Host.answer = answer
+inside.Child.answer = answer
 candidate = honest
 """,
     "network": """

@@ -141,9 +141,9 @@ def test_the_parts_of_a_budget():
     budget = JudgeBudget(time.monotonic(), 60.0)
     assert budget.one_call == 40.0
     assert 50.0 < budget.ends - budget.began < budget.last - budget.began < 58.0
-    assert budget.ends - 31 < budget.part(0.5) < budget.ends - 26
+    assert budget.ends - 31 < budget.time_of_share(0.5) < budget.ends - 26
     over = JudgeBudget(time.monotonic() - 100.0, 60.0)
-    assert over.part(0.5) == pytest.approx(time.monotonic(), abs=1.0)
+    assert over.time_of_share(0.5) == pytest.approx(time.monotonic(), abs=1.0)
 
 
 def test_a_slow_reference_is_not_asked_for_shapes_without_end():

@@ -56,7 +56,7 @@ def test_a_reference_that_draws_numbers_or_is_constant_is_known():
         return FunctionProblem("it", call, lambda: [torch.randn(8, 9)], 0.0, vary_shapes=False)
 
     forms = [InputForm("", shapes=((8, 9),))]
-    assert problem(lambda x: torch.nn.functional.dropout(x, 0.5)).unfit(forms)[0] == "values"
-    assert problem(lambda x: x + 0.0 * torch.rand(())).unfit(forms) is None
-    assert problem(lambda x: torch.softmax(x, 1).sum(1)).unfit(forms)[0] == "results"
-    assert problem(lambda x: torch.softmax(x, 1)).unfit(forms) is None
+    assert problem(lambda x: torch.nn.functional.dropout(x, 0.5)).why_unfit(forms)[0] == "values"
+    assert problem(lambda x: x + 0.0 * torch.rand(())).why_unfit(forms) is None
+    assert problem(lambda x: torch.softmax(x, 1).sum(1)).why_unfit(forms)[0] == "results"
+    assert problem(lambda x: torch.softmax(x, 1)).why_unfit(forms) is None

@@ -105,7 +105,7 @@ def answer(self, asked, handle):
             deep = [deep]
         reply["ops"] = [["aten::mm", deep], [deep, []], ["aten::tanh", [[10 ** 4000] * 60]]]
     return reply
-inside.Host.answer = answer
+inside.Child.answer = answer
 candidate = honest
 """,
     "names in lists of lists": HARNESS
@@ -115,7 +115,7 @@ def answer(self, asked, handle):
     for _ in range(900):
         deep = [deep]
     return {"changed": [deep], "threads": 0} if asked["do"] == "intact" else before(self, asked, handle)
-inside.Host.answer = answer
+inside.Child.answer = answer
 candidate = honest
 """,
     "addresses that are none": HARNESS
@@ -126,7 +126,7 @@ def answer(self, asked, handle):
     for out in reply.get("outs", []):
         out["tensor"]["at"] = next(VALUES, 64)
     return reply
-inside.Host.answer = answer
+inside.Child.answer = answer
 candidate = honest
 """,
     "markup": """

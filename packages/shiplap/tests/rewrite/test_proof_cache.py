@@ -41,8 +41,8 @@ def counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
     module = importlib.import_module("shiplap.rewrite.prove")
 
-    run = module.__dict__["_run"]
-    monkeypatch.setattr(module, "_run", lambda r: RUNS.append(r.name) or run(r))
+    run = module.__dict__["_run_proof_programs"]
+    monkeypatch.setattr(module, "_run_proof_programs", lambda r: RUNS.append(r.name) or run(r))
     RUNS.clear()
 
 
@@ -111,9 +111,13 @@ def test_a_fault_is_looked_for_again() -> None:
 
 
 def test_a_rewrite_that_uses_what_its_digest_does_not_cover_is_proven_in_each_process() -> None:
-    assert (no_ops.self_contained, rms_norm.self_contained, made().self_contained) == (True, True, True)
-    assert made(lambda x: _Scale(2.0).of(x)).self_contained
-    assert not made(lambda x: getattr(SCALE, "".join("of"))(x)).self_contained
+    assert (no_ops.code_is_fully_hashed, rms_norm.code_is_fully_hashed, made().code_is_fully_hashed) == (
+        True,
+        True,
+        True,
+    )
+    assert made(lambda x: _Scale(2.0).of(x)).code_is_fully_hashed
+    assert not made(lambda x: getattr(SCALE, "".join("of"))(x)).code_is_fully_hashed
     assert first_unfollowed(lambda x: torch.ops.some_library.mul(x, 2.0)) == "torch.ops.some_library::mul"
     assert first_unfollowed(lambda x: torch.ops.aten.mul(x, 2.0)) == ""
     assert first_unfollowed(_scaled) == ""

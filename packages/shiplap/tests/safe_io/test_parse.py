@@ -146,7 +146,7 @@ from shiplap.errors import ShiplapError
 from shiplap.safe_io.files import NAMED, read_file
 from shiplap.safe_io.parse import build_yaml, compose_yaml
 from shiplap.tuning.recorded_calls import read_calls
-from shiplap.tuning.frozen_table import read
+from shiplap.tuning.frozen_table import read_frozen_table
 
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in sys.argv[1:]:
@@ -157,7 +157,7 @@ for path in sys.argv[1:]:
             if path.endswith(".yaml"):
                 build_yaml(compose_yaml(read_file(path, 1 << 24, NAMED)))
             else:
-                (read_calls if path.endswith(".calls") else read)(path)
+                (read_calls if path.endswith(".calls") else read_frozen_table)(path)
         except (ShiplapError, ValueError):
             pass
         else:

@@ -135,8 +135,8 @@ def test_a_time_that_a_kernel_has_written_does_not_stop_the_clock(since):
     """The memory that says since when a candidate runs is shared with what runs."""
     with WorkerProcess(timeout=2.0) as isolation:
         speaks(isolation, "time.sleep(600)")
-        mark = isolation._mark
-        isolation._mark = lambda: (mark(), BEAT.pack_into(isolation._beat, 0, 3, since))
+        mark = isolation._reset_beat
+        isolation._reset_beat = lambda: (mark(), BEAT.pack_into(isolation._beat, 0, 3, since))
         with pytest.raises(WorkerDied, match="no answer for 2 s"):
             isolation._exchange("{}")
 

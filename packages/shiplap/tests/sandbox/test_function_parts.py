@@ -22,18 +22,18 @@ def wrapped():
 
 def test_a_default_and_a_keyword_are_parts(monkeypatch):
     parts = FunctionParts.of(kept)
-    assert not parts.changed()
+    assert not parts.changed_part()
     monkeypatch.setattr(kept, "__defaults__", (1,))
-    assert not parts.changed(), "the same value in another tuple"
+    assert not parts.changed_part(), "the same value in another tuple"
     monkeypatch.setattr(kept, "__defaults__", (7,))
-    assert parts.changed()
+    assert parts.changed_part()
     monkeypatch.undo()
-    assert not parts.changed()
+    assert not parts.changed_part()
     monkeypatch.setitem(kept.__kwdefaults__, "c", 7)
-    assert parts.changed()
+    assert parts.changed_part()
     monkeypatch.undo()
     monkeypatch.setattr(kept, "__code__", (lambda a, b=1, *, c=2: b).__code__)
-    assert parts.changed()
+    assert parts.changed_part()
 
 
 def test_what_a_function_holds_is_a_part():
@@ -41,7 +41,7 @@ def test_what_a_function_holds_is_a_part():
     parts = FunctionParts.of(outer)
     (cell,) = outer.__closure__
     cell.cell_contents = os.path.split
-    assert not parts.changed(), "Python's own"
+    assert not parts.changed_part(), "Python's own"
     cell.cell_contents = lambda *names: ""
-    assert parts.changed()
-    assert not FunctionParts.of(functools.lru_cache(kept).__wrapped__).changed()
+    assert parts.changed_part()
+    assert not FunctionParts.of(functools.lru_cache(kept).__wrapped__).changed_part()

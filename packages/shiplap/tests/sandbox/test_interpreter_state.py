@@ -27,7 +27,7 @@ def left_by(act: Callable[[], object], undo: Callable[[], object]) -> list[str]:
     seen = InterpreterWatch()
     try:
         act()
-        return seen.told()["left"]
+        return seen.read_observations()["left"]
     finally:
         undo()
 
@@ -73,7 +73,7 @@ def test_two_ways_to_set_a_precision_are_no_error(monkeypatch):
         raise RuntimeError("mix of the legacy and new APIs")
 
     monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
-    assert InterpreterWatch().told()["left"] == []
+    assert InterpreterWatch().read_observations()["left"] == []
     assert interpreter_state._backend_flag("no.such.flag") is None
 
 

@@ -131,7 +131,7 @@ def test_one_that_may_have_been_reached_is_not_kept(keeper, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("shiplap.sandbox.supervisor.receive", interrupted)
+        patch.setattr("shiplap.sandbox.supervisor.receive_message", interrupted)
         with pytest.raises(KeyboardInterrupt):
             launcher.ask({"do": "import", "module": "math"})
     assert not launcher.rest(1.0), "the next answer would be that of another question"

@@ -19,17 +19,17 @@ from shiplap.sandbox.rng_state import RngWatch
 )
 def test_a_source_that_stands_where_it_stood_was_set(name, sets):
     dice = RngWatch()
-    dice.throw()
+    dice.advance_generators()
     sets()
-    assert dice.stuck() == []
-    dice.throw()
+    assert dice.stuck_generators() == []
+    dice.advance_generators()
     sets()
-    assert dice.stuck() == [name]
-    dice.throw()
+    assert dice.stuck_generators() == [name]
+    dice.advance_generators()
     random.random()
     np.random.random()
     torch.rand(3)
-    assert dice.stuck() == []
+    assert dice.stuck_generators() == []
 
 
 STATE = torch.get_rng_state()

@@ -199,8 +199,8 @@ def _(x, w, *, out):
     from shiplap.tuning import verify
     from shiplap.tuning.sandboxed import bench
 
-    bench.close = verify.compare_within_tolerance = compare.compare_within_tolerance = lambda *args, **options: (
-        compare.Difference()
+    bench.compare_within_tolerance = verify.compare_within_tolerance = compare.compare_within_tolerance = (
+        lambda *args, **options: compare.Difference()
     )
     torch.allclose = torch.equal = lambda *args, **options: True
 
@@ -240,8 +240,8 @@ def _(x, w, *, out):
     from shiplap.sandbox.child import Child
 
     if ("answers",) not in SEEN:
-        SEEN["answers",] = Child._sample
-        Child._sample = lambda self, asked: {"spent": 1}
+        SEEN["answers",] = Child._repeat_first_call
+        Child._repeat_first_call = lambda self, asked: {"spent": 1}
     right(x, w, out)
 
 
@@ -249,7 +249,7 @@ def _(x, w, *, out):
 def _(x, w, *, out):
     from shiplap.sandbox.child import Child
 
-    Child._sample = lambda self, asked: {"spent": float("nan")}
+    Child._repeat_first_call = lambda self, asked: {"spent": float("nan")}
     right(x, w, out)
 
 

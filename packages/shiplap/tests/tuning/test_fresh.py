@@ -47,6 +47,6 @@ def test_numbers_of_a_function_in_another_module_are_found():
 def test_numbers_of_the_code_come_before_other_small_sizes():
     drawn = ConfirmationInputs(fresh_ops.shared, task("honest").inputs)
     tried = {v for recipe in drawn._small() for _, v in recipe.sizes}
-    named = [v for v in drawn._samples.mined.ints if 2 < v < SMALL]
+    named = [v for v in drawn._samples.code_constants.ints if 2 < v < SMALL]
     assert 77 in named
     assert set(named) <= tried

@@ -36,7 +36,7 @@ def test_a_proof_is_kept_found_listed_and_removed(folder: Path) -> None:
         (torch, "get_default_dtype", lambda: torch.float64),
         (torch, "get_float32_matmul_precision", lambda: "medium"),
         (torch, "are_deterministic_algorithms_enabled", lambda: True),
-        (proof_cache, "code_of", lambda *rooms: "other code"),
+        (proof_cache, "rooms_digest", lambda *rooms: "other code"),
     ],
 )
 def test_a_mode_or_an_edit_makes_another_key(

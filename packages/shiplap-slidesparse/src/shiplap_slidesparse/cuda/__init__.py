@@ -16,7 +16,7 @@ __all__ = ["CONFIGS", "default_lift", "default_quantise"]
 
 
 def _run_quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
-    lazy_function("activations", "quantise")(x, pairs, q=q, scale=scale, num_warps=num_warps)
+    lazy_function("activations", "launch_quantise")(x, pairs, q=q, scale=scale, num_warps=num_warps)
 
 
 for _op in (ops.quantise_int8, ops.quantise_fp8):
@@ -25,7 +25,7 @@ for _op in (ops.quantise_int8, ops.quantise_fp8):
 
 @ops.lift.kernel("cuda", name="triton", configs=LIFTS, default=default_lift)
 def _(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:
-    lazy_function("activations", "lift")(x, pairs, out=out, BLOCK=BLOCK, num_warps=num_warps)
+    lazy_function("activations", "launch_lift")(x, pairs, out=out, BLOCK=BLOCK, num_warps=num_warps)
 
 
 FLOATS = ("float32", "float16", "bfloat16")  # what follows a product is computed in float32

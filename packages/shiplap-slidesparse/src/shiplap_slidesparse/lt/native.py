@@ -74,10 +74,10 @@ class ProductProblem:
     algorithm: int = -1
     split_k: int = 0
 
-    def but(self, **changes: Any) -> ProductProblem:
+    def with_fields(self, **changes: Any) -> ProductProblem:
         return replace(self, **changes)
 
-    def packed(self) -> Any:
+    def as_struct(self) -> Any:
         """Return the C struct."""
         values = [_CUDA_TYPE[v] if isinstance(v, torch.dtype) else v for v in astuple(self)]
         return (ctypes.c_int64 * len(values))(*values)
@@ -131,20 +131,20 @@ class ProductPlan:
 def prepare_plan(problem: ProductProblem, sparse: bool, stream: int = 0) -> ProductPlan:
     """Make the plan unless it exists. Raises Refusal if the library does not support the product."""
     info = (ctypes.c_int64 * 3)()
-    _call_library("prepare", problem.packed(), ctypes.c_int32(sparse), stream, info)
+    _call_library("prepare", problem.as_struct(), ctypes.c_int32(sparse), stream, info)
     return ProductPlan(*info)
 
 
 def compressed_size(problem: ProductProblem) -> tuple[int, int]:
     """Return the bytes of the compressed weight and of the scratch to make it."""
     sizes = (ctypes.c_int64 * 2)()
-    _call_library("compressed_size", problem.packed(), sizes)
+    _call_library("compressed_size", problem.as_struct(), sizes)
     return sizes[0], sizes[1]
 
 
 def compress_at(problem: ProductProblem, weight: int, compressed: int, scratch: int, stream: int) -> None:
     """Compress a row-major 2:4 weight. All tensors are passed as addresses."""
-    _call_library("compress", problem.packed(), weight, compressed, scratch, stream)
+    _call_library("compress", problem.as_struct(), weight, compressed, scratch, stream)
 
 
 def multiply_at(
@@ -163,7 +163,7 @@ def multiply_at(
     """
     room = ctypes.c_size_t(workspace[1])
     _call_library(
-        "multiply", problem.packed(), ctypes.c_int32(sparse), x, weight, *scales, out, workspace[0], room, stream
+        "multiply", problem.as_struct(), ctypes.c_int32(sparse), x, weight, *scales, out, workspace[0], room, stream
     )
 
 

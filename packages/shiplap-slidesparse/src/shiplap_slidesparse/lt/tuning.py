@@ -54,7 +54,7 @@ def problem_of(op: sl.Op, device: int, m: int, n: int, k: int) -> native.Product
 
 
 def _with_config(problem: native.ProductProblem, config: Mapping[str, Value]) -> native.ProductProblem:
-    return problem.but(algorithm=config["ALG"], split_k=config.get("SPLIT_K", 0))
+    return problem.with_fields(algorithm=config["ALG"], split_k=config.get("SPLIT_K", 0))
 
 
 class AlgorithmSource(ConfigSource):

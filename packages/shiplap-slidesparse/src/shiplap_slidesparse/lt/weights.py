@@ -55,11 +55,11 @@ def multiply_weight(
     The leaf ops do not have these cases: other types of results, and FP8 with one scale for all of ``x`` and one for
     all of a dense weight (``scales``, float32 of one element each). Raises SL305 if the library refuses.
     """
-    problem = _product_problem(x.device, x.shape[0], n, x.shape[1], x.dtype).but(result=result)
+    problem = _product_problem(x.device, x.shape[0], n, x.shape[1], x.dtype).with_fields(result=result)
     if scales is None:
         return _run_product(problem, sparse, x, weight, (0, 0))
     places = scales[0].data_ptr(), scales[1].data_ptr()
-    return _run_product(problem.but(scaling=native.PER_TENSOR), sparse, x, weight, places)
+    return _run_product(problem.with_fields(scaling=native.PER_TENSOR), sparse, x, weight, places)
 
 
 def scaled_product(x: Tensor, packed: Tensor, scale: Tensor, result: torch.dtype) -> Tensor:
@@ -71,7 +71,7 @@ def scaled_product(x: Tensor, packed: Tensor, scale: Tensor, result: torch.dtype
     n, scale = len(scale), scale.contiguous()
     # One kernel instead of two, and no intermediate result in memory.
     if libraries.supports_product(x.device, x.dtype, result, native.PER_ROW) is True:
-        problem = _product_problem(x.device, x.shape[0], n, x.shape[1], x.dtype).but(
+        problem = _product_problem(x.device, x.shape[0], n, x.shape[1], x.dtype).with_fields(
             result=result, scaling=native.PER_ROW
         )
         return _run_product(problem, True, x, packed, (0, scale.data_ptr()))

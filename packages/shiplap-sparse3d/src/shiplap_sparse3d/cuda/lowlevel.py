@@ -12,47 +12,49 @@ __all__: list[str] = []
 
 @hashing.hash_insert.kernel("cuda", name="triton")
 def _(table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor) -> None:
-    lazy_function("hashmap", "insert")("hash_insert", table_keys, table_values, keys, values)
+    lazy_function("hashmap", "insert_keys")("hash_insert", table_keys, table_values, keys, values)
 
 
 @hashing.hash_lookup.kernel("cuda", name="triton")
 def _(table_keys: Tensor, table_values: Tensor, keys: Tensor, *, out: Tensor) -> None:
-    lazy_function("hashmap", "lookup")(table_keys, table_values, keys, out)
+    lazy_function("hashmap", "look_up_keys")(table_keys, table_values, keys, out)
 
 
 @hashing.hash_insert_3d.kernel("cuda", name="triton")
 def _(table_keys: Tensor, table_values: Tensor, coords: Tensor, values: Tensor, spatial_shape: list[int]) -> None:
-    lazy_function("hashmap", "insert_3d")("hash_insert_3d", table_keys, table_values, coords, values, spatial_shape)
+    lazy_function("hashmap", "insert_voxels")("hash_insert_3d", table_keys, table_values, coords, values, spatial_shape)
 
 
 @hashing.hash_insert_3d_index.kernel("cuda", name="triton")
 def _(table_keys: Tensor, table_values: Tensor, coords: Tensor, spatial_shape: list[int]) -> None:
-    lazy_function("hashmap", "insert_3d")("hash_insert_3d_index", table_keys, table_values, coords, None, spatial_shape)
+    lazy_function("hashmap", "insert_voxels")(
+        "hash_insert_3d_index", table_keys, table_values, coords, None, spatial_shape
+    )
 
 
 @hashing.hash_lookup_3d.kernel("cuda", name="triton")
 def _(table_keys: Tensor, table_values: Tensor, coords: Tensor, spatial_shape: list[int], *, out: Tensor) -> None:
-    lazy_function("hashmap", "lookup_3d")(table_keys, table_values, coords, spatial_shape, out)
+    lazy_function("hashmap", "look_up_voxels")(table_keys, table_values, coords, spatial_shape, out)
 
 
 @serialize.z_order_encode.kernel("cuda", name="triton")
 def _(coords: Tensor, bits: int, axes: list[int], width: int, *, codes: Tensor) -> None:
-    lazy_function("curves", "encode")("z_order_encode", coords, bits, axes, width, codes)
+    lazy_function("curves", "encode_curve")("z_order_encode", coords, bits, axes, width, codes)
 
 
 @serialize.z_order_decode.kernel("cuda", name="triton")
 def _(codes: Tensor, bits: int, axes: list[int], *, coords: Tensor) -> None:
-    lazy_function("curves", "decode")("z_order_decode", codes, bits, axes, coords)
+    lazy_function("curves", "decode_curve")("z_order_decode", codes, bits, axes, coords)
 
 
 @serialize.hilbert_encode.kernel("cuda", name="triton")
 def _(coords: Tensor, bits: int, axes: list[int], width: int, *, codes: Tensor) -> None:
-    lazy_function("curves", "encode")("hilbert_encode", coords, bits, axes, width, codes)
+    lazy_function("curves", "encode_curve")("hilbert_encode", coords, bits, axes, width, codes)
 
 
 @serialize.hilbert_decode.kernel("cuda", name="triton")
 def _(codes: Tensor, bits: int, axes: list[int], *, coords: Tensor) -> None:
-    lazy_function("curves", "decode")("hilbert_decode", codes, bits, axes, coords)
+    lazy_function("curves", "decode_curve")("hilbert_decode", codes, bits, axes, coords)
 
 
 @grid_sample.nearest_map.kernel("cuda", name="triton")
@@ -85,11 +87,11 @@ def _(
     valid_signal_o: Tensor,
     valid_signal_seg: Tensor,
 ) -> None:
-    lazy_function("postprocess", "signals")(
+    lazy_function("postprocess", "launch_signals")(
         table, gray_code, sorted_index, valid_signal_i, valid_signal_o, valid_signal_seg
     )
 
 
 @postprocess.masked_gemm_kernels.kernel("cuda", name="triton")
 def _(gray_code: Tensor, sorted_index: Tensor, block: int, *, valid_kernel: Tensor, valid_kernel_seg: Tensor) -> None:
-    lazy_function("postprocess", "kernels")(gray_code, sorted_index, block, valid_kernel, valid_kernel_seg)
+    lazy_function("postprocess", "launch_kernels")(gray_code, sorted_index, block, valid_kernel, valid_kernel_seg)

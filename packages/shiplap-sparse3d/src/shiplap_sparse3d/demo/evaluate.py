@@ -35,7 +35,7 @@ def predict_logits(forward: Forward, look: FeatureScaling, scan: Scan, wanted: T
     """
     x = scan.xyz[:, 0]
     near = (x >= x[wanted].min() - MARGIN) & (x <= x[wanted].max() + MARGIN)
-    tile = make_tile(look.area(scan.take(near)), levels)
+    tile = make_tile(look.describe_area(scan.take(near)), levels)
     # Gradients stay on: a graph without them would be compiled a second time, for one call.
     return forward(tile.voxels, tile.points, tile.inverse).detach()[wanted[near]]
 

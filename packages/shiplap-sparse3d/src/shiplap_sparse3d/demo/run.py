@@ -53,7 +53,7 @@ def _run_demo_stages(settings: DemoSettings, progress: Progress) -> DemoResult:
     trained = train_network([training], recipe, settings.seed, progress)
     progress("evaluate", 0, 1, "")
     judged = _judge_held_out(scan, held, trained, recipe)
-    tile = next(random_tiles([trained.look.area(training)], recipe.levels, settings.seed + 1))
+    tile = next(random_tiles([trained.look.describe_area(training)], recipe.levels, settings.seed + 1))
     speed = evaluate.measure_step_times(trained.net, trained.forward, tile, 5 if settings.quick else 20)
     progress("evaluate", 1, 1, "")
     counts = compile_counts()  # before the audit, which compiles graphs of its own

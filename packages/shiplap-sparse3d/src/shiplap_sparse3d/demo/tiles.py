@@ -65,13 +65,13 @@ class FeatureScaling:
         described = [describe_points(area.xyz, step) for area in areas]
         every = torch.cat(described)
         look = cls(step, every.mean(0), every.std(0, correction=0).clamp_min(1e-3))
-        return look, [look._standard(area, told) for area, told in zip(areas, described, strict=True)]
+        return look, [look._standardise_features(area, told) for area, told in zip(areas, described, strict=True)]
 
-    def area(self, scan: Scan) -> DescribedArea:
+    def describe_area(self, scan: Scan) -> DescribedArea:
         """Return ``scan`` as the network takes it. No label is used."""
-        return self._standard(scan, describe_points(scan.xyz, self.spacing))
+        return self._standardise_features(scan, describe_points(scan.xyz, self.spacing))
 
-    def _standard(self, scan: Scan, told: Tensor) -> DescribedArea:
+    def _standardise_features(self, scan: Scan, told: Tensor) -> DescribedArea:
         return DescribedArea(scan, ((told - self.mean) / self.deviation).clamp(-_LIMIT, _LIMIT), self.spacing)
 
 

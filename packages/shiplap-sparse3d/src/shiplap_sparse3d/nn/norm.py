@@ -26,18 +26,18 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
         self._check_gradient(x)
         batch = self.training or not self.track_running_stats
         if torch.compiler.is_compiling():  # torch's own asks how many rows there are, which a graph may not know
-            return x.replace(batch_norm(self, x.feats, x.is_voxel) if batch else self._running(x.feats))
-        if batch and (x.geometry.padded or x.feats.shape[0] < 2 or self._mixed):
+            return x.replace(batch_norm(self, x.feats, x.is_voxel) if batch else self._running_norm(x.feats))
+        if batch and (x.geometry.padded or x.feats.shape[0] < 2 or self._has_mixed_dtypes):
             return x.replace(batch_norm(self, x.feats, x.is_voxel))
-        return x.replace(self._running(x.feats) if self._mixed else super().forward(x.feats))
+        return x.replace(self._running_norm(x.feats) if self._has_mixed_dtypes else super().forward(x.feats))
 
     @property
-    def _mixed(self) -> bool:
+    def _has_mixed_dtypes(self) -> bool:
         """Whether weights and statistics differ in precision, as under a policy of FSDP2; torch's own refuses that."""
         weight, mean = self.weight, self.running_mean
         return weight is not None and mean is not None and weight.dtype != mean.dtype
 
-    def _running(self, feats: Tensor) -> Tensor:
+    def _running_norm(self, feats: Tensor) -> Tensor:
         assert self.running_mean is not None
         assert self.running_var is not None
         return running_norm(feats, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
@@ -81,7 +81,7 @@ class SyncBatchNorm(BatchNorm):
             process_group: the ranks that share statistics, by default all ranks.
         """
         if isinstance(module, BatchNorm):
-            return cls._of(module, process_group)
+            return cls._from_norm(module, process_group)
         if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
             torchs: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group)
             return torchs
@@ -90,7 +90,7 @@ class SyncBatchNorm(BatchNorm):
         return module
 
     @classmethod
-    def _of(cls, norm: BatchNorm, process_group: Any) -> SyncBatchNorm:
+    def _from_norm(cls, norm: BatchNorm, process_group: Any) -> SyncBatchNorm:
         """With the very parameters and buffers of ``norm``, and its hooks left behind, as torch has it."""
         made = cls(norm.num_features, norm.eps, norm.momentum, process_group=process_group, device="meta")
         made.affine, made.track_running_stats = norm.affine, norm.track_running_stats

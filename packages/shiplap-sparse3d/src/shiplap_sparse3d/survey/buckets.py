@@ -134,10 +134,10 @@ def _sort_chunk(
     order = np.lexsort((tiles[:, 1], tiles[:, 0]))  # stable: points of a bucket stay in the order of the file
     # Sorted by tile, so each tile is one slice.
     ends = np.flatnonzero(np.any(np.diff(tiles[order], axis=0), axis=1)) + 1
-    folder.bucket((0, 0)).parent.mkdir(parents=True, exist_ok=True)
+    folder.bucket_path((0, 0)).parent.mkdir(parents=True, exist_ok=True)
     for part in np.split(order, ends):
         tile = int(tiles[part[0], 0]), int(tiles[part[0], 1])
-        with folder.bucket(tile).open("ab") as file:
+        with folder.bucket_path(tile).open("ab") as file:
             file.write(rows[part].tobytes())
         buckets.sizes[tile] = buckets.sizes.get(tile, 0) + len(part)
     buckets.points += len(points)
@@ -186,12 +186,12 @@ def _parse_tile(name: str) -> Tile:
 def _resume_buckets(folder: SurveyFolder) -> Buckets:
     """Return the buckets as of the last mark, and cut off later writes. A lost bucket means a new start."""
     buckets = _marked_buckets(folder) or Buckets()
-    wanted = {folder.bucket(tile) for tile in buckets.sizes}
+    wanted = {folder.bucket_path(tile) for tile in buckets.sizes}
     for path in (folder.path / "points").glob("*.bin"):
         if path not in wanted:
             path.unlink()
     for tile, size in buckets.sizes.items():
-        path, length = folder.bucket(tile), size * POINT.itemsize
+        path, length = folder.bucket_path(tile), size * POINT.itemsize
         # Points are missing that the mark counts, as after a loss of power.
         if not path.exists() or path.stat().st_size < length:
             folder.progress.unlink()

@@ -92,7 +92,7 @@ class _PassRecord:
     intervals: list[tuple[Triple, Triple]] = field(default_factory=list)
     lost: bool = False
 
-    def level(self, geometry: Geometry, where: str) -> _GridLevel:
+    def level_of(self, geometry: Geometry, where: str) -> _GridLevel:
         """Return the level of ``geometry``, by its coordinates: networks make new tensors on the same voxels."""
         # Identity first: a comparison of values makes the host wait for a GPU.
         for same in (operator.is_, torch.equal):
@@ -107,12 +107,12 @@ class _PassRecord:
             expected="layers on the input's voxels and on grids that strided layers made of them",
         )
 
-    def add(self, module: nn.Module, x: Any, y: Any) -> None:
+    def note_layer(self, module: nn.Module, x: Any, y: Any) -> None:
         """Record one call of a layer."""
         where, window = type(module).__name__, _window_of(module)
         if window is None:
             return
-        level = self.level(x.geometry, where)
+        level = self.level_of(x.geometry, where)
         if (
             isinstance(module, SubMConv3d)
             or getattr(module, "subm", False)
@@ -121,26 +121,26 @@ class _PassRecord:
             # A submanifold kernel is centred, and an even one reaches one cell further back.
             back = _scale_by([k // 2 * d for k, d in zip(window.kernel, window.dilation, strict=True)], level.stride)
             ahead = _scale_by([s - k // 2 * d for s, k, d in _window_axes(window)], level.stride)
-            self._keep(y, (back, ahead))
+            self._keep_interval(y, (back, ahead))
         elif isinstance(module, SparseInverseConv3d) or getattr(module, "inverse", False):
             if level.window is None or level.origin is None:
                 raise error("SL820", where=where, got="an inverse layer on voxels that no step made", expected="a step")
-            self._keep(y, _inverse_interval(level.window, level.origin.stride))
+            self._keep_interval(y, _inverse_interval(level.window, level.origin.stride))
         elif isinstance(module, SparseConvTranspose3d) or getattr(module, "transposed", False):
             stride = _refined_stride(level.stride, window.stride, where)
-            self._reach(y, _GridLevel(y.geometry, stride))
-            self._keep(y, _inverse_interval(window, stride))
+            self._reach_level(y, _GridLevel(y.geometry, stride))
+            self._keep_interval(y, _inverse_interval(window, stride))
         else:
-            self._reach(y, _GridLevel(y.geometry, _scale_by(level.stride, window.stride), window, level))
+            self._reach_level(y, _GridLevel(y.geometry, _scale_by(level.stride, window.stride), window, level))
             back = _scale_by(window.padding, level.stride)
             ahead = _scale_by([s - p for s, p in zip(window.span, window.padding, strict=True)], level.stride)
-            self._keep(y, (back, ahead))
+            self._keep_interval(y, (back, ahead))
 
-    def _reach(self, y: Any, level: _GridLevel) -> None:
+    def _reach_level(self, y: Any, level: _GridLevel) -> None:
         if not any(known.geometry.coords is y.geometry.coords for known in self.levels):
             self.levels.append(level)
 
-    def _keep(self, y: Any, interval: tuple[Triple, Triple]) -> None:
+    def _keep_interval(self, y: Any, interval: tuple[Triple, Triple]) -> None:
         self.intervals.append(interval)
         node = rows_of(y).grad_fn
         # Without a node, as after ``detach``, the paths cannot be followed: the sum of all intervals is used.
@@ -281,7 +281,7 @@ def _recording_hook(record: _PassRecord) -> Callable[[nn.Module, tuple[Any, ...]
         if isinstance(module, GlobalPool | SparseGlobalMaxOrAvgPool):
             raise error("SL820", where=type(module).__name__, got="a pooling over all voxels", expected="a window")
         if hasattr(output, "geometry"):
-            record.add(module, x, output)
+            record.note_layer(module, x, output)
 
     return note
 

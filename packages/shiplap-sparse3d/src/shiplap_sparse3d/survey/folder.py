@@ -45,31 +45,31 @@ class SurveyFolder:
 
     path: Path
 
-    def bucket(self, tile: Tile) -> Path:
+    def bucket_path(self, tile: Tile) -> Path:
         """Return the path of the points of a tile."""
         return self.path / "points" / f"{tile[0]}_{tile[1]}.bin"
 
-    def result(self, tile: Tile) -> Path:
+    def result_path(self, tile: Tile) -> Path:
         """Return the path of the classes of the points of a tile."""
         return self.path / "classes" / f"{tile[0]}_{tile[1]}.bin"
 
-    def done(self, tile: Tile) -> Path:
+    def done_mark_path(self, tile: Tile) -> Path:
         """Return the path of the mark of a tile whose classes are written."""
         return self.path / "done" / f"{tile[0]}_{tile[1]}.json"
 
-    def taken(self, tile: Tile) -> Path:
+    def taken_mark_path(self, tile: Tile) -> Path:
         """Return the path of an empty file: a worker has begun ``tile``.
 
         The mark of the tile shows whether the worker has finished.
         """
         return self.path / "taken" / f"{tile[0]}_{tile[1]}"
 
-    def take(self, tile: Tile) -> bool:
+    def begin_tile(self, tile: Tile) -> bool:
         """Begin ``tile``, or return False if a worker has begun it before.
 
         Of two workers at the same time one succeeds.
         """
-        path = self.taken(tile)
+        path = self.taken_mark_path(tile)
         path.parent.mkdir(exist_ok=True)
         try:
             # Creating a file exclusively is atomic, also on shared file systems.
@@ -78,7 +78,7 @@ class SurveyFolder:
             return False
         return True
 
-    def begun(self) -> set[Tile]:
+    def begun_tiles(self) -> set[Tile]:
         """Return the tiles that workers have begun or done, by two listings of the folder."""
         begun = set[Tile]()
         for part in ("taken", "done"):
@@ -117,7 +117,7 @@ class SurveyFolder:
                 expected=", ".join(f"{name} {identity[name]}" for name in names),
             )
 
-    def enter(self) -> None:
+    def make_directory(self) -> None:
         """Make the folder, or check that none of its files leads elsewhere: files here are appended to and cut.
 
         Raises:
@@ -136,12 +136,12 @@ class SurveyFolder:
             ) from None
 
     @contextlib.contextmanager
-    def alone(self, rank: int) -> Iterator[None]:
+    def hold_worker(self, rank: int) -> Iterator[None]:
         """Hold worker ``rank`` of this folder in the block. Raises SL823 while another process holds it.
 
         The system releases the lock of a killed process. Raises SL602 as :meth:`enter` does.
         """
-        self.enter()
+        self.make_directory()
         with (self.path / f"worker{rank}.lock").open("w") as file:
             if not _lock_file(file):
                 raise error(
@@ -161,7 +161,7 @@ class SurveyFolder:
         """Return whether another process, or another call of this one, holds a worker of this folder."""
         return any(not _is_unlocked(path) for path in self.path.glob("worker*.lock"))
 
-    def clear(self) -> None:
+    def remove_written(self) -> None:
         """Remove the files of a survey, and the folder if nothing else is in it. A user's file stays.
 
         The mark of the sorted points is removed first: after an interruption the points are sorted again.
@@ -184,22 +184,22 @@ class SurveyFolder:
         """
         # The digest in the mark detects classes that a loss of power has damaged.
         content = rows.astype(RESULT, copy=False).tobytes()
-        write_whole(self.result(tile), content, lasting=False)
+        write_whole(self.result_path(tile), content, lasting=False)
         mark = {"points": len(rows), "sha256": hashlib.sha256(content).hexdigest()}
-        write_mark(self.done(tile), mark, lasting=False)
+        write_mark(self.done_mark_path(tile), mark, lasting=False)
 
-    def finished(self, tile: Tile) -> bool:
+    def has_result(self, tile: Tile) -> bool:
         """Return whether ``tile`` has a mark and the classes it stands for. A mark of other classes is removed."""
-        if not self.done(tile).exists():
+        if not self.done_mark_path(tile).exists():
             return False
         if self._marked(tile) is not None:
             return True
-        self.done(tile).unlink(missing_ok=True)
+        self.done_mark_path(tile).unlink(missing_ok=True)
         return False
 
     def _marked(self, tile: Tile) -> bytes | None:
         """Return the classes of a tile as they were written, or None if they are not those of the mark."""
-        mark, path = read_mark(self.done(tile)), self.result(tile)
+        mark, path = read_mark(self.done_mark_path(tile)), self.result_path(tile)
         content = path.read_bytes() if path.exists() else b""
         whole = mark is not None and mark.get("sha256") == hashlib.sha256(content).hexdigest()
         return content if whole else None
@@ -210,13 +210,13 @@ class SurveyFolder:
         Raises SL824 if they are missing, not those of the mark or not of points of this survey; the mark is then
         removed.
         """
-        content, path = self._marked(tile), self.result(tile)
+        content, path = self._marked(tile), self.result_path(tile)
         if content is not None and not len(content) % RESULT.itemsize:
             rows = np.frombuffer(content, RESULT)
             numbers = rows["index"]
             if not len(rows) or (numbers[0] >= 0 and numbers[-1] < total and bool((np.diff(numbers) > 0).all())):
                 return rows
-        self.done(tile).unlink(missing_ok=True)
+        self.done_mark_path(tile).unlink(missing_ok=True)
         got = "other ones, or none" if content is None else f"{len(content)} bytes of them"
         raise error("SL824", where=str(path), got=got, expected="the classes that were written")
 

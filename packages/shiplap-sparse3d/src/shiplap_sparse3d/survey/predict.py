@@ -2,8 +2,8 @@
 
 Points are read as they are stored. All later steps are PyTorch, so that a GPU selects, sorts and counts the points
 itself: on the host these steps took as long as a small network takes on the GPU. The device has three parts of the
-work, so that a caller can begin the first for the next tile before the last has ended: ``prepare_tile``, ``run_network``,
-and :meth:`Answer.result`, which waits.
+work, so that a caller can begin the first for the next tile before the last has ended: ``prepare_tile``,
+``run_network``, and :meth:`Answer.result`, which waits.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class TilePoints:
     tile: Tile
     box: CellBox
 
-    def question(self, model: SurveyModel) -> TileQuestion:
+    def to_question(self, model: SurveyModel) -> TileQuestion:
         """Return the points within the limits, sorted and counted by the device of the network."""
         rows = self.rows.to(model.device, non_blocking=True)
         low, high = _box_limits(model, self.box)
@@ -116,7 +116,7 @@ class TileAnswer:
     codes: tuple[int, ...]
     arrived: torch.cuda.Event | None
 
-    def result(self) -> np.ndarray[Any, Any]:
+    def wait_for_result(self) -> np.ndarray[Any, Any]:
         """Wait for the classes and return them: ``[c]`` of :data:`RESULT`."""
         if self.arrived is not None:
             self.arrived.synchronize()
@@ -144,13 +144,13 @@ def read_tile(
 
 def predict_tile(model: SurveyModel, read: TileQuestion | TilePoints) -> np.ndarray[Any, Any]:
     """Return the classes of the points of a tile, by their number in the file: ``[c]`` of :data:`RESULT`."""
-    return run_network(model, prepare_tile(model, read)).result()
+    return run_network(model, prepare_tile(model, read)).wait_for_result()
 
 
 def prepare_tile(model: SurveyModel, read: TileQuestion | TilePoints, recipe: TableRecipe = NOTHING) -> PreparedTile:
     """Return the points of a tile on the device of the network, with voxels and the tables of ``recipe``."""
     with torch.inference_mode():
-        question, device = read.question(model) if isinstance(read, TilePoints) else read, model.device
+        question, device = read.to_question(model) if isinstance(read, TilePoints) else read, model.device
         scene = model.scene(question.cells.to(device), question.feats.to(device), question.grid)
         scene.voxels.geometry.build(recipe)
         return PreparedTile(question.index, question.wanted.to(device), scene)
@@ -251,7 +251,7 @@ def _box_end(box: CellBox) -> Triple:
 
 
 def _bucket_paths(model: SurveyModel, folder: SurveyFolder, buckets: Buckets, tiling: Tiling, tile: Tile) -> list[Path]:
-    return [folder.bucket(other) for other in tiling.around(tile, _context_cells(model)) if other in buckets.sizes]
+    return [folder.bucket_path(other) for other in tiling.around(tile, _context_cells(model)) if other in buckets.sizes]
 
 
 def _read_whole(paths: list[Path], *, pinned: bool) -> Tensor:

@@ -133,7 +133,7 @@ def survey(
     rank, _ = workers = rank_and_world() if workers is None else workers
     job = _SurveyJob(model, source, target, place, grid, tiles, total, chunk, workers, patience, progress)
     try:
-        with place.alone(rank):
+        with place.hold_worker(rank):
             done, predicted = _run_stages(job)
     except OSError as failure:
         raise error(
@@ -145,7 +145,7 @@ def survey(
         ) from None
     if rank == 0 and not keep:
         _let_others_end(job)
-        place.clear()
+        place.remove_written()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
     return SurveyResult(
         str(target) if rank == 0 else None,
@@ -205,7 +205,7 @@ def _sorted_by_worker_0(job: _SurveyJob) -> tuple[int, Buckets | None]:
 
 
 def _all_done(job: _SurveyJob, tiles: list[Tile]) -> tuple[int, bool | None]:
-    marks = sum(job.folder.done(tile).exists() for tile in tiles)
+    marks = sum(job.folder.done_mark_path(tile).exists() for tile in tiles)
     return marks, True if marks == len(tiles) else None
 
 

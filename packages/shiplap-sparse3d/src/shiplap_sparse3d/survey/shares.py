@@ -21,7 +21,7 @@ from shiplap_sparse3d.geometry import NOTHING, TableRecipe
 from shiplap_sparse3d.survey.buckets import Buckets, Grid
 from shiplap_sparse3d.survey.folder import SurveyFolder, Tile
 from shiplap_sparse3d.survey.model import SurveyModel
-from shiplap_sparse3d.survey.predict import PreparedTile, predict_tile, prepare_tile, read_tile, run_network
+from shiplap_sparse3d.survey.predict import PreparedTile, TileAnswer, predict_tile, prepare_tile, read_tile, run_network
 from shiplap_sparse3d.survey.tiles import Tiling
 
 __all__ = ["predict_tiles", "share_tiles", "tiles_in_turn"]
@@ -51,25 +51,25 @@ def tiles_in_turn(folder: SurveyFolder, parts: list[list[Tile]], rank: int) -> I
     gone.
     """
     mine, alone = parts[rank], len(parts) == 1
-    before = {tile for tile in mine if folder.taken(tile).exists()}
+    before = {tile for tile in mine if folder.taken_mark_path(tile).exists()}
     # Each worker starts with its successor's tiles, so that helpers spread over the workers.
     others = [tile for part in (*parts[rank + 1 :], *parts[:rank]) for tile in reversed(part)]
 
     def begun() -> Iterator[Tile]:
         for tile in mine:
-            if not folder.finished(tile) and (alone or folder.take(tile)):
+            if not folder.has_result(tile) and (alone or folder.begin_tile(tile)):
                 yield tile
         # Listed again only after a failed attempt: two listings are cheaper than a test for each tile.
-        known = set[Tile]() if alone else folder.begun()
+        known = set[Tile]() if alone else folder.begun_tiles()
         for tile in others:
             if tile in known:
                 continue
-            if folder.take(tile):
+            if folder.begin_tile(tile):
                 yield tile
             else:
-                known = folder.begun()
+                known = folder.begun_tiles()
         for tile in mine:
-            if tile in before and not alone and not folder.finished(tile):
+            if tile in before and not alone and not folder.has_result(tile):
                 yield tile
 
     return begun()
@@ -117,6 +117,11 @@ def predict_tiles(
 PredictArguments = tuple[SurveyModel, SurveyFolder, Buckets, Grid, Tiling]
 
 
+def _write_answer(folder: SurveyFolder, tile: Tile, answer: TileAnswer) -> None:
+    """Write the result of a tile once its network has ended."""
+    folder.write_result(tile, answer.wait_for_result())
+
+
 def _predict_threaded(given: PredictArguments, tiles: Iterable[Tile]) -> Iterator[Tile]:
     """Predict and write tiles for :func:`predict_tiles`, with threads."""
     model, folder, *_ = given
@@ -128,8 +133,8 @@ def _predict_threaded(given: PredictArguments, tiles: Iterable[Tile]) -> Iterato
             if made is not None:
                 hand_over(question.tensors, made, torch.cuda.current_stream(device))
             answer = run_network(model, question)
-            making.tell(question.scene.voxels.geometry.recipe)
-            written.append(writer.submit(lambda tile, answer: folder.write_result(tile, answer.result()), tile, answer))
+            making.set_recipe(question.scene.voxels.geometry.recipe)
+            written.append(writer.submit(_write_answer, folder, tile, answer))
             if len(written) > 2:  # so far the host may be ahead of the network, and the network of the disk
                 written.popleft().result()
             yield tile
@@ -162,7 +167,7 @@ class _TileMaker:
             made = prepare_tile(self.given[0], question, self.recipe)
         return made, self.stream.record_event()
 
-    def tell(self, recipe: TableRecipe) -> None:
+    def set_recipe(self, recipe: TableRecipe) -> None:
         """Store the tables that the network used, for the next tile."""
         self.recipe = recipe
         self.told.set()

@@ -103,7 +103,7 @@ def prepare(
     with open_cloud(source) as reader:
         grid = Grid(tuple(reader.header.scales), tuple(reader.header.offsets), model.voxel)
         total = reader.header.point_count
-    place.enter()
+    place.make_directory()
     place.claim({"training": str(total), "tile": tiles.size, "halo": tiles.halo, "voxel": list(model.voxel)})
     buckets = finished_buckets(place, total) or fill_buckets(place, source, grid, tiles, CHUNK, progress)
     if not place.classes.exists() or place.classes.stat().st_size != total:

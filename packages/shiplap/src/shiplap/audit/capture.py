@@ -1,7 +1,7 @@
 """Capture a call into a CUDA graph over static buffers, replay the graph, and track free device memory.
 
-A capture that fails leaves torch's allocator, generator and current stream in the middle of it. ``record_cuda_graph`` restores all
-three, so that a check may fail a capture on purpose and continue.
+A capture that fails leaves torch's allocator, generator and current stream in the middle of it. ``record_cuda_graph``
+restores all three, so that a check may fail a capture on purpose and continue.
 """
 
 from __future__ import annotations

@@ -126,14 +126,14 @@ class Check:
                 tally.add(case, Observation(missed=f"this sample ends the process, see {dead}"))
                 continue
             subject.begins(self, case)
-            tally.add(case, self._once(subject, case))
+            tally.add(case, self._observe_once(subject, case))
         subject.begins(self, None)
         # A series with a failing sample, or cut short, would repeat the failure or miss the evidence.
         if self.sequence and tally.seen and not tally.failed and not tally.cut:
             tally.add(None, _observe_guarded(self.sequence, subject.op, tally.seen))
         return tally.finding()
 
-    def _once(self, subject: AuditSubject, case: SampleCase) -> Observation:
+    def _observe_once(self, subject: AuditSubject, case: SampleCase) -> Observation:
         """Observe one sample. An error that an earlier check reports already is set aside."""
         try:
             return self.observe(subject.op, case)

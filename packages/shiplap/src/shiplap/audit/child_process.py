@@ -1,8 +1,8 @@
 """Run untrusted code in a child process under limits, and keep every event that the child sent before it ended.
 
 ``stream(work)`` forks a child that runs ``work(send)``. Events arrive as JSON lines. A child that crashes, exits, waits
-for ever, computes for ever or fills the memory ends in a ``ChildDeath`` with the cause. The fork is cheap, since torch is
-imported already. The work runs on a thread of the child's own, because the OpenMP threads that served the forking
+for ever, computes for ever or fills the memory ends in a ``ChildDeath`` with the cause. The fork is cheap, since torch
+is imported already. The work runs on a thread of the child's own, because the OpenMP threads that served the forking
 thread do not exist there.
 """
 
@@ -97,7 +97,7 @@ def _can_differentiate_in_fork() -> bool:
 def stream_events(
     work: Callable[[SendEvent], None], limits: ChildLimits | None = None
 ) -> Iterator[ChildEvent | ChildDeath]:
-    """Yield the events that ``work`` sends from its child, and a ``ChildDeath`` if the child ended before its work did."""
+    """Yield the events that ``work`` sends from its child, and a ``ChildDeath`` if the child ends too early."""
     limits = limits or ChildLimits()
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as output:

@@ -111,7 +111,7 @@ def _describe_binding(op: Op, device: str, notes: list[str]) -> str:
     """Return the implementation of the timed calls. A native binding is built first, so that it does not appear in the
     middle of a measurement.
     """
-    kernels = op.eager(device)
+    kernels = op.eager_kernels(device)
     if not kernels:
         return "reference" if op.kernels or type(op) is Op else "adopted"
     if not any(k.native is not None for k in kernels):

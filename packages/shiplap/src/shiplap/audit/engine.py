@@ -90,9 +90,9 @@ def audit(
     plan = AuditPlan(names, seed, device, time.monotonic() + budget_s, budget_s, samples)
     run = _AuditRun(op, plan, progress, looked, limits or ChildLimits())
     if can_isolate(device) if isolate is None else isolate:
-        run.isolated()
+        run.run_in_children()
     else:
-        run_session(op, plan, run.handle)
+        run_session(op, plan, run.handle_event)
     return make_report(op.spec.name, run.findings, tuple(name.partition(":")[0] for name in names), run.ledger)
 
 
@@ -114,7 +114,7 @@ class _AuditRun:
         self.check, self.label = "samples", ""
         self.deaths = 0
 
-    def isolated(self) -> None:
+    def run_in_children(self) -> None:
         """Run children, one after another, until every check has a finding."""
         while self.plan.checks:
             death = None
@@ -122,12 +122,12 @@ class _AuditRun:
                 if isinstance(event, ChildDeath):
                     death = event
                 else:
-                    self.handle(event)
+                    self.handle_event(event)
             if death is None:
                 return
-            self._died(death)
+            self._record_death(death)
 
-    def handle(self, event: dict[str, Any]) -> None:
+    def handle_event(self, event: dict[str, Any]) -> None:
         """Process one event of the child."""
         kind = event["kind"]
         if kind == "error":
@@ -155,7 +155,7 @@ class _AuditRun:
         if self.progress is not None:
             self.progress(finding)
 
-    def _died(self, death: ChildDeath) -> None:
+    def _record_death(self, death: ChildDeath) -> None:
         """Record that the check at work ended its process. The sample at work is repeated alone and shrunk."""
         self.deaths += 1
         seed, device = self.plan.seed, self.plan.device

@@ -153,12 +153,12 @@ def make_script(home: str, name: str, labels: list[str], seed: int, device: str,
     path = f"sys.path.insert(0, {str(root)!r})\n" if root else ""
     return (
         f"import sys\n{path}import torch\nfrom shiplap.audit import find, sample\n"
-        "from shiplap.sampling.run import call\n"
+        "from shiplap.sampling.run import call_op\n"
         f"op = find({home!r}, {name!r})\n"
         f"for label in {labels!r}:\n"
         f"    args = sample(op, label, {seed}, {device!r}).fresh()\n"
         "    torch.cuda.synchronize()\n"
         f"    print({SAMPLE!r} + label, flush=True)\n"
-        "    call(op, args)\n    torch.cuda.synchronize()\n"
+        "    call_op(op, args)\n    torch.cuda.synchronize()\n"
         f"print({DONE!r} + str({len(labels)}), flush=True)\n"
     )

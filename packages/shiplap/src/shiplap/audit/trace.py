@@ -33,9 +33,7 @@ REPORTED_KINDS = ("raw allocation", "synchronisation", "host callback", "module 
 
 @dataclass(frozen=True)
 class CudaCallCounts:
-    """The calls by kind (see ``PATTERNS_BY_KIND``), and the streams that kernels ran on, or the ``reason`` why there are no
-    counts.
-    """
+    """The calls by kind (see ``PATTERNS_BY_KIND``), and the streams of kernels, or the ``reason`` for no counts."""
 
     calls: Counter[str]
     streams: frozenset[int] = frozenset()

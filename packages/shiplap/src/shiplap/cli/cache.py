@@ -246,7 +246,7 @@ def _collect_garbage(store: ChoiceStore, what: str) -> Result:
     stuck = [str(path) for path in rubbish if not cache.remove_artefact(path)]
     # Bindings are evicted as well if they take too much space together, those unused for longest first.
     gone = len(rubbish) - len(stuck) + (len(cache.evict_artefacts(root)) if not what else 0)
-    result, lines, status = _remove_files(store, [*stale, *store.rubbish()])
+    result, lines, status = _remove_files(store, [*stale, *store.half_written_files()])
     lines += [f"removed {gone} from {root}"] if gone else []
     lines += [f"cannot remove {path}" for path in stuck]
     done = {**result, "compiled": gone, "stuck": [*result["stuck"], *stuck]}, lines, int(bool(status or stuck))

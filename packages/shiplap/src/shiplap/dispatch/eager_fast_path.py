@@ -132,7 +132,7 @@ def is_unlisted_call(op: Executor, call: Binding) -> bool:
 def supports_answers(op: Executor, picked: Kernel, call: Binding) -> list[tuple[Supports, bool]]:
     """Return the ``supports`` of each kernel up to the picked one, with its answer for this call."""
     conditions = []
-    for kernel in op.eager(picked.device):
+    for kernel in op.eager_kernels(picked.device):
         if kernel.condition is not None:
             conditions.append((kernel.condition, kernel.condition(*call.args) is True))
         if kernel.name == picked.name:

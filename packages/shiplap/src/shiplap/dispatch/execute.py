@@ -74,14 +74,14 @@ class Executor(OpState):
         ):
             return choice
         device, reasons = call.device.type, []
-        for kernel in self.eager(device):
+        for kernel in self.eager_kernels(device):
             if not isinstance(serving := kernel.serving(call), str):
                 return serving
             reasons.append(f"{kernel.name}: {serving}")
         if device not in self.spec.reference_is_fast_on:
             names = [k.name for k in self.kernels.get(device, ())]  # the reason may hold sizes: it is no key
             others = f", only for {' and '.join(self.kernels)}" if self.kernels else ""
-            self._unserved(device, "; ".join(reasons) or f"no kernel for {device}{others}", key=str(names))
+            self._report_reference_runs(device, "; ".join(reasons) or f"no kernel for {device}{others}", key=str(names))
         return None
 
     def serve(self, call: Binding, kernel: Kernel | None) -> Result:
@@ -100,11 +100,11 @@ class Executor(OpState):
             outs = kernel.run(call)
         else:
             places = places_of(self.spec, call.args) if self.spec.mutated else []
-            outs = check_outputs(self.spec, call, self._refer(call.args))
+            outs = check_outputs(self.spec, call, self._run_checked_reference(call.args))
             require_places(f"{self.spec.name}, reference", places)
         return outs[0] if len(outs) == 1 else outs or None
 
-    def _refer(self, args: Args) -> Returned:
+    def _run_checked_reference(self, args: Args) -> Returned:
         """Run the reference. During its first calls, compare its arguments before and after the call."""
         if self.unchanged.left:
             return self.unchanged.during(args, lambda: self.run_reference(args))
@@ -113,14 +113,14 @@ class Executor(OpState):
     def serve_tangent(self, *args: Value, **kwargs: Value) -> Result:
         """Run the reference of a call under forward-mode differentiation, which no kernel supports."""
         call = self.plan.quick(*self.spec.complete(args, kwargs))
-        self._unserved(str(call.device), "forward-mode AD is the reference's", key="tangent")
+        self._report_reference_runs(str(call.device), "forward-mode AD is the reference's", key="tangent")
         result = with_own_memory(self.run_reference(call.args))
         if self.surrogate is not self.reference:
             positional, named = self.spec.split(call.args)
             result = dispatcher_transforms.with_tangents(result, self.surrogate(*positional, **named))
         return detach_results(self.spec, result)
 
-    def _unserved(self, device: str, why: str, key: str) -> None:
+    def _report_reference_runs(self, device: str, why: str, key: str) -> None:
         """Report once that the reference runs, or raise SL306 under ``SHIPLAP_STRICT=1``."""
         name = self.spec.name
         if settings().strict:

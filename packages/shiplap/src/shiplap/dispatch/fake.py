@@ -114,7 +114,7 @@ def _reference_on_fakes(op: OpState, args: Args) -> Returned:
 def refuse_python_in_package(op: OpState, call: Binding) -> None:
     """SL307 where a package would have to call Python, which it may not have: native code alone goes along."""
     device = call.device.type
-    kernels = op.own(device)
+    kernels = op.native_kernels(device)
     if not kernels:
         got = f"the reference, run by Python on {device}"
     elif len(kernels) > 1:

@@ -265,7 +265,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             )
         self.drop_native()
         self.gradient = _read_backward(self.spec, (fn, *more), saves, surrogate, strided, once_differentiable)
-        self._renew()
+        self._reregister()
         tuned_choices.forget_derived_choices()
         return fn
 
@@ -316,7 +316,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         native, self.native = self.native, None
         if native is not None:
             native.release()
-            self.enter()
+            self.install_fast_path()
 
     def _extend(self, what: str) -> None:
         """Raise TypeError where ``what`` cannot be attached, since the op belongs to another library; SL131 where the
@@ -327,8 +327,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
 
     def _attach(self, kernel: Kernel) -> None:
         self.drop_native()
-        self.attach(kernel)
-        self.enter()
+        self.attach_kernel(kernel)
+        self.install_fast_path()
         tuned_choices.forget_derived_choices()
 
     # --- what torch has of it -----------------------------------------------------------------------------------------
@@ -348,16 +348,16 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         if previous is not None and previous.spec == self.spec:
             self._take_over(previous)
         else:
-            self._declare()
+            self._register_with_torch()
         declared_ops[self.spec.name] = self
-        compile_cache_key.add_op_to_key(self, self.operators)
+        compile_cache_key.add_op_to_key(self, self.operator_names)
 
     def _take_over(self, previous: Op) -> None:
         """Serve the torch registration of ``previous``: its functions call this op, as do its holders."""
         self._registrations, self.variant, self.entrance = previous._registrations, previous.variant, previous.entrance
         self.separable, self._former = previous.separable, [*previous._former, previous]
         self.core, self.cast = previous.core, previous.cast
-        self._renew()
+        self._reregister()
         # Objects of ours alone: who holds a former op, as a model or another module does, calls the new declaration.
         for former in self._former:
             replaced, former.__dict__ = former.__dict__, self.__dict__

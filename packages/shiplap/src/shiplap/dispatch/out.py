@@ -66,15 +66,15 @@ class OutVariant:
         registrations.skip_autograd(name)  # execute and native code see to gradients
         registrations.fake(name, self._fake)
         registrations.map(name, op.refuse_vmap)
-        registrations.tell(name, op.refusal)
+        registrations.translate_errors(name, op.refusal)
         self.overload = registrations.overload(name)
-        self.enter()
+        self.install_fast_paths()
 
-    def enter(self) -> None:
+    def install_fast_paths(self) -> None:
         """Set the ways past and below the dispatcher, where Python calls the kernels."""
         past = available("calls below autograd")
-        self.direct = compile_out_fast_path(self.op, self._check, dispatched=False) if past else None
-        self.short = compile_out_fast_path(self.op, self._check, dispatched=True) if past else None
+        self.direct = compile_out_fast_path(self.op, self._check_call, dispatched=False) if past else None
+        self.short = compile_out_fast_path(self.op, self._check_call, dispatched=True) if past else None
 
     def __call__(
         self, args: Args, keywords: dict[str, Value], out: Tensor | Sequence[Tensor], workspace: Tensor | None
@@ -84,16 +84,21 @@ class OutVariant:
             self.op.plan.numbers(args, keywords)
         if dispatcher_calls.is_compiling():
             if torch.is_grad_enabled() and requires_grad((*args, *keywords.values(), out)):
-                raise self._ungraded()  # in a graph nobody would see that the gradient is lost
+                raise self._no_gradient_error()  # in a graph nobody would see that the gradient is lost
         elif dispatcher_transforms.is_transform_active():
             self._refuse_transform((*args, *keywords.values()))
-        elif self.direct is not None and workspace is None and not keywords and self._served(self.direct, args, out):
+        elif (
+            self.direct is not None
+            and workspace is None
+            and not keywords
+            and self._run_fast_path(self.direct, args, out)
+        ):
             increment_version(out)
             return out
         if len(self.names) == 1 and isinstance(out, Tensor):
             keywords[self.names[0]] = out
         else:
-            keywords.update(zip(self.names, self._several(out), strict=True))
+            keywords.update(zip(self.names, self._as_outputs(out), strict=True))
         if workspace is not None:
             keywords[self.scratch] = workspace
         try:
@@ -102,14 +107,14 @@ class OutVariant:
             else:
                 dispatcher_calls.without_gradients(self.overload, args, keywords)
         except (RuntimeError, TypeError) as e:
-            outs, _ = self._taken(keywords)
+            outs, _ = self._take_outputs(keywords)
             self._explain(args, keywords, outs, workspace, e)
             raise
         if not dispatcher_calls.is_compiling():
             increment_version(out)  # a backward that has saved what is written to has to know
         return out
 
-    def _served(self, direct: OutFastPath, args: Args, out: Tensor | Sequence[Tensor]) -> bool:
+    def _run_fast_path(self, direct: OutFastPath, args: Args, out: Tensor | Sequence[Tensor]) -> bool:
         """Run the call by ``direct`` and return whether ``direct`` supports it."""
         outs = out if isinstance(out, (tuple, list)) else (out,)
         if len(outs) != len(self.names) or len(args) > len(self.spec.args) or dispatcher_calls.is_compiling():
@@ -124,13 +129,13 @@ class OutVariant:
         """Raise SL304 for a tangent or a gradient of torch.func, which memory of the caller cannot have."""
         graded = torch.is_grad_enabled() and dispatcher_calls.any_requires_grad(*values)
         if graded or dispatcher_transforms.carries_tangent(values):
-            raise self._ungraded()
+            raise self._no_gradient_error()
 
-    def _ungraded(self) -> ShiplapError:
+    def _no_gradient_error(self) -> ShiplapError:
         got = "a gradient or a tangent was requested of an out-variant"
         return error("SL304", where=self.spec.name, got=got, expected="no gradient", fix="call the op without out=")
 
-    def _several(self, out: Tensor | Sequence[Tensor]) -> Outputs:
+    def _as_outputs(self, out: Tensor | Sequence[Tensor]) -> Outputs:
         many = isinstance(out, (list, tuple))
         outs = tuple(out) if many else (out,)
         if len(outs) != len(self.names) or not (many or isinstance(out, Tensor)):
@@ -152,9 +157,9 @@ class OutVariant:
         op = self.op
         if wrong := op.refusal(cause) or op.plan.misfit(args, kwargs):  # the arguments come first
             raise wrong from None
-        self._check(op.plan.quick(*self.spec.complete(args, kwargs)), given, workspace)
+        self._check_call(op.plan.quick(*self.spec.complete(args, kwargs)), given, workspace)
 
-    def _taken(self, kwargs: dict[str, Value]) -> tuple[Args, Tensor | None]:
+    def _take_outputs(self, kwargs: dict[str, Value]) -> tuple[Args, Tensor | None]:
         """Remove the outputs and the workspace from the keywords of a call, and return them."""
         given = tuple([kwargs.pop(name) for name in self.names])
         scratch = kwargs.pop(self.scratch, None)
@@ -174,12 +179,12 @@ class OutVariant:
                 self.overload, args, kwargs
             )  # native code hands on what might have a gradient
             return
-        written, scratch = self._taken(kwargs)
+        written, scratch = self._take_outputs(kwargs)
         given = self.spec.complete(args, kwargs)
         if self.short is not None and scratch is None and self.short(*given, *written):
             return
         call = op.plan.quick(*given)
-        outs, kernel = self._check(call, written, scratch)
+        outs, kernel = self._check_call(call, written, scratch)
         with torch.no_grad():
             if kernel is not None:
                 kernel.into(call, outs, scratch)
@@ -192,13 +197,13 @@ class OutVariant:
 
     def _fake(self, *args: Value, **kwargs: Value) -> None:
         compile_cache_key.ensure_cache_keys()
-        written, scratch = self._taken(kwargs)
+        written, scratch = self._take_outputs(kwargs)
         call = self.op.bind(self.spec.complete(args, kwargs))
         self.plan.check(call, written)
         if scratch is not None:
             self.plan.check_scratch(call, scratch)
 
-    def _check(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
+    def _check_call(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
         """Check the caller's outputs and workspace, and return the outputs with the picked kernel."""
         self.plan.check(call, given)
         if scratch is not None:

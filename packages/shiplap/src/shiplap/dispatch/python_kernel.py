@@ -88,13 +88,13 @@ class PythonKernel(Kernel):
         self.scratch = scratch_name(spec)
         self.wants_workspace = self.scratch in takes.named
         self.values: Values = {}
-        self._require(takes)
+        self._check_parameters(takes)
         self.unchanged = UnchangedArguments(spec, f"kernel {terms.name}")
         self._free = terms.strided | {a.name for a in spec.args if a.contiguous}  # the plan refuses others
-        scope = {"otherwise": self._carefully, "unchanged": self.unchanged}
+        scope = {"otherwise": self._launch_checked, "unchanged": self.unchanged}
         self._pass, self._launch = compile_launch(spec, function, takes, self._free, scope)
 
-    def _require(self, takes: NamedParameters) -> None:
+    def _check_parameters(self, takes: NamedParameters) -> None:
         """Raise SL122 unless the function can be called by the names of arguments, outputs and config values."""
         named = [a.name for a in self.spec.args]
         keywords = [*(self.outputs if self.out_style else ()), *([self.scratch] * self.wants_workspace)]
@@ -105,13 +105,13 @@ class PythonKernel(Kernel):
         for name in takes.named:
             if name not in (*takes.optional, *named, *by_keyword):
                 got = f"{takes.shown}: nothing is called {name!r}"
-                raise _parameter_error(self.spec, self.name, got, self._repair(name, takes))
+                raise _parameter_error(self.spec, self.name, got, self._parameter_fix(name, takes))
         for name in (*named, *(self.space.names if self.space is not None else ())):
             if name not in takes.named and not takes.open:
                 got = f"{takes.shown}: the parameter {name!r} is missing"
                 raise _parameter_error(self.spec, self.name, got, f"add the parameter {name!r} to the kernel")
 
-    def _repair(self, name: str, takes: NamedParameters) -> str:
+    def _parameter_fix(self, name: str, takes: NamedParameters) -> str:
         """Return the advice about a parameter ``name`` for which there is no value."""
         missing = [a.name for a in self.spec.args if a.name not in takes.named]
         outputs = [n for n in self.outputs if n not in takes.named]
@@ -150,9 +150,9 @@ class PythonKernel(Kernel):
         if not self.repeats or (self.workspace is not None and "threads" in self.workspace.names):
             return outs, None
         if not self.out_style:
-            return outs, self._returning(call, outs)
+            return outs, self._rerun_functional(call, outs)
         made = [(name, o.shape, o.dtype) for name, o in zip(self.outputs, outs, strict=True)]
-        return outs, self._rerun(made, call, workspace_size(self.workspace, call))
+        return outs, self._rerun_out_style(made, call, workspace_size(self.workspace, call))
 
     def fill(self, call: Binding, outs: Outputs) -> Refill | None:
         self.into(call, outs, None)
@@ -160,7 +160,7 @@ class PythonKernel(Kernel):
             return None
         room, device = workspace_size(self.workspace, call), call.device
 
-        known = self._known(call)
+        known = self._arguments_fit_as_they_are(call)
 
         def refill(args: Args, given: Outputs) -> None:
             workspace = allocate_bytes(room, device) if self.wants_workspace else None
@@ -168,10 +168,10 @@ class PythonKernel(Kernel):
 
         return refill
 
-    def _returning(self, call: Binding, outs: Outputs) -> Rerun:
+    def _rerun_functional(self, call: Binding, outs: Outputs) -> Rerun:
         """Return a function that repeats a functional kernel and checks its outputs against those of ``call``."""
         fit, device, room = make_output_refit(self.spec, call, outs), call.device, workspace_size(self.workspace, call)
-        known = self._known(call)
+        known = self._arguments_fit_as_they_are(call)
 
         def rerun(args: Args) -> Result:
             given = allocate_bytes(room, device) if self.wants_workspace else None
@@ -179,15 +179,15 @@ class PythonKernel(Kernel):
 
         return rerun
 
-    def _known(self, call: Binding) -> bool:
+    def _arguments_fit_as_they_are(self, call: Binding) -> bool:
         """Whether calls with the layout of ``call`` need no contiguous copies."""
         return not self.spec.mutated and all(
-            given is value for given, value in zip(call.args, self._packed(call.args)[0], strict=True)
+            given is value for given, value in zip(call.args, self._pack_arguments(call.args)[0], strict=True)
         )
 
-    def _rerun(self, made: list[tuple[str, torch.Size, torch.dtype]], call: Binding, room: int) -> Rerun:
+    def _rerun_out_style(self, made: list[tuple[str, torch.Size, torch.dtype]], call: Binding, room: int) -> Rerun:
         """Return a function that allocates the outputs ``made`` (name, shape, dtype) and runs the kernel."""
-        device, known = call.device, self._known(call)
+        device, known = call.device, self._arguments_fit_as_they_are(call)
 
         def rerun(args: Args) -> Result:
             outs = tuple([torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in made])
@@ -223,9 +223,9 @@ class PythonKernel(Kernel):
         with torch.cuda.device(device):
             return launch(args, keywords)
 
-    def _carefully(self, args: Args, keywords: dict[str, Value]) -> Returned:
+    def _launch_checked(self, args: Args, keywords: dict[str, Value]) -> Returned:
         """Call the function with contiguous copies of strided tensors, and check that it changes no other argument."""
-        packed, copies = self._packed(args)
+        packed, copies = self._pack_arguments(args)
 
         def launch() -> Returned:
             return self._pass(packed, keywords)
@@ -253,7 +253,7 @@ class PythonKernel(Kernel):
             got, expected = "another tensor was returned", f"None, after {listed} was filled"
             raise error("SL301", where=f"{self.spec.name}, kernel {self.name}", got=got, expected=expected, fix=fix)
 
-    def _packed(self, args: Args) -> tuple[Args, Copies]:
+    def _pack_arguments(self, args: Args) -> tuple[Args, Copies]:
         """Return ``args`` with contiguous tensors, and each argument that is written to with its copy."""
         copies: Copies = []
 

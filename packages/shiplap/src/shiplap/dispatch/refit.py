@@ -1,8 +1,8 @@
 """Outputs that a function returns, where a call like this one has been checked before.
 
-What ``check_outputs`` asks of a result depends on sizes, dtypes and scalars of the call, which equal calls share. So the
-first of them leaves a list of what to expect, and a result that is as expected is taken as it is. Any other one goes
-through ``check_outputs``, which makes it fit or says what is wrong.
+What ``check_outputs`` asks of a result depends on sizes, dtypes and scalars of the call, which equal calls share. So
+the first of them leaves a list of what to expect, and a result that is as expected is taken as it is. Any other one
+goes through ``check_outputs``, which makes it fit or says what is wrong.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class RegisteredOp(Executor):
     variant: OutVariant | None = None
     _registrations: Registrations | None = None
 
-    def operators(self) -> set[str]:
+    def operator_names(self) -> set[str]:
         """Return the names under which graphs call the op: its overloads and its out-variant."""
         variant = [self.variant.overload] if self.variant is not None else []
         return {each.name() for each in (self.overload, self.core, self.raw, *variant)}
@@ -71,47 +71,49 @@ class RegisteredOp(Executor):
         """The number of schemas that this process has declared under this name. Torch gets a new name for each."""
         return self._registrations.edition if self._registrations is not None else 1
 
-    def _renew(self) -> None:
+    def _reregister(self) -> None:
         """Make torch recompile code that calls this op, since compiled graphs may rely on the previous declaration."""
         there, name = self._registrations, self.spec.opname
         if there is not None:
-            self.overload = there.renewed(name)
+            self.overload = there.new_overload_object(name)
             core = core_overload_name(self.spec)
             self.core = there.overload(core) if core != name else self.overload
             self.raw = there.overload(overload_below_autograd(name)) if self.guarded else self.core
-        self.enter()
-        self._differentiate()
+        self.install_fast_path()
+        self._install_autograd()
 
-    def enter(self) -> None:
+    def install_fast_path(self) -> None:
         """Install the shortest path of a plain call. An op that returns arguments is called by its own overload."""
         composed = bool(self.spec.returned) or self.spec.view
         if not available("calls below autograd"):
             composed = True  # the op as torch has it
         self.direct = dispatcher_calls.builtin_of(self.overload) if composed else make_fast_path(self)
-        if (check := self._unseen_numbers()) is not None:
+        if (check := self._check_of_plain_calls()) is not None:
             self.direct = _check_before_call(check, self.direct)
         self.short = None if composed else make_fast_execute(self)
         if self.variant is not None:
-            self.variant.enter()
+            self.variant.install_fast_paths()
 
-    def _unseen_numbers(self) -> Check | None:
+    def _check_of_plain_calls(self) -> Check | None:
         """Return the check for numbers with a gradient, where plain calls do not check all arguments for gradients."""
         listed = any(str(a.scalar).startswith("list[") for a in self.spec.scalars)
         return self.plan.numbers if listed or not self.separable else None
 
-    def _differentiate(self) -> None:
+    def _install_autograd(self) -> None:
         """Build the functions that autograd calls, again after each new gradient."""
         if self.guarded:
             formula = self.run_surrogate
-            made = make_autograd(self.spec, self.core, self.below, self.serve_tangent, formula, self.gradient)
+            made = make_autograd(
+                self.spec, self.core, self.call_below_autograd, self.serve_tangent, formula, self.gradient
+            )
             self.record, recorder = made
             self.recorded = recorder.apply if recorder is not None and self.separable else None
 
-    def _recorded(self, *args: Value, **kwargs: Value) -> Result:
+    def _call_recorded(self, *args: Value, **kwargs: Value) -> Result:
         """The function registered for autograd, which uses the gradient declared at the time of the call."""
         return self.record(*args, **kwargs)
 
-    def below(self, *args: Value, **kwargs: Value) -> Result:
+    def call_below_autograd(self, *args: Value, **kwargs: Value) -> Result:
         """Call the op below autograd, as the autograd formula of the op does."""
         if self.separable and not kwargs:
             return self.direct(*args)
@@ -126,55 +128,55 @@ class RegisteredOp(Executor):
             result: Result = self.record(None, *args) if self.recorded is None else self.recorded(self.direct, *args)
             return result
 
-    def _declare(self) -> None:
+    def _register_with_torch(self) -> None:
         """Register the op with torch."""
         spec, name = self.spec, self.spec.opname
         self._registrations = there = Registrations.of(spec.namespace, name)
         if spec.view:
-            self._compose(there)
+            self._define_composed(there)
             self.core = self.raw = self.overload = there.overload(name)
             self.separable = False
         else:
-            self._carry(there, core_overload_name(spec))
-        self.enter()
-        self._differentiate()
+            self._define_overloads(there, core_overload_name(spec))
+        self.install_fast_path()
+        self._install_autograd()
         self.variant = OutVariant(self, there) if has_out_variant(spec) else None
         self.cast = make_cast(spec) if spec.autocast is not None and not spec.view else None
         if self.cast is not None:
-            there.cast(core_overload_name(spec), self.core, self.cast)
+            there.register_autocast(core_overload_name(spec), self.core, self.cast)
         there.publish()
 
-    def _carry(self, there: Registrations, core: str) -> None:
+    def _define_overloads(self, there: Registrations, core: str) -> None:
         """Define the op that kernels carry out, the part of it below autograd, and the op that returns arguments."""
         name, names = self.spec.opname, kernel_overload_names(self.spec, self.guarded)
         if core != name:
-            self._compose(there)  # first: torch forgets overloads in the order in which they were defined
+            self._define_composed(there)  # first: torch forgets overloads in the order in which they were defined
         for each in names:
-            self._define(there, each)
+            self._define_overload(there, each)
         if needs_vmap_rule(self.spec):
             for each in names:
                 there.map(each, make_vmap_rule(self.spec, lambda: self.core))
         if self.guarded:
-            there.show(names[-1], core)
+            there.show_to_modes(names[-1], core)
             there.skip_autograd(names[-1])
-            there.record(core, self._recorded)
+            there.register_autograd(core, self._call_recorded)
         self.core = there.overload(core)
         self.overload, self.raw = there.overload(name), there.overload(names[-1])
         apart = self.guarded and core == name and not any(a.many for a in self.spec.args)
         self.separable = apart and available("calls below autograd")
 
-    def _define(self, there: Registrations, name: str) -> None:
+    def _define_overload(self, there: Registrations, name: str) -> None:
         """Schema, real implementation and fake under ``name``."""
         there.define(schema_text(self.spec, name), dispatcher_tags(self.spec))
-        there.tell(name, self.refusal, self.plan.numbers)
+        there.translate_errors(name, self.refusal, self.plan.numbers)
         there.implement(name, self.execute)
         there.fake(name, make_fake(self))
 
-    def _compose(self, there: Registrations) -> None:
+    def _define_composed(self, there: Registrations) -> None:
         """Define the op by what it is made of: other ops, which torch sees in its place."""
         name = self.spec.opname
         there.define(public_schema(self.spec, name), dispatcher_tags(self.spec))
-        there.compose(name, self._seen_through if self.spec.view else self._write)
+        there.implement_by_ops(name, self._seen_through if self.spec.view else self._write)
 
     def _write(self, *args: Value, **kwargs: Value) -> Result:
         """An op that returns arguments: write, then return them."""

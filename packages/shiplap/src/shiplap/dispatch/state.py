@@ -125,11 +125,11 @@ class OpState(HasCode):
         """The path of the file that declares the op."""
         return os.path.abspath(self.reference.__code__.co_filename)
 
-    def own(self, device: str) -> list[Kernel]:
+    def native_kernels(self, device: str) -> list[Kernel]:
         """Return the kernels for a device type that are not templates."""
         return [k for k in self.kernels.get(device, ()) if k.template is None]
 
-    def eager(self, device: str) -> list[Kernel]:
+    def eager_kernels(self, device: str) -> list[Kernel]:
         """Return the kernels to try, in this order, for an eager call without a choice.
 
         The reference runs if no kernel supports the call.
@@ -145,7 +145,7 @@ class OpState(HasCode):
             known = self._eager[device] = bound, ready
         return known[1]
 
-    def attach(self, kernel: Kernel) -> None:
+    def attach_kernel(self, kernel: Kernel) -> None:
         """Add a kernel. One written by the author is tried before all others, a template's kernel last."""
         others = [k for k in self.kernels.get(kernel.device, []) if k.name != kernel.name or k.template is None]
         if kernel.template is None:

@@ -150,7 +150,7 @@ def refresh_active() -> None:
 
 
 def install_choice_entries(entries: list[ChoiceEntry], file: str | None = None, *, below: bool = False) -> None:
-    """Add ``choice_entries``. With ``file`` they replace all other entries and are frozen; ``file=""`` unfreezes.
+    """Add ``entries``. With ``file`` they replace all other entries and are frozen; ``file=""`` unfreezes.
 
     With ``below``, an existing entry for the same calls stays.
     """

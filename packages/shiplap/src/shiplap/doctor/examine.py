@@ -119,14 +119,14 @@ def diagnose_trace(
     """
     compiled = list_compilations(trace)
     # A crash may end a compilation before its metrics are written; its start is in the trace.
-    started = {(e.process, e.compile_id.partition("/")[0]) for e in trace.of("dynamo_start")}
+    started = {(e.process, e.compile_id.partition("/")[0]) for e in trace.events_of_kind("dynamo_start")}
     return Diagnosis(
         target=target,
         breaks=tuple(_group_breaks(find_sightings(trace, compiled), paths)),
         recompiles=tuple(group_recompiles(compiled)),
         skips=tuple(_cuda_graph_skips(compiled)),
         compiled=len(started | {c.frame for c in compiled}),
-        graphs=len({(e.process, e.compile_id) for e in trace.of("dynamo_output_graph")}),
+        graphs=len({(e.process, e.compile_id) for e in trace.events_of_kind("dynamo_output_graph")}),
         seconds=sum(c.seconds for c in compiled),
         processes=len({e.process for e in trace.events}),
         exit_code=exit_code,

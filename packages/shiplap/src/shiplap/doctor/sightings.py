@@ -68,7 +68,7 @@ class Sighting:
 def list_compilations(trace: EventTrace) -> list[Compilation]:
     """Return the compiled functions. A backward graph belongs to the entry of its function."""
     compiled: list[Compilation] = []
-    for event in trace.of("compilation_metrics"):
+    for event in trace.events_of_kind("compilation_metrics"):
         m = event.data
         frame, _, version = str(m.get("compile_id") or "").rpartition("/")
         # Backward graphs and runtime entries have metrics of their own, but are no compilations of a function.
@@ -92,7 +92,7 @@ def list_compilations(trace: EventTrace) -> list[Compilation]:
 def find_sightings(trace: EventTrace, compiled: list[Compilation]) -> Iterator[Sighting]:
     """Yield the breaks that torch logged as such, then those that only ended a compilation."""
     seconds = {c.key: c.seconds for c in compiled}
-    logged = list(trace.of("dynamo_graph_break_reason"))
+    logged = list(trace.events_of_kind("dynamo_graph_break_reason"))
     count = Counter(map(_compilation_key, logged))
     for event in logged:  # several breaks of one compilation share its time
         yield _sighting_of_log(event, seconds.get(_compilation_key(event), 0.0) / count[_compilation_key(event)])

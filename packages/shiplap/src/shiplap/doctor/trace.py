@@ -41,7 +41,7 @@ class EventTrace:
 
     events: list[TraceEvent] = field(default_factory=list)
 
-    def of(self, kind: str) -> Iterator[TraceEvent]:
+    def events_of_kind(self, kind: str) -> Iterator[TraceEvent]:
         """Return the events of one kind."""
         return (e for e in self.events if e.kind == kind)
 

@@ -79,18 +79,18 @@ class LoweredCall:
 
     def reference(self, *tensors: Any) -> Any:
         """Run the reference on the tensors that are present, with all other arguments as in this call."""
-        return self.op.run_reference(self._all(tensors))
+        return self.op.run_reference(self._all_arguments(tensors))
 
-    def of(self, function: Traced) -> Callable[..., Any]:
+    def function_of_tensors(self, function: Traced) -> Callable[..., Any]:
         """Return ``function``, which takes all arguments of the op, as a function of the tensors that are present."""
 
         def run(*tensors: Any) -> Any:
-            positional, named = self.op.spec.split(self._all(tensors))
+            positional, named = self.op.spec.split(self._all_arguments(tensors))
             return function(*positional, **named)
 
         return run
 
-    def _all(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _all_arguments(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
         given = iter(tensors)
         return tuple(next(given) if isinstance(v, Tensor) else v for v in self.values)
 

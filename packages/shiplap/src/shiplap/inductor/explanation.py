@@ -191,7 +191,7 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
 
 
 def _explain_kernels(number: int, graph: ReportedGraph, made: Sequence[FusionChoice]) -> Iterator[CompiledKernel]:
-    groups = graph.named()
+    groups = graph.groups_with_kernel_names()
     for group in groups:
         nodes = tuple(o.node for o in group.origins)
         yield CompiledKernel(

@@ -181,7 +181,7 @@ def _first_proven(
 
 def fallback_node(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the node of an op without a template: a call of its own kernel, or its reference traced into the graph."""
-    if call.op.own(call.device.type):  # without the eager form of a template, which was refused here
+    if call.op.native_kernels(call.device.type):  # without the eager form of a template, which was refused here
         return _opaque_call(call, overload, args, kwargs)
     try:
         graph = inductor_lowering.trace_to_aten(call.reference, list(call.tensors.values()))

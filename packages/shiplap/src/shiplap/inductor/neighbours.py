@@ -29,7 +29,7 @@ class FusibleSurroundings:
     nodes: tuple[fx.Node, ...]
 
     @staticmethod
-    def of(call: LoweredCall) -> FusibleSurroundings:
+    def around_call(call: LoweredCall) -> FusibleSurroundings:
         node = inductor_lowering.current_node()
         inside: dict[fx.Node, None] = {node: None}
         for other in node.graph.nodes:

@@ -33,14 +33,14 @@ class StandaloneFunction:
     like: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # sizes and strides of each tensor
 
     @staticmethod
-    def of(call: LoweredCall, function: Callable[..., Any]) -> StandaloneFunction:
+    def compile_for_call(call: LoweredCall, function: Callable[..., Any]) -> StandaloneFunction:
         """Compile ``function``, while the graph of ``call`` is lowered."""
         values = [inductor_lowering.fixed_fake(v) for v in call.values if isinstance(v, Tensor)]
         with inductor_lowering.no_autotuning():
             compiled = inductor_lowering.compile_graph(inductor_lowering.trace_to_aten(function, values), values)
         return StandaloneFunction(compiled, tuple((tuple(v.shape), tuple(v.stride())) for v in values))
 
-    def on(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
+    def bind_copies(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
         """Return the compiled function on copies of the tensors among ``args``."""
         tensors = [a for a in args if isinstance(a, Tensor)]
         laid = [_copy_with_layout(t, *like) for t, like in zip(tensors, self.like, strict=True)]
@@ -57,13 +57,13 @@ class TracedCandidate(TemplateCandidate):
     def render(self) -> StandaloneFunction:
         """Return the function compiled by itself. Raises the errors of its operations for such arguments."""
         if self._alone is None:
-            self._alone = StandaloneFunction.of(self.call, self._function)
+            self._alone = StandaloneFunction.compile_for_call(self.call, self._function)
         return self._alone
 
     @property
     def _function(self) -> Callable[..., Any]:
         assert self.template.function is not None
-        return self.call.of(self.template.function)
+        return self.call.function_of_tensors(self.template.function)
 
     @property
     def digest(self) -> str:
@@ -80,7 +80,7 @@ class TracedCandidate(TemplateCandidate):
         raise NotImplementedError(f"{self.label} compiles nothing beside others")
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        return self.render().on(args)
+        return self.render().bind_copies(args)
 
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
         """Return the compiled function on ``args``. At other sizes of one graph its operations are the same."""

@@ -86,14 +86,14 @@ class FallbackCandidate(Candidate):
 
     def render(self) -> None:
         """Compile the reference, while the call's graph is lowered."""
-        if self._alone is None and not self.call.op.own(self.call.device.type):
-            self._alone = StandaloneFunction.of(self.call, self.call.reference)
+        if self._alone is None and not self.call.op.native_kernels(self.call.device.type):
+            self._alone = StandaloneFunction.compile_for_call(self.call, self.call.reference)
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
         self.render()
         if self._alone is None:
             return lambda: output_tensors(self.call.op.execute(*args))
-        return self._alone.on(args)
+        return self._alone.bind_copies(args)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class CandidateSelection:
 
     @staticmethod
     def of(call: LoweredCall) -> CandidateSelection:
-        around = FusibleSurroundings.of(call)
+        around = FusibleSurroundings.around_call(call)
         drawn = draw_inputs(call.op, call.recipe, str(call.device))
         layouts = ";".join(",".join(inductor_lowering.layout_key(n)) for n in call.nodes)
         extra = {"epilogue": around.text, "layouts": layouts, "sizes": call.sizes.text, "static": str(call.static)}
@@ -292,7 +292,7 @@ def _tuned_in_final_graph(call: LoweredCall, listed: list[Any], alone: Mapping[i
         return set()
     limit = TUNED * min(t.median for t in alone.values())
     traced = {i for i in alone if isinstance(listed[i], TracedCandidate) and alone[i].median <= limit}
-    if 0 not in alone or call.op.own(call.device.type):
+    if 0 not in alone or call.op.native_kernels(call.device.type):
         return traced
     library = call.device.type in call.op.spec.reference_is_fast_on
     return traced | ({0} if library or alone[0].median <= limit else set())

@@ -117,7 +117,7 @@ def tune_templates(
 
 
 def _compile_for_request(asked: TemplateTuningRequest, drawn: Inputs) -> str:
-    """Compile the op alone, which fills in ``is_tuning_templates``, and return the reason if that fails."""
+    """Compile the op alone, which fills in ``asked``, and return the reason if that fails."""
     token = _request.set(asked)
     try:
         compile_alone(asked.op, drawn)

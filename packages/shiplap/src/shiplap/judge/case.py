@@ -53,7 +53,7 @@ class JudgeSession:
         return self.subject.problem
 
     @contextmanager
-    def noting(self, label: str) -> Iterator[None]:
+    def record_faults(self, label: str) -> Iterator[None]:
         """A context that turns an error of the candidate into a reason, with ``label`` as its input."""
         try:
             yield

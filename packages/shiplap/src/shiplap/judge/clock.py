@@ -101,7 +101,7 @@ def measure_form(
     for number in range(rounds):
         with pace.step():
             args = problem.draw(form)
-            expected = problem.expect(form, args)
+            expected = problem.expect_effects(form, args)
         # A secret order, so that no process can prepare for the one that is timed next.
         SystemRandom().shuffle(order)
         for name in order:
@@ -184,7 +184,7 @@ def _summarize_timing(
     moved = sum(t.numel() * t.itemsize for t in tensors_among(args))
     outs: list[int] = []
     with torch.no_grad():
-        result = problem.expect(form, args).own
+        result = problem.expect_effects(form, args).own
     tree_map(lambda t: outs.append(t.numel() * t.itemsize), result)
     flops = problem.flops(args)
     bandwidth, operations = measure_peak_rates(device)

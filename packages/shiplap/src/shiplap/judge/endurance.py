@@ -39,16 +39,16 @@ class Endurance:
         """Call the candidate ``ENOUGH`` times on new values, or until ``ends``. Raises Wrong."""
         while self.made < ENOUGH and time.monotonic() < ends:
             with self.pace.step(self.witness.prisoner):
-                self.own += self.witness.call(args, self.problem.expect(form, args)).wall
+                self.own += self.witness.call(args, self.problem.expect_effects(form, args)).wall
                 self.made += 1
                 # Allocators, caches and thread pools are filled by now, so later growth is a leak.
                 if self.made == EARLY:
-                    self._early = self._held()
+                    self._early = self._held_resources()
                 args = self.problem.draw(form)
-        if self.made == ENOUGH and (leak := describe_leak(self._early, self._held(), ENOUGH - EARLY)):
+        if self.made == ENOUGH and (leak := describe_leak(self._early, self._held_resources(), ENOUGH - EARLY)):
             raise CandidateError("leaks", leak)
 
-    def _held(self) -> ProcessResources:
+    def _held_resources(self) -> ProcessResources:
         """Return the resources of the process, without the arguments and results that it keeps on request."""
         now, (files, size) = read_process_resources(self.witness.prisoner.pid), self.witness.kept
         return ProcessResources(now.files - files, now.threads, now.memory - size)

@@ -142,16 +142,16 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
     case.unchecked += ["fakes, torch.compile and graph replay: 'shiplap audit' looks at those of a declared op"]
     if names := find_suspicious_names(case.candidate.file):
         case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))
-    with case.noting("all calls"), _note_timeout(case):
+    with case.record_faults("all calls"), _note_timeout(case):
         try:
             witness = _start_target_process(case, launcher, stack, case.candidate, "function")
         except DeviceUnavailable as e:
             case.missing["device"] = str(e)
             return
-        witness.intact()
+        witness.check_interpreter()
         case.missing |= {f"sandbox: {k}": v for k, v in witness.prisoner.missing.items()}
         # Constants of the source of the candidate become sizes: a kernel may branch on them.
-        case.problem.until = case.budget.part(CHOOSING_SHARE)
+        case.problem.until = case.budget.time_of_share(CHOOSING_SHARE)
         forms = case.problem.forms(constants_in_sources(case.candidate.file), most=_max_other_shapes(case))
         if case.problem.hurried:
             case.missing["other inputs"] = "the reference takes too long to find all that it accepts"
@@ -163,9 +163,9 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
             # Each of the next checks is expensive and needs right results, so a known fault ends the judgement.
             check_new_parameters(case, witness, forms[0])
         if not case.reasons:
-            _check_many_calls(case, witness, forms, case.budget.part(ENDURING_SHARE))
+            _check_many_calls(case, witness, forms, case.budget.time_of_share(ENDURING_SHARE))
         if not case.reasons:
-            compare_gradients(case, witness, forms, case.budget.part(ENDURING_SHARE))
+            compare_gradients(case, witness, forms, case.budget.time_of_share(ENDURING_SHARE))
         if not case.reasons:
             _measure_all_forms(case, witness, forms, launcher, stack)
 
@@ -181,7 +181,7 @@ def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> 
         )
     for number in case.problem.always:
         case.unchecked.append(f"other numbers in tensor argument {number}: get_inputs always gives the same")
-    unfit = case.problem.unfit([f for f in forms if f.timed] or forms[:1])
+    unfit = case.problem.why_unfit([f for f in forms if f.timed] or forms[:1])
     case.missing.update([unfit] if unfit else [])
     return "values" not in case.missing
 
@@ -237,7 +237,7 @@ def _start_target_process(
     stack.callback(prisoner.kill)
     witness = TargetProcess(prisoner)
     if accelerated:
-        witness.reach(case.options.device)
+        witness.check_device(case.options.device)
     order = {
         "home": target.home,
         "names": list(target.names),
@@ -258,18 +258,18 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
     """
     ranked = sorted(forms, key=lambda f: not f.timed)
     ranked += [f for f in forms if f.timed]
-    enough, pace = case.budget.part(CHECKING_SHARE), StepDeadline(case.budget.last)
+    enough, pace = case.budget.time_of_share(CHECKING_SHARE), StepDeadline(case.budget.last)
     for number, form in enumerate(ranked):
         case.report("look", number, len(ranked))
         if time.monotonic() > enough and number > sum(f.timed for f in forms):
             case.missing["inputs"] = f"{len(ranked) - number} of {len(ranked)} were not reached in the time"
             return
-        with case.noting(form.label):
+        with case.record_faults(form.label):
             _check_one_form(case, witness, form, pace)
             for axis in _axes(forms[0], form):
                 case.ledger.look(LOOKED_BY[axis], (axis,), ("value",))
         if not number:  # the first call may compile, so the share begins after it
-            enough = case.budget.part(CHECKING_SHARE)
+            enough = case.budget.time_of_share(CHECKING_SHARE)
         if len(case.reasons) >= 3 or any(r.check in ("process", "memory") for r in case.reasons):
             return
     if not case.calls:
@@ -294,13 +294,13 @@ def _check_one_form(case: JudgeSession, witness: TargetProcess, form: InputForm,
     def look(args: tuple[Any, ...], *, in_place: bool = False) -> None:
         """Call the candidate once and compare."""
         with pace.step(witness.prisoner):
-            witness.call(args, case.problem.expect(form, args), in_place=in_place)
+            witness.call(args, case.problem.expect_effects(form, args), in_place=in_place)
         case.calls += 1
 
     with pace.step(witness.prisoner):
         args = case.problem.draw(form)
         try:
-            expected = case.problem.expect(form, args)
+            expected = case.problem.expect_effects(form, args)
         except Exception:  # the reference refuses these values
             return
         witness.call(args, expected)
@@ -319,7 +319,7 @@ def _check_many_calls(case: JudgeSession, witness: TargetProcess, forms: Sequenc
     drawn = [(f, case.problem.draw(f)) for f in forms]
     form, args = min(drawn, key=lambda pair: sum(t.numel() for t in tensors_among(pair[1])))
     began, many = time.monotonic(), Endurance(case.problem, witness, StepDeadline(case.budget.last))
-    with case.noting(f"{form.label}, one of many calls"):
+    with case.record_faults(f"{form.label}, one of many calls"):
         try:
             many.run(form, args, ends)
         finally:
@@ -337,14 +337,14 @@ def _measure_all_forms(
     twin = _start_target_process(case, launcher, stack, case.reference, case.subject.kind)
     form = next((f for f in forms if f.timed), forms[0])
     args = case.problem.draw(form)
-    expected = case.problem.expect(form, args)
-    first = witness.ops(args, expected)
-    if same := describe_resubmission(twin.ops(args, expected, trusted=True), first):
+    expected = case.problem.expect_effects(form, args)
+    first = witness.list_operators(args, expected)
+    if same := describe_resubmission(twin.list_operators(args, expected, trusted=True), first):
         raise CandidateError("resubmitted", same)
     # A candidate may hide its operators in the first call only.
-    if witness.ops(args, expected) != first:
+    if witness.list_operators(args, expected) != first:
         raise CandidateError("remembers", "a second call on the same values runs other operators than the first")
-    witness.intact()
+    witness.check_interpreter()
     timed = [f for f in forms if f.timed]
     if not case.options.timed:
         case.unchecked.append("time")
@@ -357,19 +357,19 @@ def _measure_all_forms(
         except (CandidateError, Timeout) as e:
             case.unchecked.append(f"torch.compile of the reference: {e}"[:200])
     # From here on, a process that it started could compute while the candidate itself is stopped.
-    witness.prisoner.sweep()
+    witness.prisoner.end_strays()
     witness.prisoner.alone = True
     # Earlier results are released in the first call, so later ones cost no more than in the reference.
-    witness.forget()
-    ends = case.budget.part(TIMING_SHARE)
+    witness.forget_results()
+    ends = case.budget.time_of_share(TIMING_SHARE)
     for number, form in enumerate(timed):
         case.report("time", number, len(timed))
         left = max(0.0, ends - time.monotonic()) / (len(timed) - number)
-        with case.noting(form.label):
+        with case.record_faults(form.label):
             _measure_one_form(case, form, judged, left)
         if case.reasons:
             return
-    witness.intact()
+    witness.check_interpreter()
     witness.prisoner.kill()  # work that it left on a device ends with the process
     del judged["candidate"]
     by_label = {form.label: form for form in timed}
@@ -404,7 +404,7 @@ def _start_compiled_reference(
 ) -> TargetProcess:
     """Start a process with the compiled reference, and compile it for each form that will be timed."""
     made = _start_target_process(case, launcher, stack, case.reference, case.subject.kind, compiled=True)
-    made.prisoner.until = case.budget.part(COMPILING_SHARE)
+    made.prisoner.until = case.budget.time_of_share(COMPILING_SHARE)
     for form in timed:
         made.call(case.problem.draw(form))
     made.prisoner.until = case.budget.last

@@ -35,7 +35,7 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
         if compared and time.monotonic() > ends:
             case.missing["gradients"] = f"only {compared} were reached in the time"
             return
-        with case.noting(f"gradients of {form.label}"):
+        with case.record_faults(f"gradients of {form.label}"):
             compared += _compare_form_gradients(case, witness, form, GRADIENT_LAYOUTS[number % len(GRADIENT_LAYOUTS)])
         if case.reasons:
             return
@@ -47,7 +47,7 @@ def _compare_form_gradients(case: JudgeSession, witness: TargetProcess, form: In
     """Compare the gradients on one form. Return False if the reference has none there. Raises Wrong."""
     args = case.problem.draw(form)
     try:
-        outs = [o for o in case.problem.expect(form, args).own if o.is_floating_point()]
+        outs = [o for o in case.problem.expect_effects(form, args).own if o.is_floating_point()]
         seeds = [_draw_output_gradient(o, way) for o in outs]
         own = case.problem.gradients(args, seeds, wide=False)
         wide = case.problem.gradients(args, seeds, wide=True)

@@ -16,7 +16,7 @@ def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: Input
     """
     problem, pace = case.problem, StepDeadline(case.budget.last)
     state = case.subject.state
-    with case.noting(f"{form.label}, other parameters"), pace.step(witness.prisoner):
+    with case.record_faults(f"{form.label}, other parameters"), pace.step(witness.prisoner):
         for zeros in (True, False):
             if not change_parameters(state, lambda new: witness.renew(new) and problem.renew(new), zeros=zeros):
                 if state:
@@ -30,7 +30,7 @@ def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: Input
             if zeros and not problem.gives_numbers(args):
                 continue
             kept = problem.kept_after(args)
-            witness.call(args, problem.expect(form, args))
+            witness.call(args, problem.expect_effects(form, args))
             case.calls += 1
-            problem.compare_kept(kept, witness.state(kept))
+            problem.compare_kept(kept, witness.read_module_state(kept))
             return

@@ -91,7 +91,7 @@ class JudgeBudget:
         """The seconds that one call may take."""
         return ONE_CALL_SHARE * self.seconds
 
-    def part(self, share: float) -> float:
+    def time_of_share(self, share: float) -> float:
         """Return the moment at which this share of the remaining time is over."""
         now = time.monotonic()
         return now + share * max(0.0, self.ends - now)

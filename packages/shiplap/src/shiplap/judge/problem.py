@@ -71,7 +71,7 @@ class JudgeProblem:
         """Return the length of the sums behind one element of the results."""
         raise NotImplementedError
 
-    def expect(self, form: InputForm, args: Args) -> ExpectedEffects:
+    def expect_effects(self, form: InputForm, args: Args) -> ExpectedEffects:
         """Run the reference on copies of ``args`` and return its effects."""
         with torch.no_grad():
             given = tree_map(lambda t: t.detach().clone(), args)
@@ -86,7 +86,7 @@ class JudgeProblem:
             loose = any(elements_overlap(o.shape, o.stride()) for o in outs)
             own = [o.detach().clone() for o in (*outs, *(after[i] for i in changed))]
             precise = tree_map(widen_tensor, args)
-            wide = self._wide(precise, changed, own)
+            wide = self._wide_results(precise, changed, own)
 
         def recompute() -> list[Tensor]:
             """Run the reference in float64 again."""
@@ -102,7 +102,7 @@ class JudgeProblem:
         lies = structure_of(result) if self.compares_nesting else ""
         return ExpectedEffects(own, against, changed, aliased, lies, loose)
 
-    def _wide(self, precise: Args, changed: tuple[int, ...], own: list[Tensor]) -> list[Tensor]:
+    def _wide_results(self, precise: Args, changed: tuple[int, ...], own: list[Tensor]) -> list[Tensor]:
         """Return the effects of the reference in float64, or ``own`` if the reference refuses float64."""
         try:
             wide = self._run(self.wide, precise, changed)
@@ -122,7 +122,7 @@ class JudgeProblem:
         """Load these values into the parameters of the reference. Return False if it has none."""
         return False
 
-    def unfit(self, timed: Sequence[InputForm]) -> tuple[str, str] | None:
+    def why_unfit(self, timed: Sequence[InputForm]) -> tuple[str, str] | None:
         """Return why no candidate can be compared with this reference, or None.
 
         The reasons are results that are random, and results that are nearly the same for all inputs.
@@ -131,20 +131,20 @@ class JudgeProblem:
         torch.manual_seed(secrets.randbits(62))
         # Positions of the generators tell random results from nondeterministic ones.
         before = rng_positions()
-        first = self.expect(timed[0], args)
+        first = self.expect_effects(timed[0], args)
         moved = rng_positions() != before
         torch.manual_seed(secrets.randbits(62))
-        if moved and bitwise_difference(first.own, self._own(args, first)):
+        if moved and bitwise_difference(first.own, self._own_results(args, first)):
             return "values", "the reference draws random numbers, with which nobody can compare any others"
         for form in timed:
             if not all(o.is_floating_point() for o in first.own):
                 return None
-            expected = first if form is timed[0] else self.expect(form, self.draw(form))
-            if expected.against(self._own(self.draw(form), expected)).problem:
+            expected = first if form is timed[0] else self.expect_effects(form, self.draw(form))
+            if expected.against(self._own_results(self.draw(form), expected)).problem:
                 return None
         return "results", "the reference has nearly the same results for all inputs: a constant would do"
 
-    def _own(self, args: Args, like: ExpectedEffects) -> list[Tensor]:
+    def _own_results(self, args: Args, like: ExpectedEffects) -> list[Tensor]:
         """Return the effects of the reference in its own precision."""
         with torch.no_grad():
             return self._run(self.call, args, like.changed)
@@ -241,12 +241,12 @@ class OpProblem(JudgeProblem):
         looked = [*samples.values(), *samples.optionals(), *samples.layouts(), *samples.special()]
         odd = [*samples.edges(), *samples.tiles()]
         recipes = [c.recipe for c in (*_pick_evenly(looked, 40), *_pick_evenly(odd, 40))]
-        recipes += self._secret(samples, numbers, most)
+        recipes += self._secret_recipes(samples, numbers, most)
         unique = {str(r): r for r in (*recipes, *large)}
         marked = {str(r) for r in large}
         return [InputForm(label, timed=label in marked, recipe=recipe) for label, recipe in unique.items()]
 
-    def _secret(self, samples: Samples, numbers: Sequence[float], most: int) -> list[SampleRecipe]:
+    def _secret_recipes(self, samples: Samples, numbers: Sequence[float], most: int) -> list[SampleRecipe]:
         """Return recipes with one random size, and with sizes from the constants of the candidate."""
         names = [
             n for n, kind in free_dims(self.op.spec).items() if kind != "variadic" and n in dict(samples.base.sizes)
@@ -292,7 +292,7 @@ class FunctionProblem(JudgeProblem):
             module.load_state_dict(dict(state))
         return bool(modules)
 
-    def _made(self) -> Args:
+    def _make_arguments(self) -> Args:
         """Return inputs from the function of the reference, with a new seed."""
         torch.manual_seed(secrets.randbits(62))
         made = self.inputs()
@@ -302,7 +302,7 @@ class FunctionProblem(JudgeProblem):
     def first(self) -> Args:
         """The inputs of one draw on which the reference ran. Raises SL615 or SL616."""
         try:
-            made = self._made()
+            made = self._make_arguments()
         except Exception as e:
             raise error("SL615", where=self.name, got=error_line(e), expected="a list of arguments") from e
         if not tensors_among(made):
@@ -314,7 +314,7 @@ class FunctionProblem(JudgeProblem):
             raise error("SL616", where=self.name, got=error_line(e), expected="a result for its own inputs") from e
         # The time of the first call bounds how many other shapes are tried.
         self.takes = time.perf_counter() - began
-        again = self._made()
+        again = self._make_arguments()
         self._look_for_constants(tensors_among(made), tensors_among(again))
         self.absent = [
             i for i, pair in enumerate(zip(made, again, strict=False)) if not any(v is not None for v in pair)
@@ -356,7 +356,7 @@ class FunctionProblem(JudgeProblem):
 
     def draw(self, form: InputForm) -> Args:
         """Return new inputs, varied into the form with a secret seed."""
-        return vary_arguments(self._made(), form, secrets.randbits(62))
+        return vary_arguments(self._make_arguments(), form, secrets.randbits(62))
 
     def sums(self, form: InputForm, args: Args) -> Reduction:
         """Return the estimated length of sums, from element counts and operations of the reference."""

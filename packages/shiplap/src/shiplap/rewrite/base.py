@@ -32,20 +32,20 @@ class Rewrite(ABC):
     anchors: frozenset[str] = frozenset()
 
     @property
-    def proven_late(self) -> bool:
+    def prove_on_first_match(self) -> bool:
         """Whether the proof waits for the first place in a graph.
 
         The rewrites of Shiplap wait, since most graphs have no place for most of them. A rewrite of a user is proven
         when it is put into force, where an error names the user's line.
         """
-        return bool(self.anchors) and self.self_contained and type(self).__module__.startswith("shiplap.rewrite.")
+        return bool(self.anchors) and self.code_is_fully_hashed and type(self).__module__.startswith("shiplap.rewrite.")
 
     def may_match(self, graph: Graph) -> bool:
         """Whether ``graph`` has a call of one of the ``anchors``, without which the rewrite has no place."""
         return not self.anchors or any(passthrough_ops.torch_call_name(n) in self.anchors for n in graph.nodes)
 
     @property
-    def self_contained(self) -> bool:
+    def code_is_fully_hashed(self) -> bool:
         """Whether ``digest`` and the code of Shiplap decide all that a proof depends on. Only then is the proof kept
         between processes.
 

@@ -28,7 +28,7 @@ fake_value = fx.node_value
 
 
 class ReplacementRefused(Exception):
-    """The error of a function that ``place_replacement`` traces, where the function cannot be used. Its text is the reason."""
+    """The error of a function that ``place_replacement`` traces, when it cannot be used. The text is the reason."""
 
     def __init__(self, obstacle: Obstacle, reason: str) -> None:
         self.obstacle: Obstacle = obstacle

@@ -113,7 +113,7 @@ class Guard:
         """The names of arguments and dims that the guard reads."""
         return frozenset(n.id for n in ast.walk(self._tree) if isinstance(n, ast.Name)) - _DTYPES_BY_NAME.keys()
 
-    def of_dims(self, dim_at: Callable[[str, int], str], dims: frozenset[str]) -> str:
+    def in_named_dims(self, dim_at: Callable[[str, int], str], dims: frozenset[str]) -> str:
         """Return the guard in terms of named dims alone, from which fitting sizes can be searched, or an empty text if
         other values occur.
         """
@@ -138,7 +138,7 @@ class Guard:
             return ""
         return text if expr.names and expr.names <= dims else ""
 
-    def refuses(self, env: Mapping[str, Any], *, may_guard: bool = True) -> str:
+    def why_refused(self, env: Mapping[str, Any], *, may_guard: bool = True) -> str:
         """Return an empty text when the guard holds, else its reason: ``x.shape[-1] is 100``.
 
         On symbolic sizes the guard becomes a condition of the compiled code, or, unless ``may_guard``, does not hold.

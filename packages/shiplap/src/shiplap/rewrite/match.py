@@ -35,7 +35,8 @@ Obstacle = Literal[
 @dataclass(frozen=True)
 class Saving:
     """The difference that one place makes, before minus after. A negative number is a cost. Kernels and time belong to
-    no place, since fusing knows no bounds between places: ``shiplap.rewrite.survey.SurveyStep`` has them for each rewrite.
+    no place, since fusing knows no bounds between places: ``shiplap.rewrite.survey.SurveyStep`` has them for each
+    rewrite.
 
     ``nodes``: calls in the graph; ``bytes``: read and written by the nodes when none is fused.
     """

@@ -83,7 +83,7 @@ class GraphPart:
         assert isinstance(result, Tensor)
         return result
 
-    def drawn(self, rng: torch.Generator) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    def draw_inputs(self, rng: torch.Generator) -> Iterator[tuple[Tensor, list[Tensor]]]:
         """Yield random ``x`` and sides: first of small sizes, which the calls may not admit, then of the sizes of the
         graph.
         """

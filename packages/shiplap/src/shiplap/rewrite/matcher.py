@@ -105,7 +105,7 @@ class _PatternWalker:
     def __init__(self, pattern: PatternGraph) -> None:
         self.pattern = pattern
 
-    def node(self, fit: PartialMatch, want: Node, actual: Any, user: Node) -> list[PartialMatch]:
+    def match_node(self, fit: PartialMatch, want: Node, actual: Any, user: Node) -> list[PartialMatch]:
         """Return the ways in which ``want`` of the pattern is ``actual``, which ``user`` reads, or the one that came
         farthest.
         """
@@ -115,25 +115,28 @@ class _PatternWalker:
         ):
             fit = fit.copy()
             fit.passed += (actual,)
-            return self.node(fit, want, actual.args[0], actual)
+            return self.match_node(fit, want, actual.args[0], actual)
         if want in self.pattern.inputs:
             return [self._input(fit, want, actual, user)]
         if want in fit.nodes:
             same = fit.nodes[want] is actual
-            reason = f"{operator_name(user)} reads {_node_or_constant_name(actual)}, the pattern {fit.nodes[want].name} again"
-            return [fit if same else self._stop(fit, user, "operator", reason)]
+            reason = f"{operator_name(user)} reads {_operand_name(actual)}, the pattern {fit.nodes[want].name} again"
+            return [fit if same else self._stop_at(fit, user, "operator", reason)]
         # x * x and x.pow(2) are one power: the bases are compared instead of the calls.
         if isinstance(actual, Node) and (bases := _bases_of_equal_power(want, actual)) is not None:
             fit = fit.copy()
             fit.nodes[want] = actual
-            return self.node(fit, *bases, actual)
+            return self.match_node(fit, *bases, actual)
         if (
             not isinstance(actual, Node)
             or not actual.op.startswith("call")
             or canonical_name(actual) != canonical_name(want)
         ):
-            reason = f"{_node_or_constant_name(actual)} is {_kind_of_value(actual)}; the pattern has {operator_name(want)} there{_transpose_hint(want, actual)}"
-            return [self._stop(fit, actual if isinstance(actual, Node) else user, "operator", reason)]
+            reason = (
+                f"{_operand_name(actual)} is {_kind_of_value(actual)}; "
+                f"the pattern has {operator_name(want)} there{_transpose_hint(want, actual)}"
+            )
+            return [self._stop_at(fit, actual if isinstance(actual, Node) else user, "operator", reason)]
         fit = fit.copy()
         fit.nodes[want] = actual
         return self._arguments(fit, want, actual)
@@ -147,12 +150,13 @@ class _PatternWalker:
             return fit
         if fit.args[name] is actual:
             return fit
-        return self._stop(
+        return self._stop_at(
             fit,
             user,
             "argument",
-            f"the pattern uses {name} more than once; here it would be both {_node_or_constant_name(fit.args[name])} and "
-            f"{_node_or_constant_name(actual)}",
+            f"the pattern uses {name} more than once; here it would be both {_operand_name(fit.args[name])} "
+            f"and "
+            f"{_operand_name(actual)}",
         )
 
     def _arguments(self, fit: PartialMatch, want: Node, actual: Node) -> list[PartialMatch]:
@@ -162,16 +166,18 @@ class _PatternWalker:
         if not wanted.keys() <= given.keys():
             given = canonical_arguments(actual, wanted)
         if wanted.keys() != given.keys():
-            return [self._stop(fit, actual, "argument", _describe_argument_names(actual, wanted, given))]
+            return [self._stop_at(fit, actual, "argument", _describe_argument_names(actual, wanted, given))]
         orders = [list(wanted)]
         if canonical_name(want) in COMMUTATIVE_OPERATORS and {"input", "other"} <= wanted.keys():
             orders.append([{"input": "other", "other": "input"}.get(n, n) for n in wanted])
         tried: list[PartialMatch] = []
         for order in orders:
-            tried += self._each(fit, [(n, wanted[n], given[o]) for n, o in zip(wanted, order, strict=True)], actual)
+            tried += self._match_pairs(
+                fit, [(n, wanted[n], given[o]) for n, o in zip(wanted, order, strict=True)], actual
+            )
         return _best_matches(tried)
 
-    def _each(self, fit: PartialMatch, pairs: Sequence[tuple[str, Any, Any]], user: Node) -> list[PartialMatch]:
+    def _match_pairs(self, fit: PartialMatch, pairs: Sequence[tuple[str, Any, Any]], user: Node) -> list[PartialMatch]:
         """Compare all of ``pairs``: the name of an argument of ``user``, its value in the pattern, its value in the
         graph.
         """
@@ -179,31 +185,27 @@ class _PatternWalker:
         # The ways of one argument restrict the ways of the next, so the list is trimmed after each: else it would
         # double with every sum.
         for name, want, given in pairs:
-            fits = _best_matches([more for fit in fits for more in self._value(fit, want, given, name, user)])
+            fits = _best_matches([more for fit in fits for more in self._match_argument(fit, want, given, name, user)])
         return fits
 
-    def _value(self, fit: PartialMatch, want: Any, given: Any, name: str, user: Node) -> list[PartialMatch]:
+    def _match_argument(self, fit: PartialMatch, want: Any, given: Any, name: str, user: Node) -> list[PartialMatch]:
         """Compare one argument of two calls."""
         if isinstance(want, (list, tuple)):
             if not isinstance(given, (list, tuple)) or len(want) != len(given):
-                return [self._differs(fit, user, name, given, _node_or_constant_name(want))]
-            return self._each(fit, [(name, w, g) for w, g in zip(want, given, strict=True)], user)
+                return [self._differs(fit, user, name, given, _operand_name(want))]
+            return self._match_pairs(fit, [(name, w, g) for w, g in zip(want, given, strict=True)], user)
         if isinstance(want, slice) and isinstance(given, slice):
             parts = [(name, getattr(want, part), getattr(given, part)) for part in ("start", "stop", "step")]
-            return self._each(fit, parts, user)
+            return self._match_pairs(fit, parts, user)
         held = fake_value(want) if isinstance(want, Node) else want
         # Sizes are compared at the end, when every symbol of the pattern is bound.
         if is_number(held) and not (type(given) is float and type(held) is int and held == given):  # 2 and 2.0 are one
             return [self._size(fit, held, given, name, user)]
         if isinstance(want, Node):
-            return self.node(fit, want, given, user)
+            return self.match_node(fit, want, given, user)
         if type(want) is float and want in self.pattern.scalars and type(given) in (int, float):
             return [self._scalar(fit, self.pattern.scalars[want], given, user)]
-        return [
-            fit
-            if _equal_constants(want, given)
-            else self._differs(fit, user, name, given, _node_or_constant_name(want))
-        ]
+        return [fit if _equal_constants(want, given) else self._differs(fit, user, name, given, _operand_name(want))]
 
     def _size(self, fit: PartialMatch, want: Any, given: Any, name: str, user: Node) -> PartialMatch:
         """Compare sizes. A size that is a symbol in the pattern is kept for ``check_sizes``."""
@@ -213,7 +215,9 @@ class _PatternWalker:
         if not (is_size(actual) if is_size(want) else is_number(actual) or isinstance(actual, float)):
             return self._differs(fit, user, name, given, "a size")
         if isinstance(want, int):  # known already: which one of several results a getitem picks, say
-            same = isinstance(actual, int) and (want.means(actual) if isinstance(want, DimNumber) else want == actual)
+            same = isinstance(actual, int) and (
+                want.fits_dim(actual) if isinstance(want, DimNumber) else want == actual
+            )
             return fit if same else self._differs(fit, user, name, given, str(want))
         fit = fit.copy()
         fit.sizes.append((want, actual, user, name))
@@ -224,18 +228,18 @@ class _PatternWalker:
         fit = fit.copy()
         if fit.args.setdefault(name, given) == given:
             return fit
-        return self._stop(fit, user, "constant", f"{name} would be both {fit.args[name]} and {given}")
+        return self._stop_at(fit, user, "constant", f"{name} would be both {fit.args[name]} and {given}")
 
     def _differs(self, fit: PartialMatch, user: Node, name: str, given: Any, want: str) -> PartialMatch:
         """Return ``fit`` with the obstacle that an argument has another value."""
-        return self._stop(
+        return self._stop_at(
             fit,
             user,
             "constant",
-            f"{operator_name(user)} has {name}={_node_or_constant_name(given)}, the pattern {want}",
+            f"{operator_name(user)} has {name}={_operand_name(given)}, the pattern {want}",
         )
 
-    def _stop(self, fit: PartialMatch, node: Node, obstacle: Obstacle, reason: str) -> PartialMatch:
+    def _stop_at(self, fit: PartialMatch, node: Node, obstacle: Obstacle, reason: str) -> PartialMatch:
         """Return ``fit`` with its first obstacle. The walk goes on, to count the nodes that fit besides."""
         stopped = fit.copy()
         stopped.stop = fit.stop or MatchObstacle(node, obstacle, reason)
@@ -261,7 +265,7 @@ def match_output(
     There are several where arguments commute, and only a later comparison decides between them. The list holds one
     match with a ``stop`` where an obstacle is in the way.
     """
-    return _PatternWalker(pattern).node(known or PartialMatch(), pattern.outputs[output], at, at)
+    return _PatternWalker(pattern).match_node(known or PartialMatch(), pattern.outputs[output], at, at)
 
 
 def match_first_way(pattern: PatternGraph, at: Node) -> PartialMatch:
@@ -322,12 +326,12 @@ def check_sizes(pattern: PatternGraph, fit: PartialMatch, *, any_rank: bool) -> 
                 return MatchObstacle(
                     at,
                     "shape",
-                    f"{name} is {describe_node(size)}: dim {dim} is {g}, the pattern has {sizes.shown(w)} there",
+                    f"{name} is {describe_node(size)}: dim {dim} is {g}, the pattern has {sizes.format_size(w)} there",
                 )
     for want, actual, user, name in fit.sizes:
         if not sizes.same(want, actual):
             return MatchObstacle(
-                user, "shape", f"{operator_name(user)} has {name}={actual}, the pattern {sizes.shown(want)}"
+                user, "shape", f"{operator_name(user)} has {name}={actual}, the pattern {sizes.format_size(want)}"
             )
     return None
 
@@ -350,10 +354,12 @@ def _describe_argument_names(actual: Node, wanted: Mapping[str, Any], given: Map
     more, less = [n for n in given if n not in wanted], [n for n in wanted if n not in given]
     call = operator_name(actual)
     if len(more) == len(less) == 1 and (isinstance(wanted[less[0]], Node) or wanted[less[0]] == given[more[0]]):
-        return f"{call} is given {more[0]}={_node_or_constant_name(given[more[0]])}; the pattern calls this argument {less[0]}"
+        return f"{call} is given {more[0]}={_operand_name(given[more[0]])}; the pattern calls this argument {less[0]}"
     if more:
-        return f"{call} is also given {', '.join(f'{n}={_node_or_constant_name(given[n])}' for n in more)}; the pattern leaves that out"
-    return f"{call} is not given {', '.join(f'{n}={_node_or_constant_name(wanted[n])}' for n in less)}, which the pattern has"
+        values = ", ".join(f"{n}={_operand_name(given[n])}" for n in more)
+        return f"{call} is also given {values}; the pattern leaves that out"
+    values = ", ".join(f"{n}={_operand_name(wanted[n])}" for n in less)
+    return f"{call} is not given {values}, which the pattern has"
 
 
 def _equal_constants(want: Any, given: Any) -> bool:
@@ -363,10 +369,10 @@ def _equal_constants(want: Any, given: Any) -> bool:
     return want == given and (type(want) is type(given) or isinstance(want, (int, float)))
 
 
-def _node_or_constant_name(actual: Any) -> str:
+def _operand_name(actual: Any) -> str:
     """Return the name of a node, or the text of a constant."""
     if isinstance(actual, (list, tuple)):
-        return f"[{', '.join(map(_node_or_constant_name, actual))}]"
+        return f"[{', '.join(map(_operand_name, actual))}]"
     return actual.name if isinstance(actual, Node) else repr(actual)
 
 

@@ -111,7 +111,7 @@ def _swapped_dims(node: Node) -> tuple[DimNumber, DimNumber] | None:
     if len(dims) != 2:
         return None
     # The order of two swapped dims has no meaning.
-    first, second = sorted(DimNumber.of(d, rank) for d in dims)
+    first, second = sorted(DimNumber.from_written(d, rank) for d in dims)
     return (first, second) if first != second else None
 
 
@@ -124,13 +124,13 @@ class DimNumber(int):
     from_end: bool
 
     @classmethod
-    def of(cls, written: int, rank: int) -> DimNumber:
+    def from_written(cls, written: int, rank: int) -> DimNumber:
         """Return the dim that is written as ``written`` in a call on a tensor of ``rank`` dims."""
         made = cls(written % rank)
         made.rank, made.from_end = rank, written < 0
         return made
 
-    def means(self, other: int) -> bool:
+    def fits_dim(self, other: int) -> bool:
         """Whether a pattern with this dim fits ``other`` of a graph."""
         return (
             self - self.rank == other - other.rank if self.from_end and isinstance(other, DimNumber) else self == other
@@ -202,9 +202,9 @@ def _canonical_value(name: str, given: Any, count: int, node: Node, rank: int) -
         given = [given] * count
     if name in DIM_ARGUMENTS and rank:
         if isinstance(given, int) and not isinstance(given, bool):
-            return DimNumber.of(given, rank)
+            return DimNumber.from_written(given, rank)
         if isinstance(given, (list, tuple)) and all(isinstance(d, int) for d in given):
-            return [DimNumber.of(d, rank) for d in given]
+            return [DimNumber.from_written(d, rank) for d in given]
     # The fake value has the sizes that -1 stands for.
     if (
         canonical_name(node) in ("view", "expand")

@@ -71,7 +71,7 @@ class PatternRewrite(Rewrite):
         return self.pattern, self.replacement, self.pays, self._drawn.given
 
     @property
-    def self_contained(self) -> bool:
+    def code_is_fully_hashed(self) -> bool:
         return not any(first_unfollowed(f) for f in self._functions if f)
 
     @property
@@ -111,7 +111,7 @@ class PatternRewrite(Rewrite):
         for pattern, fit in ((p, way) for p in patterns for way in match_output(p, node)):
             if fit.stop is None:
                 fit = match_other_outputs(pattern, fit, graph)
-            stop = fit.stop or self._refused(pattern, fit)
+            stop = fit.stop or self._why_refused(pattern, fit)
             if stop is None:
                 match = self._place(graph, pattern, fit)
                 if isinstance(match, Match):
@@ -121,7 +121,7 @@ class PatternRewrite(Rewrite):
                 best = pattern, fit, stop
         return self._near(*best) if best else None
 
-    def _refused(self, pattern: PatternGraph, fit: PartialMatch) -> MatchObstacle | None:
+    def _why_refused(self, pattern: PatternGraph, fit: PartialMatch) -> MatchObstacle | None:
         """Return the obstacle if arguments, sizes, users, guards or costs speak against the match, or None."""
         # After autograd the guards of the compiled code are fixed.
         may_guard = self.level != "post-grad"
@@ -132,12 +132,12 @@ class PatternRewrite(Rewrite):
             return stop
         at = fit.nodes[pattern.outputs[0]]
         for guard in self.guards:
-            if why := guard.refuses(env, may_guard=may_guard):
+            if why := guard.why_refused(env, may_guard=may_guard):
                 return MatchObstacle(at, "guard", f"{guard.source} does not hold: {why}")
-        why = "" if self.pays is None or proving.get() else self._costs(self.pays, env)
+        why = "" if self.pays is None or proving.get() else self._why_not_worth_it(self.pays, env)
         return MatchObstacle(at, "cost", why) if why else None
 
-    def _costs(self, pays: Callable[..., bool | str], env: Mapping[str, Any]) -> str:
+    def _why_not_worth_it(self, pays: Callable[..., bool | str], env: Mapping[str, Any]) -> str:
         """Return the reason why the replacement does not pay, empty where it does. A comparison of symbolic sizes
         becomes a guard of the compiled code.
         """

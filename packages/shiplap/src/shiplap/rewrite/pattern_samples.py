@@ -54,7 +54,7 @@ class PatternSamples:
         self.fn, self.signature, self.guards, self.given = fn, signature, guards, given
         # With these, `Samples` takes this for an op. Guards on sizes alone are preconditions: it finds what holds.
         self.sampler = None
-        self.spec = signature.spec(filter(None, (g.of_dims(signature.dim_at, signature.dims) for g in guards)))
+        self.spec = signature.spec(filter(None, (g.in_named_dims(signature.dim_at, signature.dims) for g in guards)))
         self.bind = CallPlan(self.spec).bind
         self._made: dict[Any, PatternGraph] = {}
         self._narrows: bool | None = None
@@ -118,9 +118,9 @@ class PatternSamples:
                     break
         floats = [a.name for a in self.spec.scalars if a.scalar == "float"]
         tried = (recipe.but(scalars=dict.fromkeys(floats, v)) for v in TRIED_FLOATS)
-        return self._running(next((r for r in (recipe, *tried) if self._admitted(r)), recipe))
+        return self._with_running_sizes(next((r for r in (recipe, *tried) if self._admitted(r)), recipe))
 
-    def _running(self, recipe: SampleRecipe) -> SampleRecipe:
+    def _with_running_sizes(self, recipe: SampleRecipe) -> SampleRecipe:
         """Return ``recipe``, with its sizes exchanged between dims if the pattern raises otherwise.
 
         For example, the rotated part of a head is no longer than the head.
@@ -135,7 +135,7 @@ class PatternSamples:
             case = self._admitted(recipe.but(sizes=changed)) if changed else self.samples.make(recipe)
             if case is None:
                 continue
-            if not (problem := self._raised(case)):
+            if not (problem := self._error_of_pattern(case)):
                 return recipe.but(sizes=changed)
             why = why or f"it raises on {case.label}: {problem}"
         if not why:
@@ -148,7 +148,7 @@ class PatternSamples:
             fix='add the sizes that are meant, such as where="r <= d", or give samples=lambda: [(...)]',
         )
 
-    def _raised(self, case: SampleCase) -> str:
+    def _error_of_pattern(self, case: SampleCase) -> str:
         """Return the error of the pattern on these arguments as text, empty where it returns."""
         try:
             with suppress_warnings(), torch.no_grad():
@@ -176,15 +176,17 @@ class PatternSamples:
         if self._narrows is not None or self.given is not None or level != "pre-grad":
             return
         self._narrows = False
-        recipe = self._in(self.base, "float64")
+        recipe = self._in_dtype(self.base, "float64")
         case = self.samples.make(recipe) if recipe is not None else None
         if case is not None:
-            made = trace_pattern(fn, self.signature.parameters, self._stood_in(case.fresh())[0], level, self._stands)
+            made = trace_pattern(
+                fn, self.signature.parameters, self._with_stand_ins(case.fresh())[0], level, self._stands
+            )
             casts = (n for n in made.graph.nodes if n.op.startswith("call") and canonical_name(n) == "to")
             # Casts to 16 bits are not meant: a pattern may compute in any narrower dtype that the graph has as well.
             self._narrows = any(fake_value(n.args[0]).dtype.itemsize > fake_value(n).dtype.itemsize > 2 for n in casts)
 
-    def _in(self, recipe: SampleRecipe, dtype: str) -> SampleRecipe | None:
+    def _in_dtype(self, recipe: SampleRecipe, dtype: str) -> SampleRecipe | None:
         """Return ``recipe`` in another floating dtype, or None where the declaration does not admit it."""
         if dtype == "float64" and self._narrows:
             return None
@@ -200,7 +202,7 @@ class PatternSamples:
         if case is None:
             return None
         env, problem = self.signature.bind(dict(zip(self.signature.parameters, case.args, strict=True)))
-        return None if problem or any(g.refuses(env) for g in self.guards) else case
+        return None if problem or any(g.why_refused(env) for g in self.guards) else case
 
     def programs(self, fn: Callable[..., Any], level: Level) -> Iterator[Program]:
         """Yield the programs of the proof: wide and narrow dtypes, ranks, kinds of values, other layouts, sizes 1 and
@@ -215,14 +217,16 @@ class PatternSamples:
             return
         usual = PLAIN_KINDS[1:]
         for number, recipe in enumerate(self._forms()):
-            yield from self._program(fn, self._in(recipe, "float64") or recipe, kinds=usual if number == 0 else ())
+            yield from self._program(
+                fn, self._in_dtype(recipe, "float64") or recipe, kinds=usual if number == 0 else ()
+            )
         yield from self._program(
             fn, self.base.but(layouts={"every": "transposed"}), fires=level == "pre-grad", runs=False
         )
         # Symbolic sizes take other paths in the compiler than the fixed ones above.
         yield from self._program(fn, self.base, dynamic=True)
         for dtype in NARROW_DTYPES:
-            yield from self._program(fn, self._in(self.base, dtype))
+            yield from self._program(fn, self._in_dtype(self.base, dtype))
         # After autograd a size of 1 folds calls away, so only one case with a size of 0 is run there.
         for sizes in self._edges() if level == "pre-grad" else islice(self._edges(), 1, 2):
             yield from self._program(fn, self.base.but(sizes=sizes), fires=False)
@@ -240,7 +244,7 @@ class PatternSamples:
         there. A model contains no call that raises.
         """
         case = self._admitted(recipe)
-        if case is not None and ((runs and options.get("fires", True)) or not self._raised(case)):
+        if case is not None and ((runs and options.get("fires", True)) or not self._error_of_pattern(case)):
             yield Program(fn, case.fresh(), case.label, **options)
 
     def patterns(self, fn: Callable[..., Any], level: Level, graph: Graph) -> list[PatternGraph]:
@@ -284,11 +288,11 @@ class PatternSamples:
             # Another rank gives the same graph before autograd, and cannot occur where no tensor of the graph has it.
             if self._rank(form) != self._rank(self.base) and (level == "pre-grad" or not self._ranks(form) & ranks):
                 continue
-            for recipe in (form, *(self._in(form, dtype) for dtype in sorted(dtypes.intersection(OTHER_DTYPES)))):
+            for recipe in (form, *(self._in_dtype(form, dtype) for dtype in sorted(dtypes.intersection(OTHER_DTYPES)))):
                 if recipe is not None and (case := self.samples.make(recipe)) is not None:  # guards say nothing here
-                    yield str(recipe), *self._stood_in(case.fresh()), recipe is not form
+                    yield str(recipe), *self._with_stand_ins(case.fresh()), recipe is not form
 
-    def _stood_in(self, given: Sequence[Any]) -> tuple[tuple[Any, ...], dict[float, str]]:
+    def _with_stand_ins(self, given: Sequence[Any]) -> tuple[tuple[Any, ...], dict[float, str]]:
         """Return arguments with a number in each float that no model contains by accident, and the arguments that these
         numbers stand for.
         """

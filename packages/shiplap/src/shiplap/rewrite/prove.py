@@ -109,7 +109,7 @@ def _read_findings(rewrite: Provable, digest: str) -> tuple[Finding, ...]:
 
     ``digest`` is that of the rewrite: to look at all of its code again takes longer than to read the file.
     """
-    if not rewrite.self_contained:
+    if not rewrite.code_is_fully_hashed:
         return ()
     kept = read_proof(_proof_key(rewrite, digest))
     listed = kept.get("findings") if kept is not None else None
@@ -119,7 +119,7 @@ def _read_findings(rewrite: Provable, digest: str) -> tuple[Finding, ...]:
 
 def _keep_findings(rewrite: Provable, digest: str, findings: tuple[Finding, ...]) -> None:
     """Keep ``findings``, but those of a proof that found a fault, or that is not decided by the code alone."""
-    if rewrite.self_contained and all(f.verdict in GOOD for f in findings):
+    if rewrite.code_is_fully_hashed and all(f.verdict in GOOD for f in findings):
         keep_proof(_proof_key(rewrite, digest), {"findings": [asdict(f) for f in findings]})
 
 
@@ -380,7 +380,8 @@ def _compare_mutation(got: _RunEffect, own: _RunEffect, tensors: Sequence[Tensor
     """Return the first difference in writes to arguments as text."""
     for i, (g, o, t) in enumerate(zip(got.leaves, own.leaves, tensors, strict=True)):
         if bool(bitwise_difference([g], [t])) != bool(bitwise_difference([o], [t])):
-            return f"argument {i} is {'written to' if bitwise_difference([g], [t]) else 'left alone'}; before it was not so"
+            done = "written to" if bitwise_difference([g], [t]) else "left alone"
+            return f"argument {i} is {done}; before it was not so"
         if bitwise_difference([o], [t]) and (problem := compare_within_tolerance([g], [o], [o], Reduction(1)).problem):
             return f"what is written to argument {i}: {problem}"
     return ""

@@ -64,7 +64,7 @@ class Rewrites:
             once.setdefault((given.name, type(given), given.digest), given)
         rewrites = tuple(once.values())
         self.labels = _make_labels(rewrites)
-        self.rewrites = tuple(r if r.proven_late else require_proof(r) for r in rewrites)
+        self.rewrites = tuple(r if r.prove_on_first_match else require_proof(r) for r in rewrites)
         self.outcomes: list[Outcome] = []
         self.graphs = 0
         self._entered = _EnteredBlocks()
@@ -136,7 +136,7 @@ class Rewrites:
 
 def _prove_and_apply(rewrite: Rewrite, graph: Graph) -> list[Outcome]:
     """Apply ``rewrite`` to ``graph`` and return its outcomes. The rewrite is proven before it changes the graph."""
-    if not rewrite.proven_late:
+    if not rewrite.prove_on_first_match:
         return list(require_proof(rewrite).apply(graph))
     token = placing.set(_ProofOnFirstCall(rewrite))
     try:

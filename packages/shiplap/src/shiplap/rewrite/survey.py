@@ -320,7 +320,7 @@ class _CompiledVariant:
         self.compiled = torch.compile(_wrap_in_own_code(fn), options=options, dynamic=dynamic)
         with observe_graphs() as graphs:
             self.results = self()
-        self.kernels = sum(bool(g.kernel) for graph in graphs for g in graph.named())
+        self.kernels = sum(bool(g.kernel) for graph in graphs for g in graph.groups_with_kernel_names())
 
     def __call__(self) -> list[Tensor]:
         return _run_with_backward(self.compiled, self.args, self.train)

@@ -58,7 +58,7 @@ class SampleCase:
         return total
 
     @property
-    def form(self) -> tuple[object, ...]:
+    def graph_key(self) -> tuple[object, ...]:
         """A key of the arguments that are present, equal for samples that one compiled graph can serve."""
         return tuple(len(v) if isinstance(v, list) else v is None for v in self.args)
 

@@ -266,7 +266,8 @@ def _first_difference(bad: Tensor, got: Tensor, expected: Tensor) -> Difference:
     if not bad.any():
         return Difference()
     at = tuple(bad.nonzero()[0].tolist())
-    text = f"{_format_element(got[at])}, expected {_format_element(expected[at])}; {int(bad.sum())} of {bad.numel()} differ"
+    values = f"{_format_element(got[at])}, expected {_format_element(expected[at])}"
+    text = f"{values}; {int(bad.sum())} of {bad.numel()} differ"
     return Difference(f"[{', '.join(map(str, at))}] = {text}", float("inf"))
 
 

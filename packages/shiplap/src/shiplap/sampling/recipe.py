@@ -66,7 +66,7 @@ class SampleRecipe:
         return sum(v if type(v) is int else sum(v) for _, v in self.sizes if isinstance(v, (int, tuple)))
 
     @property
-    def drawn(self) -> str:
+    def values_key(self) -> str:
         """The part of the label that determines the values: all but the layout, which must not change them."""
         return str(replace(self, layouts=()))
 

@@ -120,7 +120,7 @@ class Samples:
     def build(self, recipe: SampleRecipe) -> SampleCase:
         """Return the case of a recipe. Raises the errors of the declaration's own checks if the recipe does not fit."""
         env = self._env(recipe)
-        digest = hashlib.sha256(f"{self.seed}|{recipe.drawn}".encode()).digest()
+        digest = hashlib.sha256(f"{self.seed}|{recipe.values_key}".encode()).digest()
         rng = torch.Generator().manual_seed(int.from_bytes(digest[:6], "little"))
         drawn = (
             build_arguments(self.op, recipe, env, rng, self.device)
@@ -233,7 +233,7 @@ class Samples:
 
     def odd_scalars(self) -> Iterator[SampleCase]:
         """Yield samples with one scalar negative, zero, large, or around literals of the code."""
-        yield from self._scalars({a.name: odd_scalar_values(a, self.mined) for a in self.spec.scalars})
+        yield from self._scalars({a.name: odd_scalar_values(a, self.code_constants) for a in self.spec.scalars})
         flags = [a.name for a in self.spec.scalars if a.scalar == "bool"][:3]
         chosen = product((False, True), repeat=len(flags)) if len(flags) > 1 else ()
         yield from self._cases(self.base.but(scalars=dict(zip(flags, values, strict=True))) for values in chosen)
@@ -253,14 +253,14 @@ class Samples:
                     yield from self._cases([self._recipe(*scalars)])
 
     @cached_property
-    def mined(self) -> CodeConstants:
+    def code_constants(self) -> CodeConstants:
         """The constants in the code of the op."""
         return find_code_constants(self.op)
 
     def thresholds(self) -> Iterator[SampleCase]:
         """Yield samples whose values lie at numbers of the code and at scalars, where the code may branch."""
         if (
-            kind := threshold_value_kind(self.mined, dict(self.base.scalars).values())
+            kind := threshold_value_kind(self.code_constants, dict(self.base.scalars).values())
             if self.op.sampler is None
             else ""
         ):
@@ -269,7 +269,7 @@ class Samples:
     def lists(self) -> Iterator[SampleCase]:
         """Yield lists of tensors of no, one, three and more members, and of members that differ in size."""
         for arg in self.spec.tensors:
-            for length in self.mined.members if arg.many and not arg.length else ():
+            for length in self.code_constants.members if arg.many and not arg.length else ():
                 yield from self._cases([self.base.but(lists={arg.name: length})])
         for lists in uneven_lists(self.spec) if self.op.sampler is None else ():
             yield from (c for c in self._cases([self.base.but(lists=lists)]) if reference_accepts(self.op, c.args))
@@ -308,7 +308,7 @@ class Samples:
         for wanted in first:
             yield from self._afforded(self._resized(wanted))  # before the others, which may use up the time
         orders, turns, end = cycle(VALUE_ORDERS), cycle(range(max(2, len(kinds)))), time.process_time() + RARE_SIZES_S
-        for size in sizes_near_constants(self.mined):
+        for size in sizes_near_constants(self.code_constants):
             next(turns)  # one extra step for each size, so that the dims take turns
             for name, kind in kinds.items():
                 ordered = size not in USUAL_SIZES and (len(kinds) < 3 or next(turns) == 0) and time.process_time() < end
@@ -355,7 +355,7 @@ class Samples:
 
     def wide(self) -> Iterator[SampleCase]:
         """Yield a few sizes beyond one tile, for checks that take long."""
-        sizes = [n + 1 for n in self.mined.ints if LARGEST_COMMON_SIZE < n < LONG_SUM // 4][:4]
+        sizes = [n + 1 for n in self.code_constants.ints if LARGEST_COMMON_SIZE < n < LONG_SUM // 4][:4]
         for size in dict.fromkeys((65, *sizes, 1025)):
             for name, kind in free_dims(self.spec).items():
                 cases = self._resized({name: (size,) if kind == "variadic" else size})

@@ -84,9 +84,9 @@ class CallBatch:
         arena.write(self._handle)
         self.sets = sets
 
-    def go(self, expected: Sequence[ExpectedEffects] | None = None) -> BatchRun:
+    def run_calls(self, expected: Sequence[ExpectedEffects] | None = None) -> BatchRun:
         """Run each call once, and compare all results with ``expected``. Raises Wrong."""
-        self.witness.forget()
+        self.witness.forget_results()
         reply, took = self.witness.request({"do": "go", "batch": self._number})
         _raise_for_reply(reply)
         try:
@@ -94,12 +94,12 @@ class CallBatch:
             if len(calls) != len(self.sets):
                 raise ValueError("not one answer a call")
             if expected is not None:
-                self._examine(calls, expected)
+                self._compare_calls(calls, expected)
         except INVALID_REPLY_ERRORS as e:
             raise CandidateError("answer", f"an answer that is not valid: {type(e).__name__}") from None
         return BatchRun(took, claimed)
 
-    def _examine(self, calls: Any, expected: Sequence[ExpectedEffects]) -> None:
+    def _compare_calls(self, calls: Any, expected: Sequence[ExpectedEffects]) -> None:
         """Compare the results of all calls. Raises Wrong with the number of the call."""
         if not expected:
             return

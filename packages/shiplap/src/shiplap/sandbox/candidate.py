@@ -97,7 +97,7 @@ class TargetProcess:
         self._given = MappedArguments((0, 0), ())
         self._earlier: deque[_KeptResults] = deque()
 
-    def reach(self, device: str) -> None:
+    def check_device(self, device: str) -> None:
         """Raise OutOfReach if the process cannot use the device. Call this before any code of a target is loaded."""
         reply = self.request({"do": "device", "device": device})[0]
         if "error" in reply:
@@ -107,11 +107,11 @@ class TargetProcess:
         """Import the target in the process. Raises Wrong if that fails."""
         arena = ArgumentArena()
         message = {"do": "load", **order, "init": arena.pack(list(init)), "state": arena.pack(dict(state))}
-        reply = self._ask(message, arena)[0]
+        reply = self._request_with_arena(message, arena)[0]
         if "error" in reply:
             raise CandidateError("import", error_text(reply["error"])[:400])
 
-    def _ask(self, message: dict[str, Any], arena: ArgumentArena) -> tuple[dict[str, Any], RequestTime]:
+    def _request_with_arena(self, message: dict[str, Any], arena: ArgumentArena) -> tuple[dict[str, Any], RequestTime]:
         """Return the reply to a message whose arguments lie in ``arena``, and the time."""
         handle = arena.write()
         try:
@@ -124,13 +124,13 @@ class TargetProcess:
         Late at its deadline.
         """
         try:
-            return self.prisoner.ask(message, handle)
+            return self.prisoner.request_reply(message, handle)
         except Timeout:
             raise
         except ProcessEnded as e:
             raise CandidateError("process", str(e)) from None
 
-    def ops(
+    def list_operators(
         self, args: Sequence[Any], expected: ExpectedEffects, *, trusted: bool = False
     ) -> list[tuple[str, Any]] | str:
         """Return the name and shapes of each operator of torch that a call runs, or a text that says why not.
@@ -139,7 +139,7 @@ class TargetProcess:
         leaves something behind which could compute later. The latter is not checked for a ``trusted`` target.
         """
         arena = ArgumentArena()
-        reply = self._ask({"do": "ops", "args": arena.pack(list(args))}, arena)[0]
+        reply = self._request_with_arena({"do": "ops", "args": arena.pack(list(args))}, arena)[0]
         if "error" in reply or not isinstance(reply.get("ops"), list):
             return error_text(reply.get("error", "no list"))[:200]
         if not trusted:
@@ -155,9 +155,9 @@ class TargetProcess:
             raise CandidateError("answer", "a list of operators that is none")
         return [(o[0], o[1]) for o in reply["ops"]]
 
-    def intact(self) -> None:
+    def check_interpreter(self) -> None:
         """Raise Wrong for patched functions, for other threads, and for changes of the state of the interpreter."""
-        reply = self._ask({"do": "intact"}, ArgumentArena())[0]
+        reply = self._request_with_arena({"do": "intact"}, ArgumentArena())[0]
         told = {name: reply.get(name, []) for name in ("changed", "looked", "left")}
         count = reply.get("threads")
         if not all(isinstance(v, list) for v in told.values()) or type(count) is not int:
@@ -204,7 +204,7 @@ class TargetProcess:
                 raise ValueError("a time that is none")
             return CallOutcome(took.wall, took.quiet, device * 1e-9, late * 1e-9, error)
         except CandidateError:
-            self.forget()  # its list of kept results no longer matches this one
+            self.forget_results()  # its list of kept results no longer matches this one
             raise
         except INVALID_REPLY_ERRORS as e:
             raise CandidateError("answer", f"an answer that is not valid: {error_line(e)}"[:300]) from None
@@ -218,7 +218,7 @@ class TargetProcess:
         """
         arena = ArgumentArena()
         message = {"do": "gradients", "args": arena.pack(list(args)), "seeds": arena.pack(list(seeds))}
-        reply = self._ask({**message, "parameters": list(parameters)}, arena)[0]
+        reply = self._request_with_arena({**message, "parameters": list(parameters)}, arena)[0]
         if reply.get("parameters") is not True:
             like = like[: len(like) - len(parameters)]
         if "error" in reply:
@@ -231,16 +231,16 @@ class TargetProcess:
     def renew(self, state: Mapping[str, Tensor]) -> bool:
         """Load these values into the parameters of the target. Return False if it lacks one of the names."""
         arena = ArgumentArena()
-        reply = self._ask({"do": "state", "state": arena.pack(dict(state))}, arena)[0]
+        reply = self._request_with_arena({"do": "state", "state": arena.pack(dict(state))}, arena)[0]
         if "error" in reply:
             raise CandidateError("parameters", error_text(reply["error"])[:400])
         return reply.get("ok") is True
 
-    def state(self, names: Mapping[str, Tensor]) -> list[Tensor]:
+    def read_module_state(self, names: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the entries of the module's state with these names. Raises Wrong."""
         if not names:
             return []
-        reply = self._ask({"do": "kept", "names": list(names)}, ArgumentArena())[0]
+        reply = self._request_with_arena({"do": "kept", "names": list(names)}, ArgumentArena())[0]
         if "error" in reply:
             raise CandidateError("state", error_text(reply["error"])[:400])
         try:
@@ -253,7 +253,7 @@ class TargetProcess:
         """The number of files and the bytes that the process keeps on request."""
         return len(self._earlier), sum(call.size for call in self._earlier)
 
-    def forget(self) -> None:
+    def forget_results(self) -> None:
         """Drop all earlier results, so that the process releases them with the next call."""
         self._earlier.clear()
 
@@ -303,7 +303,7 @@ class TargetProcess:
         got, spans = self._results(reply["outs"], expected.own[:outs])
         places = self._places(reply, given, at, pieces)
         after = self._arguments(places, given)
-        self._disjoint(spans, places, expected)
+        self._check_aliases(spans, places, expected)
         for number, (now, before) in enumerate(zip(after, given, strict=True)):
             if number not in expected.changed and not bits_are_equal(now, before):
                 raise CandidateError(
@@ -313,7 +313,7 @@ class TargetProcess:
         if difference.problem:
             raise CandidateError("values", difference.problem)
         if pieces is None:
-            self._unchanged()
+            self._check_earlier_results()
         self._earlier.append(_KeptResults(spans, _argument_bytes(args) + sum(len(content) for _, content in spans)))
         return difference.error
 
@@ -391,7 +391,7 @@ class TargetProcess:
             raise CandidateError("answer", "its arguments are not those that it was given")
         return [self._tensor(-1, p, t)[0] for p, t in zip(places, given, strict=True)]
 
-    def _disjoint(self, spans: ResultSpans, places: list[Mapping[str, Any]], expected: ExpectedEffects) -> None:
+    def _check_aliases(self, spans: ResultSpans, places: list[Mapping[str, Any]], expected: ExpectedEffects) -> None:
         """Raise Wrong if a result shares memory with an argument or with an earlier result."""
         taken = [] if expected.aliased else [(int(p["at"]), int(p["bytes"]), "an argument") for p in places]
         still = "an earlier result, which is still in use"
@@ -401,7 +401,7 @@ class TargetProcess:
                 if at < start + length and start < at + len(content):
                     raise CandidateError("aliases", f"a result shares memory with {what}")
 
-    def _unchanged(self) -> None:
+    def _check_earlier_results(self) -> None:
         """Raise Wrong if the result of an earlier call has changed."""
         for call in self._earlier:
             for at, content in call.spans:

@@ -99,7 +99,11 @@ class Child:
     def answer(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
         """Return the reply to one request."""
         if asked["do"] == "intact":
-            return {"changed": self._intact.changed()[:20], "threads": self._intact.threads(), **self._watch.told()}
+            return {
+                "changed": self._intact.changed()[:20],
+                "threads": self._intact.threads(),
+                **self._watch.read_observations(),
+            }
         if asked["do"] == "kept":
             return self._module_keeps(asked["names"])
         if asked["do"] == "device":
@@ -108,7 +112,7 @@ class Child:
         if asked["do"] == "prepare":
             return self._prepare(asked, handle)
         if asked["do"] in ("go", "sample"):
-            return self._go(asked) if asked["do"] == "go" else self._sample(asked)
+            return self._run_batch(asked) if asked["do"] == "go" else self._repeat_first_call(asked)
         while len(self._kept) > asked.get("keep", len(self._kept)):
             self._kept.popleft()
         # Private, so that nothing written here shows in the file of the other side.
@@ -158,7 +162,7 @@ class Child:
             call = call_in_queue(self._target, args)
             told = self._told(args, call.result, memory, call.seen)
         # Code that runs between two calls would see the next values before the clock starts.
-        between = {"left": self._watch.told()["left"], "threads": self._intact.threads()}
+        between = {"left": self._watch.read_observations()["left"], "threads": self._intact.threads()}
         return {**told, **call.clock, **between, "raced": call.raced}
 
     def _prepare(self, asked: Mapping[str, Any], handle: int) -> dict[str, Any]:
@@ -172,7 +176,7 @@ class Child:
         self._batches[asked["batch"]] = memory, sets, runs, []
         return {"ok": True}
 
-    def _go(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _run_batch(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Run each prepared call once."""
         _, sets, runs, results = self._batches[asked["batch"]]
         results.clear()
@@ -188,7 +192,7 @@ class Child:
         ]
         return {"calls": told, "spent": spent}
 
-    def _sample(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _repeat_first_call(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Run the first prepared call repeatedly."""
         run, repeats = self._batches[asked["batch"]][2][0], int(asked["repeats"])
         with torch.no_grad():
@@ -204,10 +208,10 @@ class Child:
         """List the operators that a call of the target runs."""
         self._last = ()  # finalizers of an earlier call must not run inside the list of operators
         # Generators that are advanced here must not be at the same position after the call.
-        self._dice.throw()
-        with self._watch.listening():
+        self._dice.advance_generators()
+        with self._watch.record_calls():
             ops, result, between = _list_operators(self._target, args, self._intact)
-        between["left"] += self._dice.stuck()
+        between["left"] += self._dice.stuck_generators()
         self._last = args, result, [_copy_to_host(o) for o in result]
         return {"ops": ops, "outs": [_describe_place(o) for o in self._last[-1]], **between}
 

@@ -29,7 +29,7 @@ class FunctionParts(NamedTuple):
         held = tuple((c, v) for c in cells if callable(v := _cell_content(c))) if cells else ()
         return cls(function, function.__code__, function.__defaults__, dict(keywords) if keywords else None, held)
 
-    def changed(self) -> str:
+    def changed_part(self) -> str:
         """Return the name of the first part that was replaced, or an empty text.
 
         A function in the closure may be replaced by another function of Python or torch.

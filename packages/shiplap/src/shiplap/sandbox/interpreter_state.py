@@ -167,7 +167,7 @@ class InterpreterWatch:
         self._looked: dict[str, None] = {}
         self._busy = False
         self._before, self._frozen = read_interpreter_state(), gc.get_freeze_count()
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._record_event)
 
     def reset(self) -> None:
         """Forget everything that was observed, since it was the doing of the user's own module."""
@@ -178,12 +178,12 @@ class InterpreterWatch:
         """Accept the current seed: the seed of the parameters was set just now, perhaps by the target as well."""
         self._before["torch.initial_seed"] = torch.initial_seed()
 
-    def told(self) -> dict[str, list[str]]:
+    def read_observations(self) -> dict[str, list[str]]:
         """Return the observations: ``looked`` for reads, ``left`` for changed settings."""
         frozen = ["gc.freeze"] if gc.get_freeze_count() > self._frozen else []
         return {"looked": list(self._looked), "left": changed_interpreter_state(self._before) + frozen}
 
-    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
+    def _record_event(self, event: str, args: tuple[Any, ...]) -> None:
         """Record an audit event that code of the candidate raised."""
         if event in EVENTS:
             what = event
@@ -202,16 +202,16 @@ class InterpreterWatch:
             self._busy = False
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def record_calls(self) -> Iterator[None]:
         """A context that also records calls of C functions which raise no audit event."""
         before = sys.getprofile()
-        sys.setprofile(self._called)
+        sys.setprofile(self._record_call)
         try:
             yield
         finally:
             sys.setprofile(before)
 
-    def _called(self, frame: FrameType, event: str, function: Any) -> None:
+    def _record_call(self, frame: FrameType, event: str, function: Any) -> None:
         """Record the call of a watched function by code of the candidate."""
         if event not in ("call", "c_call"):
             return

@@ -143,7 +143,7 @@ class LauncherPool:
         """Keep this launcher, and return the one that waited."""
         timer = None
         if launcher is not None:
-            self._tell()
+            self._register_hooks()
             timer = threading.Timer(self.seconds, self._expire, [launcher])
             timer.name, timer.daemon = "shiplap standby", True
         with self._lock:
@@ -162,7 +162,7 @@ class LauncherPool:
             self._waiting = self._timer = None
         launcher.close()
 
-    def _tell(self) -> None:
+    def _register_hooks(self) -> None:
         """Register the handlers for the end of the program and for forks, once."""
         if not self._known:
             self._known = True

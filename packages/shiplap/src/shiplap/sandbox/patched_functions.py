@@ -147,7 +147,7 @@ class _FunctionOwner(NamedTuple):
             replaced += [f"{self.name}.{k}" for k in self.held if k in other and self._is_lost(k, now.get(k))]
             replaced += [f"{self.name}.{k}" for k in now.keys() - self.held.keys() if self._hides(k, now[k])]
             parts = {k: p for k, p in parts.items() if k not in other}
-        replaced += [f"{part} of {self.name}.{k}" for k, p in parts.items() if (part := p.changed())]
+        replaced += [f"{part} of {self.name}.{k}" for k, p in parts.items() if (part := p.changed_part())]
         return [*replaced, *self._tables()]
 
     def _is_lost(self, name: str, now: Any) -> bool:

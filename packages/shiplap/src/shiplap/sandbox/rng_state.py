@@ -30,13 +30,13 @@ class RngWatch:
     def __init__(self) -> None:
         self._after: dict[str, int] = {}
 
-    def throw(self) -> None:
+    def advance_generators(self) -> None:
         """Advance all generators before a call, so that no two calls begin at the same position."""
         random.random()
         np.random.random()
         torch.rand(1)
 
-    def stuck(self) -> list[str]:
+    def stuck_generators(self) -> list[str]:
         """Return the generators that are at the same position as after the call before."""
         before, self._after = self._after, rng_positions()
         return [name for name, place in self._after.items() if before.get(name) == place]

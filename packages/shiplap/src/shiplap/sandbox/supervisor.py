@@ -254,13 +254,15 @@ class SandboxedProcess:
         try:
             told = parse_message_body(self._receive(self.bounds.seconds))
         except BrokenMessage as e:
-            raise self._ended(str(e)) from None
+            raise self._end_with_reason(str(e)) from None
         self._base = resident_bytes(self.pid)
         self.missing = {str(k): str(v) for k, v in dict(told.get("missing", {})).items() if v}
         self._signal(signal.SIGSTOP)
-        self._stand()
+        self._wait_until_stopped()
 
-    def ask(self, message: Message, handle: int = -1, seconds: float | None = None) -> tuple[Message, RequestTime]:
+    def request_reply(
+        self, message: Message, handle: int = -1, seconds: float | None = None
+    ) -> tuple[Message, RequestTime]:
         """Return the reply, and the time from before the process runs until it is stopped again.
 
         No instruction of the process, of its threads or of its descendants runs outside of that time. Raises Ended.
@@ -283,16 +285,16 @@ class SandboxedProcess:
             self._signal(signal.SIGSTOP)
             wall = time.perf_counter() - started
             self.answering += wall
-            self._stand()
+            self._wait_until_stopped()
             reply = parse_message_body(body)
         except (BrokenMessage, OSError) as e:
-            raise self._ended(str(e)) from None
+            raise self._end_with_reason(str(e)) from None
         used = read_scheduler_usage(self.pid, self.pid)
         self._stood = used.ran
         here = read_scheduler_usage(os.getpid(), threading.get_native_id()).waited - here
         took = RequestTime.of(wall, used.waited - self._asked.waited + here, used.ran - self._asked.ran)
         # Before results are read, since these processes could still write them.
-        if self.alone and (helpers := self.sweep()):
+        if self.alone and (helpers := self.end_strays()):
             raise ProcessEnded(f"{helpers} processes were running beside a timed call")
         return reply, took
 
@@ -327,12 +329,12 @@ class SandboxedProcess:
 
     def _keep_within(self, ends: float, seconds: float) -> None:
         """End the process and raise Ended if it exceeds a limit."""
-        if reason := self._exceeds(ends, seconds):
+        if reason := self._exceeded_limit(ends, seconds):
             self.kill()
             raise ProcessEnded(reason)
         self._in_time()
 
-    def _exceeds(self, ends: float, seconds: float) -> str:
+    def _exceeded_limit(self, ends: float, seconds: float) -> str:
         """Return the description of the limit that the process exceeds, or an empty text."""
         family = [self.pid, *self.strays()]
         self._delays |= {pid: read_scheduler_usage(pid, pid).waited for pid in family}
@@ -350,7 +352,7 @@ class SandboxedProcess:
             return f"more than {self.bounds.processes} processes"
         return ""
 
-    def _ended(self, how: str) -> ProcessEnded:
+    def _end_with_reason(self, how: str) -> ProcessEnded:
         """End the process, and return the error that says how it ended."""
         self._signal(signal.SIGKILL)
         status = 0
@@ -377,7 +379,7 @@ class SandboxedProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
-    def _stand(self) -> None:
+    def _wait_until_stopped(self) -> None:
         """Return when every thread of the process is stopped. Raises Ended."""
         now = time.monotonic()
         ends = max(now + 1, min(now + 60, self.until))
@@ -386,7 +388,7 @@ class SandboxedProcess:
             if state and state <= {"T", "t", "Z", "X"}:
                 return
             if not state:
-                raise self._ended("it ended after its answer")
+                raise self._end_with_reason("it ended after its answer")
             time.sleep(0.0001)  # a thread stops only when it next has a processor
         self.kill()
         raise ProcessEnded("it cannot be stopped")
@@ -414,7 +416,7 @@ class SandboxedProcess:
         family = list_stopped_descendants(self.launcher.pid) if still else list_descendants(self.launcher.pid)
         return [p for p, group in family.items() if p not in self.launcher.prisoners and group not in others]
 
-    def sweep(self, *, still: bool = True) -> int:
+    def end_strays(self, *, still: bool = True) -> int:
         """Kill the descendants of the process, and return their number.
 
         With ``still``, no request is in progress.
@@ -430,7 +432,7 @@ class SandboxedProcess:
         if self.pid not in self.launcher.prisoners:  # its id may belong to another process now
             return
         self._signal(signal.SIGKILL)
-        self.sweep(still=False)
+        self.end_strays(still=False)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessEnded):

@@ -59,13 +59,13 @@ def probe_meta_kernel(form: SchemaForm, overload: Overload, start: DispatchedCal
         return ProbeResult(reason="no meta kernel")
     asker = _MetaProber(form, overload)
     with suppress_warnings(), torch_private.fake_mode(symbolic=True):  # torch logs what a fake refuses
-        base = asker.first() if start is None else asker.ask(start.arguments)
+        base = asker.find_accepted_call() if start is None else asker.try_call(start.arguments)
         if base is None:
             return ProbeResult(reason=asker.reason or "the meta kernel takes none of the calls that were tried")
         answers = ProbeResult([base])
         if start is None:
-            asker.ranks(base, answers)
-        asker.vary(base, answers)
+            asker.probe_ranks(base, answers)
+        asker.probe_sizes(base, answers)
     return answers
 
 
@@ -76,7 +76,7 @@ def dtype_follows_arguments(form: SchemaForm, overload: Overload, probed: ProbeR
         return False
     other = {n: _in_float64(v) for n, v in base.arguments.items()}
     with suppress_warnings(), torch_private.fake_mode(symbolic=True):
-        call = _MetaProber(form, overload).ask(other)
+        call = _MetaProber(form, overload).try_call(other)
     if call is None:
         return False
     return all(s.dtype == "float64" for r in call.results for s in seen_tensors(r)) and other != base.arguments
@@ -95,7 +95,7 @@ class _MetaProber:
     def __init__(self, form: SchemaForm, overload: Overload) -> None:
         self.form, self.overload, self.left, self.reason = form, overload, MOST_TRIES, ""
 
-    def ask(self, arguments: Mapping[str, Any]) -> DispatchedCall | None:
+    def try_call(self, arguments: Mapping[str, Any]) -> DispatchedCall | None:
         """Return the call with fakes of these arguments, or None if it is refused."""
         if self.left <= 0:
             return None
@@ -117,7 +117,7 @@ class _MetaProber:
             return None
         return DispatchedCall({n: _without_value_ranges(v) for n, v in arguments.items()}, results)
 
-    def first(self) -> DispatchedCall | None:
+    def find_accepted_call(self) -> DispatchedCall | None:
         """Return a call that is accepted: the same rank for all tensors, then every combination of ranks."""
         scalars = {a.name: _make_scalar(a.kind, a.default) for a in self.form.arguments if not a.tensor}
         if any(v is ... for v in scalars.values()):
@@ -130,14 +130,16 @@ class _MetaProber:
             # Kernels on indices refuse floats, most others refuse integers.
             for dtype in ("float32", "int64"):
                 given = {a.name: _make_argument(a.kind, r, size, dtype) for a, r in zip(tensors, ranks, strict=True)}
-                if (call := self.ask({a.name: {**scalars, **given}[a.name] for a in self.form.arguments})) is not None:
+                if (
+                    call := self.try_call({a.name: {**scalars, **given}[a.name] for a in self.form.arguments})
+                ) is not None:
                     return call
             # Half of the tries are left for the sizes.
             if self.left < MOST_TRIES // 2:
                 return None
         return None
 
-    def ranks(self, base: DispatchedCall, answers: ProbeResult) -> None:
+    def probe_ranks(self, base: DispatchedCall, answers: ProbeResult) -> None:
         """Find for each tensor the ranks that it may have while the others stay as they are."""
         for name, value in base.arguments.items():
             if not isinstance(value, SeenTensor):
@@ -145,18 +147,18 @@ class _MetaProber:
             taken = {len(value.shape)}
             for rank in TRIED_RANKS:
                 other = SeenTensor(value.dtype, (value.shape[0] if value.shape else 6,) * rank, value.device)
-                if rank not in taken and (call := self.ask({**base.arguments, name: other})) is not None:
+                if rank not in taken and (call := self.try_call({**base.arguments, name: other})) is not None:
                     taken.add(rank)
                     answers.calls.append(call)
             answers.ranks[name] = taken
 
-    def vary(self, base: DispatchedCall, answers: ProbeResult) -> None:
+    def probe_sizes(self, base: DispatchedCall, answers: ProbeResult) -> None:
         """Change each int and each size alone, then sizes that were refused together."""
         stuck: list[Slot] = []
         for index, others in enumerate(_with_other_ints(base)):
-            answers.calls += [c for c in [self.ask(others)] if c is not None and index < MOST_TRIES // 4]
+            answers.calls += [c for c in [self.try_call(others)] if c is not None and index < MOST_TRIES // 4]
         for slot in _slots_of_call(base):
-            changed = [self.ask(_with_grown_sizes(base, (slot,), step)) for step in GROWTH_STEPS]
+            changed = [self.try_call(_with_grown_sizes(base, (slot,), step)) for step in GROWTH_STEPS]
             answers.calls += [c for c in changed if c is not None]
             if changed[0] is None:
                 # Refused alone: the size is fixed, or tied to another one.
@@ -164,7 +166,7 @@ class _MetaProber:
         for group in self._groups(base, stuck):
             if any(tied & group for tied in answers.ties) and len(group) == 2 and self._known(group, answers):
                 continue
-            changed = [self.ask(_with_grown_sizes(base, tuple(group), step)) for step in GROWTH_STEPS]
+            changed = [self.try_call(_with_grown_sizes(base, tuple(group), step)) for step in GROWTH_STEPS]
             if changed[0] is not None:
                 answers.ties.append(group)
                 answers.calls += [c for c in changed if c is not None]

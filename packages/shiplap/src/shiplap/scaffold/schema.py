@@ -72,8 +72,9 @@ class SchemaField:
         return self.kind.endswith("?")
 
     def annotation(self, tensor: str = ANNOTATIONS["Tensor"]) -> str:
-        """Return the annotation of the declaration, with ``tensor`` for each tensor. Raises ``UndeclarableSchema`` for a type
-        without a form.
+        """Return the annotation of the declaration, with ``tensor`` for each tensor.
+
+        Raises ``UndeclarableSchema`` for a type without a form.
         """
         return _annotation_of_type(self.kind, tensor)
 
@@ -105,8 +106,9 @@ class SchemaForm:
 
 
 def parse_schema(schema: Any) -> SchemaForm:
-    """Return the form of ``schema``, a ``torch._C.FunctionSchema``. Raises ``UndeclarableSchema`` where no declaration has
-    it.
+    """Return the form of ``schema``, a ``torch._C.FunctionSchema``.
+
+    Raises ``UndeclarableSchema`` where no declaration has it.
     """
     arguments, texts = list(schema.arguments), types_in_schema(schema)[0]
     if len(texts) != len(arguments):

@@ -131,7 +131,7 @@ class Registrations:
         self._functions.append(function)  # TorchScript knows functions by their id, and asks for the one in ``_op``
         torch.jit._builtins._register_builtin(function, packet._qualified_op_name)
 
-    def show(self, name: str, above: str) -> None:
+    def show_to_modes(self, name: str, above: str) -> None:
         """Show ``above`` in place of ``name``, its part below autograd, to modes, tensor subclasses and graphs."""
         self._above[name] = above
 
@@ -141,7 +141,7 @@ class Registrations:
 
         self._library.impl(self._named(name), shown, "Python", with_keyset=True)
 
-    def tell(self, name: str, refusal: Refusal, check: Check | None = None) -> None:
+    def translate_errors(self, name: str, refusal: Refusal, check: Check | None = None) -> None:
         """Register ``refusal``, which maps a RuntimeError of native code in ``name`` to the error that callers get.
 
         ``check`` gets the arguments before torch converts them.
@@ -159,7 +159,7 @@ class Registrations:
             elif base not in self._defined:  # one of several ops of a name: the others stay what they are
                 setattr(getattr(namespace, base), suffix, getattr(packet, suffix))
 
-    def renewed(self, name: str) -> Overload:
+    def new_overload_object(self, name: str) -> Overload:
         """Return the op ``name`` as another Python object of the same registration.
 
         Compiled code is guarded by the identity of the object, so code compiled for the old object is not used for the
@@ -175,7 +175,7 @@ class Registrations:
         """Register the implementation for every device type, below autograd and autocast."""
         self._library.impl(self._named(name), function, "CompositeExplicitAutograd")
 
-    def compose(self, name: str, function: Implementation) -> None:
+    def implement_by_ops(self, name: str, function: Implementation) -> None:
         """Register the implementation by other ops, which every transform and trace sees in place of this one."""
         for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap knows how to take apart torch's own alone
             self._library.impl(self._named(name), function, key)
@@ -188,7 +188,7 @@ class Registrations:
         """Register the implementation for tensors without data."""
         torch.library.register_fake(f"{self.namespace}::{self._named(name)}", function, lib=self._library)
 
-    def record(self, name: str, function: Implementation) -> None:
+    def register_autograd(self, name: str, function: Implementation) -> None:
         """Register the implementation that autograd calls: ``function(dispatch key set, *args)``."""
         self._library.impl(self._named(name), function, "Autograd", with_keyset=True)
 
@@ -196,7 +196,9 @@ class Registrations:
         """Send calls directly below autograd: the implementation handles gradients, or there are none."""
         self._library.impl(self._named(name), torch.library.fallthrough_kernel, "Autograd")
 
-    def cast(self, name: str, overload: Overload, cast: Callable[[str, tuple[Any, ...]], tuple[Any, ...]]) -> None:
+    def register_autocast(
+        self, name: str, overload: Overload, cast: Callable[[str, tuple[Any, ...]], tuple[Any, ...]]
+    ) -> None:
         """Under ``torch.autocast`` call ``overload`` with ``cast(device_type, args)``."""
         for device_type, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
             kernel = _autocast_kernel(overload, device_type, getattr(torch._C.DispatchKey, key), cast)

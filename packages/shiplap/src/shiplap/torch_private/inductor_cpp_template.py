@@ -26,8 +26,8 @@ def cpp_choice(
     """Return a choice that renders ``source``.
 
     ``arguments`` holds input buffers by name. ``values`` and ``config`` are variables of the template. The choice has a
-    ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate_size` with values to the last arguments of
-    its kernel.
+    ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate_size` with values to the last arguments
+    of its kernel.
     """
     template = _Template(name, source, dict(arguments), layout, {**values, **config})
     made = CppTemplate.generate(template)

@@ -60,7 +60,7 @@ class ReportedGraph:
     refused: dict[tuple[str, str], str] = field(default_factory=dict)
     code: str = ""
 
-    def named(self) -> list[FusedGroup]:
+    def groups_with_kernel_names(self) -> list[FusedGroup]:
         """Return the groups with the names of their kernels in :attr:`code`, empty where there is none."""
         return [FusedGroup(**{**vars(g), "kernel": name}) for g, name in zip(self.groups, self._kernels(), strict=True)]
 
@@ -78,7 +78,7 @@ class ReportedGraph:
 
 @contextmanager
 def observe_graphs() -> Iterator[list[ReportedGraph]]:
-    """Append one ``ReportedGraph`` to the returned list for each graph compiled within this context. No cache is read."""
+    """Append one ``ReportedGraph`` to the returned list for each graph compiled in this context, without caches."""
     graphs: list[ReportedGraph] = []
     pending: dict[tuple[str, str], str] = {}
 

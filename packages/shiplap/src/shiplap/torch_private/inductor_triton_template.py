@@ -75,8 +75,8 @@ def triton_choice(
 ) -> Any:
     """Return a choice that renders ``source`` for these inputs and this config.
 
-    The choice has a ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate_size` with values to the
-    last arguments of its kernel.
+    The choice has a ``sized``, a function from :func:`shiplap.torch_private.size_ranges.evaluate_size` with values to
+    the last arguments of its kernel.
 
     ``grid(*sizes, config, cdiv=)`` is evaluated on numbers and on expressions. Template names are global to the process
     and asserted unique, so ``name`` must stand for this source.

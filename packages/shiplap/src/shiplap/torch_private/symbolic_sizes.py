@@ -110,7 +110,7 @@ class SizeBindings:
             return bool(mine.is_number and theirs.is_number and math.isclose(mine, theirs, rel_tol=1e-12))
         return bool(mine - theirs == 0)
 
-    def shown(self, pattern: Any) -> str:
+    def format_size(self, pattern: Any) -> str:
         """Return a size of the pattern as a number or symbols of the graph, if it is mapped."""
         return str(_size_to_sympy(pattern).xreplace(self._known))
 

@@ -121,7 +121,7 @@ def tune(
 
 
 def freeze(path: str | os.PathLike[str], ops: Iterable[Op] | None = None) -> list[Choice]:
-    """Write the choices that are valid on this machine (of ``declared_op_list``, by default of all) to ``path``, for :func:`frozen`.
+    """Write the choices that are valid on this machine (of ``ops``, by default of all) to ``path``, for :func:`frozen`.
 
     The choices come from the store and from this process. A choice for another device, library version or version of a
     declared op is left out. Returns the choices that were written. SL602 when the file cannot be written.

@@ -138,7 +138,7 @@ def kernel_candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candi
 
 def declared_default(op: Op, call: Binding, device: str) -> tuple[str, Config]:
     """Return the candidate that runs on a device type without a choice. The tensors of ``call`` may have no values."""
-    for kernel in op.eager(torch.device(device).type):
+    for kernel in op.eager_kernels(torch.device(device).type):
         try:
             serving = kernel.serving(call)
         except Exception:  # supports= may look at values, or at the device

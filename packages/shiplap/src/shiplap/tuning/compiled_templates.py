@@ -12,15 +12,14 @@ from shiplap.declare.template import Template
 from shiplap.dispatch import Op
 
 if TYPE_CHECKING:
-    from shiplap.sampling.recipe import SampleRecipe
     from shiplap.tuning.choice import Choice
-    from shiplap.tuning.selector import SelectionOptions
-    from shiplap.tuning.worker_process import WorkerProcess
 
 ALONE = (("epilogue", ""),)  # the place of a call with nothing around it that could be fused
 
 # Of op, recipe, device, options, the report of progress, and the worker process or None: the choice in compiled code.
-TemplateTuner = Callable[[Op, "Recipe", str, "Options", Callable[[str, int, int], None], "Isolation | None"], "Choice"]
+TemplateTuner = Callable[
+    [Op, "SampleRecipe", str, "SelectionOptions", Callable[[str, int, int], None], "WorkerProcess | None"], "Choice"
+]
 template_tuners: list[TemplateTuner] = []  # the package ``shiplap`` adds the one of ``shiplap.inductor``
 
 
@@ -55,7 +54,8 @@ def describe_unmeasured(op: Op, device: str, compiled: bool | None) -> str:
     if measured_when_compiled(op, device, compiled):
         return ""
     if compiled is False and there_only:
-        return f"{_join_template_names(there_only)}: runs in compiled code alone, and compiled=False measures eager calls alone"
+        names = _join_template_names(there_only)
+        return f"{names}: runs in compiled code alone, and compiled=False measures eager calls alone"
     if not both:
         return ""
     known = "compiled code tries the choice for eager calls first, and compares it with the reference once more"

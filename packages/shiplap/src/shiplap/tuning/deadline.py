@@ -43,7 +43,7 @@ class Deadline:
         self._work.put(None)
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return self.ends - monotonic()
 
     def check(self) -> None:
@@ -56,12 +56,12 @@ class Deadline:
 
         A thread cannot be ended from outside, so the work continues until its next ``check``.
         """
-        if self.left <= 0:
+        if self.seconds_left <= 0:
             raise OutOfTime
         told: SimpleQueue[Any] = SimpleQueue()
         self._work.put((copy_context(), work, told))
         try:
-            result, failure = told.get(timeout=self.left)
+            result, failure = told.get(timeout=self.seconds_left)
         except Empty:
             self.over = True
             # An interpreter that ends while a thread is inside of torch ends the process with an abort.

@@ -112,7 +112,7 @@ def _choose_each(
     choices: list[Choice] = []
     for number, (op, recipe, device, tuner) in enumerate(wanted):
         place = f"{number + 1}/{len(wanted)} {op.spec.name}" + (" in compiled code" if tuner else "")
-        share = EACH if deadline is None else deadline.left / (len(wanted) - number)
+        share = EACH if deadline is None else deadline.seconds_left / (len(wanted) - number)
 
         # Progress reports are frequent, so they are also the places where work that was abandoned ends.
         def report_here(what: str, done: int, total: int, place: str = place) -> None:

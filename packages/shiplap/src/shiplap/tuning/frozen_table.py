@@ -1,4 +1,4 @@
-"""Tables of choices: ``write_frozen_table`` saves the choices of this machine, ``frozen`` installs a table and ends measuring."""
+"""Tables of choices: ``write_frozen_table`` saves this machine's choices, ``frozen`` installs a table."""
 
 from __future__ import annotations
 

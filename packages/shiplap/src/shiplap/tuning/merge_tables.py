@@ -38,7 +38,8 @@ class TableConflict:
 
     def __str__(self) -> str:
         return (
-            f"{self.op}  {self.bucket}  {self.device}: {self.kept} {_show_conflict_time(self.kept_time)} of {self.kept_in} is kept, "
+            f"{self.op}  {self.bucket}  {self.device}: {self.kept} {_show_conflict_time(self.kept_time)} of "
+            f"{self.kept_in} is kept, "
             f"{self.dropped} {_show_conflict_time(self.dropped_time)} of {self.dropped_in} is not"
         )
 

@@ -36,7 +36,7 @@ LIMIT = 1 << 24  # bytes of a table
 
 
 def write_packaged_table(folder: Path, table: Path, ops: Iterable[Op]) -> int:
-    """Write the entries of a frozen table that are for ``declared_op_list`` into ``folder``, and return their number.
+    """Write the entries of a frozen table that are for ``ops`` into ``folder``, and return their number.
 
     Raises:
         CommandError: SL602 for a table that cannot be read.

@@ -70,9 +70,9 @@ class CallRecorder:
                 )
                 self._seen[key] = made
                 self._append([made])
-        self._hold(op)
+        self._stop_native_binding(op)
 
-    def _hold(self, op: OpState) -> None:
+    def _stop_native_binding(self, op: OpState) -> None:
         """Keep the native binding, which calls no Python, from replacing the recorded path of an op."""
         for kernel in (k for kernels in op.kernels.values() for k in kernels):
             form = kernel.native
@@ -136,7 +136,7 @@ def start_recording(path: str | os.PathLike[str]) -> None:
     for op in registry.declared_op_list():
         # A native binding that is already in use would hide its calls from the recorder.
         op.drop_native()
-        _current._hold(op)
+        _current._stop_native_binding(op)
     tuned_choices.observer = _current
     tuned_choices.refresh_active()
 

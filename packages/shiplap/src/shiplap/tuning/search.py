@@ -60,7 +60,7 @@ class _Search:
         self.verified: set[int] = set()
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         return self.ends - monotonic()
 
     def verify(self, indices: Sequence[int]) -> list[int]:
@@ -68,7 +68,7 @@ class _Search:
         right = []
         self.bench.compile(indices)
         for step, index in enumerate(indices):
-            if self.left <= (1 - SHARE) * self.seconds and index > 1:
+            if self.seconds_left <= (1 - SHARE) * self.seconds and index > 1:
                 self.ranking.unseen += 1
                 continue
             self.report(f"verify {candidate_label(self.candidates[index])}", step, len(indices))
@@ -93,7 +93,9 @@ class _Search:
     def race(self, indices: Sequence[int], plan: RacePlan) -> None:
         self.report(f"race {len(indices)} candidates", 0, 1)
         # A race may take twice its time, and preparing the runs comes before it.
-        timings, failed = self.bench.race(indices, replace(plan, seconds=max(0.2, min(plan.seconds, self.left / 3))))
+        timings, failed = self.bench.race(
+            indices, replace(plan, seconds=max(0.2, min(plan.seconds, self.seconds_left / 3)))
+        )
         self.ranking.timings.update(timings)
         for index, why in failed.items():
             self.drop(index, "tune.measure", why)
@@ -148,7 +150,7 @@ def _confirm_winners(work: _Search, plan: RacePlan) -> None:
     while len(ranking.timings) > 1:
         best = min(ranking.timings, key=lambda i: ranking.timings[i].median) if false else ranking.order[0]
         if best in believed or (best == 0 and not believed):
-            if false and work.left > 0:
+            if false and work.seconds_left > 0:
                 false, together = 0, set()
                 _race_trusted_again(work, plan, factors)
                 continue
@@ -239,7 +241,7 @@ def _scale_timing(ranking: Ranking, index: int, factor: float) -> None:
 def _run_short_races(work: _Search, right: list[int], plan: RacePlan) -> list[int]:
     """Run short races, each with the better half of the one before, and return the remaining candidates."""
     rounds = 2
-    while len(right) > WHOLE // 4 and work.left > 0:
+    while len(right) > WHOLE // 4 and work.seconds_left > 0:
         work.race(right, replace(plan, rounds=rounds, least=1, hopeless=2.0))
         ranked = sorted((i for i in right if i in work.ranking.timings), key=lambda i: work.ranking.timings[i].median)
         kept = ranked[: max(2, len(ranked) // 2)]
@@ -282,7 +284,7 @@ def _estimate_by_prior(candidate: Candidate, inputs: Inputs) -> float | None:
 def _race_neighbours(work: _Search, plan: RacePlan) -> bool:
     """Race the best candidate against its unseen neighbours, and return whether one of them was faster."""
     order = work.ranking.order
-    if not order or work.left <= 0:
+    if not order or work.seconds_left <= 0:
         return False
     best = order[0]
     seen = work.verified | work.ranking.dropped

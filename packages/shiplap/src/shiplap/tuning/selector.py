@@ -24,7 +24,7 @@ from shiplap.tuning.measure import RacePlan
 from shiplap.tuning.search import Ranking, Report, search_candidates
 from shiplap.tuning.store import ChoiceStore
 
-BenchMaker = Callable[["Task"], Bench]
+BenchMaker = Callable[["SelectionTask"], Bench]
 
 
 def _report_nothing(what: str, done: int, total: int) -> None:
@@ -36,7 +36,7 @@ class SelectionOptions:
     """The options of a selection.
 
     ``seconds`` is the budget of one bucket, and ``capture`` is ``"auto"``, ``"always"`` or ``"never"`` (CUDA). With
-    ``remeasure`` a stored choice is ignored. ``remember_choice`` writes the choice to the store, and ``install_choice_entries`` uses it in this
+    ``remeasure`` a stored choice is ignored. ``keep`` writes the choice to the store, and ``install`` uses it in this
     process.
     """
 

@@ -121,7 +121,7 @@ class ChoiceStore:
                 if (entry := self._read(path)) is not None:
                     yield entry
 
-    def rubbish(self) -> Iterator[Path]:
+    def half_written_files(self) -> Iterator[Path]:
         """Yield files that a killed process of this machine left half-written. Those of other machines cannot be
         checked.
         """

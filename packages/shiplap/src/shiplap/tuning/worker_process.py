@@ -151,7 +151,7 @@ class WorkerProcess:
             env=environment,
         )
         os.close(handle)
-        self._mark()
+        self._reset_beat()
         self.started += 1
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class WorkerProcess:
                 if stream is not None:
                     stream.close()
 
-    def _mark(self) -> None:
+    def _reset_beat(self) -> None:
         assert self._beat is not None
         BEAT.pack_into(self._beat, 0, -1, time.monotonic())
 
@@ -181,12 +181,12 @@ class WorkerProcess:
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        self._mark()
+        self._reset_beat()
         try:
             process.stdin.write(text.encode() + b"\n")
             process.stdin.flush()
         except BrokenPipeError:
-            raise self._ended() from None
+            raise self._describe_death() from None
         reply = self._reply(process.stdout.fileno())
         if reply.get("fatal"):
             self.stop()
@@ -202,25 +202,25 @@ class WorkerProcess:
         line = bytearray()
         while not line.endswith(b"\n") and len(line) <= REPLY.size:
             while not select.select([pipe], [], [], 0.2)[0]:
-                self._watch()
+                self._check_time_limit()
             part = os.read(pipe, 1 << 16)
             if not part:
-                raise self._ended()
+                raise self._describe_death()
             line += part
         try:
             return convert_reply(safe_io.parse_json(bytes(line), REPLY), dict[str, Any])
         except (ValueError, WorkerDied) as e:
-            index, _ = self._now()
+            index, _ = self._read_beat()
             self.stop()
             raise WorkerDied(index, f"its process answered what is no answer: {e}") from None
 
-    def _now(self) -> tuple[int, float]:
+    def _read_beat(self) -> tuple[int, float]:
         assert self._beat is not None
         index, since = BEAT.unpack_from(self._beat, 0)
         return index, since
 
-    def _watch(self) -> None:
-        index, since = self._now()
+    def _check_time_limit(self) -> None:
+        index, since = self._read_beat()
         # Imports and the reference (index 0) take longer than a kernel.
         limit = self.timeout * (10 if index in (-1, 0) else 1)
         late = time.monotonic() - since
@@ -228,8 +228,8 @@ class WorkerProcess:
             self.stop()
             raise WorkerDied(index, f"no answer for {limit:g} s: it hangs, or is hopelessly slow")
 
-    def _ended(self) -> WorkerDied:
-        index, _ = self._now()
+    def _describe_death(self) -> WorkerDied:
+        index, _ = self._read_beat()
         assert self._process is not None
         code = self._process.wait()
         how = f"ended the process ({signal.Signals(-code).name if code < 0 else f'exit status {code}'})"
@@ -263,7 +263,7 @@ class RemoteBench:
         try:
             return str(self.isolation.ask(self._opening, {}).get("closed", ""))
         except WorkerDied as e:
-            raise self._lost(e) from e
+            raise self._lost_worker_error(e) from e
 
     def compile(self, indices: Sequence[int]) -> int:
         begun = 0
@@ -306,7 +306,7 @@ class RemoteBench:
                     self._beside, self._begun = False, 0
                     continue
                 if e.index not in left:
-                    raise self._lost(e) from e
+                    raise self._lost_worker_error(e) from e
                 failed[e.index] = e.how
                 left.remove(e.index)
                 continue
@@ -336,7 +336,7 @@ class RemoteBench:
             raise error("SL611", where=self.task.op.spec.name, got=reply["closed"], expected="the op, as before")
         return reply
 
-    def _lost(self, e: WorkerDied) -> Exception:
+    def _lost_worker_error(self, e: WorkerDied) -> Exception:
         expected = "a worker that imports the op and draws its inputs"
         return error("SL611", where=self.task.op.spec.name, got=e.how, expected=expected)
 

@@ -232,7 +232,7 @@ def ahead(kernel: LaunchedKernel, op: Any, args: tuple[Any, ...]) -> list[bool]:
     before = [set(d.kernel.device_caches[0][0]) for d in kernel.native.declared]
     variant.compile(call)
     same = []
-    for declared, known, cubin in zip(kernel.native.declared, before, variant.ahead(call, 90), strict=True):
+    for declared, known, cubin in zip(kernel.native.declared, before, variant.compile_for(call, 90), strict=True):
         cache = declared.kernel.device_caches[0][0]
         (new,) = set(cache) - known
         same.append(cache[new].asm["cubin"] == cubin.image)

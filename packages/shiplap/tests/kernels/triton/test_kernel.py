@@ -242,7 +242,7 @@ def test_only_tensors_of_which_every_stride_is_asked_keep_theirs(ns):
         pass
 
     rows.kernel("cuda", sl.triton(kernel, grid="n"))
-    (bound,) = rows.own("cuda")
+    (bound,) = rows.native_kernels("cuda")
     assert bound.native.strided == {"x"}
 
 
@@ -262,10 +262,10 @@ def test_forms_are_compiled_for_a_device_that_is_not_here(ns, tmp_path, monkeypa
         call = op.bind(op.spec.complete(args))
         chosen = kernel.serving(call)
         assert isinstance(chosen, LaunchedKernel)
-        (cubin,) = chosen.ahead(call, 90)
+        (cubin,) = chosen.compile_for(call, 90)
         assert cubin.image[:4] == b"\x7fELF"
         assert cubin.architecture == 90
-        assert chosen.ahead(call, 90)[0] is cubin
+        assert chosen.compile_for(call, 90)[0] is cubin
         assert "image_0[] = {127,69,76,70," in chosen.native.source(packed=True)
         assert "image_0" not in chosen.native.source()
 
@@ -276,7 +276,7 @@ def test_a_deployed_library_carries_them(tmp_path, monkeypatch):
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
     from tests.gpu.launched_ops import momentum_
 
-    (kernel,) = momentum_.own("cuda")
+    (kernel,) = momentum_.native_kernels("cuda")
     call = momentum_.bind((*(torch.randn(100) for _ in range(3)), 0.1, 0.9, 0.0, False))
     (cubin,) = kernel.ahead(call, 90)
     library = deploy([momentum_], tmp_path / "made")
@@ -335,6 +335,6 @@ def test_a_package_carries_what_its_program_launches(ns, tmp_path, monkeypatch):
     monkeypatch.setattr(model, "make_on_demand_library", stopped)
     with pytest.raises(RuntimeError, match="no device"):
         package_model(program, tmp_path / "model.pt2", architectures=[90])
-    cubins = double.own("cuda")[0].native.cubins
+    cubins = double.native_kernels("cuda")[0].native.cubins
     assert len(cubins) == 2, "for multiples of 16, and for other sizes"
-    assert not double.own("cuda")[0].native.missing()
+    assert not double.native_kernels("cuda")[0].native.missing()

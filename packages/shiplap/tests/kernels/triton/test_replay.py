@@ -37,9 +37,9 @@ def compiled(types, function=4096, **facts):
 def test_tensors_numbers_and_scratch_are_told_apart():
     x, out, sums = BroughtTensor(0), BroughtTensor(1), torch.empty(2, 5)
     made = LaunchRecording(0, 2)
-    made.share(sums)
-    made.add(compiled(["*fp32", "*fp32", "i32", "constexpr", "i64"]), [7], [x, sums, 3, 1, 1 << 40])
-    made.add(compiled(["*fp32", "*fp32", "constexpr"], global_scratch_size=128), [2, 3], [sums, out, 2048])
+    made.share_scratch(sums)
+    made.add_launch(compiled(["*fp32", "*fp32", "i32", "constexpr", "i64"]), [7], [x, sums, 3, 1, 1 << 40])
+    made.add_launch(compiled(["*fp32", "*fp32", "constexpr"], global_scratch_size=128), [2, 3], [sums, out, 2048])
     first = [TENSOR, 0, SCRATCH, 0, NUMBER, 3, NUMBER, 1 << 40, NUMBER, 0, NUMBER, 0]
     second = [SCRATCH, 0, TENSOR, 1, SCRATCH, ALIGNMENT, NUMBER, 0]
     assert made.words == [4096, 7, 1, 1, 128, 100, 6, *first, 4096, 2, 3, 1, 128, 100, 4, *second]
@@ -58,7 +58,7 @@ def test_tensors_numbers_and_scratch_are_told_apart():
 )
 def test_what_c_cannot_make_stays_with_python(types, given, why):
     made = LaunchRecording(0, 1)
-    made.add(compiled(types), [1], given)
+    made.add_launch(compiled(types), [1], given)
     assert why in made.unfit
     assert replay.choose_rerun(None, plain := lambda args: args, made, [0], SimpleNamespace(is_cuda=True)) is plain
 
@@ -66,15 +66,15 @@ def test_what_c_cannot_make_stays_with_python(types, given, why):
 @pytest.mark.parametrize("facts", [{"num_ctas": 2}, {"profile_scratch_size": 8}, {"launch_pdl": True}])
 def test_a_launch_of_another_kind_stays_with_python(facts):
     made = LaunchRecording(0, 0)
-    made.add(compiled([], **facts), [1], [])
+    made.add_launch(compiled([], **facts), [1], [])
     assert "it needs" in made.unfit
 
 
 def test_a_closed_recording_holds_no_tensor():
     sums = torch.ones(9)
     made, gone = LaunchRecording(0, 1), weakref.ref(sums)
-    made.share(sums)
-    made.add(compiled(["*fp32", "*fp32"]), [1], [BroughtTensor(0), sums])
+    made.share_scratch(sums)
+    made.add_launch(compiled(["*fp32", "*fp32"]), [1], [BroughtTensor(0), sums])
     made.close()
     del sums
     gc.collect()

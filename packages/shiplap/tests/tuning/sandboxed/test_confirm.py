@@ -126,7 +126,7 @@ def test_a_confirmation_takes_little_of_a_tuning(monkeypatch):
 
         monkeypatch.setattr(JudgedBench, name, during)
     for owner, names in (
-        (confirm, ("reference", "reference64")),
+        (confirm, ("reference_effects", "reference_effects64")),
         (SandboxedProcess, ("ask",)),
         (JudgedBench, ("verify", "race", "confirm", "duel")),
     ):
@@ -139,7 +139,7 @@ def test_a_confirmation_takes_little_of_a_tuning(monkeypatch):
     assert choice.kernel == "parts", choice
     often = counts["confirm"]  # once more where the first one was disturbed
     assert 1 <= often <= 2
-    assert counts["reference"] <= 150 * often, counts
-    assert counts["reference64"] <= 5 * often, counts
+    assert counts["reference_effects"] <= 150 * often, counts
+    assert counts["reference_effects64"] <= 5 * often, counts
     assert counts["ask"] <= 100 * often, counts
     assert spent["confirm"] + spent["duel"] <= 6 * often * (spent["verify"] + spent["race"]), spent

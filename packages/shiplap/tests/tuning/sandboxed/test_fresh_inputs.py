@@ -34,7 +34,7 @@ def values(drawn):
 
 def test_all_of_it_can_be_drawn_ahead_without_the_reference(monkeypatch):
     drawn = drawn_for(n=40, c=8, m=30)
-    drawn.ahead(lambda: False)
+    drawn.draw_ahead(lambda: False)
 
     def build(*_):
         raise AssertionError("something is drawn later")
@@ -55,11 +55,11 @@ def test_it_is_drawn_for_as_long_as_there_is_nothing_else_to_do():
         steps.append(len(drawn._made))
         return len(steps) == AHEAD + 3
 
-    drawn.ahead(over)
+    drawn.draw_ahead(over)
     assert steps[-1] == 3
     assert drawn._made[0] is not drawn._made[1]
     ahead = [case for case in drawn._made if case]
-    everything = [case for chunk in drawn.chunks() for case in chunk]
+    everything = [case for chunk in drawn.batches_of_others() for case in chunk]
     assert all(one is other for one, other in zip(ahead, everything, strict=False))
     assert len(everything) > len(ahead)
 
@@ -67,7 +67,7 @@ def test_it_is_drawn_for_as_long_as_there_is_nothing_else_to_do():
 def test_of_large_values_nothing_is_drawn_ahead():
     """They would lie there while candidates are verified, and take the memory of that."""
     drawn = drawn_for(n=LARGE // 32 + 1, c=8, m=3)
-    drawn.ahead(lambda: False)
+    drawn.draw_ahead(lambda: False)
     assert "fresh" not in vars(drawn)
     assert not drawn._made
 

@@ -146,8 +146,8 @@ def test_one_question_at_a_time_reaches_a_launcher(monkeypatch):
         asked.append(message["n"])
         time.sleep(0.002)
 
-    monkeypatch.setattr("shiplap.sandbox.supervisor.send", send)
-    monkeypatch.setattr("shiplap.sandbox.supervisor.receive", lambda connection: ({"n": asked[-1]}, []))
+    monkeypatch.setattr("shiplap.sandbox.supervisor.send_message", send)
+    monkeypatch.setattr("shiplap.sandbox.supervisor.receive_message", lambda connection: ({"n": asked[-1]}, []))
     wrong = []
 
     def ask(n):

@@ -127,7 +127,7 @@ def _cases_in_between(op: Op, case: SampleCase) -> Iterator[SampleCase]:
     if case.recipe == samples.base:
         scalars = (c for c in samples.scalars() if c.recipe != case.recipe)
         more = [*islice(scalars, 1), *islice(samples.grown(1), 1)]
-        yield from (c for c in more if c.form == case.form and not why_no_backward(op, c))
+        yield from (c for c in more if c.graph_key == case.graph_key and not why_no_backward(op, c))
 
 
 def _observe_other_thread(op: Op, case: SampleCase, names: list[str]) -> Observation:

@@ -54,7 +54,7 @@ def _double_results(results: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 
 def observe_compile(op: Op, case: SampleCase) -> Observation:
-    """Compile one sample for its sizes with aot_eager, and compare. Other sizes are compiled in ``observe_all_sizes``, twice."""
+    """Compile one sample for its sizes with aot_eager, and compare. ``observe_all_sizes`` compiles for others."""
     # A layout or an absent argument is another graph, which the shared compiled function would count as a recompile.
     other_form = case.recipe.layouts or case.recipe.absent or _broadcasts_a_size(op, case)
     if not other_form and case.recipe != Samples(op, case.seed, case.device).base:
@@ -68,7 +68,9 @@ def observe_compile(op: Op, case: SampleCase) -> Observation:
 
 def observe_all_sizes(op: Op, cases: list[SampleCase]) -> Observation:
     """Run all sizes through one compiled function: aot_eager as users call it, inductor with dynamic sizes."""
-    plain = [c for c in cases if not c.recipe.layouts and c.form == cases[0].form and not _broadcasts_a_size(op, c)]
+    plain = [
+        c for c in cases if not c.recipe.layouts and c.graph_key == cases[0].graph_key and not _broadcasts_a_size(op, c)
+    ]
     transposed = [c for c in cases if dict(c.recipe.layouts).get("every") == "transposed"]
     kinds = len({str([guarded_fields(v) for v in c.args if isinstance(v, Opaque)]) for c in plain})
     reports = []

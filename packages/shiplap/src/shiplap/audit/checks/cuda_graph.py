@@ -80,13 +80,13 @@ class _GraphTrial:
         """Call the op and return its results and mutated arguments."""
         return op_effects(self.op, args, call_op(self.op, args))
 
-    def warm(self, case: SampleCase) -> None:
+    def warm_up(self, case: SampleCase) -> None:
         """Call the op a few times, so that plans and caches are made."""
         with on_stream(self.stream):
             for _ in range(WARM):
                 self.run(case.fresh())
 
-    def values(self, case: SampleCase | None = None) -> SampleCase:
+    def with_new_values(self, case: SampleCase | None = None) -> SampleCase:
         """Return a sample of the same sizes with values that were never used before."""
         case, self.drawn = case or self.case, self.drawn + 1
         for attempt in range(8):  # a builder may deviate from the sizes it is asked for
@@ -100,13 +100,13 @@ class _GraphTrial:
         far.
         """
         *_, sample = [None, *Samples(self.op, self.case.seed, self.case.device).grown(steps)]
-        return sample if sample is not None and sample.form == self.case.form else None
+        return sample if sample is not None and sample.graph_key == self.case.graph_key else None
 
-    def differs(self, got: tuple[Tensor, ...], case: SampleCase) -> str:
+    def difference_from_reference(self, got: tuple[Tensor, ...], case: SampleCase) -> str:
         """Return the difference from the reference as text."""
         return against_reference(self.op, case, got).problem
 
-    def replayed(self, recording: GraphRecording, case: SampleCase) -> str:
+    def fault_of_replay(self, recording: GraphRecording, case: SampleCase) -> str:
         """Return the fault of a replay with the values of ``case`` as text."""
         got = recording.replay(case.args)
         pairs = zip(self.op.spec.args, recording.args, case.args, strict=True)
@@ -114,7 +114,7 @@ class _GraphTrial:
         for buffer, value in zip(tensors_among(b for b, _ in kept), tensors_among(v for _, v in kept), strict=True):
             if bitwise_difference([buffer], [value]):
                 return WRITES_PROBLEM
-        return self.differs(got, case)
+        return self.difference_from_reference(got, case)
 
 
 def observe_cuda_graph(op: Op, case: SampleCase) -> Observation:
@@ -158,22 +158,22 @@ def observe_uncapturable(op: Op) -> Observation | None:
 
 def _observe_eager(trial: _GraphTrial) -> Observation:
     """Call the op without a graph: the same buffers with new values, one call after another."""
-    trial.warm(trial.case)
+    trial.warm_up(trial.case)
     args = trial.case.fresh()
     for _ in range(REPLAYS):
-        changed = trial.values()
+        changed = trial.with_new_values()
         with on_stream(trial.stream):
             copy_into_buffers(args, changed.args)
             got = trial.run(args)
-        if problem := trial.differs(got, changed):
+        if problem := trial.difference_from_reference(got, changed):
             return Observation(f"without any graph, with new values in the same buffers: {problem}", fix=BAKED_FIX)
     return Observation()
 
 
 def _observe_side_stream(trial: _GraphTrial) -> Observation:
     """Write the inputs late on the op's own stream: work that was launched on another stream reads old values."""
-    trial.warm(trial.case)
-    changed, args = trial.values(), trial.case.fresh()
+    trial.warm_up(trial.case)
+    changed, args = trial.with_new_values(), trial.case.fresh()
     torch.cuda.synchronize(trial.stream.device)
     # The op's own stream waits for the gate, so that work on any other stream runs ahead of the writes to the inputs.
     gate = delay_stream(trial.second)
@@ -182,7 +182,7 @@ def _observe_side_stream(trial: _GraphTrial) -> Observation:
         copy_into_buffers(args, changed.args)
         got = trial.run(args)
     torch.cuda.synchronize(trial.stream.device)
-    if problem := trial.differs(got, changed):
+    if problem := trial.difference_from_reference(got, changed):
         return Observation(
             f"on a side stream, after writes to the inputs that are still under way on it: {problem}; so part of the "
             "work is launched on another stream",
@@ -207,9 +207,9 @@ def _observe_synchronisation(trial: _GraphTrial) -> Observation:
 def _observe_two_streams(trial: _GraphTrial) -> Observation:
     """Make calls with different values, alternating between two streams that start together."""
     streams = trial.stream, trial.second
-    pair = [trial.values(), trial.values()]
+    pair = [trial.with_new_values(), trial.with_new_values()]
     args = [[c.fresh() for _ in range(ROUNDS)] for c in pair]
-    trial.warm(trial.case)
+    trial.warm_up(trial.case)
     # Both streams start at the same event, so that their calls overlap.
     gate, got = delay_stream(torch.cuda.Stream(trial.stream.device)), []
     for stream in streams:
@@ -219,7 +219,7 @@ def _observe_two_streams(trial: _GraphTrial) -> Observation:
             with torch.cuda.stream(stream):
                 got.append((which, trial.run(args[which][turn])))
     torch.cuda.synchronize(trial.stream.device)
-    problems = [p for which, outs in got if (p := trial.differs(outs, pair[which]))]
+    problems = [p for which, outs in got if (p := trial.difference_from_reference(outs, pair[which]))]
     if problems:
         return Observation(
             f"two streams at once: {len(problems)} of {len(got)} calls are wrong, first {problems[0]}",
@@ -230,7 +230,7 @@ def _observe_two_streams(trial: _GraphTrial) -> Observation:
 
 def _observe_replays(trial: _GraphTrial) -> Observation:
     """Capture after a warm-up, then replay with new values under different conditions of memory."""
-    trial.warm(trial.case)
+    trial.warm_up(trial.case)
     try:
         recording = record_cuda_graph(trial.run, trial.case.args, trial.stream)
     except CaptureError as e:
@@ -265,8 +265,8 @@ def _explain_failed_capture(trial: _GraphTrial, failure: str) -> Observation:
 def _observe_new_values(trial: _GraphTrial, recording: GraphRecording, old: tuple[Tensor, ...]) -> Observation | None:
     """Replay the graph with new values."""
     for turn in range(REPLAYS):
-        changed, canaries = trial.values(), Canaries(trial.stream.device)
-        problem = trial.replayed(recording, changed)
+        changed, canaries = trial.with_new_values(), Canaries(trial.stream.device)
+        problem = trial.fault_of_replay(recording, changed)
         if damaged := canaries.damaged():
             return Observation(_describe_trespass(damaged, f"replay {turn}"), fix=LIFETIME_FIX)
         if problem == WRITES_PROBLEM:
@@ -284,10 +284,10 @@ def _observe_after_larger(trial: _GraphTrial, recording: GraphRecording, _: Any)
     """Replay after a larger call, which may replace a cached buffer: its memory is free for others while the graph
     still uses it.
     """
-    before = [t.clone() for t in recording.replay(trial.values().args)]
+    before = [t.clone() for t in recording.replay(trial.with_new_values().args)]
     larger = trial.grown(LARGER)
     with on_stream(trial.stream):
-        for case in [trial.values(), trial.values(), *([larger] if larger else [])]:
+        for case in [trial.with_new_values(), trial.with_new_values(), *([larger] if larger else [])]:
             trial.run(case.fresh())
     if problem := bitwise_difference(recording.outs, before, "before"):
         return Observation(
@@ -295,8 +295,8 @@ def _observe_after_larger(trial: _GraphTrial, recording: GraphRecording, _: Any)
             fix="allocate the output in every call: keep no output buffer",
         )
     gc.collect()
-    changed, canaries = trial.values(), Canaries(trial.stream.device)
-    problem = trial.replayed(recording, changed)
+    changed, canaries = trial.with_new_values(), Canaries(trial.stream.device)
+    problem = trial.fault_of_replay(recording, changed)
     if damaged := canaries.damaged():
         return Observation(_describe_trespass(damaged, "a replay after a larger call"), fix=LIFETIME_FIX)
     if problem:
@@ -315,14 +315,14 @@ def _describe_trespass(damaged: int, when: str) -> str:
 def _observe_shared_pool(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
     """Capture a second graph in the same pool, and replay both in the order of capture."""
     case = trial.grown(LARGER) or trial.case
-    trial.warm(case)
+    trial.warm_up(case)
     try:
         second = record_cuda_graph(trial.run, case.args, trial.stream, recording.graph.pool())
     except CaptureError as e:
         return Observation(f"a second graph in the same pool cannot be captured: {e}", fix=LIFETIME_FIX)
     for turn in range(REPLAYS):
-        for which, each in (("first", trial.values()), ("second", trial.values(case))):
-            if problem := trial.replayed(recording if which == "first" else second, each):
+        for which, each in (("first", trial.with_new_values()), ("second", trial.with_new_values(case))):
+            if problem := trial.fault_of_replay(recording if which == "first" else second, each):
                 return Observation(
                     f"two graphs share a pool: the {which} is wrong in round {turn}: {problem}", fix=LIFETIME_FIX
                 )
@@ -333,7 +333,7 @@ def _observe_after_release(trial: _GraphTrial, recording: GraphRecording, _: Any
     """Replay when the second graph and all cached memory are gone."""
     gc.collect()
     torch.cuda.empty_cache()
-    if problem := trial.replayed(recording, trial.values()):
+    if problem := trial.fault_of_replay(recording, trial.with_new_values()):
         return Observation(
             f"a replay after another graph was destroyed and caches were emptied: {problem}", fix=LIFETIME_FIX
         )
@@ -352,12 +352,12 @@ def _observe_cold_capture(trial: _GraphTrial) -> Observation:
         return Observation(f"{how}, fails: {e}", fix=PREPARE_FIX)
     with on_stream(trial.stream):
         eager = trial.run(case.fresh())
-    if problem := trial.differs(eager, case):
+    if problem := trial.difference_from_reference(eager, case):
         return Observation(
             f"{how}, leaves state behind that is recorded but not computed: an eager call is then wrong: {problem}",
             fix=PREPARE_FIX,
         )
-    if problem := trial.replayed(recording, trial.values(case)):
+    if problem := trial.fault_of_replay(recording, trial.with_new_values(case)):
         return Observation(f"{how}, is wrong on replay: {problem}", fix=PREPARE_FIX)
     return Observation()
 
@@ -366,7 +366,7 @@ def _observe_cuda_calls(trial: _GraphTrial) -> Observation:
     """Count the calls of the CUDA runtime in a warm call and in a first one. They are evidence only, since each fault
     has a step of its own.
     """
-    trial.warm(trial.case)
+    trial.warm_up(trial.case)
     args, new = trial.case.fresh(), trial.grown(COLD + 1)
     with on_stream(trial.stream):
         notes = [f"a warm call: {count_cuda_calls(lambda: trial.run(args))}"]
@@ -384,7 +384,7 @@ def _observe_other_device(trial: _GraphTrial) -> Observation:
     current = (torch.device(trial.case.device).index or 0) + 1
     with torch.cuda.device(current % count):
         try:
-            problem = trial.differs(trial.run(trial.case.fresh()), trial.case)
+            problem = trial.difference_from_reference(trial.run(trial.case.fresh()), trial.case)
         except RuntimeError as e:
             problem = error_line(e)
     fix = "guard with torch.cuda.device(tensor.device); keep handles by device"

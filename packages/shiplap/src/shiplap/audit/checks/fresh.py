@@ -67,7 +67,7 @@ def _observe_stale_result(op: Op, case: SampleCase, changed: SampleCase) -> Obse
     """Write new contents into the same tensor objects: a result cached by address would be returned again."""
     shapes = [[t.shape for t in tensors_among(c.args)] for c in (case, changed)]
     # The new contents must fit into the old tensors.
-    if op.spec.mutated or case.form != changed.form or shapes[0] != shapes[1]:
+    if op.spec.mutated or case.graph_key != changed.graph_key or shapes[0] != shapes[1]:
         return Observation()
     args = case.fresh()
     if not all(map(has_own_memory, tensors_among(args))):

@@ -107,7 +107,7 @@ class CallFrame:
             self._buffer
         )
 
-    def renew(self, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
+    def point_to(self, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
         """Point to other tensors, which differ from those before in their addresses alone, on the CPU."""
         wide, narrow = self._numbers
         narrow[_THREADS] = max(1, torch.get_num_threads())

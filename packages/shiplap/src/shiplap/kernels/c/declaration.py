@@ -266,7 +266,7 @@ class CKernel(CFunctionKernel):
             except IndexError:
                 frame = CallFrame(tensors, device, given, 0, values, where)
             else:
-                frame.renew(tensors, given)
+                frame.point_to(tensors, given)
             status = function(frame.context, *frame.tensors, *rest)
             if status != SL_OK:
                 raise c_status_error(status, where, frame)

@@ -54,10 +54,10 @@ class OpEntrance(NativeEntrance):
             names[name] = out_variant_schema(op.spec, name), op.variant.execute
         for name, (declared, execute) in names.items():
             python.define(declared)
-            python.implement(name, self._telling(execute))
+            python.implement(name, self._with_error_text(execute))
             python.skip_autograd(name)
 
-    def _telling(self, execute: Callable[..., Result]) -> Callable[..., Result]:
+    def _with_error_text(self, execute: Callable[..., Result]) -> Callable[..., Result]:
         """Return ``execute`` with its errors passed to the native code as text, and to the Python caller as they are.
 
         Torch 2.11 drops the text of an exception on the way from Python to native code.
@@ -75,7 +75,7 @@ class OpEntrance(NativeEntrance):
 
         return run
 
-    def lead(self, device: str, binding: ctypes.CDLL, index: ctypes.c_uint64, kernels: Path) -> str:
+    def lead_calls_to(self, device: str, binding: ctypes.CDLL, index: ctypes.c_uint64, kernels: Path) -> str:
         """Lead calls on ``device`` to this code. Return the reason if that fails, else an empty text."""
         if binding not in self.bindings:
             self.bindings = [*self.bindings, binding]
@@ -173,7 +173,7 @@ def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, bindin
     for index, entry in entries.items():
         entry.form.connect(binding)
         _send_choices(binding, index, *tables[entry.device])  # before the first call
-        refused = entrance.lead(entry.device, binding, ctypes.c_uint64(index), entry.kernels)
+        refused = entrance.lead_calls_to(entry.device, binding, ctypes.c_uint64(index), entry.kernels)
         entry.form.settle(refused)
         if not refused:
             attached.parts[index] = entry
@@ -183,7 +183,7 @@ def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, bindin
     if not attached.parts:
         raise error("SL405", where=op.spec.name, got=why, expected="a registration")
     op.native = attached
-    op.enter()
+    op.install_fast_path()
     attached.update_choices()
     if not all(form_serves_alone(op, entry.form) for entry in attached.parts.values()):  # declared again meanwhile
         op.drop_native()

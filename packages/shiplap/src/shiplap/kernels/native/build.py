@@ -81,7 +81,7 @@ def build_once(root: Path, digest: str, source: str, command: list[str], wait: f
 
 
 def build_detached(root: Path, digest: str, source: str, command: list[str]) -> subprocess.Popen[bytes]:
-    """Start ``build_once`` in a process of its own, which may outlive this one. The process prints the problem, if any."""
+    """Start ``build_once`` in a process of its own, which may outlive this one and prints a problem."""
     with tempfile.TemporaryFile() as order:
         order.write(json.dumps([str(root), digest, source, command]).encode())
         order.seek(0)

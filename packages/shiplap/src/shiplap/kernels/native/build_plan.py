@@ -1,4 +1,4 @@
-"""``LibraryPlan``: the library that binds ops natively. Kernels that share a kernel library share one translation unit."""
+"""``LibraryPlan``: the library that binds ops natively. Kernels of one kernel library share one translation unit."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _sole_native_forms(op: Op) -> dict[str, NativeForm]:
     """Return the C ABI kernel of ``op`` by device type, where it is the only kernel and has no ``supports``."""
     forms: dict[str, NativeForm] = {}
     for device in DEVICES:
-        kernels = op.own(device)
+        kernels = op.native_kernels(device)
         if len(kernels) == 1 and kernels[0].supports is None and kernels[0].native is not None:
             forms[device] = kernels[0].native
     return forms
@@ -173,7 +173,7 @@ def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
 
 def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
     names = kernel_overload_names(op.spec, op.guarded)
-    (kernel,) = op.own(device)
+    (kernel,) = op.native_kernels(device)
     return NativeOp(
         op.spec,
         form.symbol,

@@ -11,7 +11,7 @@ from shiplap.dtypes import number
 
 def choice_rows(op: Op, device: str) -> list[list[int]]:
     """Return a row for each choice: the key, whether Python runs it, and the config."""
-    (kernel,) = op.own(device)
+    (kernel,) = op.native_kernels(device)
     width = len(config_values(kernel.space))
     count = len(lookup_key(op.spec, op.rule))
     if not count:

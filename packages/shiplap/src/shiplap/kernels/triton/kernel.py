@@ -100,9 +100,9 @@ class LaunchedKernel(CFunctionKernel):
 
     def invoke(self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None) -> None:
         if self.native.counting and not self.native.calls and not self.interpreted:
-            self._adopt(call, tensors, scratch)
+            self._attach_prebuilt(call, tensors, scratch)
         if self.native.bindings:
-            self.call_function(self._generated(self.native.bindings[-1]), call, tensors, extents, scratch)
+            self.call_function(self._generated_function(self.native.bindings[-1]), call, tensors, extents, scratch)
             return
         numbers = self._numbers(call, *tensors)
         if self.native.given.errors is not None:
@@ -114,7 +114,7 @@ class LaunchedKernel(CFunctionKernel):
         with torch.cuda.device(call.device):
             self._launch(numbers, scratch)
 
-    def _adopt(self, call: Binding, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
+    def _attach_prebuilt(self, call: Binding, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
         """Attach the generated C++ that came with the package of the op, if it can launch what this call needs."""
         op = registry.find_declared_op(self.spec.name)
         if op is None or prebuilt.find_prebuilt_library(op)[0] is None:
@@ -134,7 +134,7 @@ class LaunchedKernel(CFunctionKernel):
         else:
             native.attach_installed_library(op)
 
-    def _generated(self, binding: ctypes.CDLL) -> Callable[..., int]:
+    def _generated_function(self, binding: ctypes.CDLL) -> Callable[..., int]:
         """Return the function in a binding of the op, with its types."""
         if self._function is None or self._function[0] is not binding:
             self._function = binding, self.typed(binding[self.native.symbol])
@@ -243,7 +243,7 @@ class LaunchedKernel(CFunctionKernel):
         inputs, _ = self._pack(call.args)
         return [*inputs, *(_stand_in_tensor(output, call) for output in self.spec.outputs)]
 
-    def ahead(self, call: Binding, target: int) -> list[Cubin]:
+    def compile_for(self, call: Binding, target: int) -> list[Cubin]:
         """Compile the launches of ``call`` for the architecture ``target`` (90). The tensors may be on any device.
 
         The workspace, if there is one, is taken to be aligned, as PyTorch's allocator aligns it.
@@ -287,7 +287,7 @@ def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: It
         mine = isinstance(chosen, LaunchedKernel) and chosen.name == kernel.name
         asked = {kernel.serving(call), chosen if mine else None, *(k for k in more if k.name == kernel.name)}
         for variant, target in product([v for v in asked if isinstance(v, LaunchedKernel)], targets):
-            variant.ahead(call, target)
+            variant.compile_for(call, target)
 
 
 @cache

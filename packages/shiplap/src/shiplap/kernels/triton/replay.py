@@ -121,15 +121,15 @@ class LaunchRecording:
     parts: list[tuple[Tensor, int]] = field(default_factory=list)
     kept: list[CompiledTritonKernel] = field(default_factory=list)
 
-    def share(self, tensor: Tensor) -> None:
+    def share_scratch(self, tensor: Tensor) -> None:
         """Make ``tensor`` a part of the scratch memory of each call."""
-        self.parts.append((tensor, self._room(tensor.numel() * tensor.itemsize)))
+        self.parts.append((tensor, self._take_scratch(tensor.numel() * tensor.itemsize)))
 
     def close(self) -> None:
         """Release the tensors after the last launch was added."""
         self.parts = []
 
-    def add(self, compiled: CompiledTritonKernel, grid: Sequence[int], given: Sequence[object]) -> None:
+    def add_launch(self, compiled: CompiledTritonKernel, grid: Sequence[int], given: Sequence[object]) -> None:
         """Add a launch of a compiled kernel with these arguments, which include constants."""
         if self.unfit:
             return
@@ -147,7 +147,7 @@ class LaunchRecording:
             raise ValueError(f"it needs {needed}")
         types = compiled.src.signature.values()
         parameters = [self._parameter(t, v) for t, v in zip(types, given, strict=True) if t != "constexpr"]
-        parameters.append((SCRATCH, self._room(memory * prod(grid))) if memory else (NUMBER, 0))
+        parameters.append((SCRATCH, self._take_scratch(memory * prod(grid))) if memory else (NUMBER, 0))
         parameters.append((NUMBER, 0))  # the two are Triton's own memories
         head = [int(compiled.function), *grid, 32 * int(facts.num_warps), int(facts.shared), len(parameters)]
         return [*head, *(number for pair in parameters for number in pair)]
@@ -164,7 +164,7 @@ class LaunchRecording:
             return NUMBER, value
         raise TypeError(f"{value!r} as {type}")
 
-    def _room(self, size: int) -> int:
+    def _take_scratch(self, size: int) -> int:
         at, self.scratch = self.scratch, self.scratch + -(-size // ALIGNMENT) * ALIGNMENT
         return at
 

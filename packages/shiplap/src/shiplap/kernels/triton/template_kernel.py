@@ -126,17 +126,17 @@ class TemplateKernel(Kernel):
         result = replay.BroughtTensor(count)
         if kept.sums is not None:
             target, added = kept.sums
-            made.share(target)
+            made.share_scratch(target)
         numbers, each = itertools.count(), list[object]()
         for tensor, shape, strides in kept.tensors:
             each += [None if tensor is None else replay.BroughtTensor(next(numbers)), shape, strides]
         stored = result if kept.sums is None else target
         given = self._passed[kept.key](kept.grid, stored, target.shape, target.stride(), *each)
         assert kept.compiled is not None
-        made.add(kept.compiled, kept.grid, given)
+        made.add_launch(kept.compiled, kept.grid, given)
         if kept.sums is not None and added is not None:
             total = out.numel()
-            made.add(added, [-(-total // BLOCK)], [target, result, total, target.shape[0], BLOCK])
+            made.add_launch(added, [-(-total // BLOCK)], [target, result, total, target.shape[0], BLOCK])
         made.close()
         return made
 

@@ -21,7 +21,7 @@ from shiplap.kernels.triton.replay import CompiledTritonKernel
 MOST_32BIT_OFFSET = 2**31 - 1  # elements that a 32-bit offset reaches
 Key: TypeAlias = Hashable  # all that a rendering, a launch or a refusal depends on
 Launch: TypeAlias = Callable[
-    ..., "Compiled | None"
+    ..., "CompiledTritonKernel | None"
 ]  # of the grid, then of the output and each tensor: itself, its shape, strides
 
 

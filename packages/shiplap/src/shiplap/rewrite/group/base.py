@@ -1,5 +1,6 @@
-"""``GroupRewrite``, the base of rewrites that replace independent calls of one kind by one call. A subclass defines the calls
-and the merged call.
+"""``GroupRewrite``, the base of rewrites that replace independent calls of one kind by one call.
+
+A subclass defines the calls and the merged call.
 """
 
 from __future__ import annotations
@@ -102,10 +103,10 @@ class GroupRewrite(Rewrite):
         methods = [m for c in type(self).__mro__ for m in vars(c).values() if callable(m) or isinstance(m, property)]
         plain = [m.fget if isinstance(m, property) else m for m in methods]
         parts = [code_digest(*(m for m in plain if m is not None))]
-        parts += [str(v) for v in (self.least, self.most, self.always, MACHINES, MINIMAL_GAIN, self.described())]
+        parts += [str(v) for v in (self.least, self.most, self.always, MACHINES, MINIMAL_GAIN, self.describe_options())]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
-    def described(self) -> str:
+    def describe_options(self) -> str:
         """Return a text of those options of a subclass that decide its effect. It is a part of the digest."""
         return ""
 
@@ -116,23 +117,23 @@ class GroupRewrite(Rewrite):
             if (key := self.key(node)) is not None:
                 families.setdefault(key, []).append(node)
         for family in families.values():
-            yield from self._family(graph, family)
+            yield from self._merge_family(graph, family)
 
-    def _family(self, graph: Graph, calls: list[Node]) -> Iterator[Outcome]:
+    def _merge_family(self, graph: Graph, calls: list[Node]) -> Iterator[Outcome]:
         """Merge the calls of one key, group by group, and yield the outcomes."""
         alone = True
         while len(calls) >= self.least:
             group = independent_calls(graph, calls, self.most)
             if len(group.members) >= self.least:
                 alone = False
-                yield self._merged(graph, group.members)
+                yield self._merge_members(graph, group.members)
             elif alone and group.left is not None and group.because is not None:
                 alone = False  # one of them tells the story of the family
                 yield self._near_miss(group.left, group.because, group.members)
             # The group is sought anew in the changed graph: merging may have made other calls depend on each other.
             calls = [n for n in calls if n not in group.members]
 
-    def _merged(self, graph: Graph, members: list[Node]) -> Outcome:
+    def _merge_members(self, graph: Graph, members: list[Node]) -> Outcome:
         """Merge ``members`` if the model of costs allows it, and return the outcome."""
         machine = machine_of_node(members[0])
         price = self.price(members, machine) if machine else "nothing was measured on this device"
@@ -140,7 +141,7 @@ class GroupRewrite(Rewrite):
         declined = isinstance(price, str) or not price.pays
         if declined and not (self.always or proving.get()):
             reason = f"{len(members)} calls of {operator_name(members[0])}: {price}"
-            return self.miss(members[0], "cost", reason, members)
+            return self.make_near_miss(members[0], "cost", reason, members)
         fn, args = self.merge(members)
         bound = tuple((f"call {i}", describe_node(n)) for i, n in enumerate(members))
         return place_replacement(
@@ -151,13 +152,13 @@ class GroupRewrite(Rewrite):
         """Return the near miss of ``node``, which ``because`` keeps out of the group."""
         if because in members:
             reason = f"{node.name} is computed from {because.name}; only independent calls are merged"
-            return self.miss(node, "argument", reason, members)
+            return self.make_near_miss(node, "argument", reason, members)
         between = f"{members[0].name} and {node.name}"
         obstacle, does = barrier_reason(because) or ("mutation", "")
         reason = f"{because.name} ({operator_name(because)}) {does} between {between}"
-        return self.miss(node, obstacle, reason, members)
+        return self.make_near_miss(node, obstacle, reason, members)
 
-    def miss(self, node: Node, obstacle: Obstacle, reason: str, members: Sequence[Node]) -> NearMiss:
+    def make_near_miss(self, node: Node, obstacle: Obstacle, reason: str, members: Sequence[Node]) -> NearMiss:
         """Return a near miss at ``node`` that counts all of ``members``."""
         count = len(members)
         return NearMiss(self.name, self.level, node.name, source_line(node), obstacle, reason, count, count)

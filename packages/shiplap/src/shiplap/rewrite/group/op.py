@@ -47,10 +47,10 @@ class JoinedCalls(GroupRewrite):
         self.name = f"joined_{op.spec.namespace}_{op.spec.opname}_{dim}"
 
     @property
-    def self_contained(self) -> bool:
+    def code_is_fully_hashed(self) -> bool:
         return False  # the kernels of the op decide as well
 
-    def described(self) -> str:
+    def describe_options(self) -> str:
         return f"{compile_cache_key.op_cache_key(self.op)} {self.batching}"
 
     def key(self, node: Node) -> Hashable | None:
@@ -130,8 +130,9 @@ def _make_joined_call(op: Op, places: Sequence[int | None], out: int) -> Callabl
 
 
 def _make_separate_calls(op: Op, shared: Sequence[Any], own: Sequence[Any]) -> Callable[..., Any]:
-    """Return a function that calls ``op`` ``CALLS_IN_PROOF`` times. Its tensors arrive one by one, since a program takes tensors
-    and scalars only.
+    """Return a function that calls ``op`` ``CALLS_IN_PROOF`` times.
+
+    Its tensors arrive one by one, since a program takes tensors and scalars only.
     """
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:

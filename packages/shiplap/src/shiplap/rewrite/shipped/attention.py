@@ -104,9 +104,11 @@ class AttentionRewrite(Rewrite):
         if tail is not None:
             above.steps.append(ScoreStep("rest", tail.sink, float(tail.kept)))
             below.out, below.nodes = tail.out, [*below.nodes, *tail.nodes]
-        return self._placed(graph, softmax, above, below)
+        return self._place_fused_call(graph, softmax, above, below)
 
-    def _placed(self, graph: Graph, softmax: Node, above: ScoresOfAttention, below: _WeightedValues) -> Outcome:
+    def _place_fused_call(
+        self, graph: Graph, softmax: Node, above: ScoresOfAttention, below: _WeightedValues
+    ) -> Outcome:
         """Put the fused call where ``above`` and ``below`` meet. Raises ``RewriteObstacle`` where it cannot stand."""
         held = _fake_qkv(above, below)
         if reason := _why_qkv_unfit(held):
@@ -160,7 +162,7 @@ def _passes_weights_on(node: Node) -> bool:
 class _WeightedValues:
     """The product with the values: ``out`` is ``weights @ v``, and ``nodes`` lie between the softmax and it.
 
-    The last ``count_dropped_columns`` columns of the weights are left out. ``spelled`` is the notation of an einsum. ``mask`` is true
+    The last ``dropped`` columns of the weights are left out. ``spelled`` is the notation of an einsum. ``mask`` is true
     where the weights were set to 0.
     """
 

@@ -97,9 +97,9 @@ class FoldedNorm(Rewrite):
         )
 
     @property
-    def self_contained(self) -> bool:
+    def code_is_fully_hashed(self) -> bool:
         torchs_own = self.conv is F.conv2d and self.examples is _conv_norm_programs and not self.written_out
-        return torchs_own and super().self_contained  # else the kernels of an op decide as well
+        return torchs_own and super().code_is_fully_hashed  # else the kernels of an op decide as well
 
     @property
     def digest(self) -> str:

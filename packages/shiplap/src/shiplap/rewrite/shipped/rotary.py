@@ -224,7 +224,7 @@ def _rotation_of_part(piece: GraphPart) -> PairRotation | None:
         return None
     # Fixed numbers, so that the same graph is always recognised in the same way.
     rng = torch.Generator().manual_seed(0)
-    for x, sides in piece.drawn(rng):
+    for x, sides in piece.draw_inputs(rng):
         try:
             got = piece.run(x, sides)
             return next((t for t in turns if agree_but_for_rounding(got, t(x, sides))), None)

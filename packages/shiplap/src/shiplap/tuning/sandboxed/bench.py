@@ -131,7 +131,7 @@ class JudgedBench:
             # meanwhile.
             with self._ahead():
                 self.hosts.prepare({REFERENCE: 10.0} | {c.kernel: 1.0 for c in self.candidates[1:]})
-            self.hosts.of(REFERENCE, 10.0)
+            self.hosts.process_for(REFERENCE, 10.0)
         except ProcessUnavailable as e:
             if "LookupError" in str(e):
                 return str(e)
@@ -146,7 +146,7 @@ class JudgedBench:
 
         def draw() -> None:
             with suppress(Exception):  # the next draw raises the same error
-                drawn.ahead(over.is_set)
+                drawn.draw_ahead(over.is_set)
 
         thread = Thread(target=draw, daemon=True)
         thread.start()
@@ -173,7 +173,7 @@ class JudgedBench:
         Index -1 computes nothing, in the process of the reference.
         """
         name = self.candidates[max(index, 0)].kernel
-        witness = self.hosts.of(name, 10.0 if index <= 0 else 1.0)
+        witness = self.hosts.process_for(name, 10.0 if index <= 0 else 1.0)
         return CallBatch(witness, {"index": index, "poison": poison}, sets, blank=index < 0)
 
     def verify(self, index: int) -> VerifyOutcome:
@@ -203,7 +203,7 @@ class JudgedBench:
         """Return the error of a candidate on a case, or "". The reference is compared with nothing."""
         try:
             with self.batch(index, [case.args], POISON[number % len(POISON)]) as batch:
-                batch.go([self.expected(number, case)] if index else None)
+                batch.run_calls([self.expected(number, case)] if index else None)
         except (CandidateError, ProcessUnavailable) as e:
             return self.ended(index, e)
         return ""
@@ -212,7 +212,7 @@ class JudgedBench:
         """Return the evidence of an exception, and end the process if it can no longer be used."""
         self.hosts.doubted = True
         if isinstance(e, CandidateError) and e.check in ("process", "memory", "answer"):
-            self.hosts.end(self.candidates[max(index, 0)].kernel)
+            self.hosts.end_process(self.candidates[max(index, 0)].kernel)
         return str(e)
 
     def expected(self, number: int, case: SampleCase) -> ExpectedEffects:
@@ -236,7 +236,7 @@ class JudgedBench:
             except _Lost as e:
                 failed[e.index] = e.why
                 left.remove(e.index)
-                self.hosts.end(self.candidates[e.index].kernel)
+                self.hosts.end_process(self.candidates[e.index].kernel)
             finally:
                 for batch in batches.values():
                     batch.close()
@@ -252,7 +252,7 @@ class JudgedBench:
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
         with _few_threads(self.inputs):
-            return Confirmation(self, claims, seconds, believed).beliefs()
+            return Confirmation(self, claims, seconds, believed).confirm_claims()
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
         left, failed = list(indices), dict[int, str]()

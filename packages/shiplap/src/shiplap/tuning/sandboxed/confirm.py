@@ -117,7 +117,7 @@ class FreshValueTimes:
                 return lost
         return {index: max(0.0, self._least(index)) for index in self.claims}
 
-    def kindest(self, index: int) -> float:
+    def undisturbed_seconds(self, index: int) -> float:
         """Return the seconds of one call, without the time in which it waited for a processor."""
         return (min(t.quiet for t in self._took[index]) - min(t.wall for t in self._took[-1])) / self._count
 
@@ -142,31 +142,31 @@ class FreshValueTimes:
                 try:
                     batches[index] = stack.enter_context(self.bench.batch(index, known))
                 except (CandidateError, UnsupportedArguments, ProcessUnavailable) as e:
-                    return {index: self._why(index, e)}
+                    return {index: self._describe_failure(index, e)}
             for cases in values:
                 expected = [expected_effects(self.op, case) for case in cases] if any(self.claims) else []
                 for index, batch in batches.items():
                     try:
-                        self._took[index].append(self._go(index, batch, cases, expected))
+                        self._took[index].append(self._time_batch(index, batch, cases, expected))
                     except CandidateError as e:
-                        return {index: self._why(index, e)}
+                        return {index: self._describe_failure(index, e)}
         return {}
 
-    def _why(self, index: int, e: Exception) -> str:
+    def _describe_failure(self, index: int, e: Exception) -> str:
         why = self.bench.ended(index, e)
         return f"{why} ({e.check}) on new values" if isinstance(e, CandidateError) else why
 
-    def _go(
+    def _time_batch(
         self, index: int, batch: CallBatch, cases: list[SampleCase], expected: list[ExpectedEffects]
     ) -> RequestTime:
         prisoner = batch.witness.prisoner
         # Processes that the candidate has started are ended, as they could compute during other candidates' turns.
-        prisoner.sweep()
+        prisoner.end_strays()
         if index >= 0:
             batch.fill([c.args for c in cases])
         prisoner.alone = True
         try:
-            return batch.go(expected if index > 0 else None).took
+            return batch.run_calls(expected if index > 0 else None).took
         finally:
             prisoner.alone = False
 
@@ -198,14 +198,14 @@ class Confirmation:
         self._least: dict[int, float] = {}
         self._kindest: dict[int, float] = {}
 
-    def beliefs(self) -> dict[int, ConfirmedClaim]:
+    def confirm_claims(self) -> dict[int, ConfirmedClaim]:
         """Return the verdict on each candidate: a problem, or its time as a multiple of the reported time."""
         asked = [i for i in self.claims if i and i not in self.believed]
         told = {i: ConfirmedClaim(problem) for i in asked if (problem := self._problem(i))}
         self._time([i for i in self.claims if i not in told], told)
         for index in [i for i, belief in told.items() if i and not belief.problem]:
             try:
-                self.bench.hosts.of(self.bench.candidates[index].kernel).intact()
+                self.bench.hosts.process_for(self.bench.candidates[index].kernel).check_interpreter()
             except (CandidateError, ProcessUnavailable) as e:
                 told[index] = ConfirmedClaim(self._evidence(index, e))
         return told
@@ -217,9 +217,9 @@ class Confirmation:
         drawn, self._drawn = self._drawn, self.bench.drawn()  # of each candidate its own
         looks = _CandidateChecks(self.bench, index, self.claims[index], drawn, self.fresh, monotonic() + self.seconds)
         try:
-            looks.in_place()
-            looks.many()
-            looks.others()
+            looks.check_same_tensors()
+            looks.check_many_calls()
+            looks.check_other_inputs()
         except (UnsupportedArguments, CandidateError, ProcessUnavailable) as e:
             return self._evidence(index, e)
         return ""
@@ -262,7 +262,9 @@ class Confirmation:
             if not lost:
                 for index, seconds in times.items():
                     self._least[index] = min(float(seconds), self._least.get(index, float("inf")))
-                    self._kindest[index] = min(spells.kindest(index), self._kindest.get(index, float("inf")))
+                    self._kindest[index] = min(
+                        spells.undisturbed_seconds(index), self._kindest.get(index, float("inf"))
+                    )
                 break
             told |= {i: ConfirmedClaim(lost.get(i) or lost[-1]) for i in left if i in lost or -1 in lost}
             left = [i for i in left if i not in told]
@@ -285,7 +287,7 @@ class _CandidateChecks:
         self.op, self.inputs, self.drawn, self.fresh = bench.op, bench.inputs, drawn, fresh
         self.fixed = bench.candidates[index].fixed
 
-    def in_place(self) -> None:
+    def check_same_tensors(self) -> None:
         """Make one call on the same tensors again and again, with other values each time. A candidate that caches
         results fails.
 
@@ -300,9 +302,9 @@ class _CandidateChecks:
                 if number == len(cases) - 1:
                     batch.sample(max(MOST, min(LATER, int(PAUSE / self.claimed))))
                 batch.fill([case.args])
-                batch.go([expected_effects(self.op, case)])
+                batch.run_calls([expected_effects(self.op, case)])
 
-    def many(self) -> None:
+    def check_many_calls(self) -> None:
         """Check a candidate after some calls, on the smallest available size.
 
         The first and the last batch have new values. The batches between repeat the first one in another order.
@@ -316,7 +318,7 @@ class _CandidateChecks:
             secrets.SystemRandom().shuffle(pairs)
             try:
                 with self.bench.batch(self.index, [case.args for case, _ in pairs]) as batch:
-                    spell = batch.go([expected for _, expected in pairs])
+                    spell = batch.run_calls([expected for _, expected in pairs])
                     if number == BATCHES - 2:
                         each = max(spell.took.quiet / MOST, 1e-6)
                         batch.sample(max(MOST, min(LATER, int(LONGEST / each))))
@@ -325,18 +327,18 @@ class _CandidateChecks:
             if monotonic() > self.ends:
                 return
 
-    def others(self) -> None:
+    def check_other_inputs(self) -> None:
         """Check sizes near those of the call, and other kinds of values. A candidate may decline them."""
-        for number, cases in enumerate(self.drawn.chunks() if not self.fixed else ()):
+        for number, cases in enumerate(self.drawn.batches_of_others() if not self.fixed else ()):
             if number >= FIRST and monotonic() > self.ends:
                 return
             pairs = []
             for case in cases:
                 with suppress(Exception):  # the reference does not take every number
                     pairs.append((case, expected_effects(self.op, case)))
-            self._look(pairs)
+            self._check_batch(pairs)
 
-    def _look(self, pairs: Sequence[tuple[SampleCase, ExpectedEffects]]) -> None:
+    def _check_batch(self, pairs: Sequence[tuple[SampleCase, ExpectedEffects]]) -> None:
         """Check all pairs in one batch, and then one by one if a candidate declines one or raises, as it may not
         support a size.
         """
@@ -344,7 +346,7 @@ class _CandidateChecks:
             return
         try:
             with self.bench.batch(self.index, [case.args for case, _ in pairs]) as batch:
-                batch.go([expected for _, expected in pairs])
+                batch.run_calls([expected for _, expected in pairs])
                 return
         except UnsupportedArguments:
             pass
@@ -353,4 +355,4 @@ class _CandidateChecks:
                 at = pairs[0] if len(pairs) == 1 else pairs[e.call] if e.call >= 0 else None
                 raise CandidateError(e.check, e.evidence + (f" on {at[0].label}" if at else "")) from None
         for pair in pairs if len(pairs) > 1 else ():
-            self._look([pair])
+            self._check_batch([pair])

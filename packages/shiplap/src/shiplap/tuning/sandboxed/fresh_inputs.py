@@ -48,7 +48,7 @@ class ConfirmationInputs:
         small = self.inputs.small
         return FreshArguments(self.op, small.recipe, "cpu") if small is not None else None
 
-    def ahead(self, over: Callable[[], bool]) -> None:
+    def draw_ahead(self, over: Callable[[], bool]) -> None:
         """Draw the arguments of a confirmation until ``over`` returns True. The rest is drawn when it is needed."""
         if argument_bytes(self.inputs.real[0]) <= LARGE:
             for _ in self._one_by_one():
@@ -68,7 +68,7 @@ class ConfirmationInputs:
                 small.store(1)
                 yield
 
-    def chunks(self) -> Iterator[list[SampleCase]]:
+    def batches_of_others(self) -> Iterator[list[SampleCase]]:
         """Yield a few small sizes and every kind of values, sizes near those of the call, then more small sizes."""
         for recipes in self._recipes:
             made = [self._made.popleft() if self._made else self._samples.make(recipe) for recipe in recipes]
@@ -107,12 +107,12 @@ class ConfirmationInputs:
         """
         recipe, samples = self.inputs.recipe, self._samples
         same: dict[str, Any] = {"dtypes": dict(recipe.dtypes), "absent": recipe.absent, "layouts": dict(recipe.layouts)}
-        near = {v + by for v in (*samples.mined.ints, 16, 64, 128) if 2 < v < SMALL for by in (-1, 0, 1)}
+        near = {v + by for v in (*samples.code_constants.ints, 16, 64, 128) if 2 < v < SMALL for by in (-1, 0, 1)}
         sizes = [*EDGE_SIZES[1:], *near, *(secrets.randbelow(SMALL) for _ in range(8))]
         names = [n for n, kind in free_dims(self.op.spec).items() if kind != "variadic"]
         scalars = dict(recipe.scalars)
         plain = samples.base.but(sizes=given_ones(self.op.spec, recipe), scalars=scalars, **same)
-        named = [v for v in samples.mined.ints if 2 < v < SMALL]
+        named = [v for v in samples.code_constants.ints if 2 < v < SMALL]
         listed: dict[str, SampleRecipe] = {}
         for these, most in ((named, OTHERS // 2), (sizes, OTHERS)):
             recipes = [plain.but(sizes={n: size}) for n in names for size in dict.fromkeys(these)]

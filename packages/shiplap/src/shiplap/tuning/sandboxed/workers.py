@@ -50,7 +50,7 @@ class KernelProcesses:
             witness.prisoner.kill()
         self._running.clear()
 
-    def end(self, kernel: str) -> None:
+    def end_process(self, kernel: str) -> None:
         """End the process of this kernel, if it has one, after an error of the kernel."""
         self.doubted = True
         witness, _ = self._running.pop(kernel, (None, ""))
@@ -80,10 +80,10 @@ class KernelProcesses:
         try:
             step()
         except (ProcessEnded, CandidateError) as e:
-            self.end(kernel)
+            self.end_process(kernel)
             self._failed[kernel] = str(e)
 
-    def of(self, kernel: str, patience: float = 1.0) -> TargetProcess:
+    def process_for(self, kernel: str, patience: float = 1.0) -> TargetProcess:
         """Return the process of this kernel, ready for the task. Raises Unhosted.
 
         ``patience`` is the factor by which one request to the process may take longer than others.
@@ -94,7 +94,7 @@ class KernelProcesses:
             self._start(kernel, patience)
             self._load(kernel)
         except (ProcessEnded, CandidateError) as e:
-            self.end(kernel)
+            self.end_process(kernel)
             raise ProcessUnavailable(str(e)) from None
         return self._running[kernel][0]
 
