@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from shiplap.audit.causes import group_by_cause
 from shiplap.audit.finding import Finding
 from shiplap.cached_property import cached_property
 from shiplap.render.result import ResultWithVerdict, Row
@@ -42,6 +43,11 @@ class Report(ResultWithVerdict):
         return tuple(dict.fromkeys(f.check for f in self.findings if f.verdict == "fail"))
 
     @cached_property
+    def causes(self) -> tuple[tuple[Finding, ...], ...]:
+        """The failed findings in groups of one cause, the most harmful first. The first of a group shows the cause."""
+        return group_by_cause(self.findings)
+
+    @cached_property
     def missing(self) -> tuple[tuple[str, str], ...]:
         """Pairs of a check that did not look at everything, and the reason."""
         ran = {f.check for f in self.findings}
@@ -73,7 +79,7 @@ class Report(ResultWithVerdict):
         reasons: dict[str, list[str]] = {}  # reason -> checks: where the time is over, it is one reason for many
         for check, reason in self.missing:
             reasons.setdefault(reason, []).append(check)
-        why = ", ".join(self.failed) or "; ".join(f"{', '.join(checks)}: {each}" for each, checks in reasons.items())
+        why = _name_causes(self.causes) or "; ".join(f"{', '.join(checks)}: {each}" for each, checks in reasons.items())
         if why:
             return f"{self.subject}: {self.verdict} ({why})"
         few = len(self.required) <= FEW  # the verdict alone would claim more than these checks show
@@ -90,6 +96,16 @@ class Report(ResultWithVerdict):
 
     def __len__(self) -> int:
         return len(self.findings)
+
+
+def _name_causes(causes: Sequence[Sequence[Finding]]) -> str:
+    """Return the checks that show the causes, with the number of others that fail for the same reason."""
+    shown = []
+    for first, *others in causes:
+        more = {f.check for f in others} - {first.check}
+        also = f" and {len(more)} more for another {first.varied}" if more else ""
+        shown.append(f"{first.check}{also}")
+    return ", ".join(dict.fromkeys(shown))
 
 
 def _details(finding: Finding) -> tuple[str, ...]:

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from shiplap.audit.check import AuditSubject, Check
+from shiplap.audit.check import AuditSubject, Check, Observation
 from shiplap.audit.checks import load_check
 from shiplap.audit.checks.process import process_state
+from shiplap.audit.device_turns import device_turn
 from shiplap.audit.examined_inputs import describe_inputs
 from shiplap.audit.finding import Finding
 from shiplap.audit.first_call import make_first_call
@@ -83,19 +84,31 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
             finding = _run_check(load_check(name), subject, plan)
             if finding.verdict == "fail":
                 subject.failed.add(name)
-            cells, subject.ledger = subject.ledger.records(), Ledger()
-            send({"kind": "finding", "finding": dataclasses.asdict(finding), "raised": subject.raised, "cells": cells})
+            send(
+                {
+                    "kind": "finding",
+                    "finding": dataclasses.asdict(finding),
+                    "raised": subject.raised,
+                    "cells": subject.ledger.records(),
+                    "label": subject.failing,
+                }
+            )
+            subject.ledger, subject.failing = Ledger(), ""
 
 
-def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, send: SendSessionEvent) -> None:
-    """Run one sample of one check alone, to find out whether this sample ends the process."""
+def repeat_sample(
+    op: Op, plan: AuditPlan, check: str, label: str, send: SendSessionEvent, *, history: bool = False
+) -> Observation:
+    """Return the observation of one sample of one check, alone or after the samples before it (``history``)."""
     with (
         suppress_warnings(),
         writes_are_audited(),
         _temporary_builder(op, plan.builder),
         limit_launch_time(INTERPRETER_SECONDS),
     ):
-        load_check(check).look(op, sample(op, label, plan.seed, plan.device))
+        if history:
+            return load_check(check).replay_history(op, label, plan.seed, plan.device)
+        return load_check(check).look(op, sample(op, label, plan.seed, plan.device))
 
 
 def _make_subject(op: Op, plan: AuditPlan, send: SendSessionEvent) -> AuditSubject:
@@ -143,7 +156,8 @@ def _check_base_sample(op: Op, samples: Samples, send: SendSessionEvent) -> None
             fix="correct the reference, or exclude the input with requires=(...)",
         ) from e
     try:
-        make_first_call(op, case, process_state)
+        with device_turn(case.device, alone=True):  # it looks at the state of the process
+            make_first_call(op, case, process_state)
     except LibraryError:
         raise
     except Exception:

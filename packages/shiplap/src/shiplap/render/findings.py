@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COSTS = ("subject", "device", "input", "binding", "raw_ns", "eager_ns", "compiled_ns", "captured_ns", "notes")
-FIELDS = ("check", "verdict", "subject", "evidence", "input", "fix", "reproducer")
+FIELDS = ("check", "verdict", "subject", "evidence", "input", "fix", "reproducer", "varied")
 HEADING, NONE = "ns per call, smallest sample", "no op has samples"
 WORDS = (("fail", "failed"), ("incomplete", "incomplete"), ("ok", "ok"), ("skip", "do not apply"))
 
@@ -59,9 +59,11 @@ class FindingFields(Protocol):
     def fix(self) -> str: ...
     @property
     def reproducer(self) -> str: ...
+    @property
+    def varied(self) -> str: ...
 
 
-class Cell(Protocol):
+class CellFields(Protocol):
     """The fields of a cell of a ledger that a page reads."""
 
     @property
@@ -94,7 +96,9 @@ class Report(Protocol):
     @property
     def missing(self) -> Sequence[tuple[str, str]]: ...
     @property
-    def ledger(self) -> Sequence[Cell]: ...
+    def causes(self) -> Sequence[Sequence[FindingFields]]: ...
+    @property
+    def ledger(self) -> Sequence[CellFields]: ...
 
 
 def exit_code(reports: Sequence[Report]) -> int:
@@ -133,9 +137,11 @@ def print_findings(
         for f in group:
             table.add_row(Text(f.check), Text(f.verdict, STYLES[f.verdict][0]), Text(f.evidence))
         console.print(table, "")
-    for f in findings:
-        if f.verdict == "fail":
-            _print_failure(f, console)
+    grouped = {id(f) for report in reports for cause in report.causes for f in cause}
+    causes = [cause for report in reports for cause in report.causes]
+    causes += [(f,) for f in findings if f.verdict == "fail" and id(f) not in grouped]
+    for first, *symptoms in causes:
+        _print_failure(first, console, symptoms)
     console.print(Text(_count_verdicts(findings)))
     for report in reports:
         if report.ledger:
@@ -144,7 +150,7 @@ def print_findings(
         console.print(Text(report.headline, STYLES[report.verdict][0]), soft_wrap=True)
 
 
-def ledger_table(ledger: Sequence[Cell]) -> tuple[list[str], list[tuple[str, list[tuple[str, str]]]]]:
+def ledger_table(ledger: Sequence[CellFields]) -> tuple[list[str], list[tuple[str, list[tuple[str, str]]]]]:
     """Return the obligations, and for each axis a row of marks with the style of each.
 
     A mark is the number of samples, ``-`` for a cell that does not apply, ``?`` for a required cell that nothing looked
@@ -176,13 +182,16 @@ def _print_ledger(report: Report, console: Console) -> None:
     console.print(table, "")
 
 
-def _print_failure(f: FindingFields, console: Console) -> None:
+def _print_failure(f: FindingFields, console: Console, symptoms: Sequence[FindingFields] = ()) -> None:
+    """Print the finding that shows a cause, and the names of others that fail for the same reason."""
     from rich.text import Text
 
     console.print(Text(f"{f.subject}: {f.check}", STYLES["fail"][0]))
     for name in ("evidence", "input", "fix"):
         if value := getattr(f, name):
             console.print(Text(f"  {name:<9}{value}"), soft_wrap=True)
+    for other in symptoms:
+        console.print(Text(f"  {'also':<9}{other.check}: {other.evidence}", "dim"), soft_wrap=True)
     if f.reproducer:  # flush left: it is there to be copied
         console.print("", Text(f.reproducer), sep="\n", soft_wrap=True)
     console.print()

@@ -282,7 +282,8 @@ def varied_axes(case: SampleCase, base: SampleCase) -> tuple[str, ...]:
         "layout": any(not t.is_contiguous() for t in given),
         "offset": any(t.storage_offset() for t in given),
         "alignment": any(t.storage_offset() * t.itemsize % ALIGNED for t in given),
-        "dtype": [t.dtype for t in given] != [t.dtype for t in tensors_among(base.args)] and case.form == base.form,
+        "dtype": [t.dtype for t in given] != [t.dtype for t in tensors_among(base.args)]
+        and case.graph_key == base.graph_key,
         "value": case.recipe.values != base.recipe.values,
         "scalar": any(case.env.get(n) != base.env.get(n) for n in scalars),
         "absence": case.recipe.absent != base.recipe.absent,

@@ -243,13 +243,20 @@ class Samples:
         for arg in self.spec.scalars:
             if arg.name in dict(self.base.sizes):
                 continue
-            for value in tried[arg.name]:
+            usual = dict(self.base.scalars).get(arg.name)
+            made = set[str]()
+            doubled = [2 * usual] if type(usual) is int and usual > 1 and tried[arg.name] else []
+            for value in (*tried[arg.name], *doubled):
+                if value in doubled and made - {str(usual)}:
+                    continue  # a multiple of the usual value is tried where nothing else was admitted
                 direct = self.base.but(scalars={arg.name: value})
                 if self.make(direct) is not None:
+                    made.add(str(value))
                     yield from self._cases([direct])
                     continue
                 scalars = search_sizes(self.spec, fixed_scalars={**dict(self.base.scalars), arg.name: value})
                 if scalars is not None:
+                    made.add(str(value))
                     yield from self._cases([self._recipe(*scalars)])
 
     @cached_property
@@ -400,13 +407,16 @@ class Samples:
 
     def grown(self, count: int) -> Iterator[SampleCase]:
         """Yield ``count`` cases with all dims of at least 2, as large as the declaration admits."""
-        base = dict(self.base.sizes)
+        base, kinds = dict(self.base.sizes), free_dims(self.spec)
         for step in range(1, 4 * count + 1):
             if count == 0:
                 return
             sizes = {n: _larger(v, step * (5 + i)) for i, (n, v) in enumerate(base.items())}
             times = {n: 8 * step * v if type(v) is int else v for n, v in base.items()}
-            for wanted in (sizes, *({n: v} for n, v in sizes.items()), times):
+            # The size of a dim without a name often follows from other sizes, and a builder does not read it.
+            alone = [{n: v} for n, v in sizes.items() if kinds.get(n) != "any"]
+            multiples = [{n: (step + 1) * v} for n, v in base.items() if type(v) is int and kinds.get(n) == "name"]
+            for wanted in (sizes, *alone, times, *multiples, *({n: v} for n, v in sizes.items())):
                 case = next(self._resized(wanted), None)
                 if case is not None and case.recipe.total > self.base.total:
                     count -= 1

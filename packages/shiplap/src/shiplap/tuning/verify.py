@@ -106,7 +106,9 @@ def fits_in_place(first: SampleCase, second: SampleCase) -> bool:
     """Return whether the values of the second sample can be copied into the tensors of the first."""
     before, after = tensors_among(first.args), tensors_among(second.args)
     other = [[v for v in case.args if not isinstance(v, (Tensor, list))] for case in (first, second)]
-    alike = [(t.shape, t.dtype) for t in before] == [(t.shape, t.dtype) for t in after] and first.form == second.form
+    alike = [(t.shape, t.dtype) for t in before] == [
+        (t.shape, t.dtype) for t in after
+    ] and first.graph_key == second.graph_key
     return alike and other[0] == other[1] and not any(elements_overlap(t.shape, t.stride()) for t in before)
 
 

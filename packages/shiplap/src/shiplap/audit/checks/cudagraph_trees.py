@@ -174,6 +174,7 @@ CHECK = Check(
     observe=observe_cudagraph_trees,
     cases=cudagraph_trees_cases,
     obligations=("capture",),
+    alone=True,
     varies=("order of calls",),
     needs=("numerics", "cuda_graph"),
     patience=300.0,
