@@ -25,7 +25,7 @@ from shiplap.sampling.run import (
 from shiplap.sampling.samples import Samples
 
 AUTOCAST_DTYPE = torch.bfloat16
-UNCHANGED_FIX = "compute within torch.autocast(device_type, enabled=False), or declare the rule that holds, such as autocast='float32'"
+UNCHANGED_FIX = "compute within torch.autocast(device_type, enabled=False), or declare the autocast rule that holds"
 
 
 def why_skip_autocast(op: Op) -> str:
@@ -135,8 +135,7 @@ def _observe_unchanged(op: Op, case: SampleCase) -> Observation:
 CHECK = Check(
     "autocast",
     order=170,
-    observes="mixed float32 and bfloat16 inputs give bit for bit what explicitly cast inputs give, or, for autocast=None, "
-    "a call gives what it gives elsewhere",
+    observes="mixed float32 and bfloat16 inputs give the bits of explicitly cast inputs; autocast=None changes none",
     observe=observe_autocast,
     cases=autocast_cases,
     varies=("mode",),
