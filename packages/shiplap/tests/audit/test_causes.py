@@ -27,7 +27,7 @@ def doubled(x: M) -> M:
     return x * 2
 
 
-@doubled.kernel("cpu")
+@doubled.kernel("cpu", strided=True)
 def _(x):
     if not x.numel():
         raise RuntimeError("grid of 0")  # harmless beside the other fault
@@ -49,7 +49,7 @@ def strided(x: M) -> M:
     return x * 2
 
 
-@strided.kernel("cpu")
+@strided.kernel("cpu", strided=True)
 def _(x):
     size = max(1, x.untyped_storage().nbytes() // x.itemsize)
     flat = x.as_strided((size,), (1,), 0) if x.numel() else x.reshape(-1)
@@ -79,12 +79,12 @@ def test_the_most_harmful_cause_comes_first_and_an_empty_tensor_last():
 
 @sl.op("audit_causes::capped")
 def capped(x: Float32[Tensor, "n"], cap: float = 2.0) -> Float32[Tensor, "n"]:
-    return torch.tanh(x / cap) * cap
+    return x / cap
 
 
 @capped.kernel("cpu")
 def _(x, cap):
-    return torch.tanh(x / cap) * cap if cap else torch.zeros_like(x)
+    return x / cap if cap else torch.zeros_like(x)
 
 
 def test_a_scalar_at_which_the_reference_is_not_finite_asks_for_requires():

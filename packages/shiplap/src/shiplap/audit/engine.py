@@ -182,7 +182,7 @@ class _AuditRun:
 
         def work(send: Callable[[dict[str, Any]], None]) -> None:
             send({"kind": "case", "patience": load_check(check).patience})
-            seen = repeat_sample(self.op, self.plan, check, label, send, history=history)
+            seen = repeat_sample(self.op, self.plan, check, label, history=history)
             send({"kind": "problem", "problem": seen.problem})
 
         for event in stream_events(work, self.limits):
@@ -242,7 +242,11 @@ class _AuditRun:
 
     def _ends(self, check: str, label: str) -> bool:
         """Whether a sample alone ends a process."""
-        events = stream_events(lambda send: repeat_sample(self.op, self.plan, check, label, send), RETRY_LIMITS)
+
+        def work(send: Callable[[dict[str, Any]], None]) -> None:
+            repeat_sample(self.op, self.plan, check, label)
+
+        events = stream_events(work, RETRY_LIMITS)
         return any(isinstance(e, ChildDeath) and not e.how.startswith("raised") for e in events)
 
 

@@ -96,9 +96,7 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
             subject.ledger, subject.failing = Ledger(), ""
 
 
-def repeat_sample(
-    op: Op, plan: AuditPlan, check: str, label: str, send: SendSessionEvent, *, history: bool = False
-) -> Observation:
+def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, *, history: bool = False) -> Observation:
     """Return the observation of one sample of one check, alone or after the samples before it (``history``)."""
     with (
         suppress_warnings(),

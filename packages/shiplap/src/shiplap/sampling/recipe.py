@@ -63,7 +63,8 @@ class SampleRecipe:
     @property
     def total(self) -> int:
         """The sum of all sizes, those of variadic dims too."""
-        return sum(v if type(v) is int else sum(v) for _, v in self.sizes if isinstance(v, (int, tuple)))
+        sizes = [v if isinstance(v, tuple) else (v,) for _, v in self.sizes]
+        return sum(n for size in sizes for n in size if type(n) is int)
 
     @property
     def values_key(self) -> str:
