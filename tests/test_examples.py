@@ -130,6 +130,26 @@ def test_c_kernel() -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+def test_source_kernel() -> None:
+    assert "agrees with the reference" in output("source_kernel.py")
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@pytest.mark.long
+def test_the_cuda_source_compiles() -> None:
+    program = (
+        "import runpy\n"
+        "from shiplap.kernels.c.library import source_libraries\n"
+        "op = runpy.run_path('examples/source_kernel.py')['rms_norm']\n"
+        "(kernel,) = op.native_kernels('cuda')\n"
+        "print(source_libraries[kernel.native.library].compile())\n"
+    )
+    done = run("-c", program)
+    assert done.returncode == 0, done.stderr
+    assert "librms_norm_cuda-" in done.stdout
+
+
 def test_adopt_foreign_op() -> None:
     shown = output("adopt_foreign_op.py")
     assert "torch.library.opcheck passes" in shown

@@ -105,7 +105,7 @@ def read_table(path: Path) -> None:
 
 def read_metadata(path: Path) -> None:
     """As ``shiplap backend gen`` does."""
-    _metadata().load(path)
+    _metadata().load_metadata(path)
 
 
 @cache

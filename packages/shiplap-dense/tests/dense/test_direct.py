@@ -242,7 +242,7 @@ def test_kernels_of_the_author_come_first(declare):
     assert names(op) == [("mine", False), ("scale", True)]
     op.kernel("cpu", lambda x: 2 * x, name="newer")
     assert names(op) == [("newer", False), ("mine", False), ("scale", True)]
-    assert [k.name for k in op.own("cpu")] == ["newer", "mine"]
+    assert [k.name for k in op.native_kernels("cpu")] == ["newer", "mine"]
     bind(op)
     assert names(op)[-1] == ("scale", True)
     assert len(names(op)) == 3
@@ -310,7 +310,7 @@ def test_a_template_beside_a_c_kernel_leaves_that_to_native_code(declare):
     op = made()
     kernel = op.kernel("cpu", sl.cabi("no library", "c"))
     bind(op)
-    form = op.own("cpu")[0].native
+    form = op.native_kernels("cpu")[0].native
     assert form.symbol == kernel.symbol
     assert build_plan.form_serves_alone(op, form)
 

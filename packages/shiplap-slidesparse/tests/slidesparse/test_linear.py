@@ -174,8 +174,8 @@ def test_a_stale_form_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "stale" in repr(made)
     packed: list[object] = []
     home = importlib.import_module("shiplap_slidesparse.linear")
-    served = home.multiply
-    monkeypatch.setattr(home, "multiply", lambda *args: (packed.append(args[5]), served(*args))[1])
+    served = home.multiply_fields
+    monkeypatch.setattr(home, "multiply_fields", lambda *args: (packed.append(args[5]), served(*args))[1])
     with pytest.warns(ShiplapNotice, match=r"was packed before its weight was changed, and runs dense: call pack\(\)"):
         changed = made(x)
     assert packed == [None]  # also where tuning chose the packed form

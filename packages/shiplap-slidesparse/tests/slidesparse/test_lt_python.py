@@ -261,8 +261,8 @@ def test_rows_that_begin_anywhere_are_copied_for_the_library(monkeypatch):
     pytest.importorskip("triton")
     linear, seen = importlib.import_module("shiplap_slidesparse.cuda.linear"), []
     monkeypatch.setattr(linear, "_SPARSE", {torch.bfloat16: lambda x, *rest: seen.append(x)})
-    monkeypatch.setattr(linear, "finish", lambda *arguments: None)
-    monkeypatch.setattr(linear, "_lifted", lambda x, pairs: x.clone())
+    monkeypatch.setattr(linear, "finish_product", lambda *arguments: None)
+    monkeypatch.setattr(linear, "_lift_activations", lambda x, pairs: x.clone())
     held = torch.randn(16 * 32 + 8).bfloat16()
     for start in (0, 8, 1):
         x = held[start : start + 16 * 32].view(16, 32)

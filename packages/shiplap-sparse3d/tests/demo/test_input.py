@@ -137,7 +137,7 @@ def test_from_a_scan_to_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(demo, "QUICK", TrainingRecipe(steps=3, levels=2, channels=4))
     monkeypatch.setattr(torch, "compile", lambda net, **_: net)  # test_run.py compiles
     settings = DemoSettings(quick=True, out=tmp_path / "report", audit=False, input=hill(tmp_path, 5000))
-    result = demo.run(settings)
+    result = demo.run_demo(settings)
     assert result.scan == str(tmp_path / "hill.laz")
     assert [rule.name for rule in result.rules] == ["height over cell", "slope"]
     assert result.training_points + result.held_out_points == 5000

@@ -44,9 +44,11 @@ class Ran:
         settings = DemoSettings(quick=True, out=self.folder, audit=False)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(demo, "QUICK", SMALL)
-            patch.setattr(demo, "load", lambda: scan)
+            patch.setattr(demo, "load_shipped_scan", lambda: scan)
             patch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-            self.result: DemoResult = demo.run(settings, lambda stage, done, total, note: self.note(stage, done, total))
+            self.result: DemoResult = demo.run_demo(
+                settings, lambda stage, done, total, note: self.note(stage, done, total)
+            )
         self.after = torch.get_num_threads()
 
     def note(self, stage: str, done: int, total: int) -> None:
@@ -117,12 +119,12 @@ def areas_of(patch: pytest.MonkeyPatch, scan: Scan, split: Tensor | None = None)
         seen.extend(areas)
         raise Stop
 
-    patch.setattr(demo, "load", lambda: scan)
-    patch.setattr(demo, "fit", fit)
+    patch.setattr(demo, "load_shipped_scan", lambda: scan)
+    patch.setattr(demo, "train_network", fit)
     if split is not None:
-        patch.setattr(demo, "split", lambda _: split)
+        patch.setattr(demo, "held_out_mask", lambda _: split)
     with pytest.raises(Stop):
-        demo.run(DemoSettings(quick=True))
+        demo.run_demo(DemoSettings(quick=True))
     return seen
 
 
@@ -172,7 +174,7 @@ def test_an_interrupt_leaves_the_old_report(monkeypatch: pytest.MonkeyPatch, tmp
 
     monkeypatch.setattr(Path, when, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        demo._write({image: b"half", page: b"new"})
+        demo._write_files({image: b"half", page: b"new"})
     assert [p.name for p in tmp_path.iterdir()] == ["demo.html"]
     assert page.read_bytes() == b"old"
 
@@ -180,6 +182,6 @@ def test_an_interrupt_leaves_the_old_report(monkeypatch: pytest.MonkeyPatch, tmp
 def test_files_are_replaced(tmp_path: Path) -> None:
     page = tmp_path / "new" / "demo.html"
     for content in (b"one", b"two"):
-        demo._write({page: content})
+        demo._write_files({page: content})
         assert page.read_bytes() == content
     assert list(page.parent.iterdir()) == [page]

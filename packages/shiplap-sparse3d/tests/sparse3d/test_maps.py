@@ -18,8 +18,8 @@ CASES = ("late_errors", "points", "submanifold", "bricks", "steps", "sorts")
 WRONG = (  # one slip for each case: file, what it says, what it would say
     (
         "lookup_kernels.py",
-        "report(status, code_twice, row, good & (twin != 0))",
-        "report(status, code_twice, row, twin < 0)",
+        "report_row(status, code_twice, row, good & (twin != 0))",
+        "report_row(status, code_twice, row, twin < 0)",
     ),
     ("tables.py", "kernel[{i}] // 2 * dilation", "(kernel[{i}] - 1) // 2 * dilation"),
     ("unique.py", "mask=ends, sem", "mask=begins, sem"),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shiplap.inductor import Explanation, explain
     from shiplap.judge import judge
     from shiplap.kernels.c.declaration import cabi
+    from shiplap.kernels.c.source import source
     from shiplap.kernels.triton.declaration import triton
     from shiplap.rewrite import rewrite, rewrites
 
@@ -50,6 +51,7 @@ __all__ = [
     "op",
     "rewrite",
     "rewrites",
+    "source",
     "triton",
     "tune",
 ]
@@ -67,6 +69,7 @@ _LATE = {
     "judge": "shiplap.judge",
     "rewrite": "shiplap.rewrite",
     "rewrites": "shiplap.rewrite",
+    "source": "shiplap.kernels.c.source",
     "triton": "shiplap.kernels.triton.declaration",
 }
 _late = names(__name__, _LATE)

@@ -28,7 +28,7 @@ def test_good_ops_leave_status_0(run: Any) -> None:
 
 def test_the_command_plans_with_as_many_seconds_as_the_function(run: Any) -> None:
     """The command names the number itself: it loads no audit before it runs one."""
-    assert f"[default: {AUDIT.BUDGET_S}]" in run("audit", "--help").stdout
+    assert f"[default: {AUDIT.DEFAULT_BUDGET_SECONDS}]" in run("audit", "--help").stdout
 
 
 def test_a_failure_leaves_status_1_and_its_fix(process: Any) -> None:
@@ -64,7 +64,7 @@ def test_html(run: Any, tmp_path: Path) -> None:
 
 
 def test_cost_is_measured_on_request(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AUDIT, "cost", card)
+    monkeypatch.setattr(AUDIT, "measure_cost", card)
     assert json.loads(run("audit", OPS, *QUICK, "--json").stdout)["costs"] == []
     costs = json.loads(run("audit", OPS, *QUICK, "--json", "--cost").stdout)["costs"]
     assert [(c["subject"], c["raw_ns"]) for c in costs] == [("cli_targets::scale", 1.0), ("cli_targets::shift", 1.0)]
@@ -159,7 +159,7 @@ def card(op: Any, **keywords: Any) -> Any:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cards at once, and where all checks are asked for a quick one of them."""
-    monkeypatch.setattr(AUDIT, "cost", card)
+    monkeypatch.setattr(AUDIT, "measure_cost", card)
     audit = AUDIT.audit
     monkeypatch.setattr(AUDIT, "audit", lambda op, checks, **rest: audit(op, checks=checks or ["fresh"], **rest))
 

@@ -51,7 +51,7 @@ def call(text: str, tmp_path: Path, *arguments: str) -> ShiplapError:
     """Import ``text`` as a user would and call its first op; the error it must raise."""
     scope: dict[str, Any] = {}
     exec(compile(text, "draft.py", "exec"), scope)
-    drafts = [v for v in scope.values() if type(v).__name__ == "Unfinished"]
+    drafts = [v for v in scope.values() if type(v).__name__ == "UnfinishedOp"]
     assert drafts
     for one in drafts:
         with pytest.raises(ShiplapError) as e:

@@ -82,7 +82,7 @@ def test_json_is_one_value_and_the_program_prints_to_stderr(tmp_path: Path, capf
 
 def test_a_program_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = Diagnosis("program", compiled=1, exit_code=3)  # tests/doctor/test_examine: a program leaves its status
-    monkeypatch.setattr(import_module("shiplap.doctor"), "examine", lambda command, stdout: failed)
+    monkeypatch.setattr(import_module("shiplap.doctor"), "diagnose_command", lambda command, stdout: failed)
     done = run("--", "program")
     assert done.exit_code == 1
     assert "the program ended with exit status 3" in done.stdout

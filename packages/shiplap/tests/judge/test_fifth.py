@@ -52,7 +52,7 @@ def looked_at(witness):
     expected = ExpectedEffects([torch.empty(24, 8)], lambda got: Difference())
     try:
         listed = [witness.ops(args, expected) for _ in range(2)]
-        witness.intact()
+        witness.check_interpreter()
     except CandidateError as e:
         return e.check, []
     return "", listed[-1]

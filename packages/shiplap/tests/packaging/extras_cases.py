@@ -47,7 +47,7 @@ def main() -> None:
     for _ in range(3):
         results["double"].append(torch.equal(package.double(x), x * 2))
     results["native"] = list(package.double.native.devices)
-    (kernel,) = package.triple.own("cuda")
+    (kernel,) = package.triple.native_kernels("cuda")
     for size in (64, 65, 48):
         given = torch.randn(size)
         (out,) = kernel.run(package.triple.bind((given,)))

@@ -178,7 +178,7 @@ def test_both_ops_are_native_from_the_first_call_without_a_compiler(site, home, 
 
 def test_a_cubin_is_known_by_what_the_kernel_does(home, site, declared):
     """Comments do not count; a helper of the kernel, its constants and its options do."""
-    (kernel,) = declared.triple.own("cuda")
+    (kernel,) = declared.triple.native_kernels("cuda")
     form = kernel.native.read(0, kernel_key(kernel, declared.triple, 64))
     rows = prebuilt._read_index_rows(site / "shipped_extras" / FOLDER / prebuilt.FOLDER)
     known = prebuilt.prebuilt_form_digest(declared.triple_kernel, form, 90)
@@ -234,7 +234,7 @@ def kernel_key(kernel, op, size):
 def test_a_damaged_cubin_is_compiled_instead(site, declared, tmp_path, monkeypatch, damage, reason):
     shutil.copytree(site / "shipped_extras", tmp_path / "shipped_extras")
     monkeypatch.setattr(declared.__spec__, "submodule_search_locations", [str(tmp_path / "shipped_extras")])
-    (kernel,) = declared.triple.own("cuda")
+    (kernel,) = declared.triple.native_kernels("cuda")
     asked = kernel_key(kernel, declared.triple, 64), kernel_key(kernel, declared.triple, 65)
     place = tmp_path / "shipped_extras" / FOLDER / prebuilt.FOLDER
     damage(place)

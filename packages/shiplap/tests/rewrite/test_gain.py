@@ -23,7 +23,7 @@ def declined(*sizes: int, device: str = "cuda", kind: str = "add", learned: bool
     with FakeTensorMode():
         held = [torch.empty(8, HEADS, TOKENS, 64, dtype=torch.bfloat16, device=device) for _ in range(3)]
         bias.meta["example_value"] = torch.empty(sizes, dtype=torch.bfloat16, device=device, requires_grad=learned)
-    return gain._declined(
+    return gain._why_no_fused_kernel(
         held, SimpleNamespace(sinks=False, steps=[ScoreStep("scale", None, 0.5), ScoreStep(kind, bias)])
     )
 

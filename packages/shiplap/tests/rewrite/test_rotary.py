@@ -114,9 +114,9 @@ def test_on_a_gpu_it_pays_behind_a_norm_of_each_head() -> None:
     x, cos, sin = given()
     for fn, why in ((normed, ""), (plain, "on a GPU it pays behind a norm of each head alone")):
         graph = capture_graph(fn, [x.transpose(1, 2).contiguous(), cos, sin], "pre-grad", dynamic=False).graph
-        piece, turn = next(f for n in reversed(list(graph.nodes)) if isinstance(f := module._found(n), tuple))
-        assert module._declined_on_cuda(piece, turn) == why
-        assert "neighbours" in module._declined_on_cuda(piece, replace(turn, pairs="neighbours"))
+        piece, turn = next(f for n in reversed(list(graph.nodes)) if isinstance(f := module._find_rotation(n), tuple))
+        assert module._why_not_faster_on_cuda(piece, turn) == why
+        assert "neighbours" in module._why_not_faster_on_cuda(piece, replace(turn, pairs="neighbours"))
 
 
 def test_with_gradients_it_declines_for_a_tensor_that_is_not_transposed() -> None:

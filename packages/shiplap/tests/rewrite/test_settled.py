@@ -142,18 +142,18 @@ def test_a_mask_that_is_too_large_or_too_far_is_not_computed(monkeypatch: pytest
     graph = capture_graph(lambda x: triangle(x), [torch.randn(2, 6, 6)], "pre-grad", dynamic=False).graph
     fill = next(n for n in graph.nodes if "masked_fill" in str(n.target))
     mask = fill.args[1]
-    assert module._hides("fill", mask) == "later"
+    assert module._classify_mask("fill", mask) == "later"
     for name in ("MOST", "FAR"):
         with monkeypatch.context() as within:
             within.setattr(module, name, 1)
-            assert module._hides("fill", mask) == ""
+            assert module._classify_mask("fill", mask) == ""
 
 
 def test_a_mask_that_is_written_to_is_not_computed() -> None:
     graph = capture_graph(written, [torch.randn(2, 6, 6)], "pre-grad", dynamic=False).graph
     zeros = next(n for n in graph.nodes if "zeros" in str(n.target))
     assert any(mutates_argument(n) for n in zeros.users)
-    assert module._hides("add", zeros) == ""
+    assert module._classify_mask("add", zeros) == ""
 
 
 @pytest.mark.parametrize("target", [operator.and_, operator.or_, operator.not_])

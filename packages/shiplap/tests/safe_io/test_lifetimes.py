@@ -306,9 +306,9 @@ def audited(event, args):  # subprocess has made its pipes, and closed none of t
 sys.addaudithook(audited)
 signal.alarm(120)
 if {how == "built"}:
-    said = build.build(root, "abc", "source", ["false"])
+    said = build.build_once(root, "abc", "source", ["false"])
 else:
-    child = build.detached(root, "abc", "source", ["false"])
+    child = build.build_detached(root, "abc", "source", ["false"])
     said = child.stdout.read().decode()
 for each in forkers:
     each.join()

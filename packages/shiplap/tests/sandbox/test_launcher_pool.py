@@ -196,7 +196,7 @@ def test_a_process_does_not_reach_the_launcher_that_will_serve_the_next(keeper, 
     order |= {"seed": 1, "compile": False, "init": arena.pack([]), "state": arena.pack({})}
     launcher = keeper.take()
     prisoner, other = launcher.start([str(tmp_path)]), launcher.start()
-    reply, _ = prisoner.ask(order, arena.write())
+    reply, _ = prisoner.request_reply(order, arena.write())
     assert reply == {"ok": True}, reply
     prisoner.kill()
     other.kill()

@@ -110,7 +110,7 @@ def first(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 
 torch.compile(lambda x: first(x) + 1, fullgraph=True, backend="eager")(torch.ones(3))
 from shiplap.dispatch import compile_cache_key as digest
-lowers = [part for part in digest._parts if part.__module__ == "shiplap.inductor.install"]
+lowers = [part for part in digest._key_parts if part.__module__ == "shiplap.inductor.install"]
 assert lowers, "keys do not know how an op is lowered"
 """
 

@@ -65,15 +65,15 @@ PROGRAM = """
 import os, subprocess, sys
 import torch, triton
 from kernel import add_one
-from shiplap.kernels.triton.specialize import Form, compile_form
+from shiplap.kernels.triton.specialize import SpecializedForm, compile_form
 
 torch.version.cuda, torch.__file__ = "13.0", sys.argv[1]
 found = []
 triton.knobs.compilation.listener = lambda *, cache_hit, **more: found.append(bool(cache_hit))
 if sys.argv[2] == "a graph":
     from shiplap.torch_private import cache_reuse
-    cache_reuse.prepare()
-compile_form(add_one, Form({"x": "*fp32", "n": "i32"}, {}, {(0,): [["tt.divisibility", 16]]}, {}), 0, (), 90)
+    cache_reuse.prepare_cache_keys()
+compile_form(add_one, SpecializedForm({"x": "*fp32", "n": "i32"}, {}, {(0,): [["tt.divisibility", 16]]}, {}), 0, (), 90)
 print(found)
 """
 

@@ -127,3 +127,23 @@ def test_an_unlisted_torch_takes_the_public_path_and_says_so(tmp_path: Path) -> 
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "SHIPLAP_CACHE_DIR": str(tmp_path)}
     done = python("-c", UNLISTED, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+OBJECT = """
+import shiplap as sl
+from jaxtyping import Float
+from torch import Tensor
+
+class Gain(sl.Opaque, fields="value"):
+    value = 3.0
+
+@sl.op("unlisted::scale")
+def scale(x: Float[Tensor, "n"], gain: Gain) -> Float[Tensor, "n"]:
+    return x * gain.value
+"""
+
+
+def test_an_import_and_a_declaration_use_no_deprecated_name_of_torch() -> None:
+    """Torch logs these at every import: since 2.14 the module of opaque objects and two functions of it."""
+    done = python("-W", "error", "-c", OBJECT)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -197,11 +197,8 @@ def _(x, w, *, out):
 def _(x, w, *, out):
     from shiplap.sampling import compare
     from shiplap.tuning import verify
-    from shiplap.tuning.sandboxed import bench
 
-    bench.compare_within_tolerance = verify.compare_within_tolerance = compare.compare_within_tolerance = (
-        lambda *args, **options: compare.Difference()
-    )
+    verify.compare_within_tolerance = compare.compare_within_tolerance = lambda *args, **options: compare.Difference()
     torch.allclose = torch.equal = lambda *args, **options: True
 
 

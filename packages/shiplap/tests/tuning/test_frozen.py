@@ -186,7 +186,7 @@ from shiplap.dispatch.python_kernel import PythonKernel
 from shiplap.tuning import measure
 from shiplap_testing.forked import python
 from tests.tuning import ops
-before = digest.key_of(ops.mm)
+before = digest.op_cache_key(ops.mm)
 assert not choices.frozen, "read at import"
 a, b = torch.randn(16, 512), torch.randn(512, 16)
 seen = []
@@ -196,7 +196,7 @@ eager = ops.mm(a, b)
 compiled = torch.compile(lambda a, b: ops.mm(a, b) + 0, fullgraph=True, backend="aot_eager")(a, b)
 torch.testing.assert_close(eager, compiled)
 torch.testing.assert_close(eager, a @ b, rtol=1e-3, atol=1e-3)
-print(set(seen), measure.benchmarks, digest.key_of(ops.mm) != before)
+print(set(seen), measure.benchmarks, digest.op_cache_key(ops.mm) != before)
 """
     done = program(code, SHIPLAP_TUNED=str(tuned), SHIPLAP_CACHE_DIR=str(tmp_path / "elsewhere"))
     assert done.returncode == 0, done.stderr

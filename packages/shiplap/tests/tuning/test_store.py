@@ -132,7 +132,7 @@ def test_killed_writers_lose_nothing_that_was_reported_written(store, times):
     assert len(reported) >= times // 2
     assert all(valid(store, n) is not None for n in reported)
     assert not [e for e in store.entries() if e.problem], "a kill leaves no half entry under an entry's name"
-    left = list(store.rubbish())
+    left = list(store.half_written_files())
     assert set(left) == set(store.root.rglob("*.tmp"))
     assert all(store.remove(path) for path in left)
     assert all(store.put(key(n), value(n)) for n in range(3))
@@ -184,7 +184,7 @@ def test_clocks_do_not_matter(store):
     store.put(key(1), value(1, writer=2))
     os.utime(store.path(key(1)), (0, 0))
     assert store.get(key(1))["writer"] == 2
-    assert not list(store.rubbish())
+    assert not list(store.half_written_files())
 
 
 def test_a_read_only_directory_is_said_and_serves_what_it_has():
@@ -278,7 +278,7 @@ def test_only_what_dead_processes_of_this_machine_left_is_rubbish(store):
     }
     for name in names:
         (folder / name).write_text("half")
-    assert {p.name for p in store.rubbish()} == {name for name, is_rubbish in names.items() if is_rubbish}
+    assert {p.name for p in store.half_written_files()} == {name for name, is_rubbish in names.items() if is_rubbish}
 
 
 def test_names_of_ops_stay_inside_the_store(tmp_path):

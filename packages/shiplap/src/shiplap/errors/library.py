@@ -78,5 +78,29 @@ register(
             ),
             "pass tensors that the kernel takes, under torch.no_grad() where it writes to them",
         ),
+        (
+            "SL420",
+            "the sources of the kernel are not compiled",
+            "A kernel of sl.source is compiled on request, so that no call waits for a compiler.",
+            "call op.build() in Python, or run 'shiplap build TARGET' in a shell",
+        ),
+        (
+            "SL421",
+            "the sources of the kernel cannot be compiled",
+            "The compiler's message has the file and the line. Each source follows the header of the declaration.",
+            "correct the source at the line that the compiler names",
+        ),
+        (
+            "SL422",
+            "the CUDA architecture is unknown",
+            "nvcc compiles for the architectures that it knows, which are named by their compute capability.",
+            'pass architectures=[...] with the compute capabilities of your GPUs, such as "90a"',
+        ),
+        (
+            "SL423",
+            "there is no compiler for the sources of the kernel",
+            "C and C++ need a C++ compiler, CUDA C++ needs nvcc. A package that was built elsewhere needs neither.",
+            "install a C++ compiler, or set CXX",
+        ),
     ],
 )

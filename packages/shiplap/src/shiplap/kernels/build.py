@@ -7,8 +7,25 @@ from pathlib import Path
 import torch
 
 from shiplap.dispatch import Op
+from shiplap.errors import ShiplapError
+from shiplap.kernels.c.library import source_libraries
 from shiplap.kernels.native import binding
 from shiplap.kernels.triton import replay
+
+
+def compile_sources(op: Op) -> None:
+    """Compile the libraries of the ``sl.source`` kernels of ``op``.
+
+    Sources in CUDA C++ are left out on a machine that has neither a GPU nor nvcc, if the op has other kernels.
+    """
+    forms = {d: [k.native for k in kernels if k.native is not None] for d, kernels in op.kernels.items()}
+    for device, natives in forms.items():
+        for library in [source_libraries[form.library] for form in natives if form.library in source_libraries]:
+            try:
+                library.compile()
+            except ShiplapError as e:
+                if e.id != "SL423" or device != "cuda" or torch.cuda.is_available() or len(op.kernels) < 2:
+                    raise
 
 
 def build_op(op: Op) -> Path | None:
@@ -17,8 +34,10 @@ def build_op(op: Op) -> Path | None:
     Returns the library of the native binding, or None for an op with Triton templates alone.
 
     Raises:
-        LibraryError: SL404 for kernels that Python has to serve, SL405 or SL406 when a library cannot be built.
+        LibraryError: SL404 for kernels that Python has to serve, SL405 or SL406 when a library cannot be built,
+            SL421 to SL423 when the sources of a kernel cannot be compiled.
     """
+    compile_sources(op)
     has_templates = any(k.template is not None for k in op.kernels.get("cuda", ())) and torch.cuda.is_available()
     if has_templates and replay.is_replay_wanted():
         replay.build_replay_library(op)

@@ -13,7 +13,8 @@ from shiplap.declare.native_interface import NativeForm
 from shiplap.dispatch import Op, registry
 from shiplap.dispatch.package_folder import FOLDER
 from shiplap.errors import ShiplapError, error
-from shiplap.kernels.c.library import load_symbol, locate_library
+from shiplap.kernels.build import compile_sources
+from shiplap.kernels.c.library import load_symbol, locate_library, source_libraries
 from shiplap.kernels.native import binding
 from shiplap.kernels.native import prebuilt as installed
 from shiplap.kernels.native.build import LIBRARY, SEAL
@@ -147,11 +148,17 @@ def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtr
     # A namespace package may have several roots, of which one is inside the unpacked wheel.
     root = next(r for p in sys.modules[package].__path__ if (r := Path(p).resolve()).is_relative_to(within.resolve()))
     libraries = sorted(
-        {_path_in_package(op, form, root) for op in ops for form in _native_forms(op) if not form.generated}
+        {
+            _path_in_package(op, form, root)
+            for op in ops
+            for form in _native_forms(op)
+            if not form.generated and form.library not in source_libraries
+        }
     )
     folder = root / FOLDER
     # An earlier run may have left bindings of ops that are no longer declared.
     shutil.rmtree(folder, ignore_errors=True)
+    libraries += sorted(_copy_compiled_sources(ops, folder, root))
     plans: dict[str, LibraryPlan] = {}
     bound, left_out = [], []
     for op in ops:
@@ -212,6 +219,22 @@ def _path_in_package(op: Op, form: NativeForm, root: Path) -> str:
     locate_library(path)
     load_symbol(form)
     return str(path.relative_to(root))
+
+
+def _copy_compiled_sources(ops: Sequence[Op], folder: Path, root: Path) -> set[str]:
+    """Compile the sources of the kernels of ``ops`` and copy the libraries. Return their paths in the package."""
+    copied = set()
+    for op in ops:
+        compile_sources(op)
+        for form in _native_forms(op):
+            if form.library in source_libraries:
+                built = locate_library(form.library)
+                place = folder / built.parent.name
+                place.mkdir(parents=True, exist_ok=True)
+                for name in (LIBRARY, SEAL, built.name):
+                    shutil.copyfile(built.with_name(name), place / name)
+                copied.add(str((place / built.name).relative_to(root)))
+    return copied
 
 
 def _copy_binding(plan: LibraryPlan, folder: Path) -> None:

@@ -63,7 +63,7 @@ class Rewrite(ABC):
         """Change ``graph`` in place where the rewrite matches and is faster. Yields a value per place and per near
         miss.
 
-        The caller lints and recompiles. New nodes get their meta from ``shiplap.rewrite.graph.insert``.
+        The caller lints and recompiles. New nodes get their meta from ``shiplap.rewrite.graph.place_replacement``.
         """
 
     @abstractmethod

@@ -212,13 +212,16 @@ class DirectCall(Generic[P, R]):
         raise NotImplementedError
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: Tensor | tuple[Tensor, ...] | None
+        if is_dynamo_compiling():
+            # It traces each line of ours, at every call of an op. Since 2.14, it also traces the handlers of an error
+            # that a fake raises: `explain` would hide that error behind whatever cannot be traced in it.
+            result = self.traced(args, kwargs)
+            return result  # type: ignore[return-value] # it is what the declaration says
         try:
             # is_plain_call and is_recorded_call without their frames, and unpacking keywords that are rarely there. A
             # declaration in another thread may change the attributes at any time: each is read once.
-            result: Tensor | tuple[Tensor, ...] | None
-            if is_dynamo_compiling():  # it traces each line of ours, at every call of an op
-                result = self.traced(args, kwargs)
-            elif (
+            if (
                 kwargs
                 or compiler._is_compiling_flag
                 or (

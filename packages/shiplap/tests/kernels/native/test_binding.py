@@ -515,7 +515,7 @@ import importlib.util, pathlib, sys
 spec = importlib.util.spec_from_file_location("build", sys.argv[1])
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-print(module.build(pathlib.Path(sys.argv[2]), "abc", sys.argv[3], sys.argv[4:]))
+print(module.build_once(pathlib.Path(sys.argv[2]), "abc", sys.argv[3], sys.argv[4:]))
 """
 
 

@@ -122,7 +122,7 @@ def compiled(name: str, source: str, compiler: str, *flags: str) -> Path:
 
 def generated(op: Any, workspace: str | None = None, *flags: str) -> tuple[LaunchedKernel, ctypes.CDLL]:
     """The C function of the op's kernel, alone in a library and connected with Triton's compiler."""
-    (kernel,) = op.own("cuda")
+    (kernel,) = op.native_kernels("cuda")
     text = f'#include "shiplap/triton.h"\n{kernel.native.source()}'
     path = compiled(op.spec.opname, text, "c++", "-std=c++20", "-fwrapv", "-fvisibility=hidden", *flags)
     library = ctypes.CDLL(str(path))

@@ -196,7 +196,7 @@ def test_a_program_in_a_module_of_its_own_is_imported_when_it_is_needed(copy, tm
     (folder / "steps.py").write_text(LATE)
     monkeypatch.syspath_prepend(tmp_path)
     copy.kernel("cuda", late_launches("late_programs.steps", "COPY"))
-    (kernel,) = copy.own("cuda")
+    (kernel,) = copy.native_kernels("cuda")
     assert copy.identity
     if not torch.cuda.is_available():
         assert bindable_entries(copy) == [], "a binding that is built here has no need of it"
@@ -206,7 +206,7 @@ def test_a_program_in_a_module_of_its_own_is_imported_when_it_is_needed(copy, tm
     assert "late_programs.steps" in sys.modules
     copy.kernel("cuda", late_launches("late_programs.absent", "COPY"))
     with fails("SL619", "late_programs.absent.COPY", "ModuleNotFoundError"):
-        copy.own("cuda")[0].native.source()
+        copy.native_kernels("cuda")[0].native.source()
 
 
 LATE = """
@@ -258,7 +258,7 @@ def test_forms_are_compiled_for_a_device_that_is_not_here(ns, tmp_path, monkeypa
         ops.momentum_: (torch.randn(100), torch.randn(100), torch.randn(100), 0.1),
     }
     for op, args in calls.items():
-        (kernel,) = op.own("cuda")
+        (kernel,) = op.native_kernels("cuda")
         call = op.bind(op.spec.complete(args))
         chosen = kernel.serving(call)
         assert isinstance(chosen, LaunchedKernel)
@@ -278,7 +278,7 @@ def test_a_deployed_library_carries_them(tmp_path, monkeypatch):
 
     (kernel,) = momentum_.native_kernels("cuda")
     call = momentum_.bind((*(torch.randn(100) for _ in range(3)), 0.1, 0.9, 0.0, False))
-    (cubin,) = kernel.ahead(call, 90)
+    (cubin,) = kernel.compile_for(call, 90)
     library = deploy([momentum_], tmp_path / "made")
     assert [path.name for path in (tmp_path / "made").iterdir()] == [DEPLOYED_LIBRARY_NAME]
     assert cubin.image in library.read_bytes()
@@ -292,7 +292,7 @@ def test_an_op_without_a_cubin_is_not_deployed(copy, tmp_path):
     with fails("SL620", copy.spec.name, "no cubin", "compile_ahead"):
         deploy([copy], tmp_path / "made")
     compile_ahead(copy, [(torch.randn(32),), (torch.randn(33),)], (90,))
-    (kernel,) = copy.own("cuda")
+    (kernel,) = copy.native_kernels("cuda")
     assert len(kernel.native.cubins) == 2, "a multiple of 16, and a number that is none"
     with fails("SL620", got="no sl.triton kernel for CUDA"):
         compile_ahead(declared_without(copy), [(torch.randn(32),)], (90,))

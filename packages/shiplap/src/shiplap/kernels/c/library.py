@@ -6,7 +6,7 @@ import ctypes
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from shiplap.declare.code_files import file_digest
 from shiplap.declare.native_interface import NativeForm
@@ -14,9 +14,24 @@ from shiplap.errors import ShiplapError, error
 from shiplap.settings import settings
 
 
+class CompiledLibrary(Protocol):
+    """A library that Shiplap compiles from sources."""
+
+    def locate(self) -> Path:
+        """Return the file. Raise SL420 while it is not compiled."""
+
+    def compile(self) -> Path:
+        """Compile the library unless it is there, and return the file."""
+
+
+source_libraries: dict[Path, CompiledLibrary] = {}  # by the path that the kernel form names
+
+
 def locate_library(path: str | os.PathLike[str]) -> Path:
     """The file to load: ``SHIPLAP_LIBRARY_PATH`` first, then ``path`` itself. SL401 when neither is there."""
     wanted = Path(path)
+    if (compiled := source_libraries.get(wanted)) is not None:
+        return compiled.locate()
     candidates = [Path(settings().library_path) / wanted.name] if settings().library_path else []
     candidates.append(wanted)
     for candidate in candidates:

@@ -21,13 +21,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from io import FileIO
 from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
 LIBRARY, SEAL, SOURCE = "binding.so", "seal", "binding.cpp"
+SOURCE_FOLDER = "@SOURCES@"  # in a command: the folder of the sources, which does not exist when the command is made
 MOST_LIBRARY_BYTES = 1 << 28  # bytes of a library
 LOCK_WAIT_S = 300.0  # seconds that a builder waits for another one of the same digest
 
@@ -59,10 +60,18 @@ def _open_regular_file(path: Path, flags: int) -> int:
     return handle
 
 
-def build_once(root: Path, digest: str, source: str, command: list[str], wait: float = LOCK_WAIT_S) -> str:
+def build_once(
+    root: Path,
+    digest: str,
+    source: str,
+    command: list[str],
+    files: Mapping[str, str] | None = None,
+    wait: float = LOCK_WAIT_S,
+) -> str:
     """Build ``<root>/<digest>`` unless it exists. Return the problem, or an empty text.
 
-    ``command`` is the compiler call without source and output. The lock of another builder of the digest is waited for
+    ``command`` is the compiler call without source and output. ``files`` are written beside the source, in the folder
+    that ``SOURCE_FOLDER`` stands for in the command. The lock of another builder of the digest is waited for
     at most ``wait`` seconds.
     """
     try:
@@ -73,6 +82,8 @@ def build_once(root: Path, digest: str, source: str, command: list[str], wait: f
                 shutil.rmtree(left, ignore_errors=True)
             scratch = Path(tempfile.mkdtemp(prefix=f".{digest}-", dir=root))
             try:
+                for name, text in (files or {}).items():
+                    (scratch / name).write_text(text)
                 return _compile_source(scratch, digest, source, command) or _publish_folder(scratch, root / digest)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
@@ -154,7 +165,8 @@ def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
 def _compile_source(scratch: Path, digest: str, source: str, command: list[str]) -> str:
     (scratch / SOURCE).write_text(source)
     tools = list(takewhile(lambda word: not word.startswith("-"), command))  # two for "ccache g++"
-    call = [*tools, "-o", str(scratch / LIBRARY), str(scratch / SOURCE), *command[len(tools) :]]
+    rest = [word.replace(SOURCE_FOLDER, str(scratch)) for word in command[len(tools) :]]
+    call = [*tools, "-o", str(scratch / LIBRARY), str(scratch / SOURCE), *rest]
     try:
         status, output = _run_compiler(call)
     except OSError as e:

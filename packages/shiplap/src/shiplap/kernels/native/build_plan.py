@@ -101,7 +101,7 @@ def library_cache_folder(op: Op) -> Path:
 
 def compiler_command(op: Op) -> tuple[str, ...]:
     """Return the C++ compiler with the arguments that ``CXX`` gives it (``ccache g++``). Raise SL405 without one."""
-    programs, flags = _requested_compiler()
+    programs, flags = requested_compiler()
     paths = [shutil.which(program) for program in programs]
     if not paths or None in paths:
         wanted = os.environ.get("CXX", "").strip() or "c++"
@@ -111,10 +111,10 @@ def compiler_command(op: Op) -> tuple[str, ...]:
 
 def extra_compiler_flags() -> list[str]:
     """Return the flags in ``CXX`` behind the compiler. A library's digest covers them like Shiplap's own flags."""
-    return _requested_compiler()[1]
+    return requested_compiler()[1]
 
 
-def _requested_compiler() -> tuple[list[str], list[str]]:
+def requested_compiler() -> tuple[list[str], list[str]]:
     """Return the programs that ``CXX`` names, at most two, and the flags behind them."""
     wanted = os.environ.get("CXX", "").strip() or "c++"
     if shutil.which(wanted) is not None:  # a path may have blanks

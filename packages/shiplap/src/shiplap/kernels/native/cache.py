@@ -25,7 +25,7 @@ _loaded_libraries: dict[Path, ctypes.CDLL] = {}
 
 def cache_folder(op: str) -> Path:
     """Return the folder of compiled bindings, made if missing. Raise SL406 if other users could write there."""
-    root = _cache_root()
+    root = cache_root()
     try:
         os.close(safe_io.open_folder(root.parent, safe_io.OWN, create=True))
         os.close(safe_io.open_folder(root, safe_io.OWN, create=True))
@@ -34,7 +34,7 @@ def cache_folder(op: str) -> Path:
     return root
 
 
-def _cache_root() -> Path:
+def cache_root() -> Path:
     return Path(settings().cache_dir).absolute() / "native"
 
 
@@ -72,7 +72,7 @@ def load_library(place: Path, op: str, rule: safe_io.OwnershipRule = safe_io.COD
     except OSError as e:
         os.close(handle)
         raise error("SL405", where=str(path), got=str(e), expected="a library that the loader accepts") from None
-    if place.parent == _cache_root():
+    if place.parent == cache_root():
         with contextlib.suppress(OSError):
             os.utime(place)  # used now: others are evicted before it
     _loaded_libraries[path] = library

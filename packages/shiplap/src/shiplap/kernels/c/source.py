@@ -1,0 +1,186 @@
+"""``sl.source(files, symbol)``: a C, C++ or CUDA C++ function as a kernel, compiled with the declaration's header.
+
+The library is named by the content of the sources, of the headers that they include and of the flags, so an edited
+source is another kernel for the caches of torch. It is compiled by ``op.build()``, ``shiplap build`` and
+``shiplap package``, never by a call.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from shiplap.declare.code_parts import AnyValue
+from shiplap.declare.kernel import Implementation, KernelTerms, read_strided
+from shiplap.declare.spec import OpSpec
+from shiplap.errors import error
+from shiplap.kernels.c.declaration import CAbiImplementation, CKernel, cabi
+from shiplap.kernels.c.header import header_text
+from shiplap.kernels.c.library import source_libraries
+from shiplap.kernels.native.source_library import SourceLibrary, SourceText, source_texts
+
+Language = Literal["c", "c++", "cuda"]
+SUFFIX_LANGUAGES: dict[str, Language] = {
+    ".c": "c",
+    ".cc": "c++",
+    ".cpp": "c++",
+    ".cxx": "c++",
+    ".cu": "cuda",
+}
+ARCHITECTURE = re.compile(r"(?:sm_|compute_)?(\d{2,3}[af]?)")
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """The options of ``sl.source`` that a compiler gets."""
+
+    flags: tuple[str, ...]
+    include_dirs: tuple[Path, ...]
+    libraries: tuple[str, ...]
+    architectures: tuple[str, ...]
+
+
+class SourceImplementation(Implementation):
+    """A kernel in source form, not yet bound to a declaration."""
+
+    native_configs = True
+
+    def __init__(self, texts: Sequence[SourceText], request: CompileRequest, function: CAbiImplementation) -> None:
+        self.texts, self.request, self.function = tuple(texts), request, function
+
+    @property
+    def name(self) -> str:
+        return self.function.symbol
+
+    def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
+        """The function, and the sources by their content."""
+        yield from self.function.code_parts()
+        yield f"source {self.request}", None
+        for text in self.texts:
+            yield f"{text.language} {text.name}\n{text.content}", None
+
+    def bind(self, spec: OpSpec, terms: KernelTerms) -> CKernel:
+        """Return the kernel for ``spec``. Nothing is compiled and no library is opened."""
+        symbol = self.function.symbol
+        read_strided(spec, f"sl.source(..., {symbol!r})", self.function.strided)
+        configs = {symbol: terms.space.names} if terms.space is not None else None
+        header = header_text({symbol: spec}, symbol, configs)
+        request = self.request
+        library = SourceLibrary(
+            spec.name,
+            symbol,
+            header,
+            self.texts,
+            request.flags,
+            request.include_dirs,
+            request.libraries,
+            request.architectures,
+        )
+        source_libraries[library.path] = library
+        bound = CAbiImplementation(library.path, symbol, self.function.strided, self.function.align)
+        return CKernel(spec, terms, bound)
+
+
+def source(
+    files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
+    symbol: str = "",
+    *,
+    code: str = "",
+    language: Language | None = None,
+    flags: Iterable[str] = (),
+    include_dirs: Iterable[str | os.PathLike[str]] = (),
+    libraries: Iterable[str] = (),
+    architectures: Iterable[str | int] = (),
+    strided: Iterable[str] = (),
+    align: int = 1,
+) -> SourceImplementation:
+    """A kernel that Shiplap compiles from C, C++ or CUDA C++. Pass the result to ``op.kernel(device, ...)``.
+
+    Each source is compiled with the header of the declaration in front, so it defines the function of that prototype
+    without an include. ``op.build()``, ``shiplap build`` and ``shiplap package`` compile; a call does not.
+
+    Args:
+        files: the source files (``.c``, ``.cc``, ``.cpp``, ``.cxx``, ``.cu``), relative to the calling file.
+        symbol: the C function, with the prototype that ``shiplap header`` prints.
+        code: a source as a string, beside or in place of ``files``.
+        language: the language of ``code``: ``"c"``, ``"c++"`` or ``"cuda"``.
+        flags: options for the compiler, behind Shiplap's own: ``-O3``, and ``-std=c++20`` (``-std=c++17`` for CUDA).
+        include_dirs: folders of headers, relative to the calling file. A change of a header is another library.
+        libraries: libraries to link, such as ``"cublas"``.
+        architectures: of CUDA, such as ``"90a"``. By default those of the GPUs that this machine has, else all major
+            ones that nvcc knows.
+        strided, align: as for ``sl.cabi``.
+
+    Raises:
+        LibraryError: SL401 for a missing file, SL402 for a symbol that C does not know, SL404 for a wrong alignment or
+            a source without a language, SL422 for an architecture that is none. At a call, SL420 while the library is
+            not built. ``op.build()`` raises SL421 with the compiler's message, SL423 without a compiler.
+    """
+    base = Path(sys._getframe(1).f_code.co_filename).resolve().parent  # of the file that calls
+    paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+    where = f"sl.source(..., {symbol!r})"
+    function = cabi("source", symbol, strided=strided, align=align)
+    texts = [_read_source(base / path, where) for path in paths]
+    if code:
+        if language is None or language not in get_args(Language):
+            raise error(
+                "SL404",
+                what="a source has no language",
+                where=where,
+                got=f"language={language!r}",
+                expected=" or ".join(map(repr, get_args(Language))),
+                fix='pass language="c", "c++" or "cuda" beside code=',
+            )
+        texts.append(SourceText(f"code of {symbol}", language, code))
+    if not texts:
+        raise error(
+            "SL404",
+            what="a source is empty",
+            where=where,
+            got="neither files nor code",
+            expected="at least one source",
+            fix="pass the path of a source file, or code= with language=",
+        )
+    request = CompileRequest(
+        tuple(flags),
+        tuple([(base / folder).resolve() for folder in include_dirs]),
+        tuple(libraries),
+        tuple([_read_architecture(a, where) for a in architectures]),
+    )
+    return SourceImplementation(source_texts(texts, request.include_dirs), request, function)
+
+
+def _read_source(path: Path, where: str) -> SourceText:
+    language = SUFFIX_LANGUAGES.get(path.suffix)
+    if language is None:
+        raise error(
+            "SL404",
+            what="the language of a source file is unknown",
+            where=where,
+            got=path.name,
+            expected=f"a file that ends in {', '.join(SUFFIX_LANGUAGES)}",
+            fix="rename the file, or pass its text as code= with language=",
+        )
+    try:
+        return SourceText(path.name, language, path.read_text(), path.resolve())
+    except OSError as e:
+        raise error(
+            "SL401",
+            what="a source file cannot be read",
+            where=where,
+            got=f"{path}: {e.strerror}",
+            expected="a source file, relative to the file that calls sl.source",
+            fix="correct the path",
+        ) from None
+
+
+def _read_architecture(value: str | int, where: str) -> str:
+    match = ARCHITECTURE.fullmatch(str(value))
+    if match is None:
+        raise error("SL422", where=where, got=repr(value), expected='a compute capability such as "80" or "90a"')
+    return match[1]

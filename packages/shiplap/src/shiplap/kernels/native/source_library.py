@@ -1,0 +1,226 @@
+"""The library of one ``sl.source`` kernel: its digest, its place in the cache, and the command that compiles it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from shiplap import safe_io
+from shiplap.dispatch import registry
+from shiplap.dispatch.package_folder import package_folders
+from shiplap.errors import ShiplapError, error
+from shiplap.kernels.native.build import LIBRARY, SOURCE_FOLDER, build_once
+from shiplap.kernels.native.build_digest import INCLUDE, library_name_digest
+from shiplap.kernels.native.build_plan import requested_compiler
+from shiplap.kernels.native.cache import cache_folder, cache_root, evict_artefacts, is_library_present
+
+HEADER = "declaration.h"
+INCLUDES = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^">\n]+)[">]', re.MULTILINE)
+MOST_HEADERS = 2000
+HOST_FLAGS = ("-O3", "-fPIC", "-shared", "-fvisibility=hidden")
+STANDARD = {"c": (), "c++": ("-std=c++20",), "cuda": ("-std=c++17",)}
+SUFFIX = {"c": ".c", "c++": ".cpp", "cuda": ".cu"}
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """One source or header: its name in messages, its language (empty for a header), its text and where it lies."""
+
+    name: str
+    language: str
+    content: str
+    path: Path | None = None
+
+
+def source_texts(sources: Iterable[SourceText], include_dirs: Sequence[Path]) -> list[SourceText]:
+    """Return the sources and every header of the author's that they include, each once.
+
+    Headers of the compiler and of the system are left out: they are not in the folders of the sources or in
+    ``include_dirs``. Conditions are not evaluated, so a header that is included on another platform counts too.
+    """
+    found, queue = list(sources), list(sources)
+    seen = {text.path for text in found}
+    while queue and len(found) < MOST_HEADERS:
+        text = queue.pop()
+        folders = ([text.path.parent] if text.path is not None else []) + list(include_dirs)
+        for name in INCLUDES.findall(text.content):
+            path = next((p.resolve() for folder in folders if (p := folder / name).is_file()), None)
+            if path is not None and path not in seen:
+                seen.add(path)
+                header = SourceText(name, "", path.read_text(errors="replace"), path)
+                found.append(header)
+                queue.append(header)
+    return found
+
+
+def link_named(path: Path) -> None:
+    """Give the checked library ``binding.so`` beside ``path`` that name too, unless it has it."""
+    built = path.with_name(LIBRARY)
+    for _ in range(2):
+        try:
+            os.link(built, path)
+        except FileExistsError:
+            if path.samefile(built) or path.read_bytes() == built.read_bytes():  # an unpacked wheel has no links
+                return
+            path.unlink()
+        else:
+            return
+
+
+@dataclass(frozen=True)
+class SourceLibrary:
+    """A kernel library that is compiled from the author's sources and the header of one declaration.
+
+    Attributes:
+        op: the qualified name of the op. ``symbol``: the function. ``header``: its prototype and signature, in C.
+        texts: sources and the headers that they include.
+        flags, include_dirs, libraries, architectures: as ``sl.source`` has them.
+    """
+
+    op: str
+    symbol: str
+    header: str
+    texts: tuple[SourceText, ...]
+    flags: tuple[str, ...]
+    include_dirs: tuple[Path, ...]
+    libraries: tuple[str, ...]
+    architectures: tuple[str, ...]
+
+    @property
+    def path(self) -> Path:
+        """The library in the cache, which need not exist."""
+        return cache_root() / self.digest / self.file_name
+
+    @property
+    def file_name(self) -> str:
+        """A name that no other kernel library has, since a deployed folder holds several."""
+        return f"lib{self.symbol}-{self.digest[:12]}.so"
+
+    @cached_property
+    def digest(self) -> str:
+        """The name of the library: of all texts, the header, the flags and the machine type."""
+        texts = [f"{t.language} {t.name}\n{t.content}" for t in self.texts]
+        options = (*self.flags, *self.libraries, *self.architectures)
+        return library_name_digest("\0".join([self.header, *texts]), options, "source")
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether nvcc has to compile it."""
+        return any(text.language == "cuda" for text in self.texts)
+
+    def locate(self) -> Path:
+        """Return the library: that of the package of the op, or that in the cache. Raise SL420 if neither is there."""
+        op = registry.find_declared_op(self.op)
+        rules = dict.fromkeys(package_folders(op) if op is not None else (), safe_io.NAMED)
+        for folder, rule in (rules | {cache_root(): safe_io.CODE}).items():
+            path = folder / self.digest / self.file_name
+            if is_library_present(path.parent, self.op, rule):
+                link_named(path)
+                return path
+        module = op.reference.__module__ if op is not None else "TARGET"
+        target = op.file if op is not None and module == "__main__" else module
+        raise error(
+            "SL420",
+            where=f"{self.op}, kernel {self.symbol}",
+            got="its sources are not compiled",
+            expected=f"the library of {', '.join(t.name for t in self.texts if t.language)}",
+            fix=f"call op.build() in Python, or run 'shiplap build {target}' in a shell",
+        )
+
+    def compile(self) -> Path:
+        """Compile the library, unless it is there, and return it. Raises SL421, SL422 or SL423."""
+        try:
+            return self.locate()
+        except ShiplapError as e:
+            if e.id != "SL420":
+                raise
+        root = cache_folder(self.op)
+        command = self._compile_command()
+        problem = build_once(root, self.digest, self._unit(), command, self._files())
+        if problem:
+            raise self._compiler_error(problem)
+        evict_artefacts(root)
+        return self.locate()
+
+    def _unit(self) -> str:
+        """Return the source that has the signature of the prototype, by which the library is accepted."""
+        return f'#include "{HEADER}"\nextern "C" {{\nSL_SIGNATURES\n}}\n'
+
+    def _files(self) -> dict[str, str]:
+        """Return what the compiler finds in the folder of the build: the header, and sources given as strings."""
+        files = {HEADER: self.header}
+        for text in self.texts:
+            if text.path is None:
+                files[f"code{SUFFIX[text.language]}"] = f'#line 1 "{text.name}"\n{text.content}'
+        return files
+
+    def _compile_command(self) -> list[str]:
+        include = [f"-I{INCLUDE}", *(f"-I{folder}" for folder in self.include_dirs)]
+        link = [f"-l{name}" for name in self.libraries]
+        # The first source of the command is the unit with the signatures, which both languages accept.
+        sources: list[str] = []
+        for text in self.texts:
+            if not text.language:
+                continue
+            path = str(text.path) if text.path is not None else f"{SOURCE_FOLDER}/code{SUFFIX[text.language]}"
+            sources += [path] if self.is_cuda or text.language == "c++" else ["-x", "c", path, "-x", "none"]
+        if not self.is_cuda:
+            standard = STANDARD["c++"] if any(t.language == "c++" for t in self.texts) else ()
+            command = [*self._host_compiler(), *HOST_FLAGS, *standard, "-include", f"{SOURCE_FOLDER}/{HEADER}"]
+            return [*command, *include, *self.flags, *sources, *link]
+        host = [word for flag in HOST_FLAGS[1:] if flag != "-shared" for word in ("-Xcompiler", flag)]
+        command = [str(self._find_nvcc()), "-O3", "-shared", *host, *STANDARD["cuda"], *self._architecture_flags()]
+        return [*command, "-include", f"{SOURCE_FOLDER}/{HEADER}", *include, *self.flags, *sources, *link]
+
+    def _architecture_flags(self) -> list[str]:
+        names = list(self.architectures)
+        if not names and torch.cuda.is_available():
+            found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+            names = [f"{major}{minor}" for major, minor in sorted(found)]
+        return [f"-gencode=arch=compute_{n},code=sm_{n}" for n in names] or ["-arch=all-major"]
+
+    def _host_compiler(self) -> list[str]:
+        programs, flags = requested_compiler()
+        paths = [shutil.which(program) for program in programs]
+        if not paths or None in paths:
+            got = f"no {' '.join(programs) or 'c++'} on the PATH"
+            raise error("SL423", where=self.op, got=got, expected="a C++ compiler")
+        return [*map(str, paths), *flags]
+
+    def _find_nvcc(self) -> Path:
+        named = os.environ.get("CUDACXX", "")
+        folders = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
+        places = [named, shutil.which("nvcc") or "", *(f"{folder}/bin/nvcc" for folder in folders if folder)]
+        for place in places:
+            if place and (found := shutil.which(place)):
+                return Path(found)
+        raise error(
+            "SL423",
+            where=self.op,
+            got="no nvcc: CUDACXX, the PATH, CUDA_HOME and /usr/local/cuda were searched",
+            expected="nvcc, the compiler of CUDA C++",
+            fix="install the CUDA toolkit, or set CUDACXX to the path of nvcc",
+        )
+
+    def _compiler_error(self, problem: str) -> ShiplapError:
+        where, names = f"{self.op}, kernel {self.symbol}", ", ".join(t.name for t in self.texts if t.language)
+        unsupported = re.search(r"nsupported gpu architecture '?([\w-]+)'?", problem)
+        if unsupported is not None:
+            return error("SL422", where=where, got=unsupported[1], expected="an architecture that this nvcc knows")
+        missing = re.search(r"fatal error: ([^:\n]+): No such file", problem)
+        if missing is not None:
+            return error(
+                "SL421",
+                where=where,
+                got=problem,
+                expected=f"the header {missing[1].strip()}",
+                fix=f"pass the folder of {missing[1].strip()} in include_dirs=",
+            )
+        return error("SL421", where=where, got=problem, expected=f"{names} without an error of the compiler")

@@ -1,0 +1,217 @@
+"""``sl.source``: kernels in C, C++ and CUDA C++ that are compiled with the header of their declaration."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.errors import ShiplapError
+from shiplap.kernels.build import build_op
+from shiplap.kernels.c.library import source_libraries
+
+pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+
+C = """
+int scale(const sl_context* ctx, const DLTensor* x, DLTensor* out, double a) {
+  const float* p = x->data;
+  float* q = out->data;
+  for (int64_t i = 0; i < x->shape[0]; i++) q[i] = (float)(a * p[i]);
+  return SL_OK;
+}
+"""
+CPP = """
+#include "factor.h"
+
+int scale(const sl_context* ctx, const DLTensor* x, DLTensor* out, double a) {
+  multiply(static_cast<const float*>(x->data), static_cast<float*>(out->data), x->shape[0], a * FACTOR);
+  return SL_OK;
+}
+"""
+PART = """
+#include "factor.h"
+
+void multiply(const float* p, float* q, int64_t n, double a) {
+  for (int64_t i = 0; i < n; i++) q[i] = static_cast<float>(a * p[i]);
+}
+"""
+FACTOR = "#pragma once\n#include <cstdint>\n#define FACTOR {}\nvoid multiply(const float*, float*, int64_t, double);\n"
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def declare(ns: str, implementation: Any, device: str = "cpu") -> Any:
+    @sl.op(f"{ns}::scale")
+    def scale(x: Float32[Tensor, "n"], a: float = 2.0) -> Float32[Tensor, "n"]:
+        return x * a
+
+    scale.kernel(device, implementation)
+    return scale
+
+
+def two_files(folder: Path, factor: int = 1) -> Any:
+    (folder / "include").mkdir(exist_ok=True)
+    (folder / "include" / "factor.h").write_text(FACTOR.format(factor))
+    (folder / "scale.cpp").write_text(CPP)
+    (folder / "part.cpp").write_text(PART)
+    return sl.source([folder / "scale.cpp", folder / "part.cpp"], "scale", include_dirs=[folder / "include"])
+
+
+def refused(id: str, function: Any, *args: Any) -> ShiplapError:
+    with pytest.raises(ShiplapError) as caught:
+        function(*args)
+    assert caught.value.id == id, caught.value
+    return caught.value
+
+
+def test_a_string_in_c_is_native_once_it_is_built(ns: str) -> None:
+    op = declare(ns, sl.source(symbol="scale", code=C, language="c"))
+    unbuilt = refused("SL420", op, torch.ones(3))
+    assert "op.build()" in str(unbuilt)
+    op.build()
+    for n in (0, 1, 1000):
+        x = torch.randn(n)
+        torch.testing.assert_close(op(x, 3.0), x * 3.0)
+    assert op.native is not None
+    compiled = torch.compile(lambda x: op(x, 3.0) + 1, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), x * 3.0 + 1)
+
+
+def test_a_library_of_two_files_and_a_header(ns: str, tmp_path: Path) -> None:
+    op = declare(ns, two_files(tmp_path))
+    op.build()
+    x = torch.randn(9)
+    torch.testing.assert_close(op(x), x * 2)
+
+
+def test_an_edited_header_is_another_library(ns: str, tmp_path: Path) -> None:
+    declare(ns, two_files(tmp_path)).build()
+    edited = declare(ns, two_files(tmp_path, factor=5))
+    refused("SL420", edited, torch.ones(2))
+    edited.build()
+    torch.testing.assert_close(edited(torch.ones(2)), torch.full((2,), 10.0))
+
+
+def test_paths_are_relative_to_the_file_that_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_files(tmp_path)
+    program = compile(
+        'made = sl.source("scale.cpp", "scale", include_dirs=["include"])', str(tmp_path / "p.py"), "exec"
+    )
+    names: dict[str, Any] = {"sl": sl}
+    exec(program, names)
+    assert [text.path for text in names["made"].texts] == [tmp_path / "scale.cpp", tmp_path / "include" / "factor.h"]
+
+
+def test_the_compilers_message_names_the_line(ns: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.cpp").write_text("\n\nint scale( {\n")
+    op = declare(ns, sl.source(tmp_path / "bad.cpp", "scale"))
+    assert "bad.cpp:3" in refused("SL421", build_op, op).got
+    op = declare(ns, sl.source(symbol="scale", code="\nint scale( {", language="c++"))
+    assert "code of scale:2" in refused("SL421", build_op, op).got
+
+
+def test_a_function_of_another_prototype_does_not_compile(ns: str) -> None:
+    code = "int scale(const sl_context* ctx, const DLTensor* x, DLTensor* out) { return SL_OK; }"
+    op = declare(ns, sl.source(symbol="scale", code=code, language="c"))
+    assert "conflicting types" in refused("SL421", build_op, op).got
+
+
+def test_a_missing_function_is_a_missing_symbol(ns: str) -> None:
+    op = declare(ns, sl.source(symbol="scale", code="int other;", language="c"))
+    refused("SL402", build_op, op)
+
+
+def test_a_missing_header_names_the_option(ns: str, tmp_path: Path) -> None:
+    (tmp_path / "a.cpp").write_text('#include "absent.h"\n')
+    op = declare(ns, sl.source(tmp_path / "a.cpp", "scale"))
+    assert "absent.h in include_dirs=" in refused("SL421", build_op, op).fix
+
+
+def test_without_a_compiler(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = declare(ns, sl.source(symbol="scale", code=C, language="c"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no-such-compiler" in refused("SL423", build_op, op).got
+
+
+@pytest.mark.parametrize(
+    ("keywords", "id"),
+    [
+        ({"files": "absent.cpp"}, "SL401"),
+        ({"files": "test_source.txt"}, "SL404"),
+        ({"code": C}, "SL404"),
+        ({}, "SL404"),
+        ({"code": C, "language": "c", "symbol": "not a name"}, "SL402"),
+        ({"code": C, "language": "cuda", "architectures": ["hopper"]}, "SL422"),
+    ],
+    ids=["no file", "no suffix", "no language", "no source", "no symbol", "no architecture"],
+)
+def test_what_cannot_be_a_source_is_refused(keywords: dict[str, Any], id: str) -> None:
+    refused(id, lambda: sl.source(**{"symbol": "scale", **keywords}))
+
+
+def fake_nvcc(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> Path:
+    """A program in place of nvcc, which writes down its arguments."""
+    program, log = folder / "nvcc", folder / "arguments"
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {log}\n{body}\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CUDACXX", str(program))
+    return log
+
+
+def test_cuda_is_compiled_for_the_architectures_by_nvcc(
+    ns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = fake_nvcc(tmp_path, monkeypatch, ': > "$2"')  # an empty library, behind -o
+    op = declare(ns, sl.source(symbol="scale", code=C, language="cuda", architectures=["80", "sm_90a"]), "cuda")
+    (library,) = [source_libraries[k.native.library] for k in op.kernels["cuda"]]
+    library.compile()
+    arguments = log.read_text().split("\n")
+    assert "-gencode=arch=compute_80,code=sm_80" in arguments
+    assert "-gencode=arch=compute_90a,code=sm_90a" in arguments
+    assert any(a.endswith("code.cu") for a in arguments)
+    assert "-include" in arguments
+
+
+def test_an_architecture_that_nvcc_does_not_know(ns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "nvcc fatal   : Unsupported gpu architecture 'compute_20'"
+    fake_nvcc(tmp_path, monkeypatch, f'echo "{message}" >&2; exit 1')
+    op = declare(ns, sl.source(symbol="scale", code=C, language="cuda", architectures=[20]), "cuda")
+    assert refused("SL422", build_op, op).got == "compute_20"
+
+
+def test_without_nvcc_the_other_kernels_are_built(ns: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CUDACXX", str(tmp_path / "absent"))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    if shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists() or torch.cuda.is_available():
+        pytest.skip("this machine has nvcc or a GPU")
+    alone = declare(ns, sl.source(symbol="scale", code=C, language="cuda"), "cuda")
+    assert "CUDACXX" in refused("SL423", build_op, alone).fix
+    both = declare(ns + "both", sl.source(symbol="scale", code=C, language="c"))
+    both.kernel("cuda", sl.source(symbol="scale", code=C, language="cuda"))
+    both.build()
+    torch.testing.assert_close(both(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_the_command_builds_sources(run: Any, ns: str, tmp_path: Path) -> None:
+    two_files(tmp_path)
+    (tmp_path / f"{ns}_ops.py").write_text(
+        "import torch\nimport shiplap as sl\nfrom jaxtyping import Float32\nfrom torch import Tensor\n"
+        f'@sl.op("{ns}::scale")\n'
+        'def scale(x: Float32[Tensor, "n"], a: float = 2.0) -> Float32[Tensor, "n"]:\n    return x * a\n'
+        'scale.kernel("cpu", sl.source(["scale.cpp", "part.cpp"], "scale", include_dirs=["include"]))\n'
+    )
+    result = run("build", tmp_path / f"{ns}_ops.py", "--json")
+    assert result.exit_code == 0, result.output
+    op = getattr(torch.ops, ns).scale
+    torch.testing.assert_close(op(torch.ones(2), 3.0), torch.full((2,), 3.0))
