@@ -144,7 +144,7 @@ __attribute__((constructor)) static void __sti____cudaRegisterAll() {
   __cudaFatCubinHandle = (void**)&__fatDeviceText; __nv_cudaEntityRegisterCallback(__cudaFatCubinHandle); }
 struct Table { int sizes[4]; Table() { for (int i = 0; i < 4; ++i) sizes[i] = i; } };
 EXTRA
-extern "C" int f(int n) { __device_stub__scale(n); return __cudaFatCubinHandle != nullptr OTHER; }
+extern "C" int f(int n) { __device_stub__scale(n); return (__cudaFatCubinHandle != nullptr) OTHER; }
 """
 
 
