@@ -114,6 +114,45 @@ def _check(check: Check) -> str:
     )
 
 
+LEDGER = """\
+# The ledger of a proof
+
+A verdict says as much as was looked at. Shiplap keeps a *ledger* of that, a table with a row for each *axis* and a
+column for each *obligation*. An axis is a property of calls that samples vary, such as a size. An obligation is a
+property of the op, such as its gradient. A *cell* is one of each: the gradient of calls of other sizes.
+
+A cell is *covered* if a check has looked at a sample of it, *untouched* if none has, and it *does not apply* if the
+declaration admits no such sample, or the check does not apply to the op; the reason stands beside it. `shiplap audit`
+prints the number of samples in each cell, and `--json` and `--html` have the table as well.
+
+An op is *proven*, a candidate is *accepted* and a tuned kernel is *verified* only if each required cell is covered or
+does not apply. One untouched required cell makes the verdict *incomplete*, and the verdict names the cell. What is
+missing on a machine, such as a compiler or the sandbox, leaves its cells untouched.
+"""
+
+
+def ledger_page() -> str:
+    """The axes, the obligations, and the cells that each verdict requires, with the reasons for the others."""
+    from shiplap.sampling.ledger import AUDIT, AXES, JUDGE, OBLIGATIONS, TUNE, optional_reason
+
+    def table(heads: str, rows: list[tuple[str, ...]]) -> str:
+        columns = heads.split("|")
+        lines = [heads, "|".join(["---"] * len(columns)), *(" | ".join(map(_cell, row)) for row in rows)]
+        return "\n".join(f"| {line} |" for line in lines)
+
+    def required(cells: dict[tuple[str, str], str]) -> list[tuple[str, ...]]:
+        return [(axis, obligation, by) for (axis, obligation), by in cells.items()]
+
+    optional = [(a, o, optional_reason(a, o)) for a in AXES for o in OBLIGATIONS if (a, o) not in AUDIT]
+    parts = [NOTE, LEDGER, "## Axes", table("axis | what varies", list(AXES.items()))]
+    parts += ["## Obligations", table("obligation | what is observed", list(OBLIGATIONS.items()))]
+    parts += ["## What *proven* requires", table("axis | obligation | looked at by the check", required(AUDIT))]
+    parts += ["## What *accepted* requires", table("axis | obligation | looked at by", required(JUDGE))]
+    parts += ["## What *verified* requires", table("axis | obligation | looked at by", required(TUNE))]
+    parts += ["## What an audit does not require", table("axis | obligation | reason", optional)]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
 def errors_page() -> str:
     """The catalogue, a table for each class of errors."""
     from shiplap.cli.families import installed_verbs, load_families
@@ -200,6 +239,7 @@ PAGES = {
     "docs/errors.md": errors_page,
     "docs/cli.md": cli_page,
     "docs/checks.md": checks_page,
+    "docs/ledger.md": ledger_page,
     "docs/backend.md": backend_page,
 }
 

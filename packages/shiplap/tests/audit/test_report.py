@@ -45,6 +45,8 @@ def test_many_required_checks_are_counted_and_one_reason_is_given_once() -> None
     names = tuple(f"check{n}" for n in range(20))
     findings = tuple(Finding(name, "ok", "lib::op", "seen") for name in names)
     assert report(*findings, required=names).headline == "lib::op: proven by 20 checks"
+    some = [dataclasses.replace(f, verdict="skip") for f in findings[:6]]
+    assert report(*some, *findings[6:], required=names).headline == "lib::op: proven by 14 checks"
     both = report(OK, LATE, dataclasses.replace(LATE, check="c_abi"))
     assert both.headline == "lib::op: incomplete (compile, c_abi: out of budget)"
 
@@ -73,6 +75,10 @@ def test_the_verdict_of_a_tuning() -> None:
     wrong = CHOICE.but(findings=(BAD,))
     verdicts = [TuneResult(c).verdict for c in ((CHOICE,), (CHOICE, left), (left, wrong))]
     assert verdicts == ["chosen", "incomplete", "failed"]
+    unsure = CHOICE.but(unverified="tuned in the calling process (order of calls x determinism is untouched)")
+    assert TuneResult((unsure,)).verdict == "incomplete"
+    assert "1 of them unverified" in TuneResult((unsure,)).headline
+    assert "unverified  tuned in the calling process" in str(TuneResult((unsure,)))
     assert [TuneResult(c).exit_code for c in ((CHOICE,), (left,), (wrong,))] == [0, 3, 1]
     assert TuneResult((CHOICE, left)).headline == "lib::op: incomplete (1 of 2 calls have a choice)"
 

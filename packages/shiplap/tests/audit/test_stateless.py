@@ -52,7 +52,7 @@ def test_stateless_skips_what_has_no_library():
 
 
 @pytest.mark.skipif(shutil.which("strip") is None, reason="no strip")
-@pytest.mark.parametrize(("index", "verdict"), [(0, "skip"), (1, "fail"), (-1, "skip")])
+@pytest.mark.parametrize(("index", "verdict"), [(0, "incomplete"), (1, "fail"), (-1, "incomplete")])
 def test_stateless_of_a_stripped_library_is_never_ok_by_ignorance(tmp_path, monkeypatch, index, verdict):
     """Thread-locals still show as a section; writable data without names cannot be told from the runtime's."""
     op = (NAMED[index] if index >= 0 else NAMED[2]).op
@@ -85,15 +85,15 @@ extern "C" int f(int n) { try { throw std::runtime_error("x"); } catch (std::exc
     subprocess.run([*command, *(["-s"] if stripped else [])], check=True)
     monkeypatch.setattr(stateless, "locate_library", lambda path: tmp_path / "libstatic.so")
     finding = look(good.saxpy, "stateless")
-    assert finding.verdict == "skip", finding.evidence
+    assert finding.verdict == "incomplete", finding.evidence
     assert "C++ runtime linked in" in finding.evidence
 
 
-def test_stateless_of_something_else_is_skipped(tmp_path, monkeypatch):
+def test_stateless_of_something_else_is_incomplete(tmp_path, monkeypatch):
     (tmp_path / "libtext.so").write_text("INPUT(other.so)")
     monkeypatch.setattr(stateless, "locate_library", lambda path: tmp_path / "libtext.so")
     finding = look(good.saxpy, "stateless")
-    assert finding.verdict == "skip"
+    assert finding.verdict == "incomplete"
     assert "no readable ELF symbol table" in finding.evidence
 
 
@@ -131,3 +131,56 @@ int f(void) { return plans != 0; }""")
     assert "lost (4 bytes, thread-local)" in threaded.evidence
     source.write_text(source.read_text().replace("lost: no reason", ""))
     assert "lost (4 bytes, global)" in verdict("-DMORE=float").evidence
+
+
+REGISTRATION = """
+extern "C" { typedef void** fatbin; }
+static struct { int magic, version; const void* data; void* unused; } __fatDeviceText
+    __attribute__((section(".nvFatBinSegment"), used)) = {0x466243b1, 1, 0, 0};
+static void** __cudaFatCubinHandle;
+static void __device_stub__scale(int n) { static int (*volatile __f)(int); __f = nullptr; (void)n; }
+static void __nv_cudaEntityRegisterCallback(void** handle) { static void** volatile __ref; __ref = handle; }
+__attribute__((constructor)) static void __sti____cudaRegisterAll() {
+  __cudaFatCubinHandle = (void**)&__fatDeviceText; __nv_cudaEntityRegisterCallback(__cudaFatCubinHandle); }
+struct Table { int sizes[4]; Table() { for (int i = 0; i < 4; ++i) sizes[i] = i; } };
+EXTRA
+extern "C" int f(int n) { __device_stub__scale(n); return (__cudaFatCubinHandle != nullptr) OTHER; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("extra", "other", "kept"),
+    [
+        ("", "", []),
+        ("static float scratch[64];", "+ (scratch[n] = n, 0)", ["_ZL7scratch"]),
+        ("static float __scratch[64];", "+ (__scratch[n] = n, 0)", ["_ZL9__scratch"]),  # a buffer, whatever its name
+    ],
+)
+def test_the_registration_of_device_code_is_told_from_the_author_s_state(tmp_path, extra, other, kept):
+    source, library = tmp_path / "a.cpp", tmp_path / "liba.so"
+    source.write_text(REGISTRATION.replace("EXTRA", extra).replace("OTHER", other))
+    subprocess.run(["c++", "-shared", "-fPIC", "-o", library, source], check=True)
+    state = read_library_state(library)
+    assert [s.name for s in state.symbols] == kept
+    assert any("CUDA runtime" in text for text in state.runtime)
+
+
+def test_names_of_the_registration_mean_nothing_without_device_code(tmp_path):
+    source, library = tmp_path / "a.cpp", tmp_path / "liba.so"
+    source.write_text('static void** __cudaFatCubinHandle; extern "C" void f(void** p) { __cudaFatCubinHandle = p; }')
+    subprocess.run(["c++", "-shared", "-fPIC", "-o", library, source], check=True)
+    assert [s.name for s in read_library_state(library).symbols] == ["_ZL20__cudaFatCubinHandle"]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@pytest.mark.parametrize("runtime", ["static", "shared"])
+def test_a_library_that_nvcc_built_keeps_what_its_author_declares(tmp_path, runtime):
+    kernel = "__global__ void k(float* y) { y[threadIdx.x] *= 2; }\n"
+    call = 'extern "C" int f(float* y, void* s) { k<<<1, 32, 0, (cudaStream_t)s>>>(y); return cudaGetLastError(); }\n'
+    for name, text, kept in (("a", "", []), ("b", "__device__ float scratch[64];\n", ["_ZL7scratch"])):
+        (tmp_path / f"{name}.cu").write_text(text + kernel + call)
+        library = tmp_path / f"lib{name}.so"
+        command = ["nvcc", "-Xcompiler", "-fPIC", "-shared", "-cudart", runtime, "-o", library]
+        subprocess.run([*command, tmp_path / f"{name}.cu"], check=True)
+        assert [s.name for s in read_library_state(library).symbols] == kept

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shiplap.cli.init_package import draft_package
 from shiplap_testing.forked import python
 
 PACKAGE = '''
@@ -163,6 +164,39 @@ def test_a_finished_draft_is_proven_right(package: Any, process: Any) -> None:
         done = process("audit", "finished.py:gather", "--check", "numerics", "--json", cwd=folder)
         (finding,) = json.loads(done.stdout)["findings"]
         assert finding["verdict"] == verdict, finding
+
+
+FALLBACK = """
+import os, signal
+import torch
+LIB = torch.library.Library("torchtext", "FRAGMENT")  # fakes of this namespace may run the real kernel
+LIB.define("NAME_a_scale(Tensor x, Tensor w) -> Tensor")
+LIB.define("NAME_b_ends(Tensor x) -> Tensor")
+LIB.define("NAME_c_copy(Tensor x) -> Tensor")
+
+def scale(x, w):
+    open("MARK", "w").write("the kernel ran")
+    return x * w
+
+LIB.impl("NAME_a_scale", scale, "CPU")
+torch.library.register_fake("torchtext::NAME_b_ends", lambda x: os.kill(os.getpid(), signal.SIGSEGV), lib=LIB)
+torch.library.register_fake("torchtext::NAME_c_copy", lambda x: torch.empty_like(x), lib=LIB)
+"""
+
+
+def test_no_kernel_runs_and_one_that_ends_its_process_takes_nothing_with_it(tmp_path: Path, monkeypatch: Any) -> None:
+    name, mark = f"drafted_{abs(hash(tmp_path)) % 10**8}", tmp_path / "mark"
+    (tmp_path / f"{name}.py").write_text(FALLBACK.replace("NAME", name).replace("MARK", str(mark)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kept: list[str] = []
+    draft = draft_package(name, [], None, [], kept.append)
+    assert not mark.exists()
+    reasons = {op.rpartition("_")[2]: why for op, why in draft.drafted.left_out.items()}
+    assert "its meta kernel ends the process: crashed with SIGSEGV" in reasons["ends"]
+    assert [e.form.name.rpartition("_")[2] for e in draft.drafted.entries] == ["scale", "copy"]
+    assert len(kept) == 3
+    assert "_a_scale" in kept[0]
+    assert kept[-1] == draft.text
 
 
 def test_a_script_that_fails_leaves_what_it_recorded(run: Any, package: Any) -> None:

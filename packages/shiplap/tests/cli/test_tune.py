@@ -33,11 +33,15 @@ def test_a_call_given_by_sizes(run: Any) -> None:
     result = run("tune", "tests.tuning.ops:mm", *SIZES)
     assert result.exit_code == 1, result.output
     lines = result.stdout.splitlines()
-    assert lines[0] == "tune_test::mm: failed (1 of 1 calls have a choice)"
+    assert lines[0] == "tune_test::mm: failed (1 of 1 calls have a choice, 1 of them unverified)"
     call = "  tune_test::mm  m<=16, k<=512, n<=16  Float=float32  cpu  fail  "
-    assert lines[1].startswith(call + "right(WAIT=300): fastest of 3 verified: ")
+    assert lines[1].startswith(call + "right(WAIT=300): fastest of 3 unverified: ")
     assert lines[1].endswith("2 dropped, see findings (measured)")
-    assert [line[:22] for line in lines[2:]] == ["    fail  cut(PARTS=10", "    fail  cut(PARTS=2)"]
+    assert [line[:22] for line in lines[2:]] == [
+        "    fail  cut(PARTS=10",
+        "    fail  cut(PARTS=2)",
+        "    unverified  tuned ",
+    ]
     repeated = run("tune", "tests.tuning.ops:mm", *SIZES)
     assert repeated.stdout.splitlines()[1].endswith("(stored)")
 

@@ -22,6 +22,7 @@ def finding(**changes):
         "input": "3 samples",
         "fix": "",
         "reproducer": "",
+        "varied": "",
     }
     return SimpleNamespace(**{**fields, **changes})
 
@@ -54,6 +55,8 @@ def verdict(word, **changes):
             "required": ["fake"],
             "failed": [],
             "missing": [],
+            "causes": [],
+            "ledger": [],
             **changes,
         }
     )

@@ -184,3 +184,45 @@ def test_integers_shapes_and_dtypes_agree_exactly():
         )
         is False
     )
+
+
+def test_sums_inside_of_row_operators_may_be_added_in_turn():
+    """A thread adds one float32 term after the other; torch calls all of a softmax one operator."""
+    from shiplap.sampling.rounding import rounding_allowance, rounding_unit
+
+    x = torch.randn(3, 1 << 14, generator=torch.Generator().manual_seed(0))
+    terms = (x - x.amax(1, keepdim=True)).exp()
+    in_turn = terms / torch.from_numpy(terms.numpy().cumsum(1, dtype="float32")[:, -1:].copy())
+    wide = torch.softmax(x.double(), 1)
+    allowed = rounding_allowance(lambda: [torch.softmax(x.double(), 1)], [wide], rounding_unit(torch.float32))
+    assert allowed is not None
+    error = (in_turn.double() - wide).abs()
+    assert bool((error <= allowed[0]).all())
+    assert float(allowed[0].sum()) < 1e-3 * float(wide.sum())
+
+
+def test_formulas_of_row_operators_are_theirs():
+    from shiplap.sampling.row_formulas import ROW_FORMULAS
+
+    x = torch.randn(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    w, aten = x[0].clone(), torch.ops.aten
+    pairs = [
+        (ROW_FORMULAS["_softmax"](x, 1), aten._softmax(x, 1, False)),
+        (ROW_FORMULAS["_log_softmax"](x, -1), aten._log_softmax(x, -1, False)),
+        (ROW_FORMULAS["logsumexp"](x, [0, 1], True), aten.logsumexp(x, [0, 1], True)),
+        (ROW_FORMULAS["var"](x, [1]), x.var(1)),
+        (ROW_FORMULAS["std"](x), x.std()),
+        (ROW_FORMULAS["linalg_vector_norm"](x), torch.linalg.vector_norm(x)),
+        *zip(
+            ROW_FORMULAS["native_layer_norm"](x, [8], w, w, 1e-5),
+            aten.native_layer_norm(x, [8], w, w, 1e-5),
+            strict=True,
+        ),
+        *zip(
+            ROW_FORMULAS["var_mean"](x, [1], correction=0, keepdim=True),
+            torch.var_mean(x, 1, correction=0, keepdim=True),
+            strict=True,
+        ),
+    ]
+    for mine, theirs in pairs:
+        torch.testing.assert_close(mine, theirs)

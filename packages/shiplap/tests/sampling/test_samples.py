@@ -154,7 +154,7 @@ def test_what_grows_is_a_size_and_not_the_rank():
         return x * 2
 
     samples = Samples(any_rank, 0)
-    assert list(samples.grown(1)) == []  # no dim of it has a name
+    assert [dict(case.recipe.sizes) for case in samples.grown(2)] == [{"batch": (7,)}, {"batch": (12,)}]
     assert max(case.args[0].dim() for case in samples._known.values() if case) <= 3
 
 

@@ -30,7 +30,7 @@ def test_a_truncated_sum_looks_faster_and_never_wins(dtype):
     dropped = [f for f in choice.findings if f.verdict == "fail"]
     assert [f.evidence.partition(":")[0] for f in dropped] == ["cut(PARTS=10)", "cut(PARTS=2)"]
     assert all("tolerances on sizes(m=16, k=4096, n=16)" in f.evidence for f in dropped)
-    assert "fastest of 3 verified" in choice.reason
+    assert "fastest of 3 unverified" in choice.reason  # in this process
     assert choice.runner_up in ("right(WAIT=300)", "reference", "right(WAIT=3000)")
 
 

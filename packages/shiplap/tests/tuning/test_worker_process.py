@@ -107,6 +107,34 @@ def test_an_op_without_a_home_is_tuned_here_and_says_so(ns):
     assert choice.kernel == "reference"
 
 
+def test_a_kernel_that_is_tuned_here_is_unverified_and_one_that_remembers_is_dropped(ns):
+    @sl.op(f"{ns}::local")
+    def local(x: Float[Tensor, "n k"], w: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]:
+        return torch.softmax((x @ w).sin().exp(), -1)
+
+    seen = {}
+
+    @local.kernel("cpu", name="remembers")
+    def _(x, w, *, out):
+        key = x.data_ptr(), w.data_ptr(), x.shape, w.shape
+        if key not in seen:
+            seen[key] = torch.softmax((x @ w).sin().exp(), -1)
+        out.copy_(seen[key])
+
+    @local.kernel("cpu", name="fused")
+    def _(x, w, *, out):
+        torch.softmax(torch.mm(x, w).sin_().exp_(), -1, out=out)
+
+    with pytest.warns(ShiplapNotice, match="tuned in this process"):
+        result = sl.tune(local, [{"n": 256, "k": 64, "m": 256}], budget=20)
+    (choice,) = result
+    assert choice.kernel in ("fused", "reference")
+    assert any("remembers" in f.evidence for f in choice.findings)
+    if choice.kernel == "fused":
+        assert "unverified" in choice.reason
+        assert "order of calls x determinism is untouched" in choice.unverified
+
+
 SCRIPT = """
 import os, sys
 import torch

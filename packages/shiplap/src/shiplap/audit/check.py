@@ -6,14 +6,18 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from shiplap.audit.causes import EMPTY, environment_fault, fix_of, varied_of
+from shiplap.audit.device_turns import device_turn
 from shiplap.audit.finding import Finding
 from shiplap.audit.target import write_reproducer
+from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError
 from shiplap.kernels.triton.interpreter_budget import LaunchTooLong
 from shiplap.sampling.case import SampleCase, describe_arguments, tree_map
-from shiplap.sampling.run import error_line, needs_builder, reference_effects, why_reference_missing
-from shiplap.sampling.samples import Samples
+from shiplap.sampling.ledger import Ledger, varied_axes
+from shiplap.sampling.run import error_line, needs_builder, reference_effects, tensors_among, why_reference_missing
+from shiplap.sampling.samples import Samples, sample
 
 OUT_OF_BUDGET_TEXT = "out of budget"
 SHRINK_S, SMALL = 2.0, 8  # seconds spent on a smaller failing sample; sizes up to this are small enough
@@ -24,7 +28,8 @@ class Observation:
     """The result for one sample: a ``problem``, a reason to ``skip`` the sample, or neither.
 
     A skipped sample is no evidence about the op. ``missed`` is the reason why a sample that would be evidence could not
-    be examined. ``error`` and ``note`` hold details.
+    be examined. ``error`` and ``note`` hold details. ``axes`` are those of the ledger that this observation varied
+    itself, and ``declined`` are obligations of the check that do not apply to the sample, each with the reason.
     """
 
     problem: str = ""
@@ -33,6 +38,8 @@ class Observation:
     error: float = 0.0
     note: str = ""
     fix: str = ""
+    axes: tuple[str, ...] = ()
+    declined: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -47,6 +54,17 @@ class AuditSubject:
     begins: Callable[[Check, SampleCase | None], None] = lambda check, case: None
     looked: Callable[[str, SampleCase], None] = lambda check, case: None
     lethal: dict[str, str] = field(default_factory=dict)  # sample → the check in which it ended the process
+    ledger: Ledger = field(default_factory=Ledger)
+    failing: str = ""  # the sample of the last failed finding
+
+    @cached_property
+    def first(self) -> SampleCase:
+        """The base sample."""
+        return self.samples.build(self.samples.base)
+
+    def axes_of(self, case: SampleCase) -> tuple[str, ...]:
+        """Return the axes in which a sample differs from the base sample."""
+        return varied_axes(case, self.first)
 
     @property
     def name(self) -> str:
@@ -76,6 +94,9 @@ class Check:
         error: the format of the largest ``Observation.error``.
         symbol: its name in its module, where a module has several.
         patience: seconds of processor time that one sample may take before it is taken to hang.
+        obligations: the obligations of the ledger that the check observes on each sample.
+        varies: the axes of the ledger that it varies on each sample, beside those in which samples differ.
+        alone: whether no other sample may run on the device meanwhile, such as those of an audit of another op.
         quiet: seconds in which nothing may run before a deadlock is supposed, if more than usual: compilers wait for
             the compilations of other processes.
     """
@@ -93,6 +114,9 @@ class Check:
     symbol: str = "CHECK"
     patience: float = 15.0
     quiet: float | None = None
+    obligations: tuple[str, ...] = ("value",)
+    varies: tuple[str, ...] = ()
+    alone: bool = False
 
     def run(self, subject: AuditSubject) -> Finding:
         """Observe every case, and return the finding. The smallest failing case becomes the finding."""
@@ -111,11 +135,15 @@ class Check:
                 tally.add(case, Observation(missed=f"this sample ends the process, see {dead}"))
                 continue
             subject.begins(self, case)
-            tally.add(case, self._observe_once(subject, case))
+            with device_turn(case.device, alone=self.alone):
+                seen = self._observe_once(subject, case)
+            tally.add(case, seen)
         subject.begins(self, None)
         # A series with a failing sample, or cut short, would repeat the failure or miss the evidence.
         if self.sequence and tally.seen and not tally.failed and not tally.cut:
-            tally.add(None, _observe_guarded(self.sequence, subject.op, tally.seen))
+            with device_turn(str(subject.samples.device), alone=self.alone):
+                seen = _observe_guarded(self.sequence, subject.op, tally.seen)
+            tally.add(None, seen)
         return tally.finding()
 
     def _observe_once(self, subject: AuditSubject, case: SampleCase) -> Observation:
@@ -129,6 +157,9 @@ class Check:
                 return Observation(missed=missing)
             # One error of the call itself is reported once, and not by each check.
             key = e.id if isinstance(e, ShiplapError) else error_line(e)
+            # A dtype that a kernel does not take has an error of its own in each check, and one cause.
+            if self._varies_dtype_alone(subject, case):
+                key = f"{type(e).__name__} in {sorted({str(t.dtype) for t in tensors_among(case.args)})}"
             if needs_builder(subject.op) and (why := _why_reference_refuses(subject.op, case)):
                 return Observation(skip=f"generated integers mean nothing here, declare @op.samples: {why}")
             reporter = subject.raised.setdefault(key, self.name)
@@ -136,9 +167,21 @@ class Check:
                 return Observation(missed=f"the call itself fails, see {reporter}: {error_line(e)}")
             return Observation(f"raised {error_line(e)}")
 
+    def _varies_dtype_alone(self, subject: AuditSubject, case: SampleCase) -> bool:
+        """Return whether a sample differs from the base sample in its dtypes, and not in sizes or layouts."""
+        return "dtype" in subject.axes_of(case) and not {"layout", "absence", "rank"} & {*subject.axes_of(case)}
+
     def look(self, op: Op, case: SampleCase) -> Observation:
         """Call ``observe``, and turn an exception into a problem."""
         return _observe_guarded(self.observe, op, case)
+
+    def replay_history(self, op: Op, label: str, seed: int, device: str = "cpu") -> Observation:
+        """Return the observation of a sample after those that an audit with this seed looks at before it."""
+        for case in self.cases(Samples(op, seed, device)):
+            observation = self.look(op, case)
+            if case.label == label:
+                return observation
+        return self.look(op, sample(op, label, seed, device))
 
     def replay(self, op: Op, seed: int, device: str = "cpu") -> Observation:
         """Return the observation of ``sequence`` on the samples of an audit with this seed."""
@@ -222,9 +265,13 @@ class _CheckTally:
 
     def add(self, case: SampleCase | None, observation: Observation) -> None:
         """Add the observation of one sample, or of the series of samples where ``case`` is None."""
+        if lacking := environment_fault(observation.problem):
+            observation = Observation(missed=lacking)
         if observation.missed:
             self.missed.append(observation.missed)
             return
+        if case is not None:
+            self._record(case, observation)
         if observation.skip:
             self.skipped.append(observation.skip)
             if case is None:  # nothing came of the series, and the single samples alone prove nothing
@@ -238,6 +285,17 @@ class _CheckTally:
         if observation.note and observation.note not in self.notes:
             self.notes.append(observation.note)
         self.error = max(self.error, observation.error)
+
+    def _record(self, case: SampleCase, observation: Observation) -> None:
+        """Record the cells of the ledger that a sample belongs to."""
+        check, ledger = self.check, self.subject.ledger
+        axes = (*self.subject.axes_of(case), *check.varies, *observation.axes)
+        declined = dict(observation.declined)
+        if observation.skip:
+            declined = dict.fromkeys(check.obligations, observation.skip)
+        ledger.look(check.name, dict.fromkeys(axes), [o for o in check.obligations if o not in declined])
+        for obligation, reason in declined.items():
+            ledger.decline(check.name, axes, (obligation,), reason)
 
     def finding(self) -> Finding:
         """Return the finding of all observations."""
@@ -267,12 +325,18 @@ class _CheckTally:
     def _failure(self) -> Finding:
         """Return the finding of the smallest failing sample, with a script that reproduces it."""
         check, subject, samples = self.check, self.subject, self.subject.samples
-        # The smallest sample is the easiest to debug.
-        case, observation = min(self.failed, key=lambda f: f[0].numel if f[0] else 0)
+        # The smallest sample is the easiest to debug, and an empty one says least about the others.
+        case, observation = min(self.failed, key=lambda f: (f[0].numel == 0, f[0].numel) if f[0] else (False, 0))
+        varied: tuple[str, ...] = ()
         if case is not None:
+            varied = varied_of([(c, subject.axes_of(c)) for c, _ in self.failed if c is not None])
             case, observation = _shrink_failure(check, subject, case, observation)
+            subject.failing = case.label
         total = len(self.seen)
-        evidence = f"{observation.problem} (in {len(self.failed)} of {total} samples)" if case else observation.problem
+        all_of = f", all of them with another {' and '.join(varied)}" if varied and EMPTY not in varied else ""
+        counted = f"{observation.problem} (in {len(self.failed)} of {total} samples{all_of})"
+        evidence = counted if case else observation.problem
+        usual = fix_of(subject.op, check.name, check.fix, case, varied) if case else check.fix
         where = (
             f"{describe_arguments(subject.op, case)}; {case.label}; seed {samples.seed}"
             if case
@@ -284,7 +348,8 @@ class _CheckTally:
             subject.name,
             evidence,
             input=where,
-            fix=observation.fix or check.fix,
+            fix=observation.fix or usual,
+            varied=", ".join(varied),
             reproducer=write_reproducer(
                 subject.op, check.name, case.label if case else None, samples.seed, str(samples.device), check.symbol
             ),

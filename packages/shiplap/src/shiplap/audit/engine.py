@@ -15,15 +15,17 @@ from typing import Any
 from shiplap.audit.checks import CHECKS, load_check
 from shiplap.audit.child_process import ChildDeath, ChildLimits, can_isolate, stream_events
 from shiplap.audit.cost import CostCard
+from shiplap.audit.device_turns import device_turn
 from shiplap.audit.finding import Finding
-from shiplap.audit.report import Report
+from shiplap.audit.report import Report, make_report
 from shiplap.audit.session import AuditPlan, repeat_sample, run_session
 from shiplap.audit.target import write_reproducer
 from shiplap.dispatch import Op
 from shiplap.errors import error
 from shiplap.kernels.triton.kernel import LaunchedKernel
+from shiplap.sampling.ledger import Ledger
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import error_line
+from shiplap.sampling.run import error_line, reference_mark
 from shiplap.sampling.work_estimate import parse_budget
 
 # The default keeps an audit short enough to be run before a commit.
@@ -95,7 +97,7 @@ def audit(
         run.run_in_children()
     else:
         run_session(op, plan, run.handle_event)
-    return Report(op.spec.name, tuple(run.findings), tuple(name.partition(":")[0] for name in names))
+    return make_report(op.spec.name, run.findings, tuple(name.partition(":")[0] for name in names), run.ledger)
 
 
 class _AuditRun:
@@ -112,13 +114,18 @@ class _AuditRun:
         self.op, self.plan, self.limits = op, plan, limits
         self.progress, self.examined = progress, examined
         self.findings: list[Finding] = []
+        self.ledger = Ledger()
         self.check, self.label = "samples", ""
         self.deaths = 0
+        self.isolates = False  # whether samples run in processes of their own
 
     def run_in_children(self) -> None:
         """Run children, one after another, until every check has a finding."""
+        self.isolates = True
+        reference_mark.share()
         while self.plan.checks:
             death = None
+            reference_mark.clear()
             for event in stream_events(lambda send: run_session(self.op, self.plan, send), self.limits):
                 if isinstance(event, ChildDeath):
                     death = event
@@ -138,11 +145,14 @@ class _AuditRun:
             self.check, self.label = event["check"], ""
         elif kind == "case":
             self.label = event["label"]
+        elif kind == "axes":
+            self.ledger.absent.update(event["absent"])
         elif kind == "seen" and self.examined is not None:
             self.examined(event["check"], event["seen"])
         elif kind == "finding":
             self.plan = replace(self.plan, raised=dict(event["raised"]))
-            self._add(Finding(**event["finding"]))
+            self.ledger.load(event["cells"])
+            self._add(self._reproduced(Finding(**event["finding"]), event["label"]))
 
     def _add(self, finding: Finding) -> None:
         """Add a finding, and take its check off the plan."""
@@ -153,13 +163,47 @@ class _AuditRun:
         if self.progress is not None:
             self.progress(finding)
 
+    def _reproduced(self, finding: Finding, label: str | None) -> Finding:
+        """Return a failed finding with a script that shows the fault in a process of its own, or with a note.
+
+        ``label`` is the sample of the finding, None for a series of samples. Where the sample alone shows nothing, the
+        script repeats the samples before it.
+        """
+        if finding.verdict != "fail" or not label or not self.isolates or self.plan.checks[0] != finding.check:
+            return finding
+        if time.monotonic() > self.plan.deadline or self._shows(finding.check, label, history=False):
+            return finding
+        if self._shows(finding.check, label, history=True):
+            script = write_reproducer(self.op, finding.check, label, self.plan.seed, self.plan.device, history=True)
+            what = f"{finding.evidence}; the sample alone shows nothing: it depends on the calls before"
+            return replace(finding, evidence=what, reproducer=script)
+        what = f"{finding.evidence}; not reproduced in a process of its own: it depends on calls of other checks"
+        return replace(finding, evidence=what)
+
+    def _shows(self, check: str, label: str, *, history: bool) -> bool:
+        """Return whether a sample shows a fault in a new process, alone or after those before it."""
+
+        def work(send: Callable[[dict[str, Any]], None]) -> None:
+            send({"kind": "case", "patience": load_check(check).patience})
+            seen = repeat_sample(self.op, self.plan, check, label, history=history)
+            send({"kind": "problem", "problem": seen.problem})
+
+        for event in stream_events(work, self.limits):
+            if isinstance(event, ChildDeath):
+                return True
+            if event["kind"] == "problem":
+                return bool(event["problem"])
+        return False
+
     def _record_death(self, death: ChildDeath) -> None:
         """Record that the check at work ended its process. The sample at work is repeated alone and shrunk."""
         self.deaths += 1
         seed, device = self.plan.seed, self.plan.device
         name = self.check if self.check != "samples" else self.plan.checks[0].partition(":")[0]
         label, how = self.label, str(death)
-        slow = death.how.startswith("hangs") and _has_interpreted_kernel(self.op)
+        hangs = death.how.startswith("hangs")
+        waiting = hangs and reference_mark.is_set
+        slow = waiting or (hangs and _has_interpreted_kernel(self.op))
         if label:
             # Later children skip this sample, so that one crash costs one process.
             self.plan = replace(self.plan, lethal={**self.plan.lethal, label: name})
@@ -170,6 +214,11 @@ class _AuditRun:
         text = write_reproducer(self.op, name, label, seed, device) if label else ""
         if slow:  # a loop without an end and a slow interpreter look alike
             how = f"{death}: Triton's interpreter runs the kernel, and is slow; audit on a GPU for this sample"
+            if waiting:
+                how = (
+                    f"the reference takes too long for this sample ({death.how.removeprefix('hangs: ')}): "
+                    "bound its sizes with requires=, or write it in fewer operations"
+                )
             self._add(Finding(name, "incomplete", self.op.spec.name, how, where))
         else:
             self._add(Finding(name, "fail", self.op.spec.name, how, where, _fix_for_death(death), text))
@@ -196,7 +245,11 @@ class _AuditRun:
 
     def _ends(self, check: str, label: str) -> bool:
         """Whether a sample alone ends a process."""
-        events = stream_events(lambda send: repeat_sample(self.op, self.plan, check, label, send), RETRY_LIMITS)
+
+        def work(send: Callable[[dict[str, Any]], None]) -> None:
+            repeat_sample(self.op, self.plan, check, label)
+
+        events = stream_events(work, RETRY_LIMITS)
         return any(isinstance(e, ChildDeath) and not e.how.startswith("raised") for e in events)
 
 
@@ -221,7 +274,8 @@ def measure_cost_isolated(op: Op, device: str, measure: Callable[..., CostCard])
     """Return the cost card of an op, measured in a process of its own, or the reason why it cannot be measured."""
     if not can_isolate(device):
         try:
-            return measure(op, device=device)
+            with device_turn(device, alone=True):
+                return measure(op, device=device)
         except Exception as e:
             return error_line(e)
 

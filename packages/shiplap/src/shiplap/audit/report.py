@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from shiplap.audit.causes import group_by_cause
 from shiplap.audit.finding import Finding
 from shiplap.cached_property import cached_property
 from shiplap.render.result import ResultWithVerdict, Row
+from shiplap.sampling.ledger import AUDIT, Cell, Ledger
 
 ReportVerdict = Literal["proven", "incomplete", "failed"]
 FEW = 5  # checks that fit into one line
@@ -24,13 +26,15 @@ class Report(ResultWithVerdict):
         subject: the name of the op.
         findings: one finding for each check, in the order of the checks.
         required: the checks that the verdict rests on.
+        ledger: what these checks looked at, in cells of an axis and an obligation. Empty without a record.
         verdict: ``"failed"`` if a check failed. ``"incomplete"`` if none failed, but a required check did not look at
-            everything. Otherwise ``"proven"``.
+            everything, or a required cell of the ledger is untouched. Otherwise ``"proven"``.
     """
 
     subject: str
     findings: tuple[Finding, ...]
     required: tuple[str, ...]
+    ledger: tuple[Cell, ...] = ()
     good: ClassVar[str] = "proven"
 
     @cached_property
@@ -39,15 +43,27 @@ class Report(ResultWithVerdict):
         return tuple(dict.fromkeys(f.check for f in self.findings if f.verdict == "fail"))
 
     @cached_property
+    def causes(self) -> tuple[tuple[Finding, ...], ...]:
+        """The failed findings in groups of one cause, the most harmful first. The first of a group shows the cause."""
+        return group_by_cause(self.findings)
+
+    @cached_property
     def missing(self) -> tuple[tuple[str, str], ...]:
         """Pairs of a check that did not look at everything, and the reason."""
         ran = {f.check for f in self.findings}
         missing = [(f.check, f.evidence) for f in self.findings if f.verdict == "incomplete"]
         missing += [(name, "was not run") for name in self.required if name not in ran and not self.failed]
+        named = {name for name, _ in missing}
+        missing += [(c.looked_by, f"{c} is untouched: {c.reason}") for c in self.untouched if c.looked_by not in named]
         applied = any(f.verdict == "ok" for f in self.findings)
         if not applied and not self.failed and not missing:
             missing = [("samples", "no check applied")]
         return tuple(missing)
+
+    @property
+    def untouched(self) -> tuple[Cell, ...]:
+        """The required cells of the ledger that no sample belongs to, although they apply to the op."""
+        return tuple(c for c in self.ledger if c.required and c.state == "untouched")
 
     @property
     def verdict(self) -> ReportVerdict:
@@ -63,11 +79,12 @@ class Report(ResultWithVerdict):
         reasons: dict[str, list[str]] = {}  # reason -> checks: where the time is over, it is one reason for many
         for check, reason in self.missing:
             reasons.setdefault(reason, []).append(check)
-        why = ", ".join(self.failed) or "; ".join(f"{', '.join(checks)}: {each}" for each, checks in reasons.items())
+        why = _name_causes(self.causes) or "; ".join(f"{', '.join(checks)}: {each}" for each, checks in reasons.items())
         if why:
             return f"{self.subject}: {self.verdict} ({why})"
         few = len(self.required) <= FEW  # the verdict alone would claim more than these checks show
-        by = f" for {', '.join(self.required)} alone" if few else f" by {len(self.required)} checks"
+        passed = len({f.check for f in self.findings if f.verdict == "ok"})  # those that apply
+        by = f" for {', '.join(self.required)} alone" if few else f" by {passed} checks"
         return f"{self.subject}: {self.verdict}{by}"
 
     @property
@@ -81,7 +98,24 @@ class Report(ResultWithVerdict):
         return len(self.findings)
 
 
+def _name_causes(causes: Sequence[Sequence[Finding]]) -> str:
+    """Return the checks that show the causes, with the number of others that fail for the same reason."""
+    shown = []
+    for first, *others in causes:
+        more = {f.check for f in others} - {first.check}
+        also = f" and {len(more)} more for another {first.varied}" if more else ""
+        shown.append(f"{first.check}{also}")
+    return ", ".join(dict.fromkeys(shown))
+
+
 def _details(finding: Finding) -> tuple[str, ...]:
     """The input that shows a failure, and what to do about it."""
     shown = {"input": finding.input, "fix": finding.fix} if finding.verdict == "fail" else {}
     return tuple(f"{name:<7}{text}" for name, text in shown.items() if text)
+
+
+def make_report(subject: str, findings: Sequence[Finding], required: Sequence[str], ledger: Ledger) -> Report:
+    """Return the report on an op, with the cells of its ledger that follow from the findings."""
+    worst = sorted(findings, key=lambda f: ("fail", "incomplete", "ok", "skip").index(f.verdict), reverse=True)
+    verdicts = {f.check: (f.verdict, f.evidence) for f in worst}
+    return Report(subject, tuple(findings), tuple(required), ledger.cells(AUDIT, verdicts))

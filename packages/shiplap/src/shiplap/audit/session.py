@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from shiplap.audit.check import AuditSubject, Check
+from shiplap.audit.check import AuditSubject, Check, Observation
 from shiplap.audit.checks import load_check
 from shiplap.audit.checks.process import process_state
+from shiplap.audit.device_turns import device_turn
 from shiplap.audit.examined_inputs import describe_inputs
 from shiplap.audit.finding import Finding
 from shiplap.audit.first_call import make_first_call
@@ -24,6 +25,7 @@ from shiplap.dispatch.check_unchanged import writes_are_audited
 from shiplap.errors import LibraryError, ShiplapError, error
 from shiplap.kernels.triton.interpreter_budget import limit_launch_time
 from shiplap.sampling.case import SampleCase, describe_arguments
+from shiplap.sampling.ledger import Ledger, absent_axes
 from shiplap.sampling.run import error_line, needs_builder, reference_effects, suppress_warnings, why_reference_missing
 from shiplap.sampling.samples import Samples, sample
 
@@ -76,23 +78,35 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
                 }
                 send({"kind": "error", "words": words})
                 return
+            send({"kind": "axes", "absent": absent_axes(subject.samples)})
         for name in plan.checks:
             send({"kind": "check", "check": name})
             finding = _run_check(load_check(name), subject, plan)
             if finding.verdict == "fail":
                 subject.failed.add(name)
-            send({"kind": "finding", "finding": dataclasses.asdict(finding), "raised": subject.raised})
+            send(
+                {
+                    "kind": "finding",
+                    "finding": dataclasses.asdict(finding),
+                    "raised": subject.raised,
+                    "cells": subject.ledger.records(),
+                    "label": subject.failing,
+                }
+            )
+            subject.ledger, subject.failing = Ledger(), ""
 
 
-def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, send: SendSessionEvent) -> None:
-    """Run one sample of one check alone, to find out whether this sample ends the process."""
+def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, *, history: bool = False) -> Observation:
+    """Return the observation of one sample of one check, alone or after the samples before it (``history``)."""
     with (
         suppress_warnings(),
         writes_are_audited(),
         _temporary_builder(op, plan.builder),
         limit_launch_time(INTERPRETER_SECONDS),
     ):
-        load_check(check).look(op, sample(op, label, plan.seed, plan.device))
+        if history:
+            return load_check(check).replay_history(op, label, plan.seed, plan.device)
+        return load_check(check).look(op, sample(op, label, plan.seed, plan.device))
 
 
 def _make_subject(op: Op, plan: AuditPlan, send: SendSessionEvent) -> AuditSubject:
@@ -140,7 +154,8 @@ def _check_base_sample(op: Op, samples: Samples, send: SendSessionEvent) -> None
             fix="correct the reference, or exclude the input with requires=(...)",
         ) from e
     try:
-        make_first_call(op, case, process_state)
+        with device_turn(case.device, alone=True):  # it looks at the state of the process
+            make_first_call(op, case, process_state)
     except LibraryError:
         raise
     except Exception:

@@ -76,22 +76,29 @@ _SAMPLE_TEMPLATE = """\
 case = sample(op, {label!r}, seed={seed}{device})
 found = {check}.{symbol}.look(op, case)"""
 
+_HISTORY_TEMPLATE = """\
+# The fault depends on the calls before: all samples of the check up to this one are repeated.
+found = {check}.{symbol}.replay_history(op, {label!r}, seed={seed}{device})"""
+
 _SEQUENCE_TEMPLATE = """\
 found = {check}.{symbol}.replay(op, seed={seed}{device})"""
 
 
-def write_reproducer(op: Op, check: str, label: str | None, seed: int, device: str, symbol: str = "CHECK") -> str:
+def write_reproducer(
+    op: Op, check: str, label: str | None, seed: int, device: str, symbol: str = "CHECK", *, history: bool = False
+) -> str:
     """Return a complete script that observes the same sample, or the same series of samples when ``label`` is None.
 
-    ``symbol`` is the name of the check in the module ``check``.
+    ``symbol`` is the name of the check in the module ``check``. With ``history`` the script repeats the samples before.
     """
     home, root = address_of_op(op)
     imports = f"import sys\n\nsys.path.append({str(root)!r})\n\n" if root else ""
     extra = f", device={device!r}" if device != "cpu" else ""
-    body = (_SAMPLE_TEMPLATE if label is not None else _SEQUENCE_TEMPLATE).format(
+    single = _HISTORY_TEMPLATE if history else _SAMPLE_TEMPLATE
+    body = (single if label is not None else _SEQUENCE_TEMPLATE).format(
         check=check, symbol=symbol, label=label, seed=seed, device=extra
     )
-    more = ", sample" if label is not None else ""
+    more = ", sample" if label is not None and not history else ""
     return _SCRIPT_TEMPLATE.format(name=op.spec.name, check=check, imports=imports, more=more, home=home, body=body)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shiplap.audit import CostCard, Finding, Report
     from shiplap.audit.statement import SampleCollector
     from shiplap.dispatch import Op
+    from shiplap.sampling.ledger import Cell
 
 EPILOG = """\b
 Examples:
@@ -87,6 +88,7 @@ class _AuditResults:
     unmeasured: list[str] = field(default_factory=list)
     samples: dict[str, SampleCollector] = field(default_factory=dict)
     reports: list[Report] = field(default_factory=list)
+    ledgers: dict[str, tuple[Cell, ...]] = field(default_factory=dict)
 
     def add(self, part: _AuditResults) -> None:
         """Add the results of one more op."""
@@ -94,6 +96,7 @@ class _AuditResults:
         self.costs += part.costs
         self.unmeasured += part.unmeasured
         self.samples |= part.samples
+        self.ledgers |= part.ledgers
 
     def make_reports(self, ops: Sequence[Op], required: Sequence[str]) -> None:
         """Make one report on each op, from the findings of all runs."""
@@ -101,7 +104,7 @@ class _AuditResults:
 
         for name in (op.spec.name for op in ops):
             findings = tuple(f for f in self.findings if f.subject == name)
-            self.reports.append(Report(name, findings, tuple(required)))
+            self.reports.append(Report(name, findings, tuple(required), self.ledgers.get(name, ())))
 
 
 def command(
@@ -214,7 +217,7 @@ def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) 
     examined = results.samples.setdefault(op.spec.name, SampleCollector())
     for chosen, budget in asked.runs:
         try:
-            results.findings += audit(
+            report = audit(
                 op,
                 checks=chosen,
                 seed=asked.seed,
@@ -223,6 +226,8 @@ def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) 
                 budget=budget,
                 examined=examined,
             )
+            results.findings += report
+            results.ledgers.setdefault(op.spec.name, report.ledger)  # a sanitizer looks at no cell
         except ShiplapError as e:
             # SL502 concerns the declaration of this op alone. Any other error would stop the audit of every op.
             if e.id != "SL502":

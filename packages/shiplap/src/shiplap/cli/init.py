@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,7 +79,9 @@ def command(
         )
     if package:
         with console.own_stdout():
-            drafts = draft_package(package, namespace or [], record, arguments or [])
+            # Written after each op, so that a package which ends the process takes no finished draft with it.
+            keep = (lambda text: None) if to_stdout else partial(console.write_text, file)
+            drafts = draft_package(package, namespace or [], record, arguments or [], keep)
         _write_package_draft(file, drafts, json=json)
         if drafts.failure:
             raise typer.Exit(console.FAILED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,9 +74,15 @@ def _not_inferred(where: str) -> bool:
 
 
 def draft_package(
-    package: str, namespaces: Sequence[str], script: Path | None, arguments: Sequence[str]
+    package: str,
+    namespaces: Sequence[str],
+    script: Path | None,
+    arguments: Sequence[str],
+    keep: Callable[[str], None] = lambda text: None,
 ) -> PackageDraft:
     """Draft all ops of ``package``, with facts from the calls of ``script``.
+
+    Each op is drafted in a process of its own. ``keep`` is called with the text of the module after each op.
 
     Raises:
         ShiplapError: SL501 if there is no such package, or no op in it; SL601 if it cannot be imported.
@@ -84,21 +90,41 @@ def draft_package(
     ops = find_package_ops(package, import_home, namespaces)
     recorder = DispatchRecorder(ops, lambda name: console.note(f"recording {name}"))
     failure = _run_script(script, arguments, recorder) if script is not None else ""
-    with tuning_progress(None) as report:
-        drafted = draft_ops(ops, recorder.calls, package, report)
     command = f"shiplap init --package {package}" + (f" --record {script}" if script else "")
     version = installed_version(package)
-    head = [
-        f"{len(drafted.entries)} ops of {package}{f' {version}' if version else ''}, drafted by `{command}`.",
-        "",
-        "Import this module, then audit its ops: shiplap audit <this file>. What is marked inferred was seen in",
-        "calls and promised by nobody: confirm it. Until the lines marked FILL are written there is no reference, and",
-        "whatever would be compared with one stays incomplete.",
-    ]
-    text = write_module_source(drafted.entries, drafted.left_out, head=[head[0], *head[2:]], home=package)
+
+    def write(drafted: DraftedPackage) -> str:
+        """Return the text of the module of these drafts."""
+        head = [
+            f"{len(drafted.entries)} ops of {package}{f' {version}' if version else ''}, drafted by `{command}`.",
+            "Import this module, then audit its ops: shiplap audit <this file>. What is marked inferred was seen in",
+            "calls and promised by nobody: confirm it. Until the lines marked FILL are written there is no reference,",
+            "and whatever would be compared with one stays incomplete.",
+        ]
+        return write_module_source(drafted.entries, drafted.left_out, head=head, home=package)
+
+    with tuning_progress(None) as report:
+        drafted = draft_ops(
+            ops, recorder.calls, package, report, isolate=_isolate_work, keep=lambda drafted: keep(write(drafted))
+        )
+    text = write(drafted)
     return PackageDraft(
         package, drafted, text, str(script) if script else "", failure, recorder.calls, dict(recorder.counts)
     )
+
+
+def _isolate_work(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the plain data of ``work``, which runs in a process of its own, or the way in which that process ended."""
+    from shiplap.audit.child_process import ChildDeath, can_isolate, stream_events
+
+    if not can_isolate():
+        return work()
+    for event in stream_events(lambda send: send({"kind": "drafted", "data": work()})):
+        if isinstance(event, ChildDeath):
+            return {"left_out": f"its meta kernel ends the process: {event}"}
+        if event["kind"] == "drafted":
+            return dict(event["data"])
+    return {"left_out": "its process sent nothing"}
 
 
 def _run_script(script: Path, arguments: Sequence[str], recorder: DispatchRecorder) -> str:

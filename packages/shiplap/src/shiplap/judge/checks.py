@@ -22,6 +22,7 @@ from shiplap.judge.target import JudgeSubject, JudgeTarget
 from shiplap.judge.variants import SECRET_RANDOM, InputForm
 from shiplap.sampling.compare import Reduction
 from shiplap.sampling.compare_to_reference import compare_with_rounding
+from shiplap.sampling.ledger import Ledger
 from shiplap.sandbox.candidate import CandidateError, TargetProcess
 from shiplap.sandbox.proc_filesystem import ProcessResources, read_process_resources
 from shiplap.sandbox.protocol import OperatorUse
@@ -46,6 +47,8 @@ class JudgeSession:
         unchecked: properties that the verdict does not cover.
         timings: one entry for each timed form.
         calls: the number of calls whose results were compared.
+        ledger: the cells to which these calls belong.
+        tried: the axes of the ledger that some form varies.
     """
 
     options: JudgeOptions
@@ -59,6 +62,8 @@ class JudgeSession:
     unchecked: list[str] = field(default_factory=list)
     timings: list[Timed] = field(default_factory=list)
     calls: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+    tried: set[str] = field(default_factory=set)
 
     @property
     def problem(self) -> JudgeProblem:
@@ -159,7 +164,10 @@ def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: Input
         for zeros in (True, False):
             if not change_parameters(state, lambda new: witness.renew(new) and problem.renew(new), zeros=zeros):
                 if state:
-                    case.unchecked.append("other values of the parameters: the candidate has none of the same names")
+                    case.missing["parameters"] = (
+                        "other values of the parameters: the candidate lacks some of the reference's, so that nothing "
+                        "shows that it uses them; name its parameters as the reference does"
+                    )
                 return
             args = problem.draw(form)
             # A zero parameter must stay zero, so try again with zeros unchanged.

@@ -27,7 +27,9 @@ from shiplap.judge.options import JudgeBudget, JudgeOptions, StepDeadline
 from shiplap.judge.result import JudgeResult, Reason
 from shiplap.judge.target import JudgeTarget, load_subject
 from shiplap.judge.variants import InputForm
+from shiplap.sampling.ledger import JUDGE, Cell
 from shiplap.sampling.perturb import perturb_arguments
+from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import tensors_among
 from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, TargetProcess
 from shiplap.sandbox.load_candidate import added_folders
@@ -46,6 +48,7 @@ ENDURING_SHARE = 0.5  # many calls, and gradients
 COMPILING_SHARE = 0.5  # torch.compile of the reference
 TIMING_SHARE = 0.85  # times while the candidate's process exists
 UNCHECKED_OF_FUNCTIONS = ["layouts other than contiguous ones", "other dtypes, empty tensors, NaN and infinity"]
+LOOKED_BY = {axis: part for (axis, _), part in JUDGE.items()}
 REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
 
 
@@ -104,6 +107,8 @@ def judge(
     with ExitStack() as stack:
         home = launcher or stack.enter_context(SandboxLauncher())
         _run_checks(case, home, stack)
+    cells = _cells_of(case)
+    case.missing.update({str(c): c.reason for c in cells if c.required and c.state == "untouched"})
     return JudgeResult(
         _target_label(asked, reference),
         _target_label(judged, candidate),
@@ -113,7 +118,18 @@ def judge(
         tuple(case.timings),
         case.calls,
         time.monotonic() - budget.began,
+        cells,
     )
+
+
+def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:
+    """Return the ledger of a judgement. What the reference refuses, or the caller leaves out, does not apply."""
+    refused = "the reference accepts no other than its own"
+    case.ledger.absent = {axis: refused for axis in ("size", "value") if case.tried and axis not in case.tried}
+    if not case.options.vary_shapes:
+        case.ledger.absent["size"] = "the caller asks for the shapes of the inputs alone"
+    state = "incomplete" if case.missing else "ok"
+    return case.ledger.cells(JUDGE, dict.fromkeys(JUDGE.values(), (state, "")))
 
 
 def _target_label(target: JudgeTarget, given: Any) -> str:
@@ -146,6 +162,7 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
             case.missing["other inputs"] = "the reference takes too long to find all that it accepts"
         if not _reference_is_comparable(case, forms):
             return
+        case.tried = {axis for form in forms for axis in _axes(forms[0], form)}
         _check_inputs(case, witness, forms)
         if not case.reasons:
             # Each of the next checks is expensive and needs right results, so a known fault ends the judgement.
@@ -162,6 +179,11 @@ def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> 
     """Return whether candidates can be compared with this reference, and note what inputs and results leave open."""
     if case.problem.constant:
         case.unchecked.append("times on the inputs that come with the reference: some are always the same")
+    if case.problem.absent:
+        places = ", ".join(map(str, case.problem.absent))
+        case.missing["absence"] = (
+            f"argument {places} is always None: let get_inputs give a tensor there in some draws, or leave it out"
+        )
     for number in case.problem.always:
         case.unchecked.append(f"other numbers in tensor argument {number}: get_inputs always gives the same")
     unfit = case.problem.why_unfit([f for f in forms if f.timed] or forms[:1])
@@ -251,12 +273,22 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
             return
         with case.record_faults(form.label):
             _check_one_form(case, witness, form, pace)
+            for axis in _axes(forms[0], form):
+                case.ledger.look(LOOKED_BY[axis], (axis,), ("value",))
         if not number:  # the first call may compile, so the share begins after it
             enough = case.budget.time_of_share(CHECKING_SHARE)
         if len(case.reasons) >= 3 or any(r.check in ("process", "memory") for r in case.reasons):
             return
     if not case.calls:
         case.missing["inputs"] = "the reference took none of the inputs"
+
+
+def _axes(first: InputForm, form: InputForm) -> list[str]:
+    """Return the axes in which a form differs from the first one."""
+    recipe, usual = form.recipe or SampleRecipe(), first.recipe or SampleRecipe()
+    sized = form.shapes != first.shapes or recipe.sizes != usual.sizes
+    valued = form.kind != "drawn" or recipe.values != usual.values
+    return ["size"] * sized + ["value"] * valued
 
 
 def _check_one_form(case: JudgeSession, witness: TargetProcess, form: InputForm, pace: StepDeadline) -> None:
@@ -299,6 +331,8 @@ def _check_many_calls(case: JudgeSession, witness: TargetProcess, forms: Sequenc
             many.run(form, args, ends)
         finally:
             case.calls += many.made
+            if many.made:
+                case.ledger.look(LOOKED_BY["order of calls"], ("order of calls",), ("value",), many.made)
     if not case.reasons and many.made < ENDURANCE_CALLS and many.own > 0.5 * (time.monotonic() - began):
         case.missing["calls"] = (
             f"{many.made} of {ENDURANCE_CALLS} calls of the smallest shapes: the candidate takes too long"

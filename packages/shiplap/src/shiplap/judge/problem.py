@@ -52,6 +52,7 @@ class JudgeProblem:
     until: float = math.inf  # the time (``time.monotonic``) after which the search for forms ends
     hurried: bool = False  # whether the search ended early
     always: list[int] = field(default_factory=list)  # integer tensors with the same values in each draw
+    absent: list[int] = field(default_factory=list)  # arguments that are None in each draw
     compares_nesting: bool = False  # whether a result has to lie in the same containers
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
@@ -313,7 +314,11 @@ class FunctionProblem(JudgeProblem):
             raise error("SL616", where=self.name, got=error_line(e), expected="a result for its own inputs") from e
         # The time of the first call bounds how many other shapes are tried.
         self.takes = time.perf_counter() - began
-        self._look_for_constants(tensors_among(made), tensors_among(self._make_arguments()))
+        again = self._make_arguments()
+        self._look_for_constants(tensors_among(made), tensors_among(again))
+        self.absent = [
+            i for i, pair in enumerate(zip(made, again, strict=False)) if not any(v is not None for v in pair)
+        ]
         return made
 
     def _look_for_constants(self, first: list[Tensor], second: list[Tensor]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from shiplap.render.result import ResultWithVerdict, Row
+from shiplap.sampling.ledger import Cell
 
 JudgeVerdict = Literal["accepted", "refused", "incomplete"]
 EXIT_CODES: dict[str, int] = {"accepted": 0, "refused": 1, "incomplete": 3}
@@ -76,6 +77,8 @@ class JudgeResult(ResultWithVerdict):
         timings: one entry for each timed shape. Empty if the candidate was refused before.
         calls: the number of calls of the candidate that were compared with the reference.
         seconds: the duration of the whole judgement.
+        ledger: the cells of an axis and an obligation that the calls belong to. A required one that is untouched is
+            also in ``missing``.
         exit_code: 0 for accepted, 1 for refused, 3 for incomplete.
     """
 
@@ -87,6 +90,7 @@ class JudgeResult(ResultWithVerdict):
     timings: tuple[Timed, ...]
     calls: int
     seconds: float
+    ledger: tuple[Cell, ...] = ()
     good: ClassVar[str] = "accepted"
 
     @property
@@ -107,6 +111,7 @@ class JudgeResult(ResultWithVerdict):
         rows = [Row(r.check, "fail", r.evidence, (f"on {r.input}",) if r.input else ()) for r in self.reasons]
         rows += [Row(name, "incomplete", why) for name, why in self.missing]
         rows += [Row("times", "ok", _times(timed)) for timed in self.timings]
+        rows += [Row(str(c), "skip", f"does not apply: {c.reason}") for c in self.ledger if c.required and c.reason]
         rows.append(
             Row("calls", "", f"{self.calls} calls were compared with {self.reference}, in {self.seconds:.1f} s")
         )

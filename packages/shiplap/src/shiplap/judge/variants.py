@@ -16,7 +16,7 @@ from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import tensors_among
 
 VALUE_KINDS = ("drawn", "normal", "wide", "tiny", "skewed", "ties", "shifted", "constant", "scaled", "large", "small")
-FINITE_KINDS = ("blank", "whole")  # kinds that are used only if every result of the reference is finite
+FINITE_KINDS = ("blank", "whole", "flags")  # kinds that are used only if every result of the reference is finite
 # Powers of ten between which a scale is drawn.
 DECADES = {"scaled": (-3.0, 3.0), "large": (3.0, 5.0), "small": (-7.0, -3.0)}
 MAX_THRESHOLDS = 6  # the most constants of the candidate around which values are drawn
@@ -106,6 +106,8 @@ def _unusual_value_forms(first: tuple[Any, ...], plain: InputForm, varied: bool)
         yield form("blank", "some rows of zeros")
     if any(_is_integer_data(t) for t in all_of):
         yield form("whole", "large integers")
+    if varied and any(t.dtype == torch.bool for t in all_of):
+        yield form("flags", "other flags in tensors")
     never = [i for i, t in enumerate(all_of) if t.is_floating_point() and t.numel() and float(t.min()) >= 0]
     alone = [(i,) for i in SECRET_RANDOM.sample(never, min(MAX_SIGNED_FORMS, len(never)))]
     for which in dict.fromkeys((tuple(never), *alone) if never else ()):
@@ -239,7 +241,14 @@ def _vary_tensor(
         t = _resample_values(t, shape, rng)
     if kind == "whole" and _is_integer_data(t):
         return _large_integers(t, rng)
-    if kind in ("drawn", "whole") or not t.is_floating_point() or not t.numel() or (form.signed and not signed):
+    if kind == "flags" and t.dtype == torch.bool:
+        return (torch.rand(t.shape, generator=rng, device=rng.device) < 0.5).to(t.device)
+    if (
+        kind in ("drawn", *FINITE_KINDS[1:])
+        or not t.is_floating_point()
+        or not t.numel()
+        or (form.signed and not signed)
+    ):
         return t
     values = _noise_of_kind(t, form, torch.randn(t.shape, generator=rng, device=rng.device, dtype=torch.float64), rng)
     return (values.abs() if float(t.min()) >= 0 and not signed else values).to(t.dtype)

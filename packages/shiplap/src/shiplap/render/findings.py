@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COSTS = ("subject", "device", "input", "binding", "raw_ns", "eager_ns", "compiled_ns", "captured_ns", "notes")
-FIELDS = ("check", "verdict", "subject", "evidence", "input", "fix", "reproducer")
+FIELDS = ("check", "verdict", "subject", "evidence", "input", "fix", "reproducer", "varied")
 HEADING, NONE = "ns per call, smallest sample", "no op has samples"
 WORDS = (("fail", "failed"), ("incomplete", "incomplete"), ("ok", "ok"), ("skip", "do not apply"))
 
@@ -60,6 +60,25 @@ class FindingFields(Protocol):
     def fix(self) -> str: ...
     @property
     def reproducer(self) -> str: ...
+    @property
+    def varied(self) -> str: ...
+
+
+class CellFields(Protocol):
+    """The fields of a cell of a ledger that a page reads."""
+
+    @property
+    def axis(self) -> str: ...
+    @property
+    def obligation(self) -> str: ...
+    @property
+    def looked_by(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def samples(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
 
 
 class Report(Protocol):
@@ -77,6 +96,10 @@ class Report(Protocol):
     def failed(self) -> Sequence[str]: ...
     @property
     def missing(self) -> Sequence[tuple[str, str]]: ...
+    @property
+    def causes(self) -> Sequence[Sequence[FindingFields]]: ...
+    @property
+    def ledger(self) -> Sequence[CellFields]: ...
 
 
 def exit_code(reports: Sequence[Report]) -> int:
@@ -114,21 +137,61 @@ def print_findings(
         for f in group:
             table.add_row(Text(f.check), Text(f.verdict, STYLES[f.verdict][0]), Text(f.evidence))
         console.print(table, "")
-    for f in findings:
-        if f.verdict == "fail":
-            _print_failure(f, console)
+    grouped = {id(f) for report in reports for cause in report.causes for f in cause}
+    causes = [cause for report in reports for cause in report.causes]
+    causes += [(f,) for f in findings if f.verdict == "fail" and id(f) not in grouped]
+    for first, *symptoms in causes:
+        _print_failure(first, console, symptoms)
     console.print(Text(_count_verdicts(findings)))
+    for report in reports:
+        if report.ledger:
+            _print_ledger(report, console)
     for report in reports:
         console.print(Text(report.headline, STYLES[report.verdict][0]), soft_wrap=True)
 
 
-def _print_failure(f: FindingFields, console: Console) -> None:
+def ledger_table(ledger: Sequence[CellFields]) -> tuple[list[str], list[tuple[str, list[tuple[str, str]]]]]:
+    """Return the obligations, and for each axis a row of marks with the style of each.
+
+    A mark is the number of samples, ``-`` for a cell that does not apply, ``?`` for a required cell that nothing looked
+    at, or empty for an optional one.
+    """
+    obligations = list(dict.fromkeys(c.obligation for c in ledger))
+    rows: dict[str, list[tuple[str, str]]] = {}
+    for cell in ledger:
+        style = "skip" if cell.state == "does not apply" else "fail" if cell.looked_by and not cell.samples else "ok"
+        mark = {"skip": "-", "fail": "?"}.get(style, str(cell.samples or ""))
+        rows.setdefault(cell.axis, []).append((mark, style if cell.looked_by else "skip"))
+    return obligations, list(rows.items())
+
+
+def _print_ledger(report: Report, console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    obligations, rows = ledger_table(report.ledger)
+    title = Text(f"{report.subject}: samples looked at (- does not apply, ? required and untouched, dim: optional)")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="dim")
+    table.add_column("", no_wrap=True)
+    for obligation in obligations:
+        table.add_column(
+            obligation.replace("second gradient", "second").replace("determinism", "determ."), justify="right"
+        )
+    for axis, marks in rows:
+        table.add_row(Text(axis, "dim"), *(Text(mark, STYLES[style][0]) for mark, style in marks))
+    console.print(table, "")
+
+
+def _print_failure(f: FindingFields, console: Console, symptoms: Sequence[FindingFields] = ()) -> None:
+    """Print the finding that shows a cause, and the names of others that fail for the same reason."""
     from rich.text import Text
 
     console.print(Text(f"{f.subject}: {f.check}", STYLES["fail"][0]))
     for name in ("evidence", "input", "fix"):
         if value := getattr(f, name):
             console.print(Text(f"  {name:<9}{value}"), soft_wrap=True)
+    for other in symptoms:
+        console.print(Text(f"  {'also':<9}{other.check}: {other.evidence}", "dim"), soft_wrap=True)
     if f.reproducer:  # flush left: it is there to be copied
         console.print("", Text(f.reproducer), sep="\n", soft_wrap=True)
     console.print()
@@ -185,6 +248,13 @@ def findings_json(
             "required": list(report.required),
             "failed": list(report.failed),
             "missing": dict(report.missing),
+            "ledger": [
+                {
+                    name: getattr(cell, name)
+                    for name in ("axis", "obligation", "looked_by", "state", "samples", "reason")
+                }
+                for cell in report.ledger
+            ],
         }
         for report in reports
     }
@@ -211,6 +281,7 @@ def findings_html(
         summary=_count_verdicts(findings),
         failed=any(f.verdict == "fail" for f in findings),
         verdicts=[(report.verdict, report.headline) for report in reports],
+        ledgers={report.subject: ledger_table(report.ledger) for report in reports if report.ledger},
         costs=costs,
         no_costs=no_costs or NONE,
         heading=HEADING,

@@ -20,6 +20,7 @@ class Finding:
         evidence: what was seen. For ``"skip"`` and ``"incomplete"`` the reason.
         input: the sample that shows it, or how many samples were run.
         fix: one thing to do about it.
+        varied: the axes that all failing samples vary, in one text. Empty if the first sample fails, too.
         reproducer: a Python script that rebuilds the sample and fails the same way.
     """
 
@@ -30,3 +31,4 @@ class Finding:
     input: str = ""
     fix: str = ""
     reproducer: str = ""
+    varied: str = ""

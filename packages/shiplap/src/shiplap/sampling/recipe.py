@@ -62,8 +62,9 @@ class SampleRecipe:
 
     @property
     def total(self) -> int:
-        """The sum of all sizes."""
-        return sum(v for _, v in self.sizes if type(v) is int)
+        """The sum of all sizes, those of variadic dims too."""
+        sizes = [v if isinstance(v, tuple) else (v,) for _, v in self.sizes]
+        return sum(n for size in sizes for n in size if type(n) is int)
 
     @property
     def values_key(self) -> str:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from shiplap.sampling.partial_sums import rounded_sums
+from shiplap.sampling.row_formulas import row_formula
 from shiplap.torch_private.dispatcher_calls import TorchDispatchMode, without_memory
 from shiplap.torch_private.graph_nodes import core_decompositions
 from shiplap.torch_private.graph_objects import map_leaves
@@ -82,7 +83,8 @@ class _RoundingMode(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::").rstrip("_")
         if name in EXACT_OPERATORS and func._overloadname != "decimals":  # round to decimals multiplies and divides
             return func(*args, **kwargs)
-        if (plainer := core_decompositions().get(func)) is not None:
+        plainer = row_formula(name, args) or core_decompositions().get(func)
+        if plainer is not None:
             with self:
                 result = plainer(*args, **kwargs)
                 if result is not NotImplemented:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from textwrap import shorten
@@ -47,13 +48,46 @@ def run_op(op: Op, case: SampleCase) -> tuple[Tensor, ...]:
     return op_effects(op, args, call_op(op, args))
 
 
+class ReferenceMark:
+    """A mark that a reference is running, which a process can share with the one that watches it."""
+
+    def __init__(self) -> None:
+        self._byte: bytearray | mmap.mmap = bytearray(1)
+
+    def share(self) -> None:
+        """Keep the mark in memory that is shared with processes that are forked from now on."""
+        self._byte = mmap.mmap(-1, 1)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a reference is running, here or in a process that shares the mark."""
+        return bool(self._byte[0])
+
+    def clear(self) -> None:
+        """Remove the mark that a process has left which was ended."""
+        self._byte[0] = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A context in which a reference runs."""
+        self._byte[0] = 1
+        try:
+            yield
+        finally:
+            self._byte[0] = 0
+
+
+reference_mark = ReferenceMark()
+
+
 def reference_effects(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Return the effects of the reference on copies of ``args``."""
     copies = copy_generators(tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), args))
     positional, named = split_arguments(op.spec, copies)
     if op.spec.random:  # without a generator argument, the op draws from torch's own
         torch.manual_seed(GENERATOR_SEED)
-    made = output_tensors(fresh_results(op.spec, copies, op.reference(*positional, **named)))
+    with reference_mark.running():
+        made = output_tensors(fresh_results(op.spec, copies, op.reference(*positional, **named)))
     return op_effects(op, copies, sort_unordered_rows(op.spec, made))
 
 
@@ -69,7 +103,8 @@ def reference_accepts(op: Op, args: tuple[Any, ...]) -> bool:
 def surrogate_results(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Return the results, on ``args`` themselves, of the function whose derivative is the op's gradient."""
     positional, named = split_arguments(op.spec, args)
-    made: Any = fresh_results(op.spec, args, op.surrogate(*positional, **named))
+    with reference_mark.running():
+        made: Any = fresh_results(op.spec, args, op.surrogate(*positional, **named))
     return sort_unordered_rows(op.spec, output_tensors(detach_results(op.spec, made)))
 
 

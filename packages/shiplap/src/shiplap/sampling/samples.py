@@ -245,13 +245,20 @@ class Samples:
         for arg in self.spec.scalars:
             if arg.name in dict(self.base.sizes):
                 continue
-            for value in tried[arg.name]:
+            usual = dict(self.base.scalars).get(arg.name)
+            made = set[str]()
+            doubled = [2 * usual] if type(usual) is int and usual > 1 and tried[arg.name] else []
+            for value in (*tried[arg.name], *doubled):
+                if value in doubled and made - {str(usual)}:
+                    continue  # a multiple of the usual value is tried where nothing else was admitted
                 direct = self.base.but(scalars={arg.name: value})
                 if self.make(direct) is not None:
+                    made.add(str(value))
                     yield from self._cases([direct])
                     continue
                 scalars = search_sizes(self.spec, fixed_scalars={**dict(self.base.scalars), arg.name: value})
                 if scalars is not None:
+                    made.add(str(value))
                     yield from self._cases([self._recipe(*scalars)])
 
     @cached_property
@@ -394,15 +401,24 @@ class Samples:
                 yield from self._resized({name: size})
         yield from self._resized({n: 0 for n, kind in kinds.items() if kind != "variadic"})
 
+    def ranks(self) -> Iterator[SampleCase]:
+        """Yield samples with several dims, and with none, in the place of each variadic one."""
+        for name in (n for n, kind in free_dims(self.spec).items() if kind == "variadic"):
+            for size in ((2, 3), (), (3, 1, 2)):
+                yield from self._resized({name: size})
+
     def grown(self, count: int) -> Iterator[SampleCase]:
         """Yield ``count`` cases with all dims of at least 2, as large as the declaration admits."""
-        base = dict(self.base.sizes)
+        base, kinds = dict(self.base.sizes), free_dims(self.spec)
         for step in range(1, 4 * count + 1):
             if count == 0:
                 return
-            sizes = {n: v + step * (5 + i) if type(v) is int and v > 1 else v for i, (n, v) in enumerate(base.items())}
+            sizes = {n: _larger(v, step * (5 + i)) for i, (n, v) in enumerate(base.items())}
             times = {n: 8 * step * v if type(v) is int else v for n, v in base.items()}
-            for wanted in (sizes, *({n: v} for n, v in sizes.items()), times):
+            # The size of a dim without a name often follows from other sizes, and a builder does not read it.
+            alone = [{n: v} for n, v in sizes.items() if kinds.get(n) != "any"]
+            multiples = [{n: (step + 1) * v} for n, v in base.items() if type(v) is int and kinds.get(n) == "name"]
+            for wanted in (sizes, *alone, times, *multiples, *({n: v} for n, v in sizes.items())):
                 case = next(self._resized(wanted), None)
                 if case is not None and case.recipe.total > self.base.total:
                     count -= 1
@@ -444,6 +460,13 @@ class Samples:
                 case = self.make(recipe.but(layouts={name: layout}))
                 if case is not None and not _is_plain_case(case):
                     yield case
+
+
+def _larger(size: Any, by: int) -> Any:
+    """Return a size, or each size of a variadic dim, grown by a number. Sizes of 0 and 1 stay."""
+    if isinstance(size, tuple):
+        return tuple(_larger(n, by) for n in size)
+    return size + by if type(size) is int and size > 1 else size
 
 
 def _is_plain_case(case: SampleCase) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -43,6 +44,18 @@ STATIC_RUNTIME_PREFIXES = (  # a static libstdc++: its own namespaces
     "_ZZN9__gnu_cxx",
     "_ZN14__gnu_internal",
 )
+# Sections in which a compiler for GPUs puts device code and its registration → the runtime that reads them.
+OFFLOAD_SECTIONS = {
+    ".nv_fatbin": "CUDA runtime",
+    ".nvFatBinSegment": "CUDA runtime",
+    ".hip_fatbin": "HIP runtime",
+    ".hipFatBinSegment": "HIP runtime",
+}
+# A name that C++ reserves for the compiler: of the variable itself, or of the function whose static it is.
+RESERVED_NAME = re.compile(r"(_ZZ?L?\d+)?__(?!_*$)\w+")
+REGISTRATION_BYTES = 16  # a handle or a flag of a registration: a larger static is a buffer, whatever its name
+# The names of a vendor's static library: its own name, and a digest in place of each symbol.
+VENDOR_STATIC = re.compile(r"lib(\w+?)_static_[0-9a-f]{32,}")
 LINKED_RUNTIME_NAME = "C++ runtime, linked in"
 EMPTY_SECTION_BYTES = {".data": 16, ".bss": 16}  # what an empty library has, with its alignment
 
@@ -133,6 +146,7 @@ def _read_symbols(elf: Any, table: Any) -> LibraryState:
     admitted: dict[WritableSymbol, bool] = {}  # → whether it is local to a source file
     runtime: dict[str, None] = {}
     linked_in = False
+    offload = next((owner for name, owner in OFFLOAD_SECTIONS.items() if elf.get_section_by_name(name)), "")
     for entry in table.iter_symbols():
         index, kind = entry["st_shndx"], entry["st_info"]["type"]
         if isinstance(index, str) or kind not in ("STT_OBJECT", "STT_TLS", "STT_COMMON", "STT_NOTYPE", "STT_LOOS"):
@@ -140,7 +154,8 @@ def _read_symbols(elf: Any, table: Any) -> LibraryState:
         where = _kind_of_section(elf.get_section(index).name)
         if not where or (kind == "STT_NOTYPE" and not entry["st_size"]):
             continue
-        if owner := _owner_of_symbol(entry.name):
+        owner = _owner_of_symbol(entry.name) or _vendor_of_symbol(entry.name, entry["st_size"], offload)
+        if owner:
             runtime[f"{entry.name} ({owner})"] = None
             linked_in = linked_in or owner == LINKED_RUNTIME_NAME
         else:
@@ -172,6 +187,17 @@ def _owner_of_symbol(name: str) -> str:
     """Return the owner of a symbol that compilers and runtimes add, empty for a symbol of the library."""
     known = next((why for pattern, why in RUNTIME_SYMBOLS.items() if fnmatch.fnmatchcase(name, pattern)), "")
     return known or (LINKED_RUNTIME_NAME if name.startswith(STATIC_RUNTIME_PREFIXES) else "")
+
+
+def _vendor_of_symbol(name: str, size: int, offload: str) -> str:
+    """Return the runtime of a GPU's vendor that a symbol belongs to, empty for a symbol of the library.
+
+    ``offload`` is the runtime that the library's device code is registered with, empty where it has none. A variable of
+    the device has a shadow with the author's name, which is state of the library.
+    """
+    if archive := VENDOR_STATIC.fullmatch(name):
+        return f"{archive[1]}, linked in"
+    return offload if offload and size <= REGISTRATION_BYTES and RESERVED_NAME.fullmatch(name) else ""
 
 
 def _unnamed_bytes(elf: Any, state: LibraryState) -> tuple[tuple[str, int], ...]:

@@ -6,7 +6,9 @@ import importlib.metadata
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
 
 from shiplap.errors import ShiplapError, error
 from shiplap.scaffold.calls import DispatchedCall
@@ -24,6 +26,7 @@ from shiplap.torch_private.dispatcher_library import (
     registered_names,
 )
 
+IsolateWork = Callable[[Callable[[], dict[str, Any]]], dict[str, Any]]
 DraftProgress = Callable[[str, int, int], None]
 
 
@@ -100,22 +103,40 @@ def draft_ops(
     recorded: Mapping[str, Sequence[DispatchedCall]],
     package: str,
     report: DraftProgress = lambda what, done, total: None,
+    *,
+    isolate: IsolateWork = lambda work: work(),
+    keep: Callable[[DraftedPackage], None] = lambda drafted: None,
 ) -> DraftedPackage:
-    """Return a draft of each op, or the reason why it can have none."""
+    """Return a draft of each op, or the reason why it can have none.
+
+    ``isolate`` runs the work on one op in a process of its own and returns its plain data: what a meta kernel does to
+    its process is lost with that. ``keep`` is called with the drafts so far after each op.
+    """
     result, docs, taken = DraftedPackage(), _first_sentences(package), set[str]()
     for done, (name, overload) in enumerate(ops.items()):
         report(name, done, len(ops))
-        try:
-            form = parse_schema(overload._schema)
-            doc = docs.get(name.partition("::")[2].split(".")[0], ("", ""))
-            entry = draft_op(form, overload, recorded.get(name, ()), doc)
-        except UndeclarableSchema as e:
-            result.left_out[name] = str(e)
-        except ShiplapError as e:
-            result.left_out[name] = f"{e.id} {e.what}: {e.where}: got {e.got}"
+        doc = docs.get(name.partition("::")[2].split(".")[0], ("", ""))
+        told = isolate(partial(_draft_as_data, overload, recorded.get(name, ())))
+        if reason := told.get("left_out"):
+            result.left_out[name] = reason
         else:
+            parts = told["known"]
+            known = InferredDeclaration(**{**parts, **{n: tuple(parts[n]) for n in ("requires", "open")}})
+            entry = DraftedOp(parse_schema(overload._schema), known, *doc, told["notes"])
             result.entries.append(entry.renamed(taken))
+        keep(result)
     return result
+
+
+def _draft_as_data(overload: Overload, recorded: Sequence[DispatchedCall]) -> dict[str, Any]:
+    """Return the inferred parts of one op as plain data, or the reason why it can have no draft."""
+    try:
+        drafted = draft_op(parse_schema(overload._schema), overload, recorded)
+    except UndeclarableSchema as e:
+        return {"left_out": str(e)}
+    except ShiplapError as e:
+        return {"left_out": f"{e.id} {e.what}: {e.where}: got {e.got}"}
+    return {"known": asdict(drafted.known), "notes": list(drafted.notes)}
 
 
 def draft_op(

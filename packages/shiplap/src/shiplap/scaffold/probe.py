@@ -57,7 +57,7 @@ def probe_meta_kernel(form: SchemaForm, overload: Overload, start: DispatchedCal
     if not has_meta_kernel(form.name):
         return ProbeResult(reason="no meta kernel")
     asker = _MetaProber(form, overload)
-    with suppress_warnings(), torch_private.fake_mode(symbolic=True):  # torch logs what a fake refuses
+    with suppress_warnings(), torch_private.fake_mode(symbolic=True, fallbacks=False):  # torch logs what a fake refuses
         base = asker.find_accepted_call() if start is None else asker.try_call(start.arguments)
         if base is None:
             return ProbeResult(reason=asker.reason or "the meta kernel takes none of the calls that were tried")
@@ -74,7 +74,7 @@ def dtype_follows_arguments(form: SchemaForm, overload: Overload, probed: ProbeR
     if base is None:
         return False
     other = {n: _in_float64(v) for n, v in base.arguments.items()}
-    with suppress_warnings(), torch_private.fake_mode(symbolic=True):
+    with suppress_warnings(), torch_private.fake_mode(symbolic=True, fallbacks=False):
         call = _MetaProber(form, overload).try_call(other)
     if call is None:
         return False

@@ -104,12 +104,17 @@ def available(name: str) -> bool:
 
 
 @contextmanager
-def fake_mode(symbolic: bool) -> Iterator[Any]:
-    """Enter a FakeTensorMode. With ``symbolic``, the sizes of converted tensors become symbols."""
+def fake_mode(symbolic: bool, *, fallbacks: bool = True) -> Iterator[Any]:
+    """Enter a FakeTensorMode. With ``symbolic``, the sizes of converted tensors become symbols.
+
+    Without ``fallbacks``, torch runs no real kernel on zeros for an op that has no fake, as it does for ops of some
+    namespaces.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    with FakeTensorMode(shape_env=ShapeEnv() if symbolic else None, allow_non_fake_inputs=False) as mode:
+    shapes = ShapeEnv() if symbolic else None
+    with FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=False, allow_fallback_kernels=fallbacks) as mode:
         yield mode
 
 

@@ -37,7 +37,14 @@ class ConfirmedClaim:
 
 
 class Bench(Protocol):
-    """An object that verifies and times candidates, which it identifies by index."""
+    """An object that verifies and times candidates, which it identifies by index.
+
+    ``confirms`` is the verdict on confirmations, as of a check: ``"ok"`` if a winner is called again on secret values
+    in a locked process, ``"skip"`` if that does not apply, else ``"incomplete"``, and the reason.
+    """
+
+    @property
+    def confirms(self) -> tuple[str, str]: ...
 
     def compile(self, indices: Sequence[int]) -> int:
         """Start compiling candidates in parallel, and return how many were started.
@@ -82,6 +89,8 @@ class Bench(Protocol):
 
 class LocalBench:
     """A bench in this process. A candidate that crashes ends the process."""
+
+    confirms = "incomplete", "tuned in the calling process, without the sandbox"
 
     def __init__(
         self,

@@ -32,6 +32,8 @@ class Choice:
             ``"in force"`` (in compiled code: received, or from a package), or ``"left out"``: the budget ended before
             this bucket had a choice, and ``kernel`` is empty.
         sizes: the recipe of the call that was measured.
+        unverified: the reason why the kernel is not verified, where a required cell of the ledger is untouched. Empty
+            for a verified kernel.
         place: further fields of the key, by name: the code around a call in a compiled graph. Empty for a choice that
             eager calls use.
     """
@@ -52,6 +54,7 @@ class Choice:
     tried: int = 0
     origin: str = "measured"
     sizes: str = ""
+    unverified: str = ""
     place: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -92,6 +95,7 @@ class Choice:
             "findings": [asdict(f) for f in self.findings],
             "tried": self.tried,
             "sizes": self.sizes,
+            "unverified": self.unverified,
         }
 
 
@@ -124,6 +128,7 @@ def choice_from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
         tried=read.tried,
         origin=origin,
         sizes=read.sizes,
+        unverified=read.unverified,
         place=place_of_key(key),
     )
 

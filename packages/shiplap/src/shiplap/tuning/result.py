@@ -23,7 +23,8 @@ class TuneResult(ResultWithVerdict):
         choices: one choice for each bucket, in the order of the samples. A second one follows for a bucket whose
             templates were measured in compiled code.
         verdict: ``"failed"`` if a candidate was wrong, crashed or hung. ``"incomplete"`` if none did, but the budget
-            was spent before each bucket had a choice. Otherwise ``"chosen"``.
+            was spent before each bucket had a choice, or a kernel was chosen without being verified
+            (``Choice.unverified`` says why). Otherwise ``"chosen"``.
         exit_code: 0 for chosen, 1 for failed, 3 for incomplete.
     """
 
@@ -36,10 +37,15 @@ class TuneResult(ResultWithVerdict):
         return tuple(c for c in self.choices if c.origin == LEFT_OUT)
 
     @property
+    def unverified(self) -> tuple[Choice, ...]:
+        """The choices whose kernels are not verified, because a facility is missing that verifies them."""
+        return tuple(c for c in self.choices if c.unverified)
+
+    @property
     def verdict(self) -> TuneVerdict:
         if any(f.verdict == "fail" for c in self.choices for f in c.findings):
             return "failed"
-        return "incomplete" if self.left_out else "chosen"
+        return "incomplete" if self.left_out or self.unverified else "chosen"
 
     @property
     def exit_code(self) -> int:
@@ -49,7 +55,8 @@ class TuneResult(ResultWithVerdict):
     def headline(self) -> str:
         names = ", ".join(dict.fromkeys(c.op for c in self.choices)) or "no op"
         chosen = len(self.choices) - len(self.left_out)
-        return f"{names}: {self.verdict} ({chosen} of {len(self.choices)} calls have a choice)"
+        doubts = f", {len(self.unverified)} of them unverified" if self.unverified else ""
+        return f"{names}: {self.verdict} ({chosen} of {len(self.choices)} calls have a choice{doubts})"
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -67,6 +74,7 @@ def _row(choice: Choice) -> Row:
     place = "  in compiled code" if choice.compiled else ""
     name = f"{choice.op}  {choice.bucket}  {choice.dtypes}  {choice.device}{place}"
     dropped = tuple(f"{f.verdict}  {f.evidence}" for f in choice.findings)
+    dropped += (f"unverified  {choice.unverified}",) if choice.unverified else ()
     outcome = "fail" if any(f.verdict == "fail" for f in choice.findings) else ""
-    outcome = outcome or (LEFT_OUT if choice.origin == LEFT_OUT else "chosen")
+    outcome = outcome or (LEFT_OUT if choice.origin == LEFT_OUT else "incomplete" if choice.unverified else "chosen")
     return Row(name, outcome, f"{choice.label or 'no choice'}: {choice.reason} ({choice.origin})", dropped)

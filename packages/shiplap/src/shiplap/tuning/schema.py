@@ -20,3 +20,4 @@ class StoredValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     findings: list[dict[str, str]]
     tried: int
     sizes: str
+    unverified: str = ""

@@ -10,6 +10,7 @@ import torch
 from shiplap.declare.config import Config
 from shiplap.dispatch import Op, tuned_choices
 from shiplap.errors import error, notice
+from shiplap.sampling.ledger import TUNE, Ledger
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.settings import settings
 from shiplap.tuning.allowed import require_quiet
@@ -94,8 +95,9 @@ def select(
         if not listed or listed[0].kernel != tuned_choices.REFERENCE:
             listed.insert(0, ReferenceCandidate(op))
         task = SelectionTask(op, drawn, key, listed, options)
-        ranking = _rank_task(task, (bench or _make_local_bench)(task), report)
-        choice = _make_choice(task, ranking)
+        made = (bench or _make_local_bench)(task)
+        ranking = _rank_task(task, made, report)
+        choice = _make_choice(task, ranking, made.confirms)
         report("keep", 1, 1)  # raises if the caller has given up waiting
         if not ranking.order:  # not even the reference runs: too large for now, perhaps; that is no answer for later
             return choice
@@ -180,7 +182,20 @@ def _rank_task(task: SelectionTask, bench: Bench, report: Report) -> Ranking:
         )
 
 
-def _make_choice(task: SelectionTask, ranking: Ranking) -> Choice:
+def _unverified(best: Candidate, confirms: tuple[str, str]) -> str:
+    """Return the required cells that nothing looked at, with the reason. The reference is correct by definition."""
+    if best.kernel == tuned_choices.REFERENCE:
+        return ""
+    ledger = Ledger()
+    ledger.look("tune.verify", ("value", "order of calls"), ("value",))
+    if confirms[0] == "ok":
+        ledger.look("tune.confirm", ("order of calls",), ("determinism",))
+    cells = ledger.cells(TUNE, {"tune.verify": ("ok", ""), "tune.confirm": confirms})
+    untouched = [str(c) for c in cells if c.required and c.state == "untouched"]
+    return f"{confirms[1]} ({', '.join(untouched)} is untouched)" if untouched else ""
+
+
+def _make_choice(task: SelectionTask, ranking: Ranking, confirms: tuple[str, str]) -> Choice:
     """Return the choice that follows from a ranking. Even without a ranking there is one: the reference."""
     order, listed, drawn = ranking.order, task.candidates, task.inputs
     best = listed[order[0]] if order else listed[0]
@@ -188,6 +203,7 @@ def _make_choice(task: SelectionTask, ranking: Ranking) -> Choice:
     # The declared default is always among the candidates, so its time shows the gain of the choice.
     default = _index_of_candidate(listed, declared_default(task.op, drawn.call, drawn.device))
     times = {i: t.median for i, t in ranking.timings.items()}
+    unverified = _unverified(best, confirms)
     return Choice(
         op=task.op.spec.name,
         device=task.key["device"],
@@ -200,10 +216,11 @@ def _make_choice(task: SelectionTask, ranking: Ranking) -> Choice:
         runner_up=candidate_label(listed[second]) if second is not None else "",
         runner_up_time=times[second] if second is not None else 0.0,
         default_time=times.get(default, 0.0),
-        reason=_describe_ranking(ranking, listed, default),
+        reason=_describe_ranking(ranking, listed, default, "unverified" if unverified else "verified"),
         findings=tuple(ranking.findings),
         tried=len(listed) - ranking.unseen,
         sizes=str(drawn.recipe),
+        unverified=unverified,
         place=place_of_key(task.key),
     )
 
@@ -212,7 +229,7 @@ def _index_of_candidate(listed: Sequence[Candidate], wanted: tuple[str, Config])
     return next((i for i, c in enumerate(listed) if (c.kernel, c.config) == wanted), 0)
 
 
-def _describe_ranking(ranking: Ranking, listed: Sequence[Candidate], default: int) -> str:
+def _describe_ranking(ranking: Ranking, listed: Sequence[Candidate], default: int, word: str) -> str:
     order = ranking.order
     wrong = sum(f.verdict == "fail" for f in ranking.findings)
     dropped = f"; {wrong} dropped, see findings" if wrong else ""
@@ -225,7 +242,7 @@ def _describe_ranking(ranking: Ranking, listed: Sequence[Candidate], default: in
     gain = times[default].median / times[order[0]].median if default in times and times[order[0]].median else 0.0
     against = f", {gain:.2f}x the declared default" if gain and default != order[0] else ", the declared default"
     return (
-        f"fastest of {len(order)} verified: {show_time(times[order[0]].median)}, "
+        f"fastest of {len(order)} {word}: {show_time(times[order[0]].median)}, "
         f"next {candidate_label(listed[order[1]])} {show_time(times[order[1]].median)}"
         f"{against if default in times else ''}{dropped}"
     )

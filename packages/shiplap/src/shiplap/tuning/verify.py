@@ -14,7 +14,8 @@ from torch import Tensor
 from shiplap.dispatch.launch import poisoned_workspace
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare import compare_within_tolerance, derive_reduction
-from shiplap.sampling.run import error_line, op_effects, reference_effects, reference_effects64
+from shiplap.sampling.run import error_line, op_effects, reference_effects, reference_effects64, tensors_among
+from shiplap.sandbox.protocol import elements_overlap
 from shiplap.tuning.candidate import Candidate, CandidateRefused
 from shiplap.tuning.inputs import Inputs
 
@@ -74,11 +75,17 @@ class Verifier:
             Poison,  # defining a function mode takes torch 80 ms: not when shiplap is imported
         )
 
-        args = case.fresh()
+        # A candidate that remembers results by address is wrong with the second draw in the tensors of the first.
+        first = self.inputs.real[0] if number == 1 and fits_in_place(self.inputs.real[0], case) else None
+        args = first.fresh() if first else case.fresh()
         byte = (0xFF, 0x55, 0xAA)[number % 3]
         with torch.no_grad(), poisoned_workspace(byte):
             run = candidate.prepare(args)
             with nullcontext() if candidate.opaque else Poison(byte):
+                if first:
+                    run()
+                    for t, new in zip(tensors_among(args), tensors_among(case.args), strict=True):
+                        t.copy_(new)
                 outs = tuple(run())
         wait_for_device(self.inputs.device)
         own, wide = self._reference(number, case)
@@ -93,6 +100,16 @@ class Verifier:
                     reference_effects64(self.op, case.args),
                 )
         return self._references[number]
+
+
+def fits_in_place(first: SampleCase, second: SampleCase) -> bool:
+    """Return whether the values of the second sample can be copied into the tensors of the first."""
+    before, after = tensors_among(first.args), tensors_among(second.args)
+    other = [[v for v in case.args if not isinstance(v, (Tensor, list))] for case in (first, second)]
+    alike = [(t.shape, t.dtype) for t in before] == [
+        (t.shape, t.dtype) for t in after
+    ] and first.graph_key == second.graph_key
+    return alike and other[0] == other[1] and not any(elements_overlap(t.shape, t.stride()) for t in before)
 
 
 def wait_for_device(device: str) -> None:

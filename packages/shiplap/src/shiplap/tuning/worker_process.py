@@ -157,6 +157,15 @@ class WorkerProcess:
 class RemoteBench:
     """A bench whose candidates run in the worker of an ``WorkerProcess``."""
 
+    @property
+    def confirms(self) -> tuple[str, str]:
+        if can_send_arguments(self.task.inputs):
+            return "ok", ""
+        return (
+            "skip",
+            "these arguments cannot be sent to a locked process: the worker is a process of its own, unlocked",
+        )
+
     def __init__(self, isolation: WorkerProcess, task: SelectionTask, provider: str) -> None:
         self.isolation, self.task, self.provider = isolation, task, provider
         self._beside = True  # candidates may be compiled side by side

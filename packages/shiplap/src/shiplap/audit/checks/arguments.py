@@ -204,5 +204,6 @@ CHECK = Check(
     observes="wrong calls are refused with an error that names op and argument, and nothing is written",
     observe=observe_arguments,
     cases=arguments_cases,
+    obligations=(),
     fix="check before the first write; sl.op derives these checks from the declaration",
 )

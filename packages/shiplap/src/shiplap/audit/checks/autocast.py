@@ -13,10 +13,18 @@ from shiplap.declare import Arg
 from shiplap.dispatch import Op
 from shiplap.sampling.case import SampleCase, tree_map
 from shiplap.sampling.compare import bitwise_difference
-from shiplap.sampling.run import call_op, error_line, op_effects, tensors_among, why_no_backward
+from shiplap.sampling.run import (
+    call_op,
+    error_line,
+    op_effects,
+    run_op,
+    tensors_among,
+    why_no_backward,
+)
 from shiplap.sampling.samples import Samples
 
 AUTOCAST_DTYPE = torch.bfloat16
+UNCHANGED_FIX = "compute within torch.autocast(device_type, enabled=False), or declare the autocast rule that holds"
 
 
 def why_skip_autocast(op: Op) -> str:
@@ -28,7 +36,7 @@ def why_skip_autocast(op: Op) -> str:
     if op.spec.autocast is None:
         return "" if op.spec.tensors else "no argument is a tensor"
     classes = [a.tensor for a in op.spec.tensors if a.tensor and not a.tensor.concrete]
-    if not any("bfloat16" in t.dtypes or not t.dtypes for t in classes):
+    if op.spec.autocast is not None and not any("bfloat16" in t.dtypes or not t.dtypes for t in classes):
         return "no argument admits both float32 and bfloat16"
     return ""
 
@@ -41,6 +49,8 @@ def autocast_cases(samples: Samples) -> Iterable[SampleCase]:
 
 def observe_autocast(op: Op, case: SampleCase) -> Observation:
     """Compare calls under autocast with calls on explicitly cast inputs."""
+    if op.spec.autocast is None:
+        return _observe_unchanged(op, case)
     flexible = [a.name for a in op.spec.tensors if a.tensor and not a.tensor.concrete]
     present = [
         n for n, v in zip((a.name for a in op.spec.args), case.args, strict=True) if n in flexible and v is not None
@@ -117,12 +127,24 @@ def _observe_gradient_dtype(op: Op, case: SampleCase) -> Observation:
     return Observation()
 
 
+def _observe_unchanged(op: Op, case: SampleCase) -> Observation:
+    """Compare a call under autocast with a plain call, for an op whose declaration says that they are the same."""
+    with torch.no_grad():
+        expected = run_op(op, case)
+        with torch.autocast(case.device.split(":")[0], dtype=AUTOCAST_DTYPE):
+            got = run_op(op, case)
+    if problem := bitwise_difference(got, expected, "without autocast"):
+        return Observation(f"autocast=None: {problem}", fix=UNCHANGED_FIX)
+    return Observation()
+
+
 CHECK = Check(
     "autocast",
     order=170,
-    observes="mixed float32 and bfloat16 inputs give bit for bit what explicitly cast inputs give",
+    observes="mixed float32 and bfloat16 inputs give the bits of explicitly cast inputs; autocast=None changes none",
     observe=observe_autocast,
     cases=autocast_cases,
+    varies=("mode",),
     needs=("determinism",),
     patience=60.0,
     fix="give the op an autocast rule (sl.op has one; torch.library.register_autocast)",

@@ -29,14 +29,16 @@ from shiplap.sampling.run import (
     widen_tensor,
 )
 from shiplap.sampling.samples import Samples, with_other_values
+from shiplap.torch_private import same_storage
 
+SECOND = "second gradient"  # the obligation of the ledger that an op may refuse
 SAVE_FIX = "read tensors from saved, for which sl.op keeps them with save_for_backward, and keep none elsewhere"
 
 
 def backward_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain, larger, optional and scalar samples, and one wide one."""
     yield from chain(samples.plain(), islice(samples.grown(1), 1), samples.optionals(), samples.scalars())
-    yield from islice(samples.wide(), 1)
+    yield from chain(islice(samples.ranks(), 2), islice(samples.wide(), 1))
 
 
 def observe_backward(op: Op, case: SampleCase) -> Observation:
@@ -48,6 +50,7 @@ def observe_backward(op: Op, case: SampleCase) -> Observation:
     # Where results are random, gradients of single outputs and of shared arguments have no reference.
     looks = [
         _observe_repetition,
+        _owned,
         _observe_interleaving,
         _observe_other_thread,
         _observe_overwritten_input,
@@ -58,7 +61,8 @@ def observe_backward(op: Op, case: SampleCase) -> Observation:
         if observation.problem:
             return observation
     if otherwise:
-        return Observation(note="not compared with the reference, which draws other numbers")
+        note = "not compared with the reference, which draws other numbers"
+        return Observation(note=note, declined=((SECOND, note),))
     return _observe_second_order(op, case, names)
 
 
@@ -249,6 +253,26 @@ def _observe_shared_argument(op: Op, case: SampleCase, names: list[str]) -> Obse
     return Observation()
 
 
+def _no_second(reason: str) -> Observation:
+    """Return the observation of a sample on which gradients of gradients do not exist, or are refused."""
+    return Observation(note=reason, declined=((SECOND, reason),))
+
+
+def _owned(op: Op, case: SampleCase, names: list[str]) -> Observation:
+    """Check that no gradient is memory of an argument or of a result, which a caller would change in place with it."""
+    outs, wanted = _record_autograd_graph(op, case, names)
+    # A backward may take a short way for the gradient of a sum, which is one everywhere.
+    gradients = torch.autograd.grad(outs, wanted, [torch.ones_like(o) for o in outs], allow_unused=True)
+    others = [*((f"the input {n}", t) for n, t in zip(names, wanted, strict=True)), *(("a result", o) for o in outs)]
+    for name, gradient in zip(names, gradients, strict=True):
+        if gradient is None or not gradient.numel():
+            continue
+        for what, t in others:
+            if same_storage(gradient, t):
+                return Observation(f"the gradient of {name} shares the memory of {what}", fix="return a copy: .clone()")
+    return Observation()
+
+
 def _observe_second_order(op: Op, case: SampleCase, names: list[str]) -> Observation:
     """Compare the gradient of the gradient, by the inputs and by the gradient of the output, where autograd can compute
     it.
@@ -274,14 +298,14 @@ def _observe_second_order(op: Op, case: SampleCase, names: list[str]) -> Observa
         own_graph, wide_graph = _reference_graph(op, case, names, False), _reference_graph(op, case, names, True)
         own, wide = whole(second(own_graph), own_graph), whole(second(wide_graph), wide_graph)
     except Exception as e:
-        return Observation(note=f"second order: not of the reference: {short_error_line(e)}")
+        return _no_second(f"second order: not of the reference: {short_error_line(e)}")
     graph = _record_autograd_graph(op, case, names)
     if len(graph[0]) != len(own_graph[0]):  # the reference may give a result of which no input is a part
-        return Observation(note="second order: not of the reference: another number of its results has a gradient")
+        return _no_second("second order: not of the reference: another number of its results has a gradient")
     try:
         gradients = second(graph)
     except Exception as e:  # once differentiable: it says so
-        return Observation(note=f"second order is refused: {short_error_line(e)}")
+        return _no_second(f"second order is refused: {short_error_line(e)}")
 
     def recompute() -> list[Tensor]:
         fresh = _reference_graph(op, case, names, True)
@@ -306,6 +330,8 @@ CHECK = Check(
     "tensor used twice, and of second order, is right or refused",
     observe=observe_backward,
     cases=backward_cases,
+    obligations=("gradient", "second gradient"),
+    varies=("order of calls", "thread"),
     needs=("determinism", "gradient"),
     fix=SAVE_FIX,
     patience=60.0,

@@ -303,6 +303,7 @@ CHECK = Check(
     "neither memory nor files",
     observe=observe_c_abi,
     cases=c_abi_cases,
+    obligations=(),
     fix=CATCH_FIX,
     skips=why_skip_c_abi,
 )

@@ -17,7 +17,7 @@ from shiplap.dispatch import Op
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare import derive_reduction
 from shiplap.sampling.compare_to_reference import against_run
-from shiplap.sampling.run import call_op, error_line, is_float8, op_effects
+from shiplap.sampling.run import call_op, error_line, is_float8, op_effects, tensors_among
 from shiplap.sampling.samples import Samples
 
 # The number of larger samples, and the recompiles that torch may need for all of them.
@@ -26,8 +26,16 @@ SIZES, MOST_RECOMPILES = 4, 2
 
 def compile_cases(samples: Samples) -> Iterable[SampleCase]:
     """Yield plain samples, larger ones, two layouts, and those without optional arguments."""
-    layouts = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") in ("transposed", "padded"))
-    yield from chain(samples.plain(), samples.grown(SIZES), layouts, samples.optionals())
+    layouts = [c for c in samples.layouts() if "every" in dict(c.recipe.layouts)]
+    usual = [c for c in layouts if dict(c.recipe.layouts)["every"] in ("transposed", "padded")]
+    if not any(_is_strided(c) for c in usual):  # rows of a vector are contiguous in both
+        usual += [c for c in layouts if _is_strided(c)][:1]
+    yield from chain(samples.plain(), samples.grown(SIZES), usual, samples.optionals())
+
+
+def _is_strided(case: SampleCase) -> bool:
+    """Whether a tensor of the sample is not contiguous."""
+    return any(not t.is_contiguous() for t in tensors_among(case.args))
 
 
 def _make_doubled_call(op: Op) -> Callable[..., tuple[Tensor, ...]]:
@@ -128,6 +136,8 @@ CHECK = Check(
     observes="eager = aot_eager = inductor with fullgraph=True",
     observe=observe_compile,
     cases=compile_cases,
+    obligations=("capture",),
+    varies=("mode",),
     needs=("determinism",),
     patience=300.0,
     quiet=120.0,

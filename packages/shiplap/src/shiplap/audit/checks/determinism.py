@@ -40,5 +40,7 @@ CHECK = Check(
     observes=f"{REPEATED_CALLS} calls, and one more after a call with other values, agree bit for bit",
     observe=observe_determinism,
     cases=determinism_cases,
+    obligations=("value", "determinism"),
+    varies=("order of calls",),
     fix="fix the order of accumulation, draw random numbers outside the op, and keep no state between calls",
 )

@@ -21,7 +21,7 @@ from shiplap.sampling.distribution import RUNS, distribution_difference
 from shiplap.sampling.run import call_op, error_line, op_effects, output_tensors, split_arguments
 from shiplap.sampling.samples import Samples
 
-DISTANCES, PAIRS = (3, 8, 16, 24, 29), 4  # bits by which seeds differ, and how many pairs have to be equal
+DISTANCES, PAIRS = (3, 8, 16, 24, 29, 32, 48, 61), 4  # bits by which seeds differ, and how many pairs have to be equal
 LARGEST_REPEATED = 1 << 15  # elements of a sample that is not repeated
 # Kinds of values that random ops treat apart. NaN and infinite results have no distribution to compare.
 COMPARED_VALUES = ("normal", "zeros", "large", "positive")
@@ -145,7 +145,9 @@ def _why_seed_bits_lost(op: Op, case: SampleCase) -> str:
     reference.
     """
     given = {a.name: v for a, v in zip(op.spec.args, case.args, strict=True)}.get(op.spec.random)
-    limit = torch.iinfo(given.dtype).max if isinstance(given, Tensor) else 1 << 31
+    limit = (
+        torch.iinfo(given.dtype).max if isinstance(given, Tensor) else 1 << 63
+    )  # a generator and an integer have 64 bits
 
     def same(run: Callable[..., tuple[Tensor, ...]], bits: int) -> bool:
         return all(
@@ -188,6 +190,8 @@ CHECK = Check(
     f"drawn from, never seeded; over {RUNS} seeds the same distribution as the reference's",
     observe=observe_distribution,
     cases=distribution_cases,
+    obligations=("value", "determinism"),
+    varies=("seed",),
     skips=why_skip_distribution,
     needs=("numerics", "determinism"),
     fix="draw from the declared seed alone",

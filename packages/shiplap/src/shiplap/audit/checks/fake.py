@@ -25,9 +25,9 @@ from shiplap.sampling.samples import Samples
 
 
 def fake_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield samples of all dtypes, layouts and edge sizes."""
+    """Yield samples of all dtypes, layouts and edge sizes, and sizes beyond one tile and beyond numbers of the code."""
     yield from chain(samples.plain(), samples.dtypes(), samples.optionals(), samples.scalars(), samples.layouts())
-    yield from chain(samples.edges(), padded_multiples(samples), samples.grown(2))
+    yield from chain(samples.edges(), padded_multiples(samples), samples.grown(2), samples.wide())
 
 
 def observe_fake(op: Op, case: SampleCase) -> Observation:
@@ -132,5 +132,6 @@ CHECK = Check(
     observes="shape, dtype, strides, offset, device and aliasing are as the fake says, for plain and symbolic sizes",
     observe=observe_fake,
     cases=fake_cases,
+    obligations=("fake",),
     fix="correct the fake (or declare the op with sl.op, which derives it); return contiguous outputs",
 )

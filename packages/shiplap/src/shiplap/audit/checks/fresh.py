@@ -46,7 +46,7 @@ def observe_fresh(op: Op, case: SampleCase) -> Observation:
         return Observation(f"an earlier output changed when the op was called with other values: {problem}")
     if problem := _why_reordered_call_wrong(op, case):
         return Observation(f"after a call with the same numbers in another order: {problem}")
-    return _observe_stale_result(op, case, second_case)
+    return replace(_observe_stale_result(op, case, second_case), axes=("order of calls",))
 
 
 def _why_reordered_call_wrong(op: Op, case: SampleCase) -> str:
@@ -110,6 +110,7 @@ CHECK = Check(
     observes="outputs own their memory; a second call leaves the first output alone and sees inputs changed in place",
     observe=observe_fresh,
     cases=fresh_cases,
+    obligations=("alias",),
     skips=why_skip_fresh,
     fix="allocate the output in every call (torch.empty, or an out-style kernel); keep no buffer between calls",
 )

@@ -54,6 +54,7 @@ OVERFLOWING_VALUES = (
 MOST_ODD_SCALARS = 10  # odd scalars
 MOST_TIED_SAMPLES = 2  # samples beyond one tile in which most numbers are equal
 LARGE_SECONDS = 6.0  # seconds of processor time for a series of samples beyond one tile
+INCOMING = ("expanded", "transposed", "strided", "offset", "padded", "reversed")  # layouts of the output's gradient
 FEW_ELEMENTS = 300  # of a sample on which every subset of inputs is tried
 SLOW_LIMIT, FAST_LIMIT = 64, 4096  # elements: full Jacobian by finite differences, random projection of it
 
@@ -72,7 +73,8 @@ def gradient_cases(samples: Samples) -> Iterable[SampleCase]:
     )
     empty = (c for c in samples.edges() if 0 in dict(c.recipe.sizes).values())
     kinks = (samples.base.but(values=kind) for kind in KINK_VALUES)
-    yield from chain(samples.plain(), wide, samples.optionals(), samples.scalars(), grown, transposed, islice(rows, 4))
+    yield from chain(samples.plain(), samples.ranks(), wide, samples.optionals(), samples.scalars(), grown, transposed)
+    yield from chain(islice(rows, 4), _unlike_by_memory(samples))
     yield from pairs_of_scalars(samples)
     yield from chain(islice(empty, 3), samples.dtypes(), samples.lists(), filter(None, map(samples.make, kinks)))
     yield from samples.thresholds()
@@ -84,6 +86,11 @@ def gradient_cases(samples: Samples) -> Iterable[SampleCase]:
     yield from islice(odd, MOST_ODD_SCALARS)
     long = (c for c in samples.long() if c.recipe.values == "positive")
     yield from _cases_while_quick(chain(samples.wide(), long))
+
+
+def _unlike_by_memory(samples: Samples) -> Iterable[SampleCase]:
+    """Yield samples whose tensors begin inside of their storage, or have gaps between rows."""
+    yield from (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") in ("offset", "padded"))
 
 
 def _cases_while_quick(cases: Iterable[SampleCase]) -> Iterable[SampleCase]:
@@ -120,8 +127,11 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
         return Observation(_why_differences_disagree(op, case, names) if plain else "", note="finite differences alone")
     if case.recipe.values != "normal" or case.numel > FEW_ELEMENTS:
         runs = [(names, True, ""), (names[:1], False, "")]
+        # The first sample of an op may be large: what arrives from behind has every layout there, too.
+        runs += _incoming(names) if case.recipe == Samples(op, case.seed, case.device).base else []
     else:
         runs = _gradient_runs(names)
+    axes = ("layout", "offset") if any(layout for _, _, layout in runs) else ()
     worst, opaque = 0.0, ""
     for subset, leaf, layout in runs:
         observation = _observe_against_reference(op, case, subset, leaf, layout)
@@ -138,7 +148,7 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
     few = case.numel <= FEW_ELEMENTS
     if plain and few and (problem := _why_infinity_lost(op, case, names)):
         return Observation(problem, fix="let infinity and NaN pass: a scaler of mixed precision waits for them")
-    return Observation(error=worst, note=opaque or (_list_wasted_gradients(op, case, names) if few else ""))
+    return Observation(error=worst, note=opaque or (_list_wasted_gradients(op, case, names) if few else ""), axes=axes)
 
 
 def _gradient_runs(names: list[str]) -> list[tuple[list[str], bool, str]]:
@@ -147,8 +157,12 @@ def _gradient_runs(names: list[str]) -> list[tuple[list[str], bool, str]]:
     """
     runs = [([n], True, "") for n in names] + ([(names, True, "")] if len(names) > 1 else [])
     runs += [(list(pair), True, "") for pair in combinations(names, 2)] if len(names) == 3 else []
-    runs += [(names, False, ""), (names, True, "expanded")]
-    return [*runs, (names, True, "transposed"), (names, True, "strided")]
+    return [*runs, (names, False, ""), *_incoming(names)]
+
+
+def _incoming(names: list[str]) -> list[tuple[list[str], bool, str]]:
+    """Return a run for each layout in which the gradient of the output may arrive."""
+    return [(names, True, layout) for layout in INCOMING]
 
 
 def _observe_against_reference(op: Op, case: SampleCase, names: list[str], leaf: bool, layout: str) -> Observation:
@@ -266,10 +280,13 @@ def _count_terms(op: Op, case: SampleCase, name: str) -> int:
 def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str:
     """Return the difference from finite differences of the op itself, in float64.
 
-    There are no finite differences where a result is no finite number. They are no evidence about a gradient that is
-    declared to be another function's derivative.
+    There are no finite differences where a result is no finite number, or has a narrower dtype than the arguments: its
+    steps are larger than the difference. They are no evidence about a gradient that is declared to be another
+    function's derivative.
     """
     if op.gradient is not None and op.gradient.surrogate is not None:
+        return ""
+    if any(o.dtype not in DOUBLE_DTYPES for o in reference_effects(op, case.args) if _is_real_or_complex(o)):
         return ""
     if not all(bool(torch.isfinite(o).all()) for o in reference_effects(op, case.args) if _is_real_or_complex(o)):
         return ""
@@ -391,6 +408,7 @@ CHECK = Check(
     "non-leaf inputs and every single input alone",
     observe=observe_gradient,
     cases=gradient_cases,
+    obligations=("gradient",),
     needs=("determinism",),
     patience=120.0,
     fix="correct the backward; it may be written in terms of the reference's own derivative",

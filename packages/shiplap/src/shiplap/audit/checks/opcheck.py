@@ -67,6 +67,7 @@ CHECK = Check(
     observes="torch.library.opcheck passes: schema, autograd registration, fake tensor, AOT dispatch",
     observe=observe_opcheck,
     cases=opcheck_cases,
+    obligations=("fake",),
     needs=("determinism",),
     patience=120.0,
     quiet=120.0,

@@ -31,8 +31,8 @@ from shiplap.sampling.samples import Samples
 
 ROUNDS, CALLS = 2, 30
 WARM, SECONDS = 7, 5.0  # calls before the rounds; of a slow op a round has as many calls as fit into this time
-SLOW_CALL_SECONDS = 0.7  # seconds of a call from which on the rounds would take minutes on a busy machine
-ADDITIONAL_ROUNDS = 6  # rounds that follow where the first ones grew: a cache that fills up stops, a leak goes on
+SLOW_CALL_SECONDS, FEW_CALLS = 0.7, 3  # of processor time, from which on a round has that few calls
+ADDITIONAL_ROUNDS = 3  # pairs of rounds that follow where the first ones grew
 # Signals that runtimes and debuggers install handlers for.
 HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE)
 _BELOW_EPSILON = float("1e-17")  # less than half of what 1.0 can be told from, unless results are rounded up or down
@@ -319,21 +319,31 @@ def _shorten_value(value: Any) -> str:
 
 def _observe_leaks(what: str, run: Callable[[], Any]) -> Observation:
     """Observe memory that grows with every run, in each of several rounds: resident bytes, and Python's objects."""
-    began = time.monotonic()
+    began = time.process_time()
     run()
-    if (took := time.monotonic() - began) > SLOW_CALL_SECONDS:
-        return Observation(note=f"memory is not watched where {what} takes {took:.1f} s")
+    took = time.process_time() - began
+    if took > SECONDS:
+        return Observation(missed=f"memory is not watched where {what} takes {took:.1f} s of processor time")
+    few = took > SLOW_CALL_SECONDS
     gc.freeze()  # what is there already need not be looked through each time
-    for _ in range(WARM):
+    for _ in range(FEW_CALLS if few else WARM):
         run()
-    calls = min(CALLS, max(WARM, int(SECONDS / (took + 1e-9))))
+    calls = FEW_CALLS if few else min(CALLS, max(WARM, int(SECONDS / (took + 1e-9))))
     try:
         growths = [_measure_growth(run, calls) for _ in range(ROUNDS)]
-        if _describe_growth(growths, calls, what):
-            growths += [_measure_growth(run, calls) for _ in range(ADDITIONAL_ROUNDS)]
+        if not _describe_growth(growths, calls, what):
+            return Observation()
+        # A leak grows with the number of calls; what a round itself leaves, and a cache that fills up, do not.
+        growths = [_measure_longer_round(run, calls) for _ in range(ADDITIONAL_ROUNDS)]
     finally:
         gc.unfreeze()
     return Observation(_describe_growth(growths, calls, what))
+
+
+def _measure_longer_round(run: Callable[[], Any], calls: int) -> tuple[float, float]:
+    """Return the objects and bytes that a round of twice as many runs leaves behind, beyond those of a single one."""
+    once, twice = _measure_growth(run, calls), _measure_growth(run, 2 * calls)
+    return twice[0] - once[0], twice[1] - once[1]
 
 
 def _measure_growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
@@ -378,6 +388,9 @@ CHECK = Check(
     observes="random states, threads, default dtype, modes, environment and memory are after a call what they were",
     observe=observe_process,
     cases=process_cases,
+    obligations=("mode",),
+    alone=True,
+    varies=("mode", "order of calls"),
     fix="set nothing that belongs to the process, draw no random numbers, and keep nothing of a call",
     patience=60.0,
 )

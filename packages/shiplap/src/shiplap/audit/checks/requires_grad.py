@@ -108,6 +108,7 @@ CHECK = Check(
     "the reference detaches require no gradient",
     observe=observe_requires_grad,
     cases=requires_grad_cases,
+    varies=("mode",),
     needs=("determinism",),
     patience=120.0,
     fix="do not look at requires_grad or torch.is_grad_enabled() inside the op",

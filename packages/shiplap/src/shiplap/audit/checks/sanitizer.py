@@ -43,7 +43,7 @@ def observe_sanitizer(op: Op, case: SampleCase) -> Observation:
     if not case.device.startswith("cuda"):
         return Observation(skip="compute-sanitizer looks at CUDA kernels: audit with device='cuda'")
     if not sanitizer.sanitizer_version():
-        return Observation(skip="compute-sanitizer is not on PATH (it comes with the CUDA toolkit)")
+        return Observation(missed="compute-sanitizer is not on PATH (it comes with the CUDA toolkit)")
     return Observation()
 
 
@@ -67,7 +67,7 @@ def observation_of_report(report: sanitizer.SanitizerReport, tool: str, wanted: 
         where = f" [sample {first.sample}]" if first and first.sample else ""
         return Observation(f"{how} counts {report.errors} errors{shown}{where}", fix=FIXES_BY_TOOL[tool])
     if report.problem:
-        return Observation(skip=f"{how} gave no verdict: {report.problem}")
+        return Observation(missed=f"{how} gave no verdict: {report.problem}")
     if not report.finished:
         return Observation(f"under {how} the op fails in sample {report.samples} of {wanted}: {report.last_line}")
     return Observation(note=f"{how}, {wanted} samples, 0 errors")
@@ -80,6 +80,7 @@ def _make_check(tool: str, symbol: str) -> Check:
         observes="no kernel reads or writes beside its memory, without torch's allocator in between",
         observe=observe_sanitizer,
         cases=sanitizer_cases,
+        obligations=(),
         sequence=partial(observe_under_tool, tool),
         patience=900.0,
         fix=FIXES_BY_TOOL[tool],

@@ -117,10 +117,19 @@ def _why_schema_differs(op: Op) -> str:
         writes = theirs.alias_info is not None and theirs.alias_info.is_write
         if writes != mine.mutated:
             return f"{mine.name} is {'' if writes else 'not '}mutated in {real}, the declaration says otherwise"
+        if theirs.has_default_value() and mine.has_default and _unequal(theirs.default_value, mine.default):
+            return f"{mine.name} is {theirs.default_value!r} by default in {real}, declared {mine.default!r}"
     declared_results = len(op.spec.returns or op.spec.outputs)
     if len(real.returns) != declared_results:
         return f"{len(real.returns)} results in {real}, declared {declared_results}"
     return ""
+
+
+def _unequal(theirs: Any, mine: Any) -> bool:
+    """Whether two defaults differ. A schema has lists for tuples, and numbers for dtypes, which are not compared."""
+    theirs, mine = (list(v) if isinstance(v, (list, tuple)) else v for v in (theirs, mine))
+    plain = (bool, int, float, str, list, type(None))
+    return isinstance(theirs, plain) and isinstance(mine, plain) and theirs != mine
 
 
 CHECK = Check(
@@ -129,5 +138,6 @@ CHECK = Check(
     observes="the bytes under every input are as before the call, except where the schema says mutated",
     observe=observe_schema,
     cases=schema_cases,
+    obligations=("mutation",),
     fix="work on a copy, or declare mutates=(...)",
 )

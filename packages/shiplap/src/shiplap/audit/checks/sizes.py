@@ -66,6 +66,7 @@ CHECK = Check(
     observes="equals the reference, twice with the same bits, at sizes around tiles, thresholds and powers of two",
     observe=observe_sizes,
     cases=sizes_cases,
+    obligations=("value", "determinism"),
     fix="loop over all tiles, mask the last one, and take no path that only small sizes have tested",
     patience=30.0,
 )

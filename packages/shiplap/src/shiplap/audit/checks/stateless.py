@@ -60,7 +60,7 @@ def observe_stateless(op: Op, case: SampleCase) -> Observation:
         try:
             state = read_library_state(library)
         except ValueError as e:
-            return Observation(skip=str(e))
+            return Observation(missed=str(e))
         if state.symbols:
             return Observation(
                 f"{library.name} keeps {_list_names([str(s) for s in state.symbols])}", fix=_fix_for_state(state)
@@ -75,8 +75,10 @@ def observe_stateless(op: Op, case: SampleCase) -> Observation:
         if state.declared:
             admitted.append(f"{library.name} keeps {_list_names(state.declared)}, and says so")
         notes += [f"{library.name}: only {_list_names(state.runtime)}" if state.runtime else f"{library.name}: none"]
-    if unclear or admitted:  # whether what it keeps is harmless, cuda_graph, threads and workspace observe
-        return Observation(skip="; ".join(unclear + admitted))
+    if unclear:
+        return Observation(missed="; ".join(unclear + admitted))
+    if admitted:  # whether what it keeps is harmless, cuda_graph, threads and workspace observe
+        return Observation(skip="; ".join(admitted))
     return Observation(note="; ".join(notes + [f"{name} is not on this machine" for name in absent]))
 
 
@@ -108,6 +110,7 @@ CHECK = Check(
     observes="the kernel's library has no writable globals and no thread-locals in its symbol table",
     observe=observe_stateless,
     cases=stateless_cases,
+    obligations=(),
     fix="take scratch memory from sl_context.workspace, and write messages to sl_context.error",
     skips=why_skip_stateless,
 )

@@ -189,6 +189,7 @@ CHECK = Check(
     observes="vmap equals a loop, and a tangent equals the reference's, or they are refused",
     observe=observe_transforms,
     cases=transforms_cases,
+    varies=("mode",),
     skips=why_skip_transforms,
     needs=("determinism", "numerics", "gradient"),
     fix="give the op rules for vmap and forward-mode AD, or let it refuse",

@@ -81,5 +81,6 @@ CHECK = Check(
     observes="the bits are the same for workspaces full of 00, FF, 7F and A5 and for torch.empty full of NaN",
     observe=observe_workspace,
     cases=workspace_cases,
+    obligations=("value", "determinism"),
     fix="initialise the part of the workspace that is read before it is written",
 )

@@ -112,6 +112,8 @@ def _few_threads(inputs: Inputs) -> Iterator[None]:
 class JudgedBench:
     """A bench that verifies and times candidates by their index, each kernel in a locked process of its own."""
 
+    confirms = "ok", ""
+
     def __init__(
         self, hosts: KernelProcesses, op: Op, drawn: Inputs, candidates: Sequence[Candidate], opening: OpenTask
     ) -> None:

@@ -1,0 +1,100 @@
+"""Causes of findings: the axis that all failing samples vary, a fix for that axis, and faults of the environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+
+from shiplap.audit.finding import Finding
+from shiplap.dispatch import Op
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.run import reference_effects
+
+# An axis in which all failing samples differ from the first one, and the repair of that. The most telling comes first.
+AXIS_FIXES = {
+    "rank": "flatten all dims in the place of the variadic one, whatever their number is",
+    "absence": "handle the call without the optional tensor",
+    "dtype": "handle this dtype, or leave it out: declare dtypes= of the kernel, or a narrower annotation",
+    "scalar": "compute with the value of the scalar, or exclude this value with requires=",
+    "layout": "read the strides of every argument, or declare contiguous=(...)",
+    "offset": "begin at the first element of the tensor, not at the start of its storage",
+    "alignment": "test the address before a vector load, or load single elements",
+    "size": "loop over all tiles, mask the last one, and take no path that only other sizes have tested",
+}
+EMPTY_FIX = "return early where a tensor has no elements, with results of the declared sizes"
+REQUIRES_FIX = (
+    "the reference itself is not finite there: exclude the value of the scalar with requires=, such as requires='a > 0'"
+)
+OWN_FIXES = ("special",)  # checks whose usual fix already names the kind of values
+# Errors of the machine, and the step that helps. None of them says anything about the op.
+ENVIRONMENT_FAULTS = {
+    r"Could not run '[^']+' with arguments from the '(\w+)' backend": (
+        "the op has no kernel for {0}: audit it with device= of a device that it has a kernel for"
+    ),
+    r"InvalidCxxCompiler|No working C\+\+ compiler found": (
+        "this machine has no working C++ compiler: install one (c++, g++ or clang++), or name it in CXX"
+    ),
+    r"Failed to find C compiler": "this machine has no C compiler, which Triton needs: install one, or name it in CC",
+    r"No space left on device": "the disk is full: free some space, or set TMPDIR",
+}
+# Obligations of failing checks, the most harmful first: a wrong value is served, the rest raises or is slow.
+HARM = ("numerics", "edges", "special", "sizes", "kernels", "gradient", "backward", "addresses", "aliases", "fresh")
+EMPTY = "empty"
+
+
+def environment_fault(text: str) -> str:
+    """Return what the machine lacks according to an error, and what to do about it. Empty for a fault of the op."""
+    for pattern, advice in ENVIRONMENT_FAULTS.items():
+        if match := re.search(pattern, text):
+            return advice.format(*match.groups())
+    return ""
+
+
+def varied_of(failed: Sequence[tuple[SampleCase, tuple[str, ...]]]) -> tuple[str, ...]:
+    """Return the axes that all failing samples vary, with ``"empty"`` where none of them has an element."""
+    common = set.intersection(*(set(axes) for _, axes in failed))
+    axes = tuple(axis for axis in (*AXIS_FIXES, "value") if axis in common)
+    return (EMPTY, *axes) if all(case.numel == 0 for case, _ in failed) else axes
+
+
+def fix_of(op: Op, check: str, usual: str, case: SampleCase, varied: Sequence[str]) -> str:
+    """Return the fix for the axis that the failing samples vary, by default the usual fix of the check."""
+    if "scalar" in varied and not _reference_is_finite(op, case):
+        return REQUIRES_FIX
+    if EMPTY in varied:
+        return EMPTY_FIX
+    telling = [axis for axis in AXIS_FIXES if axis in varied]
+    if not telling or (check in OWN_FIXES and "value" in varied):
+        return usual
+    return AXIS_FIXES[telling[0]]
+
+
+def _reference_is_finite(op: Op, case: SampleCase) -> bool:
+    """Return whether all results of the reference are finite on a sample."""
+    try:
+        results = reference_effects(op, case.args)
+    except Exception:  # another finding says so
+        return True
+    numbers = [t for t in results if (t.is_floating_point() and t.itemsize > 1) or t.is_complex()]
+    return all(bool(torch.isfinite(t).all()) for t in numbers)
+
+
+def group_by_cause(findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], ...]:
+    """Return the failed findings in groups of one cause, the most harmful group and finding first.
+
+    Findings have one cause if their failing samples all vary the same axes. Without such an axis each finding stands
+    alone.
+    """
+    groups: dict[str, list[Finding]] = {}
+    for finding in (f for f in findings if f.verdict == "fail"):
+        groups.setdefault(finding.varied or f"the check {finding.check}", []).append(finding)
+    ranked = [sorted(group, key=_rank_of_harm) for group in groups.values()]
+    return tuple(tuple(group) for group in sorted(ranked, key=lambda group: _rank_of_harm(group[0])))
+
+
+def _rank_of_harm(finding: Finding) -> tuple[bool, int, bool]:
+    """Return the key by which findings are sorted: empty tensors last, then by check, plain samples first."""
+    rank = HARM.index(finding.check) if finding.check in HARM else len(HARM)
+    return finding.varied.startswith(EMPTY), rank, bool(finding.varied)

@@ -1,0 +1,77 @@
+"""Turns on a device that several audits share: a capture or a look at the process runs while no other sample does.
+
+A capture forbids calls of the CUDA runtime to every thread of its process, and a check of open files or of
+synchronisation counts what other audits do. Samples of all threads and processes of a user take turns by file locks,
+one pair for each device.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from io import FileIO
+from pathlib import Path
+
+import torch
+
+_opening = threading.RLock()  # held by a sample that is alone, and by a thread that opens a lock file
+
+
+def lock_folder() -> Path:
+    """Return the folder of the lock files, which belongs to the user alone."""
+    folder = Path(tempfile.gettempdir()) / f"shiplap-turns-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder
+
+
+@contextmanager
+def device_turn(device: str, *, alone: bool) -> Iterator[None]:
+    """A context for one sample on ``device``: with others at the same time, or ``alone``.
+
+    On the CPU samples need no turns: each audit has processes of its own.
+    """
+    if torch.device(device).type == "cpu":
+        yield
+        return
+    with take_turn(lock_folder(), device, alone=alone):
+        yield
+
+
+@contextmanager
+def take_turn(folder: Path, device: str, *, alone: bool) -> Iterator[None]:
+    """A context that holds the lock of ``device`` in ``folder``, shared or ``alone``.
+
+    A sample that waits to be alone holds the gate, so that no new sample begins before its turn. No file is opened or
+    closed in this process while a sample is alone, since a check may count open files.
+    """
+    name = re.sub(r"\W", "-", device)
+    operation = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+    with ExitStack() as stack:
+        gate = stack.enter_context(_lock_file(folder / f"{name}.gate", operation))
+        stack.enter_context(_lock_file(folder / f"{name}.use", operation))
+        if alone:
+            stack.enter_context(_opening)
+        else:
+            gate.close()
+        yield
+
+
+@contextmanager
+def _lock_file(file: Path, operation: int) -> Iterator[FileIO]:
+    """A context that holds an flock. Each open file has its own, so that threads of one process exclude each other.
+
+    The file is closed before the lock is released, in one step.
+    """
+    with _opening:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        lock = os.fdopen(descriptor, "r+b", buffering=0)
+    with lock:
+        fcntl.flock(lock, operation)
+        yield lock

@@ -1,0 +1,327 @@
+"""The ledger of a proof: the combinations of an axis and an obligation that were looked at.
+
+An *axis* is a property of calls that samples vary, such as a size. An *obligation* is a property of the op that a check
+observes, such as the gradient. A *cell* is one of each: the gradient of calls of other sizes. The tables of this module
+say which cells a verdict requires, and why it does not require the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shiplap.declare import OpSpec
+from shiplap.sampling.builder import builder_takes_values
+from shiplap.sampling.case import SampleCase
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.run import tensors_among
+from shiplap.sampling.samples import Samples
+from shiplap.sampling.sizes import EDGE_SIZES, free_dims, scalar_candidates, search_sizes
+
+AXES = {
+    "size": "each dim at other sizes than those of the first sample",
+    "rank": "no, one and several dims in the place of a variadic one",
+    "layout": "memory that is not contiguous",
+    "offset": "tensors that do not begin where their storage begins",
+    "alignment": "addresses that are aligned to one element only",
+    "dtype": "each dtype that the declaration admits",
+    "value": "values other than normally distributed ones",
+    "scalar": "other values of each scalar than its default",
+    "absence": "optional tensors left out",
+    "mode": "inference mode, no gradients, autocast, and the modes of compilers",
+    "seed": "several seeds of random results",
+    "order of calls": "other calls before, between and after",
+    "thread": "other threads, and several at the same time",
+}
+"""Axis → the variation of calls."""
+
+OBLIGATIONS = {
+    "value": "the results are those of the reference",
+    "gradient": "the gradients are those of the reference",
+    "second gradient": "gradients of gradients are those of the reference, or are refused",
+    "fake": "the fake promises what the op returns",
+    "alias": "results share no memory that the declaration does not name",
+    "mutation": "no argument is written that the declaration does not name",
+    "determinism": "the same call gives the same bits",
+    "mode": "a call leaves the process as it was",
+    "capture": "compiled code and CUDA graphs give what the call gives",
+}
+"""Obligation → the property that is observed."""
+
+Key = tuple[str, str]  # axis and obligation
+CellState = Literal["covered", "untouched", "does not apply"]
+
+
+def _cells(**looked_by: str) -> dict[Key, str]:
+    """Return cells from ``axis__obligation="check"``, with underscores in place of blanks."""
+    keys = {name: tuple(part.replace("_", " ") for part in name.split("__")) for name in looked_by}
+    return {(keys[name][0], keys[name][1]): check for name, check in looked_by.items()}
+
+
+AUDIT = _cells(
+    size__value="edges",
+    rank__value="edges",
+    layout__value="edges",
+    offset__value="edges",
+    alignment__value="addresses",
+    dtype__value="numerics",
+    value__value="special",
+    scalar__value="numerics",
+    absence__value="numerics",
+    mode__value="requires_grad",
+    seed__value="distribution",
+    order_of_calls__value="determinism",
+    thread__value="threads",
+    size__gradient="gradient",
+    rank__gradient="gradient",
+    layout__gradient="gradient",
+    offset__gradient="gradient",
+    dtype__gradient="gradient",
+    value__gradient="gradient",
+    scalar__gradient="gradient",
+    absence__gradient="gradient",
+    order_of_calls__gradient="backward",
+    thread__gradient="backward",
+    size__second_gradient="backward",
+    rank__second_gradient="backward",
+    scalar__second_gradient="backward",
+    absence__second_gradient="backward",
+    size__fake="fake",
+    rank__fake="fake",
+    layout__fake="fake",
+    offset__fake="fake",
+    dtype__fake="fake",
+    scalar__fake="fake",
+    absence__fake="fake",
+    size__alias="fresh",
+    layout__alias="fresh",
+    offset__alias="fresh",
+    scalar__alias="fresh",
+    order_of_calls__alias="fresh",
+    dtype__mutation="schema",
+    layout__mutation="schema",
+    value__mutation="schema",
+    size__determinism="sizes",
+    value__determinism="determinism",
+    order_of_calls__determinism="determinism",
+    thread__determinism="threads",
+    seed__determinism="distribution",
+    mode__mode="process",
+    order_of_calls__mode="process",
+    size__capture="compile",
+    layout__capture="compile",
+    absence__capture="compile",
+    mode__capture="compile",
+    order_of_calls__capture="cuda_graph",
+)
+"""Required cell of an audit → the check that has to look at it."""
+
+JUDGE = _cells(
+    size__value="other shapes",
+    value__value="other values",
+    order_of_calls__value="many calls",
+)
+"""Required cell of a judgement → the part of the judgement that has to look at it."""
+
+TUNE = _cells(
+    value__value="tune.verify",
+    order_of_calls__value="tune.verify",
+    order_of_calls__determinism="tune.confirm",
+)
+"""Required cell of a tuning → the step that has to look at it."""
+
+ANY = "*"
+ALIGNED = 16  # bytes of a usual vector load
+SIZES, FEW = (*EDGE_SIZES, 2, 3, 4, 5, 8, 64), 2000  # sizes to try, and the most combinations with each
+_OPTIONAL: dict[Key, str] = {
+    ("value", "fake"): "a fake has no values",
+    ("value", "alias"): "which memory a result has follows from sizes, layouts and scalars",
+    ("absence", "alias"): "which memory a result has follows from sizes, layouts and scalars",
+    ("dtype", "alias"): "which memory a result has follows from sizes, layouts and scalars",
+    ("rank", "alias"): "a variadic dim is one dim to the allocator; other sizes and layouts are required",
+    ("order of calls", "fake"): "a fake computes nothing and is called again for each size",
+    ("order of calls", "mutation"): "`process` and `aliases` call again, and `schema` compares all bytes of one call",
+    ("order of calls", "second gradient"): "the first gradient is looked at between other calls",
+    ("dtype", "second gradient"): "the rule is the same in each dtype, and the first gradient is looked at in each",
+    ("value", "second gradient"): "second derivatives at kinks are not defined; the first gradient is looked at there",
+    ("layout", "second gradient"): "the op's own gradient gives torch these tensors, which are as it allocates them",
+    ("offset", "second gradient"): "the op's own gradient gives torch these tensors, which are as it allocates them",
+    ("mode", "gradient"): "`requires_grad` and `autocast` look at the dtype and presence of gradients in each mode",
+    ("mode", "fake"): "`compile` calls the fake in each mode of the compilers",
+    ("mode", ANY): "the modes are tried on values, and `process` looks at what a call changes in them",
+    ("alignment", ANY): "an alignment decides on loads and stores, whose results are compared as values",
+    ("seed", ANY): "a seed decides on random values and on nothing else",
+    ("thread", ANY): "values and gradients of other threads show state that a thread keeps",
+    (ANY, "mutation"): "a write to an argument follows from dtype, layout and values, which are required",
+    (ANY, "determinism"): "a race shows with many elements, values and threads, which are required",
+    (ANY, "mode"): "state of the process is set by a call as such, whatever its arguments",
+    (ANY, "capture"): "a graph fixes sizes, layouts and absent arguments, which are required; the rest is data to it",
+}
+
+
+def optional_reason(axis: str, obligation: str) -> str:
+    """Return the reason why no verdict requires a cell. Empty for a cell that an audit requires."""
+    if (axis, obligation) in AUDIT:
+        return ""
+    keys = (axis, obligation), (axis, ANY), (ANY, obligation)
+    return next(_OPTIONAL[key] for key in keys if key in _OPTIONAL)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the ledger of a verdict.
+
+    Attributes:
+        axis, obligation: names of ``AXES`` and ``OBLIGATIONS``.
+        looked_by: the check that has to look at the cell, empty for an optional cell.
+        state: ``"covered"`` if a sample was looked at, ``"does not apply"`` with a ``reason``, else ``"untouched"``.
+        samples: the number of samples that were looked at.
+        reason: the reason why the cell does not apply, or was not reached.
+    """
+
+    axis: str
+    obligation: str
+    looked_by: str
+    state: CellState
+    samples: int = 0
+    reason: str = ""
+
+    @property
+    def required(self) -> bool:
+        """Whether the verdict requires the cell."""
+        return bool(self.looked_by)
+
+    def __str__(self) -> str:
+        return f"{self.axis} x {self.obligation}"
+
+
+class Ledger:
+    """The samples that checks have looked at, by check and cell."""
+
+    def __init__(self) -> None:
+        self._looked: dict[tuple[str, Key], int] = {}
+        self._declined: dict[tuple[str, Key], str] = {}
+        self.absent: dict[str, str] = {}  # axis → the reason why the declaration admits no such sample
+
+    def look(self, check: str, axes: Iterable[str], obligations: Iterable[str], samples: int = 1) -> None:
+        """Record that a check has looked at ``samples`` samples which vary all these axes."""
+        named = tuple(obligations)
+        for axis in axes:
+            for obligation in named:
+                key = check, (axis, obligation)
+                self._looked[key] = self._looked.get(key, 0) + samples
+
+    def decline(self, check: str, axes: Iterable[str], obligations: Iterable[str], reason: str) -> None:
+        """Record why a check has set a sample aside which varies all these axes."""
+        named = tuple(obligations)
+        for axis in axes:
+            for obligation in named:
+                self._declined.setdefault((check, (axis, obligation)), reason)
+
+    def merge(self, other: Ledger) -> None:
+        """Add the records of another ledger."""
+        for key, samples in other._looked.items():
+            self._looked[key] = self._looked.get(key, 0) + samples
+        self._declined = {**other._declined, **self._declined}
+        self.absent |= other.absent
+
+    def records(self) -> list[list[Any]]:
+        """Return the records as plain data, which ``load`` reads."""
+        looked = [[check, axis, obligation, n, ""] for (check, (axis, obligation)), n in self._looked.items()]
+        return looked + [[check, axis, duty, 0, why] for (check, (axis, duty)), why in self._declined.items()]
+
+    def load(self, records: Iterable[Iterable[Any]]) -> None:
+        """Add records of another process."""
+        for check, axis, obligation, samples, reason in records:
+            if reason:
+                self.decline(check, (axis,), (obligation,), reason)
+            else:
+                self.look(check, (axis,), (obligation,), samples)
+
+    def samples(self, axis: str, obligation: str) -> int:
+        """Return the number of samples that all checks have looked at."""
+        return sum(n for (_, key), n in self._looked.items() if key == (axis, obligation))
+
+    def cells(self, required: Mapping[Key, str], verdicts: Mapping[str, tuple[str, str]]) -> tuple[Cell, ...]:
+        """Return all cells: the required ones of the checks that ran, and the optional ones.
+
+        ``verdicts`` has the verdict of each check that ran, and its evidence. A required cell of a check that did not
+        run is optional here: the verdict names its checks.
+        """
+        return tuple(self._cell((a, o), required, verdicts) for a in AXES for o in OBLIGATIONS)
+
+    def _cell(self, key: Key, required: Mapping[Key, str], verdicts: Mapping[str, tuple[str, str]]) -> Cell:
+        axis, obligation = key
+        samples, check = self.samples(*key), required.get(key, "")
+        if check not in verdicts:
+            state: CellState = "covered" if samples else "untouched"
+            return Cell(axis, obligation, "", state, samples, "" if samples else optional_reason(*key))
+        verdict, evidence = verdicts[check]
+        if self._looked.get((check, key)) and verdict != "skip":
+            return Cell(axis, obligation, check, "covered", samples)
+        reason = self.absent.get(axis) or (evidence if verdict == "skip" else "")
+        reason = reason or (self._declined.get((check, key), "") if verdict == "ok" else "")
+        if reason:
+            return Cell(axis, obligation, check, "does not apply", samples, reason)
+        why = f"no sample varied the {axis}" if verdict == "ok" else f"the check is {verdict}"
+        return Cell(axis, obligation, check, "untouched", samples, why)
+
+
+def varied_axes(case: SampleCase, base: SampleCase) -> tuple[str, ...]:
+    """Return the axes in which a sample differs from the first one, by what the op receives and not by the recipe.
+
+    A builder of samples may deviate from the sizes and dtypes that it is asked for.
+    """
+    free, given = dict(case.recipe.sizes), tensors_among(case.args)
+    pairs = [(case.env.get(n), base.env.get(n)) for n in free]
+    scalars = {n for n, _ in case.recipe.scalars}
+    varied = {
+        "size": any(v != u for v, u in pairs) or case.recipe.lists != base.recipe.lists,
+        "rank": any(isinstance(v, tuple) and isinstance(u, tuple) and len(v) != len(u) for v, u in pairs),
+        "layout": any(not t.is_contiguous() for t in given),
+        "offset": any(t.storage_offset() for t in given),
+        "alignment": any(t.storage_offset() * t.itemsize % ALIGNED for t in given),
+        "dtype": [t.dtype for t in given] != [t.dtype for t in tensors_among(base.args)]
+        and case.graph_key == base.graph_key,
+        "value": case.recipe.values != base.recipe.values,
+        "scalar": any(case.env.get(n) != base.env.get(n) for n in scalars),
+        "absence": case.recipe.absent != base.recipe.absent,
+    }
+    return tuple(axis for axis, differs in varied.items() if differs)
+
+
+def absent_axes(samples: Samples) -> dict[str, str]:
+    """Return the axes that no sample of the op can vary, with the reason in the declaration."""
+    op, spec, base = samples.op, samples.spec, samples.base
+    given = tensors_among(samples.build(base).args)
+    free = free_dims(spec)
+    classes = [a.tensor for a in spec.tensors if a.tensor and not a.tensor.concrete]
+    scalars = [a for a in spec.scalars if a.name not in dict(base.sizes) and len(scalar_candidates(a)) > 1]
+    reasons = {
+        "size": "" if _admits_sizes(spec, base, free) else "the declaration admits one size of each dim",
+        "rank": "" if "variadic" in free.values() else "no dim is variadic",
+        "layout": "" if _admits_layout(samples) else "no argument may have another layout",
+        "offset": "" if given else "no argument is a tensor",
+        "alignment": "" if given else "no argument is a tensor",
+        "dtype": "" if any(len(t.dtypes) != 1 for t in classes) else "each argument has one dtype",
+        "value": "" if given else "no argument is a tensor",
+        "scalar": "" if scalars else "no scalar has another value",
+        "absence": "" if any(a.optional for a in spec.tensors) else "no argument is an optional tensor",
+        "seed": "" if spec.random else "the results are not random",
+    }
+    if op.sampler is not None and not builder_takes_values(op):
+        reasons["value"] = "the builder of samples decides on the values"
+    return {axis: reason for axis, reason in reasons.items() if reason}
+
+
+def _admits_sizes(spec: OpSpec, base: SampleRecipe, free: Mapping[str, str]) -> bool:
+    """Return whether the declaration admits another size of one dim."""
+    usual = dict(base.sizes)
+    wanted = ((n, (3, 1) if kind == "variadic" else v) for n, kind in free.items() for v in SIZES)
+    return any(v != usual.get(n) and search_sizes(spec, {n: v}, dict(base.scalars), FEW) is not None for n, v in wanted)
+
+
+def _admits_layout(samples: Samples) -> bool:
+    """Return whether an argument may be a tensor that is not contiguous."""
+    return any(not t.is_contiguous() for case in samples.layouts() for t in tensors_among(case.args))

@@ -1,0 +1,201 @@
+"""Findings by cause: the axis that failing samples vary, faults of the machine, and scripts that replay the history."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.audit import Finding, audit
+from shiplap.audit.causes import REQUIRES_FIX, environment_fault, group_by_cause
+from shiplap.audit.child_process import ChildLimits
+from shiplap.audit.report import Report
+from shiplap.render import print_findings
+from shiplap_testing.forked import python
+from tests.audit.common import look
+
+M = Float[Tensor, "n c"]
+
+
+@sl.op("audit_causes::doubled")
+def doubled(x: M) -> M:
+    return x * 2
+
+
+@doubled.kernel("cpu", strided=True)
+def _(x):
+    if not x.numel():
+        raise RuntimeError("grid of 0")  # harmless beside the other fault
+    size = x.untyped_storage().nbytes() // x.itemsize
+    flat = x.as_strided((size,), (1,), 0)
+    return flat[(torch.arange(x.numel()) + x.storage_offset()) % size].reshape(x.shape) * 2  # ignores strides
+
+
+def test_the_axis_and_its_fix_are_named_and_an_empty_tensor_hides_nothing():
+    report = audit(doubled, checks=("numerics", "edges", "schema", "fake"), seed=1)
+    (edges,) = [f for f in report if f.check == "edges"]
+    assert edges.verdict == "fail"
+    assert "x float32(0" not in edges.input
+    assert "strides" in edges.input
+
+
+@sl.op("audit_causes::strided")
+def strided(x: M) -> M:
+    return x * 2
+
+
+@strided.kernel("cpu", strided=True)
+def _(x):
+    size = max(1, x.untyped_storage().nbytes() // x.itemsize)
+    flat = x.as_strided((size,), (1,), 0) if x.numel() else x.reshape(-1)
+    return flat[(torch.arange(x.numel()) + x.storage_offset()) % size].reshape(x.shape) * 2
+
+
+def test_checks_that_fail_for_one_layout_are_one_cause(capsys):
+    report = audit(strided, checks=("numerics", "edges", "aliases", "threads"), seed=1)
+    (edges,) = [f for f in report if f.check == "edges"]
+    assert edges.varied == "layout"
+    assert "all of them with another layout" in edges.evidence
+    assert edges.fix == "read the strides of every argument, or declare contiguous=(...)"
+    also = Finding("fresh", "fail", edges.subject, "copies", varied="layout")
+    both = Report(edges.subject, (also, edges), ())
+    assert [[f.check for f in cause] for cause in both.causes] == [["edges", "fresh"]]
+    assert both.headline == "audit_causes::strided: failed (edges and 1 more for another layout)"
+    print_findings(both.findings, reports=[both])
+    assert "also     fresh: copies" in capsys.readouterr().out
+
+
+def test_the_most_harmful_cause_comes_first_and_an_empty_tensor_last():
+    empty = Finding("edges", "fail", "a::b", "grid of 0", varied="empty, size")
+    fake = Finding("fake", "fail", "a::b", "strides")
+    plain = Finding("numerics", "fail", "a::b", "wrong")
+    assert [cause[0] for cause in group_by_cause((empty, fake, plain))] == [plain, fake, empty]
+
+
+@sl.op("audit_causes::capped")
+def capped(x: Float32[Tensor, "n"], cap: float = 2.0) -> Float32[Tensor, "n"]:
+    return x / cap
+
+
+@capped.kernel("cpu")
+def _(x, cap):
+    return x / cap if cap else torch.zeros_like(x)
+
+
+def test_a_scalar_at_which_the_reference_is_not_finite_asks_for_requires():
+    finding = look(capped, "special")
+    assert finding.verdict == "fail"
+    assert finding.fix == REQUIRES_FIX
+
+
+KEPT: dict[tuple[int, ...], Tensor] = {}
+
+
+@sl.op("audit_causes::kept")
+def kept(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+    return x + 1
+
+
+@kept.kernel("cpu")
+def _(x):
+    made = KEPT.setdefault(tuple(x.shape), x + 1)  # the first result of each size
+    return made.clone()
+
+
+def test_a_script_of_a_fault_that_depends_on_earlier_calls_repeats_them(tmp_path: Path):
+    finding = look(kept, "numerics")
+    assert finding.verdict == "fail"
+    assert "the sample alone shows nothing" in finding.evidence
+    script = tmp_path / "reproducer.py"
+    script.write_text(finding.reproducer)
+    ran = python(script, env={**os.environ, "PATH": ""})
+    assert ran.returncode == 1, ran.stderr
+    assert "nothing found" not in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        (
+            "raised NotImplementedError: Could not run 'a::b' with arguments from the 'CPU' backend.",
+            "no kernel for CPU",
+        ),
+        ("raised InvalidCxxCompiler: No working C++ compiler found in ...", "install one (c++, g++ or clang++)"),
+        ("raised RuntimeError: Failed to find C compiler. Please specify via CC", "Triton needs"),
+        ("[0] = 1, expected 2", ""),
+    ],
+)
+def test_faults_of_the_machine_are_told_from_those_of_the_op(text: str, advice: str):
+    assert advice in environment_fault(text)
+    assert bool(environment_fault(text)) == bool(advice)
+
+
+torch.library.define("audit_causes::elsewhere", "(Tensor x) -> Tensor")
+torch.library.impl("audit_causes::elsewhere", "CUDA", lambda x: x + 1)
+torch.library.register_fake("audit_causes::elsewhere", lambda x: torch.empty_like(x))
+
+
+@sl.adopt("audit_causes::elsewhere", autocast=None)
+def elsewhere(x: M) -> M:
+    return x + 1
+
+
+def test_an_op_without_a_kernel_for_the_device_is_incomplete():
+    report = audit(elsewhere, checks=("numerics", "edges"), seed=1)
+    assert report.verdict == "incomplete"
+    assert "the op has no kernel for CPU: audit it with device=" in report.headline
+
+
+@sl.op("audit_causes::slow")
+def slow(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+    while x.shape[0] == 16:
+        x.sum()
+    return x + 1
+
+
+@slow.kernel("cpu")
+def _(x):
+    return x + 1
+
+
+def test_a_slow_reference_is_no_hang_of_the_op():
+    report = audit(slow, checks=("edges",), seed=1, limits=ChildLimits(busy_s=1.0))
+    assert report.verdict == "incomplete"
+    assert "the reference takes too long for this sample" in report.headline
+
+
+@sl.op("audit_causes::row_lse", requires=("c >= 1",))
+def row_lse(x: Float[Tensor, "n c"]) -> Float32[Tensor, "n"]:
+    return torch.logsumexp(x, 1).float()
+
+
+@row_lse.backward(saves=("x",))
+def _(grad, saved, needs):
+    return {"x": torch.softmax(saved.x, 1) * grad[:, None].to(saved.x.dtype)}
+
+
+def test_results_in_a_fixed_dtype_have_no_finite_differences():
+    finding = look(row_lse, "gradient")
+    assert "finite differences: " not in finding.evidence
+    assert finding.verdict == "ok", finding.evidence
+
+
+def test_a_round_that_leaves_objects_itself_is_no_leak(monkeypatch):
+    from shiplap.audit.checks import process
+
+    counted = iter(range(10_000))
+    calls = [0]
+
+    def leaking():
+        calls[0] += 1
+
+    # 40 objects of each measurement, whatever the number of calls.
+    monkeypatch.setattr(process, "_memory_in_use", lambda: (40.0 * next(counted), 0.0))
+    assert process._observe_leaks("a call", leaking).problem == ""
+    monkeypatch.setattr(process, "_memory_in_use", lambda: (40.0 * next(counted) + calls[0], 0.0))
+    assert "Python objects behind" in process._observe_leaks("a call", leaking).problem
