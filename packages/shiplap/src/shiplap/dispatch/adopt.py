@@ -9,7 +9,7 @@ from shiplap.declare.choices import convert_call
 from shiplap.declare.signature import DeclarationKeywords, check_keywords, check_op_name, read_spec
 from shiplap.dispatch.op import ConvertingOp, Op
 from shiplap.errors import error
-from shiplap.plan.rules.relations import IsChoice
+from shiplap.plan.rules import is_choice
 from shiplap.torch_private import dispatcher_calls
 from shiplap.torch_private.dispatcher_calls import P, R
 from shiplap.torch_private.dispatcher_library import find_overload
@@ -44,7 +44,7 @@ class ConvertingAdoptedOp(AdoptedOp[P, R], ConvertingOp[P, R]):
         given = {**{a.name: v for a, v in zip(self.spec.args, values, strict=False)}, **named}
         for arg in self.spec.args:
             if arg.choices and arg.name in given:
-                IsChoice(self.spec.name, arg).hold({f"a_{arg.name}": given[arg.name]})
+                is_choice(self.spec.name, arg).check_call({f"a_{arg.name}": given[arg.name]})
         return super().__call__(*args, **kwargs)
 
 

@@ -139,7 +139,8 @@ class OpState(HasCode):
     @property
     def file(self) -> str:
         """The path of the file that declares the op."""
-        return os.path.abspath(inspect.unwrap(self.reference).__code__.co_filename)
+        path: str = inspect.unwrap(self.reference).__code__.co_filename
+        return os.path.abspath(path)
 
     def native_kernels(self, device: str) -> list[Kernel]:
         """Return the kernels for a device type that are not templates."""
