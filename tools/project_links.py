@@ -21,12 +21,18 @@ CLONE = """\
 <!-- fragment: installs packages -->
 ```console
 $ python3 -m venv env && . env/bin/activate
-$ pip install ./packages/shiplap-headers ./packages/shiplap         # the core: pure Python, no compiler needed
-$ pip install ./packages/shiplap-dense                              # matrix products and convolutions that fuse
-$ pip install scikit-build-core cmake ninja                         # what builds the packages with C++ kernels
-$ pip install --no-build-isolation "./packages/shiplap-sparse3d[demo]"    # sparse 3D convolution, `shiplap demo`
-$ pip install --no-build-isolation ./packages/shiplap-slidesparse   # sparse and 8-bit linear layers
-$ pip install "./packages/shiplap-backend[openvino]"                # the generator for new devices, `shiplap backend`
+# the core: pure Python, no compiler needed
+$ pip install ./packages/shiplap-headers ./packages/shiplap
+# matrix products and convolutions that fuse
+$ pip install ./packages/shiplap-dense
+# what builds the packages with C++ kernels
+$ pip install scikit-build-core cmake ninja
+# sparse 3D convolution, `shiplap demo`
+$ pip install --no-build-isolation "./packages/shiplap-sparse3d[demo]"
+# sparse and 8-bit linear layers
+$ pip install --no-build-isolation ./packages/shiplap-slidesparse
+# the generator for new devices, `shiplap backend`
+$ pip install "./packages/shiplap-backend[openvino]"
 ```
 
 The commands are given in a clone of the repository. Only the first two are needed for the core. If somebody gave you
@@ -35,11 +41,16 @@ wheels, install from their folder instead: `pip install --find-links dist shipla
 INDEX = """\
 <!-- fragment: installs packages -->
 ```console
-$ pip install shiplap                       # the core: pure Python, no compiler needed
-$ pip install shiplap-dense                 # matrix products and convolutions that fuse with their neighbours
-$ pip install "shiplap-sparse3d[demo]"      # sparse 3D convolution, and the demonstration: `shiplap demo`
-$ pip install shiplap-slidesparse           # linear layers with structured sparsity and 8-bit products
-$ pip install "shiplap-backend[openvino]"   # the generator for new devices: `shiplap backend`
+# the core: pure Python, no compiler needed
+$ pip install shiplap
+# matrix products and convolutions that fuse with their neighbours
+$ pip install shiplap-dense
+# sparse 3D convolution, and the demonstration: `shiplap demo`
+$ pip install "shiplap-sparse3d[demo]"
+# linear layers with structured sparsity and 8-bit products
+$ pip install shiplap-slidesparse
+# the generator for new devices: `shiplap backend`
+$ pip install "shiplap-backend[openvino]"
 ```
 
 The newest state of the repository is installed from a clone of {home}: `pip install ./packages/shiplap-headers

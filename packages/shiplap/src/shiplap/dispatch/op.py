@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import unwrap
 from types import FunctionType
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, TypedDict, TypeVar, Unpack, cast, overload
 
 from torch import Tensor
 
@@ -378,8 +378,10 @@ class ConvertingOp(Op[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         values, named = convert_call(self.spec, args, kwargs)
-        result: Any = super().__call__(*values, **named)  # type: ignore[arg-type] # what the schema takes
-        return (result,) if self.spec.single_tuple else result  # type: ignore[return-value]
+        call: Callable[..., Any] = super().__call__  # of what the schema takes
+        result = call(*values, **named)
+        made: Any = (result,) if self.spec.single_tuple else result
+        return cast("R", made)
 
     def out(
         self, *args: Value, out: Tensor | Sequence[Tensor], workspace: Tensor | None = None, **kwargs: Value

