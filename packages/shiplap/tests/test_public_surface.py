@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import typer
+from jaxtyping import Float
+from torch import Tensor
 
 import shiplap as sl
 from shiplap.audit import Report
@@ -114,3 +116,22 @@ def test_pages_and_examples_have_no_word_of_earlier_designs(word: str) -> None:
     assert len(pages) > 60
     found = [str(page.relative_to(REPOSITORY)) for page in pages if re.search(word, page.read_text(encoding="utf-8"))]
     assert [page for page in found if page not in OLD_WORDS[word]] == []
+
+
+def test_an_op_lists_the_names_of_the_page_of_concepts(ns: str) -> None:
+    @sl.op(f"{ns}::declared")
+    def declared(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x
+
+    names = [name for name in dir(declared) if not name.startswith("_")]
+    assert len(names) <= 15
+    assert all(hasattr(declared, name) for name in names)
+    page = (REPOSITORY / "docs" / "concepts.md").read_text(encoding="utf-8")
+    section = page.partition("## The names of an op\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in rows))) == names
+
+
+def test_results_have_few_public_names() -> None:
+    for cls in (Report, JudgeResult, TuneResult):
+        assert len([*members(cls)]) <= 15, cls

@@ -76,11 +76,33 @@ class BackwardKeywords(TypedDict, total=False):
     once_differentiable: bool | None
 
 
+# The names of an op that docs/concepts.md lists. The layers below use the internal ones of dispatch/state.py.
+PUBLIC_NAMES = frozenset(
+    {
+        "backward",
+        "batches",
+        "buckets",
+        "build",
+        "kernel",
+        "kernels",
+        "out",
+        "overload",
+        "reference",
+        "samples",
+        "sharding",
+        "spec",
+        "template",
+        "workspace_bytes",
+    }
+)
+
+
 class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     """A declared op. Call it like the function that it was declared from.
 
-    ``OpState`` (dispatch/state.py) documents the attributes of an op. ``overload`` and ``raw`` are the torch ops that
-    shiplap registers for it (dispatch/execute.py).
+    ``PUBLIC_NAMES`` are for users, and ``dir(op)`` lists no others. ``OpState`` (dispatch/state.py) documents the internal
+    attributes. ``overload`` and ``below_autograd`` are the torch ops that shiplap registers for it
+    (dispatch/execute.py).
     """
 
     reference: Callable[P, R]
@@ -367,6 +389,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     def __reduce__(self) -> str:
         """Copied and pickled by name, as functions are: a model that holds an op can be deep-copied."""
         return self.reference.__qualname__
+
+    def __dir__(self) -> list[str]:
+        return sorted({name for name in super().__dir__() if name.startswith("_")} | PUBLIC_NAMES)
 
     def __repr__(self) -> str:
         devices = ", ".join(f"{d}: {'/'.join(k.name for k in ks)}" for d, ks in self.kernels.items())
