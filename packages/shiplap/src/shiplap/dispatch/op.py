@@ -100,9 +100,8 @@ PUBLIC_NAMES = frozenset(
 class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     """A declared op. Call it like the function that it was declared from.
 
-    ``PUBLIC_NAMES`` are for users, and ``dir(op)`` lists no others. ``OpState`` (dispatch/state.py) documents the internal
-    attributes. ``overload`` and ``below_autograd`` are the torch ops that shiplap registers for it
-    (dispatch/execute.py).
+    ``PUBLIC_NAMES`` are for users, and ``dir(op)`` lists no others. ``OpState`` (dispatch/state.py) documents the
+    internal attributes. ``overload`` and ``below_autograd`` are the torch ops that shiplap registers for it.
     """
 
     reference: Callable[P, R]

@@ -7,12 +7,12 @@ import re
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from shiplap import safe_io
+from shiplap.cached_property import cached_property
 from shiplap.dispatch import registry
 from shiplap.dispatch.package_folder import package_folders
 from shiplap.errors import ShiplapError, error
