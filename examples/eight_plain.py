@@ -8,7 +8,9 @@ argument checks, an audit, jvp and a C header. These here give none of them.
 
 from __future__ import annotations
 
+import io
 import os
+import tokenize
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 
@@ -203,11 +205,14 @@ transform.register_autograd(transform_backward, setup_context=transform_keep)
 
 
 def counted(file: str) -> dict[str, int]:
-    """Lines of code between the markers of a file, by the names of the markers. Samples
-    belong to the audit."""
+    """Logical lines of code between the markers of a file, by the names of the markers.
+    Samples belong to the audit."""
     lines: dict[str, int] = {}
     inside, sampling = "", False
-    for line in (HERE / file).read_text().splitlines():
+    text = (HERE / file).read_text()
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    ends = {token.start[0] for token in tokens if token.type == tokenize.NEWLINE}
+    for number, line in enumerate(text.splitlines(), 1):
         mark = line.strip().removeprefix("# --8<-- [").rstrip("]")
         if line.startswith("# --8<--"):
             kind, _, name = mark.partition(":")
@@ -217,7 +222,7 @@ def counted(file: str) -> dict[str, int]:
             sampling = line.endswith(".samples") or (
                 sampling and not (starts and not line.startswith("def _(rng"))
             )
-            lines[inside] = lines.get(inside, 0) + (not sampling)
+            lines[inside] = lines.get(inside, 0) + (number in ends and not sampling)
     return lines
 
 
