@@ -25,19 +25,6 @@ def _into_a_slice(op):
     return close(whole[2:4], x * 2) and bool((whole[:2] == 7).all() and (whole[4:] == 7).all())
 
 
-def _rebinding(x, *, out):
-    out.set_(x * 2)
-
-
-outputs(
-    "output that is bound to other memory",
-    "out.set_: the tensor of the caller points somewhere else, and the memory that it viewed stays as it was",
-    of(doubled, kernel(_rebinding)),
-    of(doubled, kernel(_doubling)),
-    _into_a_slice,
-)
-
-
 def _from_the_start(x, *, out):
     torch.as_strided(out, out.shape, out.stride(), 0).copy_(x * 2)
 
