@@ -23,13 +23,9 @@ CLONE = """\
 $ python3 -m venv env && . env/bin/activate
 # the core: pure Python, no compiler needed
 $ pip install ./packages/shiplap-headers ./packages/shiplap
-# matrix products and convolutions that fuse
-$ pip install ./packages/shiplap-dense
-# what builds the packages with C++ kernels
-$ pip install scikit-build-core cmake ninja
-# sparse 3D convolution, `shiplap demo`
+# products that fuse, sparse 3D convolution, `shiplap demo`, sparse and 8-bit linear layers
+$ pip install ./packages/shiplap-dense scikit-build-core cmake ninja
 $ pip install --no-build-isolation "./packages/shiplap-sparse3d[demo]"
-# sparse and 8-bit linear layers
 $ pip install --no-build-isolation ./packages/shiplap-slidesparse
 # the generator for new devices, `shiplap backend`
 $ pip install "./packages/shiplap-backend[openvino]"
