@@ -122,7 +122,7 @@ $(DOCS): $(STAMP)
 docs: export SHIPLAP_TEST_UNOPTIMIZED := 1
 docs: $(DOCS) ## check pages, guides, records and tools, and build the documentation into site/
 	$(PYTEST) -m "docs and not long"
-	$(BIN)/mkdocs build $(ARGS)
+	$(BIN)/mkdocs build --strict $(ARGS)
 
 power: $(STAMP) ## plant faults in kernels and count those that the audit finds: docs/power.md (ARGS="--jobs 16 --seconds 480")
 	$(BIN)/python tools/power $(ARGS)
