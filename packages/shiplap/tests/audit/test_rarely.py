@@ -17,7 +17,7 @@ both = pytest.mark.parametrize("wrong", [True, False])
 
 
 def problem(check, op):
-    return check.observe(op, Samples(op, 0).build(Samples(op, 0).base)).problem
+    return check.CHECK.observe(op, Samples(op, 0).build(Samples(op, 0).base)).problem
 
 
 def doubled(ns):

@@ -107,14 +107,14 @@ def test_a_clean_report_is_ok_and_says_how_much_it_saw(text):
 
 def test_a_tool_that_cannot_run_is_skipped_with_its_reason():
     finding = check.observation_of_report(sanitizer.parse_report(REFUSED, "error 999", 1), "memcheck", 1)
-    assert "gave no verdict: Error: Device not supported" in finding.skip
+    assert "gave no verdict: Error: Device not supported" in finding.missed
     assert (
         "gave no verdict: error 999"
-        in check.observation_of_report(sanitizer.parse_report("", "error 999", 1), "memcheck", 1).skip
+        in check.observation_of_report(sanitizer.parse_report("", "error 999", 1), "memcheck", 1).missed
     )
     assert (
         "died of SIGSEGV"
-        in check.observation_of_report(sanitizer.parse_report("", "", -signal.SIGSEGV), "memcheck", 1).skip
+        in check.observation_of_report(sanitizer.parse_report("", "", -signal.SIGSEGV), "memcheck", 1).missed
     )
 
 
@@ -165,7 +165,7 @@ def test_a_timeout_kills_what_was_started_and_is_no_verdict(fake, tmp_path):
     began = time.monotonic()
     report = sanitizer.run_under_sanitizer([sys.executable, "-c", ""], "memcheck", 2.0)
     assert time.monotonic() - began < 50
-    assert "no end within 2 s" in check.observation_of_report(report, "memcheck", 1).skip
+    assert "no end within 2 s" in check.observation_of_report(report, "memcheck", 1).missed
     time.sleep(0.2)
     pid = int((tmp_path / "pid").read_text())
     status = Path(f"/proc/{pid}/stat")
@@ -178,7 +178,7 @@ def test_a_crash_of_the_tool_is_no_verdict(fake):
         "died of SIGSEGV"
         in check.observation_of_report(
             sanitizer.run_under_sanitizer([sys.executable], "memcheck", 20), "memcheck", 1
-        ).skip
+        ).missed
     )
 
 
@@ -207,7 +207,7 @@ def test_it_is_skipped_without_cuda_and_without_the_tool(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_PATH", raising=False)
     case = Samples(good.saxpy, 1).build(Samples(good.saxpy, 1).base)
     on_cuda = type(case)(case.recipe, case.seed, case.args, case.env, "cuda")
-    assert "is not on PATH" in check.observe_sanitizer(good.saxpy, on_cuda).skip
+    assert "is not on PATH" in check.observe_sanitizer(good.saxpy, on_cuda).missed
     assert "is not on PATH" in sanitizer.run_under_sanitizer([sys.executable], "memcheck", 5).problem
 
 

@@ -14,8 +14,6 @@ from typing import TypeVar
 import torch
 from torch.fx import Node
 
-from shiplap import safe_io
-from shiplap.errors import notice
 from shiplap.torch_private import triton_internals
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -106,6 +104,9 @@ def prepare_cache_keys() -> None:
 def _name_unsafe_folder() -> None:
     """Give a notice if another user could have written Inductor's cache, which holds pickles and compiled code."""
     from torch._inductor.runtime import cache_dir_utils
+
+    from shiplap import safe_io
+    from shiplap.errors import notice
 
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir_utils.default_cache_dir()
     try:
