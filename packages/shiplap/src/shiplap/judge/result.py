@@ -111,7 +111,8 @@ class JudgeResult(ResultWithVerdict):
         rows = [Row(r.check, "fail", r.evidence, (f"on {r.input}",) if r.input else ()) for r in self.reasons]
         rows += [Row(name, "incomplete", why) for name, why in self.missing]
         rows += [Row("times", "ok", _times(timed)) for timed in self.timings]
-        rows += [Row(str(c), "skip", f"does not apply: {c.reason}") for c in self.ledger if c.required and c.reason]
+        left_out = [c for c in self.ledger if c.required and c.state == "does not apply"]
+        rows += [Row(str(c), "skip", f"does not apply: {c.reason}") for c in left_out]
         rows.append(
             Row("calls", "", f"{self.calls} calls were compared with {self.reference}, in {self.seconds:.1f} s")
         )
