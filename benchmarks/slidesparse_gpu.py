@@ -222,7 +222,7 @@ def activation(op: sl.Op, pairs: int, m: int, k: int) -> dict[str, Any]:
     """Every config against a copy of as many bytes."""
     call = op.bind((torch.randn(m, k, device=CUDA, dtype=BF16), pairs))
     kernel = op.kernels[CUDA][0]
-    runs: dict[str, Run] = {str(c): lambda c=c: kernel.with_config(Config.of(c)).run(call) for c in CONFIGS}
+    runs: dict[str, Run] = {str(c): lambda c=c: kernel.with_config(Config.of(c)).run_call(call) for c in CONFIGS}
     moved = m * k * 2 + m * formats.lifted_depth(k, pairs)
     source = torch.empty(moved // 2, dtype=torch.uint8, device=CUDA)
     target = torch.empty_like(source)

@@ -56,7 +56,7 @@ def case(name: str, op: Op, *args: Any, kernel: Any = None) -> Any:
         serving = kernel.variant_for_call(call)
         if isinstance(serving, str):
             return say(name, refused=serving)
-        (got,) = serving.run(call)
+        (got,) = serving.run_call(call)
         wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in call.args]
         want = op.run_reference(tuple(wide))
         say(name, error=interpreted._error(got.double(), want), config=str(serving.config), shape=list(got.shape))

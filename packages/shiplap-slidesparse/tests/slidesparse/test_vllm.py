@@ -72,7 +72,7 @@ def test_the_entry_point_is_declared_and_registers_once(plugin: Any) -> None:
 def test_a_layer_gives_what_our_own_gives(plugin: Any, dtype: str) -> None:
     torch.manual_seed(0)
     own = ss.Linear.of(nn.Linear(64, 32), "6:8", dtype)
-    config = plugin.SlidesparseConfig("6:8", dtype)
+    config = plugin.SlidesparseVllmConfig("6:8", dtype)
     layer, method = shard(plugin, config, own.weight, own.weight_scale, 64)
     x, bias = torch.randn(3, 64).bfloat16(), own.bias.bfloat16()
     assert layer.slidesparse.fresh
@@ -86,7 +86,7 @@ def test_ranks_cut_the_depth(plugin: Any) -> None:
     for k, packed in ((64, True), (72, False)):
         own = ss.Linear.of(nn.Linear(k, 32, bias=False), "6:8", "bf16")
         x = torch.randn(3, k).bfloat16()
-        config, total, half = plugin.SlidesparseConfig("6:8", "bf16"), torch.zeros(3, 32), k // 2
+        config, total, half = plugin.SlidesparseVllmConfig("6:8", "bf16"), torch.zeros(3, 32), k // 2
         for cut in (slice(0, half), slice(half, k)):
             if packed:
                 layer, method = shard(plugin, config, own.weight[:, cut], None, k)
@@ -104,32 +104,32 @@ def test_ranks_cut_the_depth(plugin: Any) -> None:
 
 def test_configurations_of_both_kinds(plugin: Any) -> None:
     ours = {"quant_method": "slidesparse", "pattern": "4:6", "dtype": "fp8", "converted": ["a.q_proj"], "skip": []}
-    made = plugin.SlidesparseConfig.from_config(ours)
-    assert repr(made) == "SlidesparseConfig(pattern=4:6, dtype=fp8, 1 layers)"
+    made = plugin.SlidesparseVllmConfig.from_config(ours)
+    assert repr(made) == "SlidesparseVllmConfig(pattern=4:6, dtype=fp8, 1 layers)"
     assert not made._keeps("a.q_proj")
     assert made._keeps("a.gate")  # linear to vLLM, while transformers may hold a parameter of its own
-    made = plugin.SlidesparseConfig.from_config({k: v for k, v in ours.items() if k not in ("converted", "skip")})
-    assert repr(made) == "SlidesparseConfig(pattern=4:6, dtype=fp8, all but ['lm_head'])"
+    made = plugin.SlidesparseVllmConfig.from_config({k: v for k, v in ours.items() if k not in ("converted", "skip")})
+    assert repr(made) == "SlidesparseVllmConfig(pattern=4:6, dtype=fp8, all but ['lm_head'])"
     theirs = {
         "quant_method": "compressed-tensors",
         "format": "int-quantized",
         "ignore": ["lm_head", "re:.*gate$"],
         "slidesparse": {"pattern": "6:8"},
     }
-    made = plugin.SlidesparseConfig.from_config(theirs)
+    made = plugin.SlidesparseVllmConfig.from_config(theirs)
     assert (str(made.pattern), made.dtype) == ("6:8", "int8")
     assert made._keeps("model.mlp.gate")
     assert not made._keeps("model.mlp.gate_proj")
-    override = plugin.SlidesparseConfig.override_quantization_method
+    override = plugin.SlidesparseVllmConfig.override_quantization_method
     assert (override(theirs, None), override(ours, None)) == ("slidesparse", None)
     assert made.get_name() == "slidesparse"
     assert made.get_min_capability() == 80
     assert made.get_supported_act_dtypes() == [torch.bfloat16, torch.float16]
-    assert plugin.SlidesparseConfig("6:8", "bf16").get_supported_act_dtypes() == [torch.bfloat16]
+    assert plugin.SlidesparseVllmConfig("6:8", "bf16").get_supported_act_dtypes() == [torch.bfloat16]
     assert made.get_config_filenames() == []
     weights, inputs = {"strategy": "channel", "symmetric": True}, {"strategy": "token", "dynamic": True}
     group = {"weights": weights, "input_activations": inputs}
-    assert plugin.SlidesparseConfig.from_config({**theirs, "config_groups": {"group_0": group}}).dtype == "int8"
+    assert plugin.SlidesparseVllmConfig.from_config({**theirs, "config_groups": {"group_0": group}}).dtype == "int8"
     for other in (
         {"input_activations": None},
         {"input_activations": {"dynamic": False}},
@@ -137,16 +137,16 @@ def test_configurations_of_both_kinds(plugin: Any) -> None:
         {"weights": {**weights, "strategy": "group"}},
     ):
         with pytest.raises(ShiplapError, match=r"SL211[\s\S]*group_0[\s\S]*symmetric per channel, dynamic activations"):
-            plugin.SlidesparseConfig.from_config({**theirs, "config_groups": {"group_0": group | other}})
+            plugin.SlidesparseVllmConfig.from_config({**theirs, "config_groups": {"group_0": group | other}})
     with pytest.raises(ShiplapError, match=r"SL211[\s\S]*'7:9'"):
-        plugin.SlidesparseConfig.from_config({**theirs, "slidesparse": "7:9"})
+        plugin.SlidesparseVllmConfig.from_config({**theirs, "slidesparse": "7:9"})
     with pytest.raises(ShiplapError, match=r"SL211[\s\S]*dtype ''"):
-        plugin.SlidesparseConfig.from_config({**theirs, "format": "pack-quantized"})
+        plugin.SlidesparseVllmConfig.from_config({**theirs, "format": "pack-quantized"})
 
 
 def test_which_layers_are_ours(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "UnquantizedLinearMethod", lambda: "dense")
-    config = plugin.SlidesparseConfig("6:8", "int8", converted=["a.o_proj", "b.k_proj", "b.v_proj"])
+    config = plugin.SlidesparseVllmConfig("6:8", "int8", converted=["a.o_proj", "b.k_proj", "b.v_proj"])
     config.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
     layer = linear_of(plugin)
     assert config.get_quant_method(nn.Identity(), "x") is None

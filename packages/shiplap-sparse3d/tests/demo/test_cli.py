@@ -20,7 +20,7 @@ def _no_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*args: Any) -> None:
         raise AssertionError("the training started")
 
-    monkeypatch.setattr("shiplap_sparse3d.demo.run", started)
+    monkeypatch.setattr("shiplap_sparse3d.demo.run_demo", started)
 
 
 def refused(*arguments: object) -> str:

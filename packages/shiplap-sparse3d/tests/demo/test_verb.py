@@ -55,7 +55,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[DemoSettings]:
         print("a chatty library")
         return RESULT
 
-    monkeypatch.setattr("shiplap_sparse3d.demo.run", run)
+    monkeypatch.setattr("shiplap_sparse3d.demo.run_demo", run)
     return seen
 
 
@@ -81,7 +81,7 @@ def test_json_is_all_of_stdout(run: Any, asked: list[DemoSettings], tmp_path: Pa
 def test_a_bad_result_leaves_status_1(
     run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bad: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("shiplap_sparse3d.demo.run", lambda settings, progress: replace(RESULT, **bad))
+    monkeypatch.setattr("shiplap_sparse3d.demo.run_demo", lambda settings, progress: replace(RESULT, **bad))
     result = run("demo", "-o", tmp_path)
     assert result.exit_code == 1
     assert ("1 fail (fresh)" in result.stdout) == ("audits" in bad)

@@ -51,7 +51,7 @@ def disagreements(
         args, plain = case.fresh(), tree_map(torch.Tensor.contiguous, case.fresh())
         if any(isinstance(a, torch.Tensor) and a.dtype in without for a in args):
             continue
-        got = op_effects(op, args, kernel.run(op.bind(args)))
+        got = op_effects(op, args, kernel.run_call(op.bind(args)))
         outs = op.reference(*plain)
         outs = outs if isinstance(outs, tuple) else (outs,) if outs is not None else ()
         same = (agree(g, w) for g, w in zip(got, op_effects(op, plain, outs), strict=True))

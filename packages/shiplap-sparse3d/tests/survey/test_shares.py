@@ -129,7 +129,7 @@ def test_tiles_that_others_have_begun_are_not_looked_at_one_by_one(
     for tile in parts[1][985:995]:
         folder.done_mark_path(tile).touch()
     took, take = list[Tile](), SurveyFolder.begin_tile
-    monkeypatch.setattr(SurveyFolder, "take", lambda self, tile: took.append(tile) or take(self, tile))
+    monkeypatch.setattr(SurveyFolder, "begin_tile", lambda self, tile: took.append(tile) or take(self, tile))
     assert list(tiles_in_turn(folder, parts, 0)) == parts[0] + parts[1][:994:-1]
     assert took == parts[0] + parts[1][:994:-1]
 
@@ -202,7 +202,7 @@ def test_the_next_tile_is_made_while_the_network_runs(
         def __init__(self, answer: TileAnswer) -> None:
             self.answer = answer
 
-        def result(self) -> object:
+        def wait_for_result(self) -> object:
             assert third.wait(30)
             return self.answer.wait_for_result()
 
@@ -247,7 +247,7 @@ def test_tables_that_were_built_are_not_built_by_the_network(
     assert made == [True, True, *[False] * 6]
 
 
-@pytest.mark.parametrize("fails", ["read_tile", "asked", "answered"])
+@pytest.mark.parametrize("fails", ["read_tile", "prepare_tile", "run_network"])
 def test_what_fails_in_a_thread_is_raised(
     fails: str, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

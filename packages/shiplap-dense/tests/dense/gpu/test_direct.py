@@ -139,10 +139,10 @@ def test_a_table_in_a_graph_stays_where_it_is():
     args = (x, w, None, [1, 1], [1, 1], [1, 1])
     call = ops.conv2d.bind(args)
     serving = kernel.variant_for_call(call)
-    serving.run(call)
+    serving.run_call(call)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        (out,) = serving.run(call)
+        (out,) = serving.run_call(call)
     run: Any = serving
     (table,) = run.tables.values()
     assert len(table.captured) == 1
@@ -157,7 +157,7 @@ def test_a_table_in_a_graph_stays_where_it_is():
         pytest.raises(sl.ShiplapError, match="SL305: a table of the kernel is not on the device yet"),
         torch.cuda.graph(torch.cuda.CUDAGraph()),
     ):
-        kernel.variant_for_call(other).run(other)
+        kernel.variant_for_call(other).run_call(other)
 
 
 def test_offsets_beyond_32_bits():

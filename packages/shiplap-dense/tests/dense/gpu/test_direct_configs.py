@@ -30,7 +30,7 @@ def test_every_config_of_the_dense_templates(dtype, case):
             if kernel.with_config(config).why_refused(call):
                 continue
             try:
-                (got,) = kernel.with_config(config).run(call)
+                (got,) = kernel.with_config(config).run_call(call)
             except OutOfResources:  # a tile of this dtype is too large for the shared memory
                 continue
             assert error(got, want) < max(TOLERANCE[dtype], 2e-3 if case == "int8_mm" else 0), (kernel.name, config)

@@ -112,7 +112,7 @@ def test_streams_do_not_share_scratch(sparse):
     want = (x.double() @ weight.double().t()).int()
     for config in split or [kernels.DEFAULT]:
         run, call = (
-            kernel.with_config(Config.of(config)).run,
+            kernel.with_config(Config.of(config)).run_call,
             ops.sparse_mm_int8.bind((x, blob, n, ops.CUSPARSELT)),
         )
         run(call)

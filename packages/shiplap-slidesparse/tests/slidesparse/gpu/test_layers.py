@@ -109,7 +109,7 @@ def test_all_algorithms_agree(sparse, dtype, m):
     for config in configs:
         try:
             with poisoned_workspace(0xFF):
-                (out,) = kernel.with_config(Config.of(config)).run(call)
+                (out,) = kernel.with_config(Config.of(config)).run_call(call)
             check(out, x, weight)
         except (AssertionError, sl.ShiplapError) as e:
             wrong.append(f"{config}: {str(e).splitlines()[0][:80]}")
@@ -121,7 +121,7 @@ def test_dense_algorithms_agree():
     configs = tuning.list_algorithms(ops.mm_int8, tuning.problem_of(ops.mm_int8, 0, 256, 1024, 2048))
     kernel, call = ops.mm_int8.kernels["cuda"][0], ops.mm_int8.bind((x, weight))
     for config in configs:
-        check(kernel.with_config(Config.of(config)).run(call)[0], x, weight)
+        check(kernel.with_config(Config.of(config)).run_call(call)[0], x, weight)
 
 
 def test_half_precision_in_a_process_of_its_own(sparse):

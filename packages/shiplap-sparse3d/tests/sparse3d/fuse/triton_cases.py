@@ -56,7 +56,7 @@ def alone(op: sl.Op, args: tuple[Any, ...], **config: Any) -> Tensor:
     call, kernel = op.bind(args), TemplateKernel(op.spec, KernelTerms(template.name, "cpu", template), template)
     serving = kernel.variant_for_call(call)
     assert not isinstance(serving, str), serving
-    return serving.run(call)[0]
+    return serving.run_call(call)[0]
 
 
 def kernels_alone() -> None:
