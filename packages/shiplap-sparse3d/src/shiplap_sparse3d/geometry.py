@@ -200,7 +200,7 @@ NOTHING = TableRecipe()
 
 
 class Tables:
-    """What was built on some voxels so far.
+    """The plans and reached voxels that were built on some voxels so far.
 
     Attributes:
         subm: plans of submanifold convolutions, by kernel and dilation.
@@ -340,7 +340,7 @@ class Geometry:
         )
 
     def step(self, window: StepWindow, *, plain: bool = False, back: bool | None = None) -> Strided:
-        """What ``window`` leads to; coordinates and tables are built at most once.
+        """Return the voxels that ``window`` leads to, and the plan; coordinates and tables are built at most once.
 
         ``plain`` leaves tables unsorted. The plan has its way ``back`` (default: while gradients are recorded).
         """

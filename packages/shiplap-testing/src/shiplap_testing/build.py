@@ -43,4 +43,4 @@ def compile_c(
 
 
 class CompileError(Exception):
-    """What the compiler said."""
+    """A failed compilation, with the output of the compiler."""

@@ -59,7 +59,7 @@ class Worker:
 
 
 class Told(Worker):
-    """Adds up, and tells at the end."""
+    """A plugin that adds up the costs of tests and prints them at the end of the run."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.most, self.costs, self.others = config.getoption("--dearest"), dict[str, float](), 0.0
@@ -78,7 +78,7 @@ class Told(Worker):
 
 
 def told(costs: dict[str, float], total: float, most: int) -> list[str]:
-    """What is said of the costs of tests, of which a run took ``total`` seconds in all."""
+    """Return the lines that report the costs of tests, of which a run took ``total`` seconds in all."""
     lines = [f"processor time: {total:.0f} s, of which {sum(costs.values()):.0f} s in {len(costs)} tests; the dearest:"]
     lines += [f"{cost:7.1f} s  {name}" for name, cost in sorted(costs.items(), key=lambda pair: -pair[1])[:most]]
     if len(costs) > TESTS and total > GOAL:

@@ -30,7 +30,7 @@ def pretend() -> None:
 
 
 def compiled(run: Any) -> list[Any]:
-    """What Triton has compiled of a template's kernels."""
+    """Return the binaries that Triton has compiled of a template's kernels."""
     kernels = [launcher.kernel for launcher in run.jitted.values()]
     return [binaries for kernel in kernels for binaries in kernel.device_caches[0][0].values()]
 

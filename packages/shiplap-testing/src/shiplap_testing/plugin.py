@@ -286,7 +286,7 @@ def pytest_runtest_makereport(
 
 
 def _device_error() -> str:
-    """What the device of this process says when it is waited for: nothing if it works."""
+    """Return the first line of the error that synchronizing the device raises, empty if it works."""
     import torch
 
     try:

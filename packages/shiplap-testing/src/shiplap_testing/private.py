@@ -63,7 +63,7 @@ def import_compiler() -> None:
 
 
 def counters() -> Any:
-    """What was compiled in this process, counted by torch."""
+    """Return the counters of compilations that torch keeps in this process."""
     return import_module("torch._dynamo.utils").counters
 
 

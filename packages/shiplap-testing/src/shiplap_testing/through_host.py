@@ -39,7 +39,7 @@ def _all_gathered(tensors: list[Tensor], group_size: int, group: Group) -> list[
 
 
 class _Arriving:
-    """What ``irecv`` returns: the tensor is filled when it has been waited for."""
+    """The work handle that ``irecv`` returns: the tensor is filled when it has been waited for."""
 
     def __init__(self, work: dist.Work, host: Tensor, tensor: Tensor) -> None:
         self.work, self.host, self.tensor = work, host, tensor

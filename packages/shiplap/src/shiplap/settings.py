@@ -48,7 +48,7 @@ _MEANING = {
 
 
 def settings() -> Settings:
-    """Read the environment now: cheap, and a test or notebook that sets a variable is believed."""
+    """Return the settings of the environment as it is now, so that a test or notebook may set a variable late."""
     values: dict[str, Any] = {}
     for each in fields(Settings):
         raw = os.environ.get(Settings.variable(each.name))

@@ -394,7 +394,7 @@ def test_a_rule_converts_keyword_only_tensors(ns, call):
     def moved(x: V, *, by: V, times: float = 1.0) -> V:
         return x + by * times
 
-    call = moved if way == "op" else getattr(torch.ops, ns).moved
+    call = call(ns, moved)
     with torch.autocast("cpu", HALF):
         assert call(torch.ones(3, dtype=HALF), by=torch.ones(3)).tolist() == [2, 2, 2]
         assert call(torch.ones(3), by=torch.ones(3, dtype=HALF), times=2.0).dtype == SINGLE

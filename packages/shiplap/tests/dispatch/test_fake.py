@@ -256,7 +256,7 @@ def test_a_package_takes_one_native_kernel(ns, names, got):
     def packed(x: V) -> V:
         return x.clone()
 
-    kernels = [SimpleNamespace(name=name, unpacked=lambda call: "it reads Python") for name in names]
+    kernels = [SimpleNamespace(name=name, why_not_packaged=lambda call: "it reads Python") for name in names]
     state = SimpleNamespace(spec=packed.spec, native_kernels=lambda device: kernels)
     with pytest.raises(ShiplapError) as e:
         fake.refuse_python_in_package(state, SimpleNamespace(device=torch.device("cpu")))

@@ -71,7 +71,7 @@ def test_remembered_calls_too(double, into, monkeypatch):
         for layout in STRIDED.values():
             x = layout()
             call = double.bind((x, None, 2.0))
-            _, rerun = bound.start(call)
+            _, rerun = bound.run_first_call(call)
             if rerun is not None:
                 assert torch.equal(rerun((layout(), None, 2.0)), x * 2)
     assert into == bound.can_repeat

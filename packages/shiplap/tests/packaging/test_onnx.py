@@ -131,6 +131,16 @@ def test_an_op_without_a_form_is_named(op: Any, args: tuple[Tensor, ...], got: s
     assert not (tmp_path / "net.onnx").exists()
 
 
+def test_the_packages_for_onnx_are_named_where_they_are_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("shiplap.packaging.onnx.PACKAGES", ("onnx", "no_such_package"))
+    program = torch.export.export(Net().eval(), (torch.randn(5, 8), torch.tensor([0, 3])))
+    with pytest.raises(ShiplapError, match="no_such_package") as caught:
+        export_onnx(program, tmp_path / "net.onnx")
+    assert str(caught.value).startswith("SL322:")
+
+
 MODEL = """
 import torch
 from jaxtyping import Float
@@ -163,3 +173,11 @@ def test_the_command_writes_the_model(run: Any, ns: str, tmp_path: Path) -> None
     wrong = run("export", tmp_path / f"{ns}_net.py", tmp_path / "net.tflite")
     assert wrong.exit_code == 2
     assert "SL613" in wrong.stderr
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("shiplap.packaging.onnx.PACKAGES", ("shiplap_absent",))
+    program = torch.export.export(nn.ReLU(), (torch.randn(3),))
+    with pytest.raises(ShiplapError, match="no package shiplap_absent") as caught:
+        export_onnx(program, tmp_path / "net.onnx")
+    assert caught.value.id == "SL322"

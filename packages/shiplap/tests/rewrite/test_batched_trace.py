@@ -108,7 +108,7 @@ def test_what_ships_is_proven_when_a_graph_calls_for_it(monkeypatch: pytest.Monk
         proven.append(rewrite.name)
         return rewrite
 
-    monkeypatch.setattr(sys.modules["shiplap.rewrite.scope"], "proven", noted)
+    monkeypatch.setattr(sys.modules["shiplap.rewrite.scope"], "require_proof", noted)
     scope = sl.rewrites(*everything)
     assert proven == []
     torch._dynamo.reset()

@@ -143,7 +143,7 @@ def test_a_mask_that_is_too_large_or_too_far_is_not_computed(monkeypatch: pytest
     fill = next(n for n in graph.nodes if "masked_fill" in str(n.target))
     mask = fill.args[1]
     assert module._classify_mask("fill", mask) == "later"
-    for name in ("MOST", "FAR"):
+    for name in ("MOST_MASK_ELEMENTS", "MOST_MASK_CALLS"):
         with monkeypatch.context() as within:
             within.setattr(module, name, 1)
             assert module._classify_mask("fill", mask) == ""

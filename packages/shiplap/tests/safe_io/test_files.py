@@ -270,7 +270,7 @@ def test_a_builder_that_waits_too_long_names_who_it_waits_for(native):
         fcntl.flock(held, fcntl.LOCK_EX)
         held.write(f"{os.getpid()}\n")
         held.flush()
-        messages = compile_into(native, "ghi", SOURCE, COMPILER, 0.1)
+        messages = compile_into(native, "ghi", SOURCE, COMPILER, wait=0.1)
     assert f"process {os.getpid()} has been building it for more than 0.1 s" in messages
 
 

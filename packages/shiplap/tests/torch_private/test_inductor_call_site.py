@@ -87,7 +87,7 @@ def test_an_explanation_knows_the_op_by_its_name(double):
         torch.compile(lambda x: double(x + 1).sin(), fullgraph=True)(torch.randn(5))
     kernels = [group.kernel.removesuffix(".default") for group in graphs[0].groups_with_kernel_names() if group.kernel]
     assert [kernel for kernel in kernels if "cpp_fused" not in kernel] == [
-        f"torch.ops.{double.spec.namespace}.double.below_autograd"
+        f"torch.ops.{double.spec.namespace}.double.raw"
     ]
 
 

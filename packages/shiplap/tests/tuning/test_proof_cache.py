@@ -49,5 +49,5 @@ def test_a_mode_or_an_edit_makes_another_key(
 
 def test_a_proof_on_another_device_is_listed_without_asking_for_it(folder: Path) -> None:
     fields = {**proof_key("test::op", "digest of code").as_dict(), "device": "cuda", "device_name": "some GPU"}
-    assert ChoiceStore(folder).put(proof_cache.Key.of(fields), {"verdict": "ok"})
+    assert ChoiceStore(folder, keyed=True).put(proof_cache.Key.of(fields), {"verdict": "ok"})
     assert [problem for _, problem in kept_proofs()] == [""]

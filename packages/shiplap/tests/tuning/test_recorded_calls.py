@@ -55,7 +55,7 @@ def test_a_recorder_keeps_native_bindings_away(tmp_path, ns):
         return x + 1
 
     class Bound(Kernel):
-        def run(self, call):
+        def run_call(self, call):
             return (call.args[0] + 1,)
 
     class Source(Implementation):

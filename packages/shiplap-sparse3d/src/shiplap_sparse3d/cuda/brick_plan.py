@@ -44,9 +44,9 @@ SCRATCH = {
 
 
 def brick_numbers(hashed: int, dense: int) -> dict[str, str]:
-    """Return the launch value that tells whether the table of ``n`` voxels is made by bricks.
+    """Return the launch values of bricks: ``bricks`` is 1 where the table of ``n`` voxels is made by them.
 
-    That is so for tables that ``sort.py`` ranks, with more voxels than ``hashed``, or than ``dense`` if each brick has
+    Bricks serve tables that ``sort.py`` ranks, with more voxels than ``hashed``, or than ``dense`` if each brick has
     a word.
     """
     many, long = f"cdiv(k, max(parts, 1)) > {sort.COUNTED_TAPS}", f"n > min({sort.COUNTED_ROWS}, run)"

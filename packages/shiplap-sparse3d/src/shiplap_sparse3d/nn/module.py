@@ -1,4 +1,4 @@
-"""What tells sparse modules from those that work on rows of features."""
+"""The base class of modules that take a ``SparseTensor`` and not rows of features."""
 
 from __future__ import annotations
 

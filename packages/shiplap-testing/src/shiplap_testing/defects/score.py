@@ -28,7 +28,7 @@ POLL = 0.25  # seconds between two looks at the memory of a process
 
 
 class Judged(TypedDict):
-    """What an audit said: names of the checks that failed, and how its process ended."""
+    """The result of an audit: names of the checks that failed, and how its process ended."""
 
     failed: list[str]
     status: str  # done, timeout, memory, or "exit <code>"
@@ -52,7 +52,7 @@ class Outcome:
 
     @property
     def alarm(self) -> str:
-        """What was wrongly said of the twin, empty if nothing was."""
+        """The checks that failed for the twin and how its audit ended, if not well; empty without a false alarm."""
         ended = [] if self.good["status"] == "done" else [self.good["status"]]
         return ", ".join([*self.good["failed"], *ended])
 
@@ -178,7 +178,7 @@ def _outcomes(chosen: Mapping[str, Defect], options: argparse.Namespace) -> Iter
 
 
 def _known(file: Path | None, names: Iterable[str]) -> list[Outcome]:
-    """What an earlier run that was cut off has written down."""
+    """Return the outcomes for ``names`` that an earlier run, which was cut off, wrote to ``file``."""
     if file is None or not file.exists():
         return []
     rows = [row for row in json.loads(file.read_text())["outcomes"] if row["name"] in set(names)]

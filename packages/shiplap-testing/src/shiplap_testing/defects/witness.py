@@ -130,7 +130,7 @@ _STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 
 @contextmanager
 def restored() -> Iterator[dict[str, Any]]:
-    """What the process had set before, it has afterwards; yields that."""
+    """Yield the state of the process, and restore it afterwards."""
     before = {name: read() for name, (read, _) in _STATE.items()}
     try:
         yield before
@@ -157,7 +157,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def in_thread(fn: Callable[[], Any]) -> Any:
-    """What ``fn`` returns in a thread of its own; what it raises is raised here."""
+    """Return the result of ``fn``, run in a thread of its own; its exceptions are raised here."""
     results: list[Any] = []
     failed: list[Exception] = []
 

@@ -18,7 +18,7 @@ FEW = 5  # checks that fit into one line
 
 @dataclass(frozen=True, repr=False)
 class Report(ResultWithVerdict):
-    """What an audit found out about one op. Iterating over it yields the findings.
+    """The findings of an audit of one op, and its verdict. Iterating over it yields the findings.
 
     A report has no truth value: write ``assert report.proven``.
 

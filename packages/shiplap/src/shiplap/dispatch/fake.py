@@ -41,7 +41,9 @@ def make_fake(op: OpState) -> Callable[..., Result]:
         try:
             call = op.bind(spec.complete(args, kwargs))  # the dispatcher may have stripped defaults
         except ShiplapError as e:  # which Op.explain does not see where a graph is traced
-            raise explain_autocast(args, kwargs, e) or e from None
+            if (explained := explain_autocast(args, kwargs, e)) is not None:
+                raise explained from None
+            raise
         if spec.mutated:
             refuse_shared_memory(spec, call.args)
         if dynamo.is_packaging() and not op.templates.get(call.device.type):  # those refuse where they are lowered

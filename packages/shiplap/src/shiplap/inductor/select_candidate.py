@@ -82,6 +82,7 @@ class FallbackCandidate(Candidate):
     kernel: str = REFERENCE
     fixed: bool = True
     opaque: bool = True
+    copies: bool = True
     _alone: StandaloneFunction | None = None
 
     def render(self) -> None:

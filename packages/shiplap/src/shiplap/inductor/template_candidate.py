@@ -41,6 +41,7 @@ class TemplateCandidate(Candidate):
     config: Config
     fixed = True
     opaque = True
+    copies = True
     compiles = True
     _choice: Any = field(default=None, repr=False)
     _slots: tuple[tuple[str, tuple[Any, ...]], ...] = ()

@@ -78,7 +78,7 @@ def handles(kind: type[Request[ReplyT]]) -> Callable[[Handler[ReplyT]], Handler[
 
 def take_baseline() -> None:
     """Take the snapshot of functions that all forked processes share."""
-    global _known
+    global _baseline
     _baseline = FunctionSnapshot()
 
 

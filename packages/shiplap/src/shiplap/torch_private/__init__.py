@@ -46,7 +46,7 @@ class Capability:
 
 # The suite checks each of these on every release of `versions.RELEASES`, and `shiplap env` prints them.
 CAPABILITIES = (
-    Capability("autocast rules", "torch._C._DisableAutocast, _ForceDispatchKeyGuard, Autocast dispatch keys"),
+    Capability("autocast rules", "torch._C._DisableAutocast, Autocast dispatch keys"),
     Capability(
         "calls below autograd",
         "torch._C._any_requires_grad, _is_any_autocast_enabled, peek_interpreter_stack, _is_compiling_flag",

@@ -160,15 +160,16 @@ def is_autocast_on(kind: str) -> bool:
 
 
 def is_in_autocast_region(kind: str) -> bool:
-    """Whether this thread is in an autocast region of the device type ``kind``.
+    """Whether this thread is in an autocast region, of the device type ``kind`` where that can be known.
 
-    This includes the calls that autocast and fake tensors make, for which ``torch.is_autocast_enabled`` returns False.
+    The calls that autocast and fake tensors make exclude autocast, so that torch says that it is off. The depth of
+    nested regions still counts the one around them, which torch gives only as the result of a change.
     """
-    if kind not in _CASTING:
-        return False
-    autocast = getattr(_KEYS, f"Autocast{kind.upper()}")
-    with torch._C._ForceDispatchKeyGuard(_included(), torch._C._dispatch_tls_local_exclude_set().remove(autocast)):
-        return torch.is_autocast_enabled(kind)
+    if is_autocast_on(kind):
+        return True
+    depth: int = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return depth > 1
 
 
 def outside_autocast() -> Any:

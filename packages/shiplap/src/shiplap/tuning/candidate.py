@@ -34,6 +34,7 @@ class Candidate(ABC):
     Attributes:
         fixed: whether the candidate supports only the sizes of this call.
         opaque: whether the outputs are allocated outside Python, where they cannot be poisoned.
+        copies: whether :meth:`prepare` copies the arguments, so that a later write to them does not reach the run.
         compiles: whether :meth:`precompile` can be called.
     """
 
@@ -41,6 +42,7 @@ class Candidate(ABC):
     config: Config
     fixed: bool = False
     opaque: bool = False
+    copies: bool = False
     compiles: bool = False
 
     @abstractmethod

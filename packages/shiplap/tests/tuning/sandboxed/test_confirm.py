@@ -127,7 +127,7 @@ def test_a_confirmation_takes_little_of_a_tuning(monkeypatch):
         monkeypatch.setattr(JudgedBench, name, during)
     for owner, names in (
         (confirm, ("reference_effects", "reference_effects64")),
-        (SandboxedProcess, ("ask",)),
+        (SandboxedProcess, ("request_reply",)),
         (JudgedBench, ("verify", "race", "confirm", "duel")),
     ):
         for name in names:
@@ -141,5 +141,5 @@ def test_a_confirmation_takes_little_of_a_tuning(monkeypatch):
     assert 1 <= often <= 2
     assert counts["reference_effects"] <= 150 * often, counts
     assert counts["reference_effects64"] <= 5 * often, counts
-    assert counts["ask"] <= 100 * often, counts
+    assert often <= counts["request_reply"] <= 100 * often, counts
     assert spent["confirm"] + spent["duel"] <= 6 * often * (spent["verify"] + spent["race"]), spent

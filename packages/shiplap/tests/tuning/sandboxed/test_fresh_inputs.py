@@ -29,7 +29,7 @@ def drawn_for(**sizes):
 
 
 def values(drawn):
-    return [case.args[0] for chunk in drawn.chunks() for case in chunk]
+    return [case.args[0] for chunk in drawn.batches_of_others() for case in chunk]
 
 
 def test_all_of_it_can_be_drawn_ahead_without_the_reference(monkeypatch):

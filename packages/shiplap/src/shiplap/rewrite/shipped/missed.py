@@ -98,7 +98,8 @@ def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFi
             softmax, "operator", what, "call torch.softmax(x, -1), which also keeps large scores finite"
         )
     elif not is_over_last_dim(softmax):
-        what = f"the softmax is not over the last dim of {_shape_of_node(softmax)}, where attention has the keys"
+        shape = _shape_of_node(softmax)
+        what = f"the softmax is not over the last dim of the scores, {shape}, where attention has the keys"
         yield RewriteObstacle(softmax, "constant", what, "put the keys last: softmax(queries @ keys.mT, dim=-1)")
     if (strange := next((n for n in region.below if not below(n)), None)) is not None:
         what = f"{_node_and_operator(strange)} lies between the softmax and the product with the values"
