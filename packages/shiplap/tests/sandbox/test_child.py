@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from shiplap.sandbox import child, gpu_call
+from shiplap.sandbox.patched_functions import FunctionSnapshot
 from shiplap.sandbox.protocol import ArgumentArena, CallTarget, ListOperators, TensorLocation
 
 
@@ -35,6 +36,12 @@ def alive() -> set[int]:
             with contextlib.suppress(RuntimeError):
                 addresses.add(tensor.data_ptr())
     return addresses
+
+
+def test_forked_processes_share_one_snapshot_of_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_baseline", None)
+    child.take_baseline()
+    assert isinstance(child._baseline, FunctionSnapshot)
 
 
 @pytest.mark.parametrize("asked", [CallTarget, ListOperators])

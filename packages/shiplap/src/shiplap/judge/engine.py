@@ -108,7 +108,8 @@ def judge(
         home = launcher or stack.enter_context(SandboxLauncher())
         _run_checks(case, home, stack)
     cells = _cells_of(case)
-    case.missing.update({str(c): c.reason for c in cells if c.required and c.state == "untouched"})
+    if not case.reasons:  # a refusal ends the judgement early, so that cells stay untouched by its own doing
+        case.missing.update({str(c): c.reason for c in cells if c.required and c.state == "untouched"})
     return JudgeResult(
         _target_label(asked, reference),
         _target_label(judged, candidate),
