@@ -33,7 +33,7 @@ from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import tensors_among
 from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, TargetProcess
 from shiplap.sandbox.load_candidate import added_folders
-from shiplap.sandbox.protocol import ArgumentArena, LoadTarget
+from shiplap.sandbox.protocol import ArgumentArena, LoadTarget, OperatorUse
 from shiplap.sandbox.source_scan import constants_in_sources, find_suspicious_names
 from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, Timeout
 
@@ -340,6 +340,11 @@ def _check_many_calls(case: JudgeSession, witness: TargetProcess, forms: Sequenc
         )
 
 
+def _in_any_order(operators: list[OperatorUse] | str) -> list[str] | str:
+    """Return the operators sorted by their texts, since threads of one call run theirs in any order."""
+    return operators if isinstance(operators, str) else sorted(map(repr, operators))
+
+
 def _measure_all_forms(
     case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], launcher: SandboxLauncher, stack: ExitStack
 ) -> None:
@@ -352,7 +357,7 @@ def _measure_all_forms(
     if same := describe_resubmission(twin.list_operators(args, expected, trusted=True), first):
         raise CandidateError("resubmitted", same)
     # A candidate may hide its operators in the first call only.
-    if witness.list_operators(args, expected) != first:
+    if _in_any_order(witness.list_operators(args, expected)) != _in_any_order(first):
         raise CandidateError("remembers", "a second call on the same values runs other operators than the first")
     witness.check_interpreter()
     timed = [f for f in forms if f.timed]
