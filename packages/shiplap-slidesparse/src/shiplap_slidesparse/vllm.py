@@ -51,7 +51,7 @@ class SlidesparseVllmConfig(QuantizationConfig):
 
     def __repr__(self) -> str:
         layers = f"all but {list(self.skip)}" if self.converted is None else f"{len(self.converted)} layers"
-        return f"SlidesparseConfig(pattern={self.pattern}, dtype={self.dtype}, {layers})"
+        return f"SlidesparseVllmConfig(pattern={self.pattern}, dtype={self.dtype}, {layers})"
 
     def get_name(self) -> str:
         return METHOD

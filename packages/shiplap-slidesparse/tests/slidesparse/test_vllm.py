@@ -105,11 +105,11 @@ def test_ranks_cut_the_depth(plugin: Any) -> None:
 def test_configurations_of_both_kinds(plugin: Any) -> None:
     ours = {"quant_method": "slidesparse", "pattern": "4:6", "dtype": "fp8", "converted": ["a.q_proj"], "skip": []}
     made = plugin.SlidesparseVllmConfig.from_config(ours)
-    assert repr(made) == "SlidesparseConfig(pattern=4:6, dtype=fp8, 1 layers)"
+    assert repr(made) == "SlidesparseVllmConfig(pattern=4:6, dtype=fp8, 1 layers)"
     assert not made._keeps("a.q_proj")
     assert made._keeps("a.gate")  # linear to vLLM, while transformers may hold a parameter of its own
     made = plugin.SlidesparseVllmConfig.from_config({k: v for k, v in ours.items() if k not in ("converted", "skip")})
-    assert repr(made) == "SlidesparseConfig(pattern=4:6, dtype=fp8, all but ['lm_head'])"
+    assert repr(made) == "SlidesparseVllmConfig(pattern=4:6, dtype=fp8, all but ['lm_head'])"
     theirs = {
         "quant_method": "compressed-tensors",
         "format": "int-quantized",

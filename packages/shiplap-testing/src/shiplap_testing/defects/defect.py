@@ -119,9 +119,15 @@ def kernel(fn: Callable[..., Any], **declaration: Any) -> Part:
     return lambda op: op.kernel("cpu", fn, **{"strided": True, **declaration})
 
 
-def backward(fn: Callable[..., Any], saves: Iterable[str] | None = None) -> Part:
-    """A gradient of tensors with any strides; ``saves`` as in ``op.backward``."""
-    return lambda op: op.backward(fn, saves=saves, strided=True)
+def backward(
+    fn: Callable[..., Any], saves: Iterable[str] | None = None, *, once_differentiable: bool | None = None
+) -> Part:
+    """A gradient of tensors with any strides; ``saves`` and ``once_differentiable`` as in ``op.backward``.
+
+    With ``once_differentiable=False`` the second derivative is what autograd makes of ``fn``, right or wrong: without
+    it a call looks for gaps, and refuses them or takes the derivative of the reference.
+    """
+    return lambda op: op.backward(fn, saves=saves, strided=True, once_differentiable=once_differentiable)
 
 
 def c_kernel(body: str, strided: Iterable[str] = ()) -> Part:

@@ -124,7 +124,7 @@ def _soft(wrong):
         inner = (grad * y).sum(1, keepdim=True)
         return {"x": y * (grad - (inner.detach() if wrong else inner))}
 
-    return backward(g, ["out"])
+    return backward(g, ["out"], once_differentiable=False)
 
 
 def _double(op):
@@ -319,7 +319,7 @@ def _cubed(right):
             return {"x": grad * 3 * saved.x.square().clone().detach()}
         return {"x": grad * 3 * saved.x.square()}
 
-    return lambda op: (kernel(fill)(op), op.backward(g))
+    return lambda op: (kernel(fill)(op), op.backward(g, once_differentiable=False))
 
 
 def _under_create_graph(op):
