@@ -207,3 +207,14 @@ def test_a_reference_with_another_tuple_is_refused(ns):
 
     with fails("SL301", "return (result,)", got="a Tensor", expected="a tuple of one"):
         pair(X[0])
+
+
+def test_the_place_of_a_declaration_is_that_of_the_function(named):
+    from shiplap.cli.target import _declaration_position
+
+    assert named.file == __file__
+    assert _declaration_position(named)[1] < _declaration_position(sl.op("place::later")(later))[1]
+
+
+def later(x: Float[Tensor, "n"], mode: Mode) -> Float[Tensor, "n"]:
+    return x

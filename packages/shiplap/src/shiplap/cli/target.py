@@ -7,6 +7,7 @@ import difflib
 import glob
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -149,7 +150,7 @@ def ops_of(module: ModuleType) -> list[Op]:
 
 def _declaration_position(op: Op) -> tuple[str, int]:
     """Return module and line of a declaration."""
-    code = getattr(op.reference, "__code__", None)
+    code = getattr(inspect.unwrap(op.reference), "__code__", None)
     return op.__module__, code.co_firstlineno if code else 0
 
 

@@ -113,7 +113,7 @@ def _native_source_texts(op: Op) -> Iterator[str]:
         for kernel in kernels:
             if kernel.native is None or kernel.native.generated:
                 continue
-            for folder in {Path(op.reference.__code__.co_filename).parent, kernel.native.library.parent}:
+            for folder in {Path(op.file).parent, kernel.native.library.parent}:
                 yield from _sources_naming(folder, kernel.native.symbol)
 
 

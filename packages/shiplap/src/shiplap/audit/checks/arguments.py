@@ -119,9 +119,16 @@ def _wrong_calls(op: Op, case: SampleCase) -> Iterator[WrongCall]:
                 yield WrongCall(what, tuple(args), ids, narrower)
         elif arg.choices:
             args = list(case.fresh())
-            args[position] = max(arg.choices) + ("x" if arg.scalar == "str" else 1)  # type: ignore[operator]
+            args[position] = _other_choice(arg)
             yield WrongCall(f"wrong choice: {arg.name}={args[position]!r}", tuple(args), ("SL221",))
     yield from _calls_against_requires(op, case)
+
+
+def _other_choice(arg: Arg) -> str | int:
+    """Return a value that is none of the choices of an argument."""
+    if arg.scalar == "str":
+        return max(map(str, arg.choices)) + "x"
+    return max(map(int, arg.choices)) + 1
 
 
 def _wrong_tensors(
