@@ -18,7 +18,7 @@ from tests.sparse3d.nets import UNet
 from tests.sparse3d.scenes import scene
 
 GRID = (12, 10, 8)
-BUILDERS = ("submanifold", "connect", "reach")
+BUILDERS = ("submanifold_plan", "connect_voxels", "output_cells")
 
 
 def new(seed: int = 0) -> sparse3d.SparseTensor:
@@ -212,7 +212,7 @@ def test_the_host_waits_for_a_batch_that_long_ago_and_for_no_layer(
     model.rows(first)
     built.clear()
     for x in beside._build_beside(first, (new(seed) for seed in range(1, 5)), torch.device("cpu"), depth):
-        assert "connect" in built
+        assert "connect_voxels" in built
         built.clear()
         model.rows(x)
         assert built == []

@@ -82,7 +82,7 @@ def test_a_model_runs_equal_at_every_size(tmp_path: Path) -> None:
         with torch.no_grad():
             expected = net(*args)
         for got, want in zip(run_session(session, *args), expected, strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)  # sums of 3,000 rows in float32
 
 
 def test_each_form_of_a_call_is_one_function(tmp_path: Path) -> None:
