@@ -22,7 +22,7 @@ register(
             "SL619",
             "the Triton kernel cannot be launched by generated code",
             "A generated launch passes tensors, numbers and scratch memory to one plain kernel after the other.",
-            "write a Python function that launches the kernel, my_kernel[grid](...), and bind that function",
+            "write a Python function that launches the kernel on its grid, and bind that function",
         ),
         (
             "SL620",
