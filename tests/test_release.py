@@ -47,7 +47,7 @@ def test_files_are_what_the_setting_says() -> None:
 
 
 def test_one_setting_gives_every_distribution_its_addresses(repository: Path) -> None:
-    before = {p: p.read_text("utf-8") for p in repository.rglob("*") if p.is_file()}
+    before = {p: p.read_bytes() for p in repository.rglob("*") if p.is_file()}
     set_home(repository, HOME + "/")
     assert python(LINKS, "--check", "--root", repository).returncode == 1
     assert python(LINKS, "--root", repository).returncode == 0
@@ -60,11 +60,11 @@ def test_one_setting_gives_every_distribution_its_addresses(repository: Path) ->
         assert {k: v for k, v in project["project"].items() if k != "urls"} == PROJECTS[package]["project"]
         assert f"]({HOME}/blob/main/packages/{package}/CHANGELOG.md)" in (folder / "README.md").read_text("utf-8")
         assert "in the repository\n" not in (folder / "README.md").read_text("utf-8")
-    assert "pip install shiplap " in (repository / "README.md").read_text("utf-8")
+    assert "pip install shiplap\n" in (repository / "README.md").read_text("utf-8")
     assert f"repository-code: {HOME}\n" in (repository / "CITATION.cff").read_text("utf-8")
     set_home(repository, "")
     assert python(LINKS, "--root", repository).returncode == 0
-    assert {p: p.read_text("utf-8") for p in before} == before
+    assert {p: p.read_bytes() for p in before} == before
 
 
 @pytest.mark.parametrize("package", PUBLISHED)
