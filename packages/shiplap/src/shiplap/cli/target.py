@@ -186,6 +186,7 @@ def _find_in_current_folder(name: str) -> None:
 
 
 def _import_module(name: str) -> ModuleType:
+    """Return the module of this name. Raise SL601 with the reason if it cannot be imported."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as e:
