@@ -186,7 +186,7 @@ def _find_in_current_folder(name: str) -> None:
 
 
 def _import_module(name: str) -> ModuleType:
-    """Return the module of this name. Raise SL601 with the reason if it cannot be imported."""
+    """Return the module of this name. Raise SL501 if there is none, and SL601 if its import fails."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as e:
