@@ -7,6 +7,8 @@ tensors on the same voxels. Activations and norms of ``torch.nn`` call such func
 
 from __future__ import annotations
 
+import numbers
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -14,38 +16,62 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shiplap import ShiplapError
 from shiplap.plugin_api import error
+from shiplap_sparse3d import row_norms
 from shiplap_sparse3d.sums import SummableTensor
 
 _UNARY = (
-    "abs neg exp expm1 log log1p sqrt rsqrt square reciprocal sign relu sigmoid tanh erf sin cos floor ceil round "
-    "isnan isinf isfinite logical_not clamp clip clamp_min clamp_max nan_to_num"
+    "abs neg positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal sign sgn relu sigmoid tanh sin "
+    "cos tan atan sinh cosh erf erfc floor ceil round trunc frac isnan isinf isfinite logical_not bitwise_not clamp "
+    "clip clamp_min clamp_max nan_to_num clone detach zeros_like ones_like full_like empty_like rand_like randn_like"
 )
 _BINARY = (
-    "add sub mul div true_divide floor_divide remainder pow maximum minimum fmod "
-    "eq ne lt le gt ge logical_and logical_or logical_xor"
+    "add sub subtract mul multiply div divide true_divide floor_divide remainder fmod pow maximum minimum atan2 hypot "
+    "eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor isclose "
+    "where lerp addcmul addcdiv"
 )
-_OPERATORS = "add sub mul truediv radd rsub rmul rtruediv eq ne lt le gt ge"
+_OPERATORS = (
+    "add sub mul truediv floordiv mod pow and or xor radd rsub rmul rtruediv rfloordiv rmod rpow rand ror rxor "
+    "eq ne lt le gt ge"
+)
 _OF_NN = (
     "relu relu6 elu selu celu leaky_relu prelu rrelu gelu silu mish sigmoid tanh logsigmoid softplus softsign "
     "tanhshrink hardshrink softshrink hardtanh hardsigmoid hardswish threshold dropout alpha_dropout "
-    "feature_alpha_dropout linear layer_norm rms_norm batch_norm"
+    "feature_alpha_dropout linear layer_norm rms_norm batch_norm group_norm"
+)
+_ALONG_CHANNELS = "softmax log_softmax softmin normalize glu cumsum cumprod"
+_OTHERS = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool, numbers.Number)
+
+
+def _functions(homes: Sequence[Any], names: str) -> frozenset[Any]:
+    return frozenset(getattr(home, name) for home in homes for name in names.split() if hasattr(home, name))
+
+
+_ALONG = _functions((torch, Tensor, functional), _ALONG_CHANNELS)
+_JOINS = _functions((torch,), "cat concat concatenate")
+_PRODUCTS = _functions((torch, Tensor), "matmul mm __matmul__")
+_POINTWISE = (
+    _functions((torch, Tensor), f"{_UNARY} {_BINARY}")
+    | _functions((functional,), _OF_NN)
+    | frozenset(getattr(Tensor, f"__{name}__") for name in _OPERATORS.split() if hasattr(Tensor, f"__{name}__"))
 )
 
 
-def _list_row_functions() -> frozenset[Any]:
-    names: list[tuple[Any, str]] = [(torch, n) for n in (_UNARY + " " + _BINARY).split()]
-    names += [(Tensor, n) for n in (_UNARY + " " + _BINARY).split()]
-    names += [(functional, n) for n in _OF_NN.split()]
-    names += [(Tensor, f"__{n}__") for n in _OPERATORS.split()]
-    return frozenset(getattr(home, name) for home, name in names if hasattr(home, name))
+def _operator(func: Callable[..., Any], sign: str, *, swapped: bool = False) -> Any:
+    """A method of :class:`Arithmetic`: ``func`` of its features and of the other operand."""
+
+    def method(self: Arithmetic, other: Any) -> Any:
+        return self._binary(func, other, sign, swapped=swapped)
+
+    return method
 
 
 class Arithmetic(SummableTensor):
     """The operators of a sparse tensor whose ``feats`` are ``[n, c]``."""
 
     feats: Tensor
-    row_functions: ClassVar[frozenset[Any]] = _list_row_functions()
+    row_functions: ClassVar[frozenset[Any]] = _POINTWISE | _ALONG | _JOINS | _PRODUCTS
 
     def replace(self, feats: Tensor) -> Any:
         """Other features on the same voxels."""
@@ -58,14 +84,74 @@ class Arithmetic(SummableTensor):
     @classmethod
     def rows_under(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """``func`` of the features; torch calls it for arguments of which one is a sparse tensor at least."""
-        given = [*args, *kwargs.values()]
-        first: Arithmetic = next(value for value in given if isinstance(value, Arithmetic))
-        if func is functional.batch_norm and kwargs.get("training", len(args) > 5 and args[5]):
-            first.check_statistics()
         name = getattr(func, "__name__", "function")
+        if func in _JOINS:
+            args = [*args[0], *args[1:]] if args else [*kwargs["tensors"]]
+        first: Arithmetic = next(value for value in [*args, *kwargs.values()] if isinstance(value, Arithmetic))
+        if func in _ALONG or func in _JOINS or func in _PRODUCTS:
+            return first._of_channels(func, name, args, kwargs)
         rows = [_rows_of(value, first, name) for value in args]
         named = {key: _rows_of(value, first, name) for key, value in kwargs.items()}
-        return first.replace(func(*rows, **named))
+        if func is functional.batch_norm:
+            if named.get("training", len(args) > 5 and args[5]):
+                first.check_statistics()
+            if torch.compiler.is_compiling():  # torch's own asks how many rows there are
+                keep = first.is_voxel
+                named |= {"input": rows[0]} if rows else {}
+                return first.replace(row_norms.functional_batch_norm(named.pop("input"), keep, *rows[1:], **named))
+        if func is functional.group_norm and torch.compiler.is_compiling():
+            named |= {"input": rows[0]} if rows else {}
+            return first.replace(row_norms.functional_group_norm(named.pop("input"), *rows[1:], **named))
+        return first._of_rows(func, rows, named, name)
+
+    def _of_channels(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A function that takes the channels of each row together: SL209 where it would mix rows."""
+        if func in _PRODUCTS:
+            if len(args) == 2 and args[0] is self and not isinstance(args[1], Arithmetic) and args[1].dim() == 2:
+                return self.replace(self.feats @ args[1])
+            raise _mixed_rows_error(name, "a sparse tensor times something else", "x @ weight, [channels, n]")
+        dims = [kwargs.get("dim", kwargs.get("axis"))] + [value for value in args if type(value) is int]
+        known = [dim for dim in dims if dim is not None]
+        if func is functional.normalize:  # its first number is the order of the norm
+            known = [kwargs.get("dim", args[2] if len(args) > 2 else 1)]
+        default = -1 if func is functional.glu else 0 if func in _JOINS else None
+        dim = known[0] if known else default
+        if dim not in (1, -1):
+            raise _mixed_rows_error(name, f"dim={dim}, along the voxels", "dim=1, along the channels")
+        if func not in _JOINS:
+            return self.replace(func(*[_rows_of(v, self, name) for v in args], **kwargs))
+        parts = [value for value in args if type(value) is not int]
+        return self.replace(torch.cat([_rows_of(part, self, name) for part in parts], 1))
+
+    def _of_rows(self, func: Any, rows: Sequence[Any], named: Mapping[str, Any], name: str) -> Any:
+        """``func`` of rows; SL202 for operands that do not broadcast against the features."""
+        if torch.compiler.is_compiling():
+            return self.replace(func(*rows, **named))
+        try:
+            out = func(*rows, **named)
+        except RuntimeError as wrong:
+            shapes = [tuple(value.shape) for value in (*rows, *named.values()) if isinstance(value, Tensor)]
+            if "must match the size" not in str(wrong):
+                raise
+            raise self._broadcast_error(name, shapes) from wrong
+        if out.dim() != 2 or out.shape[0] != self.feats.shape[0]:
+            raise self._broadcast_error(name, [tuple(value.shape) for value in rows if isinstance(value, Tensor)])
+        return self.replace(out)
+
+    def _broadcast_error(self, name: str, shapes: Sequence[tuple[int, ...]]) -> ShiplapError:
+        n, c = self.feats.shape
+        return error(
+            "SL202",
+            where=f"SparseTensor, {name}",
+            got=f"tensors {', '.join(map(str, shapes))}",
+            expected=f"one that broadcasts to [{n}, {c}]",
+            fix="pass one value for each voxel as [n, 1], or one for each channel as [c]",
+        )
+
+    @property
+    def is_voxel(self) -> Tensor:
+        """``bool [n, 1]``: which rows are voxels, and not padding."""
+        raise NotImplementedError
 
     def check_statistics(self) -> None:
         """Raise SL208 where a batch norm of torch would learn from rows that are no voxels."""
@@ -75,33 +161,25 @@ class Arithmetic(SummableTensor):
         """``self + other``."""
         return self._binary(torch.add, other, "+")
 
-    def _binary(self, func: Callable[..., Tensor], other: Any, sign: str) -> Any:
-        if not isinstance(other, (Arithmetic, Tensor, int, float, bool, complex, torch.SymInt, torch.SymFloat)):
+    def _binary(self, func: Callable[..., Tensor], other: Any, sign: str, *, swapped: bool = False) -> Any:
+        if not isinstance(other, (Arithmetic, Tensor, *_OTHERS)):
             return NotImplemented
         rows = _rows_of(other, self, sign)
-        return self.replace(func(self.feats, rows))
+        return self._of_rows(func, [rows, self.feats] if swapped else [self.feats, rows], {}, sign)
 
     __add__ = __radd__ = plus
+    __sub__, __rsub__ = _operator(operator.sub, "-"), _operator(operator.sub, "-", swapped=True)
+    __mul__ = __rmul__ = _operator(operator.mul, "*")
+    __truediv__, __rtruediv__ = _operator(operator.truediv, "/"), _operator(operator.truediv, "/", swapped=True)
+    __floordiv__, __rfloordiv__ = _operator(operator.floordiv, "//"), _operator(operator.floordiv, "//", swapped=True)
+    __mod__, __rmod__ = _operator(operator.mod, "%"), _operator(operator.mod, "%", swapped=True)
+    __pow__, __rpow__ = _operator(operator.pow, "**"), _operator(operator.pow, "**", swapped=True)
+    __and__ = __rand__ = _operator(operator.and_, "&")
+    __or__ = __ror__ = _operator(operator.or_, "|")
+    __xor__ = __rxor__ = _operator(operator.xor, "^")
 
-    def __sub__(self, other: Any) -> Any:
-        return self._binary(torch.sub, other, "-")
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._binary(_swapped_sub, other, "-")
-
-    def __mul__(self, other: Any) -> Any:
-        return self._binary(torch.mul, other, "*")
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Any) -> Any:
-        return self._binary(torch.div, other, "/")
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._binary(_swapped_div, other, "/")
-
-    def __pow__(self, other: Any) -> Any:
-        return self._binary(torch.pow, other, "**")
+    def __matmul__(self, weight: Tensor) -> Any:
+        return self.rows_under(torch.matmul, (self, weight), {})
 
     def __neg__(self) -> Any:
         return self.replace(-self.feats)
@@ -114,25 +192,11 @@ class Arithmetic(SummableTensor):
 
     # As of a torch.Tensor: a comparison is one of features, and the hash is that of the object.
 
-    def __eq__(self, other: object) -> Any:
-        return self._binary(torch.eq, other, "==")
-
-    def __ne__(self, other: object) -> Any:
-        return self._binary(torch.ne, other, "!=")
-
+    __eq__, __ne__ = _operator(operator.eq, "=="), _operator(operator.ne, "!=")
+    __lt__, __le__ = _operator(operator.lt, "<"), _operator(operator.le, "<=")
+    __gt__, __ge__ = _operator(operator.gt, ">"), _operator(operator.ge, ">=")
     __hash__ = object.__hash__
-
-    def __lt__(self, other: Any) -> Any:
-        return self._binary(torch.lt, other, "<")
-
-    def __le__(self, other: Any) -> Any:
-        return self._binary(torch.le, other, "<=")
-
-    def __gt__(self, other: Any) -> Any:
-        return self._binary(torch.gt, other, ">")
-
-    def __ge__(self, other: Any) -> Any:
-        return self._binary(torch.ge, other, ">=")
+    __array_ufunc__ = None  # a number of NumPy as the first operand leaves the operation to us
 
     def __bool__(self) -> bool:
         raise error(
@@ -144,14 +208,6 @@ class Arithmetic(SummableTensor):
         )
 
 
-def _swapped_sub(rows: Tensor, other: Any) -> Tensor:
-    return other - rows
-
-
-def _swapped_div(rows: Tensor, other: Any) -> Tensor:
-    return other / rows
-
-
 def _rows_of(value: Any, first: Arithmetic, sign: str) -> Any:
     """The features of a sparse tensor on the voxels of ``first``; any other value as it is."""
     if not isinstance(value, Arithmetic):
@@ -159,3 +215,24 @@ def _rows_of(value: Any, first: Arithmetic, sign: str) -> Any:
     if value is not first:
         first.check_same(value, sign)
     return value.feats
+
+
+def _mixed_rows_error(name: str, got: str, expected: str) -> ShiplapError:
+    fix = f"write x.replace(torch.{name}(x.feats, ...)) if rows are to be mixed"
+    return error("SL209", where=f"torch.{name} of a SparseTensor", got=got, expected=expected, fix=fix)
+
+
+def _method(name: str) -> Any:
+    """``torch.Tensor``'s method of that name for the features of a sparse tensor."""
+    func = getattr(Tensor, name)
+
+    def method(self: Arithmetic, *args: Any, **kwargs: Any) -> Any:
+        return self.rows_under(func, (self, *args), kwargs)
+
+    method.__name__, method.__doc__ = name, f"As ``torch.Tensor.{name}``, of the features."
+    return method
+
+
+for _name in f"{_UNARY} {_BINARY} {_ALONG_CHANNELS} matmul".split():
+    if hasattr(Tensor, _name) and not hasattr(Arithmetic, _name):
+        setattr(Arithmetic, _name, _method(_name))

@@ -50,20 +50,26 @@ def check_rows(where: str, feats: Tensor, voxels: int) -> None:
         raise error("SL202", where=where, got=got, expected=f"{voxels}, one for each voxel")
 
 
-def as_many_rows(coords: Tensor, feats: Tensor) -> Tensor:
-    """Return ``coords``, in a graph with the rows of ``feats`` if the number of rows depends on data.
+def as_many_rows(coords: Tensor, feats: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``coords`` and ``feats``, in a graph with one number of rows if that depends on data.
 
     Of scenes that are put together the number of rows is a sum that the data decides, and modules behind ask whether it
-    is 0 or 1. The rows of the features may be known. The graph asserts as it runs that both are equal.
+    is 0 or 1. The rows of the other tensor may be known. The graph asserts as it runs that both are equal.
     """
+    if not torch.compiler.is_compiling():
+        return coords, feats
     rows, known = coords.shape[0], feats.shape[0]
-    if not torch.compiler.is_compiling() or not _is_of_data(rows) or _is_of_data(known):
-        return coords
-    torch._check(rows == known)
-    return coords.narrow(0, 0, known)
+    if is_of_data(rows) and not is_of_data(known):
+        torch._check(rows == known)
+        return coords.narrow(0, 0, known), feats
+    if is_of_data(known) and not is_of_data(rows):
+        torch._check(rows == known)
+        return coords, feats.narrow(0, 0, rows)
+    return coords, feats
 
 
-def _is_of_data(rows: int) -> bool:
+def is_of_data(rows: int) -> bool:
+    """Return whether a graph knows no more of ``rows`` than that the data decide it."""
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
     return not guard_or_false(rows >= 2) and not guard_or_false(rows < 2)

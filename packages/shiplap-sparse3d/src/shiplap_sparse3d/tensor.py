@@ -50,7 +50,8 @@ class SparseTensor(Arithmetic):
         if geometry is None:
             if coords is None:
                 raise error("SL209", where="SparseTensor", got="no coords", expected="coords or geometry")
-            geometry = Geometry(as_many_rows(coords, feats), spatial_shape, batch_size, padded=padded)
+            coords, feats = as_many_rows(coords, feats)
+            geometry = Geometry(coords, spatial_shape, batch_size, padded=padded)
         if feats.dim() != 2:
             raise error("SL201", where="SparseTensor, argument 'feats'", got=f"{feats.dim()} dims", expected="[n, c]")
         check_rows("SparseTensor", feats, geometry.coords.shape[0])

@@ -22,7 +22,7 @@ def subm() -> sparse3d.Sequential:
         sparse3d.BatchNorm(8),
         nn.ReLU(),
         sparse3d.SubMConv3d(8, 8, 2, groups=4),
-        sparse3d.SubMConv3d(8, 4, (1, 3, 1), 2),
+        sparse3d.SubMConv3d(8, 4, (1, 3, 1), dilation=2),
         sparse3d.GlobalPool("max"),
     )
 

@@ -265,3 +265,27 @@ def test_a_cache_by_the_text_of_fractions_is_part_of_one_graph():
         assert torch_private.compile_counts().recompiles <= 1
         assert leaves((Fraction(1, 2), feats)) == [feats]
     assert len(leaves((Fraction(1, 2), feats))) == 2, "what drop_in registered is gone"
+
+
+def coarser(x: Scaled, factor: int) -> Scaled:
+    return Scaled(x.feats, tuple([s * factor for s in x.scale]), x.kept)
+
+
+def test_scales_that_a_graph_computes_are_part_of_it():
+    """A level after the first: TRELLIS.2 multiplies the scale there and looks caches up by its text."""
+
+    def levels(feats: torch.Tensor, scale: tuple[Fraction, ...] | None) -> tuple[torch.Tensor, str]:
+        x = Scaled(feats, scale or (Fraction(1),) * 3, {})
+        for _ in range(2):
+            x = coarser(Scaled(doubled(x), x.scale, x.kept), 2)
+        up = Scaled(x.feats, tuple(s / 4 for s in x.scale), x.kept)
+        return doubled(up), f"{[*x.kept]} {up.scale} {x.scale[0] / 8}"
+
+    with drop_in("flex_gemm"):
+        torch_private.reset_compiler()
+        run = torch.compile(levels, fullgraph=True, backend="eager")
+        for rows, scale in ((3, (Fraction(1, 2),) * 3), (4, (Fraction(1, 2),) * 3), (5, None)):
+            feats = torch.ones(rows, 2)
+            (got, text), (expected, same) = run(feats, scale), levels(feats, scale)
+            torch.testing.assert_close(got, expected)
+            assert text == same

@@ -27,7 +27,7 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
 @pytest.mark.parametrize(("k", "dilation"), [(1, 1), (3, 1), (5, 1), (3, 2), ((3, 1, 5), 1), ((1, 3, 3), (1, 2, 3))])
 def test_submanifold_equals_dense_convolution(k, dilation, dtype):
     x = scene(200, SHAPE, 5, dtype=dtype)
-    layer = sparse3d.SubMConv3d(5, 6, k, dilation, dtype=dtype)
+    layer = sparse3d.SubMConv3d(5, 6, k, dilation=dilation, dtype=dtype)
     padding = [(a - 1) // 2 * d for a, d in zip(layer.kernel_size, layer.dilation, strict=True)]
     dense = F.conv3d(
         x.dense().double(),

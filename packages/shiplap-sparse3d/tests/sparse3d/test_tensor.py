@@ -162,8 +162,27 @@ WRONG: dict[str, tuple[str, Callable[[], Any]]] = {
     "float batch size": ("SL209", lambda: sparse3d.SparseTensor(scene().feats, scene().coords, GRID, 1.0)),
     "float8": ("SL204", lambda: sparse3d.SubMConv3d(4, 4, 3)(scene().to(torch.float8_e4m3fn))),
     "memory": ("SL208", lambda: scene().__class__(scene().feats, scene().coords, (1 << 18, 1 << 18, 8), 2).dense()),
-    "padding of a submanifold layer": ("SL209", lambda: sparse3d.SubMConv3d(4, 4, 3, padding=1)),
-    "stride of a submanifold layer": ("SL209", lambda: sparse3d.SubMConv3d(4, 4, 3, stride=2)),
+    "padding of a submanifold layer": ("SL208", lambda: sparse3d.SubMConv3d(4, 4, 3, padding=0)),
+    "padding of a dilated submanifold layer": ("SL208", lambda: sparse3d.SubMConv3d(4, 4, 3, padding=1, dilation=2)),
+    "stride of a submanifold layer": ("SL208", lambda: sparse3d.SubMConv3d(4, 4, 3, stride=2)),
+    "padding mode": ("SL209", lambda: sparse3d.SparseConv3d(4, 4, 3, padding_mode="reflect")),
+    "padding of a name": ("SL208", lambda: sparse3d.SparseConv3d(4, 4, 3, padding="full")),
+    "same padding of a strided layer": ("SL208", lambda: sparse3d.SparseConv3d(4, 4, 3, stride=2, padding="same")),
+    "same padding of an even kernel": ("SL208", lambda: sparse3d.SparseConv3d(4, 4, 2, padding="same")),
+    "old names": ("SL209", lambda: sparse3d.SubMConv3d(4, 4, 3, ci=4)),
+    "channels of a float": ("SL209", lambda: sparse3d.SubMConv3d(4.0, 4, 3)),
+    "groups of a float": ("SL209", lambda: sparse3d.SubMConv3d(4, 4, 3, groups=2.0)),
+    "no groups": ("SL208", lambda: sparse3d.SubMConv3d(4, 4, 3, groups=0)),
+    "dtype of integers": ("SL204", lambda: sparse3d.SubMConv3d(4, 4, 3, dtype=torch.int32)),
+    "dtype of float8": ("SL204", lambda: sparse3d.SparseConv3d(4, 4, 3, dtype=torch.float8_e4m3fn)),
+    "negative capacity": ("SL208", lambda: sparse3d.SparseConv3d(4, 4, 3, capacity=-1)),
+    "capacity of a float": ("SL209", lambda: sparse3d.SparseMaxPool3d(2, capacity=1.5)),
+    "ceil mode": ("SL209", lambda: sparse3d.SparseMaxPool3d(2, ceil_mode=True)),
+    "unpooling without a step": ("SL208", lambda: sparse3d.SparseUnpool3d(2)(scene())),
+    "unpooling with another stride": (
+        "SL208",
+        lambda: sparse3d.SparseUnpool3d(2, 3)(sparse3d.SparseMaxPool3d(2)(scene())),
+    ),
     "unknown argument": ("SL209", lambda: sparse3d.SparseConv3d(4, 4, 3, indice_key="a")),
     "kernel of none": ("SL208", lambda: sparse3d.SubMConv3d(4, 4, 0)),
     "stride of none": ("SL208", lambda: sparse3d.SparseConv3d(4, 4, 3, stride=0)),
@@ -180,7 +199,56 @@ def test_a_wrong_size_is_an_error_of_the_catalogue(case: str) -> None:
         build()
 
 
-def test_constructors_have_the_names_of_torch() -> None:
+def test_constructors_have_the_names_and_the_order_of_torch() -> None:
     layer = sparse3d.SparseConv3d(in_channels=4, out_channels=6, kernel_size=3, stride=2, padding=1)
     assert (layer.in_channels, layer.out_channels, layer.kernel_size) == (4, 6, (3, 3, 3))
     assert sparse3d.SparseMaxPool3d(kernel_size=2).kernel_size == (2, 2, 2)
+    given = 4, 6, 3, 2, 1, 1, 2, False
+    ours, theirs = sparse3d.SparseConv3d(*given), nn.Conv3d(*given)
+    for name in ("stride", "padding", "dilation", "groups", "bias"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    given = 4, 6, 3, 2, 1, 1, 2, True, 2
+    up, dense = sparse3d.SparseConvTranspose3d(*given), nn.ConvTranspose3d(*given)
+    for name in ("stride", "padding", "output_padding", "groups", "dilation"):
+        assert getattr(up, name) == getattr(dense, name)
+    assert sparse3d.SubMConv3d(4, 4, 3, device="meta", dtype=torch.float16).weight.dtype == torch.float16
+    assert sparse3d.SparseConv3d(4, 4, 3, padding_mode="zeros").bias is not None
+
+
+def test_a_submanifold_layer_takes_the_padding_that_it_has() -> None:
+    x = scene()
+    for window in ({}, {"padding": 1}, {"padding": "same"}, {"stride": 1, "padding": (1, 1, 1)}):
+        torch.manual_seed(1)
+        layer = sparse3d.SubMConv3d(4, 4, 3, **window)
+        torch.manual_seed(1)
+        assert torch.equal(layer(x).feats, sparse3d.SubMConv3d(4, 4, 3)(x).feats)
+    assert sparse3d.SubMConv3d(4, 4, (5, 3, 1), padding=(4, 2, 0), dilation=2).dilation == (2, 2, 2)
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_named_paddings_are_those_of_dense_convolution(padding: str) -> None:
+    x, layer = scene(), sparse3d.SparseConv3d(4, 5, 3, padding=padding)
+    dense = nn.functional.conv3d(x.dense(), layer.weight.movedim(-1, 1), layer.bias, padding=padding)
+    y = layer(x)
+    b, i, j, k = y.coords.long().unbind(1)
+    torch.testing.assert_close(y.feats, dense[b, :, i, j, k])
+    assert y.spatial_shape == dense.shape[2:]
+
+
+def test_sums_are_pooled_and_spread_again() -> None:
+    x = scene()
+    x = x.double().requires_grad_()
+    pooled = sparse3d.SparseSumPool3d(2)(x)
+    mean = sparse3d.SparseAvgPool3d(2)(x)
+    count = sparse3d.SparseSumPool3d(2)(torch.ones_like(x)).feats
+    torch.testing.assert_close(pooled.feats, mean.feats * count)
+    spread = sparse3d.SparseUnpool3d(2)(pooled)
+    assert spread.coords is x.coords
+    cells = x.coords.clone()
+    cells[:, 1:] //= 2
+    hit = (cells[:, None] == pooled.coords).all(2)  # no window reaches the last cells of an odd axis
+    torch.testing.assert_close(spread.feats, hit.double() @ pooled.feats)
+    overlapping = sparse3d.SparseMaxPool3d(3, stride=1, padding=1)(x)
+    feats = overlapping.feats.detach().requires_grad_()
+    unpool = sparse3d.SparseUnpool3d(3, mode="mean")
+    assert torch.autograd.gradcheck(lambda f: unpool(overlapping.replace(f)).feats, feats)

@@ -28,6 +28,12 @@ from shiplap_sparse3d.nn.pool import (
     SparseMaxPool1d,
     SparseMaxPool2d,
     SparseMaxPool3d,
+    SparseSumPool1d,
+    SparseSumPool2d,
+    SparseSumPool3d,
+    SparseUnpool1d,
+    SparseUnpool2d,
+    SparseUnpool3d,
 )
 
 __all__ = [
@@ -53,6 +59,12 @@ __all__ = [
     "SparseMaxPool2d",
     "SparseMaxPool3d",
     "SparseModule",
+    "SparseSumPool1d",
+    "SparseSumPool2d",
+    "SparseSumPool3d",
+    "SparseUnpool1d",
+    "SparseUnpool2d",
+    "SparseUnpool3d",
     "SubMConv1d",
     "SubMConv2d",
     "SubMConv3d",

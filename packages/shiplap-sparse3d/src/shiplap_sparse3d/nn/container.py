@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
 from shiplap.plugin_api import error
@@ -27,15 +30,26 @@ class Sequential(nn.Sequential, SparseModule):
         if isinstance(x, SparseTensor):
             self._check_gradient(x)
         for module in self:
-            if type(module) is nn.SyncBatchNorm and isinstance(x, SparseTensor) and norm.shares_statistics(module):
-                x = x.replace(norm.shared_norm(module, x))
-            elif isinstance(x, SparseTensor) and not isinstance(module, SparseModule):
-                if x.geometry.padded:
-                    _refuse_learning(module)
-                x = x.replace(module(x.feats))
-            else:
-                x = module(x)
+            x = _apply_module(module, x)
         return x
+
+
+def _apply_module(module: nn.Module, x: Any) -> Any:
+    """``module`` of a sparse tensor, of its features, or of a plain tensor."""
+    if not isinstance(x, SparseTensor) or isinstance(module, SparseModule):
+        return module(x)
+    if type(module) is nn.SyncBatchNorm and norm.shares_statistics(module):
+        return x.replace(norm.shared_norm(module, x))
+    if x.geometry.padded:
+        _refuse_learning(module)
+    if torch.compiler.is_compiling():
+        if isinstance(module, (nn.BatchNorm1d, nn.GroupNorm)):
+            return module(x)  # torch's function asks how many rows there are, that of a sparse tensor does not
+        if type(module) is nn.Sequential and not (module._forward_hooks or module._forward_pre_hooks):
+            for inner in module:
+                x = _apply_module(inner, x)
+            return x
+    return x.replace(module(x.feats))
 
 
 def _refuse_learning(module: nn.Module) -> None:

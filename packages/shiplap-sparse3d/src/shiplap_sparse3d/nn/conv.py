@@ -7,15 +7,17 @@ Weights are ``[out_channels, *kernel_size, in_channels / groups]`` (spconv's KRS
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from shiplap import ShiplapError
 from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import other_channels
-from shiplap_sparse3d.geometry import Axes, Strided, expand_to_three, per_axis
-from shiplap_sparse3d.nn.module import SparseModule
+from shiplap_sparse3d.geometry import Axes, Strided, per_axis
+from shiplap_sparse3d.nn.module import SparseModule, origin_of
 from shiplap_sparse3d.plan import Plan
 from shiplap_sparse3d.tensor import SparseTensor
 
@@ -44,30 +46,62 @@ class Convolution(SparseModule):
     """Weight, bias and the call that all sparse convolutions share."""
 
     ndim = 3
-    _no_such = "remove the argument; help() of the class lists those that there are"
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: Axes, *, groups: int, bias: bool, **factory: Any
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Axes,
+        groups: int,
+        bias: bool,
+        device: Any,
+        dtype: torch.dtype | None,
+        others: Mapping[str, Any],
     ) -> None:
         super().__init__()
-        name = type(self).__name__
-        if others := [f"{key}={value!r}" for key, value in factory.items() if key not in ("device", "dtype")]:
-            raise error("SL209", where=name, got=", ".join(others), expected=f"arguments of {name}", fix=self._no_such)
-        if min(in_channels, out_channels) < 0:
-            got = f"{in_channels} and {out_channels} channels"
-            raise error("SL208", where=f"{name}, in_channels and out_channels", got=got, expected="0 or more")
-        if groups < 1 or in_channels % groups or out_channels % groups:
+        if others.get("padding_mode") == "zeros":
+            others = {name: value for name, value in others.items() if name != "padding_mode"}
+        self._refuse_arguments(others)
+        self.in_channels = self._whole_number(in_channels, "in_channels", 0)
+        self.out_channels = self._whole_number(out_channels, "out_channels", 0)
+        self.groups = self._whole_number(groups, "groups", 1)
+        if self.in_channels % self.groups or self.out_channels % self.groups:
             raise error(
                 "SL208",
-                where=f"{name}, argument 'groups'",
+                where=f"{type(self).__name__}, argument 'groups'",
                 got=f"{groups} groups of {in_channels} and {out_channels} channels",
                 expected="a divisor of both",
             )
-        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        if dtype is not None and dtype not in _FLOATS:
+            raise self._dtype_error("argument 'dtype'", dtype)
         self.kernel_size = per_axis(kernel_size, "kernel_size", self.ndim, 1)
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.weight = nn.Parameter(torch.empty(out_channels, *self.kernel_size, in_channels // groups, **factory))
         self.bias = nn.Parameter(torch.empty(out_channels, **factory)) if bias else None
         self.reset_parameters()
+
+    def _dtype_error(self, what: str, dtype: torch.dtype) -> ShiplapError:
+        expected = ", ".join(map(str, _FLOATS))
+        return error("SL204", where=f"{type(self).__name__}, {what}", got=dtype, expected=expected)
+
+    def _padding(self, padding: Axes | str, stride: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[int, ...]:
+        """``padding`` per axis: numbers, ``"valid"`` or ``"same"``, as in ``torch.nn.Conv3d``."""
+        if not isinstance(padding, str):
+            return per_axis(padding, "padding", self.ndim, 0)
+        where = f"{type(self).__name__}, argument 'padding'"
+        if padding not in ("valid", "same"):
+            raise error("SL208", where=where, got=repr(padding), expected="numbers, 'valid' or 'same'")
+        around = [d * (k - 1) for k, d in zip(self.kernel_size, dilation, strict=True)]
+        if padding == "valid":
+            return (0,) * self.ndim
+        if any(s != 1 for s in stride) or any(cells % 2 for cells in around):
+            got = f"'same' with stride {stride}, kernel_size {self.kernel_size}, dilation {dilation}"
+            fix = "pass the padding as numbers, or leave out the stride and take odd kernel sizes"
+            raise error("SL208", where=where, got=got, expected="stride 1, and as many cells on both sides", fix=fix)
+        return tuple(cells // 2 for cells in around)
+
+    def _capacity(self, capacity: int | None) -> int | None:
+        return None if capacity is None else self._whole_number(capacity, "capacity", 0)
 
     def reset_parameters(self) -> None:
         """Kaiming uniform over the fan-in ``in_channels / groups * taps``, as ``torch.nn.Conv3d`` does."""
@@ -82,8 +116,7 @@ class Convolution(SparseModule):
         if x.feats.size(1) != self.in_channels:  # shape would be a tuple with a symbol for the rows, in a graph
             raise other_channels(type(self).__name__, x.feats, self.in_channels)
         if x.feats.dtype not in _FLOATS:
-            expected = ", ".join(map(str, _FLOATS))
-            raise error("SL204", where=f"{type(self).__name__}, feats", got=x.feats.dtype, expected=expected)
+            raise self._dtype_error("feats", x.feats.dtype)
 
     def _convolve(self, feats: Tensor, plan: Plan) -> Tensor:
         return plan.conv(feats, self.weight.flatten(1, -2), self.bias, self.groups)
@@ -107,27 +140,47 @@ class SubMConv3d(Convolution):
     Args:
         in_channels, out_channels: channels of the input and of the output.
         kernel_size: one int or one per axis. An even one reaches one voxel further back than ahead.
+        stride, padding: outputs lie on the voxels of the input, so the stride is 1 and the padding
+            ``dilation * (kernel_size // 2)``, or ``"same"``.
         dilation: spacing of the taps.
-        bias: whether to add one.
         groups: channels are convolved in as many groups, as in ``torch.nn.Conv3d``; ``in_channels`` of them: depthwise.
+        bias: whether to add one.
 
     Shape: ``feats [n, in_channels] -> [n, out_channels]`` on the same coordinates.
-    """
 
-    _no_such = "remove the argument: outputs lie on the voxels of the input, so there is neither stride nor padding"
+    Raises:
+        ArgumentError: SL208 for another stride or padding.
+    """
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
         kernel_size: Axes,
+        stride: Axes = 1,
+        padding: Axes | str = "same",
         dilation: Axes = 1,
-        bias: bool = True,
         groups: int = 1,
-        **factory: Any,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        **others: Any,
     ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, groups=groups, bias=bias, **factory)
+        super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
         self.dilation = per_axis(dilation, "dilation", self.ndim, 1)
+        self._check_window(per_axis(stride, "stride", self.ndim, 1), padding)
+
+    def _check_window(self, stride: tuple[int, ...], padding: Axes | str) -> None:
+        around = tuple(k // 2 * d for k, d in zip(self.kernel_size, self.dilation, strict=True))
+        if any(step != 1 for step in stride):
+            got, fix = f"stride {stride}", f"take SparseConv{self.ndim}d, which leads to other voxels"
+        elif padding == "same" or self._padding(padding, stride, self.dilation) == around:
+            return
+        else:
+            got = f"padding {padding!r} of kernel_size {self.kernel_size}, dilation {self.dilation}"
+            fix = f"leave the padding out, pass {around}, or take SparseConv{self.ndim}d"
+        expected = f"stride 1 and padding {around}: outputs lie on the voxels of the input"
+        raise error("SL208", where=type(self).__name__, got=got, expected=expected, fix=fix)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         self._check_input(x)
@@ -140,7 +193,7 @@ class SparseConv3d(Convolution):
     Args:
         in_channels, out_channels, kernel_size, dilation, bias, groups: as in :class:`SubMConv3d`.
         stride: step between outputs.
-        padding: cells added on each side.
+        padding: cells added on each side: numbers, ``"valid"`` (none) or ``"same"``.
         capacity: rows of the result if fixed, see ``Geometry.strided``.
 
     Shape: ``feats [n, in_channels] -> [m, out_channels]`` on the coarser grid; ``m`` depends on the coordinates.
@@ -152,16 +205,20 @@ class SparseConv3d(Convolution):
         out_channels: int,
         kernel_size: Axes,
         stride: Axes = 1,
-        padding: Axes = 0,
+        padding: Axes | str = 0,
         dilation: Axes = 1,
-        bias: bool = True,
         groups: int = 1,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
         capacity: int | None = None,
-        **factory: Any,
+        **others: Any,
     ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, groups=groups, bias=bias, **factory)
-        self.stride, self.padding = per_axis(stride, "stride", self.ndim, 1), per_axis(padding, "padding", self.ndim, 0)
-        self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), capacity
+        super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
+        self.stride = per_axis(stride, "stride", self.ndim, 1)
+        self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), self._capacity(capacity)
+        self.padding = self._padding(padding, self.stride, self.dilation)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         self._check_input(x)
@@ -190,15 +247,18 @@ class SparseConvTranspose3d(Convolution):
         stride: Axes = 1,
         padding: Axes = 0,
         output_padding: Axes = 0,
-        dilation: Axes = 1,
-        bias: bool = True,
         groups: int = 1,
+        bias: bool = True,
+        dilation: Axes = 1,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
         capacity: int | None = None,
-        **factory: Any,
+        **others: Any,
     ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, groups=groups, bias=bias, **factory)
+        super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
         self.stride, self.padding = per_axis(stride, "stride", self.ndim, 1), per_axis(padding, "padding", self.ndim, 0)
-        self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), capacity
+        self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), self._capacity(capacity)
         self.output_padding = per_axis(output_padding, "output_padding", self.ndim)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
@@ -222,25 +282,21 @@ class SparseInverseConv3d(Convolution):
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: Axes, bias: bool = True, groups: int = 1, **factory: Any
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Axes,
+        groups: int = 1,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        **others: Any,
     ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, groups=groups, bias=bias, **factory)
+        super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         self._check_input(x)
-        origin = x.geometry.parent
-        if origin is None or origin.window.kernel != expand_to_three(self.kernel_size, "kernel", self.ndim):
-            made = "no strided convolution before it"
-            if origin is not None:
-                made = f"one with kernel {origin.window.kernel[3 - self.ndim :]}"
-            name = f"SparseConv{self.ndim}d"
-            raise error(
-                "SL208",
-                where=type(self).__name__,
-                got=made,
-                expected=f"a {name} with kernel {self.kernel_size}",
-                fix=f"pair each inverse convolution with a {name} of the same kernel",
-            )
+        origin = origin_of(self, x, self.kernel_size)
         return SparseTensor(self._convolve(x.feats, origin.plan.t), geometry=origin.geometry)
 
 
@@ -263,13 +319,16 @@ class GenerativeConv3d(Convolution):
         out_channels: int,
         kernel_size: Axes,
         dilation: Axes = 1,
-        bias: bool = True,
         groups: int = 1,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
         capacity: int | None = None,
-        **factory: Any,
+        **others: Any,
     ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, groups=groups, bias=bias, **factory)
-        self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), capacity
+        super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
+        self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), self._capacity(capacity)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         self._check_input(x)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from torch import nn
 
 from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import check_rows
+from shiplap_sparse3d.geometry import GeometryOrigin, expand_to_three, per_axis
 from shiplap_sparse3d.reentrant import refuse_checkpoint as refuse_reentrant
 from shiplap_sparse3d.tensor import SparseTensor
 
@@ -14,6 +19,20 @@ __all__ = ["SparseModule"]
 
 class SparseModule(nn.Module):
     """A module that takes a ``SparseTensor``. Subclass it to be handed one by :class:`Sequential`."""
+
+    @classmethod
+    def _refuse_arguments(cls, others: Mapping[str, Any]) -> None:
+        """SL209 for arguments that the constructor has not."""
+        if others:
+            got = ", ".join(f"{name}={value!r}" for name, value in others.items())
+            names = [name for name in inspect.signature(cls).parameters if name not in ("self", "others", "factory")]
+            fix = f"remove the argument; {cls.__name__} takes {', '.join(names)}"
+            raise error("SL209", where=cls.__name__, got=got, expected=f"arguments of {cls.__name__}", fix=fix)
+
+    def _whole_number(self, value: Any, name: str, least: int) -> int:
+        """``value`` as an int. SL209 for what is no integer, SL208 for one below ``least``."""
+        (number,) = per_axis(value, f"{type(self).__name__}, argument {name!r}", 1, least)
+        return number
 
     def _check_gradient(self, x: SparseTensor) -> None:
         """SL215 where a reentrant checkpoint would lose the gradient of ``x``."""
@@ -38,3 +57,27 @@ class SparseModule(nn.Module):
             )
         self._check_gradient(x)
         check_rows(type(self).__name__, x.feats, x.geometry.coords.shape[0])
+
+
+def origin_of(
+    module: nn.Module, x: SparseTensor, kernel: Sequence[int], stride: Sequence[int] | None = None
+) -> GeometryOrigin:
+    """The step that made the voxels of ``x``. SL208 where there is none with this kernel, and stride if given."""
+    ndim, origin = x.geometry.ndim, x.geometry.parent
+    if origin is not None:
+        window = origin.window
+        same = window.kernel == expand_to_three(kernel, "kernel", ndim)
+        if same and (stride is None or window.stride == expand_to_three(stride, "stride", ndim)):
+            return origin
+    made = "no strided convolution before it"
+    if origin is not None:
+        made = f"one with kernel {origin.window.kernel[3 - ndim :]}"
+        made += "" if stride is None else f" and stride {origin.window.stride[3 - ndim :]}"
+    name = f"SparseConv{ndim}d"
+    raise error(
+        "SL208",
+        where=type(module).__name__,
+        got=made,
+        expected=f"a {name} with kernel {kernel}" + ("" if stride is None else f" and stride {stride}"),
+        fix=f"pair each inverse convolution with a {name} of the same kernel",
+    )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shiplap_sparse3d import row_norms
 from shiplap_sparse3d.nn.module import SparseModule
 from shiplap_sparse3d.tensor import SparseTensor
 
-__all__ = ["BatchNorm", "SyncBatchNorm", "running_norm"]
+__all__ = ["BatchNorm", "SyncBatchNorm"]
 
 
 class BatchNorm(nn.BatchNorm1d, SparseModule):
@@ -40,7 +40,7 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
     def _running_norm(self, feats: Tensor) -> Tensor:
         assert self.running_mean is not None
         assert self.running_var is not None
-        return running_norm(feats, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
+        return row_norms.running_norm(feats, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
 
 
 class SyncBatchNorm(BatchNorm):
@@ -138,44 +138,20 @@ def batch_norm(
     norm: nn.BatchNorm1d | nn.SyncBatchNorm,
     feats: Tensor,
     keep: Tensor,
-    total: Callable[[Tensor], Tensor] = lambda part: part,
+    total: row_norms.Total = lambda part: part,
 ) -> Tensor:
     """``feats`` ``[n, c]`` normalised by the statistics of the rows to ``keep`` ``[n, 1]``, from which ``norm`` learns.
 
-    ``total`` sums over whoever shares the statistics. Deviations are taken from the mean of all, so a rank with few
-    rows loses no digits.
+    ``total`` sums over all processes that share the statistics.
     """
-    wide = feats.to(torch.promote_types(feats.dtype, torch.float32))
-    sums = torch.cat([keep.sum()[None].to(wide.dtype), torch.where(keep, wide, 0).sum(0)])
-    voxels, *_ = sums = total(sums)
-    count = voxels.detach().clamp_min(1)
-    mean = sums[1:] / count
-    centred = torch.where(keep, wide - mean, 0)
-    var = total(centred.square().sum(0)) / count
+    out, voxels, *seen = row_norms.batch_norm(feats, keep, norm.weight, norm.bias, norm.eps, total)
     if norm.training and norm.track_running_stats:
-        _update_running_stats(norm, voxels.detach(), mean.detach(), var.detach() * count / (count - 1).clamp_min(1))
-    return torch.where(keep, _scale_and_shift(centred, var, norm.weight, norm.bias, norm.eps), 0).to(feats.dtype)
-
-
-@torch.no_grad()
-def _update_running_stats(norm: Any, count: Tensor, mean: Tensor, var: Tensor) -> None:
-    """Move the running statistics towards those of a batch, unless it is empty."""
-    any_voxel = count > 0
-    norm.num_batches_tracked.add_(any_voxel.to(torch.int64))
-    step = 1 / norm.num_batches_tracked.clamp_min(1) if norm.momentum is None else norm.momentum
-    for running, seen in ((norm.running_mean, mean), (norm.running_var, var)):
-        moved = running + (seen.to(running.dtype) - running) * step
-        running.copy_(torch.where(any_voxel, moved, running))
-
-
-def running_norm(
-    feats: Tensor, mean: Tensor, var: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float
-) -> Tensor:
-    """``feats`` ``[n, c]`` normalised by running statistics. ``conv_norm_sparse3d`` looks for what this computes."""
-    wide = feats.to(torch.promote_types(feats.dtype, mean.dtype))
-    return _scale_and_shift(wide - mean, var, scale, shift, eps).to(feats.dtype)
-
-
-def _scale_and_shift(centred: Tensor, var: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
-    out = centred * torch.rsqrt(var + eps)
-    return out if scale is None or shift is None else out * scale + shift
+        mean, var, batches = norm.running_mean, norm.running_var, norm.num_batches_tracked
+        assert mean is not None
+        assert var is not None
+        assert batches is not None
+        with torch.no_grad():
+            batches.add_((voxels > 0).to(torch.int64))
+            step = 1 / batches.clamp_min(1) if norm.momentum is None else norm.momentum
+        row_norms.update_running_stats(mean, var, step, voxels, *seen)
+    return out

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from shiplap.plugin_api import error
 from shiplap_sparse3d import pooling
 from shiplap_sparse3d.geometry import Axes, per_axis
-from shiplap_sparse3d.nn.module import SparseModule
+from shiplap_sparse3d.nn.module import SparseModule, origin_of
 from shiplap_sparse3d.plan import Plan
 from shiplap_sparse3d.tensor import SparseTensor
 
@@ -21,6 +21,12 @@ __all__ = [
     "SparseMaxPool1d",
     "SparseMaxPool2d",
     "SparseMaxPool3d",
+    "SparseSumPool1d",
+    "SparseSumPool2d",
+    "SparseSumPool3d",
+    "SparseUnpool1d",
+    "SparseUnpool2d",
+    "SparseUnpool3d",
 ]
 
 
@@ -44,13 +50,18 @@ class WindowPool(SparseModule):
         stride: Axes | None = None,
         padding: Axes = 0,
         dilation: Axes = 1,
+        *,
         capacity: int | None = None,
+        **others: Any,
     ) -> None:
         super().__init__()
+        usual = {"ceil_mode": False, "return_indices": False, "divisor_override": None}
+        self._refuse_arguments({k: v for k, v in others.items() if k not in usual or v is not usual[k]})
         self.kernel_size = per_axis(kernel_size, "kernel_size", self.ndim, 1)
         self.stride = self.kernel_size if stride is None else per_axis(stride, "stride", self.ndim, 1)
         self.padding = per_axis(padding, "padding", self.ndim, 0)
-        self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), capacity
+        self.dilation = per_axis(dilation, "dilation", self.ndim, 1)
+        self.capacity = None if capacity is None else self._whole_number(capacity, "capacity", 0)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         self._check_axes(x, self.ndim)
@@ -78,6 +89,54 @@ class SparseAvgPool3d(WindowPool):
         return pooling.avg_pool(feats, plan.table, plan.back[0] if plan.back else None)
 
 
+class SparseSumPool3d(WindowPool):
+    __doc__ = (WindowPool.__doc__ or "").replace("Pooling over", "The sum of", 1)
+
+    def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
+        return pooling.sum_pool(feats, plan.table, plan.back[0] if plan.back else None)
+
+
+class SparseUnpool3d(SparseModule):
+    """The way back of the step that made the input's voxels: each voxel before it gets those that it led to.
+
+    Args:
+        kernel_size: that of the step, a pooling or a convolution.
+        stride: accepted where it is that of the step (default).
+        mode: ``"sum"`` of the voxels that the window of a voxel reached, or their ``"mean"``. Of windows that do not
+            overlap there is one, so both copy it: nearest upsampling.
+
+    Shape: ``feats [m, c] -> [n, c]`` on the coordinates before.
+
+    Raises:
+        ArgumentError: SL208 when the input did not come from such a step.
+    """
+
+    ndim = 3
+
+    def __init__(
+        self, kernel_size: Axes, stride: Axes | None = None, mode: Literal["sum", "mean"] = "sum", **others: Any
+    ) -> None:
+        super().__init__()
+        self._refuse_arguments(others)
+        if mode not in ("sum", "mean"):
+            raise error("SL208", where=f"{type(self).__name__}, mode", got=repr(mode), expected="'sum' or 'mean'")
+        self.kernel_size = per_axis(kernel_size, "kernel_size", self.ndim, 1)
+        self.stride = None if stride is None else per_axis(stride, "stride", self.ndim, 1)
+        self.mode = mode
+
+    def forward(self, x: SparseTensor) -> SparseTensor:
+        self._check_axes(x, self.ndim)
+        origin = origin_of(self, x, self.kernel_size, self.stride)
+        step = origin.geometry.step(origin.window, plain=True, back=True)
+        back = step.plan.back
+        assert back is not None
+        feats = pooling.sum_pool(x.feats, back[0], step.plan.table, self.mode == "mean")
+        return SparseTensor(feats, geometry=origin.geometry)
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, mode={self.mode!r}"
+
+
 class SparseMaxPool2d(SparseMaxPool3d):
     """:class:`SparseMaxPool3d` for voxels with two axes."""
 
@@ -98,6 +157,30 @@ class SparseAvgPool2d(SparseAvgPool3d):
 
 class SparseAvgPool1d(SparseAvgPool3d):
     """:class:`SparseAvgPool3d` for voxels with one axis."""
+
+    ndim = 1
+
+
+class SparseSumPool2d(SparseSumPool3d):
+    """:class:`SparseSumPool3d` for voxels with two axes."""
+
+    ndim = 2
+
+
+class SparseSumPool1d(SparseSumPool3d):
+    """:class:`SparseSumPool3d` for voxels with one axis."""
+
+    ndim = 1
+
+
+class SparseUnpool2d(SparseUnpool3d):
+    """:class:`SparseUnpool3d` for voxels with two axes."""
+
+    ndim = 2
+
+
+class SparseUnpool1d(SparseUnpool3d):
+    """:class:`SparseUnpool3d` for voxels with one axis."""
 
     ndim = 1
 

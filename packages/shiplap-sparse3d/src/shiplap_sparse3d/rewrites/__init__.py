@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from shiplap.plugin_api.rewriting import FoldedNorm, Program, norm_statistics
 from shiplap_sparse3d import ops
-from shiplap_sparse3d.nn.norm import running_norm
+from shiplap_sparse3d.row_norms import running_norm
 
 __all__ = ["conv_norm_sparse3d"]
 

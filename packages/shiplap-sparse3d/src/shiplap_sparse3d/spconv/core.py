@@ -18,7 +18,7 @@ from shiplap_sparse3d.geometry import Geometry, expand_to_three, per_axis, same_
 from shiplap_sparse3d.reentrant import inside_checkpoint, made_inside, refuse_checkpoint_in_eager
 from shiplap_sparse3d.rows import cells_in_use, chosen_rows
 from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, IndiceData, LayerWindow
-from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least
+from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least, name_rows
 from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
 from shiplap_sparse3d.spconv.tracing import is_proxy, proxy_among
 from shiplap_sparse3d.spconv.unread import UnreadMembers, unread_member
@@ -156,7 +156,7 @@ class SparseConvTensor(SummableTensor):
             raise error("SL204", where=f"{where}, indices", got=self._indices.dtype, expected="int32")
         check_least(where, [self.batch_size], lambda: f"batch_size {self.batch_size}")
         assume_rows(self._indices.shape[0])
-        self._indices = as_many_rows(self._indices, self._features)
+        self._indices, self._features = name_rows(*as_many_rows(self._indices, self._features))
 
     def _check_features(self) -> None:
         where, features = "SparseConvTensor, features", self._features

@@ -12,8 +12,10 @@ from torch.compiler import is_compiling
 
 from shiplap.plugin_api import error
 from shiplap.plugin_api.compiling import assert_in_graph, constant_result
+from shiplap_sparse3d.coords import is_of_data
+from shiplap_sparse3d.rows import chosen_rows
 
-__all__ = ["assume_rows", "cells_of", "check_least"]
+__all__ = ["assume_rows", "cells_of", "check_least", "name_rows"]
 
 
 def cells_of(spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> list[int]:
@@ -79,3 +81,19 @@ def assume_rows(rows: int, *, training: bool = False) -> None:
     # Only a size without a known answer is asserted.
     if not guard_or_false(rows >= least) and not guard_or_false(rows < least):
         torch._check(rows >= least)
+
+
+def name_rows(indices: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both tensors, in a graph with a symbol for the number of rows if that is a sum of data-dependent sizes.
+
+    Torch looks up what is known of a symbol, and not of a sum: :func:`assume_rows` would assert it to no effect.
+    """
+    if not is_compiling() or not is_of_data(indices.shape[0]):
+        return indices, features
+    from torch.fx.experimental.symbolic_shapes import guard_or_true  # here: it is slow to import
+
+    if not guard_or_true(indices.shape[0] == 0):  # a symbol, of which one row at least was assumed
+        return indices, features
+    rows = chosen_rows(torch.ones(indices.shape[0], dtype=torch.bool, device=indices.device)).shape[0]
+    torch._check(rows >= 1)
+    return indices.narrow(0, 0, rows), features.narrow(0, 0, rows)

@@ -68,11 +68,64 @@ def register_constant(cls: type) -> Callable[[], None]:
         # The class was registered by other code, which must not be undone here.
         return lambda: None
     _pytree.register_constant(cls)
+    forget_texts = _trace_computed_texts(cls)
 
     def undo() -> None:
         if cls in _pytree.SUPPORTED_NODES:
             _pytree._deregister_pytree_node(cls)
         _pytree.CONSTANT_NODES.discard(cls)
+        forget_texts()
+
+    return undo
+
+
+def _text_of_tuple(items: tuple[Any, ...]) -> str:
+    return "(" + ", ".join([repr(item) for item in items]) + (",)" if len(items) == 1 else ")")
+
+
+def _text_of_list(items: list[Any]) -> str:
+    return "[" + ", ".join([repr(item) for item in items]) + "]"
+
+
+def _trace_computed_texts(cls: type) -> Callable[[], None]:
+    """Let graphs take the text of objects of ``cls`` that they compute, and of sequences of such objects.
+
+    Dynamo (2.11 to 2.14) writes the text of a sequence only if it holds every element as a constant, and fails where an
+    f-string has such an object. It traces ``repr`` of each one, so other texts are traced from that. Returns a function
+    that undoes it.
+    """
+    try:
+        from torch._dynamo import variables as kinds
+        from torch._dynamo.variables.base import VariableTracker
+
+        handlers: dict[Any, Any] = kinds.BuiltinVariable.call_function_handler_cache
+        make_handler = kinds.BuiltinVariable._make_handler
+        of_tuple, of_list, of_object = kinds.TupleVariable, kinds.ListVariable, kinds.UserDefinedObjectVariable
+        constant = kinds.ConstantVariable
+    except (ImportError, AttributeError):
+        return lambda: None
+
+    def trace(function: Any, given: list[Any], text: Callable[..., str]) -> tuple[Any, Any]:
+        usual = make_handler(function, given, False)
+
+        def handle(tx: Any, args: Any, kwargs: Any) -> Any:
+            value, *written = reversed(args)
+            other = isinstance(value, of_object) and value.python_type() is not cls
+            if other or value.is_python_constant() or (written and written[0].as_python_constant() != "{:}"):
+                return usual(tx, args, kwargs)
+            return tx.inline_user_function_return(VariableTracker.build(tx, text), [value], {})
+
+        return (function, *given), handle
+
+    sequences = (of_tuple, _text_of_tuple), (of_list, _text_of_list)
+    mine = dict(trace(function, [kind], text) for kind, text in sequences for function in (str, repr))
+    mine |= dict(trace(str.format, [constant, kind], text) for kind, text in (*sequences, (of_object, cls.__str__)))
+    handlers.update(mine)
+
+    def undo() -> None:
+        for key, handler in mine.items():
+            if handlers.get(key) is handler:
+                del handlers[key]
 
     return undo
 

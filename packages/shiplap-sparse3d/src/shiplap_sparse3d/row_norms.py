@@ -1,0 +1,93 @@
+"""Norms over the rows of sparse tensors as functions: statistics leave padding out, and no number of rows is asked for.
+
+Torch's own batch norm and group norm branch on the number of rows, which a graph may not know. In graphs these take
+their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Total = Callable[[Tensor], Tensor]
+
+
+def batch_norm(
+    feats: Tensor,
+    keep: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    total: Total = lambda part: part,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return ``feats`` ``[n, c]`` normalised by the statistics of the rows to ``keep`` ``[n, 1]``, and these.
+
+    The statistics are the number of rows, their mean and their biased variance. ``total`` sums over all processes that
+    share them. Deviations are taken from the mean of all, so a process with few rows loses no digits.
+    """
+    wide = feats.to(torch.promote_types(feats.dtype, torch.float32))
+    sums = torch.cat([keep.sum()[None].to(wide.dtype), torch.where(keep, wide, 0).sum(0)])
+    voxels, *_ = sums = total(sums)
+    count = voxels.detach().clamp_min(1)
+    mean = sums[1:] / count
+    centred = torch.where(keep, wide - mean, 0)
+    var = total(centred.square().sum(0)) / count
+    out = torch.where(keep, _scale_and_shift(centred, var, weight, bias, eps), 0).to(feats.dtype)
+    return out, voxels.detach(), mean.detach(), var.detach()
+
+
+@torch.no_grad()
+def update_running_stats(
+    running_mean: Tensor, running_var: Tensor, step: Tensor | float, voxels: Tensor, mean: Tensor, var: Tensor
+) -> None:
+    """Move the running statistics by ``step`` towards those of :func:`batch_norm`, unless there was no row."""
+    unbiased = var * voxels.clamp_min(1) / (voxels - 1).clamp_min(1)
+    for running, seen in ((running_mean, mean), (running_var, unbiased)):
+        moved = running + (seen.to(running.dtype) - running) * step
+        running.copy_(torch.where(voxels > 0, moved, running))
+
+
+def running_norm(
+    feats: Tensor, mean: Tensor, var: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float
+) -> Tensor:
+    """Return ``feats [n, c]`` normalised by running statistics. ``conv_norm_sparse3d`` looks for this computation."""
+    wide = feats.to(torch.promote_types(feats.dtype, mean.dtype))
+    return _scale_and_shift(wide - mean, var, scale, shift, eps).to(feats.dtype)
+
+
+def _scale_and_shift(centred: Tensor, var: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
+    out = centred * torch.rsqrt(var + eps)
+    out = out if scale is None else out * scale
+    return out if shift is None else out + shift
+
+
+def functional_batch_norm(
+    feats: Tensor,
+    keep: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``torch.nn.functional.batch_norm`` of the rows to ``keep`` ``[n, 1]``, for any number of rows."""
+    if not training and running_mean is not None and running_var is not None:
+        return running_norm(feats, running_mean, running_var, weight, bias, eps)
+    out, *seen = batch_norm(feats, keep, weight, bias, eps)
+    if training and running_mean is not None and running_var is not None:
+        update_running_stats(running_mean, running_var, momentum, *seen)
+    return out
+
+
+def functional_group_norm(
+    feats: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """``torch.nn.functional.group_norm`` of rows ``[n, c]``, for any number of rows."""
+    groups = feats.unflatten(1, (num_groups, -1))
+    out = torch.nn.functional.layer_norm(groups, groups.shape[2:], eps=eps).flatten(1)
+    out = out if weight is None else out * weight
+    return out if bias is None else out + bias
