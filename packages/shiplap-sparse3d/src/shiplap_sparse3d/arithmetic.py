@@ -107,7 +107,7 @@ class Arithmetic(SummableTensor):
     def _of_channels(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A function that takes the channels of each row together: SL209 where it would mix rows."""
         if func in _PRODUCTS:
-            if len(args) == 2 and args[0] is self and not isinstance(args[1], Arithmetic) and args[1].dim() == 2:
+            if len(args) == 2 and not isinstance(args[1], Arithmetic) and args[1].dim() == 2:
                 return self.replace(self.feats @ args[1])
             raise _mixed_rows_error(name, "a sparse tensor times something else", "x @ weight, [channels, n]")
         dims = [kwargs.get("dim", kwargs.get("axis"))] + [value for value in args if type(value) is int]

@@ -34,7 +34,7 @@ def batch_norm(
     mean = sums[1:] / count
     centred = torch.where(keep, wide - mean, 0)
     var = total(centred.square().sum(0)) / count
-    out = torch.where(keep, _scale_and_shift(centred, var, weight, bias, eps), 0).to(feats.dtype)
+    out = torch.where(keep, scale_and_shift(centred, var, weight, bias, eps), 0).to(feats.dtype)
     return out, voxels.detach(), mean.detach(), var.detach()
 
 
@@ -54,10 +54,11 @@ def running_norm(
 ) -> Tensor:
     """Return ``feats [n, c]`` normalised by running statistics. ``conv_norm_sparse3d`` looks for this computation."""
     wide = feats.to(torch.promote_types(feats.dtype, mean.dtype))
-    return _scale_and_shift(wide - mean, var, scale, shift, eps).to(feats.dtype)
+    return scale_and_shift(wide - mean, var, scale, shift, eps).to(feats.dtype)
 
 
-def _scale_and_shift(centred: Tensor, var: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
+def scale_and_shift(centred: Tensor, var: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
+    """Return ``centred / sqrt(var + eps) * scale + shift``, with what there is of the last two."""
     out = centred * torch.rsqrt(var + eps)
     out = out if scale is None else out * scale
     return out if shift is None else out + shift

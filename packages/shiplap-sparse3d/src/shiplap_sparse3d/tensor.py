@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from shiplap_sparse3d import ops
 from shiplap_sparse3d.arithmetic import Arithmetic
 from shiplap_sparse3d.coords import as_many_rows, assert_inside, check_coords, check_rows, check_scenes
 from shiplap_sparse3d.geometry import Axes, Geometry, Strided, expand_to_three, per_axis
+from shiplap_sparse3d.memory import available_bytes
 from shiplap_sparse3d.reentrant import made_inside
 from shiplap_sparse3d.rows import cells_in_use, chosen_rows
 
@@ -26,8 +28,10 @@ class SparseTensor(Arithmetic):
         feats: ``[n, c]``.
         coords: ``int32 [n, 1 + d]`` rows of a batch index and ``d`` of (x, y, z), 1 to 3 axes; distinct and inside the
             grid (checked when a table is built).
-        spatial_shape: cells per axis, ``d`` of them.
-        batch_size: number of scenes; every batch index is below it.
+        spatial_shape: cells per axis, ``d`` of them. Default: as many as the coordinates need, which waits for a GPU; a
+            graph needs the number.
+        batch_size: number of scenes; every batch index is below it. Default: 1, and without ``spatial_shape`` as many
+            as the coordinates name.
         padded: rows may be padding (batch index -1), see :meth:`pad`.
         geometry: used instead of the four above when the voxels are those of another tensor.
 
@@ -41,8 +45,8 @@ class SparseTensor(Arithmetic):
         self,
         feats: Tensor,
         coords: Tensor | None = None,
-        spatial_shape: int | Sequence[int] = (),
-        batch_size: int = 1,
+        spatial_shape: int | Sequence[int] | None = None,
+        batch_size: int | None = None,
         *,
         padded: bool = False,
         geometry: Geometry | None = None,
@@ -51,7 +55,10 @@ class SparseTensor(Arithmetic):
             if coords is None:
                 raise error("SL209", where="SparseTensor", got="no coords", expected="coords or geometry")
             coords, feats = as_many_rows(coords, feats)
-            geometry = Geometry(coords, spatial_shape, batch_size, padded=padded)
+            if spatial_shape is None:
+                spatial_shape, batch_size = _grid_of(coords, batch_size)
+            _check_columns(coords, spatial_shape)
+            geometry = Geometry(coords, spatial_shape, 1 if batch_size is None else batch_size, padded=padded)
         if feats.dim() != 2:
             raise error("SL201", where="SparseTensor, argument 'feats'", got=f"{feats.dim()} dims", expected="[n, c]")
         check_rows("SparseTensor", feats, geometry.coords.shape[0])
@@ -88,16 +95,32 @@ class SparseTensor(Arithmetic):
 
     def to(self, *args: Any, **options: Any) -> SparseTensor:
         """On another device (without tables), with features of another dtype, or both; arguments of ``Tensor.to``."""
+        args = tuple(value.feats if isinstance(value, SparseTensor) else value for value in args)
         feats = self.feats.to(*args, **options)
         moved = self.geometry if feats.device == self.geometry.coords.device else self.geometry.to(feats.device)
         return SparseTensor(feats, geometry=moved)
+
+    @property
+    def tensor_stride(self) -> tuple[int | Fraction, ...]:
+        """Cells of the first grid that a cell of this one spans, per axis: the product of the strides that led here."""
+        spans, geometry = [Fraction(1)] * 3, self.geometry
+        while (origin := geometry.parent) is not None:
+            up = origin.window.output_padding is not None
+            spans = [s / step if up else s * step for s, step in zip(spans, origin.window.stride, strict=True)]
+            geometry = origin.geometry
+        return tuple(int(s) if s.denominator == 1 else s for s in spans[3 - self.geometry.ndim :])
+
+    @property
+    def decomposed_features(self) -> list[Tensor]:
+        """The features of each scene, ``[n_i, c]``."""
+        return [scene.feats for scene in self]
 
     def dense(self) -> Tensor:
         """``[batch_size, c, *spatial_shape]``, zeros where no voxel is active.
 
         Raises:
-            ArgumentError: SL208 for more cells than an int64 counts. SL211 on the CPU for voxels outside of grid or
-                batch and, outside of a graph, for duplicates.
+            ArgumentError: SL208 for more cells than an int64 counts or memory holds. SL211 on the CPU for voxels
+                outside of grid or batch and, outside of a graph, for duplicates.
         """
         coords, (width, height, depth) = self.geometry.coords, self.geometry.spatial_shape
         cells = self.batch_size * width * height * depth
@@ -117,12 +140,18 @@ class SparseTensor(Arithmetic):
         channels = self.feats.shape[1]
         if torch.compiler.is_compiling():
             return self.feats.new_zeros(cells, channels)
-        try:
-            return self.feats.new_zeros(cells, channels)
-        except RuntimeError as wrong:  # torch.OutOfMemoryError is one
-            got = f"{cells} cells of {channels} channels, {cells * channels * self.feats.itemsize} bytes"
-            expected = f"a grid that fits in the memory of {self.device}"
-            raise error("SL208", where="SparseTensor.dense", got=got, expected=expected) from wrong
+        needed = 2 * cells * channels * self.feats.itemsize  # writing the features copies the zeros
+        free = available_bytes(self.device) if needed >= _LARGE else None
+        wrong: Exception | None = None
+        if free is None or needed <= free:
+            try:
+                return self.feats.new_zeros(cells, channels)
+            except RuntimeError as failed:  # torch.OutOfMemoryError is one
+                wrong = failed
+        got = f"{cells} cells of {channels} channels, {needed} bytes"
+        expected = f"a grid that fits in the memory of {self.device}"
+        expected += "" if free is None else f", of which {free} bytes are free"
+        raise error("SL208", where="SparseTensor.dense", got=got, expected=expected) from wrong
 
     # --- capacity form ------------------------------------------------------------------------------------------------
 
@@ -136,6 +165,7 @@ class SparseTensor(Arithmetic):
             ArgumentError: SL208 when there are more rows than that.
         """
         n = self.feats.shape[0]
+        (capacity,) = per_axis(capacity, "SparseTensor.pad, argument 'capacity'", 1, 0)
         if n > capacity:
             raise error(
                 "SL208",
@@ -162,7 +192,8 @@ class SparseTensor(Arithmetic):
                 where=f"SparseTensor {where} SparseTensor",
                 got=f"{self} and {other}, each on voxels of its own",
                 expected="tensors on the same voxels",
-                fix="combine tensors of one geometry, as a skip connection and its inverse convolution are",
+                fix="combine tensors of one geometry, as a skip connection and its inverse convolution are, "
+                "or call sparse3d.union",
             )
 
     def check_statistics(self) -> None:
@@ -186,6 +217,9 @@ class SparseTensor(Arithmetic):
         if isinstance(chosen, SparseTensor):
             self.check_same(chosen, "[...] of a")
             chosen = chosen.feats
+        if not isinstance(chosen, (int, slice, Tensor)) or isinstance(chosen, bool):
+            fix = "pass a bool mask of the voxels, an int or a slice of scenes"
+            raise error("SL209", where="SparseTensor[...]", got=repr(chosen), expected="a mask or scenes", fix=fix)
         return self._of_mask(chosen) if isinstance(chosen, Tensor) else self._of_scenes(chosen)
 
     def _of_mask(self, mask: Tensor) -> SparseTensor:
@@ -208,6 +242,8 @@ class SparseTensor(Arithmetic):
         return SparseTensor(feats, coords, self.spatial_shape, batch_size, padded=padded)
 
     def _of_scenes(self, scenes: int | slice) -> SparseTensor:
+        if isinstance(scenes, int) and not -self.batch_size <= scenes < self.batch_size:
+            raise error("SL208", where="SparseTensor[...]", got=f"scene {scenes}", expected=f"below {self.batch_size}")
         chosen = range(self.batch_size)[scenes]
         chosen = range(chosen, chosen + 1) if isinstance(chosen, int) else chosen
         if chosen.step != 1:
@@ -257,6 +293,43 @@ class SparseTensor(Arithmetic):
     def requires_grad(self) -> bool:
         return self.feats.requires_grad
 
+    @property
+    def is_cuda(self) -> bool:
+        return self.feats.is_cuda
+
+    @property
+    def is_leaf(self) -> bool:
+        return self.feats.is_leaf
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient of the features, ``[n, c]``."""
+        return self.feats.grad
+
+    @property
+    def grad_fn(self) -> Any:
+        return self.feats.grad_fn
+
+    def retain_grad(self) -> None:
+        """Keep the gradient of the features."""
+        self.feats.retain_grad()
+
+    def is_floating_point(self) -> bool:
+        return self.feats.is_floating_point()
+
+    def numel(self) -> int:
+        """Values of the features."""
+        return self.feats.numel()
+
+    def contiguous(self) -> SparseTensor:
+        """With contiguous features; tables are shared."""
+        return self.replace(self.feats.contiguous())
+
+    def pin_memory(self) -> SparseTensor:
+        """In pinned memory, as data loaders ask for it; without tables."""
+        coords, grid = self.coords.pin_memory(), (self.spatial_shape, self.batch_size)
+        return SparseTensor(self.feats.pin_memory(), coords, *grid, padded=self.geometry.padded)
+
     def requires_grad_(self, requires_grad: bool = True) -> SparseTensor:
         """Record gradients of the features, in place."""
         self.feats.requires_grad_(requires_grad)
@@ -286,18 +359,57 @@ class SparseTensor(Arithmetic):
         """With features of float64."""
         return self.to(torch.float64)
 
+    def type_as(self, other: Tensor | SparseTensor) -> SparseTensor:
+        """With features of the dtype of ``other``."""
+        return self.to(other.dtype)
+
     def cpu(self) -> SparseTensor:
         """On the CPU."""
         return self.to("cpu")
 
-    def cuda(self, device: Any = "cuda") -> SparseTensor:
-        """On a GPU."""
-        return self.to(device)
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> SparseTensor:
+        """On a GPU, by default the current one."""
+        return self.to(
+            "cuda" if device is None else torch.device("cuda", device) if type(device) is int else device,
+            non_blocking=non_blocking,
+        )
 
     def __repr__(self) -> str:
         n, c = self.feats.shape
         kind = ", padded" if self.geometry.padded else ""
         return f"SparseTensor(n={n}, c={c}, spatial_shape={self.spatial_shape}, batch_size={self.batch_size}{kind})"
+
+
+_LARGE = 1 << 28
+
+
+def _grid_of(coords: Tensor, batch_size: int | None) -> tuple[tuple[int, ...], int]:
+    """Return the smallest grid that holds ``coords``, and the number of scenes."""
+    where = "SparseTensor, argument 'spatial_shape'"
+    if torch.compiler.is_compiling():
+        raise error("SL208", where=where, got="none, in a graph", expected="cells per axis: a graph does not read them")
+    if coords.dim() != 2 or coords.shape[1] < 2 or coords.is_floating_point():
+        raise error(
+            "SL201",
+            where="SparseTensor, argument 'coords'",
+            got=f"{coords.dtype} {tuple(coords.shape)}",
+            expected="int32 [n, 1 + axes]",
+        )
+    scenes, *cells = (coords.amax(0) + 1).tolist() if coords.shape[0] else [1] * coords.shape[1]
+    return tuple(max(1, size) for size in cells), max(1, scenes) if batch_size is None else batch_size
+
+
+def _check_columns(coords: Tensor, spatial_shape: Any) -> None:
+    """SL208 for coordinates without a column of batch indices, which other libraries do not have."""
+    axes = len(spatial_shape) if hasattr(spatial_shape, "__len__") else None
+    if axes is not None and coords.dim() == 2 and coords.shape[1] != axes + 1:
+        raise error(
+            "SL208",
+            where="SparseTensor",
+            got=f"coords of {coords.shape[1]} columns, spatial_shape of {axes} axes",
+            expected="a column of batch indices, and one for each axis",
+            fix="put the batch index in front of the cells, as sparse3d.collate does",
+        )
 
 
 def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import shiplap_sparse3d as sparse3d
 from shiplap.errors import ShiplapError
+from shiplap_sparse3d.memory import available_bytes
 
 GRID = (6, 5, 4)
 
@@ -46,6 +48,19 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "sigmoid": lambda x: x * torch.sigmoid(x),
     "gelu": lambda x: nn.functional.gelu(x, approximate="tanh"),
     "linear": lambda x: nn.functional.linear(x, torch.ones(3, 4)),
+    "x.relu()": lambda x: x.relu() + x.clamp(min=0.1),
+    "x.add(x, alpha=2)": lambda x: x.add(x, alpha=2),
+    "x // 2 % 2": lambda x: x // 2 % 2,
+    "2 ** x": lambda x: 2**x,
+    "masks": lambda x: (x > 0) & (x < 1) | ~(x > -1) ^ (x == 0),
+    "torch.where": lambda x: torch.where(x > 0, x, 0.1 * x),
+    "softmax": lambda x: x.softmax(-1) + nn.functional.log_softmax(x, dim=1),
+    "normalize": lambda x: nn.functional.normalize(x),
+    "cat": lambda x: torch.cat([x, -x], dim=1),
+    "x @ weight": lambda x: x @ torch.ones(4, 3) + torch.matmul(x, torch.ones(4, 3)),
+    "group_norm": lambda x: nn.functional.group_norm(x, 2),
+    "zeros_like": lambda x: torch.zeros_like(x) + torch.full_like(x, 2.0),
+    "number of NumPy": lambda x: np.float32(2) * x * np.float64(3),
 }
 
 
@@ -178,7 +193,42 @@ WRONG: dict[str, tuple[str, Callable[[], Any]]] = {
     "negative capacity": ("SL208", lambda: sparse3d.SparseConv3d(4, 4, 3, capacity=-1)),
     "capacity of a float": ("SL209", lambda: sparse3d.SparseMaxPool3d(2, capacity=1.5)),
     "ceil mode": ("SL209", lambda: sparse3d.SparseMaxPool3d(2, ceil_mode=True)),
-    "unpooling without a step": ("SL208", lambda: sparse3d.SparseUnpool3d(2)(scene())),
+    "unpooling with another kernel": (
+        "SL208",
+        lambda: sparse3d.SparseUnpool3d(3)(sparse3d.SparseMaxPool3d(2)(scene())),
+    ),
+    "no kernel": ("SL209", lambda: sparse3d.SubMConv3d(4, 4)),
+    "kernel and offsets": ("SL209", lambda: sparse3d.SubMConv3d(4, 4, 3, offsets=[[0, 0, 0]])),
+    "offsets of two axes": ("SL208", lambda: sparse3d.SubMConv3d(4, 4, offsets=[[0, 0]])),
+    "equal offsets": ("SL208", lambda: sparse3d.SubMConv3d(4, 4, offsets=[[0, 0, 0], [0, 0, 0]])),
+    "far offsets": ("SL208", lambda: sparse3d.SubMConv3d(4, 4, offsets=[[99, 0, 0], [0, 99, 0]])),
+    "region": ("SL208", lambda: sparse3d.SubMConv3d(4, 4, 3, region="ball")),
+    "cross of an even kernel": ("SL208", lambda: sparse3d.SubMConv3d(4, 4, 2, region="cross")),
+    "floor with padding": ("SL208", lambda: sparse3d.SparseConv3d(4, 4, 3, stride=2, padding=1, out_coords="floor")),
+    "other out_coords": ("SL208", lambda: sparse3d.SparseConv3d(4, 4, 3, out_coords="all")),
+    "no batch column": ("SL208", lambda: sparse3d.SparseTensor(scene().feats, scene().coords[:, 1:], GRID)),
+    "scene beyond the batch": ("SL208", lambda: scene()[2]),
+    "index of a name": ("SL209", lambda: scene()["a"]),
+    "list of scenes": ("SL209", lambda: scene()[[0, 1]]),
+    "negative capacity of rows": ("SL208", lambda: scene().pad(-1)),
+    "capacity of rows of a float": ("SL209", lambda: scene().pad(64.0)),
+    "channels of a norm": ("SL202", lambda: sparse3d.BatchNorm(5)(scene())),
+    "channels of an instance norm": ("SL202", lambda: sparse3d.InstanceNorm(5)(scene())),
+    "gate of a row too few": ("SL202", lambda: scene() * torch.ones(len(GATE) - 1, 1)),
+    "gate without its dim": ("SL202", lambda: torch.ones(len(GATE)) * scene()),
+    "gate of three dims": ("SL202", lambda: scene() * torch.ones(2, 1, 1)),
+    "shuffle of too few channels": ("SL202", lambda: sparse3d.SparsePixelShuffle3d(2)(scene())),
+    "softmax of rows": ("SL209", lambda: scene().softmax(0)),
+    "join of rows": ("SL209", lambda: torch.cat([scene(), scene()])),
+    "no samples": ("SL208", lambda: sparse3d.collate([])),
+    "samples of other channels": ("SL202", lambda: sparse3d.collate([torch.ones(2, 3), torch.ones(2, 4)])),
+    "union of grids": (
+        "SL202",
+        lambda: sparse3d.union([scene(), sparse3d.SparseTensor(GATE, scene().coords, (9, 9, 9), 2)]),
+    ),
+    "quantised size": ("SL208", lambda: sparse3d.sparse_quantize(torch.rand(5, 3), size=0.0)),
+    "quantised NaN": ("SL211", lambda: sparse3d.sparse_quantize(torch.full((5, 3), torch.nan))),
+    "quantised labels": ("SL204", lambda: sparse3d.sparse_quantize(torch.rand(5, 3), labels=torch.rand(5))),
     "unpooling with another stride": (
         "SL208",
         lambda: sparse3d.SparseUnpool3d(2, 3)(sparse3d.SparseMaxPool3d(2)(scene())),
@@ -252,3 +302,54 @@ def test_sums_are_pooled_and_spread_again() -> None:
     feats = overlapping.feats.detach().requires_grad_()
     unpool = sparse3d.SparseUnpool3d(3, mode="mean")
     assert torch.autograd.gradcheck(lambda f: unpool(overlapping.replace(f)).feats, feats)
+
+
+def test_every_method_is_part_of_a_graph() -> None:
+    coords = scene().coords
+
+    def run(feats: Tensor) -> Tensor:
+        x = sparse3d.SparseTensor(feats, coords, GRID, 2)
+        y = torch.where((x > 0) & (x < 1), x.sigmoid().clamp(min=0.1), 2 - x @ torch.ones(4, 4))
+        return torch.cat([y.softmax(-1), torch.zeros_like(y) // 2], 1).feats
+
+    feats = scene().feats
+    torch.testing.assert_close(torch.compile(run, backend="eager", fullgraph=True)(feats), run(feats))
+
+
+def test_it_is_moved_and_asked_as_a_tensor() -> None:
+    x = scene()
+    assert (x.is_leaf, x.grad_fn, x.grad, x.is_cuda, x.numel()) == (True, None, None, False, x.feats.numel())
+    assert x.to(x.half()).dtype == torch.float16
+    assert x.type_as(x.double()).is_floating_point()
+    y = x.clone().requires_grad_()
+    (y * 2).feats.sum().backward()
+    assert torch.equal(y.grad, torch.full_like(y.feats, 2))
+    assert x.replace(x.feats.t().contiguous().t()).contiguous().feats.is_contiguous()
+
+
+def test_without_a_grid_the_coordinates_give_it() -> None:
+    x = scene()
+    made = sparse3d.SparseTensor(x.feats, x.coords)
+    assert made.spatial_shape == tuple((x.coords[:, 1:].amax(0) + 1).tolist())
+    assert made.batch_size == int(x.coords[:, 0].max()) + 1
+    assert sparse3d.SparseTensor(x.feats[:0], x.coords[:0]).spatial_shape == (1, 1, 1)
+    layer = sparse3d.SubMConv3d(4, 4, 3)
+    assert torch.equal(layer(made).feats, layer(x).feats)
+
+
+def test_dense_of_a_grid_beyond_free_memory_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = sparse3d.SparseTensor(scene().feats, scene().coords, (64, 512, 512), 2)
+    monkeypatch.setattr("shiplap_sparse3d.tensor.available_bytes", lambda device: 1 << 28)
+    with pytest.raises(ShiplapError, match=r"SL208(.|\n)*268435456 bytes are free"):
+        x.dense()
+    free = available_bytes(torch.device("cpu"))
+    assert free is None or free > 0
+
+
+def test_strides_multiply_to_that_of_the_tensor() -> None:
+    x = scene()
+    down = sparse3d.SparseConv3d(4, 4, 2, (2, 1, 2))(x)
+    assert (x.tensor_stride, down.tensor_stride) == ((1, 1, 1), (2, 1, 2))
+    assert sparse3d.SparseInverseConv3d(4, 4, 2)(down).tensor_stride == (1, 1, 1)
+    assert sparse3d.SparseMaxPool3d(2, 1)(down).tensor_stride == (2, 1, 2)
+    assert sparse3d.SparseConvTranspose3d(4, 4, 2, 2)(x).tensor_stride == (0.5, 0.5, 0.5)

@@ -19,7 +19,7 @@ from shiplap_sparse3d.nn.conv import (
     SubMConv3d,
 )
 from shiplap_sparse3d.nn.module import SparseModule
-from shiplap_sparse3d.nn.norm import BatchNorm, SyncBatchNorm
+from shiplap_sparse3d.nn.norm import BatchNorm, InstanceNorm, SyncBatchNorm
 from shiplap_sparse3d.nn.pool import (
     GlobalPool,
     SparseAvgPool1d,
@@ -35,6 +35,17 @@ from shiplap_sparse3d.nn.pool import (
     SparseUnpool2d,
     SparseUnpool3d,
 )
+from shiplap_sparse3d.nn.resample import (
+    SparsePixelShuffle1d,
+    SparsePixelShuffle2d,
+    SparsePixelShuffle3d,
+    SparsePixelUnshuffle1d,
+    SparsePixelUnshuffle2d,
+    SparsePixelUnshuffle3d,
+    SparseUpsample1d,
+    SparseUpsample2d,
+    SparseUpsample3d,
+)
 
 __all__ = [
     "BatchNorm",
@@ -42,6 +53,7 @@ __all__ = [
     "GenerativeConv2d",
     "GenerativeConv3d",
     "GlobalPool",
+    "InstanceNorm",
     "Sequential",
     "SparseAvgPool1d",
     "SparseAvgPool2d",
@@ -59,12 +71,21 @@ __all__ = [
     "SparseMaxPool2d",
     "SparseMaxPool3d",
     "SparseModule",
+    "SparsePixelShuffle1d",
+    "SparsePixelShuffle2d",
+    "SparsePixelShuffle3d",
+    "SparsePixelUnshuffle1d",
+    "SparsePixelUnshuffle2d",
+    "SparsePixelUnshuffle3d",
     "SparseSumPool1d",
     "SparseSumPool2d",
     "SparseSumPool3d",
     "SparseUnpool1d",
     "SparseUnpool2d",
     "SparseUnpool3d",
+    "SparseUpsample1d",
+    "SparseUpsample2d",
+    "SparseUpsample3d",
     "SubMConv1d",
     "SubMConv2d",
     "SubMConv3d",

@@ -6,9 +6,10 @@ Weights are ``[out_channels, *kernel_size, in_channels / groups]`` (spconv's KRS
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 from shiplap import ShiplapError
 from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import other_channels
-from shiplap_sparse3d.geometry import Axes, Strided, per_axis
+from shiplap_sparse3d.geometry import Axes, Strided, expand_to_three, per_axis
 from shiplap_sparse3d.nn.module import SparseModule, origin_of
+from shiplap_sparse3d.nn.onto import floor_step, step_onto
 from shiplap_sparse3d.plan import Plan
+from shiplap_sparse3d.steps import StepWindow, Triple
 from shiplap_sparse3d.tensor import SparseTensor
 
 __all__ = [
@@ -39,6 +42,7 @@ __all__ = [
     "SubMConv3d",
 ]
 
+_MAX_BOX = 1 << 15  # cells of the box of custom offsets, whose table is built first
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -57,6 +61,7 @@ class Convolution(SparseModule):
         device: Any,
         dtype: torch.dtype | None,
         others: Mapping[str, Any],
+        taps: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
         if others.get("padding_mode") == "zeros":
@@ -76,7 +81,8 @@ class Convolution(SparseModule):
             raise self._dtype_error("argument 'dtype'", dtype)
         self.kernel_size = per_axis(kernel_size, "kernel_size", self.ndim, 1)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.weight = nn.Parameter(torch.empty(out_channels, *self.kernel_size, in_channels // groups, **factory))
+        self.taps, box = taps, self.kernel_size if taps is None else (len(taps),)
+        self.weight = nn.Parameter(torch.empty(out_channels, *box, in_channels // groups, **factory))
         self.bias = nn.Parameter(torch.empty(out_channels, **factory)) if bias else None
         self.reset_parameters()
 
@@ -100,12 +106,15 @@ class Convolution(SparseModule):
             raise error("SL208", where=where, got=got, expected="stride 1, and as many cells on both sides", fix=fix)
         return tuple(cells // 2 for cells in around)
 
+    def _triple(self, value: tuple[int, ...], fill: int = 1) -> Triple:
+        return expand_to_three(value, "window", self.ndim, fill)
+
     def _capacity(self, capacity: int | None) -> int | None:
         return None if capacity is None else self._whole_number(capacity, "capacity", 0)
 
     def reset_parameters(self) -> None:
         """Kaiming uniform over the fan-in ``in_channels / groups * taps``, as ``torch.nn.Conv3d`` does."""
-        fan_in = self.in_channels // self.groups * math.prod(self.kernel_size)
+        fan_in = self.in_channels // self.groups * math.prod(self.weight.shape[1:-1])
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
@@ -134,12 +143,27 @@ class Convolution(SparseModule):
         return ", ".join([*parts, f"bias={self.bias is not None}, weight={list(self.weight.shape)}"])
 
 
+def _select_taps(plan: Plan, taps: tuple[int, ...]) -> Plan:
+    """Return the plan of those ``taps`` of a submanifold plan of odd kernel, whose opposite tap is its transpose."""
+    table, opposite = plan.unsorted().table, tuple(plan.table.shape[1] - 1 - tap for tap in taps)
+    symmetric = opposite == taps[::-1]
+    back = None if symmetric else (_columns(table, opposite), None, None)
+    chosen = Plan(_columns(table, taps), plan.rows, symmetric=symmetric, back=back)
+    return chosen if plan.order is None else chosen.sorted()
+
+
+def _columns(table: Tensor, numbers: Sequence[int]) -> Tensor:
+    return table.index_select(1, torch.tensor(numbers, device=table.device))
+
+
 class SubMConv3d(Convolution):
     """Submanifold convolution: outputs on the input's voxels only (Graham et al., CVPR 2018).
 
     Args:
         in_channels, out_channels: channels of the input and of the output.
         kernel_size: one int or one per axis. An even one reaches one voxel further back than ahead.
+        region: ``"cube"`` for all taps of the kernel, ``"cross"`` for those on an axis through its middle.
+        offsets: the cells that a voxel reads, ``[0, 0, 0]`` for itself, in place of ``kernel_size``.
         stride, padding: outputs lie on the voxels of the input, so the stride is 1 and the padding
             ``dilation * (kernel_size // 2)``, or ``"same"``.
         dilation: spacing of the taps.
@@ -156,7 +180,7 @@ class SubMConv3d(Convolution):
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: Axes,
+        kernel_size: Axes | None = None,
         stride: Axes = 1,
         padding: Axes | str = "same",
         dilation: Axes = 1,
@@ -164,11 +188,50 @@ class SubMConv3d(Convolution):
         bias: bool = True,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        *,
+        region: Literal["cube", "cross"] = "cube",
+        offsets: Sequence[Sequence[int]] | None = None,
         **others: Any,
     ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
+        kernel, taps = self._read_region(kernel_size, region, offsets)
+        super().__init__(in_channels, out_channels, kernel, groups, bias, device, dtype, others, taps)
         self.dilation = per_axis(dilation, "dilation", self.ndim, 1)
         self._check_window(per_axis(stride, "stride", self.ndim, 1), padding)
+
+    def _read_region(
+        self, kernel_size: Axes | None, region: str, offsets: Sequence[Sequence[int]] | None
+    ) -> tuple[Axes, tuple[int, ...] | None]:
+        """The box of the kernel, and those of its taps that there are, or None for all."""
+        where, ndim = type(self).__name__, self.ndim
+        if (kernel_size is None) == (offsets is None):
+            raise error("SL209", where=where, got=f"{kernel_size=}, {offsets=}", expected="one of the two")
+        if region not in ("cube", "cross") or (offsets is not None and region != "cube"):
+            raise error("SL208", where=f"{where}, argument 'region'", got=repr(region), expected="'cube' or 'cross'")
+        if offsets is not None:
+            cells = [per_axis(offset, f"{where}, argument 'offsets'", ndim) for offset in offsets]
+            if not cells or len({*cells}) < len(cells):
+                raise error("SL208", where=f"{where}, argument 'offsets'", got=offsets, expected="distinct cells")
+        elif region == "cube":
+            assert kernel_size is not None
+            return kernel_size, None
+        else:
+            assert kernel_size is not None
+            sizes = per_axis(kernel_size, "kernel_size", ndim, 1)
+            if any(size % 2 == 0 for size in sizes):
+                raise error("SL208", where=f"{where}, 'cross'", got=f"kernel_size {sizes}", expected="odd sizes")
+            every = itertools.product(*(range(-(size // 2), size // 2 + 1) for size in sizes))
+            cells = [cell for cell in every if sum(step != 0 for step in cell) <= 1]
+        box = [2 * max(abs(cell[axis]) for cell in cells) + 1 for axis in range(ndim)]
+        if math.prod(box) > _MAX_BOX:
+            got = f"offsets in a box {tuple(box)}"
+            raise error("SL208", where=f"{where}, argument 'offsets'", got=got, expected=f"at most {_MAX_BOX} cells")
+        taps = []
+        for cell in cells:
+            number = 0
+            for step, size in zip(cell, box, strict=True):
+                number = number * size + step + size // 2
+            taps.append(number)
+        return box, tuple(taps)
 
     def _check_window(self, stride: tuple[int, ...], padding: Axes | str) -> None:
         around = tuple(k // 2 * d for k, d in zip(self.kernel_size, self.dilation, strict=True))
@@ -184,7 +247,8 @@ class SubMConv3d(Convolution):
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         self._check_input(x)
-        return x.replace(self._convolve(x.feats, x.geometry.subm(self.kernel_size, self.dilation)))
+        plan = x.geometry.subm(self.kernel_size, self.dilation)
+        return x.replace(self._convolve(x.feats, plan if self.taps is None else _select_taps(plan, self.taps)))
 
 
 class SparseConv3d(Convolution):
@@ -195,6 +259,10 @@ class SparseConv3d(Convolution):
         stride: step between outputs.
         padding: cells added on each side: numbers, ``"valid"`` (none) or ``"same"``.
         capacity: rows of the result if fixed, see ``Geometry.strided``.
+        out_coords: ``"reached"``, or ``"floor"`` for outputs at ``floor(c / stride)`` of the voxels alone, as in
+            MinkowskiEngine: the middle tap lies on the first cell of those that an output spans, without a padding.
+
+    A call takes the voxels of its outputs as a second argument, a sparse tensor or coordinates on the coarser grid.
 
     Shape: ``feats [n, in_channels] -> [m, out_channels]`` on the coarser grid; ``m`` depends on the coordinates.
     """
@@ -213,17 +281,31 @@ class SparseConv3d(Convolution):
         dtype: torch.dtype | None = None,
         *,
         capacity: int | None = None,
+        out_coords: Literal["reached", "floor"] = "reached",
         **others: Any,
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
         self.stride = per_axis(stride, "stride", self.ndim, 1)
         self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), self._capacity(capacity)
-        self.padding = self._padding(padding, self.stride, self.dilation)
+        self.padding, self.out_coords = self._padding(padding, self.stride, self.dilation), out_coords
+        if out_coords not in ("reached", "floor") or (out_coords == "floor" and (any(self.padding) or capacity)):
+            got = f"{out_coords!r} with padding {self.padding}, capacity {capacity}"
+            expected = "'reached', or 'floor' without padding and capacity"
+            raise error("SL208", where=f"{type(self).__name__}, argument 'out_coords'", got=got, expected=expected)
 
-    def forward(self, x: SparseTensor) -> SparseTensor:
+    def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
         self._check_input(x)
+        if coordinates is not None or self.out_coords == "floor":
+            return self._step(x, self._onto(x, coordinates))
         window = self.kernel_size, self.stride, self.padding, self.dilation
         return self._step(x, x.geometry.strided(*window, capacity=self.capacity))
+
+    def _onto(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None) -> Strided:
+        kernel, stride, dilation = (self._triple(v) for v in (self.kernel_size, self.stride, self.dilation))
+        if coordinates is None:
+            return floor_step(x, kernel, stride, dilation)
+        window = StepWindow(kernel, stride, self._triple(self.padding, 0), dilation)
+        return step_onto(type(self).__name__, x, window, coordinates)
 
 
 class SparseConvTranspose3d(Convolution):
@@ -235,6 +317,8 @@ class SparseConvTranspose3d(Convolution):
         padding: cells cut off on each side.
         output_padding: cells added at the far end.
         capacity: rows of the result if fixed, see ``Geometry.strided``.
+
+    A call takes the voxels of its outputs as a second argument, a sparse tensor or coordinates on the finer grid.
 
     Shape: ``feats [n, in_channels] -> [m, out_channels]`` on the finer grid; ``m`` depends on the coordinates.
     """
@@ -261,9 +345,12 @@ class SparseConvTranspose3d(Convolution):
         self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), self._capacity(capacity)
         self.output_padding = per_axis(output_padding, "output_padding", self.ndim)
 
-    def forward(self, x: SparseTensor) -> SparseTensor:
+    def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
         self._check_input(x)
         window = self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding
+        if coordinates is not None:
+            triples = [self._triple(value, fill) for value, fill in zip(window, (1, 1, 0, 1, 0), strict=True)]
+            return self._step(x, step_onto(type(self).__name__, x, StepWindow(*triples), coordinates))
         return self._step(x, x.geometry.transposed(*window, capacity=self.capacity))
 
 

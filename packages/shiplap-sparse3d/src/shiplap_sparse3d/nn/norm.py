@@ -8,11 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shiplap_sparse3d import row_norms
+from shiplap_sparse3d import pooling, row_norms
+from shiplap_sparse3d.coords import other_channels
 from shiplap_sparse3d.nn.module import SparseModule
 from shiplap_sparse3d.tensor import SparseTensor
 
-__all__ = ["BatchNorm", "SyncBatchNorm"]
+__all__ = ["BatchNorm", "InstanceNorm", "SyncBatchNorm"]
 
 
 class BatchNorm(nn.BatchNorm1d, SparseModule):
@@ -24,6 +25,8 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
 
     def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
         self._check_gradient(x)
+        if x.feats.size(1) != self.num_features:
+            raise other_channels(type(self).__name__, x.feats, self.num_features, "num_features")
         batch = self.training or not self.track_running_stats
         if torch.compiler.is_compiling():  # torch's own asks how many rows there are, which a graph may not know
             return x.replace(batch_norm(self, x.feats, x.is_voxel) if batch else self._running_norm(x.feats))
@@ -41,6 +44,40 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
         assert self.running_mean is not None
         assert self.running_var is not None
         return row_norms.running_norm(feats, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
+
+
+class InstanceNorm(SparseModule):
+    """``torch.nn.InstanceNorm3d`` over the voxels of each scene, and blind to padding, which becomes zeros.
+
+    Args:
+        num_features: channels.
+        eps: added to the variance.
+        affine: whether to learn a weight and a bias for each channel.
+
+    Shape: ``feats [n, num_features] -> [n, num_features]`` on the same voxels.
+    """
+
+    def __init__(
+        self, num_features: int, eps: float = 1e-5, affine: bool = False, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__()
+        self.num_features, self.eps = self._whole_number(num_features, "num_features", 0), eps
+        self.weight = nn.Parameter(torch.ones(num_features, device=device, dtype=dtype)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(num_features, device=device, dtype=dtype)) if affine else None
+
+    def forward(self, x: SparseTensor) -> SparseTensor:
+        self._check_axes(x, x.geometry.ndim)
+        if x.feats.shape[1] != self.num_features:
+            raise other_channels("InstanceNorm", x.feats, self.num_features, "num_features")
+        coords, scenes, wide = x.geometry.coords, x.batch_size, torch.promote_types(x.feats.dtype, torch.float32)
+        scene, feats = coords[:, 0].long().clamp_min(0), torch.where(x.is_voxel, x.feats.to(wide), 0)
+        centred = feats - pooling.global_pool(feats, coords, scenes).index_select(0, scene)
+        var = pooling.global_pool(centred.square(), coords, scenes).index_select(0, scene)
+        out = row_norms.scale_and_shift(centred, var, self.weight, self.bias, self.eps)
+        return x.replace(torch.where(x.is_voxel, out, 0).to(x.feats.dtype))
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}"
 
 
 class SyncBatchNorm(BatchNorm):

@@ -99,6 +99,8 @@ class SparseSumPool3d(WindowPool):
 class SparseUnpool3d(SparseModule):
     """The way back of the step that made the input's voxels: each voxel before it gets those that it led to.
 
+    Where no step made them, the result lies on all cells of the finer grid that the voxels reach.
+
     Args:
         kernel_size: that of the step, a pooling or a convolution.
         stride: accepted where it is that of the step (default).
@@ -108,7 +110,7 @@ class SparseUnpool3d(SparseModule):
     Shape: ``feats [m, c] -> [n, c]`` on the coordinates before.
 
     Raises:
-        ArgumentError: SL208 when the input did not come from such a step.
+        ArgumentError: SL208 when the input came from a step with another window.
     """
 
     ndim = 3
@@ -126,12 +128,17 @@ class SparseUnpool3d(SparseModule):
 
     def forward(self, x: SparseTensor) -> SparseTensor:
         self._check_axes(x, self.ndim)
-        origin = origin_of(self, x, self.kernel_size, self.stride)
-        step = origin.geometry.step(origin.window, plain=True, back=True)
-        back = step.plan.back
-        assert back is not None
-        feats = pooling.sum_pool(x.feats, back[0], step.plan.table, self.mode == "mean")
-        return SparseTensor(feats, geometry=origin.geometry)
+        if x.geometry.parent is None:
+            step = x.geometry.transposed(self.kernel_size, self.stride or self.kernel_size)
+            there, plan = step.geometry, step.plan.unsorted().complete()
+            table, back = plan.table, plan.back
+        else:
+            origin = origin_of(self, x, self.kernel_size, self.stride)
+            there, plan = origin.geometry, origin.geometry.step(origin.window, plain=True, back=True).plan
+            assert plan.back is not None
+            table, back = plan.back[0], (plan.table, None, None)
+        feats = pooling.sum_pool(x.feats, table, back[0] if back else None, self.mode == "mean")
+        return SparseTensor(feats, geometry=there)
 
     def extra_repr(self) -> str:
         return f"kernel_size={self.kernel_size}, mode={self.mode!r}"

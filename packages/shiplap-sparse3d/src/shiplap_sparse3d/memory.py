@@ -1,0 +1,24 @@
+"""The memory that is free on a device, so that what cannot fit is refused before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Return the bytes that are free on ``device``, or None where that is not known."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if device.type != "cpu":
+        return None
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free = sum(int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "SwapFree"))
+        limit = Path("/sys/fs/cgroup/memory.max")
+        bound = limit.read_text().strip() if limit.exists() else "max"
+        return free if bound == "max" else min(free, int(bound))
+    except (OSError, KeyError, ValueError):
+        return None

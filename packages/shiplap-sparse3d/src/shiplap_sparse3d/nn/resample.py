@@ -1,0 +1,150 @@
+"""Resampling between grids without weights: nearest upsampling, pixel shuffle and its inverse."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.plugin_api import error
+from shiplap_sparse3d import pooling
+from shiplap_sparse3d.geometry import Axes, Strided, expand_to_three, per_axis
+from shiplap_sparse3d.nn.module import SparseModule
+from shiplap_sparse3d.nn.onto import floor_step, step_onto
+from shiplap_sparse3d.steps import StepWindow
+from shiplap_sparse3d.tensor import SparseTensor
+
+
+class Resampling(SparseModule):
+    """A module between a coarse grid and one that is finer by whole factors."""
+
+    ndim = 3
+
+    def __init__(self, factor: Axes, **others: Any) -> None:
+        super().__init__()
+        self._refuse_arguments(others)
+        self.factor = per_axis(factor, "factor", self.ndim, 1)
+
+    def _finer(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None) -> Strided:
+        """The step from ``x`` to all cells that its voxels span, or to those in ``coordinates``."""
+        self._check_axes(x, self.ndim)
+        if coordinates is None:
+            return x.geometry.transposed(self.factor, self.factor)
+        factor = expand_to_three(self.factor, "factor", self.ndim)
+        window = StepWindow(factor, factor, (0, 0, 0), (1, 1, 1), (0, 0, 0))
+        return step_onto(type(self).__name__, x, window, coordinates, plain=True)
+
+    def extra_repr(self) -> str:
+        return f"factor={self.factor}"
+
+
+class SparseUpsample3d(Resampling):
+    """Nearest upsampling: each cell of the finer grid gets the features of the voxel that spans it.
+
+    Args:
+        factor: cells of the finer grid for each cell, an int or one per axis.
+
+    Shape: ``feats [m, c] -> [n, c]`` on all cells that the voxels span, or on the voxels of the second argument of a
+    call, a sparse tensor or coordinates: zeros where no voxel spans one.
+    """
+
+    def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
+        step = self._finer(x, coordinates)
+        plan = step.plan.unsorted()
+        feats = pooling.sum_pool(x.feats, plan.table, plan.back[0] if plan.back else None)
+        return SparseTensor(feats, geometry=step.geometry)
+
+
+class SparsePixelShuffle3d(Resampling):
+    """Channels to the cells of a finer grid: ``torch.nn.PixelShuffle`` at those cells.
+
+    Channel ``c * k + v`` goes to channel ``c`` of cell ``v`` of the ``k = prod(factor)`` cells that a voxel spans, the
+    last axis fastest.
+
+    Args:
+        factor: as in :class:`SparseUpsample3d`, and so is the second argument of a call.
+
+    Shape: ``feats [m, c * k] -> [n, c]``.
+    """
+
+    def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
+        taps = math.prod(self.factor)
+        if x.feats.shape[1] % taps:
+            got, expected = f"{x.feats.shape[1]} channels", f"a multiple of {taps}"
+            raise error("SL202", where=type(self).__name__, got=got, expected=expected)
+        step = self._finer(x, coordinates)
+        table = step.plan.unsorted().table
+        hit, tap = (table >= 0).int().max(1)
+        values = x.feats.unflatten(1, (-1, taps)).transpose(1, 2).flatten(0, 1)  # a row for each voxel and tap
+        row = table.gather(1, tap[:, None])[:, 0].clamp_min(0).long() * taps + tap
+        feats = _rows_or_zeros(values, torch.where(hit > 0, row, -1))
+        return SparseTensor(feats, geometry=step.geometry)
+
+
+class SparsePixelUnshuffle3d(Resampling):
+    """The cells of a coarser grid's cell to its channels: ``torch.nn.PixelUnshuffle`` over the cells that hold a voxel.
+
+    Cells without a voxel give zeros. It is the inverse of :class:`SparsePixelShuffle3d` onto the voxels of its input.
+
+    Args:
+        factor: as in :class:`SparseUpsample3d`.
+
+    Shape: ``feats [n, c] -> [m, c * k]`` on the cells ``floor(c / factor)``, or on the voxels of the second argument of
+    a call.
+    """
+
+    def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
+        self._check_axes(x, self.ndim)
+        factor = expand_to_three(self.factor, "factor", self.ndim)
+        if coordinates is None:
+            step = floor_step(x, factor, factor, (1, 1, 1))
+        else:
+            window = StepWindow(factor, factor, (0, 0, 0), (1, 1, 1))
+            step = step_onto(type(self).__name__, x, window, coordinates, plain=True)
+        table = step.plan.unsorted().table
+        feats = _rows_or_zeros(x.feats, table.flatten().long()).unflatten(0, table.shape)
+        return SparseTensor(feats.transpose(1, 2).flatten(1), geometry=step.geometry)
+
+
+def _rows_or_zeros(feats: Tensor, rows: Tensor) -> Tensor:
+    """``feats[rows]``, zeros where the row is -1."""
+    padded = torch.nn.functional.pad(feats, (0, 0, 0, 1))
+    return padded.index_select(0, torch.where(rows < 0, feats.shape[0], rows))
+
+
+class SparseUpsample2d(SparseUpsample3d):
+    """:class:`SparseUpsample3d` for voxels with two axes."""
+
+    ndim = 2
+
+
+class SparseUpsample1d(SparseUpsample3d):
+    """:class:`SparseUpsample3d` for voxels with one axis."""
+
+    ndim = 1
+
+
+class SparsePixelShuffle2d(SparsePixelShuffle3d):
+    """:class:`SparsePixelShuffle3d` for voxels with two axes."""
+
+    ndim = 2
+
+
+class SparsePixelShuffle1d(SparsePixelShuffle3d):
+    """:class:`SparsePixelShuffle3d` for voxels with one axis."""
+
+    ndim = 1
+
+
+class SparsePixelUnshuffle2d(SparsePixelUnshuffle3d):
+    """:class:`SparsePixelUnshuffle3d` for voxels with two axes."""
+
+    ndim = 2
+
+
+class SparsePixelUnshuffle1d(SparsePixelUnshuffle3d):
+    """:class:`SparsePixelUnshuffle3d` for voxels with one axis."""
+
+    ndim = 1

@@ -1,0 +1,144 @@
+"""Points to voxels and back: quantisation with labels, and tensors of points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shiplap.plugin_api import error
+from shiplap_sparse3d.coords import check_rows
+from shiplap_sparse3d.geometry import Axes
+from shiplap_sparse3d.grid_sample import grid_sample_3d
+from shiplap_sparse3d.tensor import SparseTensor, voxelize
+
+
+class QuantizedPoints(NamedTuple):
+    """Voxels of points.
+
+    Attributes:
+        coords: ``int32 [m, d]``, distinct cells in ascending order; negative ones for negative points.
+        index: ``int64 [m]``, the first point of each voxel.
+        inverse: ``int64 [p]``, the voxel of each point.
+        feats: ``[m, c]``, the features of the first point, or None.
+        labels: ``[m]``, one label a voxel, or None.
+    """
+
+    coords: Tensor
+    index: Tensor
+    inverse: Tensor
+    feats: Tensor | None = None
+    labels: Tensor | None = None
+
+
+def sparse_quantize(
+    points: Tensor,
+    feats: Tensor | None = None,
+    labels: Tensor | None = None,
+    size: float | Sequence[float] = 1.0,
+    *,
+    ignore_label: int = -100,
+    conflict: Literal["vote", "ignore"] = "vote",
+) -> QuantizedPoints:
+    """Return the cells of ``points``, with one point and one label for each. :func:`voxelize` takes means instead.
+
+    Args:
+        points: ``[p, d]``, any numbers. Put the scene in front of the cells afterwards, as :func:`collate` does.
+        feats: ``[p, c]``.
+        labels: integers ``[p]``.
+        size: edge of a voxel, one number or one for each axis.
+        ignore_label: of points that do not vote, and of voxels that have no label.
+        conflict: where the points of a voxel have several labels, it gets the one of most points, and of equally many
+            the smallest (``"vote"``), or ``ignore_label`` (``"ignore"``).
+
+    Raises:
+        ArgumentError: SL201 to SL208 for arguments that do not fit each other, SL211 for points that are not finite.
+    """
+    where = "sparse3d.sparse_quantize"
+    if points.dim() != 2:
+        raise error("SL201", where=f"{where}, argument 'points'", got=f"{points.dim()} dims", expected="[p, d]")
+    if conflict not in ("vote", "ignore"):
+        raise error("SL208", where=f"{where}, argument 'conflict'", got=repr(conflict), expected="'vote' or 'ignore'")
+    wide = torch.promote_types(points.dtype, torch.float32) if points.is_floating_point() else torch.float64
+    edge = torch.as_tensor(size, dtype=wide, device=points.device)
+    if edge.shape not in ((), (1,), points.shape[1:]) or not bool((edge > 0).all()):
+        expected = "one number, or one for each axis, more than 0"
+        raise error("SL208", where=f"{where}, argument 'size'", got=size, expected=expected)
+    cells = torch.floor(points.to(wide) / edge)
+    if not bool((cells.abs() < 2**31).all()):
+        row = int((~(cells.abs() < 2**31).all(1)).nonzero()[0, 0])
+        raise error("SL211", where=where, got=f"point {row} = {points[row].tolist()}", expected="cells below 2**31")
+    for given in (feats, labels):
+        if given is not None:
+            check_rows(where, given, points.shape[0])
+    coords, inverse = torch.unique(cells.int(), dim=0, return_inverse=True)
+    index = _first_of(inverse, coords.shape[0])
+    chosen = None if labels is None else _label_voxels(labels, inverse, len(coords), ignore_label, conflict)
+    return QuantizedPoints(coords, index, inverse, None if feats is None else feats[index], chosen)
+
+
+def _first_of(inverse: Tensor, voxels: int) -> Tensor:
+    rows = torch.arange(inverse.shape[0], device=inverse.device)
+    return torch.full((voxels,), inverse.shape[0], device=inverse.device).scatter_reduce(0, inverse, rows, "amin")
+
+
+def _label_voxels(labels: Tensor, inverse: Tensor, voxels: int, ignore: int, conflict: str) -> Tensor:
+    """Return ``[m]``: the label of each voxel."""
+    if labels.dim() != 1 or labels.is_floating_point():
+        got = f"{labels.dtype} {tuple(labels.shape)}"
+        raise error("SL204", where="sparse3d.sparse_quantize, argument 'labels'", got=got, expected="integers [p]")
+    votes = labels != ignore
+    pairs, count = torch.unique(torch.stack([inverse, labels.long()], 1)[votes], dim=0, return_counts=True)
+    voxel, label = pairs.unbind(1)
+    made = labels.new_full((voxels,), ignore)
+    if conflict == "ignore":
+        alone = torch.bincount(voxel, minlength=voxels)[voxel] == 1
+        return made.index_put((voxel[alone],), label[alone].to(labels.dtype))
+    most = count.new_zeros(voxels).scatter_reduce(0, voxel, count, "amax")
+    winners = (count == most[voxel]).nonzero()[:, 0]  # of equally many the smallest label comes first
+    best = torch.full_like(most, len(pairs)).scatter_reduce(0, voxel[winners], winners, "amin")
+    has_label = best < len(pairs)
+    return made.index_put((has_label,), label[best[has_label]].to(labels.dtype))
+
+
+@dataclass(eq=False)
+class PointTensor:
+    """Points with features, which give voxels and take features of voxels.
+
+    Attributes:
+        feats: ``[p, c]``.
+        points: ``[p, 3]`` positions in units of voxels.
+        batch: integers ``[p]``, the scene of each point, or None for one scene.
+    """
+
+    feats: Tensor
+    points: Tensor
+    batch: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.points.dim() != 2 or self.points.shape[1] != 3:
+            got = f"shape {tuple(self.points.shape)}"
+            raise error("SL201", where="PointTensor, argument 'points'", got=got, expected="[p, 3]")
+        check_rows("PointTensor", self.feats, self.points.shape[0])
+
+    def voxelize(self, spatial_shape: Axes | None = None, batch_size: int | None = None) -> SparseTensor:
+        """Return the voxels that hold points, with the mean of their features; a grid from 0."""
+        origin, grid = (0.0, 0.0, 0.0), {"spatial_shape": spatial_shape, "batch_size": batch_size}
+        return voxelize(self.points, self.feats, 1.0, batch=self.batch, origin=origin, **grid)[0]  # type: ignore[arg-type]
+
+    def sample(self, x: SparseTensor, mode: Literal["trilinear", "nearest"] = "trilinear") -> PointTensor:
+        """Return these points with the features of ``x`` there, as :func:`grid_sample_3d` reads them."""
+        shape = (x.batch_size, x.feats.shape[1], *x.spatial_shape)
+        if self.batch is None:
+            return PointTensor(grid_sample_3d(x.feats, x.coords, shape, self.points[None], mode)[0], self.points)
+        scene = self.batch.long()
+        counts = torch.bincount(scene, minlength=x.batch_size)
+        order = scene.argsort(stable=True)
+        place = torch.arange(len(scene), device=scene.device) - (counts.cumsum(0) - counts)[scene[order]]
+        queries = self.points.new_zeros(len(counts), int(counts.max()) if len(scene) else 0, 3)
+        queries[scene[order], place] = self.points[order]
+        sampled = grid_sample_3d(x.feats, x.coords, shape, queries, mode)
+        return PointTensor(sampled[scene[order], place][order.argsort()], self.points, self.batch)

@@ -1,0 +1,121 @@
+"""Scenes put together and cut: batches of a data loader, unions of voxels, boxes of them, and their neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from shiplap.plugin_api import error
+from shiplap_sparse3d import ops
+from shiplap_sparse3d.geometry import Axes, Geometry, per_axis
+from shiplap_sparse3d.tensor import SparseTensor, cat
+
+
+def collate(samples: Sequence[Any]) -> Any:
+    """Return the batch of ``samples``, one a scene: the ``collate_fn`` of a ``DataLoader``.
+
+    Sparse tensors become one with as many scenes. Cells, ``int32 [n_i, d]``, get the number of their scene as the first
+    column and are joined, as the coordinates of a ``SparseTensor``. Other tensors of at least one dim are joined along
+    it: features, labels. Tuples, lists and dicts are taken element by element, and anything else as torch's
+    ``default_collate`` does.
+
+    Raises:
+        ArgumentError: SL208 for no samples; SL202 for samples of different structure, channels or grids.
+    """
+    if not len(samples):
+        raise error("SL208", where="sparse3d.collate", got="no samples", expected="1 or more")
+    first = samples[0]
+    if any(type(sample) is not type(first) for sample in samples):
+        kinds = ", ".join(dict.fromkeys(type(sample).__name__ for sample in samples))
+        raise error("SL202", where="sparse3d.collate", got=f"samples of {kinds}", expected="samples of one type")
+    if isinstance(first, SparseTensor):
+        return cat(samples, 0)
+    if isinstance(first, Tensor) and first.dim():
+        return _join_rows(samples)
+    if isinstance(first, Mapping):
+        _check_structure([sorted(map(str, sample)) for sample in samples])
+        return {name: collate([sample[name] for sample in samples]) for name in first}
+    if isinstance(first, (tuple, list)):
+        _check_structure([len(sample) for sample in samples])
+        parts = [collate(part) for part in zip(*samples, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    try:
+        return default_collate([*samples])
+    except TypeError:  # paths, numbers of other libraries: the samples themselves
+        return [*samples]
+
+
+def _check_structure(found: Sequence[Any]) -> None:
+    if any(other != found[0] for other in found):
+        got = ", ".join(map(str, dict.fromkeys(map(str, found))))
+        raise error("SL202", where="sparse3d.collate", got=f"samples with {got}", expected="samples of one structure")
+
+
+def _join_rows(samples: Sequence[Tensor]) -> Tensor:
+    first = samples[0]
+    if any(sample.dim() != first.dim() or sample.shape[1:] != first.shape[1:] for sample in samples):
+        got = ", ".join(str(tuple(sample.shape)) for sample in samples)
+        raise error("SL202", where="sparse3d.collate", got=got, expected="tensors that differ in their rows alone")
+    if first.dtype == torch.int32 and first.dim() == 2:
+        samples = [torch.cat([torch.full_like(cells[:, :1], b), cells], 1) for b, cells in enumerate(samples)]
+    return torch.cat([*samples])
+
+
+def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
+    """Return the sum of sparse tensors on any voxels of one grid: zeros are added where a voxel is missing.
+
+    Voxels are in ascending (batch, x, y, z) order, unless all tensors are on the same ones. How many there are is up to
+    the data, so a GPU has to be waited for.
+
+    Raises:
+        ArgumentError: SL202 for other grids, batches or channels; SL208 for padded tensors and for none.
+    """
+    where = "sparse3d.union"
+    if not len(tensors):
+        raise error("SL208", where=where, got="no tensors", expected="1 or more")
+    first = tensors[0]
+    total = first.feats
+    for other in tensors[1:]:
+        grids = first.spatial_shape != other.spatial_shape or first.batch_size != other.batch_size
+        if grids or first.feats.shape[1] != other.feats.shape[1]:
+            raise error(
+                "SL202", where=where, got=f"{first} and {other}", expected="one grid, batch and number of channels"
+            )
+    if all(first.geometry.same(other.geometry) for other in tensors[1:]):
+        for other in tensors[1:]:
+            total = total + other.feats
+        return first.replace(total)
+    if any(x.geometry.padded for x in tensors):
+        raise error("SL208", where=where, got="padded tensors on other voxels", expected="tensors without padding")
+    coords, inverse, _ = ops.unique_coords(torch.cat([x.geometry.coords for x in tensors]))
+    feats = torch.cat([x.feats for x in tensors])
+    total = feats.new_zeros(coords.shape[0], feats.shape[1]).index_add(0, inverse.long(), feats)
+    here = first.geometry
+    return SparseTensor(
+        total, geometry=Geometry.unchecked(coords, here.spatial_shape, here.batch_size, False, here.ndim)
+    )
+
+
+def crop(x: SparseTensor, low: Axes, high: Axes) -> SparseTensor:
+    """Return the voxels in the box of cells from ``low`` up to, and without, ``high``, on the same grid.
+
+    Each is an int, or one for each axis. A padded tensor keeps its rows.
+    """
+    ndim = x.geometry.ndim
+    bounds = [torch.tensor(per_axis(value, name, ndim)) for value, name in ((low, "low"), (high, "high"))]
+    start, stop = (bound.to(x.coords.device) for bound in bounds)
+    cells = x.coords[:, 1:]
+    return x[((cells >= start) & (cells < stop)).all(1)]
+
+
+def neighbor_indexes(x: SparseTensor, kernel_size: Axes = 3, dilation: Axes = 1) -> Tensor:
+    """Return ``int32 [n, k]``: the row of the voxel under each tap of a submanifold kernel, or -1.
+
+    Taps are in the order of the weights, the last axis fastest: ``feats[indexes]`` are the neighbours of each voxel.
+    """
+    table: Tensor = x.geometry.subm(kernel_size, dilation, back=False).unsorted().table
+    return table

@@ -1,0 +1,116 @@
+"""Points and scenes as a data loader has them: collation, quantisation with labels, unions, boxes, norms of a scene."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+import shiplap_sparse3d as sparse3d
+from tests.sparse3d.scenes import at, scene
+
+GRID = (7, 6, 5)
+
+
+class Sample(NamedTuple):
+    cells: torch.Tensor
+    feats: torch.Tensor
+    label: int
+
+
+def test_samples_of_a_loader_become_a_batch():
+    cells = [scene(n, GRID, 1, batch_size=1).coords[:, 1:] for n in (5, 8, 0)]
+    samples = [Sample(c, torch.randn(len(c), 2), b) for b, c in enumerate(cells)]
+    coords, feats, labels = sparse3d.collate(samples)
+    assert torch.equal(coords, torch.cat([nn.functional.pad(c, (1, 0), value=b) for b, c in enumerate(cells)]))
+    assert (feats.shape, labels.tolist()) == ((13, 2), [0, 1, 2])
+    named = sparse3d.collate([{"x": sample, "path": object()} for sample in samples])
+    assert torch.equal(named["x"].cells, coords)
+    assert len(named["path"]) == 3
+    tensors = [sparse3d.SparseTensor(s.feats, nn.functional.pad(s.cells, (1, 0)), GRID) for s in samples]
+    batch = next(iter(torch.utils.data.DataLoader(tensors, batch_size=3, collate_fn=sparse3d.collate)))
+    assert (batch.batch_size, batch.spatial_shape) == (3, GRID)
+    assert torch.equal(batch.coords, coords)
+    assert [len(part) for part in batch.decomposed_features] == [5, 8, 0]
+
+
+@pytest.mark.parametrize("conflict", ["vote", "ignore"])
+def test_labels_of_voxels(conflict):
+    points = torch.rand(200, 2) * 6 - 3
+    labels = torch.randint(0, 4, (200,))
+    labels[::7] = -100
+    made = sparse3d.sparse_quantize(points, torch.arange(200)[:, None], labels, 0.5, conflict=conflict)
+    cells = torch.floor(points / 0.5).int()
+    assert torch.equal(made.coords[made.inverse], cells)
+    assert torch.equal(made.coords, torch.unique(cells, dim=0))
+    for voxel, cell in enumerate(made.coords):
+        mine = (cells == cell).all(1).nonzero()[:, 0]
+        assert made.index[voxel] == mine[0] == made.feats[voxel, 0]
+        votes = torch.bincount(labels[mine][labels[mine] >= 0], minlength=4)
+        expected = int(votes.argmax()) if votes.any() else -100
+        if conflict == "ignore" and int((votes > 0).sum()) > 1:
+            expected = -100
+        assert made.labels[voxel] == expected
+    empty = sparse3d.sparse_quantize(points[:0], labels=labels[:0])
+    assert (empty.coords.shape, empty.labels.shape) == ((0, 2), (0,))
+    assert (sparse3d.sparse_quantize(points, labels=torch.full((200,), -100)).labels == -100).all()
+
+
+def test_a_union_adds_where_voxels_meet():
+    x, y = scene(40, GRID, 3), scene(50, GRID, 3)
+    both = sparse3d.union([x, y, x])
+    torch.testing.assert_close(both.dense(), 2 * x.dense() + y.dense())
+    assert len(both) == int(((x.dense() != 0) | (y.dense() != 0)).any(1).sum())
+    assert sparse3d.union([x, x * 2]).geometry is x.geometry
+    feats = x.feats.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda f: sparse3d.union([x.replace(f), y]).feats, feats)
+
+
+def test_a_box_of_voxels():
+    x = scene(60, GRID, 3)
+    cut = sparse3d.crop(x, (1, 0, 2), (5, 6, 4))
+    expected = torch.zeros_like(x.dense())
+    expected[:, :, 1:5, :, 2:4] = x.dense()[:, :, 1:5, :, 2:4]
+    torch.testing.assert_close(cut.dense(), expected)
+    padded = sparse3d.crop(x.pad(70), 0, 3)
+    assert len(padded) == 70
+
+
+def test_neighbours_by_tap():
+    x = scene(60, GRID, 1)
+    indexes = sparse3d.neighbor_indexes(x, 3)
+    dense = nn.functional.pad(x.dense(), (1,) * 6)
+    for tap, cell in enumerate(torch.cartesian_prod(*[torch.arange(3)] * 3)):
+        moved = x.coords + nn.functional.pad(cell, (1, 0)).int()
+        found = torch.where(indexes[:, tap, None] >= 0, x.feats[indexes[:, tap].clamp_min(0).long()], 0)
+        assert torch.equal(found, at(dense, moved))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_instance_norm_is_that_of_each_scene(padded):
+    x = scene(60, GRID, 3)
+    norm = sparse3d.InstanceNorm(3, affine=True, dtype=torch.float64)
+    nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+    out = norm(x.pad(80) if padded else x).feats
+    for scene_number in range(2):
+        rows = x.coords[:, 0] == scene_number
+        expected = nn.functional.instance_norm(x.feats[rows].t()[None], None, None, norm.weight, norm.bias)[0].t()
+        torch.testing.assert_close(out[:60][rows], expected)
+    assert not out[60:].any()
+
+
+@pytest.mark.parametrize("mode", ["nearest", "trilinear"])
+def test_points_give_voxels_and_take_features_of_voxels(mode):
+    points, batch = torch.rand(90, 3) * 6, torch.randint(0, 3, (90,))
+    here = sparse3d.PointTensor(torch.randn(90, 4), points, batch)
+    x = here.voxelize((6, 6, 6), 3)
+    torch.testing.assert_close(
+        x.feats, sparse3d.voxelize(points, here.feats, 1.0, batch=batch, origin=(0, 0, 0))[0].feats
+    )
+    got = here.sample(x, mode)
+    for b in range(3):
+        rows = batch == b
+        alone = sparse3d.PointTensor(here.feats[rows], points[rows]).sample(x[b], mode)
+        torch.testing.assert_close(got.feats[rows], alone.feats)
