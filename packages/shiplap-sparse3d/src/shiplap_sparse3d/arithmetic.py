@@ -58,6 +58,15 @@ _POINTWISE = (
 )
 
 
+# Methods of tensors that are functions of Python, by their names: Dynamo passes them as other objects.
+_WRITTEN_IN_PYTHON: dict[str, tuple[Callable[..., Any], bool]] = {
+    "pow": (operator.pow, False),
+    "__rdiv__": (operator.truediv, True),
+    **{f"__{name}__": (getattr(operator, name), False) for name in ("pow", "floordiv")},
+    **{f"__r{name}__": (getattr(operator, name), True) for name in ("sub", "truediv", "floordiv", "mod", "pow")},
+}
+
+
 def _operator(func: Callable[..., Any], sign: str, *, swapped: bool = False) -> Any:
     """A method of :class:`Arithmetic`: ``func`` of its features and of the other operand."""
 
@@ -72,6 +81,7 @@ class Arithmetic(SummableTensor):
 
     feats: Tensor
     row_functions: ClassVar[frozenset[Any]] = _POINTWISE | _ALONG | _JOINS | _PRODUCTS
+    row_operators: ClassVar[frozenset[str]] = frozenset(_WRITTEN_IN_PYTHON)
 
     def replace(self, feats: Tensor) -> Any:
         """Other features on the same voxels."""
@@ -92,6 +102,9 @@ class Arithmetic(SummableTensor):
             return first._of_channels(func, name, args, kwargs)
         rows = [_rows_of(value, first, name) for value in args]
         named = {key: _rows_of(value, first, name) for key, value in kwargs.items()}
+        if torch.compiler.is_compiling() and name in _WRITTEN_IN_PYTHON and len(args) == 2 and not kwargs:
+            written, reflected = _WRITTEN_IN_PYTHON[name]
+            return first.replace(written(rows[1], rows[0]) if reflected else written(*rows))
         if func is functional.batch_norm:
             if named.get("training", len(args) > 5 and args[5]):
                 first.check_statistics()
@@ -107,6 +120,8 @@ class Arithmetic(SummableTensor):
     def _of_channels(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A function that takes the channels of each row together: SL209 where it would mix rows."""
         if func in _PRODUCTS:
+            if torch.compiler.is_compiling() and not isinstance(args[0], Arithmetic):
+                args = args[::-1]  # Dynamo (2.13) passes ``x @ weight`` as ``weight @ x``, which nothing else may be
             if len(args) == 2 and not isinstance(args[1], Arithmetic) and args[1].dim() == 2:
                 return self.replace(self.feats @ args[1])
             raise _mixed_rows_error(name, "a sparse tensor times something else", "x @ weight, [channels, n]")

@@ -11,7 +11,8 @@ For a program that nobody edits: ``python -m shiplap_sparse3d.drop_in train.py -
 GPU and in graphs, as they always do on the CPU.
 
 Graphs of ``torch.compile`` take values of ``fractions.Fraction`` as constants meanwhile: TRELLIS.2 keeps the scale of a
-tensor in a tuple of them and looks caches up by its text, which Dynamo cannot write before torch 2.15 otherwise.
+tensor in a tuple of them, multiplies it from level to level and looks caches up by its text, which Dynamo cannot write
+before torch 2.15 otherwise.
 """
 
 from __future__ import annotations

@@ -21,14 +21,14 @@ class QuantizedPoints(NamedTuple):
 
     Attributes:
         coords: ``int32 [m, d]``, distinct cells in ascending order; negative ones for negative points.
-        index: ``int64 [m]``, the first point of each voxel.
+        first: ``int64 [m]``, the first point of each voxel.
         inverse: ``int64 [p]``, the voxel of each point.
         feats: ``[m, c]``, the features of the first point, or None.
         labels: ``[m]``, one label a voxel, or None.
     """
 
     coords: Tensor
-    index: Tensor
+    first: Tensor
     inverse: Tensor
     feats: Tensor | None = None
     labels: Tensor | None = None
@@ -75,9 +75,9 @@ def sparse_quantize(
         if given is not None:
             check_rows(where, given, points.shape[0])
     coords, inverse = torch.unique(cells.int(), dim=0, return_inverse=True)
-    index = _first_of(inverse, coords.shape[0])
+    first = _first_of(inverse, coords.shape[0])
     chosen = None if labels is None else _label_voxels(labels, inverse, len(coords), ignore_label, conflict)
-    return QuantizedPoints(coords, index, inverse, None if feats is None else feats[index], chosen)
+    return QuantizedPoints(coords, first, inverse, None if feats is None else feats[first], chosen)
 
 
 def _first_of(inverse: Tensor, voxels: int) -> Tensor:

@@ -31,6 +31,8 @@ class SummableTensor:
     spelled: ClassVar[tuple[str, str, str]]  # a call that replaces the features, they, and the container of modules
     row_functions: ClassVar[frozenset[Any]] = frozenset()  # functions of torch that work on each row of features alone
 
+    row_operators: ClassVar[frozenset[str]] = frozenset()  # names of those that Dynamo passes as other objects
+
     @classmethod
     def rows_under(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the sparse tensor that one of ``row_functions`` makes of the rows of its arguments."""
@@ -44,7 +46,7 @@ class SummableTensor:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is checkpoint:  # only Dynamo asks
             return _checkpoint_function(func, args, kwargs) if checkpoints_keep_objects() else NotImplemented
-        if func in cls.row_functions:
+        if func in cls.row_functions or getattr(func, "__name__", "") in cls.row_operators:
             return cls.rows_under(func, args, kwargs or {})
         # ``torch.add`` with ``alpha`` or ``out`` is no plain sum.
         if func not in _SUMS or kwargs or len(args) != 2:

@@ -47,7 +47,7 @@ def test_labels_of_voxels(conflict):
     assert torch.equal(made.coords, torch.unique(cells, dim=0))
     for voxel, cell in enumerate(made.coords):
         mine = (cells == cell).all(1).nonzero()[:, 0]
-        assert made.index[voxel] == mine[0] == made.feats[voxel, 0]
+        assert made.first[voxel] == mine[0] == made.feats[voxel, 0]
         votes = torch.bincount(labels[mine][labels[mine] >= 0], minlength=4)
         expected = int(votes.argmax()) if votes.any() else -100
         if conflict == "ignore" and int((votes > 0).sum()) > 1:

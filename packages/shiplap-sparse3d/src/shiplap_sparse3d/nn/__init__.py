@@ -1,5 +1,6 @@
 """Modules over ``SparseTensor``, in one, two and three axes."""
 
+from shiplap_sparse3d.nn.attention import SparseAttention
 from shiplap_sparse3d.nn.container import Sequential
 from shiplap_sparse3d.nn.conv import (
     GenerativeConv1d,
@@ -55,6 +56,7 @@ __all__ = [
     "GlobalPool",
     "InstanceNorm",
     "Sequential",
+    "SparseAttention",
     "SparseAvgPool1d",
     "SparseAvgPool2d",
     "SparseAvgPool3d",

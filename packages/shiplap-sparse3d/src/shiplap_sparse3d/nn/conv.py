@@ -349,8 +349,11 @@ class SparseConvTranspose3d(Convolution):
         self._check_input(x)
         window = self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding
         if coordinates is not None:
-            triples = [self._triple(value, fill) for value, fill in zip(window, (1, 1, 0, 1, 0), strict=True)]
-            return self._step(x, step_onto(type(self).__name__, x, StepWindow(*triples), coordinates))
+            axes = zip(window, (1, 1, 0, 1, 0), strict=True)
+            kernel, stride, padding, dilation, extra = (self._triple(value, fill) for value, fill in axes)
+            return self._step(
+                x, step_onto(type(self).__name__, x, StepWindow(kernel, stride, padding, dilation, extra), coordinates)
+            )
         return self._step(x, x.geometry.transposed(*window, capacity=self.capacity))
 
 

@@ -8,7 +8,7 @@ between itself and the first one under the weight of the centre. Both are sums o
 
 Only the data tell whether rows share a cell. On the CPU the op that builds a table reports that, and the layer
 continues from there. On a GPU this would mean waiting, and a graph has no other branch: both expect shared cells after
-:func:`expect_duplicates`, and a graph also after layers outside of graphs have met them.
+:func:`expect_duplicates`, and no batch that a layer meets changes that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Containers of tensors that torch looks into: pytrees, and the walkers of ``torch.distributed``.
 
-``register_constant`` is for classes that hold no tensors: a graph takes their objects as constants. ``leaves`` returns
+``register_constant`` is for classes that hold no tensors: a graph takes their objects as constants, and the text of
+those that it computes. ``leaves`` returns
 the tensors and values inside an object, in order. Objects of the classes that are passed to it are not taken apart.
 
 Torch supports tuples, lists and dicts. An object of any other class is one leaf: ``DistributedDataParallel`` finds no

@@ -1,0 +1,93 @@
+"""Self-attention between voxels that lie near each other on a space-filling curve."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from shiplap.plugin_api import error
+from shiplap_sparse3d.coords import other_channels
+from shiplap_sparse3d.nn.module import SparseModule
+from shiplap_sparse3d.serialize import encode_seq
+from shiplap_sparse3d.tensor import SparseTensor
+
+
+class SparseAttention(SparseModule):
+    """Multi-head self-attention within patches of voxels (Wu et al., Point Transformer V3, CVPR 2024).
+
+    The voxels of each scene are ordered along a curve and cut into patches of ``patch_size``, the last of which may be
+    shorter. A voxel attends to those of its patch. All sizes follow from the numbers of rows and of scenes, so nothing
+    waits for a device and a graph has no size that depends on data.
+
+    Args:
+        channels: of the input and of the output.
+        num_heads: heads, a divisor of the channels.
+        patch_size: voxels of a patch.
+        order: ``"z_order"`` or ``"hilbert"``.
+        bias: whether the two linear layers add one.
+
+    Shape: ``feats [n, channels] -> [n, channels]`` on the same voxels; rows of padding become zeros.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        num_heads: int = 1,
+        patch_size: int = 1024,
+        order: Literal["z_order", "hilbert"] = "z_order",
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init__()
+        self._refuse_arguments(others)
+        self.channels, self.num_heads = (
+            self._whole_number(channels, "channels", 1),
+            self._whole_number(num_heads, "num_heads", 1),
+        )
+        self.patch_size, self.order = self._whole_number(patch_size, "patch_size", 1), order
+        if channels % num_heads:
+            got, where = f"{num_heads} heads of {channels} channels", "SparseAttention, argument 'num_heads'"
+            raise error("SL208", where=where, got=got, expected="a divisor of the channels")
+        if order not in ("z_order", "hilbert"):
+            expected = "'z_order' or 'hilbert'"
+            raise error("SL208", where="SparseAttention, argument 'order'", got=repr(order), expected=expected)
+        self.qkv = nn.Linear(channels, 3 * channels, bias, device, dtype)
+        self.proj = nn.Linear(channels, channels, bias, device, dtype)
+
+    def forward(self, x: SparseTensor) -> SparseTensor:
+        self._check_axes(x, x.geometry.ndim)
+        if x.feats.size(1) != self.channels:
+            raise other_channels("SparseAttention", x.feats, self.channels, "channels")
+        slots, patches = self._slots(x)
+        size, heads = self.patch_size, self.num_heads
+        rows = x.feats.new_zeros(patches * size, self.channels).index_copy(0, slots, x.feats)
+        held = torch.zeros(patches * size, dtype=torch.bool, device=slots.device).index_fill(0, slots, True)
+        held = held.view(patches, 1, 1, size)
+        # An empty patch attends to its zeros: a softmax over nothing would be NaN.
+        mask = held | ~held.any(3, keepdim=True)
+        q, k, v = self.qkv(rows).view(patches, size, 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        out = scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).reshape(patches * size, self.channels)
+        return x.replace(torch.where(x.is_voxel, self.proj(out.index_select(0, slots)), 0))
+
+    def _slots(self, x: SparseTensor) -> tuple[Tensor, int]:
+        """The place of each row among those of all patches, where each scene begins one, and the number of patches."""
+        coords, scenes, size = x.geometry.coords, x.batch_size, self.patch_size
+        codes = encode_seq(coords, (scenes, 1, *x.geometry.spatial_shape), self.order)
+        order = codes.argsort(stable=True)
+        scene = (coords[:, 0].long() + 1).index_select(0, order)  # padding comes first
+        count = torch.zeros(scenes + 1, dtype=torch.int64, device=scene.device).scatter_add(
+            0, scene, torch.ones_like(scene)
+        )
+        patches_of = (count + size - 1) // size
+        begin, start = count.cumsum(0) - count, (patches_of.cumsum(0) - patches_of) * size
+        place = torch.arange(scene.shape[0], device=scene.device) - begin.index_select(0, scene)
+        slots = torch.empty_like(order).scatter(0, order, start.index_select(0, scene) + place)
+        return slots, (scene.shape[0] + size - 1) // size + scenes + 1
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, num_heads={self.num_heads}, patch_size={self.patch_size}, order={self.order!r}"
