@@ -241,7 +241,7 @@ def _parse_sum_by_size(node: Any) -> _MeanOfSquare | None:
     if (made := _parse_sum(total)) is None:
         return None
     made.nodes += passed
-    size = made.held.shape[-1] if made.held.dim() else 1
+    size: Any = made.held.shape[-1] if made.held.dim() else 1
     held = fake_value(by) if isinstance(by, Node) else by
     # A symbolic size is compared by its text, since the reciprocal of a symbol is not known.
     if isinstance(held, torch.SymInt) or isinstance(size, torch.SymInt):
