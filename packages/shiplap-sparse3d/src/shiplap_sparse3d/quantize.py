@@ -126,8 +126,15 @@ class PointTensor:
 
     def voxelize(self, spatial_shape: Axes | None = None, batch_size: int | None = None) -> SparseTensor:
         """Return the voxels that hold points, with the mean of their features; a grid from 0."""
-        origin, grid = (0.0, 0.0, 0.0), {"spatial_shape": spatial_shape, "batch_size": batch_size}
-        return voxelize(self.points, self.feats, 1.0, batch=self.batch, origin=origin, **grid)[0]  # type: ignore[arg-type]
+        return voxelize(
+            self.points,
+            self.feats,
+            1.0,
+            batch=self.batch,
+            origin=(0.0, 0.0, 0.0),
+            spatial_shape=spatial_shape,
+            batch_size=batch_size,
+        )[0]
 
     def sample(self, x: SparseTensor, mode: Literal["trilinear", "nearest"] = "trilinear") -> PointTensor:
         """Return these points with the features of ``x`` there, as :func:`grid_sample_3d` reads them."""

@@ -46,7 +46,8 @@ class SummableTensor:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is checkpoint:  # only Dynamo asks
             return _checkpoint_function(func, args, kwargs) if checkpoints_keep_objects() else NotImplemented
-        if func in cls.row_functions or getattr(func, "__name__", "") in cls.row_operators:
+        # Names first: Dynamo guards on a set that it thinks has no such function.
+        if getattr(func, "__name__", "") in cls.row_operators or func in cls.row_functions:
             return cls.rows_under(func, args, kwargs or {})
         # ``torch.add`` with ``alpha`` or ``out`` is no plain sum.
         if func not in _SUMS or kwargs or len(args) != 2:

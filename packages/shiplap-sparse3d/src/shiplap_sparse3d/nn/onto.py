@@ -30,7 +30,8 @@ def step_onto(
         shape = window.shape(here.spatial_shape)
         if window.output_padding is None:
             axes = zip(here.spatial_shape, window.stride, window.padding, strict=True)
-            shape = tuple((cells + p - 1) // step + 1 for cells, step, p in axes)  # type: ignore[assignment]
+            a, b, c = ((cells + p - 1) // step + 1 for cells, step, p in axes)
+            shape = a, b, c
         there = Geometry(target, shape[3 - here.ndim :], x.batch_size)
     if there.ndim != here.ndim or there.batch_size != here.batch_size:
         raise error("SL202", where=f"{where}, argument 'coordinates'", got=there, expected=kind)
