@@ -80,7 +80,7 @@ TRANSPOSED = [
 @pytest.mark.parametrize(("k", "stride", "padding", "dilation", "extra"), TRANSPOSED)
 def test_transposed_equals_dense(k, stride, padding, dilation, extra):
     feats, x = leaf(scene(40, (5, 4, 6), 4))
-    layer = layer_of("SparseConvTranspose", 3, 4, 5, k, stride, padding, extra, dilation)
+    layer = layer_of("SparseConvTranspose", 3, 4, 5, k, stride, padding, extra, dilation=dilation)
     window = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": extra}
     if min((w - 1) * stride - 2 * padding + dilation * (k - 1) + 1 + extra for w in (5, 4, 6)) < 1:
         with pytest.raises(ShiplapError, match="SL208"):
@@ -115,7 +115,7 @@ def test_generative_grows_by_its_kernel(k, dilation):
     window = {"kernel": layer.kernel_size, "padding": around, "dilation": dilation}
     assert torch.equal(y.coords, reachable(x, dense.shape[2:], window, False))
     check(y.feats, at(dense, y.coords), feats, layer.weight)
-    same = layer_of("SubMConv", 3, 3, 4, k, dilation)
+    same = layer_of("SubMConv", 3, 3, 4, k, dilation=dilation)
     same.load_state_dict(layer.state_dict())  # a submanifold convolution is its restriction to the input's voxels
     torch.testing.assert_close(same(x).feats, at(y.dense(), x.coords))
 
@@ -220,7 +220,7 @@ def test_any_scene_any_window(x, k, stride, padding, dilation):
     else:
         with pytest.raises(ShiplapError, match="SL208"):
             down(x)
-    up = layer_of("SparseConvTranspose", 3, 2, 3, k, stride, padding, 0, dilation)
+    up = layer_of("SparseConvTranspose", 3, 2, 3, k, stride, padding, 0, dilation=dilation)
     if min((w - 1) * stride - 2 * padding + dilation * (k - 1) + 1 for w in x.spatial_shape) >= 1:
         dense = F.conv_transpose3d(x.dense(), dense_weight(up, True), up.bias, **window)
         z = up(x)
