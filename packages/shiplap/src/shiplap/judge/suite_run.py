@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shiplap.errors import ShiplapError
 from shiplap.judge.engine import judge
 from shiplap.judge.options import JudgeOptions
 from shiplap.judge.suites import SuiteProblem
@@ -170,7 +169,7 @@ def _judge_problem(
         result = judge(
             problem.reference, problem.candidate, options=options, launcher=launcher, compiled_first=take_turn
         )
-    except ShiplapError as e:
+    except Exception as e:  # of the reference, which runs in this process; the other problems go on
         return SuiteVerdict(*named, UNUSABLE, reason=error_line(e)[:300])
     reasons = [f"{r.check}: {r.evidence}" for r in result.reasons] + [f"{k}: {v}" for k, v in result.missing]
     figures = result.speedup, result.min_speedup, result.seconds
