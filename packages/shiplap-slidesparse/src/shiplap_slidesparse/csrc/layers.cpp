@@ -130,7 +130,7 @@ int quantised_layer(const sl_context* ctx, const Layer& layer, bool float8) {
     Weight<int8_t> weight;
     SL_TRY(weight_of(ctx, layer, kInt8Type, &weight));
     int8_t* rooms = arena.take<int8_t>(threads * kBlock * depth);
-    return product(kernels.dot_int8, reinterpret_cast<const int8_t*>(q), weight, rooms);
+    return product(kernels.dot_symmetric, reinterpret_cast<const int8_t*>(q), weight, rooms);
   }
   Weight<float> weight;
   SL_TRY(weight_of(ctx, layer, kFloat8Type, &weight));
