@@ -144,7 +144,7 @@ def restore_experts(module: nn.Module, dtype: torch.dtype) -> None:
     if not isinstance(module, ConvertedExperts):
         return
     held: Any = module
-    module.__class__ = type(module).__mro__[2]
+    held.__class__ = type(module).__mro__[2]
     for name in _PARTS:
         if isinstance(layer := module._modules.pop(layer_name(name), None), Linear):
             weight = layer.as_packed().dequantised(dtype).unflatten(0, (held.num_experts, -1))

@@ -185,7 +185,7 @@ def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
         tuple([name_of_edition(name, op.edition) for name in names]),
         device,
         kernel.workspace,
-        frozenset.intersection(*(other.strided for other in forms)),
+        form.strided.intersection(*(other.strided for other in forms)),
         kernel.dtypes,
         has_out_variant(op.spec),
         kernel.space,
