@@ -100,6 +100,7 @@ def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence
             ours = sample.input, sample.args, sample.kwargs
             theirs = _on_cpu(ours, device)
             kept = copy.deepcopy(theirs)
+            places = [v.device if isinstance(v, torch.Tensor) else v for v in leaves(ours)]
         except NotImplementedError as e:  # arguments that the device cannot hold; the generator ends here
             refusal = refusal or e
             break
@@ -114,7 +115,7 @@ def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence
             got = _call_operator(op, ours)
             evidence.count(module.counters())
             _compare_results(op, dtype, (got, ours), (want, theirs), kept)
-            evidence.gradients += _compare_gradients(op, sample, dtype, device, kept)
+            evidence.gradients += _compare_gradients(op, sample, dtype, places, kept)
         except NotImplementedError as e:
             refusal = refusal or e
         except Exception as e:
@@ -170,20 +171,22 @@ def _gradients(op: Any, sample: Any, arguments: Any) -> list[torch.Tensor | None
     return list(torch.autograd.grad(results, tracked, by, allow_unused=True))
 
 
-def _compare_gradients(op: Any, sample: Any, dtype: torch.dtype, device: str, kept: Any) -> bool:
+def _compare_gradients(op: Any, sample: Any, dtype: torch.dtype, places: list[Any], kept: Any) -> bool:
     """Compare the gradients with the CPU's, and return whether there are any. Raises AssertionError for a difference.
 
-    ``kept`` has the arguments before the call, on the CPU.
+    ``kept`` has the arguments before the call, on the CPU, and ``places`` the device of each that is a tensor: some
+    operators want indices on the CPU.
     """
     tensors = [v for v in leaves(kept) if isinstance(v, torch.Tensor)]
     strided = all(v.layout is torch.strided for v in tensors)
     if not op.supports_autograd or not dtype.is_floating_point or not strided or op.name in UNDEFINED:
         return False
 
+    where = iter(places)
+
     def placed(value: Any) -> Any:
-        if isinstance(value, (str, torch.device)) and str(value) == "cpu":
-            return device
-        return value.to(device) if isinstance(value, torch.Tensor) else value
+        place = next(where)
+        return value.to(place) if isinstance(value, torch.Tensor) else place
 
     try:
         want = _gradients(op, sample, kept)

@@ -81,17 +81,23 @@ def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: S
 
 def check_constants(where: str, name: str, constants: Sequence[float], dtypes: Sequence[str]) -> None:
     """Raise SL901 for a number in the graph of ``name`` that a dtype of the computation does not hold."""
-    rows = in_aten()
     for dtype in (d for d in dtypes if d != "bool"):
-        torch_dtype = rows[dtype].torch
-        of_float = torch_dtype.is_floating_point
-        info = torch.finfo(torch_dtype) if of_float else torch.iinfo(torch_dtype)
+        smallest, least, most = _limits(dtype)
         for number in constants:
-            # Half of the smallest number above zero is rounded to zero.
-            lost = of_float and 0 < abs(number) <= info.smallest_normal * info.eps / 2
-            if not info.min <= number <= info.max or lost:
+            lost = 0 < abs(number) <= smallest / 2  # half of the smallest number above zero is rounded to zero
+            if not least <= number <= most or lost:
                 got = f"{name}: the number {number!r} in the graph, which is {'0' if lost else 'beyond'} in {dtype}"
                 raise metadata_error(where, got, f"a number of {dtype}, or 'dtypes' without those that compute in it")
+
+
+def _limits(dtype: str) -> tuple[float, float, float]:
+    """Return the smallest number above zero of ``dtype`` (0 for integers), its least number and its largest."""
+    wanted = in_aten()[dtype].torch
+    if not wanted.is_floating_point:
+        whole = torch.iinfo(wanted)
+        return 0.0, whole.min, whole.max
+    info = torch.finfo(wanted)
+    return info.smallest_normal * info.eps, info.min, info.max
 
 
 def check_dtype_guards(
@@ -99,11 +105,15 @@ def check_dtype_guards(
 ) -> None:
     """Raise SL901 for a guard on the dtype of a tensor that holds for none of the accepted dtypes."""
     rows = in_aten()
-    tests = {"is_bool": lambda d: d == "bool", "is_float": lambda d: rows[d].torch.is_floating_point}
+    holding = {
+        "is_bool": {d for d in accepted if d == "bool"},
+        "is_float": {d for d in accepted if rows[d].torch.is_floating_point},
+    }
     # A Python number among the operands of an elementwise overload has a dtype of its own.
     for condition in entry.guard if entry.template != "binary" else ():
         for call, argument, wanted in find_calls(condition):
-            if call in tests and argument in gated and not any(tests[call](d) == wanted for d in accepted):
+            found = holding.get(call, {*accepted})
+            if call in holding and argument in gated and not (found if wanted else {*accepted} - found):
                 got = f"{name}, guard: {condition!r} holds for none of {', '.join(accepted)}"
                 raise metadata_error(where, got, "a condition that holds for some call")
 

@@ -126,7 +126,7 @@ def test_a_wrong_gradient_counts_as_wrong(monkeypatch: pytest.MonkeyPatch) -> No
     op = Op()
     op.supports_autograd = True  # type: ignore[attr-defined]
     op.op = DoubledTwice.apply  # type: ignore[method-assign]
-    compare = lambda: opinfo._compare_gradients(op, Sample(), torch.float32, "cpu", ARGUMENTS)  # noqa: E731
+    compare = lambda: opinfo._compare_gradients(op, Sample(), torch.float32, ["cpu"], ARGUMENTS)  # noqa: E731
     assert compare()
     calls = iter([False, True])  # the CPU's, then the device's
 
