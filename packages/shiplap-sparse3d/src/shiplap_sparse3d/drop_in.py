@@ -1,5 +1,7 @@
 """A drop-in: programs that import ``spconv`` or ``flex_gemm`` run on shiplap, unedited.
 
+``flex_gemm`` has the functions of FlexGEMM 1.x and of 2.0, and ``torch.ops.flex_gemm`` those of its low-level ops.
+
 In a program, before its first import of either::
 
     from shiplap_sparse3d.drop_in import drop_in
@@ -88,14 +90,14 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
             )
     new = {name: module for name, module in placed.items() if name not in sys.modules}
     sys.modules.update(new)
-    forget = register_constant(Fraction)
-    if not duplicates:
-        return DropIn(new, forget)
-    before = expect_duplicates()
+    held = [placed["flex_gemm"].kernels.cuda.register_torch_ops()] if "flex_gemm" in new else []
+    forget, before = register_constant(Fraction), expect_duplicates() if duplicates else None
 
     def undone() -> None:
         forget()
-        expect_duplicates(before)
+        held.clear()  # which removes torch.ops.flex_gemm
+        if before is not None:
+            expect_duplicates(before)
 
     return DropIn(new, undone)
 
