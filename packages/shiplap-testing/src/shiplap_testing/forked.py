@@ -217,6 +217,7 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str], out: str, 
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
+    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
     random.seed()
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.modules["__main__"] = types.ModuleType("__main__")

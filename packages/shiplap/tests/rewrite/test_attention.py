@@ -109,7 +109,41 @@ def coatnet(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tens
     return (v @ weights.transpose(-2, -1)).reshape(2, -1, 5).relu()
 
 
+def by_logarithm(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    return F.log_softmax(q @ k.mT + bias, -1).exp() @ v
+
+
+def palm(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """Keys and values that all heads share, without a dim of heads."""
+    scores = torch.einsum("bhid,bjd->bhij", q, k[:, 0]) + bias
+    return torch.einsum("bhij,bjd->bhid", scores.softmax(-1), v[:, 0])
+
+
+def grouped(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """Two groups of heads, each with keys and values of its own."""
+    q, k, v = torch.stack((q, q + 1), 2), k[:, :3], v[:, :3]
+    scores = torch.einsum("bghid,bgjd->bghij", q, k) * 0.5
+    return torch.einsum("bghij,bgjd->bghid", scores.softmax(-1), v)
+
+
+def shared_queries(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """Latents without a batch, as in a Perceiver."""
+    scores = torch.einsum("hid,bhjd->bhij", q[0], k)
+    return torch.einsum("bhij,bhjd->bhid", scores.softmax(-1), v)
+
+
+def unread(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """Copies and sums for a visualisation that nobody asked for."""
+    scores = q @ k.mT * 0.5
+    kept = scores.clone()
+    weights = F.softmax(scores + bias, -1)
+    entropy = -(weights * weights.log()).sum(-1)  # noqa: F841
+    kept = kept.detach()
+    return weights @ v
+
+
 MODELS = (t5, gpt2, timm, falcon, gpt_oss, flint, xlnet, gemma2, conformer, longt5, granite, coatnet)
+MODELS += (by_logarithm, palm, grouped, shared_queries, unread)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda f: f.__name__)

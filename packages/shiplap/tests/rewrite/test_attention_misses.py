@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from shiplap.rewrite import NearMiss
 from shiplap.rewrite.passthrough_ops import torch_call_name
 from shiplap.rewrite.shipped import attention
-from shiplap.rewrite.shipped.missed import is_softmax_by_hand
+from shiplap.rewrite.shipped.missed import is_softmax_by_hand, is_unnormalized_softmax
 from shiplap.rewrite.shipped.softmax_region import SoftmaxRegion, find_region
 
 WEIGHT = nn.Parameter(torch.ones(4, 1))
@@ -29,7 +29,11 @@ def looked(model: Callable[..., Tensor]) -> tuple[list[Any], list[SoftmaxRegion]
     placed, regions = list[Any](), list[SoftmaxRegion]()
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
-        tops = (n for n in gm.graph.nodes if torch_call_name(n) == "softmax" or is_softmax_by_hand(n))
+        tops = (
+            n
+            for n in gm.graph.nodes
+            if torch_call_name(n) == "softmax" or is_softmax_by_hand(n) or is_unnormalized_softmax(n)
+        )
         regions.extend(r for n in tops if (r := find_region(n)))
         placed.extend(attention[0].apply(gm.graph))
         return gm.forward
@@ -85,9 +89,37 @@ def powers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT).softmax(-1).pow(2) @ v
 
 
+HEADS = nn.Parameter(torch.ones(3, 3))
+
+
+def talking(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Heads that are mixed behind the softmax."""
+    weights = (q @ k.mT).softmax(-1)
+    return F.linear(weights.permute(0, 2, 3, 1), HEADS).permute(0, 3, 1, 2) @ v
+
+
+def talking_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bhij,hg->bgij", torch.einsum("bhid,bhjd->bhij", q, k), HEADS)
+    return torch.einsum("bhij,hg->bgij", scores.softmax(-1), HEADS) @ v
+
+
+def normalized_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    grown = torch.exp(q @ k.mT)
+    return grown @ v / grown.sum(-1, keepdim=True)
+
+
+def by_logsumexp(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    return torch.exp(scores - scores.logsumexp(-1, keepdim=True)) @ v
+
+
 @pytest.mark.parametrize(
     ("model", "says", "attends"),
     [
+        (talking, "(linear) lies between the softmax and the product with the values", True),
+        (talking_before, "(einsum) lies between the product of queries and keys and the softmax", True),
+        (normalized_last, "the softmax is written out as an exponential that is normalized elsewhere", True),
+        (by_logsumexp, "the softmax is written out as an exponential that is normalized elsewhere", True),
         (windows, "(.new_zeros) lies between the product of queries and keys and the softmax", True),
         (two_kinds_of_keys, "the weights go into 2 products", True),
         (one_choice, "the softmax is not over the last dim of the scores, [2, 3, 5, 5]", True),

@@ -41,6 +41,11 @@ SPELLINGS: dict[str, Norm] = {
     "weight first": lambda x, w: w * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
     "no eps": lambda x, w: w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True))),
     "casts apart": lambda x, w: w * (x * torch.rsqrt((x.float() * x.float()).mean(-1, True) + 1e-6)).type_as(x),
+    "by vecdot": lambda x, w: x * torch.rsqrt(torch.linalg.vecdot(x, x)[..., None] / 8 + 1e-6) * w,
+    "by einsum": lambda x, w: x * torch.rsqrt(torch.einsum("bld,bld->bl", x, x)[..., None] / 8 + 1e-6) * w,
+    "by einsum, then unsqueezed": lambda x, w: (
+        x * (torch.einsum("bld, bld -> bl", x, x) / 8 + 1e-6).rsqrt().unsqueeze(-1) * w
+    ),
     "eps first": lambda x, w: torch.multiply(w, torch.mul(torch.rsqrt(1e-6 + torch.mean(x.pow(2.0), -1, True)), x)),
 }
 """Each is what a published model or a page on RMS norms writes."""
@@ -85,7 +90,12 @@ def in_place(x: Tensor, w: Tensor) -> Tensor:
     return y.mul_(torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)) * w
 
 
+def written_in_place(x: Tensor, w: Tensor) -> Tensor:
+    return x * x.pow(2).mean(-1, keepdim=True).add_(1e-6).rsqrt_() * w
+
+
 MISSES: dict[Norm, str] = {
+    written_in_place: "writes to the mean of squares",
     outside: "adds eps to the root",
     by_norm: "adds eps to the root",
     bounded: "bounds the root from below",

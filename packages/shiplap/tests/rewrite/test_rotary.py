@@ -45,11 +45,42 @@ def complex_numbers(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.view_as_real(turned).flatten(-2).type_as(x)
 
 
+def of_one_cache(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """torchtune: cosines and sines are one tensor, indexed for each use."""
+    cache = torch.stack([cos[..., ::2], sin[..., ::2]], -1)
+    a = x.float().reshape(*x.shape[:-1], -1, 2)
+    first = a[..., 0] * cache[..., 0] - a[..., 1] * cache[..., 1]
+    return torch.stack([first, a[..., 1] * cache[..., 0] + a[..., 0] * cache[..., 1]], -1).flatten(3).type_as(x)
+
+
+def rolled(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    sign = torch.cat([-torch.ones(half), torch.ones(half)])
+    return x * cos + x.roll(half, -1) * sign * sin
+
+
+def by_addcmul(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    a, b, c, s = x[..., :half], x[..., half:], cos[..., :half], sin[..., :half]
+    return torch.cat([torch.addcmul(a * c, b, s, value=-1), torch.addcmul(b * c, a, s)], -1)
+
+
+def of_whole_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """One cosine and one sine for both elements of a pair, with a last dim of 1."""
+    pairs, c, s = x.view(*x.shape[:-1], -1, 2), cos[..., ::2, None], sin[..., ::2, None]
+    mixed = torch.stack([-pairs[..., 1], pairs[..., 0]], -1)
+    return (pairs * c + mixed * s).view(x.shape)
+
+
 def given(*, like: tuple[int, ...] = (2, 3, 6, 8)) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(like), torch.randn(like[-2:]), torch.randn(like[-2:])
 
 
-@pytest.mark.parametrize("fn", [subtracted, neighbours_by_view, multiplied_first, complex_numbers])
+SPELLINGS = [subtracted, neighbours_by_view, multiplied_first, complex_numbers]
+SPELLINGS += [of_one_cache, rolled, by_addcmul, of_whole_pairs]
+
+
+@pytest.mark.parametrize("fn", SPELLINGS)
 def test_another_spelling_is_found_and_computes_the_same(fn: Spelled) -> None:
     args = given()
     captured = capture_graph(fn, list(args), "pre-grad", dynamic=False)
@@ -82,6 +113,36 @@ def test_what_only_looks_like_one_stays(fn: Spelled) -> None:
     for miss in placed:
         assert isinstance(miss, NearMiss)
         assert "not turned by angles" in miss.reason
+
+
+def by_matrices(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Flux: a matrix for each pair."""
+    c, s = cos[..., ::2], sin[..., ::2]
+    turn = torch.stack([c, -s, s, c], -1).unflatten(-1, (2, 2))
+    a = x.reshape(*x.shape[:-1], -1, 1, 2)
+    return (turn[..., 0] * a[..., 0] + turn[..., 1] * a[..., 1]).reshape(x.shape)
+
+
+def by_einsum(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    c, s = cos[..., ::2], sin[..., ::2]
+    turn = torch.stack([torch.stack([c, -s], -1), torch.stack([s, c], -1)], -2)
+    return torch.einsum("lpij,bhlpj->bhlpi", turn, x.view(*x.shape[:-1], -1, 2)).reshape(x.shape)
+
+
+@pytest.mark.parametrize("fn", [by_matrices, by_einsum])
+def test_matrices_of_pairs_are_a_near_miss(fn: Spelled) -> None:
+    (miss,) = outcomes(Rotary(always=True), fn, *given())
+    assert isinstance(miss, NearMiss)
+    assert "not turned by angles" in miss.reason
+    assert miss.where.startswith(f"{__file__}:")
+
+
+def scaled(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return torch.cat((x * cos, x * sin), -1).unflatten(-1, (2, -1)).sum(-2)
+
+
+def test_what_mixes_no_pairs_is_left_in_silence() -> None:
+    assert outcomes(Rotary(always=True), scaled, *given()) == []
 
 
 def llama(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

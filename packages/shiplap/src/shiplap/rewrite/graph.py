@@ -7,6 +7,7 @@ import operator
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -400,6 +401,49 @@ def _erase_unused(replaced: Sequence[Node]) -> None:
     for node in reversed(replaced):
         if not node.users and not mutates_argument(node):
             node.graph.erase_node(node)
+
+
+def remove_dead_calls(graph: Graph) -> None:
+    """Remove the calls whose results no node reads and which have no effect. They would count as readers of a value
+    that a rewrite replaces.
+    """
+    for node in reversed(list(graph.nodes)):
+        if not node.users and _has_no_effect(node):
+            graph.erase_node(node)
+
+
+def _has_no_effect(node: Node) -> bool:
+    """Whether ``node`` returns tensors of known sizes, and writes to nothing, draws no random numbers and raises no
+    error that depends on data.
+    """
+    held = fake_value(node)
+    known = isinstance(held, Tensor) or (
+        isinstance(held, (tuple, list)) and bool(held) and all(isinstance(h, Tensor) for h in held)
+    )
+    if node.op not in ("call_function", "call_method") or not known or mutates_argument(node) or _switches_mode(node):
+        return False
+    if getattr(node.target, "__module__", "") == "_operator" or node.target is getattr:
+        return True
+    tags = _tags_of_aten_operator(fx.overload_of(node) or node.target)
+    return tags is not None and tags.isdisjoint(_TAGS_OF_EFFECTS)
+
+
+_TAGS_OF_EFFECTS = frozenset(
+    {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+)
+
+
+@cache
+def _tags_of_aten_operator(target: Any) -> frozenset[torch.Tag] | None:
+    """Return the tags of all forms of the ATen operator that ``target`` calls, or None where it calls another one."""
+    if (schema := getattr(target, "_schema", None)) is not None:
+        return frozenset(target.tags) if schema.name.startswith(("aten::", "prims::")) else None
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    home = "torch." if isinstance(target, str) else str(getattr(target, "__module__", "") or "torch.")
+    packet = getattr(torch.ops.aten, name, None) if name and f"{home}.".startswith("torch.") else None
+    if packet is None:
+        return None
+    return frozenset(tag for overload in packet.overloads() for tag in getattr(packet, overload).tags)
 
 
 def operator_name(node: Node) -> str:

@@ -8,8 +8,8 @@ because they change the precision and not the function.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ LARGEST_KEPT_SIZE = 3  # sizes up to which a dim keeps its size while a part is 
 MOST_ELEMENTS = 1 << 22  # elements of a part that cannot be run on smaller sizes
 # Arithmetic that is exact enough in float64 to be recognised by its numbers.
 ARITHMETIC_OPERATORS = frozenset(
-    {"add", "sub", "mul", "neg", "negative", "truediv", "div", "rsub", "multiply", "subtract"}
+    {"add", "sub", "mul", "neg", "negative", "truediv", "div", "rsub", "multiply", "subtract", "addcmul", "einsum"}
+    | {"sum"}
 )
 # Calls that move values without changing them.
 VALUE_MOVING_OPERATORS = frozenset(
@@ -61,22 +62,33 @@ VALUE_MOVING_OPERATORS = frozenset(
         "roll",
         "flip",
         "repeat_interleave",
+        "repeat",
+        "tile",
+        "hstack",
+        "index_select",
     }
 )
 
 
 @dataclass(frozen=True)
 class GraphPart:
-    """The calls from ``x`` to ``out``, in graph order. ``sides`` are the tensors that they read besides, each once."""
+    """The calls from ``x`` to ``out``, in graph order. ``sides`` are the tensors that they read besides, each once.
+
+    ``same`` maps a tensor that is computed a second time to the side that it equals. ``constants`` are small tensors
+    whose numbers the graph itself writes down.
+    """
 
     x: Node
     out: Node
     nodes: tuple[Node, ...]
     sides: tuple[Node, ...]
+    same: Mapping[Node, Node] = field(default_factory=dict)
+    constants: Mapping[Node, Tensor] = field(default_factory=dict)
 
     def run(self, x: Tensor, sides: Sequence[Tensor]) -> Tensor:
         """Compute the part, without casts, on ``x`` and ``sides``. Raises the error that torch raises."""
-        held: dict[Node, Any] = {self.x: x, **dict(zip(self.sides, sides, strict=True))}
+        held: dict[Node, Any] = {self.x: x, **self.constants, **dict(zip(self.sides, sides, strict=True))}
+        held.update({other: held[side] for other, side in self.same.items()})
         for node in self.nodes:
             held[node] = _run_call(node, held)
         result = held[self.out]
@@ -145,10 +157,50 @@ def part_between(x: Node, out: Node) -> GraphPart | None:
             stack += node.all_input_nodes
     nodes = tuple(sorted(between))
     read = [n for node in nodes for n in flat_nodes((node.args, node.kwargs))]
-    sides = tuple(
-        dict.fromkeys(n for n in read if n not in between and n is not x and isinstance(fake_value(n), Tensor))
+    first: dict[Any, Node] = {}
+    sides, same, constants = list[Node](), dict[Node, Node](), dict[Node, Tensor]()
+    for node in dict.fromkeys(n for n in read if n not in between and n is not x):
+        if not isinstance(fake_value(node), Tensor):
+            continue
+        if (number := _written_constant(node)) is not None:
+            constants[node] = number
+        elif (side := first.setdefault(_computation_key(node), node)) is node:
+            sides.append(node)
+        else:
+            same[node] = side
+    return GraphPart(x, out, nodes, tuple(sides), same, constants)
+
+
+def _written_constant(node: Node) -> Tensor | None:
+    """Return the numbers of a tensor of one dim that the graph computes from nothing, such as signs, or None."""
+    from shiplap.rewrite.shipped.constant_masks import constant_value
+
+    held = fake_value(node)
+    value = constant_value(node) if held.dim() <= 1 and held.is_floating_point() else None
+    return None if value is None else value.double()
+
+
+def _computation_key(node: Any, depth: int = 8) -> Any:
+    """Return a value that is equal for two nodes that compute the same from the same values: the calls by name, down to
+    the first that is no view, arithmetic or cast.
+    """
+    if isinstance(node, (list, tuple)):
+        return tuple(_computation_key(n, depth) for n in node)
+    if isinstance(node, slice):
+        return "slice", *(_computation_key(n, depth) for n in (node.start, node.stop, node.step))
+    if not isinstance(node, Node):
+        return type(node).__name__, repr(node)
+    name = passthrough_ops.torch_call_name(node)
+    pure = name in ARITHMETIC_OPERATORS or name in VALUE_MOVING_OPERATORS or name in passthrough_ops.CAST_OPERATORS
+    if not depth or not pure or any(mutates_argument(n) for n in (node, *node.users)):
+        return node
+    named = tuple((k, _computation_key(v, depth - 1)) for k, v in sorted(node.kwargs.items()))
+    return (
+        name,
+        str(getattr(fake_value(node), "dtype", "")),
+        *(_computation_key(a, depth - 1) for a in node.args),
+        named,
     )
-    return GraphPart(x, out, nodes, sides)
 
 
 def candidate_starts(out: Node) -> list[Node]:

@@ -15,7 +15,13 @@ from shiplap.declare.code_digest import first_unfollowed
 from shiplap.dispatch import compile_cache_key as digest
 from shiplap.errors import error
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import ReplacementRefused, describe_node, place_replacement, source_line
+from shiplap.rewrite.graph import (
+    ReplacementRefused,
+    describe_node,
+    place_replacement,
+    remove_dead_calls,
+    source_line,
+)
 from shiplap.rewrite.guard import Guard
 from shiplap.rewrite.match import LEVELS, OBSTACLE_FIXES, Level, Match, NearMiss, Outcome
 from shiplap.rewrite.matcher import (
@@ -88,6 +94,7 @@ class PatternRewrite(Rewrite):
 
         with preserving_state():
             patterns = self._drawn.patterns(self.pattern, self.level, graph)
+        remove_dead_calls(graph)
         # Only nodes with the operator of a pattern's first output can be its result.
         roots = {canonical_name(p.outputs[0]) for p in patterns}
         gone: set[str] = set()

@@ -18,7 +18,7 @@ from torch.fx import Graph
 
 from shiplap.errors import error
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import sort_graph
+from shiplap.rewrite.graph import remove_dead_calls, sort_graph
 from shiplap.rewrite.match import Level, Match, NearMiss, Outcome
 from shiplap.rewrite.program import placing
 from shiplap.rewrite.prove import require_proof
@@ -212,6 +212,7 @@ def _make_pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before:
         if not active:
             return
         sort_graph(graph)  # torch's own fusions leave that for later
+        remove_dead_calls(graph)
         for scope in active:
             scope.run(level, graph)
         graph.lint()

@@ -264,7 +264,7 @@ OperatorSignature = dict[str, OperatorParameter]
 VIEWS = frozenset({"view", "reshape", "_unsafe_view"})  # the same elements in the same order
 OPERATORS = {"truediv": "div", "mod": "remainder", "and_": "bitwise_and", "or_": "bitwise_or", "invert": "bitwise_not"}
 NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # torch takes these for its own
-HOMES = (torch, torch.nn.functional, torch._C._nn, torch.Tensor)
+HOMES = (torch, torch.nn.functional, torch._C._nn, torch._C._linalg, torch.Tensor)
 
 
 def operator_of(node: Node) -> Any:

@@ -21,13 +21,25 @@ from torch.nn import functional as F
 from shiplap.declare.code_digest import code_digest
 from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import describe_node, fake_value, operator_name, place_replacement, source_line
+from shiplap.rewrite.graph import (
+    describe_node,
+    fake_value,
+    operator_name,
+    place_replacement,
+    remove_dead_calls,
+    source_line,
+)
 from shiplap.rewrite.match import Level, NearMiss, Outcome
 from shiplap.rewrite.program import Program, proving
-from shiplap.rewrite.shipped import einsum, sinks, softcap, speedup_model, zeroed
+from shiplap.rewrite.shipped import einsum, hidden_rows, sinks, softcap, speedup_model, zeroed
 from shiplap.rewrite.shipped.attention_programs import attention_programs
 from shiplap.rewrite.shipped.constant_masks import simplify_masks
-from shiplap.rewrite.shipped.missed import explain_region, is_over_last_dim, is_softmax_by_hand
+from shiplap.rewrite.shipped.missed import (
+    explain_region,
+    is_over_last_dim,
+    is_softmax_by_hand,
+    is_unnormalized_softmax,
+)
 from shiplap.rewrite.shipped.scores import (
     BATCHED_PRODUCTS,
     RewriteObstacle,
@@ -37,7 +49,7 @@ from shiplap.rewrite.shipped.scores import (
     possible_steps,
     swaps_last_dims,
 )
-from shiplap.rewrite.shipped.softmax_region import find_region
+from shiplap.rewrite.shipped.softmax_region import SOFTMAX_OPERATORS, find_region, log_softmax_below
 
 
 class AttentionRewrite(Rewrite):
@@ -45,11 +57,13 @@ class AttentionRewrite(Rewrite):
 
     name = "attention"
     level: Level = "pre-grad"
-    anchors = frozenset({"softmax", "_softmax"})
+    anchors = SOFTMAX_OPERATORS | {"log_softmax", "_log_softmax", "exp"}
 
-    def __init__(self, *, always: bool = False) -> None:
-        """``always``: rewrite also where torch has no fused kernel that pays."""
-        self.always = always
+    def __init__(self, *, always: bool = False, visible_rows: bool = False) -> None:
+        """``always``: rewrite also where torch has no fused kernel that pays. ``visible_rows``: the caller knows that
+        no mask hides all columns of a row, so that attention with any mask is rewritten in training, too.
+        """
+        self.always, self.visible_rows = always, visible_rows
 
     @property
     def digest(self) -> str:
@@ -61,8 +75,10 @@ class AttentionRewrite(Rewrite):
             _follow_weights,
             speedup_model.require_speedup,
             simplify_masks,
+            hidden_rows.masks_that_may_hide_rows,
+            hidden_rows.restore_hidden_rows,
         )
-        return hashlib.sha256(f"{of} {self.always}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{of} {self.always} {self.visible_rows}".encode()).hexdigest()[:16]
 
     def programs(self) -> Iterator[Program]:
         return attention_programs()
@@ -71,8 +87,9 @@ class AttentionRewrite(Rewrite):
         return super().may_match(graph) or any(map(is_softmax_by_hand, graph.nodes))
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
+        remove_dead_calls(graph)
         for node in list(graph.nodes):
-            if passthrough_ops.torch_call_name(node) in self.anchors or is_softmax_by_hand(node):
+            if _is_softmax(node) or is_softmax_by_hand(node) or is_unnormalized_softmax(node):
                 try:
                     outcome = self._at(graph, node)
                 except RewriteObstacle as e:
@@ -82,15 +99,16 @@ class AttentionRewrite(Rewrite):
 
     def _at(self, graph: Graph, softmax: Node) -> Outcome | None:
         """Return the outcome at one softmax, or None where it belongs to no attention."""
-        if passthrough_ops.torch_call_name(softmax) not in self.anchors or not is_over_last_dim(softmax):
+        if not _is_softmax(softmax) or not is_over_last_dim(softmax):
             return _raise_if_attention(softmax)
-        top = softmax.args[0] if softmax.args else softmax.kwargs["input"]
+        called = log_softmax_below(softmax) or softmax
+        top = called.args[0] if called.args else called.kwargs["input"]
         # The weights are followed first: a sink behind the product changes which calls may read the scores.
         below = _follow_weights(softmax)
         tail = below.rescaled(top) if isinstance(below, _WeightedValues) else None
         above: ScoresOfAttention | RewriteObstacle | None
         try:
-            above = follow_scores(top, softmax, beside=tail.nodes if tail else ())
+            above = follow_scores(top, called, beside=tail.nodes if tail else ())
         except RewriteObstacle as e:
             # Kept, since the other side decides whether this place is an attention at all.
             above = e
@@ -121,17 +139,24 @@ class AttentionRewrite(Rewrite):
         if softcap.has_tanh_cap(above) and not {s.kind for s in above.steps} <= in_blocks:
             what = "tanh caps the scores, and a view or a sink follows: that is computed in no blocks of rows"
             raise RewriteObstacle(below.out, "operator", what, softcap.FLEX_ATTENTION_FIX, 2)
-        # A finite number that is filled in gives a fully masked row equal weights, and those have gradients.
-        if above.blocks_gradients or below.mask is not None:
-            _require_no_gradients(below.out, held)
+        hiding: list[ScoreStep] = []
+        if not (self.visible_rows or above.sinks or softcap.has_tanh_cap(above)):
+            hiding = hidden_rows.masks_that_may_hide_rows(above.steps)
+        if (hiding and not proving.get()) or below.mask is not None:
+            _require_no_gradients(below.out, held, hiding)
         shape = tuple(fake_value(softmax).shape)
         if not (self.always or proving.get()):
             speedup_model.require_speedup(below.out, above, held, shape)
         _require_same_sink(above, below)
         plan = _FusedCall(
-            above, shape, tuple(fake_value(below.out).shape), below.spelled, masked=below.mask is not None
+            above,
+            shape,
+            tuple(fake_value(below.out).shape),
+            below.spelled,
+            masked=below.mask is not None,
+            added_in=hiding[-1].dtype if hiding and not _asks_for_gradients(held) else None,
         )
-        nodes = [*above.nodes, softmax, *below.nodes]
+        nodes = [*above.nodes, *_calls_of_softmax(softmax), *below.nodes]
         bound = [("q", describe_node(above.q)), ("k", describe_node(above.k)), ("v", describe_node(below.v))]
         tensors = [step.given for step in above.steps]
         args = [above.q, above.k, below.v, *tensors, *([] if below.mask is None else [below.mask])]
@@ -189,8 +214,8 @@ def _fake_qkv(above: ScoresOfAttention, below: _WeightedValues) -> list[Tensor]:
     """Return the fake queries, keys and values, as a product reads them."""
     q, k, v = (fake_value(n) for n in (above.q, above.k, below.v))
     if above.orders is not None:
-        q, k = q.permute(above.orders[0]), k.permute(above.orders[1])
-    return [q, k, v if below.spelled is None else v.permute(below.spelled.orders[1])]
+        q, k = (einsum.arrange_dims(t, order) for t, order in zip((q, k), above.orders, strict=True))
+    return [q, k, v if below.spelled is None else einsum.arrange_dims(v, below.spelled.orders[1])]
 
 
 def _require_same_sink(above: ScoresOfAttention, below: _WeightedValues) -> None:
@@ -204,12 +229,36 @@ def _require_same_sink(above: ScoresOfAttention, below: _WeightedValues) -> None
     raise RewriteObstacle(below.out, "operator", what, fix, 2)
 
 
-def _require_no_gradients(out: Node, held: Sequence[Tensor]) -> None:
-    """Raise where a mask that is filled in would change gradients of queries or keys."""
-    if torch.is_grad_enabled() and (held[0].requires_grad or held[1].requires_grad):
-        what = "the mask is filled in, which lets no gradient through; a row that is masked as a whole would have one"
-        fix = "add torch.finfo(scores.dtype).min to the scores instead, or rewrite the model under torch.no_grad()"
+def _asks_for_gradients(held: Sequence[Tensor]) -> bool:
+    """Whether gradients of queries, keys or values are computed."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in held)
+
+
+def _require_no_gradients(out: Node, held: Sequence[Tensor], hiding: Sequence[ScoreStep]) -> None:
+    """Raise where gradients are asked for, and a mask of ``hiding`` may hide a row as a whole."""
+    if _asks_for_gradients(held):
+        name = next((s.given.name for s in hiding if isinstance(s.given, Node)), "the mask")
+        what = f"{name} may hide a row as a whole, whose gradients a fused kernel computes otherwise"
+        fix = "if each row sees a key, AttentionRewrite(visible_rows=True); without gradients it is replaced anyway"
         raise RewriteObstacle(out, "gradient", what, fix, 2)
+
+
+def _is_softmax(node: Node) -> bool:
+    """Whether ``node`` is a softmax: one call, or the exponential of its logarithm."""
+    return passthrough_ops.torch_call_name(node) in SOFTMAX_OPERATORS or log_softmax_below(node) is not None
+
+
+def _calls_of_softmax(softmax: Node) -> list[Node]:
+    """Return the calls of a softmax, and raise where its logarithm has another reader."""
+    logarithm, calls, at = log_softmax_below(softmax), [softmax], softmax
+    while logarithm is not None and at is not logarithm:
+        at = at.all_input_nodes[0]
+        calls.append(at)
+        if len(at.users) > 1:
+            other = next(u for u in at.users if u not in calls)
+            what = f"{at.name} ({operator_name(at)}) would no longer be computed, but {other.name} reads it, too"
+            raise RewriteObstacle(at, "user", what, "compute the softmax apart from its logarithm", 2)
+    return calls
 
 
 def _require_same_mask(above: ScoresOfAttention, below: _WeightedValues) -> None:
@@ -308,7 +357,8 @@ def _why_qkv_unfit(held: Sequence[Any]) -> tuple[Any, str, str, int] | None:
 class _FusedCall:
     """The function that is traced in place of the steps, of q, k, v and the tensors of the steps.
 
-    If ``masked``, the last tensor is a mask, and rows that it masks as a whole are 0.
+    If ``masked``, the last tensor is a mask, and rows that it masks as a whole are 0. ``added_in``: the dtype in which
+    masks that may hide a row as a whole are added, if there are any.
     """
 
     def __init__(
@@ -319,15 +369,17 @@ class _FusedCall:
         spelled: einsum.EinsumProduct | None = None,
         *,
         masked: bool = False,
+        added_in: torch.dtype | None = None,
     ) -> None:
         self.scores, self.shape, self.out, self.spelled, self.masked = scores, shape, out, spelled, masked
+        self.added_in = added_in
         self.viewed = any(step.kind == "view" for step in scores.steps)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Tensor:
         if self.scores.orders is not None:
-            q, k = q.permute(self.scores.orders[0]), k.permute(self.scores.orders[1])
+            q, k = (einsum.arrange_dims(t, order) for t, order in zip((q, k), self.scores.orders, strict=True))
         if self.spelled is not None:
-            v = v.permute(self.spelled.orders[1])
+            v = einsum.arrange_dims(v, self.spelled.orders[1])
         if softcap.has_tanh_cap(self.scores):
             return self._in_blocks(q, k, v, given)
         k = k if self.scores.natural else k.transpose(-1, -2)
@@ -352,7 +404,12 @@ class _FusedCall:
             lead = self.shape[:-2]
             q, k = (t.expand(*self.scores.lead, *t.shape[-2:]).reshape(*lead, *t.shape[-2:]) for t in (q, k))
             v = v.reshape(*lead, *v.shape[-2:])
+        lost = None
+        if bias is not None and self.added_in is not None:
+            q, bias, lost = hidden_rows.restore_hidden_rows(q, bias, self.added_in)
         out = _call_fused_attention(q, k, v, bias, scale, causal=causal)
+        if lost is not None:
+            out = out.masked_fill(lost, torch.nan)
         if self.masked:
             out = out.masked_fill(zeroed.fully_masked_rows(given[-1]), 0.0)
         if self.spelled is not None:
@@ -376,7 +433,9 @@ def _apply_to_bias(step: ScoreStep, bias: Tensor | None, given: Any) -> Tensor |
     if step.kind in ("fill", "keep"):
         # A scalar broadcasts, so no mask of full size is allocated where nothing was added before.
         rest = torch.zeros((), dtype=step.dtype, device=given.device) if bias is None else bias
-        filled = torch.full((), step.number, dtype=step.dtype, device=given.device)
+        # The lowest number swallows every score that is added to it, as if it was filled in.
+        number = step.number if step.number == -torch.inf else torch.finfo(step.dtype).min
+        filled = torch.full((), number, dtype=step.dtype, device=given.device)
         mask = given if given.dtype == torch.bool else given != 0
         return torch.where(mask, filled, rest) if step.kind == "fill" else torch.where(mask, rest, filled)
     if step.kind == "view" and bias is not None:

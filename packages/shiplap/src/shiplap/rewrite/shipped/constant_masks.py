@@ -41,9 +41,10 @@ LOGIC_OPERATORS |= {
     "tril",
     "triu",
 }
-ARITHMETIC_ON_MASKS = frozenset({"add", "sub", "mul", "neg", "abs", "diff", "cumsum", "rsub"})
+ARITHMETIC_ON_MASKS = frozenset({"add", "sub", "mul", "neg", "negative", "abs", "diff", "cumsum", "rsub"})
 VIEWS_OF_MASKS = frozenset(
     {"getitem", "unsqueeze", "squeeze", "expand", "view", "transpose", "contiguous", "clone", "flatten"}
+    | {"cat", "concat", "stack", "repeat", "repeat_interleave"}
 )
 # These read a tensor for its shape, dtype and device only, but that tensor must be constant as well.
 LIKE_FACTORIES = frozenset({"new_ones", "new_zeros", "new_full", "ones_like", "zeros_like", "full_like"})
@@ -57,7 +58,7 @@ PURE_OPERATORS = (
     | passthrough_ops.CAST_OPERATORS
 )
 
-HiddenPart = Literal["", "nothing", "later"]
+HiddenPart = Literal["", "nothing", "later", "some"]
 
 
 def simplify_masks(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
@@ -78,8 +79,8 @@ def simplify_masks(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
 
 
 def hidden_part_of_step(step: ScoreStep) -> HiddenPart:
-    """Return the part that the mask of a step hides: nothing, the columns after each row, or an empty text for anything
-    else and for unknown masks.
+    """Return the part that the mask of a step hides: nothing, the columns after each row, some columns of each row but
+    never all, or an empty text for anything else and for unknown masks.
 
     "nothing" is only returned for a mask that changes no score.
     """
@@ -96,16 +97,21 @@ def hidden_part_of_step(step: ScoreStep) -> HiddenPart:
 
 def _classify_mask(kind: str, node: Node) -> HiddenPart:
     """Compute the mask of ``node`` and return the part that it hides."""
+    mask = constant_value(node)
+    return "" if mask is None else _classify_hidden(_hidden_positions(kind, mask))
+
+
+def constant_value(node: Node) -> Tensor | None:
+    """Return the numbers of a tensor that the graph computes from nothing but sizes, or None."""
     calls = _calls_behind_mask(node)
     if calls is None:
-        return ""
-    # The mask is computed with real values in the middle of a trace, whose modes would make fakes of them.
+        return None
+    # The numbers are real ones in the middle of a trace, whose modes would make fakes of them.
     with without_modes(), torch.no_grad():
         try:
-            mask = _compute_mask(calls)
-            return _classify_hidden(_hidden_positions(kind, mask))
-        except (RuntimeError, TypeError, ValueError):  # a device that is not here, too little memory: a mask it stays
-            return ""
+            return _compute_mask(calls)
+        except (RuntimeError, TypeError, ValueError):  # a device that is not here, too little memory
+            return None
 
 
 def _calls_behind_mask(node: Node) -> list[Node] | None:
@@ -170,7 +176,8 @@ def _classify_hidden(hidden: Tensor | None) -> HiddenPart:
         return ""
     if not bool(hidden.any()):
         return "nothing"
-    if hidden.dim() < 2 or hidden.shape[-1] != hidden.shape[-2]:
-        return ""
-    later = torch.ones(hidden.shape[-2:], dtype=torch.bool, device=hidden.device).triu(1)
-    return "later" if bool((hidden == later).all()) else ""
+    if hidden.dim() > 1 and hidden.shape[-1] == hidden.shape[-2]:
+        later = torch.ones(hidden.shape[-2:], dtype=torch.bool, device=hidden.device).triu(1)
+        if bool((hidden == later).all()):
+            return "later"
+    return "some" if hidden.dim() and not bool(hidden.all(-1).any()) else ""

@@ -21,13 +21,23 @@ class EinsumProduct:
     """An einsum as a product of matrices.
 
     ``first`` and ``second`` permuted by their ``orders`` are ``[..., rows, inner]`` and ``[..., inner or columns,
-    ...]`` as ``matmul`` reads them. ``out`` puts the dims of that product in the order of the einsum's.
+    ...]`` as ``matmul`` reads them: see :func:`arrange_dims`. ``out`` puts the dims of that product in the order of the
+    einsum's.
     """
 
     first: Node
     second: Node
     orders: tuple[DimOrder, DimOrder]
     out: DimOrder
+
+
+def arrange_dims(tensor: Tensor, order: DimOrder) -> Tensor:
+    """Return ``tensor`` with its dims in ``order``, where -1 stands for a new dim of size 1."""
+    tensor = tensor.permute([d for d in order if d >= 0])
+    for at, dim in enumerate(order):
+        if dim < 0:
+            tensor = tensor.unsqueeze(at)
+    return tensor
 
 
 def _parse_einsum(node: Node) -> tuple[list[str], str, list[Node]] | None:
@@ -81,7 +91,10 @@ def as_scores_product(node: Any) -> EinsumProduct | None:
         terms, nodes = terms[::-1], nodes[::-1]
     batch = out[:-2]
     inner = set(terms[0]) - {*out}
-    if len(inner) != 1 or {*terms[0]} != {*batch, rows, *inner} or {*terms[1]} != {*batch, columns, *inner}:
+    # Keys that all heads share have no dim of heads. Each dim of the result comes from one of the operands.
+    if len(inner) != 1 or rows not in terms[0] or columns in terms[0] or {*terms[1]} - {*batch} != {columns, *inner}:
+        return None
+    if not {*batch} <= {*terms[0], *terms[1]}:
         return None
     (width,) = inner
     orders = (_find_permutation(terms[0], batch + rows + width), _find_permutation(terms[1], batch + columns + width))
@@ -99,7 +112,7 @@ def as_values_product(node: Any, weights: Node) -> EinsumProduct | None:
         return None
     batch, rows, summed = terms[0][:-2], terms[0][-2], terms[0][-1]
     width = {*terms[1]} - {*batch, summed}
-    if len(width) != 1 or {*terms[1]} != {*batch, summed, *width} or {*out} != {*batch, rows, *width}:
+    if len(width) != 1 or summed not in terms[1] or rows in terms[1] or {*out} != {*batch, rows, *width}:
         return None
     product = batch + rows + "".join(width)
     orders = (tuple(range(len(terms[0]))), _find_permutation(terms[1], batch + summed + "".join(width)))
@@ -114,5 +127,7 @@ def as_transposed_product(product: Node, values: Node) -> EinsumProduct:
 
 
 def _find_permutation(given: str, wanted: str) -> DimOrder:
-    """Return the permutation that brings the letters of ``given`` into the order of ``wanted``."""
-    return tuple(given.index(letter) for letter in wanted)
+    """Return the permutation that brings the letters of ``given`` into the order of ``wanted``, -1 where it lacks
+    one.
+    """
+    return tuple(map(given.find, wanted))

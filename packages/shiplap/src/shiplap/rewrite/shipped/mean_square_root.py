@@ -66,6 +66,12 @@ class _MeanOfSquare:
     kept: bool
     wrong: Node | None = None
 
+    @property
+    def held(self) -> Tensor:
+        """The fake value of what is squared."""
+        tensor: Tensor = fake_value(base_of_square(self.square) or self.square)
+        return tensor
+
 
 def find_mean_square_root(node: Node) -> MeanSquareRoot | NormMiss | None:
     """Return the mean of squares whose root ``node`` is, the obstacle of one that is not an RMS norm's, or None.
@@ -117,9 +123,33 @@ def is_root_not_reciprocal(node: Node) -> bool:
     return _strip_roots(node, [])[1] > 0
 
 
-def base_of_square(node: Any) -> Node | None:
-    """Return ``x`` where ``node`` is ``x ** 2`` in any spelling, or None."""
+def _base_of_summed_square(node: Any) -> Node | None:
+    """Return ``x`` where ``node`` is the sum of ``x ** 2`` over the last dim in one call, ``vecdot(x, x)`` or an
+    einsum of ``x`` with itself, or None.
+    """
     name = passthrough_ops.torch_call_name(node)
+    given = passthrough_ops.positional_then_named(node) if name in ("vecdot", "linalg_vecdot", "einsum") else []
+    if name == "einsum":
+        formula, *rest = given
+        given = [n for g in rest for n in (g if isinstance(g, (list, tuple)) else [g])]
+        left, _, out = str(formula).replace(" ", "").partition("->")
+        first, _, second = left.partition(",")
+        if first != second or not first or "->" not in str(formula) or out != first[:-1] or first[-1] in out:
+            return None
+    bases = [passthrough_ops.skip_idle_calls(g) for g in given[:2]]
+    if len(bases) != 2 or bases[0] is not bases[1] or not isinstance(bases[0], Node):
+        return None
+    dim = given[2] if len(given) > 2 else -1
+    last = isinstance(dim, int) and dim in (-1, fake_value(bases[0]).dim() - 1)
+    plain: Node = given[0]
+    return (plain if given[1] is plain else bases[0]) if last else None
+
+
+def base_of_square(node: Any) -> Node | None:
+    """Return ``x`` where ``node`` is ``x ** 2`` in any spelling, summed or not, or None."""
+    name = passthrough_ops.torch_call_name(node)
+    if (summed := _base_of_summed_square(node)) is not None:
+        return summed
     given = passthrough_ops.positional_then_named(node) if name else []
     if name == "square" or (name == "pow" and len(given) == 2 and passthrough_ops.as_constant(given[1]) == 2):
         return given[0] if isinstance(given[0], Node) else None
@@ -170,11 +200,30 @@ def _parse_mean(node: Any) -> _MeanOfSquare | None:
         return _parse_reduction(node)
     if name in ("unsqueeze", "getitem", "view"):
         made = _parse_mean(passthrough_ops.skip_idle_calls(node.args[0])) if isinstance(node.args[0], Node) else None
-        if made is None or made.kept or not restores_last_dim(node, fake_value(made.square)):
-            return None
-        return _MeanOfSquare(made.square, [node, *made.nodes], True, made.wrong)
+        return None if made is None else _restore_last_dim(node, made)
     total = _parse_sum_by_size(node)
     return None if total is None else _MeanOfSquare(total.square, [node, *total.nodes], total.kept, total.wrong)
+
+
+def _restore_last_dim(node: Node, made: _MeanOfSquare) -> _MeanOfSquare | None:
+    """Return ``made`` with the last dim that ``node``, a view of it, gives back, or None where it is another view."""
+    if made.kept or not restores_last_dim(node, made.held):
+        return None
+    return _MeanOfSquare(made.square, [node, *made.nodes], True, made.wrong)
+
+
+def _parse_sum(node: Any) -> _MeanOfSquare | None:
+    """Return ``node`` as a sum of squares, or None."""
+    name = passthrough_ops.torch_call_name(node)
+    if name == "sum":
+        return _parse_reduction(node)
+    if name in ("unsqueeze", "getitem", "view") and isinstance(node.args[0], Node):
+        passed: list[Node] = []
+        made = _parse_sum(passthrough_ops.skip_idle_calls(node.args[0], passed))
+        if made is not None:
+            made.nodes += passed
+            return _restore_last_dim(node, made)
+    return _MeanOfSquare(node, [node], False) if _base_of_summed_square(node) is not None else None
 
 
 def _parse_sum_by_size(node: Any) -> _MeanOfSquare | None:
@@ -189,10 +238,10 @@ def _parse_sum_by_size(node: Any) -> _MeanOfSquare | None:
     total, by = given if isinstance(given[0], Node) and passthrough_ops.as_constant(given[0]) is None else given[::-1]
     passed: list[Node] = []
     total = passthrough_ops.skip_idle_calls(total, passed)
-    if passthrough_ops.torch_call_name(total) != "sum" or (made := _parse_reduction(total)) is None:
+    if (made := _parse_sum(total)) is None:
         return None
     made.nodes += passed
-    size = fake_value(made.square).shape[-1]
+    size: Any = made.held.shape[-1] if made.held.dim() else 1
     held = fake_value(by) if isinstance(by, Node) else by
     # A symbolic size is compared by its text, since the reciprocal of a symbol is not known.
     if isinstance(held, torch.SymInt) or isinstance(size, torch.SymInt):

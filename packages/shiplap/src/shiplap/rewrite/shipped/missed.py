@@ -14,7 +14,7 @@ from torch.fx import Node
 from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import fake_value, mutates_argument, operator_name
 from shiplap.rewrite.shipped.scores import RewriteObstacle
-from shiplap.rewrite.shipped.softmax_region import SoftmaxRegion
+from shiplap.rewrite.shipped.softmax_region import SoftmaxRegion, find_region, log_softmax_below, mixes_heads
 
 CallFilter = Callable[[Node], bool]
 
@@ -36,7 +36,8 @@ NO_FIX = "nothing would make it match: leave it to torch.compile"
 def is_over_last_dim(node: Node) -> bool:
     """Whether a softmax is over the last dim of at least two."""
     held = fake_value(node)
-    given = [a for a in (*node.args[1:2], node.kwargs.get("dim")) if isinstance(a, int)]
+    called = log_softmax_below(node) or node
+    given = [a for a in (*called.args[1:2], called.kwargs.get("dim")) if isinstance(a, int)]
     return isinstance(held, Tensor) and held.dim() >= 2 and bool(given) and given[0] % held.dim() == held.dim() - 1
 
 
@@ -57,6 +58,19 @@ def is_softmax_by_hand(node: Node) -> bool:
     )
 
 
+def is_unnormalized_softmax(node: Node) -> bool:
+    """Whether ``node`` is the exponential of scores, and its weights are divided by their sum behind the product with
+    the values, or normalized by ``logsumexp`` before.
+    """
+    if passthrough_ops.torch_call_name(node) != "exp" or log_softmax_below(node) is not None:
+        return False
+    readers = [r for u in node.users for r in (u.users if passthrough_ops.keeps_values(u) else (u,))]
+    if any(is_softmax_by_hand(r) for r in readers):  # reported at the division
+        return False
+    region = find_region(node)
+    return region is not None and region.attends
+
+
 def explain_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) -> RewriteObstacle:
     """Return the obstacles of ``region`` as one. ``above`` and ``below`` return whether a call on the way is one that
     attention has.
@@ -74,7 +88,8 @@ def explain_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) 
 
 def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) -> Iterator[RewriteObstacle]:
     """Yield the differences between ``region`` and an attention, in the order in which they are computed."""
-    softmax, by_hand = region.softmax, is_softmax_by_hand(region.softmax)
+    softmax, exponential = region.softmax, is_unnormalized_softmax(region.softmax)
+    by_hand = exponential or is_softmax_by_hand(softmax)
     if region.scores is None:
         what = "the scores of this softmax come from no product of queries and keys"
         yield RewriteObstacle(softmax, "operator", what, NO_FIX)
@@ -85,15 +100,15 @@ def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFi
             "not of queries and keys"
         )
         yield RewriteObstacle(region.scores, "operator", what, NO_FIX)
-    if (
-        strange := next((n for n in region.above if not above(n) and not _is_part_of_softmax(n, by_hand)), None)
-    ) is not None:
+    unknown = (n for n in region.above if not above(n) and not _is_part_of_softmax(n, by_hand))
+    if (strange := next(filter(mixes_heads, region.above), next(unknown, None))) is not None:
         what = f"{_node_and_operator(strange)} lies between the product of queries and keys and the softmax"
         yield RewriteObstacle(
             strange, "operator", what, _fix_for_call(strange, "write it as a bias that is added to the scores")
         )
     if by_hand:
-        what = f"the softmax is written out as exp(x) / sum(exp(x)), at {_node_and_operator(softmax)}"
+        form = "an exponential that is normalized elsewhere" if exponential else "exp(x) / sum(exp(x))"
+        what = f"the softmax is written out as {form}, at {_node_and_operator(softmax)}"
         yield RewriteObstacle(
             softmax, "operator", what, "call torch.softmax(x, -1), which also keeps large scores finite"
         )
@@ -101,7 +116,8 @@ def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFi
         shape = _shape_of_node(softmax)
         what = f"the softmax is not over the last dim of the scores, {shape}, where attention has the keys"
         yield RewriteObstacle(softmax, "constant", what, "put the keys last: softmax(queries @ keys.mT, dim=-1)")
-    if (strange := next((n for n in region.below if not below(n)), None)) is not None:
+    unknown = (n for n in region.below if not below(n))
+    if (strange := next(filter(mixes_heads, region.below), next(unknown, None))) is not None:
         what = f"{_node_and_operator(strange)} lies between the softmax and the product with the values"
         yield RewriteObstacle(strange, "operator", what, _fix_for_call(strange, "move it behind the product"), 2)
     read = (softmax, *region.below)
@@ -134,6 +150,8 @@ def _obstacle_of_product(region: SoftmaxRegion) -> RewriteObstacle:
 def _fix_for_call(node: Node, otherwise: str) -> str:
     """Return the fix for a call, ``otherwise`` where none is listed."""
     name = passthrough_ops.torch_call_name(node)
+    if mixes_heads(node):
+        return NO_FIX
     # In-place and plain forms of a call have one fix.
     return FIXES_BY_CALL.get(name, FIXES_BY_CALL.get(f"{name}_", FIXES_BY_CALL.get(name.removesuffix("_"), otherwise)))
 

@@ -20,6 +20,7 @@ from shiplap.rewrite.normalize_call import canonical_arguments
 from shiplap.rewrite.shipped.mean_square_root import (
     DIVISION_NAMES,
     PRODUCT_NAMES,
+    ROOT_EXPONENTS,
     NormMiss,
     base_of_square,
     reduces_last_dim,
@@ -50,6 +51,7 @@ class _ScaleTrace:
 
     squared: list[Node] = field(default_factory=list)
     roots: list[Node] = field(default_factory=list)
+    writers: list[Node] = field(default_factory=list)
     bounds: list[Node] = field(default_factory=list)
     added: list[Node] = field(default_factory=list)
     norms: list[Node] = field(default_factory=list)
@@ -129,6 +131,12 @@ def _follow_call(node: Node, trace: _ScaleTrace) -> list[Node]:
         trace.roots.append(node)
         trace.squared.append(passthrough_ops.skip_idle_calls(node.all_input_nodes[0]))
         return []
+    if name.endswith("_") and mutates_argument(node):
+        trace.writers.append(node)
+        name = name.removesuffix("_")
+        if name in ROOT_EXPONENTS or name == "pow":
+            trace.roots.append(node)
+            return node.all_input_nodes[:1]
     if (step := root_base_and_exponent(node)) is not None:
         # A reciprocal alone is no root.
         if step[1] != -1:
@@ -159,6 +167,9 @@ def _describe_difference(node: Node, trace: _ScaleTrace) -> NormMiss | None:
     if mutates_argument(node):
         what, at = f"{_quote_call(node)} writes to x itself", node
         fix = f"write {RMS_NORM_FORMULA}, which returns a copy"
+    elif trace.writers:
+        at = trace.writers[-1]
+        what, fix = f"{_quote_call(at)} writes to the mean of squares", "write the calls without the underscore"
     elif trace.bounds:
         at = trace.bounds[0]
         what = f"{_quote_call(at)} bounds the root from below, where torch's rms_norm adds eps to the mean of squares"

@@ -19,7 +19,14 @@ from torch.nn import functional as F
 from shiplap.declare.code_digest import code_digest
 from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import describe_node, fake_value, operator_name, place_replacement, source_line
+from shiplap.rewrite.graph import (
+    describe_node,
+    fake_value,
+    operator_name,
+    place_replacement,
+    remove_dead_calls,
+    source_line,
+)
 from shiplap.rewrite.match import Level, NearMiss, Outcome
 from shiplap.rewrite.program import Program
 from shiplap.rewrite.shipped.mean_square_root import (
@@ -59,6 +66,7 @@ class RmsNorm(Rewrite):
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         known: set[Node] = set()
+        remove_dead_calls(graph)
         for node in list(graph.nodes):
             squares = find_mean_square_root(node)
             outcome = self._at(graph, squares) if isinstance(squares, MeanSquareRoot) else squares

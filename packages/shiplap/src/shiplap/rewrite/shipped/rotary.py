@@ -22,7 +22,7 @@ from torch.fx import Graph, Node
 from shiplap.declare.code_digest import code_digest
 from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import describe_node, fake_value, place_replacement, source_line
+from shiplap.rewrite.graph import describe_node, fake_value, place_replacement, remove_dead_calls, source_line
 from shiplap.rewrite.layout import dims_by_stride
 from shiplap.rewrite.match import Level, NearMiss, Outcome
 from shiplap.rewrite.match_by_value import (
@@ -37,13 +37,15 @@ from shiplap.rewrite.shipped.rotary_programs import rotary_programs
 
 # A rotation ends in a sum, in joined halves, or in a view or a cast of these.
 LAST_OPERATORS = frozenset(
-    {"add", "sub", "cat", "concat", "concatenate", "flatten", "view", *passthrough_ops.CAST_OPERATORS}
+    {"add", "sub", "addcmul", "cat", "concat", "concatenate", "flatten", "view", *passthrough_ops.CAST_OPERATORS}
 )
 # Calls that put pairs together again. A part without any of them is no rotation.
 JOINING_OPERATORS = frozenset({"cat", "concat", "concatenate", "stack", "roll", "flip", "view_as_complex"})
+# Views that split the last dim into pairs.
+SPLITTING_OPERATORS = frozenset({"view", "unflatten"})
 # Some models write both halves into a new tensor instead of joining them.
 EMPTY_FACTORIES = frozenset({"empty_like", "empty", "new_empty", "zeros_like", "new_zeros"})
-MULTIPLY_OPERATORS = frozenset({"mul", "multiply"})
+MULTIPLY_OPERATORS = frozenset({"mul", "multiply", "addcmul", "einsum"})
 MOST_TRIED_STARTS = 6  # values of the shape of a result from which it may be computed
 
 PairLayout = Literal["halves", "neighbours"]
@@ -87,7 +89,7 @@ class Rotary(Rewrite):
 
     name = "rotary"
     level: Level = "pre-grad"
-    anchors = JOINING_OPERATORS | EMPTY_FACTORIES
+    anchors = JOINING_OPERATORS | EMPTY_FACTORIES | SPLITTING_OPERATORS
 
     def __init__(self, *, always: bool = False) -> None:
         """``always``: rewrite also where Inductor's code for the original is as fast."""
@@ -111,6 +113,7 @@ class Rotary(Rewrite):
     def apply(self, graph: Graph) -> Iterator[Outcome]:
         gone: set[Node] = set()
         strange: list[GraphPart] = []
+        remove_dead_calls(graph)
         for out in reversed(list(graph.nodes)):  # the largest part first, with the casts behind it
             if out in gone or passthrough_ops.torch_call_name(out) not in LAST_OPERATORS or not _may_end_rotation(out):
                 continue
@@ -188,7 +191,7 @@ def _may_end_rotation(out: Node) -> bool:
     if not isinstance(width, int) or width % 2 or width < 2:
         return False
     names = operator_names_above(out)
-    return bool(names & JOINING_OPERATORS) and bool(names & MULTIPLY_OPERATORS)
+    return bool(names & (JOINING_OPERATORS | SPLITTING_OPERATORS)) and bool(names & MULTIPLY_OPERATORS)
 
 
 def _find_rotation(out: Node) -> tuple[GraphPart, PairRotation] | GraphPart | None:
@@ -205,15 +208,39 @@ def _find_rotation(out: Node) -> tuple[GraphPart, PairRotation] | GraphPart | No
 
 
 def _mixes_pairs(piece: GraphPart) -> bool:
-    """Whether ``x`` is multiplied twice, once as it is and once with its pairs exchanged and one sign changed."""
-    names = [passthrough_ops.torch_call_name(n) for n in piece.nodes]
-    signed = any(n in ("neg", "negative") for n in names)
-    return signed and "getitem" in names and bool({"cat", "stack"} & {*names}) and names.count("mul") >= 2
+    """Whether each element of a result depends on both elements of one pair of ``x``, and on no other element."""
+    width = fake_value(piece.x).shape[-1]
+    if width < 4 or not piece.sides:
+        return False
+    rng = torch.Generator().manual_seed(1)
+    for x, sides in piece.draw_inputs(rng):
+        try:
+            before = piece.run(x, sides)
+            # One pair at a time is changed, at the first position of the leading dims.
+            layouts = [(0, width // 2), (0, 1)]
+            first = (0,) * (x.dim() - 1)
+            for pair in layouts:
+                moved = [_changed_elements(piece, x, sides, before, (*first, at)) for at in pair]
+                if moved[0] == moved[1] == {(*first, at) for at in pair}:
+                    return True
+            return False
+        except Exception:  # sizes are written into a view: the next ones are those of the graph
+            continue
+    return False
+
+
+def _changed_elements(
+    piece: GraphPart, x: Tensor, sides: Sequence[Tensor], before: Tensor, at: tuple[int, ...]
+) -> set[tuple[int, ...]]:
+    """Return the positions of the elements of a result that change where the element ``at`` of ``x`` changes."""
+    other = x.clone()
+    other[at] += 1.0
+    return {tuple(p) for p in (piece.run(other, sides) != before).nonzero().tolist()}
 
 
 def _rotation_of_part(piece: GraphPart) -> PairRotation | None:
     """Return the rotation that ``piece`` computes on random numbers, or None."""
-    width, held = fake_value(piece.x).shape[-1], [fake_value(s) for s in piece.sides]
+    width, held = fake_value(piece.x).shape[-1], [_of_pairs(fake_value(s)) for s in piece.sides]
     turns: list[PairRotation] = []
     if len(held) == 1 and held[0].is_complex():
         # A complex product has one direction; the sign is in the numbers.
@@ -227,10 +254,16 @@ def _rotation_of_part(piece: GraphPart) -> PairRotation | None:
     for x, sides in piece.draw_inputs(rng):
         try:
             got = piece.run(x, sides)
-            return next((t for t in turns if agree_but_for_rounding(got, t(x, sides))), None)
+            held = [_of_pairs(s) for s in sides]
+            return next((t for t in turns if agree_but_for_rounding(got, t(x, held))), None)
         except Exception:  # sizes are written into a view: the next ones are those of the graph
             continue
     return None
+
+
+def _of_pairs(side: Tensor) -> Tensor:
+    """Return cosines or sines without a last dim of 1, by which both elements of a pair were multiplied."""
+    return side.squeeze(-1) if side.dim() > 1 and isinstance(side.shape[-1], int) and side.shape[-1] == 1 else side
 
 
 def _dtype_of_products(piece: GraphPart) -> torch.dtype:
@@ -310,7 +343,7 @@ class _RotaryReplacement:
         # The last dim is split into pairs, so it has to stay the last one of the permuted tensor.
         if order[-1] != x.dim() - 1:
             order = list(range(x.dim()))
-        wide = [s if s.is_complex() else s.to(self.inside) for s in sides]
+        wide = [s if s.is_complex() else s.to(self.inside) for s in map(_of_pairs, sides)]
         spread = [s.expand(*x.shape[:-1], s.shape[-1]).permute(order) for s in wide]
         turned = self.turn(x.to(self.inside).permute(order), spread)
         return turned.permute([order.index(d) for d in range(x.dim())]).to(self.out)

@@ -77,13 +77,6 @@ class ScoresOfAttention:
         """Whether there is a sink in any spelling."""
         return any(s.kind in ("sink", "rest") for s in self.steps)
 
-    @property
-    def blocks_gradients(self) -> bool:
-        """Whether a finite number is filled in, with which a row that is masked as a whole is still a row of
-        weights.
-        """
-        return any(s.kind in ("fill", "keep") and s.number != -float("inf") for s in self.steps)
-
 
 def follow_scores(top: Any, reader: Node, depth: int = 0, beside: Collection[Node] = ()) -> ScoresOfAttention | None:
     """Return the product above ``top``, which ``reader`` reads, and the steps from there, or None if there is no
@@ -187,7 +180,7 @@ def _steps_of_sum(node: Node, given: list[Any], sign: float) -> Iterator[tuple[A
         pairs.append((given[1], given[0], 1.0))
     for scores, bias, number in pairs:
         if isinstance(scores, Node) and isinstance(bias, Node) and _has_shape_of_result(scores, node):
-            yield scores, [ScoreStep("add", bias, number)]
+            yield scores, [ScoreStep("add", bias, number, fake_value(node).dtype)]
 
 
 def _step_of_zero_sum(given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
@@ -218,7 +211,7 @@ def _step_of_fill(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreSte
         ):
             continue
         # A small number would leave weight on masked columns.
-        if abs(number) < SWALLOWING_NUMBER or number > 0:
+        if number > max(-SWALLOWING_NUMBER, torch.finfo(fake_value(node).dtype).min):
             if follow_scores(scores, node) is None:
                 return None
             raise RewriteObstacle(

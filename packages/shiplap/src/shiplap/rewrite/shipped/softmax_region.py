@@ -45,6 +45,7 @@ BOUNDARY_OPERATORS = CONTRACTIONS | {
     "multinomial",
     "scaled_dot_product_attention",
 }
+SOFTMAX_OPERATORS = frozenset({"softmax", "_softmax"})
 # Writes through these views change the tensor that they look at.
 VIEW_OPERATORS = frozenset(
     {"getitem", "view", "select", "narrow", "transpose", "unsqueeze", "squeeze", "permute", "diagonal"}
@@ -80,6 +81,14 @@ class SoftmaxRegion:
         return self.scores is not None and not self.learned
 
 
+def log_softmax_below(node: Node) -> Node | None:
+    """Return the ``log_softmax`` whose exponential ``node`` is, which makes ``node`` a softmax, or None."""
+    if passthrough_ops.torch_call_name(node) != "exp" or not node.all_input_nodes:
+        return None
+    logarithm = passthrough_ops.skip_idle_calls(node.all_input_nodes[0])
+    return logarithm if passthrough_ops.torch_call_name(logarithm) in ("log_softmax", "_log_softmax") else None
+
+
 def find_region(softmax: Node) -> SoftmaxRegion | None:
     """Return the region around ``softmax``, or None where its result meets no product with an activation, as that of a
     router.
@@ -89,7 +98,7 @@ def find_region(softmax: Node) -> SoftmaxRegion | None:
         return None
     above = [
         p
-        for given in softmax.all_input_nodes
+        for given in (log_softmax_below(softmax) or softmax).all_input_nodes
         for p in _paths_to_products(given, _sources_and_writes, _may_give_scores, first=True)
     ]
     learned = [any(is_made_of_parameters(n) for n in _operands_of_product(path[-1])) for path in above]
@@ -140,7 +149,7 @@ def _paths_to_products(
     while queue and len(seen) < MOST_VISITED_CALLS:
         path = queue.popleft()
         at = path[-1]
-        if (first or at is not start) and at.op.startswith("call"):
+        if (first or at is not start) and at.op.startswith("call") and not mixes_heads(at):
             if ends(at, seen):
                 yield path
                 continue
@@ -150,6 +159,22 @@ def _paths_to_products(
             if near not in seen and isinstance(fake_value(near), (Tensor, tuple, list)):
                 seen.add(near)
                 queue.append([*path, near])
+
+
+def mixes_heads(node: Node) -> bool:
+    """Whether ``node`` multiplies scores or weights by a square matrix of the model, and keeps their shape: the talking
+    heads of an attention.
+    """
+    name, made = passthrough_ops.torch_call_name(node), fake_value(node)
+    if name not in ("einsum", "matmul", "linear", "conv2d") or not isinstance(made, Tensor) or made.dim() < 4:
+        return False
+    tensors = [n for n in node.all_input_nodes if isinstance(fake_value(n), Tensor)][:2]
+    for given, by in (tensors, tensors[::-1]) if len(tensors) == 2 else ():
+        sizes = tuple(fake_value(by).shape)
+        square = sizes[:1] == sizes[1:2] and all(n == 1 for n in sizes[2:])
+        if square and passthrough_ops.same_shape(fake_value(given), made) and is_made_of_parameters(by):
+            return True
+    return False
 
 
 def _sources_and_writes(node: Node) -> Iterator[Node]:
