@@ -156,13 +156,14 @@ class WindowCache(PlanCache):
         """Return the config for compiled code. Raises SL208 for an unknown algorithm and ``splitk`` below 1."""
         check_algorithm(algorithm, splitk)
         table, parts = self.neighbor_map, splitk if algorithm.endswith("splitk") else 1
-        chosen = parts, algorithm, self.plan(algorithm, parts), self.window.kernel
+        plan, kernel = self.plan(algorithm, parts), self.window.kernel
         if table.shape[1] > 32:
-            return SpConvConfig(table, None, [], [], [], None, None, None, *chosen)
+            return SpConvConfig(table, None, [], [], [], None, None, None, parts, algorithm, plan, kernel)
         code, order, inputs, outputs, ends = cuda.neighbor_map_post_process_for_masked_implicit_gemm_1(table)
         pairs = [cuda.neighbor_map_post_process_for_masked_implicit_gemm_2(code, order, b) for b in BLOCK_SIZES]
-        lists = [taps for taps, _ in pairs], [seg for _, seg in pairs]
-        return SpConvConfig(table, order, *lists, list(BLOCK_SIZES), inputs, outputs, ends, *chosen)
+        taps, begins, sizes = [t for t, _ in pairs], [b for _, b in pairs], list(BLOCK_SIZES)
+        signals = inputs, outputs, ends
+        return SpConvConfig(table, order, taps, begins, sizes, *signals, parts, algorithm, plan, kernel)
 
     def check(self, rows: int, grid: Triple, window: StepWindow) -> None:
         """Raise SL208 unless this is the cache of such a convolution."""
