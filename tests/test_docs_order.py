@@ -18,7 +18,8 @@ DOCS = REPOSITORY / "docs"
 README = REPOSITORY / "README.md"
 NOTES = sorted((DOCS / "design").glob("*.md"))
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
-KINDS = ("Tutorial", "How-to guides", "Reference", "Explanation", "Contributing")
+READERS = ("Start here", "Kernel authors", "Model engineers", "Sparse 3D", "New devices", "Judges of kernels")
+SECTIONS = (*READERS, "Reference", "Explanation", "Contributing")
 CORE = REPOSITORY / "packages" / "shiplap" / "src" / "shiplap"
 
 
@@ -48,18 +49,18 @@ def navigation() -> dict[str, list[str]]:
 
 def test_every_page_is_in_one_section_of_the_navigation() -> None:
     sections = navigation()
-    assert tuple(sections)[: len(KINDS)] == KINDS
+    assert tuple(sections)[: len(SECTIONS)] == SECTIONS
     pages = [page for part in sections.values() for page in part]
     assert len(pages) == len(set(pages))
     assert all((DOCS / page).is_file() for page in pages)
     assert {page.name for page in DOCS.glob("*.md")} - {"index.md"} <= set(pages)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_index_lists_the_pages_of_each_kind(kind: str) -> None:
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_index_lists_the_pages_of_each_section(section: str) -> None:
     text = (DOCS / "index.md").read_text("utf-8")
-    section = text.partition(f"\n## {kind}\n")[2].partition("\n## ")[0]
-    assert set(navigation()[kind]) <= set(re.findall(r"\]\(([\w./-]+\.md)", section))
+    part = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    assert set(navigation()[section]) <= set(re.findall(r"\]\(([\w./-]+\.md)", part))
 
 
 # ---------------------------------------------------------------------------------------------------------- links

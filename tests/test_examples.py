@@ -150,6 +150,10 @@ def test_the_cuda_source_compiles() -> None:
     assert "librms_norm_cuda-" in done.stdout
 
 
+def test_coming_from() -> None:
+    assert "each declaration computes what the form before it computed" in output("coming_from.py")
+
+
 def test_adopt_foreign_op() -> None:
     shown = output("adopt_foreign_op.py")
     assert "torch.library.opcheck passes" in shown

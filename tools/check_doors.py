@@ -20,6 +20,7 @@ HOME = Path("packages/shiplap/src/shiplap")
 DOORS = ("safe_io/files.py", "safe_io/write.py", "render/console.py")
 ALLOWED = {
     ("kernels/native/build.py", "write_text"): "a new folder of its own; it runs without Shiplap as well",
+    ("doctor/probe.py", "write_text"): "a new folder of its own; it runs without Shiplap",
     ("plugin_api/files.py", "open"): "a new file, never an existing one",
     ("audit/checks/process.py", "open"): "the descriptor of stdout, to watch what a kernel prints",
     ("cli/app.py", "os.open"): "/dev/null in place of a stdout whose reader has ended",

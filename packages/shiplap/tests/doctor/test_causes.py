@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shiplap.doctor import Break, Diagnosis
-from shiplap.doctor.causes import BREAK_CAUSES, BreakMessage, classify_message
-from shiplap.doctor.fix import BREAK_FIXES
+from shiplap.doctor import Break, Diagnosis, SourcePlace
+from shiplap.doctor.causes import BREAK_CAUSES, BreakMessage, classify_message, owner_of_break
+from shiplap.doctor.fix import BREAK_FIXES, remedy_for_break
 from shiplap.doctor.registry import entry_by_id, entry_by_type, registry_entries
 from tests.doctor.programs import here
 
@@ -106,4 +106,48 @@ def test_most_of_the_registry_has_a_cause_of_its_own() -> None:
     ],
 )
 def test_causes_that_need_a_device_or_a_rare_program(reason: str, context: str, cause: str) -> None:
+    assert classify_message(BreakMessage(reason, context=context)) == cause
+
+
+def place(file: Path, line: int, package: str = "") -> SourcePlace:
+    return SourcePlace(str(file), line, "f", "helper(x)", package)
+
+
+def test_the_owner_of_a_marker_is_who_wrote_it(tmp_path: Path) -> None:
+    marked = BreakMessage("Skip calling `torch.compiler.disable()`d function", "function `<function helper at 0x7f>`")
+    (own := tmp_path / "own.py").write_text("import torch\n@torch.compiler.disable\ndef helper(x): return x\n")
+    (caller := tmp_path / "caller.py").write_text("from library.ops import helper\nhelper(1)\n")
+    assert owner_of_break("disabled", marked, (place(own, 3),)) == "yours"
+    assert owner_of_break("disabled", marked, (place(caller, 2),)) == "library"
+
+
+def test_the_owner_of_a_line_is_its_package() -> None:
+    message = BreakMessage("Call to `torch._dynamo.graph_break()`")
+    script = place(Path("/home/me/train.py"), 10)
+    optimizer = place(Path("/v/site-packages/torch/optim/optimizer.py"), 500, "torch")
+    library = place(Path("/v/site-packages/peft/lora.py"), 7, "peft")
+    polyfill = place(Path("/v/site-packages/torch/_dynamo/polyfills/__init__.py"), 7, "torch")
+    assert owner_of_break("disabled", message, (script, optimizer)) == "torch"
+    assert owner_of_break("item", message, (script, library)) == "peft"
+    assert owner_of_break("branch", message, (script, polyfill)) == "yours"
+    assert owner_of_break("item", message, (script,)) == "yours"
+
+
+def test_nobody_is_told_to_remove_a_marker_of_torch() -> None:
+    message = BreakMessage("Call to `torch._dynamo.graph_break()`")
+    fix, example = remedy_for_break("disabled", message, place(Path("a.py"), 1), "opt.step", "torch")
+    assert "torch breaks the graph here on purpose" in fix
+    assert example == ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "context", "cause"),
+    [
+        ("Unsupported method call", "call_method UserDefinedObjectVariable(writer) writerow [] {}", "print"),
+        ("Unsupported context manager", "Attempted to enter RLock", "lock"),
+        ("Encountered tensor.is_inference() during tracing", "", "question"),
+        ("Invalid call to __build_class__", "", "class"),
+    ],
+)
+def test_causes_by_what_is_called(reason: str, context: str, cause: str) -> None:
     assert classify_message(BreakMessage(reason, context=context)) == cause

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shiplap.doctor import Diagnosis, Recompile
-from shiplap.doctor.recompiles import VARIATION_KINDS, GuardFailure, parse_failed_guard
+from shiplap.doctor.recompiles import VARIATION_KINDS, GuardFailure, find_reader, parse_failed_guard
 from tests.doctor.programs import here, write
 
 SOURCE = """
@@ -76,7 +76,7 @@ def of(diagnosis: Diagnosis, function: str) -> Recompile:
         ("ranked", "rank", "x", ("1", "2"), 1),
         ("typed", "dtype", "x", ("Float", "Double"), 1),
         ("flagged", "value", "flag", ("'a'",), 1),
-        ("forward", "attribute", "self.step", ("0", "1"), 2),
+        ("forward", "counter", "self.step", ("0", "1"), 2),
     ],
 )
 def test_what_varied(
@@ -100,7 +100,7 @@ def test_too_many_versions_are_a_break(diagnosis: Diagnosis) -> None:
 
 def test_the_example_names_the_argument(diagnosis: Diagnosis) -> None:
     assert "mark_dynamic(x, 0)" in of(diagnosis, "sized").example
-    assert 'register_buffer("step"' in of(diagnosis, "forward").example
+    assert of(diagnosis, "forward").example == ""  # self.step is no variable of the caller
 
 
 def test_an_unused_cuda_graph_says_why(diagnosis: Diagnosis) -> None:
@@ -135,10 +135,30 @@ def test_an_unused_cuda_graph_says_why(diagnosis: Diagnosis) -> None:
         ("1/0: self.flag == True  # return x", GuardFailure("attribute", "self.flag", ("True",))),
         ("1/0: ___check_type_id(n, 139), type=<class 'float'>  # x", GuardFailure("type", "n")),
         ("1/0: ___check_obj_id(fn, 139)  # x", GuardFailure("identity", "fn")),
-        ("1/0: len(xs) == 2  # x", GuardFailure("length", "len(xs)")),
+        ("1/0: len(xs) == 2  # x", GuardFailure("length", "xs")),
+        ("1/0: not dt  # if not dt", GuardFailure("length", "dt")),
+        ("1/0: self.cos is None  # if self.cos is None", GuardFailure("lazy", "self.cos", ("None",))),
+        ("1/0: L['self']._modules['attn'].scale == 2  # x", GuardFailure("attribute", "self.attn.scale", ("2",))),
+        (
+            "1/0: Cache line invalidated because L['___stack0'] got deallocated",
+            GuardFailure("carried", "___stack0"),
+        ),
+        (
+            "0/0: tensor 'self._parameters['w']' size mismatch at index 0. expected 4, actual 5. Guard failed on a "
+            "parameter, consider using torch._dynamo.config.force_parameter_static_shapes = False",
+            GuardFailure("parameter", "self.w, dim 0", ("4", "5")),
+        ),
         ("1/0: GLOBAL_STATE changed: grad_mode ", GuardFailure("grad", "the grad mode or another global setting")),
         ("1/0: something new", GuardFailure("other", "something")),
     ],
 )
 def test_guards(guard: str, failure: GuardFailure) -> None:
     assert parse_failed_guard(guard) == failure
+
+
+def test_the_line_that_read_what_varied(tmp_path: Path) -> None:
+    (file := tmp_path / "model.py").write_text("def forward(self, x):\n    return x[self.index]\n")
+    at = find_reader(f"0/0: self.index == 3  # return x[self.index]  # {file}:2 in forward", str(file))
+    assert at is not None
+    assert (at.line, at.code, at.function) == (2, "return x[self.index]", "forward")
+    assert find_reader("0/0: tensor 'x' dtype mismatch", str(file)) is None

@@ -34,6 +34,9 @@ Examples:
   shiplap audit mylib.ops --statement audit.json digests and findings, for others to sign
   shiplap audit mylib.ops --device cuda --sanitizer memcheck
   shiplap audit mylib.ops --budget 300 --jobs 4
+  shiplap audit --installed torchvision --out findings
+                                                 ops that have no declaration
+  shiplap audit --installed mylib --record pytest tests --baseline known.json
 
 \b
 Exit status:
@@ -44,7 +47,54 @@ Exit status:
 
 
 Targets = Annotated[
-    list[str], typer.Argument(metavar="TARGET...", help="module[:op], path/to/file.py[:op] or namespace::name.")
+    list[str] | None,
+    typer.Argument(
+        metavar="TARGET...",
+        help="module[:op], path/to/file.py[:op] or namespace::name; with --installed, the arguments of --record.",
+    ),
+]
+Installed = Annotated[
+    str,
+    typer.Option(
+        "--installed",
+        metavar="PACKAGE",
+        help="Audit every op that importing this package registers, without declarations: fakes, layouts, dtypes, "
+        "gradients, sizes, malformed arguments.",
+    ),
+]
+Namespaces = Annotated[
+    list[str] | None,
+    typer.Option("--namespace", help="With --installed: the ops of this namespace; repeatable."),
+]
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        "--record",
+        metavar="SCRIPT",
+        help="With --installed: run this script, or a module such as pytest, and audit the calls that it makes.",
+    ),
+]
+Baseline = Annotated[
+    Path | None,
+    typer.Option(
+        "--baseline", metavar="FILE", help="With --installed: findings that are known; only others set the exit status."
+    ),
+]
+UpdateBaseline = Annotated[
+    bool, typer.Option("--update-baseline", help="Write the findings to the file of --baseline.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FOLDER",
+        help="With --installed: write a script of each finding, a page and the results here; a run that was "
+        "interrupted goes on from them.",
+    ),
+]
+Search = Annotated[
+    float,
+    typer.Option("--search", metavar="SECONDS", help="With --installed: seconds of the search for calls of one op."),
 ]
 Costs = Annotated[
     bool | None,
@@ -108,7 +158,7 @@ class _AuditResults:
 
 
 def command(
-    targets: Targets,
+    targets: Targets = None,
     check: Annotated[
         list[str] | None, typer.Option("--check", metavar="ID", help="Run only this check; repeatable.")
     ] = None,
@@ -122,6 +172,13 @@ def command(
     require: Required = None,
     budget: Annotated[float, typer.Option("--budget", metavar="SECONDS", help="Seconds for one op.")] = 300.0,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Ops audited at once.")] = 1,
+    installed: Installed = "",
+    namespace: Namespaces = None,
+    record: Record = None,
+    baseline: Baseline = None,
+    update_baseline: UpdateBaseline = False,
+    out: Out = None,
+    search: Search = 6.0,
 ) -> None:
     """Run every check on declared ops, and report what each check found.
 
@@ -129,6 +186,18 @@ def command(
     names the sample that shows it, and one fix.
     """
     console.require_device(device)
+    if installed:
+        from shiplap.cli.audit_installed import InstalledOptions, audit_package
+
+        seed = secrets.randbelow(2**31) if seed is None else seed
+        given = InstalledOptions(
+            installed, namespace or [], record, targets or [], baseline, update_baseline, out, seed, search, jobs
+        )
+        if status := audit_package(given, as_json=json, html=html):
+            raise typer.Exit(status)
+        return
+    if not targets:
+        raise typer.BadParameter("name a TARGET, or a package with --installed")
     with console.own_stdout():
         ops = resolve_targets(targets)
     # A new seed in each run finds more than a fixed one, and the findings name the seed for a repetition.

@@ -20,6 +20,8 @@ Examples:
   shiplap doctor --json -- python infer.py > doctor.json
   shiplap doctor --fail-on-break -- python -m pytest tests/test_model.py
   shiplap doctor -- torchrun --nproc-per-node 2 train.py    all ranks together
+  shiplap doctor --try -- python infer.py          try remedies in a copy, and show those that helped
+  shiplap doctor --apply -- python infer.py        the same, then write them into the program's files
 
 \b
 Exit status:
@@ -36,6 +38,12 @@ def command(
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object; what the program prints goes to stderr.")
     ] = False,
+    attempt: Annotated[
+        bool, typer.Option("--try", help="Try remedies in a scratch copy, and show those that removed an entry.")
+    ] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Try remedies, show them as a diff, and write them into the files.")
+    ] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML report as well.")] = None,
 ) -> None:
     """Run a program and explain its graph breaks, recompiles and unused CUDA graphs.
@@ -45,6 +53,10 @@ def command(
     """
     from shiplap.doctor import diagnose_command
     from shiplap.render import facts
+
+    if attempt or apply:
+        _treat_program(program, json, html, fail_on_break, apply)
+        return
 
     if html is not None:
         console.require_file(html)
@@ -65,15 +77,48 @@ def command(
         raise typer.Exit(console.FAILED)
 
 
-def _show_diagnosis(diagnosis: Diagnosis, json: bool, html: Path | None, about: dict[str, str]) -> None:
-    from shiplap.render import print_lines, render_html, value_json
+def _treat_program(program: list[str], json: bool, html: Path | None, fail_on_break: bool, apply: bool) -> None:
+    """Try the remedies, show what helped, and write it into the program's files where asked."""
+    from shiplap.doctor import try_remedies
+    from shiplap.render import facts, print_lines, value_json
 
     if html is not None:
-        page = render_html("diagnosis.html.jinja", title="shiplap doctor", facts=about, found=diagnosis)
-        console.write_text(html, page)
+        console.require_file(html)
+    treated = try_remedies(program, stdout=console.STDERR if json else None)
+    about = facts(program=treated.target)
+    if html is not None:
+        _write_page(treated.before, html, about)
+    if not json:
+        print_lines(treated.before.lines())
+        print_lines(treated.lines())
+    if apply:
+        # The diff comes first: a reader sees what is written even if a file cannot be.
+        if not json:
+            console.echo(treated.diff)
+        for file, text in treated.changed.items():
+            console.write_text(Path(file), text)
+            console.note(f"wrote {file}")
+    if json:
+        console.emit_json(value_json(treated, about, ok=treated.ok, summary=treated.summary))
+    if treated.exit_code or (fail_on_break and treated.after.breaks):
+        raise typer.Exit(console.FAILED)
+
+
+def _write_page(diagnosis: Diagnosis, html: Path, about: dict[str, str]) -> None:
+    """Write the HTML report."""
+    from shiplap.render import render_html
+
+    console.write_text(html, render_html("diagnosis.html.jinja", title="shiplap doctor", facts=about, found=diagnosis))
+    console.note(f"wrote {html}")
+
+
+def _show_diagnosis(diagnosis: Diagnosis, json: bool, html: Path | None, about: dict[str, str]) -> None:
+    """Print the diagnosis, and write the HTML report where asked."""
+    from shiplap.render import print_lines, value_json
+
+    if html is not None:
+        _write_page(diagnosis, html, about)
     if json:
         console.emit_json(value_json(diagnosis, about, ok=diagnosis.ok, summary=diagnosis.summary))
     else:
         print_lines(diagnosis.lines())
-    if html is not None:
-        console.note(f"wrote {html}")

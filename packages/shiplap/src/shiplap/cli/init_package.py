@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shiplap.cli import console
+from shiplap.cli.recording import run_recorded
 from shiplap.cli.target import import_home
-from shiplap.safe_io.module_path import append_module_folder
 from shiplap.scaffold.calls import DispatchedCall, DispatchRecorder
 from shiplap.scaffold.module import write_module_source
 from shiplap.scaffold.package import DraftedPackage, draft_ops, find_package_ops, installed_version
@@ -89,7 +86,7 @@ def draft_package(
     """
     ops = find_package_ops(package, import_home, namespaces)
     recorder = DispatchRecorder(ops, lambda name: console.note(f"recording {name}"))
-    failure = _run_script(script, arguments, recorder) if script is not None else ""
+    failure = run_recorded(script, arguments, recorder) if script is not None else ""
     command = f"shiplap init --package {package}" + (f" --record {script}" if script else "")
     version = installed_version(package)
 
@@ -125,37 +122,3 @@ def _isolate_work(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if event["kind"] == "drafted":
             return dict(event["data"])
     return {"left_out": "its process sent nothing"}
-
-
-def _run_script(script: Path, arguments: Sequence[str], recorder: DispatchRecorder) -> str:
-    """Run ``script`` as Python would, and return how it failed, or "". The calls until then are recorded."""
-    with _as_main(script, arguments):
-        try:
-            with recorder.mode():
-                runpy.run_path(str(script), run_name="__main__")
-        # Scripts commonly end by sys.exit(main()), which is no failure if the status is 0 or None.
-        except SystemExit as e:
-            return "" if e.code in (None, 0) else f"it exited with {e.code}"
-        except KeyboardInterrupt:
-            return "it was interrupted"
-        except BaseException as e:  # the user's program may raise anything
-            # The innermost frame of the script is the line that its author can correct.
-            last = e.__traceback__
-            while last is not None and last.tb_next is not None and script.name not in last.tb_frame.f_code.co_filename:
-                last = last.tb_next
-            line = f" (line {last.tb_lineno})" if last is not None else ""
-            return f"{type(e).__name__}: {e}{line}"
-    return ""
-
-
-@contextmanager
-def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Set ``sys.argv`` as Python sets it for a script, whose folder comes last on ``sys.path``."""
-    argv, path = list(sys.argv), list(sys.path)
-    # The lists are changed in place, because other modules may hold references to them.
-    sys.argv[:] = [str(script), *arguments]
-    append_module_folder(script.resolve().parent)
-    try:
-        yield
-    finally:
-        sys.argv[:], sys.path[:] = argv, path

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shiplap.doctor.diagnosis import SourcePlace
-from shiplap.doctor.places import statement_at
+from shiplap.doctor.places import find_marked_function, imported_from, innermost_relevant, statement_at
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,26 @@ BREAK_CAUSES: dict[str, BreakCause] = {
             "Subclasses, sparse and nested tensors and methods that change a tensor's storage are supported in part.",
         ),
         BreakCause(
+            "question",
+            "a question about inference mode",
+            "The answer is a property of the call, not of the code, and torch does not guard on it.",
+        ),
+        BreakCause(
+            "class",
+            "a class that is defined while the function runs",
+            "Its body would run at each call; a class at the level of the module exists before the first.",
+        ),
+        BreakCause(
+            "address",
+            "a tensor's address as a number",
+            "A graph has no addresses: each call may put its tensors elsewhere.",
+        ),
+        BreakCause(
+            "lock",
+            "a lock, or another means between threads",
+            "Compiled code holds no locks: where one is needed is known to the caller alone.",
+        ),
+        BreakCause(
             "higher_order",
             "a function handed to torch.cond, scan, vmap or the like",
             "What such an operator calls has to be one graph, without side effects or tensors from outside.",
@@ -143,6 +163,7 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
     ("launcher", "", r"\((JITFunction|Autotuner|Heuristics|KernelInterface|\w*Triton\w*)\)"),
     ("foreign", "", r"_FuncPtr|CFunctionType|builtin_function_or_method\)|cython_func|nb_(func|method)|CPUDispatcher"),
     ("print", r"logging\.Logger|reorder a debugging function", ""),
+    ("print", "", r"UserDefinedObjectVariable\((_csv\.)?writer\)|SummaryWriter|\bRun\b.*\blog\b|tqdm"),
     ("print", "", r"^builtin print\b|module: (_?warnings|logging)\b"),
     ("system", "", r"^builtin (open|input)\b"),
     ("system", "", r"module: (posix|nt|os|sys|gc|time|_datetime|_io|_?random|_thread|_?socket|select)\b"),
@@ -150,6 +171,10 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
     ("system", "", r"Generator\b|module: torch\.random\b"),
     ("autograd_function", r"autograd\.Function|autograd_function|AutogradFunctionContext|[Cc]ustom (jvp|vjp)", ""),
     ("autograd", r"backward\(\)|autograd|requires_grad|grad_fn|[Bb]ackwards? hook|[Tt]ensor hook|retain_grad", ""),
+    ("question", r"is_inference|is_inference_mode", ""),
+    ("class", r"__build_class__|LOAD_BUILD_CLASS", ""),
+    ("lock", "", r"\b_?R?[Ll]ock\b|threading|Semaphore"),
+    ("lock", r"R?Lock.* context manager", ""),
     ("branch", r"[Dd]ata-dependent (branching|assertion)|assert with non-string|infinite loop", ""),
     ("item", r"Tensor\.item\(\)|Tensor\.tolist\(\)|index\(Tensor\)|Data pointer comparison", ""),
     ("item", r"[Dd]ata dependent operator", r"_local_scalar_dense|item|tolist|equal"),
@@ -184,6 +209,38 @@ def classify_message(message: BreakMessage) -> str:
         if re.search(reason, message.reason) and re.search(context, message.context):
             return cause
     return "other"
+
+
+def classify_break(message: BreakMessage, place: SourcePlace) -> str:
+    """Return the cause of a break, for which the line counts where the message names only a consequence."""
+    cause = classify_message(message)
+    return "address" if cause in ("exception", "object", "other") and ".data_ptr(" in place.code else cause
+
+
+def owner_of_break(cause: str, message: BreakMessage, stack: Sequence[SourcePlace]) -> str:
+    """Return whose code breaks the graph: ``"yours"``, the name of a library, or ``"torch"``."""
+    at = innermost_relevant(stack)
+    if at is None:
+        return "yours"
+    if cause == "disabled" and (match := re.search(r"<function ([\w.<>]+) at|qualname: ([\w.<>]+)", _text(message))):
+        # The line that calls a marked function may be yours, but its marker need not be.
+        name = (match[1] or match[2]).rpartition(".")[2]
+        files = dict.fromkeys(p.file for p in stack if not p.package)
+        if any(find_marked_function(file, name) for file in files):
+            return "yours"
+        module = re.search(r"module: ([\w.]+)", message.context)
+        package = (module[1] if module else imported_from(at.file, name)).partition(".")[0]
+        return package or at.package or "yours"
+    # The compiler's own frames and its replacements for Python's built-ins are nobody's code.
+    own = [p for p in stack if p.package != "python" and not re.search(r"/torch/(_dynamo|_functorch)/", p.file)]
+    if own and own[-1].package == "torch" and not own[-1].file.endswith("/nn/modules/module.py"):
+        return "torch"
+    return at.package or "yours"
+
+
+def _text(message: BreakMessage) -> str:
+    """Return all that a message says about the function at fault."""
+    return f"{message.explanation}\n{message.context}"
 
 
 def name_culprit(cause: str, message: BreakMessage, place: SourcePlace) -> str:

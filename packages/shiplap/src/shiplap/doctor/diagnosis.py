@@ -58,6 +58,9 @@ class Break:
         graphs: compiled functions that it cut. Each cut is at least one more graph and one more dispatch.
         seconds: compile time spent on those.
         skipped: torch could not resume after it, so the whole function runs uncompiled.
+        owner: whose code has to change: ``"yours"``, the name of a library, or ``"torch"``.
+        before, after: operations of the graphs in front of it and behind it, as far as they were compiled.
+        follows: the entry whose consequence it is, empty for a break of its own.
     """
 
     place: SourcePlace
@@ -78,6 +81,10 @@ class Break:
     title: str = ""
     why: str = ""
     page: str = ""
+    owner: str = "yours"
+    before: int = 0
+    after: int = 0
+    follows: str = ""
 
     @property
     def cost(self) -> tuple[bool, int, float]:
@@ -88,7 +95,8 @@ class Break:
     def effect(self) -> str:
         """The cost in words."""
         cut = "runs uncompiled" if self.skipped else f"cuts {_format_count(self.graphs, 'function')}"
-        return f"{cut}, seen {self.times}x, {self.seconds:.2f} s of compilation"
+        graphs = f"; {_format_count(self.before, 'operation')} in front of it, {self.after} behind it"
+        return f"{cut}, seen {self.times}x, {self.seconds:.2f} s of compilation{graphs}"
 
     def lines(self, number: int) -> Iterator[Line]:
         """Yield the line of source, the cause, the cost, torch's words and the remedy."""
@@ -97,6 +105,8 @@ class Break:
             mark = f"  {'>' if here else ' '} {n:>5}  "
             yield line(mark, "red" if here else "dim", (text, "" if here else "dim"))
         yield from row("cause", f"{self.title}. {self.why}")
+        yield from row("owner", {"yours": "your code", "torch": "torch itself"}.get(self.owner, self.owner))
+        yield from row("follows", self.follows)
         if self.user != self.place:
             yield from row("reached", "\n".join(f"{p.shown}  {p.code}" for p in self.chain[:-1]))
         yield from row("cost", self.effect)
@@ -117,7 +127,9 @@ class Recompile:
         cause: what varied: ``"size"``, ``"value"``, ``"type"``, ... (``shiplap.doctor.recompiles.VARIATION_KINDS``).
         title: the cause in words.
         subject: the argument, dim or attribute that varied; ``values``: what it was, in order, as far as torch says.
-        guard: the first failed guard in torch's words.
+        guard: the first failed guard in torch's words; ``reason``: torch's whole text about it.
+        reader: the line that read what varied, where torch names it; ``owner``: whose line it is.
+        follows: the break whose consequence it is, empty for a recompile of its own.
         limit: torch stopped compiling the function after so many versions. It now runs uncompiled.
     """
 
@@ -132,6 +144,10 @@ class Recompile:
     seconds: float = 0.0
     limit: bool = False
     title: str = ""
+    reason: str = ""
+    reader: SourcePlace | None = None
+    owner: str = "yours"
+    follows: str = ""
 
     @property
     def cost(self) -> tuple[bool, int, float]:
@@ -149,6 +165,9 @@ class Recompile:
         """Yield the function, the cause, the cost, the guard and the remedy."""
         yield line(f"recompiled: {self.place.shown}", "bold", (f"  {self.place.function}", "bold red"))
         yield from row("cause", f"{self.title}: {self.subject}")
+        if self.reader:
+            yield from row("read at", f"{self.reader.shown}  {self.reader.code}")
+        yield from row("follows", self.follows)
         yield from row("cost", self.effect)
         yield from row("torch", self.guard)
         yield from row("fix", self.fix, "green")

@@ -8,14 +8,20 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from shiplap.doctor import registry
-from shiplap.doctor.causes import BREAK_CAUSES, classify_message, name_culprit
-from shiplap.doctor.diagnosis import Break, Diagnosis, Skip, SourcePlace
+from shiplap.doctor.causes import BREAK_CAUSES, classify_break, name_culprit, owner_of_break
+from shiplap.doctor.diagnosis import Break, Diagnosis, Recompile, Skip, SourcePlace
 from shiplap.doctor.fix import remedy_for_break
-from shiplap.doctor.places import innermost_of_user, innermost_relevant, make_place, relevant_chain
+from shiplap.doctor.places import (
+    innermost_of_user,
+    innermost_relevant,
+    make_place,
+    relevant_chain,
+)
 from shiplap.doctor.recompiles import group_recompiles
 from shiplap.doctor.sightings import Compilation, Sighting, find_sightings, list_compilations
 from shiplap.doctor.trace import EventTrace, read_trace_files, record_events
@@ -69,11 +75,14 @@ def _wait_for_exit(process: subprocess.Popen[Any]) -> int:
     while True:
         try:
             # A second Ctrl-C must not end the doctor either: the program may need time to write its results.
-            status = process.wait()
-            # subprocess reports a signal as a negative number, a shell as 128 plus its number.
-            return status if status >= 0 else 128 - status
+            return shell_status(process.wait())
         except KeyboardInterrupt:
             continue
+
+
+def shell_status(status: int) -> int:
+    """Return an exit status as a shell reports it: a signal, negative in ``subprocess``, as 128 plus its number."""
+    return status if status >= 0 else 128 - status
 
 
 def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
@@ -118,12 +127,15 @@ def diagnose_trace(
     them.
     """
     compiled = list_compilations(trace)
+    recompiles = tuple(group_recompiles(compiled))
     # A crash may end a compilation before its metrics are written; its start is in the trace.
     started = {(e.process, e.compile_id.partition("/")[0]) for e in trace.events_of_kind("dynamo_start")}
     return Diagnosis(
         target=target,
-        breaks=tuple(_group_breaks(find_sightings(trace, compiled), paths)),
-        recompiles=tuple(group_recompiles(compiled)),
+        breaks=tuple(
+            _name_consequence(b, recompiles) for b in _group_breaks(find_sightings(trace, compiled), compiled, paths)
+        ),
+        recompiles=recompiles,
         skips=tuple(_cuda_graph_skips(compiled)),
         compiled=len(started | {c.frame for c in compiled}),
         graphs=len({(e.process, e.compile_id) for e in trace.events_of_kind("dynamo_output_graph")}),
@@ -134,25 +146,44 @@ def diagnose_trace(
     )
 
 
-def _group_breaks(seen: Iterator[Sighting], paths: tuple[Path, ...]) -> list[Break]:
+def _name_consequence(b: Break, recompiles: tuple[Recompile, ...]) -> Break:
+    """Return a break with the recompiles that it follows from, where it is torch's limit of them."""
+    if b.cause == "recompiles" and any(r.place == b.place and r.limit for r in recompiles):
+        return replace(b, follows=f"the recompiles of {b.place.function} below")
+    return b
+
+
+def _group_breaks(seen: Iterator[Sighting], compiled: list[Compilation], paths: tuple[Path, ...]) -> list[Break]:
     """Return the breaks by line and reason, the most costly first."""
     groups: dict[tuple[str, int, str, str], list[Sighting]] = {}
     for sighting in seen:
         at = innermost_relevant(sighting.stack) or SourcePlace("", 0)
-        cause = classify_message(sighting.message)
+        cause = classify_break(sighting.message, at)
         call = name_culprit(cause, sighting.message, at)
         # One line may break for several reasons, each with a remedy of its own.
         groups.setdefault((at.file, at.line, sighting.message.reason, call), []).append(sighting)
-    return sorted((_make_break(rows, paths) for rows in groups.values()), key=lambda b: b.cost, reverse=True)
+    found = (_make_break(rows, compiled, paths) for rows in groups.values())
+    return sorted(found, key=lambda b: b.cost, reverse=True)
 
 
-def _make_break(rows: list[Sighting], paths: tuple[Path, ...]) -> Break:
+def _operations_around(rows: list[Sighting], compiled: list[Compilation]) -> tuple[int, int]:
+    """Return the operations of the graphs that end at a break, and of those that begin behind it."""
+    keys, at = {(s.process, s.compile_id) for s in rows}, rows[0].stack
+    before = sum(c.operations for c in compiled if c.key in keys)
+    ends = {(p.file, p.line) for p in at}
+    after = max((c.operations for c in compiled if c.resumes_at and (c.file, c.resumes_at) in ends), default=0)
+    return before, after
+
+
+def _make_break(rows: list[Sighting], compiled: list[Compilation], paths: tuple[Path, ...]) -> Break:
     """Return one break from all its sightings."""
     longest = max(rows, key=lambda s: len(s.stack))  # resumed functions are logged without those that called them
     message, at = longest.message, innermost_relevant(longest.stack) or SourcePlace("", 0)
-    cause = classify_message(message)
+    cause = classify_break(message, at)
     call = name_culprit(cause, message, at)
-    fix, example = remedy_for_break(cause, message, at, call, paths)
+    owner = owner_of_break(cause, message, longest.stack)
+    fix, example = remedy_for_break(cause, message, at, call, owner, paths)
+    before, after = _operations_around(rows, compiled)
     entry = registry.entry_by_id(message.registry) if message.registry else None
     return Break(
         place=at,
@@ -173,6 +204,9 @@ def _make_break(rows: list[Sighting], paths: tuple[Path, ...]) -> Break:
         title=BREAK_CAUSES[cause].title,
         why=BREAK_CAUSES[cause].why,
         page=entry.url if entry else "",
+        owner=owner,
+        before=before,
+        after=after,
     )
 
 

@@ -29,6 +29,10 @@ BREAK_FIXES = {
     "print": "move it out of the compiled function, or guard it with `if not torch.compiler.is_compiling():`",
     "system": "do it outside the compiled function and pass the result in as an argument",
     "disabled": "remove the marker; if it hides an opaque call, declare that call with @sl.op instead",
+    "question": "decide it outside the compiled function, or ask it in eager mode only",
+    "class": "define the class at the level of the module",
+    "address": "leave it to the kernel that needs it, or decide it before the compiled function is called",
+    "lock": "take the lock around the call of the compiled function",
     "autograd_function": "declare forward and gradient as one op: @sl.op and @op.backward replace the Function",
     "autograd": "take gradients outside the compiled function; for a gradient of its own give the op @op.backward",
     "context": "enter it outside the compiled function",
@@ -85,16 +89,25 @@ _PRINT_EXAMPLE = """\
 if not torch.compiler.is_compiling():
     __AT__"""
 
+# Only the owner of a marker can remove it.
+_DISABLED_ELSEWHERE = {
+    "torch": "torch breaks the graph here on purpose: call it outside the compiled function, or compile it by itself",
+    "": "{owner} breaks the graph here on purpose: call it outside the compiled function, or ask {owner} about it",
+}
+
 ExampleWriter = Callable[[BreakMessage, SourcePlace, str, tuple[Path, ...]], str]
 
 
 def remedy_for_break(
-    cause: str, message: BreakMessage, place: SourcePlace, call: str, paths: tuple[Path, ...] = ()
+    cause: str, message: BreakMessage, place: SourcePlace, call: str, owner: str, paths: tuple[Path, ...] = ()
 ) -> tuple[str, str]:
     """Return ``(sentence, code)`` for a break. ``paths``: the folders of the program's modules, besides
     ``sys.path``.
     """
-    example = _EXAMPLE_WRITERS.get(cause)
+    if cause == "disabled" and owner != "yours":
+        return _DISABLED_ELSEWHERE.get(owner, _DISABLED_ELSEWHERE[""]).format(owner=owner), ""
+    # Nobody edits a line of an installed package.
+    example = _EXAMPLE_WRITERS.get(cause) if owner == "yours" else None
     return BREAK_FIXES[cause], example(message, place, call, paths) if example else ""
 
 
@@ -107,6 +120,8 @@ def _draft_declaration(message: BreakMessage, place: SourcePlace, call: str, pat
     """Return the skeleton of an op around the call at fault."""
     module, _, name = call.rpartition(".")
     fn = _import_function(module, name, paths) if "qualname" in message.context else None
+    if fn is None and module in ("", "self"):
+        return ""  # a built-in, or a method of an object that only the program has: no declaration can bind it
     # Extension modules are often called _C, and a namespace must not be empty.
     namespace = (module or "mylib").split(".")[0].strip("_") or "mylib"
     signatures = _signatures_of_function(fn, f"{module}:{name}") if fn is not None else []
@@ -179,5 +194,4 @@ _EXAMPLE_WRITERS: dict[str, ExampleWriter] = {
     "foreign": _draft_declaration,
     "launcher": _draft_declaration,
     "numpy": _draft_declaration,
-    "object": _draft_declaration,
 }

@@ -97,6 +97,31 @@ def statement_at(p: SourcePlace) -> ast.stmt | None:
 
 
 @cache
+def find_marked_function(file: str, name: str) -> bool:
+    """Whether a file keeps a function ``name`` of its own from the compiler with ``torch.compiler.disable``."""
+    tree = _parse_file(file)
+    for node in ast.walk(tree) if tree else ():
+        marks: list[ast.expr] = []
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            marks = node.decorator_list
+        elif isinstance(node, ast.Call) and any(ast.unparse(a).rpartition(".")[2] == name for a in node.args):
+            marks = [node.func]
+        if any(re.search(r"\.disable\b", ast.unparse(mark)) for mark in marks):
+            return True
+    return False
+
+
+@cache
+def imported_from(file: str, name: str) -> str:
+    """Return the module from which a file imports ``name``, an empty text where it does not."""
+    tree = _parse_file(file)
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names):
+            return node.module or ""
+    return ""
+
+
+@cache
 def definition_line(file: str, line: int) -> int:
     """Return the line on which the function around ``line`` is defined, below its decorators, or ``line`` itself
     outside of a function.

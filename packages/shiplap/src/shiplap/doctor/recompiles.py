@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from shiplap.doctor.diagnosis import Recompile
-from shiplap.doctor.places import definition_line, make_place
+from shiplap.doctor.diagnosis import Recompile, SourcePlace
+from shiplap.doctor.places import definition_line, make_place, statement_at
 from shiplap.doctor.sightings import Compilation
 
 
@@ -26,6 +28,11 @@ VARIATION_KINDS: dict[str, VariationKind] = {
         "a tensor's size",
         "mark the dim as dynamic before the first call, or compile with dynamic=True; @sl.op keeps dims symbolic",
         "torch._dynamo.mark_dynamic({name}, {dim})  # before the first call",
+    ),
+    "parameter": VariationKind(
+        "the size of a parameter or buffer",
+        "sizes of parameters are fixed unless torch._dynamo.config.force_parameter_static_shapes is False; the other "
+        "way is one size for all, by padding",
     ),
     "small": VariationKind(
         "a size of 0 or 1",
@@ -60,11 +67,25 @@ VARIATION_KINDS: dict[str, VariationKind] = {
         "torch.compile(fn, dynamic=True)  # ints stay symbolic; a float: pass torch.tensor({name})",
     ),
     "attribute": VariationKind(
-        "an attribute of a module or object",
-        "keep counters out of forward, or make the attribute a buffer: self.register_buffer(...)",
-        'self.register_buffer("{leaf}", torch.tensor(0))  # in __init__',
+        "an attribute that differs between objects, or is set between calls",
+        "pass it as an argument; an int attribute of a module varies freely with "
+        "torch._dynamo.config.allow_unspec_int_on_nn_module",
     ),
-    "length": VariationKind("the length of a list or dict", "pass a tensor, or pad to one length"),
+    "counter": VariationKind(
+        "a counter: an attribute that the function itself changes",
+        "count outside the compiled function; an int of a module varies freely with "
+        "torch._dynamo.config.allow_unspec_int_on_nn_module",
+    ),
+    "lazy": VariationKind(
+        "a value that is None at first and created later", "create it before the first call of the compiled function"
+    ),
+    "carried": VariationKind(
+        "a value that torch carries over a graph break", "it is carried over a graph break; remove that break first"
+    ),
+    "length": VariationKind(
+        "the length or the keys of a list, set or dict",
+        "keep it the same from call to call: pass the tensor itself, or pad to one length",
+    ),
     "type": VariationKind("a Python type", "pass one type: always float, or always int, or always a tensor"),
     "identity": VariationKind("which object it was", "create it once, outside the compiled function, and reuse it"),
     "other": VariationKind("something else", "read the guard; what it names has to stay the same from call to call"),
@@ -93,12 +114,18 @@ def parse_failed_guard(reason: str) -> GuardFailure:
     actual 5``.
     """
     guard = _guard_condition(reason)
+    if "Cache line invalidated" in guard or re.match(r"\w*\W*___stack\d", guard):
+        return GuardFailure("carried", (re.search(r"___stack\d+", guard) or ["a freed object"])[0])
     if match := _TENSOR_GUARD.search(guard):
-        return _parse_tensor_guard(match)
+        return _parse_tensor_guard(match, reason)
+    if match := re.fullmatch(r"not ([\w.\[\]'\"]+)", guard):
+        return GuardFailure("length", plain_source(match[1]))
     name = _source_of_guard(guard)
     # Guards on types and objects may contain "==" as well, so they are tried first.
     if "___check_type_id" in guard or "type(" in guard:
         return GuardFailure("type", name)
+    if match := re.fullmatch(r"(.+) is None", guard):
+        return GuardFailure("lazy", plain_source(match[1]), ("None",))
     if "___check_obj_id" in guard or " is " in guard:
         return GuardFailure("identity", name)
     if "GLOBAL_STATE" in guard or "grad_mode" in guard or "requires_grad" in guard:
@@ -106,32 +133,64 @@ def parse_failed_guard(reason: str) -> GuardFailure:
     if re.search(r"\.size\(\)|\.shape|size\(\)\[", guard):
         return GuardFailure("small" if re.search(r"(^|\D)[012]( |$)", guard) else "size", guard)
     if guard.startswith("len("):
-        return GuardFailure("length", guard.partition(" ")[0])
+        return GuardFailure("length", plain_source(guard[4:].partition(")")[0]))
+    if re.search(r"___\w*(contains|keys)", guard) or re.match(r"(not )?.+ (not )?in \S+$", guard):
+        return GuardFailure("length", plain_source(re.findall(r"[\w.]+", guard)[-1]) if " in " in guard else name)
     if match := _EQUALITY_GUARD.match(guard):
-        return GuardFailure("attribute" if "." in match["name"] else "value", match["name"], (match["old"],))
+        name = plain_source(match["name"])
+        return GuardFailure("attribute" if "." in name else "value", name, (match["old"],))
     return GuardFailure("other", name or guard)
 
 
-def _parse_tensor_guard(match: re.Match[str]) -> GuardFailure:
+def plain_source(name: str) -> str:
+    """Return a variable as its program spells it: ``self.attn`` of ``L['self']._modules['attn']``."""
+    name = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", name)
+    return re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", name)
+
+
+def _parse_tensor_guard(match: re.Match[str], reason: str) -> GuardFailure:
     """Return the property that varied from a guard on a tensor."""
     values = tuple(v for v in (match["old"], match["new"]) if v)
     cause = _KIND_OF_TENSOR_GUARD.get(match["what"].split()[-1], "device")
     # torch compiles sizes 0 and 1 apart even where a dim is dynamic.
     if cause == "size" and {"0", "1"} & set(values):
         cause = "small"
-    return GuardFailure(cause, match["name"] + (f", dim {match['dim']}" if match["dim"] is not None else ""), values)
+    if cause in ("size", "small") and ("parameter" in reason or re.search(r"_parameters|_buffers", match["name"])):
+        cause = "parameter"
+    return GuardFailure(
+        cause, plain_source(match["name"]) + (f", dim {match['dim']}" if match["dim"] is not None else ""), values
+    )
 
 
 def _guard_condition(reason: str) -> str:
     """Return the condition of a guard, without its version, source line and stack."""
     first = re.sub(r"^\d+/\d+: ", "", reason.strip().splitlines()[0])
-    return re.split(r"\s+# |\s+\(HINT", first)[0].strip()
+    return re.split(r"\s+# |\s+\(HINT|\. Guard failed", first)[0].strip()
 
 
 def _source_of_guard(guard: str) -> str:
     """Return the expression that a guard is about."""
     match = re.search(r"\(([^,()]+)", guard) or re.match(r"(?:not )?([\w.\[\]']+)", guard)
-    return match[1] if match else ""
+    return plain_source(match[1]) if match else ""
+
+
+def find_reader(reason: str, file: str) -> SourcePlace | None:
+    """Return the line that read what a guard is about, from torch's ``# y = x[n]  # model.py:12 in forward``."""
+    match = re.search(r"#\s+(\S*?):(\d+) in (\w+)", reason)
+    if match is None:
+        return None
+    # torch shortens the paths of files to their last parts.
+    path = Path(match[1]) if Path(match[1]).is_file() or not file.endswith(match[1]) else Path(file)
+    return make_place(str(path), int(match[2]), match[3]) if path.is_file() else None
+
+
+def _is_written(subject: str, place: SourcePlace) -> bool:
+    """Whether the function at ``place`` assigns the attribute ``subject``."""
+    function = statement_at(place)
+    for node in ast.walk(function) if function else ():
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node) == subject:
+            return True
+    return False
 
 
 def group_recompiles(compiled: Iterable[Compilation]) -> list[Recompile]:
@@ -142,6 +201,12 @@ def group_recompiles(compiled: Iterable[Compilation]) -> list[Recompile]:
         if reason and c.file:
             failure = parse_failed_guard(str(reason))
             start = definition_line(c.file, c.line)  # a function that goes on after a break is the same function
+            if failure.cause == "attribute":
+                at = find_reader(str(reason), c.file)
+                written = _is_written(failure.subject, make_place(c.file, start)) or (
+                    at and _is_written(failure.subject, make_place(at.file, definition_line(at.file, at.line)))
+                )
+                failure = replace(failure, cause="counter") if written else failure
             groups.setdefault((c.file, start, failure.cause, failure.subject), []).append((c, str(reason), failure))
     return sorted(map(_make_recompile, groups.values()), key=lambda r: r.cost, reverse=True)
 
@@ -151,16 +216,24 @@ def _make_recompile(rows: list[tuple[Compilation, str, GuardFailure]]) -> Recomp
     (first, reason, failure), varied = rows[0], VARIATION_KINDS[rows[0][2].cause]
     subject, _, dim = failure.subject.partition(", dim ")
     example = varied.example.replace("{name}", subject).replace("{dim}", dim or "0")
-    stack0 = subject.startswith("___")  # a value that torch itself carries over a graph break
+    # An example names a variable of the program, which only a plain name is.
+    example = example if subject.isidentifier() else ""
+    place = make_place(first.file, definition_line(first.file, first.line), first.function)
+    reader = find_reader(reason, first.file)
+    carried = failure.cause == "carried" or subject.startswith("___")
     return Recompile(
-        place=make_place(first.file, definition_line(first.file, first.line), first.function),
+        place=place,
         cause=failure.cause,
         title=varied.title,
         subject=failure.subject,
         values=tuple(dict.fromkeys(v for _, _, f in rows for v in f.values)),
         guard=_guard_condition(reason),
-        fix="it is carried over a graph break; remove that break first" if stack0 else varied.fix,
-        example="" if stack0 else example.replace("{leaf}", subject.rpartition(".")[2]),
+        fix=VARIATION_KINDS["carried"].fix if carried else varied.fix,
+        example="" if carried else example,
+        reason=reason,
+        reader=reader,
+        owner=(reader or place).package or "yours",
+        follows="a graph break in the same function" if carried else "",
         times=len(rows),
         seconds=sum(c.seconds for c, _, _ in rows),
         limit=any("recompile limit" in str(c.metrics.get("fail_reason")) for c, _, _ in rows),

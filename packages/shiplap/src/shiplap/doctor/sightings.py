@@ -49,6 +49,17 @@ class Compilation:
         return self.process, self.compile_id.partition("/")[0]
 
     @property
+    def operations(self) -> int:
+        """The number of operations in its graph."""
+        return int(self.metrics.get("graph_op_count") or 0)
+
+    @property
+    def resumes_at(self) -> int:
+        """The line at which torch goes on after a break, 0 for a function that begins at its start."""
+        match = re.fullmatch(r"torch_dynamo_resume_in_.+_at_(\d+)", self.function)
+        return int(match[1]) if match else 0
+
+    @property
     def key(self) -> tuple[int, str]:
         """The process and the id of this compilation."""
         return self.process, self.compile_id

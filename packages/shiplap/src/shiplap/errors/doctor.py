@@ -24,5 +24,17 @@ register(
             "The doctor sees graph breaks only while torch.compile compiles a function that is called.",
             "call the torch.compile'd function in the program; unset TORCH_COMPILE_DISABLE and TORCHDYNAMO_DISABLE",
         ),
+        (
+            "SL703",
+            "the program cannot be run in a scratch copy",
+            "Remedies are tried in a copy of the program's folder, which Python runs as a script or as a module.",
+            "start it as: shiplap doctor --try -- python script.py, in the folder of the program",
+        ),
+        (
+            "SL704",
+            "two runs of the unchanged program differ",
+            "Remedies are judged by the results of compiled functions, which have to be the same in two runs.",
+            "seed what the program draws at random, and leave clocks out of its results",
+        ),
     ],
 )

@@ -15,7 +15,7 @@ from shiplap.safe_io.files import (
     unsafe_reason,
 )
 from shiplap.safe_io.parse import ParseLimits, build_yaml, compose_yaml, parse_json
-from shiplap.safe_io.write import copy_whole, host_name, write_bytes, write_text, write_whole
+from shiplap.safe_io.write import append_text, copy_whole, host_name, write_bytes, write_text, write_whole
 
 __all__ = [
     "CODE",
@@ -25,6 +25,7 @@ __all__ = [
     "Distrusted",
     "OwnershipRule",
     "ParseLimits",
+    "append_text",
     "build_yaml",
     "check_content",
     "compose_yaml",

@@ -21,6 +21,12 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def append_text(path: str | os.PathLike[str], text: str) -> None:
+    """Append to a text file in one write, and make the file where there is none."""
+    with os.fdopen(open_for_writing(path, append=True), "ab") as file:
+        file.write(text.encode())
+
+
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """Write ``content`` to ``path``, in the way of :func:`write_text`."""
     with os.fdopen(open_for_writing(path), "wb") as file:

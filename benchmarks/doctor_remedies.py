@@ -1,0 +1,83 @@
+"""How many breaks and recompiles of small programs get a remedy that was shown to remove them.
+
+    python benchmarks/doctor_remedies.py [NAME ...] [--programs FOLDER] [--json]
+
+``--json`` records all programs; with names, it renews those in the record and keeps the others.
+
+Each program of ``benchmarks/doctor/`` is written after a public report, which its first line names. Its remedies are
+tried as ``shiplap doctor --try`` tries them, without the measurement of times. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from _record import ROOT, record, write
+
+from shiplap.doctor import try_remedies
+from shiplap.errors import ShiplapError
+
+RESULT = ROOT / "benchmarks" / "results" / "doctor_remedies.json"
+
+
+def treat(program: Path) -> dict[str, Any]:
+    """Return the entries of one program, each with the remedy that helped or the reasons why none did."""
+    os.chdir(program.parent)
+    report = program.read_text().splitlines()[0].strip('"')
+    try:
+        treated = try_remedies([sys.executable, program.name], measure=False)
+    except ShiplapError as e:
+        return {"report": report, "error": str(e).splitlines()[0], "entries": []}
+    entries = [
+        {
+            "line": t.where.rpartition(":")[2],
+            "call": t.call,
+            "cause": t.cause,
+            "owner": t.owner,
+            "remedy": (t.remedy if t.removed else "") or ("with another" if t.with_others else ""),
+            "reduced": list(t.times) if t.remedy and not t.removed else [],
+            "caveat": t.caveat,
+            "refused": t.refused,
+            "compared": t.outputs + t.gradients,
+        }
+        for t in treated.tried
+    ]
+    counts = [len(d.breaks) + len(d.recompiles) for d in (treated.before, treated.after)]
+    return {"report": report, "before": counts[0], "after": counts[1], "entries": entries}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--programs", type=Path, default=ROOT / "benchmarks" / "doctor")
+    parser.add_argument("--json", action="store_true", help="write the record")
+    arguments = parser.parse_args()
+    found: dict[str, dict[str, Any]] = {}
+    if arguments.json and arguments.names and RESULT.is_file():
+        found = json.loads(RESULT.read_text())["programs"]
+    for program in sorted(arguments.programs.resolve().glob("*.py")):
+        if arguments.names and program.stem not in arguments.names:
+            continue
+        result = found[program.stem] = treat(program)
+        print(f"{program.stem}: {result.get('error', '')}", flush=True)
+        for e in result["entries"]:
+            left = "; ".join(f"{k}: {v}" for k, v in e["refused"].items())
+            print(
+                f"  {e['line']:>4} {e['call'][:40]:40} {e['cause'][:44]:44} {e['remedy'] or 'no remedy: ' + left[:300]}"
+            )
+    entries = [e for result in found.values() for e in result["entries"]]
+    removed = sum(bool(e["remedy"]) for e in entries)
+    print(f"{removed} of {len(entries)} entries in {len(found)} programs have a remedy that was shown to remove them")
+    if arguments.json:
+        found = dict(sorted(found.items()))
+        sources = ["packages/shiplap/src/shiplap/doctor/*.py", "benchmarks/doctor/*.py"]
+        write(RESULT, record(sources, ["shiplap"], removed=removed, entries=len(entries), programs=found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""Checks of an operator that has no declaration: its calls are compared with other calls of itself.
+
+Each check takes ``op``, and ``make``, which returns fresh arguments by name. It returns the problem as text, "" for
+none, and raises ``NotApplicable`` where the op cannot show anything. A finding's script contains the text of this
+module and of ``tensors``, so that both import torch alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.gradcheck import GradcheckError
+
+from shiplap.audit.installed.tensors import map_tensors, shifted, strided, tensors_in, transposed
+
+Make = Callable[[], dict[str, Any]]
+
+
+class NotApplicable(Exception):
+    """The op refuses what a check needs, by an error of its own."""
+
+
+class MissingRegistration(Exception):
+    """Something that torch asks of an operator is not registered."""
+
+
+def call_op(op: Any, arguments: dict[str, Any]) -> Any:
+    """Return ``op(**arguments)`` for a fixed state of torch's random numbers. Whatever it raises is its refusal."""
+    named = {a.name for a in op._schema.arguments if a.kwarg_only}
+    torch.manual_seed(0)
+    try:
+        return op(
+            *[v for n, v in arguments.items() if n not in named], **{n: v for n, v in arguments.items() if n in named}
+        )
+    except MissingRegistration:
+        raise
+    except Exception as e:
+        raise NotApplicable(f"{type(e).__name__}: {e}") from e
+
+
+def difference(result: Any, expected: Any, tolerance: float = 1e-4) -> str:
+    """Return where two results differ by more than ``tolerance`` of the largest expected value, "" if nowhere."""
+    left, right = tensors_in(result), tensors_in(expected)
+    if len(left) != len(right):
+        return f"{len(left)} tensors in place of {len(right)}"
+    for number, (a, b) in enumerate(zip(left, right, strict=True)):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"result {number}: {tuple(a.shape)} {a.dtype} in place of {tuple(b.shape)} {b.dtype}"
+        if not a.numel():
+            continue
+        a, b = a.detach(), b.detach()
+        if not (a.dtype.is_floating_point or a.dtype.is_complex):
+            if not torch.equal(a, b):
+                return f"result {number}: {int((a != b).sum())} of {a.numel()} values differ"
+            continue
+        wide = torch.complex128 if a.dtype.is_complex else torch.float64
+        a, b = a.to(wide), b.to(wide)
+        finite = torch.isfinite(b)
+        if not torch.equal(torch.isfinite(a), finite):
+            return f"result {number}: other values are infinite or NaN"
+        if not finite.any():
+            continue
+        size, error = b[finite].abs().max().item(), (a[finite] - b[finite]).abs().max().item()
+        if error > tolerance * max(size, 1e-30):
+            return f"result {number}: differs by {error:.3g}, where the largest value is {size:.3g}"
+    return ""
+
+
+def written_names(op: Any) -> set[str]:
+    """Return the names of the arguments that the schema says the op writes to."""
+    return {a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+
+
+def aliased_names(op: Any) -> set[str]:
+    """Return the names of the arguments that the schema says a result may share memory with."""
+    return {a.name for a in op._schema.arguments if a.alias_info is not None}
+
+
+def check_repeat(op: Any, make: Make) -> str:
+    """Two calls with equal arguments give equal results."""
+    first, second = call_op(op, make()), call_op(op, make())
+    problem = difference(second, first, 1e-5)
+    return problem and f"a second call with equal arguments gives something else: {problem}"
+
+
+def check_uninitialized(op: Any, make: Make) -> str:
+    """No result holds memory that nothing has written: torch fills new memory with NaN or the largest integer here."""
+    expected = call_op(op, make())
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        result = call_op(op, make())
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    problem = difference(result, expected, 1e-3)
+    return problem and f"a result holds memory that was never written: {problem} once new memory is filled"
+
+
+def check_mutation(op: Any, make: Make) -> str:
+    """No argument is written to but those that the schema names."""
+    arguments, declared = make(), written_names(op)
+    before = map_tensors(arguments, torch.clone)
+    call_op(op, arguments)
+    for name, value in arguments.items():
+        if name not in declared and (problem := difference(value, before[name], 0.0)):
+            return f"the op writes to {name}, which its schema does not say: {problem}"
+    return ""
+
+
+def check_alias(op: Any, make: Make) -> str:
+    """No result shares memory with an argument that the schema does not name, or with another result."""
+    arguments, allowed = make(), aliased_names(op)
+    results = [t for t in tensors_in(call_op(op, arguments)) if t.numel()]
+    owners = {
+        t.untyped_storage().data_ptr(): name
+        for name, value in arguments.items()
+        if name not in allowed
+        for t in tensors_in(value)
+        if t.numel()
+    }
+    places = [t.untyped_storage().data_ptr() for t in results]
+    for number, place in enumerate(places):
+        if place in owners:
+            return f"result {number} shares the memory of {owners[place]}, which the schema does not say"
+        if place in places[:number] and not allowed:
+            return f"results {places.index(place)} and {number} share memory, which the schema does not say"
+    return ""
+
+
+def check_layout(op: Any, make: Make) -> str:
+    """A tensor of other strides, or one that does not begin its memory, gives the same result or is refused."""
+    expected, declared = call_op(op, make()), written_names(op)
+    refused = ""
+    for name in (n for n, v in make().items() if tensors_in(v) and n not in declared):
+        for change in (strided, transposed, shifted):
+            arguments = make()
+            arguments[name] = map_tensors(arguments[name], change)
+            try:
+                result = call_op(op, arguments)
+            except NotApplicable as e:
+                refused = str(e)
+                continue
+            if problem := difference(result, expected):
+                return f"{name} {change.__name__} (equal values, other strides or offset): {problem}"
+    if refused:
+        raise NotApplicable(refused)
+    return ""
+
+
+def check_fake(op: Any, make: Make) -> str:
+    """What the op returns for tensors without data has the shapes, dtypes and strides of what it really returns."""
+    real = tensors_in(call_op(op, make()))
+    arguments = map_tensors(make(), lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"))
+    named = {a.name for a in op._schema.arguments if a.kwarg_only}
+    try:
+        made = op(
+            *[v for n, v in arguments.items() if n not in named], **{n: v for n, v in arguments.items() if n in named}
+        )
+    except NotImplementedError as e:
+        raise MissingRegistration("no fake implementation") from e
+    except Exception as e:
+        if (
+            "unbacked" in str(e)
+            or "DataDependent" in type(e).__name__
+            or "get_ctx" in str(e)
+            or "meta tensor" in str(e)
+        ):
+            raise NotApplicable("sizes of results depend on data") from e
+        return f"the fake implementation refuses a call that the kernel takes: {type(e).__name__}: {e}"
+    fakes = tensors_in(made)
+    if len(fakes) != len(real):
+        return f"the fake implementation returns {len(fakes)} tensors, the kernel {len(real)}"
+    for number, (fake, true) in enumerate(zip(fakes, real, strict=True)):
+        if fake.shape != true.shape or fake.dtype != true.dtype:
+            return (
+                f"result {number}: the fake implementation returns {tuple(fake.shape)} {fake.dtype}, "
+                f"the kernel {tuple(true.shape)} {true.dtype}"
+            )
+        steps = [(a, b) for n, a, b in zip(true.shape, fake.stride(), true.stride(), strict=True) if n > 1]
+        if true.numel() and any(a != b for a, b in steps):
+            return f"result {number}: strides {fake.stride()} of the fake implementation, {true.stride()} of the kernel"
+    return ""
+
+
+def check_precision(op: Any, make: Make) -> str:
+    """What is computed in float32 is close to what the same op computes in float64."""
+    if not any(t.dtype is torch.float32 for t in tensors_in(make())):
+        raise NotApplicable("no argument in float32")
+    result = call_op(op, make())
+    wide = call_op(op, map_tensors(make(), lambda t: t.double() if t.dtype is torch.float32 else t))
+    if not any(t.dtype is torch.float64 for t in tensors_in(wide)):
+        raise NotApplicable("float64 gives no result in float64")
+    narrow = map_tensors(wide, lambda t: t.float() if t.dtype is torch.float64 else t)
+    problem = difference(result, narrow, 1e-2)
+    return problem and f"as float64 the same values give something else than as float32: {problem}"
+
+
+def check_gradient(op: Any, make: Make) -> str:
+    """The gradients are those of finite differences in float64."""
+
+    def differentiable(t: torch.Tensor) -> torch.Tensor:
+        return t.double().requires_grad_() if t.dtype in (torch.float32, torch.float64) else t
+
+    if written_names(op):
+        raise NotApplicable("the op writes to an argument")
+    arguments = map_tensors(make(), differentiable)
+    inputs = [t for t in tensors_in(arguments) if t.requires_grad]
+    if not inputs or sum(t.numel() for t in inputs) > 600:
+        raise NotApplicable("no argument of floats, or too many values for finite differences")
+    results = tensors_in(call_op(op, arguments))
+    plain = tensors_in(call_op(op, make()))
+    in_float64 = [t.float() if t.dtype is torch.float64 else t for t in results]
+    if not any(t.dtype is torch.float64 for t in results) or difference(plain, in_float64, 1e-2):
+        raise NotApplicable("float64 is not computed in float64")
+    if any(not t.dtype.is_floating_point for t in results) and not any(t.requires_grad for t in results):
+        raise NotApplicable("no result of floats")
+    if not any(t.requires_grad for t in results):
+        raise MissingRegistration("no gradient: results do not require one where arguments do")
+
+    def function(*changed: torch.Tensor) -> Any:
+        left = iter(changed)
+        values = map_tensors(arguments, lambda t: next(left) if t.requires_grad else t)
+        return tuple(t for t in tensors_in(call_op(op, values)) if t.requires_grad)
+
+    torch.manual_seed(0)
+    try:
+        torch.autograd.gradcheck(function, inputs, eps=1e-6, atol=1e-4, rtol=1e-3, nondet_tol=1e-6, fast_mode=False)
+    except GradcheckError as e:
+        if "no graph" in str(e):
+            raise MissingRegistration("no gradient of an argument") from e
+        return f"gradients differ from finite differences: {' '.join(str(e).split())[:300]}"
+    except NotImplementedError as e:
+        raise MissingRegistration("no gradient") from e
+    except RuntimeError as e:
+        if "not implemented" in str(e) or "does not require grad" in str(e) or "no autograd" in str(e):
+            raise MissingRegistration("no gradient") from e
+        return f"the backward raises: {e}"
+    return ""
+
+
+def check_compile(op: Any, make: Make) -> str:
+    """A compiled call, in one graph with sizes that vary, gives what an eager call gives."""
+    expected = call_op(op, make())
+
+    def function(arguments: dict[str, Any]) -> Any:
+        return op(*arguments.values())
+
+    if any(a.kwarg_only for a in op._schema.arguments) or not tensors_in(expected):
+        raise NotApplicable("keyword arguments, or no tensor in the result")
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    try:
+        result = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")(make())
+    except Exception as e:
+        text = " ".join(str(e).split())
+        if "no fake impl" in text or "Meta" in text or "fake" in text.lower() or "data-dependent" in text.lower():
+            raise MissingRegistration("no fake implementation for compiled code") from e
+        return f"a compiled call raises where an eager one does not: {type(e).__name__}: {text[:200]}"
+    problem = difference(result, expected)
+    return problem and f"a compiled call gives something else: {problem}"
+
+
+def check_crash(op: Any, make: Make) -> str:
+    """The process survives the call."""
+    call_op(op, make())
+    return ""
+
+
+BY_NAME: dict[str, Callable[[Any, Make], str]] = {
+    "repeat": check_repeat,
+    "uninitialized": check_uninitialized,
+    "mutation": check_mutation,
+    "alias": check_alias,
+    "layout": check_layout,
+    "fake": check_fake,
+    "precision": check_precision,
+    "gradient": check_gradient,
+    "compile": check_compile,
+    "crash": check_crash,
+}

@@ -1,0 +1,266 @@
+"""Audit the ops of an installed package, each in processes of its own, without a declaration."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shiplap import safe_io
+from shiplap.audit.child_process import ChildDeath, ChildLimits, SendEvent, stream_events
+from shiplap.audit.installed import checks
+from shiplap.audit.installed.recipes import CallRecipe, evaluate, malformed_calls, recipe_of_call
+from shiplap.audit.installed.result import InstalledFinding, InstalledOp
+from shiplap.audit.installed.script import write_script
+from shiplap.audit.installed.search import search_calls, why_refused
+from shiplap.sampling.run import suppress_warnings
+from shiplap.scaffold.calls import DispatchedCall
+from shiplap.scaffold.schema import SchemaForm, UndeclarableSchema, parse_schema
+from shiplap.torch_private.dispatcher_library import Overload
+
+CHECKS = tuple(name for name in checks.BY_NAME if name != "crash")  # of a call as it is
+_FIRST = ("repeat", "uninitialized")  # where these fail, comparisons of the same call say nothing more
+OTHER_SIZES = (0, 1, 33)  # in place of each size that a call has
+_RESTARTS = 24  # of a search whose calls end the process
+_DEATHS = 6  # after which the rest of the jobs of one op is given up
+_MOST_VALUES = 1_000_000  # of all tensors of a call with other sizes
+_LIMITS = ChildLimits(busy_s=20.0, idle_s=10.0)
+
+
+@dataclass(frozen=True)
+class InstalledRequest:
+    """The options of an audit of a package. ``seconds``: of the search for calls of one op."""
+
+    package: str
+    version: str
+    seed: int
+    seconds: float = 6.0
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A check of one call. ``note`` says what was changed in the call."""
+
+    check: str
+    texts: Mapping[str, str]
+    origin: str
+    note: str = ""
+
+
+def audit_installed_ops(
+    ops: Mapping[str, Overload],
+    recorded: Mapping[str, Sequence[DispatchedCall]],
+    asked: InstalledRequest,
+    jobs: int = 1,
+    done: Callable[[InstalledOp], None] = lambda op: None,
+) -> list[InstalledOp]:
+    """Return the result of each op, in the order of ``ops``. ``done`` is called with each as it is ready."""
+
+    def audit_one(name: str) -> InstalledOp:
+        result = audit_installed_op(name, ops[name], recorded.get(name, ()), asked)
+        done(result)
+        return result
+
+    # Threads suffice: each op runs in processes of its own, for which a thread only waits.
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(audit_one, ops))
+
+
+def audit_installed_op(
+    name: str, op: Overload, recorded: Sequence[DispatchedCall], asked: InstalledRequest
+) -> InstalledOp:
+    """Return what the checks find in one op, in calls that were recorded or else are searched for."""
+    try:
+        form = parse_schema(op._schema)
+    except UndeclarableSchema as e:
+        return InstalledOp(name, unreached=str(e))
+    planned, crashes, reason = _plan_jobs(op, form, recorded, asked)
+    result = _run_jobs(name, op, planned)
+    if crashes and not any(f.check == "crash" for f in result.findings):
+        result = replace(result, findings=(crashes[0], *result.findings))
+    if not planned:
+        result = replace(result, unreached=reason)
+    return _reproduced(result, asked)
+
+
+def _plan_jobs(
+    op: Overload, form: SchemaForm, recorded: Sequence[DispatchedCall], asked: InstalledRequest
+) -> tuple[list[_Job], list[InstalledFinding], str]:
+    """Return the jobs of one op, the calls of the search that ended its process, which are not tried again, and the
+    reason where there are no jobs.
+    """
+    reason = "no call that was tried is taken"
+    avoided: list[str] = []
+    crashes: list[InstalledFinding] = []
+    end = time.monotonic() + asked.seconds
+    for attempt in range(_RESTARTS + 1):
+        left = end - time.monotonic()
+        if left <= 0:
+            break
+
+        def search(send: SendEvent, seed: int = asked.seed + attempt, left: float = left) -> None:
+            with suppress_warnings():
+                calls = [recipe_of_call(call, seed + i) for i, call in enumerate(recorded)]
+                calls = [c for c in calls if not why_refused(op, c, wrap="")] or search_calls(
+                    op, form, seed, left, avoided, send
+                )
+                send({"kind": "jobs", "jobs": [asdict(j) for c in calls for j in _jobs_of_call(c, form)]})
+
+        tried: dict[str, str] = {}
+        for event in stream_events(search, _LIMITS):
+            if isinstance(event, ChildDeath):
+                avoided.append(repr(tried))
+                if tried and _is_crash(event):
+                    note = "arguments that the schema admits, drawn by a search"
+                    crashes.append(InstalledFinding(form.name, "crash", str(event), tried, "found by a search", note))
+            elif event["kind"] == "try":
+                tried = event["texts"]
+            elif event["kind"] == "unreached":
+                return [], crashes, event["reason"]
+            elif event["jobs"]:
+                return [_Job(**job) for job in event["jobs"]], crashes, ""
+    return [], crashes, reason
+
+
+def _is_crash(death: ChildDeath) -> bool:
+    """Whether a process ended by itself, not by our limits of time and memory."""
+    return death.how.startswith(("crashed", "the process exited"))
+
+
+def _jobs_of_call(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
+    """Yield the checks of a call, of the call with other sizes, and of malformed ones."""
+    texts = call.texts()
+    for check in CHECKS:
+        yield _Job(check, texts, call.origin)
+    sizes = sorted({n for _, t in call.tensors() for n in t.shape if n > 1})
+    for size in sizes:
+        for other in OTHER_SIZES:
+            resized, note = call.with_size(size, other), f"{other} in place of each size {size}"
+            if sum(math.prod(t.shape) for _, t in resized.tensors()) > _MOST_VALUES:
+                continue
+            yield _Job("crash", resized.texts("guarded"), call.origin, note)
+            yield _Job("fake", resized.texts(), call.origin, note)
+            if other > 1:
+                for check in (*_FIRST, "layout"):
+                    yield _Job(check, resized.texts(), call.origin, note)
+    for note, malformed in malformed_calls(call, form):
+        yield _Job("crash", malformed.texts("guarded"), call.origin, note)
+
+
+def _run_jobs(name: str, op: Overload, jobs: Sequence[_Job]) -> InstalledOp:
+    """Run all jobs, in a new process after each that ends one, and keep the first finding of each check."""
+    found: dict[str, InstalledFinding] = {}
+    missing: dict[str, None] = {}
+    looked = deaths = first = 0
+    while first < len(jobs) and deaths <= _DEATHS:
+        start = at = first
+        for event in stream_events(lambda send, start=start: _run_in_child(op, jobs, start, send), _LIMITS):  # type: ignore[misc]
+            job = jobs[at] if isinstance(event, ChildDeath) else jobs[event["job"]]
+            if isinstance(event, ChildDeath):
+                deaths += 1
+                if not _is_crash(event):  # too much memory or time: nothing is known of the call
+                    continue
+                finding = InstalledFinding(
+                    name, "crash", f"{job.check}: {event}" if job.check != "crash" else str(event), job.texts,
+                    job.origin, job.note,
+                )  # fmt: skip
+                found.setdefault("crash", finding)
+            elif event["kind"] == "begin":
+                at = event["job"]
+            else:
+                looked += event["kind"] == "looked"
+                if text := event.get("missing"):
+                    missing[text] = None
+                if text := event.get("problem"):
+                    found.setdefault(
+                        job.check, InstalledFinding(name, job.check, text, job.texts, job.origin, job.note)
+                    )
+        first = at + 1
+    calls = len({repr(job.texts) for job in jobs if job.check == "repeat"})
+    return InstalledOp(name, calls, looked, findings=tuple(found.values()), missing=tuple(missing))
+
+
+def _run_in_child(op: Overload, jobs: Sequence[_Job], first: int, send: SendEvent) -> None:
+    """Run the jobs from ``first`` on. Each is announced, so that the parent knows which one ended the process."""
+    done: set[str] = set()  # checks that have found something: one finding of each is enough
+    unsteady: list[Mapping[str, str]] = []  # calls whose results are not a function of the arguments
+    with suppress_warnings():
+        for number in range(first, len(jobs)):
+            job = jobs[number]
+            send({"kind": "begin", "job": number})
+            if job.check in done or (job.texts in unsteady and job.check not in _FIRST):
+                continue
+            event = _run_check(op, job)
+            if event.get("problem"):
+                done.add(job.check)
+                if job.check in _FIRST:
+                    unsteady.append(job.texts)
+            send({**event, "job": number})
+
+
+def _run_check(op: Overload, job: _Job) -> dict[str, Any]:
+    """Return what one check says of one call."""
+    check = checks.BY_NAME[job.check]
+    try:
+        return {"kind": "looked", "problem": check(op, lambda: evaluate(job.texts))[:400]}
+    except checks.NotApplicable as e:
+        return {"kind": "skipped", "reason": str(e)[:200]}
+    except checks.MissingRegistration as e:
+        return {"kind": "skipped", "missing": str(e)}
+    except (RuntimeError, ValueError, IndexError, TypeError) as e:  # the arguments cannot be made, or the check cannot
+        return {"kind": "skipped", "reason": f"{type(e).__name__}: {e}"[:200]}
+
+
+def _reproduced(result: InstalledOp, asked: InstalledRequest) -> InstalledOp:
+    """Return the result with the findings whose script shows them again in a fresh process."""
+    kept, lost = [], []
+    for finding in result.findings:
+        text = write_script(finding, asked.package, asked.version)
+        folder = asked.folder
+        file = None if folder is None else folder / f"{finding.op.replace('::', '.')}-{finding.check}.py"
+        if _script_shows(text):
+            if file is not None:
+                safe_io.write_text(file, text)
+            kept.append(replace(finding, script=file.name if file else ""))
+        else:
+            lost.append(finding.check)
+    return replace(result, findings=tuple(kept), unreproduced=tuple(lost))
+
+
+def _script_shows(text: str) -> bool:
+    """Whether a fresh process that runs the script ends by the finding."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False, env=None
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    return done.returncode < 0 or "AssertionError" in done.stderr
+
+
+def prepare_process() -> None:
+    """Import the compiler, before processes are forked that would each import it for seconds."""
+    import torch
+
+    torch.compile(torch.sin, backend="aot_eager")(torch.ones(1))
+
+
+def stored_results(file: Path) -> dict[str, InstalledOp]:
+    """Return the results of a run that was interrupted, by op. A line that was cut short is left out."""
+    results: dict[str, InstalledOp] = {}
+    if file.is_file():
+        for text in file.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(msgspec.DecodeError):
+                result = msgspec.json.decode(text, type=InstalledOp)
+                results[result.op] = result
+    return results

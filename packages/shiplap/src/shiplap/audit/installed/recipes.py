@@ -1,0 +1,253 @@
+"""Calls as recipes: an argument is the Python text that builds it, so that a finding's script builds it again."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from shiplap.audit.installed import tensors
+from shiplap.scaffold.calls import DispatchedCall, SeenTensor
+from shiplap.scaffold.schema import SchemaField, SchemaForm
+
+_INDICES = re.compile(r"ind(ex|ices)?s?\b|idx|segment|label|row|col|bag|perm|ids?\b|roi_ix|table", re.IGNORECASE)
+_OFFSETS = re.compile(r"offset|cumsum|indptr|splits|cu_seq", re.IGNORECASE)
+_LENGTHS = re.compile(r"length|count|batch_size_per|repeats", re.IGNORECASE)
+_MASKS = re.compile(r"mask|is_|has_", re.IGNORECASE)
+_DTYPES = ("float32", "int64", "int32", "float64", "uint8", "int8", "bfloat16", "float16", "bool")
+# As torch's C++ names them in errors.
+_NAMED_DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "long": "int64",
+    "int": "int32",
+    "byte": "uint8",
+    "char": "int8",
+    "half": "float16",
+}
+_SCALARS: dict[str, tuple[Any, ...]] = {
+    "int": (1, 2, 0, 4, 8, 3, 32, 64, 128),
+    "SymInt": (1, 2, 4, 6, 8, 0, 3, 32, 64),
+    "float": (1.0, 0.5, 0.0, 0.1),
+    "bool": (False, True),
+    "Scalar": (1, 2, 0.5),
+    "str": ("", "mean", "sum", "none"),
+    "ScalarType": (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8),
+    "Device": (torch.device("cpu"),),
+    "Layout": (torch.strided,),
+    "MemoryFormat": (torch.contiguous_format,),
+}
+
+
+@dataclass(frozen=True)
+class TensorRecipe:
+    """A tensor: its dtype, shape, seed and the range of its values. ``last``: it holds ascending offsets up to that."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    seed: int
+    low: float = 0.0
+    high: float = 0.0
+    last: int | None = None
+
+    def __str__(self) -> str:
+        if self.last is not None:
+            return f"offsets({self.seed}, torch.{self.dtype}, {self.shape}, {self.last})"
+        bounds = f", {self.low!r}, {self.high!r}" if (self.low, self.high) != (0.0, 0.0) else ""
+        return f"tensor({self.seed}, torch.{self.dtype}, {self.shape}{bounds})"
+
+
+ArgumentRecipe = Any  # a TensorRecipe, a tuple of them or of scalars, or a scalar
+
+
+@dataclass(frozen=True)
+class CallRecipe:
+    """The arguments of a call by name. ``origin`` says where it comes from: the package's own calls, or a search."""
+
+    arguments: Mapping[str, ArgumentRecipe]
+    origin: str = "found by a search"
+
+    def texts(self, wrap: str = "") -> dict[str, str]:
+        """Return the Python text of each argument, with the function ``wrap`` around each tensor."""
+        return {name: _text_of(value, wrap) for name, value in self.arguments.items()}
+
+    def with_argument(self, name: str, value: ArgumentRecipe) -> CallRecipe:
+        """Return the call with another value of one argument."""
+        return replace(self, arguments={**self.arguments, name: value})
+
+    def tensors(self) -> Iterator[tuple[str, TensorRecipe]]:
+        """Yield each tensor with the name of its argument."""
+        for name, value in self.arguments.items():
+            for one in value if isinstance(value, tuple) else (value,):
+                if isinstance(one, TensorRecipe):
+                    yield name, one
+
+    def with_size(self, size: int, other: int) -> CallRecipe:
+        """Return the call with ``other`` in place of each ``size`` of its tensors, and of each int that is as large."""
+
+        def resized(value: ArgumentRecipe) -> ArgumentRecipe:
+            if isinstance(value, tuple):
+                return tuple(map(resized, value))
+            if isinstance(value, TensorRecipe):
+                return replace(value, shape=tuple(map(resized, value.shape)))
+            return other if type(value) is int and value == size else value
+
+        return replace(self, arguments={n: resized(v) for n, v in self.arguments.items()})
+
+
+def evaluate(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return fresh arguments of these texts."""
+    names = {"torch": torch, "inf": float("inf"), "nan": float("nan"), **vars(tensors)}
+    return {name: eval(text, names) for name, text in texts.items()}  # texts that this package has written
+
+
+def _text_of(value: ArgumentRecipe, wrap: str) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_text_of(v, wrap) for v in value) + "]"
+    if isinstance(value, TensorRecipe):
+        return f"{wrap}({value})" if wrap else str(value)
+    return f"torch.device({str(value)!r})" if isinstance(value, torch.device) else repr(value)
+
+
+def recipe_of_call(call: DispatchedCall, seed: int) -> CallRecipe:
+    """Return a recipe of a recorded call: the same sizes, dtypes and scalars, values in the recorded ranges."""
+
+    def recipe(value: Any) -> ArgumentRecipe:
+        if isinstance(value, tuple):
+            return tuple(map(recipe, value))
+        if not isinstance(value, SeenTensor):
+            return value
+        whole = not value.dtype.startswith(("float", "bfloat", "complex"))
+        low, high = value.low or 0.0, value.high or 0.0
+        return TensorRecipe(value.dtype, value.shape, seed, low, high if high > low or whole else low + 1e-9)
+
+    return CallRecipe({n: recipe(v) for n, v in call.arguments.items()}, "recorded")
+
+
+class CallDraws:
+    """Calls of an op, drawn from the names and types of its schema. A refusal's text gives hints for the next."""
+
+    def __init__(self, form: SchemaForm, seed: int) -> None:
+        self.form, self.random = form, random.Random(f"{form.name} {seed}")
+        # What refusals have named: texts in quotes, dtypes and numbers.
+        self.words: list[str] = []
+        self.dtypes: list[str] = []
+        self.numbers: list[int] = []
+
+    def first(self) -> CallRecipe:
+        """Return a call with one rank for all tensors, or the defaults of scalars."""
+        rank, size = self.random.choice((2, 1, 3, 4, 2, 1)), self.random.choice((6, 4, 8))
+        return CallRecipe({a.name: self._argument(a, rank, size) for a in self.form.arguments})
+
+    def changed(self, call: CallRecipe) -> CallRecipe:
+        """Return ``call`` with one or two arguments changed."""
+        for _ in range(self.random.choice((1, 1, 2))):
+            field = self.random.choice(self.form.arguments)
+            call = call.with_argument(field.name, self._change(field, call))
+        return call
+
+    def hint(self, refusal: str) -> None:
+        """Keep what a refusal names as values to try: words in quotes, dtypes, small numbers."""
+        self.words += [w for w in re.findall(r"['\"](\w[\w.-]{0,30})['\"]", refusal) if w not in self.words]
+        named = [_NAMED_DTYPES.get(w.lower(), w.lower()) for w in re.findall(r"[A-Za-z]+\d*", refusal)]
+        self.dtypes += [d for d in named if d in _DTYPES and d not in self.dtypes]
+        self.numbers += [n for w in re.findall(r"\b\d{1,4}\b", refusal) if (n := int(w)) not in self.numbers]
+
+    def _change(self, field: SchemaField, call: CallRecipe) -> ArgumentRecipe:
+        value = call.arguments[field.name]
+        if not field.tensor or value is None or (field.optional and self.random.random() < 0.2):
+            return self._argument(field, self.random.choice((1, 2, 3, 4)), self._size(call), given=True)
+        if isinstance(value, tuple):
+            count = self.random.choice((len(value), 1, 2, 3))
+            one = value[0] if value else self._tensor(field, 2, 6)
+            one = self._changed_tensor(field, one, call) if isinstance(one, TensorRecipe) else one
+            return tuple(replace(one, seed=self.random.randrange(1000)) for _ in range(count))
+        return self._changed_tensor(field, value, call)
+
+    def _changed_tensor(self, field: SchemaField, t: TensorRecipe, call: CallRecipe) -> TensorRecipe:
+        kind = self.random.choice(("dtype", "rank", "size", "size", "like", "values"))
+        if kind == "dtype":
+            dtype = self.random.choice(self.dtypes if self.dtypes and self.random.random() < 0.6 else _DTYPES)
+            return replace(self._tensor(field, len(t.shape), 6, dtype), shape=t.shape)
+        if kind == "rank":
+            return replace(t, shape=tuple(self._size(call) for _ in range(self.random.randrange(5))))
+        if kind == "size" and t.shape:
+            axis = self.random.randrange(len(t.shape))
+            return replace(t, shape=(*t.shape[:axis], self._size(call), *t.shape[axis + 1 :]))
+        others = [o for n, o in call.tensors() if n != field.name]
+        if kind == "like" and others:
+            other = self.random.choice(others)
+            return replace(t, shape=other.shape, dtype=self.random.choice((t.dtype, other.dtype)))
+        high = self.random.choice((1.0, 2.0, 4.0, 0.0))
+        last = self._size(call) if t.last is not None else None
+        return replace(t, seed=self.random.randrange(1000), low=0.0, high=high, last=last)
+
+    def _size(self, call: CallRecipe) -> int:
+        used = [n for _, t in call.tensors() for n in t.shape]
+        ints = [v for v in call.arguments.values() if type(v) is int and 0 < v <= 64]
+        near = [n + d for n in used for d in (1, -1) if n + d > 0]
+        return self.random.choice((*used, *used, *near, *ints, 1, 2, 3, 4, 5, 6, 8, 16))
+
+    def _argument(self, field: SchemaField, rank: int, size: int, given: bool = False) -> ArgumentRecipe:
+        if field.optional and not (given and self.random.random() < 0.7):
+            return None
+        if field.default is not None and not given:
+            return _default_of(field.default)
+        element, bracket, length = field.kind.rstrip("?").replace("?", "").partition("[")
+        count = int(length.rstrip("]") or 0) or self.random.choice((1, 2, 3)) if bracket else 0
+        made = [self._one(field, element, rank, size) for _ in range(max(count, 1))]
+        return tuple(made) if bracket else made[0]
+
+    def _one(self, field: SchemaField, element: str, rank: int, size: int) -> ArgumentRecipe:
+        if element == "Tensor":
+            return self._tensor(field, rank, size)
+        choices = _SCALARS.get(element, (None,))
+        named: dict[str, list[Any]] = {"str": [*self.words], "int": self.numbers[-12:], "SymInt": self.numbers[-12:]}
+        more = named.get(element, [])
+        return self.random.choice((*choices, *more))
+
+    def _tensor(self, field: SchemaField, rank: int, size: int, dtype: str = "") -> TensorRecipe:
+        seed, name = self.random.randrange(1000), field.name
+        if _OFFSETS.search(name):
+            return TensorRecipe(dtype or "int64", (size + 1,), seed, last=size)
+        if _LENGTHS.search(name):
+            return TensorRecipe(dtype or "int64", (size,), seed, 1.0, 1.0)
+        if _INDICES.search(name):
+            return TensorRecipe(dtype or "int64", (size,) * max(min(rank, 2), 1), seed, 0.0, 2.0)
+        if _MASKS.search(name):
+            return TensorRecipe(dtype or "bool", (size,) * rank, seed)
+        return TensorRecipe(dtype or "float32", (size,) * rank, seed, *_range_of(dtype))
+
+
+def _range_of(dtype: str) -> tuple[float, float]:
+    """Return the range of drawn values: small for integers, which may be indices."""
+    return (0.0, 2.0) if dtype.startswith(("int", "uint")) else (0.0, 0.0)
+
+
+def _default_of(source: str) -> ArgumentRecipe:
+    value = eval(source, {"torch": torch, "inf": float("inf"), "nan": float("nan")})  # printed by scaffold.schema
+    return tuple(value) if isinstance(value, list) else value
+
+
+def malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[tuple[str, CallRecipe]]:
+    """Yield calls that break what the arguments owe each other: indices out of range, a tensor that is too short."""
+    fields: Sequence[SchemaField] = form.arguments
+    for field in fields:
+        value = call.arguments.get(field.name)
+        if not isinstance(value, TensorRecipe) or not value.shape:
+            continue
+        if value.dtype in ("int64", "int32"):
+            for edge in (2**30, -(2**30)):
+                yield (
+                    f"{field.name} = {edge}",
+                    call.with_argument(field.name, replace(value, low=edge, high=edge, last=None)),
+                )
+        if value.shape[0] > 1:
+            yield (
+                f"{field.name} has one row",
+                call.with_argument(field.name, replace(value, shape=(1, *value.shape[1:]))),
+            )

@@ -1,0 +1,114 @@
+"""What an audit of an installed package has found: an op each, as plain values that are stored as JSON lines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from shiplap.render.lines import Line, TextTable, line
+
+HARM = ("crash", "uninitialized", "mutation", "repeat", "layout", "precision", "gradient", "compile", "fake", "alias")
+
+
+@dataclass(frozen=True)
+class InstalledFinding:
+    """A problem of one op, with the call that shows it. ``arguments`` are the Python texts that build the call.
+
+    ``origin`` says where the call comes from, ``note`` what was changed in it.
+    """
+
+    op: str
+    check: str
+    problem: str
+    arguments: Mapping[str, str]
+    origin: str
+    note: str = ""
+    script: str = ""
+
+    @property
+    def key(self) -> str:
+        """The identity of the finding in a baseline: the op and the check."""
+        return f"{self.op} {self.check}"
+
+
+@dataclass(frozen=True)
+class InstalledOp:
+    """The result of one op: how many calls it took, and what each check found in them.
+
+    ``unreached`` is the reason why no call was taken, "" where one was. ``missing`` are registrations that torch asks
+    for. ``unreproduced`` are findings that a fresh process did not show again.
+    """
+
+    op: str
+    calls: int = 0
+    checks: int = 0
+    unreached: str = ""
+    findings: tuple[InstalledFinding, ...] = ()
+    missing: tuple[str, ...] = ()
+    unreproduced: tuple[str, ...] = ()
+
+
+@dataclass
+class InstalledReport:
+    """The results of all ops of a package. ``known`` holds the keys of findings that a baseline lists."""
+
+    package: str
+    version: str
+    ops: list[InstalledOp] = field(default_factory=list)
+    known: frozenset[str] = frozenset()
+
+    @property
+    def findings(self) -> list[InstalledFinding]:
+        """The findings of all ops, the most harmful first."""
+        found = [f for op in self.ops for f in op.findings]
+        return sorted(found, key=lambda f: (HARM.index(f.check) if f.check in HARM else len(HARM), f.op))
+
+    @property
+    def new(self) -> list[InstalledFinding]:
+        """The findings that the baseline does not list."""
+        return [f for f in self.findings if f.key not in self.known]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the value for ``--json``."""
+        reached = [op for op in self.ops if op.calls]
+        return {
+            "package": self.package,
+            "version": self.version,
+            "ops": len(self.ops),
+            "reached": len(reached),
+            "findings": [asdict(f) | {"new": f.key not in self.known} for f in self.findings],
+            "missing": {op.op: list(op.missing) for op in self.ops if op.missing},
+            "unreached": {op.op: op.unreached for op in self.ops if not op.calls},
+            "unreproduced": {op.op: list(op.unreproduced) for op in self.ops if op.unreproduced},
+        }
+
+    def lines(self) -> Iterator[Line | TextTable]:
+        """Yield the lines for a terminal."""
+        reached = [op for op in self.ops if op.calls]
+        absent = [op for op in self.ops if op.unreached.startswith("no kernel")]
+        head = f"{self.package} {self.version}: {len(self.ops)} ops, {len(reached)} reached"
+        yield line(head + (f", {len(absent)} without a kernel for the CPU" if absent else ""), "bold")
+        rows = tuple(_finding_row(f, f.key in self.known) for f in self.findings)
+        if rows:
+            yield TextTable(("op", "check", "problem", "script"), rows, unwrapped=("check",))
+        else:
+            yield line("no finding")
+        missing = Counter(text for op in self.ops for text in op.missing)
+        for text, count in missing.most_common():
+            yield line(f"{count} of {len(self.ops)} ops: {text}", "dim")
+        if unreached := [op.op for op in self.ops if not op.calls and op not in absent]:
+            yield line(f"{len(unreached)} ops not reached: {_shortened(unreached)}", "dim")
+        if unreproduced := [op.op for op in self.ops if op.unreproduced]:
+            yield line(f"a fresh process did not show findings again, left out: {_shortened(unreproduced)}", "dim")
+
+
+def _finding_row(f: InstalledFinding, known: bool) -> tuple[tuple[str, str], ...]:
+    style = "dim" if known else "red"
+    problem = f"{f.problem}{f' [{f.note}]' if f.note else ''}{' (in the baseline)' if known else ''}"
+    return (f.op, ""), (f.check, style), (problem, "dim" if known else ""), (f.script, "dim")
+
+
+def _shortened(names: Sequence[str], most: int = 6) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

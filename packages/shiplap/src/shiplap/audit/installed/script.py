@@ -1,0 +1,73 @@
+"""The script of a finding, which needs torch and the package alone: it holds the text of the check that was run."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from functools import cache
+
+from shiplap.audit.installed import checks, tensors
+from shiplap.audit.installed.result import InstalledFinding
+
+_TEMPLATE = '''\
+"""{op}: {problem}
+
+Found by `shiplap audit --installed {package}` ({version}, torch {torch}). The call was {origin}{note}.
+This script needs torch and {package}. {ends}
+"""
+
+{helpers}
+
+import {module}
+
+op = torch.ops.{address}
+
+
+def make():
+    return {{
+{arguments}
+    }}
+
+
+try:
+    problem = check_{check}(op, make)
+except NotApplicable as refusal:
+    problem = ""
+    print("the op refuses the call:", refusal)
+print(problem or "nothing found: the op has changed since")
+assert not problem
+'''
+
+
+def write_script(found: InstalledFinding, package: str, version: str) -> str:
+    """Return the script of a finding. It ends with status 1, or by the crash that was found."""
+    import torch
+
+    space, _, name = found.op.partition("::")
+    packet, _, overload = name.partition(".")
+    crash = "It ends its process: that is the finding." if found.check == "crash" else "It raises AssertionError."
+    return _TEMPLATE.format(
+        op=found.op,
+        problem=found.problem.replace("\\", "\\\\").replace('"""', "'''"),
+        package=package,
+        module=package,
+        version=version,
+        torch=torch.__version__,
+        origin=found.origin,
+        note=f", changed: {found.note}" if found.note else "",
+        ends=crash,
+        helpers=_helpers(),
+        address=f"{space}.{packet}.{overload or 'default'}",
+        arguments="\n".join(f"        {name!r}: {text}," for name, text in found.arguments.items()),
+        check=found.check,
+    )
+
+
+@cache
+def _helpers() -> str:
+    """Return the source of both modules that checks are made of, as one text."""
+    parts = []
+    for module in (tensors, checks):
+        source = re.sub(r'\A""".*?"""\n', "", inspect.getsource(module), flags=re.DOTALL)
+        parts.append(re.sub(r"^(from shiplap\..*|from __future__ .*)\n", "", source, flags=re.MULTILINE).strip())
+    return "from __future__ import annotations\n\n" + "\n\n\n".join(parts)

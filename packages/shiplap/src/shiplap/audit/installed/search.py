@@ -1,0 +1,90 @@
+"""A search for calls that an op takes: calls whose refusal is new are changed further."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from shiplap.audit.child_process import SendEvent
+from shiplap.audit.installed.checks import NotApplicable, call_op
+from shiplap.audit.installed.recipes import CallDraws, CallRecipe, evaluate
+from shiplap.audit.installed.tensors import map_tensors, tensors_in
+from shiplap.scaffold.schema import SchemaForm
+
+NO_KERNEL = "Could not run"  # the dispatcher's error where a device has no kernel
+WANTED_CALLS = 6  # different calls of one op, on which the checks run
+_FRONTIER = 24  # calls with the newest refusals, from which the next are drawn
+
+
+def refusal_form(text: str) -> str:
+    """Return a refusal without its numbers: refusals of one form come from one place of the op."""
+    return re.sub(r"[-\d.]+", "#", text)[:200]
+
+
+def search_calls(
+    op: Any, form: SchemaForm, seed: int, seconds: float, avoided: Sequence[str], send: SendEvent
+) -> list[CallRecipe]:
+    """Return calls that the op takes, with every tensor beside a guard page, so that none reads behind its arguments.
+
+    Each try is sent before it is made: ``avoided`` holds the texts of calls that ended the process.
+    """
+    draws = CallDraws(form, seed)
+    frontier, forms, found, kinds = list[CallRecipe](), set[str](), list[CallRecipe](), set[str]()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and len(found) < WANTED_CALLS:
+        restart = not frontier or draws.random.random() < 0.15
+        call = draws.first() if restart else draws.changed(draws.random.choice(frontier[-_FRONTIER:]))
+        texts = call.texts("guarded")
+        if repr(texts) in avoided:
+            continue
+        send({"kind": "try", "texts": texts})
+        if refusal := why_refused(op, call):
+            if NO_KERNEL in refusal:
+                send({"kind": "unreached", "reason": f"no kernel for the CPU: {refusal}"[:160]})
+                return []
+            draws.hint(refusal)
+            if refusal_form(refusal) not in forms:
+                forms.add(refusal_form(refusal))
+                frontier.append(call)
+            continue
+        kind = repr([(n, t.dtype, len(t.shape)) for n, t in call.tensors()])
+        frontier.append(call)
+        if kind not in kinds or draws.random.random() < 0.1:
+            kinds.add(kind)
+            found.append(call)
+    return found
+
+
+def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded") -> str:
+    """Return why the op refuses a call, "" where it takes it and returns something."""
+    try:
+        arguments = evaluate(call.texts(wrap))
+    except (RuntimeError, ValueError, IndexError) as e:
+        return f"no such argument: {e}"
+    try:
+        result = call_op(op, arguments)
+    except NotApplicable as e:
+        return str(e)
+    written = [n for n, v in arguments.items() if tensors_in(v)]
+    if not any(t.numel() for t in tensors_in(result)) and not (tensors_in(result) == [] and written):
+        return "an empty result"
+    return _why_fake_refuses(op, evaluate(call.texts()))
+
+
+def _why_fake_refuses(op: Any, arguments: dict[str, Any]) -> str:
+    """Return why the fake implementation refuses a call that the kernel takes: many kernels check nothing."""
+    try:
+        call_op(op, map_tensors(arguments, lambda t: t.to("meta")))
+    except NotApplicable as e:
+        cause = e.__cause__
+        if isinstance(cause, NotImplementedError) or type(cause) not in (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            IndexError,
+        ):
+            return ""
+        return "" if "meta" in str(cause) or "get_ctx" in str(cause) else f"its fake implementation: {cause}"
+    return ""

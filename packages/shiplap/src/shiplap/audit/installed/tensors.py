@@ -1,0 +1,82 @@
+"""Tensors of the calls that an audit of an installed package makes.
+
+A finding's script contains the text of this module, so that it imports torch alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any
+
+import torch
+
+
+def tensor(seed: int, dtype: torch.dtype, shape: tuple[int, ...], low: float = 0.0, high: float = 0.0) -> torch.Tensor:
+    """Return a tensor of random values: between ``low`` and ``high``, or for floats of a normal distribution."""
+    generator = torch.Generator().manual_seed(seed)
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    if dtype.is_floating_point or dtype.is_complex:
+        if high > low:
+            drawn = torch.rand(shape, generator=generator, dtype=torch.float64) * (high - low) + low
+        else:
+            drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return drawn.to(dtype)
+    return torch.randint(int(low), max(int(high), int(low)) + 1, shape, generator=generator).to(dtype)
+
+
+def offsets(seed: int, dtype: torch.dtype, shape: tuple[int, ...], last: int) -> torch.Tensor:
+    """Return ascending offsets from 0 to ``last``."""
+    generator = torch.Generator().manual_seed(seed)
+    inner = torch.randint(0, last + 1, (max(shape[0] - 2, 0),), generator=generator).sort().values
+    return torch.cat([torch.tensor([0]), inner, torch.tensor([last])])[: shape[0]].to(dtype)
+
+
+def strided(t: torch.Tensor) -> torch.Tensor:
+    """Return ``t`` with another element between each two of the last dim."""
+    if not t.dim():
+        return t
+    wide = torch.zeros((*t.shape[:-1], 2 * t.shape[-1]), dtype=t.dtype)
+    view = wide[..., ::2]
+    return view.copy_(t)
+
+
+def transposed(t: torch.Tensor) -> torch.Tensor:
+    """Return ``t`` with the first and the last dim exchanged in memory."""
+    return t.transpose(0, -1).contiguous().transpose(0, -1) if t.dim() > 1 else strided(t)
+
+
+def shifted(t: torch.Tensor) -> torch.Tensor:
+    """Return ``t`` one element behind the start of its memory."""
+    return torch.zeros(t.numel() + 1, dtype=t.dtype)[1:].view(t.shape).copy_(t)
+
+
+def guarded(t: torch.Tensor) -> torch.Tensor:
+    """Return ``t`` directly before a page that cannot be read: an access behind it ends the process."""
+    size = t.numel() * t.itemsize
+    if not size or not t.is_contiguous() or t.device.type != "cpu":
+        return t
+    pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, pages + mmap.PAGESIZE)
+    address = ctypes.addressof((ctypes.c_char * len(memory)).from_buffer(memory))
+    if ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + pages), ctypes.c_size_t(mmap.PAGESIZE), 0):
+        return t
+    placed = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=pages - size).view(t.dtype).view(t.shape)
+    return placed.copy_(t)
+
+
+def map_tensors(value: Any, function: Any) -> Any:
+    """Return an argument or result with ``function`` applied to each tensor."""
+    if isinstance(value, dict):
+        return {name: map_tensors(v, function) for name, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [map_tensors(v, function) for v in value]
+    return function(value) if isinstance(value, torch.Tensor) else value
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of arguments or results, in their order."""
+    found: list[torch.Tensor] = []
+    map_tensors(value, found.append)
+    return found

@@ -1,0 +1,129 @@
+"""``shiplap audit --installed PACKAGE``: audit ops that have no declaration, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shiplap import safe_io
+from shiplap.cli import console
+from shiplap.cli.recording import run_recorded
+from shiplap.cli.target import import_home
+from shiplap.errors import error
+
+if TYPE_CHECKING:
+    from shiplap.audit.installed.result import InstalledOp, InstalledReport
+
+RESULTS = "results.jsonl"  # in the folder of --out: one line an op, from which an interrupted run goes on
+PAGE = "index.html"
+
+
+@dataclass(frozen=True)
+class InstalledOptions:
+    """The options of ``--installed``. ``arguments`` are those of the script that ``record`` names."""
+
+    package: str
+    namespaces: Sequence[str]
+    record: Path | None
+    arguments: Sequence[str]
+    baseline: Path | None
+    update_baseline: bool
+    folder: Path | None
+    seed: int
+    seconds: float
+    jobs: int
+
+
+def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None) -> int:
+    """Audit the ops of an installed package, print a report, and return the exit status: 1 for a finding that the
+    baseline does not list.
+
+    Raises:
+        ShiplapError: SL501 if there is no such package or no op in it, SL601 if it cannot be imported, SL602 for a
+            baseline that is not readable.
+    """
+    from shiplap.audit.installed.result import InstalledReport
+    from shiplap.scaffold.package import installed_version
+
+    known = _read_baseline(options)
+    if options.folder is not None:
+        options.folder.mkdir(parents=True, exist_ok=True)
+    with console.own_stdout():
+        ops = _audit_ops(options, quiet=as_json)
+    report = InstalledReport(options.package, installed_version(options.package), ops, known)
+    if options.update_baseline and options.baseline is not None:
+        keys = sorted({f.key for f in report.findings})
+        console.write_text(options.baseline, json.dumps({"package": options.package, "known": keys}, indent=1) + "\n")
+        console.note(f"wrote {options.baseline}: {len(keys)} findings")
+    for page in filter(None, (html, options.folder and options.folder / PAGE)):
+        console.write_text(page, _page_of(report, options.seed))
+        console.note(f"wrote {page}")
+    if as_json:
+        console.emit_json(report.summary())
+    else:
+        from shiplap.render import print_lines
+
+        print_lines(report.lines(), console.out())
+    return console.FAILED if report.new and not options.update_baseline else 0
+
+
+def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
+    """Return the results of all ops. Those that the folder of ``--out`` holds from before are not audited again."""
+    from shiplap.audit.installed.engine import InstalledRequest, audit_installed_ops, prepare_process, stored_results
+    from shiplap.scaffold.calls import DispatchRecorder
+    from shiplap.scaffold.package import find_package_ops, installed_version
+    from shiplap.tuning.engine import tuning_progress
+
+    ops = find_package_ops(options.package, import_home, options.namespaces)
+    recorder = DispatchRecorder(ops)
+    if options.record is not None and (failed := run_recorded(options.record, options.arguments, recorder)):
+        console.note(f"{options.record} ended early: {failed}; its calls until then are used")
+    version = installed_version(options.package)
+    file = None if options.folder is None else options.folder / RESULTS
+    stored = {} if file is None else stored_results(file)
+    if stored:
+        console.note(f"{len(stored)} ops are taken from {file}; remove it to audit them again")
+    prepare_process()
+    request = InstalledRequest(options.package, version, options.seed, options.seconds, options.folder)
+    open_ops = {name: op for name, op in ops.items() if name not in stored}
+    done = count(1)
+    with tuning_progress(False if quiet else None) as advance:
+
+        def keep(result: InstalledOp) -> None:
+            """Store a result at once, so that a run that is interrupted loses none."""
+            advance(result.op, next(done), len(open_ops))
+            if file is not None:
+                safe_io.append_text(file, json.dumps(asdict(result)) + "\n")
+
+        results = audit_installed_ops(open_ops, recorder.calls, request, options.jobs, keep)
+    every = {**stored, **{r.op: r for r in results}}
+    return [every[name] for name in ops]
+
+
+def _read_baseline(options: InstalledOptions) -> frozenset[str]:
+    """Return the keys of the findings that a baseline lists."""
+    if options.baseline is None or (options.update_baseline and not options.baseline.exists()):
+        return frozenset()
+    try:
+        return frozenset(map(str, json.loads(options.baseline.read_text(encoding="utf-8"))["known"]))
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise error(
+            "SL602",
+            where=str(options.baseline),
+            what="the baseline cannot be read",
+            got=f"{type(e).__name__}: {e}",
+            expected="a file that --update-baseline has written",
+            fix="write it with --update-baseline",
+        ) from e
+
+
+def _page_of(report: InstalledReport, seed: int) -> str:
+    from shiplap.render import facts, render_html
+
+    about = facts(target=f"{report.package} {report.version}", seed=seed, device="cpu")
+    title = f"{report.package} {report.version}"
+    return render_html("installed.html.jinja", title=title, facts=about, report=report, summary=report.summary())

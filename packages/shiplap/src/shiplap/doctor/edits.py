@@ -1,0 +1,421 @@
+"""Edits of a program's source, one function a kind of edit. Each yields alternatives, the first of them preferred.
+
+An edit is a proposal: only a run of the edited program says whether it removes an entry and keeps the results.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from shiplap.doctor.scratch import Edit, list_python_files
+
+Edits = tuple[Edit, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An entry as editors see it: its place in the program, its texts, and the program's present source.
+
+    Attributes:
+        file: the entry's file, relative to the program; None where it lies outside of it.
+        call, subject: the call at fault, or the thing that varied; ``text``: torch's words about it.
+        texts: files that earlier remedies have changed.
+    """
+
+    root: Path
+    main: str | None
+    file: str | None
+    line: int
+    function: str
+    subject: str
+    text: str
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def source(self, file: str) -> Source:
+        """Return a file of the program in its present state."""
+        return Source(file, self.texts[file] if file in self.texts else (self.root / file).read_text())
+
+    @cached_property
+    def own(self) -> Source | None:
+        """The source of the entry's own file."""
+        return self.source(self.file) if self.file else None
+
+    @property
+    def statement(self) -> ast.stmt | None:
+        """The innermost statement at the entry's line."""
+        return self.own.statement(self.line) if self.own else None
+
+    def sources(self) -> Iterator[Source]:
+        """Yield all files of the program that mention torch."""
+        for path in list_python_files(self.root):
+            file = str(path.relative_to(self.root))
+            source = self.source(file)
+            if "torch" in source.text:
+                yield source
+
+
+Editor = Callable[[Case], Iterator[Edits]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file's text with its syntax tree, and the characters at which each node starts and ends."""
+
+    file: str
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The syntax tree."""
+        try:
+            return ast.parse(self.text)
+        except (SyntaxError, ValueError):
+            return ast.Module([], [])
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        starts = [0]
+        for line in self.text.splitlines(keepends=True):
+            starts.append(starts[-1] + len(line))
+        return starts
+
+    def offset(self, line: int, column: int) -> int:
+        """Return the character at a line and a column, which the syntax tree counts in bytes."""
+        start = self._starts[line - 1]
+        return start + len(self.text[start:].encode()[:column].decode(errors="ignore")) if column else start
+
+    def span(self, node: ast.stmt | ast.expr) -> tuple[int, int]:
+        """Return the first character of a node and the one behind it."""
+        return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno or 0, node.end_col_offset or 0)
+
+    def code(self, node: ast.stmt | ast.expr) -> str:
+        """Return the text of a node."""
+        start, end = self.span(node)
+        return self.text[start:end]
+
+    def replace(self, node: ast.stmt | ast.expr, text: str) -> Edit:
+        """Return the edit that puts ``text`` in place of ``node``."""
+        return Edit(self.file, *self.span(node), text)
+
+    def statement(self, line: int) -> ast.stmt | None:
+        """Return the innermost statement that covers a line."""
+        found = None
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno):
+                found = node
+        return found
+
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """Return the parent of each node."""
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    def outermost(self, line: int) -> ast.stmt | None:
+        """Return the statement of the module that covers a line."""
+        return next((n for n in self.tree.body if n.lineno <= line <= (n.end_lineno or n.lineno)), None)
+
+    def before_definition(self, line: int, text: str) -> Edit | None:
+        """Return the edit that puts ``text`` in front of the definition around a line, at the level of the module."""
+        node = self.outermost(line)
+        if node is None:
+            return None
+        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+        at = self.offset(first, 0)
+        return Edit(self.file, at, at, text.rstrip("\n") + "\n\n\n")
+
+    def after_imports(self, text: str) -> Edit:
+        """Return the edit that puts statements below the imports at the head of the file."""
+        head = 0
+        for node in self.tree.body:
+            documented = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            if not isinstance(node, ast.Import | ast.ImportFrom) and not documented:
+                break
+            head = node.end_lineno or node.lineno
+        at = self._starts[head]
+        return Edit(self.file, at, at, text.rstrip("\n") + "\n")
+
+    def imports(self, name: str) -> bool:
+        """Whether the file binds ``name`` by a plain import at its head."""
+        imports = (n for n in self.tree.body if isinstance(n, ast.Import))
+        bound = (a.asname or a.name.partition(".")[0] for n in imports for a in n.names)
+        return name in bound
+
+    def with_import(self, edit: Edit, name: str) -> Edits:
+        """Return ``edit`` and, where it is missing, the import of ``name``."""
+        return (edit,) if self.imports(name) else (self.after_imports(f"import {name}"), edit)
+
+
+def indent_of(source: Source, node: ast.stmt) -> str:
+    """Return the white space in front of a statement."""
+    start = source.offset(node.lineno, 0)
+    return source.text[start : start + len(source.text[start:]) - len(source.text[start:].lstrip(" \t"))]
+
+
+def reindent(text: str, indent: str) -> str:
+    """Return lines of code with their common indentation replaced by ``indent``."""
+    lines = text.splitlines()
+    common = min((len(t) - len(t.lstrip()) for t in lines if t.strip()), default=0)
+    return "\n".join(indent + t[common:] if t.strip() else "" for t in lines)
+
+
+def whole_lines(source: Source, nodes: list[ast.stmt]) -> str:
+    """Return the lines of consecutive statements."""
+    return source.text[source.offset(nodes[0].lineno, 0) : source.span(nodes[-1])[1]]
+
+
+# --- settings and options of the compiler --------------------------------------------------------------------------
+
+
+def add_setting(statement: str, *modules: str) -> Editor:
+    """Return the editor that puts a setting below the imports of the main file, with the ``modules`` that it names."""
+
+    def edit(case: Case) -> Iterator[Edits]:
+        if case.main is None:
+            return
+        filled = statement.format(subject=case.subject, leaf=case.subject.rpartition(".")[2])
+        main = case.source(case.main)
+        if filled not in main.text:
+            missing = [f"import {m}" for m in ("torch", *modules) if not main.imports(m)]
+            yield (main.after_imports("\n".join([*missing, filled])),)
+
+    return edit
+
+
+def reorder_print(case: Case) -> Iterator[Edits]:
+    """Yield the setting that prints behind the graph; then also texts for arguments that torch does not carry there."""
+    for setting in add_setting("torch._dynamo.config.reorderable_logging_functions.add(print)")(case):
+        yield setting
+        source, node = case.own, case.statement
+        calls = _calls_on_line(node, case.line) if source and node else []
+        printed = [a for c in calls if ast.unparse(c.func) == "print" for a in c.args]
+        texts = [a for a in printed if re.search(r"\.(shape|dtype|device)$|\.size\(\)$", ast.unparse(a))]
+        if source and texts:
+            yield (*setting, *(source.replace(a, f"str({source.code(a)})") for a in texts))
+
+
+def add_hinted_settings(case: Case) -> Iterator[Edits]:
+    """Yield each setting of ``torch._dynamo.config`` that torch's own words name for this entry."""
+    # A setting that hides what fails, such as suppress_errors, removes no break.
+    kinds = "capture|allow|force|trace|enable|specialize"
+    named = re.findall(rf"torch\._dynamo\.config\.((?:{kinds})_\w+)\s*=\s*(True|False)\b", case.text)
+    for name, value in dict(named).items():
+        yield from add_setting(f"torch._dynamo.config.{name} = {value}")(case)
+
+
+def add_dynamic_source(setting: str) -> Editor:
+    """Return the editor that names what varied in ``torch.compiler.config``: ``dynamic_sources`` or
+    ``unbacked_sources``.
+    """
+
+    def edit(case: Case) -> Iterator[Edits]:
+        subject, _, dim = case.subject.partition(", dim ")
+        root, dot, rest = subject.partition(".")
+        if root.isidentifier() and re.fullmatch(r"[\w.\[\]']*", rest):
+            source = f"L['{root}']{dot}{rest}" + (f":{dim}" if dim else "")
+            yield from add_setting(f'torch.compiler.config.{setting} = "{source}"')(case)
+
+    return edit
+
+
+def compile_dynamic(case: Case) -> Iterator[Edits]:
+    """Yield ``dynamic=True`` for the compiled function, else for all calls of ``torch.compile``."""
+    decorated: list[Edit] = []
+    called: list[Edit] = []
+    for source in case.sources():
+        parents = source.parents()
+        for node in ast.walk(source.tree):
+            call = node if isinstance(node, ast.Call) else None
+            if isinstance(node, ast.expr) and _is_compile(call.func if call else node):
+                parent = parents.get(node)
+                if call is None and not isinstance(parent, ast.FunctionDef | ast.ClassDef):
+                    continue
+                edit = _with_dynamic(source, node)
+                if isinstance(parent, ast.FunctionDef) and node in parent.decorator_list:
+                    if parent.name == case.function:
+                        decorated.append(edit)
+                elif edit.text:
+                    called.append(edit)
+    for group in (decorated, called):
+        if group:
+            yield tuple(group)
+
+
+def _is_compile(node: ast.expr) -> bool:
+    """Whether an expression is ``torch.compile`` or the method ``compile`` of a module."""
+    return isinstance(node, ast.Attribute) and node.attr == "compile" and ast.unparse(node.value) != "re"
+
+
+def _with_dynamic(source: Source, node: ast.expr) -> Edit:
+    """Return the edit that gives a call or a plain decorator ``dynamic=True``."""
+    if not isinstance(node, ast.Call):
+        return source.replace(node, source.code(node) + "(dynamic=True)")
+    for keyword in node.keywords:
+        if keyword.arg == "dynamic":
+            return source.replace(keyword.value, "True")
+    end = source.span(node)[1] - 1
+    comma = ", " if node.args or node.keywords else ""
+    return Edit(source.file, end, end, f"{comma}dynamic=True")
+
+
+# --- statements that run in eager mode alone ---------------------------------------------------------------------
+
+
+def guard_effect(case: Case) -> Iterator[Edits]:
+    """Yield ``if not torch.compiler.is_compiling():`` around a statement that returns nothing to the program."""
+    node, source = case.statement, case.own
+    if source and isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        indent = indent_of(source, node)
+        body = source.code(node).replace("\n", "\n    ")
+        text = f"if not torch.compiler.is_compiling():\n{indent}    {body}"
+        yield source.with_import(source.replace(node, text), "torch")
+
+
+def guard_value(case: Case) -> Iterator[Edits]:
+    """Yield ``0.0`` in place of a clock's reading under the compiler."""
+    source, node = case.own, case.statement
+    if source is None or node is None:
+        return
+    for call in _calls_on_line(node, case.line):
+        if source.code(call.func) == case.subject:
+            text = f"(0.0 if torch.compiler.is_compiling() else {source.code(call)})"
+            yield source.with_import(source.replace(call, text), "torch")
+
+
+def guard_predicate(case: Case) -> Iterator[Edits]:
+    """Yield ``False`` in place of a question that the compiler cannot answer: ``x.is_inference()``."""
+    source, node = case.own, case.statement
+    if source is None or node is None:
+        return
+    for call in _calls_on_line(node, case.line):
+        if re.search(r"is_inference(_mode_enabled)?$", source.code(call.func)):
+            text = f"(not torch.compiler.is_compiling() and {source.code(call)})"
+            yield source.with_import(source.replace(call, text), "torch")
+
+
+def guard_context(case: Case) -> Iterator[Edits]:
+    """Yield an empty context in place of a context manager under the compiler."""
+    source, node = case.own, case.statement
+    if source and isinstance(node, ast.With) and len(node.items) == 1 and node.items[0].optional_vars is None:
+        context = node.items[0].context_expr
+        text = f"(contextlib.nullcontext() if torch.compiler.is_compiling() else {source.code(context)})"
+        edits = source.with_import(source.replace(context, text), "torch")
+        yield edits if source.imports("contextlib") else (source.after_imports("import contextlib"), *edits)
+
+
+def _calls_on_line(node: ast.stmt, line: int) -> list[ast.Call]:
+    """Return the calls of a statement on one line, outermost first, without those in its body."""
+    own = [c for c in ast.iter_child_nodes(node) if not isinstance(c, ast.stmt | ast.excepthandler)]
+    nodes = [n for child in own for n in ast.walk(child) if isinstance(n, ast.Call)]
+    return [n for n in nodes if n.lineno <= line <= (n.end_lineno or n.lineno)]
+
+
+# --- markers, classes and functions --------------------------------------------------------------------------------
+
+
+def drop_marker(case: Case) -> Iterator[Edits]:
+    """Yield the removal of ``torch.compiler.disable`` or ``graph_break()`` from the program's own code."""
+    source, node = case.own, case.statement
+    if source and isinstance(node, ast.Expr) and re.search(r"graph_break\(|skip_frame\(", source.code(node)):
+        yield (source.replace(node, "pass"),)
+        return
+    named = re.search(r"<function ([\w.<>]+) at", case.text)
+    name = (named[1] if named else case.subject).rpartition(".")[2]
+    for each in case.sources():
+        for found in ast.walk(each.tree):
+            if isinstance(found, ast.FunctionDef) and found.name == name:
+                for mark in found.decorator_list:
+                    if _is_disable(mark):
+                        start = each.offset(mark.lineno, 0)
+                        end = each.offset((mark.end_lineno or mark.lineno) + 1, 0)
+                        yield (Edit(each.file, start, end, ""),)
+            elif isinstance(found, ast.Call) and _is_disable(found) and _ends_in(found.args[:1], name):
+                yield (each.replace(found, each.code(found.args[0])),)
+
+
+def _ends_in(arguments: list[ast.expr], name: str) -> bool:
+    """Whether one of the arguments is a name, or an attribute, ``name``."""
+    return any(ast.unparse(a).rpartition(".")[2] == name for a in arguments)
+
+
+def _is_disable(node: ast.expr) -> bool:
+    """Whether an expression is ``torch.compiler.disable`` or a call of it."""
+    called = node.func if isinstance(node, ast.Call) else node
+    return bool(re.fullmatch(r"torch\.(compiler|_dynamo)\.disable", ast.unparse(called)))
+
+
+def hoist_class(case: Case) -> Iterator[Edits]:
+    """Yield the class of a function's body at the level of the module."""
+    source, node = case.own, case.statement
+    if source and isinstance(node, ast.ClassDef) and node.col_offset:
+        above = source.before_definition(node.lineno, reindent(whole_lines(source, [node]), ""))
+        if above:
+            yield above, source.replace(node, f"# {node.name} is defined above")
+
+
+def assume_constant(case: Case) -> Iterator[Edits]:
+    """Yield ``torch.compiler.assume_constant_result`` for the program's function around the call."""
+    source = case.own
+    for node in ast.walk(source.tree) if source else ():
+        if not isinstance(node, ast.FunctionDef) or node.name != case.function or source is None:
+            continue
+        if node.lineno <= case.line <= (node.end_lineno or 0) and node.name not in ("forward", "__call__"):
+            text, at = (
+                f"{indent_of(source, node)}@torch.compiler.assume_constant_result\n",
+                source.offset(node.lineno, 0),
+            )
+            yield source.with_import(Edit(source.file, at, at, text), "torch")
+
+
+def hoist_call(case: Case) -> Iterator[Edits]:
+    """Yield a call of globals and constants at the level of the module, where it runs once."""
+    source, node = case.own, case.statement
+    if source is None or node is None:
+        return
+    for call in _calls_on_line(node, case.line):
+        names = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)}
+        imported = {n for n in names if source.imports(n)}
+        if source.code(call.func) == case.subject and names == imported:
+            name = "_" + re.sub(r"\W+", "_", case.subject).strip("_").upper()
+            above = source.before_definition(node.lineno, f"{name} = {source.code(call)}")
+            if above:
+                yield above, source.replace(call, name)
+
+
+def pass_by_position(case: Case) -> Iterator[Edits]:
+    """Yield a call ``Function.apply`` with its keyword arguments in the order of ``forward``."""
+    source, node = case.own, case.statement
+    if source is None or node is None:
+        return
+    for call in _calls_on_line(node, case.line):
+        if not (isinstance(call.func, ast.Attribute) and call.func.attr == "apply" and call.keywords):
+            continue
+        forward = _find_forward(case, ast.unparse(call.func.value).rpartition(".")[2])
+        if forward is None:
+            continue
+        source_of_class, function = forward
+        arguments = [*function.args.args, *function.args.kwonlyargs]
+        order = [a.arg for a in arguments][1 + len(call.args) :]
+        given = {k.arg: source.code(k.value) for k in call.keywords}
+        if set(order) == set(given):
+            values = [*(source.code(a) for a in call.args), *(given[name] for name in order)]
+            edits: Edits = (source.replace(call, f"{source.code(call.func)}({', '.join(values)})"),)
+            star = re.search(r",\s*\*\s*,", source_of_class.code(function).partition(":\n")[0])
+            if star:
+                at = source_of_class.span(function)[0]
+                edits = (*edits, Edit(source_of_class.file, at + star.start(), at + star.end(), ","))
+            yield edits
+
+
+def _find_forward(case: Case, name: str) -> tuple[Source, ast.FunctionDef] | None:
+    """Return the method ``forward`` of a class of the program, with its file."""
+    for source in case.sources():
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                for method in node.body:
+                    if isinstance(method, ast.FunctionDef) and method.name == "forward":
+                        return source, method
+    return None

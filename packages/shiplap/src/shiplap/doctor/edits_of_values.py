@@ -1,0 +1,259 @@
+"""Edits that keep a value a tensor: numbers, branches, loops and checks that depend on values, and opaque calls."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import re
+from collections.abc import Iterator
+
+from shiplap.doctor.edits import Case, Edits, Source, indent_of, reindent, whole_lines
+from shiplap.doctor.scratch import Edit
+
+
+def keep_tensor(case: Case) -> Iterator[Edits]:
+    """Yield a line without ``.item()``, ``float()`` and ``int()`` where their results are operands of arithmetic."""
+    source, node = case.own, case.statement
+    if source is None or node is None:
+        return
+    parents = source.parents()
+    edits = []
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and (value := _tensor_of_number(call)) is not None:
+            parent = parents.get(call)
+            arithmetic = isinstance(parent, ast.BinOp | ast.UnaryOp | ast.Compare)
+            torch_call = isinstance(parent, ast.Call) and re.match(r"torch\.(?!tensor)", ast.unparse(parent.func))
+            if arithmetic or torch_call:
+                edits.append(source.replace(call, f"({source.code(value)})"))
+    if edits:
+        yield tuple(edits)
+
+
+def _tensor_of_number(call: ast.Call) -> ast.expr | None:
+    """Return the tensor that a call turns into a number, or None."""
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "item" and not call.args:
+        return call.func.value
+    if isinstance(call.func, ast.Name) and call.func.id in ("float", "int", "bool") and len(call.args) == 1:
+        inner = call.args[0]
+        return (_tensor_of_number(inner) or inner) if isinstance(inner, ast.Call) else inner
+    return None
+
+
+class _AsTensor(ast.NodeTransformer):
+    """A condition as an expression of tensors: ``not``, ``and`` and ``or`` become operators, numbers stay tensors."""
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        return ast.UnaryOp(ast.Invert(), node.operand) if isinstance(node.op, ast.Not) else node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        self.generic_visit(node)
+        op: ast.operator = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
+        joined = node.values[0]
+        for value in node.values[1:]:
+            joined = ast.BinOp(joined, op, value)
+        return joined
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        return _tensor_of_number(node) or node
+
+
+def _condition(test: ast.expr) -> str:
+    """Return the text of a condition as a tensor of bools."""
+    return ast.unparse(_AsTensor().visit(copy.deepcopy(test)))
+
+
+def where_for_branch(case: Case) -> Iterator[Edits]:
+    """Yield ``torch.where`` for an ``if`` that picks one value."""
+    source, node = case.own, case.statement
+    if source is None or node is None:
+        return
+    for chosen in ast.walk(node) if not isinstance(node, ast.If | ast.While) else ():
+        if isinstance(chosen, ast.IfExp) and chosen.lineno <= case.line <= (chosen.end_lineno or 0):
+            sides = f"{source.code(chosen.body)}, {source.code(chosen.orelse)}"
+            yield source.with_import(
+                source.replace(chosen, f"torch.where({_condition(chosen.test)}, {sides})"), "torch"
+            )
+    if not isinstance(node, ast.If):
+        return
+    test = _condition(node.test)
+    if (pair := _returned_pair(source, node)) is not None:
+        left, right, last = pair
+        start, end = source.span(node)[0], source.span(last)[1]
+        text = f"return torch.where({test}, {source.code(left)}, {source.code(right)})"
+        yield source.with_import(Edit(source.file, start, end, text), "torch")
+    elif len(node.body) == 1 and len(node.orelse) <= 1 and (then := _assigned(source, node.body[0])):
+        name, value = then
+        other = _assigned(source, node.orelse[0]) if node.orelse else (name, name)
+        if other and other[0] == name:
+            text = f"{name} = torch.where({test}, {value}, {other[1]})"
+            yield source.with_import(source.replace(node, text), "torch")
+
+
+def _assigned(source: Source, node: ast.stmt) -> tuple[str, str] | None:
+    """Return the name and the value of a plain assignment: ``("x", "x + 1")`` of ``x += 1``."""
+    if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        return node.targets[0].id, source.code(node.value)
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
+        return node.target.id, ast.unparse(ast.fix_missing_locations(value))
+    return None
+
+
+def _returned_pair(source: Source, node: ast.If) -> tuple[ast.expr, ast.expr, ast.stmt] | None:
+    """Return what both sides of an ``if`` return, and the last statement of them."""
+    if len(node.body) != 1 or not isinstance(node.body[0], ast.Return) or node.body[0].value is None:
+        return None
+    other: ast.stmt | None = node.orelse[0] if len(node.orelse) == 1 else None
+    if not node.orelse:
+        parent = source.parents().get(node)
+        body = getattr(parent, "body", [])
+        if node in body and body[-2:] == [node, body[-1]]:
+            other = body[-1]
+    if isinstance(other, ast.Return) and other.value is not None:
+        return node.body[0].value, other.value, other if not node.orelse else node
+    return None
+
+
+def cond_for_branch(case: Case) -> Iterator[Edits]:
+    """Yield ``torch.cond`` for an ``if`` that assigns tensors or returns one."""
+    source, node = case.own, case.statement
+    if source is None or not isinstance(node, ast.If):
+        return
+    test, indent = _condition(node.test), indent_of(source, node)
+    if (pair := _returned_pair(source, node)) is not None:
+        left, right, last = pair
+        text = f"return torch.cond({test}, lambda: {source.code(left)}, lambda: {source.code(right)})"
+        yield source.with_import(Edit(source.file, source.span(node)[0], source.span(last)[1], text), "torch")
+        return
+    if any(isinstance(n, ast.Return | ast.Break | ast.Continue | ast.Raise) for n in ast.walk(node)):
+        return
+    then, other = _assigned_names(node.body), _assigned_names(node.orelse)
+    names = sorted(set(then) | set(other))
+    before = _names_before(source, node)
+    if not names or any(n not in before and (n not in then or n not in other) for n in names):
+        return
+    operands = [n for n in names if n in before]
+    lines = []
+    for suffix, body, assigned in (("true", node.body, then), ("false", node.orelse, other)):
+        lines.append(f"def if_{suffix}({', '.join(operands)}):")
+        lines += [reindent(whole_lines(source, body), "    ")] if body else []
+        lines.append("    return " + _tuple_text([n if n in assigned else f"{n}.clone()" for n in names]))
+    target = _tuple_text(names)
+    lines.append(f"{target} = torch.cond({test}, if_true, if_false, {_tuple_text(operands)})")
+    text = reindent("\n".join(lines), indent).lstrip()
+    yield source.with_import(source.replace(node, text), "torch")
+
+
+def _tuple_text(items: list[str]) -> str:
+    """Return the text of a tuple."""
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
+def _assigned_names(body: list[ast.stmt]) -> list[str]:
+    """Return the names that statements assign."""
+    stored = (n for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    return list(dict.fromkeys(n.id for n in stored))
+
+
+def _enclosing_function(source: Source, node: ast.AST) -> ast.FunctionDef | None:
+    """Return the innermost function around a node."""
+    parents = source.parents()
+    while node in parents:
+        node = parents[node]
+        if isinstance(node, ast.FunctionDef):
+            return node
+    return None
+
+
+def _names_before(source: Source, node: ast.stmt) -> set[str]:
+    """Return the local names that exist before a statement."""
+    function = _enclosing_function(source, node)
+    if function is None:
+        return set()
+    arguments = function.args
+    names = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    for n in ast.walk(function):
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.lineno < node.lineno:
+            names.add(n.id)
+    return names
+
+
+def loop_as_operator(case: Case) -> Iterator[Edits]:
+    """Yield ``while_loop`` for a ``while`` that carries tensors."""
+    source, node = case.own, case.statement
+    if source is None or not isinstance(node, ast.While) or node.orelse:
+        return
+    if any(isinstance(n, ast.Return | ast.Break | ast.Continue | ast.Raise) for n in ast.walk(node)):
+        return
+    names = [n for n in _assigned_names(node.body) if n in _names_before(source, node)]
+    arguments, carried = ", ".join(names), _tuple_text(names)
+    lines = [
+        f"def goes_on({arguments}):",
+        f"    return {_condition(node.test)}",
+        f"def step({arguments}):",
+        reindent(whole_lines(source, node.body), "    "),
+        f"    return {carried}",
+        f"{carried} = while_loop(goes_on, step, {carried})",
+    ]
+    text = reindent("\n".join(lines), indent_of(source, node)).lstrip()
+    if names:
+        yield source.after_imports("from torch._higher_order_ops import while_loop"), source.replace(node, text)
+
+
+def assert_on_device(case: Case) -> Iterator[Edits]:
+    """Yield ``torch._assert_async`` for a check that raises when a tensor's value is wrong."""
+    source, node = case.own, case.statement
+    if source and isinstance(node, ast.Assert):
+        text = f"torch._assert_async({_condition(node.test)}, {_message_text(node.msg)})"
+        yield source.with_import(source.replace(node, text), "torch")
+    elif source and isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], ast.Raise):
+        raised = node.body[-1].exc
+        message = raised.args[0] if isinstance(raised, ast.Call) and raised.args else None
+        negated = _condition(ast.UnaryOp(ast.Not(), node.test))
+        if isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not):
+            negated = _condition(node.test.operand)
+        if len(node.body) == 1:
+            text = f"torch._assert_async({negated}, {_message_text(message)})"
+            yield source.with_import(source.replace(node, text), "torch")
+
+
+def _message_text(node: ast.expr | None) -> str:
+    """Return the constant part of a message as code."""
+    constants = (
+        [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)] if node else []
+    )
+    return repr("".join(constants).strip() or "a check failed")
+
+
+def declare_expression(case: Case) -> Iterator[Edits]:
+    """Yield an op around the opaque expression of a statement: its result has the sizes of its input, or no dims."""
+    source, node = case.own, case.statement
+    value = getattr(node, "value", None)
+    if source is None or not isinstance(node, ast.Assign | ast.Return | ast.AnnAssign) or value is None:
+        return
+    before = _names_before(source, node)
+    used = dict.fromkeys(n.id for n in ast.walk(value) if isinstance(n, ast.Name) and n.id in before)
+    if not used or "self" in used or hasattr(builtins, next(iter(used))):
+        return
+    name = re.sub(r"\W+", "_", case.subject.rpartition(".")[2]).strip("_") or "opaque"
+    for size in ("*s", ""):
+        arguments = ", ".join(f'{n}: Float[Tensor, "*{"s" if i == 0 else f"s{i}"}"]' for i, n in enumerate(used))
+        op = "\n".join(
+            (
+                f'@sl.op("program::{name}")',
+                f'def {name}_op({arguments}) -> Float[Tensor, "{size}"]:',
+                f"    return {source.code(value)}",
+            )
+        )
+        above = source.before_definition(node.lineno, op)
+        missing = [
+            text
+            for text in ("import shiplap as sl", "from jaxtyping import Float", "from torch import Tensor")
+            if text not in source.text
+        ]
+        if above:
+            call = source.replace(value, f"{name}_op({', '.join(used)})")
+            yield source.after_imports("\n".join(missing)), above, call

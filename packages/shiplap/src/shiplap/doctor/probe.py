@@ -1,0 +1,355 @@
+"""The runner of a program under trial: call compiled functions on recorded inputs, and compare their results.
+
+It runs in the user's own interpreter as a script, ``python probe.py SPEC PROGRAM...``, and imports torch alone.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import hashlib
+import importlib.abc
+import importlib.machinery
+import json
+import math
+import os
+import random
+import runpy
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+# Calls that are compared, and the bytes of tensors that a recording may hold. What lies beyond is not compared.
+MAX_CALLS = 64
+MAX_BYTES = 1 << 30
+_MAX_DEPTH = 8
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+
+
+class Probe:
+    """The state of one run. ``spec``: ``mode`` ("record", "compare" or "time"), ``recording``, ``result``, ``eager``
+    (whether torch.compile is to use its eager backend), ``uncompiled`` (whether compiled functions run eagerly) and
+    ``ignored`` (Python values that are not compared, since they vary by themselves).
+    """
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.spec = spec
+        self.calls: list[dict[str, Any]] = []
+        self.times: dict[str, list[float]] = {}
+        self.differences: list[str] = []
+        # Python values that differ: a clock's reading differs in a second run of the unchanged program, too.
+        self.unstable: list[str] = []
+        self.counts = {"outputs": 0, "gradients": 0, "calls": 0}
+        self.bytes = 0
+        self.active = threading.local()
+
+    def patch_compile(self, torch: ModuleType) -> None:
+        """Put a ``torch.compile`` in place whose functions report their calls."""
+        original = torch.compile
+        if self.spec["mode"] != "time":
+            seed_generators(torch)
+        if self.spec["mode"] == "compare":
+            self.calls = torch.load(self.spec["recording"], weights_only=False)
+
+        @functools.wraps(original)
+        def compile(model: Any = None, **options: Any) -> Any:
+            if model is None:
+                return lambda fn: compile(fn, **options)
+            if self.spec.get("eager"):
+                options = {k: v for k, v in options.items() if k not in ("mode", "options")} | {"backend": "eager"}
+            compiled = original(model, **options)
+            if isinstance(compiled, torch.nn.Module):
+                compiled.forward = self._wrap(torch, compiled.forward, model)
+                return compiled
+            return self._wrap(torch, compiled, model)
+
+        vars(torch)["compile"] = compile
+        if self.spec.get("uncompiled"):
+            torch.compiler.set_stance("force_eager")
+
+    def _wrap(self, torch: ModuleType, compiled: Callable[..., Any], model: Any) -> Callable[..., Any]:
+        """Return ``compiled`` with each of its outermost calls observed."""
+        owner = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
+        module = isinstance(owner, torch.nn.Module)
+        name = type(owner).__qualname__ if module else getattr(model, "__qualname__", None) or type(model).__qualname__
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if getattr(self.active, "depth", 0) or torch.compiler.is_compiling():
+                return compiled(*args, **kwargs)
+            self.active.depth = 1
+            try:
+                return self._observe(torch, name, compiled, owner, args, kwargs)
+            finally:
+                self.active.depth = 0
+
+        return call
+
+    def _observe(
+        self, torch: ModuleType, name: str, compiled: Callable[..., Any], owner: Any, args: Any, kwargs: Any
+    ) -> Any:
+        """Call ``compiled`` and time it, record it, or compare it with the recording."""
+        if self.spec["mode"] == "time":
+            start = time.perf_counter()
+            result = compiled(*args, **kwargs)
+            if torch.cuda.is_available() and torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            self.times.setdefault(name, []).append(time.perf_counter() - start)
+            return result
+        number = self.counts["calls"]
+        self.counts["calls"] += 1
+        if number >= MAX_CALLS or self.bytes > MAX_BYTES:
+            return compiled(*args, **kwargs)
+        given = list(find_leaves(torch, (args, kwargs, owner)))
+        if self.spec["mode"] == "record":
+            before = {"name": name, "rng": rng_state(torch), "inputs": self._copies(torch, given)}
+            result = compiled(*args, **kwargs)
+            after = self._results(torch, result, (args, kwargs, owner))
+            self.calls.append(before | after)
+            return result
+        if number >= len(self.calls) or self.calls[number]["name"] != name:
+            self.differences.append(f"call {number + 1} is one of {name}, which the program did not make before")
+            return compiled(*args, **kwargs)
+        known = self.calls[number]
+        restore_inputs(torch, given, known["inputs"])
+        restore_rng(torch, known["rng"])
+        result = compiled(*args, **kwargs)
+        self._compare(torch, f"{name}, call {number + 1}", known, self._results(torch, result, (args, kwargs, owner)))
+        return result
+
+    def _copies(self, torch: ModuleType, leaves: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        """Return the leaves with copies of their tensors."""
+        copies = []
+        for path, leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                self.bytes += leaf.numel() * leaf.element_size()
+                leaf = leaf.detach().clone()
+            copies.append((path, leaf))
+        return copies
+
+    def _results(self, torch: ModuleType, result: Any, given: Any) -> dict[str, Any]:
+        """Return copies of all that a call returned, what its arguments hold afterwards, and gradients."""
+        outputs = list(find_leaves(torch, result))
+        return {
+            "outputs": self._copies(torch, outputs),
+            "state": self._copies(torch, find_leaves(torch, given)),
+            "gradients": gradients(torch, [t for _, t in outputs if isinstance(t, torch.Tensor)]),
+        }
+
+    def _compare(self, torch: ModuleType, where: str, known: dict[str, Any], found: dict[str, Any]) -> None:
+        """Append a difference for each result of a call that is not the recorded one."""
+        for kind in ("outputs", "state", "gradients"):
+            expected, got = known[kind], found[kind]
+            if expected is None or got is None:
+                if (expected is None) != (got is None):
+                    self.differences.append(f"{where}: the gradients can be taken in one of the two runs only")
+                continue
+            if kind != "state" and [p for p, _ in expected] != [p for p, _ in got]:
+                self.differences.append(f"{where}: it has other {kind}")
+                continue
+            values = dict(got)
+            for path, value in expected:
+                # Python state may be rearranged, but each tensor that both runs know has to agree.
+                name = f"{where}: {kind} {path or 'value'}"
+                if path not in values or not (reason := difference(torch, value, values[path])):
+                    continue
+                if not isinstance(value, torch.Tensor) and type(value) is type(values[path]):
+                    self.unstable.append(name)
+                    if name in self.spec.get("ignored", ()):
+                        continue
+                self.differences.append(f"{name} {reason}")
+            if kind != "state":
+                self.counts[kind] += sum(isinstance(v, torch.Tensor) for _, v in expected)
+
+    def finish(self, torch: ModuleType | None) -> None:
+        """Write the recording or the verdict."""
+        if self.spec["mode"] == "record" and torch is not None:
+            torch.save(self.calls, self.spec["recording"])
+        if self.spec["mode"] == "compare" and self.counts["calls"] < len(self.calls):
+            self.differences.append(f"{self.counts['calls']} calls instead of {len(self.calls)}")
+        report = {
+            "times": self.times,
+            "differences": self.differences,
+            "unstable": self.unstable,
+            "counts": self.counts,
+        }
+        Path(self.spec["result"]).write_text(json.dumps(report))
+
+
+def find_leaves(
+    torch: ModuleType, value: Any, path: str = "", depth: int = 0, seen: set[int] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Yield ``(path, leaf)`` of the tensors and simple values in containers, modules and plain objects."""
+    seen = set() if seen is None else seen
+    if isinstance(value, (torch.Tensor, *_SIMPLE)):
+        yield path, value
+        return
+    if id(value) in seen or depth > _MAX_DEPTH or (callable(value) and not isinstance(value, torch.nn.Module)):
+        return
+    seen.add(id(value))
+    if isinstance(value, dict):
+        children: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, (list, tuple)):
+        children = enumerate(value)
+    elif isinstance(value, ModuleType) or not hasattr(value, "__dict__"):
+        return
+    else:
+        children = vars(value).items()
+    for key, child in list(children):
+        yield from find_leaves(torch, child, f"{path}.{key}" if path else str(key), depth + 1, seen)
+
+
+def seed_generators(torch: ModuleType) -> None:
+    """Seed all generators alike in each run, so that the parameters of a model are drawn alike."""
+    torch.manual_seed(0)
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+
+
+def rng_state(torch: ModuleType) -> dict[str, Any]:
+    """Return the state of all generators."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if "numpy" in sys.modules:
+        state["numpy"] = sys.modules["numpy"].random.get_state()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def restore_rng(torch: ModuleType, state: dict[str, Any]) -> None:
+    """Put all generators back into a recorded state."""
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    if "numpy" in state and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(state["numpy"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def restore_inputs(torch: ModuleType, given: list[tuple[str, Any]], recorded: list[tuple[str, Any]]) -> None:
+    """Write the recorded values into the tensors of a call, where they have the same sizes and differ."""
+    values = dict(recorded)
+    with torch.no_grad():
+        for path, tensor in given:
+            value = values.get(path)
+            if not isinstance(tensor, torch.Tensor) or not isinstance(value, torch.Tensor):
+                continue
+            if tensor.shape == value.shape and tensor.dtype == value.dtype and not torch.equal(tensor, value):
+                tensor.copy_(value)
+
+
+def gradients(torch: ModuleType, outputs: list[Any]) -> list[tuple[str, Any]] | None:
+    """Return the gradients of all leaves that the outputs depend on, or None where they cannot be taken."""
+    targets = [t for t in outputs if t.requires_grad and t.is_floating_point()]
+    leaves = find_graph_leaves(targets)
+    if not targets or not leaves:
+        return []
+    generator = torch.Generator().manual_seed(0)
+    seeds = [torch.randn(t.shape, generator=generator, dtype=torch.float32).to(t) for t in targets]
+    try:
+        taken = torch.autograd.grad(targets, leaves, seeds, retain_graph=True, allow_unused=True)
+    except RuntimeError:
+        return None
+    # The order in which a graph reaches its leaves is no property of the program, so they are named by their values.
+    named = sorted((leaf_name(leaf), i, grad) for i, (leaf, grad) in enumerate(zip(leaves, taken, strict=True)))
+    return [(f"{name} #{place}", grad) for place, (name, _, grad) in enumerate(named)]
+
+
+def find_graph_leaves(targets: list[Any]) -> list[Any]:
+    """Return the tensors at the ends of the autograd graph of ``targets``."""
+    todo, seen, leaves = [t.grad_fn for t in targets], set(), {}
+    for target in targets:
+        if target.grad_fn is None:
+            leaves[id(target)] = target
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves[id(node.variable)] = node.variable
+        todo += [each for each, _ in node.next_functions]
+    return list(leaves.values())
+
+
+def leaf_name(leaf: Any) -> str:
+    """Return a name of a tensor that follows from its sizes and values."""
+    digest = hashlib.sha256(leaf.detach().double().cpu().numpy().tobytes()).hexdigest()[:12]
+    return f"of {tuple(leaf.shape)} {digest}"
+
+
+def difference(torch: ModuleType, expected: Any, got: Any) -> str:
+    """Return how ``got`` differs from ``expected``, an empty text where it does not."""
+    if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
+        if type(expected) is not type(got):
+            return f"is of type {type(got).__name__} instead of {type(expected).__name__}"
+        if isinstance(expected, float):
+            same = math.isclose(expected, got, rel_tol=1e-5, abs_tol=1e-7) or (expected != expected and got != got)
+            return "" if same else f"is {got} instead of {expected}"
+        return "" if expected == got else f"is {str(got)[:60]} instead of {str(expected)[:60]}"
+    try:
+        torch.testing.assert_close(got, expected, equal_nan=True)
+    except AssertionError as e:
+        return "differs: " + " ".join(str(e).split())[:200]
+    return ""
+
+
+class _TorchFinder(importlib.abc.MetaPathFinder):
+    """A finder that lets the import of torch end with a call of ``then``."""
+
+    def __init__(self, then: Callable[[ModuleType], None]) -> None:
+        self.then = then
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of torch with a loader that calls ``then``, None for any other module."""
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self.then(module)
+
+        vars(spec.loader)["exec_module"] = exec_module
+        return spec
+
+
+def run_program(arguments: list[str], paths: list[str]) -> None:
+    """Run ``script.py ...`` or ``-m module ...`` as Python does. ``paths`` come first on the path of modules."""
+    module = arguments[0] == "-m"
+    program, rest = (arguments[1], arguments[2:]) if module else (arguments[0], arguments[1:])
+    # Python has put the folder of this file first, where the folder of the program belongs.
+    sys.path[:1] = paths
+    sys.argv = [program, *rest]
+    if module:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        return
+    main = ModuleType("__main__")
+    vars(main).update(__file__=program, __builtins__=builtins)
+    sys.modules["__main__"] = main
+    exec(compile(Path(program).read_bytes(), program, "exec"), main.__dict__)
+
+
+def run(spec: dict[str, Any], arguments: list[str]) -> None:
+    """Run the program and write what was seen, however it ends."""
+    probe = Probe(spec)
+    sys.meta_path.insert(0, _TorchFinder(probe.patch_compile))
+    parent = os.getpid()
+    try:
+        run_program(arguments, spec["paths"])
+    finally:
+        if os.getpid() == parent:  # a forked child has its own end
+            probe.finish(sys.modules.get("torch"))
+
+
+if __name__ == "__main__":
+    run(json.loads(Path(sys.argv[1]).read_text()), sys.argv[2:])

@@ -1,0 +1,224 @@
+"""The catalogue of remedies: for each its preconditions, its edit, and what it changes besides the entry.
+
+A remedy in this list is a proposal. ``shiplap doctor --try`` shows it only after a run of the edited program in which
+its entry was gone and all results were the same.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from shiplap.doctor import edits, edits_of_values
+from shiplap.doctor.diagnosis import Break, Recompile
+from shiplap.doctor.edits import Editor
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A remedy and its preconditions.
+
+    Attributes:
+        title: what it does, in the imperative.
+        edit: the function that yields the edits.
+        causes: the causes of breaks, or the kinds of variation of recompiles, for which it is tried.
+        reason, call: patterns that torch's first line and the call at fault have to match.
+        own: whether the line has to be in the program's own files. Settings help wherever the line is.
+        caveat: what it changes that a comparison of results does not show.
+    """
+
+    id: str
+    title: str
+    edit: Editor
+    causes: tuple[str, ...] = ()
+    reason: str = ""
+    call: str = ""
+    own: bool = True
+    caveat: str = ""
+
+    def fits(self, entry: Break | Recompile) -> bool:
+        """Whether the preconditions hold for an entry."""
+        if isinstance(entry, Break):
+            reason, call = entry.reason, entry.call
+        else:
+            reason, call = entry.guard, entry.subject
+        placed = not self.own or entry.owner == "yours"
+        caused = not self.causes or entry.cause in self.causes
+        return placed and caused and bool(re.search(self.reason, reason) and re.search(self.call, call))
+
+
+def _setting(id: str, setting: str, causes: tuple[str, ...], *, caveat: str = "", **conditions: str) -> Remedy:
+    """Return the remedy that puts a setting of the compiler into the program."""
+    modules = re.findall(r"\((logging|warnings)\.", setting)
+    return Remedy(
+        id, f"set {setting}", edits.add_setting(setting, *modules), causes, own=False, caveat=caveat, **conditions
+    )
+
+
+_CONFIG = "torch._dynamo.config"
+_FROZEN = "the value is read once and stays the same in compiled code"
+_SILENT = "the call does not run in compiled code"
+
+# In the order in which they are tried: what keeps the program's code and all its effects comes first.
+REMEDIES: tuple[Remedy, ...] = (
+    Remedy(
+        "torch_hint",
+        "use the setting that torch names",
+        edits.add_hinted_settings,
+        ("item", "shape", "branch", "attribute", "counter", "parameter", "size", "small", "autograd", "tensor"),
+        own=False,
+    ),
+    _setting("capture_scalars", f"{_CONFIG}.capture_scalar_outputs = True", ("item", "branch")),
+    _setting("capture_sizes", f"{_CONFIG}.capture_dynamic_output_shape_ops = True", ("shape",)),
+    _setting("trace_gradients", f"{_CONFIG}.trace_autograd_ops = True", ("autograd",)),
+    _setting("trace_recurrent", f"{_CONFIG}.allow_rnn = True", ("tensor",), reason="RNN"),
+    _setting("trace_classes", f"{_CONFIG}.enable_trace_load_build_class = True", (), reason="build_class"),
+    _setting("trace_profiler", f"{_CONFIG}.capture_profiler_record_function = True", (), reason="profiler|record_func"),
+    _setting("dynamic_ints", f"{_CONFIG}.allow_unspec_int_on_nn_module = True", ("attribute", "counter")),
+    _setting(
+        "dynamic_parameters",
+        f"{_CONFIG}.force_parameter_static_shapes = False",
+        ("parameter", "size"),
+    ),
+    Remedy(
+        "reorder_print",
+        "let it print behind the compiled part",
+        edits.reorder_print,
+        ("print",),
+        own=False,
+        call=r"^print$",
+        caveat="it prints after the compiled part around it",
+    ),
+    _setting(
+        "reorder_warnings",
+        f"{_CONFIG}.reorderable_logging_functions.add(warnings.warn)",
+        ("print",),
+        call=r"warn",
+        caveat="it warns after the compiled part around it",
+    ),
+    Remedy(
+        "drop_marker",
+        "remove the marker that breaks the graph",
+        edits.drop_marker,
+        ("disabled",),
+        caveat="whoever put it there may have had a reason that these inputs do not show",
+    ),
+    Remedy("hoist_class", "define the class at the level of the module", edits.hoist_class, reason="build_class"),
+    Remedy("by_position", "pass the arguments by position", edits.pass_by_position, ("autograd_function",)),
+    Remedy("keep_tensor", "keep the value a tensor", edits_of_values.keep_tensor, ("item", "branch")),
+    Remedy(
+        "where",
+        "compute both sides and pick with torch.where",
+        edits_of_values.where_for_branch,
+        ("branch", "item"),
+        caveat="the side that is not picked is computed as well",
+    ),
+    Remedy("cond", "use torch.cond", edits_of_values.cond_for_branch, ("branch", "item")),
+    Remedy(
+        "while_loop",
+        "use torch's while_loop",
+        edits_of_values.loop_as_operator,
+        ("branch", "item"),
+        caveat="it is a prototype of torch",
+    ),
+    Remedy(
+        "assert_async",
+        "check it in the graph",
+        edits_of_values.assert_on_device,
+        ("branch", "item", "exception"),
+        caveat="a failed check raises RuntimeError, on a GPU at the next synchronisation",
+    ),
+    Remedy(
+        "declare",
+        "declare the expression as an op",
+        edits_of_values.declare_expression,
+        ("foreign", "numpy", "object", "launcher"),
+        caveat="it has no gradient; bind a kernel to it with @op.kernel",
+    ),
+    Remedy(
+        "dynamic_source",
+        "let its sizes and numbers vary",
+        edits.add_dynamic_source("dynamic_sources"),
+        ("size", "value", "attribute", "counter"),
+        own=False,
+    ),
+    Remedy(
+        "dynamic",
+        "compile with dynamic=True",
+        edits.compile_dynamic,
+        ("size", "small", "value", "stride", "attribute", "counter", "parameter"),
+        own=False,
+    ),
+    Remedy(
+        "unbacked",
+        "compile one version for 0, 1 and all other sizes and numbers",
+        edits.add_dynamic_source("unbacked_sources"),
+        ("small", "size", "attribute", "counter"),
+        own=False,
+    ),
+    Remedy(
+        "eager_question",
+        "ask it in eager mode only",
+        edits.guard_predicate,
+        reason="is_inference",
+        caveat="compiled code takes the answer False",
+    ),
+    Remedy(
+        "eager_context",
+        "enter it in eager mode only",
+        edits.guard_context,
+        ("context",),
+        call="catch_warnings|simplefilter|profile|nvtx|[Tt]imer|record|tqdm|[Pp]rogress",
+        caveat=_SILENT.replace("call", "context manager"),
+    ),
+    Remedy(
+        "hoist_call",
+        "call it once, when the module is imported",
+        edits.hoist_call,
+        ("foreign", "system", "object", "disabled"),
+        call=r"^(os|sys|inspect|platform|importlib|shutil|pathlib|socket)\.",
+        caveat=_FROZEN,
+    ),
+    Remedy(
+        "constant",
+        "let the compiler take its result as a constant",
+        edits.assume_constant,
+        ("foreign", "system", "object", "disabled", "other"),
+        call=r"^(os|posix|sys|inspect|platform|importlib|shutil|pathlib|socket|re)\.|signature|version|find_spec",
+        caveat=_FROZEN,
+    ),
+    _setting(
+        "ignore_logger",
+        f"{_CONFIG}.ignore_logging_functions.add(logging.{{subject}})",
+        ("print",),
+        call=r"^Logger\.",
+        caveat=_SILENT,
+    ),
+    Remedy(
+        "eager_effect",
+        "run it in eager mode only",
+        edits.guard_effect,
+        ("print", "system", "foreign", "object"),
+        call=r"(?i)print|log|warn|write|report|debug|info|progress|profil|synchronize|empty_cache|collect|flush|show",
+        caveat=_SILENT,
+    ),
+    Remedy(
+        "eager_clock",
+        "read the clock in eager mode only",
+        edits.guard_value,
+        ("system",),
+        call=r"^time\.\w+$",
+        caveat="compiled code reads 0.0, so that what it computes from it is no time",
+    ),
+    _setting(
+        "raise_limit",
+        f"{_CONFIG}.recompile_limit = 64",
+        ("recompiles",),
+        caveat="each version is still compiled once",
+    ),
+)
+
+
+def list_remedies(entry: Break | Recompile) -> list[Remedy]:
+    """Return the remedies whose preconditions hold for an entry, in the order in which they are tried."""
+    return [r for r in REMEDIES if r.fits(entry)]

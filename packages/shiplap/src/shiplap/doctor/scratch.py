@@ -1,0 +1,144 @@
+"""Scratch copies of a program: its Python files are copied, all other files are links, and edits go into the copy."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shiplap import safe_io
+from shiplap.errors import error
+
+# A folder with more Python files is a home or an installation, not a program.
+MAX_FILES = 5000
+_PASSED_OVER = ("node_modules", "site-packages", "__pycache__")
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of a file: characters ``start`` to ``end`` become ``text``. ``file`` is relative to the program."""
+
+    file: str
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """A command ``python script.py ...`` or ``python -m module ...``, and the folder that holds its files."""
+
+    python: tuple[str, ...]
+    arguments: tuple[str, ...]
+    root: Path
+
+    def in_copy(self, copy: Path) -> tuple[str, ...]:
+        """The arguments with the script's path in ``copy``."""
+        if self.arguments[0] == "-m":
+            return self.arguments
+        script = Path(self.arguments[0]).resolve().relative_to(self.root)
+        return str(copy / script), *self.arguments[1:]
+
+    def paths(self, copy: Path) -> list[str]:
+        """The folders of the program's modules in ``copy``, as Python would put them first on its path."""
+        first = Path.cwd() if self.arguments[0] == "-m" else Path(self.arguments[0]).resolve().parent
+        named = [first, *(Path(p).resolve() for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
+        return [str(copy / p.relative_to(self.root)) for p in named if p.is_relative_to(self.root)]
+
+    def main_file(self) -> str | None:
+        """The file that runs first, relative to the program, or None where it cannot be told."""
+        if self.arguments[0] != "-m":
+            return str(Path(self.arguments[0]).resolve().relative_to(self.root))
+        stem = self.arguments[1].replace(".", "/")
+        return next((f for f in (f"{stem}.py", f"{stem}/__main__.py") if (self.root / f).is_file()), None)
+
+
+def parse_program(command: Sequence[str]) -> Program:
+    """Return the program that a command runs. SL703 for a command that is not Python with a script or a module."""
+    name = Path(command[0]).name
+    for at, word in enumerate(command[1:], 1):
+        if word.endswith(".py") and Path(word).is_file():
+            script, cwd = Path(word).resolve(), Path.cwd().resolve()
+            root = cwd if script.is_relative_to(cwd) and cwd != Path.home() else script.parent
+            break
+        if word == "-m" and len(command) > at + 1:
+            root = Path.cwd().resolve()
+            break
+        if not word.startswith("-"):
+            at = 0
+            break
+    else:
+        at = 0
+    if not at or not name.startswith("python"):
+        raise error("SL703", where=" ".join(command), got=command[0], expected="python script.py, or python -m module")
+    if sum(1 for _ in list_python_files(root)) > MAX_FILES:
+        raise error("SL703", where=str(root), got=f"more than {MAX_FILES} Python files", expected="a program's folder")
+    return Program(tuple(command[:at]), tuple(command[at:]), root)
+
+
+def list_python_files(root: Path) -> Iterator[Path]:
+    """Yield the Python files below ``root``, without hidden and installed ones."""
+    count = 0
+    for folder, below, files in os.walk(root):
+        below[:] = sorted(d for d in below if _is_copied_folder(Path(folder) / d))
+        for file in sorted(files):
+            if file.endswith(".py"):
+                yield Path(folder) / file
+                count += 1
+        if count > MAX_FILES:
+            return
+
+
+def _is_copied_folder(folder: Path) -> bool:
+    """Whether a folder is the program's own: neither hidden, linked nor an installation."""
+    installed = folder.name in _PASSED_OVER or (folder / "pyvenv.cfg").exists()
+    return not (folder.name.startswith(".") or folder.is_symlink() or installed)
+
+
+def make_copy(root: Path, target: Path, changed: dict[str, str]) -> Path:
+    """Copy the Python files below ``root`` to ``target``, link all others, and write the texts of ``changed``."""
+    target.mkdir(parents=True)
+    for entry in sorted(root.iterdir()):
+        copy = target / entry.name
+        if entry.is_dir() and _is_copied_folder(entry) and next(list_python_files(entry), None):
+            make_copy(entry, copy, {})
+        elif entry.suffix == ".py" and entry.is_file():
+            safe_io.write_bytes(copy, entry.read_bytes())
+        elif entry.name != "__pycache__":
+            copy.symlink_to(entry)
+    for file, text in changed.items():
+        safe_io.write_text(target / file, text)
+    return target
+
+
+def apply_edits(texts: dict[str, str], root: Path, edits: Iterable[Edit]) -> dict[str, str] | None:
+    """Return ``texts`` with ``edits`` done, None where the result is no Python. Files that are not in ``texts`` are
+    read below ``root``.
+    """
+    texts = dict(texts)
+    for edit in sorted(edits, key=lambda e: (e.file, -e.start, -e.end)):
+        text = texts.get(edit.file)
+        if text is None:
+            text = (root / edit.file).read_text()
+        texts[edit.file] = text[: edit.start] + edit.text + text[edit.end :]
+    try:
+        for text in texts.values():
+            ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+    return texts
+
+
+def diff_texts(root: Path, texts: dict[str, str], against: dict[str, str] | None = None) -> str:
+    """Return a unified diff from the files below ``root``, or from ``against``, to ``texts``."""
+    parts: list[str] = []
+    for file, text in sorted(texts.items()):
+        old = (against or {}).get(file)
+        old = (root / file).read_text() if old is None else old
+        if old != text:
+            old_lines, new_lines = old.splitlines(keepends=True), text.splitlines(keepends=True)
+            parts += difflib.unified_diff(old_lines, new_lines, f"a/{file}", f"b/{file}", n=1)
+    return "".join(parts)

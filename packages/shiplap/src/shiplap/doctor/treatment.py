@@ -1,0 +1,177 @@
+"""The values of a treatment: for each entry the remedy that was tried and helped, or that none did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shiplap.doctor.diagnosis import Break, Diagnosis, Recompile
+from shiplap.render.lines import Line, line, row
+
+if TYPE_CHECKING:
+    from shiplap.doctor.remedies import Remedy
+
+
+@dataclass(frozen=True)
+class TriedEntry:
+    """A break or recompile and what was found for it.
+
+    Attributes:
+        where, call, cause, owner: the line, the call or the thing that varied, the cause in words, whose line it is.
+        remedy: the id of the remedy that helped, empty where none did; ``title``, ``caveat``: its texts.
+        diff: what it changes; ``before``, ``after``: the number of entries without and with it.
+        outputs, gradients: the numbers of tensors that were compared and agreed.
+        refused: the remedies that were tried before it, with why each did not help.
+        with_others: the entry went with the remedy of another one.
+        times: how often a recompile occurred without and with the remedy; the second is 0 where it was removed.
+    """
+
+    where: str
+    call: str
+    cause: str
+    owner: str
+    remedy: str = ""
+    title: str = ""
+    caveat: str = ""
+    diff: str = ""
+    before: int = 0
+    after: int = 0
+    outputs: int = 0
+    gradients: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+    with_others: bool = False
+    key: tuple[str, ...] = ()
+    times: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def of(
+        cls,
+        entry: Break | Recompile,
+        key: tuple[str, ...],
+        *,
+        remedy: Remedy | None = None,
+        diff: str = "",
+        before: int = 0,
+        after: int = 0,
+        counts: dict[str, int] | None = None,
+        refused: dict[str, str] | None = None,
+        with_others: bool = False,
+        times: tuple[int, int] = (0, 0),
+    ) -> TriedEntry:
+        """Return what was found for an entry."""
+        place = entry.place if isinstance(entry, Break) else entry.reader or entry.place
+        counts = counts or {}
+        return cls(
+            where=place.shown,
+            call=entry.call if isinstance(entry, Break) else entry.subject,
+            cause=entry.title,
+            owner=entry.owner,
+            remedy=remedy.id if remedy else "",
+            title=remedy.title if remedy else "",
+            caveat=remedy.caveat if remedy else "",
+            diff=diff,
+            before=before,
+            after=after,
+            outputs=counts.get("outputs", 0),
+            gradients=counts.get("gradients", 0),
+            refused=dict(refused or {}),
+            with_others=with_others,
+            key=key,
+            times=times,
+        )
+
+    @property
+    def removed(self) -> bool:
+        """Whether the entry was shown to go."""
+        return bool(self.remedy and not self.times[1]) or self.with_others
+
+    def lines(self, number: int) -> Iterator[Line]:
+        """Yield the entry and its remedy, or that there is none."""
+        yield line(f"{number}. {self.where}", "bold", (f"  {self.call}", "bold red"))
+        yield from row("cause", self.cause)
+        yield from row("owner", {"yours": "your code"}.get(self.owner, self.owner))
+        if self.with_others:
+            yield from row("remedy", "none of its own: it goes with a remedy above", "green")
+        elif self.remedy:
+            yield from row("remedy", self.title, "green")
+            compared = f"{self.outputs} outputs and {self.gradients} gradients agreed"
+            if self.times[1]:
+                yield from row(
+                    "reduced", f"{self.times[0]}x before, {self.times[1]}x after: it is not removed", "yellow"
+                )
+            yield from row("shown", f"{self.before} entries before, {self.after} after; {compared}")
+            yield from row("caveat", self.caveat, "yellow")
+            yield line(f"\n{self.diff.rstrip()}")
+        else:
+            yield from row("remedy", "no remedy: " + self._what_was_tried(), "yellow")
+        yield line()
+
+    def _what_was_tried(self) -> str:
+        """Return the remedies that did not help, with the reasons."""
+        if not self.refused:
+            return "none in the catalogue fits this cause and owner"
+        return "; ".join(f"{id}: {reason}" for id, reason in self.refused.items())
+
+
+@dataclass(frozen=True)
+class RunTime:
+    """The seconds of a steady call of a compiled function, None where it was called fewer than three times."""
+
+    function: str
+    calls: int
+    eager: float | None
+    compiled: float | None
+    remedied: float | None
+
+    def lines(self) -> Iterator[Line]:
+        """Yield the times."""
+        if self.compiled is None:
+            text = f"called {self.calls}x: a steady call is measured from three calls on"
+        else:
+            named = (("eager", self.eager), ("compiled", self.compiled), ("with the remedies", self.remedied))
+            text = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in named if seconds is not None)
+        yield from row("time", f"{self.function}: {text}")
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """All that the trials of a program showed.
+
+    Attributes:
+        before: the diagnosis of the program as it is; ``after``: with all remedies that helped.
+        tried: an entry each; ``times``: a compiled function each.
+        ignored: Python values that differ in two runs of the unchanged program, and so were not compared.
+        diff: the changes of all remedies; ``changed``: the new text of each changed file, by its path.
+    """
+
+    target: str
+    before: Diagnosis
+    after: Diagnosis
+    tried: tuple[TriedEntry, ...]
+    times: tuple[RunTime, ...] = ()
+    diff: str = ""
+    changed: dict[str, str] = field(default_factory=dict)
+    exit_code: int = 0
+    ignored: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether no entry is left."""
+        return all(t.removed for t in self.tried)
+
+    @property
+    def summary(self) -> str:
+        """The counts in one line."""
+        removed = sum(t.removed for t in self.tried)
+        left = f"{len(self.after.breaks)} breaks and {sum(r.times for r in self.after.recompiles)} recompiles are left"
+        return f"{removed} of {len(self.tried)} entries have a remedy that was shown to remove them; {left}"
+
+    def lines(self) -> Iterator[Line]:
+        """Yield each entry with its remedy, and the times."""
+        for number, each in enumerate(self.tried, 1):
+            yield from each.lines(number)
+        for each_time in self.times:
+            yield from each_time.lines()
+        yield from row("ignored", "values that vary by themselves: " + ", ".join(self.ignored) if self.ignored else "")
+        yield line(self.summary, "bold green" if self.ok else "bold")

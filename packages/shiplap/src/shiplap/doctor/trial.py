@@ -1,0 +1,324 @@
+"""Trials of remedies: each is applied to a scratch copy, the program runs again, and its results are compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+from shiplap import safe_io
+from shiplap.doctor import probe
+from shiplap.doctor.diagnosis import Break, Diagnosis, Recompile, SourcePlace
+from shiplap.doctor.edits import Case
+from shiplap.doctor.examine import diagnose_trace, shell_status
+from shiplap.doctor.remedies import Remedy, list_remedies
+from shiplap.doctor.scratch import Program, apply_edits, diff_texts, make_copy, parse_program
+from shiplap.doctor.trace import read_trace_files
+from shiplap.doctor.treatment import RunTime, Treatment, TriedEntry
+from shiplap.errors import error
+
+Key = tuple[str, str, str, str, str]
+# A run may take longer than the first by this factor and these seconds; then its remedy is refused.
+_PATIENCE = (4, 60)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a program under the probe."""
+
+    diagnosis: Diagnosis
+    status: int
+    seconds: float
+    differences: tuple[str, ...] = ()
+    unstable: tuple[str, ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+    times: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def entries(self) -> list[Break | Recompile]:
+        """All breaks and recompiles that are no consequence of others."""
+        found: list[Break | Recompile] = [*self.diagnosis.breaks, *self.diagnosis.recompiles]
+        return [e for e in found if not e.follows]
+
+
+class Laboratory:
+    """A folder for the copies, recordings and traces of one program's trials."""
+
+    def __init__(self, program: Program, folder: Path, stdout: IO[Any] | int | None) -> None:
+        self.program, self.folder, self.stdout = program, folder, stdout
+        self.number = 0
+        self.limit: float | None = None
+        self.ignored: tuple[str, ...] = ()
+
+    def run(self, texts: dict[str, str], mode: str, *, uncompiled: bool = False, show: bool = False) -> Run | None:
+        """Run the program with the changed ``texts``; return None where it takes too long."""
+        self.number += 1
+        place = self.folder / str(self.number)
+        copy = make_copy(self.program.root, place / "program", texts)
+        trace, result = place / "trace", place / "result.json"
+        trace.mkdir()
+        spec = {
+            "mode": mode,
+            "recording": str(self.folder / "recording.pt"),
+            "result": str(result),
+            "paths": self.program.paths(copy),
+            "eager": mode != "time",
+            "uncompiled": uncompiled,
+            "ignored": self.ignored,
+        }
+        safe_io.write_text(place / "spec.json", json.dumps(spec))
+        command = [*self.program.python, probe.__file__, str(place / "spec.json"), *self.program.in_copy(copy)]
+        # A profile of dynamic sizes from an earlier run would change what is compiled.
+        environment = {**os.environ, "TORCH_TRACE": str(trace), "PYTHONDONTWRITEBYTECODE": "1"}
+        started = time.monotonic()
+        streams: dict[str, Any] = {"stdout": self.stdout}
+        if not show:
+            streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        try:
+            done = subprocess.run(command, env=environment, timeout=self.limit, **streams)
+        except subprocess.TimeoutExpired:
+            return None
+        seconds = time.monotonic() - started
+        report: dict[str, Any] = {"differences": ["it left no results"]}
+        if result.is_file():
+            report = json.loads(result.read_text())
+        diagnosis = diagnose_trace(read_trace_files(trace), " ".join(self.program.arguments))
+        diagnosis = relocate_diagnosis(diagnosis, f"{copy}/", f"{self.program.root}/")
+        shutil.rmtree(place, ignore_errors=True)
+        return Run(
+            replace(diagnosis, exit_code=shell_status(done.returncode)),
+            shell_status(done.returncode),
+            seconds,
+            tuple(report["differences"]),
+            tuple(report.get("unstable", ())),
+            report.get("counts", {}),
+            report.get("times", {}),
+        )
+
+
+def relocate_diagnosis(diagnosis: Diagnosis, old: str, new: str) -> Diagnosis:
+    """Return a diagnosis whose places lie below the folder ``new`` instead of ``old``. Their code stays."""
+
+    def moved(place: SourcePlace) -> SourcePlace:
+        return replace(place, file=place.file.replace(old, new, 1))
+
+    return replace(
+        diagnosis,
+        breaks=tuple(
+            replace(b, place=moved(b.place), user=moved(b.user), chain=tuple(map(moved, b.chain)))
+            for b in diagnosis.breaks
+        ),
+        recompiles=tuple(
+            replace(r, place=moved(r.place), reader=moved(r.reader) if r.reader else None) for r in diagnosis.recompiles
+        ),
+    )
+
+
+def entry_key(entry: Break | Recompile) -> Key:
+    """Return what an entry keeps when lines move: its file, function, cause, call and reason."""
+    if isinstance(entry, Break):
+        return entry.place.file, entry.place.function, entry.cause, entry.call, entry.reason
+    return entry.place.file, entry.place.function, "recompile", entry.cause, entry.subject.partition(", dim ")[0]
+
+
+STILL_THERE = "the entry was still there"
+
+
+def count_times(entry: Break | Recompile, run: Run) -> int:
+    """Return how often an entry occurred in a run."""
+    return sum(e.times for e in run.entries if entry_key(e) == entry_key(entry))
+
+
+def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, *, fewer: bool = False) -> str:
+    """Return why a run does not show that a remedy helps, an empty text where it does. ``fewer``: the entry may still
+    be there.
+    """
+    if after is None:
+        return "the program ran too long"
+    if after.status != before.status:
+        return f"the program ended with exit status {after.status}"
+    if after.differences:
+        return after.differences[0]
+    key, old, new = entry_key(entry), Counter(map(entry_key, before.entries)), Counter(map(entry_key, after.entries))
+    if new[key] >= old[key] and not fewer:
+        return STILL_THERE
+    fresh = [e for e in after.entries if new[entry_key(e)] > old[entry_key(e)]]
+    hidden = isinstance(entry, Break) and entry.skipped
+    for e in fresh:
+        same_line = e.place.code == entry.place.code and e.place.file == entry.place.file
+        same_function = e.place.file == entry.place.file and e.place.function == entry.place.function
+        if isinstance(e, Break) and (same_line or (same_function and not hidden)):
+            return f"another break took its place: {e.reason}"
+    if len(after.entries) > len(before.entries) and not hidden:
+        return f"{len(after.entries)} entries instead of {len(before.entries)}"
+    if not hidden and after.diagnosis.graphs < 1 <= before.diagnosis.graphs:
+        return "nothing was compiled any more"
+    return ""
+
+
+def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *, measure: bool = True) -> Treatment:
+    """Run ``command``, try the remedies of the catalogue on what it shows, and return what helped.
+
+    The first run is as the program is. The runs of trials use the eager backend, which breaks graphs where each backend
+    does, from seeded generators, so that parameters are drawn alike. SL702 where nothing is compiled, SL703 for a
+    command that cannot be run in a copy, SL704 where two runs without a change differ.
+    """
+    program = parse_program(command)
+    with tempfile.TemporaryDirectory(prefix="shiplap-doctor-") as folder:
+        laboratory = Laboratory(program, Path(folder), stdout)
+        shown = laboratory.run({}, "time", show=True) if measure else None
+        recorded = laboratory.run({}, "record")
+        if recorded is None or not recorded.diagnosis.compiled:
+            status = recorded.status if recorded else 0
+            raise error("SL702", where=" ".join(command), got=f"no compiled function was called (status {status})")
+        laboratory.limit = recorded.seconds * _PATIENCE[0] + _PATIENCE[1]
+        again = laboratory.run({}, "compare")
+        if again is not None and again.unstable:
+            laboratory.ignored = again.unstable
+            again = laboratory.run({}, "compare")
+        if again is None or again.differences:
+            raise error("SL704", where=" ".join(command), got=again.differences[0] if again else "no end")
+        tried, texts, after = _try_entries(laboratory, again)
+        times = _measure_times(laboratory, shown, texts) if shown else ()
+        return Treatment(
+            target=" ".join(command),
+            before=shown.diagnosis if shown else again.diagnosis,
+            after=after.diagnosis,
+            tried=tuple(tried),
+            times=times,
+            diff=diff_texts(program.root, texts),
+            changed={str(program.root / f): t for f, t in texts.items()},
+            exit_code=(shown or recorded).status,
+            ignored=laboratory.ignored,
+        )
+
+
+def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], dict[str, str], Run]:
+    """Try the remedies of each entry upon those that already helped; go on with entries that come into view."""
+    texts: dict[str, str] = {}
+    now, done, tried = first, set[Key](), list[TriedEntry]()
+    for _ in range(2):  # what failed beside another entry may help once that one is gone
+        progress = False
+        while entry := next((e for e in _ordered(now) if entry_key(e) not in done), None):
+            done.add(entry_key(entry))
+            found, texts, now = _try_entry(laboratory, entry, texts, now)
+            tried = [*(t for t in tried if t.key != found.key), found]
+            progress = progress or found.removed
+        retried = {t.key for t in tried if any(r != STILL_THERE for r in t.refused.values()) and not t.removed}
+        if not progress or not retried:
+            break
+        done -= retried
+    gone = set(map(entry_key, first.entries)) - set(map(entry_key, now.entries))
+    # What another entry's remedy removed was never tried by itself.
+    known = {t.key for t in tried}
+    for entry in first.entries:
+        if entry_key(entry) in gone and entry_key(entry) not in known:
+            tried.append(TriedEntry.of(entry, entry_key(entry), with_others=True))
+    return tried, texts, now
+
+
+def _ordered(run: Run) -> list[Break | Recompile]:
+    """Return the entries in the order in which they are tried: breaks, which cause recompiles, come first."""
+    limits = [e for e in run.entries if e.cause == "recompiles"]
+    return [*(e for e in run.entries if e not in limits), *limits]
+
+
+def _try_entry(
+    laboratory: Laboratory, entry: Break | Recompile, texts: dict[str, str], now: Run
+) -> tuple[TriedEntry, dict[str, str], Run]:
+    """Try the remedies of one entry until one helps."""
+    refused: dict[str, str] = {}
+    fewer: tuple[TriedEntry, dict[str, str], Run] | None = None
+    for remedy, changed in _candidates(laboratory.program, entry, texts):
+        after = laboratory.run(changed, "compare")
+        reason = reason_of_refusal(entry, now, after)
+        partly = (
+            reason == STILL_THERE
+            and after is not None
+            and isinstance(entry, Recompile)
+            and count_times(entry, after) < count_times(entry, fewer[2] if fewer else now)
+            and not reason_of_refusal(entry, now, after, fewer=True)
+        )
+        if (not reason or partly) and after is not None:
+            found = TriedEntry.of(
+                entry,
+                entry_key(entry),
+                remedy=remedy,
+                diff=diff_texts(laboratory.program.root, changed, texts),
+                before=len(now.entries),
+                after=len(after.entries),
+                counts=after.counts,
+                refused=refused,
+                times=(count_times(entry, now), count_times(entry, after)),
+            )
+            if not partly:
+                return found, changed, after
+            fewer = found, changed, after
+        refused[remedy.id] = reason
+    if fewer:
+        return fewer
+    return TriedEntry.of(entry, entry_key(entry), refused=refused), texts, now
+
+
+def _candidates(
+    program: Program, entry: Break | Recompile, texts: dict[str, str]
+) -> Iterator[tuple[Remedy, dict[str, str]]]:
+    """Yield the remedies of an entry with the files that they change, each result once."""
+    seen: list[dict[str, str]] = [texts]
+    case = make_case(program, entry, texts)
+    for remedy in list_remedies(entry):
+        if remedy.own and case.file is None:
+            continue
+        for edits in remedy.edit(case):
+            changed = apply_edits(texts, program.root, edits)
+            if changed is not None and changed not in seen:
+                seen.append(changed)
+                yield remedy, changed
+
+
+def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str]) -> Case:
+    """Return an entry as editors see it."""
+    place = entry.place if isinstance(entry, Break) else entry.reader or entry.place
+    path = Path(place.file)
+    if isinstance(entry, Break):
+        subject, text = entry.call, "\n".join((entry.reason, entry.explanation, *entry.hints))
+    else:
+        subject, text = entry.subject, entry.reason
+    return Case(
+        root=program.root,
+        main=program.main_file(),
+        file=str(path.relative_to(program.root)) if path.is_relative_to(program.root) else None,
+        line=place.line,
+        function=entry.place.function,
+        subject=subject,
+        text=text,
+        texts=texts,
+    )
+
+
+def _measure_times(laboratory: Laboratory, shown: Run, texts: dict[str, str]) -> tuple[RunTime, ...]:
+    """Return the time of a steady call of each compiled function: uncompiled, compiled, and with the remedies."""
+    laboratory.limit = None
+    eager = laboratory.run({}, "time", uncompiled=True)
+    better = laboratory.run(texts, "time") if texts else None
+    return tuple(
+        RunTime(
+            name,
+            len(seconds),
+            *(_steady(run.times.get(name, ())) if run else None for run in (eager, shown, better)),
+        )
+        for name, seconds in shown.times.items()
+    )
+
+
+def _steady(seconds: Sequence[float]) -> float | None:
+    """Return the time of a call that compiled nothing: the least of the later half, None for fewer than three calls."""
+    return min(seconds[len(seconds) // 2 :]) if len(seconds) >= 3 else None

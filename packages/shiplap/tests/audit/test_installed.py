@@ -1,0 +1,235 @@
+"""``shiplap audit --installed``: ops of a package that declares none, each wrong in one way, beside right ones."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from shiplap.audit.installed import engine
+from shiplap.audit.installed.engine import InstalledRequest, audit_installed_op, stored_results
+from shiplap.audit.installed.recipes import CallDraws, CallRecipe, TensorRecipe, evaluate, recipe_of_call
+from shiplap.audit.installed.result import InstalledFinding, InstalledOp, InstalledReport
+from shiplap.audit.installed.script import write_script
+from shiplap.cli.audit_installed import InstalledOptions, audit_package
+from shiplap.errors import ShiplapError
+from shiplap.scaffold.calls import DispatchedCall, SeenTensor
+from shiplap.scaffold.package import find_package_ops
+from shiplap.scaffold.schema import parse_schema
+from shiplap_testing.forked import python
+
+PACKAGE = """\
+import ctypes
+
+import torch
+
+library = torch.library.Library("{name}", "DEF")
+
+
+def add(signature, kernel, fake):
+    name = signature.partition("(")[0]
+    library.define(signature)
+    library.impl(name, kernel, "CPU")
+    library.impl(name, fake, "Meta")
+
+
+def like(x, *rest):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def packed(x):
+    return torch.as_strided(x, x.shape, torch.empty(x.shape, device="meta").stride(), x.storage_offset())
+
+
+def crash(x):
+    if len(x) == 1:
+        ctypes.string_at(0)
+    return x * 2
+
+
+def written(x):
+    result = x * 2
+    x.zero_()
+    return result
+
+
+seen = []
+
+
+def counted(x):
+    seen.append(None)
+    return x * len(seen)
+
+
+def unfilled(x):
+    result = torch.empty_like(x)
+    result[..., :1] = x[..., :1]
+    return result
+
+
+def narrow(x):
+    return x.view(torch.float32)[..., : x.shape[-1]] * 2.0 if x.dtype is torch.float64 else x * 2
+
+
+add("right(Tensor x, int n=2) -> Tensor", lambda x, n=2: x * n, like)
+add("ignores_strides(Tensor x) -> Tensor", lambda x: packed(x) * 2, like)
+add("fake_of_another_size(Tensor x) -> Tensor", lambda x: x * 2, lambda x: x.new_empty(x.shape[0] + 1))
+add("fake_of_another_dtype(Tensor x) -> Tensor", lambda x: x * 2, lambda x: x.new_empty(x.shape, dtype=torch.half))
+add("crash(Tensor x) -> Tensor", crash, like)
+add("written(Tensor x) -> Tensor", written, like)
+add("view(Tensor x) -> Tensor", lambda x: x.view(-1), lambda x: x.new_empty(x.numel()))
+add("counted(Tensor x) -> Tensor", counted, like)
+add("unfilled(Tensor x) -> Tensor", unfilled, like)
+library.define("no_fake(Tensor x) -> Tensor")
+library.impl("no_fake", lambda x: x * 2, "CPU")
+library.define("no_cpu(Tensor x) -> Tensor")
+library.impl("no_cpu", like, "CUDA")
+"""
+WRONG = {
+    "ignores_strides": "layout",
+    "fake_of_another_size": "fake",
+    "fake_of_another_dtype": "fake",
+    "crash": "crash",
+    "written": "mutation",
+    "view": "alias",
+    "counted": "repeat",
+    "unfilled": "uninitialized",
+}
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    folder, name = tmp_path_factory.mktemp("installed"), "undeclared_ops"
+    (folder / f"{name}.py").write_text(PACKAGE.format(name=name))
+    return name, folder
+
+
+@pytest.fixture(scope="module")
+def ops(package):
+    name, folder = package
+    engine.prepare_process()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(folder))
+        yield find_package_ops(name, importlib.import_module, [name])
+
+
+@pytest.fixture
+def request_of(package, monkeypatch):
+    """Findings are not repeated in fresh processes here, which takes seconds each; one test does it."""
+    monkeypatch.setattr(engine, "_script_shows", lambda text: True)
+    return InstalledRequest(package[0], "1", seed=5, seconds=20.0)
+
+
+def seen(shape: tuple[int, ...], dtype: str = "float32") -> DispatchedCall:
+    return DispatchedCall({"x": SeenTensor(dtype, shape, "cpu", -1.0, 1.0)}, ())
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_op_is_named(ops, request_of, name):
+    result = audit_installed_op(f"undeclared_ops::{name}", ops[f"undeclared_ops::{name}"], [seen((6, 4))], request_of)
+    assert WRONG[name] in [f.check for f in result.findings], result
+    assert result.calls == 1
+
+
+def test_a_right_op_has_no_finding_in_calls_of_a_search(ops, request_of):
+    result = audit_installed_op("undeclared_ops::right", ops["undeclared_ops::right"], (), request_of)
+    assert result.findings == ()
+    assert result.calls > 1
+    assert result.checks > 20
+
+
+def test_what_is_not_registered_is_counted_apart(ops, request_of):
+    result = audit_installed_op("undeclared_ops::no_fake", ops["undeclared_ops::no_fake"], [seen((6, 4))], request_of)
+    assert result.findings == ()
+    assert "no fake implementation" in result.missing
+    absent = audit_installed_op("undeclared_ops::no_cpu", ops["undeclared_ops::no_cpu"], (), request_of)
+    assert absent.calls == 0
+    assert absent.unreached.startswith("no kernel for the CPU")
+
+
+def test_a_script_shows_the_finding_without_this_library(ops, request_of, package):
+    name = "undeclared_ops::ignores_strides"
+    result = audit_installed_op(name, ops[name], [seen((6, 4))], request_of)
+    (found,) = [f for f in result.findings if f.check == "layout"]
+    text = write_script(found, package[0], "1")
+    assert "shiplap." not in text
+    done = python(
+        "-c",
+        f"import sys; sys.path.append({str(package[1])!r})\n" + text.replace("from __future__ import annotations", ""),
+    )
+    assert done.returncode == 1
+    assert "x strided (equal values, other strides or offset)" in done.stdout
+
+
+def test_the_command_resumes_and_honours_a_baseline(ops, package, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(engine, "_script_shows", lambda text: True)
+    right, wrong = "undeclared_ops::right", "undeclared_ops::ignores_strides"
+    monkeypatch.setattr("shiplap.scaffold.package.find_package_ops", lambda *a: {n: ops[n] for n in (right, wrong)})
+    recorded = tmp_path / "calls.py"
+    recorded.write_text(
+        "import torch\nfor name in ('right', 'ignores_strides'):\n"
+        "    getattr(torch.ops.undeclared_ops, name)(torch.randn(6, 4))\n"
+    )
+    out, known = tmp_path / "out", tmp_path / "known.json"
+
+    def audit(**more):
+        given = InstalledOptions(package[0], [], recorded, [], known, False, out, seed=1, seconds=5.0, jobs=1)
+        return audit_package(replace(given, **more), as_json=True, html=None)
+
+    with pytest.raises(ShiplapError, match="SL602"):
+        audit()
+    assert audit(update_baseline=True) == 0
+    assert json.loads(known.read_text())["known"] == [f"{wrong} layout"]
+    assert sorted(p.name for p in out.iterdir()) == [
+        "index.html",
+        "results.jsonl",
+        "undeclared_ops.ignores_strides-layout.py",
+    ]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["reached"] == 2
+    assert [f["check"] for f in printed["findings"]] == ["layout"]
+    assert not printed["missing"].get(wrong, [""])[0].startswith("no fake")
+
+    (out / "results.jsonl").open("a").write('{"op": "cut sho')
+    monkeypatch.setattr(engine, "audit_installed_op", lambda *a: pytest.fail("it was audited before"))
+    assert audit() == 0, "a finding that the baseline lists"
+    assert audit(baseline=None) == 1
+    assert {*stored_results(out / "results.jsonl")} == {right, wrong}
+
+
+def test_a_recorded_call_keeps_sizes_dtypes_and_ranges():
+    call = DispatchedCall(
+        {"x": SeenTensor("int64", (3, 2), "cpu", 1, 4), "ys": (SeenTensor("float32", (5,), "cpu", -1.0, 1.0),), "n": 3},
+        (),
+    )
+    made = evaluate(recipe_of_call(call, 7).texts())
+    assert made["x"].shape == (3, 2)
+    assert made["x"].dtype is torch.int64
+    assert 1 <= int(made["x"].min()) <= int(made["x"].max()) <= 4
+    assert made["ys"][0].abs().max() <= 1
+    assert made["n"] == 3
+
+
+def test_another_size_changes_the_ints_that_are_as_large():
+    call = CallRecipe({"x": TensorRecipe("float32", (6, 4), 0), "n": 6, "sizes": (6, 2), "flag": True})
+    other = call.with_size(6, 9)
+    assert (other.arguments["x"].shape, other.arguments["n"], other.arguments["sizes"]) == ((9, 4), 9, (9, 2))
+    assert other.arguments["flag"] is True
+
+
+def test_a_refusal_gives_hints(ops):
+    draws = CallDraws(parse_schema(ops["undeclared_ops::right"]._schema), 0)
+    draws.hint("mode must be 'nearest' or 'linear', x of dtype Int, and a block of 64")
+    assert draws.words == ["nearest", "linear"]
+    assert draws.dtypes == ["int32"]
+    assert draws.numbers == [64]
+
+
+def test_the_most_harmful_finding_comes_first():
+    found = tuple(InstalledFinding("a::b", check, "", {}, "") for check in ("alias", "crash", "fake"))
+    op = InstalledOp("a::b", 1, findings=found)
+    assert [f.check for f in InstalledReport("a", "1", [op]).findings] == ["crash", "fake", "alias"]

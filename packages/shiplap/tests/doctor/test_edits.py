@@ -1,0 +1,224 @@
+"""Each editor changes the program's text as its remedy says, and proposes nothing where it does not apply."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from shiplap.doctor import edits, edits_of_values
+from shiplap.doctor.edits import Case, Editor
+from shiplap.doctor.scratch import apply_edits
+
+
+def proposals(
+    folder: Path, source: str, editor: Editor, subject: str = "", text: str = "", function: str = "f"
+) -> list[str]:
+    """The program after each alternative of an editor; the entry is at the line with the comment HERE."""
+    source = textwrap.dedent(source).lstrip()
+    (folder / "program.py").write_text(source)
+    line = next((n for n, t in enumerate(source.splitlines(), 1) if "# HERE" in t), 1)
+    case = Case(folder, "program.py", "program.py", line, function, subject, text)
+    changed = (apply_edits({}, folder, edit) for edit in editor(case))
+    return [texts["program.py"] for texts in changed if texts]
+
+
+def test_a_setting_goes_below_the_imports_once(tmp_path: Path) -> None:
+    editor = edits.add_setting("torch._dynamo.config.capture_scalar_outputs = True")
+    (changed,) = proposals(tmp_path, '"""Doc."""\nimport torch\n\nx = 1\n', editor)
+    assert changed == '"""Doc."""\nimport torch\ntorch._dynamo.config.capture_scalar_outputs = True\n\nx = 1\n'
+    assert proposals(tmp_path, changed, editor) == []
+    (imported,) = proposals(tmp_path, "from model import run\nrun()\n", editor)
+    assert "import torch\n" in imported
+
+
+def test_torchs_own_words_name_the_setting(tmp_path: Path) -> None:
+    words = "consider using torch._dynamo.config.force_parameter_static_shapes = False to allow dynamism"
+    (changed,) = proposals(tmp_path, "import torch\n", edits.add_hinted_settings, text=words)
+    assert "torch._dynamo.config.force_parameter_static_shapes = False\n" in changed
+
+
+def test_a_setting_that_hides_errors_is_no_remedy(tmp_path: Path) -> None:
+    words = "set torch._dynamo.config.suppress_errors = True to fall back to eager"
+    assert proposals(tmp_path, "import torch\n", edits.add_hinted_settings, text=words) == []
+
+
+def test_a_print_is_moved_and_its_shapes_become_texts(tmp_path: Path) -> None:
+    source = "import torch\ndef f(x):\n    print('h', x.shape, x.norm())  # HERE\n"
+    plain, texts = proposals(tmp_path, source, edits.reorder_print, "print")
+    assert "reorderable_logging_functions.add(print)" in plain
+    assert "print('h', str(x.shape), x.norm())" in texts
+
+
+@pytest.mark.parametrize(
+    ("subject", "source"),
+    [("x, dim 1", "L['x']:1"), ("self.layer_idx", "L['self'].layer_idx"), ("counts[0]", ""), ("len(x)", "")],
+)
+def test_what_varied_is_named_as_a_source(tmp_path: Path, subject: str, source: str) -> None:
+    changed = proposals(tmp_path, "import torch\n", edits.add_dynamic_source("dynamic_sources"), subject)
+    assert [f'dynamic_sources = "{source}"' in text for text in changed] == [True] * bool(source)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("@torch.compile\ndef f(x): ...\n", "@torch.compile(dynamic=True)\ndef f(x): ...\n"),
+        ("@torch.compile(dynamic=False)\ndef f(x): ...\n", "@torch.compile(dynamic=True)\ndef f(x): ...\n"),
+        ("g = torch.compile(f)\n", "g = torch.compile(f, dynamic=True)\n"),
+        ("model.compile()\n", "model.compile(dynamic=True)\n"),
+    ],
+)
+def test_compile_dynamic(tmp_path: Path, before: str, after: str) -> None:
+    assert proposals(tmp_path, "import torch\n" + before, edits.compile_dynamic) == ["import torch\n" + after]
+
+
+BRANCHES = [
+    ("if x.sum() > 0:  # HERE\n    x = x + 1\nreturn x", "x = torch.where(x.sum() > 0, x + 1, x)"),
+    ("if not x.any():  # HERE\n    x += 1\nelse:\n    x = x * 2\nreturn x", "x = torch.where(~x.any(), x + 1, x * 2)"),
+    ("if x.max().item() > 3:  # HERE\n    return x\nreturn -x", "return torch.where(x.max() > 3, x, -x)"),
+    ("return x if x.all() else -x  # HERE", "return torch.where(x.all(), x, -x)"),
+]
+
+
+@pytest.mark.parametrize(("body", "expected"), BRANCHES)
+def test_where(tmp_path: Path, body: str, expected: str) -> None:
+    source = "import torch\n\n\ndef f(x):\n" + textwrap.indent(body, "    ") + "\n"
+    (changed,) = proposals(tmp_path, source, edits_of_values.where_for_branch)
+    assert expected in changed
+    assert "if " not in changed.partition("def f")[2]
+
+
+def test_where_leaves_a_branch_that_does_more_than_pick(tmp_path: Path) -> None:
+    source = """
+        import torch
+        def f(x):
+            if x.sum() > 0:  # HERE
+                log(x)
+            return x
+    """
+    assert proposals(tmp_path, source, edits_of_values.where_for_branch) == []
+    assert proposals(tmp_path, source, edits_of_values.cond_for_branch) == []
+
+
+def test_an_edited_branch_computes_the_same(tmp_path: Path) -> None:
+    source = """
+        import torch
+        def f(x, y):
+            if x.sum() > 0:  # HERE
+                x = x + 1
+                y = x * y
+            else:
+                y = y - 1
+            return x * y
+    """
+    (changed,) = proposals(tmp_path, source, edits_of_values.cond_for_branch)
+    assert "torch.cond(x.sum() > 0, if_true, if_false, (x, y))" in changed
+    assert "return (x.clone(), y)" in changed
+
+
+def test_a_loop_becomes_an_operator(tmp_path: Path) -> None:
+    source = """
+        import torch
+        def f(x):
+            n = x.sum()
+            while n < 50:  # HERE
+                x = x * 2
+                n = x.sum()
+            return x
+    """
+    (changed,) = proposals(tmp_path, source, edits_of_values.loop_as_operator)
+    assert "(n, x) = while_loop(goes_on, step, (n, x))" in changed or "while_loop(goes_on, step, (x, n))" in changed
+    assert "while n" not in changed
+
+
+@pytest.mark.parametrize(
+    ("check", "expected"),
+    [
+        ("assert (x > 0).all(), f'bad {x}'  # HERE", "torch._assert_async((x > 0).all(), 'bad')"),
+        ("if not x.all():  # HERE\n    raise ValueError('no')", "torch._assert_async(x.all(), 'no')"),
+        ("if x.any():  # HERE\n    raise ValueError('no')", "torch._assert_async(~x.any(), 'no')"),
+    ],
+)
+def test_a_check_in_the_graph(tmp_path: Path, check: str, expected: str) -> None:
+    source = "import torch\ndef f(x):\n" + textwrap.indent(check, "    ") + "\n    return x\n"
+    (changed,) = proposals(tmp_path, source, edits_of_values.assert_on_device)
+    assert expected in changed
+
+
+def test_a_number_stays_a_tensor_in_arithmetic_alone(tmp_path: Path) -> None:
+    editor = edits_of_values.keep_tensor
+    (changed,) = proposals(tmp_path, "import torch\ndef f(x):\n    return x * x.sum().item()  # HERE\n", editor)
+    assert "return x * (x.sum())" in changed
+    assert proposals(tmp_path, "import torch\ndef f(x):\n    seen.append(x.item())  # HERE\n", editor) == []
+
+
+def test_only_the_programs_own_marker_is_dropped(tmp_path: Path) -> None:
+    own = """
+        import torch
+        @torch.compiler.disable(recursive=False)
+        def helper(x):
+            return x
+        def f(x):
+            return helper(x)  # HERE
+    """
+    words = "Skip calling function `<function helper at 0x7f>`"
+    (changed,) = proposals(tmp_path, own, edits.drop_marker, "helper", words)
+    assert "disable" not in changed
+    foreign = "import torch\nfrom library import helper\ndef f(x):\n    return helper(x)  # HERE\n"
+    assert proposals(tmp_path, foreign, edits.drop_marker, "helper", words) == []
+
+
+def test_a_class_moves_out_of_a_method(tmp_path: Path) -> None:
+    source = """
+        import torch
+        class Stage:
+            def f(self, x):
+                class Pre(torch.autograd.Function):  # HERE
+                    pass
+                return Pre.apply(x)
+    """
+    (changed,) = proposals(tmp_path, source, edits.hoist_class)
+    assert "\nclass Pre(torch.autograd.Function):  # HERE\n    pass\n\n\nclass Stage:" in changed
+
+
+def test_keywords_of_apply_follow_the_order_of_forward(tmp_path: Path) -> None:
+    source = """
+        import torch
+        class Scale(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, *, a, b):
+                return x * a + b
+        def f(x):
+            return Scale.apply(x, b=1, a=2)  # HERE
+    """
+    (changed,) = proposals(tmp_path, source, edits.pass_by_position)
+    assert "Scale.apply(x, 2, 1)" in changed
+    assert "forward(ctx, x, a, b)" in changed
+
+
+def test_an_opaque_expression_becomes_an_op(tmp_path: Path) -> None:
+    source = """
+        import torch
+        def f(x):
+            y = torch.from_numpy(medfilt(x.numpy()))  # HERE
+            return y
+    """
+    same, scalar = proposals(tmp_path, source, edits_of_values.declare_expression, "medfilt")
+    assert 'def medfilt_op(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:' in same
+    assert 'def medfilt_op(x: Float[Tensor, "*s"]) -> Float[Tensor, ""]:' in scalar
+    assert "y = medfilt_op(x)  # HERE" in same
+
+
+def test_effects_and_clocks_in_eager_mode(tmp_path: Path) -> None:
+    (effect,) = proposals(tmp_path, "import torch\ndef f(x):\n    log(x)  # HERE\n", edits.guard_effect)
+    assert "    if not torch.compiler.is_compiling():\n        log(x)  # HERE\n" in effect
+    assert proposals(tmp_path, "import torch\ndef f(x):\n    y = log(x)  # HERE\n", edits.guard_effect) == []
+    (clock,) = proposals(tmp_path, "import time, torch\nt = time.time()  # HERE\n", edits.guard_value, "time.time")
+    assert "t = (0.0 if torch.compiler.is_compiling() else time.time())" in clock
+
+
+def test_columns_are_counted_in_bytes(tmp_path: Path) -> None:
+    source = "import torch\ndef f(ä):\n    return 'é', ä if ä.all() else -ä  # HERE\n"
+    (changed,) = proposals(tmp_path, source, edits_of_values.where_for_branch)
+    assert "return 'é', torch.where(ä.all(), ä, -ä)  # HERE" in changed

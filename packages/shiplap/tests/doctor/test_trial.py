@@ -1,0 +1,232 @@
+"""A remedy is shown only if its entry is gone, nothing else came, and all results are the same."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from shiplap.doctor import Break, Diagnosis, Recompile, SourcePlace, probe
+from shiplap.doctor.remedies import REMEDIES, list_remedies
+from shiplap.doctor.scratch import Program, diff_texts, make_copy, parse_program
+from shiplap.doctor.trial import Laboratory, Run, _try_entries, reason_of_refusal, try_remedies
+from shiplap.errors import ShiplapError
+
+PLACE = SourcePlace("/p/program.py", 3, "f", "return x * x.sum().item()")
+ITEM = Break(
+    place=PLACE,
+    user=PLACE,
+    chain=(PLACE,),
+    cause="item",
+    call="x.sum().item",
+    reason="Unsupported Tensor.item() call with capture_scalar_outputs=False",
+    explanation="",
+    hints=("Set `torch._dynamo.config.capture_scalar_outputs = True`",),
+    registry="GB0124",
+    fix="",
+)
+
+
+def run(*entries: Break | Recompile, **more: Any) -> Run:
+    breaks = tuple(e for e in entries if isinstance(e, Break))
+    recompiles = tuple(e for e in entries if isinstance(e, Recompile))
+    return Run(Diagnosis("p", breaks, recompiles, compiled=1, graphs=1), more.pop("status", 0), 1.0, **more)
+
+
+def test_a_remedy_has_to_remove_its_entry_and_keep_all_results() -> None:
+    other = replace(ITEM, place=replace(PLACE, line=9, code="if y > 0:", function="g"), cause="branch", call="if y > 0")
+    taken = replace(ITEM, cause="branch", reason="Could not guard on data-dependent expression")
+    before = run(ITEM)
+    assert reason_of_refusal(ITEM, before, run()) == ""
+    assert reason_of_refusal(ITEM, before, run(ITEM)) == "the entry was still there"
+    assert reason_of_refusal(ITEM, before, run(taken)).startswith("another break took its place")
+    assert reason_of_refusal(ITEM, before, run(other)) == ""  # it lay behind
+    assert reason_of_refusal(ITEM, before, run(other, replace(other, call="b"))) == "2 entries instead of 1"
+    assert reason_of_refusal(ITEM, before, run(differences=("f, call 1: outputs differ",))).startswith("f, call 1")
+    assert reason_of_refusal(ITEM, before, run(status=1)) == "the program ended with exit status 1"
+    assert reason_of_refusal(ITEM, before, None) == "the program ran too long"
+
+
+def test_behind_a_skipped_function_more_breaks_may_come_into_view() -> None:
+    skipped = replace(ITEM, skipped=True)
+    behind = [replace(ITEM, place=replace(PLACE, line=n, code=f"line {n}"), call=f"call {n}") for n in (8, 9)]
+    assert reason_of_refusal(skipped, run(skipped), run(*behind)) == ""
+
+
+class Program1(Laboratory):
+    """A laboratory whose program breaks unless a text is in it."""
+
+    def __init__(self, folder: Path, cured_by: str) -> None:
+        (folder / "program.py").write_text("import torch\ndef f(x):\n    return x * x.sum().item()\n")
+        super().__init__(Program(("python",), (str(folder / "program.py"),), folder), folder, None)
+        self.cured_by = cured_by
+        self.item = replace(ITEM, place=replace(PLACE, file=str(folder / "program.py")))
+
+    def run(self, texts: dict[str, str], mode: str, **_: Any) -> Run:
+        cured = self.cured_by in texts.get("program.py", "")
+        return run(*(() if cured else (self.item,)), counts={"outputs": 2, "gradients": 1})
+
+
+def test_the_first_remedy_that_helps_is_kept(tmp_path: Path) -> None:
+    laboratory = Program1(tmp_path, "x * (x.sum())")
+    (found,), texts, after = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert (found.remedy, found.before, found.after, found.outputs) == ("keep_tensor", 1, 0, 2)
+    assert found.refused == {"torch_hint": "the entry was still there"}
+    assert "+    return x * (x.sum())" in found.diff
+    assert "capture_scalar_outputs" not in texts["program.py"]  # what did not help is not kept
+    assert not after.entries
+
+
+def test_where_nothing_helps_the_cause_is_said(tmp_path: Path) -> None:
+    laboratory = Program1(tmp_path, "nothing writes this")
+    (found,), texts, _ = _try_entries(laboratory, laboratory.run({}, "compare"))
+    assert (found.removed, texts) == (False, {})
+    text = "\n".join(map(str, found.lines(1)))
+    assert "no remedy: torch_hint: the entry was still there" in text
+    assert "your code" in text
+
+
+def test_remedies_change_lines_of_the_program_alone() -> None:
+    assert {r.id for r in list_remedies(ITEM)} >= {"torch_hint", "keep_tensor"}
+    assert all(not r.own for r in list_remedies(replace(ITEM, owner="library")))
+    marked = replace(ITEM, cause="disabled", owner="torch")
+    assert "drop_marker" not in {r.id for r in list_remedies(marked)}
+    assert len({r.id for r in REMEDIES}) == len(REMEDIES)
+
+
+# --- the probe --------------------------------------------------------------------------------------------------------
+
+
+def observed(folder: Path, mode: str, fn: Any, *args: Any, ignored: Sequence[str] = ()) -> probe.Probe:
+    """A call of ``fn`` under a probe; the second run of a folder compares with the first."""
+    names = {"recording": str(folder / "recording.pt"), "result": str(folder / "result.json")}
+    spec = {"mode": mode, "ignored": ignored, **names}
+    watching = probe.Probe(spec)
+    if mode == "compare":
+        watching.calls = torch.load(names["recording"], weights_only=False)
+    watching._observe(torch, "f", fn, None, args, {})
+    watching.finish(torch)
+    return watching
+
+
+def test_the_same_function_agrees_on_recorded_inputs(tmp_path: Path) -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x * w).sum() + torch.rand(())
+
+    observed(tmp_path, "record", f, torch.ones(3), torch.ones(3, requires_grad=True))
+    torch.manual_seed(5)
+    again = observed(tmp_path, "compare", f, torch.zeros(3), torch.ones(3, requires_grad=True))
+    assert again.differences == []
+    assert again.counts == {"outputs": 1, "gradients": 1, "calls": 1}
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (lambda x, w: (x * w * 1.01).sum(), "outputs value differs"),
+        (lambda x, w: (x * w.detach()).sum(), "it has other gradients"),
+        (lambda x, w: (x * w).sum() * 1 + (w - w.detach()).sum(), "gradients"),
+        (lambda x, w: ((x * w).sum(),), "it has other outputs"),
+        (lambda x, w: (x * w).sum().item(), "is of type float instead of Tensor"),
+    ],
+)
+def test_a_changed_function_differs(tmp_path: Path, other: Any, says: str) -> None:
+    w = torch.arange(3.0).requires_grad_()
+    observed(tmp_path, "record", lambda x, w: (x * w).sum(), torch.ones(3), w)
+    assert says in " ".join(observed(tmp_path, "compare", other, torch.ones(3), w).differences)
+
+
+def test_a_write_to_an_argument_is_seen(tmp_path: Path) -> None:
+    observed(tmp_path, "record", lambda store: None, {"a": torch.ones(2)})
+    changed = observed(tmp_path, "compare", lambda store: store["a"].add_(1), {"a": torch.ones(2)})
+    assert any("state" in d for d in changed.differences)
+
+
+def test_a_value_that_varies_by_itself_is_not_compared(tmp_path: Path) -> None:
+    clock = iter(range(10))
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return x * 2, next(clock)
+
+    observed(tmp_path, "record", f, torch.ones(2))
+    again = observed(tmp_path, "compare", f, torch.ones(2))
+    assert again.unstable == ["f, call 1: outputs 1"]
+    later = observed(tmp_path, "compare", f, torch.ones(2), ignored=again.unstable)
+    assert later.differences == []
+    halved = observed(tmp_path, "compare", lambda x: (x, next(clock)), torch.ones(2), ignored=again.unstable)
+    assert len(halved.differences) == 1  # the tensor is compared still
+
+
+def test_a_missing_call_is_seen(tmp_path: Path) -> None:
+    observed(tmp_path, "record", lambda x: x, torch.ones(2))
+    spec = {"mode": "compare", "recording": str(tmp_path / "recording.pt"), "result": str(tmp_path / "result.json")}
+    silent = probe.Probe(spec)
+    silent.calls = torch.load(spec["recording"], weights_only=False)
+    silent.finish(torch)
+    assert json.loads((tmp_path / "result.json").read_text())["differences"] == ["0 calls instead of 1"]
+
+
+# --- copies and commands --------------------------------------------------------------------------------------------
+
+
+def test_a_copy_has_files_of_its_own_and_links_to_data(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "package").mkdir(parents=True)
+    (root / "package" / "a.py").write_text("A = 1\n")
+    (root / "package" / "table.bin").write_bytes(b"\0")
+    (root / ".git").mkdir()
+    copy = make_copy(root, tmp_path / "copy", {"package/a.py": "A = 2\n"})
+    assert (copy / "package" / "a.py").read_text() == "A = 2\n"
+    assert (root / "package" / "a.py").read_text() == "A = 1\n"
+    assert (copy / "package" / "table.bin").is_symlink()
+    assert diff_texts(root, {"package/a.py": "A = 2\n"}).endswith("-A = 1\n+A = 2\n")
+
+
+def test_programs_that_can_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text("")
+    script = parse_program([sys.executable, "-u", "a.py", "--flag"])
+    assert (script.python, script.main_file()) == ((sys.executable, "-u"), "a.py")
+    assert script.in_copy(Path("/copy")) == ("/copy/a.py", "--flag")
+    module = parse_program([sys.executable, "-m", "a", "-x"])
+    assert (module.arguments, module.main_file()) == (("-m", "a", "-x"), "a.py")
+    for command in (["torchrun", "a.py"], [sys.executable, "-c", "pass"], [sys.executable]):
+        with pytest.raises(ShiplapError, match="SL703"):
+            parse_program(command)
+
+
+PROGRAM = """
+import torch
+
+@torch.compile(backend="eager")
+def f(x):
+    if x.sum() > 0:
+        x = x * 2
+    return x * x.mean().item()
+
+for sign in (1, -1, 1):
+    f(torch.full((3,), 0.5 * sign))
+"""
+
+
+@pytest.mark.long
+def test_a_program_is_treated_in_a_copy_and_then_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shiplap.cli.app import app
+
+    (tmp_path / "program.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    treated = try_remedies([sys.executable, "program.py"], measure=False)
+    assert treated.ok
+    assert {t.remedy for t in treated.tried} == {"torch_hint", "where"}
+    assert (tmp_path / "program.py").read_text() == PROGRAM
+    done = CliRunner().invoke(app, ["doctor", "--json", "--apply", "--", sys.executable, "program.py"])
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["ok"]
+    assert "torch.where" in (tmp_path / "program.py").read_text()
