@@ -27,6 +27,7 @@ from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, TracebackType
+from typing import Any
 
 from shiplap.plugin_api import error
 from shiplap.plugin_api.containers import register_constant
@@ -38,6 +39,7 @@ FACADES = {
     "spconv": (("spconv", "shiplap_sparse3d.spconv_package"), ("spconv.pytorch", "shiplap_sparse3d.spconv")),
     "flex_gemm": (("flex_gemm", "shiplap_sparse3d.flexgemm"),),
 }
+_torch_ops: list[Any] = []  # the registration of torch.ops.flex_gemm, which lasts as long as it is held
 OF_SPCONV_1 = "conv", "functional", "identity", "modules", "pool", "tables"  # these stood at the top of the package
 
 
@@ -90,12 +92,14 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
             )
     new = {name: module for name, module in placed.items() if name not in sys.modules}
     sys.modules.update(new)
-    held = [placed["flex_gemm"].kernels.cuda.register_torch_ops()] if "flex_gemm" in new else []
+    if "flex_gemm" in new:
+        _torch_ops.append(placed["flex_gemm"].kernels.cuda.register_torch_ops())
     forget, before = register_constant(Fraction), expect_duplicates() if duplicates else None
 
     def undone() -> None:
         forget()
-        held.clear()  # which removes torch.ops.flex_gemm
+        if "flex_gemm" in new:
+            _torch_ops.clear()  # which removes torch.ops.flex_gemm
         if before is not None:
             expect_duplicates(before)
 

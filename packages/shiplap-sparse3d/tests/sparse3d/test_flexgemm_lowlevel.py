@@ -11,6 +11,7 @@ import shiplap_sparse3d.flexgemm as facade
 from shiplap_sparse3d.drop_in import drop_in
 from shiplap_sparse3d.flexgemm.kernels import cuda
 from shiplap_sparse3d.flexgemm.ops import spconv
+from shiplap_testing.forked import python
 from tests.sparse3d.scenes import scene
 
 GRID = (7, 6, 8)
@@ -34,6 +35,12 @@ def test_the_eighteen_ops_are_there_while_the_drop_in_is(ops):
     for name in cuda.TORCH_OPS:
         assert str(getattr(ops, name).default._schema).startswith(f"flex_gemm::{name}(")
     assert cuda.register_torch_ops() is None  # they are registered once
+
+
+def test_the_ops_stay_where_nothing_holds_the_drop_in():
+    program = 'import gc, torch; from shiplap_sparse3d.drop_in import drop_in; drop_in("flex_gemm"); gc.collect()'
+    done = python("-c", program + '; print(hasattr(torch.ops.flex_gemm, "sparse_conv_masked_fwd"))')
+    assert done.stdout.split() == ["True"], done.stderr
 
 
 @pytest.mark.parametrize("key", [torch.uint32, torch.uint64])
