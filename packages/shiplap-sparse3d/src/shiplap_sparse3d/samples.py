@@ -359,7 +359,7 @@ def _draw_step(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tens
     taps = torch.randint(-2, 3, (sizes["k"], sizes["d"]), generator=rng)
     taps[:, 0] = 0
     # Scalars follow from the sizes, so that two samples of one size differ in their tensors only.
-    return taps.int().to(device), [1, *(1 + axis % 2 for axis in range(sizes["d"] - 1))]
+    return taps.int().to(device), [1, *(1 + (axis + sizes["n"]) % 2 for axis in range(sizes["d"] - 1))]
 
 
 @offsets.offset_table.samples
