@@ -150,6 +150,10 @@ def test_the_cuda_source_compiles() -> None:
     assert "librms_norm_cuda-" in done.stdout
 
 
+def test_coming_from() -> None:
+    assert "each declaration computes what the form before it computed" in output("coming_from.py")
+
+
 def test_adopt_foreign_op() -> None:
     shown = output("adopt_foreign_op.py")
     assert "torch.library.opcheck passes" in shown
@@ -224,8 +228,9 @@ def test_slidesparse() -> None:
 def test_slidesparse_llama() -> None:
     pytest.importorskip("transformers")
     shown = output("slidesparse_llama.py")
-    assert "14 layers → 6:8 int8, weights off by at most 1" in shown
-    assert shown.endswith("kept lm_head: skip='lm_head'\nreloaded: the same bits\n")
+    assert re.search(r"14 layers, \d\d% of the parameters → dense int8, outputs off by at most [01]\.", shown)
+    assert "kept lm_head: skip='lm_head'" in shown
+    assert shown.endswith("reloaded: the same bits\n")
 
 
 @pytest.mark.long

@@ -1,11 +1,11 @@
-"""Surveys: SL82x."""
+"""Surveys: SL82x. Neighbour caches: SL83x."""
 
 from __future__ import annotations
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import register_errors
 
-__all__ = ["SurveyError"]
+__all__ = ["NeighborCacheError", "SurveyError"]
 
 
 class SurveyError(ShiplapError, RuntimeError):
@@ -55,10 +55,10 @@ register_errors(
             "SL824",
             "the survey is not complete",
             (
-                "Shiplap writes the output when the classes of all tiles are there. Classes are missing or damaged, "
-                "because a worker stopped or a file was changed."
+                "Shiplap writes the output when the classes of all tiles are there. A file in the survey folder is "
+                "missing or damaged, as after a loss of power."
             ),
-            "run the same command again; it keeps the finished tiles",
+            "run the same command again; it keeps what is whole and makes the rest again",
         ),
         (
             "SL825",
@@ -77,6 +77,41 @@ register_errors(
                 "this field."
             ),
             "pass a scan whose points are classified, or name the ground classes of the scan with --classes",
+        ),
+        (
+            "SL827",
+            "the Dask scheduler cannot be used",
+            "A survey with a scheduler runs on the workers of its Dask cluster, and on no other machine.",
+            "start the scheduler and its workers, and run the same command again; finished tiles are kept",
+        ),
+        (
+            "SL828",
+            "a Dask worker cannot run the survey",
+            (
+                "Every worker must have the versions of the client, the modules of the model and the files of the "
+                "survey, or its classes would not be those of the client."
+            ),
+            "correct what 'got' names on the workers, and run the same command again; finished tiles are kept",
+        ),
+    ],
+)
+
+
+class NeighborCacheError(ShiplapError, ValueError, AssertionError):
+    """A neighbour cache that does not fit the call (SL830). FlexGEMM raises AssertionError, so this is one too."""
+
+
+register_errors(
+    NeighborCacheError,
+    [
+        (
+            "SL830",
+            "the neighbour cache belongs to another call",
+            (
+                "A cache holds the neighbours of given voxels under given taps. Another kernel, stride or direction "
+                "would read wrong rows. Voxels are the same if they are the same tensor."
+            ),
+            "pass neighbor_cache=None, the cache of a layer like this one, or its .T for the way back",
         ),
     ],
 )

@@ -29,7 +29,7 @@ class SparseTensor(Arithmetic):
         coords: ``int32 [n, 1 + d]`` rows of a batch index and ``d`` of (x, y, z), 1 to 3 axes; distinct and inside the
             grid (checked when a table is built).
         spatial_shape: cells per axis, ``d`` of them. Default: as many as the coordinates need, which waits for a GPU; a
-            graph needs the number.
+            graph needs the number. Of negative coordinates there is no grid, see :class:`Geometry`.
         batch_size: number of scenes; every batch index is below it. Default: 1, and without ``spatial_shape`` as many
             as the coordinates name.
         padded: rows may be padding (batch index -1), see :meth:`pad`.
@@ -79,11 +79,11 @@ class SparseTensor(Arithmetic):
         """``int32 [n, 1 + d]``."""
         lead = 3 - self.geometry.ndim
         coords = self.geometry.coords
-        return torch.cat([coords[:, :1], coords[:, 1 + lead :]], 1) if lead else coords
+        return torch.cat([coords[:, :1], coords[:, 1 + lead :]], 1) if lead > 0 else coords
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
-        return self.geometry.spatial_shape[3 - self.geometry.ndim :]
+        return self.geometry.spatial_shape[max(0, 3 - self.geometry.ndim) :]
 
     @property
     def batch_size(self) -> int:
@@ -383,8 +383,8 @@ class SparseTensor(Arithmetic):
 _LARGE = 1 << 28
 
 
-def _grid_of(coords: Tensor, batch_size: int | None) -> tuple[tuple[int, ...], int]:
-    """Return the smallest grid that holds ``coords``, and the number of scenes."""
+def _grid_of(coords: Tensor, batch_size: int | None) -> tuple[tuple[int, ...] | None, int]:
+    """Return the smallest grid that holds ``coords``, none for negative cells, and the number of scenes."""
     where = "SparseTensor, argument 'spatial_shape'"
     if torch.compiler.is_compiling():
         raise error("SL208", where=where, got="none, in a graph", expected="cells per axis: a graph does not read them")
@@ -396,7 +396,9 @@ def _grid_of(coords: Tensor, batch_size: int | None) -> tuple[tuple[int, ...], i
             expected="int32 [n, 1 + axes]",
         )
     scenes, *cells = (coords.amax(0) + 1).tolist() if coords.shape[0] else [1] * coords.shape[1]
-    return tuple(max(1, size) for size in cells), max(1, scenes) if batch_size is None else batch_size
+    scenes = max(1, scenes) if batch_size is None else batch_size
+    negative = coords.shape[0] > 0 and int(coords[:, 1:].min()) < 0
+    return (None if negative else tuple(max(1, size) for size in cells)), scenes
 
 
 def _check_columns(coords: Tensor, spatial_shape: Any) -> None:

@@ -350,6 +350,8 @@ def test_without_a_grid_the_coordinates_give_it() -> None:
     assert sparse3d.SparseTensor(x.feats[:0], x.coords[:0]).spatial_shape == (1, 1, 1)
     layer = sparse3d.SubMConv3d(4, 4, 3)
     assert torch.equal(layer(made).feats, layer(x).feats)
+    moved = x.coords - torch.tensor([0, 9, 9, 9], dtype=torch.int32)
+    torch.testing.assert_close(layer(sparse3d.SparseTensor(x.feats, moved)).feats, layer(x).feats)
 
 
 def test_dense_of_a_grid_beyond_free_memory_is_refused_before_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from shiplap.judge import checks
 from shiplap.sandbox.supervisor import SandboxLauncher
 
 
@@ -13,3 +14,9 @@ from shiplap.sandbox.supervisor import SandboxLauncher
 def launcher() -> Iterator[SandboxLauncher]:
     with SandboxLauncher() as started:
         yield started
+
+
+@pytest.fixture(autouse=True)
+def fewer_late_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few calls in batches: the 4,096 of a judgement take seconds, and matter to candidates that count calls."""
+    monkeypatch.setattr(checks, "LATE_CALLS", 128)

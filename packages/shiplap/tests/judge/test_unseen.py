@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import shiplap as sl
+from shiplap.judge import clock
 from shiplap.judge.clock import ImplausibleTiming, _summarize_timing, remeasure_without_candidate
 from shiplap.judge.options import StepDeadline
 from shiplap.judge.problem import FunctionProblem
@@ -134,13 +135,16 @@ class Played:
     def __init__(self, seconds):
         self.seconds = seconds
 
-    def call(self, args):
-        return CallOutcome(self.seconds, self.seconds, self.seconds, 0.0)
+    def run_turn(self, name, sets, expected):
+        assert len(sets) == 1
+        assert expected is None
+        return CallOutcome(self.seconds, self.seconds, self.seconds, 0.0), []
 
 
 @pytest.mark.parametrize(("now", "expected"), [(5e-3, 5e-3), (9e-3, 7e-3)])
-def test_the_reference_is_timed_without_the_candidate_too(now, expected):
+def test_the_reference_is_timed_without_the_candidate_too(monkeypatch, now, expected):
     """What a candidate has left to a device slows the reference down, and not the candidate."""
+    monkeypatch.setattr(clock, "_run_turn", Played.run_turn)
     problem = FunctionProblem("matmul", torch.matmul, lambda: ARGS, 0.0, vary_shapes=False)
     before = Timed("4x4", 1e-3, 7e-3, None, 1e-3, 1e-6, 5)
     judged = {"reference": Played(now), "nothing": Played(1e-3)}

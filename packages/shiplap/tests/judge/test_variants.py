@@ -20,7 +20,7 @@ def test_numbers_that_are_never_negative_get_a_sign_where_the_reference_takes_it
     assert torch.equal(made[1], first[1])
     roots = FunctionProblem("sqrt", lambda x: x.sqrt(), lambda: [torch.rand(6, 5)], 0.0, vary_shapes=True)
     assert not any(f.signed for f in roots.forms())
-    blank = FunctionProblem("unit", lambda x: x / x.norm(dim=1, keepdim=True), lambda: [torch.randn(6, 5)], 0.0, True)
+    blank = FunctionProblem("unit", lambda x: x / x.norm(dim=1, keepdim=True), lambda: [torch.randn(6, 5)], 0.0)
     assert not any(f.kind == "blank" for f in blank.forms()), "it gives no number for a row of zeros"
 
 

@@ -60,7 +60,7 @@ def _(x, *, out, HOW):
         os.write(1, b"{not json}\n")
     torch.add(x, 1, out=out)
     _calls += HOW == "late"
-    if _calls > 8:
+    if _calls > 16:
         ctypes.string_at(0)
 
 

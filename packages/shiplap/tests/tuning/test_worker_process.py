@@ -10,6 +10,8 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.errors import ShiplapNotice
+from shiplap.sandbox.forked_launcher import ForkedLauncher
+from shiplap.sandbox.supervisor import ProcessEnded
 from shiplap.tuning import SelectionOptions, WorkerProcess, measure, recipe_of, select
 from shiplap.tuning.candidate import ReferenceCandidate, candidate_label
 from shiplap.tuning.engine import recipe_of_sizes
@@ -97,17 +99,7 @@ def test_a_compiler_that_crashes_or_hangs_beside_others_costs_its_candidate_only
     assert choice.tried == 5
 
 
-def test_an_op_without_a_home_is_tuned_here_and_says_so(ns):
-    @sl.op(f"{ns}::local")
-    def local(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
-        return x + 1
-
-    with pytest.warns(ShiplapNotice, match="tuned in this process.*declared inside a function"):
-        (choice,) = sl.tune(local, [{"n": 8}], budget=60)
-    assert choice.kernel == "reference"
-
-
-def test_a_kernel_that_is_tuned_here_is_unverified_and_one_that_remembers_is_dropped(ns):
+def test_an_op_for_which_no_fork_starts_is_tuned_here_and_says_so(ns, monkeypatch):
     @sl.op(f"{ns}::local")
     def local(x: Float[Tensor, "n k"], w: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]:
         return torch.softmax((x @ w).sin().exp(), -1)
@@ -125,7 +117,11 @@ def test_a_kernel_that_is_tuned_here_is_unverified_and_one_that_remembers_is_dro
     def _(x, w, *, out):
         torch.softmax(torch.mm(x, w).sin_().exp_(), -1, out=out)
 
-    with pytest.warns(ShiplapNotice, match="tuned in this process"):
+    def refuse(self):
+        raise ProcessEnded("no fork today")
+
+    monkeypatch.setattr(ForkedLauncher, "_start", refuse)
+    with pytest.warns(ShiplapNotice, match="tuned in this process.*inside a function, and no fork.*no fork today"):
         result = sl.tune(local, [{"n": 256, "k": 64, "m": 256}], budget=20)
     (choice,) = result
     assert choice.kernel in ("fused", "reference")
@@ -169,8 +165,8 @@ def test_a_script_is_imported_by_its_path_and_does_not_tune_in_turn(tmp_path):
     assert findings == "[]"
 
 
-def test_a_worker_with_another_version_of_the_op_is_not_believed(monkeypatch):
-    """Kernels attached from elsewhere are unknown to the worker: it says so, and this process does the work."""
+def test_an_op_that_differs_in_its_module_is_tuned_in_a_fork(monkeypatch):
+    """Kernels attached from elsewhere are unknown to a process that imports the module, and known to a fork."""
 
     def extra(x, *, out):
         torch.add(x, 1, out=out)
@@ -178,10 +174,11 @@ def test_a_worker_with_another_version_of_the_op_is_not_believed(monkeypatch):
     extra.__module__ = "builtins"
     monkeypatch.setattr(ops.hostile, "kernels", {})
     ops.hostile.kernel("cpu", extra)
-    with WorkerProcess() as isolation, pytest.warns(ShiplapNotice, match="differs there: kernels attached elsewhere"):
+    with WorkerProcess() as isolation:
         choice = select(ops.hostile, recipe_of(ops.hostile, (torch.randn(64),)), bench=isolation.bench())
     assert choice.kernel in ("extra", "reference")
     assert choice.findings == ()
+    assert not choice.unverified
 
 
 def test_the_environment_of_the_program_is_sent_to_a_worker_alone(monkeypatch):

@@ -8,8 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -22,14 +21,19 @@ from shiplap.judge.target import JudgeSubject, JudgeTarget
 from shiplap.judge.variants import SECRET_RANDOM, InputForm
 from shiplap.sampling.compare import Reduction
 from shiplap.sampling.compare_to_reference import compare_with_rounding
-from shiplap.sampling.ledger import Ledger
-from shiplap.sandbox.candidate import CandidateError, TargetProcess
+from shiplap.sampling.ledger import Key, Ledger
+from shiplap.sampling.run import tensors_among
+from shiplap.sandbox.candidate import CallBatch, CandidateError, TargetProcess
 from shiplap.sandbox.proc_filesystem import ProcessResources, read_process_resources
-from shiplap.sandbox.protocol import OperatorUse
+from shiplap.sandbox.protocol import ArgumentArena, OperatorUse
+from shiplap.sandbox.supervisor import SandboxedProcess
 
 ProgressReport = Callable[[str, int, int], None]
-ENDURANCE_CALLS, EARLY_CALLS = 100, 30  # calls in all, and calls after which lazy allocations are over
+ENDURANCE_CALLS, EARLY_CALLS = 100, 30  # calls one by one, and calls after which lazy allocations are over
+# Further calls on a CPU, how many of them a batch has, and the share of the time of the judgement that they may take.
+LATE_CALLS, CALLS_AT_ONCE, LATE_SHARE = 4096, 32, 0.1
 LEAKS_PER_CALL, LEAKED_BYTES = 0.5, 32 << 20  # a leak: files or threads for each further call, or bytes in all
+NEAR_ZERO = 1e-2  # the size of a parameter behind which the rest of a model would hide
 GRADIENT_FORMS = 4  # other forms on which gradients are compared
 GRADIENT_LAYOUTS = ("plain", "one", "turned")  # memory layouts of the gradients of results, in turn
 
@@ -42,6 +46,7 @@ class JudgeSession:
         subject: the reference, with the arguments that its constructor takes.
         candidate, reference: the module and the name of both.
         report: called with ``(stage, done, total)``.
+        compiled_first: called after the first call of the candidate. Its time is given back.
         reasons: the faults of the candidate. One is enough for a refusal.
         missing: a comparison that was not made, and why. One is enough for an incomplete verdict.
         unchecked: properties that the verdict does not cover.
@@ -49,6 +54,7 @@ class JudgeSession:
         calls: the number of calls whose results were compared.
         ledger: the cells to which these calls belong.
         tried: the axes of the ledger that some form varies.
+        waived: the required cells of the ledger that do not apply, with the reason.
     """
 
     options: JudgeOptions
@@ -57,6 +63,7 @@ class JudgeSession:
     reference: JudgeTarget
     report: ProgressReport
     budget: JudgeBudget
+    compiled_first: Callable[[], None] | None = None
     reasons: list[Reason] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     unchecked: list[str] = field(default_factory=list)
@@ -64,11 +71,30 @@ class JudgeSession:
     calls: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     tried: set[str] = field(default_factory=set)
+    waived: dict[Key, str] = field(default_factory=dict)
 
     @property
     def problem(self) -> JudgeProblem:
         """The problem of the subject, which draws inputs and computes expected results."""
         return self.subject.problem
+
+    def wait_for_others(self, prisoner: SandboxedProcess, pace: StepDeadline) -> None:
+        """Let ``compiled_first`` wait, and move all deadlines by the time that it takes."""
+        if self.compiled_first is None:
+            return
+        began = time.monotonic()
+        self.compiled_first()
+        waited = time.monotonic() - began
+        self.budget = replace(self.budget, began=self.budget.began + waited)
+        prisoner.until += waited
+        pace.last += waited
+
+    def note_always_alike(self, name: str, why: str) -> None:
+        """Record that an argument is the same in each draw: a gap, unless the caller asks for these inputs alone."""
+        if self.options.vary_shapes:
+            self.missing[name] = why
+        else:
+            self.unchecked.append(why)
 
     @contextmanager
     def record_faults(self, label: str) -> Iterator[None]:
@@ -95,8 +121,11 @@ class Endurance:
     own: float = 0.0
     _early: ProcessResources = field(default_factory=ProcessResources)
 
-    def run(self, form: InputForm, args: Args, ends: float) -> None:
-        """Call the candidate ``ENDURANCE_CALLS`` times on new values, or until ``ends``. Raises CandidateError."""
+    def run(self, form: InputForm, args: Args, ends: float, seconds: float) -> None:
+        """Call the candidate ``ENDURANCE_CALLS`` times on new values, or until ``ends``. Raises CandidateError.
+
+        ``seconds`` is the time of the whole judgement, of which further calls take a share.
+        """
         while self.made < ENDURANCE_CALLS and time.monotonic() < ends:
             with self.pace.step(self.witness.prisoner):
                 self.own += self.witness.call(args, self.problem.expect_effects(form, args)).wall
@@ -109,6 +138,25 @@ class Endurance:
             leak := describe_leak(self._early, self._held_resources(), ENDURANCE_CALLS - EARLY_CALLS)
         ):
             raise CandidateError("leaks", leak)
+        if self.made == ENDURANCE_CALLS and all(t.device.type == "cpu" for t in tensors_among(args)):
+            self._run_batches(form, min(ends, time.monotonic() + LATE_SHARE * seconds))
+
+    def _run_batches(self, form: InputForm, ends: float) -> None:
+        """Call the candidate again and again in batches, and compare all results, until ``ends``."""
+        sets = [self.problem.draw(form) for _ in range(CALLS_AT_ONCE)]
+        if len({str(ArgumentArena(0).pack(list(args))) for args in sets}) > 1:  # a batch has one layout
+            return
+        pairs = [(args, self.problem.expect_effects(form, args)) for args in sets]
+        if any(expected.changed for _, expected in pairs):
+            return
+        with CallBatch(self.witness, 0, sets, blank=True) as batch:
+            while self.made < ENDURANCE_CALLS + LATE_CALLS and time.monotonic() < ends:
+                SECRET_RANDOM.shuffle(pairs)
+                with self.pace.step(self.witness.prisoner):
+                    batch.fill([args for args, _ in pairs])
+                    batch.run_calls([expected for _, expected in pairs])
+                    self.made += len(pairs)
+        self.witness.forget_results()
 
     def _held_resources(self) -> ProcessResources:
         """Return the resources of the process, without the arguments and results that it keeps on request."""
@@ -133,7 +181,7 @@ def change_parameters(
     possible.
 
     Each number is multiplied by a random factor of its own, so that positive numbers stay positive. With ``zeros``, a
-    parameter of zeros only, as a bias often is at first, gets positive numbers.
+    parameter of numbers near zero only, as a bias or a scale often is at first, gets positive numbers.
     """
     other = {k: _scaled_parameter(v, zeros=zeros) for k, v in state.items()}
     if not other or not load(other):
@@ -147,7 +195,7 @@ def _scaled_parameter(value: Tensor, *, zeros: bool) -> Tensor:
     if not value.is_floating_point():
         return value.clone()
     rng = torch.Generator().manual_seed(SECRET_RANDOM.getrandbits(62))
-    if zeros and not value.any():
+    if zeros and not (value.abs() > NEAR_ZERO).any():
         return (0.1 + 0.4 * torch.rand(value.shape, generator=rng)).to(value.device, value.dtype)
     factor = 0.5 + torch.rand(value.shape, generator=rng, dtype=torch.float64)
     return (value.double() * factor.to(value.device)).to(value.dtype)
@@ -186,42 +234,81 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
     No further form is begun after ``ends``.
     """
     wanted = case.options.gradients
-    if not (case.subject.gradients if wanted is None else wanted):
+    required = case.subject.gradients if wanted is None else wanted
+    if wanted is False or (forms[0].recipe and not required):
         case.unchecked.append("gradients")
+        case.waived["value", "gradient"] = "the caller leaves them out" if forms[0].shapes else "the op declares none"
         return
-    others = [f for f in forms if (f.shapes, f.recipe) != (forms[0].shapes, forms[0].recipe)]
+    plain = [f for f in forms if required or f.usual or f.recipe]  # elsewhere a function may have kinks
+    first = next((f for f in plain if f.reduced), plain[0])
+    timed = [f for f in plain if f.timed and not first.reduced]
+    others = [f for f in plain if not f.timed and (f.shapes, f.recipe) != (first.shapes, first.recipe)]
     others = SECRET_RANDOM.sample(others, min(GRADIENT_FORMS, len(others)))
     compared = 0
-    for number, form in enumerate((forms[0], *(f for f in forms if f.timed), *others, forms[0])):
+    for number, form in enumerate((first, *timed, *others, first)):
         if compared and time.monotonic() > ends:
+            if not required:
+                case.unchecked.append(f"gradients of more than {compared} calls: there was no time for them")
+                break
             case.missing["gradients"] = f"only {compared} were reached in the time"
             return
+        layout = GRADIENT_LAYOUTS[number % len(GRADIENT_LAYOUTS)]
         with case.record_faults(f"gradients of {form.label}"):
-            compared += _compare_form_gradients(case, witness, form, GRADIENT_LAYOUTS[number % len(GRADIENT_LAYOUTS)])
+            try:
+                compared += _compare_form_gradients(case, witness, form, layout, required=required)
+            except _NoGradient as e:
+                case.unchecked.append(f"gradients: the candidate has none: {e}"[:200])
+                case.waived["value", "gradient"] = f"the candidate has none: {e}"[:200]
+                return
         if case.reasons:
             return
-    if not compared:
+    if compared:
+        case.ledger.look("gradients", ("value",), ("gradient",), compared)
+    else:
         case.unchecked.append("gradients: the reference has none")
+        case.waived["value", "gradient"] = "the reference has none"
 
 
-def _compare_form_gradients(case: JudgeSession, witness: TargetProcess, form: InputForm, way: str) -> bool:
-    """Compare the gradients on one form. Return False if the reference has none there. Raises CandidateError."""
+class _NoGradient(Exception):
+    """Raised for a candidate that refuses to be differentiated, and need not be."""
+
+
+def _compare_form_gradients(
+    case: JudgeSession, witness: TargetProcess, form: InputForm, way: str, *, required: bool
+) -> bool:
+    """Compare the gradients on one form. Return False if the reference has none there.
+
+    Raises CandidateError, or _NoGradient for a candidate without any, unless they are ``required``.
+    """
     args = case.problem.draw(form)
     try:
         outs = [o for o in case.problem.expect_effects(form, args).own if o.is_floating_point()]
         seeds = [_draw_output_gradient(o, way) for o in outs]
         own = case.problem.gradients(args, seeds, wide=False)
-        wide = case.problem.gradients(args, seeds, wide=True)
+        wide = case.problem.wide_gradients(args, seeds) or own
     except Exception:  # the reference refuses these values, or has no gradient
         return False
-    got = witness.gradients(args, seeds, own, case.problem.parameters)
-    if len(got) < len(own):
-        own, wide = own[: len(got)], wide[: len(got)]
-        note = "gradients of parameters: the candidate has none of the same names"
+    try:
+        got = witness.gradients(args, seeds, own, case.problem.parameters)
+    except CandidateError as e:
+        if required or e.check != "gradients":
+            raise
+        raise _NoGradient(e.evidence) from None
+    count = len(own) - len(case.problem.parameters)
+    missing = [i for i in range(count, len(own)) if i >= len(got) or (not required and not got[i].any())]
+    if missing:
+        note = "gradients of parameters that the candidate does not give"
         case.unchecked += [note] if note not in case.unchecked else []
+    kept = [i for i in range(len(got)) if i not in missing]
+    got, own, wide = ([listed[i] for i in kept] for listed in (got, own, wide))
     # A gradient may sum over all elements of a result.
     sums = Reduction(max(1, max((o.numel() for o in own), default=1)))
-    recompute = partial(case.problem.gradients, args, seeds, wide=True)
+
+    def recompute() -> list[Tensor]:
+        """Return the gradients in float64 again."""
+        again = case.problem.gradients(args, seeds, wide=True)
+        return [again[i] for i in kept]
+
     if problem := compare_with_rounding(got, own, wide, sums, recompute, case.problem.tolerance).problem:
         raise CandidateError("gradients", problem)
     return True

@@ -1,14 +1,17 @@
 """Timing of a candidate on values that are new in each call, with a comparison of every result.
 
-The time of a call runs from the moment before the candidate's process is continued until the process is stopped again,
-which happens as soon as its reply has arrived. The results are then read from its memory. A candidate is therefore paid
-for right results within that time, and for nothing else. The time of the exchange of messages is measured on a process
-that computes nothing, and is subtracted. On a GPU, the time is that of CUDA events, bounded by the clock of the process
-that judges.
+On a CPU, calls are timed in batches. The process prepares the calls on arguments in shared memory that hold zeros; the
+values are written while it is stopped. The time runs from the moment before the process is continued until it is
+stopped again, which happens as soon as its reply has arrived. The results are then read from its memory. A candidate is
+therefore paid for right results within that time, and for nothing else. The time of a batch of calls that compute
+nothing and return as many results is subtracted; a batch has so many calls that this exchange is a small share of it.
+
+On a GPU, each call is timed by CUDA events, bounded by the clock of the process that judges.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,17 +22,21 @@ from statistics import median
 import torch
 
 from shiplap.judge.options import StepDeadline
-from shiplap.judge.problem import JudgeProblem
+from shiplap.judge.problem import Args, JudgeProblem
 from shiplap.judge.result import Timed
 from shiplap.judge.variants import InputForm
 from shiplap.sampling.case import tree_map
 from shiplap.sampling.run import tensors_among
-from shiplap.sandbox.candidate import CallOutcome, CandidateError, TargetProcess
+from shiplap.sandbox.candidate import CallBatch, CallOutcome, CandidateError, ExpectedEffects, TargetProcess
+from shiplap.sandbox.protocol import ArgumentArena
 
 # Fewer rounds say too little about the least time of a call.
-MIN_ROUNDS = 5
+MIN_ROUNDS, LEAST_AGAIN = 5, 2
 FLUSH_BYTES = 32 << 20  # bytes, more than the last-level cache of a CPU
 BUSY_SHARE = 0.2  # share of waiting for a processor from which load may explain a time
+EXCHANGE_SHARE = 0.04  # the share of a batch that the exchange of messages should take
+MOST_CALLS, PROBED_CALLS, BATCH_BYTES = 256, 8, 128 << 20  # limits of a batch, and calls by which its size is chosen
+MANY_CALLS = 16  # in a batch, of which the least number of rounds is enough
 DISTRUST, SLACK = 0.5, 500e-6  # the greatest difference of the two clocks: share of the time, and seconds
 
 
@@ -94,48 +101,117 @@ def measure_form(
     process can make itself wait. Raises CandidateError for a fault of the candidate in a timed call, and Doubt for
     implausible times.
     """
-    # Caches are emptied before each call, since this process has just written the arguments.
-    flush, order = torch.empty(FLUSH_BYTES, dtype=torch.uint8), list(judged)
+    order = list(judged)
     calls: dict[str, list[CallOutcome]] = {name: [] for name in order}
     repeated: list[CallOutcome] = []
-    for number in range(rounds):
+    with pace.step():
+        args = problem.draw(form)
+    count = _calls_in_batch(problem, form, args, judged, pace)
+    for number in range(rounds if count < MANY_CALLS else MIN_ROUNDS):
         with pace.step():
-            args = problem.draw(form)
-            expected = problem.expect_effects(form, args)
+            sets = [problem.draw(form) for _ in range(count)]
+            expected = [problem.expect_effects(form, args) for args in sets]
         # A secret order, so that no process can prepare for the one that is timed next.
         SystemRandom().shuffle(order)
         for name in order:
             with pace.step(judged[name].prisoner):
-                flush.fill_(number % 251)
-                call = judged[name].call(args, expected if name == "candidate" else None)
-                calls[name].append(call)
-                if name == "candidate":
-                    # The same values again: a candidate that stores results is faster now.
-                    repeated.append(judged[name].call(args, expected))
+                first, again = _run_turn(judged[name], name, sets, expected if name == "candidate" else None)
+                calls[name].append(first)
+                repeated += again
         if number + 1 >= MIN_ROUNDS and time.monotonic() > ends:
             break
     # Only after all rounds: the least times are the most reliable then.
     _check_memoization(calls, repeated)
-    return _summarize_timing(problem, form, args, calls)
+    return _summarize_timing(problem, form, sets[0], calls, count)
+
+
+def _run_turn(
+    witness: TargetProcess, name: str, sets: Sequence[Args], expected: Sequence[ExpectedEffects] | None
+) -> tuple[CallOutcome, list[CallOutcome]]:
+    """Return the outcome of calls on all sets of arguments and, with ``expected``, on the same values again.
+
+    A candidate that stores results is faster the second time.
+    """
+    # Caches are emptied before each call, since this process has just written the arguments.
+    flush = _flush_room()
+    if any(t.device.type != "cpu" for t in tensors_among(sets[0])):
+        flush.fill_(_secret_byte())
+        first = witness.call(sets[0], expected[0] if expected else None)
+        return first, [witness.call(sets[0], expected[0])] if expected else []
+    idle = name == "nothing"
+    with CallBatch(witness, -1 if idle else 0, sets, blank=True) as batch:
+        outcomes: list[CallOutcome] = []
+        # What a call has changed is no longer the value that it was given.
+        for _ in range(2 if expected and not expected[0].changed else 1):
+            if not idle and not outcomes:
+                batch.fill(sets)
+            flush.fill_(_secret_byte())
+            run = batch.run_calls(None if outcomes else expected)
+            outcomes.append(CallOutcome(run.took.wall, run.took.quiet, run.claimed, 0.0))
+    witness.forget_results()
+    return outcomes[0], outcomes[1:]
+
+
+def _secret_byte() -> int:
+    """Return a number for the memory that empties the caches."""
+    return SystemRandom().randrange(251)
+
+
+@cache
+def _flush_room() -> torch.Tensor:
+    """Return memory whose writing empties the caches."""
+    return torch.empty(FLUSH_BYTES, dtype=torch.uint8)
+
+
+def _calls_in_batch(
+    problem: JudgeProblem, form: InputForm, args: Args, judged: Mapping[str, TargetProcess], pace: StepDeadline
+) -> int:
+    """Return the number of calls with which the exchange of messages is a small share of a batch.
+
+    On a GPU, and for inputs whose shapes or plain arguments differ from draw to draw, it is one.
+    """
+    alike = [str(ArgumentArena(0).pack(list(made))) for made in (args, problem.draw(form))]
+    if alike[0] != alike[1] or any(t.device.type != "cpu" for t in tensors_among(args)):
+        return 1
+    size = sum(t.numel() * t.itemsize for t in (*tensors_among(args), *problem.expect_effects(form, args).own))
+    most = max(1, min(MOST_CALLS, BATCH_BYTES // max(1, size)))
+    probe, took = [args] * min(PROBED_CALLS, most), dict[str, float]()
+    for name in ("nothing", "reference", "candidate"):
+        with pace.step(judged[name].prisoner):
+            # The second run of a process is no longer cold.
+            took[name] = min(_run_turn(judged[name], name, probe, None)[0].wall for _ in range(2))
+    least = max((min(took["reference"], took["candidate"]) - took["nothing"]) / len(probe), 1e-6)
+    return min(most, int(took["nothing"] / (EXCHANGE_SHARE * least)) + 1)
 
 
 def remeasure_without_candidate(
-    problem: JudgeProblem, form: InputForm, judged: Mapping[str, TargetProcess], timed: Timed, pace: StepDeadline
+    problem: JudgeProblem,
+    form: InputForm,
+    judged: Mapping[str, TargetProcess],
+    timed: Timed,
+    pace: StepDeadline,
+    ends: float = math.inf,
 ) -> Timed:
     """Return ``timed`` with the reference timed again after the candidate has ended, where that time is less.
 
+    After ``ends``, the least number of rounds is enough.
+
     The candidate is stopped while others are timed, but work that it left to a device or to the system may go on.
     """
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8)
     calls: dict[str, list[CallOutcome]] = {name: [] for name in judged}
+    sets = [problem.draw(form) for _ in range(timed.batch)]
+    device = next((t.device.type for t in tensors_among(sets[0])), "cpu")
     for number in range(MIN_ROUNDS):
-        args = problem.draw(form)
+        # A process that has ended leaves nothing to a CPU.
+        if time.monotonic() > ends and (number >= LEAST_AGAIN or device == "cpu"):
+            break
+        sets = [problem.draw(form) for _ in range(timed.batch)] if number else sets
         for name, witness in judged.items():
             with pace.step(witness.prisoner):
-                flush.fill_(number)
-                calls[name].append(witness.call(args))
-    device = next((t.device.type for t in tensors_among(args)), "cpu")
-    times = _net_times(calls, device)
+                calls[name].append(_run_turn(witness, name, sets, None)[0])
+    if not all(calls.values()):
+        return timed
+    times = {name: seconds / timed.batch for name, seconds in _net_times(calls, device).items()}
     compiled = None if timed.compiled is None else min(timed.compiled, times["compiled"])
     return replace(timed, reference=min(timed.reference, times["reference"]), compiled=compiled)
 
@@ -165,9 +241,12 @@ def _check_memoization(calls: Mapping[str, list[CallOutcome]], repeated: list[Ca
 
 
 def _summarize_timing(
-    problem: JudgeProblem, form: InputForm, args: tuple[object, ...], calls: Mapping[str, list[CallOutcome]]
+    problem: JudgeProblem, form: InputForm, args: Args, calls: Mapping[str, list[CallOutcome]], count: int = 1
 ) -> Timed:
-    """Return the times of one form, after checks of other streams, of the two clocks and of the least possible time."""
+    """Return the times of one form, after checks of other streams, of the two clocks and of the least possible time.
+
+    Each outcome is that of ``count`` calls.
+    """
     walls = {name: [c.wall for c in made] for name, made in calls.items()}
     nothing = min(walls["nothing"])
     spread = max(walls["nothing"][1:]) - nothing  # the first call of each is cold
@@ -189,13 +268,15 @@ def _summarize_timing(
     flops = problem.flops(args)
     bandwidth, operations = measure_peak_rates(device)
     # A factor of 8: caches and sparse values can beat the measured rates, but not by that much.
-    bound = max(sum(outs) / (8 * bandwidth), flops / (8 * operations))
+    bound = count * max(sum(outs) / (8 * bandwidth), flops / (8 * operations))
     if times["candidate"] + nothing < bound:
         evidence = f"{times['candidate'] * 1e6:.1f} us, and its work takes {bound * 1e6:.1f} us at least"
         raise ImplausibleTiming("impossible", evidence, calls)
     light = max((moved + sum(outs)) / bandwidth, flops / operations)
-    taken = times["candidate"], times["reference"], times.get("compiled")
-    return Timed(form.label, *taken, nothing, light, len(walls["candidate"]))
+    taken = {name: seconds / count for name, seconds in times.items()}
+    rounds = count * len(walls["candidate"])
+    each = taken["candidate"], taken["reference"], taken.get("compiled")
+    return Timed(form.label, *each, nothing / count, light, rounds, count)
 
 
 def _compare_clocks(calls: Mapping[str, Sequence[CallOutcome]], net: float, nothing: float, spread: float) -> None:

@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,6 @@ from shiplap.judge.variants import InputForm
 from shiplap.sampling.ledger import JUDGE, Cell
 from shiplap.sampling.perturb import perturb_arguments
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import tensors_among
 from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, TargetProcess
 from shiplap.sandbox.load_candidate import added_folders
 from shiplap.sandbox.protocol import ArgumentArena, LoadTarget, OperatorUse
@@ -45,10 +44,11 @@ LEAST_SHAPES, MOST_SHAPES = 4, 14
 CHOOSING_SHARE = 0.3  # the search for forms that the reference accepts
 CHECKING_SHARE = 0.6  # the comparison of all forms, after the first call
 ENDURING_SHARE = 0.5  # many calls, and gradients
+EXTRA_SHARE = 0.15  # gradients that nobody asks for
 COMPILING_SHARE = 0.5  # torch.compile of the reference
 TIMING_SHARE = 0.85  # times while the candidate's process exists
 UNCHECKED_OF_FUNCTIONS = ["layouts other than contiguous ones", "other dtypes, empty tensors, NaN and infinity"]
-LOOKED_BY = {axis: part for (axis, _), part in JUDGE.items()}
+LOOKED_BY = {axis: part for (axis, duty), part in JUDGE.items() if duty == "value"}
 REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
 
 
@@ -60,6 +60,7 @@ def judge(
     options: JudgeOptions | None = None,
     launcher: SandboxLauncher | None = None,
     report: ProgressReport = lambda what, done, total: None,
+    compiled_first: Callable[[], None] | None = None,
     **changes: Any,
 ) -> JudgeResult:
     """Compare ``candidate``, which is not trusted, with ``reference``, which is trusted, and return the verdict.
@@ -74,7 +75,9 @@ def judge(
         options: the options, by default ``JudgeOptions()``.
         launcher: a launcher to reuse, which saves its start. By default each judgement starts one.
         report: called with ``(stage, done, total)`` to show progress.
-        changes: fields of :class:`Options` that replace those of ``options``.
+        compiled_first: called when the first call of the candidate is over, which may compile. The time that it takes
+            does not count, so that it may wait for others.
+        changes: fields of :class:`JudgeOptions` that replace those of ``options``.
 
     Raises:
         ShiplapError: SL501 or SL601 for a reference that cannot be loaded. SL615 if its inputs cannot be made. SL616 if
@@ -101,9 +104,10 @@ def judge(
         sizes=options.sizes,
         tolerance=options.tolerance,
         vary_shapes=options.vary_shapes,
+        vary_layouts=options.vary_layouts,
         seed=secrets.randbits(62),
     )
-    case = JudgeSession(options, made, judged, asked, report, budget)
+    case = JudgeSession(options, made, judged, asked, report, budget, compiled_first)
     with ExitStack() as stack:
         home = launcher or stack.enter_context(SandboxLauncher())
         _run_checks(case, home, stack)
@@ -118,19 +122,28 @@ def judge(
         tuple(case.unchecked),
         tuple(case.timings),
         case.calls,
-        time.monotonic() - budget.began,
+        time.monotonic() - case.budget.began,
         cells,
     )
 
 
 def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:
     """Return the ledger of a judgement. What the reference refuses, or the caller leaves out, does not apply."""
-    refused = "the reference accepts no other than its own"
-    case.ledger.absent = {axis: refused for axis in ("size", "value") if case.tried and axis not in case.tried}
-    if not case.options.vary_shapes:
-        case.ledger.absent["size"] = "the caller asks for the shapes of the inputs alone"
+    refused, options = "the reference accepts no other than its own", case.options
+    case.ledger.absent = {axis: refused for axis in LOOKED_BY if case.tried and axis not in case.tried}
+    case.ledger.absent.pop("order of calls", None)
+    if "absence" in case.ledger.absent:
+        case.ledger.absent["absence"] = "no argument may be left out"
+    if not options.vary_shapes:
+        waived = "the caller asks for the shapes of the inputs alone"
+        case.ledger.absent |= dict.fromkeys(("size", "scalar", "absence"), waived)
+    if not options.vary_layouts:
+        case.ledger.absent |= dict.fromkeys(("layout", "alignment"), "the caller asks for contiguous memory alone")
+    for (axis, duty), reason in case.waived.items():
+        case.ledger.decline(JUDGE[axis, duty], (axis,), (duty,), reason)
+    declined = {JUDGE[key] for key in case.waived}
     state = "incomplete" if case.missing else "ok"
-    return case.ledger.cells(JUDGE, dict.fromkeys(JUDGE.values(), (state, "")))
+    return case.ledger.cells(JUDGE, {part: ("ok" if part in declined else state, "") for part in JUDGE.values()})
 
 
 def _target_label(target: JudgeTarget, given: Any) -> str:
@@ -171,7 +184,8 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
         if not case.reasons:
             _check_many_calls(case, witness, forms, case.budget.time_of_share(ENDURING_SHARE))
         if not case.reasons:
-            compare_gradients(case, witness, forms, case.budget.time_of_share(ENDURING_SHARE))
+            share = ENDURING_SHARE if case.subject.gradients or case.options.gradients else EXTRA_SHARE
+            compare_gradients(case, witness, forms, case.budget.time_of_share(share))
         if not case.reasons:
             _measure_all_forms(case, witness, forms, launcher, stack)
 
@@ -180,13 +194,13 @@ def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> 
     """Return whether candidates can be compared with this reference, and note what inputs and results leave open."""
     if case.problem.constant:
         case.unchecked.append("times on the inputs that come with the reference: some are always the same")
-    if case.problem.absent:
-        places = ", ".join(map(str, case.problem.absent))
-        case.missing["absence"] = (
-            f"argument {places} is always None: let get_inputs give a tensor there in some draws, or leave it out"
-        )
-    for number in case.problem.always:
-        case.unchecked.append(f"other numbers in tensor argument {number}: get_inputs always gives the same")
+    given, alike = {f.given[0] for f in forms if f.given}, {f.alike for f in forms}
+    for number in (n for n in case.problem.absent if n not in given):
+        why = f"argument {number} is always None: let get_inputs give a tensor there in some draws, or leave it out"
+        case.note_always_alike("absence", why)
+    for number in (n for n in case.problem.always if n not in alike and n not in case.problem.flags):
+        why = f"tensor argument {number} has the same integers in each draw: let get_inputs give others in some draws"
+        case.note_always_alike(f"integers of {number}", why)
     unfit = case.problem.why_unfit([f for f in forms if f.timed] or forms[:1])
     case.missing.update([unfit] if unfit else [])
     return "values" not in case.missing
@@ -265,18 +279,19 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
     and a second time.
     """
     ranked = sorted(forms, key=lambda f: not f.timed)
-    ranked += [f for f in forms if f.timed]
+    ranked += [f for f in forms if f.timed] if not any(f.reduced for f in forms) else []
     enough, pace = case.budget.time_of_share(CHECKING_SHARE), StepDeadline(case.budget.last)
     for number, form in enumerate(ranked):
         case.report("look", number, len(ranked))
         if time.monotonic() > enough and number > sum(f.timed for f in forms):
             case.missing["inputs"] = f"{len(ranked) - number} of {len(ranked)} were not reached in the time"
             return
-        with case.record_faults(form.label):
+        with case.record_faults(form.label), _decline_form(case, form):
             _check_one_form(case, witness, form, pace)
             for axis in _axes(forms[0], form):
                 case.ledger.look(LOOKED_BY[axis], (axis,), ("value",))
         if not number:  # the first call may compile, so the share begins after it
+            case.wait_for_others(witness.prisoner, pace)
             enough = case.budget.time_of_share(CHECKING_SHARE)
         if len(case.reasons) >= 3 or any(r.check in ("process", "memory") for r in case.reasons):
             return
@@ -284,12 +299,42 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
         case.missing["inputs"] = "the reference took none of the inputs"
 
 
+@contextmanager
+def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
+    """A context in which a candidate may refuse other layouts than contiguous ones with an error.
+
+    An error is loud, and nobody gets a wrong result. A tensor in the place of None is a guess at what the reference is
+    meant for, so a fault there leaves the comparison open.
+    """
+    try:
+        yield
+    except CandidateError as e:
+        if form.layout and e.check == "raised":
+            axis = "alignment" if form.layout == "offset" else "layout"
+            case.waived[axis, "value"] = f"the candidate refuses it: {e.evidence}"[:200]
+            case.unchecked.append(f"{axis}: the candidate raises for it: {e.evidence}"[:200])
+        elif form.given is not None and e.check in ("raised", "values", "results"):
+            case.missing["absence"] = (
+                f"argument {form.given[0]} is always None, and with a tensor there the candidate differs: "
+                f"let get_inputs give what is meant, or leave it out ({e.evidence[:80]})"
+            )
+        else:
+            raise
+
+
 def _axes(first: InputForm, form: InputForm) -> list[str]:
     """Return the axes in which a form differs from the first one."""
     recipe, usual = form.recipe or SampleRecipe(), first.recipe or SampleRecipe()
-    sized = form.shapes != first.shapes or recipe.sizes != usual.sizes
-    valued = form.kind != "drawn" or recipe.values != usual.values
-    return ["size"] * sized + ["value"] * valued
+    layouts = {form.layout, *dict(recipe.layouts).values()} - {""}
+    varied = {
+        "size": form.shapes != first.shapes or recipe.sizes != usual.sizes,
+        "value": not form.usual or recipe.values != usual.values,
+        "scalar": form.plain >= 0 or recipe.scalars != usual.scalars,
+        "layout": bool(layouts - {"offset"}),
+        "alignment": "offset" in layouts,
+        "absence": form.given is not None or recipe.absent != usual.absent,
+    }
+    return [axis for axis, differs in varied.items() if differs]
 
 
 def _check_one_form(case: JudgeSession, witness: TargetProcess, form: InputForm, pace: StepDeadline) -> None:
@@ -316,6 +361,8 @@ def _check_one_form(case: JudgeSession, witness: TargetProcess, form: InputForm,
     if not form.timed or expected.changed:
         return
     near = perturb_arguments(args)
+    if not case.problem.gives_numbers(near):  # values may have to fit together, as in a matrix that is symmetric
+        near = case.problem.draw(form)
     # In place: a cache that is keyed by address or version returns the old result.
     look(near, in_place=True)
     look(near)
@@ -324,12 +371,13 @@ def _check_one_form(case: JudgeSession, witness: TargetProcess, form: InputForm,
 
 def _check_many_calls(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], ends: float) -> None:
     """Call the candidate many times on the smallest form, and note it if the candidate is too slow for all calls."""
-    drawn = [(f, case.problem.draw(f)) for f in forms]
-    form, args = min(drawn, key=lambda pair: sum(t.numel() for t in tensors_among(pair[1])))
+    usual = [f for f in forms if f.usual] or list(forms)
+    form = min(usual, key=case.problem.count_elements)
+    args = case.problem.draw(form)
     began, many = time.monotonic(), Endurance(case.problem, witness, StepDeadline(case.budget.last))
     with case.record_faults(f"{form.label}, one of many calls"):
         try:
-            many.run(form, args, ends)
+            many.run(form, args, ends, case.options.seconds)
         finally:
             case.calls += many.made
             if many.made:
@@ -364,8 +412,9 @@ def _measure_all_forms(
     if not case.options.timed:
         case.unchecked.append("time")
         return
-    judged = {"candidate": witness, "reference": twin}
-    judged["nothing"] = _start_target_process(case, launcher, stack, case.reference, "nothing")
+    judged = {"candidate": witness, "reference": twin, "nothing": twin}
+    if case.options.device != "cpu":  # where the calls are not timed in batches
+        judged["nothing"] = _start_target_process(case, launcher, stack, case.reference, "nothing")
     if case.options.compiled:
         try:
             judged["compiled"] = _start_compiled_reference(case, launcher, stack, timed)
@@ -376,12 +425,18 @@ def _measure_all_forms(
     witness.prisoner.alone = True
     # Earlier results are released in the first call, so later ones cost no more than in the reference.
     witness.forget_results()
-    ends = case.budget.time_of_share(TIMING_SHARE)
+    ends, large = case.budget.time_of_share(TIMING_SHARE), any(f.reduced for f in forms)
+    took = 0.0
     for number, form in enumerate(timed):
         case.report("time", number, len(timed))
+        if case.timings and large and time.monotonic() + took > ends:
+            case.unchecked.append(f"times of {form.label}: {case.options.seconds:g} s are too short for them")
+            continue
+        began = time.monotonic()
         left = max(0.0, ends - time.monotonic()) / (len(timed) - number)
         with case.record_faults(form.label):
             _measure_one_form(case, form, judged, left)
+        took = time.monotonic() - began
         if case.reasons:
             return
     witness.check_interpreter()
@@ -390,7 +445,8 @@ def _measure_all_forms(
     by_label = {form.label: form for form in timed}
     pace = StepDeadline(case.budget.last)
     case.timings[:] = [
-        remeasure_without_candidate(case.problem, by_label[t.input], judged, t, pace) for t in case.timings
+        remeasure_without_candidate(case.problem, by_label[t.input], judged, t, pace, case.budget.ends)
+        for t in case.timings
     ]
 
 

@@ -22,13 +22,16 @@ class JudgeOptions:
     Attributes:
         seconds: the time of the whole judgement, 60 s by default. The verdict comes within it, whatever the candidate
             does. Comparisons that are not made in this time make the verdict incomplete.
-        rounds: the number of timed calls for each shape, 12 by default and 5 at least. Each call has new values.
+        rounds: the number of timed batches of calls for each shape, 12 by default and 5 at least. Each call has new
+            values.
         sizes: the sizes at which a declared op is timed, such as ``{"n": 4096}``. By default the two largest samples of
             the audit are timed.
         tolerance: a relative error that is accepted in addition to rounding, 0 by default.
         vary_shapes: whether the candidate must also be right for other shapes that the reference accepts.
+        vary_layouts: whether it must also be right for memory that is not contiguous and for unaligned starts.
         compiled: whether ``torch.compile`` of the reference is timed too.
-        gradients: whether gradients are compared. None, the default, compares them for ops that declare a gradient.
+        gradients: whether gradients are compared. None, the default, compares them where the candidate has some, and
+            requires them of an op that declares a gradient.
         timed: whether times are measured.
         device: the device of the arguments, ``"cpu"`` by default.
         bounds: the limits of the candidate's process. By default one call, which may compile, may take two thirds of
@@ -41,6 +44,7 @@ class JudgeOptions:
     sizes: Sequence[dict[str, Any]] = ()
     tolerance: float = 0.0
     vary_shapes: bool = True
+    vary_layouts: bool = True
     compiled: bool = False
     gradients: bool | None = None
     timed: bool = True

@@ -36,10 +36,12 @@ class Timed:
         candidate, reference: the least time of one call, minus the time for exchanging messages with the process. On a
             GPU, the median time by its events.
         compiled: the same for ``torch.compile`` of the reference, or None if it was not measured.
-        resolution: the time for exchanging messages. A candidate can hide at most this much of its own time.
+        resolution: the share of one call in the time for exchanging messages. A candidate can hide at most this much of
+            its own time.
         light: a lower bound: the time that this machine needs to move the bytes and to compute the matrix products, at
             the highest rates that were measured on it.
         rounds: the number of timed calls of each process. Each call had new values, and each result was checked.
+        batch: the number of calls that were timed together.
     """
 
     input: str
@@ -49,6 +51,7 @@ class Timed:
     resolution: float
     light: float
     rounds: int
+    batch: int = 1
 
     @property
     def speedup(self) -> float:
@@ -155,5 +158,5 @@ def _times(timed: Timed) -> str:
     share = f"{100 * timed.light / max(timed.candidate, 1e-9):.0f} % of what the machine could do"
     return (
         f"{timed.input}: {timed.candidate * 1e6:.1f} us, reference {timed.reference * 1e6:.1f} us{compiled} "
-        f"(+- {timed.resolution * 1e6:.0f} us, {share}, {timed.rounds} calls)"
+        f"(+- {timed.resolution * 1e6:.1f} us, {share}, {timed.rounds} calls)"
     )

@@ -127,6 +127,7 @@ def load_subject(
     sizes: Sequence[dict[str, Any]],
     tolerance: float,
     vary_shapes: bool,
+    vary_layouts: bool,
     seed: int,
 ) -> JudgeSubject:
     """Import the trusted reference and return its problem. Raises SL501, SL601, SL615 or SL616."""
@@ -142,7 +143,15 @@ def load_subject(
     if device != "cpu" and isinstance(call, torch.nn.Module):
         call = call.to(device)
     maker = _find_input_maker(inputs, module, target, device)
-    made = FunctionProblem(target.names[0], call, maker, tolerance, vary_shapes)
+    made = FunctionProblem(
+        target.names[0],
+        call,
+        maker,
+        tolerance,
+        vary_shapes=vary_shapes,
+        vary_layouts=vary_layouts,
+        file=target.file,
+    )
     # The inputs are made now, so that an error of the reference is raised before a process starts.
     _ = made.first
     return JudgeSubject(made, "function", list(init), state, seed, False)

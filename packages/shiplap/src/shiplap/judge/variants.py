@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from shiplap.sampling.case import tree_map
+from shiplap.sampling.layouts import LAYOUTS, apply_layout, layout_is_possible
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import tensors_among
 
-VALUE_KINDS = ("drawn", "normal", "wide", "tiny", "skewed", "ties", "shifted", "constant", "scaled", "large", "small")
+VALUE_KINDS = (
+    *("drawn", "normal", "wide", "tiny", "skewed", "ties", "shifted", "constant", "scaled", "large", "small", "sunk"),
+)
 FINITE_KINDS = ("blank", "whole", "flags")  # kinds that are used only if every result of the reference is finite
 # Powers of ten between which a scale is drawn.
 DECADES = {"scaled": (-3.0, 3.0), "large": (3.0, 5.0), "small": (-7.0, -3.0)}
@@ -24,6 +27,10 @@ MAX_SIGNED_FORMS = 4  # the most arguments that get negative numbers, each alone
 LARGEST_INTEGER = 1 << 20  # the largest integer, whose sums are not exact in float32
 MAX_SCALAR_FORMS = 6  # the most scalars that get another value
 LARGER, ROOM = 4, 1 << 14  # other shapes may grow by this factor, or to this number of elements
+LARGE, REDUCED = 1 << 20, 1 << 16  # elements above which most kinds of values are tried on fewer, and their number
+KINDS_AT_SIZE = 3  # kinds of values, chosen secretly, that a large shape gets as well
+LAYOUT_FORMS = ("offset", "mixed", "mixed")
+MIXED_LAYOUTS = tuple(name for name in LAYOUTS if name != "offset" and not name.startswith("expanded"))
 LARGEST_WINDOW = 7  # a small size that may be that of a window, and must not vary
 LARGEST_THRESHOLD = 1e7  # larger constants are no thresholds of values
 SECRET_RANDOM = SystemRandom()
@@ -46,6 +53,17 @@ class InputForm:
     scale: float = 0.0  # the approximate size of the values of kind "about"
     signed: tuple[int, ...] = ()  # tensors that get negative numbers although none of their own is negative
     plain: int = -1  # the argument, a number or a flag, that gets another value
+    layout: str = ""  # of the tensor arguments: "offset", or "mixed" for one that is drawn for each of them
+    alike: int = -1  # the tensor of integers that has the same ones in each draw, and gets others of their range
+    mark: int | None = None  # an integer of the reference's own code, at some places of integer tensors
+    given: tuple[int, tuple[int, ...]] | None = None  # an argument that is None in each draw, and the shape of a tensor
+    reduced: bool = False  # whether the shapes stand for large ones
+
+    @property
+    def usual(self) -> bool:
+        """Whether the values are those of ``get_inputs`` or normal ones, in contiguous memory."""
+        varied = self.signed or self.layout or self.plain >= 0 or self.alike >= 0
+        return self.kind in ("drawn", "normal") and not varied and self.mark is None and self.given is None
 
     @property
     def whole(self) -> bool:
@@ -53,7 +71,29 @@ class InputForm:
 
         The reference may not be meant for such values.
         """
-        return self.kind in FINITE_KINDS or bool(self.signed) or self.plain >= 0
+        odd = self.plain >= 0 or self.alike >= 0 or self.mark is not None or self.given is not None
+        return self.kind in FINITE_KINDS or bool(self.signed) or odd
+
+
+@dataclass(frozen=True)
+class InputFacts:
+    """What is known of inputs and sources before forms are made.
+
+    Attributes:
+        constant: whether the inputs of the reference are the same in each draw, so that other values are timed.
+        numbers: constants of the candidate: some become sizes, and some values are drawn around them.
+        always: the tensors of integers that are the same in each draw.
+        marks: integers that the reference treats in a way of its own, such as an index to ignore.
+        absent: the arguments that are None in each draw.
+        results: the shapes of the results.
+    """
+
+    constant: bool = False
+    numbers: Sequence[float] = ()
+    always: Sequence[int] = ()
+    marks: Sequence[int] = ()
+    absent: Sequence[int] = ()
+    results: Shapes = ()
 
 
 def make_input_forms(
@@ -61,40 +101,85 @@ def make_input_forms(
     runs: Callable[[InputForm], bool],
     *,
     most: int,
-    constant: bool = False,
-    numbers: Sequence[float] = (),
+    facts: InputFacts = InputFacts(),
+    layouts: bool = True,
 ) -> list[InputForm]:
     """Return the forms on which a candidate is called.
 
     These are the shapes of ``first`` with every kind of values, then at most ``most`` other shapes that ``runs``
-    accepts. The other shapes are random, so no candidate can know them. ``numbers`` are constants of the
-    candidate: some become sizes, and some values are drawn around them. With ``constant``, the inputs of the reference
-    are the same in each draw, so other values are timed.
+    accepts. The other shapes are random, so no candidate can know them. For large shapes, most kinds of values are
+    tried on smaller ones. With ``layouts``, memory that is not contiguous and unaligned starts are tried too.
     """
     own = tuple(tuple(t.shape) for t in tensors_among(first))
     plain = InputForm(_form_label(own, "drawn"), shapes=own)
-    kinds = [replace(plain, kind=kind, label=_form_label(own, kind)) for kind in VALUE_KINDS]
-    own_forms = [f for f in kinds if f.kind == "drawn" or runs(f)]
-    own_forms += [f for f in _unusual_value_forms(first, plain, bool(most)) if runs(f)]
-    for scale in _threshold_scales(numbers, min(MAX_THRESHOLDS, most or MAX_THRESHOLDS)):
-        form = replace(plain, kind="about", scale=scale, label=_form_label(own, f"values about {scale:.3g}"))
-        own_forms += [form] if runs(form) else []
+    small = _reduce_form(plain, runs) if most and _count_elements(own) > LARGE else plain
+    kinds = [replace(small, kind=kind, label=_form_label(small.shapes, kind)) for kind in VALUE_KINDS]
+    forms = [f for f in kinds if f.kind == "drawn" or runs(f)]
+    forms += [f for f in _unusual_value_forms(first, small, bool(most), facts) if runs(f)]
+    for scale in _threshold_scales(facts.numbers, min(MAX_THRESHOLDS, most or MAX_THRESHOLDS)):
+        form = replace(small, kind="about", scale=scale, label=_form_label(small.shapes, f"values about {scale:.3g}"))
+        forms += [form] if runs(form) else []
+    if layouts:
+        named = (replace(small, layout=at, label=_form_label(small.shapes, f"{at} layout")) for at in LAYOUT_FORMS)
+        forms += [f for f in named if runs(f)]
     # Times on values that a candidate knows in advance would be worthless.
-    wanted = ("normal", "scaled") if constant and len(own_forms) > 1 else ("drawn", "normal")
-    own_forms = [replace(f, timed=f.kind in wanted and not f.whole) for f in own_forms]
-    whole = [int(v) for v in numbers if v == int(v)]
-    others = _other_shape_forms(own, most, whole, runs) if most else []
+    wanted = ("normal", "scaled") if facts.constant and len(forms) > 1 else ("drawn", "normal")
+    if small is not plain:
+        return _with_large_forms(plain, small, forms, wanted, most, facts, runs)
+    timed = [f.kind in wanted and not f.whole and not f.layout for f in forms]
+    forms = [replace(f, timed=is_timed) for f, is_timed in zip(forms, timed, strict=True)]
+    others = _other_shape_forms(own, most, facts.numbers, runs, LARGER * _count_elements(own)) if most else []
     usual = [f for f in others if _count_elements(f.shapes) <= 2 * _count_elements(own)]
     if usual:  # the largest shape of usual size is timed as well
         largest = max(usual, key=lambda f: _count_elements(f.shapes))
         others = [replace(f, timed=f is largest) for f in others]
-    return [*own_forms, *others]
+    return [*forms, *others]
 
 
-def _unusual_value_forms(first: tuple[Any, ...], plain: InputForm, varied: bool) -> Iterator[InputForm]:
+def _with_large_forms(
+    plain: InputForm,
+    small: InputForm,
+    forms: list[InputForm],
+    wanted: tuple[str, str],
+    most: int,
+    facts: InputFacts,
+    runs: Callable[[InputForm], bool],
+) -> list[InputForm]:
+    """Return forms of the large shapes, of which some are timed, before those of the reduced shapes."""
+    first = plain if not facts.constant else replace(plain, kind=wanted[0], label=_form_label(plain.shapes, wanted[0]))
+    kinds = sorted({f.kind for f in forms if f.kind in VALUE_KINDS and not (f.layout or f.whole)} - {first.kind})
+    secret = SECRET_RANDOM.sample(kinds, min(KINDS_AT_SIZE, len(kinds)))
+    large = [replace(first, timed=True)]
+    large += [replace(plain, kind=kind, label=_form_label(plain.shapes, kind)) for kind in secret]
+    shaped = _other_shape_forms(plain.shapes, 1, (), runs, _count_elements(plain.shapes))
+    large += [replace(f, timed=True) for f in shaped]
+    limit = LARGER * _count_elements(small.shapes)
+    others = _other_shape_forms(small.shapes, most, facts.numbers, runs, limit, reduced=True)
+    return [*large, *forms, *others]
+
+
+def _reduce_form(plain: InputForm, runs: Callable[[InputForm], bool]) -> InputForm:
+    """Return a form of smaller shapes that ``runs`` accepts, or ``plain`` if there is none.
+
+    Random sizes come first, and halves for a reference that requires multiples.
+    """
+    shrinks: list[Callable[[int], int]] = [lambda n: n // 3 + SECRET_RANDOM.randrange(n // 6 + 1), lambda n: n // 2]
+    for shrink in shrinks:
+        shapes = plain.shapes
+        while _count_elements(shapes) > REDUCED and (sizes := _varied_sizes(shapes)) and sizes[0] > LARGEST_WINDOW:
+            shapes = _replace_size(shapes, sizes[0], shrink(sizes[0]))
+        form = replace(plain, shapes=shapes, label=_form_label(shapes, "drawn"), reduced=True)
+        if shapes != plain.shapes and runs(form):
+            return form
+    return plain
+
+
+def _unusual_value_forms(
+    first: tuple[Any, ...], plain: InputForm, varied: bool, facts: InputFacts
+) -> Iterator[InputForm]:
     """Yield forms with values that inputs of the reference never have: rows of zeros, other signs, other scalars.
 
-    With ``varied``, scalars may have other values too.
+    With ``varied``, scalars, integers that are always alike and arguments that are always None may have others too.
     """
     all_of = tensors_among(first)
 
@@ -115,6 +200,26 @@ def _unusual_value_forms(first: tuple[Any, ...], plain: InputForm, varied: bool)
     numbers = [i for i, v in enumerate(first) if type(v) in (bool, int, float)] if varied else []
     for at in SECRET_RANDOM.sample(numbers, min(MAX_SCALAR_FORMS, len(numbers))):
         yield form("drawn", f"another value of argument {at}", plain=at)
+    for at in facts.always if varied else ():
+        if all_of[at].dtype != torch.bool:
+            yield form("drawn", f"other integers in tensor {at}", alike=at)
+    if any(_is_index_data(t) for t in all_of):
+        for mark in facts.marks:
+            yield form("drawn", f"{mark} among the integers", mark=mark)
+    for at in facts.absent if varied else ():
+        for shape in _shapes_of_absent(plain.shapes, facts.results if not plain.reduced else ()):
+            yield form("drawn", f"a tensor of {_form_label((shape,), '')}in argument {at}", given=(at, shape))
+
+
+def _shapes_of_absent(shapes: Shapes, results: Shapes) -> list[tuple[int, ...]]:
+    """Return shapes that an argument may have which is always None: of a bias, of a mask, and of other arguments."""
+    near = [*results, *shapes]
+    return list(dict.fromkeys([*((s[-1],) for s in near if s), *near]))[:6]
+
+
+def _is_index_data(t: Tensor) -> bool:
+    """Return whether integers may be indices or labels."""
+    return t.dtype in (torch.int32, torch.int64)
 
 
 def _is_integer_data(t: Tensor) -> bool:
@@ -134,21 +239,27 @@ def _threshold_scales(numbers: Sequence[float], most: int) -> Iterator[float]:
 
 
 def _other_shape_forms(
-    own: Shapes, most: int, numbers: Sequence[int], runs: Callable[[InputForm], bool]
+    own: Shapes,
+    most: int,
+    constants: Sequence[float],
+    runs: Callable[[InputForm], bool],
+    limit: int,
+    *,
+    reduced: bool = False,
 ) -> list[InputForm]:
-    """Return at most ``most`` random shapes, and as many from constants of the candidate, that the
-    reference accepts.
+    """Return at most ``most`` random shapes, and as many from constants of the candidate, that the reference accepts.
+
+    Shapes of more than ``limit`` elements would take too long in the reference.
     """
     forms: dict[Shapes, InputForm] = {}
-    # Larger shapes would take too long in the reference.
-    limit = max(LARGER * _count_elements(own), ROOM)
+    limit, numbers = max(limit, ROOM), [int(v) for v in constants if v == int(v)]
     for listed in (_varied_shapes(own), _shapes_from_constants(own, numbers)):
         fitting, tried = 0, 0
         for shapes in listed:
             if shapes in forms or shapes == own or _count_elements(shapes) > limit:
                 continue
             kind = SECRET_RANDOM.choice(("drawn", "normal"))
-            form = InputForm(_form_label(shapes, kind), shapes=shapes, kind=kind)
+            form = InputForm(_form_label(shapes, kind), shapes=shapes, kind=kind, reduced=reduced)
             tried += 1
             if runs(form):
                 forms[shapes] = form
@@ -216,11 +327,19 @@ def vary_arguments(made: tuple[Any, ...], form: InputForm, seed: int) -> tuple[A
     device = next((t.device for t in listed if t.device.type != "meta"), torch.device("cpu"))
     rng = torch.Generator(device).manual_seed(seed)
     pairs = enumerate(zip(listed, form.shapes, strict=False))
-    drawn = iter([_vary_tensor(t, shape, form, rng, i in form.signed) for i, (t, shape) in pairs])
-    varied = tree_map(lambda t: next(drawn), made)
-    if form.plain < 0:
-        return varied
-    return (*varied[: form.plain], _other_scalar(varied[form.plain]), *varied[form.plain + 1 :])
+    drawn = iter([_vary_tensor(t, shape, form, rng, i) for i, (t, shape) in pairs])
+    varied = list(tree_map(lambda t: next(drawn), made))
+    if form.plain >= 0:
+        varied[form.plain] = _other_scalar(varied[form.plain])
+    if form.given is not None:
+        at, shape = form.given
+        varied[at] = torch.randn(shape, generator=rng, device=rng.device).to(device, _floating_dtype(listed))
+    return tuple(varied)
+
+
+def _floating_dtype(listed: Sequence[Tensor]) -> torch.dtype:
+    """Return the dtype of the first tensor of floating-point numbers."""
+    return next((t.dtype for t in listed if t.is_floating_point()), torch.float32)
 
 
 def _other_scalar(value: bool | int | float) -> bool | int | float:
@@ -232,17 +351,30 @@ def _other_scalar(value: bool | int | float) -> bool | int | float:
     return value * SECRET_RANDOM.choice((0.5, 0.75, 1.5, 2.0)) if value else SECRET_RANDOM.uniform(0.1, 1.0)
 
 
-def _vary_tensor(
-    t: Tensor, shape: tuple[int, ...], form: InputForm, rng: torch.Generator, signed: bool = False
-) -> Tensor:
-    """Return one tensor in another shape and with another kind of values."""
-    kind = form.kind
+def _vary_tensor(t: Tensor, shape: tuple[int, ...], form: InputForm, rng: torch.Generator, number: int) -> Tensor:
+    """Return tensor ``number`` in another shape, with another kind of values, and in another layout."""
     if tuple(t.shape) != shape:
         t = _resample_values(t, shape, rng)
+    t = _vary_values(t, form, rng, number)
+    if form.layout == "offset":
+        return apply_layout(t, "offset") if t.numel() else t
+    if form.layout:
+        able = [name for name in MIXED_LAYOUTS if layout_is_possible(name, t, contiguous=False, mutated=False)]
+        return apply_layout(t, SECRET_RANDOM.choice(able)) if able else t
+    return t
+
+
+def _vary_values(t: Tensor, form: InputForm, rng: torch.Generator, number: int) -> Tensor:
+    """Return tensor ``number`` with another kind of values."""
+    kind, signed = form.kind, number in form.signed
+    if number == form.alike:
+        return _other_integers(t, rng)
+    if form.mark is not None and _is_index_data(t):
+        return t.masked_fill(_some_places(t, rng), form.mark)
     if kind == "whole" and _is_integer_data(t):
         return _large_integers(t, rng)
     if kind == "flags" and t.dtype == torch.bool:
-        return (torch.rand(t.shape, generator=rng, device=rng.device) < 0.5).to(t.device)
+        return _some_places(t, rng, 0.5)
     if (
         kind in ("drawn", *FINITE_KINDS[1:])
         or not t.is_floating_point()
@@ -250,8 +382,27 @@ def _vary_tensor(
         or (form.signed and not signed)
     ):
         return t
-    values = _noise_of_kind(t, form, torch.randn(t.shape, generator=rng, device=rng.device, dtype=torch.float64), rng)
+    precise = torch.float64 if t.numel() <= LARGE else torch.float32  # drawing takes longer than most kernels
+    values = _noise_of_kind(t, form, torch.randn(t.shape, generator=rng, device=rng.device, dtype=precise), rng)
     return (values.abs() if float(t.min()) >= 0 and not signed else values).to(t.dtype)
+
+
+def _some_places(t: Tensor, rng: torch.Generator, share: float = 0.25) -> Tensor:
+    """Return a mask with about this share of the places of a tensor."""
+    return (torch.rand(t.shape, generator=rng, device=rng.device) < share).to(t.device)
+
+
+def _other_integers(t: Tensor, rng: torch.Generator) -> Tensor:
+    """Return other integers of the range of ``t``, in order if those of ``t`` are, as offsets of rows are."""
+    if not t.numel():
+        return t
+    low, high = int(t.min()), int(t.max())
+    low = min(low, 1) if low == high and high > 0 else low
+    drawn = torch.randint(low, high + 1, t.shape, generator=rng, device=rng.device).to(t.device, t.dtype)
+    if t.dim() == 1 and t.numel() > 2 and bool((t[1:] >= t[:-1]).all()) and int(t[0]) < int(t[-1]):
+        drawn = drawn.sort().values
+        drawn[0], drawn[-1] = t[0], t[-1]
+    return drawn
 
 
 def _large_integers(t: Tensor, rng: torch.Generator) -> Tensor:
@@ -281,6 +432,8 @@ def _noise_of_kind(t: Tensor, form: InputForm, noise: Tensor, rng: torch.Generat
         rows = uniform((*t.shape[:-1], 1) if t.dim() else ()) < 0.25
         rows.view(-1)[:1] = True
         return torch.where(rows, 0.0, noise)
+    if kind == "sunk":  # far below zero, where a finite number in the place of minus infinity is the maximum
+        return torch.sub(noise, 10.0 ** (4.7 + 0.8 * float(uniform())))
     if kind in DECADES:
         low, high = DECADES[kind]
         return torch.mul(noise, 10.0 ** (low + (high - low) * float(uniform())))
@@ -300,5 +453,6 @@ def _resample_values(t: Tensor, shape: tuple[int, ...], rng: torch.Generator) ->
         return t.new_zeros(shape)
     flat = t.detach().reshape(-1)
     if count <= flat.numel():
-        return flat[:count].reshape(shape).clone()
+        at = SECRET_RANDOM.randrange(flat.numel() - count + 1)
+        return flat[at : at + count].reshape(shape).clone()
     return flat[torch.randint(0, flat.numel(), (count,), generator=rng, device=rng.device).to(t.device)].reshape(shape)

@@ -120,7 +120,12 @@ AUDIT = _cells(
 JUDGE = _cells(
     size__value="other shapes",
     value__value="other values",
+    scalar__value="other values",
+    layout__value="layouts",
+    alignment__value="layouts",
+    absence__value="other arguments",
     order_of_calls__value="many calls",
+    value__gradient="gradients",
 )
 """Required cell of a judgement → the part of the judgement that has to look at it."""
 

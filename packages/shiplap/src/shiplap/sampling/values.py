@@ -36,6 +36,8 @@ SPECIAL_KINDS = (
     "ends",
 )
 """Kinds of values that break a kernel which is right for normal ones. The last three concern integers alone."""
+RANGE_KINDS = ("tiny", "sunk", "saturating")
+"""Kinds of finite values beside which a kernel may put a constant: an epsilon, or a number for minus infinity."""
 AROUND_PREFIX = "around "  # followed by numbers: values at these, and next to them on both sides
 DATA_KINDS = ("powers", "below zero", "extreme", "ends")  # kinds of integers that are no indices of rows
 
@@ -109,6 +111,8 @@ def _floats_of_kind(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Ge
         "overflowing": lambda: values * min(1e20, finfo.max / 64),
         "cancelling": lambda: values + 1000.0,
         "saturating": lambda: values * 100.0,
+        "tiny": lambda: values * 1e-4,
+        "sunk": lambda: values - min(1e5, finfo.max / 2),
         "mixed": lambda: values * 10.0 ** uniform(-4, 4),
         "positive": lambda: values.abs() + 0.5,
         "negative": lambda: -values.abs() - 0.5,

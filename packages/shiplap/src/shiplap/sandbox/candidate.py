@@ -34,7 +34,7 @@ from shiplap.sandbox.supervisor import ProcessEnded, RequestFailed, SandboxedPro
 
 INVALID = (TypeError, ValueError, OverflowError, RuntimeError)  # errors of torch for results that do not fit
 # Calls whose results stay in use: at least, at most, and their bytes.
-LEAST, MOST, ROOM = 5, 128, 64 << 20
+LEAST, LEAST_LARGE, MOST, ROOM = 5, 2, 128, 64 << 20
 MAX_RESULT_SPREAD = 64  # the greatest span in memory of a result, as a multiple of its elements
 MAX_PADDED_BYTES = 256 << 20  # bytes of that span; twice the length of the result if that is more
 ReplyT = TypeVar("ReplyT", bound=Reply)
@@ -300,7 +300,7 @@ class TargetProcess:
         sizes, kept = 0, 0
         for call in reversed(self._earlier):
             sizes += call.size
-            if kept >= MOST or (kept >= LEAST and sizes > ROOM):
+            if kept >= MOST or (sizes > ROOM and kept >= (LEAST if call.size < ROOM else LEAST_LARGE)):
                 break
             kept += 1
         while len(self._earlier) > kept:
@@ -474,11 +474,18 @@ class CallBatch:
     """A context with calls that a process has prepared, on arguments in memory that both sides share.
 
     ``index`` is that of a candidate, and ``poison`` fills the memory that it allocates. The arguments of index -1,
-    which reads none, hold zeros. Raises CandidateError, and UnsupportedArguments for arguments that it declines.
+    which reads none, and those of a ``blank`` batch hold zeros until ``fill`` writes values. Raises CandidateError, and
+    UnsupportedArguments for arguments that it declines.
     """
 
     def __init__(
-        self, witness: TargetProcess, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None
+        self,
+        witness: TargetProcess,
+        index: int,
+        sets: Sequence[Sequence[Any]],
+        poison: int | None = None,
+        *,
+        blank: bool = False,
     ) -> None:
         self.witness, self.sets = witness, sets
         self._number = next(_batch_numbers)
@@ -486,7 +493,7 @@ class CallBatch:
         self._layout = secrets.randbits(62)
         arena = ArgumentArena(self._layout)
         packed = [arena.pack(list(args)) for args in sets]
-        self._handle = arena.make() if index < 0 else arena.write()
+        self._handle = arena.make() if index < 0 or blank else arena.write()
         self._given = [MappedArguments.of(self._handle, each) for each in packed]
         try:
             message = protocol.PrepareBatch(self._number, sorted(witness.batches), index, poison, packed)

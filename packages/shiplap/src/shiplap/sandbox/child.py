@@ -13,6 +13,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter_ns
 from typing import Any, TypeVar
 
@@ -112,6 +113,7 @@ class Child:
     def __init__(self, *, watched: bool = True) -> None:
         self.watched = watched  # a process of the user's own is not
         self.target: Callable[..., Any] = lambda *args: ()
+        self.prepare: Callable[[int, int | None, list[Any]], Callable[[], Any]] = self._prepare_call
         self._kept: deque[Any] = deque()  # arguments and results of earlier calls, which are compared again
         self._last: Any = ()  # tensors whose locations the reply holds must live until the next request
         if watched:
@@ -219,9 +221,17 @@ class Child:
         memory = _map(file, mmap.MAP_SHARED)
         sets = [list(unpack_arguments(args, memory)) for args in message.sets]
         with torch.no_grad():
-            runs = [self.target(message.index, message.poison, args) for args in sets]
+            runs = [self.prepare(message.index, message.poison, args) for args in sets]
+        self._kept.clear()  # the other side asks for no earlier results between batches
         self._batches[message.batch] = memory, sets, runs, []
         return protocol.Done()
+
+    def _prepare_call(self, index: int, poison: int | None, args: list[Any]) -> Callable[[], Any]:
+        """Return a call of the target as a function without arguments. Index -1 returns the results of one call."""
+        if index >= 0:
+            return partial(self.target, *args)
+        result = self.target(*args)
+        return lambda: result
 
     @handles(protocol.RunBatch)
     def _run_batch(self, message: protocol.RunBatch, file: int) -> protocol.BatchCalled:
@@ -235,14 +245,10 @@ class Child:
             for run in runs:
                 results.append(flatten_results(run()))
             spent = perf_counter_ns() - started
-        pairs = zip(results, sets, strict=True)
-        return protocol.BatchCalled(
-            [
-                protocol.CallPlaces([*map(_describe_place, r)], [*map(_describe_place, flatten_results(s))])
-                for r, s in pairs
-            ],
-            spent,
-        )
+        # On a CPU, the other process learns from the kernel where the arguments lie.
+        pairs = zip(results, map(_on_devices, sets), strict=True)
+        calls = [protocol.CallPlaces([*map(_describe_place, r)], [*map(_describe_place, s)]) for r, s in pairs]
+        return protocol.BatchCalled(calls, spent)
 
     def _repeat_first_call(self, run: Callable[[], Any], repeats: int) -> protocol.BatchCalled:
         """Run one call repeatedly."""
@@ -296,6 +302,11 @@ def _map(file: int, flags: int = mmap.MAP_PRIVATE) -> Any:
 def _is_floating_tensor(value: Any) -> bool:
     """Return whether ``value`` is a tensor of floating-point numbers."""
     return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _on_devices(args: list[Any]) -> list[Any]:
+    """Return the tensors of a call that do not lie in the memory of the host."""
+    return [a for a in tree_leaves(args) if isinstance(a, Tensor) and a.device.type != "cpu"]
 
 
 def _copy_to_host(value: Any) -> Any:

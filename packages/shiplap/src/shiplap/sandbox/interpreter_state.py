@@ -20,6 +20,7 @@ import threading
 import traceback
 import tracemalloc
 import typing
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os.path import realpath  # bound now, since the candidate may replace ``os.path.realpath`` later
@@ -58,7 +59,7 @@ FRAME_READING_FUNCTIONS = {  # functions that read frames for their callers
 }
 WATCHED_FUNCTIONS = LOOKING_NAMES | HIDING_NAMES
 RESOURCE_LIMITS = [getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIMIT_")]
-SUBNORMAL = 1e-40
+SUBNORMAL, USUAL_RECURSION = 1e-40, 1000
 BACKEND_FLAGS = (  # flags of torch.backends that select the algorithms of other code
     *(f"cudnn.{name}" for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
     *(f"cuda.matmul.allow_{name}" for name in ("tf32", "fp16_accumulation")),
@@ -148,6 +149,9 @@ def read_interpreter_state() -> dict[str, Any]:
         "sys.stdout or sys.stderr": (sys.stdout, sys.stderr),
         "threading.settrace or threading.setprofile": (threading.gettrace(), threading.getprofile()),
         "sys.setswitchinterval": sys.getswitchinterval(),
+        "sys.setrecursionlimit": min(sys.getrecursionlimit(), USUAL_RECURSION),  # compilers raise it
+        "warnings as errors": [f for f in warnings.filters if f[:2] == ("error", None) and f[3] is None],
+        "torch.set_warn_always": torch.is_warn_always_enabled(),
         **process_settings(),
         # A timer would interrupt later calls.
         "timers": tuple(signal.getitimer(each)[1] > 0 for each in (signal.ITIMER_REAL, signal.ITIMER_PROF)),

@@ -26,11 +26,16 @@ END_CHILDREN_S = 1.0  # seconds until killed processes must be gone
 
 
 def main() -> None:
-    """Serve requests until the connection ends."""
+    """Serve requests of the process that started this program."""
+    serve_forks(int(sys.argv[1]))
+
+
+def serve_forks(handle: int) -> None:
+    """Serve requests on a connection until it ends."""
     child.take_baseline()
     gc.freeze()
     gc.enable()  # ``START`` switches it off for the import of torch
-    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection = socket.socket(fileno=handle)
     # Processes whose parent has ended become children of this one, where the supervisor finds them.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     while True:

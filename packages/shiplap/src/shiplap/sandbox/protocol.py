@@ -18,7 +18,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar, Union, get_args
 
 import msgspec
@@ -80,7 +80,13 @@ class TensorLocation(Message, frozen=True):
     @classmethod
     def of(cls, t: Tensor, at: int) -> TensorLocation:
         """Return the description of ``t`` at this place."""
-        return cls(str(t.dtype).removeprefix("torch."), list(t.shape), list(t.stride()), at, t.device.type)
+        return cls(*_describe_form(t.dtype, t.shape, t.stride()), at, t.device.type)
+
+
+@lru_cache(maxsize=256)  # a batch has many results of one form
+def _describe_form(dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...]) -> tuple[str, list[int], list[int]]:
+    """Return the name of a dtype, and the sizes and strides of a tensor as lists, which nobody changes."""
+    return str(dtype).removeprefix("torch."), list(shape), list(stride)
 
 
 class Foreign(Message, frozen=True):
@@ -518,9 +524,11 @@ class ArgumentArena:
         """Reserve a place for a tensor, and return its offset."""
         length = strided_extent(t.shape, t.stride())
         flat = torch.as_strided(t.detach(), (length,), (1,), t.storage_offset()).cpu()
-        at = self._size
+        # A view that begins off a boundary of the allocator does so in the other process as well.
+        at = self._size + int(t.storage_offset()) * t.itemsize % ARENA_GAP
         self._parts.append((at, flat))
-        self._size = at + -(-length * t.itemsize // ARENA_GAP) * ARENA_GAP + ARENA_GAP * self._gaps.randrange(64)
+        end = at + length * t.itemsize
+        self._size = -(-end // ARENA_GAP) * ARENA_GAP + ARENA_GAP * self._gaps.randrange(64)
         return at
 
     def make(self) -> int:
@@ -572,7 +580,8 @@ def unpack_arguments(value: Packed, memory: Any) -> Any:
     dtype, length = getattr(torch, value.dtype), strided_extent(value.shape, value.stride)
     if not length:
         return torch.empty_strided(value.shape, value.stride, dtype=dtype, device=value.device)
-    flat = torch.frombuffer(memory, dtype=dtype, offset=value.at, count=length)
+    ahead = value.at % ARENA_GAP // dtype.itemsize  # elements of the storage before those of a view
+    flat = torch.frombuffer(memory, dtype=dtype, offset=value.at - ahead * dtype.itemsize, count=ahead + length)
     if value.device != "cpu":
         flat = flat.to(value.device)
-    return flat.as_strided(value.shape, value.stride)
+    return flat.as_strided(value.shape, value.stride, ahead)

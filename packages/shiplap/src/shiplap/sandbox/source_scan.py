@@ -54,6 +54,24 @@ PYTHON_C_NAMES = {  # functions of Python's C interface
 }
 HIDING_NAMES = {"_enable_record_function", "redispatch"}
 """Functions of torch that keep an operator out of the list of those that ran."""
+SANDBOX_TEXT = re.compile(
+    r"^(shiplap([._]|-judge|$)|SHIPLAP_|NoNewPrivs|[Ss]eccomp)|/proc/(?!cpuinfo|meminfo)|landlock"
+)
+"""Texts by which code recognises a sandboxed process."""
+PROCESS_NAMES = {"getppid", "getpgid", "getpgrp", "getsid"}
+"""Functions of ``os`` that say how a process was started."""
+CALENDAR = {
+    "time": {"time", "time_ns", "localtime", "gmtime", "ctime", "asctime", "strftime"},
+    "datetime": {"now", "utcnow", "today"},
+    "date": {"today"},
+}
+"""Functions that read the date, by the module or class that has them."""
+NATIVE_CALENDAR = re.compile(
+    r"\b(gettimeofday|localtime(_r)?|gmtime(_r)?|system_clock|time\s*\(\s*(NULL|nullptr|0)\s*\))"
+)
+MARK_KEYWORDS = {"ignore_index", "padding_idx", "pad_id", "pad_token_id", "ignore_id"}
+LOSSES = re.compile(r"\b(cross_entropy|nll_loss|CrossEntropyLoss|NLLLoss)\b")
+USUAL_IGNORED, MOST_MARKS = -100, 4
 LOOKING_NAMES = STACK_NAMES | HEAP_NAMES | MEMORY_NAMES | PYTHON_C_NAMES
 """Names whose use is held against a candidate, wherever it finds them."""
 
@@ -113,7 +131,75 @@ def _suspicious_names_in(file: str) -> list[str]:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    return [f"line {line}: {what}" for line, what in sorted(set(_find_suspicious_nodes(tree)))]
+    found = {*_find_suspicious_nodes(tree), *_find_calendar_reads(tree)}
+    return [f"line {line}: {what}" for line, what in sorted(found)]
+
+
+def _find_calendar_reads(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and the reason of each read of the date, on which no result may depend.
+
+    Code behind ``if __name__ == "__main__"``, and functions that no other code names, do not count: they may time the
+    candidate for its author.
+    """
+    for node in _live_nodes(tree):
+        name, home = "", ""
+        if isinstance(node, ast.Attribute):
+            holder = node.value
+            name, home = node.attr, getattr(holder, "attr", getattr(holder, "id", ""))
+        elif isinstance(node, ast.ImportFrom) and node.module in CALENDAR:
+            read = [a.name for a in node.names if a.name in CALENDAR[node.module]]
+            name, home = (read[0], node.module) if read else ("", "")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and NATIVE_CALENDAR.search(node.value):
+            yield node.lineno, "native code that reads the date, on which no result may depend"
+        if name in CALENDAR.get(home, ()):
+            yield getattr(node, "lineno", 0), f"{home}.{name} reads the date, on which no result may depend"
+
+
+def _live_nodes(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield the nodes of a module's statements, and of the functions and classes that these name.
+
+    A top-level function that is named nowhere counts if it has the name of a target.
+    """
+    own = {s.name: s for s in tree.body if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    left: list[ast.AST] = [s for s in tree.body if s not in own.values() and not _is_main_guard(s)]
+    left += [own[name] for name in own if not _looks_like_a_benchmark(name)]
+    while left:
+        for node in ast.walk(left.pop()):
+            yield node
+            name = node.id if isinstance(node, ast.Name) else ""
+            if name in own and _looks_like_a_benchmark(name):
+                left.append(own.pop(name))
+
+
+def _looks_like_a_benchmark(name: str) -> bool:
+    """Return whether a function of this name measures or tests others, so that it counts only if it is used."""
+    return any(part in name.lower() for part in ("bench", "test", "main", "time", "profile", "measure"))
+
+
+def _is_main_guard(node: ast.AST) -> bool:
+    """Return whether a statement runs only where its file is run as a program."""
+    return isinstance(node, ast.If) and any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test))
+
+
+def marks_in_source(file: str) -> list[int]:
+    """Return integers that a reference treats in a way of its own: those of comparisons, and indices to ignore."""
+    try:
+        text = Path(file).read_text()
+        tree = ast.parse(text)
+    except (OSError, SyntaxError, ValueError):
+        return []
+    marks: dict[int, None] = dict.fromkeys([USUAL_IGNORED] if LOSSES.search(text) else [])
+    for node in ast.walk(tree):
+        named = [node.value] if isinstance(node, ast.keyword) and node.arg in MARK_KEYWORDS else []
+        compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        for value in (*named, *compared):
+            try:
+                number = ast.literal_eval(value)
+            except (ValueError, TypeError):
+                continue
+            if type(number) is int and abs(number) < 1 << 31:
+                marks[number] = None
+    return list(marks)[:MOST_MARKS]
 
 
 def constants_in_sources(file: str) -> list[float]:
@@ -174,6 +260,8 @@ def _describe_suspicion(name: str) -> str:
         return f"{name} looks at the callers"
     if name in HEAP_NAMES:
         return f"{name} looks at objects of others"
+    if name in PROCESS_NAMES or SANDBOX_TEXT.search(name):
+        return f"{name[:40]} tells a sandboxed process from others"
     return f"{name} changes the process that it runs in" if name in MEMORY_NAMES else ""
 
 

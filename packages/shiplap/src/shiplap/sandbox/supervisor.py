@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -50,7 +50,7 @@ POLL_S = 0.05
 SOCKET_BUFFER_BYTES = 32 << 10  # bytes of a message that a socket buffers without a reader
 # Share of a request's time, and seconds, without a reply at the deadline that are a fault.
 HANGS, SILENT_S = 0.8, 5.0
-STIRRING_S = 1e-4  # processor seconds that a stopped process may gain by rounding
+STIRRING_S = 1e-3  # processor seconds that a stopped process may gain: on a busy machine it leaves its processor late
 MAX_WAITING_FACTOR = 4.0  # a process that waited for a processor gets at most this multiple of its limit
 REMOVAL_PATIENCE_S = 2.0  # seconds for which the removal of a folder is waited for
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -137,6 +137,19 @@ class _MemorySpan(ctypes.Structure):
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 
+class LauncherProcess(Protocol):
+    """The process of a launcher, as ``subprocess.Popen`` is one."""
+
+    pid: int
+    returncode: Any
+
+    def poll(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int | None: ...
+
+
 class SandboxLauncher:
     """A context with a process that has imported torch and nothing else. It forks the sandboxed processes.
 
@@ -146,7 +159,7 @@ class SandboxLauncher:
     """
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: LauncherProcess | None = None
         self._connection: socket.socket | None = None
         self.folder = ""
         self._count = 0
@@ -258,6 +271,9 @@ class SandboxLauncher:
         os.mkdir(scratch, 0o700)
         places = {"TMPDIR": scratch, "HOME": scratch, "TRITON_CACHE_DIR": f"{scratch}/triton"}
         places |= {"TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor", "SHIPLAP_CACHE_DIR": f"{scratch}/shiplap"}
+        # Programs look for their folders by these names before they look in HOME.
+        places |= {f"XDG_{kind}_HOME": f"{scratch}/{kind.lower()}" for kind in ("CACHE", "CONFIG", "DATA", "STATE")}
+        places |= {"TORCH_EXTENSIONS_DIR": f"{scratch}/extensions", "TMP": scratch, "TEMP": scratch}
         threads = threads or torch.get_num_threads()
         order = protocol.Fork(scratch, [*readable], [*hidden], locked, device, threads, places, bounds.file_size)
         ours, theirs = socket.socketpair()

@@ -110,7 +110,7 @@ def open_task(child: Child, order: workers.OpenTask, file: int) -> Done:
     os.environ[WORKER] = str(os.getpid())  # a module that tunes when it is imported does not tune here
     torch.set_num_threads(order.threads)
     _opened = OpenedTask(order, Heartbeat(file) if file >= 0 else None)
-    child.target = _opened.prepare
+    child.prepare = _opened.prepare
     child.accept_modules()
     return Done()
 

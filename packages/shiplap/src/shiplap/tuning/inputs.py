@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -16,16 +17,19 @@ from shiplap.declare.spec import OpSpec
 from shiplap.dispatch import Op
 from shiplap.dispatch.state import OpState
 from shiplap.errors import ShiplapError, error
+from shiplap.sampling.builder import builder_takes_values
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.layouts import LAYOUTS, apply_layout
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import needs_builder
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import broadcast_ones, dim_environment, free_dims, results_are_affordable, search_sizes
+from shiplap.sampling.values import RANGE_KINDS
 from shiplap.sampling.work_estimate import estimate_operations
 
 SEED = 20261121  # any; the same everywhere, so that two processes verify on the same numbers
 WORK = 1 << 31  # operations of the reference at an edge of a bucket
+MOST_ODD_ELEMENTS = 1 << 16  # product of the sizes of calls with odd properties
 MOST = 1024  # calls of which the facts are remembered
 _facts: dict[tuple[Any, ...], tuple[Bucket, str, str]] = {}
 
@@ -56,6 +60,23 @@ class Inputs:
     def small(self) -> SampleCase | None:
         """One draw of arguments with small odd sizes, or None if the declaration admits none."""
         return _small_case(Samples(self.op, self.seed, self.device), self.recipe)
+
+    @cached_property
+    def odd(self) -> tuple[SampleCase, ...]:
+        """Draws that are in no bucket of their own: unaligned starts, and values near zero and far below it.
+
+        A choice is used for them as well. The sizes are those of the call, halved while there are many elements, since
+        code for aligned rows may serve multiples of some size alone.
+        """
+        samples, sizes = Samples(self.op, self.seed, self.device), dict(self.recipe.sizes)
+        while prod(v for v in sizes.values() if type(v) is int and v) > MOST_ODD_ELEMENTS:
+            sizes = {n: max(1, v // 2) if type(v) is int else v for n, v in sizes.items()}
+        recipe = self.recipe.but(sizes=sizes)
+        named = [a.name for a in self.op.spec.tensors if not a.many and a.name not in self.recipe.absent]
+        moved = recipe.but(layouts={n: "offset" for n in named if n not in dict(self.recipe.layouts)})
+        values = RANGE_KINDS if self.op.sampler is None or builder_takes_values(self.op) else ()
+        made = [samples.make(moved), *(samples.make(recipe.but(values=kind)) for kind in values)]
+        return tuple(case for case in made if case is not None)
 
     @cached_property
     def edges(self) -> tuple[SampleCase, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from shiplap.dispatch import Op
+from shiplap.errors import notice
 from shiplap.sampling.finding import Finding
 from shiplap.tuning.bench import Bench
 from shiplap.tuning.candidate import Candidate, candidate_label
@@ -83,6 +84,11 @@ class _Search:
     def drop(self, index: int, check: str, why: str, *, skipped: bool = False) -> None:
         fix = "" if skipped else "correct the kernel, or leave this config out"
         evidence = f"{candidate_label(self.candidates[index])}: {why}"
+        if not skipped and index:
+            notice(
+                f"dropped {self.op.spec.name} {self.candidates[index].kernel}",
+                f"{self.op.spec.name}: a candidate is not used: {evidence}",
+            )
         self.ranking.dropped.add(index)
         # A candidate may be dropped after its race, when a confirmation rejects it.
         self.ranking.timings.pop(index, None)

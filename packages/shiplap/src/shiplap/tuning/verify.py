@@ -38,13 +38,13 @@ class VerifyOutcome:
 
 
 def verification_cases(inputs: Inputs, candidate: Candidate) -> list[SampleCase]:
-    """Return two draws at the sizes of the call, then a small odd one and the edges of the bucket.
+    """Return two draws at the sizes of the call, then a small one, odd starts and values, and the edges of the bucket.
 
     A candidate that supports only the sizes of the call gets the two draws alone.
     """
     if candidate.fixed:
         return [*inputs.real]
-    return [*inputs.real, *([inputs.small] if inputs.small else []), *inputs.edges]
+    return [*inputs.real, *([inputs.small] if inputs.small else []), *inputs.odd, *inputs.edges]
 
 
 class Verifier:

@@ -1,7 +1,8 @@
 """Run candidates in a worker process. A crash, a hang or an illegal access ends the worker, and a new one starts.
 
 The op is named by module or file, never pickled. An op that cannot be imported, such as one declared in a function or a
-notebook, is tuned in this process, with a notice.
+notebook, is tuned in locked forks of this process. Where that is not possible it is tuned in this process, with a
+notice, and the choice is unverified.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import torch
 
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
-from shiplap.errors import error, notice
+from shiplap.errors import ShiplapError, error, notice
+from shiplap.sandbox.forked_launcher import ForkedLauncher
 from shiplap.sandbox.launcher_pool import IdleLauncher, standby
 from shiplap.sandbox.protocol import Heartbeat, ImportModule, Reply, Request
 from shiplap.sandbox.supervisor import Bounds, ProcessEnded, RequestFailed, SandboxedProcess
@@ -51,6 +53,7 @@ class WorkerProcess:
         self.timeout = timeout
         self.launcher = IdleLauncher()
         self.hosts = KernelProcesses(self.launcher, timeout)
+        self._fork: tuple[ForkedLauncher, KernelProcesses] | None = None
         self.started, self._closed = 0, False
         self._worker: SandboxedProcess | None = None
         self._heartbeat: Heartbeat | None = None
@@ -63,6 +66,7 @@ class WorkerProcess:
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         self.end_worker()
+        self._end_fork()
         # A worker is not sandboxed, and its candidates could reach other processes of the user.
         if failure is None and not self._closed and not self.started and not self.hosts.doubted:
             self.hosts.close()
@@ -77,23 +81,49 @@ class WorkerProcess:
             reason = why_not_importable(task.op, provider)
             if not reason:
                 bench = (
-                    self._judged(task)
+                    self._judged(task, self.hosts)
                     if not provider and can_send_arguments(task.inputs)
                     else RemoteBench(self, task, provider)
                 )
                 reason = bench.open()
                 if not reason:
                     return bench
+            if not provider and can_send_arguments(task.inputs):
+                try:
+                    forked = self._judged(task, self._forked_hosts())
+                    if not (why := forked.open()):
+                        return forked
+                except (ShiplapError, ProcessEnded, OSError) as e:
+                    why = " ".join(str(e).split())
+                reason += f", and no fork serves it: {why}"[:200]
             notice(
                 f"tune in process {task.op.spec.name}",
-                f"{task.op.spec.name} is tuned in this process, where a kernel that crashes takes it along: {reason}",
+                f"{task.op.spec.name} is tuned in this process, where a kernel that crashes takes it along, and its "
+                f"choice is unverified: {reason}",
             )
             return LocalBench(task.inputs, task.candidates, task.options.capture)
 
         return make
 
-    def _judged(self, task: SelectionTask) -> JudgedBench:
-        return JudgedBench(self.hosts, task.op, task.inputs, task.candidates, _opening_message(task, ""))
+    def _judged(self, task: SelectionTask, hosts: KernelProcesses) -> JudgedBench:
+        return JudgedBench(hosts, task.op, task.inputs, task.candidates, _opening_message(task, ""))
+
+    def _forked_hosts(self) -> KernelProcesses:
+        """Return the processes of a fork of this program as it is now. Raises ProcessEnded once this is closed."""
+        self._end_fork()
+        if self._closed:
+            raise ProcessEnded("the budget was spent")
+        launcher = ForkedLauncher()
+        self._fork = launcher, KernelProcesses(launcher, self.timeout)
+        return self._fork[1]
+
+    def _end_fork(self) -> None:
+        """End the fork of this program and its processes."""
+        if self._fork is not None:
+            launcher, hosts = self._fork
+            self._fork = None
+            hosts.close()
+            launcher.close()
 
     def open_task(self, opening: OpenTask) -> None:
         """Open a task in the worker. Raises WorkerDied, and RequestFailed if the worker cannot serve the task."""
@@ -138,6 +168,8 @@ class WorkerProcess:
         """End the worker and start no other. A thread that waits for the worker gets WorkerDied."""
         self._closed = True
         self.launcher.finish()
+        if self._fork is not None:
+            self._fork[0].finish()
 
     def end_worker(self) -> None:
         """End the worker if it runs."""
@@ -161,10 +193,8 @@ class RemoteBench:
     def confirms(self) -> tuple[str, str]:
         if can_send_arguments(self.task.inputs):
             return "ok", ""
-        return (
-            "skip",
-            "these arguments cannot be sent to a locked process: the worker is a process of its own, unlocked",
-        )
+        why = "these arguments cannot be sent to a locked process: the worker is a process of its own, unlocked"
+        return "incomplete", why
 
     def __init__(self, isolation: WorkerProcess, task: SelectionTask, provider: str) -> None:
         self.isolation, self.task, self.provider = isolation, task, provider

@@ -5,24 +5,30 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase
+from shiplap.sampling.case import SampleCase, tree_map
 from shiplap.sampling.perturb import FreshArguments
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import tensors_among
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import EDGE_SIZES, free_dims, scalar_candidates
-from shiplap.sampling.values import PLAIN_KINDS
+from shiplap.sampling.values import PLAIN_KINDS, RANGE_KINDS
+from shiplap.sandbox.protocol import elements_overlap
 from shiplap.tuning.inputs import Inputs, given_ones
 
 MOST, ROOM = 24, 32 << 20  # calls of a batch, and bytes of their arguments
 OTHERS, SMALL = 24, 300  # other inputs, and how large one of their sizes may be
 NUMBERS = 6  # other values of plain arguments
 FEW = 3  # sizes of which both neighbours are tried
-AT_ONCE = 12  # other inputs in one batch
+OTHER_KINDS = (*RANGE_KINDS, "cancelling", "beyond float16", "mixed", "positive", "negative", "constant", "mostly zero")
+AT_ONCE = 24  # other inputs in one batch
 AHEAD, LARGE = 7, 4 << 20  # values of the call's size that are drawn ahead, and bytes of those of which none is
 
 
@@ -72,7 +78,7 @@ class ConfirmationInputs:
         """Yield a few small sizes and every kind of values, sizes near those of the call, then more small sizes."""
         for recipes in self._recipes:
             made = [self._made.popleft() if self._made else self._samples.make(recipe) for recipe in recipes]
-            cases = [case for case in made if case]
+            cases = [with_other_gaps(case) for case in made if case]
             if sum(map(argument_bytes, cases)) <= ROOM:
                 yield cases
             else:
@@ -121,7 +127,8 @@ class ConfirmationInputs:
             listed |= {str(r): r for r in drawn}
         mixed = list(listed.values())
         secrets.SystemRandom().shuffle(mixed)
-        return [*(plain.but(values=kind) for kind in PLAIN_KINDS), *self._other_numbers(plain), *mixed]
+        kinds = (*PLAIN_KINDS, *OTHER_KINDS)
+        return [*(plain.but(values=kind) for kind in kinds), *self._other_numbers(plain), *mixed]
 
     def _other_numbers(self, plain: SampleRecipe) -> list[SampleRecipe]:
         """Return recipes in which one plain argument has another value, if the choice for this call holds for that
@@ -140,6 +147,23 @@ class ConfirmationInputs:
         """Return whether a call of these sizes with these plain arguments falls into the bucket of the call."""
         env, rule = dict(self.inputs.call.env), self.op.rule
         return rule.bucket({**env, **scalars}) == rule.bucket(env)
+
+
+def with_other_gaps(case: SampleCase) -> SampleCase:
+    """Return a sample whose tensors with gaps in memory have other ones: their layout is of the same bucket."""
+    return replace(case, args=tree_map(_with_other_gaps, case.args))
+
+
+def _with_other_gaps(t: Tensor) -> Tensor:
+    """Return a copy of a tensor with the same order of dims in memory and, if it has gaps, with other ones."""
+    order = sorted(range(t.dim()), key=lambda d: (t.stride(d), -d))
+    if t.is_contiguous() or elements_overlap(t.shape, t.stride()) or t.permute(order[::-1]).is_contiguous():
+        return t
+    strides, reach = [0] * t.dim(), max(1, min(t.stride())) + (min(t.stride()) > 1)
+    for d in order:
+        strides[d] = reach
+        reach *= t.shape[d] + 1 + secrets.randbelow(9)
+    return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
 
 
 def argument_bytes(case: SampleCase) -> int:

@@ -1,0 +1,75 @@
+"""``shiplap judge --suite``: a table of verdicts, which grows while the suite is judged."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shiplap.cli import console
+from shiplap.errors import error
+from shiplap.judge.options import JudgeOptions
+from shiplap.judge.suite_run import SuiteVerdict, describe_suite, run_suite
+from shiplap.judge.suites import COMPILED, FORMATS, SuiteFolders, SuiteProblem, find_problems
+
+INTERRUPTED = 130  # the exit status after Ctrl-C
+
+
+def judge_suite(
+    folder: Path,
+    candidates: str,
+    output: Path | None,
+    jobs: int,
+    sample: str,
+    changes: Mapping[str, Any],
+    *,
+    as_json: bool,
+) -> int:
+    """Judge the problems of a folder, print a line for each, and return the exit status. Raises SL613."""
+    for place in (folder, *([Path(candidates)] if candidates not in ("", COMPILED) else [])):
+        if not place.is_dir():
+            raise error("SL613", where="shiplap judge --suite", got=f"no folder {place}", expected="a folder")
+    verdicts: list[SuiteVerdict] = []
+    with tempfile.TemporaryDirectory(prefix="shiplap-suite-") as written:
+        places = SuiteFolders(folder.resolve(), candidates, Path(written).resolve(), str(changes["device"]))
+        problems = _draw_sample(find_problems(places), sample)
+        if not problems:
+            got, expected = f"no problem in {folder}", f"problems of {', '.join(FORMATS)}"
+            raise error("SL613", where="shiplap judge --suite", got=got, expected=expected)
+        running = run_suite(problems, JudgeOptions(**changes), file=output, jobs=jobs)
+        try:
+            for verdict in running:
+                verdicts.append(verdict)
+                if not as_json:
+                    console.echo(_line(verdict))
+        except KeyboardInterrupt:
+            with contextlib.suppress(KeyboardInterrupt):
+                running.close()
+            console.note(f"{describe_suite(verdicts)}; interrupted, {len(problems) - len(verdicts)} are left")
+            return INTERRUPTED
+    if as_json:
+        console.emit_json([v.as_json() for v in verdicts])
+    else:
+        console.echo(describe_suite(verdicts))
+    words = {v.verdict for v in verdicts}
+    return 1 if "refused" in words else 0 if words == {"accepted"} else 3
+
+
+def _draw_sample(problems: list[SuiteProblem], sample: str) -> list[SuiteProblem]:
+    """Return the problems that ``N`` or ``N:SEED`` asks for, in their order. Raises SL613."""
+    if not sample:
+        return problems
+    count, _, seed = sample.partition(":")
+    if not count.isdigit() or (seed and not seed.isdigit()) or int(count) < 1:
+        raise error("SL613", where="shiplap judge --sample", got=sample, expected="N or N:SEED, such as 25:1")
+    chosen = random.Random(int(seed or 0)).sample(range(len(problems)), min(int(count), len(problems)))
+    return [problems[number] for number in sorted(chosen)]
+
+
+def _line(verdict: SuiteVerdict) -> str:
+    """Return one row of the table."""
+    fast = f"{verdict.speedup:6.2f}x {verdict.min_speedup:6.2f}x" if verdict.speedup else " " * 15
+    return f"{verdict.verdict:<10} {fast} {verdict.seconds:6.1f} s  {verdict.problem}  {verdict.reason}"[:200].rstrip()

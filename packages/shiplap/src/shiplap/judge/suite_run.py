@@ -1,0 +1,205 @@
+"""The judgement of a suite: candidates compile side by side, and everything else runs one after another.
+
+Each verdict is one line of JSON, written as soon as it is known. A later run with the same file goes on behind it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shiplap import safe_io
+from shiplap.judge.engine import judge
+from shiplap.judge.options import JudgeOptions
+from shiplap.judge.suites import SuiteProblem
+from shiplap.judge.target import JudgeTarget
+from shiplap.sampling.run import error_line
+from shiplap.sandbox.source_scan import gather_sources
+from shiplap.sandbox.supervisor import SandboxLauncher
+
+UNUSABLE = "unusable"  # the verdict on a problem without a candidate, or whose reference does not run here
+
+
+@dataclass(frozen=True)
+class SuiteVerdict:
+    """The verdict on one problem of a suite.
+
+    Attributes:
+        problem, format: the name of the problem, and of the format of its suite.
+        digest: the digest of reference, candidate and options.
+        verdict: that of the judgement, or ``"unusable"``.
+        speedup, min_speedup: as of ``JudgeResult``.
+        seconds: the duration of the judgement.
+        reason: the first fault, gap or error.
+        result: the whole verdict as plain values.
+    """
+
+    problem: str
+    format: str
+    digest: str
+    verdict: str
+    speedup: float = 0.0
+    min_speedup: float = 0.0
+    seconds: float = 0.0
+    reason: str = ""
+    result: dict[str, Any] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all fields as plain values."""
+        return asdict(self)
+
+
+class TimingTurns:
+    """Turns of judgements that run side by side: compilations first, then one judgement at a time.
+
+    A judgement enters with ``compiling``, and has the machine for itself behind ``alone``: no other one compiles or
+    runs meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._state = threading.Condition()
+        self._compiling = 0
+        self._busy = False
+
+    @contextmanager
+    def judgement(self) -> Iterator[Callable[[], None]]:
+        """A context of one judgement. The value is called when its candidate has compiled, and waits for its turn."""
+        with self._state:
+            self._state.wait_for(lambda: not self._busy)
+            self._compiling += 1
+        alone = False
+
+        def take_turn() -> None:
+            """Wait until no other judgement compiles or runs."""
+            nonlocal alone
+            with self._state:
+                self._compiling -= 1
+                self._state.notify_all()
+                self._state.wait_for(lambda: not self._busy and not self._compiling)
+                self._busy = alone = True
+
+        try:
+            yield take_turn
+        finally:
+            with self._state:
+                if alone:
+                    self._busy = False
+                else:
+                    self._compiling -= 1
+                self._state.notify_all()
+
+
+def run_suite(
+    problems: Sequence[SuiteProblem],
+    options: JudgeOptions,
+    *,
+    file: Path | None = None,
+    jobs: int = 1,
+    report: Callable[[SuiteVerdict], None] = lambda verdict: None,
+) -> Generator[SuiteVerdict, None, None]:
+    """Yield a verdict on each problem, those of ``file`` first.
+
+    ``file`` has the verdicts of earlier runs, and gets those of this one. A verdict there counts if reference,
+    candidate and options are the same. If the caller stops early, all processes are ended.
+    """
+    known = {(v.problem, v.digest): v for v in read_verdicts(file)} if file is not None else {}
+    left: list[tuple[SuiteProblem, str]] = []
+    for problem in problems:
+        digest = _digest_of(problem, options)
+        if (earlier := known.get((problem.name, digest))) is not None:
+            yield earlier
+        else:
+            left.append((problem, digest))
+    turns, launchers = TimingTurns(), [SandboxLauncher() for _ in range(max(1, jobs))]
+    free = list(launchers)
+
+    def work(problem: SuiteProblem, digest: str) -> SuiteVerdict:
+        """Judge one problem with a launcher of its own."""
+        launcher = free.pop()
+        try:
+            with turns.judgement() as take_turn:
+                return _judge_problem(problem, digest, options, launcher, take_turn)
+        finally:
+            free.append(launcher)
+
+    pool = ThreadPoolExecutor(len(launchers), "shiplap suite")
+    try:
+        pending = {pool.submit(work, *each) for each in left}
+        while pending:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            yield from _record(done, file, report)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for launcher in launchers:
+            launcher.finish()
+
+
+def _record(
+    done: set[Future[SuiteVerdict]], file: Path | None, report: Callable[[SuiteVerdict], None]
+) -> Iterator[SuiteVerdict]:
+    """Write verdicts to ``file``, and yield them."""
+    for verdict in (future.result() for future in done):
+        if file is not None:
+            begins = not file.is_file() or not file.stat().st_size or file.read_bytes()[-1:] == b"\n"
+            # Behind a line that was cut off.
+            safe_io.append_text(file, ("" if begins else "\n") + json.dumps(verdict.as_json()) + "\n")
+        report(verdict)
+        yield verdict
+
+
+def _judge_problem(
+    problem: SuiteProblem,
+    digest: str,
+    options: JudgeOptions,
+    launcher: SandboxLauncher,
+    take_turn: Callable[[], None],
+) -> SuiteVerdict:
+    """Return the verdict on one problem. An error of its reference makes it unusable."""
+    named = problem.name, problem.format, digest
+    if problem.unusable:
+        return SuiteVerdict(*named, UNUSABLE, reason=problem.unusable)
+    options = replace(options, vary_shapes=options.vary_shapes and problem.vary_shapes)
+    try:
+        result = judge(
+            problem.reference, problem.candidate, options=options, launcher=launcher, compiled_first=take_turn
+        )
+    except Exception as e:  # of the reference, which runs in this process; the other problems go on
+        return SuiteVerdict(*named, UNUSABLE, reason=error_line(e)[:300])
+    reasons = [f"{r.check}: {r.evidence}" for r in result.reasons] + [f"{k}: {v}" for k, v in result.missing]
+    figures = result.speedup, result.min_speedup, result.seconds
+    return SuiteVerdict(*named, result.verdict, *figures, "; ".join(reasons[:1])[:300], result.as_json())
+
+
+def _digest_of(problem: SuiteProblem, options: JudgeOptions) -> str:
+    """Return the digest of the files of a problem and of the options."""
+    digest = hashlib.sha256(repr((problem.name, problem.unusable, options)).encode())
+    for target in (problem.reference, problem.candidate):
+        file = JudgeTarget.of(target, ("",)).file if target else ""
+        for each in gather_sources(file) if file else ():
+            digest.update(each.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def read_verdicts(file: Path) -> list[SuiteVerdict]:
+    """Return the verdicts of a file of JSON lines. A line that was cut off does not count."""
+    verdicts: list[SuiteVerdict] = []
+    for line in file.read_text().splitlines() if file.is_file() else []:
+        try:
+            verdicts.append(SuiteVerdict(**json.loads(line)))
+        except (ValueError, TypeError):
+            continue
+    return verdicts
+
+
+def describe_suite(verdicts: Sequence[SuiteVerdict]) -> str:
+    """Return the counts of verdicts in one line."""
+    words = ("accepted", "refused", "incomplete", UNUSABLE)
+    counts = {word: sum(v.verdict == word for v in verdicts) for word in words}
+    return f"{len(verdicts)} problems: " + ", ".join(f"{n} {word}" for word, n in counts.items() if n)

@@ -1,0 +1,189 @@
+"""Suites in the formats of public benchmarks are found, judged, kept and resumed."""
+
+import json
+import threading
+
+import pytest
+import torch
+
+from shiplap.judge import JudgeOptions
+from shiplap.judge.suite_run import SuiteVerdict, TimingTurns, describe_suite, read_verdicts, run_suite
+from shiplap.judge.suites import SuiteFolders, find_problems
+from shiplap.judge.target import JudgeTarget, load_subject
+
+MODEL = """
+import torch
+from torch import nn
+class Model(nn.Module):
+    def forward(self, x): return torch.relu(x) + 1
+def get_inputs(): return [torch.randn(8, 12)]
+"""
+FORWARD = """
+import torch
+from torch import nn
+def forward_fn(x, w): return torch.tanh(x @ w)
+class Model(nn.Module):
+    def __init__(self, width=4):
+        super().__init__(); self.w = nn.Parameter(torch.randn(width, width))
+    def forward(self, x, fn=forward_fn): return fn(x, self.w)
+def get_inputs(n=3, width=4): return [torch.randn(n, width)]
+"""
+DEFINITION = {
+    "name": "gate",
+    "axes": {"n": {"type": "var"}, "c": {"type": "const", "value": 6}},
+    "inputs": {"x": {"shape": ["n", "c"], "dtype": "float32"}, "scale": {"shape": None, "dtype": "float32"}},
+    "outputs": {"y": {"shape": ["n", "c"], "dtype": "float32"}},
+    "reference": "import torch\ndef run(x, scale): return torch.sigmoid(x) * scale\n",
+}
+WORKLOAD = {"axes": {"n": 5}, "inputs": {"x": {"type": "random"}, "scale": {"type": "scalar", "value": 0.5}}}
+SOLUTION = {
+    "spec": {"entry_point": "inner/kernel.py::run", "languages": ["pytorch"]},
+    "sources": [
+        {"path": "inner/kernel.py", "content": "import torch\ndef run(x, scale): return x.sigmoid().mul_(scale)\n"}
+    ],
+}
+TASK = 'lang: "py"\ntests:\n  - {"size": 5, "seed": 42}\nbenchmarks:\n  - {"size": 9, "seed": 1}\n'
+GPU_MODE = """
+from utils import half
+from task import input_t
+import torch
+def ref_kernel(data): return data * half()
+def generate_input(size: int, seed: int):
+    gen = torch.Generator(device="cuda"); gen.manual_seed(seed)
+    return torch.randn(size, size, device='cuda', generator=gen)
+"""
+RELU = "def relu__default_kernel_impl(x): return x.clamp_min(0)\n"
+FASTER = """
+import torch
+from torch import nn
+class ModelNew(nn.Module):
+    def forward(self, x): return x.clamp_min(0).add_(1)
+"""
+SUBMISSION = "from task import input_t\ndef custom_kernel(data): return data / 2\n"
+
+
+@pytest.fixture
+def suite(tmp_path):
+    """One problem of each format, in folders of their own."""
+    home = tmp_path / "suite"
+    files = {
+        "level1/2_Relu.py": MODEL,
+        "level1/10_Alone.py": MODEL,
+        "tasks/linear/func_forward.py": FORWARD,
+        "tasks/linear/config_forward.json": json.dumps({"single_input_configs": [{"n": 7}]}),
+        "ops/relu__default/relu__default_implementation_v1.py": RELU,
+        "sol/gate/definition.json": json.dumps(DEFINITION),
+        "sol/gate/workload.jsonl": json.dumps(WORKLOAD),
+        "sol/gate/solution_python.json": json.dumps(SOLUTION),
+        "mode/utils.py": "def half(): return 0.5\n",
+        "mode/half/task.py": "input_t = object\n",
+        "mode/half/task.yml": TASK,
+        "mode/half/reference.py": GPU_MODE,
+        "mode/half/submission.py": SUBMISSION,
+        "notes/readme.txt": "nothing",
+    }
+    for name, text in files.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+    (tmp_path / "mine" / "level1").mkdir(parents=True)
+    return home
+
+
+def folders(suite, tmp_path, candidates=""):
+    return SuiteFolders(suite, str(candidates), tmp_path / "written")
+
+
+def test_each_format_is_found_in_order_and_what_is_missing_is_said(suite, tmp_path):
+    (tmp_path / "mine/level1/2_Relu.py").write_text("from torch import nn\nclass ModelNew(nn.Module): ...\n")
+    (tmp_path / "mine/forward.py").write_text("def forward_fn(x, w): return (x @ w).tanh()\n")
+    found = {p.name: p for p in find_problems(folders(suite, tmp_path, tmp_path / "mine"))}
+    listed = ["level1/2_Relu", "level1/10_Alone", "mode/half", "ops/relu__default", "sol/gate", "tasks/linear"]
+    assert list(found) == listed
+    assert {p.format for p in found.values()} == {
+        *("KernelBench", "gpu-mode", "BackendBench", "SOL-ExecBench", "robust-kbench")
+    }
+    assert {n for n, p in found.items() if p.unusable == "no candidate"} == {"level1/10_Alone", "mode/half", "sol/gate"}
+    assert found["level1/2_Relu"].candidate == str(tmp_path / "mine/level1/2_Relu.py")
+
+
+@pytest.mark.parametrize("name", ["mode/half", "ops/relu__default", "sol/gate/solution_python", "tasks/linear"])
+def test_written_files_make_inputs_and_call_both_alike(suite, tmp_path, name):
+    (tmp_path / "mine/forward.py").write_text("def forward_fn(x, w): return (x @ w).tanh()\n")
+    given = tmp_path / "mine" if name == "tasks/linear" else ""
+    problem = next(p for p in find_problems(folders(suite, tmp_path, given)) if p.name == name)
+    assert not problem.unusable
+    asked = JudgeTarget.of(problem.reference, ("Model",))
+    options = {"device": "cpu", "sizes": (), "tolerance": 0.0, "vary_shapes": True, "vary_layouts": True, "seed": 1}
+    subject = load_subject(asked, None, **options)
+    mine = load_subject(JudgeTarget.of(problem.candidate, ()), subject.problem.inputs, **options)
+    args = subject.problem.first
+    state = subject.state
+    mine.problem.renew(state)
+    with torch.no_grad():
+        torch.testing.assert_close(mine.problem.call(*args), subject.problem.call(*args))
+    shape = {"mode/half": (5, 5), "sol/gate/solution_python": (5, 6), "tasks/linear": (7, 4)}.get(name)
+    assert shape is None or tuple(args[0].shape) == shape
+
+
+def test_a_file_of_a_solution_cannot_leave_its_folder(suite, tmp_path):
+    solution = {**SOLUTION, "sources": [*SOLUTION["sources"], {"path": "../../../out.py", "content": "x = 1"}]}
+    (suite / "sol/gate/solution_python.json").write_text(json.dumps(solution))
+    find_problems(folders(suite, tmp_path))
+    assert not list(tmp_path.rglob("out.py"))
+
+
+def test_verdicts_are_kept_and_a_later_run_goes_on(suite, tmp_path):
+    (tmp_path / "mine/level1/2_Relu.py").write_text(FASTER)
+    problems = [p for p in find_problems(folders(suite, tmp_path, tmp_path / "mine")) if p.format == "KernelBench"]
+    out, options = tmp_path / "out.jsonl", JudgeOptions(seconds=60, timed=False)
+    running = run_suite(problems, options, file=out, jobs=2)
+    first = next(running)
+    running.close()  # as Ctrl-C does
+    assert [v.problem for v in read_verdicts(out)] == [first.problem]
+    out.write_text(out.read_text() + '{"problem": "cut o')
+    again = list(run_suite(problems, options, file=out, jobs=2))
+    assert {v.problem: v.verdict for v in again} == {"level1/2_Relu": "accepted", "level1/10_Alone": "unusable"}
+    assert describe_suite(again) == "2 problems: 1 accepted, 1 unusable"
+    kept = len(out.read_text().splitlines())
+    assert len(list(run_suite(problems, options, file=out))) == len(problems)
+    assert len(out.read_text().splitlines()) == kept
+    changed = JudgeOptions(seconds=59, timed=False)
+    assert next(run_suite(problems[1:], changed, file=out)).digest != again[1].digest
+
+
+def test_only_one_judgement_runs_once_candidates_have_compiled():
+    turns, running, most, order = TimingTurns(), [], [], []
+
+    def judge(number):
+        with turns.judgement() as take_turn:
+            order.append(("compiles", number))
+            barrier.wait(10)  # all compile at the same time
+            take_turn()
+            running.append(number)
+            most.append(len(running))
+            order.append(("runs", number))
+            running.remove(number)
+
+    barrier = threading.Barrier(3)
+    threads = [threading.Thread(target=judge, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert most == [1, 1, 1]
+    assert [what for what, _ in order] == ["compiles"] * 3 + ["runs"] * 3
+
+
+def test_a_judgement_that_ends_early_gives_its_turn_back():
+    turns = TimingTurns()
+    with pytest.raises(ValueError, match="early"), turns.judgement():
+        raise ValueError("early")
+    with turns.judgement() as take_turn:
+        take_turn()
+    with turns.judgement() as take_turn:
+        take_turn()
+
+
+def test_a_verdict_is_plain_values():
+    verdict = SuiteVerdict("a", "KernelBench", "0", "refused", reason="values: off")
+    assert SuiteVerdict(**json.loads(json.dumps(verdict.as_json()))) == verdict
