@@ -106,8 +106,8 @@ class PointTable:
         changed[0] = True
         heads = np.flatnonzero(changed)
         slices["before"] = before - np.repeat(before[heads], np.diff(heads, append=len(slices)))
-        low, high = np.array([s.low for s in segments]).min(0), np.array([s.high for s in segments]).max(0)
-        return cls(slices, CellExtent((*map(int, low),), (*map(int, high),)))  # type: ignore[arg-type]
+        (x, y, z), (u, v, w) = (np.array([s.low for s in segments]).min(0), np.array([s.high for s in segments]).max(0))
+        return cls(slices, CellExtent((int(x), int(y), int(z)), (int(u), int(v), int(w))))
 
     @cached_property
     def _places(self) -> dict[Tile, tuple[int, int]]:

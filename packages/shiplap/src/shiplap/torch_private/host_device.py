@@ -105,7 +105,8 @@ class _InterfaceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     TARGET = "torch._dynamo.device_interface"
 
     def __init__(self, device: str, module: ModuleType) -> None:
-        self._device, self._module, self._loader = device, module, None
+        self._device, self._module = device, module
+        self._loader: Any = None
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -115,14 +116,14 @@ class _InterfaceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None:
-            self._loader, spec.loader = spec.loader, self  # type: ignore[assignment]
+            self._loader, spec.loader = spec.loader, self
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)  # type: ignore[attr-defined]
+        self._loader.exec_module(module)
         _register_interface(self._device, self._module)
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,17 +165,14 @@ def _run_jobs(name: str, op: Overload, jobs: Sequence[_Job]) -> InstalledOp:
     looked = deaths = first = 0
     while first < len(jobs) and deaths <= _DEATHS:
         start = at = first
-        for event in stream_events(lambda send, start=start: _run_in_child(op, jobs, start, send), _LIMITS):  # type: ignore[misc]
+        for event in stream_events(partial(_run_in_child, op, jobs, start), _LIMITS):
             job = jobs[at] if isinstance(event, ChildDeath) else jobs[event["job"]]
             if isinstance(event, ChildDeath):
                 deaths += 1
                 if not _is_crash(event):  # too much memory or time: nothing is known of the call
                     continue
-                finding = InstalledFinding(
-                    name, "crash", f"{job.check}: {event}" if job.check != "crash" else str(event), job.texts,
-                    job.origin, job.note,
-                )  # fmt: skip
-                found.setdefault("crash", finding)
+                problem = f"{job.check}: {event}" if job.check != "crash" else str(event)
+                found.setdefault("crash", _make_finding(name, "crash", problem, job))
             elif event["kind"] == "begin":
                 at = event["job"]
             else:
@@ -182,12 +180,14 @@ def _run_jobs(name: str, op: Overload, jobs: Sequence[_Job]) -> InstalledOp:
                 if text := event.get("missing"):
                     missing[text] = None
                 if text := event.get("problem"):
-                    found.setdefault(
-                        job.check, InstalledFinding(name, job.check, text, job.texts, job.origin, job.note)
-                    )
+                    found.setdefault(job.check, _make_finding(name, job.check, text, job))
         first = at + 1
     calls = len({repr(job.texts) for job in jobs if job.check == "repeat"})
     return InstalledOp(name, calls, looked, findings=tuple(found.values()), missing=tuple(missing))
+
+
+def _make_finding(name: str, check: str, problem: str, job: _Job) -> InstalledFinding:
+    return InstalledFinding(name, check, problem, job.texts, job.origin, job.note)
 
 
 def _run_in_child(op: Overload, jobs: Sequence[_Job], first: int, send: SendEvent) -> None:
