@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 import sympy
 
@@ -10,6 +12,7 @@ from shiplap_testing.forked import interpreted
 
 def test_ranges_may_use_names_that_sympy_has_for_something_else() -> None:
     """``N``, ``S``, ``E`` and ``I`` are a function, the singletons, a constant and the imaginary unit there."""
+    import_module("torch._inductor.lowering")  # ahead of its parts, which import one another
     from torch._inductor.codegen.cpp_template_kernel import parse_expr_with_index_symbols
 
     from shiplap.torch_private.inductor_templates import rename_sympy_names
