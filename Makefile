@@ -16,7 +16,7 @@ PACKAGES := $(sort $(notdir $(wildcard packages/*)))
 
 # The optional parts that development needs.
 EXTRAS_shiplap-backend  := [openvino,onednn]
-EXTRAS_shiplap-sparse3d := [demo]
+EXTRAS_shiplap-sparse3d := [demo,survey]
 EXTRAS_shiplap-testing  := [all,dev]
 
 # What an editable install compiles. CMakeFiles holds CMake's own probes.

@@ -85,7 +85,7 @@ def in_repository() -> dict[str, str]:
 def matrix(session: nox.Session, torch: str) -> None:
     """Run the tests on one torch release, everything else as pinned, and write its row of the table of capabilities."""
     wheels = wheels_of(session, *PACKAGES, "shiplap-testing")
-    extras = {"shiplap_sparse3d": "[demo]", "shiplap_backend": "[openvino]", "shiplap_testing": "[all]"}
+    extras = {"shiplap_sparse3d": "[demo,survey]", "shiplap_backend": "[openvino]", "shiplap_testing": "[all]"}
     named = [f"{wheel}{extras.get(Path(wheel).name.partition('-')[0], '')}" for wheel in wheels]
     session.install("-c", pins(session, "torch", "triton"), f"torch=={torch}", *named)
     session.run(

@@ -28,6 +28,7 @@ from torch import nn
 if TYPE_CHECKING:
     from shiplap_sparse3d.survey import Manifest, SurveyModel
     from shiplap_sparse3d.survey.folder import Tile
+    from shiplap_sparse3d.survey.job import SurveyJob
 
 __all__ = ["SURVEYS", "Survey", "infer"]
 
@@ -110,38 +111,41 @@ def infer(ranks: Ranks, folder: Path, names: Sequence[str] = ()) -> dict[str, An
 
 
 def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
-    """Tiles of a survey folder by ``k`` workers, as ``shiplap survey`` does it: read, predict, write the classes."""
-    from shiplap_sparse3d.survey.shares import predict_tiles, share_tiles, tiles_in_turn
-    from shiplap_sparse3d.survey.tiles import tiling
+    """Tiles of a survey folder by ``k`` ranks, as a worker of ``shiplap survey`` does it: read, predict, write.
 
-    manifest = survey.made(folder, ranks.device)
-    model, place, buckets = manifest.model, manifest.folder, manifest.buckets
-    tiles = tiling(model.field, survey.tile, None)
-    given, results = (model, place, buckets, manifest.grid, tiles), {}
+    Each rank has every ``k``-th of the tiles, the largest first. Dask takes no part.
+    """
+    from shiplap_sparse3d.survey.engine import SurveyEngine
+    from shiplap_sparse3d.survey.tasks import predict_tile
+
+    job = survey.made(folder, ranks.device).job
+    place, tiles, results = job.folder, sorted(job.points.tiles, key=job.points.count, reverse=True), {}
 
     def forget() -> None:
         """What the run before has written, kept to be compared."""
         if (place.path / "classes").exists():
-            results[len(results)] = {
-                tile: sha256(place.result_path(tile).read_bytes()).digest() for tile in buckets.tiles
-            }
+            results[len(results)] = {tile: sha256(place.result_path(tile).read_bytes()).digest() for tile in tiles}
         clear()
 
     def clear() -> None:
-        for part in ("classes", "done", "taken"):
+        for part in ("classes", "done"):
             shutil.rmtree(place.path / part, ignore_errors=True)
 
-    def run(k: int, ahead: bool) -> None:
-        for _ in predict_tiles(*given, tiles_in_turn(place, share_tiles(buckets, tiles, k), ranks.rank), ahead=ahead):
+    def predict(tiles: list[Tile], threads: int | None = None) -> None:
+        engine = SurveyEngine(threads)
+        engine.share(job)
+        for _ in engine.run(predict_tile, tiles):
             pass
 
-    works: Works = {f"{k}": (k, partial(run, k, True)) for k in ranks.sizes}
+    def run(k: int, threads: int | None = None) -> None:
+        predict(tiles[ranks.rank :: k], threads)
+
+    works: Works = {f"{k}": (k, partial(run, k)) for k in ranks.sizes}
     works |= {
-        "1 again": (1, partial(run, 1, True)),
-        f"{ranks.world} in turn": (ranks.world, partial(run, ranks.world, False)),
+        "1 again": (1, partial(run, 1)),
+        f"{ranks.world} in turn": (ranks.world, partial(run, ranks.world, 1)),
     }
-    for _ in predict_tiles(*given, kinds(share_tiles(buckets, tiles, 1)[0])):
-        pass
+    predict(kinds(tiles))
     ranks.wait()
     if ranks.rank == 0:
         clear()  # also of what another network has said of the same points
@@ -151,18 +155,18 @@ def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
     top = f"{ranks.world}"
     other = [tile for each in results.values() for tile in each if each[tile] != results[0][tile]]
     return {
-        "tiles": len(buckets.tiles),
+        "tiles": len(tiles),
         "points": survey.points,
         "channels": list(survey.channels),
-        "tile": tiles.size,
-        "halo": tiles.halo,
+        "tile": job.tiling.size,
+        "halo": job.tiling.halo,
         "dtype": "bfloat16" if survey.half else "float32",
         "seconds": {name: [[round(s, 4) for s in each] for each in of] for name, of in seconds.items()},
         "speed": {k: round(taken["1"] / taken[f"{k}"], 3) for k in ranks.sizes},
         "gained by reading ahead": round(taken[f"{top} in turn"] / taken[top], 3),
         "slowest rank over the mean": round(taken[top] / mean[top], 3),
         "control": round(taken["1"] / taken["1 again"], 3),
-        "ms of a tile": spent(ranks, given, buckets.tiles[:: max(1, len(buckets.tiles) // 24)]),
+        "ms of a tile": spent(ranks, job, tiles[:: max(1, len(tiles) // 24)]),
         "equal": ranks.rank != 0 or (len(results) > 1 and not other),
     }
 
@@ -175,24 +179,27 @@ def kinds(tiles: list[Tile]) -> list[Tile]:
     return [*tiles[:: max(1, len(tiles) // 16)], *tiles[-4:]]
 
 
-def spent(ranks: Ranks, given: tuple[Any, ...], tiles: list[Tile]) -> dict[str, float]:
+def spent(ranks: Ranks, job: SurveyJob, tiles: list[Tile]) -> dict[str, float]:
     """Milliseconds of a tile: reading, predicting, and what of that the GPU works."""
-    from shiplap_sparse3d.survey.predict import predict_tile, read_tile
+    from shiplap_sparse3d.survey.predict import TilePoints, TileQuestion, prepare_tile, read_tile, run_network
+
+    def predict(question: TilePoints | TileQuestion) -> None:
+        run_network(job.model, prepare_tile(job.model, question)).wait_for_codes()
 
     taken = {"read": 0.0, "predict": 0.0}
     for tile in tiles:
         times = [time.perf_counter()]
-        question = read_tile(*given, tile)
+        question = read_tile(job, tile)
         times.append(time.perf_counter())
-        predict_tile(given[0], question)  # its classes are copied to the host
+        predict(question)  # its classes are copied to the host
         times.append(time.perf_counter())
         taken["read"] += times[1] - times[0]
         taken["predict"] += times[2] - times[1]
     if ranks.device.type == "cuda":
-        questions = [read_tile(*given, tile) for tile in tiles[:8]]
+        questions = [read_tile(job, tile) for tile in tiles[:8]]
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for question in questions:
-                predict_tile(given[0], question)
+                predict(question)
         busy = sum(e.self_device_time_total for e in profile.key_averages()) / 1e6
         taken["device"] = busy * len(tiles) / len(questions)
     return {name: round(s / len(tiles) * 1e3, 2) for name, s in taken.items()}

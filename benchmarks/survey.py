@@ -1,13 +1,15 @@
-"""The memory of a survey: one copy of the packaged scan against many copies side by side, each in its own process.
+"""The memory and the speed of a survey: copies of the packaged scan side by side, each survey in its own process.
 
-Usage: ``python benchmarks/survey.py [--copies 50] [--json FILE]``. The network is the small U-Net of the tests of
-``shiplap_sparse3d.survey``. Exit status 1 if the peak memory of the two differs by more than 10 %.
+Usage: ``python benchmarks/survey.py [--copies 50] [--workers 1 2] [--rounds 3] [--json FILE]``. The network is the
+small U-Net of the tests of ``shiplap_sparse3d.survey``. Without workers, one copy is compared with all of them: exit
+status 1 if the peak memory of the two differs by more than 10 %. With workers, the numbers of Dask workers take turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,12 +35,12 @@ def copies(target: Path, count: int) -> None:
             scan.X += step
 
 
-def measure(count: int, tile: int) -> dict[str, Any]:
+def measure(count: int, tile: int, *options: str) -> dict[str, Any]:
     """What ``shiplap survey`` says of ``count`` copies."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "in.laz", Path(folder) / "out.laz"
         copies(source, count)
-        arguments = "survey", source, target, "--model", f"{MODEL}:model", "--tile", str(tile), "--json"
+        arguments = "survey", source, target, "--model", f"{MODEL}:model", "--tile", str(tile), "--json", *options
         done = subprocess.run(
             [sys.executable, "-m", "shiplap.cli", *arguments], cwd=MODEL.parents[2], capture_output=True, text=True
         )
@@ -48,13 +50,32 @@ def measure(count: int, tile: int) -> dict[str, Any]:
         return result
 
 
+def speed(options: argparse.Namespace) -> int:
+    """Print the seconds of each number of workers, from the start of the call to the output, and their medians."""
+    seconds: dict[int, list[float]] = {workers: [] for workers in options.workers}
+    for _ in range(options.rounds):
+        for workers, of in seconds.items():
+            of.append(measure(options.copies, options.tile, "--workers", str(workers))["seconds"])
+            print(f"{workers} workers: {of[-1]:.1f} s", flush=True)
+    medians = {workers: statistics.median(of) for workers, of in seconds.items()}
+    first = medians[options.workers[0]]
+    print({workers: f"{median:.1f} s, {first / median:.2f} times as fast" for workers, median in medians.items()})
+    if options.json:
+        options.json.write_text(json.dumps(seconds, indent=2))
+    return 0
+
+
 def main() -> int:
     """Measure both, print a line for each."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--copies", type=int, default=50)
     parser.add_argument("--tile", type=int, default=64)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--workers", type=int, nargs="*", default=[])
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    if options.workers:
+        return speed(options)
     results = [measure(count, options.tile) for count in (1, options.copies)]
     for result in results:
         print(f"{result['points']:>12,} points  {result['peak_mb']:8.1f} MB  {result['seconds']:8.1f} s")

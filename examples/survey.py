@@ -46,10 +46,21 @@ def classify(source: Path, folder: Path) -> None:
 
 def learn(source: Path, folder: Path) -> None:
     # --8<-- [start:learn]
-    from shiplap_sparse3d.survey import prepare, train
+    from shiplap_sparse3d.survey import prepare
 
     manifest = prepare(source, folder / "tiles", model, tile=64)
-    losses = train(manifest, folder / "net.pt", epochs=2)
+    optimizer = torch.optim.AdamW(model.net.parameters(), 1e-3)
+    losses = []
+    for _ in range(2):
+        losses.append(0.0)
+        for tile in manifest.tiles:
+            cells, features, grid, labels = manifest.batch(tile)
+            logits = model.forward(cells, features, grid)
+            loss = nn.functional.cross_entropy(logits, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[-1] += loss.item() / len(manifest.tiles)
     print(f"loss {losses[0]:.2f}, then {losses[-1]:.2f}")
     # --8<-- [end:learn]
 

@@ -55,10 +55,10 @@ register_errors(
             "SL824",
             "the survey is not complete",
             (
-                "Shiplap writes the output when the classes of all tiles are there. Classes are missing or damaged, "
-                "because a worker stopped or a file was changed."
+                "Shiplap writes the output when the classes of all tiles are there. A file in the survey folder is "
+                "missing or damaged, as after a loss of power."
             ),
-            "run the same command again; it keeps the finished tiles",
+            "run the same command again; it keeps what is whole and makes the rest again",
         ),
         (
             "SL825",
@@ -77,6 +77,21 @@ register_errors(
                 "this field."
             ),
             "pass a scan whose points are classified, or name the ground classes of the scan with --classes",
+        ),
+        (
+            "SL827",
+            "the Dask scheduler cannot be used",
+            "A survey with a scheduler runs on the workers of its Dask cluster, and on no other machine.",
+            "start the scheduler and its workers, and run the same command again; finished tiles are kept",
+        ),
+        (
+            "SL828",
+            "a Dask worker cannot run the survey",
+            (
+                "Every worker must have the versions of the client, the modules of the model and the files of the "
+                "survey, or its classes would not be those of the client."
+            ),
+            "correct what 'got' names on the workers, and run the same command again; finished tiles are kept",
         ),
     ],
 )

@@ -1,8 +1,7 @@
-"""Attacks through the folder of a survey, its checkpoint and its input: what somebody else put there before."""
+"""Attacks through the folder of a survey, and its input: what somebody else put there before."""
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
@@ -10,14 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from shiplap import ShiplapError
 from shiplap_sparse3d.survey import SurveyModel, survey
-from shiplap_sparse3d.survey.buckets import Buckets, _marked_buckets
-from shiplap_sparse3d.survey.folder import RESULT, SurveyFolder, read_mark, write_mark
-from shiplap_sparse3d.survey.train import _load_checkpoint
+from shiplap_sparse3d.survey.folder import SurveyFolder, read_mark, write_mark
+from shiplap_sparse3d.survey.sorting import read_segment
 
 pytest.importorskip("laspy")
 pytest.importorskip("lazrs")
@@ -35,7 +31,7 @@ def tree(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
 
 
-@pytest.mark.parametrize("name", ["worker0.lock", "points/0_0.bin", "classes.bin", "survey.json", "done/0_0.json"])
+@pytest.mark.parametrize("name", ["survey.lock", "points/0.bin", "classes/0_0.bin", "survey.json", "done/0_0.json"])
 @pytest.mark.parametrize("kind", ["link", "fifo"])
 def test_nothing_is_written_through_a_link_and_no_fifo_waits(
     name: str, kind: str, corner: Path, model: SurveyModel, victim: Path, tmp_path: Path
@@ -53,7 +49,7 @@ def test_nothing_is_written_through_a_link_and_no_fifo_waits(
     assert victim.read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["points", "classes", "done"])
+@pytest.mark.parametrize("name", ["points", "sorted", "classes", "done"])
 def test_no_folder_of_it_leads_elsewhere(
     name: str, corner: Path, model: SurveyModel, victim: Path, tmp_path: Path
 ) -> None:
@@ -101,40 +97,33 @@ def test_an_input_that_is_a_fifo_hangs_nobody(model: SurveyModel, tmp_path: Path
         survey(tmp_path / "in.laz", tmp_path / "out.laz", model)
 
 
-ROWS = {
-    "beyond the end": [(0, 1), (99, 1)],
-    "before the start": [(-5, 1), (0, 1)],
-    "not ascending": [(3, 1), (1, 1)],
-    "twice": [(1, 1), (1, 1)],
-    "far apart": [(0, 1), (2**62, 1)],
-}
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_results_of_points_that_are_not_of_the_survey_are_refused(name: str, tmp_path: Path) -> None:
+def test_results_of_another_number_of_points_are_refused(tmp_path: Path) -> None:
     folder = SurveyFolder(tmp_path)
-    folder.write_result((0, 0), np.array(ROWS[name], RESULT))
+    folder.write_result((0, 0), np.zeros(9, np.uint8))
+    assert folder.has_result((0, 0), 9)
     with pytest.raises(ShiplapError, match="SL824"):
         folder.read_result((0, 0), 10)
     assert read_mark(folder.done_mark_path((0, 0))) is None
 
 
-def test_results_that_break_off_within_a_row_are_refused(tmp_path: Path) -> None:
-    import hashlib
-
-    folder, content = SurveyFolder(tmp_path), b"1234567"
-    folder.result_path((0, 0)).parent.mkdir()
-    folder.result_path((0, 0)).write_bytes(content)
-    write_mark(folder.done_mark_path((0, 0)), {"points": 1, "sha256": hashlib.sha256(content).hexdigest()})
-    with pytest.raises(ShiplapError, match="SL824"):
-        folder.read_result((0, 0), 10)
-
-
-RIGHT: dict[str, Any] = {"points": 3, "sizes": {"0_0": 3}, "low": [0, 0, 0], "high": [1, 1, 1]}
+RIGHT: dict[str, Any] = {"tiles": [[0, 0, 3, 7]], "low": [0, 0, 0], "high": [1, 1, 1]}
 WRONG: dict[str, Any] = {
-    "points": ["3", -1, None, 2.5, True],
-    "sizes": [{"0_0": "3"}, {"0_0": -3}, {"x_y": 3}, {"": 3}, {"0_0": 1e3}, [3], None],
-    "low": [[0, 0], ["a", 0, 0], None, 5],
+    "tiles": [
+        [[0, 0, "3", 7]],
+        [[0, 0, -3, 7], [0, 1, 6, 7]],
+        [[0, 0, 2, 7]],
+        [[0, 0, 3]],
+        [[0, 0, 3.0, 7]],
+        [[0, 0, True, 7]],
+        [[2**40, 0, 3, 7]],
+        [[0, 0, 2**70, 7]],
+        [3],
+        [],
+        7,
+        None,
+        {"0_0": 3},
+    ],
+    "low": [[0, 0], ["a", 0, 0], None, 5, [2**70, 0, 0]],
     "high": [[1, 1, 1, 1], [None, 1, 1], {}],
 }
 
@@ -142,29 +131,14 @@ WRONG: dict[str, Any] = {
 @pytest.mark.parametrize("field", WRONG)
 def test_a_mark_of_another_form_counts_as_none(field: str, tmp_path: Path) -> None:
     folder = SurveyFolder(tmp_path)
-    folder.progress.write_text(json.dumps(RIGHT))
-    assert _marked_buckets(folder) == Buckets(3, {(0, 0): 3}, [0, 0, 0], [1, 1, 1])
+    for path in (folder.points_path(0), folder.sorted_mark_path(0)):
+        path.parent.mkdir()
+    folder.points_path(0).write_bytes(b"0" * 72)
+    write_mark(folder.sorted_mark_path(0), RIGHT)
+    known = read_segment(folder, 0, 3)
+    assert known is not None
+    assert (known.tiles.tolist(), known.low, known.high) == ([[0, 0, 3, 7]], [0, 0, 0], [1, 1, 1])
+    assert read_segment(folder, 0, 4) is None
     for value in WRONG[field]:
-        folder.progress.write_text(json.dumps({**RIGHT, field: value}))
-        assert _marked_buckets(folder) is None, value
-
-
-class Evil:
-    """Runs a program when it is unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, ("touch hacked",)
-
-
-def test_a_checkpoint_runs_no_code_and_a_fifo_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    net, path = nn.Linear(2, 2), tmp_path / "checkpoint.pt"
-    optimizer = torch.optim.AdamW(net.parameters())
-    torch.save({"net": Evil(), "optimizer": {}, "epoch": 1}, path)
-    with pytest.raises(ShiplapError, match="SL823"):
-        _load_checkpoint(path, net, optimizer)
-    assert not (tmp_path / "hacked").exists()
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(ShiplapError, match="SL823"):
-        _load_checkpoint(path, net, optimizer)
+        write_mark(folder.sorted_mark_path(0), {**RIGHT, field: value})
+        assert read_segment(folder, 0, 3) is None, value

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +11,10 @@ import pytest
 import torch
 
 from shiplap import ShiplapError
-from shiplap_sparse3d.survey import Points, SurveyModel, point_features, survey
+from shiplap_sparse3d.survey import Points, SurveyModel, point_features, prepare, survey
 from shiplap_sparse3d.survey import predict as prediction
 from shiplap_sparse3d.survey import run as running
-from shiplap_sparse3d.survey.folder import SurveyFolder, Tile
-from shiplap_sparse3d.survey.shares import tiles_in_turn
+from shiplap_sparse3d.survey.folder import SurveyFolder
 from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
 from tests.survey.conftest import classes_of
@@ -111,7 +107,7 @@ def test_order_of_the_file_does_not_matter_to_the_grid(corner: Path, model: Surv
     las.points = las.points[np.random.default_rng(0).permutation(len(las))]
     las.write(tmp_path / "in.laz")
     survey(tmp_path / "in.laz", tmp_path / "whole.laz", model, tile=WHOLE)
-    survey(tmp_path / "in.laz", tmp_path / "tiled.laz", model, tile=32, chunk=3000)
+    survey(tmp_path / "in.laz", tmp_path / "tiled.laz", model, tile=32, segment=3000)
     assert np.array_equal(classes_of(tmp_path / "whole.laz"), classes_of(tmp_path / "tiled.laz"))
 
 
@@ -133,7 +129,7 @@ def test_features_with_context_see_the_same_neighbours(corner: Path, tmp_path: P
         survey(corner, tmp_path / "out.laz", replace(model, context=10.0))
 
 
-# --- interruptions and workers
+# --- interruptions
 
 
 @pytest.mark.slow
@@ -158,11 +154,11 @@ def test_stopped_before_each_step_and_resumed(
 ) -> None:
     """Every write of a mark or a result is a place to stop; what is there after it is whole."""
     out, count = tmp_path / "out.laz", 0
-    import shiplap_sparse3d.survey.folder as folder
+    from shiplap_sparse3d.survey import folder, sorting
 
     real = folder.write_whole
 
-    def stopping(path: Path, content: bytes, *, lasting: bool) -> None:
+    def stopping(path: Path, content: bytes, *, lasting: bool = True) -> None:
         nonlocal count
         count += 1
         if count > moment:
@@ -170,15 +166,16 @@ def test_stopped_before_each_step_and_resumed(
         real(path, content, lasting=lasting)
 
     monkeypatch.setattr(folder, "write_whole", stopping)
+    monkeypatch.setattr(sorting, "write_whole", stopping)
     with pytest.raises(Stopped):
-        survey(corner, out, model, tile=20, chunk=4000)
-    monkeypatch.setattr(folder, "write_whole", real)
+        survey(corner, out, model, tile=20, segment=4000)
+    monkeypatch.undo()
     assert not out.exists()
-    survey(corner, out, model, tile=20, chunk=4000)
+    survey(corner, out, model, tile=20, segment=4000)
     assert out.read_bytes() == untiled.read_bytes()
 
 
-@pytest.mark.parametrize("part", ["points", "classes", "done"])
+@pytest.mark.parametrize("part", ["points", "sorted", "classes", "done"])
 def test_stopped_while_its_own_files_are_removed_and_resumed(
     part: str, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,9 +194,9 @@ def test_stopped_while_its_own_files_are_removed_and_resumed(
 
     monkeypatch.setattr(folder.shutil, "rmtree", stopping)
     with pytest.raises(Stopped):
-        survey(corner, out, model, tile=20, chunk=4000)
+        survey(corner, out, model, tile=20, segment=4000)
     monkeypatch.setattr(folder.shutil, "rmtree", real)
-    survey(corner, out, model, tile=20, chunk=4000)
+    survey(corner, out, model, tile=20, segment=4000)
     assert out.read_bytes() == untiled.read_bytes()
     assert [p.name for p in tmp_path.iterdir()] == ["out.laz"]
 
@@ -229,36 +226,70 @@ def test_results_that_a_loss_of_power_took_are_made_anew(
     assert out.read_bytes() == untiled.read_bytes()
 
 
-def test_results_that_vanish_before_they_are_gathered(
-    corner: Path, model: SurveyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "kept"
-
-    def gone(place: SurveyFolder, *rest: Any) -> None:
-        next((folder / "classes").iterdir()).unlink()
-        real(place, *rest)
-
-    real = running.gather_classes
-    monkeypatch.setattr(running, "gather_classes", gone)
-    with pytest.raises(ShiplapError, match="SL824"):
-        survey(corner, tmp_path / "out.laz", model, tile=32, folder=folder, keep=True)
-
-
-@pytest.mark.parametrize("name", ["points", "buckets.json"])
-def test_lost_buckets_are_made_anew(
-    name: str, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_results_that_vanish_before_they_are_merged(
+    corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, folder = tmp_path / "out.laz", tmp_path / "kept"
-    monkeypatch.setattr(running, "_predict_share", lambda *_: (_ for _ in ()).throw(Stopped))
-    with pytest.raises(Stopped):
-        survey(corner, out, model, tile=32, folder=folder)
+
+    def gone(*arguments: Any) -> None:
+        next((folder / "classes").iterdir()).unlink()
+        real(*arguments)
+
+    real = running.write_cloud
+    monkeypatch.setattr(running, "write_cloud", gone)
+    with pytest.raises(ShiplapError, match="SL824"):
+        survey(corner, out, model, tile=32, folder=folder, keep=True)
     monkeypatch.undo()
-    if name == "points":
-        next((folder / name).iterdir()).unlink()
-        (folder / "buckets.json").write_text((folder / "buckets.json").read_text().replace('"points": ', '"points": 1'))
+    assert survey(corner, out, model, tile=32, folder=folder).predicted == 1
+    assert out.read_bytes() == untiled.read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["points", "sorted", "shorter"])
+def test_sorted_points_that_are_lost_are_made_anew(
+    damage: str, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found when the survey goes on: of three segments, one has no points, no readable mark, or too few points."""
+    out, folder = tmp_path / "out.laz", tmp_path / "kept"
+    monkeypatch.setattr(running, "_predict_tiles", lambda *_: (_ for _ in ()).throw(Stopped))
+    with pytest.raises(Stopped):
+        survey(corner, out, model, tile=32, folder=folder, segment=10_000)
+    monkeypatch.undo()
+    points = folder / "points" / "1.bin"
+    if damage == "points":
+        points.unlink()
+    elif damage == "sorted":
+        (folder / "sorted" / "1.json").write_text('{"tiles": 7}')
     else:
-        (folder / name).write_text('{"points": 3, "sizes": 7}')
-    survey(corner, out, model, tile=32, folder=folder)
+        points.write_bytes(points.read_bytes()[:-24])
+    made: list[int] = []
+    real = running.sort_segment
+    monkeypatch.setattr(running, "sort_segment", lambda job, number: made.append(number) or real(job, number))
+    survey(corner, out, model, tile=32, folder=folder, segment=10_000)
+    assert made == [1]
+    assert out.read_bytes() == untiled.read_bytes()
+
+
+@pytest.mark.parametrize("stage", ["predict", "merge"])
+def test_sorted_points_that_a_disk_has_changed(
+    stage: str, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One bit of one point: no class is made of it, and the segment is sorted again by the next call."""
+    out, folder, name = tmp_path / "out.laz", tmp_path / "kept", {"predict": "_predict_tiles", "merge": "write_cloud"}
+
+    def changed(*arguments: Any) -> Any:
+        content = bytearray((folder / "points" / "1.bin").read_bytes())
+        content[24 * 100 + (8 if stage == "predict" else 0)] ^= 1
+        (folder / "points" / "1.bin").write_bytes(content)
+        return real(*arguments)
+
+    real = getattr(running, name[stage])
+    monkeypatch.setattr(running, name[stage], changed)
+    with pytest.raises(ShiplapError, match="SL824: the sorted points are damaged") as caught:
+        survey(corner, out, model, tile=32, folder=folder, segment=10_000)
+    assert caught.value.where == str(folder / "points" / "1.bin")
+    assert not out.exists()
+    monkeypatch.undo()
+    survey(corner, out, model, tile=32, folder=folder, segment=10_000)
     assert out.read_bytes() == untiled.read_bytes()
 
 
@@ -275,107 +306,16 @@ def test_a_folder_of_another_survey(corner: Path, model: SurveyModel, tmp_path: 
         survey(corner, out, other, tile=32, folder=folder)
 
 
-def test_two_workers_share_the_tiles(corner: Path, untiled: Path, tmp_path: Path) -> None:
-    out, done = tmp_path / "out.laz", {}
-    models = build(), build()  # here: both seed the generator of the process
-
-    def work(rank: int) -> None:
-        done[rank] = survey(corner, out, models[rank], tile=20, workers=(rank, 2), patience=30)
-
-    other = threading.Thread(target=work, args=(1,))
-    other.start()
-    work(0)
-    other.join()
-    assert done[0].predicted + done[1].predicted >= done[0].tiles  # a late one does what was begun before it came
-    assert done[1].output is None
-    assert out.read_bytes() == untiled.read_bytes()
-
-
-def test_the_folder_stays_while_another_worker_is_in_it(
-    corner: Path, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_points_that_a_survey_has_sorted_serve_for_training(
+    corner: Path, model: SurveyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Worker 0 has done every tile before the other one looks, which would wait for points that are gone."""
-    out, done, written = tmp_path / "out.laz", {}, threading.Event()
-    models, claimed, write = (build(), build()), running._sorted_by_worker_0, running.write_cloud
-
-    def late(job: running._SurveyJob) -> object:
-        assert written.wait(30)
-        return claimed(job)
-
-    def writing(*arguments: object) -> None:
-        write(*arguments)  # type: ignore[arg-type]
-        written.set()
-
-    def work(rank: int) -> None:
-        done[rank] = survey(corner, out, models[rank], tile=20, workers=(rank, 2), patience=30)
-
-    monkeypatch.setattr(running, "_sorted_by_worker_0", late)
-    monkeypatch.setattr(running, "write_cloud", writing)
-    other = threading.Thread(target=work, args=(1,))
-    other.start()
-    while not (tmp_path / "out.laz.survey" / "worker1.lock").exists():
-        time.sleep(0.01)
-    work(0)
-    other.join()
-    assert (done[0].predicted, done[1].predicted) == (done[0].tiles, 0)
-    assert out.read_bytes() == untiled.read_bytes()
-    assert not (tmp_path / "out.laz.survey").exists()
+    folder = tmp_path / "kept"
+    survey(corner, tmp_path / "out.laz", model, tile=32, folder=folder, keep=True)
+    monkeypatch.setattr(running, "sort_segment", None)
+    assert len(prepare(corner, folder, model, tile=32).tiles) > 4
 
 
-def test_a_worker_that_does_not_come(corner: Path, untiled: Path, model: SurveyModel, tmp_path: Path) -> None:
-    """The other one does its tiles."""
-    out = tmp_path / "out.laz"
-    result = survey(corner, out, model, tile=20, workers=(0, 2), patience=0.1)
-    assert result.predicted == result.tiles
-    assert out.read_bytes() == untiled.read_bytes()
-
-
-def test_a_worker_that_stopped(
-    corner: Path, untiled: Path, model: SurveyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It had begun some tiles; whoever takes up its share does them again."""
-    out, folder, shared = tmp_path / "out.laz", SurveyFolder(tmp_path / "out.laz.survey"), list[Tile]()
-
-    def begun(folder: SurveyFolder, parts: list[list[Tile]], rank: int) -> Iterator[Tile]:
-        if rank == 0 and not shared:
-            shared.extend(parts[1])
-            assert all(folder.begin_tile(tile) for tile in shared[:3])  # by a worker that stops then
-        return tiles_in_turn(folder, parts, rank)
-
-    monkeypatch.setattr(running, "tiles_in_turn", begun)
-    with pytest.raises(ShiplapError, match="SL824") as caught:
-        survey(corner, out, model, tile=20, workers=(0, 2), patience=0.1)
-    assert caught.value.expected == "the other workers"
-    with folder.hold_worker(1), pytest.raises(ShiplapError, match="SL823: another process is at work"):
-        survey(corner, out, model, tile=20, workers=(1, 2))
-    assert survey(corner, out, model, tile=20, workers=(1, 2)).predicted == 3
-    assert survey(corner, out, model, tile=20, workers=(0, 2)).predicted == 0
-    assert out.read_bytes() == untiled.read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("names", "answer"),
-    [
-        ({}, (0, 1)),
-        ({"RANK": "1", "WORLD_SIZE": "4"}, (1, 4)),
-        ({"SLURM_PROCID": "2", "SLURM_NTASKS": "3"}, (2, 3)),
-        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, (0, 2)),
-        ({"RANK": "4", "WORLD_SIZE": "4"}, None),
-        ({"RANK": "x", "WORLD_SIZE": "4"}, None),
-    ],
-)
-def test_ranks_of_launchers(
-    names: dict[str, str], answer: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from shiplap_sparse3d.survey.workers import _NAMES, rank_and_world
-
-    for pair in _NAMES:
-        for name in pair:
-            monkeypatch.delenv(name, raising=False)
-    for name, value in names.items():
-        monkeypatch.setenv(name, value)
-    if answer is None:
-        with pytest.raises(ShiplapError, match="SL613"):
-            rank_and_world()
-    else:
-        assert rank_and_world() == answer
+def test_one_survey_at_a_time_in_a_folder(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
+    folder = SurveyFolder(tmp_path / "work")
+    with folder.lock(), pytest.raises(ShiplapError, match="SL823: another process is at work"):
+        survey(corner, tmp_path / "out.laz", model, folder=folder.path)

@@ -22,7 +22,8 @@ EPILOG = """\b
 Examples:
   shiplap survey in.laz out.laz --model ground.py:model
   shiplap survey in.copc.laz out.laz --model ground.py:model --tile 512 --device cuda
-  torchrun --nproc-per-node 4 -m shiplap.cli survey in.laz out.laz --model ground.py:model --device cuda
+  shiplap survey in.laz out.laz --model ground.py:model --workers 4 --device cuda
+  shiplap survey in.laz out.laz --model ground.py:model --scheduler tcp://10.0.0.1:8786
   shiplap survey in.laz out.laz --model ground.py:model --json | jq .halo
 
 \b
@@ -30,8 +31,8 @@ The same command goes on with a survey that was stopped.
 
 \b
 Exit status:
-  0  the output is written, or this worker has done its tiles
-  2  it could not run: the input, the model, the tiles, the folder or the output"""
+  0  the output is written
+  2  it could not run: the input, the model, the tiles, the folder, the workers or the output"""
 
 
 def command(
@@ -46,37 +47,70 @@ def command(
         Path | None, typer.Option("--folder", metavar="DIR", help="For buckets and results; OUTPUT.survey by default.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the folder there when everything is done.")] = False,
-    device: Annotated[str, typer.Option("--device", help="Device to run on; cuda takes the worker's own.")] = "cpu",
+    workers: Annotated[
+        int | None, typer.Option("--workers", metavar="N", min=1, help="Start a Dask cluster of N processes here.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Use the workers of this Dask scheduler.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option("--device", help="Device to run on; with workers, cuda takes the GPUs in turn.")
+    ] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: what was done.")] = False,
 ) -> None:
     """Classify every point of a laser scan, tile by tile, in constant memory.
 
     Derives how far the network sees, checks that with a probe, cuts the scan into tiles with that much around them, and
-    writes the points in the order of the input with new classes. Goes on after an interruption, and shares the tiles
-    with other workers that torchrun, Slurm or MPI start.
+    writes the points in the order of the input with new classes. Goes on after an interruption. Runs in this process
+    unless --workers or --scheduler names a Dask cluster.
     """
     with verbs.own_stdout():
         from shiplap_sparse3d.survey import survey
-        from shiplap_sparse3d.survey.workers import local_device
 
-        here = local_device(device)
-        verbs.require_device(here)
-        loaded = _load_model(model)
-        with contextlib.suppress(AttributeError):
-            loaded.net.to(here)
-        with show_progress(quiet=json) as progress:
-            result = survey(source, target, loaded, tile=tile, halo=halo, folder=folder, keep=keep, progress=progress)
+        embedded = workers is None and scheduler is None
+        if embedded:
+            verbs.require_device(device)
+        loaded = _load_model(model, by_value=not embedded)
+        with show_progress(quiet=json) as advance:
+
+            def progress(stage: str, done: int, total: int, note: str) -> None:
+                if stage == "workers":
+                    verbs.err().print(f"dashboard of the workers: {note}", markup=False, soft_wrap=True)
+                else:
+                    advance(stage, done, total, note)
+
+            result = survey(
+                source,
+                target,
+                loaded,
+                tile=tile,
+                halo=halo,
+                folder=folder,
+                keep=keep,
+                workers=workers,
+                scheduler=scheduler,
+                device=device,
+                progress=progress,
+            )
     if json:
         verbs.emit_json(result.json())
     else:
         _print_survey(result)
 
 
-def _load_model(target: str) -> SurveyModel:
-    """Return the model that ``target`` names, or that the named function returns. Raises SL825 for anything else."""
+def _load_model(target: str, *, by_value: bool) -> SurveyModel:
+    """Return the model that ``target`` names, or that the named function returns. Raises SL825 for anything else.
+
+    Workers need not have the file of the model if its classes are sent to them ``by_value``.
+    """
     from shiplap_sparse3d.survey import SurveyModel
 
     module, name = verbs.load_target(target)
+    if by_value and target.removesuffix(f":{name}").endswith(".py"):
+        with contextlib.suppress(ModuleNotFoundError):  # without Dask, the survey says so
+            import cloudpickle
+
+            cloudpickle.register_pickle_by_value(module)
     made: Any = getattr(module, name, None) if name else None
     if made is None:
         names = [n for n, value in vars(module).items() if isinstance(value, SurveyModel)]
@@ -118,7 +152,7 @@ def _print_survey(result: SurveyResult) -> None:
         ("stride", f"{max(result.field.stride[:2])} voxels"),
         ("time", f"{result.seconds:.1f} s"),
         ("memory", f"{result.peak_mb:,.0f} MB at most"),
-        ("output", result.output or "written by worker 0"),
+        ("output", result.output),
     ]
     for name, value in rows:
         verbs.out().print(f"{name:7} {value}", markup=False)

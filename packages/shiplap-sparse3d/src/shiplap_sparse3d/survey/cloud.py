@@ -1,23 +1,30 @@
-"""The reader of LAS, LAZ and COPC files, in chunks. Every failure becomes SL822, and no point is lost silently."""
+"""LAS, LAZ and COPC files, read in chunks, and written with new classes.
+
+Every failure of a reader becomes SL822, and no point is lost silently.
+"""
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import math
+import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from shiplap.plugin_api import error
+from shiplap.plugin_api.files import open_new
 
 if TYPE_CHECKING:
     import laspy
+    import numpy as np
 
-__all__ = ["CHUNK", "open_cloud", "read_chunks", "require_packages"]
 
 CHUNK = 1 << 16  # points in memory at a time
+_LEGACY_CODES = 31  # five bits in point formats 0 to 5
 
 
 @contextmanager
@@ -84,27 +91,33 @@ def _check_scales(path: Path, header: laspy.LasHeader) -> None:
 
 
 def read_chunks(
-    reader: laspy.LasReader, path: Path, start: int = 0, size: int = CHUNK
+    reader: laspy.LasReader, path: Path, start: int = 0, stop: int | None = None, size: int = CHUNK
 ) -> Iterator[laspy.ScaleAwarePointRecord]:
-    """Yield the points from number ``start`` on, ``size`` at a time. Raises SL822 where the file ends too early."""
+    """Yield the points from number ``start`` to ``stop``, ``size`` at a time.
+
+    Raises SL822 where the file ends too early.
+    """
     total, done = reader.header.point_count, start
+    stop = total if stop is None else stop
     if start:
-        reader.seek(start)
-    while done < total:
-        try:
-            points = reader.read_points(min(size, total - done))
-        except Exception as failure:  # lazrs, laspy and NumPy each have their own for a file that breaks off
-            raise _unreadable_error(path, failure, f"from point {done:,} of {total:,} on: ") from None
+        with _whole_file(path, start, total):
+            reader.seek(start)
+    while done < stop:
+        with _whole_file(path, done, total):
+            points = reader.read_points(min(size, stop - done))
         if not len(points):
-            raise error(
-                "SL822",
-                where=str(path),
-                what="the point cloud is truncated",
-                got=f"{done:,} points",
-                expected=f"{total:,}, as its header says",
-            )
+            what, expected = "the point cloud is truncated", f"{total:,}, as its header says"
+            raise error("SL822", where=str(path), what=what, got=f"{done:,} points", expected=expected)
         done += len(points)
         yield points
+
+
+@contextmanager
+def _whole_file(path: Path, done: int, total: int) -> Iterator[None]:
+    try:
+        yield
+    except Exception as failure:  # lazrs, laspy and NumPy each have their own for a file that breaks off
+        raise _unreadable_error(path, failure, f"from point {done:,} of {total:,} on: ") from None
 
 
 def require_packages(path: Path) -> None:
@@ -128,3 +141,41 @@ def _unreadable_error(path: Path, failure: Exception, before: str = "") -> Excep
         got=f"{before}{text or type(failure).__name__}",
         expected="a whole LAS, LAZ or COPC file",
     )
+
+
+def check_codes(path: Path, classes: Iterable[int]) -> None:
+    """Raise SL825 if the point format of ``path`` cannot hold one of ``classes``."""
+    with open_cloud(path) as reader:
+        number = reader.header.point_format.id
+    largest = max(classes)
+    if number <= 5 and largest > _LEGACY_CODES:
+        raise error(
+            "SL825",
+            where=f"the classes of the model and {path}",
+            got=f"class {largest} for point format {number}",
+            expected=f"at most {_LEGACY_CODES}, or an input of point format 6 or above",
+        )
+
+
+def write_cloud(source: Path, target: Path, codes: Iterable[np.ndarray[Any, Any]]) -> None:
+    """Write ``source`` with ``codes`` as classes to ``target``, whole or not at all. Every other field is copied."""
+    import laspy
+
+    # Renamed at the end, so that an interruption leaves no half file under the target's name.
+    draft = target.with_name(f".{target.name}.part")
+    with open_cloud(source) as reader, open_new(draft) as new:
+        header, done, compress = copy.deepcopy(reader.header), 0, target.suffix.lower() == ".laz"
+        # The octree of a COPC file describes the old order of points.
+        header.vlrs[:] = [vlr for vlr in header.vlrs if vlr.user_id != "copc"]
+        with laspy.open(new, mode="w", header=header, do_compress=compress, closefd=False) as writer:
+            for part in codes:
+                for points in read_chunks(reader, source, done, done + len(part)):
+                    points["classification"] = part[: len(points)]
+                    writer.write_points(points)
+                    part, done = part[len(points) :], done + len(points)
+            extra = [vlr for vlr in reader.evlrs or [] if vlr.user_id != "copc"]
+            if extra:
+                writer.write_evlrs(laspy.vlrs.vlrlist.VLRList(extra))
+        new.flush()
+        os.fsync(new.fileno())
+    draft.replace(target)

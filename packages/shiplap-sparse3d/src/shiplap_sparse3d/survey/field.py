@@ -27,8 +27,6 @@ from shiplap_sparse3d.spconv.pool import IndicePool as FacadePool
 from shiplap_sparse3d.spconv.pool import SparseGlobalMaxOrAvgPool
 from shiplap_sparse3d.tensor import SparseTensor
 
-__all__ = ["Field", "Run", "evaluation_mode", "receptive_field", "rows_of"]
-
 Run = Callable[[SparseTensor], Any]
 """A network as the survey calls it: voxels → a tensor or a sparse tensor with a row for each of them."""
 

@@ -20,8 +20,6 @@ from shiplap_sparse3d.survey.field import Field, evaluation_mode, receptive_fiel
 from shiplap_sparse3d.survey.probe import Seen, probe
 from shiplap_sparse3d.tensor import SparseTensor
 
-__all__ = ["Points", "SurveyModel", "VoxelScene", "point_features"]
-
 _SAMPLES, _TRIALS = 2000, 6  # points of a probe of the features, and how many probes
 
 

@@ -3,44 +3,30 @@
 Points are read as they are stored. All later steps are PyTorch, so that a GPU selects, sorts and counts the points
 itself: on the host these steps took as long as a small network takes on the GPU. The device has three parts of the
 work, so that a caller can begin the first for the next tile before the last has ended: ``prepare_tile``,
-``run_network``, and :meth:`Answer.result`, which waits.
+``run_network``, and :meth:`TileAnswer.wait_for_codes`.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from shiplap import ShiplapError
+from shiplap.plugin_api import error
 from shiplap_sparse3d.geometry import NOTHING, TableRecipe, Triple
-from shiplap_sparse3d.survey.buckets import Buckets, Grid
-from shiplap_sparse3d.survey.folder import POINT, RESULT, SurveyFolder, Tile
+from shiplap_sparse3d.survey.folder import POINT, SurveyFolder, Tile
+from shiplap_sparse3d.survey.job import Grid, SurveyJob
 from shiplap_sparse3d.survey.model import Points, SurveyModel, VoxelScene, point_features
-from shiplap_sparse3d.survey.tiles import CellBox, Tiling
+from shiplap_sparse3d.survey.sorting import check_sum
+from shiplap_sparse3d.survey.tiles import CellBox
 
-__all__ = [
-    "PreparedTile",
-    "TileAnswer",
-    "TilePoints",
-    "TileQuestion",
-    "points_of",
-    "points_within",
-    "predict_tile",
-    "prepare_tile",
-    "question_of",
-    "read_tile",
-    "run_network",
-]
-
-_BLOCK = 1 << 18  # points of a neighbouring bucket in memory at a time
 _WORDS = POINT.itemsize // 4  # a point as int32: two of its number, three coordinates, intensity and returns
 
 
@@ -63,21 +49,16 @@ class TileQuestion:
 
 @dataclass(frozen=True)
 class TilePoints:
-    """The points of a tile and of all tiles that touch its halo, in pinned memory of the host, and the limits to cut
-    them.
-    """
+    """The points of a tile and of all tiles that touch its halo, in pinned memory of the host."""
 
     rows: Tensor
-    grid: Grid
-    tiling: Tiling
+    job: SurveyJob
     tile: Tile
-    box: CellBox
 
-    def to_question(self, model: SurveyModel) -> TileQuestion:
+    def to_question(self) -> TileQuestion:
         """Return the points within the limits, sorted and counted by the device of the network."""
-        rows = self.rows.to(model.device, non_blocking=True)
-        low, high = _box_limits(model, self.box)
-        return question_of(model, self.grid, self.tiling, self.tile, self.box, _cut_to_box(rows, self.grid, low, high))
+        rows = self.rows.to(self.job.model.device, non_blocking=True)
+        return question_of(self.job, self.tile, _cut_to_box(rows, self.job, self.tile))
 
 
 @dataclass(frozen=True)
@@ -105,52 +86,37 @@ class TileAnswer:
     """The classes of the points of a tile, which may still be on their way to the host.
 
     Attributes:
-        index: ``int64 [c]``, the numbers of the points in the file.
         best: ``int64 [c]``, which logit is the greatest.
         codes: the class code of each logit.
-        arrived: when ``index`` and ``best`` are there, unless they are.
+        arrived: when ``best`` is there, unless it is.
     """
 
-    index: Tensor
     best: Tensor
     codes: tuple[int, ...]
     arrived: torch.cuda.Event | None
 
-    def wait_for_result(self) -> np.ndarray[Any, Any]:
-        """Wait for the classes and return them: ``[c]`` of :data:`RESULT`."""
+    def wait_for_codes(self) -> np.ndarray[Any, Any]:
+        """Wait for the classes and return their codes, ``uint8 [c]``, in the order of the file."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        result = np.empty(len(self.index), RESULT)
-        result["index"] = self.index.numpy()
-        result["code"] = np.array(self.codes, np.uint8)[self.best.numpy()]
-        return result
+        return np.array(self.codes, np.uint8)[self.best.numpy()]
 
 
-def read_tile(
-    model: SurveyModel, folder: SurveyFolder, buckets: Buckets, grid: Grid, tiling: Tiling, tile: Tile
-) -> TileQuestion | TilePoints:
+def read_tile(job: SurveyJob, tile: Tile) -> TileQuestion | TilePoints:
     """Return the network's input for ``tile``, or the points of which a GPU makes that input.
 
     A GPU does so for :func:`point_features`. The user's features are made of tensors of the CPU.
     """
-    box = tiling.grid(tile, buckets.extent)
     # The user's features may do anything, such as call NumPy, so they get tensors of the CPU.
-    if model.device.type == "cuda" and model.features is point_features:
-        paths = _bucket_paths(model, folder, buckets, tiling, tile)
-        return TilePoints(_read_whole(paths, pinned=True), grid, tiling, tile, box)
-    rows = points_within(model, folder, buckets, grid, tiling, tile, box)
-    return question_of(model, grid, tiling, tile, box, rows)
-
-
-def predict_tile(model: SurveyModel, read: TileQuestion | TilePoints) -> np.ndarray[Any, Any]:
-    """Return the classes of the points of a tile, by their number in the file: ``[c]`` of :data:`RESULT`."""
-    return run_network(model, prepare_tile(model, read)).wait_for_result()
+    if job.model.device.type == "cuda" and job.model.features is point_features:
+        return TilePoints(read_points(job.folder, _slices_around(job, tile), pinned=True), job, tile)
+    return question_of(job, tile, points_within(job, tile))
 
 
 def prepare_tile(model: SurveyModel, read: TileQuestion | TilePoints, recipe: TableRecipe = NOTHING) -> PreparedTile:
     """Return the points of a tile on the device of the network, with voxels and the tables of ``recipe``."""
     with torch.inference_mode():
-        question, device = read.to_question(model) if isinstance(read, TilePoints) else read, model.device
+        question, device = read.to_question() if isinstance(read, TilePoints) else read, model.device
         scene = model.scene(question.cells.to(device), question.feats.to(device), question.grid)
         scene.voxels.geometry.build(recipe)
         return PreparedTile(question.index, question.wanted.to(device), scene)
@@ -160,12 +126,12 @@ def run_network(model: SurveyModel, of: PreparedTile) -> TileAnswer:
     """Run the network and return its answer, on which a GPU may still be working."""
     best = _tile_logits(model, of).argmax(1)
     if not best.is_cuda:
-        return TileAnswer(of.index, best, model.classes, None)
+        return TileAnswer(best, model.classes, None)
     stream = torch.cuda.current_stream(best.device)  # of its device, which need not be the current one
-    index, best = _to_host(of.index), _to_host(best)
-    arrived = torch.cuda.Event(blocking=True)  # whoever waits for it sleeps
+    best = torch.empty(best.shape, dtype=best.dtype, pin_memory=True).copy_(best, non_blocking=True)
+    arrived = torch.cuda.Event(blocking=True)  # the thread that waits for it sleeps
     arrived.record(stream)
-    return TileAnswer(index, best, model.classes, arrived)
+    return TileAnswer(best, model.classes, arrived)
 
 
 def _tile_logits(model: SurveyModel, of: PreparedTile) -> Tensor:
@@ -173,24 +139,13 @@ def _tile_logits(model: SurveyModel, of: PreparedTile) -> Tensor:
     return model.logits(of.scene)[of.wanted]
 
 
-def _to_host(tensor: Tensor) -> Tensor:
-    """Return a copy in pinned memory, without waiting for it."""
-    if not tensor.is_cuda:
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-
-
-def points_within(
-    model: SurveyModel, folder: SurveyFolder, buckets: Buckets, grid: Grid, tiling: Tiling, tile: Tile, box: CellBox
-) -> Tensor:
-    """Return the points of ``box`` and of the context around it, tile by tile, without keeping the others in memory.
+def points_within(job: SurveyJob, tile: Tile) -> Tensor:
+    """Return the points of ``tile``, its halo and its context, without keeping the others in memory.
 
     Shape: ``int32 [p, 6]``, as they lie on the disk.
     """
-    low, high = _box_limits(model, box)
-    parts = [
-        _cut_to_box(rows, grid, low, high) for rows in _read_blocks(_bucket_paths(model, folder, buckets, tiling, tile))
-    ]
+    slices = _slices_around(job, tile)
+    parts = [_cut_to_box(read_points(job.folder, slices[i : i + 1]), job, tile) for i in range(len(slices))]
     return torch.cat(parts) if parts else torch.empty(0, _WORDS, dtype=torch.int32)
 
 
@@ -211,16 +166,16 @@ def points_of(rows: Tensor, grid: Grid) -> Points:
     return Points(xyz, packed & 0xFFFF, packed >> 16 & 0xFF, packed >> 24 & 0xFF)
 
 
-def question_of(model: SurveyModel, grid: Grid, tiling: Tiling, tile: Tile, box: CellBox, rows: Tensor) -> TileQuestion:
-    """Return the network's input from points of ``box`` and of the context around it, on their device."""
+def question_of(job: SurveyJob, tile: Tile, rows: Tensor) -> TileQuestion:
+    """Return the network's input from the points of ``tile``, its halo and its context, on their device."""
     # Sums of floating-point features depend on the order, which must not depend on the tiles.
     rows = rows[_file_order(rows)]
-    cells = grid.places(_stored_coords(rows))
-    feats = model.features_of(points_of(rows, grid))
-    if model.context:  # features have seen the points around the box; the network does not
+    box, cells = job.tiling.grid(tile, job.points.extent), job.grid.places(_stored_coords(rows))
+    feats = job.model.features_of(points_of(rows, job.grid))
+    if job.model.context:  # features have seen the points around the box; the network does not
         inside = _cells_within(cells, box.origin, _box_end(box)).nonzero()[:, 0]
         rows, feats, cells = rows[inside], feats[inside], [axis[inside] for axis in cells]
-    (left, right), (low, high) = tiling.core(tile)
+    (left, right), (low, high) = job.tiling.core(tile)
     wanted = _cells_within(cells, (left, low), (right, high)).nonzero()[:, 0]
     local = torch.stack([axis - first for axis, first in zip(cells, box.origin, strict=True)], 1).int()
     return TileQuestion(_point_numbers(rows)[wanted], local, feats, box.shape, wanted)
@@ -233,13 +188,6 @@ def _file_order(rows: Tensor) -> Tensor:
     return _point_numbers(rows).argsort()
 
 
-def _box_limits(model: SurveyModel, box: CellBox) -> tuple[list[int], list[int]]:
-    """Return first and last cells of ``box`` and of the context around it, the last ones exclusive."""
-    around = _context_cells(model), _context_cells(model), 0
-    low = [first - more for first, more in zip(box.origin, around, strict=True)]
-    return low, [end + more for end, more in zip(_box_end(box), around, strict=True)]
-
-
 def _context_cells(model: SurveyModel) -> int:
     # One cell more, because the context is measured from points and not from cells.
     return math.ceil(model.context / min(model.voxel[:2])) + 1 if model.context else 0
@@ -250,37 +198,48 @@ def _box_end(box: CellBox) -> Triple:
     return x, y, z
 
 
-def _bucket_paths(model: SurveyModel, folder: SurveyFolder, buckets: Buckets, tiling: Tiling, tile: Tile) -> list[Path]:
-    return [folder.bucket_path(other) for other in tiling.around(tile, _context_cells(model)) if other in buckets.sizes]
+def _slices_around(job: SurveyJob, tile: Tile) -> np.ndarray[Any, Any]:
+    return job.points.of_tiles(job.tiling.around(tile, _context_cells(job.model)))
 
 
-def _read_whole(paths: list[Path], *, pinned: bool) -> Tensor:
-    """Return all points of ``paths``, ``int32 [p, 6]``. Python's lock is free while the system reads."""
-    sizes = [path.stat().st_size // POINT.itemsize for path in paths]
-    rows = torch.empty(sum(sizes), _WORDS, dtype=torch.int32, pin_memory=pinned)
-    start, memory = 0, rows.view(torch.uint8).flatten().numpy().data
-    for path, size in zip(paths, sizes, strict=True):
-        end = start + size * POINT.itemsize
-        with path.open("rb", buffering=0) as file:
-            while start < end:
+def read_points(folder: SurveyFolder, slices: np.ndarray[Any, Any], *, pinned: bool = False) -> Tensor:
+    """Return the points of ``slices``, ``int32 [p, 6]``. Python's lock is free while the system reads.
+
+    Raises:
+        SurveyError: SL824 for points that are not those that were sorted.
+    """
+    rows = torch.empty(int(slices["count"].sum()), _WORDS, dtype=torch.int32, pin_memory=pinned)
+    words, first = rows.view(torch.int64).numpy(), 0
+    for part in slices:
+        some = words[first : first + int(part["count"])]
+        memory, done = some.data.cast("B"), 0
+        try:
+            with folder.points_path(int(part["segment"])).open("rb", buffering=0) as file:
+                file.seek(int(part["start"]) * POINT.itemsize)
                 # Directly into pinned memory, without a copy in between.
-                count = file.readinto(memory[start:end])
-                if not count:
-                    raise OSError(5, os.strerror(5), str(path))  # it has become shorter meanwhile
-                start += count
+                while done < len(memory) and (count := file.readinto(memory[done:])):
+                    done += count
+        except FileNotFoundError:
+            done = -1
+        if done != len(memory) or check_sum(some) != int(part["check"]):
+            raise damaged_points(folder, int(part["segment"]))
+        first += len(some)
     return rows
 
 
-def _read_blocks(paths: list[Path]) -> Iterator[Tensor]:
-    """Yield the points of ``paths``, ``int32 [n, 6]``, some of them at a time."""
-    for path in paths:
-        with path.open("rb") as file:
-            while len(block := np.fromfile(file, POINT, _BLOCK)):
-                yield torch.from_numpy(block.view(np.int32).reshape(-1, _WORDS))
+def damaged_points(folder: SurveyFolder, segment: int) -> ShiplapError:
+    """Return the error for points that are not those that were sorted, and remove their mark."""
+    folder.sorted_mark_path(segment).unlink(missing_ok=True)
+    where, expected = str(folder.points_path(segment)), "the points that were sorted"
+    return error("SL824", where=where, what="the sorted points are damaged", got="other points", expected=expected)
 
 
-def _cut_to_box(rows: Tensor, grid: Grid, low: list[int], high: list[int]) -> Tensor:
-    return rows[_cells_within(grid.places(_stored_coords(rows)), low, high)]
+def _cut_to_box(rows: Tensor, job: SurveyJob, tile: Tile) -> Tensor:
+    """Return the points in the box of ``tile`` and in the context around it."""
+    box, more = job.tiling.grid(tile, job.points.extent), _context_cells(job.model)
+    low = [first - around for first, around in zip(box.origin, (more, more, 0), strict=True)]
+    high = [end + around for end, around in zip(_box_end(box), (more, more, 0), strict=True)]
+    return rows[_cells_within(job.grid.places(_stored_coords(rows)), low, high)]
 
 
 def _cells_within(cells: list[Tensor], low: Sequence[int], high: Sequence[int]) -> Tensor:

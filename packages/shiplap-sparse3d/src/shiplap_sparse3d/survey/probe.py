@@ -13,8 +13,6 @@ from shiplap_sparse3d.geometry import Triple
 from shiplap_sparse3d.survey.field import Field, Run, evaluation_mode, rows_of
 from shiplap_sparse3d.tensor import SparseTensor
 
-__all__ = ["Seen", "probe"]
-
 _ACROSS, _FILLED, _TOLERANCE = 5, 0.7, 1e-4  # cells across the corridor; share of them in use; of the largest logit
 
 

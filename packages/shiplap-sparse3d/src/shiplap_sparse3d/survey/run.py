@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shiplap.plugin_api import error
-from shiplap_sparse3d.survey import buckets as sorting
-from shiplap_sparse3d.survey.buckets import Buckets, Grid
-from shiplap_sparse3d.survey.cloud import CHUNK, open_cloud
+from shiplap_sparse3d.survey.cloud import check_codes, open_cloud, write_cloud
+from shiplap_sparse3d.survey.engine import SurveyEngine
 from shiplap_sparse3d.survey.field import Field
-from shiplap_sparse3d.survey.folder import SurveyFolder, Tile
-from shiplap_sparse3d.survey.merge import check_codes, gather_classes, write_cloud
+from shiplap_sparse3d.survey.folder import SurveyFolder
+from shiplap_sparse3d.survey.job import SEGMENT, Grid, PointTable, SurveyJob
 from shiplap_sparse3d.survey.model import SurveyModel
 from shiplap_sparse3d.survey.probe import Seen
-from shiplap_sparse3d.survey.shares import predict_tiles, share_tiles, tiles_in_turn
-from shiplap_sparse3d.survey.tiles import Tiling, tiling
-from shiplap_sparse3d.survey.workers import rank_and_world
-
-__all__ = ["Progress", "SurveyResult", "survey"]
+from shiplap_sparse3d.survey.sorting import read_segment, sort_segment
+from shiplap_sparse3d.survey.tasks import merge_segment, predict_tile
+from shiplap_sparse3d.survey.tiles import tiling
 
 Progress = Callable[[str, int, int, str], None]
 """Called with (stage, steps done, steps in all, note), for a progress bar."""
 
-_PAUSE = 0.2  # seconds between looks at what other workers have done
 _HEAD = 1 << 20  # bytes of the input that its identity looks at
 
 
@@ -38,16 +37,16 @@ class SurveyResult:
     """The result of :func:`survey`.
 
     Attributes:
-        output: the file that was written, or None for a worker other than worker 0, which writes no file.
+        output: the file that was written.
         points, tiles: the number of points and of tiles of the whole survey.
-        predicted: the number of tiles that this call predicted. Earlier calls or other workers predicted the others.
+        predicted: the number of tiles that this call predicted. Earlier calls predicted the others.
         tile, halo: the edge of a tile and the width of its margin, in voxels.
         field, seen: the receptive field as derived from the layers, and as observed by the probe.
         seconds: the duration of this call.
         peak_mb: the largest resident memory of this process so far, in units of 10^6 bytes.
     """
 
-    output: str | None
+    output: str
     points: int
     tiles: int
     predicted: int
@@ -63,23 +62,6 @@ class SurveyResult:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class _SurveyJob:
-    """The arguments that all stages share."""
-
-    model: SurveyModel
-    source: Path
-    target: Path
-    folder: SurveyFolder
-    grid: Grid
-    tiling: Tiling
-    total: int
-    chunk: int
-    workers: tuple[int, int]
-    patience: float
-    progress: Progress
-
-
 def survey(
     source: str | Path,
     target: str | Path,
@@ -90,70 +72,66 @@ def survey(
     origin: tuple[int, int] = (0, 0),
     folder: str | Path | None = None,
     keep: bool = False,
-    chunk: int = CHUNK,
-    workers: tuple[int, int] | None = None,
-    patience: float = 600.0,
+    segment: int = SEGMENT,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    device: str | None = None,
     progress: Progress = lambda stage, done, total, note: None,
 ) -> SurveyResult:
     """Classify every point of ``source`` and write ``target``: the same points in the same order, with new classes.
 
     Memory depends on the number of points in a tile and its halo, and not on the size of the survey. To continue an
-    interrupted survey, call this function again with the same arguments.
+    interrupted survey, call this function again with the same arguments; the workers may be others.
 
     Args:
         source: a LAS, LAZ or COPC file.
         target: the ``.las`` or ``.laz`` file to write. It is replaced at the end, in one step.
         model: the network, the size of a voxel, and the class codes. Its receptive field is derived and probed first.
         tile, halo, origin: in voxels, see :func:`tiling`. By default as large as the network needs.
-        folder: the folder for sorted points and results, about 24 bytes for each point. The default is the path of
-            ``target`` followed by ``.survey``. Workers on several machines need a folder on a shared file system.
+        folder: the folder for sorted points and results, about 25 bytes for each point. The default is the path of
+            ``target`` followed by ``.survey``. Workers on several machines need it, and ``source``, at the same path.
         keep: whether the folder stays afterwards, so that training can use it. False by default: what the survey wrote
             there is removed, and the folder too unless other things are in it.
-        chunk: the number of points that are read at a time.
-        workers: ``(rank, number of workers)``, by default as torchrun, Slurm or MPI state them in the environment.
-            Worker 0 sorts the points and writes the output.
-        patience: the seconds, 600 by default, after which a worker gives up if no other worker has finished anything.
-        progress: called with (stage, done, total, note).
+        segment: the number of points that are sorted at a time.
+        workers: the number of processes of a Dask cluster to start on this machine. By default the survey runs in this
+            process.
+        scheduler: the address of a running Dask scheduler whose workers to use, such as ``tcp://10.0.0.1:8786``.
+        device: the device of the network, by default the one it is on. With Dask it is a device of the workers, and
+            ``cuda`` takes the GPUs of a machine in turn.
+        progress: called with (stage, done, total, note). The note of the stage ``workers`` is the address of Dask's
+            dashboard.
 
     Raises:
         SurveyError: SL820 and SL825 for the model, SL821 for the tiles, SL822 for the input, SL823 for a folder of
-            another survey, SL824 if another worker has stopped.
-        CommandError: SL602 for a target that cannot be written, SL603 without laspy and lazrs.
+            another survey, SL824 for damaged files in it, SL827 for a scheduler that cannot be used, SL828 for workers.
+        CommandError: SL602 for a target that cannot be written, SL603 without laspy and lazrs or without Dask, SL613
+            for both ``workers`` and ``scheduler``.
     """
-    start, source, target = time.perf_counter(), Path(source), Path(target)
+    start, source, target = time.perf_counter(), Path(source).absolute(), Path(target).absolute()
     _check_target(source, target)
-    tiles = tiling(model.field, tile, halo, origin)
+    if device is not None and workers is None and scheduler is None:
+        model.net.to(device)
     check_codes(source, model.classes)
+    place = Path(folder).absolute() if folder is not None else target.with_name(target.name + ".survey")
+    job = open_job(source, place, model, tile, halo, origin, segment)
     seen = model.check()
-    place = SurveyFolder(Path(folder) if folder is not None else target.with_name(target.name + ".survey"))
-    with open_cloud(source) as reader:
-        header = reader.header
-        grid = Grid(tuple(header.scales), tuple(header.offsets), model.voxel)
-        total = header.point_count
-    rank, _ = workers = rank_and_world() if workers is None else workers
-    job = _SurveyJob(model, source, target, place, grid, tiles, total, chunk, workers, patience, progress)
-    try:
-        with place.hold_worker(rank):
-            done, predicted = _run_stages(job)
-    except OSError as failure:
-        raise error(
-            "SL602",
-            where=str(failure.filename or place.path),
-            what="the survey cannot be written",
-            got=failure.strerror or failure,
-            expected="a writable folder with room for 24 bytes a point",
-        ) from None
-    if rank == 0 and not keep:
-        _let_others_end(job)
-        place.remove_written()
+    with _writes_named(place), contextlib.closing(_open_engine(workers, scheduler, device, progress)) as engine:
+        with job.folder.lock():
+            job = sort_points(job, engine, progress)
+            identity = {"model": model.digest(), "halo": job.tiling.halo}
+            job.folder.claim(job.folder.identity, {**_points_identity(job), **identity})
+            predicted = _predict_tiles(job, engine, progress)
+            write_cloud(source, target, _merged_codes(job, engine, progress))
+        if not keep:
+            job.folder.remove_written()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
     return SurveyResult(
-        str(target) if rank == 0 else None,
-        total,
-        len(done.tiles),
+        str(target),
+        job.total,
+        len(job.points.tiles),
         predicted,
-        tiles.size,
-        tiles.halo,
+        job.tiling.size,
+        job.tiling.halo,
         model.field,
         seen,
         time.perf_counter() - start,
@@ -161,91 +139,113 @@ def survey(
     )
 
 
-def _run_stages(job: _SurveyJob) -> tuple[Buckets, int]:
-    """Sort, predict and write. Returns the buckets and the number of tiles that this worker predicted."""
-    rank, world = job.workers
-    if rank == 0:
-        job.folder.claim(_survey_identity(job))
-        done = sorting.finished_buckets(job.folder, job.total) or sorting.fill_buckets(
-            job.folder, job.source, job.grid, job.tiling, job.chunk, lambda n, of: job.progress("read", n, of, "points")
+def _open_engine(workers: int | None, scheduler: str | None, device: str | None, progress: Progress) -> SurveyEngine:
+    """Return the engine that the arguments ask for. Raises SL613 for both kinds of a cluster, SL603 without Dask."""
+    if workers is None and scheduler is None:
+        return SurveyEngine()
+    if (workers is not None and scheduler is not None) or (workers is not None and workers < 1):
+        got = f"workers={workers} and scheduler={scheduler!r}"
+        raise error(
+            "SL613", where="survey", got=got, expected="a number of workers from 1 on, or a scheduler, not both"
         )
-    else:
-        done = _wait_for(job, lambda: _sorted_by_worker_0(job), "worker 0 to sort the points")
-    predicted = _predict_share(job, done, share_tiles(done, job.tiling, world))
-    if rank == 0:
-        _wait_for(job, lambda: _all_done(job, done.tiles), "the other workers")
-        gather_classes(job.folder, done.tiles, job.total, lambda n, of: job.progress("gather", n, of, "tiles"))
-        write_cloud(job.folder, job.source, job.target, job.chunk, lambda n, of: job.progress("write", n, of, "points"))
-    return done, predicted
+    try:
+        from shiplap_sparse3d.survey.cluster import DaskEngine
+    except ModuleNotFoundError as missing:
+        raise error(
+            "SL603",
+            where="survey",
+            got=f"no {missing.name}",
+            expected="dask.distributed",
+            fix='install it: pip install "shiplap-sparse3d[survey]"',
+        ) from None
+    engine = DaskEngine(workers, scheduler, device)
+    progress("workers", engine.workers, engine.workers, engine.dashboard)
+    return engine
 
 
-def _predict_share(job: _SurveyJob, done: Buckets, parts: list[list[Tile]]) -> int:
-    """Predict the tiles of this worker, and of slower ones; return how many tiles that were."""
-    (rank, _), predicted = job.workers, 0
-    share = len(parts[rank])
-
-    def left() -> Iterator[Tile]:
-        for number, tile in enumerate(tiles_in_turn(job.folder, parts, rank)):
-            job.progress("predict", min(number, share), share, "tiles")
-            yield tile
-
-    for _ in predict_tiles(job.model, job.folder, done, job.grid, job.tiling, left()):
-        predicted += 1
-    job.progress("predict", share, share, "tiles")
-    return predicted
-
-
-def _sorted_by_worker_0(job: _SurveyJob) -> tuple[int, Buckets | None]:
-    """Return the progress of worker 0, and its buckets when it is done."""
-    if not job.folder.identity.exists():
-        return 0, None
-    job.folder.claim(_survey_identity(job))
-    done = sorting.finished_buckets(job.folder, job.total)
-    return job.folder.progress.stat().st_mtime_ns if job.folder.progress.exists() else 0, done
+@contextlib.contextmanager
+def _writes_named(place: Path) -> Iterator[None]:
+    """Raise SL602 for an error of the operating system in the block, here or on a worker, as of a full disk."""
+    try:
+        yield
+    except OSError as failure:
+        raise error(
+            "SL602",
+            where=str(failure.filename or place),
+            what="the survey cannot be written",
+            got=failure.strerror or failure,
+            expected="a writable folder with room for 25 bytes a point",
+        ) from None
 
 
-def _all_done(job: _SurveyJob, tiles: list[Tile]) -> tuple[int, bool | None]:
-    marks = sum(job.folder.done_mark_path(tile).exists() for tile in tiles)
-    return marks, True if marks == len(tiles) else None
+def open_job(
+    source: Path,
+    folder: Path,
+    model: SurveyModel,
+    tile: int | None = None,
+    halo: int | None = None,
+    origin: tuple[int, int] = (0, 0),
+    segment: int = SEGMENT,
+) -> SurveyJob:
+    """Return the job of a survey, before its points are sorted. Raises SL821 and SL822 before a folder is made."""
+    tiles = tiling(model.field, tile, halo, origin)
+    with open_cloud(source) as reader:
+        grid = Grid(tuple(reader.header.scales), tuple(reader.header.offsets), model.voxel)
+        return SurveyJob(model, source, SurveyFolder(folder), grid, tiles, reader.header.point_count, segment)
 
 
-def _wait_for(job: _SurveyJob, look: Callable[[], tuple[int, Any]], what: str) -> Any:
-    """Call ``look`` until it returns a result. Raises SL824 after ``patience`` seconds without a change."""
-    last, since = -1, time.monotonic()
-    while True:
-        state, value = look()
-        if value is not None:
-            return value
-        # Patience counts from the last change, and not from the start.
-        if state != last:
-            last, since = state, time.monotonic()
-        if time.monotonic() - since > job.patience:
-            raise error("SL824", where=str(job.folder.path), got=f"nothing new for {job.patience:.0f} s", expected=what)
-        time.sleep(_PAUSE)
+def sort_points(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> SurveyJob:
+    """Sort the points that are not sorted yet, and return the job with the table of all of them.
 
-
-def _let_others_end(job: _SurveyJob) -> None:
-    """Wait for workers that are still in the folder, since removing the folder would make them fail.
-
-    They have nothing left to do. A worker that hangs is not waited for.
+    Raises:
+        SurveyError: SL823 if the folder has other points, or tiles of another size.
     """
-    until = time.monotonic() + job.patience
-    # Only worker 0 removes the folder, after all tiles have their marks.
-    while job.workers[1] > 1 and job.folder.in_use() and time.monotonic() < until:
-        time.sleep(_PAUSE / 10)
+    job.folder.claim(job.folder.points_identity, _points_identity(job))
+    known = {number: read_segment(job.folder, number, job.segment_range(number)[1]) for number in job.segments}
+    segments = {number: made for number, made in known.items() if made is not None}
+    engine.share(job)
+    done = sum(job.segment_range(number)[1] for number in segments)
+    progress("read", done, job.total, "points")
+    for number, made in engine.run(sort_segment, [number for number in job.segments if number not in segments]):
+        segments[number], done = made, done + job.segment_range(number)[1]
+        progress("read", done, job.total, "points")
+    return replace(job, table=PointTable.from_segments([segments[number] for number in job.segments]))
 
 
-def _survey_identity(job: _SurveyJob) -> dict[str, Any]:
-    """Return the settings on which results depend, in plain values."""
+def _predict_tiles(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> int:
+    """Predict the tiles that have no result, and return how many those were."""
+    counts = {tile: job.points.count(tile) for tile in job.points.tiles}
+    left = [tile for tile, count in counts.items() if not job.folder.has_result(tile, count)]
+    left.sort(key=lambda tile: (-counts[tile], tile))  # large ones first, so that all workers end at the same time
+    engine.share(job)
+    done = len(counts) - len(left)
+    progress("predict", done, len(counts), "tiles")
+    for _ in engine.run(predict_tile, left):
+        done += 1
+        progress("predict", done, len(counts), "tiles")
+    return len(left)
+
+
+def _merged_codes(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield the classes of the points, in the order of the input."""
+    done = 0
+    for _, codes in engine.run(merge_segment, job.segments, ordered=True):
+        yield codes
+        done += len(codes)
+        progress("write", done, job.total, "points")
+
+
+def _points_identity(job: SurveyJob) -> dict[str, Any]:
+    """Return the settings on which the sorted points depend, in plain values."""
     with job.source.open("rb") as file:
         # The head has the header. To read all of a large survey would take as long as to sort it.
         head = hashlib.sha256(file.read(_HEAD)).hexdigest()
     return {
         "input": {"bytes": job.source.stat().st_size, "points": job.total, "sha256 of its head": head},
-        "model": job.model.digest(),
+        "voxel": list(job.model.voxel),
         "tile": job.tiling.size,
-        "halo": job.tiling.halo,
         "origin": list(job.tiling.origin),
+        "segment": job.segment,
     }
 
 

@@ -9,8 +9,6 @@ from shiplap.plugin_api import error
 from shiplap_sparse3d.geometry import Triple
 from shiplap_sparse3d.survey.field import Field
 
-__all__ = ["CellBox", "CellExtent", "Tiling", "tiling"]
-
 _SMALLEST = 128  # cells: below that, a tile is mostly halo
 
 

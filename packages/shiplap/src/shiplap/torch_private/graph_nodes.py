@@ -264,7 +264,8 @@ OperatorSignature = dict[str, OperatorParameter]
 VIEWS = frozenset({"view", "reshape", "_unsafe_view"})  # the same elements in the same order
 OPERATORS = {"truediv": "div", "mod": "remainder", "and_": "bitwise_and", "or_": "bitwise_or", "invert": "bitwise_not"}
 NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # torch takes these for its own
-HOMES = (torch, torch.nn.functional, torch._C._nn, torch._C._linalg, torch.Tensor)
+_C: Any = torch._C  # its stubs lack some modules
+HOMES = (torch, torch.nn.functional, _C._nn, _C._linalg, torch.Tensor)
 
 
 def operator_of(node: Node) -> Any:

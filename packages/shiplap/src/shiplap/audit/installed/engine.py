@@ -200,7 +200,7 @@ def _run_in_child(op: Overload, jobs: Sequence[_Job], first: int, send: SendEven
             send({"kind": "begin", "job": number})
             if job.check in done or (job.texts in unsteady and job.check not in _FIRST):
                 continue
-            event = _look(op, job)
+            event = _run_check(op, job)
             if event.get("problem"):
                 done.add(job.check)
                 if job.check in _FIRST:
@@ -208,7 +208,7 @@ def _run_in_child(op: Overload, jobs: Sequence[_Job], first: int, send: SendEven
             send({**event, "job": number})
 
 
-def _look(op: Overload, job: _Job) -> dict[str, Any]:
+def _run_check(op: Overload, job: _Job) -> dict[str, Any]:
     """Return what one check says of one call."""
     check = checks.BY_NAME[job.check]
     try:

@@ -1,0 +1,247 @@
+"""What a survey on Dask does when workers and schedulers die, a disk is full and a file is damaged.
+
+Usage: ``python benchmarks/survey_faults.py [--kills 20] [--parts NAME ...] [--json FILE]``. The parts are
+
+* ``kills``: a local worker is killed by SIGKILL in the middle of each stage, again and again;
+* ``scheduler``: a scheduler that runs on its own is killed with its workers, and all of them are started again;
+* ``lost``: the same, and nothing is started again;
+* ``crash``: a network ends its process at each tile;
+* ``full``: the folder is on a disk of 1 MB (root only);
+* ``damaged``: a byte of a finished tile is changed.
+
+Exit status 1 if a survey does not write the bytes of one process or does not say what is wrong, or if it ends later
+than the same survey without faults by more than the time of a tile and 30 s for each fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from survey import copies
+from torch import nn
+
+import shiplap_sparse3d as sparse3d
+from shiplap_sparse3d.survey import SurveyModel
+
+TILE_SECONDS = 0.3
+ALLOWED = TILE_SECONDS + 30
+STAGES = ("sorted", "done", "write")
+
+
+class Slow(nn.Module):
+    """A network that takes its time for each tile; ``SURVEY_CRASH`` makes it end its process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = sparse3d.SubMConv3d(5, 2, 3)
+
+    def forward(self, x: Any) -> Any:
+        if len(x.feats) > 1500 and "SURVEY_WORKER" in os.environ:  # no sample of the proof
+            time.sleep(TILE_SECONDS)
+            if "SURVEY_CRASH" in os.environ:
+                os._exit(1)
+        return self.conv(x)
+
+
+torch.manual_seed(0)
+model = SurveyModel(Slow(), voxel=(6.0, 6.0, 6.0), classes=(1, 2))
+
+
+class Run:
+    """``shiplap survey`` in a process of its own."""
+
+    def __init__(self, source: Path, out: Path, *arguments: object, **environment: str) -> None:
+        self.out, self.folder = out, out.with_name(f"{out.name}.survey")
+        command = [sys.executable, "-m", "shiplap.cli", "survey", source, out, "--model", f"{__file__}:model"]
+        command += ["--tile", 32, *arguments]
+        self.begun = time.monotonic()
+        self.process = subprocess.Popen(
+            [str(part) for part in command],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "SURVEY_WORKER": "1", **environment},
+        )
+
+    def reached(self, stage: str, count: int) -> bool:
+        """Wait until ``count`` segments or tiles are done, or the output is being written."""
+        while self.process.poll() is None:
+            if stage == "write" and (self.out.parent / f".{self.out.name}.part").exists():
+                return True
+            if stage != "write" and len([*(self.folder / stage).glob("*.json")]) >= count:
+                return True
+            time.sleep(0.01)
+        return False
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the local workers, which are Python's spawned children."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if any("spawn_main" in part for part in child.cmdline())]
+
+    def end(self, seconds: float = 300) -> tuple[int, str, float]:
+        """Wait for the end: exit status, messages, and seconds since the start."""
+        _, text = self.process.communicate(timeout=seconds)
+        return self.process.returncode, text, time.monotonic() - self.begun
+
+
+class Cluster:
+    """A scheduler and two workers, each in a process of its own."""
+
+    def __init__(self, port: int) -> None:
+        self.address = f"tcp://127.0.0.1:{port}"
+        script = "from distributed.cli.{0} import main; main()"
+        environment = {**os.environ, "SURVEY_WORKER": "1"}
+        calls = [
+            ("dask_scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"),
+            *[("dask_worker", self.address, "--nthreads", "1", "--no-dashboard")] * 2,
+        ]
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", script.format(name), *arguments],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            for name, *arguments in calls
+        ]
+
+    def kill(self) -> None:
+        """Kill all, with what they have started."""
+        for process in self.processes:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return int(made.getsockname()[1])
+
+
+class Faults:
+    """The parts of the test, on one scan."""
+
+    def __init__(self, folder: Path, kills: int) -> None:
+        self.folder, self.kills, self.draw = folder, kills, random.Random(0)
+        self.source = folder / "in.laz"
+        copies(self.source, 6)
+        self.results: dict[str, Any] = {}
+        run = Run(self.source, folder / "one.laz")
+        assert run.end()[0] == 0
+        self.whole = (folder / "one.laz").read_bytes()
+
+    def check(self, name: str, run: Run, *, faults: int, wanted: str = "") -> None:
+        """Note whether a run ended in time with the right bytes, or with the error ``wanted``."""
+        status, text, seconds = run.end()
+        right = wanted in text and status == 2 if wanted else status == 0 and run.out.read_bytes() == self.whole
+        late = seconds - self.plain - faults * ALLOWED
+        self.results[name] = {"right": right, "seconds": round(seconds, 1), "in time": late < 0, "faults": faults}
+        print(name, self.results[name], "" if right else text, flush=True)
+
+    @property
+    def plain(self) -> float:
+        """Return the seconds of two local workers without a fault, measured once."""
+        if not hasattr(self, "_plain"):
+            run = Run(self.source, self.folder / "plain.laz", "--workers", 2)
+            status, text, self._plain = run.end()
+            assert status == 0, text
+            assert run.out.read_bytes() == self.whole
+            print(f"two workers without a fault: {self._plain:.1f} s", flush=True)
+        return self._plain
+
+    def part_kills(self) -> None:
+        """Kill one of two local workers once in each stage, until there were enough kills."""
+        done = 0
+        for number in range(-(-self.kills // len(STAGES))):
+            run, killed = Run(self.source, self.folder / f"kill{number}.laz", "--workers", 2), 0
+            for stage in STAGES:
+                if done < self.kills and run.reached(stage, self.draw.randint(1, 2 if stage == "sorted" else 30)):
+                    self.draw.choice(run.workers()).kill()
+                    done, killed = done + 1, killed + 1
+            self.check(f"run {number}, killed {killed} times", run, faults=killed)
+
+    def part_scheduler(self) -> None:
+        """Kill a scheduler and its workers in the middle, and start them again."""
+        port = free_port()
+        cluster = Cluster(port)
+        run = Run(self.source, self.folder / "scheduler.laz", "--scheduler", cluster.address)
+        reached = run.reached("done", 10)
+        cluster.kill()
+        time.sleep(2)
+        cluster = Cluster(port)
+        self.check("scheduler killed and started again", run, faults=2)
+        cluster.kill()
+        assert reached
+
+    def part_lost(self) -> None:
+        """Kill a scheduler and its workers in the middle."""
+        cluster = Cluster(free_port())
+        run = Run(self.source, self.folder / "lost.laz", "--scheduler", cluster.address)
+        run.reached("done", 10)
+        cluster.kill()
+        self.check("scheduler killed", run, faults=1, wanted="SL827")
+        self.check("finished by one process", Run(self.source, self.folder / "lost.laz"), faults=0)
+
+    def part_crash(self) -> None:
+        """A network that ends its worker."""
+        run = Run(self.source, self.folder / "crash.laz", "--workers", 2, SURVEY_CRASH="1")
+        self.check("a tile that kills its worker", run, faults=4, wanted="SL828")
+
+    def part_full(self) -> None:
+        """A folder on a disk of 1 MB."""
+        place = self.folder / "small"
+        place.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", str(place)], check=True)
+        try:
+            run = Run(self.source, self.folder / "full.laz", "--workers", 2, "--folder", place / "work")
+            self.check("a full disk", run, faults=0, wanted="SL602")
+        finally:
+            subprocess.run(["umount", str(place)], check=True)
+
+    def part_damaged(self) -> None:
+        """A byte of a tile that is done, changed while others are predicted."""
+        run = Run(self.source, self.folder / "damaged.laz", "--workers", 2)
+        run.reached("done", 10)
+        path = sorted((run.folder / "classes").glob("*.bin"))[0]
+        path.write_bytes(b"\x07" + path.read_bytes()[1:])
+        self.check("a damaged tile", run, faults=0, wanted="SL824")
+        self.check("finished by one process", Run(self.source, self.folder / "damaged.laz"), faults=0)
+
+
+def main() -> int:
+    """Run the parts, print a line for each survey."""
+    parts: dict[str, Callable[[Faults], None]] = {
+        name.removeprefix("part_"): part for name, part in vars(Faults).items() if name.startswith("part_")
+    }
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--parts", nargs="*", choices=parts, default=list(parts))
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        faults = Faults(Path(folder), options.kills)
+        for name in options.parts:
+            parts[name](faults)
+    if options.json:
+        options.json.write_text(json.dumps(faults.results, indent=2))
+    return int(not all(each["right"] and each["in time"] for each in faults.results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

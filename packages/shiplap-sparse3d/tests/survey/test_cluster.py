@@ -1,0 +1,266 @@
+"""A survey on Dask writes the bytes of one process, whatever happens to workers and scheduler, or says what is wrong.
+
+Most clusters here are threads of this process, which start at once; benchmarks/survey_faults.py kills processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shiplap import ShiplapError
+from shiplap_sparse3d.survey import SurveyModel, survey
+from shiplap_sparse3d.survey import run as running
+from shiplap_sparse3d.survey.folder import SurveyFolder
+from tests.survey.models import build
+
+distributed = pytest.importorskip("distributed")
+pytest.importorskip("laspy")
+pytest.importorskip("lazrs")
+clusters = pytest.importorskip("shiplap_sparse3d.survey.cluster")
+
+SMALL: dict[str, Any] = {"tile": 20, "segment": 4000}
+
+
+def start(port: int = 0, workers: int = 2) -> Any:
+    return distributed.LocalCluster(
+        n_workers=workers,
+        threads_per_worker=1,
+        processes=False,
+        protocol="tcp",
+        host="127.0.0.1",
+        scheduler_port=port,
+        dashboard_address=None,
+        silence_logs=50,
+    )
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    with start() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def alone(corner: Path, model: SurveyModel, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    out = tmp_path_factory.mktemp("alone") / "out.laz"
+    survey(corner, out, model, tile=20)
+    return out.read_bytes()
+
+
+class Once:
+    """A progress function that calls ``action`` once, in the middle of a stage."""
+
+    def __init__(self, stage: str, action: Callable[[], object]) -> None:
+        self.stage, self.action, self.called = stage, action, False
+
+    def __call__(self, stage: str, done: int, total: int, note: str) -> None:
+        if stage == self.stage and 0 < done < total and not self.called:
+            self.called = True
+            self.action()
+
+
+def test_two_workers_write_the_bytes_of_one(cluster: Any, corner: Path, alone: bytes, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int, str]] = []
+    result = survey(
+        corner,
+        tmp_path / "out.laz",
+        build(),
+        scheduler=cluster.scheduler_address,
+        progress=lambda *args: seen.append(args),
+        **SMALL,
+    )
+    assert (tmp_path / "out.laz").read_bytes() == alone
+    assert [path.name for path in tmp_path.iterdir()] == ["out.laz"]
+    assert result.predicted == result.tiles == sum(name == "predict" for name, *_ in seen) - 1
+    assert (seen[0][0], seen[0][1]) == ("workers", 2)
+    assert seen[0][3].startswith("http://127.0.0.1:")
+    assert not any("shiplap" in name for worker in cluster.workers.values() for name in worker.plugins)
+
+
+@pytest.mark.parametrize("stage", ["read", "predict", "write"])
+def test_a_worker_that_ends(stage: str, cluster: Any, corner: Path, alone: bytes, tmp_path: Path) -> None:
+    def end() -> None:
+        cluster.sync(next(iter(cluster.workers.values())).close, executor_wait=False, nanny=False)
+
+    out, progress = tmp_path / "out.laz", Once(stage, end)
+    survey(corner, out, build(), scheduler=cluster.scheduler_address, progress=progress, **SMALL)
+    assert progress.called
+    assert out.read_bytes() == alone
+
+
+@pytest.mark.parametrize("stage", ["read", "predict"])
+def test_a_scheduler_that_is_started_again(stage: str, corner: Path, alone: bytes, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    made = [start(port)]
+
+    def restart() -> None:
+        made.pop().close()
+        made.append(start(port))
+
+    out, progress = tmp_path / "out.laz", Once(stage, restart)
+    try:
+        survey(corner, out, build(), scheduler=f"tcp://127.0.0.1:{port}", progress=progress, **SMALL)
+    finally:
+        made.pop().close()
+    assert progress.called
+    assert out.read_bytes() == alone
+
+
+def test_a_scheduler_that_is_gone(
+    cluster: Any, corner: Path, alone: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says so, and another engine finishes the survey."""
+    monkeypatch.setattr(clusters, "_PATIENCE", 0.5)
+    out, address = tmp_path / "out.laz", cluster.scheduler_address
+    with pytest.raises(ShiplapError, match="SL827") as caught:
+        survey(corner, out, build(), scheduler=address, progress=Once("predict", cluster.close), **SMALL)
+    assert caught.value.where == address
+    result = survey(corner, out, build(), **SMALL)
+    assert 0 < result.predicted < result.tiles
+    assert out.read_bytes() == alone
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "127.0.0.1", "http://127.0.0.1:9", "nowhere.invalid:8786"])
+def test_a_scheduler_that_does_not_answer(
+    address: str, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clusters, "_REACH", 0.2)
+    with pytest.raises(ShiplapError, match="SL827: the Dask scheduler cannot be used") as caught:
+        survey(corner, tmp_path / "out.laz", build(), scheduler=address, **SMALL)
+    assert caught.value.where == address
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cluster_without_workers(corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "_PATIENCE", 0.5)
+    with start(workers=0) as empty, pytest.raises(ShiplapError, match="SL827: the Dask scheduler has no workers"):
+        survey(corner, tmp_path / "out.laz", build(), scheduler=empty.scheduler_address, **SMALL)
+
+
+def test_a_worker_with_other_versions(
+    cluster: Any, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client is here on the main thread, and workers are on others."""
+    real = clusters._installed_versions
+
+    def versions() -> dict[str, str]:
+        here = real()
+        return here if threading.current_thread() is threading.main_thread() else {**here, "torch": "1.0"}
+
+    monkeypatch.setattr(clusters, "_installed_versions", versions)
+    with pytest.raises(ShiplapError, match="SL828") as caught:
+        survey(corner, tmp_path / "out.laz", build(), scheduler=cluster.scheduler_address, **SMALL)
+    assert caught.value.got == "torch 1.0"
+    assert caught.value.expected.startswith("torch ")
+    assert caught.value.where.startswith("worker tcp://127.0.0.1:")
+
+
+def test_a_worker_that_does_not_see_the_folder(
+    cluster: Any, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = clusters.read_mark
+    on_client = threading.main_thread()
+    monkeypatch.setattr(
+        clusters, "read_mark", lambda path: real(path) if threading.current_thread() is on_client else None
+    )
+    with pytest.raises(ShiplapError, match="SL828") as caught:
+        survey(corner, tmp_path / "out.laz", build(), scheduler=cluster.scheduler_address, **SMALL)
+    assert "at the same path" in caught.value.expected
+
+
+class Unsendable(torch.nn.Module):
+    def __reduce__(self) -> Any:
+        return __import__, ("no_such_module",)
+
+
+def test_a_model_that_a_worker_cannot_import(
+    cluster: Any, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build()
+    monkeypatch.setattr(clusters, "deepcopy", lambda net: Unsendable())
+    with pytest.raises(ShiplapError, match="SL828") as caught:
+        survey(corner, tmp_path / "out.laz", model, scheduler=cluster.scheduler_address, **SMALL)
+    assert "no_such_module" in caught.value.got
+
+
+def test_a_damaged_tile_and_a_full_disk(
+    cluster: Any, corner: Path, alone: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, folder = tmp_path / "out.laz", tmp_path / "kept"
+
+    def damaged(*arguments: Any) -> None:
+        path = next((folder / "classes").iterdir())
+        path.write_bytes(path.read_bytes()[1:])
+        real(*arguments)
+
+    def full(*arguments: Any) -> None:
+        raise OSError(28, os.strerror(28), str(folder / "classes"))
+
+    call: dict[str, Any] = {"scheduler": cluster.scheduler_address, "folder": folder, **SMALL}
+    real = running.write_cloud
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "write_cloud", damaged)
+        with pytest.raises(ShiplapError, match="SL824: the survey is not complete"):
+            survey(corner, out, build(), **call)
+    with monkeypatch.context() as patched:
+        patched.setattr(SurveyFolder, "write_result", full)
+        with pytest.raises(ShiplapError, match="SL602: the survey cannot be written") as caught:
+            survey(corner, out, build(), **call)
+        assert caught.value.got == "No space left on device"
+    assert survey(corner, out, build(), **call).predicted == 1
+    assert out.read_bytes() == alone
+
+
+def test_arguments_that_contradict_each_other(corner: Path, tmp_path: Path) -> None:
+    for wrong in ({"workers": 2, "scheduler": "tcp://127.0.0.1:9"}, {"workers": 0}):
+        with pytest.raises(ShiplapError, match="SL613"):
+            survey(corner, tmp_path / "out.laz", build(), **wrong)  # type: ignore[arg-type]
+
+
+def test_without_dask(corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "shiplap_sparse3d.survey.cluster", None)
+    with pytest.raises(ShiplapError, match="SL603"):
+        survey(corner, tmp_path / "out.laz", build(), workers=2)
+
+
+def test_a_job_that_a_worker_reads(corner: Path, tmp_path: Path) -> None:
+    """The network arrives on the device that was asked for, in evaluation mode, and the client's stays as it was."""
+    job = running.open_job(corner, tmp_path, build())
+    job.model.net.train()
+    plugin = clusters.JobPlugin(replace(job), "meta", None)
+    plugin.setup(type("Worker", (), {"address": "here", "name": 3})())
+    opened = plugin.open_job()
+    assert opened.model.device.type == "meta"
+    assert not opened.model.net.training
+    assert job.model.net.training
+    assert job.model.device.type == "cpu"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_local_worker_that_is_killed(corner: Path, alone: bytes, tmp_path: Path) -> None:
+    """Processes, of which one is killed while it predicts; Dask starts it again."""
+    import psutil
+
+    def kill() -> None:
+        workers = [child for child in psutil.Process().children(recursive=True) if "spawn_main" in str(child.cmdline())]
+        workers[0].send_signal(signal.SIGKILL)
+
+    out, progress = tmp_path / "out.laz", Once("predict", kill)
+    survey(corner, out, build(), workers=2, progress=progress, **SMALL)
+    assert progress.called
+    assert out.read_bytes() == alone
