@@ -51,6 +51,20 @@ def treat(program: Path) -> dict[str, Any]:
     return {"report": report, "before": counts[0], "after": counts[1], "entries": entries}
 
 
+def count(found: dict[str, dict[str, Any]]) -> tuple[int, int]:
+    """Return the number of entries with a remedy, and of all entries."""
+    entries = [e for result in found.values() for e in result["entries"]]
+    return sum(bool(e["remedy"]) for e in entries), len(entries)
+
+
+def save(found: dict[str, dict[str, Any]]) -> None:
+    """Write the record."""
+    removed, entries = count(found)
+    sources = ["packages/shiplap/src/shiplap/doctor/*.py", "benchmarks/doctor/*.py"]
+    programs = dict(sorted(found.items()))
+    write(RESULT, record(sources, ["shiplap"], removed=removed, entries=entries, programs=programs))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
@@ -70,13 +84,10 @@ def main() -> None:
             print(
                 f"  {e['line']:>4} {e['call'][:40]:40} {e['cause'][:44]:44} {e['remedy'] or 'no remedy: ' + left[:300]}"
             )
-    entries = [e for result in found.values() for e in result["entries"]]
-    removed = sum(bool(e["remedy"]) for e in entries)
-    print(f"{removed} of {len(entries)} entries in {len(found)} programs have a remedy that was shown to remove them")
-    if arguments.json:
-        found = dict(sorted(found.items()))
-        sources = ["packages/shiplap/src/shiplap/doctor/*.py", "benchmarks/doctor/*.py"]
-        write(RESULT, record(sources, ["shiplap"], removed=removed, entries=len(entries), programs=found))
+        if arguments.json:  # after each, so that an interrupted run keeps what it has
+            save(found)
+    removed, entries = count(found)
+    print(f"{removed} of {entries} entries in {len(found)} programs have a remedy that was shown to remove them")
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ tokens = torch.arange(12)[None]
 
 # --8<-- [start:convert]
 model = AutoModelForCausalLM.from_pretrained(folder / "dense")
-done = slidesparse.convert(model, pattern="6:8", dtype="int8", skip=("lm_head",))
-print(done)  # what was converted, what was kept and why
+done = slidesparse.convert(model, dtype="int8", skip=("lm_head",), example=tokens)
+print(done)  # what was converted, how far outputs are off, what was kept and why
 # --8<-- [end:convert]
 
 # --8<-- [start:hf]

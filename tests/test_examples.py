@@ -228,8 +228,9 @@ def test_slidesparse() -> None:
 def test_slidesparse_llama() -> None:
     pytest.importorskip("transformers")
     shown = output("slidesparse_llama.py")
-    assert "14 layers → 6:8 int8, weights off by at most 1" in shown
-    assert shown.endswith("kept lm_head: skip='lm_head'\nreloaded: the same bits\n")
+    assert re.search(r"14 layers, \d\d% of the parameters → dense int8, outputs off by at most [01]\.", shown)
+    assert "kept lm_head: skip='lm_head'" in shown
+    assert shown.endswith("reloaded: the same bits\n")
 
 
 @pytest.mark.long

@@ -1,50 +1,46 @@
-"""``convert``: prune, quantise and replace the linear layers of a model, with the reason for each that was not."""
+"""``convert``: quantise and replace the linear layers of a model, with the reason for each weight that was not."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shiplap.plugin_api import error
+from shiplap.plugin_api import error, notice
 from shiplap.plugin_api.timing import progress_bar
+from shiplap_slidesparse.experts import convert_experts, expert_weights, why_experts_stay
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.layers import INT8_DEPTH
 from shiplap_slidesparse.linear import Linear
 from shiplap_slidesparse.packed import MODES, known_mode
 
-__all__ = [
-    "SKIPPED",
-    "Conversion",
-    "ConvertedLayer",
-    "SkippedLayer",
-    "convert",
-    "layers_of",
-    "matches_name",
-    "replace_module",
-    "skip_patterns",
-]
-
 SKIPPED = ("lm_head",)  # its errors are the model's: kept by default, as other quantisers do
+LARGE_ERROR = 0.05  # of an output, in relation to its norm: more than 8 bits alone cost (int8 about 1 %, FP8 4 %)
+_ROWS = 32  # on which the outputs of a layer are compared
 
 
 @dataclass(frozen=True)
 class ConvertedLayer:
-    """A replaced layer. ``error`` is the norm of the weight's change divided by the norm of the weight."""
+    """A replaced layer. ``error`` is the norm of the weight's change divided by the norm of the weight.
+
+    ``output_error`` is the same for the layer's output, on rows of the example or else on normally distributed ones.
+    """
 
     name: str
     n: int
     k: int
     error: float
+    output_error: float
 
 
 @dataclass(frozen=True)
 class SkippedLayer:
-    """A linear layer that was left as it is, and the reason."""
+    """A layer, or a parameter of two dims or more, that was left as it is, and the reason."""
 
     name: str
     reason: str
@@ -52,39 +48,50 @@ class SkippedLayer:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of ``convert``."""
+    """The result of ``convert``. ``share`` is that of the converted layers in the parameters of the model."""
 
     pattern: str
     dtype: str
     converted: tuple[ConvertedLayer, ...]
     skipped: tuple[SkippedLayer, ...]
+    share: float
+
+    @property
+    def large(self) -> tuple[ConvertedLayer, ...]:
+        """Return the layers whose outputs are off by more than 8 bits explain, the worst first."""
+        found = [c for c in self.converted if c.output_error > LARGE_ERROR]
+        return tuple(sorted(found, key=lambda c: -c.output_error))
 
     def __str__(self) -> str:
-        worst = max(self.converted, key=lambda c: c.error)
+        worst, weights = max(self.converted, key=lambda c: c.output_error), max(c.error for c in self.converted)
         lines = [
-            f"{len(self.converted)} layers → {self.pattern} {self.dtype}, weights off by at most "
-            f"{worst.error:.1%} ({worst.name})"
+            f"{len(self.converted)} layers, {self.share:.0%} of the parameters → {self.pattern} {self.dtype}, outputs "
+            f"off by at most {worst.output_error:.1%} ({worst.name}), weights by {weights:.1%}"
         ]
+        lines += [f"off by {c.output_error:.1%}: {c.name}" for c in self.large]
         return "\n".join([*lines, *(f"kept {s.name}: {s.reason}" for s in self.skipped)])
 
 
 def convert(
     model: nn.Module,
-    pattern: str | Pattern = "6:8",
+    pattern: str | Pattern = "dense",
     dtype: str = "int8",
     *,
     skip: str | Iterable[str] = SKIPPED,
+    example: Any = None,
     progress: bool | None = None,
 ) -> Conversion:
     """Replace the linear layers of ``model``, in place, by :class:`Linear`: pruned by magnitude, quantised, packed.
 
-    Everything is checked before anything is replaced; then one layer at a time, so that little memory is needed beside
-    the model.
+    Experts of transformers' models, whose weights have three dims, become one layer for each projection. Everything is
+    checked before anything is replaced; then one layer at a time, so that little memory is needed beside the model.
 
     Args:
-        pattern: ``"2:4"``, ``"4:6"``, ``"6:8"``, ...
+        pattern: ``"dense"``, which prunes nothing, or ``"2:4"``, ``"4:6"``, ``"6:8"``, ...
         dtype: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``.
         skip: layers to keep, by name, last parts of a name, or wildcards (``"model.layers.0.*"``).
+        example: arguments of the model (a tensor, a tuple or a dict). The model is called with them once, and the
+            output errors are those of its own activations.
         progress: show a bar on stderr, by default when that is a terminal.
 
     Raises:
@@ -93,17 +100,41 @@ def convert(
     """
     shape = Pattern.parse(pattern)
     skip = skip_patterns(skip)
+    require_form(shape, dtype)
     chosen, skipped = _choose_layers(model, skip, dtype)
+    experts = _choose_experts(model, skip, shape, dtype, skipped)
     # All checks come before the first replacement, so that an error leaves the model unchanged.
-    _check_layers(model, dtype, chosen, skipped, [] if skip == SKIPPED else skip)
+    _check_layers(model, dtype, chosen, experts, skipped, [] if skip == SKIPPED else skip)
+    inputs = {} if example is None else _inputs_of(model, chosen, example)
+    total = sum(p.numel() for p in model.parameters())
     done: list[ConvertedLayer] = []
     with progress_bar(progress) as report:
         for name, linear in chosen.items():
-            report(f"convert {name}", len(done), len(chosen))
+            report(f"convert {name}", len(done), len(chosen) + len(experts))
             made = Linear.of(linear, shape, dtype)
-            done.append(ConvertedLayer(name, made.out_features, made.in_features, _relative_error(linear.weight, made)))
+            done.append(_converted_layer(name, linear.weight, made, inputs.get(name)))
             replace_module(model, linear, made)
-    return Conversion(str(shape), dtype, tuple(done), tuple(SkippedLayer(n, r) for n, r in skipped.items()))
+        for name, module in experts.items():
+            report(f"convert {name}", len(done), len(chosen) + len(experts))
+            for part, weight, layer in convert_experts(module, dtype):
+                done.append(_converted_layer(f"{name}.{part}", weight, layer, None))
+    skipped |= {n: r for n, r in _large_parameters(model) if not {n, n.removesuffix(".weight")} & skipped.keys()}
+    kept = tuple(SkippedLayer(n, r) for n, r in skipped.items())
+    conversion = Conversion(str(shape), dtype, tuple(done), kept, sum(c.n * c.k for c in done) / total)
+    _warn_of_large_errors(conversion)
+    return conversion
+
+
+def _warn_of_large_errors(conversion: Conversion) -> None:
+    if not (large := conversion.large):
+        return
+    worst, count = large[0], f"{len(large)} of {len(conversion.converted)} layers"
+    instead = 'pattern="dense" prunes nothing' if conversion.pattern != "dense" else 'dtype="int8" rounds less'
+    notice(
+        f"slidesparse/error/{conversion.pattern}/{conversion.dtype}/{worst}",
+        f"slidesparse.convert: the outputs of {count} are off by more than {LARGE_ERROR:.0%}, at most by "
+        f"{worst.output_error:.1%} ({worst.name}). Compare the model's results, or convert otherwise: {instead}",
+    )
 
 
 def skip_patterns(skip: str | Iterable[str]) -> tuple[str, ...]:
@@ -127,6 +158,65 @@ def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
         for name, child in list(parent._modules.items()):  # named_children() leaves out a second name
             if child is old:
                 setattr(parent, name, new)
+
+
+def require_form(pattern: Pattern, dtype: str) -> None:
+    """Raise SL211 for an unknown dtype, and for 16 bits without a pattern, which would convert nothing."""
+    if MODES[known_mode(dtype, "slidesparse.convert", "dtype")].itemsize > 1 and not pattern.sparse:
+        raise error(
+            "SL211",
+            where="slidesparse.convert",
+            got=f"dense weights in {dtype}",
+            expected="int8 or fp8, or a sparse pattern",
+            fix=f"call model.to({MODES[dtype]}), or pass dtype='int8'",
+        )
+
+
+def _inputs_of(model: nn.Module, chosen: dict[str, nn.Linear], example: Any) -> dict[str, Tensor]:
+    """Return some rows of the activations that each layer gets when the model is called with ``example``."""
+    inputs: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[..., object]:
+        return lambda module, args: inputs.setdefault(name, args[0].detach().flatten(0, -2)[:_ROWS].clone())
+
+    handles = [linear.register_forward_pre_hook(keep(name)) for name, linear in chosen.items()]
+    try:
+        with torch.no_grad():
+            if isinstance(example, dict):
+                model(**example)
+            else:
+                model(*(example if isinstance(example, tuple) else (example,)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return inputs
+
+
+def _large_parameters(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield the parameters of two dims or more, with the reason why one that is in no linear layer is kept."""
+    for home, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() > 1 and not isinstance(module, Linear):
+                table = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+                reason = (
+                    "a table, which is read and not multiplied" if table else f"{type(module).__name__} is no layer"
+                )
+                yield f"{home}.{name}" if home else name, f"{reason} that convert knows" if not table else reason
+
+
+def _choose_experts(
+    model: nn.Module, skip: Sequence[str], pattern: Pattern, dtype: str, skipped: dict[str, str]
+) -> dict[str, nn.Module]:
+    """Return the modules of experts to convert, and put the weights of the others into ``skipped``."""
+    chosen: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        parts = [f"{name}.{part}" for part in expert_weights(module)]
+        wanted = next((s for s in skip if any(matches_name(n, s) for n in (name, *parts))), None)
+        reason = "" if not parts else f"skip={wanted!r}" if wanted else why_experts_stay(module, pattern, dtype)
+        if parts and not reason:
+            chosen[name] = module
+        skipped |= dict.fromkeys(parts, reason) if reason else {}
+    return chosen
 
 
 def _choose_layers(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[dict[str, nn.Linear], dict[str, str]]:
@@ -173,20 +263,25 @@ def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear, list[str]
     """Yield each linear layer once, with all its names."""
     layers: dict[int, tuple[nn.Linear, list[str]]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and not isinstance(module, Linear):
             layers.setdefault(id(module), (module, []))[1].append(name)
     for module, names in layers.values():
         yield names[0], module, names
 
 
 def _check_layers(
-    model: nn.Module, dtype: str, chosen: dict[str, nn.Linear], skipped: dict[str, str], skip: Sequence[str]
+    model: nn.Module,
+    dtype: str,
+    chosen: dict[str, nn.Linear],
+    experts: dict[str, nn.Module],
+    skipped: dict[str, str],
+    skip: Sequence[str],
 ) -> None:
     """Raise SL211 for names in ``skip`` without a module, for nothing to convert, and for infinite weights or NaN."""
     where = "slidesparse.convert"
-    known_mode(dtype, where, "dtype")
+    names = [name for name, _ in model.named_modules(remove_duplicate=False)] + list(skipped)
     for wanted in skip:
-        if not any(matches_name(name, wanted) for name, _ in model.named_modules(remove_duplicate=False)):
+        if not any(matches_name(name, wanted) for name in names):
             raise error(
                 "SL211",
                 where=where,
@@ -194,7 +289,7 @@ def _check_layers(
                 expected="names of modules, their last parts, or wildcards",
                 fix="take names from model.named_modules()",
             )
-    if not chosen or "" in chosen:
+    if not (chosen or experts) or "" in chosen:
         done = f", {n} converted already" if (n := len(layers_of(model))) else ""
         why = "".join(f"; {reason}" for reason in dict.fromkeys(skipped.values()))
         got = "nn.Linear itself" if "" in chosen else f"no linear layer to convert, {len(skipped)} to keep{why}{done}"
@@ -205,18 +300,34 @@ def _check_layers(
             expected="a model with linear layers",
             fix="call slidesparse.Linear.of(linear) for a single layer" if "" in chosen else "remove names from skip=",
         )
-    for name, linear in chosen.items():
+    weights = {f"{name}.weight": linear.weight for name, linear in chosen.items()}
+    weights |= {f"{name}.{part}": w for name, m in experts.items() for part, w in expert_weights(m).items()}
+    for name, weight in weights.items():
         # A value may be finite in float32 and infinite in float16.
-        kind = MODES[dtype] if MODES[dtype].itemsize > 1 else linear.weight.dtype
-        if linear.weight.is_meta or not torch.isfinite(linear.weight.to(kind)).all():
-            meta = linear.weight.is_meta
+        kind = MODES[dtype] if MODES[dtype].itemsize > 1 else weight.dtype
+        if weight.is_meta or not torch.isfinite(weight.to(kind)).all():
+            meta = weight.is_meta
             got = "a weight on the meta device" if meta else f"NaN or an infinity as {kind}"
             fix = "load the weights first, and offload none" if meta else "repair the checkpoint"
-            raise error("SL211", where=f"{where}: {name}.weight", got=got, expected="finite weights", fix=fix)
+            raise error("SL211", where=f"{where}: {name}", got=got, expected="finite weights", fix=fix)
 
 
-def _relative_error(weight: Tensor, made: Linear) -> float:
-    """Return the Frobenius norm of the change over that of ``weight``, or 0 for a weight of zeros."""
+def _converted_layer(name: str, weight: Tensor, made: Linear, x: Tensor | None) -> ConvertedLayer:
+    """Return the record of a replaced layer: its weight and its output ``x @ weight.T``, before and after."""
     before = weight.detach().to(torch.float32)
-    lost, norm = (before - made.as_packed().dequantised()).norm(), before.norm()
-    return float(lost / norm) if norm else 0.0
+    if x is None:
+        drawn = torch.randn(_ROWS, made.in_features, generator=torch.Generator().manual_seed(0))
+        x = drawn.to(weight.device, weight.dtype)
+    with torch.no_grad():
+        after = made.multiply(x, None)
+        errors = (
+            _relative_error(before, made.as_packed().dequantised()),
+            _relative_error(x.to(torch.float32) @ before.t(), after.to(torch.float32)),
+        )
+    return ConvertedLayer(name, made.out_features, made.in_features, *errors)
+
+
+def _relative_error(before: Tensor, after: Tensor) -> float:
+    """Return the Frobenius norm of the change over that of ``before``, or 0 for zeros."""
+    norm = before.norm()
+    return float((before - after).norm() / norm) if norm else 0.0

@@ -7,8 +7,6 @@ from pathlib import Path
 import shiplap as sl
 from shiplap_slidesparse import layers, ops
 
-__all__: list[str] = []
-
 LIBRARY = Path(__file__).parent / "libshiplap_slidesparse.so"
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -19,11 +17,12 @@ _FLOATS = "4 * (m + threads * 16) * k + 64"
 _DEPTH = "max(k, cdiv(cdiv(k, 2 * pairs) * 4 * (pairs - 1), 32) * 32)"
 _INT8_LAYER = f"(m + threads * 16) * {_DEPTH} + 4 * m + {_ROWS} + 256"
 _FP8_LAYER = f"(5 * m + 64 * threads) * {_DEPTH} + 4 * m + {_ROWS} + 384"
+_EXPERTS = f"8 * (m + experts) + 4 * m + {_ROWS} + 512"
 _FLOAT_LAYER = f"4 * (m * ({_DEPTH} + k + 16) + threads * 16 * {_DEPTH}) + 256"
 
 
-def _bind_kernel(op: sl.Op, workspace: str | None = None) -> None:
-    op.kernel("cpu", sl.cabi(LIBRARY, f"slidesparse_{op.spec.opname}"), workspace=workspace)
+def _bind_kernel(op: sl.Op, workspace: str | None = None, dtypes: tuple[str, ...] = ()) -> None:
+    op.kernel("cpu", sl.cabi(LIBRARY, f"slidesparse_{op.spec.opname}"), workspace=workspace, dtypes=dtypes)
 
 
 def _bind_layer_kernels(op: sl.Op, workspace: str, dtypes: tuple[str, ...] = ()) -> None:
@@ -44,5 +43,7 @@ _bind_kernel(ops.sparse_mm_bf16, _FLOATS)
 _bind_kernel(ops.sparse_mm_fp16, _FLOATS)
 _bind_layer_kernels(layers.linear_int8, _INT8_LAYER, FLOATS)
 _bind_layer_kernels(layers.linear_fp8, _FP8_LAYER, FLOATS)
+_bind_kernel(layers.experts_int8, f"(m + threads * 16) * k + {_EXPERTS}", FLOATS)
+_bind_kernel(layers.experts_fp8, f"(5 * m + 64 * threads) * k + {_EXPERTS}", FLOATS)
 _bind_layer_kernels(layers.linear_bf16, _FLOAT_LAYER)
 _bind_layer_kernels(layers.linear_fp16, _FLOAT_LAYER)

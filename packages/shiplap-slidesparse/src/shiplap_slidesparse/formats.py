@@ -33,31 +33,31 @@ __all__ = [
 
 ROWS, DEPTH = 16, 32  # what sparse tensor cores take: rows of activations, and the other two sizes, in multiples of
 MAX_PAIRS = 8
-_ONE_OF = 'take one of "2:4", "4:6", "6:8", "8:10", "10:12", "12:14", "14:16"'
+_ONE_OF = 'take "dense", or one of "2:4", "4:6", "6:8", "8:10", "10:12", "12:14", "14:16"'
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # elements that torch gathers in any format
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """``(2N-2):2N`` for ``pairs`` N from 2 to 8; ``str`` and ``parse`` write it as ``"6:8"``."""
+    """``(2N-2):2N`` for ``pairs`` N from 2 to 8, written ``"6:8"``, or all weights: 0 pairs, written ``"dense"``."""
 
     pairs: int
 
     def __post_init__(self) -> None:
-        if type(self.pairs) is not int or not 2 <= self.pairs <= MAX_PAIRS:
+        if type(self.pairs) is not int or self.pairs not in (0, *range(2, MAX_PAIRS + 1)):
             raise error(
                 "SL211",
                 where="slidesparse.Pattern",
                 got=f"{self.pairs!r} pairs",
-                expected=f"2 to {MAX_PAIRS}",
+                expected=f"2 to {MAX_PAIRS}, or 0 for dense",
                 fix=_ONE_OF,
             )
 
     @classmethod
     def parse(cls, text: str | Pattern) -> Pattern:
-        """Parse ``"6:8"`` to ``Pattern(4)``. Raises SL211 for any other text."""
-        if isinstance(text, Pattern):
-            return text
+        """Parse ``"6:8"`` to ``Pattern(4)``, ``"dense"`` to ``Pattern(0)``. Raises SL211 for any other text."""
+        if isinstance(text, Pattern) or text == "dense":
+            return text if isinstance(text, Pattern) else cls(0)
         match = re.fullmatch(r"(\d{1,2}):(\d{1,2})", text) if isinstance(text, str) else None
         kept, size = map(int, match.groups()) if match else (0, 0)
         if size % 2 or kept != size - 2 or not 4 <= size <= 2 * MAX_PAIRS:
@@ -65,17 +65,22 @@ class Pattern:
                 "SL211",
                 where="slidesparse.Pattern",
                 got=repr(text),
-                expected="(2N-2):2N with N from 2 to 8",
+                expected="dense, or (2N-2):2N with N from 2 to 8",
                 fix=_ONE_OF,
             )
         return cls(size // 2)
 
     def __str__(self) -> str:
-        return f"{self.kept}:{self.size}"
+        return f"{self.kept}:{self.size}" if self.sparse else "dense"
+
+    @property
+    def sparse(self) -> bool:
+        return self.pairs > 0
 
     @property
     def size(self) -> int:
-        return 2 * self.pairs
+        """Return the weights of a group: a weight may be cut between groups."""
+        return 2 * self.pairs or 1
 
     @property
     def kept(self) -> int:
@@ -84,12 +89,12 @@ class Pattern:
     @property
     def expansion(self) -> float:
         """Return the lifted depth over the depth, ``2 - 2/N``."""
-        return 2 - 2 / self.pairs
+        return 2 - 2 / self.pairs if self.sparse else 1.0
 
     @property
     def ceiling(self) -> float:
         """Return the largest speed-up that sparse tensor cores can give, ``N / (N - 1)``."""
-        return self.pairs / (self.pairs - 1)
+        return self.pairs / (self.pairs - 1) if self.sparse else 1.0
 
 
 def dense_depth(k: int) -> int:
@@ -129,12 +134,14 @@ def prune(weight: Tensor, pattern: str | Pattern) -> Tensor:
 
     Magnitudes are compared as float32 (float64 as such). Of equal ones the first is dropped. If ``k`` cuts a group
     short, the missing elements count as dropped zeros: of a group of ``s`` elements ``s - (2N - 2)`` are dropped, or
-    none. Raises SL211 for NaN and for anything but a matrix of real numbers.
+    none. The pattern ``dense`` drops none. Raises SL211 for NaN and for anything but a matrix of real numbers.
     """
-    size = Pattern.parse(pattern).size
-    n, k = check_matrix(weight, "slidesparse.prune").shape
+    shape = Pattern.parse(pattern)
+    size, (n, k) = shape.size, check_matrix(weight, "slidesparse.prune").shape
     magnitude = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32).abs()
     _refuse_nan("slidesparse.prune", magnitude)
+    if not shape.sparse:
+        return weight.detach()
     groups = -(-k // size)
     # A last group that is cut short is filled up, so that all groups have one size.
     magnitude = torch.nn.functional.pad(magnitude, (0, groups * size - k)).view(n, groups, size)

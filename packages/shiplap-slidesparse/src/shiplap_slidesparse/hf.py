@@ -1,6 +1,7 @@
 """Hugging Face transformers: a quantizer that prunes, quantises and packs while a model is loaded.
 
-transformers has no entry point for quantizers: call :func:`register` before ``from_pretrained``, in each process.
+transformers has no entry point for quantizers: call :func:`register` before ``from_pretrained``, in each process. The
+method's name in ``config.json`` says so, since transformers' message about an unknown method contains it.
 Importing this module imports transformers and registers nothing.
 """
 
@@ -27,13 +28,13 @@ from shiplap_slidesparse.convert import (
     replace_module,
     skip_patterns,
 )
+from shiplap_slidesparse.experts import empty_expert_layer, expert_weights, layer_name, replace_experts, restore_experts
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.linear import Linear
 from shiplap_slidesparse.packed import MODES
 
-__all__ = ["METHOD", "SlidesparseConfig", "SlidesparseQuantizer", "attach", "register"]
-
-METHOD = "slidesparse"
+# transformers prints this text where nobody has registered the method, and no other text of a checkpoint.
+METHOD = "slidesparse (of the package shiplap-slidesparse: call shiplap_slidesparse.hf.register() before loading)"
 
 
 class SlidesparseConfig(QuantizationConfigMixin):
@@ -45,7 +46,7 @@ class SlidesparseConfig(QuantizationConfigMixin):
 
     def __init__(
         self,
-        pattern: str = "6:8",
+        pattern: str = "dense",
         dtype: str = "int8",
         skip: str | Iterable[str] = SKIPPED,
         converted: Iterable[str] | None = None,
@@ -84,6 +85,9 @@ class SlidesparseQuantizer(HfQuantizer):
                 fix="convert the model, then save the converted model",
             )
         for name, module in list(model.named_modules()):
+            for part, weight in expert_weights(module).items():
+                if _checkpoint_names(model, f"{name}.{layer_name(part)}") & set(config.converted):
+                    replace_experts(module, part, empty_expert_layer(module, weight, config.dtype))
             if isinstance(module, nn.Linear) and _checkpoint_names(model, name) & set(config.converted):
                 empty = Linear(
                     module.in_features,
@@ -130,6 +134,8 @@ class SlidesparseQuantizer(HfQuantizer):
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
         """Replace converted layers by dense ones with the remaining weights."""
+        for module in model.modules():
+            restore_experts(module, dtype or torch.float32)
         for layer in layers_of(model).values():
             weight = layer.as_packed().dequantised(dtype or torch.float32)
             dense = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
@@ -170,7 +176,7 @@ def _refuse_shards(model: nn.Module) -> None:
     Its cuts go through groups of the pattern. ``shard`` cuts weights between groups, after loading.
     """
     for name, m in model.named_modules():
-        if not isinstance(m, nn.Linear | Linear):
+        if not isinstance(m, nn.Linear):
             continue
         if hasattr(m.weight, "placements") or m.weight.shape != (m.out_features, m.in_features):
             raise error(

@@ -8,7 +8,7 @@ kernel that is slower is never chosen. One of the forms may be None, to save mem
 from __future__ import annotations
 
 import torch
-from jaxtyping import BFloat16, Float, Float8e4m3fn, Float16, Float32, Int8, UInt8
+from jaxtyping import BFloat16, Float, Float8e4m3fn, Float16, Float32, Int8, Int64, UInt8
 from torch import Tensor
 
 import shiplap as sl
@@ -17,9 +17,9 @@ from shiplap_slidesparse import formats
 from shiplap_slidesparse.ops import expand_packed, product_of_transposed, round_to_dtype
 from shiplap_slidesparse.quantise import quantise_rows
 
-__all__ = ["INT8_DEPTH", "linear_bf16", "linear_fp8", "linear_fp16", "linear_int8"]
-
 INT8_DEPTH = 65536  # lifted for any pattern, sums of int8 stay below 2^31
+MOST_EXPERTS = 1024
+_EXPERTS = ("experts >= 1", f"experts <= {MOST_EXPERTS}", "rows % experts == 0")
 _REQUIRES = ("pairs >= 2", "pairs <= 8", "layout >= 0", "layout <= 1")
 
 
@@ -114,6 +114,48 @@ def linear_fp16(
     return _add_bias(product_of_transposed(x, weight), bias, torch.float16)
 
 
+def _experts_product(x: Tensor, chosen: Tensor, scale: Tensor, weight: Tensor, experts: int) -> Tensor:
+    """Return the product of each row with the weight of its expert, and zeros for the rows of none."""
+    total = x.new_zeros(x.shape[0], scale.shape[0] // experts)
+    for number, (part, scales) in enumerate(zip(weight.chunk(experts), scale.chunk(experts), strict=True)):
+        total = torch.where((chosen == number)[:, None], _quantised_product(x, part, scales, None), total)
+    return total
+
+
+@sl.op(
+    "slidesparse::experts_int8",
+    dims={"n": "rows // experts"},
+    requires=(*_EXPERTS, f"k <= {INT8_DEPTH}"),
+)
+def experts_int8(
+    x: Float[Tensor, "m k"],
+    chosen: Int64[Tensor, "m"],
+    scale: Float32[Tensor, "rows"],
+    weight: Int8[Tensor, "rows k"],
+    experts: int,
+) -> Float[Tensor, "m n"]:
+    """``linear_int8`` of each row with the ``n`` rows of the weight that its expert has. Zeros for a row of none."""
+    return _experts_product(x, chosen, scale, weight, experts)
+
+
+@sl.op(
+    "slidesparse::experts_fp8",
+    dims={"n": "rows // experts"},
+    requires=_EXPERTS,
+)
+def experts_fp8(
+    x: Float[Tensor, "m k"],
+    chosen: Int64[Tensor, "m"],
+    scale: Float32[Tensor, "rows"],
+    weight: Float8e4m3fn[Tensor, "rows k"],
+    experts: int,
+) -> Float[Tensor, "m n"]:
+    """As ``experts_int8``, in float8_e4m3fn."""
+    return _experts_product(x, chosen, scale, weight, experts)
+
+
+for _experts in (experts_int8, experts_fp8):
+    _experts.sharding({"x": 0, "chosen": 0}, 0)
 for _linear in (linear_int8, linear_fp8, linear_bf16, linear_fp16):
     # Rows only: the two forms of a weight cannot be cut alike, since what is packed has no dims. ``tensor_parallel``
     # cuts a layer before it is packed.

@@ -20,8 +20,6 @@ from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.packed import MODES, Packed, known_mode, multiply_fields, pack
 from shiplap_slidesparse.sharded import gather_whole, is_dtensor, state_of, state_of_shard
 
-__all__ = ["Linear"]
-
 LOOKS = 2  # how often a weight that was written to is compared with what is packed
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # a cast of floating tensors leaves these alone
 
@@ -43,25 +41,26 @@ class PlacedPart(Protocol):
         """Raise SL211: a part is packed for the device on which it was cut."""
 
 
-class Linear(nn.Module):
-    """``nn.Linear`` with a weight of the pattern (2N-2):2N, for inference, and frozen under adapters.
+class Linear(nn.Linear):
+    """``nn.Linear`` with a weight in 8 bits or of the pattern (2N-2):2N, for inference, and frozen under adapters.
 
     ``weight`` and ``weight_scale`` keep their dtype when the model is cast (``.half()``); ``bias`` follows. Results
     have the dtype of the input, or autocast's. Both forms of the weight are kept, and ``shiplap.tune`` chooses between
     them per number of rows; untuned, the dense one runs. Gradients pass straight through the rounding of activations,
-    to the input and to the bias (if it requires one); the weight is frozen. Forward mode (``torch.func.jvp``) is that
+    to the input and to the bias (if it requires one); the weight is frozen. It is an ``nn.Linear`` to libraries that
+    put adapters on layers, which cannot be merged into a weight of 8 bits. Forward mode (``torch.func.jvp``) is that
     of the reference: in the 8-bit modes rounding has no slope, and tangents are zero.
 
     Args:
         in_features, out_features, bias, device: as in ``nn.Linear``; the weight is zero until it is loaded.
         dtype: of the bias.
-        pattern: ``"6:8"`` and the like.
+        pattern: ``"dense"``, or ``"6:8"`` and the like.
         mode: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``.
     """
 
     weight: nn.Parameter
     weight_scale: nn.Parameter | None
-    bias: nn.Parameter | None
+    bias: Any  # a parameter or None
     packed: Tensor | None
     placed: PlacedPart | None = None
 
@@ -71,12 +70,12 @@ class Linear(nn.Module):
         out_features: int,
         bias: bool = True,
         *,
-        pattern: str | Pattern = "6:8",
+        pattern: str | Pattern = "dense",
         mode: str = "int8",
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # nn.Linear's would draw a weight
         self.in_features, self.out_features, self.pattern = in_features, out_features, Pattern.parse(pattern)
         self.mode, self.layout = known_mode(mode, "slidesparse.Linear"), ops.PORTABLE
         kind = MODES[mode]
@@ -93,13 +92,15 @@ class Linear(nn.Module):
 
     @classmethod
     @built_outside_modes
-    def of(cls, linear: nn.Linear, pattern: str | Pattern = "6:8", mode: str = "int8", *, pack: bool = True) -> Linear:
+    def of(
+        cls, linear: nn.Linear, pattern: str | Pattern = "dense", mode: str = "int8", *, pack: bool = True
+    ) -> Linear:
         """Return ``linear`` pruned by magnitude, quantised and packed. Raises SL211 for weights that are not finite."""
-        if not isinstance(linear, nn.Linear):
+        if not isinstance(linear, nn.Linear) or isinstance(linear, cls):
             raise error(
                 "SL211",
                 where="slidesparse.Linear.of",
-                got=type(linear).__name__,
+                got="a converted layer" if isinstance(linear, cls) else type(linear).__name__,
                 expected="an nn.Linear",
                 fix="pass an nn.Linear, or call convert(model) to replace every linear layer of a model",
             )
@@ -157,6 +158,13 @@ class Linear(nn.Module):
             return weight, scale
         return self.placed.local(weight), None if scale is None else self.placed.local(scale)
 
+    def checked_weight(self) -> tuple[Tensor, Tensor | None]:
+        """Return :meth:`local`. Raises SL211 if a cast has changed the dtypes."""
+        weight, scale = self.local()
+        if weight.dtype != MODES[self.mode] or (scale is not None and scale.dtype != torch.float32):
+            self._refuse_cast(weight, scale)
+        return weight, scale
+
     @built_outside_modes
     def pack(self) -> Linear:
         """Verify the pattern and pack ``weight`` for its device. Call it again after a change of the weight.
@@ -205,14 +213,15 @@ class Linear(nn.Module):
             return False
         self._looked += 1
         rows, depth = weight.shape
-        value = Packed(self.mode, self.pattern.pairs, rows, depth, None, packed, None, self.layout)
+        value = Packed.unchecked(self.mode, self.pattern.pairs, rows, depth, None, packed, None, self.layout)
         return torch.equal(value.weight().to(torch.float32), weight.to(torch.float32))
 
     def as_packed(self) -> Packed:
         """Return the weight, or this rank's part of it, as the value that ``matmul`` takes."""
         packed, (weight, scale) = self.packed if self.fresh else None, self.local()
         rows, depth = weight.shape
-        return Packed(self.mode, self.pattern.pairs, rows, depth, weight, packed, _flatten_scale(scale), self.layout)
+        held = weight, packed, _flatten_scale(scale), self.layout
+        return Packed.unchecked(self.mode, self.pattern.pairs, rows, depth, *held)
 
     # --- forward --------------------------------------------------------------------------------------------------
 
@@ -223,12 +232,7 @@ class Linear(nn.Module):
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Compute :meth:`forward` with a bias that is stored elsewhere."""
         held, packed = self.weight, self.packed  # once: a module's attributes are slow
-        weight: Tensor = held
-        scale: Tensor | None = self.weight_scale
-        if self.placed is not None:
-            weight, scale = self.local()
-        if weight.dtype != MODES[self.mode] or (scale is not None and scale.dtype != torch.float32):
-            self._refuse_cast(weight, scale)
+        weight, scale = self.checked_weight()
         if (
             packed is not None
             and not torch.compiler.is_compiling()
@@ -263,11 +267,18 @@ class Linear(nn.Module):
             fix="apply fully_shard(layer) to each converted layer first, without a precision policy",
         )
 
+    def reset_parameters(self) -> None:
+        """Set the weight to zeros, as in a new layer: a loaded checkpoint gives its values."""
+        with torch.no_grad():
+            for parameter in self.parameters(recurse=False):
+                parameter.fill_(1 if parameter is self.weight_scale else 0)
+
     def extra_repr(self) -> str:
         form = "packed" if self.fresh else "not packed" if self.packed is None else "stale"
+        form = f", {form}" if self.pattern.sparse else ""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-            f"pattern={self.pattern}, mode={self.mode}, {form}"
+            f"pattern={self.pattern}, mode={self.mode}{form}"
         )
 
     # --- moves, copies and checkpoints ----------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class Packed:
 
     Attributes:
         mode: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``.
-        pairs: N of the pattern ``(2N-2):2N``.
+        pairs: N of the pattern ``(2N-2):2N``, 0 for dense.
         n, k: rows and depth.
         dense: the pruned weight in the mode's dtype, ``[n, k]``, or None.
         packed: its compressed windows, uint8, or None; ``layout`` says in which form.
@@ -54,6 +54,52 @@ class Packed:
     packed: Tensor | None
     scale: Tensor | None
     layout: int = ops.PORTABLE
+
+    def __post_init__(self) -> None:
+        """Raise SL211 for tensors that do not fit the integers: kernels would read other rows than the user's."""
+        self._check_sizes()
+        if not self.pattern.sparse or any(t.is_meta for t in self.tensors):
+            return
+        rows, depth = formats.dense_depth(self.n), formats.lifted_depth(self.k, self.pairs)
+        slid = formats.slide_weight(formats.pad_matrix(self.weight(), rows, self.k), self.pattern)
+        packed = slid
+        if self.packed is not None:
+            packed = ops.expand_packed(self.packed, rows, depth, MODES[self.mode], self.layout)
+        # Windows of other pairs may need as many bytes. They hold other numbers.
+        if not torch.equal(packed.to(torch.float32), slid.to(torch.float32)):
+            raise _unfit("a packed weight of other numbers", f"windows of {self.pattern} and depth {self.k}")
+
+    def _check_sizes(self) -> None:
+        known_mode(self.mode, "slidesparse.Packed")
+        dtype, bytes_ = MODES[self.mode], None
+        if self.pattern.sparse:
+            depth = formats.lifted_depth(self.k, self.pairs)
+            bytes_ = (formats.compressed_bytes(formats.dense_depth(self.n), depth, dtype.itemsize),)
+        expected = {
+            "dense": (self.dense, (self.n, self.k), dtype, False),
+            "packed": (self.packed, bytes_ if self.layout == ops.PORTABLE else None, torch.uint8, False),
+            "scale": (self.scale, (self.n,) if dtype.itemsize == 1 else None, torch.float32, dtype.itemsize == 1),
+        }
+        for name, (tensor, shape, kind, needed) in expected.items():
+            absent = shape is None and not (name == "packed" and self.pattern.sparse)
+            if tensor is None and not needed:
+                continue
+            if tensor is None or absent or tensor.dtype != kind or (shape is not None and tensor.shape != shape):
+                got = f"{name} None" if tensor is None else f"{name} {tuple(tensor.shape)} of {tensor.dtype}"
+                size = f"{self.n} rows of {self.k} in mode {self.mode!r}, pattern {self.pattern}"
+                raise _unfit(got, f"no {name} for {size}" if absent else f"{shape} of {kind} for {size}")
+        if self.dense is None and self.packed is None:
+            raise _unfit("neither a dense nor a packed weight", "one of them")
+
+    @classmethod
+    def unchecked(cls, *fields: Any) -> Packed:
+        """Return the weight of ``fields`` that this package has made, in the order of the attributes."""
+        made = object.__new__(cls)
+        named = dict(
+            zip(cls.__dataclass_fields__, (*fields, ops.PORTABLE)[: len(cls.__dataclass_fields__)], strict=True)
+        )
+        made.__dict__.update(named)
+        return made
 
     @property
     def pattern(self) -> Pattern:
@@ -107,10 +153,15 @@ class Packed:
         return self if keep == "both" or self.packed is None else replace(self, dense=None)
 
 
+def _unfit(got: str, expected: str) -> Exception:
+    fix = "call pack() on the weight, and change no field of its result"
+    return error("SL211", where="slidesparse.Packed", got=got, expected=expected, fix=fix)
+
+
 @built_outside_modes
 def pack(
     weight: Tensor,
-    pattern: str | Pattern = "6:8",
+    pattern: str | Pattern = "dense",
     mode: str = "int8",
     *,
     scale: Tensor | None = None,
@@ -123,6 +174,7 @@ def pack(
 
     Args:
         weight: of the pattern, see :func:`prune`; with ``scale`` it is already in the mode's dtype.
+        pattern: ``"6:8"`` and the like, or ``"dense"``: any weight, of which there is no packed form.
         mode: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``.
         keep: which forms stay. With both, ``sl.tune`` chooses; dense alone is the way of a device without sparse units.
 
@@ -205,16 +257,16 @@ def _check_quantised(weight: Tensor, scale: Tensor, mode: str) -> None:
 
 def _assemble_packed(weight: Tensor, scale: Tensor | None, mode: str, pattern: Pattern, keep: Keep) -> Packed:
     (n, k), packed, layout = weight.shape, None, ops.PORTABLE
-    slid = formats.slide_weight(
-        formats.pad_matrix(weight, formats.dense_depth(n), k), pattern
-    )  # also: is it of the pattern?
-    if keep != "dense":
-        packed, layout = _compress_for_device(slid, keep)
+    if pattern.sparse:
+        # Before the test of ``keep``, since it refuses weights that are not of the pattern.
+        slid = formats.slide_weight(formats.pad_matrix(weight, formats.dense_depth(n), k), pattern)
+        if keep != "dense":
+            packed, layout = _compress_for_device(slid)
     dense = None if keep == "packed" and packed is not None else weight
-    return Packed(mode, pattern.pairs, n, k, dense, packed, scale, layout)
+    return Packed.unchecked(mode, pattern.pairs, n, k, dense, packed, scale, layout)
 
 
-def _compress_for_device(slid: Tensor, keep: Keep) -> tuple[Tensor | None, int]:
+def _compress_for_device(slid: Tensor) -> tuple[Tensor | None, int]:
     """Compress for the device, or return None if the device has no use for the packed form."""
     if slid.device.type != "cuda":
         return formats.compress_two_of_four(slid), ops.PORTABLE
@@ -258,5 +310,6 @@ def multiply_fields(
     """Compute :func:`matmul` from the fields of a weight, which a module holds as parameters and buffers."""
     # Two dims, the usual case, need no view, whose making costs time on the host.
     rows = x if x.dim() == 2 else x.flatten(0, -2) if x.dim() > 1 else x[None]
-    out = LAYERS[mode](rows, n if scale is None else scale, dense, packed, bias, pairs, layout)
+    # Without pairs nothing is packed, and the op reads the dense weight whatever their number.
+    out = LAYERS[mode](rows, n if scale is None else scale, dense, packed, bias, pairs or 2, layout)
     return out if rows is x else out.view(*x.shape[:-1], n)

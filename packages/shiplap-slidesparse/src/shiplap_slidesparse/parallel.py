@@ -17,8 +17,6 @@ from torch import nn
 from shiplap.plugin_api import error
 from shiplap_slidesparse.linear import Linear
 
-__all__ = ["LayerCut", "plan_cuts", "shard"]
-
 # Of layers of these styles, what goes in and comes out is whole: so are they.
 WHOLE = ("colwise_gather_output", "colwise_rep", "replicate", "rowwise_split_input")
 
@@ -28,7 +26,7 @@ class LayerCut:
     """A layer to cut: ``"colwise"`` keeps rows of the weight (output features), ``"rowwise"`` keeps columns."""
 
     name: str
-    layer: nn.Linear | Linear
+    layer: nn.Linear
     style: str
 
     @property
@@ -80,7 +78,7 @@ def plan_cuts(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Lay
     for name, module in model.named_modules():
         # Plans of transformers name layers from any level, so a name may begin in the middle.
         style = next((s for wanted, s in plan.items() if fnmatchcase(f".{name}", f"*.{wanted}")), None)
-        if style is not None and isinstance(module, nn.Linear | Linear) and style not in WHOLE:
+        if style is not None and isinstance(module, nn.Linear) and style not in WHOLE:
             plans.append(LayerCut(name, module, style))
     where = "slidesparse.shard"
     if not plans:

@@ -13,12 +13,10 @@ from shiplap.plugin_api import error
 from shiplap.plugin_api.timing import progress_bar, time_in_turn
 from shiplap_slidesparse import roofline, tuning
 from shiplap_slidesparse.accuracy import AccuracyDrift, logits_of, measure_drift, window_of
-from shiplap_slidesparse.convert import SKIPPED, Conversion, convert, layers_of
+from shiplap_slidesparse.convert import SKIPPED, Conversion, convert, layers_of, require_form
 from shiplap_slidesparse.formats import Pattern
 from shiplap_slidesparse.linear import Linear
 from shiplap_slidesparse.packed import known_mode, matmul
-
-__all__ = ["LayerBucket", "LayerSize", "SparsityReport", "check_form", "survey_model"]
 
 EQUAL = 1.03  # times of medians that tell nothing
 
@@ -59,12 +57,16 @@ class LayerBucket:
 
 @dataclass(frozen=True)
 class LayerSize:
-    """The layers of one size, which share measurements. ``error`` is the largest relative loss of a weight."""
+    """The layers of one size, which share measurements.
+
+    ``error`` and ``output_error`` are the largest relative changes of a weight and of an output.
+    """
 
     n: int
     k: int
     layers: tuple[str, ...]
     error: float
+    output_error: float
     buckets: tuple[LayerBucket, ...]
 
 
@@ -83,8 +85,9 @@ class SparsityReport:
 
     @property
     def pays(self) -> bool:
-        """Return whether slide wins anywhere."""
-        return any(b.winner == "slide" for size in self.sizes for b in size.buckets)
+        """Return whether the form that was asked for wins anywhere: slide, or dense where nothing was pruned."""
+        wanted = "dense" if self.pattern == "dense" else "slide"
+        return any(b.winner == wanted for size in self.sizes for b in size.buckets)
 
     def as_json(self) -> dict[str, Any]:
         sizes = [{**asdict(s), "buckets": [b.as_json() for b in s.buckets]} for s in self.sizes]
@@ -92,14 +95,13 @@ class SparsityReport:
 
 
 def check_form(pattern: str | Pattern, dtype: str) -> None:
-    """Raise SL211 for an unknown pattern or dtype."""
-    Pattern.parse(pattern)
-    known_mode(dtype, "slidesparse report", "dtype")
+    """Raise SL211 for an unknown pattern or dtype, and for 16 bits without a pattern."""
+    require_form(Pattern.parse(pattern), known_mode(dtype, "slidesparse report", "dtype"))
 
 
 def survey_model(
     model: nn.Module,
-    pattern: str | Pattern = "6:8",
+    pattern: str | Pattern = "dense",
     dtype: str = "int8",
     *,
     rows: Sequence[int] = tuning.ROWS,
@@ -128,7 +130,8 @@ def survey_model(
     window = window_of(model)
     # Before the conversion, which replaces the layers in place.
     before = logits_of(model, tokens, window) if tokens else []
-    conversion = convert(model, shape, dtype, skip=skip, progress=progress)
+    example = torch.tensor([list(tokens[:window])], device=next(model.parameters()).device) if tokens else None
+    conversion = convert(model, shape, dtype, skip=skip, example=example, progress=progress)
     moved = measure_drift(before, logits_of(model, tokens, window), tokens, window) if tokens else None
     if tune:
         tuning.tune(model, rows, seconds=seconds, dtype=kind)
@@ -149,7 +152,7 @@ def _survey_sizes(
     progress: bool | None,
 ) -> tuple[LayerSize, ...]:
     """Return each size of a layer once, measured for ``seconds`` at each number of rows (0: predicted only)."""
-    errors = {c.name: c.error for c in conversion.converted}
+    errors = {c.name: (c.error, c.output_error) for c in conversion.converted}
     every = tuning.sizes_of(model)
     sizes: list[LayerSize] = []
     with progress_bar(progress) as report_progress:
@@ -160,8 +163,8 @@ def _survey_sizes(
                 report_progress(f"{layer.out_features} x {layer.in_features}, {m} rows", len(sizes), len(every))
                 buckets.append(_survey_bucket(layer, m, kind, seconds))
             # Layers of one size share a measurement, but each has its own weights and loss.
-            worst = max(errors[n] for n in names)
-            sizes.append(LayerSize(layer.out_features, layer.in_features, names, worst, tuple(buckets)))
+            worst = [max(pair) for pair in zip(*(errors[n] for n in names), strict=True)]
+            sizes.append(LayerSize(layer.out_features, layer.in_features, names, worst[0], worst[1], tuple(buckets)))
     return tuple(sizes)
 
 
@@ -174,15 +177,18 @@ def _survey_bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> 
     """Return the predictions and measurements of a layer at ``m`` rows."""
     device, size = layer.weight.device, (layer.out_features, layer.in_features, layer.pattern.pairs)
     units, peaks = device.type == "cuda", roofline.peaks_of(device)
+    forms = roofline.FORMS if layer.pattern.sparse else roofline.FORMS[:2]
     done = {
-        form: roofline.layer_work(form, layer.mode, m, *size, width=kind.itemsize, sparse_units=units)
-        for form in roofline.FORMS
+        form: roofline.layer_work(form, layer.mode, m, *size, width=kind.itemsize, sparse_units=units) for form in forms
     }
     predicted = {f: roofline.roofline_seconds(f, layer.mode, w, peaks) for f, w in done.items()} if peaks else {}
+    measured = _time_forms(layer, m, kind, seconds) if seconds else {}
+    if not layer.pattern.sparse:
+        return LayerBucket(m, measured, predicted, 1.0)
     # Without known peaks either resource may be the scarcer one, so the larger ratio bounds the gain.
     compute, memory = done["dense"].macs / done["slide"].macs, done["dense"].bytes / done["slide"].bytes
     most = predicted["dense"] / predicted["slide"] if peaks else max(compute, memory)
-    return LayerBucket(m, _time_forms(layer, m, kind, seconds) if seconds else {}, predicted, most)
+    return LayerBucket(m, measured, predicted, most)
 
 
 def _time_forms(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> dict[str, float]:

@@ -12,8 +12,6 @@ import shiplap as sl
 from shiplap_slidesparse import formats, layers, lt, ops
 from shiplap_slidesparse.quantise import quantise_weight
 
-__all__ = ["pack_for"]
-
 
 def pack_for(slid: Tensor, layout: int) -> tuple[Tensor, int]:
     """Return a 2:4 weight packed for its device, and the layout: cuSPARSELt's on a GPU that has it."""
@@ -73,6 +71,15 @@ def _sample_layer_op(op: sl.Op, stored: torch.dtype) -> None:
         return x, scale if eight else n, weight, packed, bias, pairs, layout
 
 
+def _sample_experts_op(op: sl.Op, stored: torch.dtype) -> None:
+    @op.samples
+    def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+        m, k, rows, experts = sizes["m"], sizes["k"], sizes["rows"], sizes["experts"]
+        weight, scale = quantise_weight(torch.randn(rows, k, generator=rng).to(device), stored)
+        chosen = torch.randint(0, experts + 1, (m,), generator=rng).to(device)  # some have no expert
+        return torch.randn(m, k, generator=rng).to(device, dtype), chosen, scale, weight, experts
+
+
 _DRAWN: dict[Callable[[sl.Op, torch.dtype], None], dict[torch.dtype, sl.Op]] = {
     _sample_sparse_op: {
         torch.int8: ops.sparse_mm_int8,
@@ -80,6 +87,7 @@ _DRAWN: dict[Callable[[sl.Op, torch.dtype], None], dict[torch.dtype, sl.Op]] = {
         torch.bfloat16: ops.sparse_mm_bf16,
         torch.float16: ops.sparse_mm_fp16,
     },
+    _sample_experts_op: {torch.int8: layers.experts_int8, torch.float8_e4m3fn: layers.experts_fp8},
     _sample_dense_op: {torch.int8: ops.mm_int8, torch.float8_e4m3fn: ops.mm_fp8},
     _sample_layer_op: {
         torch.int8: layers.linear_int8,

@@ -18,8 +18,6 @@ from shiplap_slidesparse.packed import LAYERS
 if TYPE_CHECKING:
     from shiplap.plugin_api.tuning import Choice
 
-__all__ = ["ROWS", "prepare", "sizes_of", "tune"]
-
 ROWS = (1, 16, 64, 256, 1024, 4096)  # decoding of few and of many sequences, and prefill
 
 
@@ -33,7 +31,8 @@ def tune(
 ) -> list[Choice]:
     """Choose for each size of a converted layer and each number of ``rows``; the choices come into force, and are kept.
 
-    Slide and dense are verified and timed, on a GPU after their algorithms. Layers of one size share a choice.
+    Slide and dense are verified and timed, on a GPU after their algorithms. Layers of one size share a choice. Layers
+    of the pattern ``dense`` have one form, and on a CPU nothing to choose.
     ``dtype`` is that of the activations; ``seconds`` are for one choice. Afterwards ``shiplap freeze`` writes them into
     a file. SL211 for a model that holds no converted layer.
     """
@@ -45,7 +44,7 @@ def tune(
             from shiplap_slidesparse.lt.tuning import tune_layer
 
             choices += tune_layer(op, rows, n, k, pairs, dtype, device, seconds, remeasure)
-        else:
+        elif pairs:  # a dense weight has one form
             # The 8-bit ops take several dtypes, which the samples have to name.
             typed = {"dtype": str(dtype)} if layer.weight_scale is not None else {}
             samples = [{"m": m, "n": n, "k": k, "_": 1, "pairs": pairs, "layout": 0, **typed} for m in rows]

@@ -151,7 +151,7 @@ class SlidesparseLinearMethod(LinearMethodBase):
         weight, scale = layer.weight.data, layer.weight_scale.data[:, 0] if hasattr(layer, "weight_scale") else None
         n, k = weight.shape
         made = Linear.from_weight(
-            Packed(self.config.dtype, self.config.pattern.pairs, n, k, weight.contiguous(), None, scale)
+            Packed.unchecked(self.config.dtype, self.config.pattern.pairs, n, k, weight.contiguous(), None, scale)
         )
         if layer.whole_groups:
             made.pack()

@@ -47,3 +47,11 @@ def llama(**changes: Any) -> Any:
         "max_position_embeddings": 64,
     }
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes | changes)).eval()
+
+
+def mixtral(**changes: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "use_cache": False}
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes | heads | changes)).eval()

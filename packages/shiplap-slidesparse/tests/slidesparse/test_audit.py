@@ -16,7 +16,8 @@ import shiplap as sl
 from shiplap_slidesparse import layers, ops
 from shiplap_testing.effort import sampled
 
-OPS = [op for module in (ops, layers) for name in module.__all__ if isinstance(op := getattr(module, name), sl.Op)]
+NAMED = {name: op for module in (ops, layers) for name, op in vars(module).items() if isinstance(op, sl.Op)}
+OPS = [op for name, op in NAMED.items() if not name.startswith("_")]
 ALL = os.environ.get("SHIPLAP_TEST_AUDITS") == "all"
 WHOLE = OPS if ALL else [ops.quantise_fp8, layers.linear_int8]
 TWINS = [
@@ -26,6 +27,7 @@ TWINS = [
     ops.sparse_mm_bf16,
     layers.linear_fp16,
     layers.linear_fp8,
+    layers.experts_fp8,
 ]
 COMPILES = {"compile", "opcheck", "requires_grad"}
 LONG = {"sizes", "kernels"}

@@ -23,12 +23,57 @@ def test_a_llama(dtype: str) -> None:
         done = ss.convert(net, "6:8", dtype)
         after = net(TOKENS).logits
     assert len(done.converted) == 14
-    assert [(s.name, s.reason) for s in done.skipped] == [("lm_head", "skip='lm_head'")]
+    table = "model.embed_tokens.weight", "a table, which is read and not multiplied"
+    assert [(s.name, s.reason) for s in done.skipped] == [("lm_head", "skip='lm_head'"), table]
     assert type(net.lm_head) is nn.Linear
     assert 0.05 < max(c.error for c in done.converted) < 0.3
     assert 0 < (before - after).abs().max() < 0.3
-    assert str(done).startswith(f"14 layers → 6:8 {dtype}, weights off by at most 1")
+    assert str(done).startswith(f"14 layers, 85% of the parameters → 6:8 {dtype}, outputs off by at most 1")
     assert "kept lm_head: skip='lm_head'" in str(done)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("int8", 0.02), ("fp8", 0.05)])
+def test_dense_is_the_default_and_prunes_nothing(dtype: str, most: float, recwarn: pytest.WarningsRecorder) -> None:
+    net, x = mlp(), torch.randn(6, 48)
+    weight, wanted = net[0].weight.detach().clone(), net(x)
+    done = ss.convert(net, dtype=dtype)
+    assert done.pattern == "dense"
+    assert torch.equal(net[0].weight != 0, net[0].weight.to(torch.float32).ne(0))
+    assert (net[0].as_packed().dequantised() - weight).norm() < most * weight.norm()
+    assert 0 < (net(x) - wanted).norm() < 2 * most * wanted.norm()
+    assert all(0 < c.error < c.output_error < most for c in done.converted)
+    assert (net[0].packed, done.large) == (None, ())
+    assert not [w for w in recwarn if "slidesparse.convert" in str(w.message)]
+    assert "pattern=dense, mode=" in str(net[0])
+    assert ss.tune(net, [2]) == []  # one form of a weight
+
+
+def test_large_output_errors_are_named_and_warned_of() -> None:
+    net = mlp(k=56)
+    with pytest.warns(UserWarning, match=r"2 of 2 layers are off by more than 5%, at most by \d\d.\d% \([02]\)"):
+        done = ss.convert(net, "2:4")
+    assert [c.name for c in done.large] == [c.name for c in sorted(done.converted, key=lambda c: -c.output_error)]
+    assert f"off by {done.large[0].output_error:.1%}: {done.large[0].name}" in str(done)
+
+
+def test_output_errors_of_an_example_are_those_of_the_own_activations() -> None:
+    """One channel that is a hundred times larger takes the steps of the others, which random rows do not show."""
+    example = torch.randn(2, 4, 48)
+    example[..., 0] *= 1000
+    drawn = ss.convert(mlp()).converted[0].output_error
+    nets = mlp(), mlp(), mlp()
+    nets[0][0].weight.data[:, 0] = nets[1][0].weight.data[:, 0] = nets[2][0].weight.data[:, 0] = 0
+    errors = [
+        ss.convert(net, example=given).converted[0].output_error
+        for net, given in zip(nets, (example, (example,), {"input": example}), strict=True)
+    ]
+    assert errors[0] == errors[1] == errors[2] > 10 * drawn
+    assert not nets[0][0]._forward_pre_hooks
+
+
+def test_16_bits_without_a_pattern_convert_nothing() -> None:
+    with pytest.raises(ShiplapError, match=r"SL211[\s\S]*dense weights in bf16[\s\S]*model.to\(torch.bfloat16\)"):
+        ss.convert(mlp(), dtype="bf16")
 
 
 def test_a_pruned_weight_loses_nothing_in_16_bits() -> None:
@@ -79,6 +124,7 @@ def test_what_is_kept_says_why() -> None:
         "patched": "its forward was replaced",
         "adapted": "it holds other tensors or modules",
         "eight": "its weight is torch.float8_e4m3fn (16, 16)",
+        "table.weight": "a table, which is read and not multiplied",
     }
     assert [c.name for c in done.converted] == ["plain", "shared"]
     assert net["again"] is net["shared"]
@@ -117,9 +163,9 @@ def test_a_weight_beyond_float16_is_found_before_anything_is_replaced() -> None:
     net = mlp()
     net[2].weight.data[1, 1] = 1e6
     with pytest.raises(ShiplapError, match=r"SL211[\s\S]*convert: 2.weight[\s\S]*infinity as torch.float16"):
-        ss.convert(net, dtype="fp16")
+        ss.convert(net, "6:8", dtype="fp16")
     assert type(net[0]) is nn.Linear
-    ss.convert(net, dtype="bf16")
+    ss.convert(net, "6:8", dtype="bf16")
 
 
 def test_what_is_too_deep_for_int8_is_kept() -> None:

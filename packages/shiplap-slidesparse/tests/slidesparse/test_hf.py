@@ -15,8 +15,9 @@ transformers = pytest.importorskip("transformers")
 import shiplap_slidesparse as ss  # noqa: E402
 from shiplap.errors import ShiplapError  # noqa: E402
 from shiplap_slidesparse import hf  # noqa: E402
+from shiplap_slidesparse.convert import layers_of  # noqa: E402
 from shiplap_testing.forked import python  # noqa: E402
-from tests.slidesparse.models import TOKENS, llama  # noqa: E402
+from tests.slidesparse.models import TOKENS, llama, mixtral  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def test_what_was_saved_is_a_checkpoint_of_pruned_dense_weights(saved: Path) -> 
     assert not any("packed" in name for name in state)
     config = json.loads((saved / "int8" / "config.json").read_text())["quantization_config"]
     converted = config.pop("converted")
-    assert config == {"dtype": "int8", "pattern": "6:8", "quant_method": "slidesparse", "skip": ["lm_head"]}
+    assert config == {"dtype": "int8", "pattern": "6:8", "quant_method": hf.METHOD, "skip": ["lm_head"]}
     assert len(converted) == 14
     assert "model.layers.1.self_attn.o_proj" in converted
 
@@ -152,3 +153,28 @@ def test_weights_that_were_cut_while_they_were_loaded_are_refused() -> None:
     cut.weight = nn.Parameter(cut.weight.detach()[:, :36])
     with pytest.raises(ShiplapError, match=r"SL211(.|\n)*layers.1.mlp.down_proj.weight(.|\n)*slidesparse.shard"):
         quantizer._process_model_after_weight_loading(model)
+
+
+def test_a_mixture_is_saved_and_loaded(tmp_path: Path) -> None:
+    net = mixtral()
+    hf.attach(net, ss.convert(net))
+    net.save_pretrained(tmp_path)
+    again = load(tmp_path)
+    assert again.model.layers[0].mlp.experts.down_layer.weight.dtype == torch.int8
+    with torch.no_grad():
+        assert torch.equal(again(TOKENS).logits, net(TOKENS).logits)
+    dense = again.dequantize()
+    assert type(dense.model.layers[0].mlp.experts).__name__ == "MixtralExperts"
+    assert not list(layers_of(dense))
+    with torch.no_grad():
+        torch.testing.assert_close(dense(TOKENS).logits, net(TOKENS).logits, rtol=0.1, atol=0.01)
+
+
+def test_a_process_without_the_registration_is_told_what_to_call(tmp_path: Path) -> None:
+    net = llama()
+    hf.attach(net, ss.convert(net))
+    net.save_pretrained(tmp_path)
+    code = "import sys, transformers as t; t.LlamaForCausalLM.from_pretrained(sys.argv[1])"
+    done = python("-c", code, tmp_path)
+    assert "Unknown quantization type, got slidesparse (of the package shiplap-slidesparse: call" in done.stderr
+    assert "shiplap_slidesparse.hf.register() before loading" in done.stderr

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import shiplap_slidesparse as ss
 from shiplap.errors import ShiplapError, ShiplapNotice
 from shiplap_slidesparse import formats
-from tests.slidesparse.models import mlp
+from tests.slidesparse.models import TOKENS, llama, mlp
 
 MODES = ("int8", "fp8", "bf16", "fp16")
 
@@ -60,12 +60,12 @@ def test_the_weight_is_of_the_pattern_and_as_large_as_a_checkpoints() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_state_is_loaded_and_packed(mode: str) -> None:
     made, x = layer(mode), inputs(5, 52)
-    fresh = ss.Linear(52, 40, mode=mode)
+    fresh = ss.Linear(52, 40, pattern="6:8", mode=mode)
     assert fresh.packed is None
     fresh.load_state_dict(made.state_dict())
     assert fresh.fresh
     assert torch.equal(fresh(x), made(x))
-    empty = ss.Linear(52, 40, mode=mode, device="meta")
+    empty = ss.Linear(52, 40, pattern="6:8", mode=mode, device="meta")
     empty.load_state_dict(made.state_dict(), assign=True)
     assert empty.fresh
     assert torch.equal(empty(x), made(x))
@@ -87,7 +87,7 @@ def test_what_is_assigned_has_the_dtypes_of_the_mode() -> None:
     empty.load_state_dict({k: v.float() for k, v in made.state_dict().items()}, assign=True)
     assert torch.equal(empty(x.bfloat16()), made(x.bfloat16()))
     for scale in (torch.tensor(0.5), torch.full((40, 1), 0.5).bfloat16()):
-        empty = ss.Linear(52, 40, device="meta")
+        empty = ss.Linear(52, 40, pattern="6:8", device="meta")
         empty.load_state_dict({**layer().state_dict(), "weight_scale": scale}, assign=True)
         assert empty.weight_scale.dtype == torch.float32
         assert empty.weight_scale.is_contiguous()
@@ -97,7 +97,7 @@ def test_what_is_assigned_has_the_dtypes_of_the_mode() -> None:
 def test_a_weight_that_is_not_of_the_pattern_is_refused() -> None:
     dense = {**layer().state_dict(), "weight": torch.ones(40, 52, dtype=torch.int8)}
     with pytest.raises(RuntimeError, match=r"SL211[\s\S]*8 non-zeros in row 0, columns 0 to 7[\s\S]*at most 6 of 8"):
-        ss.Linear(52, 40).load_state_dict(dense)
+        ss.Linear(52, 40, pattern="6:8").load_state_dict(dense)
 
 
 def test_a_dense_checkpoint_is_not_truncated_to_integers() -> None:
@@ -277,7 +277,7 @@ def test_shards_are_packed_as_shards() -> None:
 def test_tuning_puts_choices_into_force(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))
     net = mlp(k=32, n=32)
-    ss.convert(net)
+    ss.convert(net, "6:8")
     choices = ss.tune(net, [2], seconds=60, dtype=torch.float32)  # it ends after half a one, on an idle machine
     assert [str(c.bucket).split(", ")[:3] for c in choices] == [["m<=2", "k==32", "n==32"]]  # one size, one choice
     assert choices[0].kernel in ("dense", "slide")
@@ -285,3 +285,52 @@ def test_tuning_puts_choices_into_force(tmp_path: object, monkeypatch: pytest.Mo
     with pytest.raises(ShiplapError, match="a model without converted layers"):
         ss.tune(mlp(), [2])
     ss.prepare(net, [1, 2], torch.float32)
+
+
+class Adapted(nn.Module):
+    """A low-rank adapter on a frozen layer, as libraries of adapters make them for what is an ``nn.Linear``."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        assert isinstance(base, nn.Linear)
+        self.base, self.down = base, nn.Parameter(torch.randn(4, base.in_features) / 8)
+        self.up = nn.Parameter(torch.zeros(base.out_features, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + x @ self.down.t() @ self.up.t()
+
+
+@pytest.mark.parametrize("mode", ["int8", "fp8"])
+def test_adapters_train_on_converted_layers(mode: str) -> None:
+    net, x = mlp(), torch.randn(16, 48)
+    ss.convert(net, dtype=mode)
+    net[0], net[2] = Adapted(net[0]), Adapted(net[2])
+    before = {name: value.clone() for name, value in net.state_dict().items() if "base" in name}
+    learned = [p for p in net.parameters() if p.requires_grad]
+    optimizer, losses = torch.optim.Adam(learned, lr=1e-2), []
+    for _ in range(10):
+        losses.append((net(x) - x).square().mean())
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < 0.9 * losses[0]
+    assert len(learned) == 4
+    assert all(torch.equal(net.state_dict()[name].float(), value.float()) for name, value in before.items())
+
+
+def test_lora_of_peft_trains_on_converted_layers() -> None:
+    peft = pytest.importorskip("peft")
+    net = llama()
+    ss.convert(net)
+    net = peft.get_peft_model(net, peft.LoraConfig(target_modules=["q_proj", "down_proj"], r=4))
+    net(TOKENS, labels=TOKENS).loss.backward()
+    assert sum(p.grad is not None for p in net.parameters()) == 2 * 2 * 2
+
+
+def test_a_converted_layer_is_not_converted_again() -> None:
+    with pytest.raises(ShiplapError, match=r"SL211[\s\S]*got +a converted layer"):
+        ss.Linear.of(layer())
+    made = layer()
+    made.reset_parameters()
+    assert not made.weight.any()
+    assert made.weight_scale.eq(1).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -322,3 +323,29 @@ def test_compiled_for_any_number_of_rows() -> None:
         x = torch.randn(m, 70)
         assert torch.equal(compiled(x), layer(x))
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("keep", ["both", "dense", "packed"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("change", [{"n": 16}, {"n": 48}, {"k": 32}, {"k": 72}, {"pairs": 2}, {"pairs": 3}], ids=str)
+def test_fields_that_do_not_fit_the_tensors_are_refused(mode: str, keep: str, change: dict[str, int]) -> None:
+    """At this depth windows of 4:6 need as many bytes as those of 6:8."""
+    packed = pack(prune(torch.randn(32, 64), "6:8"), "6:8", mode).keeping(keep)
+    assert replace(packed, n=32).pattern == packed.pattern
+    with pytest.raises(ShiplapError, match="SL211"):
+        replace(packed, **change)
+
+
+def test_tensors_of_other_kinds_are_refused() -> None:
+    packed = pack(torch.randn(32, 64))
+    assert (str(packed.pattern), packed.packed) == ("dense", None)
+    for change in (
+        {"scale": None},
+        {"scale": packed.scale.double()},
+        {"dense": packed.dense.float()},
+        {"dense": None},
+        {"packed": torch.zeros(8, dtype=torch.uint8)},
+        {"mode": "bf16"},
+    ):
+        with pytest.raises(ShiplapError, match=r"SL211[\s\S]*slidesparse.Packed[\s\S]*expected"):
+            replace(packed, **change)

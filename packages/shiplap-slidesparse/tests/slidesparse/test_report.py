@@ -115,14 +115,25 @@ def test_both_numbers_are_shown() -> None:
 def test_the_verb(tmp_path: Path) -> None:
     tokens, page = tmp_path / "tokens.txt", tmp_path / "page.html"
     tokens.write_text("3 1 4 1 5 9 2 6")
-    done = run(f"{HERE}:model", "--rows", "1,16", "--seconds", "0.01", "--tokens", tokens, "--html", page)
+    asked = "--pattern", "6:8", "--rows", "1,16", "--seconds", "0.01"
+    done = run(f"{HERE}:model", *asked, "--tokens", tokens, "--html", page)
     assert done.exit_code in (0, 1), done.output
     assert re.search(r"slide wins \d of 6, measured; at most 1.33x on sparse tensor cores", done.stdout)
     assert re.search(r"7 tokens: perplexity [\d.]+ → [\d.]+, divergence", done.stdout)
-    assert "40 x 48: 1; weight off by" in done.stdout
+    assert re.search(r"40 x 48: 1; weight off by 1\d.\d%, output by 1\d", done.stdout)
     html = page.read_text()
     assert "<script src" not in html
-    assert "weight off by" in html
+    assert re.search(r"weight off by 1\d.\d+ %</td><td>output off by 1", html)
+
+
+def test_the_verb_measures_dense_layers_by_default() -> None:
+    done = run(f"{HERE}:model", "--rows", "16", "--seconds", "0.01")
+    assert done.exit_code in (0, 1), done.output
+    assert re.search(r"dense int8 on cpu: dense wins \d of 3, measured\n", done.stdout)
+    assert re.search(r"40 x 48: 1; weight off by 0.\d%, output by [01].\d%", done.stdout)
+    refused = run(f"{HERE}:model", "--dtype", "bf16")
+    assert refused.exit_code == 2
+    assert "dense weights in bf16" in refused.output
 
 
 def test_numbers_that_json_has_not_are_null(tmp_path: Path) -> None:
@@ -161,7 +172,8 @@ def test_the_verb_as_json(tmp_path: Path) -> None:
     parsed = json.loads(done.stdout)
     assert (parsed["pattern"], parsed["ceiling"], parsed["drift"]["tokens"]) == ("2:4", 2.0, 2)
     assert sum(len(size["layers"]) for size in parsed["sizes"]) == 14
-    assert parsed["conversion"]["skipped"] == [{"name": "lm_head", "reason": "skip='lm_head'"}]
+    assert [s["name"] for s in parsed["conversion"]["skipped"]] == ["lm_head", "model.embed_tokens.weight"]
+    assert all(0.1 < c["output_error"] < 0.9 for c in parsed["conversion"]["converted"])
     assert parsed["facts"]["torch"] == torch.__version__
 
 

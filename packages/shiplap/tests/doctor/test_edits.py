@@ -117,6 +117,21 @@ def test_an_edited_branch_computes_the_same(tmp_path: Path) -> None:
     assert "return (x.clone(), y)" in changed
 
 
+def test_what_only_one_side_needs_stays_inside(tmp_path: Path) -> None:
+    source = """
+        import torch
+        def f(q, d):
+            if d.max().item() > 3:  # HERE
+                weight = torch.exp(-d)
+                q = q * weight
+            else:
+                q = q + 1
+            return q
+    """
+    (changed,) = proposals(tmp_path, source, edits_of_values.cond_for_branch)
+    assert "(q,) = torch.cond(d.max() > 3, if_true, if_false, (q,))" in changed
+
+
 def test_a_loop_becomes_an_operator(tmp_path: Path) -> None:
     source = """
         import torch
@@ -208,6 +223,12 @@ def test_an_opaque_expression_becomes_an_op(tmp_path: Path) -> None:
     assert 'def medfilt_op(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:' in same
     assert 'def medfilt_op(x: Float[Tensor, "*s"]) -> Float[Tensor, ""]:' in scalar
     assert "y = medfilt_op(x)  # HERE" in same
+
+
+def test_an_op_stands_below_the_imports_that_it_needs(tmp_path: Path) -> None:
+    source = "import torch\ndef f(x):\n    return sort(x)  # HERE\n"
+    same, _ = proposals(tmp_path, source, edits_of_values.declare_expression, "sort")
+    assert same.index("import shiplap as sl") < same.index("@sl.op") < same.index("def f(x)")
 
 
 def test_effects_and_clocks_in_eager_mode(tmp_path: Path) -> None:

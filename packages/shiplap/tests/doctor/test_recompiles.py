@@ -136,6 +136,7 @@ def test_an_unused_cuda_graph_says_why(diagnosis: Diagnosis) -> None:
         ("1/0: ___check_type_id(n, 139), type=<class 'float'>  # x", GuardFailure("type", "n")),
         ("1/0: ___check_obj_id(fn, 139)  # x", GuardFailure("identity", "fn")),
         ("1/0: len(xs) == 2  # x", GuardFailure("length", "xs")),
+        ("1/0: 2 <= hidden.size()[0]  # x", GuardFailure("small", "hidden, dim 0")),
         ("1/0: not dt  # if not dt", GuardFailure("length", "dt")),
         ("1/0: self.cos is None  # if self.cos is None", GuardFailure("lazy", "self.cos", ("None",))),
         ("1/0: L['self']._modules['attn'].scale == 2  # x", GuardFailure("attribute", "self.attn.scale", ("2",))),

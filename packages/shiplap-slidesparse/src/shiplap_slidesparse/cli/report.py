@@ -26,8 +26,8 @@ Examples:
 
 \b
 Exit status:
-  0  the sparse form wins somewhere (with --no-measure: is predicted to, or nothing is)
-  1  it wins nowhere: dense layers are faster here
+  0  the converted form wins somewhere (with --no-measure: is predicted to, or nothing is)
+  1  it wins nowhere: the layers as they are, or dense ones, are faster here
   2  no such model, nothing to convert, or tokens that do not fit"""
 
 
@@ -38,7 +38,7 @@ def command(
             metavar="MODEL", help="A directory of transformers, or module[:name] or file.py[:name] of a torch module."
         ),
     ],
-    pattern: Annotated[str, typer.Option("--pattern", help="2:4, 4:6, 6:8, ...")] = "6:8",
+    pattern: Annotated[str, typer.Option("--pattern", help="dense, 2:4, 4:6, 6:8, ...")] = "dense",
     dtype: Annotated[str, typer.Option("--dtype", help="int8, fp8, bf16 or fp16.")] = "int8",
     rows: Annotated[str, typer.Option("--rows", metavar="M,...", help="Numbers of rows (tokens of a call).")] = "1,16,"
     "64,256,1024,4096",
@@ -59,6 +59,7 @@ def command(
     """Show per layer and number of rows which form is fastest, by how much, and what accuracy it costs.
 
     The forms: base, the layer as it is; dense, pruned and in 8 (or 16) bits; slide, the same packed for sparse units.
+    The pattern dense prunes nothing and has no slide.
     Predicted is what arithmetic and memory allow, where the device is known; measured is what it did.
     """
     from shiplap_slidesparse.convert import SKIPPED

@@ -31,11 +31,13 @@ def write_page(path: Path, title: str, about: dict[str, str], report: SparsityRe
 
 def _report_headline(report: SparsityReport) -> str:
     buckets = [b for size in report.sizes for b in size.buckets if b.winner]
-    won = sum(b.winner == "slide" for b in buckets)
+    form = "dense" if report.pattern == "dense" else "slide"
+    won = sum(b.winner == form for b in buckets)
     how = "measured" if any(b.measured for b in buckets) else "predicted"
-    summary = f"slide wins {won} of {len(buckets)}, {how}" if buckets else "nothing measured, and no peaks known"
+    summary = f"{form} wins {won} of {len(buckets)}, {how}" if buckets else "nothing measured, and no peaks known"
     subject = f"{report.pattern} {report.dtype} on {report.device}"
-    return f"{subject}: {summary}; at most {report.ceiling:.2f}x on sparse tensor cores"
+    ceiling = f"; at most {report.ceiling:.2f}x on sparse tensor cores" if form == "slide" else ""
+    return f"{subject}: {summary}{ceiling}"
 
 
 def print_report(report: SparsityReport) -> None:
@@ -81,7 +83,8 @@ def print_report(report: SparsityReport) -> None:
 
 def _size_title(size: LayerSize) -> str:
     more = f" and {len(size.layers) - 1} more" if len(size.layers) > 1 else ""
-    return f"{size.n} x {size.k}: {size.layers[0]}{more}; weight off by {size.error:.1%}"
+    off = f"weight off by {size.error:.1%}, output by {size.output_error:.1%}"
+    return f"{size.n} x {size.k}: {size.layers[0]}{more}; {off}"
 
 
 def format_times(bucket: LayerBucket, form: str) -> str:

@@ -11,6 +11,7 @@ struct Activations {
   int element;
   int64_t pairs;  // 0: not lifted, rows as long as they are
   bool float8;
+  const int64_t* order = nullptr;  // the numbers of the rows to take, or all in turn
 };
 
 // Bytes of scratch per thread: a row of floats and one of bytes, with room for a whole group behind it.

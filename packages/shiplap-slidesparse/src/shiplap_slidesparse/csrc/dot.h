@@ -33,7 +33,8 @@ struct Quantise {
 };
 
 struct Kernels {
-  void (*dot_int8)(const Dots<int8_t, int32_t>&);  // exact, for depths up to 131,071
+  void (*dot_int8)(const Dots<int8_t, int32_t>&);       // exact, for depths up to 131,071
+  void (*dot_symmetric)(const Dots<int8_t, int32_t>&);  // the same for a left side without -128, as quantised rows are
   void (*dot_float)(const Dots<float, float>&);
   void (*widen[kElementCount])(const void* from, float* to, int64_t count);
   float (*largest)(const float* row, int64_t count);  // of the magnitudes; NaN if there is one

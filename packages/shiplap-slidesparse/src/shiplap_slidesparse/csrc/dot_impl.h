@@ -13,8 +13,14 @@
 namespace shiplap::slidesparse {
 namespace {
 
-// Sums of a block of rows x columns stay in registers: 12 and 7 operands fill the 16 of AVX2.
+// Sums of a block of rows x columns stay in registers: 12 and 4 operands fill the 16 of AVX2, whose integer products need
+// one more before they are added.
 constexpr int kRows = 3, kColumns = 4;
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+constexpr int kInt8Rows = 2;
+#else
+constexpr int kInt8Rows = 3;
+#endif
 
 typedef float Floats __attribute__((vector_size(SHIPLAP_VECTOR_BYTES)));
 typedef float UnalignedFloats __attribute__((vector_size(SHIPLAP_VECTOR_BYTES), aligned(4), may_alias));
@@ -22,7 +28,22 @@ constexpr int64_t kFloats = SHIPLAP_VECTOR_BYTES / 4;
 
 // ---------------------------------------------------------------------------------------------------------------- int8
 
+// Unsigned, since the offset may wrap on the way; the difference does not.
+#if defined(__AVX2__)
+inline uint32_t total(__m256i sums) {
+  __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+  half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1))));
+}
+#endif
+
 #if defined(__AVX512VNNI__)
+
+inline uint32_t total(__m512i sums) {
+  __m256i halves[2];
+  __builtin_memcpy(halves, &sums, sizeof(sums));
+  return total(_mm256_add_epi32(halves[0], halves[1]));
+}
 
 // vpdpbusd multiplies unsigned by signed bytes: the left side goes in with 128 added (its sign bit turned), and 128 times
 // the sum of the right row comes off again, in 32 bits, where wrapping is exact.
@@ -67,7 +88,27 @@ struct Int8 {
   static void excess(const int8_t*, int64_t, Sums&) {}
 };
 
+// Bytes without widening: |right| times left with right's sign. Two products fit into 16 bits unless left has -128.
+struct Symmetric : Int8 {
+  static constexpr int64_t kStep = 32;
+  static Operand load(const int8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+  static Operand some(const int8_t* from, int64_t count) {
+    int8_t padded[kStep] = {};
+    __builtin_memcpy(padded, from, static_cast<unsigned long>(count));
+    return load(padded);
+  }
+  static void add(Sums& sums, const Operand& left, const Operand& right) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(right), _mm256_sign_epi8(left, right));
+    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+};
+
 #else
+
+inline uint32_t total(int32_t __attribute__((vector_size(16))) sums) {
+  return static_cast<uint32_t>(sums[0]) + static_cast<uint32_t>(sums[1]) + static_cast<uint32_t>(sums[2]) +
+         static_cast<uint32_t>(sums[3]);
+}
 
 struct Int8 {
   typedef int16_t Operand __attribute__((vector_size(8)));
@@ -89,40 +130,36 @@ struct Int8 {
 
 #endif
 
-// Unsigned, since the offset may wrap on the way; the difference does not.
-inline uint32_t total(const Int8::Sums& sums) {
-  uint32_t lanes[sizeof(sums) / 4], total = 0;
-  __builtin_memcpy(lanes, &sums, sizeof(sums));
-  for (const uint32_t lane : lanes) total += lane;
-  return total;
-}
+#if !defined(__AVX2__) || defined(__AVX512VNNI__)
+typedef Int8 Symmetric;
+#endif
 
 // One vector of each row: all of it, or `count` elements.
-template <int R, int C, class Load>
+template <class Int, int R, int C, class Load>
 inline void step_int8(const Dots<int8_t, int32_t>& d, const int8_t* left, const int8_t* right, const Load& load,
-                      Int8::Sums (&sums)[R][C]) {
-  Int8::Operand rows[R];
+                      typename Int::Sums (&sums)[R][C]) {
+  typename Int::Operand rows[R];
   SHIPLAP_UNROLL
-  for (int r = 0; r < R; ++r) rows[r] = Int8::left(load(left + r * d.left_stride));
+  for (int r = 0; r < R; ++r) rows[r] = Int::left(load(left + r * d.left_stride));
   SHIPLAP_UNROLL
   for (int c = 0; c < C; ++c) {
-    const Int8::Operand weights = load(right + c * d.right_stride);
+    const typename Int::Operand weights = load(right + c * d.right_stride);
     SHIPLAP_UNROLL
-    for (int r = 0; r < R; ++r) Int8::add(sums[r][c], rows[r], weights);
+    for (int r = 0; r < R; ++r) Int::add(sums[r][c], rows[r], weights);
   }
 }
 
-template <int R, int C>
+template <class Int, int R, int C>
 void block_int8(const Dots<int8_t, int32_t>& d, int64_t row, int64_t column, const uint32_t* excess) {
   const int8_t* left = d.left + row * d.left_stride;
   const int8_t* right = d.right + column * d.right_stride;
-  const auto whole = [](const int8_t* from) { return Int8::load(from); };
-  Int8::Sums sums[R][C] = {};
+  const auto whole = [](const int8_t* from) { return Int::load(from); };
+  typename Int::Sums sums[R][C] = {};
   int64_t k = 0;
-  for (; k + Int8::kStep <= d.depth; k += Int8::kStep) step_int8<R, C>(d, left + k, right + k, whole, sums);
+  for (; k + Int::kStep <= d.depth; k += Int::kStep) step_int8<Int, R, C>(d, left + k, right + k, whole, sums);
   if (k < d.depth) {
-    const auto some = [count = d.depth - k](const int8_t* from) { return Int8::some(from, count); };
-    step_int8<R, C>(d, left + k, right + k, some, sums);
+    const auto some = [count = d.depth - k](const int8_t* from) { return Int::some(from, count); };
+    step_int8<Int, R, C>(d, left + k, right + k, some, sums);
   }
   for (int r = 0; r < R; ++r) {
     for (int c = 0; c < C; ++c) {
@@ -170,34 +207,39 @@ template <class D>
 using Block = void (*)(const D&, int64_t row, int64_t column, const uint32_t* excess);
 
 // The block of `rows` x `columns` at a place; fewer than a whole block at the edges.
-template <class D>
-void fill(const D& d, const Block<D> (&blocks)[kRows][kColumns], const uint32_t* excess) {
+template <class D, int Rows>
+void fill(const D& d, const Block<D> (&blocks)[Rows][kColumns], const uint32_t* excess) {
   for (int64_t column = 0; column < d.columns; column += kColumns) {
     const int64_t wide = d.columns - column < kColumns ? d.columns - column : kColumns;
-    for (int64_t row = 0; row < d.rows; row += kRows) {
-      const int64_t high = d.rows - row < kRows ? d.rows - row : kRows;
+    for (int64_t row = 0; row < d.rows; row += Rows) {
+      const int64_t high = d.rows - row < Rows ? d.rows - row : Rows;
       blocks[high - 1][wide - 1](d, row, column, excess);
     }
   }
 }
 
-constexpr Block<Dots<int8_t, int32_t>> kInt8Blocks[kRows][kColumns] = {
-    {block_int8<1, 1>, block_int8<1, 2>, block_int8<1, 3>, block_int8<1, 4>},
-    {block_int8<2, 1>, block_int8<2, 2>, block_int8<2, 3>, block_int8<2, 4>},
-    {block_int8<3, 1>, block_int8<3, 2>, block_int8<3, 3>, block_int8<3, 4>}};
+template <class Int>
+constexpr Block<Dots<int8_t, int32_t>> kInt8Blocks[kInt8Rows][kColumns] = {
+    {block_int8<Int, 1, 1>, block_int8<Int, 1, 2>, block_int8<Int, 1, 3>, block_int8<Int, 1, 4>},
+    {block_int8<Int, 2, 1>, block_int8<Int, 2, 2>, block_int8<Int, 2, 3>, block_int8<Int, 2, 4>},
+#if !defined(__AVX2__) || defined(__AVX512VNNI__)
+    {block_int8<Int, 3, 1>, block_int8<Int, 3, 2>, block_int8<Int, 3, 3>, block_int8<Int, 3, 4>},
+#endif
+};
 constexpr Block<Dots<float, float>> kFloatBlocks[kRows][kColumns] = {
     {block_float<1, 1>, block_float<1, 2>, block_float<1, 3>, block_float<1, 4>},
     {block_float<2, 1>, block_float<2, 2>, block_float<2, 3>, block_float<2, 4>},
     {block_float<3, 1>, block_float<3, 2>, block_float<3, 3>, block_float<3, 4>}};
 
+template <class Int>
 void dot_int8(const Dots<int8_t, int32_t>& d) {
   uint32_t excess[kTileColumns];
   for (int64_t c = 0; c < d.columns; ++c) {
-    Int8::Sums sums = {};
-    Int8::excess(d.right + c * d.right_stride, d.depth, sums);
+    typename Int::Sums sums = {};
+    Int::excess(d.right + c * d.right_stride, d.depth, sums);
     excess[c] = total(sums);
   }
-  fill(d, kInt8Blocks, excess);
+  fill(d, kInt8Blocks<Int>, excess);
 }
 
 void dot_float(const Dots<float, float>& d) { fill(d, kFloatBlocks, nullptr); }
@@ -247,7 +289,7 @@ void to_float8(const Quantise& q) {
 }
 
 constexpr Kernels kKernels{
-    dot_int8, dot_float,
+    dot_int8<Int8>, dot_int8<Symmetric>, dot_float,
     {widen_row<Float8>, widen_row<Half>, widen_row<Bfloat16>, widen_row<float>, widen_row<double>},
     largest, to_int8, to_float8};
 

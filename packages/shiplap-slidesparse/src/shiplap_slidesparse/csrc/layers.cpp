@@ -1,4 +1,4 @@
-// linear_int8, linear_fp8, linear_bf16, linear_fp16: quantise, multiply, scale and add, without a pass of their own.
+// linear_* and experts_*: quantise, multiply, scale and add, without a pass of their own.
 #include "activations.h"
 #include "numbers.h"
 #include "slidesparse.h"
@@ -12,6 +12,8 @@ struct Layer {
   DLTensor* out;
   int64_t pairs, layout;
   bool slide;  // what the config asks for; what is there decides first
+  const DLTensor* chosen = nullptr;  // the expert of each row, whose rows of the dense weight it is multiplied with
+  int64_t experts = 1;
   int64_t n() const { return out->shape[1]; }
   bool sparse() const { return packed != nullptr && (slide || dense == nullptr); }
   int64_t depth() const { return sparse() ? lifted_depth(x->shape[1], pairs) : x->shape[1]; }
@@ -37,7 +39,7 @@ int check_layer(const sl_context* ctx, const Layer& layer) {
 template <class T>
 int weight_of(const sl_context* ctx, const Layer& layer, Dtype dtype, Weight<T>* weight) {
   if (layer.dense != nullptr && !layer.sparse()) {
-    return dense_weight(ctx, layer.dense, layer.n(), layer.x->shape[1], dtype, weight);
+    return dense_weight(ctx, layer.dense, layer.experts * layer.n(), layer.x->shape[1], dtype, weight);
   }
   return packed_weight(ctx, layer.packed, layer.layout, round_up(layer.n(), 32), layer.depth(), dtype, weight);
 }
@@ -49,25 +51,45 @@ struct Finish {
   const S* bias;
   S* out;
   int64_t n;
+  const int64_t* order = nullptr;  // where a row belongs, if not at its own place
 
   template <class Sum>
   void operator()(int64_t row, int64_t column, int64_t high, int64_t wide, const Sum* sums) const {
     for (int64_t r = 0; r < high; ++r) {
+      const int64_t place = order ? order[row + r] : row + r;
       for (int64_t c = 0; c < wide; ++c) {
         float value = static_cast<float>(sums[r * kTileColumns + c]);
         if (row_scale != nullptr) value = value * row_scale[row + r] * column_scale[column + c];
         if (bias != nullptr) value += widen(bias[column + c]);
-        narrow(value, out + (row + r) * n + column + c);
+        narrow(value, out + place * n + column + c);
       }
     }
   }
 };
 
-// Scratch of a quantised layer: rows as bytes, their scales, rows being quantised, and for float8 rows and blocks as floats.
-int64_t quantised_room(int64_t m, int64_t k, int64_t depth, int threads, bool float8) {
+// Scratch of a quantised layer: rows as bytes, their scales, rows being quantised, for float8 rows and blocks as floats,
+// and the order of the rows by expert.
+int64_t quantised_room(const Layer& layer, int threads, bool float8) {
+  const int64_t m = layer.x->shape[0], depth = layer.depth();
   const int64_t floats = float8 ? 4 * m * depth + 64 : 0;
-  return round_up(m * depth, 64) + round_up(4 * m, 64) + threads * quantise_room(k) +
-         round_up(threads * kBlock * depth * (float8 ? 4 : 1), 64) + floats;
+  return round_up(m * depth, 64) + round_up(4 * m, 64) + threads * quantise_room(layer.x->shape[1]) +
+         round_up(threads * kBlock * depth * (float8 ? 4 : 1), 64) + floats +
+         (layer.chosen ? round_up(8 * m, 64) + round_up(8 * (layer.experts + 1), 64) : 0);
+}
+
+// `order` gets the numbers of the rows, those of an expert together: from start[expert] to start[expert + 1].
+void group_rows(const int64_t* chosen, int64_t m, int64_t experts, int64_t* start, int64_t* order) {
+  const auto known = [&](int64_t row) { return chosen[row] >= 0 && chosen[row] < experts; };
+  std::fill(start, start + experts + 1, int64_t{0});
+  for (int64_t row = 0; row < m; ++row) {
+    if (known(row)) ++start[chosen[row] + 1];
+  }
+  for (int64_t e = 0; e < experts; ++e) start[e + 1] += start[e];
+  for (int64_t row = 0; row < m; ++row) {
+    if (known(row)) order[start[chosen[row]]++] = row;
+  }
+  std::copy_backward(start, start + experts, start + experts + 1);  // each had moved to the next one's place
+  start[0] = 0;
 }
 
 template <class S>
@@ -75,35 +97,58 @@ int quantised_layer(const sl_context* ctx, const Layer& layer, bool float8) {
   const int64_t m = layer.x->shape[0], k = layer.x->shape[1], depth = layer.depth();
   const int threads = thread_count(ctx);
   const Kernels& kernels = best_kernels();
-  SL_TRY(Arena::require(ctx, quantised_room(m, k, depth, threads, float8)));
+  SL_TRY(Arena::require(ctx, quantised_room(layer, threads, float8)));
   Arena arena(ctx);
   uint8_t* q = arena.take<uint8_t>(m * depth);
   float* row_scale = arena.take<float>(m);
-  const Activations activations{data<const char>(layer.x), m, k, layer.x->dtype.bits / 8,
-                                element_of(dtype_of(layer.x)), layer.sparse() ? layer.pairs : 0, float8};
+  int64_t rows = m, all[2] = {0, m}, *start = all, *order = nullptr;
+  if (layer.chosen != nullptr) {
+    order = arena.take<int64_t>(m);
+    start = arena.take<int64_t>(layer.experts + 1);
+    group_rows(data<const int64_t>(layer.chosen), m, layer.experts, start, order);
+    rows = start[layer.experts];
+    if (rows < m) std::fill_n(data<S>(layer.out), m * layer.n(), S{});  // rows of no expert
+  }
+  const Activations activations{data<const char>(layer.x), rows, k, layer.x->dtype.bits / 8,
+                                element_of(dtype_of(layer.x)), layer.sparse() ? layer.pairs : 0, float8, order};
   quantise_rows(kernels, activations, depth, threads, arena.take<char>(threads * quantise_room(k)), q, row_scale);
-  const Finish<S> finish{row_scale, data<const float>(layer.scale), layer.bias ? data<const S>(layer.bias) : nullptr,
-                         data<S>(layer.out), layer.n()};
+  const auto finish_of = [&](int64_t expert) {
+    return Finish<S>{row_scale + start[expert], data<const float>(layer.scale) + expert * layer.n(),
+                     layer.bias ? data<const S>(layer.bias) : nullptr, data<S>(layer.out), layer.n(),
+                     order ? order + start[expert] : nullptr};
+  };
+  const auto product = [&](auto dot, const auto* left, const auto& weight, auto* rooms) {
+    for (int64_t expert = 0; expert < layer.experts; ++expert) {
+      const int64_t count = start[expert + 1] - start[expert];
+      if (count == 0) continue;
+      multiply(dot, left + start[expert] * depth, count, weight.from_row(expert * layer.n()), layer.n(), threads, rooms,
+               finish_of(expert));
+    }
+    return static_cast<int>(SL_OK);
+  };
   if (!float8) {
     Weight<int8_t> weight;
     SL_TRY(weight_of(ctx, layer, kInt8Type, &weight));
     int8_t* rooms = arena.take<int8_t>(threads * kBlock * depth);
-    multiply(kernels.dot_int8, reinterpret_cast<const int8_t*>(q), m, weight, layer.n(), threads, rooms, finish);
-    return SL_OK;
+    return product(kernels.dot_symmetric, reinterpret_cast<const int8_t*>(q), weight, rooms);
   }
   Weight<float> weight;
   SL_TRY(weight_of(ctx, layer, kFloat8Type, &weight));
   float* rooms = arena.take<float>(threads * kBlock * depth);
   float* wide = arena.take<float>(m * depth);
-  kernels.widen[kFloat8](q, wide, m * depth);
-  multiply(kernels.dot_float, static_cast<const float*>(wide), m, weight, layer.n(), threads, rooms, finish);
-  return SL_OK;
+  kernels.widen[kFloat8](q, wide, rows * depth);
+  return product(kernels.dot_float, static_cast<const float*>(wide), weight, rooms);
 }
 
 int quantised(const sl_context* ctx, const Layer& layer, bool float8) {
   SL_TRY(check_layer(ctx, layer));
   SL_TRY(check_tensor(ctx, "scale", layer.scale, 1, kFloatType));
-  SL_TRY(check_extent(ctx, "scale", layer.scale, 0, layer.n()));
+  SL_TRY(check_extent(ctx, "scale", layer.scale, 0, layer.experts * layer.n()));
+  if (layer.chosen != nullptr) {
+    SL_TRY(check_tensor(ctx, "chosen", layer.chosen, 1, Dtype{0, 64}));
+    SL_TRY(check_extent(ctx, "chosen", layer.chosen, 0, layer.x->shape[0]));
+    if (layer.experts < 1) return fail(ctx, SL_INVALID_ARGUMENT, "no experts");
+  }
   if (!float8 && layer.x->shape[1] > 65536) return fail(ctx, SL_INVALID_ARGUMENT, "sums of so great a depth leave int32");
   switch (element_of(dtype_of(layer.x))) {
     case kFloat32: return quantised_layer<float>(ctx, layer, float8);
@@ -162,6 +207,18 @@ extern "C" int slidesparse_linear_fp8(const sl_context* ctx, const DLTensor* x, 
                                       const DLTensor* dense, const DLTensor* packed, const DLTensor* bias,
                                       DLTensor* out, int64_t pairs, int64_t layout) {
   const Layer layer{x, scale, dense, packed, bias, out, pairs, layout, asks_slide(ctx)};
+  return guarded(ctx, [&] { return quantised(ctx, layer, true); });
+}
+
+extern "C" int slidesparse_experts_int8(const sl_context* ctx, const DLTensor* x, const DLTensor* chosen,
+                                        const DLTensor* scale, const DLTensor* weight, DLTensor* out, int64_t experts) {
+  const Layer layer{x, scale, weight, nullptr, nullptr, out, 2, kPortable, false, chosen, experts};
+  return guarded(ctx, [&] { return quantised(ctx, layer, false); });
+}
+
+extern "C" int slidesparse_experts_fp8(const sl_context* ctx, const DLTensor* x, const DLTensor* chosen,
+                                       const DLTensor* scale, const DLTensor* weight, DLTensor* out, int64_t experts) {
+  const Layer layer{x, scale, weight, nullptr, nullptr, out, 2, kPortable, false, chosen, experts};
   return guarded(ctx, [&] { return quantised(ctx, layer, true); });
 }
 

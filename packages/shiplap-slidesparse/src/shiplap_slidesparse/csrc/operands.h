@@ -39,6 +39,13 @@ struct Weight {
   bool packed = false;
   void (*widen)(const void* from, float* to, int64_t count) = nullptr;  // for T = float
 
+  // The dense weight that begins at a row.
+  Weight from_row(int64_t row) const {
+    Weight part = *this;
+    if (!packed) part.values += row * depth * itemsize;
+    return part;
+  }
+
   // Rows from `first` as T, `depth` apart, in `room` unless they lie so already.
   const T* block(int64_t first, int64_t count, T* room) const {
     return packed ? sparse_block(first, count, room) : dense_block(values + first * depth * itemsize, count, room);

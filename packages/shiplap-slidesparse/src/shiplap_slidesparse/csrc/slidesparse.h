@@ -111,6 +111,51 @@ SL_EXPORT int slidesparse_linear_fp16(const sl_context* ctx,
                                       int64_t layout);
 SL_EXPORT const char* slidesparse_linear_fp16_signature(void);
 
+/* ``linear_int8`` of each row with the ``n`` rows of the weight that its expert has. Zeros for a row of none.
+ *   slidesparse::experts_int8(Tensor x, Tensor chosen, Tensor scale, Tensor weight, SymInt experts) -> Tensor
+ *   x: Float[Tensor, "m k"]
+ *   chosen: Int64[Tensor, "m"]
+ *   scale: Float32[Tensor, "rows"]
+ *   weight: Int8[Tensor, "rows k"]
+ *   out: Float[Tensor, "m n"] (output)
+ *   n = rows // experts
+ *   requires experts >= 1
+ *   requires experts <= 1024
+ *   requires rows % experts == 0
+ *   requires k <= 65536
+ */
+#define slidesparse_experts_int8_SIGNATURE "ce4bd14009db0a53"
+SL_EXPORT int slidesparse_experts_int8(const sl_context* ctx,
+                                       const DLTensor* x,
+                                       const DLTensor* chosen,
+                                       const DLTensor* scale,
+                                       const DLTensor* weight,
+                                       DLTensor* out,
+                                       int64_t experts);
+SL_EXPORT const char* slidesparse_experts_int8_signature(void);
+
+/* As ``experts_int8``, in float8_e4m3fn.
+ *   slidesparse::experts_fp8(Tensor x, Tensor chosen, Tensor scale, Tensor weight, SymInt experts) -> Tensor
+ *   x: Float[Tensor, "m k"]
+ *   chosen: Int64[Tensor, "m"]
+ *   scale: Float32[Tensor, "rows"]
+ *   weight: Float8e4m3fn[Tensor, "rows k"]
+ *   out: Float[Tensor, "m n"] (output)
+ *   n = rows // experts
+ *   requires experts >= 1
+ *   requires experts <= 1024
+ *   requires rows % experts == 0
+ */
+#define slidesparse_experts_fp8_SIGNATURE "54de5c0dcf32b072"
+SL_EXPORT int slidesparse_experts_fp8(const sl_context* ctx,
+                                      const DLTensor* x,
+                                      const DLTensor* chosen,
+                                      const DLTensor* scale,
+                                      const DLTensor* weight,
+                                      DLTensor* out,
+                                      int64_t experts);
+SL_EXPORT const char* slidesparse_experts_fp8_signature(void);
+
 /* Rows of ``x`` as int8 with a scale each (``quantise.py`` has the formula), lifted for windows of ``pairs``.
  *   slidesparse::quantise_int8(Tensor x, SymInt pairs=2) -> (Tensor, Tensor)
  *   x: Float[Tensor, "m k"]
@@ -419,6 +464,8 @@ SL_EXPORT const char* slidesparse_lt_sparse_mm_fp16_signature(void);
   const char* slidesparse_linear_fp8_signature(void) { return slidesparse_linear_fp8_SIGNATURE; } \
   const char* slidesparse_linear_bf16_signature(void) { return slidesparse_linear_bf16_SIGNATURE; } \
   const char* slidesparse_linear_fp16_signature(void) { return slidesparse_linear_fp16_SIGNATURE; } \
+  const char* slidesparse_experts_int8_signature(void) { return slidesparse_experts_int8_SIGNATURE; } \
+  const char* slidesparse_experts_fp8_signature(void) { return slidesparse_experts_fp8_SIGNATURE; } \
   const char* slidesparse_quantise_int8_signature(void) { return slidesparse_quantise_int8_SIGNATURE; } \
   const char* slidesparse_quantise_fp8_signature(void) { return slidesparse_quantise_fp8_SIGNATURE; } \
   const char* slidesparse_lift_signature(void) { return slidesparse_lift_SIGNATURE; } \

@@ -12,6 +12,14 @@ extern "C" int slidesparse_dot_int8_isa(const int8_t* left, int64_t rows, const 
   return SL_OK;
 }
 
+extern "C" int slidesparse_dot_symmetric_isa(const int8_t* left, int64_t rows, const int8_t* right, int64_t columns,
+                                             int64_t depth, int32_t* out, int32_t isa) {
+  const Kernels* kernels = isa_kernels(isa);
+  if (kernels == nullptr) return SL_UNSUPPORTED;
+  kernels->dot_symmetric({left, depth, rows, right, depth, columns, depth, out});
+  return SL_OK;
+}
+
 extern "C" int slidesparse_dot_float_isa(const float* left, int64_t rows, const float* right, int64_t columns,
                                          int64_t depth, float* out, int32_t isa) {
   const Kernels* kernels = isa_kernels(isa);

@@ -157,10 +157,12 @@ def tune_layer(
     rows = list(rows)
     dense, sparse = _LEAVES[op]
     wide, choices = formats.dense_depth(n), list[Choice]()
-    for leaf, depth in ((dense, k), (sparse, formats.lifted_depth(k, pairs))):
-        usable = leaf in kernels.SPARSE and libraries.available(device, _SOURCE[leaf]) is True
+    for leaf, depth in ((dense, k), (sparse, formats.lifted_depth(k, pairs) if pairs else 0)):
+        usable = pairs and leaf in kernels.SPARSE and libraries.available(device, _SOURCE[leaf]) is True
         if leaf is not None and (usable or (leaf in kernels.DENSE and n % 32 == 0 and k % 32 == 0)):
             choices += tune_product(leaf, [(-(-m // 16) * 16, wide, depth) for m in rows], device, seconds, remeasure)
+    if not pairs:  # a dense weight has one form
+        return choices
     # Samples have to be packed in the layout that the kernels of this device read.
     layout = ops.CUSPARSELT if libraries.available(device) is True else ops.PORTABLE
     drawn_as = {"dtype": str(dtype)} if op in (layers.linear_int8, layers.linear_fp8) else {}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from shiplap.declare.bucket import BucketRule
 from shiplap.declare.config import Space
+from shiplap.declare.dim_expression import Expr
 from shiplap.declare.spec import OpSpec
 
 
@@ -13,6 +17,23 @@ def config_values(space: Space | None) -> list[int]:
     """
     static = space.static if space is not None else None
     return [int(value) for _, value in static.items] if static is not None else []
+
+
+@dataclass(frozen=True)
+class NativeChoice:
+    """One of several kernels of an op on a device, all of them C functions of one library."""
+
+    symbol: str
+    dtypes: tuple[str, ...] = ()
+    workspace: Expr | None = None
+    space: Space | None = None
+
+
+def config_rows(kernels: Sequence[NativeChoice]) -> list[list[int]]:
+    """Return for each kernel its number and its default config, filled up to the length of the longest one."""
+    values = [config_values(kernel.space) for kernel in kernels]
+    width = max(map(len, values), default=0)
+    return [[number, *row, *[0] * (width - len(row))] for number, row in enumerate(values)]
 
 
 def lookup_key(spec: OpSpec, rule: BucketRule | None) -> list[str]:

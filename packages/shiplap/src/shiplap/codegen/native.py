@@ -13,7 +13,7 @@ from typing import Any
 
 from shiplap import dtypes
 from shiplap.cached_property import cached_property
-from shiplap.codegen.chosen import config_values, lookup_key
+from shiplap.codegen.chosen import NativeChoice, config_rows, config_values, lookup_key
 from shiplap.codegen.ctype import CParameter, c_prototype
 from shiplap.codegen.environment import render_source
 from shiplap.codegen.plan import step_statements
@@ -47,7 +47,10 @@ _MAX_RANK = 8
 
 @dataclass(frozen=True)
 class NativeOp:
-    """One op to be bound natively: its declaration, and the facts about its only kernel on ``device``.
+    """One op to be bound natively: its declaration, and the facts about its kernels on ``device``.
+
+    Of several kernels all are in ``kernels``, in the order in which a call tries them, and ``symbol``, ``workspace``,
+    ``dtypes`` and ``space`` are those of the first. ``rows`` are choices for a library without Python.
 
     ``names`` are the torch ops to register: the first writes where the op returns arguments. ``dtypes`` are the
     dtypes that the kernel accepts, empty for all declared ones. ``out`` requests the out-variant as well. ``align`` is
@@ -68,6 +71,8 @@ class NativeOp:
     align: int = 1
     edition: int = 1  # of the schema in this process
     source: str = ""  # the C++ of the kernel's function, where no library has it
+    kernels: tuple[NativeChoice, ...] = ()
+    rows: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def unfit(self) -> str:
@@ -136,10 +141,16 @@ def _template_values(op: NativeOp) -> dict[str, Any]:
         functions.append((_helper_op_name(op, "out"), "call_out"))
         python = f"{spec.namespace}::{_helper_op_name(op, 'out__python')}"
         calls.append({"function": "call_out", "python": python, "out": True})
+    defaults = config_rows(op.kernels) if op.kernels else [config_values(op.space)]
     peek = [("_or_absent" if a.optional else "", i) for i, a in enumerate(spec.args) if a.tensor is not None]
     return {
         "spec": spec,
+        "symbols": [k.symbol for k in op.kernels] or [op.symbol],
         "symbol": op.symbol,
+        "several": bool(op.kernels),
+        "picks": _default_picks(op),
+        "rows": [number for row in op.rows for number in row],
+        "row_count": len(op.rows),
         "source": op.source,
         "device": op.device,
         "prototype": parameters,
@@ -152,7 +163,9 @@ def _template_values(op: NativeOp) -> dict[str, Any]:
         "where": where,
         **_print_plan_steps(op, CallPlan(spec), where),
         "arguments": [_argument_expression(spec, p) for p in parameters],
-        "config": config_values(op.space),
+        "defaults": defaults,
+        "config_size": len(defaults[0]),
+        "config_sizes": [len(config_values(k.space)) for k in op.kernels],
         "lookup": lookup_key(spec, op.rule),
         "contiguous": [f"peek_contiguous{suffix}(values[{i}])" for suffix, i in peek],
     }
@@ -174,7 +187,7 @@ def _print_plan_steps(op: NativeOp, plan: CallPlan, where: str) -> dict[str, Any
         "packed": step_statements(packed := packing_steps(spec, op.strided, op.align, native=True)),
         "written_back": [step.at for step in packed if isinstance(step, PackStep) and step.written],
         "allocated": step_statements(outputs.allocated),
-        "workspace": _workspace_statements(op, plan.names) if op.workspace else [],
+        "workspace": _workspace_statements(op, plan.names),
         "widest": _itemsize_dtypes(spec),
     }
 
@@ -201,7 +214,10 @@ def _returning_op(op: NativeOp) -> dict[str, Any]:
 def _why_unfit(op: NativeOp) -> str:
     spec = op.spec
     # Without a static default config, the kernel has no values to run with before a choice exists.
-    if op.space is not None and (op.space.static is None or not lookup_key(spec, op.rule)):
+    spaces = [k.space for k in op.kernels] or [op.space]
+    if any(space is not None and space.static is None for space in spaces):
+        return "a config that C++ cannot look up"
+    if (op.kernels or op.space is not None) and not lookup_key(spec, op.rule):
         return "a config that C++ cannot look up"
     if optional := [a.name for a in spec.args if a.mutated and a.optional]:
         return f"{optional[0]}, which may be absent and is written to"
@@ -214,7 +230,7 @@ def _why_unfit(op: NativeOp) -> str:
             return f"{kind.dtypes[0]}, which torch's stable ABI does not name"
     # Division, remainders and calls on floats are not sure to agree in C++ and in Python.
     real = {a.name for a in spec.scalars if "float" in str(a.scalar)}
-    exprs = [e for _, e in (*spec.dims, *spec.bounds)] + list(spec.requires) + ([op.workspace] if op.workspace else [])
+    exprs = [e for _, e in (*spec.dims, *spec.bounds)] + list(spec.requires) + _workspaces(op)
     for expr in exprs:
         if expr.names & real and any(c in expr.source for c in "/%("):
             return f"{expr}, which is not of integers"
@@ -251,9 +267,32 @@ def _input_deferrals(op: NativeOp, plan: CallPlan) -> Iterable[Deferral]:
                 yield Deferral(rule.deferral.format(index=index), quote_cpp(f"{rule.undecided}: argument {arg.name!r}"))
         if not kind.concrete and kind.dtype_class not in classes:
             classes.add(kind.dtype_class)
-            taken = op.dtypes or kind.dtypes or dtypes.DTYPES
+            taken = kind.dtypes or dtypes.DTYPES if op.kernels else op.dtypes or kind.dtypes or dtypes.DTYPES
             reason = f"a dtype that the kernel does not take: argument {arg.name!r}"
             yield Deferral(f"!among(peek_dtype(values[{index}]), {dtypes.mask(taken)})", quote_cpp(reason))
+
+    if op.kernels and all(takes := [_takes_dtypes(op.spec, kernel.dtypes) for kernel in op.kernels]):
+        yield Deferral(f"!({' || '.join(takes)})", quote_cpp("dtypes that no kernel takes"))
+
+
+def _default_picks(op: NativeOp) -> list[str]:
+    """Return statements that set ``config`` to the default of the first kernel that takes the dtypes of the call."""
+    picks: list[str] = []
+    for number, kernel in enumerate(op.kernels):
+        takes = _takes_dtypes(op.spec, kernel.dtypes) if number + 1 < len(op.kernels) else ""
+        otherwise = "else " if number else ""
+        picks.append(f"{otherwise}{f'if ({takes}) ' if takes else ''}config = default_configs[{number}];")
+        if not takes:  # the kernels behind it run where they are chosen
+            break
+    return picks
+
+
+def _takes_dtypes(spec: OpSpec, taken: tuple[str, ...]) -> str:
+    """Return a C++ condition for the dtypes of a call that a kernel takes, or an empty text if it takes all."""
+    first = {a.tensor.dtype_class: i for i, a in reversed([*enumerate(spec.args)]) if a.tensor and not a.optional}
+    classes = {a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.tensor.concrete}
+    peeks = [f"among(peek_dtype(values[{first[c]}]), {dtypes.mask(taken)})" for c in first if c in classes]
+    return f"({' && '.join(peeks)})" if taken and peeks else ""
 
 
 def _out_deferrals(op: NativeOp, plan: CallPlan) -> list[Deferral]:
@@ -271,10 +310,28 @@ def _out_deferrals(op: NativeOp, plan: CallPlan) -> list[Deferral]:
 
 
 def _workspace_statements(op: NativeOp, names: VariableNames) -> list[str]:
-    """Return statements that compute ``needed``, the size of the workspace in bytes."""
-    assert op.workspace is not None
-    steps, term = try_expression(op.spec, names, "v_workspace", VariableType.SIZE, op.workspace)
-    return step_statements((*steps, LetStep("needed", VariableType.SIZE, term)))
+    """Return statements that compute ``needed``, the size of the workspace in bytes. None without workspaces."""
+    several, each = _workspaces(op), [k.workspace for k in op.kernels] or [op.workspace]
+    if not several:
+        return []
+
+    def computed(workspace: Expr, name: str) -> list[str]:
+        steps, term = try_expression(op.spec, names, "v_workspace", VariableType.SIZE, workspace)
+        return step_statements((*steps, LetStep(name, VariableType.SIZE, term)))
+
+    if len(several) == 1 and None not in each:
+        return computed(several[0], "needed")
+    lines = ["int64_t needed = 0;"]
+    for number, workspace in enumerate(each):
+        if workspace is not None:
+            lines += [f"if (config[0] == {number}) {{", *computed(workspace, "own"), "needed = own;", "}"]
+    return lines
+
+
+def _workspaces(op: NativeOp) -> list[Expr]:
+    """Return the different workspaces of the kernels."""
+    each = [k.workspace for k in op.kernels] or [op.workspace]
+    return list({e.source: e for e in each if e is not None}.values())
 
 
 def _itemsize_dtypes(spec: OpSpec) -> str:

@@ -118,13 +118,14 @@ def _reference_on_fakes(op: OpState, args: Args) -> Returned:
 def refuse_python_in_package(op: OpState, call: Binding) -> None:
     """Raise SL307 where a package would have to call Python: a package holds native code only."""
     device = call.device.type
-    kernels = op.native_kernels(device)
-    if not kernels:
-        got = f"the reference, run by Python on {device}"
-    elif len(kernels) > 1:
-        got = f"{', '.join(k.name for k in kernels)}, among which Python picks on {device}"
-    else:
-        got = kernels[0].why_not_packaged(call)
+    kernels, native = op.native_kernels(device), op.native_choices(device)
+    got = "" if kernels else f"the reference, run by Python on {device}"
+    for kernel in kernels:  # in the order in which a call tries them
+        got = kernel.why_not_packaged(call)
+        if not got and kernel not in native:
+            got = f"{kernel.name}, which Python picks on {device}: it is of another library than the kernels before it"
+        if not got or kernel not in native:
+            break
     if got:
         raise error(
             "SL307",

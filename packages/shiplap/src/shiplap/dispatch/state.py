@@ -146,6 +146,21 @@ class OpState(HasCode):
         """Return the kernels for a device type that are not templates."""
         return [k for k in self.kernels.get(device, ()) if k.template is None]
 
+    def native_choices(self, device: str) -> list[Kernel]:
+        """Return the kernels among which native code picks: the first ones that are tried, C functions of one library.
+
+        A ``supports`` is asked by Python. From such a kernel on, and from a kernel of Python on, Python picks.
+        """
+        chosen: list[Kernel] = []
+        for kernel in (kernels := self.native_kernels(device)):
+            form = kernel.native
+            if form is None or kernel.supports is not None or (form.generated and len(kernels) > 1):
+                break
+            if chosen and chosen[0].native is not None and form.library != chosen[0].native.library:
+                break
+            chosen.append(kernel)
+        return chosen
+
     def eager_kernels(self, device: str) -> list[Kernel]:
         """Return the kernels to try, in this order, for an eager call without a choice.
 

@@ -261,6 +261,17 @@ def _with_dynamic(source: Source, node: ast.expr) -> Edit:
     return Edit(source.file, end, end, f"{comma}dynamic=True")
 
 
+def together(*editors: Editor) -> Editor:
+    """Return the editor that does the first proposal of each of ``editors`` at once."""
+
+    def edit(case: Case) -> Iterator[Edits]:
+        first = [next(each(case), None) for each in editors]
+        if all(first):
+            yield tuple(e for edits in first for e in edits or ())
+
+    return edit
+
+
 # --- statements that run in eager mode alone ---------------------------------------------------------------------
 
 

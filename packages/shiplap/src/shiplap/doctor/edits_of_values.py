@@ -131,8 +131,8 @@ def cond_for_branch(case: Case) -> Iterator[Edits]:
     if any(isinstance(n, ast.Return | ast.Break | ast.Continue | ast.Raise) for n in ast.walk(node)):
         return
     then, other = _assigned_names(node.body), _assigned_names(node.orelse)
-    names = sorted(set(then) | set(other))
-    before = _names_before(source, node)
+    before, read = _names_before(source, node), _names_read_after(source, node)
+    names = sorted((set(then) | set(other)) & read)
     if not names or any(n not in before and (n not in then or n not in other) for n in names):
         return
     operands = [n for n in names if n in before]
@@ -166,6 +166,20 @@ def _enclosing_function(source: Source, node: ast.AST) -> ast.FunctionDef | None
         if isinstance(node, ast.FunctionDef):
             return node
     return None
+
+
+def _names_read_after(source: Source, node: ast.stmt) -> set[str]:
+    """Return the names that a function may read once a statement is done."""
+    function = _enclosing_function(source, node)
+    parents: dict[ast.AST, ast.AST] = source.parents()
+    around: ast.AST = node
+    first = node.end_lineno or node.lineno
+    while around in parents and around is not function:
+        around = parents[around]
+        if isinstance(around, ast.For | ast.While):
+            first = around.lineno - 1  # its next round begins in front of the statement
+    reads = (n for n in ast.walk(function or source.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    return {n.id for n in reads if n.lineno > first}
 
 
 def _names_before(source: Source, node: ast.stmt) -> set[str]:

@@ -131,7 +131,9 @@ def parse_failed_guard(reason: str) -> GuardFailure:
     if "GLOBAL_STATE" in guard or "grad_mode" in guard or "requires_grad" in guard:
         return GuardFailure("grad", "the grad mode or another global setting" if "GLOBAL" in guard else name)
     if re.search(r"\.size\(\)|\.shape|size\(\)\[", guard):
-        return GuardFailure("small" if re.search(r"(^|\D)[012]( |$)", guard) else "size", guard)
+        sized = re.search(r"([\w.\[\]']+?)\.(?:size\(\)|shape)\[(\d+)\]", guard)
+        subject = f"{plain_source(sized[1])}, dim {sized[2]}" if sized else guard
+        return GuardFailure("small" if re.search(r"(^|[^\d\[])[012]( |$)", guard) else "size", subject)
     if guard.startswith("len("):
         return GuardFailure("length", plain_source(guard[4:].partition(")")[0]))
     if re.search(r"___\w*(contains|keys)", guard) or re.match(r"(not )?.+ (not )?in \S+$", guard):

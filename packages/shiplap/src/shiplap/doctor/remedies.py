@@ -132,7 +132,8 @@ REMEDIES: tuple[Remedy, ...] = (
         "declare",
         "declare the expression as an op",
         edits_of_values.declare_expression,
-        ("foreign", "numpy", "object", "launcher"),
+        ("foreign", "numpy", "object", "launcher", "tensor"),
+        own=False,
         caveat="it has no gradient; bind a kernel to it with @op.kernel",
     ),
     Remedy(
@@ -147,6 +148,13 @@ REMEDIES: tuple[Remedy, ...] = (
         "compile with dynamic=True",
         edits.compile_dynamic,
         ("size", "small", "value", "stride", "attribute", "counter", "parameter"),
+        own=False,
+    ),
+    Remedy(
+        "dynamic_all",
+        "compile with dynamic=True, parameters included",
+        edits.together(edits.add_setting(f"{_CONFIG}.force_parameter_static_shapes = False"), edits.compile_dynamic),
+        ("size", "small", "parameter"),
         own=False,
     ),
     Remedy(
@@ -192,7 +200,7 @@ REMEDIES: tuple[Remedy, ...] = (
         f"{_CONFIG}.ignore_logging_functions.add(logging.{{subject}})",
         ("print",),
         call=r"^Logger\.",
-        caveat=_SILENT,
+        caveat="no logger runs this method in compiled code",
     ),
     Remedy(
         "eager_effect",

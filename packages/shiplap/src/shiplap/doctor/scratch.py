@@ -119,7 +119,8 @@ def apply_edits(texts: dict[str, str], root: Path, edits: Iterable[Edit]) -> dic
     read below ``root``.
     """
     texts = dict(texts)
-    for edit in sorted(edits, key=lambda e: (e.file, -e.start, -e.end)):
+    # From the end of a file to its start, so that positions stay right. What is named first at a position comes first.
+    for _, edit in sorted(enumerate(edits), key=lambda e: (e[1].file, -e[1].start, -e[0])):
         text = texts.get(edit.file)
         if text is None:
             text = (root / edit.file).read_text()

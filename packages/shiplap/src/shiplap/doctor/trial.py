@@ -129,12 +129,15 @@ def entry_key(entry: Break | Recompile) -> Key:
     return entry.place.file, entry.place.function, "recompile", entry.cause, entry.subject.partition(", dim ")[0]
 
 
-STILL_THERE = "the entry was still there"
+STILL_THERE, ANOTHER = "the entry was still there", "it was compiled again for another reason: "
 
 
 def count_times(entry: Break | Recompile, run: Run) -> int:
-    """Return how often an entry occurred in a run."""
-    return sum(e.times for e in run.entries if entry_key(e) == entry_key(entry))
+    """Return how often an entry occurred in a run, or how often the function of a recompile was compiled again."""
+    if isinstance(entry, Break):
+        return sum(e.times for e in run.entries if entry_key(e) == entry_key(entry))
+    place = (entry.place.file, entry.place.function)
+    return sum(r.times for r in run.diagnosis.recompiles if (r.place.file, r.place.function) == place)
 
 
 def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, *, fewer: bool = False) -> str:
@@ -152,6 +155,10 @@ def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, 
         return STILL_THERE
     fresh = [e for e in after.entries if new[entry_key(e)] > old[entry_key(e)]]
     hidden = isinstance(entry, Break) and entry.skipped
+    if isinstance(entry, Recompile) and not fewer:
+        other = [e for e in fresh if isinstance(e, Recompile) and e.place.function == entry.place.function]
+        if other:
+            return f"{ANOTHER}{other[0].subject}"
     for e in fresh:
         same_line = e.place.code == entry.place.code and e.place.file == entry.place.file
         same_function = e.place.file == entry.place.file and e.place.function == entry.place.function
@@ -241,7 +248,7 @@ def _try_entry(
         after = laboratory.run(changed, "compare")
         reason = reason_of_refusal(entry, now, after)
         partly = (
-            reason == STILL_THERE
+            (reason == STILL_THERE or reason.startswith(ANOTHER))
             and after is not None
             and isinstance(entry, Recompile)
             and count_times(entry, after) < count_times(entry, fewer[2] if fewer else now)
@@ -257,7 +264,7 @@ def _try_entry(
                 after=len(after.entries),
                 counts=after.counts,
                 refused=refused,
-                times=(count_times(entry, now), count_times(entry, after)),
+                times=(count_times(entry, now), count_times(entry, after)) if partly else (0, 0),
             )
             if not partly:
                 return found, changed, after
@@ -287,6 +294,8 @@ def _candidates(
 def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str]) -> Case:
     """Return an entry as editors see it."""
     place = entry.place if isinstance(entry, Break) else entry.reader or entry.place
+    if isinstance(entry, Break) and not Path(place.file).is_relative_to(program.root):
+        place = entry.user  # a line of a library stays; the call that leads to it can change
     path = Path(place.file)
     if isinstance(entry, Break):
         subject, text = entry.call, "\n".join((entry.reason, entry.explanation, *entry.hints))

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shiplap import safe_io
 from shiplap.judge.engine import judge
 from shiplap.judge.options import JudgeOptions
 from shiplap.judge.suites import SuiteProblem
@@ -147,8 +148,8 @@ def _record(
     for verdict in (future.result() for future in done):
         if file is not None:
             begins = not file.is_file() or not file.stat().st_size or file.read_bytes()[-1:] == b"\n"
-            with file.open("a") as out:  # behind a line that was cut off
-                out.write(("" if begins else "\n") + json.dumps(verdict.as_json()) + "\n")
+            # Behind a line that was cut off.
+            safe_io.append_text(file, ("" if begins else "\n") + json.dumps(verdict.as_json()) + "\n")
         report(verdict)
         yield verdict
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shiplap import safe_io
+
 COMPILED = "torch.compile"  # instead of a folder of candidates
 HOST = "cpu"
 REFERENCE_HEAD = "# Written by shiplap judge --suite.\nimport torch\n\n"
@@ -58,9 +60,9 @@ class SuiteFolders:
             # A name from a file of others must not lead out of the folder.
             if (at := (folder / path).resolve()).is_relative_to(folder.resolve()):
                 at.parent.mkdir(parents=True, exist_ok=True)
-                at.write_text(content)
+                safe_io.write_text(at, content)
         file = folder / f"{re.sub(r'[^a-zA-Z0-9]+', '_', name)}_{role}.py"
-        file.write_text(text)
+        safe_io.write_text(file, text)
         return file
 
     def find_candidate(self, problem: Path, *names: str) -> Path | None:

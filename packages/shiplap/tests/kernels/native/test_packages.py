@@ -64,7 +64,7 @@ def test_a_reference(step, tmp_path):
 def test_a_c_kernel_beside_a_python_kernel(step, native, tmp_path):
     step.kernel("cpu", native)
     step.kernel("cpu", lambda x: x + 1, name="by_hand")
-    assert refused(step, torch.randn(4), tmp_path) == "by_hand, step, among which Python picks on cpu"
+    assert refused(step, torch.randn(4), tmp_path) == "by_hand, launched by Python on cpu"
 
 
 def test_a_c_kernel_that_asks_python(step, native, tmp_path):

@@ -204,20 +204,23 @@ struct Route {
 class Registration {
  public:
   using Entry = std::pair<const char*, Boxed>;
-  Registration(const char* ns, const char* key, std::vector<Entry> entries, std::vector<Route> routes, const char* symbol,
-               std::atomic<void*>* kernel)
-      : ns_(ns), key_(key), entries_(std::move(entries)), routes_(std::move(routes)), symbol_(symbol), kernel_(kernel) {}
+  using Symbol = std::pair<const char*, std::atomic<void*>*>;  // a function of the kernel library, and where it goes
+  Registration(const char* ns, const char* key, std::vector<Entry> entries, std::vector<Route> routes,
+               std::vector<Symbol> symbols)
+      : ns_(ns), key_(key), entries_(std::move(entries)), routes_(std::move(routes)), symbols_(std::move(symbols)) {}
 
   const char* key() const { return key_; }
 
-  // Looks for the kernel. Empty on success, else the reason.
+  // Looks for the kernels. Empty on success, else the reason.
   const char* find(const char* library) {
     if (std::strcmp(key_, "CUDA") == 0 && stream_function() == nullptr) return "this torch has no CUDA";
-    if (*symbol_ == 0) return "";  // the kernel is part of this library
+    if (symbols_.empty()) return "";  // the kernel is part of this library
     void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-    void* found = handle == nullptr ? nullptr : dlsym(handle, symbol_);
-    if (found == nullptr) return dlerror();
-    kernel_->store(found);
+    for (const auto& [symbol, kernel] : symbols_) {
+      void* found = handle == nullptr ? nullptr : dlsym(handle, symbol);
+      if (found == nullptr) return dlerror();
+      kernel->store(found);
+    }
     return "";
   }
   // Registers the entries, which lead to this code. Empty on success, else the reason.
@@ -239,8 +242,7 @@ class Registration {
   const char *ns_, *key_;
   std::vector<Entry> entries_;
   std::vector<Route> routes_;
-  const char* symbol_;
-  std::atomic<void*>* kernel_;
+  std::vector<Symbol> symbols_;
   std::unique_ptr<torch::stable::detail::StableLibrary> library_;
 };
 

@@ -18,7 +18,7 @@ from shiplap.dispatch import Op, launch, registry, tuned_choices
 from shiplap.dispatch.out import out_variant_name, out_variant_schema
 from shiplap.errors import ShiplapError, error, notice
 from shiplap.kernels.native.build import LIBRARY
-from shiplap.kernels.native.build_plan import LibraryPlan, NativeKernelEntry, form_serves_alone
+from shiplap.kernels.native.build_plan import LibraryPlan, NativeKernelEntry, form_is_native
 from shiplap.kernels.native.cache import load_library
 from shiplap.kernels.native.choice_table import choice_rows
 from shiplap.torch_private.dispatcher_library import Registrations
@@ -125,7 +125,8 @@ class AttachedBinding(NativeBinding):
         """Lead calls to Python. A running call continues, since nothing is unregistered or unloaded."""
         for entry in self.parts.values():
             self.entrance.release(entry.device)
-            entry.form.resume()
+            for form in entry.forms:
+                form.resume()
 
     def update_choices(self) -> None:
         tables = _choice_tables(self.op, self.parts.values())
@@ -174,7 +175,8 @@ def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, bindin
         entry.form.connect(binding)
         _send_choices(binding, index, *tables[entry.device])  # before the first call
         refused = entrance.lead_calls_to(entry.device, binding, ctypes.c_uint64(index), entry.kernels)
-        entry.form.settle(refused)
+        for form in entry.forms:
+            form.settle(refused)
         if not refused:
             attached.parts[index] = entry
             continue
@@ -185,7 +187,7 @@ def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, bindin
     op.native = attached
     op.install_fast_path()
     attached.update_choices()
-    if not all(form_serves_alone(op, entry.form) for entry in attached.parts.values()):  # declared again meanwhile
+    if not all(form_is_native(op, entry.form) for entry in attached.parts.values()):  # declared again meanwhile
         op.drop_native()
 
 

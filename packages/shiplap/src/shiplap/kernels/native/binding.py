@@ -24,7 +24,7 @@ from shiplap.kernels.native import prebuilt
 from shiplap.kernels.native.attach import attach_plan
 from shiplap.kernels.native.build import LACKING, LIBRARY, build_detached
 from shiplap.kernels.native.build import build_once as compile_into
-from shiplap.kernels.native.build_plan import LibraryPlan, compile_command, form_serves_alone, make_plan
+from shiplap.kernels.native.build_plan import LibraryPlan, compile_command, form_is_native, make_plan
 from shiplap.kernels.native.cache import evict_artefacts, is_library_present
 from shiplap.settings import settings
 
@@ -92,8 +92,8 @@ def _advance_binding(spec: OpSpec, form: NativeForm) -> str:
     if form.calls > HOT_CALLS and form.place in _running_builds:
         return _collect_build(spec, form)
     op = registry.find_declared_op(spec.name)
-    if op is None or not form_serves_alone(op, form):
-        return f"several kernels of {spec.name} on one device" if op is not None and form.calls >= HOT_CALLS else ""
+    if op is None or not form_is_native(op, form):
+        return f"Python picks the kernels of {spec.name}" if op is not None and form.calls >= HOT_CALLS else ""
     if _attach_installed(op):
         return ""
     plan = make_plan(op)
@@ -144,7 +144,7 @@ def _collect_build(spec: OpSpec, form: NativeForm) -> str:
     assert child.stdout is not None
     output = "" if child.stdout.closed else child.stdout.read().decode(errors="replace")
     op = registry.find_declared_op(spec.name)
-    if op is None or not form_serves_alone(op, form):
+    if op is None or not form_is_native(op, form):
         return ""
     plan = make_plan(op)
     if not is_library_present(plan.place, spec.name):
@@ -208,7 +208,7 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
     except (ShiplapError, OSError) as e:
         return "python", _failure_reason(e)
     if device not in [e.device for e in plan.entries.values() if e.op is op]:
-        return "python", form.why or "several kernels, or one that asks supports="
+        return "python", form.why or "a kernel of Python, or one that asks supports=, is tried first"
     if there and not form.why:
         return "native", f"{plan.place / LIBRARY}, attached at the first call"
     background = f"built in the background from call {HOT_CALLS} on" if settings().background_build else UNBUILT

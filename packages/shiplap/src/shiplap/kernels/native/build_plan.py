@@ -13,7 +13,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from shiplap import safe_io
+from shiplap.codegen.chosen import NativeChoice
 from shiplap.codegen.native import NativeOp, native_source
+from shiplap.declare.kernel import Kernel
 from shiplap.declare.native_interface import NativeForm
 from shiplap.dispatch import Op, registry
 from shiplap.dispatch.out import has_out_variant
@@ -30,13 +32,14 @@ DEVICES = ("cpu", "cuda")  # device types for which there is native code
 
 @dataclass(frozen=True)
 class NativeKernelEntry:
-    """One C ABI kernel with its op, its device type and its kernel library."""
+    """The C ABI kernels of an op on a device type and their library, with the forms of all and of the first one."""
 
     op: Op
     device: str
     form: NativeForm
     native: NativeOp
     kernels: Path
+    forms: tuple[NativeForm, ...]
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class LibraryPlan:
 def make_plan(op: Op) -> LibraryPlan:
     """Return the plan of the library that ``op`` shares with other ops of its kernel libraries. Nothing is compiled."""
     # A kernel that this machine cannot run is not looked at: its module may need Triton, which is not here either.
-    forms = {device: form for device, form in _sole_native_forms(op).items() if form.wanted}
+    forms = {device: form for device, form in _first_native_forms(op).items() if form.wanted}
     if not forms:
         raise _no_native_form_error(op, "the CPU or on CUDA")
     reasons = [_native_source(op, device, form).unfit for device, form in forms.items()]
@@ -84,7 +87,7 @@ def make_plan(op: Op) -> LibraryPlan:
             "SL404",
             where=op.spec.name,
             got="no kernel that is bound to the op as it is declared now",
-            expected="one C ABI kernel on the CPU or on CUDA",
+            expected="a C ABI kernel on the CPU or on CUDA",
             fix="build it when the op and its kernels are declared",
         )
     source = native_source([e.native for e in entries])
@@ -137,30 +140,30 @@ def compile_command(op: Op) -> list[str]:
 
 def bound_native_kernel(op: Op, device: str) -> tuple[NativeOp, NativeForm]:
     """Return the only C ABI kernel of ``op`` on ``device`` with its generated code. Raise SL404 for none or several."""
-    form = _sole_native_forms(op).get(device)
-    if form is None:
+    form = _first_native_forms(op).get(device)
+    if form is None or len(op.native_kernels(device)) > 1:
         raise _no_native_form_error(op, device)
     return _native_source(op, device, form), form
 
 
 def _no_native_form_error(op: Op, device: str) -> ShiplapError:
-    got, expected = "no kernel, several, or one that asks supports=", f"one C ABI kernel on {device}"
+    got = "no kernel, one of Python, or one that asks supports="
+    expected = f"a C ABI kernel on {device}, tried before all others"
     return error("SL404", where=op.spec.name, got=got, expected=expected, fix="use dtypes= instead of supports=")
 
 
-def _sole_native_forms(op: Op) -> dict[str, NativeForm]:
-    """Return the C ABI kernel of ``op`` by device type, where it is the only kernel and has no ``supports``."""
-    forms: dict[str, NativeForm] = {}
-    for device in DEVICES:
-        kernels = op.native_kernels(device)
-        if len(kernels) == 1 and kernels[0].supports is None and kernels[0].native is not None:
-            forms[device] = kernels[0].native
-    return forms
+def _forms_on(op: Op, device: str) -> list[NativeForm]:
+    return [kernel.native for kernel in op.native_choices(device) if kernel.native is not None]
 
 
-def form_serves_alone(op: Op, form: NativeForm) -> bool:
-    """Whether ``form`` is still the only kernel of ``op`` on a device type."""
-    return any(form is other for other in _sole_native_forms(op).values())
+def _first_native_forms(op: Op) -> dict[str, NativeForm]:
+    """Return the first of the C ABI kernels of ``op`` among which native code picks, by device type."""
+    return {device: forms[0] for device in DEVICES if (forms := _forms_on(op, device))}
+
+
+def form_is_native(op: Op, form: NativeForm) -> bool:
+    """Whether ``form`` is still one of the kernels of ``op`` among which native code picks."""
+    return any(form is other for device in DEVICES for other in _forms_on(op, device))
 
 
 def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
@@ -174,35 +177,42 @@ def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
 
 def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
     names = kernel_overload_names(op.spec, op.needs_autograd)
-    (kernel,) = op.native_kernels(device)
+    kernel, *others = op.native_choices(device)
+    forms = _forms_on(op, device)
     return NativeOp(
         op.spec,
         form.symbol,
         tuple([name_of_edition(name, op.edition) for name in names]),
         device,
         kernel.workspace,
-        form.strided,
+        form.strided.intersection(*(other.strided for other in forms)),
         kernel.dtypes,
         has_out_variant(op.spec),
         kernel.space,
         op.rule,
-        form.align,
+        max(other.align for other in forms),
         op.edition,
         form.source(),
+        tuple(_native_choice(each) for each in (kernel, *others)) if others else (),
     )
+
+
+def _native_choice(kernel: Kernel) -> NativeChoice:
+    assert kernel.native is not None
+    return NativeChoice(kernel.native.symbol, kernel.dtypes, kernel.workspace, kernel.space)
 
 
 def bindable_entries(op: Op) -> list[NativeKernelEntry]:
     """Return the kernels of ``op`` that native code can bind and whose libraries were built for this declaration."""
     entries = []
-    for device, form in _sole_native_forms(op).items():
+    for device, form in _first_native_forms(op).items():
         if not form.wanted:
             continue
         try:
-            file, native = _form_library_file(form), _native_source(op, device, form)
-            there = form.generated or load_symbol(form)
+            file, native, forms = _form_library_file(form), _native_source(op, device, form), _forms_on(op, device)
+            there = form.generated or all(load_symbol(other) for other in forms)
             if not native.unfit and there:
-                entries.append(NativeKernelEntry(op, device, form, native, file))
+                entries.append(NativeKernelEntry(op, device, form, native, file, tuple(forms)))
         except ShiplapError:  # its own call says what is wrong
             continue
     return entries

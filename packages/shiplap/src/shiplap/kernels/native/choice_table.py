@@ -10,9 +10,13 @@ from shiplap.dtypes import number
 
 
 def choice_rows(op: Op, device: str) -> list[list[int]]:
-    """Return a row for each choice: the key, whether Python runs it, and the config."""
-    (kernel,) = op.native_kernels(device)
-    width = len(config_values(kernel.space))
+    """Return a row for each choice: the key, whether Python runs it, and the config.
+
+    Of several kernels a config begins with the number of the kernel.
+    """
+    native = op.native_choices(device)
+    kernels, width = [k.name for k in native], max(len(config_values(k.space)) for k in native)
+    several = len(kernels) > 1
     count = len(lookup_key(op.spec, op.rule))
     if not count:
         return []
@@ -21,10 +25,25 @@ def choice_rows(op: Op, device: str) -> list[list[int]]:
         numbers = _native_choice_key(op, key) if key[0] == device else None
         if numbers is None or len(numbers) != count:  # it is no key of this op: no call has it
             continue
-        ours = isinstance(picked, Kernel) and picked.template is None
-        config = [int(v) for _, v in picked.config.items] if isinstance(picked, Kernel) and ours else [0] * width
+        config = [0] * (several + width)
+        ours = isinstance(picked, Kernel) and picked.name in kernels and _takes_key(picked, key)
+        if isinstance(picked, Kernel) and ours:
+            values = [int(v) for _, v in picked.config.items]
+            config = [*([kernels.index(picked.name)] if several else []), *values, *[0] * (width - len(values))]
         table.append([*numbers, int(not ours), *config])
     return table
+
+
+def packed_rows(op: Op, device: str) -> tuple[tuple[int, ...], ...]:
+    """Return the rows of the choices that a library without Python can run."""
+    count = len(lookup_key(op.spec, op.rule))
+    return tuple(tuple(row) for row in choice_rows(op, device) if not row[count])
+
+
+def _takes_key(kernel: Kernel, key: Key) -> bool:
+    """Whether a kernel takes the dtypes of a key: a table may be written by hand."""
+    pairs = [pair.partition("=")[2] for pair in str(key[-2]).split(", ") if pair]
+    return not kernel.dtypes or all(dtype.removeprefix("torch.") in kernel.dtypes for dtype in pairs)
 
 
 def _native_choice_key(op: Op, key: Key) -> list[int] | None:

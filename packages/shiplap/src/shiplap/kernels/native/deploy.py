@@ -14,8 +14,8 @@ from pathlib import Path
 
 from shiplap import safe_io
 from shiplap.codegen.environment import render_source
-from shiplap.codegen.native import native_source
-from shiplap.dispatch import Op
+from shiplap.codegen.native import NativeOp, native_source
+from shiplap.dispatch import Op, tuned_choices
 from shiplap.errors import error, writing
 from shiplap.kernels.native.build import LIBRARY
 from shiplap.kernels.native.build import build_once as compile_into
@@ -28,6 +28,7 @@ from shiplap.kernels.native.build_plan import (
     make_plan,
 )
 from shiplap.kernels.native.cache import is_library_present
+from shiplap.kernels.native.choice_table import packed_rows
 
 DEPLOYED_LIBRARY_NAME = "libshiplap_ops.so"
 
@@ -93,7 +94,7 @@ def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_deman
         if lacking := entry.form.missing():
             raise error("SL620", where=entry.op.spec.name, got=lacking, expected="compiled forms of every launch")
     kernels, suffix = _deployed_names(entries, where), ".1" if on_demand else ""
-    source = native_source([replace(e.native, source=e.form.source(packed=True)) for e in entries], alone=True)
+    source = native_source([_packed_native(e) for e in entries], alone=True)
     source += render_source(
         "deploy.cpp.jinja",
         libraries=["" if e.form.generated else e.kernels.name + suffix for e in entries],
@@ -114,6 +115,12 @@ def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_deman
     if problem := "" if there else compile_into(root, place, source, [*compile_command(wanted[0]), *flags]):
         raise error("SL405", where=wanted[0].spec.name, got=problem, expected="a library")
     return DeployedLibrary(root / place / LIBRARY, {file + suffix: path for file, path in kernels.items()}, name)
+
+
+def _packed_native(entry: NativeKernelEntry) -> NativeOp:
+    """Return the code of an entry with all that this process has compiled and chosen for it."""
+    tuned_choices.ensure_choices_loaded()
+    return replace(entry.native, source=entry.form.source(packed=True), rows=packed_rows(entry.op, entry.device))
 
 
 def _deployed_names(entries: Iterable[NativeKernelEntry], folder: str | os.PathLike[str]) -> dict[str, Path]:

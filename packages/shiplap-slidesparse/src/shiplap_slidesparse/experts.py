@@ -1,0 +1,164 @@
+"""The experts of a mixture in 8 bits: each projection is one layer of all experts, and one product for all rows.
+
+``convert`` gives a module of transformers another class, whose forward pass multiplies each row with the weight of its
+expert. Activation and gate stay those of the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shiplap_slidesparse import layers
+from shiplap_slidesparse.formats import Pattern
+from shiplap_slidesparse.layers import INT8_DEPTH, MOST_EXPERTS
+from shiplap_slidesparse.linear import Linear
+from shiplap_slidesparse.packed import pack
+
+PRODUCTS = {"int8": layers.experts_int8, "fp8": layers.experts_fp8}
+_classes: dict[type[nn.Module], type[nn.Module]] = {}  # of modules, and of what they become
+_PARTS = ("gate_up_proj", "up_proj", "down_proj")
+_FACTS = ("has_gate", "has_bias", "is_transposed", "num_experts", "act_fn", "_apply_gate")  # of transformers' classes
+
+
+class ConvertedExperts(nn.Module):
+    """The forward pass of converted experts, mixed into the class that a module had."""
+
+    # Code that draws new weights for modules of the class reads these names, and leaves loaded weights alone.
+    gate_up_proj = property(lambda self: self.gate_up_layer.weight)
+    up_proj = property(lambda self: self.up_layer.weight)
+    down_proj = property(lambda self: self.down_layer.weight)
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Map tokens ``[t, k]`` to the weighted sum of the results of their experts, ``[t, k]``."""
+        own: Any = self
+        chosen, times = top_k_index.reshape(-1), top_k_index.shape[-1]
+        rows = hidden_states[:, None].expand(-1, times, -1).flatten(0, 1)
+        inner = self._project("gate_up_proj" if own.has_gate else "up_proj", rows, chosen)
+        out = self._project("down_proj", own._apply_gate(inner) if own.has_gate else own.act_fn(inner), chosen)
+        if getattr(own, "has_post_expert_norm", False):
+            out = own.post_expert_norm(out)
+        weighted = out * top_k_weights.reshape(-1, 1)
+        return weighted.view(*top_k_index.shape, -1).sum(1).to(hidden_states.dtype)
+
+    def _project(self, name: str, rows: Tensor, chosen: Tensor) -> Tensor:
+        own: Any = self
+        layer: Linear = getattr(own, layer_name(name))
+        out = experts_matmul(rows, chosen, layer, own.num_experts)
+        if not own.has_bias:
+            return out
+        bias: Tensor = getattr(own, f"{name}_bias")
+        return out + bias[chosen.clamp(0, own.num_experts - 1)]
+
+
+def experts_matmul(x: Tensor, chosen: Tensor, layer: Linear, experts: int) -> Tensor:
+    """Return each row of ``x`` ``[m, k]`` times the rows of ``layer`` that belong to its expert, ``[m, n]``.
+
+    The weight is ``[experts * n, k]``. A row whose number in ``chosen`` is no expert's gives zeros. Gradients pass
+    straight through the rounding of the activations.
+    """
+    weight, scale = layer.checked_weight()
+    assert scale is not None
+    arguments = x, chosen, scale.view(-1), weight, experts
+    learns = x.requires_grad and torch.is_grad_enabled()
+    out: Tensor = _ExpertsStraightThrough.apply(*arguments, layer.mode) if learns else PRODUCTS[layer.mode](*arguments)
+    return out
+
+
+class _ExpertsStraightThrough(torch.autograd.Function):
+    """The product with the gradient of the product without rounding. The weight is frozen."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, chosen: Tensor, scale: Tensor, weight: Tensor, experts: int, mode: str) -> Tensor:
+        out: Tensor = PRODUCTS[mode](x, chosen, scale, weight, experts)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save the tensors for the gradient, apart from ``forward`` as ``torch.func`` requires."""
+        ctx.save_for_backward(*inputs[1:4])
+        ctx.experts = inputs[4]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        chosen, scale, weight = ctx.saved_tensors
+        total = grad.new_zeros(len(grad), weight.shape[1])
+        for number, (part, scales) in enumerate(zip(weight.chunk(ctx.experts), scale.chunk(ctx.experts), strict=True)):
+            mine = (grad * scales.to(grad.dtype)) @ part.to(grad.dtype)
+            total = torch.where((chosen == number)[:, None], mine, total)
+        return total, None, None, None, None, None
+
+
+def expert_weights(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters ``[experts, n, k]`` of a module of experts, or none for another module."""
+    own = {name: p for name, p in module.named_parameters(recurse=False) if name in _PARTS and p.dim() == 3}
+    return own if len(own) == 2 and all(hasattr(module, fact) for fact in _FACTS) else {}
+
+
+def why_experts_stay(module: nn.Module, pattern: Pattern, dtype: str) -> str:
+    """Return the reason why experts are not converted, or an empty text."""
+    held: Any = module
+    weights = list(expert_weights(module).values())
+    depth = max(w.shape[1 if held.is_transposed else 2] for w in weights)
+    if pattern.sparse or dtype not in PRODUCTS:
+        return f"experts are multiplied in int8 and fp8 with all weights, not in {pattern} {dtype}"
+    if weights[0].device.type not in ("cpu", "meta"):
+        return f"there is no 8-bit product of experts on {weights[0].device.type}"
+    if len(weights[0]) > MOST_EXPERTS:
+        return f"there are more than {MOST_EXPERTS} experts"
+    if dtype == "int8" and depth > INT8_DEPTH:
+        return f"int8 sums no more than {INT8_DEPTH} columns exactly"
+    return ""
+
+
+def convert_experts(module: nn.Module, dtype: str) -> Iterator[tuple[str, Tensor, Linear]]:
+    """Convert ``module``, in place, and yield each projection's name, its weight ``[rows, k]`` before and its layer."""
+    held: Any = module
+    for name, weight in expert_weights(module).items():
+        before = (weight.mT if held.is_transposed else weight).detach().flatten(0, 1)
+        layer = Linear.from_weight(pack(before, "dense", dtype))
+        replace_experts(module, name, layer)
+        yield layer_name(name), before, layer
+
+
+def layer_name(weight: str) -> str:
+    """Return the name of the layer that replaces a weight: transformers splits what has the name of the weight."""
+    return weight.replace("proj", "layer")
+
+
+def replace_experts(module: nn.Module, name: str, layer: Linear) -> None:
+    """Put ``layer`` in the place of the weight ``name``, and give the module the forward pass that calls it."""
+    delattr(module, name)
+    setattr(module, layer_name(name), layer.train(module.training))
+    if not isinstance(module, ConvertedExperts):
+        module.__class__ = _converted_class(type(module))
+
+
+def restore_experts(module: nn.Module, dtype: torch.dtype) -> None:
+    """Give converted experts the class and the weights ``[experts, n, k]`` that they had, with 8-bit values."""
+    if not isinstance(module, ConvertedExperts):
+        return
+    held: Any = module
+    held.__class__ = type(module).__mro__[2]
+    for name in _PARTS:
+        if isinstance(layer := module._modules.pop(layer_name(name), None), Linear):
+            weight = layer.as_packed().dequantised(dtype).unflatten(0, (held.num_experts, -1))
+            setattr(module, name, nn.Parameter(weight.mT.contiguous() if held.is_transposed else weight))
+
+
+def empty_expert_layer(module: nn.Module, weight: Tensor, dtype: str) -> Linear:
+    """Return a layer on the meta device for a converted ``weight`` ``[experts, n, k]`` that is going to be loaded."""
+    held: Any = module
+    experts, n, k = weight.mT.shape if held.is_transposed else weight.shape
+    return Linear(k, experts * n, False, mode=dtype, device="meta")
+
+
+def _converted_class(kind: type[nn.Module]) -> type[nn.Module]:
+    if kind not in _classes:
+        _classes[kind] = type(f"Converted{kind.__name__}", (ConvertedExperts, kind), {})
+    return _classes[kind]
