@@ -32,6 +32,20 @@ down, down_coords, _ = sparse_conv3d(
 )
 # --8<-- [end:legacy]
 
+# --8<-- [start:second]
+inner = flex_gemm.nn.SubmanifoldConv3d(8, 16, 3)
+halve = flex_gemm.nn.SparsePool3d(2, reduce="max")
+double = flex_gemm.nn.SparseConvTranspose3d(16, 8, 2, stride=2)
+
+channels_last = torch.Size((1, 16, 16, 16, 8))
+x, _ = inner(feats, coords, channels_last)
+low, low_coords, low_shape, neighbors = halve(x, coords, channels_last)
+# back onto the same voxels, with the same neighbours
+up, up_coords, up_shape, _ = double(
+    low, low_coords, low_shape, neighbor_cache=neighbors.T
+)
+# --8<-- [end:second]
+
 # --8<-- [start:compiled]
 config = cache.freeze(algorithm=Algorithm.MASKED_IMPLICIT_GEMM)  # tensors and integers
 

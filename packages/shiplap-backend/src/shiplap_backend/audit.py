@@ -43,6 +43,7 @@ class SweepVerdict:
     native: tuple[str, ...] = ()
     fallback: tuple[str, ...] = ()
     why: str = ""
+    gradients: int = 0  # samples of which the gradients were compared too
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -167,7 +168,9 @@ def _parse_verdict(row: dict[str, Any]) -> SweepVerdict:
     elif fallback:
         state = "fallback"
     why = row["failure"] or row["refused"] or row["skipped"]
-    return SweepVerdict(row["op"], row["dtype"], state, row["samples"], tuple(row["native"]), fallback, why)
+    return SweepVerdict(
+        row["op"], row["dtype"], state, row["samples"], tuple(row["native"]), fallback, why, row["gradients"]
+    )
 
 
 def count_by_dtype(verdicts: Sequence[SweepVerdict]) -> dict[str, dict[str, int]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
 
 from shiplap import ShiplapError
+from shiplap.dtypes import in_aten
 from shiplap.plugin_api import error
 
 Empty = Literal["fallback", "run"]
@@ -66,6 +68,17 @@ class MetadataTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     operators: dict[str, str] = {}
     index_parameters: list[str] = []
     falls_back: dict[str, str] = {}
+
+
+def target_dtypes(target: MetadataTarget) -> tuple[str, ...]:
+    """Return the dtypes in the sets of ``target``; a target without sets has every dtype."""
+    return tuple(dict.fromkeys(d for members in target.dtypes.values() for d in members)) or tuple(in_aten())
+
+
+def wide_dtype(dtype: str, there: Collection[str]) -> str:
+    """Return the dtype in which torch forms sums and products of ``dtype``, or ``dtype`` if it is not ``there``."""
+    wide = {"f16": "f32", "bf16": "f32", "i16": "i32", "i8": "i32", "u8": "i32", "bool": "i32"}.get(dtype, dtype)
+    return wide if wide in there else dtype
 
 
 def metadata_error(where: str, got: str, expected: str) -> ShiplapError:

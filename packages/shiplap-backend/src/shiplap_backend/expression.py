@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from shiplap.dtypes import in_aten
-from shiplap_backend.hidden import constant_condition_reason, unused_operand_reason
+from shiplap_backend.hidden import constant_condition_reason, unused_operand_reason, written_number
 from shiplap_backend.vendor import Functions, VendorFunction, VendorParameter, enum_values
 
 DTYPES = {short: f"at::{row.aten}" for short, row in in_aten().items()}
@@ -104,6 +104,7 @@ class ExpressionCompiler:
     inputs: set[str] = field(default_factory=set)
     headers: set[str] = field(default_factory=set)
     conditions: dict[str, None] = field(default_factory=dict)
+    constants: list[float] = field(default_factory=list)  # numbers that become nodes of the graph
     scopes: list[str] = field(default_factory=list)  # the vendor functions around the current argument
 
     def compile(self, source: str, expected: str = "node") -> TypedExpression:
@@ -417,6 +418,7 @@ class ExpressionCompiler:
         if expected in ("any", kind, "value"):
             return value
         if expected == "node" and kind in ("int", "float", "bool", "scalar"):
+            self.constants += written_number(tree)
             return TypedExpression("node", f"constant(at::Scalar({value.code}), compute)")
         if expected == "dtype" and kind == "literal" and value.code in DTYPES:
             return TypedExpression("dtype", DTYPES[value.code])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator, Sequence
+from math import inf, nextafter
 
 
 def unused_operand_reason(symbol: str, operands: Sequence[ast.expr], numbers: Collection[str]) -> str:
@@ -55,22 +56,144 @@ def constant_condition_reason(tree: ast.expr) -> str:
 
 
 def find_contradiction(conditions: Sequence[str]) -> str:
-    """Return two parts of ``conditions`` that no call can satisfy together, or "".
+    """Return the parts of ``conditions`` that no call can satisfy, or "".
 
     >>> contradiction(["alpha == 1 and rank(self) > 2", "alpha == 2"])
     "'alpha == 1' and 'alpha == 2'"
     """
-    demands: dict[str, tuple[str, object]] = {}
+    trees: list[ast.expr] = []
     for condition in conditions:
         try:
-            tree = ast.parse(condition.strip(), mode="eval").body
+            trees.append(ast.parse(condition.strip(), mode="eval").body)
         except (SyntaxError, RecursionError, MemoryError):
             continue
-        for part, name, value in _equality_demands(tree):
-            before = demands.setdefault(name, (part, value))
+    found = ""
+    for alternative in _alternatives(trees)[:_MOST_ALTERNATIVES]:
+        found = _clash(alternative)
+        if not found:
+            return ""
+    return found
+
+
+_MOST_ALTERNATIVES = 64
+_RELATIONS = {ast.Eq: "=", ast.NotEq: "<>", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: "=>"}  # orders that hold
+_COUNTS = {"rank": 64.0, "size": float("inf"), "numel": float("inf"), "length": float("inf")}  # and the most they are
+
+
+def _alternatives(trees: Sequence[ast.expr]) -> list[list[ast.expr]]:
+    """Return the lists of simple conditions of which one must hold as a whole."""
+    if not trees:
+        return [[]]
+    ways: list[list[ast.expr]] = []
+    for way in _ways(trees[0]):
+        ways += [[*way, *rest] for rest in _alternatives(trees[1:])[:_MOST_ALTERNATIVES]]
+    return ways[: _MOST_ALTERNATIVES + 1]
+
+
+def _ways(tree: ast.expr) -> list[list[ast.expr]]:
+    match tree:
+        case ast.BoolOp(op=ast.And(), values=parts):
+            return _alternatives(parts)
+        case ast.BoolOp(values=parts):
+            return [way for part in parts for way in _ways(part)]
+        case ast.IfExp(test=test, body=body, orelse=other):
+            return [*_alternatives([test, body]), *_alternatives([ast.UnaryOp(ast.Not(), test), other])]
+        case ast.UnaryOp(op=ast.Not(), operand=ast.UnaryOp(op=ast.Not(), operand=inner)):
+            return _ways(inner)
+        case ast.UnaryOp(op=ast.Not(), operand=ast.BoolOp(op=op, values=parts)):
+            negated: list[ast.expr] = [ast.UnaryOp(ast.Not(), part) for part in parts]
+            return _ways(ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), negated))
+        case ast.Compare(left=left, ops=ops, comparators=others) if len(ops) > 1:
+            pairs = zip([left, *others[:-1]], ops, others, strict=True)
+            return [[ast.Compare(one, [op], [other]) for one, op, other in pairs]]
+    return [[tree]]
+
+
+def _clash(parts: Sequence[ast.expr]) -> str:
+    """Return the texts of the first parts that exclude each other, or ""."""
+    demands: dict[str, tuple[str, object]] = {}
+    orders: dict[tuple[str, str], tuple[str, set[str]]] = {}
+    ranges: dict[str, tuple[str, float, float]] = {}
+    for part in parts:
+        for text, name, value in _equality_demands(part):
+            before = demands.setdefault(name, (text, value))
             if _values_exclude(before[1], value):
-                return f"{before[0]!r} and {part!r}"
+                return f"{before[0]!r} and {text!r}"
+        for found in (_order_clash(part, orders), _range_clash(part, ranges)):
+            if found:
+                return found
     return ""
+
+
+def _relation(tree: ast.expr) -> tuple[ast.expr, str, ast.expr] | None:
+    """Return both sides of a comparison and the orders between them that it allows, such as "<=", or None."""
+    negated = isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not)
+    inner = tree.operand if isinstance(tree, ast.UnaryOp) else tree
+    if not isinstance(inner, ast.Compare) or len(inner.ops) != 1 or type(inner.ops[0]) not in _RELATIONS:
+        return None
+    orders = _RELATIONS[type(inner.ops[0])]
+    return inner.left, "".join(o for o in "<=>" if (o in orders) != negated), inner.comparators[0]
+
+
+def _order_clash(tree: ast.expr, known: dict[tuple[str, str], tuple[str, set[str]]]) -> str:
+    """Return why ``tree`` allows no order of two expressions that ``known`` allows too, or "". Adds to ``known``."""
+    relation = _relation(tree)
+    if relation is None or any(isinstance(side, ast.Constant) for side in (relation[0], relation[2])):
+        return ""
+    one, other = ast.unparse(relation[0]), ast.unparse(relation[2])
+    allowed = {*relation[1]}
+    if other < one:
+        one, other = other, one
+        allowed = {{"<": ">", ">": "<"}.get(o, o) for o in allowed}
+    text, before = known.get((one, other), ("", {"="} if one == other else {"<", "=", ">"}))
+    if not allowed & before:
+        return f"{text!r} and {ast.unparse(tree)!r}" if text else f"{ast.unparse(tree)!r}, which never holds"
+    known[one, other] = (ast.unparse(tree), allowed & before)
+    return ""
+
+
+def _range_clash(tree: ast.expr, known: dict[str, tuple[str, float, float]]) -> str:
+    """Return why ``tree`` leaves no value of an expression that ``known`` leaves too, or "". Adds to ``known``."""
+    relation = _relation(tree)
+    if relation is None or (isinstance(tree, ast.Compare) and _size_test_is_constant(tree)):
+        return ""
+    left, orders, right = relation
+    numbers = written_number(right)
+    if not numbers:
+        left, right, numbers = right, left, written_number(left)
+        orders = orders.translate(str.maketrans("<>", "><"))
+    if len(numbers) != 1 or written_number(left) or {*orders} == {"<", ">"}:
+        return ""
+    number, name = float(numbers[0]), ast.unparse(left)
+    counted = left.func.id if isinstance(left, ast.Call) and isinstance(left.func, ast.Name) else ""
+    most = _COUNTS.get(counted)
+    text, low, high = known.get(name, ("", float("-inf") if most is None else 0.0, most or float("inf")))
+    # The next numbers of the kind: whole ones for counts, the next floats for others.
+    whole = most is not None and number.is_integer()
+    above, below = (number + 1, number - 1) if whole else (nextafter(number, inf), nextafter(number, -inf))
+    low = max(low, number if "=" in orders else above) if "<" not in orders else low
+    high = min(high, number if "=" in orders else below) if ">" not in orders else high
+    if low > high or (most is not None and low == high and not low.is_integer()):
+        return f"{text!r} and {ast.unparse(tree)!r}" if text else f"{ast.unparse(tree)!r}, which never holds"
+    known[name] = (ast.unparse(tree), low, high)
+    return ""
+
+
+def find_calls(condition: str) -> Iterator[tuple[str, str, bool]]:
+    """Yield the tests of one argument that ``condition`` demands: function, argument, and the outcome that it wants.
+
+    >>> list(calls("is_bool(self) and not is_float(other)"))
+    [('is_bool', 'self', True), ('is_float', 'other', False)]
+    """
+    try:
+        ways = _ways(ast.parse(condition.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError):
+        return
+    for tree in ways[0] if len(ways) == 1 else ():
+        negated = isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not)
+        match tree.operand if isinstance(tree, ast.UnaryOp) else tree:
+            case ast.Call(func=ast.Name(id=function), args=[ast.Name(id=argument)]):
+                yield function, argument, not negated
 
 
 def _values_exclude(one: object, other: object) -> bool:
@@ -82,11 +205,8 @@ def _values_exclude(one: object, other: object) -> bool:
 
 
 def _equality_demands(tree: ast.expr) -> Iterator[tuple[str, str, object]]:
-    """Yield the conditions in ``tree`` that fix an argument to one value: text, argument and value."""
+    """Yield the argument that a simple condition fixes to one value: text, argument and value."""
     match tree:
-        case ast.BoolOp(op=ast.And()):
-            for part in tree.values:
-                yield from _equality_demands(part)
         case ast.Name(id=name):
             yield name, name, True
         case ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=name)):
@@ -145,6 +265,18 @@ def _integer_literal(tree: ast.expr) -> int | None:
                 return None
             return {ast.Add: one + other, ast.Sub: one - other, ast.Mult: one * other}.get(type(op))
     return None
+
+
+def written_number(tree: ast.expr) -> list[float]:
+    """Return the number that ``tree`` writes out, without or with a sign, in a list of one, or []."""
+    match tree:
+        case ast.Constant(value=bool()):
+            return []
+        case ast.Constant(value=int() | float() as number):
+            return [number]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return [-number for number in written_number(operand)]
+    return []
 
 
 def _argument_names(*trees: ast.expr) -> set[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from shiplap.plugin_api import error
 from shiplap.torch_private.aten_operators import AtenArgument, AtenDeclaration, has_kernel
-from shiplap_backend.entries import MetadataEntry, OutputRule, metadata_error
+from shiplap_backend.entries import MetadataEntry, OutputRule, metadata_error, target_dtypes, wide_dtype
 from shiplap_backend.expression import (
     DTYPES,
     ExpressionCompiler,
@@ -21,7 +21,7 @@ from shiplap_backend.expression import (
 )
 from shiplap_backend.families import FAMILIES, WrapperFamily
 from shiplap_backend.metadata import Metadata
-from shiplap_backend.uses import check_names, names_in, uses_of
+from shiplap_backend.uses import check_constants, check_dtype_guards, check_names, names_in, uses_of
 from shiplap_backend.vendor import Functions, VendorFunction
 from shiplap_backend.wrapper import Wrapper, argument_kind
 
@@ -71,11 +71,12 @@ class _EntryMapping:
     def wrapper(self) -> Wrapper:
         check_names(self.where, self.d, self.entry, self._result_names())
         w = Wrapper(self.d, self.entry, self.family, self.where, self._mask(), self._gated_tensors())
+        check_dtype_guards(self.where, self.d.name, self.entry, self._accepted(), w.gated)
         w.guards = [
             (self._compiled(self.plain, c, "bool", f"guard {c!r}").code, json.dumps(why)) for c, why in self._guards()
         ]
         w.decides = self._computation_dtype()
-        w.compute = DTYPES.get(w.decides) or (f"opmath({w.decides})" if w.decides else "")
+        w.compute = DTYPES.get(w.decides) or (self._wide(w.decides) if w.decides else "")
         w.outputs = [self._result(i, name) for i, name in enumerate(self._result_names())]
         if self.family.graph:
             w.prepare = [p for i, n in enumerate(self._result_names()) for p in self._prepare(i, n)]
@@ -84,6 +85,7 @@ class _EntryMapping:
             w.results = [self._compiled(self.graph, e, "node", f"graph of {o!r}").code for o, e in self._graphs()]
             w.updates = list(self._updates())
             w.keys, w.nodes = list(self._key_statements()), list(self._nodes())
+            check_constants(self.where, self.d.name, self.graph.constants, self._computed_dtypes(w.decides))
         w.uses = self._uses()
         structured = self.d.structured
         w.headers = {f"ATen/ops/{self.d.base}_ops.h", *self.graph.headers, *self.plain.headers, *self.shape.headers}
@@ -126,6 +128,10 @@ class _EntryMapping:
         return f"op.maybe_get_output({index})" if self.family.file == "structured" else name
 
     def _mask(self) -> tuple[str, ...]:
+        return tuple(DTYPES[d] for d in self._accepted())
+
+    def _accepted(self) -> list[str]:
+        """Return the dtypes that the entry accepts."""
         chosen = self.entry.dtypes or self.family.dtypes
         names = [chosen] if isinstance(chosen, str) else chosen
         sets = self.metadata.dtype_sets
@@ -137,7 +143,7 @@ class _EntryMapping:
                 f"{self.d.name}: dtypes {unknown[0]!r}{suggest_nearest(unknown[0], {**sets, **DTYPES})}",
                 "a dtype or a set",
             )
-        return tuple(DTYPES[d] for d in members)
+        return list(members)
 
     def _gated_tensors(self) -> tuple[str, ...]:
         """Return the tensors whose dtype the mask checks. Raw inputs go to the vendor unconverted."""
@@ -171,6 +177,20 @@ class _EntryMapping:
                 "common, out, a tensor or a dtype",
             )
         return f"dtype_of({self.values[rule].code})"
+
+    def _wide(self, decides: str) -> str:
+        """Return the dtype of the computation, wide if the target has the wide dtype."""
+        there = target_dtypes(self.metadata.target)
+        if {"f32", "i32"} <= {*there}:
+            return f"opmath({decides})"
+        return f"opmath({decides}, dtypes({{{', '.join(DTYPES[d] for d in there)}}}))"
+
+    def _computed_dtypes(self, decides: str) -> list[str]:
+        """Return the dtypes in which the entry may compute."""
+        if decides in DTYPES:
+            return [decides]
+        there = target_dtypes(self.metadata.target)
+        return list(dict.fromkeys(wide_dtype(d, there) for d in self._accepted()))
 
     def _prepare(self, index: int, name: str) -> Iterator[str]:
         """Yield the statements that make or resize an output.

@@ -33,6 +33,7 @@ class SampleEvidence:
     """
 
     samples: int = 0
+    gradients: int = 0  # samples of which the gradients were compared too
     native: set[str] = field(default_factory=set)
     fallback: dict[str, dict[str, int]] = field(default_factory=dict)
     refused: str = ""
@@ -99,6 +100,7 @@ def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence
             ours = sample.input, sample.args, sample.kwargs
             theirs = _on_cpu(ours, device)
             kept = copy.deepcopy(theirs)
+            places = [v.device if isinstance(v, torch.Tensor) else v for v in leaves(ours)]
         except NotImplementedError as e:  # arguments that the device cannot hold; the generator ends here
             refusal = refusal or e
             break
@@ -113,6 +115,7 @@ def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence
             got = _call_operator(op, ours)
             evidence.count(module.counters())
             _compare_results(op, dtype, (got, ours), (want, theirs), kept)
+            evidence.gradients += _compare_gradients(op, sample, dtype, places, kept)
         except NotImplementedError as e:
             refusal = refusal or e
         except Exception as e:
@@ -149,6 +152,72 @@ def _call_operator(op: Any, arguments: Any) -> Any:
     return op.op(input, *args, **kwargs)
 
 
+def _gradients(op: Any, sample: Any, arguments: Any) -> list[torch.Tensor | None]:
+    """Return the gradient of the results, times fixed random numbers, with respect to each float tensor."""
+    tracked: list[torch.Tensor] = []
+
+    def track(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+            return value
+        tracked.append(value.detach().clone().requires_grad_())
+        return tracked[-1]
+
+    made = sample.output_process_fn_grad(_call_operator(op, map_leaves(track, arguments)))
+    results = [r for r in leaves(made) if isinstance(r, torch.Tensor) and r.requires_grad]
+    if not results or not tracked:
+        return []
+    numbers = torch.Generator().manual_seed(1)
+    by = [torch.randn(r.shape, generator=numbers, dtype=torch.double).to(r.dtype).to(r.device) for r in results]
+    return list(torch.autograd.grad(results, tracked, by, allow_unused=True))
+
+
+def _compare_gradients(op: Any, sample: Any, dtype: torch.dtype, places: list[Any], kept: Any) -> bool:
+    """Compare the gradients with the CPU's, and return whether there are any. Raises AssertionError for a difference.
+
+    ``kept`` has the arguments before the call, on the CPU, and ``places`` the device of each that is a tensor: some
+    operators want indices on the CPU.
+    """
+    tensors = [v for v in leaves(kept) if isinstance(v, torch.Tensor)]
+    strided = all(v.layout is torch.strided for v in tensors)
+    if not op.supports_autograd or not dtype.is_floating_point or not strided or op.name in UNDEFINED:
+        return False
+
+    where = iter(places)
+
+    def placed(value: Any) -> Any:
+        place = next(where)
+        return value.to(place) if isinstance(value, torch.Tensor) else place
+
+    try:
+        want = _gradients(op, sample, kept)
+    except Exception:  # the CPU has no gradient of this sample
+        return False
+    for i, (g, w) in enumerate(zip(_gradients(op, sample, map_leaves(placed, kept)), want, strict=True)):
+        assert (g is None) == (w is None), f"gradient {i} is {'missing' if g is None else 'there'}, unlike the CPU's"
+        if g is None or w is None:
+            continue
+        assert (g.dtype, g.shape) == (w.dtype, w.shape), f"gradient {i} is {g.dtype} {tuple(g.shape)}"
+        loose = {torch.float16: 4e-3, torch.bfloat16: 4e-2}.get(dtype, 4e-5)
+        close = torch.allclose(g.cpu(), w, rtol=loose, atol=loose, equal_nan=True)
+        assert close or _gradient_is_exact(op, sample, kept, i, (g, w), dtype), f"gradient {i}: {g.cpu()} for {w}"
+    return bool(want)
+
+
+def _gradient_is_exact(op: Any, sample: Any, kept: Any, index: int, pair: Any, dtype: torch.dtype) -> bool:
+    """Return whether gradient ``index`` of the device is about as near to the float64 gradient as the CPU's."""
+    exact = _gradients(op, sample, _widened(kept, dtype))[index]
+    if exact is None or not pair[1].numel():
+        return False
+    ours, theirs = (v.detach().cpu() for v in pair)
+    us, them = ((v.to(exact.dtype) - exact).abs().nan_to_num().max().item() for v in (ours, theirs))
+    return bool(torch.equal(ours.isnan(), theirs.isnan()) and us <= 3 * them)
+
+
+def _widened(arguments: Any, dtype: torch.dtype) -> Any:
+    """Return ``arguments`` with tensors of ``dtype`` in float64."""
+    return map_leaves(lambda v: v.double() if isinstance(v, torch.Tensor) and v.dtype == dtype else v, arguments)
+
+
 def _compare_results(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any) -> None:
     """Compare results and arguments with the CPU's. Raises AssertionError with the first difference.
 
@@ -182,7 +251,7 @@ def _as_exact(op: Any, arguments: Any, ours: list[Any], theirs: list[Any], dtype
     """Return whether the device is about as near to the float64 result as the CPU, whose rounding is free."""
     if not dtype.is_floating_point or dtype is torch.float64:
         return False
-    wide = map_leaves(lambda v: v.double() if isinstance(v, torch.Tensor) and v.dtype == dtype else v, arguments)
+    wide = _widened(arguments, dtype)
     for g, w, exact in zip(ours, theirs, leaves((_call_operator(op, wide), wide)), strict=True):
         if not isinstance(w, torch.Tensor) or not w.numel():
             continue

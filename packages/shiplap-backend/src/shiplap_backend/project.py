@@ -18,6 +18,7 @@ from shiplap import ShiplapError
 from shiplap.codegen import render_source
 from shiplap.plugin_api import error
 from shiplap.torch_private import host_device
+from shiplap.torch_private.aten_operators import AtenDeclaration, aten_declarations
 from shiplap_backend import bodies, lock
 from shiplap_backend.expression import suggest_nearest
 from shiplap_backend.generate import GeneratedWrappers, generate_wrappers, write_generated
@@ -218,8 +219,15 @@ def generate_project(project: Project, *, accept_drift: bool = False) -> tuple[G
     made = generate_wrappers(metadata, project.runtime, units=project.units)
     custom = [w for w in made.wrappers if w.family.file == "custom"]
     bodies.check_bodies(project.bodies, custom)
+    every = aten_declarations().values()
     declared = {
         "bodies.h": render_source("bodies.h.jinja", package="shiplap_backend", wrappers=custom),
+        "device_checks.h": render_source(
+            "device_checks.h.jinja",
+            package="shiplap_backend",
+            unchecked=sorted(d.name for d in every if not d.compares_devices),
+            made_of_out=sorted((d.name, d.delegate) for d in every if d.delegate and _compares_tensors(d)),
+        ),
         "manifest.json": _build_manifest(project, made),
     }
     touched = write_generated(project.generated, {**made.files, **declared})
@@ -227,6 +235,11 @@ def generate_project(project: Project, *, accept_drift: bool = False) -> tuple[G
     # The lock comes last: after an interruption the next run compares with the old one.
     touched += write_generated(project.root, {project.lock.name: schemas.text()})
     return made, touched
+
+
+def _compares_tensors(d: AtenDeclaration) -> bool:
+    """Return whether torch compares the devices of several tensors for the kernels of an accelerator."""
+    return d.compares_devices and sum(a.tensor for a in d.inputs) > 1
 
 
 def _build_manifest(project: Project, made: GeneratedWrappers) -> str:

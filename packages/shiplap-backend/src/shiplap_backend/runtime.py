@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from shiplap_backend.vendor import Functions, free_functions
+from shiplap_backend.vendor import Functions, check_function_names, free_functions
 
 CONTRACT = 1  # of this class and of the C++ in runtimes/common/include; a change that a vendor must follow raises it
 RUNTIMES = Path(__file__).parent / "runtimes"
@@ -46,6 +46,8 @@ class Runtime:
             (``shiplap_backend/driver.h``). By default it computes on the host's memory.
         graph: ``"own"`` if ``vendor.h`` in ``directory`` says what nodes and graphs are. ``"eager"`` takes both from
             this package, for a library whose functions compute when they are called.
+        block: the device stores the last dim of each tensor in blocks of so many elements, padded with zeros; 0 if it
+            stores tensors row-major.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Runtime:
     sources: tuple[Path, ...] = ()
     discrete: bool = False
     graph: Literal["own", "eager"] = "own"
+    block: int = 0
 
     @property
     def registers(self) -> frozenset[str]:
@@ -78,8 +81,12 @@ class Runtime:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Return the options of the C++ compiler: the kind of memory, and the vendor's options."""
-        return (f"-DSHIPLAP_DISCRETE={int(self.discrete)}", *self.compile_args)
+        """Return the options of the C++ compiler: the kind of memory, its layout, and the vendor's options."""
+        return (
+            f"-DSHIPLAP_DISCRETE={int(self.discrete)}",
+            f"-DSHIPLAP_BLOCK_LAST={self.block}",
+            *self.compile_args,
+        )
 
     @property
     def include_dirs(self) -> list[Path]:
@@ -100,11 +107,16 @@ class Runtime:
         helpers = sorted(self.directory.glob("helpers*.h"))
         attributes = COMMON / "include" / "shiplap_backend" / "attributes.h"
         own = self.directory / self.functions_header
+        core = free_functions(attributes, "attributes", "shiplap_backend/attributes.h")
+        if own.is_file():
+            check_function_names(own, core)
         # Helpers may name an enum without its namespace.
         enums = {name.rpartition("::")[2] for name in self.enums()}
+        mine = free_functions(own, "functions", own.name, enums) if own.is_file() else {}
         return {
-            **free_functions(attributes, "attributes", "shiplap_backend/attributes.h"),
-            **(free_functions(own, "functions", own.name, enums) if own.is_file() else {}),
+            **core,
+            # One with other arguments than the core's of its name stands beside it.
+            **{name: (*functions, *core.get(name, ())) for name, functions in mine.items()},
             **self.opset(),
             **{name: made for h in helpers for name, made in free_functions(h, "helpers", h.name).items()},
         }

@@ -84,6 +84,7 @@ def _run_case(case: Any) -> dict[str, Any]:
 def _result_row(seen: SampleEvidence, skipped: str) -> dict[str, Any]:
     return {
         "samples": seen.samples,
+        "gradients": seen.gradients,
         "native": sorted(seen.native),
         "fallback": seen.fallback,
         "failure": seen.failure,

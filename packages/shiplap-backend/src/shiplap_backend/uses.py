@@ -10,12 +10,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence, Set
 
+import torch
+
+from shiplap.dtypes import in_aten
 from shiplap.plugin_api import error
 from shiplap.torch_private.aten_operators import AtenArgument, AtenDeclaration
 from shiplap_backend.entries import MetadataEntry, metadata_error
 from shiplap_backend.expression import suggest_nearest
 from shiplap_backend.families import FAMILIES, WrapperFamily
-from shiplap_backend.hidden import find_contradiction, find_negative_size
+from shiplap_backend.hidden import find_calls, find_contradiction, find_negative_size
 from shiplap_backend.wrapper import argument_kind
 
 # Arguments on which shapes and dtypes depend and values do not, by kind. All else may hold a value.
@@ -74,6 +77,45 @@ def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: S
     _check_template(where, d, entry)
     _check_outputs(where, d, entry, results)
     _check_lets(where, d, entry, {*inputs, *results})
+
+
+def check_constants(where: str, name: str, constants: Sequence[float], dtypes: Sequence[str]) -> None:
+    """Raise SL901 for a number in the graph of ``name`` that a dtype of the computation does not hold."""
+    for dtype in (d for d in dtypes if d != "bool"):
+        smallest, least, most = _limits(dtype)
+        for number in constants:
+            lost = 0 < abs(number) <= smallest / 2  # half of the smallest number above zero is rounded to zero
+            if not least <= number <= most or lost:
+                got = f"{name}: the number {number!r} in the graph, which is {'0' if lost else 'beyond'} in {dtype}"
+                raise metadata_error(where, got, f"a number of {dtype}, or 'dtypes' without those that compute in it")
+
+
+def _limits(dtype: str) -> tuple[float, float, float]:
+    """Return the smallest number above zero of ``dtype`` (0 for integers), its least number and its largest."""
+    wanted = in_aten()[dtype].torch
+    if not wanted.is_floating_point:
+        whole = torch.iinfo(wanted)
+        return 0.0, whole.min, whole.max
+    info = torch.finfo(wanted)
+    return info.smallest_normal * info.eps, info.min, info.max
+
+
+def check_dtype_guards(
+    where: str, name: str, entry: MetadataEntry, accepted: Sequence[str], gated: Sequence[str]
+) -> None:
+    """Raise SL901 for a guard on the dtype of a tensor that holds for none of the accepted dtypes."""
+    rows = in_aten()
+    holding = {
+        "is_bool": {d for d in accepted if d == "bool"},
+        "is_float": {d for d in accepted if rows[d].torch.is_floating_point},
+    }
+    # A Python number among the operands of an elementwise overload has a dtype of its own.
+    for condition in entry.guard if entry.template != "binary" else ():
+        for call, argument, wanted in find_calls(condition):
+            found = holding.get(call, {*accepted})
+            if call in holding and argument in gated and not (found if wanted else {*accepted} - found):
+                got = f"{name}, guard: {condition!r} holds for none of {', '.join(accepted)}"
+                raise metadata_error(where, got, "a condition that holds for some call")
 
 
 def _check_template(where: str, d: AtenDeclaration, entry: MetadataEntry) -> None:
@@ -163,6 +205,11 @@ def uses_of(
             raise metadata_error(
                 where, f"{d.name}: {name!r} is stated as unused, and 'graph' uses it", "one of the two"
             )
+    for a in d.inputs:
+        # A number or a word is chosen by the caller: no other argument says it.
+        if a.name in entry.redundant and argument_kind(a) in ("scalar", "scalar?", "str", "str?"):
+            got = f"{d.name}, redundant: {a.name!r}, which no other argument decides"
+            raise metadata_error(where, got, f"{a.name!r} in 'graph', or a guard that fixes it, such as {a.name} == 1")
     return uses
 
 

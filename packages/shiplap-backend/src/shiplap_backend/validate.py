@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from shiplap import ShiplapError
 from shiplap.dtypes import in_aten
-from shiplap_backend.entries import MetadataEntry, MetadataTarget, OutputRule, metadata_error
+from shiplap_backend.entries import MetadataEntry, MetadataTarget, OutputRule, metadata_error, target_dtypes
 from shiplap_backend.expression import DTYPES, OPERATORS, suggest_nearest
 from shiplap_backend.families import FAMILIES
 from shiplap_backend.versions import empty_range, is_range
@@ -107,6 +107,12 @@ def _entry_problems(entry: MetadataEntry, target: MetadataTarget) -> Iterator[Pr
 
 def _narrowing_problems(entry: MetadataEntry, target: MetadataTarget) -> Iterator[Problem]:
     """Yield a problem if the dtype of the computation cannot hold the values of an accepted dtype."""
+    stated = [(("compute",), entry.compute), *((("inputs", name), dtype) for name, dtype in entry.inputs.items())]
+    there = target_dtypes(target)
+    for keys, dtype in stated:
+        if dtype in DTYPES and dtype not in there:
+            got = f"{': '.join(keys)}: {dtype!r}, which no set of the target's dtypes holds"
+            yield keys, got, f"one of {', '.join(there)}, or {dtype} in a set of the target"
     if entry.compute not in DTYPES or entry.template not in FAMILIES:
         return
     if entry.compute == "bool":

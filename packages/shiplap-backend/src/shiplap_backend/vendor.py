@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+
+from shiplap.plugin_api import error
 
 # What an expression computes, by the C++ type of a parameter; Shape, Strides and the like are made from integers.
 _KINDS = {
@@ -235,6 +237,47 @@ def free_functions(header: Path, namespace: str, include: str, enums: Collection
             function = VendorFunction(m[2], call, call, parameters, returns, include, comment, unusable=why)
             by_name.setdefault(m[2], []).append(function)
     return {name: tuple(functions) for name, functions in sorted(by_name.items())}
+
+
+def check_function_names(header: Path, core: Functions) -> None:
+    """Raise SL910 for two functions of ``header``, or one of them and one of ``core``, that the same call may mean.
+
+    A call of metadata takes the first function that fits, and numbers fit in the place of nodes.
+    """
+    text = strip_comments(header.read_text(encoding="utf-8"))
+    seen = {name: [("every runtime has the first", _kinds(f.parameters)) for f in fs] for name, fs in core.items()}
+    for m in re.finditer(r"^(?:inline|extern)\s+[\w:<>,\s]+?\s+(\w+)\(", text, re.M):
+        declared = split_at_commas(text[m.end() : find_closing_bracket(text, m.end() - 1, "()") - 1])
+        parameters = [_parse_parameter(p) for p in declared]
+        if None in parameters:  # metadata cannot call it
+            continue
+        line, name = text.count("\n", 0, m.start(1)) + 1, m[1]
+        kinds = _kinds([p for p in parameters if p is not None])
+        for where, others in seen.get(name, ()):
+            if _may_mean(kinds, others):
+                raise error(
+                    "SL910",
+                    where=f"{header}:{line}",
+                    got=f"a second function {name!r} for the same arguments; {where}",
+                    expected="a name of its own for each function that metadata calls",
+                    fix=f"rename {name!r} in line {line}",
+                )
+        seen.setdefault(name, []).append((f"the first is in line {line}", kinds))
+
+
+def _kinds(parameters: Sequence[VendorParameter]) -> list[tuple[str, bool]]:
+    """Return the kind of each parameter of an expression, and whether it may be left out."""
+    return [(p.kind.rstrip("?"), p.optional) for p in parameters if p.kind != "graph"]
+
+
+def _may_mean(one: Sequence[tuple[str, bool]], other: Sequence[tuple[str, bool]]) -> bool:
+    """Return whether there are arguments that both lists of parameters take."""
+    numbers = {"int", "float", "scalar"}
+    for (a, _), (b, _) in zip(one, other, strict=False):
+        if not (a == b or {a, b} <= {"node", "tensor"} or {a, b} <= {*numbers, "node"}):
+            return False
+    shared = min(len(one), len(other))
+    return all(optional for _, optional in (*one[shared:], *other[shared:]))
 
 
 def _is_unknown_enum(parameter: VendorParameter, enums: Collection[str] | None) -> bool:

@@ -31,7 +31,16 @@ class Processes:
 
 def row(**changes: Any) -> dict[str, Any]:
     """What a process says of a case in which nothing happened, with ``changes``."""
-    return {"samples": 1, "native": [], "fallback": {}, "failure": "", "refused": "", "skipped": "", **changes}
+    return {
+        "samples": 1,
+        "gradients": 0,
+        "native": [],
+        "fallback": {},
+        "failure": "",
+        "refused": "",
+        "skipped": "",
+        **changes,
+    }
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

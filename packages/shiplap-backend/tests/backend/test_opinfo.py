@@ -35,7 +35,9 @@ def test_a_slice_of_the_database(project: Project) -> None:
     assert state["transpose", "f32"] == state["tensor_split", "f32"] == "core"
     assert ("softmax", "bool") not in state
     assert state["to_sparse", "f32"] == "refused"
-    assert "the result is Sparse on cpu, which this device cannot hold" in verdicts["to_sparse", "f32"].why
+    assert "got      a sparse tensor, layout Sparse" in verdicts["to_sparse", "f32"].why
+    assert verdicts["softmax", "f32"].gradients == verdicts["softmax", "f32"].samples > 0
+    assert verdicts["add", "bool"].gradients == 0
     assert (state["jiterator_unary", "f32"], verdicts["jiterator_unary", "f32"].why) == ("left", "Only runs on cuda")
     bad = {v.op: v.why for v in verdicts.values() if v.state in ("fail", "crash")}
     assert FULL or "Tensor-likes are not close" in bad.pop("sinh")
@@ -97,6 +99,45 @@ def test_what_counts_as_wrong() -> None:
     assert not held((right, 3), (right, 4))
     assert not held(right, right, after=(torch.tensor([0.5, 1.5]), (), {})), "an argument was written"
     assert held(right + 1, right, name="empty"), "what empty() holds is not determined"
+
+
+class Sample:
+    """A sample of the database whose results are differentiated as they are."""
+
+    output_process_fn_grad = staticmethod(lambda results: results)
+
+
+class DoubledTwice(torch.autograd.Function):
+    """Doubles, with the gradient of something else where ``wrong`` says so."""
+
+    wrong = False
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return grad * (3 if DoubledTwice.wrong else 2)
+
+
+def test_a_wrong_gradient_counts_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values of the call are right; only the gradient is not."""
+    op = Op()
+    op.supports_autograd = True  # type: ignore[attr-defined]
+    op.op = DoubledTwice.apply  # type: ignore[method-assign]
+    compare = lambda: opinfo._compare_gradients(op, Sample(), torch.float32, ["cpu"], ARGUMENTS)  # noqa: E731
+    assert compare()
+    calls = iter([False, True])  # the CPU's, then the device's
+
+    def gradients(*arguments: Any) -> list[torch.Tensor | None]:
+        monkeypatch.setattr(DoubledTwice, "wrong", next(calls, False))
+        return right(*arguments)
+
+    right = opinfo._gradients
+    monkeypatch.setattr(opinfo, "_gradients", gradients)
+    with pytest.raises(AssertionError, match="gradient 0: "):
+        compare()
 
 
 def test_float64_decides_between_two_roundings() -> None:

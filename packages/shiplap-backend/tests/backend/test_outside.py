@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shiplap_backend import BackendError
+from shiplap_backend.entries import target_dtypes, wide_dtype
 from shiplap_backend.generate import generate_wrappers
 from shiplap_backend.metadata import load_metadata
 from shiplap_backend.project import create_project, generate_project, open_project
@@ -123,7 +124,7 @@ def test_scalars_are_compared_by_us_and_not_by_the_vendor(tmp_path: Path, guard:
     path = tmp_path / "ops.yaml"
     tinyc = find_runtime(str(EXAMPLE))
     for entry in (
-        f"guard: {{{guard}: scaled}}, redundant: {{alpha: once}}, graph: self + other",
+        f"guard: {{{guard}: scaled}}, graph: self + other * alpha",
         f'graph: "self + other if {guard} else self + other * alpha"',
     ):
         path.write_text(f"{head}ops:\n  add.out: {{template: binary, {entry}}}\n", encoding="utf-8")
@@ -160,6 +161,64 @@ def test_a_model_trains_on_it(request: pytest.FixtureRequest) -> None:
     for op in ("add.out", "addmm.out", "mm.out", "mul.out", "relu", "sum.IntList_out", "threshold_backward.grad_input"):
         assert int(calls[f"aten::{op}"]) > 0, op
     assert "dtype" not in run.stdout  # a Python number among tensors is float32 as well
+
+
+@pytest.mark.parametrize(
+    ("more", "line", "got"),
+    [
+        ("inline Node Add(Node a, Node c) { return a; }", 1, "a second function 'Add' for the same arguments"),
+        ("inline Node Add(Node a, double c) { return a; }", 1, "a second function 'Add' for the same arguments"),
+        ("inline Node Sum(Node a, Sizes n, bool b = true) { return a; }", 1, "a second function 'Sum' for the same"),
+        ("inline int64_t rank(Node a) { return 0; }", 1, "'rank' for the same arguments; every runtime has the first"),
+    ],
+)
+def test_two_functions_that_one_call_may_mean(tmp_path: Path, more: str, line: int, got: str) -> None:
+    """The first one was taken without a word."""
+    where = copied(tmp_path / "runtime")
+    header = where / "functions.h"
+    text = header.read_text(encoding="utf-8")
+    header.write_text(f"{text}{more}\n", encoding="utf-8")
+    with pytest.raises(BackendError) as caught:
+        find_runtime(str(where)).functions()
+    assert (caught.value.id, caught.value.where) == ("SL910", f"{header}:{text.count(chr(10)) + line}")
+    assert got in caught.value.got
+    # Other arguments are another call.
+    others = "inline Node Add(Node a, Node b, Node c) { return a; }\ninline Node rank(Node a, bool b) { return a; }\n"
+    header.write_text(text + others, encoding="utf-8")
+    functions = find_runtime(str(where)).functions()
+    assert (len(functions["Add"]), len(functions["rank"])) == (2, 2)
+
+
+def target(tmp_path: Path, dtypes: str, entry: str) -> Path:
+    """Return a metadata file of tinyc with other dtypes and one entry, in its last line."""
+    head = (EXAMPLE / "ops.yaml").read_text(encoding="utf-8").partition("ops:\n")[0].replace("[f32]", dtypes)
+    path = tmp_path / "ops.yaml"
+    path.write_text(f"{head}ops:\n  {entry}\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "computes"),
+    [("[f16]", "opmath(op.common_dtype(), dtypes({at::kHalf}))"), ("[f32, i32]", "opmath(op.common_dtype())")],
+)
+def test_a_target_computes_in_its_own_dtypes(tmp_path: Path, dtypes: str, computes: str) -> None:
+    """A target of f16 alone was asked to compute in f32, which its functions do not take."""
+    path = target(tmp_path, dtypes, "exp.out: {template: unary, graph: Exp(self)}")
+    made = generate_wrappers(load_metadata(path), find_runtime(str(EXAMPLE)), units=1)
+    assert f"const at::ScalarType compute = {computes};" in made.files["wrappers_00.cpp"]
+    there = target_dtypes(load_metadata(path).target)
+    assert wide_dtype("f16", there) == ("f16" if dtypes == "[f16]" else "f32")
+
+
+@pytest.mark.parametrize("field", ["compute: f32", "inputs: {self: f32}"])
+def test_a_dtype_beyond_the_target(tmp_path: Path, field: str) -> None:
+    entry = f"relu: {{template: functional, {field}, graph: Relu(self), output: {{result: {{mode: bypass}}}}}}"
+    path = target(tmp_path, "[f16]", entry)
+    with pytest.raises(BackendError) as caught:
+        load_metadata(path)
+    last = path.read_text(encoding="utf-8").count("\n")
+    assert (caught.value.id, caught.value.where) == ("SL901", f"{path}:{last}")
+    assert "'f32', which no set of the target's dtypes holds" in caught.value.got
 
 
 def test_one_graph_only(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from shiplap_sparse3d.bounded import out_coords_bounded
 from shiplap_sparse3d.coords import set_graph_checks
 from shiplap_sparse3d.cuda import conv as convolutions
 from shiplap_sparse3d.cuda import lowlevel, synchronize
-from shiplap_sparse3d.errors import SurveyError
+from shiplap_sparse3d.errors import NeighborCacheError, SurveyError
 from shiplap_sparse3d.grid_sample import (
     grid_sample_3d,
     indice_weighted_sum,
@@ -50,6 +50,7 @@ from shiplap_sparse3d.nn import (
     SubMConv3d,
     SyncBatchNorm,
 )
+from shiplap_sparse3d.offsets import box_offsets, offset_cells, offset_table
 from shiplap_sparse3d.ops import (
     conv,
     conv_table,
@@ -96,6 +97,7 @@ __all__ = [
     "GenerativeConv3d",
     "Geometry",
     "GlobalPool",
+    "NeighborCacheError",
     "Plan",
     "Sequential",
     "SparseAvgPool1d",
@@ -123,6 +125,7 @@ __all__ = [
     "SyncBatchNorm",
     "ahead",
     "avg_pool",
+    "box_offsets",
     "cat",
     "chosen_rows",
     "conv",
@@ -151,6 +154,8 @@ __all__ = [
     "max_pool_grad",
     "max_pool_with_taps",
     "nearest_map",
+    "offset_cells",
+    "offset_table",
     "out_coords",
     "out_coords_bounded",
     "segment_mean",

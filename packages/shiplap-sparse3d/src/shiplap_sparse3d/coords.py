@@ -16,7 +16,7 @@ from shiplap.plugin_api import error
 from shiplap.plugin_api.compiling import assert_in_graph
 
 __all__ = [
-    "CoordLookup",
+    "RowLookup",
     "check_coords",
     "check_rows",
     "check_scenes",
@@ -166,20 +166,44 @@ def set_graph_checks(on: bool) -> bool:
     return before
 
 
-class CoordLookup:
-    """The lookup of rows by coordinate: sorted keys and binary search."""
+class RowLookup:
+    """The lookup of rows of integers by their values, of any number of columns: sorted keys and binary search.
 
-    def __init__(self, coords: Tensor, shape: Sequence[int]) -> None:
-        self.shape, voxels = shape, voxel_rows(coords)
-        self.keys, at = keys_of(coords[voxels], shape).sort()
+    A key has a digit for each column, in the range of values that the column has. Where such numbers leave int64, the
+    keys of the columns so far are replaced by their ranks.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        voxels = voxel_rows(rows)
+        wide = rows[voxels].long()
+        self._digits: list[tuple[int, int, Tensor | None]] = []
+        keys, size = wide.new_zeros(wide.shape[0]), 1
+        for column in wide.unbind(1) if wide.shape[0] else ():
+            low, high = int(column.min()), int(column.max())
+            ranks = keys.unique() if size * (high - low + 1) >= MAX_CELLS else None
+            if ranks is not None:
+                keys, size = torch.searchsorted(ranks, keys), ranks.shape[0]
+            self._digits.append((low, high, ranks))
+            keys, size = keys * (high - low + 1) + (column - low), size * (high - low + 1)
+        self.keys, at = keys.sort(stable=True)
         self.rows = voxels[at]
 
     def __call__(self, queries: Tensor) -> Tensor:
-        """Return ``int32 [q]``: the row of each query, or -1 if there is none or the query is outside the grid."""
+        """Return ``int32 [q]``: the row that equals each query, the first of equal ones, or -1 if there is none."""
         missing = torch.full((queries.shape[0],), -1, dtype=torch.int32, device=queries.device)
         if self.keys.numel() == 0:
             return missing
-        wanted = keys_of(queries, self.shape)
+        known = torch.ones_like(missing, dtype=torch.bool)
+        wanted = torch.zeros_like(missing, dtype=torch.int64)
+        for (low, high, ranks), column in zip(self._digits, queries.long().unbind(1), strict=True):
+            if ranks is not None:
+                at = torch.searchsorted(ranks, wanted).clamp_max(ranks.shape[0] - 1)
+                known, wanted = known & (ranks[at] == wanted), at
+            known = known & (column >= low) & (column <= high)
+            wanted = wanted * (high - low + 1) + (column.clamp(low, high) - low)
         at = torch.searchsorted(self.keys, wanted).clamp_max(self.keys.numel() - 1)
-        present = inside_grid(queries, self.shape) & (self.keys[at] == wanted)
-        return torch.where(present, self.rows[at].int(), missing)
+        return torch.where(known & (self.keys[at] == wanted), self.rows[at].int(), missing)
+
+    def repeats(self) -> Tensor:
+        """Return the numbers of the rows that equal one before them."""
+        return self.rows[1:][self.keys[1:] == self.keys[:-1]]

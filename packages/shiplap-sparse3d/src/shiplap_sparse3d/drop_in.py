@@ -1,5 +1,7 @@
 """A drop-in: programs that import ``spconv`` or ``flex_gemm`` run on shiplap, unedited.
 
+``flex_gemm`` has the functions of FlexGEMM 1.x and of 2.0, and ``torch.ops.flex_gemm`` those of its low-level ops.
+
 In a program, before its first import of either::
 
     from shiplap_sparse3d.drop_in import drop_in
@@ -25,6 +27,7 @@ from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, TracebackType
+from typing import Any
 
 from shiplap.plugin_api import error
 from shiplap.plugin_api.containers import register_constant
@@ -36,6 +39,7 @@ FACADES = {
     "spconv": (("spconv", "shiplap_sparse3d.spconv_package"), ("spconv.pytorch", "shiplap_sparse3d.spconv")),
     "flex_gemm": (("flex_gemm", "shiplap_sparse3d.flexgemm"),),
 }
+_torch_ops: list[Any] = []  # the registration of torch.ops.flex_gemm, which lasts as long as it is held
 OF_SPCONV_1 = "conv", "functional", "identity", "modules", "pool", "tables"  # these stood at the top of the package
 
 
@@ -88,14 +92,16 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
             )
     new = {name: module for name, module in placed.items() if name not in sys.modules}
     sys.modules.update(new)
-    forget = register_constant(Fraction)
-    if not duplicates:
-        return DropIn(new, forget)
-    before = expect_duplicates()
+    if "flex_gemm" in new:
+        _torch_ops.append(placed["flex_gemm"].kernels.cuda.register_torch_ops())
+    forget, before = register_constant(Fraction), expect_duplicates() if duplicates else None
 
     def undone() -> None:
         forget()
-        expect_duplicates(before)
+        if "flex_gemm" in new:
+            _torch_ops.clear()  # which removes torch.ops.flex_gemm
+        if before is not None:
+            expect_duplicates(before)
 
     return DropIn(new, undone)
 

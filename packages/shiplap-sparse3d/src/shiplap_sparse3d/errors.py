@@ -1,11 +1,11 @@
-"""Surveys: SL82x."""
+"""Surveys: SL82x. Neighbour caches: SL83x."""
 
 from __future__ import annotations
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import register_errors
 
-__all__ = ["SurveyError"]
+__all__ = ["NeighborCacheError", "SurveyError"]
 
 
 class SurveyError(ShiplapError, RuntimeError):
@@ -92,6 +92,26 @@ register_errors(
                 "survey, or its classes would not be those of the client."
             ),
             "correct what 'got' names on the workers, and run the same command again; finished tiles are kept",
+        ),
+    ],
+)
+
+
+class NeighborCacheError(ShiplapError, ValueError, AssertionError):
+    """A neighbour cache that does not fit the call (SL830). FlexGEMM raises AssertionError, so this is one too."""
+
+
+register_errors(
+    NeighborCacheError,
+    [
+        (
+            "SL830",
+            "the neighbour cache belongs to another call",
+            (
+                "A cache holds the neighbours of given voxels under given taps. Another kernel, stride or direction "
+                "would read wrong rows. Voxels are the same if they are the same tensor."
+            ),
+            "pass neighbor_cache=None, the cache of a layer like this one, or its .T for the way back",
         ),
     ],
 )

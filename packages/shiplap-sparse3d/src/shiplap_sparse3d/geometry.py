@@ -1,7 +1,8 @@
 """``Geometry``: the active voxels of a grid, and every table computed on them so far.
 
 Layers on the same voxels share one table, and a network whose tables exist runs without touching a coordinate.
-Coordinates of one or two axes get leading axes of one cell. A row whose batch index is -1 is padding: no voxel.
+Coordinates of one or two axes get leading axes of one cell. A row whose batch index is -1 is padding: no voxel. Voxels
+without a grid, and those of four axes, have the tables of ``offsets.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +21,9 @@ from shiplap import ShiplapError
 from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d.coords import assert_scenes, check_scenes
+from shiplap_sparse3d.offsets import box_offsets, connect_by_offsets, offset_cells, unbounded
 from shiplap_sparse3d.plan import Plan, wants_sorted
+from shiplap_sparse3d.rows import chosen_rows
 from shiplap_sparse3d.steps import StepWindow, Triple, connect_voxels, output_cells, submanifold_plan
 
 __all__ = [
@@ -38,6 +41,7 @@ __all__ = [
 ]
 
 Axes = int | Sequence[int]
+_MOST_CELLS = 2**31 - 1  # along an axis without a bound
 
 
 def per_axis(value: Axes, name: str, ndim: int = 3, least: int | None = None) -> tuple[int, ...]:
@@ -140,7 +144,7 @@ def _last_scene(coords: Tensor) -> int | None:
 
 def _vanished_grid_error(window: StepWindow, grid: tuple[int, ...], shape: tuple[int, ...]) -> ShiplapError:
     """The error of a step to a grid without cells."""
-    kernel, padding, dilation = (each[3 - len(grid) :] for each in (window.kernel, window.padding, window.dilation))
+    kernel, padding, dilation = (each[-len(grid) :] for each in (window.kernel, window.padding, window.dilation))
     return error(
         "SL208",
         where="a step to other voxels",
@@ -218,14 +222,15 @@ class Geometry:
     """Active voxels of a grid.
 
     Args:
-        coords: ``int32 [n, 1 + d]``: rows of a batch index and ``d`` of (x, y, z), distinct and inside the grid.
-        spatial_shape: cells per axis, ``d`` of them.
+        coords: ``int32 [n, 1 + d]``: rows of a batch index and ``d`` coordinates, distinct and inside the grid.
+        spatial_shape: cells per axis, ``d`` of them; None: no grid, and coordinates may be negative.
         batch_size: number of scenes. A row of another scene is refused when a table is built (SL211).
         padded: rows may be padding. Then every step to other voxels leads to a fixed number of rows, too.
 
     Attributes:
-        coords: ``int32 [n, 4]``; like ``spatial_shape`` it has three axes, whatever ``ndim`` is.
-        ndim: axes of the voxels, 1 to 3.
+        coords: ``int32 [n, 4]``; like ``spatial_shape`` it has three axes at least, whatever ``ndim`` is.
+        ndim: axes of the voxels, 1 to 4.
+        bounded: whether there is a grid. Without one ``spatial_shape`` is that of all coordinates.
         parent: the step that led here, for the way back.
         shared: of voxels that share cells, which ``spconv`` allows in submanifold layers: for each row the first one of
             its cell, and the voxels with padding in place of the other rows. Found when it is asked for.
@@ -234,16 +239,20 @@ class Geometry:
     shared: tuple[Tensor, Geometry] | None = None
     _is_reached = False  # whether a step of other voxels led to these
 
-    def __init__(self, coords: Tensor, spatial_shape: Axes, batch_size: int, *, padded: bool = False) -> None:
+    bounded = True
+
+    def __init__(self, coords: Tensor, spatial_shape: Axes | None, batch_size: int, *, padded: bool = False) -> None:
         if coords.dim() != 2 or coords.dtype != torch.int32:
             id, got = ("SL201", f"{coords.dim()} dims") if coords.dim() != 2 else ("SL204", coords.dtype)
             raise error(id, where="Geometry, argument 'coords'", got=got, expected="int32 [n, 1 + axes]")
         self.ndim = coords.shape[1] - 1
-        if not 1 <= self.ndim <= 3:
-            raise error("SL201", where="Geometry, argument 'coords'", got=f"{self.ndim + 1} columns", expected="2 to 4")
+        if not 1 <= self.ndim <= 4:
+            raise error("SL201", where="Geometry, argument 'coords'", got=f"{self.ndim + 1} columns", expected="2 to 5")
         lead = 3 - self.ndim
-        self.coords = _with_leading_axes(coords, lead) if lead else coords
-        self.spatial_shape = expand_to_three(spatial_shape, "spatial_shape", self.ndim)
+        self.coords = _with_leading_axes(coords, lead) if lead > 0 else coords
+        self.bounded = spatial_shape is not None
+        cells = _MOST_CELLS if spatial_shape is None else spatial_shape
+        self.spatial_shape = self._read_per_axis(cells, "spatial_shape")
         self.batch_size = batch_size if is_compiling() else _number_of_scenes(batch_size)
         self.padded = padded
         self.parent: GeometryOrigin | None = None
@@ -278,7 +287,11 @@ class Geometry:
         key, kept = (self._read_per_axis(kernel, "kernel"), self._read_per_axis(dilation, "dilation")), self._kept
         neighbours = self._tables.subm.get(key) or kept.subm.get(key)
         back = torch.is_grad_enabled() if back is None else back
-        if neighbours is None:
+        if neighbours is None and self._by_offsets:
+            odd, taps = all(k % 2 for k in key[0]), self._box(*key, [k // 2 * d for k, d in zip(*key, strict=True)])
+            neighbours = connect_by_offsets(self.coords, self.coords, taps, [1] * self.coords.shape[1])
+            kept.subm[key] = neighbours = self._finish_plan(replace(neighbours, symmetric=odd), back)
+        elif neighbours is None:
             self._check_scenes("Geometry.subm")
             neighbours = submanifold_plan(self.coords, self.spatial_shape, *key, self.batch_size)
             kept.subm[key] = neighbours = self._finish_plan(neighbours, back)
@@ -317,7 +330,7 @@ class Geometry:
         around = [
             k // 2 * d for k, d in zip(self._read_per_axis(kernel, ""), self._read_per_axis(dilation, ""), strict=True)
         ]
-        return self.step(self._make_window(kernel, 1, around[3 - self.ndim :], dilation, capacity=capacity))
+        return self.step(self._make_window(kernel, 1, around[-self.ndim :], dilation, capacity=capacity))
 
     def transposed(
         self,
@@ -345,6 +358,8 @@ class Geometry:
         ``plain`` leaves tables unsorted. The plan has its way ``back`` (default: while gradients are recorded).
         """
         back = torch.is_grad_enabled() if back is None else back
+        if self._by_offsets:
+            return self._step_by_offsets(window, plain=plain, back=back)
         kept = self._kept
         there = self._tables.reached.get(window) or kept.reached.get(window)
         if there is None:
@@ -365,6 +380,107 @@ class Geometry:
             kept.plans[window, plain] = plan = plan.complete()
         return Strided(step, plan)
 
+    def _step_by_offsets(self, window: StepWindow, *, plain: bool, back: bool) -> Strided:
+        """A step of voxels without a grid or of four axes. Padding and a grid cut off what lies outside."""
+        if window.capacity is not None:
+            raise error("SL208", where="a step of voxels without a grid", got="a capacity, or padding", expected="none")
+        kept, back_is_there = self._kept, window.output_padding is not None
+        shape, there = self.spatial_shape, kept.reached.get(window)
+        if self.bounded:
+            shape = window.grid_of_axes(shape)
+            if min(shape) < 1:
+                raise _vanished_grid_error(window, self.spatial_shape, shape)
+        taps, columns = self._box(window.kernel, window.dilation, window.padding), [1, *window.stride]
+        if there is None:
+            coords = self._reach(taps, columns, shape if self.bounded else None, back_is_there)
+            kept.reached[window] = there = self._similar_geometry(coords, shape, padded=False)
+        plan = kept.plans.get((window, plain))
+        if plan is None or (back and not plan.whole):
+            plan = connect_by_offsets(self.coords, there.coords, taps, columns, transposed=back_is_there)
+            kept.plans[window, plain] = plan = self._finish_plan(plan, back, plain)
+        return Strided(there._with_parent(GeometryOrigin(self, window)), plan)
+
+    def onto(
+        self,
+        voxels: Tensor | Geometry | None,
+        offsets: Tensor | Sequence[Sequence[int]],
+        stride: Axes = 1,
+        *,
+        spatial_shape: Axes | None = None,
+        transposed: bool = False,
+        plain: bool = False,
+        back: bool | None = None,
+    ) -> Strided:
+        """A convolution onto given voxels, by any offsets: tap ``v`` of output ``o`` reads ``o * stride + offsets[v]``.
+
+        Args:
+            voxels: the outputs, ``int32 [m, 1 + axes]`` or a geometry; None: every voxel that an input reaches.
+            offsets: of the taps, ``[k, axes]``; ``box_offsets`` has those of cubes and crosses.
+            stride: per axis. With coordinates in units of a finest grid (a tensor stride), it is 1.
+            spatial_shape: the grid of the outputs; None: no grid.
+            transposed: tap ``v`` of input ``i`` adds to output ``i * stride + offsets[v]`` instead.
+            plain, back: as in :meth:`step`. Nothing is kept: the plan is for all layers on these voxels.
+        """
+        self._check_scenes("Geometry.onto")
+        rows = torch.as_tensor(offsets, dtype=torch.int32, device=self.coords.device).reshape(-1, self.ndim)
+        taps = pad(rows, (self.coords.shape[1] - self.ndim, 0))
+        columns = [1, *self._read_per_axis(per_axis(stride, "stride", self.ndim, 1), "stride")]
+        if isinstance(voxels, Geometry):
+            there = voxels
+        elif voxels is not None:
+            there = Geometry(voxels, spatial_shape, self.batch_size)
+        else:
+            shape = None if spatial_shape is None else self._read_per_axis(spatial_shape, "spatial_shape")
+            cells = self._reach(taps, columns, shape, transposed)
+            there = self._similar_geometry(cells, shape or self._read_per_axis(_MOST_CELLS, ""), padded=False)
+            there.bounded = shape is not None
+        plan = connect_by_offsets(self.coords, there.coords, taps, columns, transposed=transposed)
+        return Strided(there, self._finish_plan(plan, torch.is_grad_enabled() if back is None else back, plain))
+
+    def select(self, mask: Tensor) -> Strided:
+        """The voxels where ``mask [n]`` is true, and the plan of one tap onto them. A GPU has to be waited for."""
+        coords = self.coords.index_select(0, chosen_rows(mask))
+        there = self._similar_geometry(coords, self.spatial_shape, padded=self.padded)
+        return self.onto(there, [[0] * self.ndim], plain=True)
+
+    def union(self, *others: Geometry) -> tuple[Geometry, list[Plan]]:
+        """The voxels of all, ascending, and for each geometry the plan of one tap onto them."""
+        union = self._distinct(torch.cat([g.coords for g in (self, *others)]))
+        return union, [g.onto(union, [[0] * g.ndim], plain=True).plan for g in (self, *others)]
+
+    def _distinct(self, coords: Tensor) -> Geometry:
+        """The distinct voxels of ``coords`` in a grid like this one."""
+        columns = [1] * coords.shape[1]
+        cells = offset_cells(coords, coords.new_zeros(1, len(columns)), columns, *unbounded(len(columns) - 1))
+        return self._similar_geometry(cells, self.spatial_shape, padded=False)
+
+    def coarsen(self, stride: Axes) -> Strided:
+        """The multiples of ``stride`` below the voxels, in the same units, and the plan from the cells of a block."""
+        steps = per_axis(stride, "stride", self.ndim, 1)
+        block = [1] * (4 - self.ndim if self.ndim < 3 else 1) + [*steps]
+        size = torch.tensor(block, device=self.coords.device)
+        lowest = torch.div(self.coords.long(), size, rounding_mode="floor") * size
+        there = self._distinct(torch.where(self.coords[:, :1] == -1, -1, lowest).int())
+        return self.onto(there, box_offsets(steps, [1] * self.ndim, padding=[0] * self.ndim), plain=True)
+
+    @property
+    def _by_offsets(self) -> bool:
+        """Whether the kernels of grids of up to three axes do not serve these voxels."""
+        return not self.bounded or self.ndim > 3
+
+    def _box(self, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int]) -> Tensor:
+        """Return the offsets of a box, after a column for the scene."""
+        taps = torch.tensor(box_offsets(kernel, dilation, padding=padding), dtype=torch.int32)
+        return pad(taps, (1, 0)).to(self.coords.device)
+
+    def _reach(self, taps: Tensor, columns: list[int], shape: Sequence[int] | None, transposed: bool) -> Tensor:
+        """Return the voxels that an input reaches, inside ``shape`` if there is one."""
+        low, high = unbounded(len(columns) - 1)
+        if shape is not None:
+            low, high = [0] * len(columns), [high[0], *shape]
+        cells: Tensor = offset_cells(self.coords, taps, columns, low, high, transposed)
+        return cells
+
     @property
     def recipe(self) -> TableRecipe:
         """Which tables there are of these voxels, to :meth:`build` them for others.
@@ -384,7 +500,7 @@ class Geometry:
         if self.padded:
             return
         for kernel, dilation, back in recipe.subm:
-            self.subm(kernel[3 - self.ndim :], dilation[3 - self.ndim :], back=back)
+            self.subm(kernel[-self.ndim :], dilation[-self.ndim :], back=back)
         for window, plans, behind in recipe.steps:
             for plain, back in plans:
                 self.step(window, plain=plain, back=back)
@@ -430,7 +546,9 @@ class Geometry:
 
     def _similar_geometry(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
         """Other voxels with as many axes and scenes."""
-        return Geometry.unchecked(coords, shape, self.batch_size, padded, self.ndim)
+        other = Geometry.unchecked(coords, shape, self.batch_size, padded, self.ndim)
+        other.bounded = self.bounded
+        return other
 
     def _with_parent(self, parent: GeometryOrigin) -> Geometry:
         """The same voxels and tables with a parent. What is kept has none, or the two would keep each other alive."""
@@ -440,6 +558,8 @@ class Geometry:
         return child
 
     def _read_per_axis(self, value: Axes, name: str, fill: int = 1) -> Triple:
+        if self.ndim > 3:
+            return cast("Triple", per_axis(value, name, self.ndim))  # what four axes have of it goes by offsets
         return expand_to_three(value, name, self.ndim, fill)
 
     def _make_window(
@@ -475,5 +595,5 @@ class Geometry:
 
     def __repr__(self) -> str:
         kind = ", padded" if self.padded else ""
-        shape = self.spatial_shape[3 - self.ndim :]
+        shape = self.spatial_shape[-self.ndim :] if self.bounded else None
         return f"Geometry(n={self.coords.shape[0]}, spatial_shape={shape}, batch_size={self.batch_size}{kind})"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.plugin_api import error
-from shiplap_sparse3d.coords import CoordLookup, check_coords, check_rows, refuse_rows
+from shiplap_sparse3d.coords import RowLookup, check_coords, check_rows, refuse_rows
 from shiplap_sparse3d.cpu import LIBRARY
 
 __all__ = ["grid_sample_3d", "indice_weighted_sum", "indice_weighted_sum_grad", "nearest_map", "trilinear_map"]
@@ -27,7 +27,7 @@ _SORT = "24 * n + 49472"  # of sort_voxels (csrc/voxels.h)
 # --- where to read ---------------------------------------------------------------------------------------------------
 
 
-def _find_rows(lookup: CoordLookup, cells: Tensor, shape: list[int]) -> Tensor:
+def _find_rows(lookup: RowLookup, cells: Tensor, shape: list[int]) -> Tensor:
     """Return the rows of ``cells [b, l, 3]``, whole numbers in floating point, which may be NaN or far away."""
     b, points, _ = cells.shape
     limit = torch.tensor(shape, dtype=torch.float64, device=cells.device)  # float32 has not every int32
@@ -38,10 +38,10 @@ def _find_rows(lookup: CoordLookup, cells: Tensor, shape: list[int]) -> Tensor:
     return lookup(rows.view(-1, 4)).view(b, points)
 
 
-def _present_voxels(op: str, coords: Tensor, shape: list[int]) -> CoordLookup:
+def _present_voxels(op: str, coords: Tensor, shape: list[int]) -> RowLookup:
     """Return the voxels by coordinate. The row numbers found are those of ``coords``."""
     check_coords(op, coords, shape)
-    return CoordLookup(coords, shape)
+    return RowLookup(coords)
 
 
 @sl.op("sparse3d::nearest_map", requires=_GRID)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 import shiplap as sl
-from shiplap_sparse3d.coords import CoordLookup, check_coords, inside_grid, output_shape, refuse_rows, tap_offsets
+from shiplap_sparse3d.coords import RowLookup, check_coords, inside_grid, output_shape, refuse_rows, tap_offsets
 
 __all__ = [
     "conv",
@@ -103,7 +103,7 @@ def subm_table(
     Raises SL211 for duplicate rows and for coordinates outside ``spatial_shape`` (cells per axis).
     """
     check_coords("subm_table", coords, spatial_shape)
-    find, columns = CoordLookup(coords, spatial_shape), []
+    find, columns = RowLookup(coords), []
     for tap in tap_offsets(kernel):
         offset = [(t - k // 2) * d for t, k, d in zip(tap, kernel, dilation, strict=True)]
         # int64, so that an offset beyond int32 does not wrap into the grid.
@@ -152,7 +152,7 @@ def conv_table(
     check_coords("conv_table", coords, spatial_shape)
     grid = output_shape(spatial_shape, kernel, stride, padding, dilation)
     check_coords("conv_table", out_coords, grid)
-    find, columns = CoordLookup(coords, spatial_shape), []
+    find, columns = RowLookup(coords), []
     corner = out_coords.long() * torch.tensor([1, *stride], device=coords.device)
     for tap in tap_offsets(kernel):
         offset = [t * d - p for t, d, p in zip(tap, dilation, padding, strict=True)]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from shiplap_sparse3d import bounded, norms, ops, planning, pooling
+from shiplap_sparse3d import bounded, norms, offsets, ops, planning, pooling
 from shiplap_sparse3d.coords import output_shape
 
 SCENES = 2
@@ -337,3 +337,40 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
     keys = torch.randperm(SCENES * math.prod(grid), generator=rng)[: sizes["m"]]
     keys[sizes["m"] - sizes["m"] // 8 :] = bounded.NO_KEY
     return keys.to(device), grid
+
+
+# --- by offsets -------------------------------------------------------------------------------------------------------
+
+
+def _draw_rows(rng: Generator, rows: int, columns: int, device: Any, *, distinct: bool) -> Tensor:
+    """Return rows of a scene and coordinates around zero."""
+    edge = max(2, math.ceil((3 * rows / SCENES) ** (1 / max(1, columns - 1))))
+    cells = SCENES * edge ** (columns - 1) if columns > 1 else max(rows, 1)
+    at = torch.randperm(cells, generator=rng)[:rows] if distinct else torch.randint(cells, (rows,), generator=rng)
+    digits = []
+    for _ in range(columns - 1):
+        digits.append(at % edge - edge // 2)
+        at = at // edge
+    return torch.stack([at, *digits], 1).int().to(device)
+
+
+def _draw_step(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, list[int]]:
+    """Return offsets, those of the scene zero, and a stride."""
+    taps = torch.randint(-2, 3, (sizes["k"], sizes["d"]), generator=rng)
+    taps[:, 0] = 0
+    # Scalars follow from the sizes, so that two samples of one size differ in their tensors only.
+    return taps.int().to(device), [1, *(1 + (axis + sizes["n"]) % 2 for axis in range(sizes["d"] - 1))]
+
+
+@offsets.offset_table.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    coords = _draw_rows(rng, sizes["n"], sizes["d"], device, distinct=True)
+    coords[: sizes["n"] // 8] = -1
+    return coords, _draw_rows(rng, sizes["m"], sizes["d"], device, distinct=False), *_draw_step(rng, sizes, device)
+
+
+@offsets.offset_cells.samples
+def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    coords, axes = _draw_rows(rng, sizes["n"], sizes["d"], device, distinct=False), sizes["d"] - 1
+    bounds = [0, *[-5] * axes], [SCENES, *[9] * axes]
+    return coords, *_draw_step(rng, sizes, device), *bounds, sizes["transposed"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -48,6 +48,11 @@ class StepWindow(NamedTuple):
         x, y, z = (max(0, (w - 1) * s - 2 * p + d * (k - 1) + 1 + extra) for w, k, s, p, d, extra in axes)
         return x, y, z
 
+    def grid_of_axes(self, grid: Triple) -> Triple:
+        """Return :meth:`shape` of any number of axes, whose cells may be fewer than one."""
+        sizes = zip(grid, *self[:4], self.output_padding or [None] * len(grid), strict=True)
+        return cast("Triple", tuple(_cells_along(*axis) for axis in sizes))
+
     def max_outputs(self, rows: int, grid: Triple, batch_size: int) -> int:
         """Return the largest number of voxels that ``rows`` of them can reach."""
         each = list(self.kernel)
@@ -57,6 +62,13 @@ class StepWindow(NamedTuple):
             each = [-(-k // (s // math.gcd(s, d))) for k, s, d in axes]
         x, y, z = self.shape(grid)  # multiplied out: math.prod of a generator is closed to torch.compile
         return min(rows * each[0] * each[1] * each[2], batch_size * x * y * z)
+
+
+def _cells_along(size: int, kernel: int, stride: int, padding: int, dilation: int, extra: int | None) -> int:
+    """Return the cells along an axis behind a step; ``extra``: the output padding of a transposed one."""
+    if extra is None:
+        return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+    return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1 + extra
 
 
 @built_outside_modes

@@ -17,10 +17,22 @@ from shiplap.audit import CHECKS
 from shiplap.sampling.compare import Reduction, compare_within_tolerance
 from shiplap.sampling.run import call_op, op_effects
 from shiplap.sampling.samples import Samples
-from shiplap_sparse3d import bounded, grid_sample, hashing, norms, ops, planning, pooling, postprocess, rows, serialize
+from shiplap_sparse3d import (
+    bounded,
+    grid_sample,
+    hashing,
+    norms,
+    offsets,
+    ops,
+    planning,
+    pooling,
+    postprocess,
+    rows,
+    serialize,
+)
 from shiplap_testing.effort import sampled
 
-MODULES = (bounded, grid_sample, hashing, norms, ops, planning, pooling, postprocess, rows, serialize)
+MODULES = (bounded, grid_sample, hashing, norms, offsets, ops, planning, pooling, postprocess, rows, serialize)
 ALL = os.environ.get("SHIPLAP_TEST_AUDITS") == "all"
 LONG = {"sizes", "kernels"}
 LONG_OPS = (

@@ -100,3 +100,41 @@ def test_inputs_by_name(run: Any, tmp_path: Path) -> None:
     done = run("rewrite", str(tmp_path / "named.py"), "--with", str(tmp_path / "just.py"), "--dry-run")
     assert done.exit_code == 0, done.output
     assert "attention (pre-grad): 1 matched" in done.output
+
+
+PASSES = """
+import torch, shiplap as sl
+def pattern(x): return torch.relu(x) + 1.0
+def same(x): return torch.where(x > 0, x, 0) + 1.0
+def other(x): return torch.relu(x) + 2.0
+def listed(): return [(torch.randn(3),)]
+right = sl.rewrite(pattern, same, samples=listed)
+behind = sl.rewrite(pattern, same, name="behind", level="post-grad", samples=listed)
+wrong = sl.rewrite(pattern, other, samples=listed)
+unknown = sl.rewrite(pattern, same, name="unknown")
+"""
+
+
+def test_a_file_of_rewrites_is_proven_check_by_check(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "passes.py"
+    file.write_text(PASSES)
+    done = run("rewrite", "--test", file)
+    assert done.exit_code == 1, done.output
+    for text in ("same (pre-grad): proven", "behind (post-grad): proven", "other (pre-grad): REFUSED"):
+        assert text in done.stdout
+    assert "  outputs: the same before and after (" in done.stdout
+    assert "  gradients: autograd has run before this level" in done.stdout
+    assert "  outputs: " in done.stdout.partition("other (pre-grad)")[2]
+    assert "correct the replacement: it computes something else" in done.stdout
+    assert "  traced: SL805: neither annotations nor samples" in done.stdout
+    assert run("rewrite", "--test", f"{file}:right").exit_code == 0
+    parsed = json.loads(run("rewrite", "--test", f"{file}:wrong", "--json").stdout)
+    assert [proof["proven"] for proof in parsed["proofs"]] == [False]
+
+
+def test_a_file_without_rewrites_has_nothing_to_prove(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "empty.py"
+    file.write_text("")
+    done = run("rewrite", "--test", file)
+    assert done.exit_code == 2
+    assert "there is no rewrite to prove" in done.output

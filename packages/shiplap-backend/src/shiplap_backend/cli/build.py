@@ -30,14 +30,18 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON value: what 
 
 
 def _generate_sources(directory: Path, accept: bool) -> tuple[GeneratedWrappers, dict[str, object]]:
+    from shiplap_backend.entries import target_dtypes, wide_dtype
     from shiplap_backend.project import generate_project, open_project
 
     start = time.perf_counter()
-    made, touched = generate_project(open_project(directory), accept_drift=accept)
+    project = open_project(directory)
+    made, touched = generate_project(project, accept_drift=accept)
+    there = target_dtypes(project.metadata().target)
     overloads = sum(1 + len(w.derived) for w in made.wrappers)
     report: dict[str, object] = {
         "registered": overloads,
         "touched": touched,
+        "computes": {dtype: wide_dtype(dtype, there) for dtype in there},
         "skipped": {s.name: s.reason for s in made.skipped},
         "gen_seconds": round(time.perf_counter() - start, 2),
     }
@@ -74,6 +78,10 @@ def _print_generated(report: dict[str, object], json: bool) -> None:
     if json:
         verbs.emit_json(report)
         return
+    computes = report.pop("computes", {})
+    if isinstance(computes, dict) and computes:
+        dtypes = ", ".join(f"{dtype} in {wide}" for dtype, wide in computes.items())
+        verbs.out().print(f"computes: {dtypes}; an entry's 'compute' says otherwise", markup=False)
     for key, value in report.items():
         if value not in ([], {}):
             verbs.out().print(f"{key.replace('_', ' ')}: {value}", markup=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,11 +143,57 @@ def test_a_graph_that_hands_on_its_input(dev: Any, device: str, sizes: tuple[int
 
 
 @pytest.fixture(params=[1, 4, 16])
-def blocked(request: pytest.FixtureRequest, of_openvino: None, dev: Any) -> Iterator[int]:
+def blocked(request: pytest.FixtureRequest, dev: Any) -> Iterator[int]:
     """A target that stores tensors with their last dim in blocks, padded."""
     dev._C.set_layout(request.param)
     yield request.param
     dev._C.set_layout(0)
+
+
+def heap_growth(run: Any) -> int:
+    """Return by how many bytes the process grew."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    before = resident()
+    run()
+    return resident() - before
+
+
+def test_the_bytes_of_graphs_are_counted_and_bounded(fresh: Any, device: str) -> None:
+    assert fresh.cache_info()["limit"] == 48 << 20
+    rows = [torch.rand(n, 4, device=device) for n in range(1, 6)]
+    for r in rows:
+        r.relu()
+    info = fresh.cache_info()
+    assert info["entries"] == 5
+    assert info["bytes"] >= 5 * 200  # at least the keys
+    fresh.cache_resize(4096, bytes=1)
+    for r in rows:
+        assert torch.equal(r.relu().cpu(), r.cpu())
+    info = fresh.cache_info()
+    assert (info["entries"], info["limit"]) == (1, 1)
+    fresh.cache_resize(4096)
+    fresh.cache_clear()
+    assert (fresh.cache_info()["bytes"], fresh.cache_info()["limit"]) == (0, 48 << 20)
+    with pytest.raises(ValueError, match="expected at least 1 of each"):
+        fresh.cache_resize(3, bytes=0)
+
+
+@pytest.mark.long  # OpenVINO compiles for some minutes
+def test_a_thousand_lengths_take_a_bounded_room(fresh: Any, device: str) -> None:
+    layer = torch.nn.Linear(64, 64).to(device)
+
+    def run(lengths: range) -> None:
+        for n in lengths:
+            with torch.no_grad():
+                torch.nn.functional.layer_norm(torch.softmax(layer(torch.rand(n, 64).to(device)), -1) + 1, (64,))
+
+    run(range(1001, 1011))  # what the vendor's library sets up once
+    assert heap_growth(lambda: run(range(1, 1001))) < 100 << 20
+    info = fresh.cache_info()
+    assert info["bytes"] <= info["limit"] == 48 << 20
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(3, 5, 7), (3, 7, 5), (1, 16, 4), (8, 4, 8)])
@@ -164,7 +211,6 @@ def test_blocked_softmax_over_every_dim(blocked: int, device: str, sizes: tuple[
         torch.testing.assert_close(x.to(device).sum(dim).cpu(), x.sum(dim))
 
 
-@pytest.mark.usefixtures("of_openvino")
 def test_a_layout_is_part_of_the_key(fresh: Any, device: str) -> None:
     x = torch.randn(3, 5)
     for block in (0, 4, 0, 4):

@@ -25,11 +25,12 @@ Examples:
                                                   with these instead; kernels, time and results
   shiplap rewrite model.py --train --html report.html
   shiplap rewrite model.py --dry-run --graphs     before and after, as a difference of texts
+  shiplap rewrite --test passes.py                the proof of each rewrite in a file
 
 \b
 Exit status:
-  0  something matched
-  1  nothing matched; near misses say why
+  0  something matched; with --test, each rewrite is proven
+  1  nothing matched; near misses say why. With --test, a rewrite is refused
   2  the function does not exist, nothing was compiled, or a rewrite failed its proof"""
 
 
@@ -50,6 +51,9 @@ def command(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="PATH", help="Write one self-contained page, with pictures.")
     ] = None,
+    test: Annotated[
+        bool, typer.Option("--test", help="Prove the rewrites of MODEL or of --with; show each check.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what rewrites would do to a model that nobody edits.
@@ -64,6 +68,9 @@ def command(
 
     if html is not None:
         console.require_file(html)
+    if test:
+        _test_rewrites([model, *(rewrites or [])], json)
+        return
     with console.own_stdout():
         module, fn, args = load_model(model, inputs)
         chosen = _chosen_rewrites(module, rewrites or [])
@@ -81,6 +88,31 @@ def command(
         raise typer.Exit(console.FAILED)
 
 
+def _test_rewrites(targets: list[str], json: bool) -> None:
+    """Prove the rewrites that ``targets`` name, and print each check. Exit with 1 if one of them is refused."""
+    from shiplap.render import print_lines
+    from shiplap.rewrite.proof_report import proofs_as_json, prove_each
+
+    with console.own_stdout():
+        chosen = _named_rewrites(targets)
+        if not chosen:
+            raise error(
+                "SL501",
+                where=", ".join(targets),
+                what="there is no rewrite to prove",
+                got="a module without rewrites",
+                expected="values that sl.rewrite returned",
+                fix="pass the file that calls sl.rewrite, or module:name of one rewrite",
+            )
+        proofs = prove_each(chosen)
+    if json:
+        console.emit_json(proofs_as_json(proofs))
+    else:
+        print_lines((line for proof in proofs for line in proof.lines()), console.out())
+    if not all(proof.proven for proof in proofs):
+        raise typer.Exit(console.FAILED)
+
+
 def _chosen_rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
     """Return the rewrites that ``targets`` name, or else those of the model's own module and those that ship."""
     if not targets:
@@ -88,6 +120,11 @@ def _chosen_rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
 
         # A rewrite of the model's module replaces one that ships under the same name.
         return list({r.name: r for r in (*everything, *_rewrites_in_module(module))}.values())
+    return _named_rewrites(targets)
+
+
+def _named_rewrites(targets: list[str]) -> list[Rewrite]:
+    """Return the rewrites of the modules that ``targets`` name, or the one of ``module:name``."""
     rewrites: list[Rewrite] = []
     for target in targets:
         home, name = split_target(target)

@@ -159,13 +159,20 @@ def _by_default(
     if first in (REFERENCE, UNTUNED_REFERENCE):
         return _fusion_choice(call, first, f"the choice of sl.tune; {reason}", verdicts)
     taken = _default_candidates(valid, first)
-    if any(c.label == first for c in taken):
+    if tuned := any(c.label == first for c in taken):
         reason = f"the choice of sl.tune; {reason}"
     if not taken:
         return _fusion_choice(
             call, REFERENCE, "templates are chosen by measurement only: mode='max-autotune'", verdicts
         )
-    return _first_proven(call, taken, verdicts, reason)
+    choice = _first_proven(call, taken, verdicts, reason)
+    if not tuned and choice.chosen != REFERENCE and not switches_of(call.op).only:
+        notice(
+            f"unmeasured {call.op.identity}",
+            f"{call.op.spec.name}: {choice.chosen} is used, and nothing was measured: it may be slower than what it "
+            "replaces; mode='max-autotune' and shiplap tune measure it",
+        )
+    return choice
 
 
 def _first_proven(

@@ -75,6 +75,7 @@ def place_replacement(
     except Exception as e:
         return miss("operator", f"the replacement cannot be traced here: {_error_summary(e)}")
     results = _graph_results(made)
+    writers = [n for n in replaced if written_arguments(n)]
     if problem := (
         _why_results_differ(made, results, outputs, free)
         or _find_dependency_loop([_inputs_behind(made, inputs, r) for r in results], outputs)
@@ -84,7 +85,7 @@ def place_replacement(
     # From here on the graph changes. A rewrite whose proof waits for its first place is proven now.
     placing.get()()
     before, cost = len(graph.nodes), _bytes_of_traffic(replaced)
-    placed = _insert_replacement(graph, level, made, inputs, results, outputs)
+    placed = _insert_replacement(graph, level, made, inputs, results, outputs, writers)
     for node, held in moved:
         fx.set_value(node, held, level)
     sort_graph(graph)
@@ -314,14 +315,26 @@ def mutates_argument(node: Node) -> bool:
         return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__iadd__", "__imul__")
     if node.op != "call_function":
         return False
-    schema = getattr(node.target, "_schema", None)
-    if schema is not None:
-        return bool(schema.is_mutable)
+    if (schemas := fx.schemas_of(node)) and not fx.is_aten(node):
+        return any(schema.is_mutable for schema in schemas)
+    if (overload := fx.overload_of(node)) is not None:
+        return bool(overload._schema.is_mutable)
     name = getattr(node.target, "__name__", "")
     # A function of torch that ends in an underscore writes to its first argument; the four of the operator module do
     # not.
     inplace = name.endswith("_") and not name.startswith("__") and node.target not in _NAMED_LIKE_WRITERS
     return inplace or node.target in _WRITERS or bool(node.kwargs.get("inplace")) or "out" in node.kwargs
+
+
+def written_arguments(node: Node) -> list[Node]:
+    """Return the arguments that a call of a library's op writes to, in the order of its schema."""
+    written: list[Node] = []
+    for schema in fx.schemas_of(node)[:1]:
+        for position, argument in enumerate(schema.arguments):
+            given = node.kwargs.get(argument.name, node.args[position] if position < len(node.args) else None)
+            if argument.is_write and isinstance(given, Node):
+                written.append(given)
+    return written
 
 
 # Functions of Python's operator module whose names end in an underscore because the word is a keyword.
@@ -345,17 +358,24 @@ _WRITERS = (
 
 
 def _insert_replacement(
-    graph: Graph, level: Level, made: Graph, inputs: Sequence[Node], results: Sequence[Any], outputs: Sequence[Node]
+    graph: Graph,
+    level: Level,
+    made: Graph,
+    inputs: Sequence[Node],
+    results: Sequence[Any],
+    outputs: Sequence[Node],
+    writers: Sequence[Node] = (),
 ) -> list[Node]:
-    """Copy the nodes of ``made`` ahead of the last output, and let the users of the outputs read the copies. Returns
-    the copies.
+    """Copy the nodes of ``made`` ahead of the last output, or behind the last of ``writers``, and let the users of the
+    outputs but these read the copies. Returns the copies.
     """
     order = _node_positions(graph)
     given = iter(inputs)
     env: dict[Node, Node] = {}
     placed: list[Node] = []
     # Ahead of the last output all inputs exist, since no input is computed from an output.
-    with graph.inserting_before(max(outputs, key=order)):
+    last = max((*outputs, *writers), key=order)
+    with graph.inserting_before(last.next if last in writers else last):
         for node in made.nodes:
             if node.op == "placeholder":
                 env[node] = next(given)
@@ -369,7 +389,7 @@ def _insert_replacement(
     for new, old in zip(results, outputs, strict=True):
         if isinstance(new, Node):
             fx.carry_over(env[new], old)
-            old.replace_all_uses_with(env[new])
+            old.replace_all_uses_with(env[new], delete_user_cb=lambda user: user not in writers)
     return placed
 
 
@@ -396,9 +416,15 @@ def sort_graph(graph: Graph) -> None:
 
 
 def _erase_unused(replaced: Sequence[Node]) -> None:
-    """Remove the nodes of ``replaced`` that have no users and write to nothing."""
+    """Remove the nodes of ``replaced`` that have no users and write to nothing but such nodes."""
+    made = set(replaced)
+    for node in replaced:
+        # What a library's op writes to was made for the computation that is replaced, and is read by nobody else.
+        if (written := written_arguments(node)) and not node.users and made.issuperset(written):
+            node.graph.erase_node(node)
+            made.discard(node)
     # From the last to the first, so that a node has lost its users when its turn comes.
-    for node in reversed(replaced):
+    for node in reversed([n for n in replaced if n in made]):
         if not node.users and not mutates_argument(node):
             node.graph.erase_node(node)
 
@@ -488,10 +514,10 @@ def _bytes_of_traffic(nodes: Iterable[Node]) -> int:
     call that is compiled for.
     """
     # Views move no bytes. What fusion would save is not modelled here: the survey measures it.
-    return sum(sum(map(_bytes_of_node, (n, *n.all_input_nodes))) for n in nodes if not _is_view_call(n))
+    return sum(sum(map(_bytes_of_node, (n, *n.all_input_nodes))) for n in nodes if not is_view_call(n))
 
 
-def _is_view_call(node: Node) -> bool:
+def is_view_call(node: Node) -> bool:
     """Whether ``node`` returns memory of one of its inputs, and so moves no bytes."""
     given = (fake_value(n) for n in node.all_input_nodes)
     return node.target is operator.getitem or (not mutates_argument(node) and shares_storage(fake_value(node), given))

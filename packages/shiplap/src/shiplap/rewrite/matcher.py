@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from shiplap.cached_property import cached_property
 from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.graph import describe_node, fake_value, operator_name
+from shiplap.rewrite.graph import describe_node, fake_value, is_view_call, operator_name, written_arguments
 from shiplap.rewrite.match import Obstacle
 from shiplap.rewrite.normalize_call import (
     COMMUTATIVE_OPERATORS,
@@ -139,7 +139,17 @@ class _PatternWalker:
             return [self._stop_at(fit, actual if isinstance(actual, Node) else user, "operator", reason)]
         fit = fit.copy()
         fit.nodes[want] = actual
-        return self._arguments(fit, want, actual)
+        return self._writers(self._arguments(fit, want, actual), want, actual)
+
+    def _writers(self, fits: list[PartialMatch], want: Node, actual: Node) -> list[PartialMatch]:
+        """Compare the calls of libraries' ops that write to ``want`` with those that write to ``actual``, in order."""
+        ours, theirs = ([u for u in n.users if n in written_arguments(u)] for n in (want, actual))
+        if len(theirs) < len(ours):
+            reason = f"{_operand_name(actual)} is written to {len(theirs)} times, in the pattern {len(ours)} times"
+            return [self._stop_at(fit, actual, "mutation", reason) for fit in fits]
+        for wanted, writer in zip(ours, theirs, strict=False):
+            fits = _best_matches([more for fit in fits for more in self.match_node(fit, wanted, writer, actual)])
+        return fits
 
     def _input(self, fit: PartialMatch, want: Node, actual: Any, user: Node) -> PartialMatch:
         """Bind an input of the pattern to ``actual``."""
@@ -339,14 +349,41 @@ def check_sizes(pattern: PatternGraph, fit: PartialMatch, *, any_rank: bool) -> 
 def check_users(pattern: PatternGraph, fit: PartialMatch) -> MatchObstacle | None:
     """Return the obstacle if a node outside of the match reads a value that would no longer be computed."""
     inside, outputs = set(fit.replaced), {fit.nodes[o] for o in pattern.outputs if o in fit.nodes}
+    free = _views_of_inputs(pattern, fit)
     for node in fit.nodes.values():
         stranger = next((u for u in node.users if u not in inside), None)
-        if stranger is not None and node not in outputs:
+        if stranger is not None and node in outputs and (writer := _writer_behind(node, stranger, inside)) is not None:
+            reason = f"{stranger.name} reads {node.name} before {writer.name} writes to it"
+            return MatchObstacle(node, "mutation", reason)
+        if stranger is not None and node not in outputs and node not in free:
             who = "the graph returns it" if stranger.op == "output" else f"{stranger.name} reads it, too"
             return MatchObstacle(
                 node, "user", f"{node.name} ({operator_name(node)}) would no longer be computed, but {who}"
             )
     return None
+
+
+def _views_of_inputs(pattern: PatternGraph, fit: PartialMatch) -> set[Node]:
+    """Return the matched views of arguments of the pattern, such as a split. They stay in the graph for other readers
+    and cost nothing.
+    """
+    free: set[Node] = set()
+    for want in pattern.graph.nodes:
+        if (actual := fit.nodes.get(want)) is None or not (is_view_call(actual) or _splits(actual)):
+            continue
+        if all(n in pattern.inputs or fit.nodes.get(n) in free for n in want.all_input_nodes):
+            free.add(actual)
+    return free
+
+
+def _splits(node: Node) -> bool:
+    """Whether ``node`` returns several views of its argument."""
+    return canonical_name(node) in ("split", "chunk", "unbind", "split_with_sizes", "tensor_split")
+
+
+def _writer_behind(node: Node, reader: Node, inside: set[Node]) -> Node | None:
+    """Return a call of the match that writes to ``node`` behind ``reader``, or None."""
+    return next((u for u in node.users if u in inside and node in written_arguments(u) and reader < u), None)
 
 
 def _describe_argument_names(actual: Node, wanted: Mapping[str, Any], given: Mapping[str, Any]) -> str:

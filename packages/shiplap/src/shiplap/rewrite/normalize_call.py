@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from shiplap.rewrite.graph import fake_value
-from shiplap.torch_private.graph_nodes import NUMPY_NAMES, operator_of, signature_of
+from shiplap.torch_private.graph_nodes import NUMPY_NAMES, operator_of, signature_of, whole_mutation
 
 # Both orders of two operands are tried for these.
 COMMUTATIVE_OPERATORS = frozenset(
@@ -37,6 +37,8 @@ IGNORED_ARGUMENTS = ("_stacklevel",)
 ARGUMENT_SYNONYMS = {"self": "input", "tensor": "input", "split_size_or_sections": "split_size", **NUMPY_NAMES}
 # Calls of one argument that are a power, with its exponent.
 POWER_EXPONENTS = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "reciprocal": -1.0}
+FACTORIES = frozenset({"empty", "zeros", "ones", "full"})  # those of *_like take the dtype of their argument
+FACTORY_PLACES = frozenset({"device", "layout", "pin_memory"})
 EMPTY = inspect.Parameter.empty
 
 CAST_NAMES = {"to", "type", "float", "half", "bfloat16", "double", "type_as"}
@@ -49,6 +51,8 @@ def canonical_name(node: Node) -> Any:
     ``transpose``.
     """
     name = _raw_operator_name(node)
+    if not isinstance(name, str) and (mutation := whole_mutation(node)) is not None:
+        return "auto_functionalized", mutation[0]
     if name in CAST_NAMES and _cast_dtype(node) is not None:
         return "to"
     return "transpose" if name in SWAP_NAMES and _swapped_dims(node) is not None else name
@@ -143,7 +147,10 @@ def canonical_arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, 
     Arguments with their default are left out, except for those in ``spelled``, which are there even if the call does
     not give them.
     """
-    if (name := canonical_name(node)) == "to" and (dtype := _cast_dtype(node)) is not None:
+    if isinstance(name := canonical_name(node), tuple):
+        _, named = whole_mutation(node) or (None, {})
+        return named
+    if name == "to" and (dtype := _cast_dtype(node)) is not None:
         return {"input": node.args[0], "dtype": dtype}
     if name == "transpose" and (dims := _swapped_dims(node)) is not None:
         return {"input": node.args[0], "dim0": dims[0], "dim1": dims[1]}
@@ -167,6 +174,9 @@ def canonical_arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, 
     named = {
         k: _canonical_value(k, v, signature[k].numbers if k in signature else 0, node, rank) for k, v in given.items()
     }
+    if name in FACTORIES and isinstance(held := fake_value(node), Tensor):
+        # A factory may name the dtype that it has anyway. What is computed on another device cannot be combined.
+        named = {**{k: v for k, v in named.items() if k not in FACTORY_PLACES}, "dtype": held.dtype}
     kept = {k: v for k, v in named.items() if not (k in defaults and _equals_default(v, defaults[k]))}
     return {k: v for k, v in {**defaults, **named}.items() if k in kept or (k in spelled and v is not None)}
 

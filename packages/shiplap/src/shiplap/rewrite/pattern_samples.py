@@ -29,6 +29,7 @@ from shiplap.sampling.run import error_line, suppress_warnings
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import free_dims, name_groups
 from shiplap.sampling.values import PLAIN_KINDS
+from shiplap.torch_private.graph_nodes import whole_mutation
 
 # Fixed, so that the proof of one digest has one result.
 SAMPLE_SEED = 0
@@ -223,13 +224,36 @@ class PatternSamples:
         yield from self._program(
             fn, self.base.but(layouts={"every": "transposed"}), fires=level == "pre-grad", runs=False
         )
-        # Symbolic sizes take other paths in the compiler than the fixed ones above.
-        yield from self._program(fn, self.base, dynamic=True)
+        # Symbolic sizes take other paths in the compiler than the fixed ones above. After autograd no guard can state
+        # that two sizes are equal, so that the program itself states it.
+        stated = self._with_equal_sizes(fn) if level == "post-grad" else fn
+        fires = level != "post-grad" or not self.guards
+        yield from self._program(stated, self.base, dynamic=True, fires=fires)
         for dtype in NARROW_DTYPES:
             yield from self._program(fn, self._in_dtype(self.base, dtype))
         # After autograd a size of 1 folds calls away, so only one case with a size of 0 is run there.
         for sizes in self._edges() if level == "pre-grad" else islice(self._edges(), 1, 2):
             yield from self._program(fn, self.base.but(sizes=sizes), fires=False)
+
+    def _with_equal_sizes(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``fn`` with checks that dims of one name have one size, which a pattern itself need not state."""
+        pairs: list[tuple[int, int, int, int]] = []
+        first: dict[str, tuple[int, int]] = {}
+        for i, name in enumerate(self.signature.parameters):
+            tensor = next((a.tensor for a in self.spec.tensors if a.name == name), None)
+            for at in range(-len(tensor.dims), 0) if tensor else ():
+                if dim := self.signature.dim_at(name, at):
+                    known = first.setdefault(dim, (i, at))
+                    if known != (i, at):
+                        pairs.append((*known, i, at))
+
+        def stated(*args: Any) -> Any:
+            for i, a, j, b in pairs:
+                if args[i] is not None and args[j] is not None:
+                    torch._check(args[i].shape[a] == args[j].shape[b])
+            return fn(*args)
+
+        return stated
 
     def _edges(self) -> Iterator[dict[str, int]]:
         """Yield the sizes of the edge cases: all 1, then each dim 0."""
@@ -329,6 +353,14 @@ def trace_pattern(
         graph = capture_graph(of_tensors, tensors, level, dynamic=True)
     except Exception as e:
         raise error("SL804", where=fn.__qualname__, got=error_line(e), expected="a graph of its arguments") from e
+    if level == "pre-grad" and (node := next((n for n in graph.graph.nodes if whole_mutation(n)), None)) is not None:
+        raise error(
+            "SL804",
+            where=fn.__qualname__,
+            got=f"{node.name}, a call of auto_functionalized, which a graph has only behind autograd",
+            expected="the calls of a model",
+            fix='call the operator itself, as models do, or give level="post-grad"',
+        )
     casts = level == "pre-grad" and _remove_idle_casts(graph.graph)
     inputs = {n: names[at[r]] for n, r in graph.roles.items() if isinstance(r, int)}
     unused = [names[i] for i in at if names[i] not in inputs.values()]

@@ -27,7 +27,9 @@ class PatternSignature:
 
     def __init__(self, name: str, fn: Callable[..., Any], requires: Iterable[str] = ()) -> None:
         self.name, self.parameters = name, tuple(inspect.signature(fn).parameters)
-        annotated = all(p.annotation is not p.empty for p in inspect.signature(fn).parameters.values())
+        # A plain Tensor says neither which dtypes nor which sizes are meant, so that samples have to.
+        says_nothing = (inspect.Parameter.empty, Any, Tensor, "Any", "Tensor", "torch.Tensor")
+        annotated = all(p.annotation not in says_nothing for p in inspect.signature(fn).parameters.values())
         self.args: tuple[Arg, ...] = read_arguments(f"rewrite::{name}", fn) if annotated else ()
 
     @property

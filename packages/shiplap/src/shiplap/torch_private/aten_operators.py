@@ -70,6 +70,7 @@ class AtenDeclaration:
     composite: str
     cpu: bool
     delegate: str = ""
+    compares_devices: bool = True  # before a kernel of an accelerator is called
 
     @property
     def identifier(self) -> str:
@@ -138,6 +139,7 @@ def _make_declaration(f: Any, group: Any, indices: Any) -> AtenDeclaration:
         composite=_composite_kind(f),
         cpu=_has_cpu_kernel(f, group, indices),
         delegate=str(f.structured_delegate or ""),
+        compares_devices=f.device_check.name != "NoCheck",
     )
 
 

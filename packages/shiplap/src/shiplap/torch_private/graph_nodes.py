@@ -159,6 +159,41 @@ def overload_of(node: Node) -> OpOverload | None:
     return target if node.op == "call_function" and isinstance(target, torch._ops.OpOverload) else None
 
 
+def schemas_of(node: Node) -> list[Any]:
+    """Return the schemas of the operator that ``node`` calls: one of an overload, several of a packet of overloads."""
+    target: Any = node.target if node.op == "call_function" else None
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return list(target._schemas.values())
+    return [target._schema] if isinstance(target, torch._ops.OpOverload) else []
+
+
+def is_aten(node: Node) -> bool:
+    """Whether ``node`` calls an operator of ATen, whose packets hold forms that write and forms that do not."""
+    return any(schema.name.startswith("aten::") for schema in schemas_of(node))
+
+
+def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
+    """Return the operator and the arguments by name of a call that writes to whole tensors, as autograd writes it
+    (``auto_functionalized``, or the second form of it), or None for any other call.
+    """
+    from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
+
+    if node.target is auto_functionalized:
+        return node.args[0], dict(node.kwargs)
+    bases = node.kwargs.get("_all_bases")
+    if node.target is not auto_functionalized_v2 or not isinstance(bases, (list, tuple)):
+        return None
+    operator_: Any = node.args[0]
+    names = [a.name for a in operator_._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    # Only where each tensor that is written to is a base of its own, results of both forms have the same numbers.
+    numbers = [node.kwargs.get(f"_{name}_base_index") for name in names]
+    known = {"_all_bases", *(f"_{name}_base_index" for name in names)}
+    plain = {k: v for k, v in node.kwargs.items() if k not in known}
+    if numbers != list(range(len(bases))) or any(k.startswith("_") for k in plain):
+        return None
+    return operator_, {**plain, **dict(zip(names, bases, strict=True))}
+
+
 def operator_name(target: Any) -> str:
     """Return the name of an operator as users write it (``aten.gelu``, ``tt::qmm``), or of a Python function."""
     if not isinstance(target, torch._ops.OpOverload):

@@ -1,13 +1,20 @@
-"""Inductor for a PrivateUse1 device in host memory. Imports torch only: generated packages carry a copy.
+"""Dynamo and Inductor for a PrivateUse1 device. Imports torch only: generated packages carry a copy.
 
-Matrix products and convolutions, which Inductor leaves to ATen, run on the device. Code that Inductor fuses runs as its
-own C++ loops over the tensors' memory. With ``fallback_by_default`` in the options of ``torch.compile`` every op is
-called on the device.
+Dynamo asks an interface for devices and streams, also where the memory is not the host's. Inductor needs memory of the
+host: matrix products and convolutions, which Inductor leaves to ATen, run on the device. Code that Inductor fuses runs
+as its own C++ loops over the tensors' memory. With ``fallback_by_default`` in the options of ``torch.compile`` every
+op is called on the device.
 """
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 # The names that Inductor looks up in a device's module, at the first compilation for the device.
@@ -53,24 +60,118 @@ def _host_loops() -> type:
     return HostLoops
 
 
+def _make_interface(device: str, module: ModuleType) -> type:
+    """Return Dynamo's interface of ``device``, whose functions are those of its device module."""
+    import torch
+    from torch._dynamo.device_interface import CpuInterface
+
+    class Worker:
+        """Answers in Inductor's compiler processes, which must not touch the device."""
+
+        properties = tuple(module.get_device_properties(i) for i in range(module.device_count()))
+
+        @staticmethod
+        def get_device_properties(which: Any = None) -> Any:
+            index = which if isinstance(which, int) else torch.device(which).index if which is not None else 0
+            return Worker.properties[index or 0]
+
+        @staticmethod
+        def current_device() -> int:
+            return int(module.current_device())
+
+        set_device = staticmethod(module.set_device)
+
+    functions = (
+        "current_device set_device device_count is_available stream current_stream set_stream synchronize "
+        "get_device_properties memory_allocated is_bf16_supported"
+    )
+    names: dict[str, Any] = {name: staticmethod(getattr(module, name)) for name in functions.split()}
+    names |= {
+        "device": module.device,
+        "Event": torch.Event,
+        "Stream": torch.Stream,
+        "Worker": Worker,
+        "exchange_device": staticmethod(module._exchange_device),
+        "maybe_exchange_device": staticmethod(module._maybe_exchange_device),
+        "_set_stream_by_id": staticmethod(module._set_stream_by_id),
+    }
+    # The rest is the CPU's: no raw streams, and the capability "".
+    return type(f"{device.capitalize()}Interface", (CpuInterface,), names)
+
+
+class _InterfaceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Registers the interface of a device when Dynamo's module of interfaces is imported, which takes a second."""
+
+    TARGET = "torch._dynamo.device_interface"
+
+    def __init__(self, device: str, module: ModuleType) -> None:
+        self._device, self._module, self._loader = device, module, None
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != self.TARGET or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None:
+            self._loader, spec.loader = spec.loader, self  # type: ignore[assignment]
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)  # type: ignore[attr-defined]
+        _register_interface(self._device, self._module)
+
+
+def _register_interface(device: str, module: ModuleType) -> None:
+    from torch._dynamo.device_interface import register_interface_for_device
+
+    interface = _make_interface(device, module)
+    # A device is looked up under either spelling, with and without its index.
+    for name in (device, *(f"{device}:{i}" for i in range(module.device_count()))):
+        register_interface_for_device(name, interface)
+
+
+def register_interface(device: str, module: ModuleType) -> None:
+    """Let Dynamo ask the device module for devices, streams and events of ``device``, from its first import on."""
+    if _InterfaceFinder.TARGET in sys.modules:
+        _register_interface(device, module)
+    else:
+        sys.meta_path.insert(0, _InterfaceFinder(device, module))
+
+
 @cache
 def inductor(device: str) -> dict[str, Any]:
-    """Return the code generators of ``device`` by the names in ``INDUCTOR``. Devices, streams and wrappers are the
-    CPU's.
-    """
-    from torch._dynamo.device_interface import CpuInterface, register_interface_for_device
+    """Return the code generators of ``device`` by the names in ``INDUCTOR``. Devices and wrappers are the CPU's."""
     from torch._inductor.codegen import common, wrapper
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
     from torch._inductor.codegen.cpu_device_op_overrides import CpuDeviceOpOverrides
     from torch._inductor.codegen.wrapper_fxir import WrapperFxCodegen
 
     common.register_device_op_overrides(device, CpuDeviceOpOverrides())
-    # Inductor looks a device up under either spelling, with and without its index.
-    for name in (device, f"{device}:0"):
-        register_interface_for_device(name, CpuInterface)
+
+    class HostWrapper(wrapper.PythonWrapperCodegen):
+        """Python code around the loops. Streams of the host's memory order nothing, so none is entered."""
+
+        @staticmethod
+        def create(*args: Any, **kwargs: Any) -> Any:
+            made = wrapper.PythonWrapperCodegen.create(*args, **kwargs)
+            if type(made) is wrapper.PythonWrapperCodegen:
+                made.__class__ = HostWrapper
+            return made
+
+        def codegen_cuda_stream_enter(self, stream_idx: int) -> Any:
+            return wrapper.EnterCudaStreamContextLine(stream_idx=stream_idx)
+
+        def codegen_cuda_stream_exit(self) -> None:
+            """Do nothing, since none was entered."""
+
     return {
         "CppWrapperCodegen": CppWrapperCpu,
-        "PythonWrapperCodegen": wrapper.PythonWrapperCodegen,
+        "PythonWrapperCodegen": HostWrapper,
         "Scheduling": _host_loops(),
         "WrapperFxCodegen": WrapperFxCodegen,
     }

@@ -32,6 +32,8 @@ from torch._inductor.virtualized import V
 
 from shiplap.torch_private.inductor_lowering import evaluate_size, size_expression
 
+WORD = re.compile(r"[A-Za-z_]\w*")
+
 # --- C++ templates ----------------------------------------------------------------------------------------------------
 
 
@@ -126,6 +128,11 @@ class _Store:
 
         Fewer ranges than the output has dims address it with its leading dims merged.
         """
+        aliases, ranges = rename_sympy_names(ranges)
+        return f"{{ {aliases}{self._stores(name, ranges)} }}"
+
+    def _stores(self, name: str, ranges: Sequence[tuple[str, str]]) -> str:
+        """Return the statements that store a tile, once more without the neighbours where the raw result is kept."""
         kernel = self.kernel
         result = self.raw if len(self.raw.get_size()) == len(ranges) else _merge_leading_dims(self.raw, len(ranges))
         view, reindexers = result, list[Any]()
@@ -140,7 +147,19 @@ class _Store:
             first = kernel.store_output(raw, tile)
             second = kernel.store_output(out, raw, self.raw, self.epilogues, **common)
             return f"{{ {first} }}\n{{ {second} }}"
-        return f"{{ {kernel.store_output(out, tile, self.raw, self.epilogues, **common)} }}"
+        return str(kernel.store_output(out, tile, self.raw, self.epilogues, **common))
+
+
+def rename_sympy_names(ranges: Sequence[tuple[str, str]]) -> tuple[str, list[tuple[str, str]]]:
+    """Return C++ that gives variables whose names sympy has for something else (``N``, ``E``, ``beta``) another name,
+    and ``ranges`` with these names. Inductor parses ranges by sympy.
+    """
+    taken = {word for pair in ranges for text in pair for word in WORD.findall(str(text)) if hasattr(sympy, word)}
+    if not taken:
+        return "", list(ranges)
+    pattern = re.compile(rf"\b({'|'.join(sorted(taken))})\b")
+    renamed = [(pattern.sub(r"\1_of_template", str(a)), pattern.sub(r"\1_of_template", str(b))) for a, b in ranges]
+    return "".join(f"const auto {n}_of_template = {n}; " for n in sorted(taken)), renamed
 
 
 def _always_divisible(size: Any, by: int) -> bool:

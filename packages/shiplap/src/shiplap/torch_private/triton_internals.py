@@ -133,13 +133,36 @@ edit: list[Callable[[str], str] | None] = [None]  # source of a template's kerne
 BLOCK = 32  # of generated pointwise kernels and reductions: the interpreter runs each block by itself
 
 
+def _tanh(x: Any) -> Any:
+    """Compute ``tanh`` without an overflow for large numbers."""
+    import triton.language as tl
+
+    shrunk = tl.exp(tl.abs(x) * -2.0)
+    size = (1.0 - shrunk) / (1.0 + shrunk)
+    return tl.where(x < 0, -size, size)
+
+
+def _nearbyint(x: Any) -> Any:
+    """Round to the nearest integer, and to the even one of two."""
+    import triton.language as tl
+
+    rounded = tl.floor(x + 0.5)
+    odd = rounded - tl.floor(rounded * 0.5) * 2.0
+    even = rounded - tl.where(rounded - x == 0.5, odd, 0.0)
+    # From 2 ** 23 on each float32 is an integer, and the sum above would round.
+    return tl.where(tl.abs(x) < (1 << 23), even, x)
+
+
+LIBDEVICE_FUNCTIONS = {"tanh": _tanh, "nearbyint": _nearbyint, "rint": _nearbyint}
+
+
 class _Libdevice:
-    """``libdevice`` of a GPU, with those functions that Triton's language has."""
+    """``libdevice`` of a GPU, with those functions that Triton's language has, and those that GELU and int8 need."""
 
     def __getattr__(self, name: str) -> Any:
         import triton.language as tl
 
-        function = getattr(tl.math, name, None) or getattr(tl, name, None)
+        function = getattr(tl.math, name, None) or getattr(tl, name, None) or LIBDEVICE_FUNCTIONS.get(name)
         if function is None:
             raise NotImplementedError(f"libdevice.{name} cannot be interpreted")
         return function

@@ -59,6 +59,22 @@ void copy(const void* in, const Sizes& in_strides, void* out, const Sizes& out_s
        sizes.data(), sizes.size(), static_cast<int64_t>(c10::elementSize(dtype)));
 }
 
+// Between a dense matrix and its blocks.
+void copy_blocks(void* matrix, void* blocks, int64_t rows, int64_t columns, int64_t block, at::ScalarType dtype,
+                 bool into_blocks) {
+  for (int64_t first = 0; first < columns; first += block) {
+    const Sizes part{rows, std::min(block, columns - first)}, wide{columns, 1}, narrow{block, 1};
+    const auto item = static_cast<int64_t>(c10::elementSize(dtype));
+    auto* in_matrix = static_cast<char*>(matrix) + first * item;
+    auto* in_blocks = static_cast<char*>(blocks) + first * rows * item;
+    if (into_blocks) {
+      copy(in_matrix, wide, in_blocks, narrow, part, dtype);
+    } else {
+      copy(in_blocks, narrow, in_matrix, wide, part, dtype);
+    }
+  }
+}
+
 // A value of these sizes, whose elements are those of `value` at `strides`.
 Node viewed(const Node& value, Sizes sizes, Sizes strides) {
   auto compute = [=, dtype = value->dtype](c10::ArrayRef<const void*> in, void* out) {
@@ -79,7 +95,7 @@ class Run {
     return keep(node, std::move(made));
   }
   void input(const Node& node, const Port& port, const void* data) {
-    if (port.row_major()) {
+    if (port.row_major() || port.block > 0) {
       values_[node.get()] = data;
       return;
     }
@@ -105,13 +121,14 @@ class Compiled final : public Executable {
   void run(c10::ArrayRef<const void*> inputs, c10::ArrayRef<void*> outputs) override {
     const auto& signature = graph_.signature;
     Run run;
-    for (size_t i = 0; i < inputs.size(); ++i) run.input(graph_.inputs[i], signature.inputs[i], inputs[i]);
+    for (size_t i = 0; i < inputs.size(); ++i) run.input(graph_.sources[i], signature.inputs[i], inputs[i]);
     // An output may lie where an input does: all values are there before the first output is written.
     for (const auto& result : graph_.results) run.of(result);
     for (size_t i = 0; i < outputs.size(); ++i) {
       const auto& port = signature.outputs[i];
-      auto sizes = sizes_of(port);
-      copy(run.of(graph_.results[i]), dense(sizes), outputs[i], port.strides(), sizes, port.dtype);
+      auto sizes = port.block > 0 ? sizes_in_blocks(sizes_of(port), port.block) : sizes_of(port);
+      copy(run.of(graph_.results[i]), dense(sizes), outputs[i], port.block > 0 ? dense(sizes) : port.strides(), sizes,
+           port.dtype);
     }
   }
 
@@ -127,10 +144,11 @@ Sizes without_ones(Sizes sizes) {
 }  // namespace
 
 Graph::Graph(const Signature& s) : signature(s), results(s.outputs.size()) {
-  for (const auto* ports : {&s.inputs, &s.outputs}) {
-    for (const auto& p : *ports) TORCH_CHECK_NOT_IMPLEMENTED(p.block == 0, s.op, ": blocked memory");
+  for (const auto& p : s.inputs) {
+    auto sizes = sizes_of(p);
+    sources.push_back(node(p.dtype, p.block > 0 ? sizes_in_blocks(sizes, p.block) : sizes, {}, nullptr));
+    inputs.push_back(p.block > 0 ? from_blocks(sources.back(), sizes) : sources.back());
   }
-  for (const auto& p : s.inputs) inputs.push_back(node(p.dtype, sizes_of(p), {}, nullptr));
 }
 
 Node Graph::input(size_t i, at::ScalarType dtype) const { return convert(inputs[i], dtype); }
@@ -143,7 +161,8 @@ void Graph::output(size_t i, const Node& value) {
                 value->sizes, " for an output of sizes ", sizes);
     converted = expand(converted, sizes);
   }
-  results[i] = converted;
+  auto block = signature.outputs[i].block;
+  results[i] = block > 0 ? to_blocks(reshape(converted, sizes), block) : converted;
 }
 
 Node node(at::ScalarType dtype, Sizes sizes, std::vector<Node> operands, Compute compute) {
@@ -204,6 +223,51 @@ Node permute(const Node& value, const Sizes& order) {
     permuted.push_back(strides[d]);
   }
   return viewed(value, sizes, permuted);
+}
+
+Node reshape(const Node& value, const Sizes& sizes) {
+  TORCH_INTERNAL_ASSERT(count(sizes) == count(value->sizes));
+  return value->sizes == sizes ? value : viewed(value, sizes, dense(sizes));
+}
+
+Sizes sizes_in_blocks(const Sizes& sizes, int64_t block) {
+  auto last = sizes.empty() ? 1 : sizes.back();
+  Sizes made{(last + block - 1) / block};
+  if (!sizes.empty()) made.insert(made.end(), sizes.begin(), sizes.end() - 1);
+  made.push_back(block);
+  return made;
+}
+
+Node to_blocks(const Node& value, int64_t block) {
+  if (value->block == block) return value->blocks;
+  auto columns = value->sizes.empty() ? 1 : value->sizes.back();
+  auto compute = [=, rows = columns ? count(value->sizes) / columns : 0, dtype = value->dtype](
+                     c10::ArrayRef<const void*> in, void* out) {
+    copy_blocks(const_cast<void*>(in[0]), out, rows, columns, block, dtype, true);
+  };
+  return node(value->dtype, sizes_in_blocks(value->sizes, block), {value}, compute);
+}
+
+Node from_blocks(const Node& blocks, const Sizes& sizes) {
+  auto block = blocks->sizes.back(), columns = sizes.empty() ? 1 : sizes.back();
+  auto rows = columns ? count(sizes) / columns : 0;
+  Node clean = blocks;
+  if (blocks->compute != nullptr && columns % block != 0) {  // what a function wrote behind the last column
+    auto clear = [=, inner = blocks->compute, item = static_cast<int64_t>(c10::elementSize(blocks->dtype))](
+                     c10::ArrayRef<const void*> in, void* out) {
+      inner(in, out);
+      auto* last = static_cast<char*>(out) + columns / block * rows * block * item;
+      for (int64_t r = 0; r < rows; ++r) {
+        std::memset(last + (r * block + columns % block) * item, 0, (block - columns % block) * item);
+      }
+    };
+    clean = node(blocks->dtype, blocks->sizes, blocks->operands, clear);
+  }
+  auto compute = [=, dtype = blocks->dtype](c10::ArrayRef<const void*> in, void* out) {
+    copy_blocks(out, const_cast<void*>(in[0]), rows, columns, block, dtype, false);
+  };
+  Value made{blocks->dtype, sizes, {clean}, compute, clean, block};
+  return std::make_shared<const Value>(std::move(made));
 }
 
 Moved behind(const Node& value, const Sizes& axes) {

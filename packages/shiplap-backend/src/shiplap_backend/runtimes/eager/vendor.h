@@ -24,6 +24,8 @@ struct Value {
   Sizes sizes;
   std::vector<std::shared_ptr<const Value>> operands;
   Compute compute;
+  std::shared_ptr<const Value> blocks = nullptr;  // the same in blocks of `block`, if it was made there
+  int64_t block = 0;
 };
 using Node = std::shared_ptr<const Value>;
 
@@ -36,6 +38,7 @@ class Graph {
 
   Signature signature;
   std::vector<Node> inputs, results;
+  std::vector<Node> sources;  // what the memory of each input holds: the input, or its blocks
 };
 
 Node convert(const Node& value, at::ScalarType dtype);
@@ -48,6 +51,11 @@ int64_t count(const Sizes& sizes);             // elements
 Sizes broadcast(const std::vector<Node>& of);  // the sizes that the nodes have in common
 Node expand(const Node& value, const Sizes& sizes);
 Node permute(const Node& value, const Sizes& order);  // dim i of the result is dim order[i] of `value`
+Node reshape(const Node& value, const Sizes& sizes);
+// The last dim in blocks of `block` elements: [ceil(n / block), other dims..., block], padded with zeros.
+Sizes sizes_in_blocks(const Sizes& sizes, int64_t block);
+Node to_blocks(const Node& value, int64_t block);
+Node from_blocks(const Node& blocks, const Sizes& sizes);
 
 // A value of any dtype: `compute(in, out)` gets pointers to void.
 Node node(at::ScalarType dtype, Sizes sizes, std::vector<Node> operands, Compute compute);
@@ -106,6 +114,48 @@ Node along(const Node& value, int64_t dim, F compute) {
     compute(in[0], out, rows, columns);
   };
   return permute(node<T>(moved->sizes, {moved}, each), back);
+}
+
+// The same for a library whose memory is in blocks of the last dim. What one such function makes, the next one gets as it is.
+
+// As node<T>: in[0] and `out` are in blocks. The padding of an operand is zeros.
+template <class T, class F>
+Node node(int64_t block, const Sizes& sizes, std::vector<Node> operands, F compute) {
+  for (auto& o : operands) o = to_blocks(o, block);
+  return from_blocks(node<T>(sizes_in_blocks(sizes, block), std::move(operands), compute), sizes);
+}
+
+// `n` counts the padding.
+template <class T, class F>
+Node elementwise(int64_t block, std::vector<Node> operands, F compute) {
+  auto sizes = broadcast(operands);
+  for (auto& o : operands) o = expand(o, sizes);
+  auto all = [compute, n = count(sizes_in_blocks(sizes, block))](const auto& in, T* out) { compute(in, out, n); };
+  return node<T>(block, sizes, std::move(operands), all);
+}
+
+// `in` is a matrix of rows and columns in blocks, and `out` one of rows and one column.
+template <class T, class F>
+Node reduce(int64_t block, const Node& value, const Sizes& axes, F compute) {
+  auto [moved, back, rows, columns] = behind(value, axes);
+  auto kept = value->sizes;
+  for (auto d : axes) {
+    if (!kept.empty()) kept[d] = 1;
+  }
+  auto each = [compute, rows = rows, columns = columns](const auto& in, T* out) {
+    compute(in[0], out, rows, columns);
+  };
+  return reshape(node<T>(block, {rows, 1}, {reshape(moved, {rows, columns})}, each), kept);
+}
+
+// `in` and `out` are matrices of rows and columns in blocks.
+template <class T, class F>
+Node along(int64_t block, const Node& value, int64_t dim, F compute) {
+  auto [moved, back, rows, columns] = behind(value, {dim});
+  auto each = [compute, rows = rows, columns = columns](const auto& in, T* out) {
+    compute(in[0], out, rows, columns);
+  };
+  return permute(reshape(node<T>(block, {rows, columns}, {reshape(moved, {rows, columns})}, each), moved->sizes), back);
 }
 
 }  // namespace shiplap::backend

@@ -1,14 +1,15 @@
-"""``flex_gemm.ops.spconv``: convolutions as functions of features, coordinates and weights.
+"""``flex_gemm.ops.spconv``: the convolutions of FlexGEMM 1.x, and those of 2.0 that stand in its module of this name.
 
 A neighbour cache is a :class:`~shiplap_sparse3d.Plan` with the window that it was made for, so one that was built
 without gradients, or for another algorithm, serves training as well. ``freeze`` leaves tensors and integers, for
-compiled code.
+compiled code. ``sparse_conv3d`` is that of 1.x, unless it gets arguments that only 2.0 has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +17,40 @@ from torch import Tensor
 from shiplap.plugin_api import error
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.coords import check_rows
+from shiplap_sparse3d.flexgemm.algorithms import (
+    ALGORITHMS,
+    DEFAULT,
+    Algorithm,
+    PlanCache,
+    check_algorithm,
+    explicit_gemm,
+    flat_table,
+)
+from shiplap_sparse3d.flexgemm.kernels import cuda
+from shiplap_sparse3d.flexgemm.ops import convolution
+from shiplap_sparse3d.flexgemm.ops.convolution import (
+    sparse_conv,
+    sparse_conv2d,
+    sparse_conv4d,
+    sparse_conv_transpose,
+    sparse_conv_transpose2d,
+    sparse_conv_transpose3d,
+    sparse_conv_transpose4d,
+    submanifold_conv,
+    submanifold_conv2d,
+    submanifold_conv3d,
+    submanifold_conv4d,
+)
+from shiplap_sparse3d.flexgemm.ops.neighbor_cache import NeighborCache
 from shiplap_sparse3d.geometry import expand_to_three
-from shiplap_sparse3d.plan import Plan, wants_sorted
+from shiplap_sparse3d.offsets import box_offsets, connect_by_offsets, offset_cells
+from shiplap_sparse3d.plan import Plan
 from shiplap_sparse3d.steps import StepWindow, Triple, connect_voxels, submanifold_plan
 
 __all__ = [
     "ALGORITHM",
+    "ALGORITHMS",
+    "DEFAULT",
     "HASHMAP_RATIO",
     "OUT_COORD_ALGO",
     "OUT_COORD_HASHMAP_RATIO",
@@ -29,28 +58,29 @@ __all__ = [
     "Algorithm",
     "SerializationMode",
     "SpConvConfig",
+    "SparseConv3dFunction",
     "SparseConv3dNeighborCache",
     "SparseConv3dOutCoordAlgorithm",
+    "SubMConv3dFunction",
     "SubMConv3dNeighborCache",
     "set_algorithm",
     "set_hashmap_ratio",
+    "sparse_conv",
+    "sparse_conv2d",
     "sparse_conv3d",
+    "sparse_conv4d",
+    "sparse_conv_transpose",
+    "sparse_conv_transpose2d",
+    "sparse_conv_transpose3d",
+    "sparse_conv_transpose4d",
     "sparse_submanifold_conv3d",
+    "submanifold_conv",
+    "submanifold_conv2d",
+    "submanifold_conv3d",
+    "submanifold_conv4d",
 ]
 
-
-class Algorithm:
-    """The algorithms of a convolution. Tiles, and the split of products, are the tuned choice of each call."""
-
-    EXPLICIT_GEMM = "explicit_gemm"
-    IMPLICIT_GEMM = "implicit_gemm"
-    IMPLICIT_GEMM_SPLITK = "implicit_gemm_splitk"
-    MASKED_IMPLICIT_GEMM = "masked_implicit_gemm"
-    MASKED_IMPLICIT_GEMM_SPLITK = "masked_implicit_gemm_splitk"
-
-
-ALGORITHMS = tuple(v for n, v in vars(Algorithm).items() if n.isupper())
-DEFAULT = Algorithm.MASKED_IMPLICIT_GEMM_SPLITK
+BLOCK_SIZES = (32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
@@ -58,16 +88,32 @@ class SpConvConfig:
     """A frozen neighbour cache.
 
     Attributes:
-        plan: tensors and integers; sorted for the masked algorithms on a GPU.
-        kernel: kernel size per axis.
+        neighbor_map: ``int32 [m, V]``, the input row under each tap, or -1.
+        sorted_idx: the output rows by the Gray code rank of the taps that they hit; None for more than 32 taps.
+        valid_kernels, valid_kernel_segs: for each of ``block_sizes`` the taps that each block of sorted rows hits, and
+            where those of each block begin. Empty for more than 32 taps, like the following.
+        block_sizes: rows of a block.
+        valid_signal_i, valid_signal_o: input and output row of each pair, by tap.
+        valid_signal_seg: where the pairs of each tap begin.
+        splitk: into how many parts of the taps the product is split; 1: as the tuned choice of the call. Algorithms
+            that do not split have 1.
         algorithm: one of :class:`Algorithm`.
-        splitk: kept for the caller; the split of a product is the tuned choice's.
+        plan: what the convolution reads, with ``splitk`` parts if that is above 1.
+        kernel: kernel size per axis.
     """
 
+    neighbor_map: Tensor
+    sorted_idx: Tensor | None
+    valid_kernels: list[Tensor]
+    valid_kernel_segs: list[Tensor]
+    block_sizes: list[int]
+    valid_signal_i: Tensor | None
+    valid_signal_o: Tensor | None
+    valid_signal_seg: Tensor | None
+    splitk: int
+    algorithm: str
     plan: Plan
     kernel: Triple
-    algorithm: str = DEFAULT
-    splitk: int = 1
 
     def conv(self, feats: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Convolve ``feats [n, ci]`` with ``weight [co, kw, kh, kd, ci]`` to ``[m, co]``."""
@@ -81,49 +127,43 @@ class SpConvConfig:
         check_rows("sparse3d.flexgemm, argument 'feats'", feats, self.plan.rows)
         flat = weight.flatten(1, 3)
         if self.algorithm == Algorithm.EXPLICIT_GEMM:
-            return _explicit_gemm(feats, flat, bias, self.plan.table)
+            return explicit_gemm(feats, flat, bias, self.neighbor_map)
         return self.plan.conv(feats, flat, bias)
 
 
-def _check_algorithm(algorithm: str, splitk: int) -> None:
-    if algorithm not in ALGORITHMS or splitk < 1:
-        raise error(
-            "SL208",
-            where="sparse3d.flexgemm",
-            got=f"algorithm {algorithm!r}, splitk {splitk}",
-            expected=f"one of {', '.join(ALGORITHMS)}, splitk >= 1",
-        )
-
-
-class NeighborCache:
+class WindowCache(PlanCache):
     """The neighbours of a convolution, for any number of layers of one ``window``, with gradients or without."""
 
     def __init__(self, plan: Plan, grid: Triple, window: StepWindow) -> None:
-        self.grid, self.window, self._built = grid, window, plan
-        self._plans: dict[bool, Plan] = {plan.order is not None: plan}  # by whether it is sorted
+        super().__init__(plan)
+        self.grid, self.window = grid, window
 
     @property
     def neighbor_map(self) -> Tensor:
         """Return ``int32 [m, k]``: the input row under each tap, -1 where there is none."""
-        return self._plan(False).table
+        return flat_table(self._built)
 
-    def __getitem__(self, name: str) -> Tensor:
+    @property
+    def neighbor_map_bwd(self) -> Tensor:
+        """Return ``int32 [n, k]``: the output row that reads each input by each tap, or -1."""
+        return flat_table(self._built.t)
+
+    def __getitem__(self, name: str) -> Any:
         """Return ``cache["neighbor_map"]``, as FlexGEMM's caches do."""
-        tensor: Tensor = getattr(self, name)
-        return tensor
+        return getattr(self, name)
 
     def freeze(self, splitk: int = 1, algorithm: str = DEFAULT) -> SpConvConfig:
         """Return the config for compiled code. Raises SL208 for an unknown algorithm and ``splitk`` below 1."""
-        _check_algorithm(algorithm, splitk)
-        # Only the masked kernels skip taps, for which the table has to be sorted.
-        masked = algorithm in (Algorithm.MASKED_IMPLICIT_GEMM, Algorithm.MASKED_IMPLICIT_GEMM_SPLITK)
-        plan = self._plan(masked and wants_sorted(self._built.table))
-        return SpConvConfig(plan, self.window.kernel, algorithm, splitk)
-
-    def _plan(self, sort: bool) -> Plan:
-        if sort not in self._plans:
-            self._plans[sort] = self._built.sorted() if sort else self._built.unsorted()
-        return self._plans[sort]
+        check_algorithm(algorithm, splitk)
+        table, parts = self.neighbor_map, splitk if algorithm.endswith("splitk") else 1
+        plan, kernel = self.plan(algorithm, parts), self.window.kernel
+        if table.shape[1] > 32:
+            return SpConvConfig(table, None, [], [], [], None, None, None, parts, algorithm, plan, kernel)
+        code, order, inputs, outputs, ends = cuda.neighbor_map_post_process_for_masked_implicit_gemm_1(table)
+        pairs = [cuda.neighbor_map_post_process_for_masked_implicit_gemm_2(code, order, b) for b in BLOCK_SIZES]
+        taps, begins, sizes = [t for t, _ in pairs], [b for _, b in pairs], list(BLOCK_SIZES)
+        signals = inputs, outputs, ends
+        return SpConvConfig(table, order, taps, begins, sizes, *signals, parts, algorithm, plan, kernel)
 
     def check(self, rows: int, grid: Triple, window: StepWindow) -> None:
         """Raise SL208 unless this is the cache of such a convolution."""
@@ -138,12 +178,16 @@ class NeighborCache:
                 fix="pass neighbor_cache=None, or the cache of a layer like this one",
             )
 
+    def apply(self, feats: Tensor, weight: Tensor, bias: Tensor | None, algorithm: str) -> Tensor:
+        """Convolve ``feats`` with ``weight [co, kw, kh, kd, ci]``."""
+        return self.convolve(feats, weight.flatten(1, 3), bias, algorithm)
 
-class SubMConv3dNeighborCache(NeighborCache):
+
+class SubMConv3dNeighborCache(WindowCache):
     """The neighbours of a submanifold convolution."""
 
 
-class SparseConv3dNeighborCache(NeighborCache):
+class SparseConv3dNeighborCache(WindowCache):
     """The neighbours of a strided convolution, and its output voxels."""
 
     def __init__(self, plan: Plan, grid: Triple, window: StepWindow, out_coords: Tensor) -> None:
@@ -157,18 +201,19 @@ def sparse_submanifold_conv3d(
     shape: Sequence[int] | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    neighbor_cache: SubMConv3dNeighborCache | None = None,
+    neighbor_cache: SubMConv3dNeighborCache | NeighborCache | None = None,
     dilation: Sequence[int] = (1, 1, 1),
     *,
     config: SpConvConfig | None = None,
     algorithm: str = DEFAULT,
-) -> Tensor | tuple[Tensor, SubMConv3dNeighborCache]:
+) -> Tensor | tuple[Tensor, SubMConv3dNeighborCache | NeighborCache]:
     """Submanifold convolution: ``(out [n, co], cache)``, or with a ``config`` ``out`` alone.
 
     Args:
         feats: ``[n, ci]``.
         coords: ``int32 [n, 4]`` rows (batch, x, y, z).
-        shape: ``(batches, channels, W, H, D)``; only the grid is looked at.
+        shape: ``(batches, channels, W, H, D)``, or as in FlexGEMM 2.0 ``(batches, W, H, D, channels)``, if only that
+            has the channels of ``feats``; only the grid is looked at.
         weight: ``[co, kw, kh, kd, ci]``, kernels of any size.
         bias: ``[co]`` or None.
         neighbor_cache: of an earlier call on the same voxels with the same kernel and dilation.
@@ -182,6 +227,10 @@ def sparse_submanifold_conv3d(
     """
     if config is not None:
         return config.conv(feats, _require_tensor("weight", weight), bias)
+    if isinstance(neighbor_cache, NeighborCache) or _has_channels_last(shape, feats.shape[1]):
+        shape, weight = shape or (), _require_tensor("weight", weight)  # FlexGEMM 2.0 has a function of this name too
+        options: dict[str, Any] = {"dilation": dilation, "neighbor_cache": neighbor_cache, "algorithm": algorithm}
+        return submanifold_conv3d(feats, _require_tensor("coords", coords), shape, weight, bias, **options)
     coords, weight, grid = _require_tensor("coords", coords), _require_tensor("weight", weight), _check_grid(shape)
     ones = (1, 1, 1)
     window = StepWindow(_check_kernel(weight), ones, (0, 0, 0), _check_triple("dilation", dilation))
@@ -191,7 +240,7 @@ def sparse_submanifold_conv3d(
         plan = submanifold_plan(coords, grid, window.kernel, window.dilation)
         cache = SubMConv3dNeighborCache(plan, grid, window)
     cache.check(feats.shape[0], grid, window)
-    return cache.freeze(algorithm=algorithm).conv(feats, weight, bias), cache
+    return cache.apply(feats, weight, bias, algorithm), cache
 
 
 def sparse_conv3d(
@@ -200,19 +249,25 @@ def sparse_conv3d(
     shape: Sequence[int],
     weight: Tensor,
     bias: Tensor | None = None,
-    neighbor_cache: SparseConv3dNeighborCache | None = None,
+    neighbor_cache: SparseConv3dNeighborCache | NeighborCache | None = None,
     out_coords: Tensor | None = None,
     stride: Sequence[int] = (1, 1, 1),
     padding: Sequence[int] = (0, 0, 0),
     dilation: Sequence[int] = (1, 1, 1),
     *,
     algorithm: str = DEFAULT,
-) -> tuple[Tensor, Tensor, SparseConv3dNeighborCache]:
+    **of_the_second_form: Any,
+) -> tuple[Any, ...]:
     """Strided convolution: ``(out [m, co], out_coords int32 [m, 4], cache)``.
 
     ``out_coords`` are those of the cache, those given, or every voxel that an input reaches, ascending. The rest is as
-    in :func:`sparse_submanifold_conv3d`.
+    in :func:`sparse_submanifold_conv3d`. With arguments that only FlexGEMM 2.0 has (``output_coords``,
+    ``output_shape``, ``allow_tf32``, a :class:`NeighborCache`) this is its function, ``flex_gemm.sparse_conv3d``.
     """
+    if of_the_second_form or isinstance(neighbor_cache, NeighborCache):
+        rest = {"neighbor_cache": neighbor_cache, "algorithm": algorithm, **of_the_second_form}
+        rest |= {"stride": stride, "padding": padding, "dilation": dilation}
+        return convolution.sparse_conv3d(feats, coords, shape, weight, bias, **rest)
     grid = _check_grid(shape)
     step = _check_triple("stride", stride), _check_triple("padding", padding), _check_triple("dilation", dilation)
     window = StepWindow(_check_kernel(weight), *step)
@@ -230,19 +285,17 @@ def sparse_conv3d(
             got=f"{out_coords.shape[0]} rows",
             expected=f"the {cache.out_coords.shape[0]} of neighbor_cache, or None",
         )
-    return cache.freeze(algorithm=algorithm).conv(feats, weight, bias), cache.out_coords, cache
-
-
-def _explicit_gemm(feats: Tensor, weight: Tensor, bias: Tensor | None, table: Tensor) -> Tensor:
-    """Convolve by one product over gathered neighbours, ``[m, k * ci]``: the plainest way, with the most memory."""
-    padded = torch.cat([feats, feats.new_zeros(1, feats.shape[1])])  # -1 is its last row
-    return torch.nn.functional.linear(padded[table.long()].flatten(1), weight.flatten(1), bias)
+    return cache.apply(feats, weight, bias, algorithm), cache.out_coords, cache
 
 
 def _require_tensor(name: str, value: Tensor | None) -> Tensor:
     if value is None:
         raise error("SL209", where=f"sparse3d.flexgemm, argument {name!r}", got="None", expected="a tensor")
     return value
+
+
+def _has_channels_last(shape: Sequence[int] | None, channels: int) -> bool:
+    return shape is not None and len(shape) == 5 and shape[4] == channels != shape[1]
 
 
 def _check_grid(shape: Sequence[int] | None) -> Triple:
@@ -265,6 +318,159 @@ def _check_kernel(weight: Tensor) -> Triple:
 
 def _check_triple(name: str, values: Sequence[int]) -> Triple:
     return expand_to_three(values, f"sparse3d.flexgemm, argument {name!r}")
+
+
+# --- the functions behind them ----------------------------------------------------------------------------------------
+
+
+class SubMConv3dFunction:
+    """The steps of a submanifold convolution by FlexGEMM's names."""
+
+    @staticmethod
+    def apply(
+        feats: Tensor,
+        coords: Tensor,
+        shape: Sequence[int],
+        neighbor_cache: SubMConv3dNeighborCache | None,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        dilation: Sequence[int] = (1, 1, 1),
+    ) -> Any:
+        """Return what :func:`sparse_submanifold_conv3d` returns."""
+        return sparse_submanifold_conv3d(feats, coords, shape, weight, bias, neighbor_cache, dilation)
+
+    @staticmethod
+    def _compute_neighbor_cache(
+        coords: Tensor, shape: Sequence[int], kernel_size: Triple, dilation: Triple, needs_grad: bool = True
+    ) -> SubMConv3dNeighborCache:
+        grid, window = _check_grid(shape), StepWindow(kernel_size, (1, 1, 1), (0, 0, 0), dilation)
+        return SubMConv3dNeighborCache(submanifold_plan(coords, grid, kernel_size, dilation), grid, window)
+
+    @staticmethod
+    def _compute_neighbor_cache_torch(
+        coords: Tensor, shape: Sequence[int], kernel_size: Triple, dilation: Triple
+    ) -> SubMConv3dNeighborCache:
+        """Return the same by a table of offsets, without the kernels of grids."""
+        low = [k // 2 * d for k, d in zip(kernel_size, dilation, strict=True)]
+        taps = _tap_columns(box_offsets(kernel_size, dilation, padding=low), coords.device)
+        plan = connect_by_offsets(coords, coords, taps, (1, 1, 1, 1))
+        window = StepWindow(kernel_size, (1, 1, 1), (0, 0, 0), dilation)
+        return SubMConv3dNeighborCache(plan, _check_grid(shape), window)
+
+    @staticmethod
+    def _sparse_submanifold_conv_forward(
+        feats: Tensor, neighbor_cache: SubMConv3dNeighborCache, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        return neighbor_cache.apply(feats, weight, bias, ALGORITHM)
+
+    @staticmethod
+    def _sparse_submanifold_conv_backward(
+        grad_output: Tensor,
+        feats: Tensor,
+        neighbor_cache: SubMConv3dNeighborCache,
+        weight: Tensor,
+        bias: Tensor | None = None,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        return _gradients(grad_output, feats, neighbor_cache, weight, bias)
+
+
+class SparseConv3dFunction:
+    """The steps of a strided convolution by FlexGEMM's names."""
+
+    @staticmethod
+    def apply(
+        feats: Tensor,
+        coords: Tensor,
+        shape: Sequence[int],
+        neighbor_cache: SparseConv3dNeighborCache | None,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        out_coords: Tensor | None = None,
+        *window: Sequence[int],
+    ) -> Any:
+        """Return what :func:`sparse_conv3d` returns; ``window``: stride, padding, dilation."""
+        return sparse_conv3d(feats, coords, shape, weight, bias, neighbor_cache, out_coords, *window)
+
+    @staticmethod
+    def _get_output_coords(coords: Tensor, shape: Sequence[int], *window: Triple) -> Tensor:
+        voxels: Tensor = ops.out_coords(coords, [*_check_grid(shape)], *map(list, window))
+        return voxels
+
+    @staticmethod
+    def _get_output_coords_torch(
+        coords: Tensor, shape: Sequence[int], kernel_size: Triple, stride: Triple, padding: Triple, dilation: Triple
+    ) -> Tensor:
+        """Return the same by offsets, without the kernels of grids."""
+        taps = _tap_columns(box_offsets(kernel_size, dilation, padding=padding), coords.device)
+        high = [shape[0], *StepWindow(kernel_size, stride, padding, dilation).shape(_check_grid(shape))]
+        cells: Tensor = offset_cells(coords, taps, [1, *stride], [0, 0, 0, 0], high)
+        return cells
+
+    @staticmethod
+    def _compute_neighbor_cache(
+        coords: Tensor,
+        out_coords: Tensor,
+        shape: Sequence[int],
+        kernel_size: Triple,
+        stride: Triple,
+        padding: Triple,
+        dilation: Triple,
+        needs_grad: bool = True,
+        is_out_coords_given: bool = False,
+    ) -> SparseConv3dNeighborCache:
+        grid, window = _check_grid(shape), StepWindow(kernel_size, stride, padding, dilation)
+        return SparseConv3dNeighborCache(connect_voxels(window, coords, grid, out_coords), grid, window, out_coords)
+
+    @staticmethod
+    def _compute_neighbor_cache_torch(
+        coords: Tensor,
+        out_coords: Tensor,
+        shape: Sequence[int],
+        kernel_size: Triple,
+        stride: Triple,
+        padding: Triple,
+        dilation: Triple,
+        needs_grad: bool = True,
+    ) -> SparseConv3dNeighborCache:
+        """Return the same by a table of offsets, without the kernels of grids."""
+        taps = _tap_columns(box_offsets(kernel_size, dilation, padding=padding), coords.device)
+        plan = connect_by_offsets(coords, out_coords, taps, (1, *stride))
+        window = StepWindow(kernel_size, stride, padding, dilation)
+        return SparseConv3dNeighborCache(plan, _check_grid(shape), window, out_coords)
+
+    @staticmethod
+    def _sparse_conv_forward(
+        feats: Tensor, neighbor_cache: SparseConv3dNeighborCache, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        return neighbor_cache.apply(feats, weight, bias, ALGORITHM)
+
+    @staticmethod
+    def _sparse_conv_backward(
+        grad_output: Tensor,
+        feats: Tensor,
+        neighbor_cache: SparseConv3dNeighborCache,
+        weight: Tensor,
+        bias: Tensor | None = None,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        return _gradients(grad_output, feats, neighbor_cache, weight, bias)
+
+
+def _tap_columns(offsets: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Return offsets after a column of zeros for the batch."""
+    return torch.nn.functional.pad(torch.tensor(offsets, dtype=torch.int32, device=device), (1, 0))
+
+
+def _gradients(
+    grad: Tensor, feats: Tensor, cache: WindowCache, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of the features, the weight and the bias; None for those that require none."""
+    x, w = (t.detach().requires_grad_(t.requires_grad) for t in (feats, weight))
+    b = None if bias is None else bias.detach().requires_grad_(bias.requires_grad)
+    leaves = [t for t in (x, w, b) if t is not None and t.requires_grad]
+    with torch.enable_grad():
+        found = iter(torch.autograd.grad(cache.apply(x, w, b, ALGORITHM), leaves, grad) if leaves else ())
+    feats_grad, weight_grad = (next(found) if t.requires_grad else None for t in (x, w))
+    return feats_grad, weight_grad, next(found, None)
 
 
 # --- settings of the process, which callers make and nothing follows --------------------------------------------------
@@ -294,7 +500,7 @@ def set_algorithm(algorithm: str) -> None:
 
     Nothing is kept: two models in one process would share such a setting.
     """
-    _check_algorithm(algorithm, 1)
+    check_algorithm(algorithm)
 
 
 def set_hashmap_ratio(ratio: float) -> None:

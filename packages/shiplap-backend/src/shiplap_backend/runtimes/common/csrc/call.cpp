@@ -178,12 +178,15 @@ Call::Operand& Call::add(c10::SmallVectorImpl<Operand>& to, const at::Tensor& t)
 }
 
 void Call::check_device(const at::Tensor& t) const {
-  TORCH_CHECK(t.device() == current_device(), op_.name, ": expected all tensors on device '",
-              current_device(), "', got one on '", t.device(), "'");
+  if (t.device() != current_device()) {
+    devices_differ(op_.name, "", current_device(), t.device());
+  }
 }
 
-Call& Call::input(const at::Tensor& t) {
-  if (!t.device().is_cpu() || t.dim() > 0) {
+// The wrapper has compared devices: what is on the CPU here is a number, or indices.
+Call& Call::input(const at::Tensor& given) {
+  const auto t = given.is_cpu() && given.dim() > 0 ? given.to(current_device()) : given;
+  if (!t.is_cpu()) {
     check_device(t);
   }
   auto& o = add(inputs_, t);
@@ -282,9 +285,8 @@ void Call::run(c10::function_ref<void(Graph&)> emit) {
   for (const auto& o : outputs_) {
     append_operand(o);
   }
-  auto executable = executables().get(key_, [&] { return compile(signature(), emit); });
-
-  execute(std::move(executable));
+  executables().with(key_, [&] { return compile(signature(), emit); },
+                     [&](const std::shared_ptr<Executable>& made) { execute(made); });
 }
 #if SHIPLAP_DISCRETE
 

@@ -18,8 +18,12 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   const at::Generator& host() const { return host_; }
 
   void set_current_seed(uint64_t seed) override { host_.set_current_seed(seed); }
-  void set_offset(uint64_t offset) override { host_.set_offset(offset); }
-  uint64_t get_offset() const override { return host_.get_offset(); }
+  // The CPU's stream has no offset; pickling asks for one, and sets it again.
+  void set_offset(uint64_t offset) override {
+    TORCH_CHECK(offset == 0, "the random numbers of device '", kDeviceType,
+                "' are the CPU's, which have no offset: got ", offset, ", expected 0");
+  }
+  uint64_t get_offset() const override { return 0; }
   uint64_t current_seed() const override { return host_.current_seed(); }
   uint64_t seed() override { return host_.seed(); }
   void set_state(const c10::TensorImpl& state) override {
@@ -30,7 +34,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   }
 
  private:
-  DeviceGenerator* clone_impl() const override { 
+  DeviceGenerator* clone_impl() const override {
     return new DeviceGenerator(host_.clone(), device().index());
   }
   at::Generator host_;

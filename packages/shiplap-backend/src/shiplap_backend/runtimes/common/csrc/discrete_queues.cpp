@@ -1,5 +1,6 @@
 // Devices, streams and events of a discrete device, and how torch asks for them.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <shiplap_backend/device.h>
 #include <shiplap_backend/queues.h>
 
 #include <array>
@@ -51,6 +52,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     }
   }
   c10::DeviceIndex deviceCount() const noexcept override { return device_count(); }
+#if __has_include(<c10/core/DeviceCapability.h>)
+  c10::DeviceCapability getDeviceCapability(c10::Device) const { return capability(); }
+#endif
 
   c10::Stream getStream(c10::Device device) const override {
     return current_stream(index_of(device));

@@ -2,6 +2,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
+#include <device_checks.h>
 #include <shiplap_backend/cells.h>
 #include <shiplap_backend/device.h>
 #include <shiplap_backend/fallback.h>
@@ -12,6 +13,7 @@
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace shiplap::backend {
 namespace {
@@ -129,23 +131,71 @@ IValue to_host(const IValue& value, const c10::Argument& declared, Host& host) {
   });
 }
 
-// The device that a call is about: that of its first tensor there, else the one that it names.
-c10::Device device_of(at::ArrayRef<IValue> arguments) {
+// Calls `f` with each tensor of an argument.
+template <class F>
+void each_tensor(const IValue& value, const F& f) {
+  mapped(value, [&](const at::Tensor& t) {
+    if (t.defined()) {
+      f(t);
+    }
+    return t;
+  });
+}
+
+// The device of the first tensor there, if there is one.
+std::optional<c10::Device> device_of_tensors(at::ArrayRef<IValue> arguments) {
+  std::optional<c10::Device> found;
+  for (const auto& value : arguments) {
+    each_tensor(value, [&](const at::Tensor& t) {
+      found = !found && on_device(t) ? std::optional(t.device()) : found;
+    });
+  }
+  return found;
+}
+
+// The device that a call names.
+std::optional<c10::Device> named_device(at::ArrayRef<IValue> arguments) {
   std::optional<c10::Device> named;
   for (const auto& value : arguments) {
-    if (value.isDevice() && value.toDevice().type() == kDeviceType && value.toDevice().has_index()) {
-      named = value.toDevice();
-    }
-    std::optional<c10::Device> found;
-    mapped(value, [&](const at::Tensor& t) {
-      found = !found && on_device(t) ? std::optional(t.device()) : found;
-      return t;
-    });
-    if (found) {
-      return *found;
-    }
+    named = value.isDevice() ? value.toDevice() : named;
   }
-  return named.value_or(current_device());
+  return named;
+}
+
+// Overloads for which torch compares no devices before it calls a kernel; the kernels of most of them
+// accept a number of the CPU, and indices.
+bool compares_devices(const c10::OperatorName& op) {
+  static const auto* unchecked = [] {
+    auto* names = new std::unordered_set<std::string>;
+    for (const auto* name : kUnchecked) {
+      names->insert(std::string("aten::") + name);
+    }
+    return names;
+  }();
+  return unchecked->count(c10::toString(op)) == 0;
+}
+
+// Whether the kernels of an accelerator accept a tensor of another device in this place.
+bool may_differ(const c10::OperatorName& op, const c10::Argument& declared, const at::Tensor& t) {
+  const auto* alias = declared.alias_info();
+  if (!t.is_cpu() || (alias != nullptr && alias->isWrite()) || compares_devices(op)) {
+    return false;
+  }
+  // Sizes of nested tensors are tensors of the CPU everywhere.
+  return t.dim() == 0 || op.name.rfind("aten::_nested", 0) == 0 ||
+         declared.type()->isSubtypeOf(*c10::ListType::create(c10::OptionalType::ofTensor()));
+}
+
+// torch's rule for CUDA, which native wrappers follow too (same_device).
+void check_devices(const c10::OperatorHandle& op, at::ArrayRef<IValue> arguments, c10::Device here) {
+  const auto& declared = op.schema().arguments();
+  for (size_t i = 0; i < declared.size(); ++i) {
+    each_tensor(arguments[i], [&](const at::Tensor& t) {
+      if (t.device() != here && !may_differ(op.operator_name(), declared[i], t)) {
+        devices_differ(op.operator_name().name, declared[i].name(), here, t.device());
+      }
+    });
+  }
 }
 
 // --- ops of the CPU by another name
@@ -174,11 +224,12 @@ const char* other_name(const c10::OperatorName& op) {
   return nullptr;
 }
 
-c10::OperatorHandle on_cpu(const c10::OperatorHandle& op, Stack& stack, size_t first) {
+c10::OperatorHandle on_cpu(const c10::OperatorHandle& op, Stack& stack, size_t first,
+                           c10::DispatchKey key) {
   const auto* name = other_name(op.operator_name());
   if (name == nullptr) {
     TORCH_CHECK_NOT_IMPLEMENTED(
-        op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU),
+        op.hasComputedKernelForDispatchKey(key),
         c10::toString(op.operator_name()),
         " has no kernel for this device, and the CPU has none to fall back to");
     return op;
@@ -282,7 +333,7 @@ std::vector<at::Tensor> written(const std::vector<c10::Argument>& declared, cons
   for (size_t i = 0; i < declared.size(); ++i) {
     const auto* alias = declared[i].alias_info();
     if (alias != nullptr && alias->isWrite() && arguments[i].isTensor() &&
-        arguments[i].toTensor().defined()) {
+        arguments[i].toTensor().defined() && !arguments[i].toTensor().is_nested()) {
       outputs.push_back(arguments[i].toTensor());
     }
   }
@@ -300,7 +351,21 @@ void boxed_fallback(const c10::OperatorHandle& op, Stack* stack) {
   const auto& declared = op.schema().arguments();
   const auto first = stack->size() - declared.size();
   auto returns = op.schema().returns().size();
-  const c10::DeviceGuard guard(device_of(at::ArrayRef<IValue>(*stack).slice(first)));
+  const auto arguments = at::ArrayRef<IValue>(*stack).slice(first);
+  const auto holder = device_of_tensors(arguments), named = named_device(arguments);
+  if (holder) {
+    check_devices(op, arguments, *holder);
+  }
+  const bool to_cpu = named && named->is_cpu();  // the results stay there
+  const c10::DeviceGuard guard(holder                              ? *holder
+                               : named && named->type() == kDeviceType && named->has_index()
+                                   ? *named
+                                   : current_device());
+  bool nested = false;
+  std::for_each(arguments.begin(), arguments.end(), [&](const IValue& value) {
+    each_tensor(value, [&](const at::Tensor& t) { nested = nested || t.is_nested(); });
+  });
+  const auto key = nested ? c10::DispatchKey::NestedTensorCPU : c10::DispatchKey::CPU;
   Host host;
   for (size_t i = 0; i < declared.size(); ++i) {
     (*stack)[first + i] = to_host((*stack)[first + i], declared[i], host);
@@ -308,14 +373,14 @@ void boxed_fallback(const c10::OperatorHandle& op, Stack* stack) {
   host.ready();
   {
     at::AutoDispatchBelowADInplaceOrView below;
-    auto there = on_cpu(op, *stack, first);
+    auto there = on_cpu(op, *stack, first, key);
     Seeded seeded(there);
     const Resizes resizes(written(declared, stack->data() + first));
-    there.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    there.redispatchBoxed(c10::DispatchKeySet(key), stack);
   }
   host.settle();
   for (auto value = stack->end() - static_cast<int64_t>(returns); value != stack->end(); ++value) {
-    *value = mapped(*value, [&](const at::Tensor& t) { return host.back(t); });
+    *value = mapped(*value, [&](const at::Tensor& t) { return to_cpu ? t : host.back(t); });
   }
 }
 
@@ -364,17 +429,46 @@ void reset_counters() {
   ledger().fallback.clear();
 }
 
+// Nested tensors of the device go where the CPU has kernels for nested tensors, also in the place of a
+// composite, which asks for sizes that they do not have.
+void register_nested() {
+  constexpr auto key = c10::DispatchKey::NestedTensorPrivateUse1;
+  static auto* m = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    auto op = dispatcher.findSchema(name);
+    if (op && name.name.rfind("aten::", 0) == 0 &&
+        op->hasKernelForDispatchKey(c10::DispatchKey::NestedTensorCPU)) {
+      m->impl(c10::toString(name).c_str(),
+              torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
+    }
+  }
+}
+
 void register_stand_ins() {
+  register_nested();
   static auto* m = new torch::Library(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__);
-  auto offer = [](const char* full, torch::CppFunction kernel) {
-    std::string_view name(full);
+  auto found = [](std::string_view name) {
     auto dot = name.find('.');
     std::string overload(dot == std::string_view::npos ? "" : name.substr(dot + 1));
-    auto op = c10::Dispatcher::singleton().findSchema({std::string(name.substr(0, dot)), overload});
+    return c10::Dispatcher::singleton().findSchema({std::string(name.substr(0, dot)), overload});
+  };
+  auto registered = [&](const char* name) {
+    auto op = found(std::string("aten::") + name);
+    return op && op->hasKernelForDispatchKey(kKey);
+  };
+  auto offer = [&](const char* full, torch::CppFunction kernel) {
+    auto op = found(full);
     if (op && !op->hasKernelForDispatchKey(kKey)) {  // a torch that lacks one does not ask for it
       m->impl(full, std::move(kernel));
     }
   };
+  for (const auto& made : kMadeOfOut) {
+    if (!registered(made.out)) {
+      offer((std::string("aten::") + made.name).c_str(),
+            torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
+    }
+  }
   for (const auto& pair : kOtherNames) {
     offer(pair.name, torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
   }
@@ -386,6 +480,9 @@ void register_stand_ins() {
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
+}
+TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
 }
 

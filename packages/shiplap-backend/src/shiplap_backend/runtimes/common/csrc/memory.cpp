@@ -1,4 +1,7 @@
 // What both kinds of memory have in common: tensors of one side over the memory of the other.
+#include <ATen/EmptyTensor.h>
+#include <ATen/native/TensorFactories.h>
+#include <ATen/ops/zeros.h>
 #include <shiplap_backend/memory.h>
 
 namespace shiplap::backend {
@@ -7,6 +10,32 @@ void check_index(c10::DeviceIndex index) {
   TORCH_CHECK(index >= -1 && index < device_count(), "device index ", static_cast<int>(index),
               " is out of range: there ", device_count() == 1 ? "is 1 device, index 0" : "are ",
               device_count() == 1 ? "" : std::to_string(device_count()) + " devices, from index 0");
+}
+
+void check_strided(const at::Tensor& t) {
+  const char* kind = t.is_quantized()             ? "a quantized tensor"
+                     : t.is_nested()              ? "a nested tensor"
+                     : t.layout() != at::kStrided ? "a sparse tensor"
+                     : !t.has_storage() || (t.numel() > 0 && t.storage().data() == nullptr)
+                         ? "a tensor without memory of its own"
+                                                  : nullptr;
+  TORCH_CHECK_NOT_IMPLEMENTED(kind == nullptr, "device '", kDeviceType,
+                              "' holds strided tensors\n  got      ", kind, ", layout ", t.layout(),
+                              "\n  fix      compute with it on the CPU, or make it a strided tensor first");
+}
+
+void devices_differ(const std::string& op, const std::string& name, c10::Device here,
+                    c10::Device there) {
+  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ",
+              here, " and ", there, "! (when checking argument for argument ", name, " in method ", op,
+              ")");
+}
+
+at::Tensor zero_tensor(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  at::native::ZeroTensorAllocator nothing(options.device());
+  auto keys = c10::DispatchKeySet(kKey) | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor);
+  return at::detail::empty_generic(sizes, &nothing, keys, c10::typeMetaToScalarType(options.dtype()),
+                                   std::nullopt);
 }
 
 at::Tensor over(const at::Tensor& like, c10::Storage storage, c10::DispatchKey key) {
@@ -30,9 +59,10 @@ at::Tensor host_view(const at::Tensor& t) {
   if (!on_device(t)) {
     return t;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      t.layout() == at::kStrided && t.has_storage(), "a ", t.layout(), " tensor of device '",
-      kDeviceType, "' has no memory of its own to read: only strided tensors are supported");
+  if (t._is_zerotensor()) {
+    return at::zeros({}, t.options().device(c10::kCPU)).expand(t.sizes());
+  }
+  check_strided(t);
   auto host = over(t, host_storage(t.storage()), c10::DispatchKey::CPU);
   read_extent(t, host.storage().mutable_data());
   return host;

@@ -2,11 +2,13 @@
 // Python's own C API, since a binding library would take longer to compile than all the rest.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <ATen/Context.h>
 #include <c10/core/DeviceGuard.h>
 #include <shiplap_backend/call.h>
 #include <shiplap_backend/device.h>
 #include <shiplap_backend/fallback.h>
 #include <shiplap_backend/memory.h>
+#include <torch/csrc/Generator.h>
 
 #include <mutex>
 #include <stdexcept>
@@ -102,6 +104,8 @@ PyObject* cache_info(PyObject*) {
   auto* d = PyDict_New();
   put(d, "entries", info.entries);
   put(d, "capacity", info.capacity);
+  put(d, "bytes", info.bytes);
+  put(d, "limit", info.limit);
   put(d, "hits", info.hits);
   put(d, "misses", info.misses);
   put(d, "evictions", info.evictions);
@@ -116,10 +120,11 @@ PyObject* cache_clear(PyObject*) {
 
 PyObject* cache_resize(PyObject* arguments) {
   Py_ssize_t capacity;
-  if (!PyArg_ParseTuple(arguments, "n", &capacity)) {
+  long long bytes;
+  if (!PyArg_ParseTuple(arguments, "nL", &capacity, &bytes)) {
     return nullptr;
   }
-  executables().resize(static_cast<size_t>(capacity));
+  executables().resize(static_cast<size_t>(capacity), bytes);
   return none();
 }
 
@@ -222,6 +227,21 @@ PyObject* initial_seed(PyObject* index) {
       with_generator(index, [](at::Generator& g) { return g.current_seed(); }));
 }
 
+PyObject* settle(PyObject*) {
+  auto* state = PyEval_SaveThread();
+  try {
+    settle_autograd();
+  } catch (const std::exception&) {  // a device that fails: the process ends anyway
+  }
+  PyEval_RestoreThread(state);
+  return none();
+}
+
+PyObject* python_generator(PyObject* index) {
+  return THPGenerator_Wrap(
+      at::globalContext().defaultGenerator(c10::Device(kDeviceType, index_in(index))));
+}
+
 PyObject* bad_fork_now(PyObject*) { return PyBool_FromLong(in_bad_fork()); }
 
 PyObject* get_layout(PyObject*) { return PyLong_FromLongLong(layout().last); }
@@ -256,6 +276,8 @@ PyMethodDef methods[] = {
     {"discrete", python<is_discrete>, METH_NOARGS, nullptr},
     {"device_count", python<count_devices>, METH_NOARGS, nullptr},
     {"in_bad_fork", python<bad_fork_now>, METH_NOARGS, nullptr},
+    {"default_generator", python<python_generator>, METH_O, nullptr},
+    {"settle_autograd", python<settle>, METH_NOARGS, nullptr},
     {"layout", python<get_layout>, METH_NOARGS, nullptr},
     {"set_layout", python<change_layout>, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -69,8 +69,21 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
       size, stride, device_allocator(), c10::DispatchKeySet(kKey), scalar_type));
 }
 
-// One of the two is on the device.
+Tensor efficient_zeros(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
+                       std::optional<at::Layout> layout, std::optional<at::Device> device,
+                       std::optional<bool> pinned) {
+  check_options(layout, device, pinned);
+  const c10::DeviceGuard guard(device.value_or(current_device()));
+  return zero_tensor(size, at::TensorOptions(current_device()).dtype(at::dtype_or_default(dtype)));
+}
+
+// One of the two is on the device. A zero tensor has no memory to copy.
 Tensor copy_from(const Tensor& self, const Tensor& dst, bool non_blocking) {
+  if (self._is_zerotensor()) {
+    return dst.zero_();
+  }
+  check_strided(self);
+  check_strided(dst);
   copy(self, dst, non_blocking);
   return dst;
 }
@@ -145,6 +158,7 @@ void record_stream(Tensor& self, c10::Stream stream) {
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", TORCH_FN(empty));
   m.impl("empty_strided", TORCH_FN(empty_strided));
+  m.impl("_efficientzerotensor", TORCH_FN(efficient_zeros));
   m.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
   m.impl("view", TORCH_FN(at::native::view));
   m.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
@@ -169,6 +183,9 @@ TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
   m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, ZeroTensor, m) {
   m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 

@@ -1,6 +1,7 @@
 // Streams and events of shared memory: there is one device, index 0, and every op is done when its call
 // returns, so streams order nothing and an event is a moment in time.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <shiplap_backend/device.h>
 #include <shiplap_backend/memory.h>
 
 #include <chrono>
@@ -21,6 +22,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void setDevice(c10::Device device) const override { check_index(device.index()); }
   void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+#if __has_include(<c10/core/DeviceCapability.h>)
+  c10::DeviceCapability getDeviceCapability(c10::Device) const { return capability(); }
+#endif
 
   c10::Stream getStream(c10::Device) const noexcept override {
     return c10::Stream(c10::Stream::DEFAULT, kOnly);

@@ -114,6 +114,8 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex) override { account().reset_peak(); }
+  // Not marked `override`: torch 2.11 does not ask for it.
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) { return memory_info(index); }
 };
 
 // Pinned host memory is host memory that we remember: transfers are copies within the host anyway.

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend
 
-from . import _C  # type: ignore[attr-defined]
-from ._inductor import INDUCTOR, inductor
+from . import _C, _processes  # type: ignore[attr-defined]
+from ._inductor import INDUCTOR, inductor, register_interface
 
 NAME = ""  # of the device: `register`
 _TYPE = 20  # of PrivateUse1 in c10::DeviceType
 
 Stream = torch.Stream
 Event = torch.Event
+
+_initialized = True  # torch's checkpoints save the random state of a device that says so
+default_generators: tuple[torch.Generator, ...] = ()  # one for each device: `register`
+
+# What torch or libraries read from some device modules, and why it is not here.
+REFUSED = {
+    "sparse": "sparse tensors are not supported",
+    "set_rng_ctx": "there is one kind of random numbers, those of the CPU",
+    "unset_rng_ctx": "there is one kind of random numbers, those of the CPU",
+    "memory_snapshot": "the allocator keeps no history",
+    "graph": "calls are not captured in graphs",
+    "ipc_collect": "memory is not shared between processes: tensors are copied",
+}
 
 
 def register(name: str) -> None:
@@ -26,6 +42,11 @@ def register(name: str) -> None:
     NAME = name
     torch._register_device_module(name, sys.modules[__name__])
     generate_methods_for_privateuse1_backend(for_packed_sequence=True, for_storage=True)
+    global default_generators
+    default_generators = tuple(_C.default_generator(index) for index in range(device_count()))
+    register_interface(name, sys.modules[__name__])
+    _processes.register(name)
+    atexit.register(_C.settle_autograd)
     if torch.distributed.is_available():
         from . import _group
 
@@ -39,6 +60,8 @@ def __getattr__(name: str) -> Any:
     """
     if name in INDUCTOR and not _C.discrete():
         return inductor(NAME)[name]
+    if name in REFUSED:
+        raise AttributeError(f"torch.{NAME} has no {name!r}: {REFUSED[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -55,8 +78,16 @@ def is_initialized() -> bool:
     return True
 
 
-def _lazy_init() -> None:
+def init() -> None:
     """Do nothing, since loading ``_C`` registered everything."""
+
+
+_lazy_init = init
+
+
+def _is_compiled() -> bool:
+    """Return True: a package without its library raises ImportError."""
+    return True
 
 
 def _is_in_bad_fork() -> bool:
@@ -120,9 +151,40 @@ def get_device_name(device: Any = None) -> str:
 
 
 def get_device_capability(device: Any = None) -> dict[str, Any]:
-    """Return an empty dict: torch has no common vocabulary for capabilities."""
-    _device_index(device)
-    return {}
+    """Return torch's common vocabulary of capabilities, the dtypes of tensors; {} where this torch has none."""
+    index = _device_index(device)
+    ask = getattr(torch.accelerator, "get_device_capability", None)
+    return dict(ask(index)) if ask else {}
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """The name of a device, its memory in bytes, and the number of threads that a kernel may use."""
+
+    name: str
+    total_memory: int
+    multi_processor_count: int
+
+
+def get_device_properties(device: Any = None) -> DeviceProperties:
+    """Return what is known of the device."""
+    return DeviceProperties(NAME, memory_stats(device)["total"], os.cpu_count() or 1)
+
+
+def _exchange_device(index: int) -> int:
+    """Make ``index`` the device of the calling thread, unless it is negative, and return the one before."""
+    before = current_device()
+    if index >= 0:
+        set_device(index)
+    return before
+
+
+_maybe_exchange_device = _exchange_device
+
+
+def can_device_access_peer(device: Any, peer: Any) -> bool:
+    """Return whether ``device`` reads the memory of ``peer`` itself, which only the same device does."""
+    return _device_index(device) == _device_index(peer)
 
 
 def synchronize(device: Any = None) -> None:
@@ -147,6 +209,11 @@ def default_stream(device: Any = None) -> torch.Stream:
 def set_stream(stream: torch.Stream) -> None:
     """Let the calling thread use ``stream``, and its device."""
     torch.accelerator.set_stream(stream)
+
+
+def _set_stream_by_id(stream_id: int, device_index: int, device_type: int) -> None:
+    """Let the calling thread use the stream with these three numbers."""
+    set_stream(torch.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type))
 
 
 @contextmanager
@@ -213,6 +280,11 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
     return torch.frombuffer(bytearray(_C.rng_state(_device_index(device))), dtype=torch.uint8)
 
 
+def _get_generator(device: torch.device) -> torch.Generator:
+    """Return the generator that operators without one draw from."""
+    return default_generators[_device_index(device)]
+
+
 def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
     """Restore a state of ``get_rng_state``. ValueError if it is not as long as one."""
     _C.set_rng_state(_device_index(device), state.cpu().contiguous().numpy().tobytes())
@@ -236,9 +308,11 @@ def memory_stats(device: Any = None) -> dict[str, int]:
     """Return figures of the device's memory.
 
     ``allocated``, ``peak`` and ``limit`` (0: none) of the bytes that tensors hold, ``reserved`` with what is kept for
-    the next tensors, ``free`` and ``total`` of the device, all in bytes; ``allocations`` so far.
+    the next tensors, ``free`` and ``total`` of the device, all in bytes; ``allocations`` so far. The figures of
+    ``torch.accelerator.memory_stats`` have their names there, such as ``allocated_bytes.all.peak``.
     """
-    return dict(_C.memory_stats(_device_index(device)))
+    index = _device_index(device)
+    return {**torch.accelerator.memory_stats(index), **_C.memory_stats(index)}
 
 
 def memory_allocated(device: Any = None) -> int:
@@ -256,15 +330,25 @@ def memory_reserved(device: Any = None) -> int:
     return memory_stats(device)["reserved"]
 
 
+def max_memory_reserved(device: Any = None) -> int:
+    """Return the most bytes reserved since the start or ``reset_peak_memory_stats``."""
+    return int(torch.accelerator.max_memory_reserved(_device_index(device)))
+
+
 def memory_summary(device: Any = None) -> str:
     """Return the figures of ``memory_stats`` as a table."""
-    lines = (f"{name:<12}{value:>20,}" for name, value in memory_stats(device).items())
+    lines = (f"{name:<12}{value:>20,}" for name, value in _C.memory_stats(_device_index(device)).items())
     return "\n".join((f"memory of {NAME}:{_device_index(device)}", *lines))
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Restart the peak from the bytes that are held now."""
     _C.reset_peak_memory(_device_index(device))
+
+
+def reset_accumulated_memory_stats(device: Any = None) -> None:
+    """Restart the figures that only grow, such as the bytes allocated so far."""
+    torch.accelerator.reset_accumulated_memory_stats(_device_index(device))
 
 
 def set_memory_limit(limit: int | None, device: Any = None) -> None:
@@ -331,17 +415,29 @@ def allowed_fallbacks() -> list[str]:
 
 
 def cache_info() -> dict[str, float]:
-    """Return the statistics of compiled graphs: entries, capacity, hits, misses, evictions, compile seconds."""
+    """Return the statistics of compiled graphs.
+
+    ``entries`` of at most ``capacity``, ``bytes`` of at most ``limit``, ``hits``, ``misses``, ``evictions`` and
+    ``compile_seconds``. The bytes of a graph are what the heap of the process grew by while it was compiled and ran for
+    the first time.
+    """
     return dict(_C.cache_info())
 
 
 def cache_clear() -> None:
-    """Remove all compiled graphs and the statistics."""
+    """Remove all compiled graphs and the statistics, and give their memory back to the system."""
     _C.cache_clear()
 
 
-def cache_resize(capacity: int) -> None:
-    """Keep at most ``capacity`` graphs, the most recently used ones."""
-    if capacity < 1:
-        raise ValueError(f"got a capacity of {capacity} graphs, expected at least 1")
-    _C.cache_resize(capacity)
+def cache_resize(capacity: int, bytes: int | None = None) -> None:
+    """Keep at most ``capacity`` graphs, the most recently used ones.
+
+    Args:
+        capacity: how many.
+        bytes: of all graphs. By default 48 MiB, which double each time a graph is asked for again that had to go, up
+            to 1 GiB: a model that repeats its graphs gets the room that it needs, and one whose sizes never repeat does
+            not.
+    """
+    if capacity < 1 or (bytes is not None and bytes < 1):
+        raise ValueError(f"got a capacity of {capacity} graphs and {bytes} bytes, expected at least 1 of each")
+    _C.cache_resize(capacity, bytes or 0)

@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 
+#include <string>
 #include <utility>
 
 #ifndef SHIPLAP_DISCRETE
@@ -69,6 +70,15 @@ void write_extent(const at::Tensor& t, const void* host_storage);
 void copy(const at::Tensor& from, const at::Tensor& to, bool non_blocking);
 // `from` is host memory, which is read before the call returns.
 void upload(void* to, const void* from, size_t bytes);
+
+// Throws for a tensor that is more than strided memory, which another tensor on the same bytes would
+// not be: sparse and quantized tensors, and subclasses that wrap other tensors.
+void check_strided(const at::Tensor& t);
+// Throws torch's error for tensors of two devices. `name` is that of the argument that is `there`.
+[[noreturn]] void devices_differ(const std::string& op, const std::string& name, c10::Device here,
+                                 c10::Device there);
+// An efficient zero tensor: sizes, and no memory. torch's formulas for gradients make them.
+at::Tensor zero_tensor(at::IntArrayRef sizes, const at::TensorOptions& options);
 
 // The same geometry over another storage of the same bytes.
 at::Tensor over(const at::Tensor& like, c10::Storage storage, c10::DispatchKey key);

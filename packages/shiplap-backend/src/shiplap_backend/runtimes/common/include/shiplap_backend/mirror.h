@@ -1,10 +1,13 @@
 // The arguments of one call of the CPU fallback, on the host.
 #pragma once
 
+#include <ATen/native/nested/NestedTensorUtils.h>
 #include <shiplap_backend/memory.h>
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 namespace shiplap::backend {
 
@@ -24,10 +27,22 @@ class Host {
         return argument.host;
       }
     }
-    TORCH_CHECK(t.device() == current_device(), "Expected all tensors to be on the same device, but ",
-                "found at least two devices, ", current_device(), " and ", t.device(), "!");
-    TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == at::kStrided && t.has_storage(),
-                                "only strided tensors run on this device, got layout ", t.layout());
+    if (t._is_zerotensor()) {  // there is no memory: what the host reads is made here
+      TORCH_CHECK(!written, "ZeroTensors are immutable. Please use the materialized zero tensor ",
+                  "obtained using .clone() if you want a mutable tensor.");
+      return host_view(t);
+    }
+    if (t.is_nested()) {
+      for (const auto& [device, host] : nested_) {
+        if (device.is_same(t)) {
+          return host;
+        }
+      }
+      auto host = nested_over(view(at::native::get_buffer(t), written), t);
+      nested_.emplace_back(t, host);
+      return host;
+    }
+    check_strided(t);
     auto storage = storage_of(t);
     tensors_.push_back({t, over(t, storage, c10::DispatchKey::CPU), written, 0});
     read_extent(t, storage.mutable_data());
@@ -52,8 +67,20 @@ class Host {
         return argument.device;
       }
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == at::kStrided && t.device().is_cpu(), "the result is ",
-                                t.layout(), " on ", t.device(), ", which this device cannot hold");
+    for (const auto& [device, host] : nested_) {
+      if (host.is_same(t)) {
+        return device;
+      }
+    }
+    if (t._is_zerotensor()) {
+      return zero_tensor(t.sizes(), t.options().device(current_device()));
+    }
+    if (t.is_nested()) {
+      return nested_over(back(at::native::get_buffer(t)), t);
+    }
+    check_strided(t);
+    TORCH_CHECK_NOT_IMPLEMENTED(t.device().is_cpu(), "the result is on ", t.device(),
+                                ", which this device cannot hold");
     for (const auto& s : storages_) {
       if (s.host.is_alias_of(t.storage())) {
         return over(t, s.device, kKey);
@@ -95,6 +122,13 @@ class Host {
     bool argument;
   };
 
+  // The nested tensor `like` over another buffer; its sizes, strides and offsets are on the CPU.
+  static at::Tensor nested_over(const at::Tensor& buffer, const at::Tensor& like) {
+    const auto* impl = at::native::get_nested_tensor_impl(like);
+    return at::native::wrap_buffer(buffer, impl->get_nested_sizes(), impl->get_nested_strides(),
+                                   impl->get_storage_offsets());
+  }
+
   c10::Storage storage_of(const at::Tensor& t) {
     for (const auto& s : storages_) {
       if (s.device.is_alias_of(t.storage())) {
@@ -135,6 +169,7 @@ class Host {
     impl->set_nbytes(bytes);
   }
 
+  std::vector<std::pair<at::Tensor, at::Tensor>> nested_;  // of the device, and of the host
   c10::SmallVector<Argument, 6> tensors_;
   c10::SmallVector<Pair, 6> storages_;
 };

@@ -91,6 +91,9 @@ constexpr at::ScalarType opmath(at::ScalarType t) {
   }
 }
 
+// The same on a target that may lack the wide dtype.
+constexpr at::ScalarType opmath(at::ScalarType t, DtypeMask there) { return in(there, opmath(t)) ? opmath(t) : t; }
+
 inline at::ScalarType dtype_of(const at::Tensor& t) { return t.scalar_type(); }
 inline at::ScalarType dtype_of(at::TensorList list) { return list.front().scalar_type(); }
 inline at::ScalarType dtype_of(const at::ITensorListRef& list) { return list.front().scalar_type(); }
@@ -103,18 +106,22 @@ inline std::vector<int64_t> geometry(const at::Tensor& t) {
   return key;
 }
 
-// Every tensor on the one device, 0-dim CPU tensors aside. The message is torch's own.
-inline void same_device(const char* op, const char* name, const at::Tensor& t) {
-  TORCH_CHECK(
-      !t.defined() || t.device().type() == c10::DeviceType::PrivateUse1 || (t.is_cpu() && t.dim() == 0),
-      "Expected all tensors to be on the same device, but found at least two devices, ",
-      current_device(), " and ", t.device(), "! (when checking argument for argument ", name, " in method ", op, ")");
+// torch's rule for CUDA: all tensors on one device. Where torch `compares` no devices before it calls a kernel, a number of the CPU may
+// be among them, and indices.
+inline void same_device(const char* op, const char* name, bool compares, const at::Tensor& t, bool indices = false) {
+  if (!t.defined() || t.device().type() == c10::DeviceType::PrivateUse1) return;
+  if (compares || !t.is_cpu() || (t.dim() > 0 && !indices)) devices_differ(op, name, current_device(), t.device());
 }
-inline void same_device(const char* op, const char* name, const std::optional<at::Tensor>& t) { same_device(op, name, value(t)); }
-inline void same_device(const char* op, const char* name, at::TensorList list) { for (const auto& t : list) same_device(op, name, t); }
-inline void same_device(const char* op, const char* name, const at::ITensorListRef& list) { for (const auto& t : list) same_device(op, name, t); }
-
-inline void same_device(const char* op, const char* name, const Indices& list) { same_device(op, name, at::TensorList(list_of(list))); }
+inline void same_device(const char* op, const char* name, bool compares, const std::optional<at::Tensor>& t) {
+  same_device(op, name, compares, value(t));
+}
+template <class List>
+void same_devices(const char* op, const char* name, bool compares, const List& list, bool indices = false) {
+  for (const at::Tensor& t : list_of(list)) same_device(op, name, compares, t, indices);
+}
+inline void same_device(const char* op, const char* name, bool compares, at::TensorList list) { same_devices(op, name, compares, list); }
+inline void same_device(const char* op, const char* name, bool compares, const at::ITensorListRef& list) { same_devices(op, name, compares, list); }
+inline void same_device(const char* op, const char* name, bool compares, const Indices& list) { same_devices(op, name, compares, list, true); }
 
 inline at::Tensor like(const at::Tensor& t, at::ScalarType dtype) { return at::empty_like(t, t.options().dtype(dtype)); }
 // Channels last if one of `formats` is.

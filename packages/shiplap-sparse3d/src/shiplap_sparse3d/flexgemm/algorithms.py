@@ -1,0 +1,87 @@
+"""The algorithms of FlexGEMM's convolutions, and the plan that any of them reads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shiplap.plugin_api import error
+from shiplap_sparse3d.ops import MAX_PART
+from shiplap_sparse3d.plan import Plan, wants_sorted
+
+__all__ = ["ALGORITHMS", "DEFAULT", "Algorithm", "PlanCache", "check_algorithm", "flat_table", "gather_rows"]
+
+
+class Algorithm:
+    """The algorithms of a convolution. Tiles are the tuned choice of each call."""
+
+    EXPLICIT_GEMM = "explicit_gemm"
+    IMPLICIT_GEMM = "implicit_gemm"
+    IMPLICIT_GEMM_SPLITK = "implicit_gemm_splitk"
+    MASKED_IMPLICIT_GEMM = "masked_implicit_gemm"
+    MASKED_IMPLICIT_GEMM_SPLITK = "masked_implicit_gemm_splitk"
+
+
+ALGORITHMS = tuple(v for n, v in vars(Algorithm).items() if n.isupper())
+DEFAULT = Algorithm.MASKED_IMPLICIT_GEMM_SPLITK
+
+
+def check_algorithm(algorithm: str, splitk: int = 1) -> None:
+    """Raise SL208 for an unknown algorithm and ``splitk`` below 1."""
+    if algorithm not in ALGORITHMS or splitk < 1:
+        raise error(
+            "SL208",
+            where="sparse3d.flexgemm",
+            got=f"algorithm {algorithm!r}, splitk {splitk}",
+            expected=f"one of {', '.join(ALGORITHMS)}, splitk >= 1",
+        )
+
+
+def flat_table(plan: Plan) -> Tensor:
+    """Return ``int32 [m, k]``: the input row under each tap, in the order of the outputs and of the weight's taps."""
+    table = plan.unsorted().table
+    return table.flip(1) if plan.reflect else table
+
+
+def gather_rows(feats: Tensor, rows: Tensor) -> Tensor:
+    """Return ``feats[rows]``, zeros for rows of -1."""
+    return torch.cat([feats, feats.new_zeros(1, feats.shape[1])])[rows.long()]  # -1 is the last row
+
+
+class PlanCache:
+    """The plan of a convolution, for any number of layers and any algorithm, with gradients or without."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._use_plan(plan)
+
+    def _use_plan(self, plan: Plan) -> None:
+        self._built = plan
+        self._plans: dict[int, Plan] = {0 if plan.order is None else -1: plan}  # by parts; -1: as many as are fast
+
+    def plan(self, algorithm: str = DEFAULT, splitk: int = 1) -> Plan:
+        """Return the plan that ``algorithm`` reads: a product over ``splitk`` parts of the taps, if it is above 1."""
+        taps, parts = self._built.table.shape[1], 0
+        if algorithm.endswith("splitk") and splitk > 1 and taps:
+            parts = max(min(splitk, taps), -(-taps // MAX_PART))
+        elif algorithm.startswith("masked") and wants_sorted(self._built.table):
+            parts = -1  # only the masked kernels skip taps, for which the table has to be sorted
+        if parts not in self._plans:
+            plain = self._built.unsorted()
+            self._plans[parts] = plain.sorted(parts if parts > 0 else None) if parts else plain
+        return self._plans[parts]
+
+    def convolve(
+        self, feats: Tensor, weight: Tensor, bias: Tensor | None, algorithm: str, tf32: bool | None = None
+    ) -> Tensor:
+        """Convolve ``feats [n, ci]`` with ``weight [co, k, ci]`` to ``[m, co]``."""
+        check_algorithm(algorithm)
+        if feats.requires_grad and torch.is_grad_enabled() and not self._built.whole:
+            self._use_plan(self._built.complete())
+        if algorithm == Algorithm.EXPLICIT_GEMM:
+            return explicit_gemm(feats, weight, bias, flat_table(self._built))
+        return self.plan(algorithm).conv(feats, weight, bias, tf32=tf32)
+
+
+def explicit_gemm(feats: Tensor, weight: Tensor, bias: Tensor | None, table: Tensor) -> Tensor:
+    """Convolve by one product over gathered neighbours, ``[m, k * ci]``: the plainest way, with the most memory."""
+    return torch.nn.functional.linear(gather_rows(feats, table).flatten(1), weight.flatten(1), bias)

@@ -1,0 +1,403 @@
+"""``flex_gemm.kernels.cuda`` and ``torch.ops.flex_gemm``: the low-level functions of FlexGEMM 1.x, on any device.
+
+They are composed of the ops of this package, so a graph holds those. Row numbers are ``uint32`` and a missing one is
+``0xffffffff``; a hash map is ``uint32`` or ``uint64`` keys that are all ones where it is empty, and values of either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap_sparse3d import grid_sample, hashing, ops, postprocess, serialize
+from shiplap_sparse3d.plan import Plan
+from shiplap_sparse3d.rows import chosen_rows
+
+__all__ = [
+    "expand_unique_build_sparse_conv_out_coords",
+    "hashmap_build_grid_sample_3d_nearest_neighbor_map",
+    "hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight",
+    "hashmap_build_sparse_conv_neighbour_map",
+    "hashmap_build_sparse_conv_out_coords",
+    "hashmap_build_submanifold_conv_neighbour_map",
+    "hashmap_insert",
+    "hashmap_insert_3d",
+    "hashmap_insert_3d_idx_as_val",
+    "hashmap_lookup",
+    "hashmap_lookup_3d",
+    "hilbert_decode",
+    "hilbert_encode",
+    "neighbor_map_post_process_for_masked_implicit_gemm_1",
+    "neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd",
+    "neighbor_map_post_process_for_masked_implicit_gemm_2",
+    "sparse_conv_masked_bwd",
+    "sparse_conv_masked_fwd",
+    "sparse_conv_masked_splitk_bwd",
+    "sparse_conv_masked_splitk_fwd",
+    "z_order_decode",
+    "z_order_encode",
+]
+
+# --- hash maps --------------------------------------------------------------------------------------------------------
+
+
+def _signed(tensor: Tensor) -> Tensor:
+    """Return a view of unsigned numbers as signed ones, whose -1 has all bits set."""
+    kinds = {torch.uint32: torch.int32, torch.uint64: torch.int64}
+    return tensor.view(kinds[tensor.dtype]) if tensor.dtype in kinds else tensor
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Return unsigned numbers as ``int64``, -1 where all bits are set."""
+    signed = _signed(tensor)
+    return signed if signed.dtype == torch.int64 else torch.where(signed == -1, -1, signed.long() & 0xFFFFFFFF)
+
+
+def hashmap_insert(hashmap_keys: Tensor, hashmap_values: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Insert ``keys`` with ``values``. Of a key that is there already the value is replaced."""
+    here, wanted = _wide(hashmap_keys).clone(), _wide(keys)
+    # The entries of the map move as others come in, so what is inserted are the numbers of the values.
+    new, slots = values.shape[0], torch.arange(here.shape[0], dtype=torch.int32, device=here.device)
+    number = torch.where(here == -1, -1, new + slots)
+    hashing.hash_insert(here, number, wanted, torch.arange(new, dtype=torch.int32, device=here.device))
+    both = torch.cat([_signed(values).to(_signed(hashmap_values).dtype), _signed(hashmap_values)])
+    # Index -1 is any value, which an empty slot may have.
+    _signed(hashmap_values).copy_(both[number.long()])
+    _signed(hashmap_keys).copy_(here.to(_signed(hashmap_keys).dtype))
+
+
+def hashmap_lookup(hashmap_keys: Tensor, hashmap_values: Tensor, keys: Tensor) -> Tensor:
+    """Return the value of each key, all bits set for keys that are not in the map."""
+    here = _wide(hashmap_keys)
+    slots = torch.arange(here.shape[0], dtype=torch.int32, device=here.device)
+    slot = hashing.hash_lookup(here, torch.where(here == -1, -1, slots), _wide(keys))
+    values = _signed(hashmap_values)
+    return torch.where(slot >= 0, values[slot.long()], -1).to(values.dtype).view(hashmap_values.dtype)
+
+
+def _keys_of_voxels(coords: Tensor, grid: Sequence[int]) -> Tensor:
+    """Return the key of each voxel, -1, which is never in a map, for those outside the grid."""
+    b, x, y, z = coords.long().unbind(1)
+    inside = (b >= 0) & (x >= 0) & (x < grid[0]) & (y >= 0) & (y < grid[1]) & (z >= 0) & (z < grid[2])
+    return torch.where(inside, ((b * grid[0] + x) * grid[1] + y) * grid[2] + z, -1)
+
+
+def hashmap_insert_3d(
+    hashmap_keys: Tensor, hashmap_values: Tensor, coords: Tensor, values: Tensor, W: int, H: int, D: int
+) -> None:
+    """Insert voxels ``int32 [m, 4]`` of a grid with ``values``."""
+    hashmap_insert(hashmap_keys, hashmap_values, _keys_of_voxels(coords, (W, H, D)), values)
+
+
+def hashmap_insert_3d_idx_as_val(
+    hashmap_keys: Tensor, hashmap_values: Tensor, coords: Tensor, W: int, H: int, D: int
+) -> None:
+    """Insert voxels with their row numbers."""
+    rows = torch.arange(coords.shape[0], device=coords.device)
+    hashmap_insert_3d(hashmap_keys, hashmap_values, coords, rows, W, H, D)
+
+
+def hashmap_lookup_3d(hashmap_keys: Tensor, hashmap_values: Tensor, coords: Tensor, W: int, H: int, D: int) -> Tensor:
+    """Return the value of each voxel, all bits set for voxels that are not in the map or outside the grid."""
+    return hashmap_lookup(hashmap_keys, hashmap_values, _keys_of_voxels(coords, (W, H, D)))
+
+
+# --- codes along a curve ----------------------------------------------------------------------------------------------
+
+
+def z_order_encode(coords: Tensor, bit_length: int, codes: Tensor) -> None:
+    """Write the Z-order codes of voxels ``[n, 4]`` into ``codes``."""
+    codes.copy_(serialize.z_order_encode(coords, bit_length))
+
+
+def hilbert_encode(coords: Tensor, bit_length: int, codes: Tensor) -> None:
+    """Write the Hilbert codes of voxels ``[n, 4]`` into ``codes``."""
+    codes.copy_(serialize.hilbert_encode(coords, bit_length))
+
+
+def z_order_decode(codes: Tensor, bit_length: int) -> Tensor:
+    """Return the voxels of Z-order codes."""
+    voxels: Tensor = serialize.z_order_decode(codes.long(), bit_length)
+    return voxels
+
+
+def hilbert_decode(codes: Tensor, bit_length: int) -> Tensor:
+    """Return the voxels of Hilbert codes."""
+    voxels: Tensor = serialize.hilbert_decode(codes.long(), bit_length)
+    return voxels
+
+
+# --- neighbours -------------------------------------------------------------------------------------------------------
+
+
+def hashmap_build_grid_sample_3d_nearest_neighbor_map(
+    hashmap_keys: Tensor, hashmap_vals: Tensor, coords: Tensor, grid: Tensor, W: int, H: int, D: int
+) -> Tensor:
+    """Return ``[b, l]``: the row of the voxel that holds each point. Fills the hash map with the rows of voxels."""
+    hashmap_insert_3d_idx_as_val(hashmap_keys, hashmap_vals, coords, W, H, D)
+    return grid_sample.nearest_map(coords, grid.float(), [W, H, D]).view(torch.uint32)
+
+
+def hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight(
+    hashmap_keys: Tensor, hashmap_vals: Tensor, coords: Tensor, grid: Tensor, W: int, H: int, D: int
+) -> tuple[Tensor, Tensor]:
+    """Return ``[b, l, 8]`` rows and weights of the voxels around each point. Fills the hash map as well."""
+    hashmap_insert_3d_idx_as_val(hashmap_keys, hashmap_vals, coords, W, H, D)
+    rows, weights = grid_sample.trilinear_map(coords, grid.float(), [W, H, D])
+    return rows.view(torch.uint32), weights
+
+
+def hashmap_build_submanifold_conv_neighbour_map(
+    hashmap_keys: Tensor,
+    hashmap_vals: Tensor,
+    coords: Tensor,
+    W: int,
+    H: int,
+    D: int,
+    Kw: int,
+    Kh: int,
+    Kd: int,
+    Dw: int,
+    Dh: int,
+    Dd: int,
+) -> Tensor:
+    """Return ``[n, V]``: the neighbours of a submanifold convolution. Fills the hash map with the rows of voxels."""
+    hashmap_insert_3d_idx_as_val(hashmap_keys, hashmap_vals, coords, W, H, D)
+    return ops.subm_table(coords, [W, H, D], [Kw, Kh, Kd], [Dw, Dh, Dd]).view(torch.uint32)
+
+
+def hashmap_build_sparse_conv_out_coords(
+    in_coords: Tensor, hashmap_ratio: float, serialize_mode: int, B: int, W: int, H: int, D: int, *window: int
+) -> Tensor:
+    """Return the output voxels of a strided convolution, ascending; ``window``: kernel, stride, padding, dilation.
+
+    The ratio and the mode are not needed here and change nothing.
+    """
+    voxels: Tensor = ops.out_coords(in_coords, [W, H, D], *_window(window))
+    return voxels
+
+
+def expand_unique_build_sparse_conv_out_coords(
+    in_coords: Tensor, serialize_mode: int, B: int, W: int, H: int, D: int, *window: int
+) -> Tensor:
+    """Return what ``hashmap_build_sparse_conv_out_coords`` returns."""
+    return hashmap_build_sparse_conv_out_coords(in_coords, 1.0, serialize_mode, B, W, H, D, *window)
+
+
+def hashmap_build_sparse_conv_neighbour_map(
+    in_coords: Tensor,
+    out_coords: Tensor,
+    hashmap_ratio: float,
+    include_bwd: bool,
+    B: int,
+    W: int,
+    H: int,
+    D: int,
+    *window: int,
+) -> tuple[Tensor, Tensor]:
+    """Return the neighbours of a strided convolution ``[m, V]``, and of the way back ``[n, V]`` or an empty map."""
+    table = ops.conv_table(in_coords, out_coords, [W, H, D], *_window(window))
+    back = ops.transpose_table(table, in_coords.shape[0]) if include_bwd else table.new_empty(0)
+    return table.view(torch.uint32), back.view(torch.uint32)
+
+
+def _window(numbers: Sequence[int]) -> list[list[int]]:
+    return [list(numbers[3 * i : 3 * i + 3]) for i in range(4)]
+
+
+# --- after the map ----------------------------------------------------------------------------------------------------
+
+
+def neighbor_map_post_process_for_masked_implicit_gemm_1(
+    neighbor_map: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the code of each row, the rows by its rank, and of all pairs by tap the input, the output and the ends.
+
+    The lists have an entry for each pair, which depends on the data. At most 32 taps.
+    """
+    code, order, inputs, outputs, ends = postprocess.masked_gemm_signals(_signed(neighbor_map).contiguous())
+    pairs = chosen_rows(inputs >= 0)
+    inputs, outputs = inputs.index_select(0, pairs), outputs.index_select(0, pairs)
+    return code, order, inputs.view(torch.uint32), outputs.view(torch.uint32), ends.int().view(torch.uint32)
+
+
+def neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd(neighbor_map: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the code of each row, and the rows by its rank."""
+    code, order, *_ = postprocess.masked_gemm_signals(_signed(neighbor_map).contiguous())
+    return code, order
+
+
+def neighbor_map_post_process_for_masked_implicit_gemm_2(
+    gray_code: Tensor, sorted_idx: Tensor, block_size: int
+) -> tuple[Tensor, Tensor]:
+    """Return the taps that each block of sorted rows hits, which depends on the data, and where each block begins."""
+    taps, ends = postprocess.masked_gemm_kernels(gray_code, sorted_idx, block_size)
+    return taps.index_select(0, chosen_rows(taps >= 0)), ends
+
+
+# --- convolutions over a map ------------------------------------------------------------------------------------------
+
+
+def _plan_of_map(neighbor: Tensor, rows: int, splitk: int = 1) -> Plan:
+    """Return the plan of a map; over ``splitk`` parts of its taps if that is above 1."""
+    plan, taps = Plan(_signed(neighbor).contiguous(), rows), neighbor.shape[1]
+    return plan.sorted(max(min(splitk, taps), -(-taps // ops.MAX_PART))) if splitk > 1 and taps else plan
+
+
+def sparse_conv_masked_splitk_fwd(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    neighbor: Tensor,
+    sorted_idx: Tensor,
+    valid_kernel: Sequence[Tensor],
+    valid_kernel_seg: Sequence[Tensor],
+    block_sizes: Sequence[int],
+    splitk: int,
+) -> Tensor:
+    """Convolve ``input [n, ci]`` with ``weight [co, V, ci]`` over a map, by products over ``splitk`` parts of the taps.
+
+    The lists of taps that blocks hit are those of FlexGEMM's kernels; the kernels here derive theirs from the map.
+    """
+    return _plan_of_map(neighbor, input.shape[0], splitk).conv(input, weight, bias)
+
+
+def sparse_conv_masked_splitk_bwd(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    neighbor: Tensor,
+    sorted_idx: Tensor,
+    valid_kernel: Sequence[Tensor],
+    valid_kernel_seg: Sequence[Tensor],
+    block_sizes: Sequence[int],
+    valid_signal_i: Tensor,
+    valid_signal_o: Tensor,
+    valid_signal_seg: Tensor,
+    splitk: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of the input, the weight and the bias."""
+    table = _signed(neighbor).contiguous()
+    back = _plan_of_map(ops.transpose_table(table, input.shape[0]), grad_output.shape[0], splitk)
+    grad = grad_output.contiguous()
+    return (
+        back.conv(grad, weight.permute(2, 1, 0).contiguous()),
+        ops.conv_weight_grad(grad, input, table),
+        grad.sum(0),
+    )
+
+
+def sparse_conv_masked_fwd(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    neighbor: Tensor,
+    sorted_idx: Tensor,
+    valid_kernel: Sequence[Tensor],
+    valid_kernel_seg: Sequence[Tensor],
+    block_sizes: Sequence[int],
+) -> Tensor:
+    """Convolve as ``sparse_conv_masked_splitk_fwd`` does with ``splitk=1``."""
+    lists = valid_kernel, valid_kernel_seg, block_sizes
+    return sparse_conv_masked_splitk_fwd(input, weight, bias, neighbor, sorted_idx, *lists, 1)
+
+
+def sparse_conv_masked_bwd(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    neighbor: Tensor,
+    sorted_idx: Tensor,
+    valid_kernel: Sequence[Tensor],
+    valid_kernel_seg: Sequence[Tensor],
+    block_sizes: Sequence[int],
+    valid_signal_i: Tensor,
+    valid_signal_o: Tensor,
+    valid_signal_seg: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients as ``sparse_conv_masked_splitk_bwd`` does with ``splitk=1``."""
+    lists = valid_kernel, valid_kernel_seg, block_sizes, valid_signal_i, valid_signal_o, valid_signal_seg
+    return sparse_conv_masked_splitk_bwd(grad_output, input, weight, bias, neighbor, sorted_idx, *lists, 1)
+
+
+# --- torch.ops.flex_gemm ----------------------------------------------------------------------------------------------
+
+_MAP = "Tensor(a!) hashmap_keys, Tensor(b!) hashmap_values, "
+_GRID = "SymInt W, SymInt H, SymInt D"
+_ENCODE = "(Tensor coords, int bit_length, Tensor(a!) codes) -> ()"
+_DECODE = "(Tensor codes, int bit_length) -> Tensor"
+_LISTS = "Tensor neighbor, Tensor sorted_idx, Tensor[] valid_kernel, Tensor[] valid_kernel_seg, int[] block_sizes"
+_SIGNALS = "Tensor valid_signal_i, Tensor valid_signal_o, Tensor valid_signal_seg"
+_SAMPLE = f"({_MAP}Tensor coords, Tensor grid, {_GRID}) -> "
+
+TORCH_OPS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "hashmap_insert_cuda": (f"({_MAP}Tensor keys, Tensor values) -> ()", hashmap_insert),
+    "hashmap_lookup_cuda": ("(Tensor hashmap_keys, Tensor hashmap_values, Tensor keys) -> Tensor", hashmap_lookup),
+    "hashmap_insert_3d_cuda": (f"({_MAP}Tensor coords, Tensor values, {_GRID}) -> ()", hashmap_insert_3d),
+    "hashmap_lookup_3d_cuda": (
+        f"(Tensor hashmap_keys, Tensor hashmap_values, Tensor coords, {_GRID}) -> Tensor",
+        hashmap_lookup_3d,
+    ),
+    "hashmap_insert_3d_idx_as_val_cuda": (f"({_MAP}Tensor coords, {_GRID}) -> ()", hashmap_insert_3d_idx_as_val),
+    "z_order_encode": (_ENCODE, z_order_encode),
+    "z_order_decode": (_DECODE, z_order_decode),
+    "hilbert_encode": (_ENCODE, hilbert_encode),
+    "hilbert_decode": (_DECODE, hilbert_decode),
+    "hashmap_build_grid_sample_3d_nearest_neighbor_map": (
+        f"{_SAMPLE}Tensor",
+        hashmap_build_grid_sample_3d_nearest_neighbor_map,
+    ),
+    "hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight": (
+        f"{_SAMPLE}(Tensor, Tensor)",
+        hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight,
+    ),
+    "hashmap_build_submanifold_conv_neighbour_map_cuda": (
+        f"({_MAP}Tensor coords, {_GRID}, SymInt Kw, SymInt Kh, SymInt Kd, SymInt Dw, SymInt Dh, SymInt Dd) -> Tensor",
+        hashmap_build_submanifold_conv_neighbour_map,
+    ),
+    "neighbor_map_post_process_for_masked_implicit_gemm_1": (
+        "(Tensor neighbor_map) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+        neighbor_map_post_process_for_masked_implicit_gemm_1,
+    ),
+    "neighbor_map_post_process_for_masked_implicit_gemm_2": (
+        "(Tensor gray_code, Tensor sorted_idx, int block_size) -> (Tensor, Tensor)",
+        neighbor_map_post_process_for_masked_implicit_gemm_2,
+    ),
+    "sparse_conv_masked_fwd": (
+        f"(Tensor input, Tensor weight, Tensor? bias, {_LISTS}) -> Tensor",
+        sparse_conv_masked_fwd,
+    ),
+    "sparse_conv_masked_bwd": (
+        f"(Tensor grad_output, Tensor input, Tensor weight, Tensor? bias, {_LISTS}, {_SIGNALS})"
+        " -> (Tensor, Tensor, Tensor)",
+        sparse_conv_masked_bwd,
+    ),
+    "sparse_conv_masked_splitk_fwd": (
+        f"(Tensor input, Tensor weight, Tensor? bias, {_LISTS}, int splitk) -> Tensor",
+        sparse_conv_masked_splitk_fwd,
+    ),
+    "sparse_conv_masked_splitk_bwd": (
+        f"(Tensor grad_output, Tensor input, Tensor weight, Tensor? bias, {_LISTS}, {_SIGNALS}, int splitk)"
+        " -> (Tensor, Tensor, Tensor)",
+        sparse_conv_masked_splitk_bwd,
+    ),
+}
+
+
+def register_torch_ops() -> torch.library.Library | None:
+    """Register ``torch.ops.flex_gemm``, composed of the ops of this package; None where one of them exists already.
+
+    The registration lasts as long as the library that is returned.
+    """
+    if any(hasattr(torch.ops.flex_gemm, name) for name in TORCH_OPS):
+        return None
+    library = torch.library.Library("flex_gemm", "FRAGMENT")
+    for name, (schema, function) in TORCH_OPS.items():
+        library.define(name + schema)
+        library.impl(name, function, "CompositeImplicitAutograd")
+    return library

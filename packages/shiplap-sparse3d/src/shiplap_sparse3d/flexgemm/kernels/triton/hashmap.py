@@ -1,0 +1,39 @@
+"""``flex_gemm.kernels.triton.hashmap``: rows of integers found by their values.
+
+A map is ``int32 [n]``: the numbers of the distinct rows, in ascending order of the rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap_sparse3d.flexgemm.ops.utils import distinct_rows, lookup_pytorch
+
+__all__ = ["hashmap_build", "hashmap_lookup", "hashmap_unique"]
+
+
+def hashmap_build(keys: Tensor) -> Tensor:
+    """Return the map of ``keys [n, d]``. Of equal rows it has the first."""
+    return _first_rows(*distinct_rows(keys))
+
+
+def hashmap_lookup(hashmap: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
+    """Return ``int32 [q]``: the row of ``keys`` in the map that equals each of ``queries [q, d]``, or -1."""
+    found = lookup_pytorch(keys.index_select(0, hashmap), queries)
+    return torch.where(found >= 0, hashmap[found.clamp_min(0)], -1) if len(hashmap) else found.int()
+
+
+def hashmap_unique(keys: Tensor, return_index: bool = False, return_inverse: bool = False) -> Any:
+    """Return the distinct rows, ascending; if asked for also the first row of each, and the number of each row."""
+    rows, number = distinct_rows(keys)
+    results = (rows, *([_first_rows(rows, number)] if return_index else []), *([number] if return_inverse else []))
+    return results if len(results) > 1 else rows
+
+
+def _first_rows(rows: Tensor, number: Tensor) -> Tensor:
+    here = torch.arange(number.shape[0], dtype=torch.int32, device=number.device)
+    first = torch.full((rows.shape[0],), number.shape[0], dtype=torch.int32, device=number.device)
+    return first.scatter_reduce(0, number.long(), here, reduce="amin")

@@ -1,0 +1,73 @@
+"""``flex_gemm.kernels.triton.neighbor_cache.output_coords``: output voxels and the pairs that lead to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from shiplap_sparse3d.flexgemm.ops.neighbor_cache import Ints, Taps, read_taps
+from shiplap_sparse3d.flexgemm.ops.utils import with_scene
+from shiplap_sparse3d.offsets import offset_cells, offset_table, unbounded
+
+__all__ = [
+    "get_output_coords_kernel_delta",
+    "get_output_coords_kernel_delta_torch",
+    "get_output_coords_kernel_size_dilation",
+    "get_output_coords_kernel_size_dilation_torch",
+]
+
+Boundary = Sequence[tuple[int, int]]
+Reached = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def get_output_coords_kernel_size_dilation(
+    input_coords: Tensor,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    dilation: Ints | None = None,
+    offset: Ints | None = None,
+    boundary: Boundary | None = None,
+    transposed: bool = False,
+) -> Reached:
+    """Return the outputs inside ``boundary``, ascending, and each pair's input, output and tap.
+
+    Outputs are at ``(input - offset - delta) / stride`` where that is whole, or if ``transposed`` at ``input * stride +
+    offset + delta``.
+    """
+    taps = read_taps(input_coords, kernel_size, None, stride, dilation, None, offset)
+    return _reach(input_coords, taps, boundary, transposed)
+
+
+def get_output_coords_kernel_delta(
+    input_coords: Tensor,
+    delta: Tensor,
+    stride: Ints | None = None,
+    offset: Ints | None = None,
+    boundary: Boundary | None = None,
+    transposed: bool = False,
+) -> Reached:
+    """Return the same for taps at the offsets ``delta [V, axes]``."""
+    axes = delta.shape[1]
+    # Offsets may have columns for the batch, whose stride and offset are not given.
+    stride = stride and (*[1] * (axes - len(stride)), *stride)
+    offset = offset and (*[0] * (axes - len(offset)), *offset)
+    return _reach(input_coords, read_taps(input_coords, None, delta, stride, None, None, offset), boundary, transposed)
+
+
+def _reach(coords: Tensor, taps: Taps, boundary: Boundary | None, transposed: bool) -> Reached:
+    wide, columns = with_scene(coords), taps.columns(coords.device)
+    low, high = unbounded(coords.shape[1])
+    if boundary is not None:
+        low, high = [0, *(b[0] for b in boundary)], [1, *(b[1] for b in boundary)]
+    cells = offset_cells(wide, columns, taps.steps, low, high, transposed)
+    ends = (cells, wide) if transposed else (wide, cells)
+    table = offset_table(*ends, columns, taps.steps)
+    row, tap = (table >= 0).nonzero().unbind(1)
+    other = table[row, tap].long()
+    pairs = (row, other) if transposed else (other, row)
+    return cells[:, 1:].to(coords.dtype).contiguous(), pairs[0].int(), pairs[1].int(), tap.int()
+
+
+get_output_coords_kernel_size_dilation_torch = get_output_coords_kernel_size_dilation
+get_output_coords_kernel_delta_torch = get_output_coords_kernel_delta

@@ -1,0 +1,488 @@
+"""``flex_gemm.ops.neighbor_cache``: which input row each output reads, from voxels of any number of axes.
+
+A row of coordinates has batch columns and then as many axes as the kernel. The input under tap ``v`` of output ``o`` is
+at ``o * stride + delta[v] + offset``, where the taps of a ``kernel_size`` lie around their middle. ``padding`` is
+another word for the offset: ``offset = (kernel_size - 1) // 2 * dilation - padding``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shiplap.plugin_api import error
+from shiplap_sparse3d.flexgemm.algorithms import PlanCache, flat_table
+from shiplap_sparse3d.flexgemm.ops.utils import with_scene
+from shiplap_sparse3d.geometry import Geometry
+from shiplap_sparse3d.offsets import box_offsets, offset_cells, offset_table
+from shiplap_sparse3d.ops import transpose_table
+from shiplap_sparse3d.plan import Plan
+from shiplap_sparse3d.postprocess import masked_gemm_kernels, masked_gemm_signals
+
+__all__ = [
+    "NeighborCache",
+    "NeighborCacheT",
+    "build_neighbor_cache",
+    "compute_strided_kernel_delta_output_shape",
+    "compute_strided_kernel_delta_transpose_output_shape",
+    "compute_strided_kernel_size_output_shape",
+    "compute_strided_kernel_size_transpose_output_shape",
+]
+
+Ints = Sequence[int]
+_SIGNATURE = ("kernel_size", "dilation", "stride", "offset")
+
+
+class NeighborCache(PlanCache):
+    """The neighbours of output voxels among input voxels, and what they were built for.
+
+    One of the representations is given: a map ``[rows, V]`` with -1 where there is none (``fwd_map`` by output,
+    ``bwd_map`` by input), segments of one row after the other, or edges. The others are computed when they are read.
+
+    Attributes:
+        input_coords, output_coords: the voxels.
+        input_sparse_shape, output_sparse_shape: the grids that they lie in, with the batch, or None.
+        num_kernels: taps ``V``.
+        symmetric: inputs are outputs, and the map read backwards is its own transpose.
+        kernel_size, dilation, kernel_delta, stride, offset: of the convolution, or None.
+    """
+
+    is_transposed: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        fwd_map: Tensor | None = None,
+        bwd_map: Tensor | None = None,
+        fwd_seg_indices: Tensor | None = None,
+        fwd_seg_offsets: Tensor | None = None,
+        bwd_seg_indices: Tensor | None = None,
+        bwd_seg_offsets: Tensor | None = None,
+        edge_in: Tensor | None = None,
+        edge_out: Tensor | None = None,
+        edge_kernel: Tensor | None = None,
+        num_kernels: int | None = None,
+        input_coords: Tensor,
+        output_coords: Tensor,
+        input_sparse_shape: Ints | None = None,
+        output_sparse_shape: Ints | None = None,
+        symmetric: bool = False,
+        kernel_size: Ints | None = None,
+        dilation: Ints | None = None,
+        kernel_delta: Tensor | None = None,
+        stride: Ints | None = None,
+        offset: Ints | None = None,
+        plan: Plan | None = None,
+    ) -> None:
+        n, m = input_coords.shape[0], output_coords.shape[0]
+        if plan is None:
+            if fwd_seg_indices is not None and fwd_seg_offsets is not None:
+                edge_in, edge_out = fwd_seg_indices, _rows_of_segments(fwd_seg_offsets)
+            elif bwd_seg_indices is not None and bwd_seg_offsets is not None:
+                edge_in, edge_out = _rows_of_segments(bwd_seg_offsets), bwd_seg_indices
+            if fwd_map is None and bwd_map is not None:
+                fwd_map = transpose_table(bwd_map.view(torch.int32).contiguous(), m)
+            elif fwd_map is None and edge_in is not None and edge_out is not None:
+                fwd_map = _map_of_edges(edge_in, edge_out, edge_kernel, m, num_kernels)
+            if fwd_map is None:
+                got = "neither a map nor segments nor edges"
+                raise error("SL208", where="NeighborCache", got=got, expected="one of them")
+            plan = Plan(fwd_map.view(torch.int32).contiguous(), n, symmetric=symmetric)
+        super().__init__(plan)
+        self.input_coords, self.output_coords, self.symmetric = input_coords, output_coords, symmetric
+        self.input_sparse_shape = None if input_sparse_shape is None else torch.Size(input_sparse_shape)
+        self.output_sparse_shape = None if output_sparse_shape is None else torch.Size(output_sparse_shape)
+        self.num_input_coords, self.num_output_coords, self.num_kernels = n, m, plan.table.shape[1]
+        self.kernel_size, self.dilation = _as_tuple(kernel_size), _as_tuple(dilation)
+        self.stride, self.offset, self.kernel_delta = _as_tuple(stride), _as_tuple(offset), kernel_delta
+        self._other: NeighborCache | None = None
+
+    @property
+    def T(self) -> NeighborCache:
+        """The same neighbours seen from the inputs: for transposed convolutions. ``cache.T.T`` is ``cache``."""
+        if self._other is None:
+            if not self._built.whole:
+                self._use_plan(self._built.complete())
+            kind: type[NeighborCache] = NeighborCache if self.is_transposed else NeighborCacheT
+            self._other = kind(
+                plan=self._built.t,
+                input_coords=self.output_coords,
+                output_coords=self.input_coords,
+                input_sparse_shape=self.output_sparse_shape,
+                output_sparse_shape=self.input_sparse_shape,
+                symmetric=self.symmetric,
+                kernel_delta=self.kernel_delta,
+                **{name: getattr(self, name) for name in _SIGNATURE},
+            )
+            self._other._other = self
+        return self._other
+
+    def transpose(self) -> NeighborCache:
+        """Return :attr:`T`."""
+        return self.T
+
+    def assert_match(
+        self,
+        *,
+        input_coords: Tensor | None = None,
+        output_coords: Tensor | None = None,
+        is_transposed: bool | None = None,
+        kernel_delta: Tensor | None = None,
+        **signature: Ints | None,
+    ) -> None:
+        """Raise SL830, an AssertionError, unless this is the cache of such a call; what is None is not looked at."""
+        for name, given in (("input_coords", input_coords), ("output_coords", output_coords)):
+            if given is not None and not _same_tensor(getattr(self, name), given):
+                raise _mismatch(name, "another tensor", "the tensor that the cache was built from")
+        if is_transposed is not None and is_transposed != self.is_transposed:
+            got = "a cache of the way back" if self.is_transposed else "a cache of the way there"
+            raise _mismatch("direction", got, "its .T")
+        for name, value in signature.items():
+            if value is not None and getattr(self, name) != tuple(value):
+                raise _mismatch(name, getattr(self, name), tuple(value))
+        mine = self.kernel_delta
+        if kernel_delta is not None and mine is not kernel_delta and (mine is None or not mine.equal(kernel_delta)):
+            raise _mismatch("kernel_delta", "other offsets", "those of the call")
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def __contains__(self, name: str) -> bool:
+        return hasattr(self, name)
+
+    @property
+    def fwd_map(self) -> Tensor:
+        """``int32 [outputs, V]``: the input row under each tap, or -1."""
+        return flat_table(self._built)
+
+    @property
+    def bwd_map(self) -> Tensor:
+        """``int32 [inputs, V]``: the output row that reads an input by each tap, or -1."""
+        return self.T.fwd_map
+
+    @property
+    def fwd_mask(self) -> Tensor:
+        """Whether there is an input under each tap."""
+        return self.fwd_map >= 0
+
+    @property
+    def bwd_mask(self) -> Tensor:
+        """Whether there is an output by each tap."""
+        return self.bwd_map >= 0
+
+    @property
+    def edge_in(self) -> Tensor:
+        """``int32 [edges]``: the input row of each pair, in the order of outputs and taps."""
+        return self.fwd_map[self.fwd_mask]
+
+    @property
+    def edge_out(self) -> Tensor:
+        """``int32 [edges]``: the output row of each pair."""
+        return self.fwd_mask.nonzero()[:, 0].int()
+
+    @property
+    def edge_kernel(self) -> Tensor:
+        """``int32 [edges]``: the tap of each pair."""
+        return self.fwd_mask.nonzero()[:, 1].int()
+
+    @property
+    def fwd_seg_indices(self) -> Tensor:
+        """The input rows of the outputs, one output after the other."""
+        return self.edge_in
+
+    @property
+    def fwd_seg_offsets(self) -> Tensor:
+        """``int32 [outputs + 1]``: where the inputs of each output begin."""
+        return torch.nn.functional.pad(self.fwd_mask.sum(1).cumsum(0), (1, 0)).int()
+
+    @property
+    def bwd_seg_indices(self) -> Tensor:
+        """The output rows of the inputs, one input after the other."""
+        return self.T.fwd_seg_indices
+
+    @property
+    def bwd_seg_offsets(self) -> Tensor:
+        """``int32 [inputs + 1]``: where the outputs of each input begin."""
+        return self.T.fwd_seg_offsets
+
+    @property
+    def fwd_gray_code(self) -> Tensor:
+        """``int32 [outputs]``: a bit for each tap that an output hits. At most 32 taps."""
+        return masked_gemm_signals(self.fwd_map)[0]
+
+    @property
+    def fwd_sorted_idx(self) -> Tensor:
+        """``int64 [outputs]``: the outputs by the rank of their code as a Gray code."""
+        return masked_gemm_signals(self.fwd_map)[1]
+
+    def fwd_valid_kernel(self, block_size: int) -> tuple[Tensor, Tensor]:
+        """Return the taps that each block of sorted outputs hits, and where those of each block begin."""
+        code, order, *_ = masked_gemm_signals(self.fwd_map)
+        taps, ends = masked_gemm_kernels(code, order, block_size)
+        return taps[taps >= 0], ends
+
+
+class NeighborCacheT(NeighborCache):
+    """A neighbour cache seen from the other side; :attr:`NeighborCache.T` makes it."""
+
+    is_transposed: ClassVar[bool] = True
+
+
+def _as_tuple(values: Ints | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _mismatch(name: str, got: object, expected: object) -> Exception:
+    return error("SL830", where=f"neighbor_cache, {name}", got=got, expected=expected)
+
+
+def _same_tensor(a: Tensor, b: Tensor) -> bool:
+    """Whether both are one tensor, or views of one; in a graph, whether they may be."""
+    if a is b or a.shape != b.shape or a.dtype != b.dtype:
+        return a is b
+    return torch.compiler.is_compiling() or a.data_ptr() == b.data_ptr()
+
+
+def _rows_of_segments(offsets: Tensor) -> Tensor:
+    return torch.arange(offsets.shape[0] - 1, device=offsets.device).repeat_interleave(offsets.diff()).int()
+
+
+def _map_of_edges(
+    edge_in: Tensor, edge_out: Tensor, edge_kernel: Tensor | None, outputs: int, taps: int | None
+) -> Tensor:
+    """Return the map of edges; without taps those of an output count its edges."""
+    rows = edge_out.long()
+    if edge_kernel is None:
+        order = rows.argsort(stable=True)
+        first = torch.searchsorted(rows[order], rows[order])
+        edge_kernel = torch.empty_like(rows).scatter(0, order, torch.arange(len(rows), device=rows.device) - first)
+        taps = int(edge_kernel.max()) + 1 if len(rows) else 0
+    table = torch.full((outputs, taps or 0), -1, dtype=torch.int32, device=edge_in.device)
+    table[rows, edge_kernel.long()] = edge_in.int()
+    return table
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------------
+
+
+def compute_strided_kernel_size_output_shape(
+    input_sparse_shape: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints
+) -> torch.Size:
+    """Return the grid of a convolution, ``(W + 2P - D(K - 1) - 1) // S + 1`` along its axes, behind the batch."""
+    axes = zip(input_sparse_shape[-len(kernel_size) :], kernel_size, stride, padding, dilation, strict=True)
+    cells = ((w + 2 * p - d * (k - 1) - 1) // s + 1 for w, k, s, p, d in axes)
+    return torch.Size([*input_sparse_shape[: -len(kernel_size)], *cells])
+
+
+def compute_strided_kernel_size_transpose_output_shape(
+    input_sparse_shape: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints
+) -> torch.Size:
+    """Return the grid of a transposed convolution, ``(W - 1)S - 2P + D(K - 1) + 1`` along its axes."""
+    axes = zip(input_sparse_shape[-len(kernel_size) :], kernel_size, stride, padding, dilation, strict=True)
+    cells = ((w - 1) * s - 2 * p + d * (k - 1) + 1 for w, k, s, p, d in axes)
+    return torch.Size([*input_sparse_shape[: -len(kernel_size)], *cells])
+
+
+def compute_strided_kernel_delta_output_shape(input_sparse_shape: Ints, stride: Ints) -> torch.Size:
+    """Return the grid of a convolution by offsets, ``W // S`` along its axes."""
+    cells = (w // s for w, s in zip(input_sparse_shape[-len(stride) :], stride, strict=True))
+    return torch.Size([*input_sparse_shape[: -len(stride)], *cells])
+
+
+def compute_strided_kernel_delta_transpose_output_shape(input_sparse_shape: Ints, stride: Ints) -> torch.Size:
+    """Return the grid of a transposed convolution by offsets, ``W * S`` along its axes."""
+    cells = (w * s for w, s in zip(input_sparse_shape[-len(stride) :], stride, strict=True))
+    return torch.Size([*input_sparse_shape[: -len(stride)], *cells])
+
+
+# --- building ---------------------------------------------------------------------------------------------------------
+
+
+def resolve_offset(kernel_size: Ints, dilation: Ints, padding: Ints | None, offset: Ints | None) -> tuple[int, ...]:
+    """Return the offset of a kernel around its middle. Raises SL208 where padding and offset differ."""
+    if padding is None:
+        return tuple(offset) if offset is not None else (0,) * len(kernel_size)
+    derived = tuple((k - 1) // 2 * d - p for k, d, p in zip(kernel_size, dilation, padding, strict=True))
+    if offset is not None and tuple(offset) != derived:
+        raise error(
+            "SL208", where="build_neighbor_cache", got=f"offset {tuple(offset)}", expected=f"{derived}, of the padding"
+        )
+    return derived
+
+
+def build_neighbor_cache(
+    input_coords: Tensor,
+    output_coords: Tensor | None = None,
+    *,
+    submanifold: bool,
+    kernel_size: Ints | None = None,
+    kernel_delta: Tensor | None = None,
+    stride: Ints | None = None,
+    dilation: Ints | None = None,
+    padding: Ints | None = None,
+    offset: Ints | None = None,
+    input_sparse_shape: Ints | None = None,
+    output_sparse_shape: Ints | None = None,
+    symmetric: bool | None = None,
+    transpose: bool = False,
+) -> NeighborCache:
+    """Return the cache of a convolution, or of a transposed one.
+
+    Args:
+        input_coords: ``[n, batch columns + axes]``, an integer dtype.
+        output_coords: those of the outputs; default: every voxel that an input reaches inside the output grid.
+        submanifold: outputs are the inputs.
+        kernel_size, kernel_delta: taps per axis, or ``[V, axes]`` offsets. One of them is given.
+        stride, dilation, padding, offset: per axis.
+        input_sparse_shape: the input grid with its batch; needed where outputs are computed.
+        output_sparse_shape: the output grid; default: that of ``torch.nn.ConvNd`` or ``ConvTransposeNd``.
+        symmetric: whether the offsets are their own mirror image; found out by default.
+        transpose: inputs are those of a transposed convolution. Then the cache is a :class:`NeighborCacheT`.
+
+    Raises:
+        ArgumentError: SL208 for arguments that do not go together, SL211 for duplicate voxels.
+    """
+    taps = read_taps(input_coords, kernel_size, kernel_delta, stride, dilation, padding, offset)
+    if submanifold and (transpose or any(s != 1 for s in taps.stride) or any(padding or ()) or any(offset or ())):
+        got = f"stride {taps.stride}, padding {padding}, offset {offset}, transpose {transpose}"
+        raise error("SL208", where="build_neighbor_cache, submanifold", got=got, expected="none of them")
+    if symmetric is None:
+        odd = kernel_size is not None and all(k % 2 for k in kernel_size)
+        symmetric = submanifold and (odd or (kernel_delta is not None and kernel_delta.equal(-kernel_delta.flip(0))))
+    grid = _as_tuple(input_sparse_shape)
+    usual = torch.Size(grid or ()) if submanifold else _usual_grid(grid or (), taps, transpose)
+    reached = usual if output_sparse_shape is None else torch.Size(output_sparse_shape)
+    plain = taps.window is not None and min(taps.window[2]) >= 0 and (symmetric or not submanifold)
+    plain = plain and input_coords.dtype == torch.int32 and taps.lead == 1 and len(taps.stride) <= 3
+    if plain and output_coords is None and grid is not None and reached == usual:
+        plan, output_coords = _plan_in_grid(input_coords, grid, taps, submanifold, transpose)
+    else:
+        if submanifold:
+            output_coords = input_coords
+        elif output_coords is None:
+            output_coords = _reached_voxels(input_coords, taps, grid, reached, transpose)
+        ends = with_scene(input_coords), with_scene(output_coords)
+        wide, outputs = reversed(ends) if transpose else ends
+        table = offset_table(wide, outputs, taps.columns(input_coords.device), taps.steps)
+        plan = Plan(table, wide.shape[0], symmetric=symmetric)
+    here = input_coords, None if grid is None else torch.Size(grid)
+    there = output_coords, None if grid is None and output_sparse_shape is None else reached
+    (inputs, input_grid), (outputs, output_grid) = (there, here) if transpose else (here, there)
+    cache = NeighborCache(
+        plan=plan,
+        input_coords=inputs,
+        output_coords=outputs,
+        input_sparse_shape=input_grid,
+        output_sparse_shape=output_grid,
+        symmetric=symmetric,
+        kernel_size=kernel_size,
+        dilation=None if taps.window is None else taps.window[3],
+        kernel_delta=kernel_delta,
+        stride=taps.stride,
+        offset=taps.offset,
+    )
+    return cache.T if transpose else cache
+
+
+Window = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+class Taps(NamedTuple):
+    """The taps of a convolution.
+
+    Attributes:
+        lead: batch columns.
+        stride, offset: per axis.
+        delta: offsets around the output ``[V, axes]``.
+        window: of a box: kernel size, stride, padding and dilation.
+    """
+
+    lead: int
+    stride: tuple[int, ...]
+    offset: tuple[int, ...]
+    delta: Tensor
+    window: Window | None
+
+    @property
+    def steps(self) -> list[int]:
+        """The stride of each column, after that of the scene."""
+        return [1] * (1 + self.lead) + [*self.stride]
+
+    def columns(self, device: torch.device) -> Tensor:
+        """Return the offsets of each column, after that of the scene."""
+        return torch.nn.functional.pad(self.delta.to(device).int(), (1 + self.lead, 0))
+
+
+def read_taps(
+    coords: Tensor,
+    kernel_size: Ints | None,
+    kernel_delta: Tensor | None,
+    stride: Ints | None,
+    dilation: Ints | None,
+    padding: Ints | None,
+    offset: Ints | None,
+) -> Taps:
+    """Return the taps of the arguments. Raises SL208 where they do not go together."""
+    if kernel_size is not None and kernel_delta is None:
+        axes = len(kernel_size)
+    elif kernel_delta is not None and kernel_size is None and dilation is None and padding is None:
+        axes = kernel_delta.shape[1]
+    else:
+        got = "both, none, or dilation or padding of kernel_delta"
+        raise error("SL208", where="build_neighbor_cache", got=got, expected="kernel_size or kernel_delta")
+    steps, spacing = tuple(stride or (1,) * axes), tuple(dilation or (1,) * axes)
+    for name, values in (("stride", steps), ("dilation", spacing), ("padding", padding), ("offset", offset)):
+        if coords.shape[1] < axes or (values is not None and len(values) != axes):
+            where = f"build_neighbor_cache, argument {name!r}"
+            raise error("SL208", where=where, got=values, expected=f"{axes} numbers, and as many columns of coords")
+    lead = coords.shape[1] - axes
+    if kernel_size is None:
+        shift = tuple(offset or (0,) * axes)
+        assert kernel_delta is not None
+        return Taps(lead, steps, shift, kernel_delta + torch.tensor(shift, device=kernel_delta.device), None)
+    shift = resolve_offset(kernel_size, spacing, padding, offset)
+    pads = tuple((k - 1) // 2 * d - o for k, d, o in zip(kernel_size, spacing, shift, strict=True))
+    delta = torch.tensor(box_offsets(kernel_size, spacing, padding=pads), dtype=torch.int32)
+    return Taps(lead, steps, shift, delta, (tuple(kernel_size), steps, pads, spacing))
+
+
+def _usual_grid(grid: Ints, taps: Taps, transpose: bool) -> torch.Size:
+    """Return the grid that a convolution leads to unless another one is given."""
+    if not grid:
+        return torch.Size(())
+    if taps.window is not None and transpose:
+        return compute_strided_kernel_size_transpose_output_shape(grid, *taps.window)
+    if taps.window is not None:
+        return compute_strided_kernel_size_output_shape(grid, *taps.window)
+    if transpose:
+        return compute_strided_kernel_delta_transpose_output_shape(grid, taps.stride)
+    return compute_strided_kernel_delta_output_shape(grid, taps.stride)
+
+
+def _plan_in_grid(
+    coords: Tensor, grid: tuple[int, ...], taps: Taps, submanifold: bool, transpose: bool
+) -> tuple[Plan, Tensor]:
+    """Return the plan from the finer to the coarser voxels, by the kernels of boxes in a grid, and the outputs."""
+    here, window = Geometry(coords, grid[1:], grid[0]), taps.window
+    assert window is not None
+    if submanifold:
+        return here.subm(window[0], window[3]), coords
+    step = here.transposed(*window, back=True) if transpose else here.strided(*window)
+    reached, axes = step.geometry.coords, len(taps.stride)
+    outputs = reached if axes == 3 else torch.cat([reached[:, :1], reached[:, 4 - axes :]], 1)
+    return step.plan.t if transpose else step.plan, outputs
+
+
+def _reached_voxels(
+    coords: Tensor, taps: Taps, grid: tuple[int, ...] | None, reached: torch.Size, transpose: bool
+) -> Tensor:
+    """Return the voxels that an input reaches inside the output grid."""
+    if grid is None:
+        got = "neither output_coords nor input_sparse_shape"
+        raise error("SL208", where="build_neighbor_cache", got=got, expected="one of them")
+    high = [1, *grid[: taps.lead], *reached[taps.lead :]]
+    cells = offset_cells(with_scene(coords), taps.columns(coords.device), taps.steps, [0] * len(high), high, transpose)
+    return cells[:, 1:].to(coords.dtype).contiguous()

@@ -1,0 +1,322 @@
+"""FlexGEMM 2.0's sampling: upsampling, pixel shuffles, and features at any points of a grid.
+
+A voxel ``i`` lies at the whole number ``i``: a query at the coordinates of a voxel gets its features.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.plugin_api import error
+from shiplap_sparse3d import pooling
+from shiplap_sparse3d.coords import check_rows
+from shiplap_sparse3d.flexgemm.algorithms import gather_rows
+from shiplap_sparse3d.flexgemm.ops.convolution import Result, sparse_grid, whole_shape
+from shiplap_sparse3d.flexgemm.ops.neighbor_cache import Ints, NeighborCache, build_neighbor_cache
+from shiplap_sparse3d.flexgemm.ops.utils import with_scene
+from shiplap_sparse3d.geometry import Axes, per_axis
+from shiplap_sparse3d.grid_sample import indice_weighted_sum
+from shiplap_sparse3d.offsets import offset_table
+
+__all__ = [
+    "sparse_grid_sample",
+    "sparse_pixel_shuffle",
+    "sparse_pixel_shuffle2d",
+    "sparse_pixel_shuffle3d",
+    "sparse_pixel_shuffle4d",
+    "sparse_pixel_unshuffle",
+    "sparse_pixel_unshuffle2d",
+    "sparse_pixel_unshuffle3d",
+    "sparse_pixel_unshuffle4d",
+    "sparse_upsample",
+    "sparse_upsample2d",
+    "sparse_upsample3d",
+    "sparse_upsample4d",
+]
+
+_PADDINGS = ("zeros", "normalize")
+
+
+def _require_choice(where: str, name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise error("SL208", where=f"{where}, argument {name!r}", got=repr(value), expected=f"one of {choices}")
+
+
+def _blocks(
+    where: str,
+    coords: Tensor,
+    shape: Ints,
+    factor: Ints,
+    output_coords: Tensor | None,
+    output_shape: Ints | None,
+    cache: NeighborCache | None,
+    *,
+    up: bool,
+) -> NeighborCache:
+    """Return the cache of blocks of ``factor`` voxels that do not overlap, from the coarse to the fine if ``up``."""
+    if min(factor) < 1:
+        raise error("SL208", where=f"{where}, the factor", got=tuple(factor), expected="1 or more per axis")
+    if cache is not None:
+        cache.assert_match(
+            input_coords=coords, output_coords=output_coords, is_transposed=up, kernel_size=factor, stride=factor
+        )
+        return cache
+    return build_neighbor_cache(
+        coords,
+        output_coords,
+        submanifold=False,
+        kernel_size=factor,
+        stride=factor,
+        padding=(0,) * len(factor),
+        input_sparse_shape=sparse_grid(where, coords, shape),
+        output_sparse_shape=sparse_grid(where, coords, output_shape),
+        transpose=up,
+    )
+
+
+def _on_outputs(feats: Tensor, cache: NeighborCache) -> Result:
+    return feats, cache.output_coords, whole_shape(cache.output_sparse_shape, feats), cache
+
+
+def sparse_upsample(
+    feats: Tensor,
+    coords: Tensor,
+    shape: Ints,
+    scale_factor: Ints,
+    *,
+    mode: str = "nearest",
+    padding_mode: str = "normalize",
+    align_corners: bool = False,
+    output_coords: Tensor | None = None,
+    output_shape: Ints | None = None,
+    neighbor_cache: NeighborCache | None = None,
+) -> Result:
+    """Upsampling: each voxel becomes a block of ``scale_factor`` voxels.
+
+    Args:
+        feats: ``[n, c]``.
+        coords: ``[n, batch columns + axes]``.
+        shape: ``(*batch, *axes, channels)``.
+        scale_factor: per axis.
+        mode: ``"nearest"`` for the features of the voxel before, or ``"bilinear"`` for those between the voxels around,
+            on any number of axes.
+        padding_mode: of the latter: where voxels are missing, weights are divided by their sum (``"normalize"``), or
+            the missing ones count as ``"zeros"``.
+        align_corners: as in ``torch.nn.functional.interpolate``.
+        output_coords, output_shape, neighbor_cache: as in ``sparse_conv_transpose``.
+
+    Returns:
+        The features, their coordinates, their shape, and the cache.
+    """
+    _require_choice("sparse_upsample", "mode", mode, ("nearest", "bilinear"))
+    _require_choice("sparse_upsample", "padding_mode", padding_mode, _PADDINGS)
+    if mode == "nearest" and align_corners:
+        raise error("SL208", where="sparse_upsample", got="align_corners=True", expected="mode='bilinear' with it")
+    check_rows("sparse_upsample", feats, coords.shape[0])
+    cache = _blocks(
+        "sparse_upsample", coords, shape, scale_factor, output_coords, output_shape, neighbor_cache, up=True
+    )
+    if mode == "nearest":
+        back = cache.bwd_map if feats.requires_grad and torch.is_grad_enabled() else None
+        return _on_outputs(pooling.sum_pool(feats, cache.fwd_map, back), cache)
+    lead, cells = coords.shape[1] - len(scale_factor), shape[coords.shape[1] - len(scale_factor) : coords.shape[1]]
+    if align_corners:
+        if any(s * w < 2 for s, w in zip(scale_factor, cells, strict=True)):
+            got = f"{tuple(cells)} cells times {tuple(scale_factor)}"
+            raise error("SL208", where="sparse_upsample, align_corners", got=got, expected="2 or more per axis")
+        scale = [(w - 1) / (s * w - 1) for w, s in zip(cells, scale_factor, strict=True)]
+        shift = [0.0] * len(scale)
+    else:
+        scale, shift = [1 / s for s in scale_factor], [0.5 / s - 0.5 for s in scale_factor]
+    factors = torch.tensor([[1.0] * lead + scale, [0.0] * lead + shift], device=coords.device)
+    points = cache.output_coords.float() * factors[0] + factors[1]
+    return _on_outputs(_sample_linear(feats, coords, points, len(scale_factor), padding_mode)[0], cache)
+
+
+def sparse_pixel_shuffle(
+    feats: Tensor,
+    coords: Tensor,
+    shape: Ints,
+    upscale_factor: Ints,
+    output_coords: Tensor | None = None,
+    output_shape: Ints | None = None,
+    neighbor_cache: NeighborCache | None = None,
+) -> Result:
+    """Pixel shuffle: ``[n, V * c]`` becomes ``[n * V, c]`` on the blocks of ``V = prod(upscale_factor)`` finer voxels.
+
+    The arguments and the results are those of :func:`sparse_upsample`.
+    """
+    where, parts = "sparse_pixel_shuffle", math.prod(upscale_factor)
+    check_rows(where, feats, coords.shape[0])
+    if feats.shape[1] % max(parts, 1):
+        expected = f"a multiple of {parts}, the voxels of a block"
+        raise error("SL202", where=f"{where}, argument 'feats'", got=f"{feats.shape[1]} channels", expected=expected)
+    cache = _blocks(where, coords, shape, upscale_factor, output_coords, output_shape, neighbor_cache, up=True)
+    parent, slot = cache.fwd_map.max(1)  # each finer voxel lies in one block
+    rows = torch.where(parent >= 0, parent * parts + slot, -1)
+    return _on_outputs(gather_rows(feats.reshape(feats.shape[0] * parts, -1), rows), cache)
+
+
+def sparse_pixel_unshuffle(
+    feats: Tensor,
+    coords: Tensor,
+    shape: Ints,
+    downscale_factor: Ints,
+    output_coords: Tensor | None = None,
+    output_shape: Ints | None = None,
+    neighbor_cache: NeighborCache | None = None,
+) -> Result:
+    """Pixel unshuffle, the inverse of :func:`sparse_pixel_shuffle`: ``[n, c]`` to ``[m, V * c]`` on coarser voxels.
+
+    A block has zeros where it has no voxel.
+    """
+    where = "sparse_pixel_unshuffle"
+    check_rows(where, feats, coords.shape[0])
+    cache = _blocks(where, coords, shape, downscale_factor, output_coords, output_shape, neighbor_cache, up=False)
+    return _on_outputs(gather_rows(feats, cache.fwd_map).flatten(1), cache)
+
+
+# --- at any points ----------------------------------------------------------------------------------------------------
+
+
+def _rows_at(coords: Tensor, cells: Tensor, corners: list[tuple[int, ...]]) -> Tensor:
+    """Return ``int32 [m, corners]``: the voxel at each whole ``cells [m, d]`` plus a corner, or -1."""
+    wide = with_scene(coords)
+    far = (cells.abs() < 2**31 - 1).all(1, keepdim=True)  # False for NaN as well
+    wanted = torch.where(far, cells, 0).int()
+    wanted = torch.cat([torch.where(far, 0, -1).int(), wanted], 1)  # the scene -1 has no voxels
+    taps = torch.tensor([[0, *corner] for corner in corners], dtype=torch.int32, device=coords.device)
+    return offset_table(wide, wanted, taps, [1] * wide.shape[1])
+
+
+def _sample_linear(
+    feats: Tensor, coords: Tensor, points: Tensor, axes: int, padding_mode: str
+) -> tuple[Tensor, Tensor]:
+    """Return the features between the voxels around each point, and the sum of the weights of those that are there."""
+    lead = points.shape[1] - axes
+    corners = [(*[0] * lead, *corner) for corner in product((0, 1), repeat=axes)]
+    lowest = torch.cat([points[:, :lead].round(), points[:, lead:].floor()], 1)
+    part = (points - lowest)[:, None, lead:]
+    ahead = torch.tensor(corners, device=points.device)[:, lead:].bool()
+    weights = torch.where(ahead, part, 1 - part).prod(2).float()
+    rows = _rows_at(coords, lowest, corners)
+    weights = torch.where(rows >= 0, weights, 0)
+    total = weights.sum(1)
+    if padding_mode == "normalize":
+        weights = weights / total[:, None].clamp_min(1e-12)
+    return indice_weighted_sum(feats, rows, weights), total
+
+
+def sparse_grid_sample(
+    feats: Tensor,
+    coords: Tensor,
+    grid: Tensor,
+    *,
+    mode: str = "linear",
+    padding_mode: str = "normalize",
+    n_spatial_dims: int | None = None,
+    return_mask: bool = False,
+) -> Any:
+    """Return ``[..., c]``: the features of sparse voxels at the points ``grid [..., d]``, differentiable in both.
+
+    Args:
+        feats: ``[n, c]``.
+        coords: ``[n, d]``, distinct.
+        grid: points in units of voxels; whole numbers of an integer dtype are looked up as they are.
+        mode: ``"linear"`` between the voxels around a point, or ``"nearest"``, zeros where it is not there.
+        padding_mode: as in :func:`sparse_upsample`; of the mode ``"linear"``.
+        n_spatial_dims: the last columns that are axes; those before are batch indices. Default: all of them.
+        return_mask: also return whether the nearest voxel is there, or the sum of the weights of those that are.
+
+    Raises:
+        ArgumentError: SL211 for duplicate voxels, SL208 for points of other columns.
+    """
+    where = "sparse_grid_sample"
+    _require_choice(where, "mode", mode, ("nearest", "linear"))
+    _require_choice(where, "padding_mode", padding_mode, _PADDINGS)
+    check_rows(where, feats, coords.shape[0])
+    columns = coords.shape[1]
+    axes = columns if n_spatial_dims is None else n_spatial_dims
+    if grid.shape[-1] != columns or not 0 < axes <= columns:
+        got = f"points {tuple(grid.shape)}, {axes} axes"
+        raise error("SL208", where=where, got=got, expected=f"{columns} columns as coords has, 1 to {columns} axes")
+    points = grid.reshape(-1, columns)
+    if mode == "nearest" or not points.is_floating_point():
+        cells = points.float().round() if points.is_floating_point() else points
+        rows = _rows_at(coords, cells, [(0,) * columns])
+        sampled, mask = gather_rows(feats, rows[:, 0]), rows[:, 0] >= 0
+    else:
+        sampled, mask = _sample_linear(feats, coords, points.float(), axes, padding_mode)
+    out = sampled.view(*grid.shape[:-1], feats.shape[1])
+    return (out, mask.view(grid.shape[:-1])) if return_mask else out
+
+
+# --- for two to four axes ---------------------------------------------------------------------------------------------
+
+
+def sparse_upsample2d(feats: Tensor, coords: Tensor, shape: Ints, scale_factor: Axes, **options: Any) -> Result:
+    """:func:`sparse_upsample` for two axes."""
+    return sparse_upsample(feats, coords, shape, per_axis(scale_factor, "scale_factor", 2), **options)
+
+
+def sparse_pixel_shuffle2d(
+    feats: Tensor, coords: Tensor, shape: Ints, upscale_factor: Axes, *rest: Any, **options: Any
+) -> Result:
+    """:func:`sparse_pixel_shuffle` for two axes."""
+    factor = per_axis(upscale_factor, "upscale_factor", 2)
+    return sparse_pixel_shuffle(feats, coords, shape, factor, *rest, **options)
+
+
+def sparse_pixel_unshuffle2d(
+    feats: Tensor, coords: Tensor, shape: Ints, downscale_factor: Axes, *rest: Any, **options: Any
+) -> Result:
+    """:func:`sparse_pixel_unshuffle` for two axes."""
+    factor = per_axis(downscale_factor, "downscale_factor", 2)
+    return sparse_pixel_unshuffle(feats, coords, shape, factor, *rest, **options)
+
+
+def sparse_upsample3d(feats: Tensor, coords: Tensor, shape: Ints, scale_factor: Axes, **options: Any) -> Result:
+    """:func:`sparse_upsample` for three axes."""
+    return sparse_upsample(feats, coords, shape, per_axis(scale_factor, "scale_factor", 3), **options)
+
+
+def sparse_pixel_shuffle3d(
+    feats: Tensor, coords: Tensor, shape: Ints, upscale_factor: Axes, *rest: Any, **options: Any
+) -> Result:
+    """:func:`sparse_pixel_shuffle` for three axes."""
+    factor = per_axis(upscale_factor, "upscale_factor", 3)
+    return sparse_pixel_shuffle(feats, coords, shape, factor, *rest, **options)
+
+
+def sparse_pixel_unshuffle3d(
+    feats: Tensor, coords: Tensor, shape: Ints, downscale_factor: Axes, *rest: Any, **options: Any
+) -> Result:
+    """:func:`sparse_pixel_unshuffle` for three axes."""
+    factor = per_axis(downscale_factor, "downscale_factor", 3)
+    return sparse_pixel_unshuffle(feats, coords, shape, factor, *rest, **options)
+
+
+def sparse_upsample4d(feats: Tensor, coords: Tensor, shape: Ints, scale_factor: Axes, **options: Any) -> Result:
+    """:func:`sparse_upsample` for four axes."""
+    return sparse_upsample(feats, coords, shape, per_axis(scale_factor, "scale_factor", 4), **options)
+
+
+def sparse_pixel_shuffle4d(
+    feats: Tensor, coords: Tensor, shape: Ints, upscale_factor: Axes, *rest: Any, **options: Any
+) -> Result:
+    """:func:`sparse_pixel_shuffle` for four axes."""
+    factor = per_axis(upscale_factor, "upscale_factor", 4)
+    return sparse_pixel_shuffle(feats, coords, shape, factor, *rest, **options)
+
+
+def sparse_pixel_unshuffle4d(
+    feats: Tensor, coords: Tensor, shape: Ints, downscale_factor: Axes, *rest: Any, **options: Any
+) -> Result:
+    """:func:`sparse_pixel_unshuffle` for four axes."""
+    factor = per_axis(downscale_factor, "downscale_factor", 4)
+    return sparse_pixel_unshuffle(feats, coords, shape, factor, *rest, **options)

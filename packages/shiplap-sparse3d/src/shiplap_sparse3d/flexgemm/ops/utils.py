@@ -1,0 +1,115 @@
+"""``flex_gemm.ops.utils``: dense volumes, the order of coordinates, and hash maps of FlexGEMM's dtypes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.plugin_api import error
+from shiplap_sparse3d.coords import check_rows
+from shiplap_sparse3d.offsets import box_offsets, offset_cells, offset_table, unbounded
+
+__all__ = [
+    "coalesce_coords",
+    "distinct_rows",
+    "init_hashmap",
+    "lookup_pytorch",
+    "make_conv_kernel_delta",
+    "sort_coords",
+    "sparse_to_dense",
+    "with_scene",
+]
+
+
+def with_scene(rows: Tensor) -> Tensor:
+    """Return ``int32 [n, 1 + d]``: the rows after a column of scene 0, so that -1 is a value like others."""
+    return torch.nn.functional.pad(rows.int(), (1, 0))
+
+
+def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distinct rows, ascending, and the number of each row among them, ``int32``."""
+    wide = with_scene(rows)
+    nothing, ones = wide.new_zeros(1, wide.shape[1]), [1] * wide.shape[1]
+    cells = offset_cells(wide, nothing, ones, *unbounded(rows.shape[1]))
+    return cells[:, 1:].to(rows.dtype).contiguous(), offset_table(cells, wide, nothing, ones)[:, 0]
+
+
+def init_hashmap(
+    spatial_size: Sequence[int], hashmap_size: int, device: torch.device | str, with_values: bool = True
+) -> Any:
+    """Return an empty hash map of FlexGEMM: keys ``uint32`` or ``uint64`` that are all ones, and ``uint32`` values.
+
+    ``spatial_size`` is ``(N, W, H, D)``, or ``(N, C, W, H, D)`` as in FlexGEMM 1.x.
+    """
+    n, *grid = [*spatial_size[:1], *spatial_size[-3:]]
+    cells = n * math.prod(grid)
+    if cells >= 2**63:
+        raise error("SL208", where="init_hashmap", got=f"{cells} cells", expected="less than 2^63")
+    dtype = torch.uint32 if cells < 2**32 else torch.uint64
+    keys = torch.full((hashmap_size,), torch.iinfo(dtype).max, dtype=dtype, device=device)
+    return (keys, torch.empty(hashmap_size, dtype=torch.uint32, device=device)) if with_values else keys
+
+
+def make_conv_kernel_delta(
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    batch_dims: int = 0,
+    dtype: torch.dtype = torch.int32,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Return ``[k, batch_dims + axes]``: the offsets of a kernel around its output, zero for the batch."""
+    taps = torch.tensor(box_offsets(kernel_size, dilation), dtype=dtype, device=device)
+    return torch.nn.functional.pad(taps, (batch_dims, 0))
+
+
+def sparse_to_dense(feats: Tensor, coords: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the volume of ``shape``, channels last, with ``feats`` at ``coords`` and zeros elsewhere.
+
+    Raises SL202 for other rows or channels than those of ``shape``.
+    """
+    check_rows("sparse_to_dense", feats, coords.shape[0])
+    axes = coords.shape[1]
+    if tuple(shape[axes:]) != tuple(feats.shape[1:]):
+        got = f"features {tuple(feats.shape)} of voxels with {axes} columns"
+        raise error("SL202", where="sparse_to_dense", got=got, expected=f"those of shape {tuple(shape)}")
+    return feats.new_zeros(*shape).index_put(tuple(coords.long().unbind(1)), feats)
+
+
+def sort_coords(coords: Tensor, num_keys: int | None = None) -> Tensor:
+    """Return the stable permutation, ``int64``, that sorts rows by their first ``num_keys`` columns (default: all)."""
+    columns = coords.shape[1] if num_keys is None else num_keys
+    if not 0 <= columns <= coords.shape[1]:
+        expected = f"0 to {coords.shape[1]}"
+        raise error("SL208", where="sort_coords, argument 'num_keys'", got=num_keys, expected=expected)
+    order = torch.arange(coords.shape[0], device=coords.device)
+    for column in reversed(range(columns)):
+        order = order[coords[order, column].argsort(stable=True)]
+    return order
+
+
+_REDUCTIONS = ("sum", "mean", "amax", "amin", "prod")
+
+
+def coalesce_coords(feats: Tensor, coords: Tensor, reduce: str = "sum", sort: bool = False) -> tuple[Tensor, Tensor]:
+    """Return features and coordinates with equal rows of ``coords`` merged, ascending whether ``sort`` or not.
+
+    ``reduce``: ``"sum"``, ``"mean"``, ``"amax"``, ``"amin"`` or ``"prod"`` of their features.
+    """
+    check_rows("coalesce_coords", feats, coords.shape[0])
+    if reduce not in _REDUCTIONS:
+        raise error("SL208", where="coalesce_coords", got=f"reduce {reduce!r}", expected=f"one of {_REDUCTIONS}")
+    cells, number = distinct_rows(coords)
+    index = number.long().view(-1, *[1] * (feats.dim() - 1)).expand_as(feats)
+    merged = feats.new_zeros(cells.shape[0], *feats.shape[1:])
+    return merged.scatter_reduce(0, index, feats, reduce=reduce, include_self=False), cells
+
+
+def lookup_pytorch(key: Tensor, query: Tensor) -> Tensor:
+    """Return the row of ``key [k, d]`` that equals each of ``query [..., d]``, ``int64``, or -1."""
+    wide, wanted = with_scene(key), with_scene(query.reshape(-1, key.shape[1]))
+    found = offset_table(wide, wanted, wide.new_zeros(1, wide.shape[1]), [1] * wide.shape[1])
+    return found[:, 0].long().view(query.shape[:-1])

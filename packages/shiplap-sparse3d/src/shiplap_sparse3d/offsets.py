@@ -1,0 +1,166 @@
+"""Convolutions onto given voxels by any offsets: the tables that need no grid.
+
+Rows have a scene and any number of coordinates, which may be negative. A row whose scene is -1 is padding. The input
+row under tap ``v`` of output ``o`` is the one at ``o * stride + offsets[v]``. Stride, transpose, masks, unions,
+pooling, shuffles and sampling are such tables; those of boxes in a grid of up to three axes are those of ``ops.py``,
+whose kernels are faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Literal
+
+import torch
+from jaxtyping import Int32
+from torch import Tensor
+
+import shiplap as sl
+from shiplap.plugin_api import error
+from shiplap.plugin_api.memos import built_outside_modes
+from shiplap_sparse3d.coords import RowLookup, refuse_rows
+from shiplap_sparse3d.ops import transpose_table
+from shiplap_sparse3d.plan import Plan
+
+__all__ = ["box_offsets", "connect_by_offsets", "offset_cells", "offset_table"]
+
+_STEP = ("d >= 1", "len(stride) == d", "min(stride) >= 1", "stride[0] == 1")
+_INT32 = torch.iinfo(torch.int32)
+
+
+def _targets(rows: Tensor, offsets: Tensor, stride: Sequence[int]) -> Tensor:
+    """Return ``int64 [rows * taps, d]``: ``row * stride + offset``, all taps of a row together; padding stays so."""
+    moved = (rows.long() * torch.tensor(stride, device=rows.device))[:, None] + offsets.long()
+    return torch.where((rows[:, :1] == -1)[:, None], -1, moved).flatten(0, 1)
+
+
+def _refuse_repeats(op: str, find: RowLookup, rows: int) -> None:
+    twins = torch.zeros(rows, dtype=torch.bool, device=find.rows.device)
+    twins[find.repeats()] = True
+    refuse_rows(op, twins, "duplicate coordinates: row {row} occurs more than once")
+
+
+@sl.op("sparse3d::offset_table", requires=_STEP)
+def offset_table(
+    coords: Int32[Tensor, "n d"], outputs: Int32[Tensor, "m d"], offsets: Int32[Tensor, "k d"], stride: list[int]
+) -> Int32[Tensor, "m k"]:
+    """Return the row of ``coords`` at ``outputs * stride + offsets``, or -1. ``outputs`` may have equal rows.
+
+    Raises SL211 for duplicate rows of ``coords``.
+    """
+    # Whole rows are compared, so that no number of columns or range of values is too large.
+    wanted = _targets(outputs, offsets, stride)
+    if wanted.shape[0] == 0:
+        return offsets.new_empty(outputs.shape[0], offsets.shape[0])
+    _, number, count = torch.unique(torch.cat([coords.long(), wanted]), dim=0, return_inverse=True, return_counts=True)
+    here = torch.arange(coords.shape[0], device=coords.device)
+    voxels = coords[:, 0] != -1
+    row_of = torch.full_like(count, -1)
+    row_of[number[: len(here)][voxels]] = here[voxels]
+    refuse_rows("offset_table", voxels & (row_of[number[: len(here)]] != here), "duplicate coordinates: row {row}")
+    return row_of[number[len(here) :]].view(outputs.shape[0], offsets.shape[0]).int()
+
+
+def _offset_table(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
+    find = RowLookup(coords)
+    _refuse_repeats("offset_table", find, coords.shape[0])
+    columns = [find(_targets(outputs, tap[None], stride)) for tap in offsets]
+    return torch.stack(columns, 1) if columns else offsets.new_empty(outputs.shape[0], 0)
+
+
+@sl.op(
+    "sparse3d::offset_cells",
+    bounds={"m": "n * k"},
+    requires=(*_STEP, "len(low) == d", "len(high) == d", "low[0] >= 0"),
+)
+def offset_cells(
+    coords: Int32[Tensor, "n d"],
+    offsets: Int32[Tensor, "k d"],
+    stride: list[int],
+    low: list[int],
+    high: list[int],
+    transposed: bool = False,
+) -> Int32[Tensor, "m d"]:
+    """Return the distinct outputs that an input reaches, ascending: ``coords = output * stride + offset`` for a tap.
+
+    ``transposed``: ``output = coords * stride + offset``. Outputs lie in ``[low, high)``, column by column.
+    """
+    reached = [coords.long().new_empty(0, coords.shape[1])]
+    step = torch.tensor(stride, device=coords.device)
+    bounds = torch.tensor([low, high], device=coords.device)
+    wide = coords[coords[:, 0] != -1].long()
+    for tap in offsets.long():
+        moved = wide * step + tap if transposed else wide - tap
+        outputs = moved if transposed else torch.div(moved, step, rounding_mode="floor")
+        # An output exists where the division by the stride has no remainder.
+        whole = torch.ones_like(outputs[:, 0], dtype=torch.bool) if transposed else (outputs * step == moved).all(1)
+        reached.append(outputs[whole & (outputs >= bounds[0]).all(1) & (outputs < bounds[1]).all(1)])
+    candidates = torch.cat(reached)
+    return (torch.unique(candidates, dim=0) if candidates.shape[0] else candidates).int()
+
+
+def _offset_cells(
+    coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool = False
+) -> Tensor:
+    step, wide = torch.tensor(stride, device=coords.device), coords[coords[:, 0] != -1].long()[:, None]
+    moved = wide * step + offsets.long() if transposed else wide - offsets.long()
+    outputs = moved if transposed else torch.div(moved, step, rounding_mode="floor")
+    bounds = torch.tensor([low, high], device=coords.device)
+    inside = ((outputs >= bounds[0]) & (outputs < bounds[1])).all(2)
+    candidates = outputs[inside if transposed else inside & (outputs * step == moved).all(2)].int()
+    find = RowLookup(candidates)
+    # The sorted keys of equal rows are equal, and those of ascending rows ascend.
+    fresh = torch.ones_like(find.keys, dtype=torch.bool)
+    fresh[1:] = find.keys[1:] != find.keys[:-1]
+    return candidates[find.rows[fresh]]
+
+
+for _device in ("cpu", "cuda"):
+    offset_table.kernel(_device, name="torch")(_offset_table)
+    offset_cells.kernel(_device, name="torch")(_offset_cells)
+
+
+def box_offsets(
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    *,
+    padding: Sequence[int] | None = None,
+    region: Literal["cube", "cross"] = "cube",
+) -> list[tuple[int, ...]]:
+    """Return the offsets of a kernel in tap order: the last axis counts fastest.
+
+    Args:
+        kernel: taps per axis.
+        dilation: spacing of the taps per axis.
+        padding: the first tap of an axis lies that far below the output; default: ``(kernel - 1) // 2 * dilation``.
+        region: ``"cube"`` for all taps, ``"cross"`` for those on an axis through the middle.
+    """
+    if region not in ("cube", "cross"):
+        raise error("SL208", where="box_offsets, argument 'region'", got=repr(region), expected="'cube' or 'cross'")
+    middle = [(k - 1) // 2 for k in kernel]
+    shift = [m * d for m, d in zip(middle, dilation, strict=True)] if padding is None else [*padding]
+    taps: Iterable[tuple[int, ...]] = product(*map(range, kernel))
+    if region == "cross":
+        taps = (tap for tap in taps if sum(t != m for t, m in zip(tap, middle, strict=True)) <= 1)
+    return [tuple(t * d - s for t, d, s in zip(tap, dilation, shift, strict=True)) for tap in taps]
+
+
+def unbounded(axes: int) -> tuple[list[int], list[int]]:
+    """Return the bounds of ``offset_cells`` that leave out nothing but scenes below 0 and values beyond int32."""
+    return [0, *[_INT32.min] * axes], [_INT32.max] * (axes + 1)
+
+
+@built_outside_modes
+def connect_by_offsets(
+    coords: Tensor, outputs: Tensor, offsets: Tensor, stride: Sequence[int], *, transposed: bool = False
+) -> Plan:
+    """Return the plan of convolutions from ``coords`` onto ``outputs``.
+
+    ``offsets`` is ``int32 [k, d]``, with a column for the scene like ``stride``. Inputs lie at ``output * stride +
+    offset``, or if ``transposed`` outputs at ``input * stride + offset``.
+    """
+    if not transposed:
+        return Plan(offset_table(coords, outputs, offsets, list(stride)), coords.shape[0])
+    table = offset_table(outputs, coords, offsets, list(stride))
+    return Plan(transpose_table(table, outputs.shape[0]), coords.shape[0], back=(table, None, None))

@@ -1,0 +1,57 @@
+"""The proofs of several rewrites as values, for ``shiplap rewrite --test``: each check with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shiplap.errors import ShiplapError
+from shiplap.render.lines import Line, line, plain_json
+from shiplap.rewrite.base import Rewrite
+from shiplap.rewrite.match import Level
+from shiplap.sampling.finding import Finding
+
+VERDICT_STYLES = {"ok": "green", "fail": "red", "skip": "dim"}
+
+
+@dataclass(frozen=True)
+class RewriteProof:
+    """The findings of the proof of one rewrite. It is refused if one of them fails."""
+
+    rewrite: str
+    level: Level
+    findings: tuple[Finding, ...]
+
+    @property
+    def proven(self) -> bool:
+        """Whether no check failed."""
+        return all(f.verdict != "fail" for f in self.findings)
+
+    @staticmethod
+    def run(rewrite: Rewrite) -> RewriteProof:
+        """Prove ``rewrite``. A pattern that is no graph or has no samples has one failed finding, ``traced``."""
+        try:
+            findings = rewrite.findings
+        except ShiplapError as e:
+            findings = (Finding("traced", "fail", rewrite.name, f"{e.id}: {e.got}", "", e.fix or ""),)
+        return RewriteProof(rewrite.name, rewrite.level, findings)
+
+    def lines(self) -> Iterator[Line]:
+        """Yield the verdict, and a line for each check, with the sample and the remedy of one that failed."""
+        verdict = "proven" if self.proven else "REFUSED"
+        yield line(f"{self.rewrite} ({self.level}): {verdict}", "bold" if self.proven else "bold red")
+        for f in self.findings:
+            on = f" on {f.input}" if f.verdict == "fail" and f.input else f" ({f.input})" if f.input else ""
+            fix = f"; {f.fix}" if f.verdict == "fail" and f.fix else ""
+            yield line(f"  {f.check}: {f.evidence}{on}{fix}", VERDICT_STYLES.get(f.verdict, ""))
+
+
+def prove_each(rewrites: Iterable[Rewrite]) -> tuple[RewriteProof, ...]:
+    """Return the proof of each rewrite, those that are refused included."""
+    return tuple(map(RewriteProof.run, rewrites))
+
+
+def proofs_as_json(proofs: Iterable[RewriteProof]) -> dict[str, Any]:
+    """Return one JSON-ready object of all proofs."""
+    return {"proofs": [plain_json({**asdict(p), "proven": p.proven}) for p in proofs]}
