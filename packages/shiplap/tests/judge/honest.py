@@ -12,6 +12,8 @@ open(path, "w").write(SOURCE)
 subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", path + ".so", path, "-lm"], check=True)
 run = ctypes.CDLL(path + ".so").run
 def pointer(t):
+    if not t.is_contiguous():
+        raise ValueError("contiguous arguments are required")
     return ctypes.c_void_p(t.data_ptr())
 """
 

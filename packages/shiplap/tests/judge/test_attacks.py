@@ -142,7 +142,8 @@ def test_a_process_can_leave_neither_its_group_nor_its_cores(judged):
     # The child of the process is asked, as the leader of a group may not make a session in any case.
     forked = LOCKED.replace("answers = {}", "answers = {}\nGROUP = os.getpgrp()")
     result = judged(forked)
-    told = json.loads(result.reasons[0].evidence.partition("ValueError: ")[2])
+    assert result.reasons[0].check == "source", "it asks for its group"
+    told = json.loads(result.reasons[1].evidence.partition("ValueError: ")[2])
     refused = {"affinity", "memory of nobody", "owner", "lease"}
     assert {name for name, answer in told.items() if answer == "PermissionError"} == refused
     assert told["session"] == told["group"] == told["flags"] == "True"

@@ -32,6 +32,8 @@ from shiplap.sandbox.protocol import ArgumentArena
 
 # Fewer rounds say too little about the least time of a call.
 MIN_ROUNDS, LEAST_AGAIN = 5, 2
+CHECKED_S = 4.0  # seconds for drawing and comparing the calls of one form
+LONG_CALL_S, LEAST_LONG = 10e-3, 3  # a longer call is disturbed less, so that fewer rounds are enough
 FLUSH_BYTES = 32 << 20  # bytes, more than the last-level cache of a CPU
 BUSY_SHARE = 0.2  # share of waiting for a processor from which load may explain a time
 EXCHANGE_SHARE = 0.04  # the share of a batch that the exchange of messages should take
@@ -106,7 +108,7 @@ def measure_form(
     repeated: list[CallOutcome] = []
     with pace.step():
         args = problem.draw(form)
-    count = _calls_in_batch(problem, form, args, judged, pace)
+    count = _calls_in_batch(problem, form, args, judged, pace, ends)
     for number in range(rounds if count < MANY_CALLS else MIN_ROUNDS):
         with pace.step():
             sets = [problem.draw(form) for _ in range(count)]
@@ -114,11 +116,14 @@ def measure_form(
         # A secret order, so that no process can prepare for the one that is timed next.
         SystemRandom().shuffle(order)
         for name in order:
+            if name == "nothing" and count == 1 and number >= LEAST_AGAIN:  # it makes a call, which may take long
+                continue
             with pace.step(judged[name].prisoner):
                 first, again = _run_turn(judged[name], name, sets, expected if name == "candidate" else None)
                 calls[name].append(first)
                 repeated += again
-        if number + 1 >= MIN_ROUNDS and time.monotonic() > ends:
+        least = LEAST_LONG if min(c.wall for c in calls["reference"]) > LONG_CALL_S else MIN_ROUNDS
+        if number + 1 >= least and time.monotonic() > ends:
             break
     # Only after all rounds: the least times are the most reliable then.
     _check_memoization(calls, repeated)
@@ -164,7 +169,12 @@ def _flush_room() -> torch.Tensor:
 
 
 def _calls_in_batch(
-    problem: JudgeProblem, form: InputForm, args: Args, judged: Mapping[str, TargetProcess], pace: StepDeadline
+    problem: JudgeProblem,
+    form: InputForm,
+    args: Args,
+    judged: Mapping[str, TargetProcess],
+    pace: StepDeadline,
+    ends: float,
 ) -> int:
     """Return the number of calls with which the exchange of messages is a small share of a batch.
 
@@ -175,7 +185,16 @@ def _calls_in_batch(
         return 1
     size = sum(t.numel() * t.itemsize for t in (*tensors_among(args), *problem.expect_effects(form, args).own))
     most = max(1, min(MOST_CALLS, BATCH_BYTES // max(1, size)))
-    probe, took = [args] * min(PROBED_CALLS, most), dict[str, float]()
+    if most == 1:
+        return 1
+    began = time.monotonic()
+    probe, took = [problem.draw(form) for _ in range(min(PROBED_CALLS, most))], dict[str, float]()
+    with pace.step(judged["candidate"].prisoner):
+        expected = [problem.expect_effects(form, args) for args in probe]
+        _run_turn(judged["candidate"], "candidate", probe, expected)
+    # Drawing and comparing take longer than most kernels.
+    each = (time.monotonic() - began) / len(probe)
+    most = max(1, min(most, int(min(CHECKED_S, 0.5 * (ends - time.monotonic())) / (MIN_ROUNDS * each))))
     for name in ("nothing", "reference", "candidate"):
         with pace.step(judged[name].prisoner):
             # The second run of a process is no longer cold.
