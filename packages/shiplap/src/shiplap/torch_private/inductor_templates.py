@@ -128,8 +128,8 @@ class _Store:
 
         Fewer ranges than the output has dims address it with its leading dims merged.
         """
-        aliases, ranges = rename_sympy_names(ranges)
-        return f"{{ {aliases}{self._stores(name, ranges)} }}"
+        aliases, renamed = rename_sympy_names(ranges)
+        return f"{{ {aliases}{self._stores(name, renamed)} }}"
 
     def _stores(self, name: str, ranges: Sequence[tuple[str, str]]) -> str:
         """Return the statements that store a tile, once more without the neighbours where the raw result is kept."""
