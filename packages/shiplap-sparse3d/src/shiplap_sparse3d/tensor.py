@@ -83,7 +83,7 @@ class SparseTensor(Arithmetic):
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
-        return self.geometry.spatial_shape[max(0, 3 - self.geometry.ndim) :]
+        return self.geometry.spatial_shape[-self.geometry.ndim :]
 
     @property
     def batch_size(self) -> int:
