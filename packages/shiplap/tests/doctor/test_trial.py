@@ -50,7 +50,10 @@ def test_a_remedy_has_to_remove_its_entry_and_keep_all_results() -> None:
     assert reason_of_refusal(ITEM, before, run(other)) == ""  # it lay behind
     assert reason_of_refusal(ITEM, before, run(other, replace(other, call="b"))) == "2 entries instead of 1"
     assert reason_of_refusal(ITEM, before, run(differences=("f, call 1: outputs differ",))).startswith("f, call 1")
-    assert reason_of_refusal(ITEM, before, run(status=1)) == "the program ended with exit status 1"
+    assert (
+        reason_of_refusal(ITEM, before, run(status=1))
+        == "with this edit the program ended with exit status 1, without it with 0"
+    )
     assert reason_of_refusal(ITEM, before, None) == "the program ran too long"
 
 

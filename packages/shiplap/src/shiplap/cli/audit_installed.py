@@ -84,7 +84,7 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
         console.note(f"{options.record} ended early: {failed}; its calls until then are used")
     version = installed_version(options.package)
     file = None if options.folder is None else options.folder / RESULTS
-    stored = {} if file is None else stored_results(file)
+    stored = {} if file is None else stored_results(file, version)
     if stored:
         console.note(f"{len(stored)} ops are taken from {file}; remove it to audit them again")
     prepare_process()
@@ -97,7 +97,7 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
             """Store a result at once, so that a run that is interrupted loses none."""
             advance(result.op, next(done), len(open_ops))
             if file is not None:
-                safe_io.append_text(file, json.dumps(asdict(result)) + "\n")
+                safe_io.append_text(file, json.dumps(asdict(result) | {"version": version}) + "\n")
 
         results = audit_installed_ops(open_ops, recorder.calls, request, options.jobs, keep)
     every = {**stored, **{r.op: r for r in results}}

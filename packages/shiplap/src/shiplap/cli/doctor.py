@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,10 +81,12 @@ def command(
 def _treat_program(program: list[str], json: bool, html: Path | None, fail_on_break: bool, apply: bool) -> None:
     """Try the remedies, show what helped, and write it into the program's files where asked."""
     from shiplap.doctor import try_remedies
+    from shiplap.doctor.scratch import with_own_newlines
     from shiplap.render import facts, print_lines, value_json
 
     if html is not None:
         console.require_file(html)
+    started = time.time()
     treated = try_remedies(program, stdout=console.STDERR if json else None)
     about = facts(program=treated.target)
     if html is not None:
@@ -96,7 +99,11 @@ def _treat_program(program: list[str], json: bool, html: Path | None, fail_on_br
         if not json:
             console.echo(treated.diff)
         for file, text in treated.changed.items():
-            console.write_text(Path(file), text)
+            # The trials take minutes, in which the file may have been saved by its author.
+            if Path(file).stat().st_mtime > started:
+                console.note(f"{file} was changed while remedies were tried; it is left as it is")
+                continue
+            console.write_text(Path(file), with_own_newlines(Path(file), text))
             console.note(f"wrote {file}")
     if json:
         console.emit_json(value_json(treated, about, ok=treated.ok, summary=treated.summary))

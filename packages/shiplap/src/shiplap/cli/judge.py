@@ -83,8 +83,14 @@ def command(
 
     The candidate runs in a sandboxed process. Seeds, inputs, clock and comparison stay outside of that process.
     """
-    if bool(suite) == bool(reference and candidate) or (suite is None and (candidates or output or sample)):
-        got = "a suite and a reference" if suite and reference else "neither a suite, nor a reference and a candidate"
+    if suite is None and not (reference and candidate):
+        got = "neither a suite, nor a reference and a candidate"
+        raise error("SL613", where="shiplap judge", got=got, expected="REFERENCE CANDIDATE, or --suite DIR")
+    if suite is not None and (reference or inputs or html or statement):
+        got = "--suite with REFERENCE, --inputs, --html or --statement"
+        raise error("SL613", where="shiplap judge", got=got, expected="REFERENCE CANDIDATE, or --suite DIR alone")
+    if suite is None and (candidates or output or sample):
+        got = "--candidates, --out or --sample without --suite"
         raise error("SL613", where="shiplap judge", got=got, expected="REFERENCE CANDIDATE, or --suite DIR")
     if seconds <= 0 or rounds < 1 or tolerance < 0 or jobs < 1:
         raise error("SL613", where="shiplap judge", got="a number that is not positive", expected="positive numbers")

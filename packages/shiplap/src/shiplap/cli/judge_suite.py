@@ -41,10 +41,11 @@ def judge_suite(
             raise error("SL613", where="shiplap judge --suite", got=got, expected=expected)
         running = run_suite(problems, JudgeOptions(**changes), file=output, jobs=jobs)
         try:
-            for verdict in running:
-                verdicts.append(verdict)
-                if not as_json:
-                    console.echo(_line(verdict))
+            with console.own_stdout(as_json):  # references print in this process
+                for verdict in running:
+                    verdicts.append(verdict)
+                    if not as_json:
+                        console.echo(_line(verdict))
         except KeyboardInterrupt:
             with contextlib.suppress(KeyboardInterrupt):
                 running.close()

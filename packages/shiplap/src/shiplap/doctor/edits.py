@@ -38,7 +38,14 @@ class Case:
 
     def source(self, file: str) -> Source:
         """Return a file of the program in its present state."""
-        return Source(file, self.texts[file] if file in self.texts else (self.root / file).read_text())
+        return Source(file, self.texts[file] if file in self.texts else self._read(file))
+
+    def _read(self, file: str) -> str:
+        """Return a file's text, empty for one that is not UTF-8, which is left as it is."""
+        try:
+            return (self.root / file).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            return ""
 
     @cached_property
     def own(self) -> Source | None:
@@ -229,7 +236,7 @@ def compile_dynamic(case: Case) -> Iterator[Edits]:
         parents = source.parents()
         for node in ast.walk(source.tree):
             call = node if isinstance(node, ast.Call) else None
-            if isinstance(node, ast.expr) and _is_compile(call.func if call else node):
+            if isinstance(node, ast.expr) and _is_compile(call.func if call else node, call):
                 parent = parents.get(node)
                 if call is None and not isinstance(parent, ast.FunctionDef | ast.ClassDef):
                     continue
@@ -244,9 +251,18 @@ def compile_dynamic(case: Case) -> Iterator[Edits]:
             yield tuple(group)
 
 
-def _is_compile(node: ast.expr) -> bool:
-    """Whether an expression is ``torch.compile`` or the method ``compile`` of a module."""
-    return isinstance(node, ast.Attribute) and node.attr == "compile" and ast.unparse(node.value) != "re"
+_COMPILE_OPTIONS = frozenset({"fullgraph", "dynamic", "backend", "mode", "options", "disable"})
+
+
+def _is_compile(node: ast.expr, call: ast.Call | None) -> bool:
+    """Whether an expression is ``torch.compile`` or a call that the method ``compile`` of a module takes. Patterns,
+    templates and trainers have a method of this name, too.
+    """
+    if not isinstance(node, ast.Attribute) or node.attr != "compile":
+        return False
+    if ast.unparse(node.value) == "torch":
+        return True
+    return call is not None and not call.args and {k.arg for k in call.keywords} <= _COMPILE_OPTIONS
 
 
 def _with_dynamic(source: Source, node: ast.expr) -> Edit:
@@ -280,7 +296,9 @@ def guard_effect(case: Case) -> Iterator[Edits]:
     node, source = case.statement, case.own
     if source and isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         indent = indent_of(source, node)
-        body = source.code(node).replace("\n", "\n    ")
+        body = source.code(node)
+        if not re.search(r"\"\"\"|'''|\\\n", body):  # lines of a text are part of it
+            body = body.replace("\n", "\n    ")
         text = f"if not torch.compiler.is_compiling():\n{indent}    {body}"
         yield source.with_import(source.replace(node, text), "torch")
 
@@ -361,7 +379,8 @@ def _is_disable(node: ast.expr) -> bool:
 def hoist_class(case: Case) -> Iterator[Edits]:
     """Yield the class of a function's body at the level of the module."""
     source, node = case.own, case.statement
-    if source and isinstance(node, ast.ClassDef) and node.col_offset:
+    # The edit would leave a decorator behind, in front of the next statement.
+    if source and isinstance(node, ast.ClassDef) and node.col_offset and not node.decorator_list:
         above = source.before_definition(node.lineno, reindent(whole_lines(source, [node]), ""))
         if above:
             yield above, source.replace(node, f"# {node.name} is defined above")
@@ -372,6 +391,10 @@ def assume_constant(case: Case) -> Iterator[Edits]:
     source = case.own
     for node in ast.walk(source.tree) if source else ():
         if not isinstance(node, ast.FunctionDef) or node.name != case.function or source is None:
+            continue
+        given = node.args
+        named = {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)} - {"self", "cls"}
+        if named or given.vararg or given.kwarg:  # the first result would serve all later arguments
             continue
         if node.lineno <= case.line <= (node.end_lineno or 0) and node.name not in ("forward", "__call__"):
             text, at = (

@@ -13,7 +13,7 @@ from shiplap.doctor.scratch import Edit
 
 
 def keep_tensor(case: Case) -> Iterator[Edits]:
-    """Yield a line without ``.item()``, ``float()`` and ``int()`` where their results are operands of arithmetic."""
+    """Yield a line without ``.item()`` and ``float()`` where their results are operands of arithmetic."""
     source, node = case.own, case.statement
     if source is None or node is None:
         return
@@ -31,10 +31,10 @@ def keep_tensor(case: Case) -> Iterator[Edits]:
 
 
 def _tensor_of_number(call: ast.Call) -> ast.expr | None:
-    """Return the tensor that a call turns into a number, or None."""
+    """Return the tensor that a call turns into a number, or None. ``int()`` also cuts off digits, so it stays."""
     if isinstance(call.func, ast.Attribute) and call.func.attr == "item" and not call.args:
         return call.func.value
-    if isinstance(call.func, ast.Name) and call.func.id in ("float", "int", "bool") and len(call.args) == 1:
+    if isinstance(call.func, ast.Name) and call.func.id in ("float", "bool") and len(call.args) == 1:
         inner = call.args[0]
         return (_tensor_of_number(inner) or inner) if isinstance(inner, ast.Call) else inner
     return None

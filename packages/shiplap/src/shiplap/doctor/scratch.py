@@ -123,7 +123,7 @@ def apply_edits(texts: dict[str, str], root: Path, edits: Iterable[Edit]) -> dic
     for _, edit in sorted(enumerate(edits), key=lambda e: (e[1].file, -e[1].start, -e[0])):
         text = texts.get(edit.file)
         if text is None:
-            text = (root / edit.file).read_text()
+            text = (root / edit.file).read_text(encoding="utf-8")
         texts[edit.file] = text[: edit.start] + edit.text + text[edit.end :]
     try:
         for text in texts.values():
@@ -133,12 +133,18 @@ def apply_edits(texts: dict[str, str], root: Path, edits: Iterable[Edit]) -> dic
     return texts
 
 
+def with_own_newlines(file: Path, text: str) -> str:
+    """Return ``text`` with the line ends of ``file``: reading it has made each of them a line feed."""
+    content = file.read_bytes()
+    return text.replace("\n", "\r\n") if 2 * content.count(b"\r\n") > content.count(b"\n") else text
+
+
 def diff_texts(root: Path, texts: dict[str, str], against: dict[str, str] | None = None) -> str:
     """Return a unified diff from the files below ``root``, or from ``against``, to ``texts``."""
     parts: list[str] = []
     for file, text in sorted(texts.items()):
         old = (against or {}).get(file)
-        old = (root / file).read_text() if old is None else old
+        old = (root / file).read_text(encoding="utf-8") if old is None else old
         if old != text:
             old_lines, new_lines = old.splitlines(keepends=True), text.splitlines(keepends=True)
             parts += difflib.unified_diff(old_lines, new_lines, f"a/{file}", f"b/{file}", n=1)

@@ -76,7 +76,6 @@ class Laboratory:
         }
         safe_io.write_text(place / "spec.json", json.dumps(spec))
         command = [*self.program.python, probe.__file__, str(place / "spec.json"), *self.program.in_copy(copy)]
-        # A profile of dynamic sizes from an earlier run would change what is compiled.
         environment = {**os.environ, "TORCH_TRACE": str(trace), "PYTHONDONTWRITEBYTECODE": "1"}
         started = time.monotonic()
         streams: dict[str, Any] = {"stdout": self.stdout}
@@ -147,7 +146,7 @@ def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, 
     if after is None:
         return "the program ran too long"
     if after.status != before.status:
-        return f"the program ended with exit status {after.status}"
+        return f"with this edit the program ended with exit status {after.status}, without it with {before.status}"
     if after.differences:
         return after.differences[0]
     key, old, new = entry_key(entry), Counter(map(entry_key, before.entries)), Counter(map(entry_key, after.entries))

@@ -24,6 +24,7 @@ from shiplap.judge.checks import (
 )
 from shiplap.judge.clock import MIN_ROUNDS, ImplausibleTiming, measure_form, remeasure_without_candidate
 from shiplap.judge.options import JudgeBudget, JudgeOptions, StepDeadline
+from shiplap.judge.problem import SEEDING
 from shiplap.judge.result import JudgeResult, Reason
 from shiplap.judge.target import JudgeTarget, load_subject
 from shiplap.judge.variants import InputForm
@@ -47,7 +48,7 @@ ENDURING_SHARE = 0.5  # many calls, and gradients
 EXTRA_SHARE = 0.15  # gradients that nobody asks for
 COMPILING_SHARE = 0.5  # torch.compile of the reference
 TIMING_SHARE = 0.85  # times while the candidate's process exists
-UNCHECKED_OF_FUNCTIONS = ["layouts other than contiguous ones", "other dtypes, empty tensors, NaN and infinity"]
+UNCHECKED_OF_FUNCTIONS = ["other dtypes, empty tensors, NaN and infinity"]
 LOOKED_BY = {axis: part for (axis, duty), part in JUDGE.items() if duty == "value"}
 REFERENCE, CANDIDATE = ("Model", "reference"), ("ModelNew", "candidate", "Model")
 
@@ -97,16 +98,17 @@ def judge(
         raise error("SL617", where="judge", got=sys.platform, expected="Linux, whose kernel can lock a process in")
     asked = JudgeTarget.of(reference, REFERENCE)
     judged = JudgeTarget.of(candidate, (*CANDIDATE, *asked.names))
-    made = load_subject(
-        asked,
-        inputs,
-        device=options.device,
-        sizes=options.sizes,
-        tolerance=options.tolerance,
-        vary_shapes=options.vary_shapes,
-        vary_layouts=options.vary_layouts,
-        seed=secrets.randbits(62),
-    )
+    with SEEDING:
+        made = load_subject(
+            asked,
+            inputs,
+            device=options.device,
+            sizes=options.sizes,
+            tolerance=options.tolerance,
+            vary_shapes=options.vary_shapes,
+            vary_layouts=options.vary_layouts,
+            seed=secrets.randbits(62),
+        )
     case = JudgeSession(options, made, judged, asked, report, budget, compiled_first)
     with ExitStack() as stack:
         home = launcher or stack.enter_context(SandboxLauncher())
@@ -158,8 +160,10 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
     if case.candidate.file and case.candidate.file == case.reference.file:
         case.missing["separation"] = "reference and candidate are in one file: importing one runs the other"
     case.unchecked += UNCHECKED_OF_FUNCTIONS if case.subject.kind != "reference" else []
+    if case.subject.kind != "reference" and not case.options.vary_layouts:
+        case.unchecked.append("layouts other than contiguous ones")
     case.unchecked += ["fakes, torch.compile and graph replay: 'shiplap audit' looks at those of a declared op"]
-    if names := find_suspicious_names(case.candidate.file):
+    if names := find_suspicious_names(case.candidate.file, case.candidate.names):
         case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))
     with case.record_faults("all calls"), _note_timeout(case):
         try:
@@ -360,7 +364,8 @@ def _check_one_form(case: JudgeSession, witness: TargetProcess, form: InputForm,
     case.calls += 1
     if not form.timed or expected.changed:
         return
-    near = perturb_arguments(args)
+    with SEEDING:  # it draws from the generators of this process
+        near = perturb_arguments(args)
     if not case.problem.gives_numbers(near):  # values may have to fit together, as in a matrix that is symmetric
         near = case.problem.draw(form)
     # In place: a cache that is keyed by address or version returns the old result.

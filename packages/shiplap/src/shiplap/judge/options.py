@@ -22,8 +22,8 @@ class JudgeOptions:
     Attributes:
         seconds: the time of the whole judgement, 60 s by default. The verdict comes within it, whatever the candidate
             does. Comparisons that are not made in this time make the verdict incomplete.
-        rounds: the number of timed batches of calls for each shape, 12 by default and 5 at least. Each call has new
-            values.
+        rounds: the most timed batches of calls for each shape, 12 by default. Batches of 16 calls or more are timed 5
+            times. If time is short, there are at least 5, or 3 for calls of more than 10 ms. Each call has new values.
         sizes: the sizes at which a declared op is timed, such as ``{"n": 4096}``. By default the two largest samples of
             the audit are timed.
         tolerance: a relative error that is accepted in addition to rounding, 0 by default.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ from shiplap.sandbox.protocol import elements_overlap, structure_of, tree_leaves
 from shiplap.sandbox.rng_state import rng_positions
 from shiplap.sandbox.source_scan import marks_in_source
 
+# Held from a seed to the last number drawn from it: judgements of a suite share the generators of this process.
+SEEDING = threading.RLock()
 KEPT_STATE_TOLERANCE = 1e-5  # relative error of a module's state, since the candidate may sum in another order
 MAX_DRAWN_SIZE = 300  # the largest random size of a declared op
 
@@ -142,12 +145,13 @@ class JudgeProblem:
         The reasons are results that are random, and results that are nearly the same for all inputs.
         """
         args = self.draw(timed[0])
-        torch.manual_seed(secrets.randbits(62))
-        # Positions of the generators tell random results from nondeterministic ones.
-        before = rng_positions()
-        first = self.expect_effects(timed[0], args)
-        moved = rng_positions() != before
-        torch.manual_seed(secrets.randbits(62))
+        with SEEDING:
+            torch.manual_seed(secrets.randbits(62))
+            # Positions of the generators tell random results from nondeterministic ones.
+            before = rng_positions()
+            first = self.expect_effects(timed[0], args)
+            moved = rng_positions() != before
+            torch.manual_seed(secrets.randbits(62))
         if moved and bitwise_difference(first.own, self._own_results(args, first)):
             return "values", "the reference draws random numbers, with which nobody can compare any others"
         for form in timed:
@@ -332,8 +336,9 @@ class FunctionProblem(JudgeProblem):
 
     def _make_arguments(self) -> Args:
         """Return inputs from the function of the reference, with a new seed."""
-        torch.manual_seed(secrets.randbits(62))
-        made = self.inputs()
+        with SEEDING:
+            torch.manual_seed(secrets.randbits(62))
+            made = self.inputs()
         return tuple(made) if isinstance(made, (list, tuple)) else (made,)
 
     @cached_property

@@ -59,8 +59,8 @@ class SuiteVerdict:
 class TimingTurns:
     """Turns of judgements that run side by side: compilations first, then one judgement at a time.
 
-    A judgement enters with ``compiling``, and has the machine for itself behind ``alone``: no other one compiles or
-    runs meanwhile.
+    A judgement runs inside ``judgement()``. Once it has called the value of that context, no other judgement compiles
+    or runs until it ends.
     """
 
     def __init__(self) -> None:

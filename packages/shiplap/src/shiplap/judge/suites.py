@@ -80,8 +80,14 @@ def find_problems(folders: SuiteFolders) -> list[SuiteProblem]:
     for path in sorted(folders.problems.rglob("*"), key=_natural_order):
         if path.is_relative_to(folders.written) or "__pycache__" in path.parts:
             continue
-        for read in FORMATS.values():
-            for problem in read(path, folders):
+        for kind, read in FORMATS.items():
+            problems: list[SuiteProblem] = []
+            try:
+                problems.extend(read(path, folders))
+            except (AttributeError, LookupError, OSError, TypeError, ValueError) as e:
+                name = str(path.relative_to(folders.problems))
+                problems.append(_lacking(name, kind, f"it cannot be read: {type(e).__name__}: {e}"[:300]))
+            for problem in problems:
                 found.setdefault(problem.name, problem)
     return list(found.values())
 
@@ -122,7 +128,7 @@ def _read_kernelbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProble
         run = f"level_{level[1]}_problem_{number[1]}_sample_0_kernel.py" if level and number else path.name
         found = folders.find_candidate(path, path.name, f"{path.stem}_new.py", run)
         beside = path.with_name(f"{path.stem}_new.py")
-        found = found or (beside if beside.is_file() else None)
+        found = found or (beside if not folders.candidates and beside.is_file() else None)
     if found is None:
         yield _lacking(name, "KernelBench", "no candidate")
     else:
@@ -144,7 +150,8 @@ def _read_robust_kbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProb
     )
     reference = folders.write("reference", name, source + tail)
     kernel = folders.find_candidate(path, "forward.py", "forward.cu", f"{path.parent.name}.py")
-    kernel = kernel or next((f for f in (path.with_name("forward.cu"),) if f.is_file()), None)
+    if kernel is None and not folders.candidates and path.with_name("forward.cu").is_file():
+        kernel = path.with_name("forward.cu")
     if folders.candidates == COMPILED:
         loaded = "kernel = torch.compile(forward_fn)"
     elif kernel is None:
@@ -243,7 +250,9 @@ def _read_backendbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProbl
     call += "    first = [v for a, v in zip(SCHEMA, args) if not a.kwarg_only]\n"
     call += "    named = {a.name: v for a, v in zip(SCHEMA, args) if a.kwarg_only and v is not None}\n"
     call += f"    return {folder}_kernel_impl(*first, **named)\n"
-    candidate = folders.write("candidate", name, f"import torch\n{path.read_text(errors='replace')}{call}")
+    source = path.read_text(errors="replace")
+    head = "" if re.search(r"^from __future__ ", source, re.M) else "import torch\n"
+    candidate = folders.write("candidate", name, f"{head}{source}\n\nimport torch{call}")
     yield SuiteProblem(name, "BackendBench", f"{reference}:reference", f"{candidate}:candidate")
 
 

@@ -201,9 +201,10 @@ def _unusual_value_forms(
     for at in SECRET_RANDOM.sample(numbers, min(MAX_SCALAR_FORMS, len(numbers))):
         yield form("drawn", f"another value of argument {at}", plain=at)
     for at in facts.always if varied else ():
-        if all_of[at].dtype != torch.bool:
+        if all_of[at].dtype != torch.bool and _has_other_integers(all_of[at]):
             yield form("drawn", f"other integers in tensor {at}", alike=at)
-    if any(_is_index_data(t) for t in all_of):
+    # On a GPU, an index out of range ends all use of the device in this process.
+    if any(_is_index_data(t) for t in all_of) and all(t.device.type == "cpu" for t in all_of):
         for mark in facts.marks:
             yield form("drawn", f"{mark} among the integers", mark=mark)
     for at in facts.absent if varied else ():
@@ -390,6 +391,12 @@ def _vary_values(t: Tensor, form: InputForm, rng: torch.Generator, number: int) 
 def _some_places(t: Tensor, rng: torch.Generator, share: float = 0.25) -> Tensor:
     """Return a mask with about this share of the places of a tensor."""
     return (torch.rand(t.shape, generator=rng, device=rng.device) < share).to(t.device)
+
+
+def _has_other_integers(t: Tensor) -> bool:
+    """Return whether ``_other_integers`` can differ from ``t``, whose range may be that of one number."""
+    low, high = int(t.min()), int(t.max())
+    return low < high or high > 1
 
 
 def _other_integers(t: Tensor, rng: torch.Generator) -> Tensor:

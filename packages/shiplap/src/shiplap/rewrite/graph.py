@@ -448,12 +448,19 @@ def _has_no_effect(node: Node) -> bool:
     )
     if node.op not in ("call_function", "call_method") or not known or mutates_argument(node) or _switches_mode(node):
         return False
+    if getattr(node.target, "__name__", "") in _UNTOLD_WRITERS:
+        return False
     if getattr(node.target, "__module__", "") == "_operator" or node.target is getattr:
         return True
     tags = _tags_of_aten_operator(fx.overload_of(node) or node.target)
     return tags is not None and tags.isdisjoint(_TAGS_OF_EFFECTS)
 
 
+# Their schemas do not say that they write: to running statistics, and to rows of weights that are too long.
+_UNTOLD_WRITERS = frozenset(
+    {"batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "instance_norm"}
+    | {"embedding", "embedding_bag"}
+)
 _TAGS_OF_EFFECTS = frozenset(
     {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 )

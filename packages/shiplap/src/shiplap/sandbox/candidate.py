@@ -473,8 +473,8 @@ class BatchRun:
 class CallBatch:
     """A context with calls that a process has prepared, on arguments in memory that both sides share.
 
-    ``index`` is that of a candidate, and ``poison`` fills the memory that it allocates. The arguments of index -1,
-    which reads none, and those of a ``blank`` batch hold zeros until ``fill`` writes values. Raises CandidateError, and
+    ``index`` is that of a candidate, and ``poison`` fills the memory that it allocates. The arguments of a ``blank``
+    batch, by default one of index -1, hold zeros until ``fill`` writes values. Raises CandidateError, and
     UnsupportedArguments for arguments that it declines.
     """
 
@@ -485,7 +485,7 @@ class CallBatch:
         sets: Sequence[Sequence[Any]],
         poison: int | None = None,
         *,
-        blank: bool = False,
+        blank: bool | None = None,
     ) -> None:
         self.witness, self.sets = witness, sets
         self._number = next(_batch_numbers)
@@ -493,7 +493,7 @@ class CallBatch:
         self._layout = secrets.randbits(62)
         arena = ArgumentArena(self._layout)
         packed = [arena.pack(list(args)) for args in sets]
-        self._handle = arena.make() if index < 0 or blank else arena.write()
+        self._handle = arena.make() if (index < 0 if blank is None else blank) else arena.write()
         self._given = [MappedArguments.of(self._handle, each) for each in packed]
         try:
             message = protocol.PrepareBatch(self._number, sorted(witness.batches), index, poison, packed)

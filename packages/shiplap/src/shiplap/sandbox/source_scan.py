@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -111,19 +111,20 @@ def _read_source_text(file: Path) -> str:
         return ""
 
 
-def find_suspicious_names(file: str) -> list[str]:
+def find_suspicious_names(file: str, targets: Sequence[str] = ()) -> list[str]:
     """Return ``line N: reason`` for names that read frames or objects of others, or that patch the process.
 
-    Modules beside the file that it imports are included.
+    Modules beside the file that it imports are included. ``targets`` are the names that others call.
     """
-    reasons = _suspicious_names_in(file)
+    reasons = _suspicious_names_in(file, targets)
+    used = re.findall(r"\w+", _read_source_text(Path(file)))  # a function of another module is called by its name
     for other in gather_sources(file)[1:]:
         if other.suffix == ".py":
-            reasons += [f"{other.name}, {what}" for what in _suspicious_names_in(str(other))]
+            reasons += [f"{other.name}, {what}" for what in _suspicious_names_in(str(other), used)]
     return reasons
 
 
-def _suspicious_names_in(file: str) -> list[str]:
+def _suspicious_names_in(file: str, called: Sequence[str]) -> list[str]:
     """Return the line and the reason of each suspicious name in one Python file."""
     try:
         if Path(file).stat().st_size > MAX_SOURCE_BYTES:
@@ -131,21 +132,24 @@ def _suspicious_names_in(file: str) -> list[str]:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    found = {*_find_suspicious_nodes(tree), *_find_calendar_reads(tree)}
+    found = {*_find_suspicious_nodes(tree), *_find_calendar_reads(tree, called)}
     return [f"line {line}: {what}" for line, what in sorted(found)]
 
 
-def _find_calendar_reads(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def _find_calendar_reads(tree: ast.Module, called: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Yield the line and the reason of each read of the date, on which no result may depend.
 
-    Code behind ``if __name__ == "__main__"``, and functions that no other code names, do not count: they may time the
-    candidate for its author.
+    Code behind ``if __name__ == "__main__"`` does not count, and neither do functions named like a benchmark that no
+    other code names and that are not ``called`` from outside: they may time the candidate for its author.
     """
-    for node in _live_nodes(tree):
+    imports = [a for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) for a in node.names]
+    real = {a.asname: a.name for a in imports if a.asname and a.name in CALENDAR}
+    for node in _live_nodes(tree, called):
         name, home = "", ""
         if isinstance(node, ast.Attribute):
             holder = node.value
             name, home = node.attr, getattr(holder, "attr", getattr(holder, "id", ""))
+            home = real.get(home, home)
         elif isinstance(node, ast.ImportFrom) and node.module in CALENDAR:
             read = [a.name for a in node.names if a.name in CALENDAR[node.module]]
             name, home = (read[0], node.module) if read else ("", "")
@@ -155,19 +159,19 @@ def _find_calendar_reads(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield getattr(node, "lineno", 0), f"{home}.{name} reads the date, on which no result may depend"
 
 
-def _live_nodes(tree: ast.Module) -> Iterator[ast.AST]:
+def _live_nodes(tree: ast.Module, called: Sequence[str]) -> Iterator[ast.AST]:
     """Yield the nodes of a module's statements, and of the functions and classes that these name.
 
-    A top-level function that is named nowhere counts if it has the name of a target.
+    A top-level function that is named nowhere counts unless its name is that of a benchmark or a test.
     """
     own = {s.name: s for s in tree.body if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))}
     left: list[ast.AST] = [s for s in tree.body if s not in own.values() and not _is_main_guard(s)]
-    left += [own[name] for name in own if not _looks_like_a_benchmark(name)]
+    left += [own[name] for name in own if name in called or not _looks_like_a_benchmark(name)]
     while left:
         for node in ast.walk(left.pop()):
             yield node
             name = node.id if isinstance(node, ast.Name) else ""
-            if name in own and _looks_like_a_benchmark(name):
+            if name in own and name not in called and _looks_like_a_benchmark(name):
                 left.append(own.pop(name))
 
 
@@ -178,7 +182,8 @@ def _looks_like_a_benchmark(name: str) -> bool:
 
 def _is_main_guard(node: ast.AST) -> bool:
     """Return whether a statement runs only where its file is run as a program."""
-    return isinstance(node, ast.If) and any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(node.test))
+    usual = ("__name__ == '__main__'", "'__main__' == __name__")
+    return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) in usual
 
 
 def marks_in_source(file: str) -> list[int]:
@@ -243,7 +248,8 @@ def suspicious_names_of_function(fn: Any) -> list[str]:
             continue
         seen.add(id(at))
         names = _names_in_code(at.__code__)
-        reasons |= dict.fromkeys(what for name in sorted(names) if (what := _describe_suspicion(name)))
+        # Whoever tunes a function of Python uses this package; a candidate in a file of its own does not.
+        reasons |= dict.fromkeys(what for name in sorted(names - {"shiplap"}) if (what := _describe_suspicion(name)))
         left += [at.__globals__[name] for name in names if name in at.__globals__]
     return list(reasons)
 

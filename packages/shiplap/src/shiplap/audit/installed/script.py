@@ -20,6 +20,7 @@ This script needs torch and {package}. {ends}
 
 import {module}
 
+inf, nan = float("inf"), float("nan")
 op = torch.ops.{address}
 
 

@@ -154,6 +154,7 @@ class AttentionRewrite(Rewrite):
             tuple(fake_value(below.out).shape),
             below.spelled,
             masked=below.mask is not None,
+            lone=len(hiding) < 2,
             added_in=hiding[-1].dtype if hiding and not _asks_for_gradients(held) else None,
         )
         nodes = [*above.nodes, *_calls_of_softmax(softmax), *below.nodes]
@@ -238,8 +239,8 @@ def _require_no_gradients(out: Node, held: Sequence[Tensor], hiding: Sequence[Sc
     """Raise where gradients are asked for, and a mask of ``hiding`` may hide a row as a whole."""
     if _asks_for_gradients(held):
         name = next((s.given.name for s in hiding if isinstance(s.given, Node)), "the mask")
-        what = f"{name} may hide a row as a whole, whose gradients a fused kernel computes otherwise"
-        fix = "if each row sees a key, AttentionRewrite(visible_rows=True); without gradients it is replaced anyway"
+        what = f"{name} may mask every key of a query, whose gradients a fused kernel computes otherwise"
+        fix = "if each query sees a key, pass AttentionRewrite(visible_rows=True); torch.no_grad() needs no word"
         raise RewriteObstacle(out, "gradient", what, fix, 2)
 
 
@@ -358,7 +359,7 @@ class _FusedCall:
     """The function that is traced in place of the steps, of q, k, v and the tensors of the steps.
 
     If ``masked``, the last tensor is a mask, and rows that it masks as a whole are 0. ``added_in``: the dtype in which
-    masks that may hide a row as a whole are added, if there are any.
+    masks that may hide a row as a whole are added, if there are any. ``lone``: no two of these meet in one place.
     """
 
     def __init__(
@@ -369,10 +370,11 @@ class _FusedCall:
         spelled: einsum.EinsumProduct | None = None,
         *,
         masked: bool = False,
+        lone: bool = True,
         added_in: torch.dtype | None = None,
     ) -> None:
         self.scores, self.shape, self.out, self.spelled, self.masked = scores, shape, out, spelled, masked
-        self.added_in = added_in
+        self.lone, self.added_in = lone, added_in
         self.viewed = any(step.kind == "view" for step in scores.steps)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Tensor:
@@ -397,7 +399,7 @@ class _FusedCall:
             elif step.kind == "rest":
                 k, v, bias = sinks.append_sink(q, k, v, bias, tensor if step.number else tensor.unsqueeze(-1))
             else:
-                bias = _apply_to_bias(step, bias, tensor)
+                bias = _apply_to_bias(step, bias, tensor, lone=self.lone)
         # A view between product and softmax has other leading dims: q and k take them over, and the result gets its own
         # back.
         if self.viewed:
@@ -425,7 +427,7 @@ class _FusedCall:
         return out if self.spelled is None else out.permute(self.spelled.out)
 
 
-def _apply_to_bias(step: ScoreStep, bias: Tensor | None, given: Any) -> Tensor | None:
+def _apply_to_bias(step: ScoreStep, bias: Tensor | None, given: Any, *, lone: bool) -> Tensor | None:
     """Return the bias after one step on the way from the product to the softmax."""
     if step.kind == "add":
         term: Tensor = given if step.number == 1 else given * step.number
@@ -433,8 +435,10 @@ def _apply_to_bias(step: ScoreStep, bias: Tensor | None, given: Any) -> Tensor |
     if step.kind in ("fill", "keep"):
         # A scalar broadcasts, so no mask of full size is allocated where nothing was added before.
         rest = torch.zeros((), dtype=step.dtype, device=given.device) if bias is None else bias
-        # The lowest number swallows every score that is added to it, as if it was filled in.
-        number = step.number if step.number == -torch.inf else torch.finfo(step.dtype).min
+        # The lowest number swallows every score that is added to it, as if it was filled in. Beside another mask the
+        # number stays: which of both is lower decides the weights of a hidden row, and a sum of both may be infinite.
+        keep = step.number == -torch.inf or not lone
+        number = step.number if keep else torch.finfo(step.dtype).min
         filled = torch.full((), number, dtype=step.dtype, device=given.device)
         mask = given if given.dtype == torch.bool else given != 0
         return torch.where(mask, filled, rest) if step.kind == "fill" else torch.where(mask, rest, filled)
