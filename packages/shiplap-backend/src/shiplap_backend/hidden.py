@@ -67,8 +67,11 @@ def find_contradiction(conditions: Sequence[str]) -> str:
             trees.append(ast.parse(condition.strip(), mode="eval").body)
         except (SyntaxError, RecursionError, MemoryError):
             continue
-    found = ""
-    for alternative in _alternatives(trees)[:_MOST_ALTERNATIVES]:
+    certain = [part for tree in trees if len(ways := _ways(tree)) == 1 for part in ways[0]]
+    found, alternatives = _clash(certain), _alternatives(trees)
+    if found or len(alternatives) > _MOST_ALTERNATIVES:  # some of so many are not listed, and may hold
+        return found
+    for alternative in alternatives:
         found = _clash(alternative)
         if not found:
             return ""
@@ -85,8 +88,9 @@ def _alternatives(trees: Sequence[ast.expr]) -> list[list[ast.expr]]:
     if not trees:
         return [[]]
     ways: list[list[ast.expr]] = []
+    others = _alternatives(trees[1:])
     for way in _ways(trees[0]):
-        ways += [[*way, *rest] for rest in _alternatives(trees[1:])[:_MOST_ALTERNATIVES]]
+        ways += [[*way, *rest] for rest in others]
     return ways[: _MOST_ALTERNATIVES + 1]
 
 

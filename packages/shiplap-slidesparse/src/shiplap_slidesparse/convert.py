@@ -176,8 +176,12 @@ def _inputs_of(model: nn.Module, chosen: dict[str, nn.Linear], example: Any) -> 
     """Return some rows of the activations that each layer gets when the model is called with ``example``."""
     inputs: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Callable[..., object]:
-        return lambda module, args: inputs.setdefault(name, args[0].detach().flatten(0, -2)[:_ROWS].clone())
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:  # what it returned would replace the input
+            if args and name not in inputs and args[0].numel():
+                inputs[name] = args[0].detach().reshape(-1, args[0].shape[-1])[:_ROWS].clone()
+
+        return hook
 
     handles = [linear.register_forward_pre_hook(keep(name)) for name, linear in chosen.items()]
     try:

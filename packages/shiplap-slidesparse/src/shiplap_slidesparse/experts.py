@@ -44,6 +44,10 @@ class ConvertedExperts(nn.Module):
         weighted = out * top_k_weights.reshape(-1, 1)
         return weighted.view(*top_k_index.shape, -1).sum(1).to(hidden_states.dtype)
 
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # The class is made at run time, so that a pickle cannot name it.
+        return _unpickled, (type(self).__mro__[2],), self.__dict__
+
     def _project(self, name: str, rows: Tensor, chosen: Tensor) -> Tensor:
         own: Any = self
         layer: Linear = getattr(own, layer_name(name))
@@ -156,6 +160,11 @@ def empty_expert_layer(module: nn.Module, weight: Tensor, dtype: str) -> Linear:
     held: Any = module
     experts, n, k = weight.mT.shape if held.is_transposed else weight.shape
     return Linear(k, experts * n, False, mode=dtype, device="meta")
+
+
+def _unpickled(kind: type[nn.Module]) -> nn.Module:
+    made = _converted_class(kind)
+    return made.__new__(made)
 
 
 def _converted_class(kind: type[nn.Module]) -> type[nn.Module]:

@@ -141,7 +141,7 @@ def prune(weight: Tensor, pattern: str | Pattern) -> Tensor:
     magnitude = weight.detach().to(torch.float64 if weight.dtype == torch.float64 else torch.float32).abs()
     _refuse_nan("slidesparse.prune", magnitude)
     if not shape.sparse:
-        return weight.detach()
+        return weight.detach().clone()  # as for the others, a tensor of its own
     groups = -(-k // size)
     # A last group that is cut short is filled up, so that all groups have one size.
     magnitude = torch.nn.functional.pad(magnitude, (0, groups * size - k)).view(n, groups, size)

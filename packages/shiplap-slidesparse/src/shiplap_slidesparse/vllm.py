@@ -86,8 +86,9 @@ class SlidesparseVllmConfig(QuantizationConfig):
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> str | None:
-        """Return our method also for compressed-tensors checkpoints with a pattern."""
-        return METHOD if hf_quant_cfg and "slidesparse" in hf_quant_cfg else None
+        """Return our method also for compressed-tensors checkpoints with a pattern, and for its name in ``hf.py``."""
+        ours = bool(hf_quant_cfg) and str(hf_quant_cfg.get("quant_method", "")).startswith(f"{METHOD} (")
+        return METHOD if ours or (hf_quant_cfg and "slidesparse" in hf_quant_cfg) else None
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
         if not isinstance(layer, LinearBase):

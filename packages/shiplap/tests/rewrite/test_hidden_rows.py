@@ -92,7 +92,7 @@ def test_gradients_are_those_of_eager_mode(model: Model) -> None:
     (miss,) = placed
     assert isinstance(miss, NearMiss)
     assert miss.obstacle == "gradient"
-    assert "may hide a row as a whole" in miss.reason
+    assert "may mask every key of a query" in miss.reason
     torch.testing.assert_close(*grads, equal_nan=True)
 
 

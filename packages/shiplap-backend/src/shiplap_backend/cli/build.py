@@ -81,7 +81,7 @@ def _print_generated(report: dict[str, object], json: bool) -> None:
     computes = report.pop("computes", {})
     if isinstance(computes, dict) and computes:
         dtypes = ", ".join(f"{dtype} in {wide}" for dtype, wide in computes.items())
-        verbs.out().print(f"computes: {dtypes}; an entry's 'compute' says otherwise", markup=False)
+        verbs.out().print(f"computes: {dtypes}; 'compute' in an entry changes that", markup=False)
     for key, value in report.items():
         if value not in ([], {}):
             verbs.out().print(f"{key.replace('_', ' ')}: {value}", markup=False)

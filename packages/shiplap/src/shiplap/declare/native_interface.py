@@ -82,6 +82,10 @@ class NativeForm:
         """Return the parts that a library of this function lacks for a program without Python, or an empty text."""
         return ""
 
+    def holds(self, config: tuple[int, ...]) -> bool:
+        """Return whether a library of this function can run ``config`` in a program without Python."""
+        return True
+
     def connect(self, binding: ctypes.CDLL) -> None:
         """Connect to ``binding``, an opened library with the function."""
 

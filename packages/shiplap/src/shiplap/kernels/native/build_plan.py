@@ -141,8 +141,11 @@ def compile_command(op: Op) -> list[str]:
 def bound_native_kernel(op: Op, device: str) -> tuple[NativeOp, NativeForm]:
     """Return the only C ABI kernel of ``op`` on ``device`` with its generated code. Raise SL404 for none or several."""
     form = _first_native_forms(op).get(device)
-    if form is None or len(op.native_kernels(device)) > 1:
+    if form is None:
         raise _no_native_form_error(op, device)
+    if len(kernels := op.native_kernels(device)) > 1:
+        got, fix = f"several kernels on {device}: {', '.join(k.name for k in kernels)}", "declare one of them alone"
+        raise error("SL404", where=op.spec.name, got=got, expected=f"one C ABI kernel on {device}", fix=fix)
     return _native_source(op, device, form), form
 
 

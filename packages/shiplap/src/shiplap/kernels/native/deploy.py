@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shiplap import safe_io
+from shiplap.codegen.chosen import config_values
 from shiplap.codegen.environment import render_source
 from shiplap.codegen.native import NativeOp, native_source
 from shiplap.dispatch import Op, tuned_choices
@@ -120,7 +121,11 @@ def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_deman
 def _packed_native(entry: NativeKernelEntry) -> NativeOp:
     """Return the code of an entry with all that this process has compiled and chosen for it."""
     tuned_choices.ensure_choices_loaded()
-    return replace(entry.native, source=entry.form.source(packed=True), rows=packed_rows(entry.op, entry.device))
+    rows = packed_rows(entry.op, entry.device)
+    if entry.form.generated:  # a config without a cubin would be an error where the default runs
+        width = len(config_values(entry.native.space))
+        rows = tuple(row for row in rows if entry.form.holds(row[len(row) - width :]))
+    return replace(entry.native, source=entry.form.source(packed=True), rows=rows)
 
 
 def _deployed_names(entries: Iterable[NativeKernelEntry], folder: str | os.PathLike[str]) -> dict[str, Path]:

@@ -107,6 +107,9 @@ class LaunchedForm(NativeForm):
             return ""
         return f"no cubin of {', '.join(self.declared[number].name for number in sorted(lacking))}" if lacking else ""
 
+    def holds(self, config: tuple[int, ...]) -> bool:
+        return any(key[: len(config)] == config for _, _, key in self.cubins)
+
     def compile(self, number: int, target: int, key: Key) -> Cubin:
         """Return the form of launch ``number`` for an architecture (90) and a key without a device.
 

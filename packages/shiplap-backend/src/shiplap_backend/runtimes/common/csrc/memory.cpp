@@ -27,7 +27,7 @@ void check_strided(const at::Tensor& t) {
 void devices_differ(const std::string& op, const std::string& name, c10::Device here,
                     c10::Device there) {
   TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ",
-              here, " and ", there, "! (when checking argument for argument ", name, " in method ", op,
+              here, " and ", there, "! (", name.empty() ? "" : "when checking argument for argument " + name + " ", "in method ", op,
               ")");
 }
 

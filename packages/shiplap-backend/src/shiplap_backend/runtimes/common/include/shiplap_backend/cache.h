@@ -41,11 +41,12 @@ struct CacheInfo {
 // Bytes that the process has allocated on its heap.
 inline int64_t heap_bytes() {
 #ifdef __GLIBC__
+#if __GLIBC_PREREQ(2, 33)
   const auto heap = mallinfo2();
   return static_cast<int64_t>(heap.uordblks + heap.hblkhd);
-#else
-  return 0;
 #endif
+#endif
+  return 0;  // an older glibc has mallinfo, which overflows at 2 GiB
 }
 
 // The heap keeps what is freed for later; this gives whole pages back.
