@@ -26,9 +26,9 @@ void check_strided(const at::Tensor& t) {
 
 void devices_differ(const std::string& op, const std::string& name, c10::Device here,
                     c10::Device there) {
+  const std::string where = name.empty() ? "" : "when checking argument for argument " + name + " ";
   TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ",
-              here, " and ", there, "! (", name.empty() ? "" : "when checking argument for argument " + name + " ", "in method ", op,
-              ")");
+              here, " and ", there, "! (", where, "in method ", op, ")");
 }
 
 at::Tensor zero_tensor(at::IntArrayRef sizes, const at::TensorOptions& options) {

@@ -1,8 +1,9 @@
 """Tensors of the device between processes: a queue or a pipe carries a copy in host memory to the receiver's device.
 
 Memory is not shared: the bytes themselves are sent, so the sender may end before they are received. What cannot be
-copied raises where it is received, since a queue pickles in a thread of its own, where an error would leave the receiver
-waiting for ever. A tensor that autograd made is the exception: it raises in the sender, as for torch's other devices.
+copied raises where it is received, since a queue pickles in a thread of its own, where an error would leave the
+receiver waiting for ever. A tensor that autograd made is the exception: it raises in the sender, as for torch's other
+devices.
 """
 
 from __future__ import annotations
