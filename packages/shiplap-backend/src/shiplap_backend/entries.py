@@ -77,7 +77,13 @@ def target_dtypes(target: MetadataTarget) -> tuple[str, ...]:
 
 def wide_dtype(dtype: str, there: Collection[str]) -> str:
     """Return the dtype in which torch forms sums and products of ``dtype``, or ``dtype`` if it is not ``there``."""
-    wide = {"f16": "f32", "bf16": "f32", "i16": "i32", "i8": "i32", "u8": "i32", "bool": "i32"}.get(dtype, dtype)
+    row, wide = in_aten().get(dtype), dtype
+    if row is None or row.itemsize >= 4:
+        return dtype
+    if row.kind == "float":
+        wide = "f32"
+    elif row.kind in ("signed", "unsigned", "bool"):
+        wide = "i32"
     return wide if wide in there else dtype
 
 

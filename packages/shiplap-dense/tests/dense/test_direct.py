@@ -312,7 +312,8 @@ def test_a_template_beside_a_c_kernel_leaves_that_to_native_code(declare):
     bind(op)
     form = op.native_kernels("cpu")[0].native
     assert form.symbol == kernel.symbol
-    assert build_plan.form_serves_alone(op, form)
+    assert build_plan.form_is_native(op, form)
+    assert [k.native for k in op.native_choices("cpu")] == [form]
 
 
 def test_tables_are_made_once_for_what_they_look_at():

@@ -134,7 +134,8 @@ class Arithmetic(SummableTensor):
         if dim not in (1, -1):
             raise _mixed_rows_error(name, f"dim={dim}, along the voxels", "dim=1, along the channels")
         if func not in _JOINS:
-            return self.replace(func(*[_rows_of(v, self, name) for v in args], **kwargs))
+            named = {key: _rows_of(v, self, name) for key, v in kwargs.items()}
+            return self.replace(func(*[_rows_of(v, self, name) for v in args], **named))
         parts = [value for value in args if type(value) is not int]
         return self.replace(torch.cat([_rows_of(part, self, name) for part in parts], 1))
 

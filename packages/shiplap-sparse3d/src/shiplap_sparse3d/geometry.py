@@ -17,14 +17,20 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
-from shiplap import ShiplapError
 from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d.coords import assert_scenes, check_scenes
 from shiplap_sparse3d.offsets import box_offsets, connect_by_offsets, offset_cells, unbounded
 from shiplap_sparse3d.plan import Plan, wants_sorted
 from shiplap_sparse3d.rows import chosen_rows
-from shiplap_sparse3d.steps import StepWindow, Triple, connect_voxels, output_cells, submanifold_plan
+from shiplap_sparse3d.steps import (
+    StepWindow,
+    Triple,
+    connect_voxels,
+    output_cells,
+    submanifold_plan,
+    vanished_grid_error,
+)
 
 __all__ = [
     "NOTHING",
@@ -142,18 +148,6 @@ def _last_scene(coords: Tensor) -> int | None:
         return None
 
 
-def _vanished_grid_error(window: StepWindow, grid: tuple[int, ...], shape: tuple[int, ...]) -> ShiplapError:
-    """The error of a step to a grid without cells."""
-    kernel, padding, dilation = (each[-len(grid) :] for each in (window.kernel, window.padding, window.dilation))
-    return error(
-        "SL208",
-        where="a step to other voxels",
-        got=f"a grid {shape}: kernel {kernel}, padding {padding}, dilation {dilation} on {grid}",
-        expected="1 cell or more per axis",
-        fix="enlarge spatial_shape or the padding, or take a smaller kernel",
-    )
-
-
 def _number_of_scenes(batch_size: Any) -> int:
     """``batch_size`` as an int. Raises SL209 for what is no integer and SL208 for a negative one."""
     where = "Geometry, argument 'batch_size'"
@@ -176,15 +170,23 @@ class Strided:
 
 @dataclass(frozen=True)
 class GeometryOrigin:
-    """The step that made a geometry: from which voxels, and how."""
+    """The step that made a geometry: from which voxels, and how; with its plan if those voxels do not keep it."""
 
     geometry: Geometry
     window: StepWindow
+    built: Plan | None = None
 
     @property
     def plan(self) -> Plan:
         """The plan of convolutions that made that step."""
-        return self.geometry.step(self.window, back=True).plan
+        return self.geometry.step(self.window, back=True).plan if self.built is None else self.built.complete()
+
+    @property
+    def plain_plan(self) -> Plan:
+        """The same with tables that are not sorted, for pooling."""
+        if self.built is not None:
+            return self.built.unsorted().complete()
+        return self.geometry.step(self.window, plain=True, back=True).plan
 
 
 class TableRecipe(NamedTuple):
@@ -366,7 +368,7 @@ class Geometry:
             self._check_scenes("Geometry.step")
             shape = window.shape(self.spatial_shape)
             if any(isinstance(cells, int) and cells < 1 for cells in shape):
-                raise _vanished_grid_error(window, self.spatial_shape[3 - self.ndim :], shape[3 - self.ndim :])
+                raise vanished_grid_error(window, self.spatial_shape[3 - self.ndim :], shape[3 - self.ndim :])
             coords = output_cells(window, self.coords, self.spatial_shape)
             kept.reached[window] = there = self._similar_geometry(coords, shape, padded=window.capacity is not None)
             there._is_reached = True
@@ -383,13 +385,15 @@ class Geometry:
     def _step_by_offsets(self, window: StepWindow, *, plain: bool, back: bool) -> Strided:
         """A step of voxels without a grid or of four axes. Padding and a grid cut off what lies outside."""
         if window.capacity is not None:
-            raise error("SL208", where="a step of voxels without a grid", got="a capacity, or padding", expected="none")
+            raise error(
+                "SL208", where="a step of voxels without a grid", got="padded voxels, or capacity=", expected="neither"
+            )
         kept, back_is_there = self._kept, window.output_padding is not None
         shape, there = self.spatial_shape, kept.reached.get(window)
         if self.bounded:
             shape = window.grid_of_axes(shape)
             if min(shape) < 1:
-                raise _vanished_grid_error(window, self.spatial_shape, shape)
+                raise vanished_grid_error(window, self.spatial_shape, shape)
         taps, columns = self._box(window.kernel, window.dilation, window.padding), [1, *window.stride]
         if there is None:
             coords = self._reach(taps, columns, shape if self.bounded else None, back_is_there)
@@ -473,6 +477,7 @@ class Geometry:
         taps = torch.tensor(box_offsets(kernel, dilation, padding=padding), dtype=torch.int32)
         return pad(taps, (1, 0)).to(self.coords.device)
 
+    @built_outside_modes
     def _reach(self, taps: Tensor, columns: list[int], shape: Sequence[int] | None, transposed: bool) -> Tensor:
         """Return the voxels that an input reaches, inside ``shape`` if there is one."""
         low, high = unbounded(len(columns) - 1)
@@ -572,14 +577,10 @@ class Geometry:
         *,
         capacity: int | None,
     ) -> StepWindow:
-        window = StepWindow(
-            self._read_per_axis(kernel, "kernel"),
-            self._read_per_axis(stride, "stride"),
-            self._read_per_axis(padding, "padding", 0),
-            self._read_per_axis(dilation, "dilation"),
-            None if output_padding is None else self._read_per_axis(output_padding, "output_padding", 0),
-            capacity,
-        )
+        read = self._read_per_axis
+        extra = None if output_padding is None else read(output_padding, "output_padding", 0)
+        axes = read(kernel, "kernel"), read(stride, "stride"), read(padding, "padding", 0), read(dilation, "dilation")
+        window = StepWindow(*axes, extra, capacity)
         if not self.padded or capacity is not None:
             return window
         if min(*window.stride, *window.dilation) < 1:  # otherwise the op of the step says so

@@ -90,6 +90,9 @@ def _label_voxels(labels: Tensor, inverse: Tensor, voxels: int, ignore: int, con
     if labels.dim() != 1 or labels.is_floating_point():
         got = f"{labels.dtype} {tuple(labels.shape)}"
         raise error("SL204", where="sparse3d.sparse_quantize, argument 'labels'", got=got, expected="integers [p]")
+    if torch.tensor(ignore).to(labels.dtype).item() != ignore:  # -100 wraps around in uint8
+        where, got = "sparse3d.sparse_quantize, argument 'ignore_label'", f"{ignore} for {labels.dtype}"
+        raise error("SL208", where=where, got=got, expected="a value of the labels' dtype", fix="pass labels.long()")
     votes = labels != ignore
     pairs, count = torch.unique(torch.stack([inverse, labels.long()], 1)[votes], dim=0, return_counts=True)
     voxel, label = pairs.unbind(1)

@@ -14,6 +14,8 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from shiplap import ShiplapError
+from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d import bounded, ops, planning
 from shiplap_sparse3d.coords import output_shape
@@ -158,3 +160,15 @@ def connect_voxels(
         return Plan(ops.transpose_table(table, m), n, back=(table, None, None))
     columns, order, masks, *rest = planning.conv_plan(*arguments, parts_for(n, k), parts_for(m, k))
     return Plan(rest[0].t(), n, rest[1], rest[2], back=(columns.t(), order, masks))
+
+
+def vanished_grid_error(window: StepWindow, grid: tuple[int, ...], shape: tuple[int, ...]) -> ShiplapError:
+    """The error of a step to a grid without cells."""
+    kernel, padding, dilation = (each[-len(grid) :] for each in (window.kernel, window.padding, window.dilation))
+    return error(
+        "SL208",
+        where="a step to other voxels",
+        got=f"a grid {shape}: kernel {kernel}, padding {padding}, dilation {dilation} on {grid}",
+        expected="1 cell or more per axis",
+        fix="enlarge spatial_shape or the padding, or take a smaller kernel",
+    )

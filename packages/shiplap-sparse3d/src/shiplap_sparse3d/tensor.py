@@ -113,7 +113,8 @@ class SparseTensor(Arithmetic):
     @property
     def decomposed_features(self) -> list[Tensor]:
         """The features of each scene, ``[n_i, c]``."""
-        return [scene.feats for scene in self]
+        scene = self.geometry.coords[:, 0]
+        return [self.feats.index_select(0, chosen_rows(scene == b)) for b in range(self.batch_size)]
 
     def dense(self) -> Tensor:
         """``[batch_size, c, *spatial_shape]``, zeros where no voxel is active.
@@ -175,7 +176,7 @@ class SparseTensor(Arithmetic):
             )
         coords = torch.nn.functional.pad(self.coords, (0, 0, 0, capacity - n), value=-1)
         feats = torch.nn.functional.pad(self.feats, (0, 0, 0, capacity - n))
-        return SparseTensor(feats, coords, self.spatial_shape, self.batch_size, padded=True)
+        return self._on(feats, coords, self.batch_size, padded=True)
 
     @property
     def is_voxel(self) -> Tensor:
@@ -239,7 +240,13 @@ class SparseTensor(Arithmetic):
         else:
             rows = chosen_rows(inside)
             coords, feats = coords.index_select(0, rows), feats.index_select(0, rows)
-        return SparseTensor(feats, coords, self.spatial_shape, batch_size, padded=padded)
+        return self._on(feats, coords, batch_size, padded=padded)
+
+    def _on(self, feats: Tensor, coords: Tensor, batch_size: int, *, padded: bool) -> SparseTensor:
+        """Return ``feats`` on other voxels of this grid, or of none if there is none."""
+        coords, feats = as_many_rows(coords, feats)
+        shape = self.spatial_shape if self.geometry.bounded else None
+        return SparseTensor(feats, geometry=Geometry(coords, shape, batch_size, padded=padded))
 
     def _of_scenes(self, scenes: int | slice) -> SparseTensor:
         if isinstance(scenes, int) and not -self.batch_size <= scenes < self.batch_size:
@@ -327,8 +334,8 @@ class SparseTensor(Arithmetic):
 
     def pin_memory(self) -> SparseTensor:
         """In pinned memory, as data loaders ask for it; without tables."""
-        coords, grid = self.coords.pin_memory(), (self.spatial_shape, self.batch_size)
-        return SparseTensor(self.feats.pin_memory(), coords, *grid, padded=self.geometry.padded)
+        feats, coords = self.feats.pin_memory(), self.coords.pin_memory()
+        return self._on(feats, coords, self.batch_size, padded=self.geometry.padded)
 
     def requires_grad_(self, requires_grad: bool = True) -> SparseTensor:
         """Record gradients of the features, in place."""
@@ -397,7 +404,7 @@ def _grid_of(coords: Tensor, batch_size: int | None) -> tuple[tuple[int, ...] | 
         )
     scenes, *cells = (coords.amax(0) + 1).tolist() if coords.shape[0] else [1] * coords.shape[1]
     scenes = max(1, scenes) if batch_size is None else batch_size
-    negative = coords.shape[0] > 0 and int(coords[:, 1:].min()) < 0
+    negative = bool(((coords[:, 1:] < 0) & (coords[:, :1] != -1)).any())  # padding is no voxel
     return (None if negative else tuple(max(1, size) for size in cells)), scenes
 
 
@@ -438,9 +445,7 @@ def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
         moved.append(torch.cat([torch.where(b < 0, b, b + scenes), t.coords[:, 1:]], 1))
         scenes += t.batch_size
     padded = any(t.geometry.padded for t in tensors)
-    return SparseTensor(
-        torch.cat([t.feats for t in tensors]), torch.cat(moved), first.spatial_shape, scenes, padded=padded
-    )
+    return first._on(torch.cat([t.feats for t in tensors]), torch.cat(moved), scenes, padded=padded)
 
 
 def voxelize(

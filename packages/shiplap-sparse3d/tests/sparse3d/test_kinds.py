@@ -276,8 +276,8 @@ def test_what_is_refused():
         sparse3d.SubMConv3d(4, 6, 3, groups=3)
     with pytest.raises(sl.ShiplapError, match=r"SL208(.|\n)*kernel(.|\n)*\(3, 3\)(.|\n)*one int for each of 3 axes"):
         sparse3d.SubMConv3d(4, 6, (3, 3))
-    with pytest.raises(sl.ShiplapError, match=r"SL201(.|\n)*5 columns(.|\n)*2 to 4"):
-        sparse3d.SparseTensor(x.feats, torch.zeros(10, 5, dtype=torch.int32), 5)
+    with pytest.raises(sl.ShiplapError, match=r"SL201(.|\n)*6 columns(.|\n)*2 to 5"):
+        sparse3d.SparseTensor(x.feats, torch.zeros(10, 6, dtype=torch.int32), 5)
 
 
 def test_a_representation_shows_shapes():

@@ -243,8 +243,10 @@ def test_scenes_by_index_and_slice(padded):
         assert torch.equal(y.dense(), want)
         assert y.batch_size == want.shape[0]
         assert not padded or y.feats.shape[0] == 100
-    with pytest.raises(IndexError):
-        x[4]
+    for beyond in (4, -5):
+        with pytest.raises(sl.ShiplapError, match=rf"SL208(.|\n)*scene {beyond}(.|\n)*below 4"):
+            x[beyond]
+    assert [len(y.coords) for y in x] == [len(x[b].coords) for b in range(4)]  # iterating ends with the last scene
     with pytest.raises(sl.ShiplapError, match=r"SL208(.|\n)*step 1"):
         x[::2]
 

@@ -75,7 +75,7 @@ def narrow(x):
     return x.view(torch.float32)[..., : x.shape[-1]] * 2.0 if x.dtype is torch.float64 else x * 2
 
 
-add("right(Tensor x, int n=2) -> Tensor", lambda x, n=2: x * n, like)
+add("right(Tensor x, int n=2) -> Tensor", lambda x, n=2: x * n, lambda x, n=2: (x * n).contiguous())
 add("ignores_strides(Tensor x) -> Tensor", lambda x: packed(x) * 2, like)
 add("fake_of_another_size(Tensor x) -> Tensor", lambda x: x * 2, lambda x: x.new_empty(x.shape[0] + 1))
 add("fake_of_another_dtype(Tensor x) -> Tensor", lambda x: x * 2, lambda x: x.new_empty(x.shape, dtype=torch.half))

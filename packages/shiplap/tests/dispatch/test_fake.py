@@ -249,16 +249,31 @@ def test_a_size_of_zero_is_a_size_and_a_negative_one_is_not(ns):
 
 
 @pytest.mark.parametrize(
-    ("names", "got"), [((), "the reference"), (("a",), "it reads Python"), (("a", "b"), "a, b, among")]
+    ("refused", "native", "got"),
+    [
+        ({}, "", "the reference"),
+        ({"a": "it reads Python"}, "", "it reads Python"),
+        ({"a": "other dtypes", "b": ""}, "a", "b, which Python picks"),
+        ({"a": "other dtypes", "b": "other sizes"}, "ab", "other sizes"),
+        ({"a": "other dtypes", "b": ""}, "ab", None),
+        ({"a": "", "b": "it reads Python"}, "a", None),
+    ],
 )
-def test_a_package_takes_one_native_kernel(ns, names, got):
+def test_a_package_takes_the_first_native_kernel_that_serves(ns, refused, native, got):
     @sl.op(f"{ns}::packed")
     def packed(x: V) -> V:
         return x.clone()
 
-    kernels = [SimpleNamespace(name=name, why_not_packaged=lambda call: "it reads Python") for name in names]
-    state = SimpleNamespace(spec=packed.spec, native_kernels=lambda device: kernels)
+    kernels = [SimpleNamespace(name=n, why_not_packaged=lambda call, why=why: why) for n, why in refused.items()]
+    choices = [k for k in kernels if k.name in native]
+    state = SimpleNamespace(
+        spec=packed.spec, native_kernels=lambda device: kernels, native_choices=lambda device: choices
+    )
+    call = SimpleNamespace(device=torch.device("cpu"))
+    if got is None:
+        fake.refuse_python_in_package(state, call)
+        return
     with pytest.raises(ShiplapError) as e:
-        fake.refuse_python_in_package(state, SimpleNamespace(device=torch.device("cpu")))
+        fake.refuse_python_in_package(state, call)
     assert e.value.id == "SL307"
     assert e.value.got.startswith(got)

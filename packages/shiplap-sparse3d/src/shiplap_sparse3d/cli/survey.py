@@ -44,7 +44,7 @@ def command(
     tile: Annotated[int | None, typer.Option("--tile", metavar="CELLS", help="Voxels of a tile along x and y.")] = None,
     halo: Annotated[int | None, typer.Option("--halo", metavar="CELLS", help="Voxels that a tile sees around.")] = None,
     folder: Annotated[
-        Path | None, typer.Option("--folder", metavar="DIR", help="For buckets and results; OUTPUT.survey by default.")
+        Path | None, typer.Option("--folder", metavar="DIR", help="For points and classes; OUTPUT.survey by default.")
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the folder there when everything is done.")] = False,
     workers: Annotated[

@@ -134,7 +134,7 @@ class SparseUnpool3d(SparseModule):
             table, back = plan.table, plan.back
         else:
             origin = origin_of(self, x, self.kernel_size, self.stride)
-            there, plan = origin.geometry, origin.geometry.step(origin.window, plain=True, back=True).plan
+            there, plan = origin.geometry, origin.plain_plan
             assert plan.back is not None
             table, back = plan.back[0], (plan.table, None, None)
         feats = pooling.sum_pool(x.feats, table, back[0] if back else None, self.mode == "mean")

@@ -99,7 +99,7 @@ class SparsePixelUnshuffle3d(Resampling):
         self._check_axes(x, self.ndim)
         factor = expand_to_three(self.factor, "factor", self.ndim)
         if coordinates is None:
-            step = floor_step(x, factor, factor, (1, 1, 1))
+            step = floor_step(x, factor, factor, (1, 1, 1), centred=False)
         else:
             window = StepWindow(factor, factor, (0, 0, 0), (1, 1, 1))
             step = step_onto(type(self).__name__, x, window, coordinates, plain=True)

@@ -223,7 +223,8 @@ class DaskEngine(SurveyEngine):
                 if time.monotonic() >= look:
                     self._check_workers()
                     look = time.monotonic() + _LOOK
-                while waiting and len(running) + len(ready) < 2 * self.workers + 2:
+                # One runs at least: fewer workers than before, and the first result would be waited for forever.
+                while waiting and (not running or len(running) + len(ready) < 2 * self.workers + 2):
                     future = self._submit(task, *waiting[0], ended)
                     running[future] = waiting.popleft()
                 with contextlib.suppress(queue.Empty):

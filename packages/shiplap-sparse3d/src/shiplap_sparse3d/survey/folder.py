@@ -111,7 +111,7 @@ class SurveyFolder:
         with (self.path / "survey.lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except (BlockingIOError, PermissionError):  # a file system without locks has another error: SL602
                 raise error(
                     "SL823",
                     where=str(self.path),

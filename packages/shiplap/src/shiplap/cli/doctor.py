@@ -21,8 +21,8 @@ Examples:
   shiplap doctor --json -- python infer.py > doctor.json
   shiplap doctor --fail-on-break -- python -m pytest tests/test_model.py
   shiplap doctor -- torchrun --nproc-per-node 2 train.py    all ranks together
-  shiplap doctor --try -- python infer.py          try remedies in a copy, and show those that helped
-  shiplap doctor --apply -- python infer.py        the same, then write them into the program's files
+  shiplap doctor --try -- python infer.py      try remedies in a copy, show those that helped
+  shiplap doctor --apply -- python infer.py    the same, then write them into the files
 
 \b
 Exit status:

@@ -25,8 +25,8 @@ Exit status:
   1  refused: the reasons are printed
   2  the reference cannot be loaded or has no inputs
   3  incomplete: nothing is wrong, and something was not looked at
-With --suite: 0 if every problem is accepted, 1 if one is refused, else 3. 130 after Ctrl-C: a later run with the same
---out goes on."""
+With --suite: 0 if every problem is accepted, 1 if one is refused, else 3.
+Ctrl-C ends a suite with 130, and a later run with the same --out goes on."""
 
 
 def command(

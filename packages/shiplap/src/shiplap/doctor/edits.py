@@ -9,9 +9,9 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 
+from shiplap.cached_property import cached_property
 from shiplap.doctor.scratch import Edit, list_python_files
 
 Edits = tuple[Edit, ...]

@@ -29,6 +29,7 @@ from shiplap.sampling.case import tree_map
 from shiplap.sampling.run import tensors_among
 from shiplap.sandbox.candidate import CallBatch, CallOutcome, CandidateError, ExpectedEffects, TargetProcess
 from shiplap.sandbox.protocol import ArgumentArena
+from shiplap.torch_private.dispatcher_calls import built_outside_modes
 
 # Fewer rounds say too little about the least time of a call.
 MIN_ROUNDS, LEAST_AGAIN = 5, 2
@@ -166,6 +167,7 @@ def _secret_byte() -> int:
 
 
 @cache
+@built_outside_modes
 def _flush_room() -> torch.Tensor:
     """Return memory whose writing empties the caches."""
     return torch.empty(FLUSH_BYTES, dtype=torch.uint8)

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
@@ -204,6 +203,8 @@ class JudgeProblem:
 
     def flops(self, args: Args) -> int:
         """Return the number of operations in the matrix products of the reference."""
+        from torch.utils.flop_counter import FlopCounterMode  # imported late, since it loads Triton
+
         given = tree_map(lambda t: t.detach().clone(), args)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             self.call(*given)

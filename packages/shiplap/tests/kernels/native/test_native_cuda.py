@@ -67,7 +67,7 @@ def test_one_unit_serves_both_device_types(step):
         "scratch = workspace(needed",
         "const DeviceGuard guard(device);",
         "current_stream(device), scratch",
-        "reinterpret_cast<Kernel>(kernel.load())(&context",
+        "reinterpret_cast<Kernel>(kernels[0].load())(&context",
     ]
     position = 0
     for fragment in order:

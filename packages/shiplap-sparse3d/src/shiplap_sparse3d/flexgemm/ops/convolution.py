@@ -14,7 +14,12 @@ from torch import Tensor
 from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import check_rows
 from shiplap_sparse3d.flexgemm import config
-from shiplap_sparse3d.flexgemm.ops.neighbor_cache import Ints, NeighborCache, build_neighbor_cache
+from shiplap_sparse3d.flexgemm.ops.neighbor_cache import (
+    Ints,
+    NeighborCache,
+    build_neighbor_cache,
+    resolve_offset,
+)
 from shiplap_sparse3d.geometry import Axes, per_axis
 
 __all__ = [
@@ -196,6 +201,8 @@ def sparse_conv(
         )
     else:
         spacing = None if kernel is None else tuple(dilation or (1,) * axes)
+        if kernel is not None and spacing is not None:
+            offset = resolve_offset(kernel, spacing, padding, offset)
         neighbor_cache.assert_match(
             input_coords=coords,
             output_coords=output_coords,

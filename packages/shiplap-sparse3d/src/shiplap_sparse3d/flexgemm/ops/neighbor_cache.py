@@ -8,6 +8,7 @@ another word for the offset: ``offset = (kernel_size - 1) // 2 * dilation - padd
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from shiplap.plugin_api import error
 from shiplap_sparse3d.flexgemm.algorithms import PlanCache, flat_table
 from shiplap_sparse3d.flexgemm.ops.utils import with_scene
 from shiplap_sparse3d.geometry import Geometry
-from shiplap_sparse3d.offsets import box_offsets, offset_cells, offset_table
+from shiplap_sparse3d.offsets import box_offsets, connect_by_offsets, offset_cells
 from shiplap_sparse3d.ops import transpose_table
 from shiplap_sparse3d.plan import Plan
 from shiplap_sparse3d.postprocess import masked_gemm_kernels, masked_gemm_signals
@@ -366,8 +367,8 @@ def build_neighbor_cache(
             output_coords = _reached_voxels(input_coords, taps, grid, reached, transpose)
         ends = with_scene(input_coords), with_scene(output_coords)
         wide, outputs = reversed(ends) if transpose else ends
-        table = offset_table(wide, outputs, taps.columns(input_coords.device), taps.steps)
-        plan = Plan(table, wide.shape[0], symmetric=symmetric)
+        made = connect_by_offsets(wide, outputs, taps.columns(input_coords.device), taps.steps)
+        plan = replace(made, symmetric=symmetric)
     here = input_coords, None if grid is None else torch.Size(grid)
     there = output_coords, None if grid is None and output_sparse_shape is None else reached
     (inputs, input_grid), (outputs, output_grid) = (there, here) if transpose else (here, there)

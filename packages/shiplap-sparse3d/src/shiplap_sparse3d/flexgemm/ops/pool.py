@@ -9,7 +9,12 @@ from shiplap.plugin_api import error
 from shiplap_sparse3d import pooling
 from shiplap_sparse3d.coords import check_rows
 from shiplap_sparse3d.flexgemm.ops.convolution import Result, sparse_grid, spread, whole_shape
-from shiplap_sparse3d.flexgemm.ops.neighbor_cache import Ints, NeighborCache, build_neighbor_cache
+from shiplap_sparse3d.flexgemm.ops.neighbor_cache import (
+    Ints,
+    NeighborCache,
+    build_neighbor_cache,
+    resolve_offset,
+)
 from shiplap_sparse3d.geometry import Axes, per_axis
 
 __all__ = [
@@ -105,7 +110,8 @@ def sparse_pool(
         output_coords, output_shape, neighbor_cache: as in ``sparse_conv``.
     """
     check_rows("sparse_pool", feats, input_coords.shape[0])
-    step = kernel_size if stride is None else stride
+    step, ones = kernel_size if stride is None else stride, (1,) * len(kernel_size)
+    pads = (0,) * len(kernel_size) if padding is None else padding
     if neighbor_cache is None:
         neighbor_cache = build_neighbor_cache(
             input_coords,
@@ -113,7 +119,7 @@ def sparse_pool(
             submanifold=False,
             kernel_size=kernel_size,
             stride=step,
-            padding=(0,) * len(kernel_size) if padding is None else padding,
+            padding=pads,
             input_sparse_shape=sparse_grid("sparse_pool", input_coords, shape),
             output_sparse_shape=sparse_grid("sparse_pool", input_coords, output_shape),
         )
@@ -124,6 +130,8 @@ def sparse_pool(
             is_transposed=False,
             kernel_size=kernel_size,
             stride=step,
+            dilation=ones,
+            offset=resolve_offset(kernel_size, ones, pads, None),
         )
     out = reduce_neighbors(feats, neighbor_cache, reduce)
     return out, neighbor_cache.output_coords, whole_shape(neighbor_cache.output_sparse_shape, out), neighbor_cache

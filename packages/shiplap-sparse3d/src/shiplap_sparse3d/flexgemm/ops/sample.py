@@ -17,7 +17,12 @@ from shiplap_sparse3d import pooling
 from shiplap_sparse3d.coords import check_rows
 from shiplap_sparse3d.flexgemm.algorithms import gather_rows
 from shiplap_sparse3d.flexgemm.ops.convolution import Result, sparse_grid, whole_shape
-from shiplap_sparse3d.flexgemm.ops.neighbor_cache import Ints, NeighborCache, build_neighbor_cache
+from shiplap_sparse3d.flexgemm.ops.neighbor_cache import (
+    Ints,
+    NeighborCache,
+    build_neighbor_cache,
+    resolve_offset,
+)
 from shiplap_sparse3d.flexgemm.ops.utils import with_scene
 from shiplap_sparse3d.geometry import Axes, per_axis
 from shiplap_sparse3d.grid_sample import indice_weighted_sum
@@ -62,8 +67,15 @@ def _blocks(
     if min(factor) < 1:
         raise error("SL208", where=f"{where}, the factor", got=tuple(factor), expected="1 or more per axis")
     if cache is not None:
+        ones, zeros = (1,) * len(factor), (0,) * len(factor)
         cache.assert_match(
-            input_coords=coords, output_coords=output_coords, is_transposed=up, kernel_size=factor, stride=factor
+            input_coords=coords,
+            output_coords=output_coords,
+            is_transposed=up,
+            kernel_size=factor,
+            stride=factor,
+            dilation=ones,
+            offset=resolve_offset(factor, ones, zeros, None),
         )
         return cache
     return build_neighbor_cache(

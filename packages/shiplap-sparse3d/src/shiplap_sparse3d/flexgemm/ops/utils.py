@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shiplap.plugin_api import error
-from shiplap_sparse3d.coords import check_rows
+from shiplap_sparse3d.coords import check_rows, refuse_rows
 from shiplap_sparse3d.offsets import box_offsets, offset_cells, offset_table, unbounded
 
 __all__ = [
@@ -26,7 +26,12 @@ __all__ = [
 
 
 def with_scene(rows: Tensor) -> Tensor:
-    """Return ``int32 [n, 1 + d]``: the rows after a column of scene 0, so that -1 is a value like others."""
+    """Return ``int32 [n, 1 + d]``: the rows after a column of scene 0, so that -1 is a value like others.
+
+    Raises SL211 for values beyond int32, except in a graph.
+    """
+    if rows.dtype == torch.int64 and not torch.compiler.is_compiling():
+        refuse_rows("offset_table", (rows != rows.int()).any(1), "row {row} has a value beyond int32")
     return torch.nn.functional.pad(rows.int(), (1, 0))
 
 

@@ -33,6 +33,8 @@ _FIRST = ("repeat", "uninitialized")  # where these fail, comparisons of the sam
 OTHER_SIZES = (0, 1, 33)  # in place of each size that a call has
 _RESTARTS = 24  # of a search whose calls end the process
 _DEATHS = 6  # after which the rest of the jobs of one op is given up
+# A program that runs another one, with the folders in which this process has found the package, behind its own.
+_RUN = "import sys; sys.path += sys.argv[1:]; exec(compile(sys.stdin.read(), 'finding', 'exec'))"
 _MOST_VALUES = 1_000_000  # of all tensors of a call with other sizes
 _LIMITS = ChildLimits(busy_s=20.0, idle_s=10.0)
 
@@ -184,7 +186,7 @@ def _run_jobs(name: str, op: Overload, jobs: Sequence[_Job]) -> InstalledOp:
                 if text := event.get("problem"):
                     found.setdefault(job.check, _make_finding(name, job.check, text, job))
         first = at + 1
-    calls = len({repr(job.texts) for job in jobs if job.check == "repeat"})
+    calls = sum(job.check == "repeat" and not job.note for job in jobs)
     return InstalledOp(name, calls, looked, findings=tuple(found.values()), missing=tuple(missing))
 
 
@@ -243,7 +245,12 @@ def _script_shows(text: str) -> bool:
     """Whether a fresh process that runs the script ends by the finding."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False, env=None
+            [sys.executable, "-P", "-c", _RUN, *sys.path],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
     except subprocess.TimeoutExpired:  # no finding is one of time
         return False

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from shiplap.audit.installed import tensors
+from shiplap.dtypes import DTYPES, preferred
 from shiplap.scaffold.calls import DispatchedCall, SeenTensor
 from shiplap.scaffold.schema import SchemaField, SchemaForm
 
@@ -18,17 +19,9 @@ _INDICES = re.compile(r"ind(ex|ices)?s?\b|idx|segment|label|row|col|bag|perm|ids
 _OFFSETS = re.compile(r"offset|cumsum|indptr|splits|cu_seq", re.IGNORECASE)
 _LENGTHS = re.compile(r"length|count|batch_size_per|repeats", re.IGNORECASE)
 _MASKS = re.compile(r"mask|is_|has_", re.IGNORECASE)
-_DTYPES = ("float32", "int64", "int32", "float64", "uint8", "int8", "bfloat16", "float16", "bool")
-# As torch's C++ names them in errors.
-_NAMED_DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "long": "int64",
-    "int": "int32",
-    "byte": "uint8",
-    "char": "int8",
-    "half": "float16",
-}
+_DTYPES = preferred()
+# As torch's C++ names them in errors, such as Long.
+_NAMED_DTYPES = {row.aten.removeprefix("k").lower(): row.name for row in DTYPES.values() if row.aten}
 _SCALARS: dict[str, tuple[Any, ...]] = {
     "int": (1, 2, 0, 4, 8, 3, 32, 64, 128),
     "SymInt": (1, 2, 4, 6, 8, 0, 3, 32, 64),
@@ -36,7 +29,7 @@ _SCALARS: dict[str, tuple[Any, ...]] = {
     "bool": (False, True),
     "Scalar": (1, 2, 0.5),
     "str": ("", "mean", "sum", "none"),
-    "ScalarType": (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8),
+    "ScalarType": tuple(DTYPES[name].torch for name in _DTYPES),
     "Device": (torch.device("cpu"),),
     "Layout": (torch.strided,),
     "MemoryFormat": (torch.contiguous_format,),
