@@ -257,6 +257,9 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
             try:
                 compared += _compare_form_gradients(case, witness, form, layout, required=required)
             except _NoGradient as e:
+                if compared:  # it has gradients, and refuses this layout of those that come in
+                    case.unchecked.append(f"gradients that come in as {layout}: {e}"[:200])
+                    continue
                 case.unchecked.append(f"gradients: the candidate has none: {e}"[:200])
                 case.waived["value", "gradient"] = f"the candidate has none: {e}"[:200]
                 return

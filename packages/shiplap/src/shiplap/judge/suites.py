@@ -184,7 +184,7 @@ def _first_config(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 OPINFO_INPUTS = """
-from torch.testing._internal.common_methods_invocations import op_db
+from shiplap.torch_private.aten_operators import op_infos
 
 OVERLOAD = torch.ops.aten.{name}
 NAMES = [a.name for a in OVERLOAD._schema.arguments]
@@ -203,7 +203,7 @@ def _call(*args):
 
 
 def _usable():
-    for info in op_db:
+    for info in op_infos().values():
         if info.name.split(".")[-1].rstrip("_") != OVERLOAD._schema.name.split("::")[1].rstrip("_"):
             continue
         for number, sample in enumerate(info.sample_inputs("{device}", torch.float32)):

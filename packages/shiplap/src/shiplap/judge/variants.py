@@ -29,7 +29,7 @@ MAX_SCALAR_FORMS = 6  # the most scalars that get another value
 LARGER, ROOM = 4, 1 << 14  # other shapes may grow by this factor, or to this number of elements
 LARGE, REDUCED = 1 << 20, 1 << 16  # elements above which most kinds of values are tried on fewer, and their number
 KINDS_AT_SIZE = 3  # kinds of values, chosen secretly, that a large shape gets as well
-LAYOUT_FORMS = ("offset", "mixed", "mixed")
+LAYOUT_FORMS = ("offset", "padded", "mixed", "mixed")  # rows of slices are frequent, so that no draw may miss them
 MIXED_LAYOUTS = tuple(name for name in LAYOUTS if name != "offset" and not name.startswith("expanded"))
 LARGEST_WINDOW = 7  # a small size that may be that of a window, and must not vary
 LARGEST_THRESHOLD = 1e7  # larger constants are no thresholds of values
@@ -53,7 +53,7 @@ class InputForm:
     scale: float = 0.0  # the approximate size of the values of kind "about"
     signed: tuple[int, ...] = ()  # tensors that get negative numbers although none of their own is negative
     plain: int = -1  # the argument, a number or a flag, that gets another value
-    layout: str = ""  # of the tensor arguments: "offset", or "mixed" for one that is drawn for each of them
+    layout: str = ""  # of the tensor arguments, or "mixed" for one that is drawn for each of them
     alike: int = -1  # the tensor of integers that has the same ones in each draw, and gets others of their range
     mark: int | None = None  # an integer of the reference's own code, at some places of integer tensors
     given: tuple[int, tuple[int, ...]] | None = None  # an argument that is None in each draw, and the shape of a tensor
@@ -359,6 +359,9 @@ def _vary_tensor(t: Tensor, shape: tuple[int, ...], form: InputForm, rng: torch.
     t = _vary_values(t, form, rng, number)
     if form.layout == "offset":
         return apply_layout(t, "offset") if t.numel() else t
+    if form.layout in LAYOUTS:
+        possible = layout_is_possible(form.layout, t, contiguous=False, mutated=False)
+        return apply_layout(t, form.layout) if possible else t
     if form.layout:
         able = [name for name in MIXED_LAYOUTS if layout_is_possible(name, t, contiguous=False, mutated=False)]
         return apply_layout(t, SECRET_RANDOM.choice(able)) if able else t

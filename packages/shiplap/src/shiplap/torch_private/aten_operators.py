@@ -3,7 +3,8 @@
 The declarations are read through torchgen's model of the files in torch's wheel. torchgen ships inside torch and
 promises no stable API. Nothing of torchgen leaves this module: callers get plain values. Importing torch's test package
 looks for devices once and freezes the flags of ``torch.backends``, so that a function here imports it when it is
-called, by a process that has loaded its device and does nothing but test it.
+called, by a process that has loaded its device and does nothing but test it. ``op_infos`` leaves the flags free, since
+the judge calls it in the process of its user.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 
@@ -213,7 +215,8 @@ def has_cpu_kernel(name: str) -> bool:
 
 def op_infos() -> dict[str, Any]:
     """Return the OpInfo database by full name (``"div.floor_rounding"``)."""
-    from torch.testing._internal.common_methods_invocations import op_db
+    with patch.object(torch.backends, "disable_global_flags", lambda: None):
+        from torch.testing._internal.common_methods_invocations import op_db
 
     return {op.full_name: op for op in op_db}
 
