@@ -42,7 +42,7 @@ def command(
         typer.Option("--inputs", metavar="TARGET", help="Function that returns the arguments; by default get_inputs."),
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="How long the whole judgement may take.")] = 60.0,
-    rounds: Annotated[int, typer.Option("--rounds", help="Timed batches of calls for each shape, each on new values.")] = 12,
+    rounds: Annotated[int, typer.Option("--rounds", help="Timed batches of calls a shape, of new values.")] = 12,
     sizes: Annotated[
         list[str] | None, typer.Option("--sizes", metavar="N=V,...", help="Sizes to time an op at; repeatable.")
     ] = None,
