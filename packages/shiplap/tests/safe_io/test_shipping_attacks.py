@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -16,6 +15,7 @@ from shiplap.errors import ShiplapError
 from shiplap.packaging import WheelRequest, backend, package, worker
 from shiplap.packaging.tags import platform_tag
 from shiplap_testing.build import compile_c
+from shiplap_testing.forked import python
 from shiplap_testing.mutate import mutated
 from shiplap_testing.support import fails
 from tests.safe_io.storm import SOURCE, declare
@@ -144,20 +144,26 @@ PROJECTS = {
 }
 
 
+DEEP = """
+from shiplap.packaging import backend
+from shiplap_testing.support import fails
+with fails("SL308"):
+    backend.build_wheel("dist")
+"""
+
+
 @pytest.mark.parametrize("name", PROJECTS)
 def test_a_project_of_another_form_is_an_error_of_the_catalogue(name, tmp_path, monkeypatch):
     """AttributeError, UnicodeDecodeError, RecursionError and ImportError came out of the hook."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_bytes(PROJECTS[name])
-
-    def build() -> None:
+    if "deeper" not in name:
         with fails("SL308"):
             backend.build_wheel("dist")
-
-    # In a thread of its own: Python counts the depth of calls by thread, and frames of torch.compile that raise in
-    # other tests leave the count of this one too high.
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(build).result()
+    else:
+        # In a process of its own: behind other tests of a worker, the error of a RecursionError could not be pickled.
+        done = python("-c", DEEP, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
     with pytest.raises((ShiplapError, AttributeError)):
         backend.build_sdist  # noqa: B018
 
