@@ -183,7 +183,7 @@ class GeometryOrigin:
 
     @property
     def plain_plan(self) -> Plan:
-        """The same with tables that are not sorted, for pooling."""
+        """The plan of that step with tables that are not sorted, as pooling reads them."""
         if self.built is not None:
             return self.built.unsorted().complete()
         return self.geometry.step(self.window, plain=True, back=True).plan

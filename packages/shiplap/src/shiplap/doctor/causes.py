@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shiplap.doctor.diagnosis import SourcePlace
-from shiplap.doctor.places import find_marked_function, imported_from, innermost_relevant, statement_at
+from shiplap.doctor.places import is_function_disabled, imported_from, innermost_relevant, statement_at
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def owner_of_break(cause: str, message: BreakMessage, stack: Sequence[SourcePlac
         # The line that calls a marked function may be yours, but its marker need not be.
         name = (match[1] or match[2]).rpartition(".")[2]
         files = dict.fromkeys(p.file for p in stack if not p.package)
-        if any(find_marked_function(file, name) for file in files):
+        if any(is_function_disabled(file, name) for file in files):
             return "yours"
         module = re.search(r"module: ([\w.]+)", message.context)
         package = (module[1] if module else imported_from(at.file, name)).partition(".")[0]

@@ -97,7 +97,7 @@ def statement_at(p: SourcePlace) -> ast.stmt | None:
 
 
 @cache
-def find_marked_function(file: str, name: str) -> bool:
+def is_function_disabled(file: str, name: str) -> bool:
     """Whether a file keeps a function ``name`` of its own from the compiler with ``torch.compiler.disable``."""
     tree = _parse_file(file)
     for node in ast.walk(tree) if tree else ():
