@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shiplap.doctor.diagnosis import SourcePlace
-from shiplap.doctor.places import is_function_disabled, imported_from, innermost_relevant, statement_at
+from shiplap.doctor.places import imported_from, innermost_relevant, is_function_disabled, statement_at
 
 
 @dataclass(frozen=True)
