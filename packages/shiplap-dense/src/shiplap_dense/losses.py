@@ -113,8 +113,8 @@ def linear_cross_entropy(
 ) -> Float32[Tensor, "n"]:
     """Return the cross entropy of each row of ``hidden @ weight.T + bias``, 0 for an ignored target.
 
-    Where ``softcap`` is not 0, logits are ``softcap * tanh(logits / softcap)``. ``lse_square_scale`` is the factor of the
-    squared logarithm of the sum of exponentials, which is added.
+    Where ``softcap`` is not 0, logits are ``softcap * tanh(logits / softcap)``. ``lse_square_scale`` is the factor of
+    the squared logarithm of the sum of exponentials, which is added.
     """
     options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
     return _written_losses(hidden, weight, target, bias, options)[0].to(torch.float32)

@@ -30,7 +30,7 @@ def test_a_graph_that_is_kept_may_run_again(options, last):
     SEEN.clear()
     x = torch.ones(3, requires_grad=True)
     torch.autograd.grad(Watched.apply(x).sum(), x, **options)
-    assert SEEN == [last]
+    assert [last] == SEEN
 
 
 def test_a_trace_and_code_outside_of_a_backward_are_no_last_backward():
