@@ -96,26 +96,13 @@ class CudaClock:
         current.wait_stream(stream)
 
     def _captured(self, run: CandidateRun, stream: torch.cuda.Stream) -> CandidateRun:
-        """Capture ``run``, and return a function that replays the graph.
-
-        ``torch.cuda.graph`` is not used: it leaves its stream current when the end of the capture raises.
-        """
-        graph, pool, failure = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), ""
-        outs: Any = ()
+        """Capture ``run``, and return a function that replays the graph."""
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
-            graph.capture_begin(pool=pool)
-            try:
-                outs = run()
-            except Exception as e:
-                failure = error_line(e)
-            try:
-                graph.capture_end()
-            except RuntimeError as e:
-                failure = failure or error_line(e)
-                torch_private.abandon_capture(stream.device_index, pool)
+            outs, failure = torch_private.capture_graph(graph, run, torch.cuda.graph_pool_handle())
         torch.cuda.synchronize(self.device)
-        if failure:
-            raise Uncapturable(failure)
+        if failure is not None:
+            raise Uncapturable(error_line(failure))
         self._kept.append((graph, outs, run))  # a graph holds addresses, so the tensors of run must stay
 
         def replay() -> Any:
