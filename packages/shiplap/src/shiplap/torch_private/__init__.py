@@ -140,6 +140,7 @@ def size_value(size: Any, unbacked: dict[str, int]) -> int | None:
 
 
 def _sympy_integer(value: Any) -> Any:
+    """Return a value as sympy's integer."""
     import sympy
 
     return sympy.Integer(int(value))

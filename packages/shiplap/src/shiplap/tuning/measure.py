@@ -46,6 +46,7 @@ class CpuClock:
         return run
 
     def sample(self, run: CandidateRun, repeats: int) -> float:
+        """Return the mean time of ``repeats`` calls in seconds."""
         _count_sample()
         started = perf_counter_ns()
         for _ in range(repeats):
@@ -70,6 +71,7 @@ class CudaClock:
         self._kept: list[Any] = []
 
     def ready(self, run: CandidateRun) -> CandidateRun:
+        """Return ``run`` as a replayed CUDA graph where it can be captured, else ``run`` itself."""
         if self.capture == "never":
             return run
         stream = torch.cuda.Stream(self.device)
@@ -112,6 +114,9 @@ class CudaClock:
         return replay
 
     def sample(self, run: CandidateRun, repeats: int) -> float:
+        """Return the mean time of ``repeats`` calls in seconds, each between two events with a flushed cache before
+        it.
+        """
         _count_sample()
         for _ in range(3):  # the device is busy while the host gets ahead, so that the next launches queue up
             self._flush.zero_()
