@@ -61,12 +61,13 @@ def liger_losses() -> dict[str, Loss]:
         return {}
 
     def loss_of(accum_dtype: torch.dtype | None) -> Loss:
-        def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        def loss_by_liger(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
             options = (None, None, -100, 0.0, 0.0, "mean", None, False, accum_dtype)
-            made = Liger.apply(hidden, weight, target, *options)
-            return made[0] if isinstance(made, tuple) else made
+            made: Any = Liger.apply(hidden, weight, target, *options)
+            loss: Tensor = made[0] if isinstance(made, tuple) else made
+            return loss
 
-        return loss
+        return loss_by_liger
 
     return {"liger": loss_of(None), "liger wide": loss_of(torch.float32)}
 
@@ -77,9 +78,8 @@ def step(loss: Loss, leaves: tuple[Tensor, Tensor, Tensor], factor: float) -> tu
     hidden.grad = weight.grad = None
     made = loss(hidden, weight, target)
     (made if factor == 1 else made * factor).backward()
-    assert hidden.grad is not None
-    assert weight.grad is not None
-    return made.detach(), hidden.grad, weight.grad
+    gradients: list[Any] = [hidden.grad, weight.grad]
+    return made.detach(), gradients[0], gradients[1]
 
 
 def in_float32(hidden: Tensor, weight: Tensor, target: Tensor, factor: float) -> tuple[Tensor, Tensor, Tensor]:

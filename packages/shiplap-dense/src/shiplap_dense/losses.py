@@ -70,8 +70,8 @@ def _written_losses(
     if options.softcap:
         capped = torch.tanh(logits / options.softcap)
         logits, slope = capped * options.softcap, 1 - capped * capped
-    kept = {"ignore_index": options.ignore_index, "label_smoothing": options.label_smoothing}
-    losses = F.cross_entropy(logits, target, reduction="none", **kept)
+    ignored, smooth = options.ignore_index, options.label_smoothing
+    losses = F.cross_entropy(logits, target, ignore_index=ignored, label_smoothing=smooth, reduction="none")
     if options.lse_square_scale:
         squares = options.lse_square_scale * logits.logsumexp(1).square()
         losses = losses + squares.masked_fill(target == options.ignore_index, 0)

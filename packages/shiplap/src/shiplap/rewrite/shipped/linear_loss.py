@@ -277,8 +277,8 @@ def _shifted_logits(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 def _summed_with_bias(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor) -> Tensor:
     logits = F.linear(hidden, weight, bias) * 0.5
-    options = {"ignore_index": 2, "label_smoothing": 0.1, "reduction": "sum"}
-    return F.cross_entropy(logits.view(-1, weight.shape[0]), labels.view(-1), **options) / 7
+    rows = logits.view(-1, weight.shape[0])
+    return F.cross_entropy(rows, labels.view(-1), ignore_index=2, label_smoothing=0.1, reduction="sum") / 7
 
 
 def _classes_second(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
