@@ -164,3 +164,19 @@ def connect_by_offsets(
         return Plan(offset_table(coords, outputs, offsets, list(stride)), coords.shape[0])
     table = offset_table(outputs, coords, offsets, list(stride))
     return Plan(transpose_table(table, outputs.shape[0]), coords.shape[0], back=(table, None, None))
+
+
+@built_outside_modes
+def distinct_cells(coords: Tensor) -> Tensor:
+    """Return the distinct rows of ``coords`` that are voxels, ascending."""
+    columns = coords.shape[1]
+    nothing, ones = coords.new_zeros(1, columns), [1] * columns
+    cells: Tensor = offset_cells(coords, nothing, ones, *unbounded(columns - 1))
+    return cells
+
+
+@built_outside_modes
+def find_rows(coords: Tensor, wanted: Tensor) -> Tensor:
+    """Return ``int32 [m, 1]``: the row of ``coords`` that equals each row of ``wanted``, or -1."""
+    columns = coords.shape[1]
+    return offset_table(coords, wanted, coords.new_zeros(1, columns), [1] * columns)
