@@ -15,6 +15,7 @@ from torch import Tensor
 from shiplap import ShiplapError
 from shiplap.plugin_api import error
 from shiplap.plugin_api.compiling import assert_in_graph
+from shiplap.plugin_api.memos import built_outside_modes
 
 __all__ = [
     "RowLookup",
@@ -142,6 +143,18 @@ def check_scenes(op: str, coords: Tensor, batch_size: int) -> None:
     """Raise SL211 for rows of scenes beyond the batch size. Padding is valid."""
     bad = (coords[:, 0] < -1) | (coords[:, 0] >= batch_size)
     refuse_rows(op, bad, "coords row {row} has a batch index outside " + f"[-1, {batch_size})")
+
+
+@built_outside_modes
+def has_scenes_of(coords: Tensor, batch_size: int) -> bool:
+    """Whether the batch indices of ``coords`` are known and none is outside ``[-1, batch_size)``, or are not known."""
+    if type(coords) is not Tensor or coords.device.type != "cpu" or coords.shape[0] == 0:
+        return True
+    try:
+        low, high = (int(value) for value in coords[:, 0].aminmax())
+    except RuntimeError:  # make_fx and vmap give no values
+        return True
+    return low >= -1 and high < batch_size
 
 
 def assert_scenes(coords: Tensor, batch_size: int) -> None:

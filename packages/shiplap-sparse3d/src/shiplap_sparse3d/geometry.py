@@ -21,12 +21,12 @@ from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.axes import Axes, Triple, expand_axes, per_axis, same_numbers
-from shiplap_sparse3d.coords import assert_scenes, check_scenes
+from shiplap_sparse3d.coords import assert_scenes, check_scenes, has_scenes_of
 from shiplap_sparse3d.offsets import (
     box_offsets,
     connect_by_offsets,
     distinct_cells,
-    find_rows,
+    join_cells,
     offset_cells,
     unbounded,
 )
@@ -56,31 +56,6 @@ def _is_captured(coords: Tensor) -> bool:
     A walker of containers puts anything in the place of ``coords``.
     """
     return not is_compiling() and getattr(coords, "is_cuda", False) and torch.cuda.is_current_stream_capturing()
-
-
-@built_outside_modes
-def _has_scenes_of(coords: Tensor, batch_size: int) -> bool:
-    """Whether the batch indices of ``coords`` are known and none is outside ``[-1, batch_size)``, or are not known."""
-    if type(coords) is not Tensor or coords.device.type != "cpu" or coords.shape[0] == 0:
-        return True
-    try:
-        low, high = (int(value) for value in coords[:, 0].aminmax())
-    except RuntimeError:  # make_fx and vmap give no values
-        return True
-    return low >= -1 and high < batch_size
-
-
-@built_outside_modes
-def _join_cells(coords: Sequence[Tensor], by_offsets: bool) -> tuple[Tensor, list[Tensor]]:
-    """Return the distinct rows of all ``coords``, ascending, and of each where its rows are, ``int32 [n, 1]``."""
-    every = torch.cat([*coords])
-    if by_offsets:
-        cells = distinct_cells(every)
-        numbers = find_rows(cells, every)
-    else:
-        cells, inverse, _ = ops.unique_coords(every)
-        numbers = inverse[:, None]
-    return cells, [*numbers.split([rows.shape[0] for rows in coords])]
 
 
 def _number_of_scenes(batch_size: Any) -> int:
@@ -254,6 +229,26 @@ class Geometry:
         """
         return self.step(self._make_window(kernel, stride, padding, dilation, capacity=capacity), back=back)
 
+    def strided_within(
+        self, kernel: Axes, stride: Axes, padding: Axes, dilation: Axes, *, spatial_shape: Axes
+    ) -> Strided:
+        """One strided convolution away, onto what an input reaches in a grid that may be larger or smaller than usual.
+
+        A grid of ``ceil(cells / stride)`` keeps the voxels of incomplete windows. Nothing is kept, as by :meth:`onto`.
+        """
+        window = self._make_window(kernel, stride, padding, dilation, capacity=None)
+        shape = self._read_per_axis(spatial_shape, "spatial_shape")
+        wide = self._similar_geometry(self.coords, window.grid_before(self.spatial_shape, shape), padded=self.padded)
+        there = wide._reach(window)
+        # A graph, which does not know whether there is anything to cut off, always does so.
+        if is_compiling() or shape != there.spatial_shape:
+            cells = there.coords[:, 1:]
+            inside = (cells < torch.tensor(shape, device=cells.device)).all(1)
+            there.coords = there.coords.index_select(0, chosen_rows(inside))
+        there.spatial_shape = shape
+        plain, back = not wants_sorted(self.coords), torch.is_grad_enabled()
+        return Strided(there, wide._connect(window, there, wide.spatial_shape, plain, back))
+
     def pooled(
         self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, *, capacity: int | None = None
     ) -> Strided:
@@ -383,12 +378,13 @@ class Geometry:
         return Strided(there, self._finish_plan(plan, back, plain))
 
     def _read_voxels(self, voxels: Tensor | Geometry, shape: Axes | None) -> Geometry:
-        where, expected = "Geometry.onto, argument 'voxels'", f"{self.ndim} axes, {self.batch_size} scenes"
-        if isinstance(voxels, Tensor) and voxels.dim() == 2 and voxels.shape[1] != self.ndim + 1:
-            raise error("SL202", where=where, got=f"coordinates {tuple(voxels.shape)}", expected=expected)
-        there = voxels if isinstance(voxels, Geometry) else Geometry(voxels, shape, self.batch_size)
-        if there.ndim != self.ndim or there.batch_size != self.batch_size:
-            raise error("SL202", where=where, got=there, expected=expected)
+        if not isinstance(voxels, Geometry) and (voxels.dim() != 2 or voxels.shape[1] == self.ndim + 1):
+            voxels = Geometry(voxels, shape, self.batch_size)
+        there = voxels
+        if not isinstance(there, Geometry) or there.ndim != self.ndim or there.batch_size != self.batch_size:
+            got = there if isinstance(there, Geometry) else f"coordinates {tuple(there.shape)}"
+            expected = f"{self.ndim} axes, {self.batch_size} scenes"
+            raise error("SL202", where="Geometry.onto, argument 'voxels'", got=got, expected=expected)
         there._check_scenes("Geometry.onto")
         return there
 
@@ -451,7 +447,7 @@ class Geometry:
         """The voxels of all, ascending, and for each geometry the plan of one tap onto them."""
         every = (self, *others)
         by_offsets = any(g._by_offsets or g.padded for g in every)
-        cells, numbers = _join_cells([g.coords for g in every], by_offsets)
+        cells, numbers = join_cells([g.coords for g in every], by_offsets)
         union = self._similar_geometry(cells, self.spatial_shape, padded=False)
         m = cells.shape[0]
         plans = [Plan(ops.transpose_table(rows, m), rows.shape[0], back=(rows, None, None)) for rows in numbers]
@@ -539,7 +535,7 @@ class Geometry:
         if is_compiling():
             assert_scenes(self.coords, self.batch_size)
             return
-        if not _has_scenes_of(self.coords, self.batch_size):
+        if not has_scenes_of(self.coords, self.batch_size):
             check_scenes(where, self.coords, self.batch_size)
 
     def _similar_geometry(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:

@@ -12,6 +12,7 @@ from torch import Tensor
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
 
+pytestmark = pytest.mark.usefixtures("each_device")
 EDGE = {1: 14, 2: 8, 3: 6, 4: 4}
 DOUBLE = {"dtype": torch.float64, "bias": False}
 AXES = (1, 2, 3, 4)

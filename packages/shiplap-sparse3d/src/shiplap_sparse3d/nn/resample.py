@@ -96,7 +96,9 @@ class SparsePixelShuffle3d(Resampling):
         step = self._finer(x, coordinates)
         table = step.plan.unsorted().table
         hit, tap = (table >= 0).int().max(1)
-        values = x.feats.unflatten(1, (-1, taps)).transpose(1, 2).flatten(0, 1)  # a row for each voxel and tap
+        values = (
+            x.feats.reshape(x.feats.shape[0], x.feats.shape[1] // taps, taps).transpose(1, 2).flatten(0, 1)
+        )  # a row for each voxel and tap
         row = table.gather(1, tap[:, None])[:, 0].clamp_min(0).long() * taps + tap
         feats = _rows_or_zeros(values, torch.where(hit > 0, row, -1))
         return SparseTensor(feats, geometry=step.geometry)
@@ -121,7 +123,7 @@ class SparsePixelUnshuffle3d(Resampling):
         else:
             step = x.geometry.onto(voxels_of(coordinates), self._window(up=False), plain=True)
         table = step.plan.unsorted().table
-        feats = _rows_or_zeros(x.feats, table.flatten().long()).unflatten(0, table.shape)
+        feats = _rows_or_zeros(x.feats, table.flatten().long()).view(*table.shape, x.feats.shape[1])
         return SparseTensor(feats.transpose(1, 2).flatten(1), geometry=step.geometry)
 
 

@@ -358,8 +358,10 @@ def build_neighbor_cache(
     reached = usual if output_sparse_shape is None else torch.Size(output_sparse_shape)
     plain = taps.window is not None and min(taps.window[2]) >= 0 and (symmetric or not submanifold)
     plain = plain and input_coords.dtype == torch.int32 and taps.lead == 1 and len(taps.stride) <= 3
-    if plain and output_coords is None and grid is not None and reached == usual:
-        plan, output_coords = _plan_in_grid(input_coords, grid, taps, submanifold, transpose)
+    if plain and output_coords is None and grid is not None:
+        # A graph would learn a guard from a comparison of the two grids.
+        given = None if submanifold or output_sparse_shape is None else (usual, reached)
+        plan, output_coords = _plan_in_grid(input_coords, grid, taps, submanifold, transpose, given)
     else:
         if submanifold:
             output_coords = input_coords
@@ -527,14 +529,28 @@ def _usual_grid(grid: Ints, taps: Taps, transpose: bool) -> torch.Size:
 
 
 def _plan_in_grid(
-    coords: Tensor, grid: tuple[int, ...], taps: Taps, submanifold: bool, transpose: bool
+    coords: Tensor,
+    grid: tuple[int, ...],
+    taps: Taps,
+    submanifold: bool,
+    transpose: bool,
+    given: tuple[torch.Size, torch.Size] | None,
 ) -> tuple[Plan, Tensor]:
-    """Return the plan from the finer to the coarser voxels, by the kernels of boxes in a grid, and the outputs."""
+    """Return the plan from the finer to the coarser voxels, by the kernels of boxes in a grid, and the outputs.
+
+    ``given``: the usual grid of the outputs and the one to use in its place.
+    """
     here, window = Geometry(coords, grid[1:], grid[0]), taps.window
     assert window is not None
     if submanifold:
         return here.subm(window[0], window[3]), coords
-    step = here.transposed(*window, back=True) if transpose else here.strided(*window)
+    extra = 0 if given is None else tuple(new - old for old, new in zip(*(size[1:] for size in given), strict=True))
+    if transpose:
+        step = here.transposed(*window, extra, back=True)
+    elif given is None:
+        step = here.strided(*window)
+    else:
+        step = here.strided_within(*window, spatial_shape=given[1][1:])
     reached, axes = step.geometry.coords, len(taps.stride)
     outputs = reached if axes == 3 else torch.cat([reached[:, :1], reached[:, 4 - axes :]], 1)
     return step.plan.t if transpose else step.plan, outputs
