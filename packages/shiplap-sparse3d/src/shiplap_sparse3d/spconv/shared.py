@@ -93,11 +93,8 @@ def _grouped_rows(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
     if groups == 1:
         return torch.nn.functional.linear(rows, weight)
     split = rows.reshape(rows.shape[0], groups, rows.shape[1] // groups).transpose(0, 1)  # [groups, n, ci / groups]
-    return (
-        torch.bmm(split, weight.reshape(groups, weight.shape[0] // groups, -1).transpose(1, 2))
-        .transpose(0, 1)
-        .flatten(1)
-    )
+    columns = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1]).transpose(1, 2)
+    return torch.bmm(split, columns).transpose(0, 1).flatten(1)
 
 
 def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
