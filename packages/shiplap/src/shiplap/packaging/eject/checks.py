@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from shiplap.plan.values import rule_scope
 
 INDENT = "    "
 _WORD = re.compile(r"\b[A-Za-z_]\w*\b")
+_STRING = re.compile(r"('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
 TORCH_NAMES = ("Tensor", "strided", "is_grad_enabled", "empty", "contiguous_format")  # of generated code
 
 
@@ -31,7 +33,7 @@ class PlainWriter(PythonWriter):
         self.constants |= rule.constants
         what, where, got, expected, fix = self._texts(rule)
         return [
-            "expect(",
+            "support.expect(",
             f"    {rule.condition.python},",
             "    lambda: (",
             *(f"        {text}," for text in (what, where, got, expected, fix)),
@@ -47,7 +49,7 @@ class PlainWriter(PythonWriter):
                     "try:",
                     f"    {variable} = {term.python}",
                     "except (ArithmeticError, LookupError, TypeError, ValueError) as why:",
-                    f"    raise ValueError(message({', '.join(self._texts(rule))})) from None",
+                    f"    raise ValueError(support.message({', '.join(self._texts(rule))})) from None",
                 ]
         return super().step(step)
 
@@ -125,13 +127,18 @@ class CallPrinter:
     def allocated(self) -> list[str]:
         """Return the lines that allocate the outputs as ``t_<output>``."""
         outputs = self.plan.outputs
-        return [line.removeprefix(INDENT) for line in self.lines((*outputs.measured, *outputs.allocated))]
+        lines = [line.removeprefix(INDENT) for line in self.lines((*outputs.measured, *outputs.allocated))]
+        return [_replace_words(line, self._parameters) for line in lines]
 
     def expression(self, expr: Expr) -> str:
         """Return a declared expression in the variables of a function with the op's own parameters."""
         (text,) = self._bring([declared_value(expr, self.plan.names).python])
-        scalars = {self.plan.names(a.name): a.name for a in self.spec.scalars}
-        return re.sub(r"\ba_\w+\b", lambda m: scalars.get(m[0], m[0]), text)
+        return _replace_words(text, self._parameters)
+
+    @property
+    def _parameters(self) -> dict[str, str]:
+        """The names of the op's own parameters, by those that the checks have for scalars."""
+        return {self.plan.names(a.name): a.name for a in self.spec.scalars}
 
     def text_with(self, expr: Expr, variable: Callable[[str], str]) -> str:
         """Return a declared expression with ``variable(name)`` in place of each name."""
@@ -144,22 +151,28 @@ class CallPrinter:
         writer.write(steps)
         fixed = {f"want_{o.name}": getattr(torch, o.tensor.dtypes[0]) for o in self.spec.outputs if o.tensor.concrete}
         constants = {name: _constant_text(value) for name, value in (writer.constants | fixed).items()}
-        lines = [_WORD.sub(lambda m: constants.get(m[0], m[0]), line) for line in writer.lines]
-        return self._bring(lines)
+        return self._bring([_replace_words(line, constants) for line in writer.lines])
 
     def _bring(self, lines: Iterable[str]) -> list[str]:
         """Return generated lines with the names under which the functions that they call are copied."""
-        scope, renamed = rule_scope(), dict[str, str]()
-        for name in sorted({word for line in lines for word in _WORD.findall(line)} & scope.keys()):
+        scope, renamed, given = rule_scope(), dict[str, str](), list(lines)
+        for name in sorted({word for line in given for word in _WORD.findall(line)} & scope.keys()):
             value: Any = scope[name]
             if name in TORCH_NAMES:
-                self.copy.imports[f"from torch import {name}"] = None
+                renamed[name] = f"torch.{name}"
             elif name == "gcd":
-                self.copy.imports["from math import gcd"] = None
+                renamed[name] = f"{self.copy.module(math)}.gcd"
             elif name != "len":
                 renamed[name] = self.copy.helper(value)
-        calls = re.compile(rf"\b(?:{'|'.join(renamed) or '(?!)'})(?=\()")
-        return [calls.sub(lambda m: renamed[m[0]], line) for line in lines]
+        return [_replace_words(line, renamed) for line in given]
+
+
+def _replace_words(line: str, words: Mapping[str, str]) -> str:
+    """Return a line of source with other words, outside of its texts and behind no dot."""
+    parts = _STRING.split(line)
+    pattern = re.compile(r"(?<![\w.])[A-Za-z_]\w*\b(?!=[^=])")
+    parts[::2] = [pattern.sub(lambda m: words.get(m[0], m[0]), part) for part in parts[::2]]
+    return "".join(parts)
 
 
 class _Renamed(ast.NodeTransformer):

@@ -126,9 +126,17 @@ class SourceCopy:
         plain = kernel.fn
         return self._bind(plain.__name__, self._source_of(plain), plain.__globals__)
 
-    def op_name(self, op: Op) -> str:
-        """Return the name under which copied code calls a declared op."""
-        name = next((n for n, other in self.ops.items() if other is op), op.spec.stem)
+    def module(self, module: ModuleType) -> str:
+        """Import a module of Python under its own name, which is returned."""
+        name = module.__name__
+        if self._names.setdefault(name, module) is not module:
+            raise CannotCopy(f"two things are called {name}")
+        self.imports[f"import {name}"] = None
+        return name
+
+    def op_name(self, op: Op, wanted: str = "") -> str:
+        """Return the name under which copied code calls a declared op: one that it has, ``wanted``, or its own."""
+        name = next((n for n, other in self.ops.items() if other is op), wanted or op.spec.stem)
         if self._names.setdefault(name, op) is not op:
             raise CannotCopy(f"two things are called {name}")
         self.ops[name] = op

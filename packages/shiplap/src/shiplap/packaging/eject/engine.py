@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import keyword
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from shiplap import safe_io
 from shiplap.codegen.environment import render_source
@@ -27,6 +30,8 @@ from shiplap.packaging.eject.native_ops import (
 )
 from shiplap.packaging.eject.printed_op import PrintedOp, usable_kernels
 from shiplap.packaging.eject.test_cases import describe_cases
+
+RESERVED = ("support", "build")  # modules of an ejected package
 
 
 @dataclass
@@ -89,7 +94,12 @@ def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPac
     if not wanted:
         raise error("SL323", where=package, got="no op", expected="declared ops", fix="pass ops that sl.op declares")
     refused: dict[str, str] = {}
-    copy, printed, natives, rows = SourceCopy({"package": package}), list[PrintedOp](), list[NativeKernel](), {}
+    copy, printed, natives, rows = (
+        SourceCopy(dict.fromkeys(RESERVED, package) | {"torch": torch}),
+        list[PrintedOp](),
+        list[NativeKernel](),
+        {},
+    )
     queue, seen = list(wanted), set[str]()
     while queue:
         op = queue.pop(0)
@@ -102,7 +112,7 @@ def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPac
         try:
             on = [d for d in ("cpu", "cuda") if native_kernel(op, d) is not None]
             natives += [read_native_kernel(op, device) for device in on]
-            name = copy.op_name(op)
+            name = copy.op_name(op, _variable_of(op))
             made = PrintedOp(op, name, copy, on)
             made.print()
             rows[name] = describe_cases(op, copy, op.gradient is not None and not op.spec.mutated)
@@ -133,6 +143,12 @@ def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPac
     return EjectedPackage(files, native.copies, names, lost)
 
 
+def _variable_of(op: Op) -> str:
+    """Return the name of the variable of a module that holds an op, or the op's own name."""
+    module = sys.modules.get(op.reference.__module__)
+    return next((name for name, value in vars(module).items() if value is op), "") if module is not None else ""
+
+
 def _why_not_ejected(op: Op, lossy: bool) -> str:
     """Return the reason why an op has no plain form, or an empty text."""
     spec = op.spec
@@ -140,8 +156,10 @@ def _why_not_ejected(op: Op, lossy: bool) -> str:
         return "its calls take members of an Enum" if spec.enumerated else "it returns a tuple of one"
     if objects := [a.name for a in spec.args if a.cls is not None]:
         return f"its argument {objects[0]} is an object"
-    if any(a.name == "device" for a in spec.args) and not spec.traced:
-        return "an argument is called device, as a variable of the generated code is"
+    if taken := [
+        a.name for a in spec.args if a.name in (*RESERVED, "torch", "math") or (a.name == "device" and not spec.traced)
+    ]:
+        return f"an argument is called {taken[0]}, as something in the generated code is"
     if any(a.keyword_only and a.tensor is not None for a in spec.args) and op.gradient is not None:
         return "it has a gradient and a keyword-only tensor, which torch.library.register_autograd does not take"
     if not lossy and (losses := [*_template_losses(op), *_choice_losses(op)]):
@@ -200,16 +218,14 @@ def _module_text(package: str, copy: SourceCopy, printed: Sequence[PrintedOp], n
     spaces = list(dict.fromkeys(each.spec.namespace for each in printed))
     names = ", ".join(f"{each.spec.name}" for each in printed)
     functions = [text for each in printed for text in each.functions]
-    body = "\n".join([*copy.blocks, *functions])
-    used = [
-        n for n in SUPPORT if f"{n}(" in body or any(f"{n}(" in line for each in printed for line in each.registrations)
-    ]
+    own = {each.op: each.name for each in printed}
+    aliases = [f"{name} = {own[op]}" for name, op in copy.ops.items() if own[op] != name]
     imports = sorted({"import torch", *copy.imports}, key=lambda line: (line.startswith("from"), line))
     head = [
         f'"""The ops {names}, registered with torch. Ejected from their declarations by Shiplap."""',
         "from __future__ import annotations",
         "\n".join(imports),
-        f"from .support import {', '.join(used)}" + ("\nfrom . import build" if native else ""),
+        "from . import build, support" if native else "from . import support",
     ]
     parts = [
         "\n\n".join(head),
@@ -219,25 +235,9 @@ def _module_text(package: str, copy: SourceCopy, printed: Sequence[PrintedOp], n
         *(["build.load()"] if native else []),
         "\n".join(f'_{space} = torch.library.Library("{space}", "FRAGMENT")' for space in spaces),
         *("\n".join(each.registrations) for each in printed),
+        *(["\n".join(aliases)] if aliases else []),
     ]
     return "\n\n\n".join(parts) + "\n"
-
-
-SUPPORT = (
-    "Values",
-    "autocast_dtype",
-    "cast",
-    "contiguous",
-    "expect",
-    "gradient",
-    "message",
-    "needed",
-    "no_gradient",
-    "owned",
-    "save",
-    "saved",
-    "written",
-)
 
 
 def _tests_text(package: str) -> str:

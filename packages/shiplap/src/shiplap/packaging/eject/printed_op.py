@@ -159,7 +159,7 @@ class PrintedOp:
         return f"{function}({', '.join(given)})"
 
     def _wrote(self) -> list[str]:
-        return [f"written({name}, {name})" for name in self.spec.mutated]
+        return [f"support.written({name}, {name})" for name in self.spec.mutated]
 
     def _returns(self, result: str) -> list[str]:
         """Return the lines that return the results which kernels make."""
@@ -169,7 +169,7 @@ class PrintedOp:
         if self.spec.returned:  # the reference returns the arguments that it wrote to, too
             places = [i for i, r in enumerate(self.spec.returns) if not r.alias]
             result = f"({''.join(f'{result}[{i}], ' for i in places)})" if len(places) > 1 else f"{result}[{places[0]}]"
-        return self._checked(f"owned({result}{', ' + tensors if tensors else ''})")
+        return self._checked(f"support.owned({result}{', ' + tensors if tensors else ''})")
 
     def _checked(self, results: str) -> list[str]:
         """Return the lines that return fresh results, after a check of their data-dependent sizes."""
@@ -197,7 +197,7 @@ class PrintedOp:
             f"'{dim} <= {{}}'.format({self.printer.expression(expr)})",
             repr("correct the kernel"),
         ]
-        return [f"expect({value} <= {self.printer.expression(expr)}, lambda: ({', '.join(texts)}))"]
+        return [f"support.expect({value} <= {self.printer.expression(expr)}, lambda: ({', '.join(texts)}))"]
 
     def _print_device(self, device: str, kernels: Sequence[Kernel]) -> None:
         """Print the kernels of a device, of which the first that takes the call runs, else the reference."""
@@ -243,14 +243,14 @@ class PrintedOp:
         for arg in self.spec.tensors:
             if arg.name not in free:
                 names[arg.name] = f"c_{arg.name}"
-                lines.append(f"c_{arg.name} = contiguous({arg.name})")
+                lines.append(f"c_{arg.name} = support.contiguous({arg.name})")
         given = [f"{a}={v}" for a, v in names.items()]
         if kernel.wants_workspace:
             lines += self._workspace(kernel)
             given.append(f"{kernel.scratch}=scratch")
         config = kernel.space.static if kernel.space is not None else None
         given += [f"{k}={literal(v)}" for k, v in (config.items if config is not None else ())]
-        wrote = [f"written({n}, {names[n]})" for n in self.spec.mutated]
+        wrote = [f"support.written({n}, {names[n]})" for n in self.spec.mutated]
         if not kernel.out_style:
             return [*lines, f"result = {function}({', '.join(given)})", *wrote, *self._made("result")]
         given += [f"{o}=t_{o}" for o in kernel.outputs]
@@ -262,7 +262,7 @@ class PrintedOp:
         if not self.spec.results:
             return ["return None"]
         tensors = ", ".join(a.name for a in self.spec.tensors)
-        return self._checked(f"owned({result}, {tensors})")
+        return self._checked(f"support.owned({result}, {tensors})")
 
     def _workspace(self, kernel: Kernel) -> list[str]:
         """Return the lines that allocate the scratch memory of a kernel."""
@@ -289,7 +289,7 @@ class PrintedOp:
             raise CannotCopy("its Triton kernel reports errors late")
         for arg in self.spec.tensors:
             if arg.name not in form.strided:
-                lines.append(f"t_{arg.name} = contiguous({arg.name})")
+                lines.append(f"t_{arg.name} = support.contiguous({arg.name})")
             else:
                 lines.append(f"t_{arg.name} = {arg.name}")
         lines += self.printer.allocated()
@@ -305,7 +305,7 @@ class PrintedOp:
             if step.when is not None:
                 made = [f"if {self._number(step.when, {}, dict(program.values))}:", *(f"    {line}" for line in made)]
             inside += made
-        wrote = [f"written({n}, t_{n})" for n in self.spec.mutated]
+        wrote = [f"support.written({n}, t_{n})" for n in self.spec.mutated]
         outs = ", ".join(f"t_{o.name}" for o in self.spec.outputs) or "None"
         guard = f"with torch.cuda.device_of({first}):"
         return [*lines, guard, *(f"    {line}" for line in inside), *wrote, f"return {outs}"]
@@ -428,8 +428,10 @@ class PrintedOp:
         for args in groups.values() if self.spec.autocast is not None else ():
             written = [a for a in args if a.mutated] or args
             rule = "widest" if written is not args else self.spec.autocast
-            lines.append(f"kind = autocast_dtype({rule!r}, device_type, [{', '.join(a.name for a in written)}])")
-            lines += [f"{a.name} = cast({a.name}, kind)" for a in args if not a.mutated]
+            lines.append(
+                f"kind = support.autocast_dtype({rule!r}, device_type, [{', '.join(a.name for a in written)}])"
+            )
+            lines += [f"{a.name} = support.cast({a.name}, kind)" for a in args if not a.mutated]
         inner = parameters(self.spec.args)
         body = [
             f"def call({inner}):",
@@ -453,7 +455,7 @@ class PrintedOp:
     def _print_autograd(self) -> None:
         backward = self.op.gradient
         if backward is None:
-            missing = f"no_gradient({self.spec.name!r})"
+            missing = f"support.no_gradient({self.spec.name!r})"
             self.registrations.append(
                 f"torch.library.register_autograd({self.qualified!r}, {missing}, lib={self._library()})"
             )
@@ -476,7 +478,7 @@ class PrintedOp:
         tensors = [n for n in backward.saves if n in values or self.spec.arg(n).tensor is not None]
         others = [a.name for a in self.spec.scalars]
         kept = ", ".join(f"{n!r}: {values.get(n, n)}" for n in tensors)
-        lines.append(f"save(ctx, {{{kept}}}, {{{', '.join(f'{n!r}: {n}' for n in others)}}})")
+        lines.append(f"support.save(ctx, {{{kept}}}, {{{', '.join(f'{n!r}: {n}' for n in others)}}})")
         cut = [values[n] for n in results if n in self.spec.detached]
         if cut:
             lines.append(f"ctx.mark_non_differentiable({', '.join(cut)})")
@@ -486,21 +488,21 @@ class PrintedOp:
     def _print_backward(self, backward: Backward) -> None:
         results, positional = self.spec.results, [a for a in self.spec.args if not a.keyword_only]
         single = len(results) == 1
-        lines = ["values = saved(ctx)"]
+        lines = ["values = support.saved(ctx)", f"asked = support.asked(ctx, {len(positional)})"]
         needs = ", ".join(
-            f"{a.name}=needed(ctx.needs_input_grad[{i}])" if a.name not in self.spec.detached else f"{a.name}=False"
+            f"{a.name}=support.needed(asked[{i}])" if a.name not in self.spec.detached else f"{a.name}=False"
             for i, a in enumerate(positional)
             if a.tensor is not None
         )
-        lines.append(f"needs = Values({needs})")
+        lines.append(f"needs = support.Values({needs})")
         grads = "grads[0]" if single else "grads"
         if not backward.strided:
             lines += [
-                f"values.{n} = contiguous(values.{n})"
+                f"values.{n} = support.contiguous(values.{n})"
                 for n in backward.saves
                 if n in results or self.spec.arg(n).tensor is not None
             ]
-            grads = f"contiguous({grads})" if single else "tuple(contiguous(g) for g in grads)"
+            grads = f"support.contiguous({grads})" if single else "tuple(support.contiguous(g) for g in grads)"
         if backward.ops:
             lines += self._gradient_ops(backward)
         else:
@@ -509,14 +511,15 @@ class PrintedOp:
             takes = inspect.signature(backward.function).parameters
             lines.append(f"gradients = {function}({', '.join(f'{p}={given.get(p, grads)}' for p in takes)})")
         answers = [
-            f"gradient(gradients, {a.name!r}, ctx.needs_input_grad[{i}]) if needs.{a.name} else None"
+            f"support.gradient(gradients, {a.name!r}, asked[{i}]) if needs.{a.name} else None"
             if a.tensor is not None and not a.many
-            else f"gradient(gradients, {a.name!r}, ctx.needs_input_grad[{i}])"
+            else f"support.gradient(gradients, {a.name!r}, asked[{i}])"
             if a.many
             else "None"
             for i, a in enumerate(positional)
         ]
-        lines += ["return (", *(f"    {a}," for a in answers), ")"]
+        lines += ["answers = (", *(f"    {a}," for a in answers), ")"]
+        lines.append("return answers[: len(ctx.needs_input_grad)]")
         self._function(f"_{self.stem}_backward", "ctx, *grads", f"The gradients of {self.spec.name}.", lines)
 
     def _gradient_ops(self, backward: Backward) -> list[str]:
