@@ -60,7 +60,7 @@ def total(xs: list[Float[Tensor, "n"]], *, power: int = 1) -> tuple[Float[Tensor
 def _(grads, saved, needs):
     return {{"xs": [saved.power * x.pow(saved.power - 1) * grads[0] for x in saved.xs]}}
 
-@sl.op("{ns}::fill_", mutates="table")
+@sl.op("{ns}::fill_", mutates="table", aliases="table")
 def fill_(table: Float[Tensor, "m c"], rows: Float[Tensor, "n c"], at: Int64[Tensor, "n"]) -> Float[Tensor, "m c"]:
     table[at] = rows
     return table
@@ -176,7 +176,7 @@ def test_wrong_calls_get_the_words_of_the_declaration(tmp_path: Path, ns: str) -
     assert "dtypes disagree" in dtypes
     assert "declaration" not in dtypes
     assert "got      n = 3 |   expected n % 2 == 0" in requires
-    assert "does not require grad" in gradient
+    assert f"{ns}::above has no gradient" in gradient
     assert "memory of argument 'rows'" in memory
 
 
