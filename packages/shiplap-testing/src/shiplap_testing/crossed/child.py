@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,12 @@ def main() -> int:
     cases = [Declared.from_json(case) for case in given["cases"]]
     skipped = {(seed, way) for seed, way in given.get("skip", ())}
     with (folder / "results").open("a", encoding="utf-8") as lines:
+        begun = [time.monotonic()]
 
         def tell(**fields: Any) -> None:
+            if "outcome" in fields:
+                fields["seconds"] = round(time.monotonic() - begun[0], 2)
+            begun[0] = time.monotonic()
             lines.write(json.dumps(fields) + "\n")
             lines.flush()
 
@@ -58,24 +63,26 @@ def run(
             tell(seed=case.seed, way="declare", outcome="refused", detail=made.unbound[case.seed])
         elif case.seed in made.unwritten:
             tell(seed=case.seed, way="declare", outcome="unwritten", detail=made.unwritten[case.seed])
-    for case in cases:
-        if case.seed not in made.ops:
-            continue
-        for way in (*first, *case.ways):
-            if (case.seed, way) in skipped or way == "packaged":
-                continue
-            tell(begin=way, seed=case.seed)
-            outcome, detail = run_way(way, made.ops[case.seed], case, device)
-            tell(seed=case.seed, way=way, outcome=outcome, detail=detail, served=served(case, made))
     packed = [
         c
         for c in cases
         if "packaged" in c.ways and c.seed in made.ops and c.seed not in {**made.refused, **made.unbound}
     ]
+    for case in cases:
+        for way in (*first, *case.ways) if case.seed in made.ops else ():
+            if (case.seed, way) in skipped or way == "packaged":
+                continue
+            tell(begin=way, seed=case.seed)
+            outcome, detail = run_way(way, made.ops[case.seed], case, device)
+            tell(seed=case.seed, way=way, outcome=outcome, detail=detail, served=served(case, made))
+        if case not in packed:
+            tell(seed=case.seed, way="whole", outcome="done")
     if packed:
         tell(begin="packaged", seed=packed[0].seed)
         for seed, outcome, detail in packaged_results(packed, made, folder, device):
             tell(seed=seed, way="packaged", outcome=outcome, detail=detail, served=["kernel", "binding"])
+        for case in packed:
+            tell(seed=case.seed, way="whole", outcome="done")
     tell(end=True)
 
 
