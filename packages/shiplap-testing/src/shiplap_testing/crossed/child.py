@@ -47,6 +47,7 @@ def run(
     """Declare ``cases`` and call each in the ways that come ``first``, and in its own."""
     import torch
 
+    from shiplap.inductor.fusion_choice import watch_fusion_choices
     from shiplap_testing.crossed.declare import declare
     from shiplap_testing.crossed.packaged import packaged_results
     from shiplap_testing.crossed.ways import run_way
@@ -68,13 +69,19 @@ def run(
         for c in cases
         if "packaged" in c.ways and c.seed in made.ops and c.seed not in {**made.refused, **made.unbound}
     ]
+    choices: list[Any] = []
     for case in cases:
         for way in (*first, *case.ways) if case.seed in made.ops else ():
             if (case.seed, way) in skipped or way == "packaged":
                 continue
             tell(begin=way, seed=case.seed)
-            outcome, detail = run_way(way, made.ops[case.seed], case, device)
-            tell(seed=case.seed, way=way, outcome=outcome, detail=detail, served=served(case, made))
+            with watch_fusion_choices(choices.append):
+                outcome, detail = run_way(way, made.ops[case.seed], case, device)
+            by = served(case, made)
+            if case.kernel == "template" and not (device == "cuda" or any(_is_template(c) for c in choices)):
+                by = []
+            choices.clear()
+            tell(seed=case.seed, way=way, outcome=outcome, detail=detail, served=by)
         if case not in packed:
             tell(seed=case.seed, way="whole", outcome="done")
     if packed:
@@ -84,6 +91,11 @@ def run(
         for case in packed:
             tell(seed=case.seed, way="whole", outcome="done")
     tell(end=True)
+
+
+def _is_template(choice: Any) -> bool:
+    """Whether a candidate was chosen, and not what the op does without one."""
+    return any(v.status == "ok" and v.candidate == choice.chosen for v in choice.verdicts)
 
 
 def served(case: Any, made: Any) -> list[str]:

@@ -34,6 +34,9 @@ class Limits(NamedTuple):
     gpus: int = 1
 
 
+USUAL = Limits()
+
+
 def environment(folder: Path, device: str, gpus: int = 1) -> dict[str, str]:
     """Return the environment of a child: caches of its own, and an interpreter of Triton where there is no GPU."""
     cache = folder / "cache"
@@ -53,9 +56,7 @@ def environment(folder: Path, device: str, gpus: int = 1) -> dict[str, str]:
     return {**os.environ, **own}
 
 
-def run_batch(
-    cases: Sequence[Declared], device: str, tell: Callable[[Record], None], limits: Limits = Limits()
-) -> None:
+def run_batch(cases: Sequence[Declared], device: str, tell: Callable[[Record], None], limits: Limits = USUAL) -> None:
     """Run ``cases`` in a child; one that crashes or hangs is followed by another for what is left."""
     skip: list[tuple[int, str]] = []
     left = list(cases)
@@ -152,7 +153,7 @@ def run(
     path: Path,
     device: str = "cpu",
     jobs: int = 1,
-    limits: Limits = Limits(),
+    limits: Limits = USUAL,
     batch: int = BATCH,
 ) -> Iterator[Record]:
     """Run what ``path`` has no result of yet, and append to it; every record of this run as it comes."""

@@ -31,7 +31,7 @@ class Calls:
     def __init__(self, op: Any, case: Declared, device: str = "cpu") -> None:
         self.op, self.case, self.device = op, case, device
         self.given = Arguments(case, device)
-        self.reference: Function = op.reference
+        self.reference: Function = _in_tuple(op.reference) if case.tuple_of_one else op.reference
         self.terms = max(TERMS, self.given.values[self.given.names.index("x")].numel())
 
     @property
@@ -66,6 +66,15 @@ class Calls:
         values = given.fresh(gradients=differentiate)
         got = observe(fn, given, values, differentiate=differentiate, twice=twice)
         return difference(got, own, wide, self.terms, strides=strides, requires=requires)
+
+
+def _in_tuple(fn: Function) -> Function:
+    """Return ``fn`` with its only result in a tuple, as the op returns it."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return (fn(*args, **kwargs),)
+
+    return called
 
 
 def function_of(op: Any) -> Function:
@@ -379,6 +388,8 @@ def checkpoint(calls: Calls) -> str:
 
 def threads(calls: Calls) -> str:
     """Four threads at once, each with arguments of its own."""
+    if calls.case.kernel == "triton" and calls.device == "cpu":
+        raise NotMetError("Triton's interpreter serves one thread")
     problems: list[str] = []
     own, wide = calls.expected(differentiate=calls.differentiable)
     begin = threading.Barrier(4)
@@ -423,6 +434,31 @@ def with_deepcopy(calls: Calls) -> str:
     return calls.compare(copy.deepcopy(Model(calls.op)))
 
 
+def nested(calls: Calls) -> str:
+    """Called twice in a region that torch compiles once."""
+    if calls.case.state in ("returned", "view"):
+        raise NotMetError("torch has no region that returns an argument, or a view of one")
+    try:
+        return _nested(calls, calls.op)
+    except Exception as e:
+        try:
+            _nested(calls, calls.reference)
+        except Exception:
+            raise NotMetError(f"torch compiles no such region of the reference either: {_short(e)}") from None
+        raise
+
+
+def _nested(calls: Calls, fn: Function) -> str:
+    torch.compiler.reset()
+    region = torch.compiler.nested_compile_region(function_of(fn))
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = region(*args, **kwargs)
+        return result if calls.case.mutates else (result, region(*args, **kwargs))[1]
+
+    return calls.compare(torch.compile(called, backend="aot_eager", fullgraph=True))
+
+
 def out(calls: Calls) -> str:
     """The out-variant: into tensors of the caller, filled with garbage."""
     if calls.op.variant is None:
@@ -433,7 +469,6 @@ def out(calls: Calls) -> str:
         wanted = own.outs[1:]
     values = calls.given.fresh()
     outs = [torch.full_like(o, 77, memory_format=torch.contiguous_format) for o in wanted]
-    positional, named = calls.given.split(values)
 
     def called(*args: Any, **kwargs: Any) -> Any:
         made = calls.op.out(*args, out=outs[0] if len(outs) == 1 else outs, **kwargs)
@@ -442,7 +477,7 @@ def out(calls: Calls) -> str:
         return tuple(outs)
 
     got = observe(called, calls.given, values)
-    del positional, named
+    got.form = ""
     if calls.case.state == "returned":
         own.outs, wide.outs, own.aliases = own.outs[1:], wide.outs[1:], own.aliases[1:]
     return difference(got, own, wide, calls.terms, requires=False)
@@ -518,6 +553,7 @@ WAYS: dict[str, Callable[[Calls], str]] = {
     "compiled_autograd": with_compiled_autograd,
     "double_backward": double_backward,
     "deepcopy": with_deepcopy,
+    "nested": nested,
     "out": out,
     "cuda_graph": cuda_graph,
 }
