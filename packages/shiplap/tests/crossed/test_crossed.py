@@ -123,7 +123,7 @@ def test_each_feature_can_be_given_to_a_declaration():
     ],
 )
 def test_a_rare_pair_is_given_to_a_declaration(pair):
-    never = ("kernel:template", "rank:4")
+    never = ("kernel:template", "out:kept")
     drawn = [draw(number, random.Random(number)) for number in range(0, 160, OUTSIDE)]
     given = [found for case in drawn if (found := with_pair(case, [never, pair], "cpu"))]
     assert given

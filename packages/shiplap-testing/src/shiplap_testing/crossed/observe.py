@@ -133,10 +133,14 @@ def long_strides(t: Tensor) -> list[int]:
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if 0 not in t.shape else []
 
 
-def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: int) -> str:
+def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: int, size: float = 0.0) -> str:
     triples = [t for t in zip(got, own, wide, strict=True) if isinstance(t[1], Tensor)]
     mine, theirs, exact = ([t[i].cpu() for t in triples] for i in range(3))
-    return compare_within_tolerance(mine, theirs, exact, Reduction(terms)).problem
+    allowed = [
+        torch.full_like(w, size * torch.finfo(o.dtype).eps * 4 if o.is_floating_point() else 0, dtype=torch.float64)
+        for o, w in zip(theirs, exact, strict=True)
+    ]
+    return compare_within_tolerance(mine, theirs, exact, Reduction(terms), allowed=allowed if size else None).problem
 
 
 def _gradient_difference(
@@ -144,12 +148,14 @@ def _gradient_difference(
 ) -> str:
     if len(got) != len(own):
         return f"{len(got)} gradients, expected {len(own)}"
+    # A gradient that is a sum over what was broadcast may be far smaller than its terms, which are like the other ones.
+    size = max((float(w.abs().max()) for w in wide if w is not None and w.numel()), default=0.0)
     for index, (g, o, w) in enumerate(zip(got, own, wide, strict=True)):
         if g is None and o is None:
             continue
         shown = g if g is not None else torch.zeros_like(o)
         expected = o if o is not None else torch.zeros_like(g)
         exact = w if w is not None else torch.zeros_like(expected, dtype=torch.float64)
-        if problem := _values([shown], [expected], [exact], terms):
+        if problem := _values([shown], [expected], [exact], terms, size):
             return f"gradient {index}: {problem}"
     return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -222,7 +223,12 @@ def vmap(calls: Calls) -> str:
         results = flat(mapped(*some))
         return tuple(r for r in results if isinstance(r, Tensor))
 
-    got = flat(torch.func.vmap(mapped_results)(*[stacked[i] for i in tensors]))
+    try:
+        got = flat(torch.func.vmap(mapped_results)(*[stacked[i] for i in tensors]))
+    except RuntimeError as e:
+        if calls.case.state == "view" and not refusal_id(e):
+            raise NotMetError(f"torch has no vmap of the reference, through which it sees: {_short(e)}") from None
+        raise
     for number in range(2):
 
         def pick(v: Any, number: int = number) -> Any:
@@ -264,6 +270,8 @@ def func_grad(calls: Calls) -> str:
                 replaced[i] = v
             positional, named = calls.given.split(replaced)
             outs = [o for o in flat(fn(*positional, **named)) if isinstance(o, Tensor) and o.is_floating_point()]
+            if not outs:
+                raise NotMetError("no result carries a gradient")
             return sum((o * d).sum() for o, d in zip(outs, directions(outs, calls.case.seed), strict=True))
 
         return list(torch.func.grad(total, argnums=tuple(range(len(at))))(*[values[i] for i in at]))
@@ -465,7 +473,7 @@ def out(calls: Calls) -> str:
         raise NotMetError("the op has no out-variant")
     own, wide = calls.expected()
     wanted = [o for o, a in zip(own.outs, own.aliases, strict=True) if a < 0 or not o.numel()]
-    if calls.case.state == "returned":
+    if calls.case.state in ("returned", "view"):
         wanted = own.outs[1:]
     values = calls.given.fresh()
     outs = [torch.full_like(o, 77, memory_format=torch.contiguous_format) for o in wanted]
@@ -478,9 +486,9 @@ def out(calls: Calls) -> str:
 
     got = observe(called, calls.given, values)
     got.form = ""
-    if calls.case.state == "returned":
+    if calls.case.state in ("returned", "view"):
         own.outs, wide.outs, own.aliases = own.outs[1:], wide.outs[1:], own.aliases[1:]
-    return difference(got, own, wide, calls.terms, requires=False)
+    return difference(got, own, wide, calls.terms, strides=False, requires=False)
 
 
 def cuda_graph(calls: Calls) -> str:
@@ -573,8 +581,14 @@ def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str
     except Exception as e:
         if (id := refusal_id(e)) and id not in WRONG:
             return "refused", f"{id}: {_short(e)}"
-        return "raised", f"{type(e).__name__}: {_short(e)}"
+        return "raised", f"{type(e).__name__}: {_short(e)} | {_place(e)}"
     return ("differs", problem) if problem else ("met", "")
+
+
+def _place(e: BaseException) -> str:
+    """Return the innermost two places of an exception's traceback."""
+    frames = traceback.extract_tb(e.__traceback__)[-2:]
+    return " < ".join(f"{frame.filename[-60:]}:{frame.lineno}" for frame in reversed(frames))
 
 
 def _short(e: BaseException) -> str:
