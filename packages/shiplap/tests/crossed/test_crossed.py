@@ -4,6 +4,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
@@ -21,6 +22,7 @@ from shiplap_testing.crossed.declared import (
     with_pair,
 )
 from shiplap_testing.crossed.faults import FAULTS, WRONG_VALUES, faulty
+from shiplap_testing.crossed.impossible import is_one_kind, why_impossible
 from shiplap_testing.crossed.native_source import template_unable, triton_unable
 from shiplap_testing.crossed.run import FAILURES, Limits, read, run, run_batch
 from shiplap_testing.crossed.shrink import script, shrink
@@ -129,6 +131,22 @@ def test_a_rare_pair_is_given_to_a_declaration(pair):
     assert given
     assert all({*pair} <= {*case.features, *(f"way:{w}" for w in case.ways)} for case in given)
     assert not any(with_pair(case, [never], "cpu") for case in drawn)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_each_pair_of_features_is_given_to_a_declaration_or_impossible(device):
+    """``impossible.py`` says of exactly those pairs why, which no declaration of the generator gets."""
+    drawn = [draw(number, random.Random(number), device) for number in range(0, 20 * OUTSIDE, OUTSIDE)]
+    cases = [*drawn, *plan(200, 5, device, among=1)]
+    features = sorted({f for c in cases for f in (*c.features, *(f"way:{w}" for w in c.ways))})
+    assert len(features) > 105
+    wrong = [
+        pair
+        for pair in combinations(features, 2)
+        if not is_one_kind(*pair)
+        if bool(why_impossible(*pair)) == any(with_pair(case, [pair], device) for case in drawn)
+    ]
+    assert not wrong, wrong
 
 
 @pytest.mark.long  # three processes that import torch

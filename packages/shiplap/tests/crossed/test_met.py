@@ -24,9 +24,7 @@ class Mood(enum.Enum):
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_autograd_traces_a_backward_that_reads_members(ns):
     @sl.op(f"{ns}::shaded")
-    def shaded(
-        x: Float[Tensor, "n"], shade: Shade = Shade.DARK, mood: Mood | None = None
-    ) -> Float[Tensor, "n"]:
+    def shaded(x: Float[Tensor, "n"], shade: Shade = Shade.DARK, mood: Mood | None = None) -> Float[Tensor, "n"]:
         return x * x * shade.value * (5 if mood is Mood.WILD else 2)
 
     @shaded.backward

@@ -91,7 +91,7 @@ SIZES = ("usual", "zero_rows", "one_row", "one_column", "tile")
 # What this package writes a C++ template and a Triton kernel for.
 TEMPLATE_TERMS = (
     *("second", "index", "optional", "float", "int", "bool", "text", "ints", "floats", "pair", "broadcast"),
-    *("number", "literal", "enum"),
+    *("number", "maybe", "dtype", "literal", "enum"),
 )
 TRITON_TERMS = ("second", "index", "optional", "float", "int", "bool", "ints", "pair", "broadcast", "enum")
 TEMPLATE_OUTS = ("same", "turned", "twice", "mask", "rows", "count")
@@ -218,7 +218,8 @@ def fitting(case: Declared, device: str = "cpu") -> Declared:
     ``impossible.py`` says of each pair of features that this drops why no declaration has both.
     """
     kernel = _kernel_on(case.kernel, device)
-    case = replace(case, kernel=kernel, binding=case.binding if kernel in NATIVE else "python")
+    binding = case.binding if kernel in NATIVE else "python"
+    case = replace(case, kernel=kernel, binding=binding)
     case = _fitting_outs(_fitting_kernel(case))
     outs, terms, state = case.outs, case.terms, case.state
     has_scalars = any(t not in TENSOR_TERMS for t in terms)
@@ -234,7 +235,7 @@ def fitting(case: Declared, device: str = "cpu") -> Declared:
         defaults=case.defaults or not has_scalars,
         workspace=case.workspace and kernel not in ("none", "template"),
         sizes="one_row" if case.sizes == "one_column" and case.rank < 2 else case.sizes,
-        tuple_of_one=case.tuple_of_one and returned == 1 and outs not in (("size",), ("perhaps",), ("list",)),
+        tuple_of_one=case.tuple_of_one and returned == 1,
     )
 
 
@@ -261,21 +262,21 @@ def _fitting_outs(case: Declared) -> Declared:
     """Return ``case`` with results that its rank and state allow."""
     variadic = case.variadic and "broadcast" not in case.terms
     outs = case.outs
+    if case.tuple_of_one and "kept" not in outs:
+        outs = () if case.state in ("returned", "view") else outs[:1]
     if variadic and case.rank < 3:
         outs = tuple(o for o in outs if o != "turned")
     if variadic and case.rank < 2:
         outs = tuple(o for o in outs if o not in ("rows", "count", "twice", "kept"))
-    if any(o in TRACED for o in outs):
-        outs = tuple(o for o in outs if o != "kept")
     if case.state == "view":
-        return replace(case, outs=outs, variadic=variadic and not outs and case.rank > 2, gradient=True)
+        return replace(case, outs=outs, variadic=variadic and case.rank > 2, gradient=True)
     return replace(case, outs=outs or (("same",) if case.state == "pure" else ()), variadic=variadic)
 
 
 def _fitting_ways(case: Declared, device: str) -> tuple[str, ...]:
     ways = tuple(w for w in case.ways if w != "packaged" and (w != "cuda_graph" or device == "cuda"))
     if case.kernel == "template" and not ({*ways} & {*COMPILED}) and device == "cpu":
-        ways = (*ways[:1], "inductor")  # nothing else runs a C++ template
+        ways = (*ways[-1:], "inductor")  # nothing else runs a C++ template
     return (*ways, "packaged") if case.binding == "packaged" else ways
 
 
@@ -348,7 +349,12 @@ def with_feature(case: Declared, feature: str) -> Declared:
     if kind == "layout":
         return replace(case, layouts=(value, *[each for each in case.layouts if each != value][:2]))
     if kind == "has":
-        return replace(case, **_WITH.get(value, {value: True}))
+        given = _WITH.get(value, {value: True})
+        if value == "variadic" and case.state != "view":
+            given = {"variadic": True}
+        if value == "repeated" and {"second", "tensors"} & {*case.terms}:
+            given = {"repeated": True}
+        return replace(case, **given)
     name = {"size": "sizes"}.get(kind, kind)
     return replace(case, **{name: {"rank": int}.get(kind, _rule)(value)})
 
@@ -358,6 +364,8 @@ _WITH: dict[str, dict[str, Any]] = {
     "gradient": {"gradient": True, "state": "pure"},
     "no defaults": {"defaults": False},
     "omitted": {"defaults": True, "omitted": True},
+    "variadic": {"variadic": True, "rank": 3},
+    "repeated": {"repeated": True, "terms": ("second",)},
 }
 
 

@@ -325,6 +325,9 @@ def _template_value(case: Declared, load: str, end: str) -> list[str]:
     lines += [f"v *= 0.5 + ({reals})"] if "floats" in t else []
     lines += ["v = v * {{PAIR_0}} - {{PAIR_1}}"] if "pair" in t else []
     lines += ["v *= {{NUMBER}}"] if "number" in t else []
+    lines += ["{% if MAYBE is not none %}v *= {{MAYBE}}{{END}}{% endif %}"] if "maybe" in t else []
+    one = '{% if DTYPE|string == "torch.float32" %}1{% else %}2{% endif %}'
+    lines += [f"v += {one}{{{{END}}}}"] if "dtype" in t else []
     lines += ['{% if LEVEL == "high" %}v += 1{{END}}{% else %}v += 2{{END}}{% endif %}'] if "literal" in t else []
     lines += ["v *= {{SHADE}}"] if "enum" in t else []
     lines += ["v += " + load.format("b", ", ".join(f'"{i}"' for i in b_at))] if "broadcast" in t else []

@@ -239,7 +239,7 @@ def keywords(case: Declared) -> str:
         parts.append(f"aliases={('acc', *[None] * len(names))!r}" if names else 'aliases="acc"')
     if case.state == "view":
         parts.append(f"aliases={('x', *[None] * len(names))!r}" if names else 'aliases="x"')
-    if case.dynamic:
+    if case.dynamic and not case.traced:  # a traced op asks its reference for sizes
         parts.append(f'bounds={{"m": "{dims[-1] if case.variadic else dims[0]}"}}')
     if case.requires and dims != ["*b"]:
         parts.append(f'requires="{dims[-1]} >= 1"')
