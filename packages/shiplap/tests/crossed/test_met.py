@@ -78,6 +78,7 @@ def test_no_formula_of_autograd_calls_a_kernel_under_autocast(ns):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_python_kernel_without_a_rule_runs_outside_of_autocast_on_a_gpu(ns):
     @sl.op(f"{ns}::rows", autocast=None)
     def rows(x: Float[Tensor, "n m"]) -> Float[Tensor, "n"]:

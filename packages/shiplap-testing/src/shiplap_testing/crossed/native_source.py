@@ -318,7 +318,7 @@ def _template_value(case: Declared, load: str, end: str) -> list[str]:
     at = [f"@{d}" for d in range(rank)]
     several = "{{KS_0}} + {{KS_1}}{% if KS_2 is defined %} + {{KS_2}}{% endif %}"
     reals = "{{FS_0}}{% if FS_1 is defined %} + {{FS_1}}{% endif %}"
-    b_at = ["(B_ROWS == 1 ? 0 : @0)" if end else "(@0 if B_ROWS != 1 else 0)", *at[1:]]
+    b_at = ["@0 % B_ROWS", *at[1:]]
     lines = ["v *= " + load.format("y", ", ".join(f'"{i}"' for i in at))] if "second" in t else []
     lines += ["v *= {{S}}"] if "float" in t else []
     lines += [f"v *= 1 + ({several})"] if "ints" in t else []

@@ -455,7 +455,28 @@ def nested(calls: Calls) -> str:
             _nested(calls, calls.reference)
         except Exception:
             raise NotMetError(f"torch compiles no such region of the reference either: {_short(e)}") from None
+        if calls.case.mutates and not _region_may_write():
+            raise NotMetError(f"this torch has no region with an op that writes: {_short(e)}") from None
         raise
+
+
+def _region_may_write() -> bool:
+    """Whether torch compiles a region that calls an op of its own library, which writes to an argument."""
+    if not hasattr(torch.ops.crossed_plain, "write"):
+        torch.library.define("crossed_plain::write", "(Tensor(a!) x) -> ()")
+        torch.library.impl("crossed_plain::write", "CompositeExplicitAutograd", _write)
+        torch.library.register_fake("crossed_plain::write", _write)
+    torch.compiler.reset()
+    region = torch.compiler.nested_compile_region(lambda x: torch.ops.crossed_plain.write(x))
+    try:
+        torch.compile(lambda x: region(x), backend="aot_eager", fullgraph=True)(torch.zeros(1))
+    except Exception:
+        return False
+    return True
+
+
+def _write(x: Tensor) -> None:
+    x.add_(1)
 
 
 def _nested(calls: Calls, fn: Function) -> str:
