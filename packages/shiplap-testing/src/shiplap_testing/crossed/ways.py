@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap import torch_private
 from shiplap.sampling.run import suppress_warnings
 from shiplap_testing.crossed.arguments import Arguments, flat_tensors
+from shiplap_testing.crossed.capture import capture_call
 from shiplap_testing.crossed.declared import Declared
 from shiplap_testing.crossed.observe import Function, Observed, difference, directions, flat, long_strides, observe
 from shiplap_testing.private import compiled_autograd, fake_mode
@@ -527,7 +527,7 @@ def cuda_graph(calls: Calls) -> str:
     torch.cuda.synchronize()
     start = calls.given.fresh()
     with torch.no_grad():
-        graph, result = _captured(lambda: calls.op(*positional, **named))
+        graph, result = capture_call(lambda: calls.op(*positional, **named))
     for held, first in zip(flat_tensors(values), flat_tensors(start), strict=True):
         if not _overlaps(held):
             held.copy_(first)
@@ -536,17 +536,6 @@ def cuda_graph(calls: Calls) -> str:
     got = observe(lambda *a, **k: result, calls.given, values)
     own, wide = calls.expected()
     return difference(got, own, wide, calls.terms, requires=False)
-
-
-def _captured(fn: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of ``fn`` and its result. A capture that breaks raises what broke it."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        result, broken = torch_private.capture_graph(graph, fn, torch.cuda.graph_pool_handle())
-    torch.cuda.synchronize()
-    if broken is not None:
-        raise broken
-    return graph, result
 
 
 def _overlaps(t: Tensor) -> bool:
