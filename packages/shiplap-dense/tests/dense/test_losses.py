@@ -50,7 +50,7 @@ def by_torch(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None
 
 
 def gradients(loss: Tensor, given: list[Tensor]) -> tuple[Tensor, ...]:
-    weights = torch.linspace(0.5, 2, loss.numel(), dtype=loss.dtype).view(loss.shape)
+    weights = torch.linspace(0.5, 2, loss.numel(), dtype=loss.dtype, device=loss.device).view(loss.shape)
     return torch.autograd.grad((loss * weights).sum(), given)
 
 
