@@ -9,7 +9,7 @@ from typing import NoReturn, Unpack, overload
 from shiplap.declare.choices import convert_call
 from shiplap.declare.signature import DeclarationKeywords, check_keywords, check_op_name, read_spec
 from shiplap.dispatch.op import ConvertingOp, Op, op
-from shiplap.dispatch.takeover import Source, read_source, take_over
+from shiplap.dispatch.takeover import Source, read_source, source_name, take_over
 from shiplap.errors import error
 from shiplap.plan.rules import is_choice
 from shiplap.torch_private import dispatcher_calls
@@ -91,7 +91,7 @@ def adopt(
     if into is not None:
         return TakeoverDecorator(source, into, tuple(devices), **declaration)
     if not isinstance(source, str):
-        got, fix = getattr(source, "__qualname__", repr(source)), 'pass into="namespace::name" too'
+        got, fix = source_name(source), 'pass into="namespace::name" too'
         raise error("SL142", where="@sl.adopt", got=got, expected="the name of an op that torch knows", fix=fix)
     if devices:
         raise error("SL142", where=source, got="devices= without into=", expected="into= with devices=")

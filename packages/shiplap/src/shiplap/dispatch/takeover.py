@@ -91,12 +91,18 @@ def read_source(spec: OpSpec, source: Source, devices: tuple[str, ...]) -> Sourc
     if isinstance(source, type) and issubclass(source, torch.autograd.Function):
         own_context = source.setup_context is not torch.autograd.Function.setup_context
         _check_count(spec, source.__name__, source.forward, 0 if own_context else 1)
-        return SourceParts(source.__qualname__, source.apply, devices or DEVICES, True)
+        return SourceParts(source.__name__, source.apply, devices or DEVICES, True)
     if not callable(source):
         raise _unfit(spec, f"a {type(source).__name__}", "the name of an op, an autograd.Function or a function")
-    name = getattr(source, "__qualname__", type(source).__name__)
+    name = source_name(source)
     _check_count(spec, name, source, 0)
     return SourceParts(name, source, devices or DEVICES, False)
+
+
+def source_name(source: object) -> str:
+    """Return the name of a function or a class, or that of the class of another object."""
+    named = source if inspect.isroutine(source) or isinstance(source, type) else type(source)
+    return str(named.__name__)
 
 
 def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> SourceParts:
@@ -169,7 +175,7 @@ def _gradient(spec: OpSpec, call: Callable[..., Any]) -> GradientFn:
 
     def gradients(grad: Any, saved: Any, needs: Any) -> Mapping[str, Any]:
         wanted = [name for name, needed in vars(needs).items() if needed]
-        given = {a.name: getattr(saved, a.name) for a in spec.args}
+        given = {a.name: vars(saved)[a.name] for a in spec.args}
         leaves = {n: _leaf(v) if n in wanted else v for n, v in given.items()}
         with torch.enable_grad():
             result = call(*leaves.values())
