@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -204,7 +205,13 @@ class Backward(HasCode):
             raise error("SL110", where=spec.name, got=type(result).__name__, expected="a dict {argument: gradient}")
         for name, value in result.items():
             if name not in shapes:
-                raise error("SL110", where=spec.name, got=f"gradient of {name!r}", expected="a tensor argument")
+                raise error(
+                    "SL110",
+                    where=spec.name,
+                    got=f"gradient of {name!r}",
+                    expected=f"a tensor argument: {', '.join(shapes)}",
+                    fix=f"remove the entry {name!r}, or give it the name of a tensor argument",
+                )
             got, expected = shape_of_value(value), shapes[name]
             if value is not None and expected is not None and got != expected:
                 raise error(
@@ -230,7 +237,10 @@ def _read_saves(spec: OpSpec, saves: Iterable[str]) -> tuple[str, ...]:
     names, known = tuple(saves), _op_value_names(spec)
     for name in names:
         if name not in known:
-            raise error("SL110", where=spec.name, got=f"saves {name!r}", expected=f"one of {', '.join(sorted(known))}")
+            near = next(iter(get_close_matches(name, known, 1)), "")
+            fix = f"write saves=({near!r},)" if near else "name arguments and results of the op in saves="
+            expected = f"one of {', '.join(sorted(known))}"
+            raise error("SL110", where=spec.name, got=f"saves {name!r}", expected=expected, fix=fix)
     return names
 
 

@@ -202,7 +202,9 @@ def check_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
     result = fresh_results(spec, call.args, result)
     values = () if result is None else tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if len(values) != len(spec.outputs):
-        raise error("SL301", where=spec.name, got=f"{len(values)} outputs", expected=f"{len(spec.outputs)} outputs")
+        got, named = f"{len(values)} outputs", ", ".join(o.name for o in spec.outputs)
+        fix = f"return {named}, or fill tensors that the function takes as {named}" if result is None and named else ""
+        raise error("SL301", where=spec.name, got=got, expected=f"{len(spec.outputs)} outputs", fix=fix)
     env = dict(call.env)
     owned = {t.untyped_storage().data_ptr() for t in tensors_in_arguments(call.args)}
     for out, value in zip(spec.outputs, values, strict=True):
