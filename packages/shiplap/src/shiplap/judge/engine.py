@@ -31,9 +31,10 @@ from shiplap.judge.variants import InputForm
 from shiplap.sampling.ledger import JUDGE, Cell
 from shiplap.sampling.perturb import perturb_arguments
 from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, TargetProcess
 from shiplap.sandbox.load_candidate import added_folders
-from shiplap.sandbox.protocol import ArgumentArena, LoadTarget, OperatorUse
+from shiplap.sandbox.protocol import LoadTarget, OperatorUse
 from shiplap.sandbox.source_scan import constants_in_sources, find_suspicious_names
 from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, Timeout
 
@@ -418,8 +419,6 @@ def _measure_all_forms(
         case.unchecked.append("time")
         return
     judged = {"candidate": witness, "reference": twin, "nothing": twin}
-    if case.options.device != "cpu":  # where the calls are not timed in batches
-        judged["nothing"] = _start_target_process(case, launcher, stack, case.reference, "nothing")
     if case.options.compiled:
         try:
             judged["compiled"] = _start_compiled_reference(case, launcher, stack, timed)

@@ -326,14 +326,19 @@ class SandboxedProcess:
         self._signal(signal.SIGSTOP)
         self._wait_until_stopped()
 
-    def request_reply(self, message: Request[ReplyT], handle: int = -1) -> tuple[ReplyT, RequestTime]:
+    def request_reply(
+        self, message: Request[ReplyT], *files: int, waiting: Callable[[float], None] | None = None
+    ) -> tuple[ReplyT, RequestTime]:
         """Return the reply, and the time from before the process runs until it is stopped again.
+
+        ``files`` are open files that are sent with the message. ``waiting`` is called with the seconds so far, many
+        times a second while there is no reply.
 
         No instruction of the process, of its threads or of its descendants runs outside of that time. Raises
         ProcessEnded, RequestFailed for an error in the process, and UnsupportedArguments.
         """
         self._in_time()
-        data, handles = pack_message(message), [handle] if handle >= 0 else []
+        data, handles = pack_message(message), [file for file in files if file >= 0]
         self._asked, self._delays = read_scheduler_usage(self.pid, self.pid), {}
         if self._asked.ran > self._stood + STIRRING_S:
             self.kill()
@@ -346,7 +351,7 @@ class SandboxedProcess:
             self._signal(signal.SIGCONT)
             if len(data) > SOCKET_BUFFER_BYTES:
                 send_message(self.connection, data, handles)
-            body = self._receive(self.bounds.seconds)
+            body = self._receive(self.bounds.seconds, waiting)
             self._signal(signal.SIGSTOP)
             wall = time.perf_counter() - started
             self.answering += wall
@@ -368,15 +373,18 @@ class SandboxedProcess:
         assert isinstance(reply, reply_of(type(message)))
         return reply, took
 
-    def _receive(self, seconds: float) -> bytes:
+    def _receive(self, seconds: float, waiting: Callable[[float], None] | None = None) -> bytes:
         """Return the body of a reply that arrives within ``seconds``. The limits are checked meanwhile."""
-        ends, looked = time.monotonic() + seconds, time.monotonic()
+        began = looked = time.monotonic()
+        ends = began + seconds
         data, wanted = bytearray(), MESSAGE_HEAD.size
         while len(data) < wanted:
             ready = select.select([self.connection], [], [], POLL_S)[0]
             if time.monotonic() - looked >= POLL_S:
                 looked = time.monotonic()
                 self._keep_within(ends, seconds)
+                if waiting is not None:
+                    waiting(looked - began)
             if ready:
                 part = self.connection.recv(wanted - len(data))
                 if not part:

@@ -1,0 +1,143 @@
+"""The time of calls on a GPU by the events of the process that judges, around a gate and an end in shared memory.
+
+The other process has queued its calls before: its stream waits for the gate, and writes the end behind the last call.
+It is stopped meanwhile. The arguments in the shared block are not yet those of the calls: some words of each, at secret
+places, are exchanged, and the clock starts before they get their values. Whatever a stream of the other process has
+computed earlier is therefore of no use. Directly behind the end, elements of results at secret places are read, so
+that work that other streams finish later is seen.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shiplap.sandbox.device_memory import END_AT, FLAG_BYTES, GATE_AT, KIND, DeviceBlock
+
+CHANGED_SHARE, LEAST_CHANGED = 1024, 16  # one word of so many is exchanged, and at least so many of an argument
+PROBED_RESULTS, PROBED_ELEMENTS = 8, 1024  # results of a run that are read behind the end, and elements of each
+QUEUE_S = 1.5  # seconds in which calls have to be queued, and to end once the gate is open
+
+
+class CallsNotQueued(Exception):
+    """Raised for calls that cannot be queued behind a gate: too many, or ones that wait for the device."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Elements of a result: the allocation and the place of the result, the numbers of the elements, and their values.
+
+    A number is that of a unit of ``size`` bytes in the result.
+    """
+
+    memory: bytes
+    at: int
+    numbers: Tensor
+    size: int
+    values: Tensor
+
+    def agrees_with(self, content: Tensor) -> bool:
+        """Return whether the bytes of the result, as they were read later, hold the same elements."""
+        return torch.equal(unit_view(content, self.size)[self.numbers], self.values)
+
+
+def unit_view(content: Tensor, size: int) -> Tensor:
+    """Return bytes as integers of ``size`` bytes, or as rows of eight bytes for a larger size."""
+    units = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return content.view(units[size]) if size in units else content.view(torch.int64).view(-1, size // 8)
+
+
+class DeviceClock:
+    """The gate, the end and the exchanged words of one block of arguments."""
+
+    def __init__(self, block: DeviceBlock) -> None:
+        self.block, self.driver = block, block.driver
+        self.opened = False  # whether the gate was opened since the calls could not be queued
+        self._rng = torch.Generator(KIND).manual_seed(secrets.randbits(62))
+        self._words = block.bytes_at(0, block.size).view(torch.int32)
+        self._changed, self._values = torch.empty(0, dtype=torch.int64, device=KIND), self._words[:0]
+
+    def exchange_words(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Exchange words of the arguments, whose places and bytes are ``spans``, until the clock starts."""
+        picked = []
+        for at, length in spans:
+            first, last = -(-at // 4), (at + length) // 4
+            if count := min(last - first, max(LEAST_CHANGED, (last - first) // CHANGED_SHARE)):
+                picked.append(torch.randint(first, last, (max(count, 0),), generator=self._rng, device=KIND))
+        self._changed = torch.cat(picked) if picked else self._changed[:0]
+        self._values = self._words[self._changed]
+        self._words.scatter_(0, self._changed, self._values.roll(1))
+        self.driver.synchronize()
+
+    def _write_words(self) -> None:
+        """Give the exchanged words their values."""
+        self._words.scatter_(0, self._changed, self._values)
+
+    def close_gate(self) -> None:
+        """Clear the words at which streams wait."""
+        self.block.bytes_at(0, FLAG_BYTES).zero_()
+        self.driver.synchronize()
+        self.opened = False
+
+    def open_if_late(self, seconds: float) -> None:
+        """Open the gate if calls are still not queued after so many seconds."""
+        if seconds > QUEUE_S and not self.opened:
+            self.opened = True
+            with self.driver.other_stream():
+                self.driver.write_word(self.block, GATE_AT)
+
+    def time_queued(self, probe: Callable[[], None]) -> float:
+        """Open the gate, and return the seconds until the end and ``probe`` are done. Raises CallsNotQueued."""
+        self.driver.empty_caches()  # takes so long that this process is ahead of the device
+        start = self.driver.record_event()
+        self._write_words()
+        self.driver.write_word(self.block, GATE_AT)
+        self.driver.wait_for_word(self.block, END_AT)
+        probe()
+        end = self.driver.record_event()
+        self._wait_until(end, QUEUE_S)
+        return float(start.elapsed_time(end)) * 1e-3
+
+    def start(self) -> float:
+        """Give the words their values, and return the time at which other calls may begin."""
+        self.driver.empty_caches()
+        self._write_words()
+        self.driver.synchronize()
+        return time.perf_counter()
+
+    def wait_for_end(self, probe: Callable[[], None], seconds: float) -> None:
+        """Wait until the end and ``probe`` are done. Raises CallsNotQueued."""
+        self.driver.wait_for_word(self.block, END_AT)
+        probe()
+        self._wait_until(self.driver.record_event(), seconds)
+
+    def _wait_until(self, event: torch.cuda.Event, seconds: float) -> None:
+        """Wait for an event. After so many seconds, write the end for the streams of this process, and raise."""
+        ends = time.monotonic() + seconds
+        while not event.query():
+            if time.monotonic() > ends:
+                with self.driver.other_stream():
+                    self.driver.write_word(self.block, END_AT)
+                self.driver.synchronize()
+                raise CallsNotQueued(f"they have not ended after {seconds:.3g} s")
+
+    def pick_probes(self, results: Sequence[tuple[bytes, int, int, int, DeviceBlock]]) -> list[Callable[[], Probe]]:
+        """Return functions that read some elements of some results, which are chosen secretly.
+
+        A result is its allocation, its place in it, its bytes, the bytes of an element, and the mapped allocation.
+        """
+        if not results:
+            return []
+        wanted = [results[-1], *secrets.SystemRandom().sample(results, min(PROBED_RESULTS, len(results)))]
+        return [self._probe_of(*result) for result in wanted]
+
+    def _probe_of(self, memory: bytes, at: int, length: int, size: int, block: DeviceBlock) -> Callable[[], Probe]:
+        """Return a function that reads elements of a result."""
+        units, count = unit_view(block.bytes_at(at, length), size), length // size
+        numbers = torch.randint(0, count, (min(count, PROBED_ELEMENTS),), generator=self._rng, device=KIND)
+        return lambda: Probe(memory, at, numbers, size, units[numbers])
