@@ -44,6 +44,7 @@ def add(x, y, out, n, BLOCK: tl.constexpr):
     tl.store(out + at, tl.load(x + at, at < n) + tl.load(y + at, at < n), at < n)
 
 def candidate(x, y):
+    x, y = x.contiguous(), y.contiguous()
     out = torch.empty_like(x)
     add[(triton.cdiv(x.numel(), 1024),)](x, y, out, x.numel(), BLOCK=1024)
     return out
@@ -57,6 +58,7 @@ def softmax(x, out, cols, BLOCK: tl.constexpr):
     tl.store(out + tl.program_id(0) * cols + at, e / tl.sum(e, 0), at < cols)
 
 def candidate(x):
+    x = x.contiguous()
     out = torch.empty_like(x)
     softmax[(x.shape[0],)](x, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
     return out
@@ -70,6 +72,7 @@ def norm(x, w, out, cols, BLOCK: tl.constexpr):
     tl.store(out + tl.program_id(0) * cols + at, row * scale * tl.load(w + at, at < cols, 0.0), at < cols)
 
 def candidate(x, w):
+    x, w = x.contiguous(), w.contiguous()
     out = torch.empty_like(x)
     norm[(x.shape[0],)](x, w, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
     return out
@@ -89,6 +92,7 @@ def product(x, w, out, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.const
     tl.store(out + rows[:, None] * N + cols, 5.0 * y, (rows[:, None] < M) & (cols < N))
 
 def candidate(x, w):
+    x, w = x.contiguous(), w.contiguous()
     out = torch.empty(x.shape[0], w.shape[1], device=x.device)
     grid = triton.cdiv(x.shape[0], 64), triton.cdiv(w.shape[1], 64)
     product[grid](x, w, out, x.shape[0], w.shape[1], x.shape[1], BM=64, BN=64, BK=32)
@@ -102,6 +106,7 @@ def gelu(x, out, n, BLOCK: tl.constexpr):
     tl.store(out + at, 0.5 * v * (1.0 + tl.erf(v * 0.7071067811865476)), at < n)
 
 def candidate(x):
+    x = x.contiguous()
     out = torch.empty_like(x)
     gelu[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), BLOCK=1024)
     return out
@@ -113,6 +118,7 @@ def row_sum(x, out, cols, BLOCK: tl.constexpr):
     tl.store(out + tl.program_id(0), tl.sum(tl.load(x + tl.program_id(0) * cols + at, at < cols, 0.0), 0))
 
 def candidate(x):
+    x = x.contiguous()
     out = torch.empty(x.shape[0], device=x.device)
     row_sum[(x.shape[0],)](x, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
     return out
@@ -128,6 +134,7 @@ def layer(x, w, b, out, cols, BLOCK: tl.constexpr):
     tl.store(out + tl.program_id(0) * cols + at, y, at < cols)
 
 def candidate(x, w, b):
+    x, w, b = x.contiguous(), w.contiguous(), b.contiguous()
     out = torch.empty_like(x)
     layer[(x.shape[0],)](x, w, b, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
     return out
@@ -140,6 +147,7 @@ def gated(x, y, out, n, BLOCK: tl.constexpr):
     tl.store(out + at, v / (1.0 + tl.exp(-v)) * tl.load(y + at, at < n), at < n)
 
 def candidate(x, y):
+    x, y = x.contiguous(), y.contiguous()
     out = torch.empty_like(x)
     gated[(triton.cdiv(x.numel(), 1024),)](x, y, out, x.numel(), BLOCK=1024)
     return out
@@ -237,7 +245,8 @@ torch::Tensor forward(torch::Tensor x) {
   return out;
 }
 '''
-built = load_inline("squared", "torch::Tensor forward(torch::Tensor x);", KERNEL, ["forward"])
+HEAD = "torch::Tensor forward(torch::Tensor x);"
+built = load_inline(name="squared", cpp_sources=HEAD, cuda_sources=KERNEL, functions=["forward"])
 def candidate(x):
     return built.forward(x)
 """

@@ -100,12 +100,12 @@ def queued_double(driver: FakeDriver):
 
 def run(driver: FakeDriver, target, *, queued: bool = True, count: int = 3):
     """Return the time of a batch whose results have to be twice the arguments."""
-    sets = drawn(count)
+    sets, opened = drawn(count), driver.opened
     with CallBatch(process_of(target), 0, sets, blank=True, queued=queued) as batch:
         batch.fill(sets)
         first = batch.run_calls([expect(x * 2) for (x,) in sets])
         batch.run_calls()  # the same values again
-    assert driver.opened == 0
+    assert driver.opened == opened
     return first
 
 
@@ -174,3 +174,23 @@ def test_a_block_is_memory_of_its_own(driver: FakeDriver) -> None:
         assert torch.equal(room.as_strided(t.shape, t.stride()), t)
     block.close_file()
     os.close(handle)
+
+
+def test_a_block_is_used_again_for_calls_and_not_for_batches(driver: FakeDriver) -> None:
+    witness = process_of(lambda x: x * 2)
+    for (x,) in drawn(3):
+        witness.call([x], expect(x * 2))
+    assert len(driver.rooms) == 1
+    run(driver, queued_double(driver))
+    assert len(driver.rooms) == 2
+    (large,) = drawn(1, 1 << 20)[0]
+    witness.call([large], expect(large * 2))
+    assert len(driver.rooms) == 3
+
+
+def test_a_result_in_an_argument_may_change_with_the_next_call(driver: FakeDriver) -> None:
+    """The next arguments lie in the same block."""
+    witness = process_of(lambda x: x.mul_(2))
+    for (x,) in drawn(3):
+        twice = x * 2
+        witness.call([x], ExpectedEffects([twice, twice], lambda got: Difference(), (0,), aliased=True))

@@ -253,7 +253,9 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
     plain = [f for f in forms if required or f.usual or f.recipe]  # elsewhere a function may have kinks
     first = next((f for f in plain if f.reduced), plain[0])
     timed = [f for f in plain if f.timed and not first.reduced]
-    others = [f for f in plain if not f.timed and (f.shapes, f.recipe) != (first.shapes, first.recipe)]
+    # Of large shapes, a comparison of gradients takes seconds on a CPU, so that smaller ones stand for them.
+    alike = [f for f in plain if not f.timed and f.reduced == first.reduced]
+    others = [f for f in alike if (f.shapes, f.recipe) != (first.shapes, first.recipe)]
     others = SECRET_RANDOM.sample(others, min(GRADIENT_FORMS, len(others)))
     compared = 0
     for number, form in enumerate((first, *timed, *others, first)):

@@ -47,7 +47,7 @@ MOST_CALLS, PROBED_CALLS, BATCH_BYTES = 256, 8, 128 << 20  # limits of a batch, 
 MANY_CALLS = 16  # in a batch, of which the least number of rounds is enough
 # Of a GPU: the share of the free memory for a batch, in how many places its arguments and results lie, and the number
 # of calls from which on they are not queued rather than fewer.
-DEVICE_SHARE, DEVICE_COPIES, LEAST_QUEUED = 0.6, 4, 4
+DEVICE_SHARE, DEVICE_COPIES, LEAST_QUEUED = 0.6, 6, 4
 DISTRUST, SLACK = 0.5, 500e-6  # the greatest difference of the two clocks: share of the time, and seconds
 
 
@@ -120,6 +120,12 @@ def measure_form(
             return _measure_planned(problem, form, judged, rounds, ends, pace, plan)
         except CallsNotQueued:
             plan = plan.easier()
+        except (CandidateError, torch.OutOfMemoryError) as e:
+            # Several processes share the memory of the device, of which each keeps some.
+            if plan.count == 1 or "OutOfMemoryError" not in (e.evidence if isinstance(e, CandidateError) else repr(e)):
+                raise
+            plan = replace(plan, count=plan.count // 2)
+            device_driver().free_bytes()
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,8 @@ def _measure_planned(
     order, count = list(judged), plan.count
     calls: dict[str, list[CallOutcome]] = {name: [] for name in order}
     repeated: list[CallOutcome] = []
-    for number in range(rounds if count < MANY_CALLS else MIN_ROUNDS):
+    fewest = LEAST_LONG if plan.queued else MIN_ROUNDS  # nothing on the host disturbs calls that are queued
+    for number in range(rounds if count < MANY_CALLS else fewest):
         with pace.step():
             sets = [problem.draw(form) for _ in range(count)]
             expected = [problem.expect_effects(form, args) for args in sets]
@@ -167,7 +174,7 @@ def _measure_planned(
                 first, again = _run_turn(judged[name], name, own, judge, queued=plan.queued)
                 calls[name].append(first)
                 repeated += again
-        least = LEAST_LONG if min(c.wall for c in calls["reference"]) > LONG_CALL_S else MIN_ROUNDS
+        least = LEAST_LONG if min(c.wall for c in calls["reference"]) > LONG_CALL_S else fewest
         if number + 1 >= least and time.monotonic() > ends:
             break
     # Only after all rounds: the least times are the most reliable then.
@@ -188,7 +195,7 @@ def _run_turn(
     A candidate that stores results is faster the second time.
     """
     # Caches are emptied before each call, since this process has just written the arguments.
-    flush = _flush_room()
+    flush = None if any(map(lies_on_device, tensors_among(sets[0]))) else _flush_room()
     idle = name == "nothing"
     # The reference makes its results while an idle batch is prepared, and may refuse zeros.
     with CallBatch(witness, -1 if idle else 0, sets, blank=not idle, queued=queued) as batch:
@@ -197,7 +204,8 @@ def _run_turn(
         for _ in range(2 if expected and not expected[0].changed else 1):
             if not idle and not outcomes:
                 batch.fill(sets)
-            flush.fill_(SystemRandom().randrange(251))
+            if flush is not None:
+                flush.fill_(SystemRandom().randrange(251))
             run = batch.run_calls(None if outcomes else expected)
             outcomes.append(CallOutcome(run.took.wall, run.took.quiet, run.claimed, 0.0))
     witness.forget_results()
@@ -276,7 +284,7 @@ def remeasure_without_candidate(
     calls: dict[str, list[CallOutcome]] = {name: [] for name in judged}
     sets = [problem.draw(form) for _ in range(timed.batch)]
     device = next((t.device.type for t in tensors_among(sets[0])), "cpu")
-    for number in range(MIN_ROUNDS):
+    for number in range(LEAST_AGAIN if timed.queued else MIN_ROUNDS):
         # A process that has ended leaves nothing to a CPU.
         if time.monotonic() > ends and (number >= LEAST_AGAIN or device == "cpu"):
             break

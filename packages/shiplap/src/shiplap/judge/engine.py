@@ -206,7 +206,9 @@ def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> 
     for number in (n for n in case.problem.always if n not in alike and n not in case.problem.flags):
         why = f"tensor argument {number} has the same integers in each draw: let get_inputs give others in some draws"
         case.note_always_alike(f"integers of {number}", why)
-    unfit = case.problem.why_unfit([f for f in forms if f.timed] or forms[:1])
+    # Smaller shapes that stand for large ones come first: as a rule, one look at results is enough.
+    stands = [f for f in forms if f.reduced and f.usual][:1]
+    unfit = case.problem.why_unfit([*stands, *(f for f in forms if f.timed)] or forms[:1])
     case.missing.update([unfit] if unfit else [])
     return "values" not in case.missing
 
@@ -259,8 +261,8 @@ def _start_target_process(
         raise
     except ProcessEnded as e:
         raise error("SL617", where="judge", got=str(e), expected="a process that starts") from None
-    stack.callback(prisoner.kill)
     witness = TargetProcess(prisoner)
+    stack.callback(witness.end)
     if accelerated:
         witness.check_device(case.options.device)
     arena = ArgumentArena()
@@ -444,7 +446,7 @@ def _measure_all_forms(
         if case.reasons:
             return
     witness.check_interpreter()
-    witness.prisoner.kill()  # work that it left on a device ends with the process
+    witness.end()  # work that it left on a device ends with the process
     del judged["candidate"]
     by_label = {form.label: form for form in timed}
     pace = StepDeadline(case.budget.last)

@@ -19,6 +19,7 @@ from shiplap.sandbox.device_memory import FLAG_BYTES, KIND, DeviceBlock, device_
 from shiplap.sandbox.protocol import Packed, PackedDict, PackedList, PackedText, TensorLocation, strided_extent
 
 ARENA_GAP, DEVICE_GAP = 64, 512  # bytes, as torch's allocators align
+MOST_SPARE, SPARE_BYTES = 4, 64 << 20  # a block is used again if it is larger by this factor, or has these bytes
 BLOCK_SIZE = struct.Struct("=q")  # at the start of a file of arguments: the bytes of the block that belongs to it
 
 
@@ -28,7 +29,7 @@ class ArgumentArena:
     def __init__(self, seed: int | None = None, block: DeviceBlock | None = None) -> None:
         """Start an empty layout. Two arenas with the same ``seed`` place the same arguments alike.
 
-        Arguments on a GPU are written into ``block``, or into a new one.
+        Arguments on a GPU are written into ``block`` if it has the room, or into a new one.
         """
         self._gaps = random.Random(secrets.randbits(62) if seed is None else seed)
         self._parts: list[tuple[int, Tensor]] = []
@@ -75,27 +76,35 @@ class ArgumentArena:
         handle = os.memfd_create("arguments", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(handle, max(self._size, mmap.PAGESIZE))
         fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        if self._device_parts and self.block is None:
+        if self._device_parts and (self.block is None or not self._device_size <= self.block.size <= self._most_room()):
             self.block = device_driver().make_block(self._device_size)
             self.block.bytes_at(0, self.block.size).zero_()
             os.pwrite(handle, BLOCK_SIZE.pack(self.block.size), 0)
         return handle
 
+    def _most_room(self) -> int:
+        """Return the size of a block that is not much larger than necessary."""
+        return max(MOST_SPARE * self._device_size, SPARE_BYTES)
+
     def write(self, handle: int = -1) -> int:
         """Write all tensors into ``handle``, or into a new file, and return the open file."""
         handle = self.make() if handle < 0 else handle
         with mmap.mmap(handle, 0) as memory:
-            for at, flat in self._parts:
-                if flat.numel():
-                    room = torch.frombuffer(memory, dtype=flat.dtype, offset=at, count=flat.numel())
-                    room.copy_(flat)
-                    del room
+            self.write_into(memory)
+        return handle
+
+    def write_into(self, memory: mmap.mmap) -> None:
+        """Write all tensors into the mapped file, and into the block."""
+        for at, flat in self._parts:
+            if flat.numel():
+                room = torch.frombuffer(memory, dtype=flat.dtype, offset=at, count=flat.numel())
+                room.copy_(flat)
+                del room
         for at, flat in self._device_parts:
             if self.block is not None and flat.numel():
                 self.block.bytes_at(at, flat.numel() * flat.itemsize).view(flat.dtype).copy_(flat)
         if self.block is not None:  # the other process may read as soon as it runs
             self.block.driver.synchronize()
-        return handle
 
     def files(self, handle: int) -> list[int]:
         """Return the open files of the arguments: ``handle``, and that of the block that is new to the process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import secrets
 import time
@@ -59,7 +60,8 @@ class CallBatch:
         packed = [arena.pack(list(args)) for args in sets]
         blank = index < 0 if blank is None else blank
         self._handle = arena.make() if blank else arena.write()
-        self._given = [MappedArguments.of(self._handle, each) for each in packed]
+        memory = mmap.mmap(self._handle, 0)
+        self._given = [MappedArguments.of(self._handle, each, memory) for each in packed]
         self._clock = DeviceClock(arena.block) if arena.block is not None else None
         self._spans = [_span_of(place) for each in packed for place in packed_locations(each) if place.device == KIND]
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import secrets
 from collections import deque
@@ -16,7 +17,7 @@ from torch import Tensor
 from shiplap.sampling.compare import Difference
 from shiplap.sampling.run import error_line, tensors_among
 from shiplap.sandbox import protocol
-from shiplap.sandbox.arguments import ArgumentArena, packed_locations
+from shiplap.sandbox.arguments import ArgumentArena, packed_locations, packed_tensor
 from shiplap.sandbox.device_memory import DeviceBlock, DeviceError, OpenedAllocations, lies_on_device
 from shiplap.sandbox.proc_filesystem import RequestTime, find_mapped_pieces
 from shiplap.sandbox.protocol import (
@@ -35,6 +36,7 @@ from shiplap.sandbox.supervisor import ProcessEnded, RequestFailed, SandboxedPro
 INVALID = (TypeError, ValueError, OverflowError, RuntimeError)  # errors of torch for results that do not fit
 # Calls whose results stay in use: at least, at most, and their bytes.
 LEAST, LEAST_LARGE, MOST, ROOM = 5, 2, 128, 64 << 20
+COMPARED_BYTES = 1 << 20  # bytes of a result that are read at once to be compared again, which stay in the caches
 MAX_RESULT_SPREAD = 64  # the greatest span in memory of a result, as a multiple of its elements
 MAX_PADDED_BYTES = 256 << 20  # bytes of that span; twice the length of the result if that is more
 ReplyT = TypeVar("ReplyT", bound=Reply)
@@ -122,7 +124,7 @@ def check_process_state(traces: protocol.CallTraces) -> None:
 
 def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -> None:
     """Raise CandidateError for results in other containers, and for results whose elements share memory."""
-    lies = reply.structure  # calls on a GPU do not report it
+    lies = reply.structure  # calls of a batch do not report it
     if expected.nested and lies is not None and lies != expected.nested:
         raise CandidateError("results", f"results that lie as {lies[:80]}, expected {expected.nested[:80]}")
     for number, place in enumerate(reply.outs if not expected.overlapping else ()):
@@ -132,18 +134,20 @@ def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -
 
 @dataclass(frozen=True)
 class MappedArguments:
-    """Arguments in a file that a process has mapped: the device and inode of the file, and the
-    offsets of the tensors.
+    """Arguments in a file that a process has mapped: the device and inode of the file, the places of the tensors, and
+    the memory in which this process has mapped the file.
     """
 
     file: tuple[int, int]
-    offsets: tuple[int, ...]
+    places: tuple[TensorLocation, ...]
+    memory: mmap.mmap
 
     @classmethod
-    def of(cls, handle: int, packed: Packed) -> MappedArguments:
-        """Return the arguments with the description ``packed`` in the file of ``handle``."""
+    def of(cls, handle: int, packed: Packed, memory: mmap.mmap | None = None) -> MappedArguments:
+        """Return the arguments with the description ``packed`` in the file of ``handle``, which may be mapped."""
         stat = os.fstat(handle)
-        return cls((stat.st_dev, stat.st_ino), tuple(place.at for place in packed_locations(packed)))
+        places = tuple(packed_locations(packed))
+        return cls((stat.st_dev, stat.st_ino), places, memory or mmap.mmap(handle, 0))
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ class TargetProcess:
         self.opened = OpenedAllocations()
         self.block: DeviceBlock | None = None  # of the arguments on a GPU that were sent last
         self._layout = 0
-        self._given = MappedArguments((0, 0), ())
+        self._given: MappedArguments | None = None
         self._earlier: deque[_KeptResults] = deque()
 
     def check_device(self, device: str) -> None:
@@ -195,6 +199,12 @@ class TargetProcess:
         finally:
             self.use_block(arena.block)
             os.close(handle)
+
+    def end(self) -> None:
+        """End the process, and unmap all of its memory."""
+        self.prisoner.kill()
+        self.forget_results()
+        self.use_block(None)
 
     def use_block(self, block: DeviceBlock | None) -> None:
         """Keep the block of the last arguments, from which results may be read, in the place of an earlier one."""
@@ -269,28 +279,32 @@ class TargetProcess:
         With ``in_place``, the values are written into the tensors of the last call, as another library that shares
         their memory would do.
         """
-        if not in_place:
-            self._layout = secrets.randbits(62)
+        last = self._given if in_place else None
         # A layout of its own for each call: addresses say nothing about values.
-        arena = ArgumentArena(self._layout, self.block if in_place else None)
-        packed = arena.pack(list(args))
-        handle = arena.write()
-        if not in_place:
-            self._given = MappedArguments.of(handle, packed)
+        self._layout = self._layout if last is not None else secrets.randbits(62)
+        # A block is used again: mapping a new one takes longer than most calls, and these are not timed.
+        arena = ArgumentArena(self._layout, self.block)
+        packed, handle = arena.pack(list(args)), -1
+        if last is not None and last.places == tuple(packed_locations(packed)):
+            arena.write_into(last.memory)
+        else:
+            handle, last = arena.write(), None
+        given = last or MappedArguments.of(handle, packed)
+        self._given = given
         try:
-            reply, took = self.request(
-                protocol.CallTarget(packed, in_place, self._in_use()), "raised", *arena.files(handle)
-            )
+            message = protocol.CallTarget(packed, last is not None, self._in_use())
+            reply, took = self.request(message, "raised", *arena.files(handle))
         finally:
             self.use_block(arena.block)
-            os.close(handle)
+            if handle >= 0:
+                os.close(handle)
         error = 0.0
         if expected is None:  # the process keeps as much as in a call that is compared
             self._earlier.append(_KeptResults([], _argument_bytes(args)))
         else:
             try:
                 check_process_state(reply.traces)
-                error = self.examine(reply.places, args, expected, self._given)
+                error = self.examine(reply.places, args, expected, given)
             except CandidateError:
                 self.forget_results()  # its list of kept results no longer matches this one
                 raise
@@ -397,7 +411,7 @@ class TargetProcess:
         try:
             got = self._results(reply.outs, expected.own[:outs], spans)
             places = self._places(given, at, pieces)
-            after = [self._argument(p, t) for p, t in zip(places, given, strict=True)]
+            after = [packed_tensor(place, at.memory, self.block) for place in at.places]
             self._check_aliases(spans, places, given, expected)
             for number, (now, before) in enumerate(zip(after, given, strict=True)):
                 if number not in expected.changed and not bits_are_equal(now, before):
@@ -425,22 +439,15 @@ class TargetProcess:
         if pieces is None:
             pieces = self.pieces(at) if not all(map(lies_on_device, given)) else []
         places: list[TensorLocation] = []
-        for offset, t in zip(at.offsets, given, strict=True):
+        for place, t in zip(at.places, given, strict=True):
             if lies_on_device(t):
-                places.append(TensorLocation.of(t, offset))
+                places.append(place)
                 continue
-            addresses = [a + offset - o for a, size, o in pieces if o <= offset < o + size]
+            addresses = [a + place.at - o for a, size, o in pieces if o <= place.at < o + size]
             if t.numel() and not addresses:
                 raise CandidateError("arguments", "its arguments are not where they were put")
             places.append(TensorLocation.of(t, addresses[0] if addresses else 0))
         return places
-
-    def _argument(self, place: TensorLocation, given: Tensor) -> Tensor:
-        """Return a tensor argument as it is after the call."""
-        if not lies_on_device(given) or not given.numel() or self.block is None:
-            return self._tensor(-1, place, given)[0]
-        length = strided_extent(place.shape, place.stride) * given.itemsize
-        return self.block.bytes_at(place.at, length).view(given.dtype).as_strided(given.shape, given.stride())
 
     def _read_results(self, places: Sequence[Place], like: Sequence[Tensor]) -> list[Tensor]:
         """Return the results at the reported locations. Raises CandidateError for other kinds of results."""
@@ -519,6 +526,15 @@ class TargetProcess:
         except OSError as e:
             raise CandidateError("memory", f"its results cannot be read: {e.strerror or e}") from None
 
+    def _holds(self, address: int, content: bytearray) -> bool:
+        """Return whether the process has these bytes at an address. Raises CandidateError where it cannot be read."""
+        starts = range(0, len(content), COMPARED_BYTES)
+        parts = memoryview(content)
+        return all(
+            self._read(address + at, min(COMPARED_BYTES, len(content) - at)) == parts[at : at + COMPARED_BYTES]
+            for at in starts
+        )
+
     def _check_aliases(
         self, spans: ResultSpans, places: Sequence[TensorLocation], given: Sequence[Tensor], expected: ExpectedEffects
     ) -> None:
@@ -528,7 +544,9 @@ class TargetProcess:
             memory = p.block if lies_on_device(t) else "host"
             taken.append((memory, p.at, strided_extent(p.shape, p.stride) * t.itemsize, "an argument"))
         still = "an earlier result, which is still in use"
-        taken += [(span.memory, span.at, span.length, still) for call in self._earlier for span in call.spans]
+        taken += [
+            (span.memory, span.at, span.length, still) for call in self._earlier for span in call.spans if span.memory
+        ]
         for span in spans:
             for memory, start, length, what in taken:
                 if span.memory == memory and span.at < start + length and start < span.at + span.length:
@@ -541,7 +559,7 @@ class TargetProcess:
                 now = self.opened.find(span.memory) if isinstance(span.memory, bytes) and span.memory else None
                 same = now is None or torch.equal(now.bytes_at(span.at, span.length), span.content)
             else:
-                same = span.content is None or self._read(span.at, span.length) == span.content
+                same = span.content is None or self._holds(span.at, span.content)
             if not same:
                 raise CandidateError("results", "a result changed after the call that returned it")
 

@@ -69,7 +69,8 @@ class DeviceClock:
             first, last = -(-at // 4), (at + length) // 4
             if count := min(last - first, max(LEAST_CHANGED, (last - first) // CHANGED_SHARE)):
                 picked.append(torch.randint(first, last, (max(count, 0),), generator=self._rng, device=KIND))
-        self._changed = torch.cat(picked) if picked else self._changed[:0]
+        # In order, so that neighbours are written together.
+        self._changed = torch.cat(picked).sort().values if picked else self._changed[:0]
         self._values = self._words[self._changed]
         self._words.scatter_(0, self._changed, self._values.roll(1))
         self.driver.synchronize()

@@ -212,8 +212,9 @@ class DeviceDriver:
             yield
 
     def free_bytes(self) -> int:
-        """Return the bytes of the device that are free, those that torch keeps for this process included."""
-        return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        """Return the bytes of the device that are free for all processes, once torch keeps none for this one."""
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
 
     def release_retired(self) -> None:
         """Unmap the blocks that nobody uses any more. No work may be queued."""
