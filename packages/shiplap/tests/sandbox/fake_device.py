@@ -57,12 +57,13 @@ class FakeDriver:
     Attributes:
         rooms: the memory of each block by its open file.
         opened: the number of allocations that are mapped.
+        made: the number of blocks so far.
     """
 
     def __init__(self) -> None:
         self.retired: list[object] = []
         self.rooms: dict[int, Tensor] = {}
-        self.blocked, self.ended, self.opened = False, False, 0
+        self.blocked, self.ended, self.opened, self.made = False, False, 0, 0
         self._queue: list[Callable[[], object]] = []
         self._later: list[Callable[[], object]] = []
 
@@ -72,6 +73,7 @@ class FakeDriver:
         size = -(-size // GRAIN) * GRAIN
         room, file = torch.zeros(size, dtype=torch.uint8), os.memfd_create("block")
         self.rooms[file] = room
+        self.made += 1
         return FakeBlock(self, room.data_ptr(), size, 1, file)
 
     def receive_block(self, file: int, size: int) -> FakeBlock:

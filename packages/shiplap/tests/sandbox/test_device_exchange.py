@@ -117,7 +117,7 @@ def test_calls_of_a_batch_are_timed_and_compared(driver: FakeDriver, queued: boo
 
 
 def test_work_before_the_gate_has_other_arguments(driver: FakeDriver) -> None:
-    """Some words of each argument get their values when the clock has started."""
+    """The arguments get their values when the clock has started."""
     with pytest.raises(CandidateError, match="result 0"):
         run(driver, lambda x: x * 2)
 
@@ -180,12 +180,12 @@ def test_a_block_is_used_again_for_calls_and_not_for_batches(driver: FakeDriver)
     witness = process_of(lambda x: x * 2)
     for (x,) in drawn(3):
         witness.call([x], expect(x * 2))
-    assert len(driver.rooms) == 1
+    assert driver.made == 1
     run(driver, queued_double(driver))
-    assert len(driver.rooms) == 2
+    assert driver.made == 2
     (large,) = drawn(1, 1 << 20)[0]
     witness.call([large], expect(large * 2))
-    assert len(driver.rooms) == 3
+    assert driver.made == 3
 
 
 def test_a_result_in_an_argument_may_change_with_the_next_call(driver: FakeDriver) -> None:

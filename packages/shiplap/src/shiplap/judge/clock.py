@@ -47,7 +47,7 @@ MOST_CALLS, PROBED_CALLS, BATCH_BYTES = 256, 8, 128 << 20  # limits of a batch, 
 MANY_CALLS = 16  # in a batch, of which the least number of rounds is enough
 # Of a GPU: the share of the free memory for a batch, in how many places its arguments and results lie, and the number
 # of calls from which on they are not queued rather than fewer.
-DEVICE_SHARE, DEVICE_COPIES, LEAST_QUEUED = 0.6, 6, 4
+DEVICE_SHARE, DEVICE_COPIES, LEAST_QUEUED = 0.6, 5, 4
 DISTRUST, SLACK = 0.5, 500e-6  # the greatest difference of the two clocks: share of the time, and seconds
 
 
@@ -207,7 +207,7 @@ def _run_turn(
             if flush is not None:
                 flush.fill_(SystemRandom().randrange(251))
             run = batch.run_calls(None if outcomes else expected)
-            outcomes.append(CallOutcome(run.took.wall, run.took.quiet, run.claimed, 0.0))
+            outcomes.append(CallOutcome(run.took.wall, run.took.quiet, run.claimed, 0.0, written=run.written))
     witness.forget_results()
     return outcomes[0], outcomes[1:]
 
@@ -259,7 +259,7 @@ def _plan_batches(
                         _run_turn(judged[name], name, probe, None)
                     # The second run of a process is no longer cold.
                     turns = [_run_turn(judged[name], name, probe, None, queued=queued)[0] for _ in range(2)]
-                    took[name] = min(turn.wall for turn in turns)
+                    took[name] = min(turn.wall - turn.written for turn in turns)
             break
         except CallsNotQueued:
             plan = replace(plan, queued=False)
@@ -351,7 +351,8 @@ def _summarize_timing(
     taken = {name: seconds / count for name, seconds in times.items()}
     rounds = count * len(walls["candidate"])
     each = taken["candidate"], taken["reference"], taken.get("compiled")
-    return Timed(form.label, *each, nothing / count, light, rounds, count)
+    exchanged = min(c.wall - c.written for c in calls["nothing"])
+    return Timed(form.label, *each, exchanged / count, light, rounds, count)
 
 
 def _compare_clocks(calls: Mapping[str, Sequence[CallOutcome]], net: float, nothing: float, spread: float) -> None:

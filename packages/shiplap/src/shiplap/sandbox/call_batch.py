@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -16,22 +17,27 @@ import torch
 from torch import Tensor
 
 from shiplap.sandbox import protocol
-from shiplap.sandbox.arguments import ArgumentArena, packed_locations
+from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MappedArguments, ResultSpans, TargetProcess
-from shiplap.sandbox.device_clock import CallsNotQueued, DeviceClock, Probe
+from shiplap.sandbox.device_clock import CallsNotQueued, DeviceClock, Probe, RunTime
 from shiplap.sandbox.device_memory import KIND, DeviceBlock, DeviceError
 from shiplap.sandbox.proc_filesystem import RequestTime
 from shiplap.sandbox.protocol import TensorLocation, strided_extent
+from shiplap.sandbox.supervisor import Timeout
 
 _batch_numbers = count(1)
 
 
 @dataclass(frozen=True)
 class BatchRun:
-    """The times of one run of a batch: the measured one, and the seconds by the clock of the process."""
+    """The times of one run of a batch: the measured one, and the seconds by the clock of the process.
+
+    On a GPU, ``written`` are those of the measured seconds in which values were written.
+    """
 
     took: RequestTime
     claimed: float
+    written: float = 0.0
 
 
 class CallBatch:
@@ -63,13 +69,12 @@ class CallBatch:
         memory = mmap.mmap(self._handle, 0)
         self._given = [MappedArguments.of(self._handle, each, memory) for each in packed]
         self._clock = DeviceClock(arena.block) if arena.block is not None else None
-        self._spans = [_span_of(place) for each in packed for place in packed_locations(each) if place.device == KIND]
         try:
             message = protocol.PrepareBatch(self._number, sorted(witness.batches), index, poison, packed)
             witness.request(message, "raised", *arena.files(self._handle))
             witness.batches.add(self._number)
             if self._clock is not None and not blank:
-                self._clock.exchange_words(self._spans)
+                self._clock.take_values()
         except BaseException:
             self.close()
             raise
@@ -86,17 +91,17 @@ class CallBatch:
         """Close the file of the arguments. The process releases its memory with the next batch."""
         self.witness.batches.discard(self._number)
         if self._clock is not None and self.witness.block is self._clock.block:
+            with contextlib.suppress(CandidateError, Timeout):  # it may have ended
+                self.witness.request(protocol.ReleaseBatches(sorted(self.witness.batches)))
             self.witness.use_block(None)
         os.close(self._handle)
 
     def fill(self, sets: Sequence[Sequence[Any]]) -> None:
         """Write other values into the shared arguments, without a message to the process."""
-        arena = ArgumentArena(self._layout, self._clock.block if self._clock is not None else None)
+        arena = ArgumentArena(self._layout, self._clock.values if self._clock is not None else None)
         for args in sets:
             arena.pack(list(args))
         arena.write(self._handle)
-        if self._clock is not None:
-            self._clock.exchange_words(self._spans)
         self.sets = sets
 
     def run_calls(self, expected: Sequence[ExpectedEffects] | None = None) -> BatchRun:
@@ -135,7 +140,7 @@ class CallBatch:
         clock.close_gate()
         run = self._time_queued if self.queued else self._time_calls
         try:
-            seconds, reply = run(clock, taken, probes)
+            took, reply = run(clock, taken, probes)
             self._compare_calls(reply, expected, probes)
         except DeviceError as e:
             raise CandidateError("memory", f"its results cannot be read: {e}") from None
@@ -143,11 +148,11 @@ class CallBatch:
             for handle in taken:
                 self.witness.opened.drop(handle)
             self.witness.forget_results()
-        return BatchRun(RequestTime(seconds, seconds), 0.0)
+        return BatchRun(RequestTime(took.total, took.total), 0.0, took.written)
 
     def _time_queued(
         self, clock: DeviceClock, taken: list[bytes], probes: list[Probe]
-    ) -> tuple[float, protocol.BatchCalled]:
+    ) -> tuple[RunTime, protocol.BatchCalled]:
         """Queue the calls, then time them while the process is stopped. Raises CallsNotQueued."""
         try:
             message = protocol.RunBatch(self._number, gated=True)
@@ -162,7 +167,7 @@ class CallBatch:
 
     def _time_calls(
         self, clock: DeviceClock, taken: list[bytes], probes: list[Probe]
-    ) -> tuple[float, protocol.BatchCalled]:
+    ) -> tuple[RunTime, protocol.BatchCalled]:
         """Time calls that the process makes while the clock runs."""
         started = clock.start()
         reply, _ = self.witness.request(protocol.RunBatch(self._number))
@@ -172,7 +177,7 @@ class CallBatch:
         except CallsNotQueued as e:
             self.witness.prisoner.kill()
             raise CandidateError("process", str(e)) from None
-        return time.perf_counter() - started, reply
+        return RunTime(time.perf_counter() - started, 0.0), reply
 
     def _results_of(
         self, reply: protocol.BatchCalled, taken: list[bytes]

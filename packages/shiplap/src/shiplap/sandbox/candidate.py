@@ -101,6 +101,7 @@ class CallOutcome:
     Attributes:
         wall, quiet: seconds by the clock of the process that judges (see ``RequestTime``).
         spent: seconds by the clock of the sandboxed process.
+        written: on a GPU, those of the seconds in which the process that judges wrote values.
         late: on a GPU, the seconds for which other streams worked after the call's own stream was done.
         error: the largest error in units of the tolerance.
     """
@@ -110,6 +111,7 @@ class CallOutcome:
     spent: float
     late: float
     error: float = 0.0
+    written: float = 0.0
 
 
 def check_process_state(traces: protocol.CallTraces) -> None:

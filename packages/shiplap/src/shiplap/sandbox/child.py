@@ -256,6 +256,15 @@ class Child:
         self._batches[message.batch] = self._block, sets, runs, []
         return protocol.Done()
 
+    @handles(protocol.ReleaseBatches)
+    def _release(self, message: protocol.ReleaseBatches, file: int) -> protocol.Done:
+        """Release batches, and the blocks of their arguments."""
+        self._batches = {n: b for n, b in self._batches.items() if n in message.kept}
+        driver, self._block = self._block.driver if self._block is not None else None, None
+        if driver is not None:
+            driver.release_retired()
+        return protocol.Done()
+
     def _prepare_call(self, index: int, poison: int | None, args: list[Any]) -> Callable[[], Any]:
         """Return a call of the target as a function without arguments. Index -1 returns the results of one call."""
         if index >= 0:

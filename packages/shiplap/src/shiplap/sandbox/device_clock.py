@@ -1,10 +1,10 @@
 """The time of calls on a GPU by the events of the process that judges, around a gate and an end in shared memory.
 
 The other process has queued its calls before: its stream waits for the gate, and writes the end behind the last call.
-It is stopped meanwhile. The arguments in the shared block are not yet those of the calls: some words of each, at secret
-places, are exchanged, and the clock starts before they get their values. Whatever a stream of the other process has
-computed earlier is therefore of no use. Directly behind the end, elements of results at secret places are read, so
-that work that other streams finish later is seen.
+It is stopped meanwhile. The arguments in the shared block are zeros until the clock starts. Then a kernel of this
+process writes the values, and the gate opens. What a stream of the other process does before that takes its time from
+this kernel, since a GPU runs one process at a time, and is measured. Directly behind the end, elements of results at
+secret places are read, so that work that other streams finish later is seen.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shiplap.sandbox.device_memory import END_AT, FLAG_BYTES, GATE_AT, KIND, DeviceBlock
+from shiplap.sandbox.device_memory import END_AT, FLAG_BYTES, GATE_AT, KIND, DeviceBlock, PrivateBlock
 
-CHANGED_SHARE, LEAST_CHANGED = 1024, 16  # one word of so many is exchanged, and at least so many of an argument
 PROBED_RESULTS, PROBED_ELEMENTS = 8, 1024  # results of a run that are read behind the end, and elements of each
 QUEUE_S = 1.5  # seconds in which calls have to be queued, and to end once the gate is open
 
@@ -52,32 +51,37 @@ def unit_view(content: Tensor, size: int) -> Tensor:
     return content.view(units[size]) if size in units else content.view(torch.int64).view(-1, size // 8)
 
 
+@dataclass(frozen=True)
+class RunTime:
+    """The seconds of a run, and those of them in which this process wrote values and emptied the caches."""
+
+    total: float
+    written: float
+
+
 class DeviceClock:
-    """The gate, the end and the exchanged words of one block of arguments."""
+    """The gate and the end of one block of arguments, and the values that the block gets when the clock starts.
+
+    Attributes:
+        values: memory of this process, laid out as the block, in which values are prepared.
+    """
 
     def __init__(self, block: DeviceBlock) -> None:
         self.block, self.driver = block, block.driver
+        self.values = PrivateBlock(block)
         self.opened = False  # whether the gate was opened since the calls could not be queued
         self._rng = torch.Generator(KIND).manual_seed(secrets.randbits(62))
-        self._words = block.bytes_at(0, block.size).view(torch.int32)
-        self._changed, self._values = torch.empty(0, dtype=torch.int64, device=KIND), self._words[:0]
+        self._words = block.bytes_at(FLAG_BYTES, block.size - FLAG_BYTES).view(torch.int32)
 
-    def exchange_words(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Exchange words of the arguments, whose places and bytes are ``spans``, until the clock starts."""
-        picked = []
-        for at, length in spans:
-            first, last = -(-at // 4), (at + length) // 4
-            if count := min(last - first, max(LEAST_CHANGED, (last - first) // CHANGED_SHARE)):
-                picked.append(torch.randint(first, last, (max(count, 0),), generator=self._rng, device=KIND))
-        # In order, so that neighbours are written together.
-        self._changed = torch.cat(picked).sort().values if picked else self._changed[:0]
-        self._values = self._words[self._changed]
-        self._words.scatter_(0, self._changed, self._values.roll(1))
-        self.driver.synchronize()
+    def take_values(self) -> None:
+        """Keep the values that the block has, and fill it with zeros."""
+        self.values.words.copy_(self._words)
+        self._words.zero_()
 
-    def _write_words(self) -> None:
-        """Give the exchanged words their values."""
-        self._words.scatter_(0, self._changed, self._values)
+    def _write_values(self) -> None:
+        """Write the values, and empty the caches. A copy might be made beside the kernels of another process."""
+        torch.bitwise_xor(self.values.words, 0, out=self._words)
+        self.driver.empty_caches()
 
     def close_gate(self) -> None:
         """Clear the words at which streams wait."""
@@ -92,22 +96,25 @@ class DeviceClock:
             with self.driver.other_stream():
                 self.driver.write_word(self.block, GATE_AT)
 
-    def time_queued(self, probe: Callable[[], None]) -> float:
-        """Open the gate, and return the seconds until the end and ``probe`` are done. Raises CallsNotQueued."""
+    def time_queued(self, probe: Callable[[], None]) -> RunTime:
+        """Write the values and open the gate, and return the time until the end and ``probe`` are done.
+
+        Raises CallsNotQueued.
+        """
         self.driver.empty_caches()  # takes so long that this process is ahead of the device
         start = self.driver.record_event()
-        self._write_words()
+        self._write_values()
+        written = self.driver.record_event()
         self.driver.write_word(self.block, GATE_AT)
         self.driver.wait_for_word(self.block, END_AT)
         probe()
         end = self.driver.record_event()
         self._wait_until(end, QUEUE_S)
-        return float(start.elapsed_time(end)) * 1e-3
+        return RunTime(float(start.elapsed_time(end)) * 1e-3, float(start.elapsed_time(written)) * 1e-3)
 
     def start(self) -> float:
-        """Give the words their values, and return the time at which other calls may begin."""
-        self.driver.empty_caches()
-        self._write_words()
+        """Write the values, and return the time at which calls that are not queued may begin."""
+        self._write_values()
         self.driver.synchronize()
         return time.perf_counter()
 

@@ -109,6 +109,24 @@ class DeviceBlock:
         self.driver.retired.append((self.address, self.size, self.handle, self.file)) if self.address else None
 
 
+class PrivateBlock(DeviceBlock):
+    """Memory of this process alone that is laid out as a block.
+
+    Attributes:
+        words: the memory behind the words at which streams wait.
+    """
+
+    def __init__(self, block: DeviceBlock) -> None:
+        """Take as much memory as ``block`` has, filled with zeros."""
+        super().__init__(block.driver, 0, block.size)
+        self._room = torch.zeros(block.size, dtype=torch.uint8, device=KIND)
+        self.words = self._room[FLAG_BYTES:].view(torch.int32)
+
+    def bytes_at(self, at: int, length: int) -> Tensor:
+        """Return these bytes as a tensor."""
+        return self._room[at : at + length]
+
+
 def _no_bytes() -> Tensor:
     """Return an empty tensor of bytes on the device."""
     return torch.empty(0, dtype=torch.uint8, device=KIND)

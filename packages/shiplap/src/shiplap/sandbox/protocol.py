@@ -323,6 +323,12 @@ class PrepareBatch(Request[Done], frozen=True):
     sets: list[Packed]
 
 
+class ReleaseBatches(Request[Done], frozen=True):
+    """Release the memory of the batches that are not in ``kept``."""
+
+    kept: list[int]
+
+
 class RunBatch(Request[BatchCalled], frozen=True):
     """Run each prepared call once or, with ``repeats``, the first one as often, without its results.
 
