@@ -181,7 +181,7 @@ class TargetProcess:
         try:
             reply = self._request_with_arena(protocol.CheckDevice(arena.pack([number])), arena, "device")
             same = torch.equal(self._read_results(reply.outs, [number])[0], number + 1)
-        except (CandidateError, DeviceError) as e:
+        except (CandidateError, DeviceError, NotImplementedError) as e:
             raise DeviceUnavailable(f"the sandboxed process cannot use {device}: {str(e)[:200]}") from None
         if not same:
             raise DeviceUnavailable(f"memory of {device} that two processes share shows other values in one of them")
