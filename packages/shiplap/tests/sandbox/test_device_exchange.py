@@ -194,3 +194,11 @@ def test_a_result_in_an_argument_may_change_with_the_next_call(driver: FakeDrive
     for (x,) in drawn(3):
         twice = x * 2
         witness.call([x], ExpectedEffects([twice, twice], lambda got: Difference(), (0,), aliased=True))
+
+
+def test_what_lies_on_a_gpu_is_no_memory_of_the_host(driver: FakeDriver) -> None:
+    """A leak is what the process holds on the host beyond what it keeps on request."""
+    witness = process_of(lambda x: x * 2)
+    for (x,) in drawn(3):
+        witness.call([x], expect(x * 2))
+    assert witness.kept == (3, 0)

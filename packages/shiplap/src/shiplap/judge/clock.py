@@ -47,7 +47,7 @@ MOST_CALLS, PROBED_CALLS, BATCH_BYTES = 256, 8, 128 << 20  # limits of a batch, 
 MANY_CALLS = 16  # in a batch, of which the least number of rounds is enough
 # Of a GPU: the share of the free memory for a batch, in how many places its arguments and results lie, and the number
 # of calls from which on they are not queued rather than fewer.
-DEVICE_SHARE, DEVICE_COPIES, LEAST_QUEUED = 0.6, 5, 4
+DEVICE_SHARE, DEVICE_COPIES, LEAST_QUEUED = 0.75, 4, 4
 DISTRUST, SLACK = 0.5, 500e-6  # the greatest difference of the two clocks: share of the time, and seconds
 
 
@@ -250,7 +250,8 @@ def _plan_batches(
             _run_turn(judged["candidate"], "candidate", probe, expected)
         # Drawing and comparing take longer than most kernels.
         each = (time.monotonic() - began) / len(probe)
-    most = max(1, min(most, int(min(CHECKED_S, 0.5 * (ends - time.monotonic())) / (MIN_ROUNDS * each))))
+    fewest = LEAST_LONG if on_device else MIN_ROUNDS
+    most = max(1, min(most, int(min(CHECKED_S, 0.5 * (ends - time.monotonic())) / (fewest * each))))
     for queued in (True, False) if plan.queued else (False,):
         try:
             for name in ("nothing", "reference", "candidate"):

@@ -154,10 +154,11 @@ class MappedArguments:
 
 @dataclass(frozen=True)
 class _KeptResults:
-    """The results of one call that stay in use, and the bytes of its arguments and results."""
+    """The results of one call that stay in use, the bytes of its arguments and results, and of those on the host."""
 
     spans: ResultSpans
     size: int
+    host: int
 
 
 class TargetProcess:
@@ -302,7 +303,7 @@ class TargetProcess:
                 os.close(handle)
         error = 0.0
         if expected is None:  # the process keeps as much as in a call that is compared
-            self._earlier.append(_KeptResults([], _argument_bytes(args)))
+            self._earlier.append(_KeptResults([], _argument_bytes(args), _host_bytes(args)))
         else:
             try:
                 check_process_state(reply.traces)
@@ -338,8 +339,8 @@ class TargetProcess:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """The number of files and the bytes that the process keeps on request."""
-        return len(self._earlier), sum(call.size for call in self._earlier)
+        """The number of files and the bytes on the host that the process keeps on request."""
+        return len(self._earlier), sum(call.host for call in self._earlier)
 
     def forget_results(self) -> None:
         """Drop all earlier results, so that the process releases them with the next call."""
@@ -428,7 +429,9 @@ class TargetProcess:
         except BaseException:
             self.release(spans)
             raise
-        self._earlier.append(_KeptResults(spans, _argument_bytes(args) + sum(span.length for span in spans)))
+        size = _argument_bytes(args) + sum(span.length for span in spans)
+        host = _host_bytes(args) + sum(span.length for span in spans if span.memory == "host")
+        self._earlier.append(_KeptResults(spans, size, host))
         return difference.error
 
     def _places(
@@ -572,6 +575,11 @@ def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
         return expected.against(got)
     except INVALID as e:
         raise CandidateError("answer", f"results that cannot be compared: {error_line(e)}"[:300]) from None
+
+
+def _host_bytes(args: Sequence[Any]) -> int:
+    """Return the bytes of all tensors among the arguments that lie on the host."""
+    return sum(t.numel() * t.itemsize for t in tensors_among(args) if not lies_on_device(t))
 
 
 def _argument_bytes(args: Sequence[Any]) -> int:

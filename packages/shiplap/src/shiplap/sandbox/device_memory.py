@@ -22,6 +22,7 @@ from torch import Tensor
 KIND = "cuda"
 GRAIN = 2 << 20  # bytes: the granularity of physical memory
 FLAG_BYTES, GATE_AT, END_AT = 4096, 0, 256  # the words at the start of a block at which streams wait
+FIRST_AT, FIRST_BYTES = 512, 16  # what the first kernel of queued calls writes
 HANDLE_BYTES, FLUSHED_BYTES = 64, 256 << 20
 BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
 
