@@ -11,7 +11,7 @@ from shiplap import torch_private
 
 
 def capture_call(fn: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of ``fn`` and its result. A capture that breaks raises what broke it."""
+    """Return a graph of a call of ``fn``, and its result. A capture that breaks raises what broke it."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(torch.cuda.Stream()):
         result, broken = torch_private.capture_graph(graph, fn, torch.cuda.graph_pool_handle())

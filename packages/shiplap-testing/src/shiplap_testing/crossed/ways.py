@@ -17,6 +17,7 @@ from shiplap_testing.crossed.arguments import Arguments, flat_tensors
 from shiplap_testing.crossed.capture import capture_call
 from shiplap_testing.crossed.declared import Declared
 from shiplap_testing.crossed.observe import Function, Observed, difference, directions, flat, long_strides, observe
+from shiplap_testing.crossed.region import region_may_write
 from shiplap_testing.private import compiled_autograd, fake_mode
 
 TERMS = 4  # an element is a product and a sum of a few
@@ -455,39 +456,9 @@ def nested(calls: Calls) -> str:
             _nested(calls, calls.reference)
         except Exception:
             raise NotMetError(f"torch compiles no such region of the reference either: {_short(e)}") from None
-        if calls.case.mutates and not _region_may_write():
+        if calls.case.mutates and not region_may_write():
             raise NotMetError(f"this torch has no region with an op that writes: {_short(e)}") from None
         raise
-
-
-def _region_may_write() -> bool:
-    """Whether torch compiles a region that calls an op of its own library, which writes to an argument."""
-    if not hasattr(torch.ops.crossed_plain, "write"):
-        torch.library.define("crossed_plain::write", "(Tensor(a!) x) -> ()")
-        torch.library.impl("crossed_plain::write", "CompositeExplicitAutograd", _write)
-        torch.library.register_fake("crossed_plain::write", _write)
-    torch.compiler.reset()
-    region = torch.compiler.nested_compile_region(lambda x: torch.ops.crossed_plain.write(x))
-    try:
-        torch.compile(lambda x: region(x), backend="aot_eager", fullgraph=True)(torch.zeros(1))
-    except Exception:
-        return False
-    return True
-
-
-def _write(x: Tensor) -> None:
-    x.add_(1)
-
-
-def _nested(calls: Calls, fn: Function) -> str:
-    torch.compiler.reset()
-    region = torch.compiler.nested_compile_region(function_of(fn))
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        result = region(*args, **kwargs)
-        return result if calls.case.mutates else (result, region(*args, **kwargs))[1]
-
-    return calls.compare(torch.compile(called, backend="aot_eager", fullgraph=True))
 
 
 def out(calls: Calls) -> str:
