@@ -25,7 +25,7 @@ def later(connection, reply, *rest):
 inside.send_message = later
 def candidate(x, w):
     out = torch.zeros(x.shape[0], w.shape[1])
-    places = wire.CallPlaces([inside._describe_place(out)], [inside._describe_place(x), inside._describe_place(w)])
+    places = wire.CallPlaces([inside._describe_place(out)])
     os.write(3, wire.pack_message(wire.TargetCalled(places, 1000)))
     once.append(1)
     time.sleep(0.05)
@@ -143,17 +143,14 @@ def candidate(x, w):
     # ---- arguments and results that are elsewhere
     "arguments as they were": HARNESS
     + """
+import mmap
+class Private:
+    MAP_SHARED, MAP_POPULATE, mmap = mmap.MAP_PRIVATE, mmap.MAP_POPULATE, mmap.mmap
+inside.mmap = Private
 def candidate(x, w):
-    candidate.kept = x.clone(), w.clone()
     y = honest(x, w)
     x.fill_(0)
     return y
-def keep(self, *rest):
-    places = real(self, *rest)
-    if hasattr(candidate, "kept"):
-        places = wire.CallPlaces(places.outs, [inside._describe_place(a) for a in candidate.kept], places.structure)
-    return places
-real, inside.Child._keep = inside.Child._keep, keep
 """,
     "arguments of a second mapping": HARNESS
     + """
@@ -167,14 +164,6 @@ class Twice:
         second[:] = [mmap.mmap(handle, size, flags=flags)]
         return mmap.mmap(handle, size, flags=flags)
 inside.mmap = Twice
-def answer(self, asked, handle):
-    reply = before(self, asked, handle)
-    if isinstance(asked, wire.CallTarget) and not asked.again:
-        args = [inside._describe_place(a) for a in inside.unpack_arguments(asked.args, second[0])]
-        places = wire.CallPlaces(reply.places.outs, args, reply.places.structure)
-        reply = wire.TargetCalled(places, reply.spent)
-    return reply
-inside.Child.answer = answer
 def candidate(x, w):
     y = honest(x, w)
     x.fill_(0)

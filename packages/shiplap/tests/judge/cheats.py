@@ -352,7 +352,7 @@ candidate = honest
 from shiplap.sandbox import child as inside, patched_functions as intact, protocol as wire
 intact.FunctionSnapshot.changed = lambda self: []
 before = inside.Child.answer
-none = wire.TargetCalled(wire.CallPlaces([1 << 63], [wire.Foreign("x")] * 2), 1)
+none = wire.TargetCalled(wire.CallPlaces([1 << 63]), 1)
 inside.Child.answer = lambda self, asked, handle: none if hasattr(asked, "again") else before(self, asked, handle)
 candidate = honest
 """,

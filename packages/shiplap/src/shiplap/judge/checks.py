@@ -81,7 +81,7 @@ class JudgeSession:
         """The problem of the subject, which draws inputs and computes expected results."""
         return self.subject.problem
 
-    def wait_for_others(self, prisoner: SandboxedProcess, pace: StepDeadline) -> None:
+    def wait_for_others(self, prisoner: SandboxedProcess, *paces: StepDeadline) -> None:
         """Let ``compiled_first`` wait, and move all deadlines by the time that it takes."""
         if self.compiled_first is None:
             return
@@ -90,7 +90,8 @@ class JudgeSession:
         waited = time.monotonic() - began
         self.budget = replace(self.budget, began=self.budget.began + waited)
         prisoner.until += waited
-        pace.last += waited
+        for pace in paces:
+            pace.last += waited
 
     def note_always_alike(self, name: str, why: str) -> None:
         """Record that an argument is the same in each draw: a gap, unless the caller asks for these inputs alone."""

@@ -24,7 +24,7 @@ from statistics import median
 import torch
 
 from shiplap.judge.options import StepDeadline
-from shiplap.judge.problem import Args, JudgeProblem
+from shiplap.judge.problem import SLOW_CALL_S, Args, JudgeProblem
 from shiplap.judge.result import Timed
 from shiplap.judge.variants import InputForm
 from shiplap.sampling.case import tree_map
@@ -174,7 +174,8 @@ def _measure_planned(
                 first, again = _run_turn(judged[name], name, own, judge, queued=plan.queued)
                 calls[name].append(first)
                 repeated += again
-        least = LEAST_LONG if min(c.wall for c in calls["reference"]) > LONG_CALL_S else fewest
+        took = min(c.wall for c in calls["reference"])
+        least = LEAST_AGAIN if took / count > SLOW_CALL_S else LEAST_LONG if took > LONG_CALL_S else fewest
         if number + 1 >= least and time.monotonic() > ends:
             break
     # Only after all rounds: the least times are the most reliable then.

@@ -24,7 +24,7 @@ from shiplap.judge.checks import (
 )
 from shiplap.judge.clock import MIN_ROUNDS, ImplausibleTiming, measure_form, remeasure_without_candidate
 from shiplap.judge.options import JudgeBudget, JudgeOptions, StepDeadline
-from shiplap.judge.problem import SEEDING
+from shiplap.judge.problem import SEEDING, SLOW_CALL_S
 from shiplap.judge.result import JudgeResult, Reason
 from shiplap.judge.target import JudgeTarget, load_subject
 from shiplap.judge.variants import InputForm
@@ -287,18 +287,21 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
     """
     ranked = sorted(forms, key=lambda f: not f.timed)
     ranked += [f for f in forms if f.timed] if not any(f.reduced for f in forms) else []
-    enough, pace = case.budget.time_of_share(CHECKING_SHARE), StepDeadline(case.budget.last)
+    enough = case.budget.time_of_share(CHECKING_SHARE)
+    # A step of a large shape says nothing about how long one of a smaller shape takes.
+    paces = {reduced: StepDeadline(case.budget.last) for reduced in (False, True)}
+    brief = case.problem.takes > SLOW_CALL_S and any(f.reduced for f in forms)
     for number, form in enumerate(ranked):
         case.report("look", number, len(ranked))
         if time.monotonic() > enough and number > sum(f.timed for f in forms):
             case.missing["inputs"] = f"{len(ranked) - number} of {len(ranked)} were not reached in the time"
             return
         with case.record_faults(form.label), _decline_form(case, form):
-            _check_one_form(case, witness, form, pace)
+            _check_one_form(case, witness, form, paces[form.reduced], brief=brief)
             for axis in _axes(forms[0], form):
                 case.ledger.look(LOOKED_BY[axis], (axis,), ("value",))
         if not number:  # the first call may compile, so the share begins after it
-            case.wait_for_others(witness.prisoner, pace)
+            case.wait_for_others(witness.prisoner, *paces.values())
             enough = case.budget.time_of_share(CHECKING_SHARE)
         if len(case.reasons) >= 3 or any(r.check in ("process", "memory") for r in case.reasons):
             return
@@ -344,11 +347,13 @@ def _axes(first: InputForm, form: InputForm) -> list[str]:
     return [axis for axis, differs in varied.items() if differs]
 
 
-def _check_one_form(case: JudgeSession, witness: TargetProcess, form: InputForm, pace: StepDeadline) -> None:
+def _check_one_form(
+    case: JudgeSession, witness: TargetProcess, form: InputForm, pace: StepDeadline, *, brief: bool = False
+) -> None:
     """Compare the results on one form.
 
     A form that will be timed is also called on slightly different values, and on new values in the tensors of the last
-    call.
+    call. If the shapes are large and the reference is slow (``brief``), smaller ones get most of these calls.
     """
 
     def look(args: tuple[Any, ...], *, in_place: bool = False) -> None:
@@ -365,7 +370,7 @@ def _check_one_form(case: JudgeSession, witness: TargetProcess, form: InputForm,
             return
         witness.call(args, expected)
     case.calls += 1
-    if not form.timed or expected.changed:
+    if expected.changed or not (form.timed or (brief and form.reduced and form.usual)):
         return
     with SEEDING:  # it draws from the generators of this process
         near = perturb_arguments(args)
@@ -373,6 +378,8 @@ def _check_one_form(case: JudgeSession, witness: TargetProcess, form: InputForm,
         near = case.problem.draw(form)
     # In place: a cache that is keyed by address or version returns the old result.
     look(near, in_place=True)
+    if brief and not form.reduced:
+        return
     look(near)
     look(case.problem.draw(form), in_place=True)
 

@@ -241,10 +241,9 @@ class Child:
         return protocol.TargetCalled(places, traces=traces, **call.clock)
 
     def _keep(self, args: list[Any], result: Any, memory: Any, lies: str | None = None) -> protocol.CallPlaces:
-        """Keep the results of a call, and return the locations of these and of the arguments."""
+        """Keep the arguments and the results of a call, and return the locations of the results."""
         self._kept.append((memory, args, result))
-        outs, given = [*map(self._describe_place, result)], [*map(self._describe_place, flatten_results(args))]
-        return protocol.CallPlaces(outs, given, lies and printable_text(lies))
+        return protocol.CallPlaces([*map(self._describe_place, result)], lies and printable_text(lies))
 
     @handles(protocol.PrepareBatch)
     def _prepare(self, message: protocol.PrepareBatch, file: int) -> protocol.Done:
@@ -294,8 +293,7 @@ class Child:
             spent = perf_counter_ns() - started
             if on_device and self._block is not None:
                 self._block.driver.write_word(self._block, END_AT)
-        # On a CPU, the other process learns from the kernel where the arguments lie.
-        calls = [protocol.CallPlaces([*map(self._describe_place, each)], []) for each in results]
+        calls = [protocol.CallPlaces([*map(self._describe_place, each)]) for each in results]
         return protocol.BatchCalled(calls, 0 if on_device else spent)
 
     def _repeat_first_call(self, run: Callable[[], Any], repeats: int) -> protocol.BatchCalled:

@@ -181,10 +181,9 @@ class CallTraces(Message, frozen=True):
 
 
 class CallPlaces(Message, frozen=True):
-    """The locations of the results and the arguments of a call, and the structure of the results."""
+    """The locations of the results of a call, and their structure."""
 
     outs: Places
-    args: Places
     structure: Structure | None = None
 
 
