@@ -79,6 +79,14 @@ def test_a_seeded_part_agrees_with_its_references(alone, part):
     assert len(met) > 4
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_plain_declaration_is_met_in_a_region(alone):
+    """What torch cannot do in a region does not apply, so that a fault of this way would hide behind that."""
+    writing = Declared(920_001, state="mutated", outs=(), ways=("nested",))
+    records = records_of([Declared(920_000, ways=("nested",)), writing], alone)
+    assert [r["outcome"] for r in records] == ["met"] * 4
+
+
 def test_only_what_can_be_written_is_drawn():
     cases = [c for device in ("cpu", "cuda") for c in plan(200, 1, device)]
     assert {"template", "triton"} <= {c.kernel for c in cases}

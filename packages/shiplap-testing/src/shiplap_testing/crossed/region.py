@@ -23,14 +23,3 @@ def region_may_write() -> bool:
 
 def _write(x: Tensor) -> None:
     x.add_(1)
-
-
-def _nested(calls: Calls, fn: Function) -> str:
-    torch.compiler.reset()
-    region = torch.compiler.nested_compile_region(function_of(fn))
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        result = region(*args, **kwargs)
-        return result if calls.case.mutates else (result, region(*args, **kwargs))[1]
-
-    return calls.compare(torch.compile(called, backend="aot_eager", fullgraph=True))

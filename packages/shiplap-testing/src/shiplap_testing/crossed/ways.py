@@ -461,6 +461,17 @@ def nested(calls: Calls) -> str:
         raise
 
 
+def _nested(calls: Calls, fn: Function) -> str:
+    torch.compiler.reset()
+    region = torch.compiler.nested_compile_region(function_of(fn))
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        result = region(*args, **kwargs)
+        return result if calls.case.mutates else (result, region(*args, **kwargs))[1]
+
+    return calls.compare(torch.compile(called, backend="aot_eager", fullgraph=True))
+
+
 def out(calls: Calls) -> str:
     """The out-variant: into tensors of the caller, filled with garbage."""
     if calls.op.variant is None:
