@@ -42,8 +42,11 @@ def result_values(result: Returned, count: int) -> list[Value]:
 
 
 def fresh_results(spec: OpSpec, args: Sequence[Value], result: Returned) -> Returned:
-    """Return the results that are not arguments. Raise SL301 where another tensor stands in place of an argument."""
-    if not spec.returned:
+    """Return the results that are neither arguments nor views of them.
+
+    Raise SL301 where another tensor stands in place of an argument that is written to.
+    """
+    if not spec.returned and not spec.view:
         return result
     values = result_values(result, len(spec.returns))
     made = len(spec.made)
@@ -51,7 +54,7 @@ def fresh_results(spec: OpSpec, args: Sequence[Value], result: Returned) -> Retu
         return result if made else None
     given = dict(zip((a.name for a in spec.args), args, strict=True))
     for declared, value in zip(spec.returns, values, strict=True):
-        if declared.alias and not _is_same_argument(value, given[declared.alias]):
+        if declared.alias and not spec.view and not _is_same_argument(value, given[declared.alias]):
             expected = f"argument {declared.alias!r} itself, written to in place"
             raise error("SL301", where=f"{spec.name}, return", got="another tensor", expected=expected)
     rest = [v for r, v in zip(spec.returns, values, strict=True) if not r.alias]

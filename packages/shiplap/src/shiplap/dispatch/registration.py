@@ -124,8 +124,8 @@ class RegisteredOp(Executor):
         return self.record_call(*args, **kwargs)
 
     def call_below_autograd(self, *args: Value, **kwargs: Value) -> Result:
-        """Call the op below autograd, as the autograd formula of the op does."""
-        if self.can_skip_dispatcher and not kwargs:
+        """Call the op below autograd, as the autograd formula of the op does: under autocast, if the op has no rule."""
+        if self.can_skip_dispatcher and not kwargs and not dispatcher_calls.any_autocast():
             return self.call_kernel(*args)
         result: Result = dispatcher_calls.builtin_of(self.below_autograd)(*args, **kwargs)
         return result

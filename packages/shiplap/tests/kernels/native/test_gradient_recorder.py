@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -65,6 +65,14 @@ int cube(const sl_context* ctx, const DLTensor* x, DLTensor* out, DLTensor* posi
 int cube_grad(const sl_context* ctx, const DLTensor* grad_out, const DLTensor* x, const DLTensor* positive,
               DLTensor* out) {
   for (int64_t i = 0; i < x->shape[0]; ++i) D(out)[i] = 3 * D(grad_out)[i] * D(x)[i] * D(x)[i];
+  return SL_OK;
+}
+int slope(const sl_context* ctx, const DLTensor* x, DLTensor* out) {
+  for (int64_t i = 0; i < x->shape[0]; ++i) D(out)[i] = 3 * D(x)[i] * D(x)[i];
+  return SL_OK;
+}
+int slope_grad(const sl_context* ctx, const DLTensor* grad, const DLTensor* x, DLTensor* out) {
+  for (int64_t i = 0; i < x->shape[0]; ++i) D(out)[i] = 6 * D(grad)[i] * D(x)[i];
   return SL_OK;
 }
 int longer(const sl_context* ctx, const DLTensor* x, DLTensor* out) {
@@ -131,11 +139,22 @@ def declare(ns):
     def longer_grad(grad: N) -> Float64[Tensor, "k"]:
         return torch.nn.functional.pad(grad, (0, 1))
 
+    @sl.op(f"{ns}::slope")
+    def slope(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        with torch.enable_grad():
+            inner = x.detach().requires_grad_()
+            return torch.autograd.grad((inner**3).sum(), inner)[0]
+
+    @sl.op(f"{ns}::slope_grad", outputs=("grad_x",))
+    def slope_grad(grad: Float[Tensor, "n"], x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return 6 * grad * x
+
+    slope.backward(slope_grad)
     longer.backward(longer_grad)
     affine.backward(affine_x, affine_wb)
     cube.backward(cube_grad)
     inverse.backward(inverse_grad)
-    return [affine, affine_x, affine_wb, cube, cube_grad, inverse, inverse_grad, longer, longer_grad]
+    return [affine, affine_x, affine_wb, cube, cube_grad, inverse, inverse_grad, longer, longer_grad, slope, slope_grad]
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +171,7 @@ def built(ns, folder):
     ops = {op.spec.opname: op for op in declare(ns)}
     library = compile_c(folder, ns, ops, BODY)
     for name, op in ops.items():
-        op.kernel("cpu", sl.cabi(library, name))
+        op.kernel("cpu", sl.cabi(library, name), dtypes="float64")
     ops["affine"].build()
     return SimpleNamespace(**ops)
 
@@ -277,6 +296,17 @@ def test_a_result_without_a_gradient_and_one_that_is_saved(ops):
         assert kept == [x.shape]
         same(torch.autograd.grad(out.sum(), x)[0], -1 / x.detach() ** 2)
     assert torch.autograd.gradcheck(lambda x: ops.cube(x)[0], x)
+
+
+@pytest.mark.filterwarnings("ignore::shiplap.ShiplapNotice")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_reference_that_uses_autograd_itself(ops, dtype):
+    """C++ records a call whose dtype no kernel takes, and the reference runs below it."""
+    x = torch.randn(5, dtype=dtype, requires_grad=True)
+    with in_cpp(ops.slope):
+        out = ops.slope(x)
+    torch.testing.assert_close(out, 3 * x.detach() ** 2, check_dtype=True)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], 6 * x.detach())
 
 
 def test_the_gradient_of_a_gradient(ops):

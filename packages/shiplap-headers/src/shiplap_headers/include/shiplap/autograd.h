@@ -320,8 +320,7 @@ class RecordCall final : public c10::OperatorKernel {
       static_cast<Recorded*>(node.get())->keep_arguments(arguments);
     }
     {
-      const at::AutoDispatchBelowADInplaceOrView below;
-      const at::AutoGradMode off(false);
+      const at::AutoGradMode off(false);  // as in the forward of an autograd.Function; a kernel in Python may turn it on
       op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
     }
     if (node) {
