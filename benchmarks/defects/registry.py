@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 import shiplap as sl
+
+Kind = Literal["broken", "sound"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class Case:
     @property
     def both(self) -> tuple[sl.Op, sl.Op]:
         return self.broken, self.sound
+
+    def op(self, kind: Kind) -> sl.Op:
+        """Return the broken op or the sound one."""
+        return self.broken if kind == "broken" else self.sound
 
     def kernels(self, symbol: str, code: str, **parts: tuple[str, str]) -> None:
         """Bind C++ kernels: ``$NAME`` in the code is replaced by the part of that name, the broken one or the sound
@@ -70,11 +76,7 @@ def case(report: str, defect: str, **declaration: Any) -> Callable[[Callable[...
 def address_view(tensor: Tensor, count: int) -> Tensor:
     """Return ``count`` elements from the address of a tensor on, in whatever layout it is: what a kernel sees that is
     given a bare pointer."""
-    import ctypes
-
-    size = tensor.element_size()
-    memory = (ctypes.c_char * (count * size)).from_address(tensor.data_ptr()) if count else bytearray()
-    return torch.frombuffer(memory, dtype=tensor.dtype, count=count) if count else tensor.new_empty(0)
-
-
-HERE = Path(__file__).resolve().parent
+    if not count:
+        return tensor.new_empty(0)
+    memory = (ctypes.c_char * (count * tensor.element_size())).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype, count=count)

@@ -8,8 +8,6 @@ import shiplap as sl
 
 from ..registry import add_case
 
-FLOAT_MATRIX = "Float32[Tensor, 'n m']"
-
 
 # https://github.com/NVIDIA/cuEquivariance/issues/223
 def _gelu_op(space, contiguous):
@@ -97,19 +95,19 @@ add_case(
 # https://github.com/torch/nn/pull/554
 def _shrink_op(space, copy):
     library = torch.library.Library(space, "FRAGMENT")
-    library.define("shrink(Tensor x, float by) -> Tensor")
+    library.define("shrink(Tensor x, float by=0.0) -> Tensor")
 
-    def shrink(x, by):
+    def shrink(x, by=0.0):
         if by == 0:
             return x.clone() if copy else x
         return torch.sign(x) * (x.abs() - by).clamp_min(0)
 
     library.impl("shrink", shrink, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{space}::shrink", lambda x, by: torch.empty_like(x), lib=library)
+    torch.library.register_fake(f"{space}::shrink", lambda x, by=0.0: torch.empty_like(x), lib=library)
 
     @sl.adopt(f"{space}::shrink")
     def declared(x: Float[Tensor, "n m"], by: float = 0.0) -> Float[Tensor, "n m"]:
-        return torch.sign(x) * (x.abs() - by).clamp_min(0)
+        return x.clone() if by == 0 else torch.sign(x) * (x.abs() - by).clamp_min(0)
 
     return library, declared
 

@@ -80,7 +80,7 @@ def _(log_p, target):
 @case("pytorch/pytorch#24933", "the logarithm of a sigmoid is taken in two steps, and is infinite for large logits")
 def bce_with_logits(x: Float[Tensor, "*n"], target: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     """The binary cross entropy of each logit."""
-    return x.clamp_min(0) - x * target + torch.log1p(torch.exp(-x.abs()))
+    return torch.logaddexp(x, torch.zeros_like(x)) - x * target
 
 
 @bce_with_logits.samples
@@ -139,15 +139,15 @@ def _ce_backward(name, contiguous):
     return lambda grad, saved, needs: {"x": scale(grad, saved.x, saved.target)}
 
 
-cross_entropy_rows.broken.backward(_ce_backward("ce_backward_flat", False))
-cross_entropy_rows.sound.backward(_ce_backward("ce_backward", True))
+cross_entropy_rows.broken.backward(_ce_backward("ce_backward_flat", False), strided=True)
+cross_entropy_rows.sound.backward(_ce_backward("ce_backward", True), strided=True)
 
 
 # https://github.com/microsoft/onnxruntime/pull/10576
 @case("microsoft/onnxruntime#10576", "log(1 + y) for a tiny y loses it, where log1p keeps it")
 def softplus(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
     """log(1 + exp(x)) without overflow."""
-    return x.clamp_min(0) + torch.log1p(torch.exp(-x.abs()))
+    return torch.logaddexp(x, torch.zeros_like(x))
 
 
 SOFTPLUS = """

@@ -326,5 +326,5 @@ def _mean_backward(name, contiguous):
     return lambda grad, saved, needs: {"x": spread(grad, saved.x.shape[1])}
 
 
-mean_columns.broken.backward(_mean_backward("mean_backward_flat", False))
-mean_columns.sound.backward(_mean_backward("mean_backward", True))
+mean_columns.broken.backward(_mean_backward("mean_backward_flat", False), strided=True)
+mean_columns.sound.backward(_mean_backward("mean_backward", True), strided=True)
