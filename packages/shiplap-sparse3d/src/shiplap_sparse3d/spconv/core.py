@@ -44,6 +44,7 @@ def expand_nd(ndim: int, val: int | Sequence[int]) -> list[int]:
 
 
 def check_ndim(where: str, ndim: int) -> None:
+    """Raise SL208 for a number of axes that is not served."""
     if not 1 <= ndim <= MAX_NDIM:
         raise error(
             "SL208",
@@ -144,6 +145,7 @@ class SparseConvTensor(SummableTensor):
         self._check()
 
     def _check(self) -> None:
+        """Raise SL208 where indices and spatial shape do not fit together."""
         where, shape = "SparseConvTensor", self.spatial_shape
         check_ndim(where, len(shape))
         self._check_features()
@@ -159,6 +161,7 @@ class SparseConvTensor(SummableTensor):
         self._indices, self._features = name_rows(*as_many_rows(self._indices, self._features))
 
     def _check_features(self) -> None:
+        """Raise SL208 or SL204 for features that are no matrix of floats."""
         where, features = "SparseConvTensor, features", self._features
         if features.ndim != 2:
             raise error("SL208", where=where, got=f"{features.ndim} dims", expected="2 dims")

@@ -219,6 +219,7 @@ def _same_cells(where: str, key: str | None, got: list[int], expected: list[int]
 
 
 def _check_same(where: str, key: str | None, what: str, got: object, expected: object) -> None:
+    """Raise SL208 where a layer shares an ``indice_key`` and differs in ``what``."""
     if got != expected:
         raise error(
             "SL208",

@@ -66,6 +66,7 @@ def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -
 
 
 def _sees_beyond(got: str, field: Field) -> ShiplapError:
+    """Return SL820 for a network whose outputs change with inputs beyond its receptive field."""
     return error(
         "SL820",
         where="the probe of the receptive field",

@@ -291,6 +291,7 @@ def outside_modes(*owners: Tensor) -> Iterator[None]:
 
 
 def _leave_modes(stack: ExitStack, owners: Iterable[Tensor]) -> None:
+    """Leave transforms, modes, torch functions and autocast until ``stack`` is closed."""
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
     stack.enter_context(temporarily_clear_interpreter_stack())
@@ -319,6 +320,7 @@ def built_outside_modes(function: Callable[Parameters, Built]) -> Callable[Param
 
 
 def _tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors of values, modules and objects with ``tensors``, not those of submodules."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
