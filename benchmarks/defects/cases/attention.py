@@ -60,8 +60,8 @@ def _(q, k):
 
 @grouped_scores.sound.kernel("cpu")
 def _(q, k):
-    groups, (_, n, d) = k.shape[0], q.shape
-    return (q.view(groups, -1, n, d) @ k[:, None].mT).view(-1, n, k.shape[1]) if q.numel() else q @ k[:0].mT
+    (h, n, d), (g, m, _) = q.shape, k.shape
+    return (q.view(g, h // g, n, d) @ k[:, None].mT).view(h, n, m)
 
 
 def _slopes(heads):
@@ -264,17 +264,20 @@ def rope_table(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return _rotate(x.double(), steps[:, None] * rates).to(x.dtype)
 
 
+def _rotated(x, steps):
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rates = 10000.0 ** (-torch.arange(0, x.shape[1], 2, dtype=torch.float64) / max(x.shape[1], 1))
+    angles = steps.double()[:, None] * rates
+    cos, sin = angles.cos().to(wide), angles.sin().to(wide)
+    a, b = x.to(wide).chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+
+
 @rope_table.broken.kernel("cpu")
 def _(x):
-    steps = torch.arange(x.shape[0]).to(x.dtype)
-    rates = (10000.0 ** (-torch.arange(0, x.shape[1], 2) / max(x.shape[1], 1))).to(x.dtype)
-    return _rotate(x, steps[:, None] * rates)
+    return _rotated(x, torch.arange(x.shape[0], dtype=x.dtype))
 
 
 @rope_table.sound.kernel("cpu")
 def _(x):
-    wide = torch.promote_types(x.dtype, torch.float32)
-    angles = _angles(*x.shape, 0, torch.float64)
-    cos, sin = angles.cos().to(wide), angles.sin().to(wide)
-    a, b = x.to(wide).chunk(2, -1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+    return _rotated(x, torch.arange(x.shape[0]))

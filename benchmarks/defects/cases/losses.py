@@ -24,8 +24,7 @@ def nll_mean(x: Float[Tensor, "n k"], target: Int64[Tensor, "n"], ignore: int = 
 
 @nll_mean.samples
 def _(rng, sizes, dtype, device):
-    n, k, ignore = sizes["n"], sizes["k"], sizes.get("ignore", -100)
-    ignore = ignore if ignore < 0 else -100
+    n, k, ignore = sizes["n"], sizes["k"], sizes["ignore"]
     x = torch.randn(n, k, generator=rng).to(device, dtype)
     return x, _labels(rng, n, k, ignore).to(device), ignore
 
@@ -132,7 +131,8 @@ def _ce_backward(name, contiguous):
     @torch.library.custom_op(f"defects_parts::{name}", mutates_args=())
     def scale(grad: Tensor, x: Tensor, target: Tensor) -> Tensor:
         n, k = x.shape
-        rows = address_view(grad.contiguous() if contiguous else grad, n)
+        read = grad.contiguous() if contiguous else grad
+        rows = address_view(read, n)
         return (torch.softmax(x, -1) - torch.nn.functional.one_hot(target, k)) * rows[:, None]
 
     scale.register_fake(lambda grad, x, target: x.new_empty(x.shape))

@@ -161,5 +161,5 @@ def _(x, *, out):
 
 @positive_part.sound.kernel("cpu", strided=True)
 def _(x, *, out):
-    flat = address_view(x.contiguous(), x.numel())
-    torch.clamp_min(flat.view(x.shape), 0, out=out)
+    read = x.contiguous()
+    torch.clamp_min(address_view(read, x.numel()).view(x.shape), 0, out=out)

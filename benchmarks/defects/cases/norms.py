@@ -319,7 +319,8 @@ def _mean_backward(name, contiguous):
     @torch.library.custom_op(f"defects_parts::{name}", mutates_args=())
     def spread(grad: Tensor, m: int) -> Tensor:
         n, c = grad.shape
-        flat = address_view(grad.contiguous() if contiguous else grad, n * c).view(n, 1, c)
+        read = grad.contiguous() if contiguous else grad
+        flat = address_view(read, n * c).view(n, 1, c)
         return (flat / max(m, 1)).expand(n, m, c).contiguous()
 
     spread.register_fake(lambda grad, m: grad.new_empty(grad.shape[0], m, grad.shape[1]))
