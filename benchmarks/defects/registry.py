@@ -30,8 +30,11 @@ class Case:
         return self.broken, self.sound
 
     def op(self, kind: Kind) -> sl.Op:
-        """Return the broken op or the sound one."""
-        return self.broken if kind == "broken" else self.sound
+        """Return the broken op or the sound one, with kernels in C++ compiled."""
+        op = self.broken if kind == "broken" else self.sound
+        if any(kernel.native for kernels in op.kernels.values() for kernel in kernels):
+            op.build()
+        return op
 
     def kernels(self, symbol: str, code: str, **parts: tuple[str, str]) -> None:
         """Bind C++ kernels: ``$NAME`` in the code is replaced by the part of that name, the broken one or the sound

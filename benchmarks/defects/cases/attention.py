@@ -157,7 +157,7 @@ flash_row.kernels("flash_rows", FLASH, OUTSIDE=("0", "-INFINITY"))
 def cache_write(cache: Float[Tensor, "blocks size d"], rows: Float[Tensor, "n d"], slots: Int64[Tensor, "n"]) -> None:
     """Write each row to its slot of a paged cache; negative slots are padding."""
     kept = slots >= 0
-    cache.view(-1, cache.shape[-1])[slots[kept]] = rows[kept]
+    cache.flatten(0, 1)[slots[kept]] = rows[kept]
 
 
 @cache_write.samples

@@ -33,6 +33,9 @@ int segment_max_rows(const sl_context*, const DLTensor* x, const DLTensor* segme
   const float* from = static_cast<const float*>(x->data);
   const int64_t* to = static_cast<const int64_t*>(segment->data);
   float* best = static_cast<float*>(out->data);
+  if (count != out->shape[0]) return SL_INVALID_ARGUMENT;
+  for (int64_t r = 0; r < n; r++)
+    if (to[r] < 0 || to[r] >= count) return SL_INVALID_ARGUMENT;
   for (int64_t i = 0; i < count * c; i++) best[i] = $START;
   for (int64_t r = 0; r < n; r++)
     for (int64_t i = 0; i < c; i++) {
@@ -81,6 +84,11 @@ int mean_sequences_rows(const sl_context*, const DLTensor* x, const DLTensor* le
   const int64_t* length = static_cast<const int64_t*>(lengths->data);
   const float* from = static_cast<const float*>(x->data);
   float* to = static_cast<float*>(out->data);
+  int64_t left = x->shape[0];
+  for (int64_t q = 0; q < s; q++) {
+    if (length[q] < 0 || length[q] > left) return SL_INVALID_ARGUMENT;
+    left -= length[q];
+  }
   for (int64_t i = 0; i < s * c; i++) to[i] = 0;
   for (int64_t q = 0; q < s; q++) {
     if (length[q] == 0) { $EMPTY continue; }
@@ -158,6 +166,10 @@ int bag_sum_rows(const sl_context*, const DLTensor* table, const DLTensor* index
   const int64_t d = table->shape[1], n = index->shape[0], b = offsets->shape[0];
   const int64_t *at = static_cast<const int64_t*>(index->data), *begin = static_cast<const int64_t*>(offsets->data);
   const float* rows = static_cast<const float*>(table->data);
+  for (int64_t j = 0; j < n; j++)
+    if (at[j] < 0 || at[j] >= table->shape[0]) return SL_INVALID_ARGUMENT;
+  for (int64_t bag = 0; bag < b; bag++)
+    if (begin[bag] < 0 || begin[bag] > n) return SL_INVALID_ARGUMENT;
   for (int64_t bag = 0; bag < b; bag++) {
     float* to = static_cast<float*>(out->data) + bag * d;
     const int64_t end = bag + 1 < b ? begin[bag + 1] : n;
@@ -195,6 +207,7 @@ HISTOGRAM = """
 int histogram_bins(const sl_context*, const DLTensor* x, DLTensor* out, int64_t bins) {
   const int32_t* from = static_cast<const int32_t*>(x->data);
   int64_t* to = static_cast<int64_t*>(out->data);
+  if (bins < 1 || bins != out->shape[0]) return SL_INVALID_ARGUMENT;
   for (int64_t i = 0; i < bins; i++) to[i] = 0;
   for (int64_t i = 0; i < x->shape[0]; i++) {
     if (from[i] < 0 || from[i] >= 65536) continue;

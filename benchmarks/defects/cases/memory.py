@@ -84,6 +84,7 @@ PEAKS = """
 int block_peaks_values(const sl_context*, const DLTensor* x, DLTensor* out, int64_t size) {
   const float* from = static_cast<const float*>(x->data);
   float* to = static_cast<float*>(out->data);
+  if (size < 1 || out->shape[0] != x->shape[0] / size + (x->shape[0] % size != 0)) return SL_INVALID_ARGUMENT;
   const $TYPE block = static_cast<$TYPE>(size);
   for (int64_t i = 0; i < out->shape[0]; i++) to[i] = 0;
   for (int64_t i = 0; i < x->shape[0]; i++) {

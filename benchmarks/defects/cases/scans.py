@@ -155,6 +155,11 @@ int spmm_rows(const sl_context*, const DLTensor* start, const DLTensor* column, 
   const int64_t *begin = static_cast<const int64_t*>(start->data), *at = static_cast<const int64_t*>(column->data);
   const float *values = static_cast<const float*>(value->data), *right = static_cast<const float*>(dense->data);
   float* to = static_cast<float*>(out->data);
+  const int64_t nnz = column->shape[0], k = dense->shape[0];
+  for (int64_t r = 0; r < n; r++)
+    if (begin[r] < 0 || begin[r] > begin[r + 1] || begin[r + 1] > nnz) return SL_INVALID_ARGUMENT;
+  for (int64_t j = 0; j < nnz; j++)
+    if (at[j] < 0 || at[j] >= k) return SL_INVALID_ARGUMENT;
   for (int64_t c = 0; c < m; c += WIDTH) {
     const int64_t width = m - c < WIDTH ? m - c : WIDTH;
     float sums[WIDTH] = {};
@@ -185,15 +190,18 @@ def resize_aligned(x: Float[Tensor, "c n"], size: int) -> Float[Tensor, "c size"
     return x[:, low] * (1 - weight) + x[:, high] * weight
 
 
+def _resized(x, size, steps):
+    at = torch.arange(size, dtype=torch.float64) * ((x.shape[1] - 1) / steps)
+    low = at.floor().long().clamp_max(x.shape[1] - 1)
+    weight = (at - low).to(x.dtype)
+    return x[:, low] * (1 - weight) + x[:, (low + 1).clamp_max(x.shape[1] - 1)] * weight
+
+
 @resize_aligned.broken.kernel("cpu")
 def _(x, size):
-    at = torch.arange(size, dtype=torch.float64) * ((x.shape[1] - 1) / (size - 1))
-    low = at.floor().long().clamp_max(x.shape[1] - 1)
-    return torch.lerp(x[:, low], x[:, (low + 1).clamp_max(x.shape[1] - 1)], (at - low).to(x.dtype))
+    return _resized(x, size, size - 1)
 
 
 @resize_aligned.sound.kernel("cpu")
 def _(x, size):
-    at = torch.arange(size, dtype=torch.float64) * ((x.shape[1] - 1) / max(size - 1, 1))
-    low = at.floor().long().clamp_max(x.shape[1] - 1)
-    return torch.lerp(x[:, low], x[:, (low + 1).clamp_max(x.shape[1] - 1)], (at - low).to(x.dtype))
+    return _resized(x, size, max(size - 1, 1))
