@@ -124,3 +124,11 @@ def test_long_gradients_are_compared_unless_their_cost_grows(ns, monkeypatch, po
         seen.append(n)
         now[0] += 0.03 + (1e-6 * n**power if power else 0)  # what each sample costs, and what grows
     assert seen == (sizes if power == 0 else [65, 1025])
+
+
+def test_a_probability_has_another_value_than_its_default(ns):
+    @sl.op(f"{ns}::dropped", requires=("0 <= p", "p < 1"))
+    def dropped(x: M, p: float = 0.5) -> M:
+        return x * (1 - p)
+
+    assert {dict(c.recipe.scalars)["p"] for c in Samples(dropped, 0).scalars()} == {0.5, 0.25}
