@@ -75,7 +75,7 @@ def _center_op(space, declare):
     def _(x, scale):
         return torch.empty_like(x)
 
-    @sl.adopt(f"{space}::center_scale")
+    @sl.adopt(f"{space}::center_scale", autocast=None)
     def declared(x: Float[Tensor, "n m"], scale: Float[Tensor, "m"]) -> Float[Tensor, "n m"]:
         return (x - x.mean(-1, keepdim=True)) * scale
 
@@ -98,9 +98,10 @@ def _shrink_op(space, copy):
     library.define("shrink(Tensor x, float by=0.0) -> Tensor")
 
     def shrink(x, by=0.0):
-        if by == 0:
-            return x.clone() if copy else x
-        return torch.sign(x) * (x.abs() - by).clamp_min(0)
+        with torch.no_grad():  # the op has no gradient
+            if by == 0:
+                return x.clone() if copy else x
+            return torch.sign(x) * (x.abs() - by).clamp_min(0)
 
     library.impl("shrink", shrink, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{space}::shrink", lambda x, by=0.0: torch.empty_like(x), lib=library)
