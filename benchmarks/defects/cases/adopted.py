@@ -98,12 +98,20 @@ def _shrink_op(space, copy):
     library.define("shrink(Tensor x, float by=0.0) -> Tensor")
 
     def shrink(x, by=0.0):
-        with torch.no_grad():  # the op has no gradient
-            if by == 0:
-                return x.clone() if copy else x
-            return torch.sign(x) * (x.abs() - by).clamp_min(0)
+        if by == 0:
+            return x.clone() if copy else x
+        return torch.sign(x) * (x.abs() - by).clamp_min(0)
 
-    library.impl("shrink", shrink, "CompositeExplicitAutograd")
+    def keep(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0])
+        ctx.by = inputs[1]
+
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return (grad.clone() if ctx.by == 0 else grad * x.sign().square() * (x.abs() >= ctx.by)), None
+
+    library.impl("shrink", shrink, "CPU")
+    torch.library.register_autograd(f"{space}::shrink", backward, setup_context=keep, lib=library)
     torch.library.register_fake(f"{space}::shrink", lambda x, by=0.0: torch.empty_like(x), lib=library)
 
     @sl.adopt(f"{space}::shrink")
