@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain, cycle, islice, product
 from typing import Any
 
@@ -53,7 +54,7 @@ from shiplap.sampling.sizes import (
     scalar_candidates,
     search_sizes,
 )
-from shiplap.sampling.values import PLAIN_KINDS, SPECIAL_KINDS, draw_values
+from shiplap.sampling.values import PLAIN_KINDS, SOME_ZEROS, SPECIAL_KINDS, draw_values, with_some_zeros
 
 MAX_SAMPLE_ELEMENTS = 1 << 21  # the most elements of all arguments of a sample
 MAX_KEPT_ELEMENTS = 1 << 14  # the most elements of a sample that is cached
@@ -82,6 +83,11 @@ class Samples:
         self._refused: dict[str, int] = {}
         self._slow_from: dict[str, int] = {}
         self._pace = 0.0  # seconds of processor time for an element, of the slowest large sample so far
+
+    @cached_property
+    def _keeps_values(self) -> bool:
+        """Whether a builder makes the values, and reads no wishes for them."""
+        return self.op.sampler is not None and not builder_takes_values(self.op)
 
     @cached_property
     def base(self) -> SampleRecipe:
@@ -127,6 +133,8 @@ class Samples:
             if self.op.sampler
             else self._drawn(recipe, env, rng)
         )
+        if recipe.values == SOME_ZEROS and self._keeps_values:
+            drawn = tree_map(partial(with_some_zeros, rng=rng), drawn)
         args = tuple(self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True))
         return SampleCase(recipe, self.seed, args, self.op.bind(args).env, str(self.device), bool(self.spec.random))
 
@@ -285,19 +293,16 @@ class Samples:
 
     def special(self) -> Iterator[SampleCase]:
         """Yield samples of each kind of values and dtype, at the base sizes and at larger ones."""
-        kinds = SPECIAL_KINDS if self.op.sampler is None or builder_takes_values(self.op) else ()
+        kinds = (SOME_ZEROS,) if self._keeps_values else (*PLAIN_KINDS[1:], *SPECIAL_KINDS)
         dtypes = [c.recipe for c in self.dtypes()] or [self.base]
-        yield from self._cases(
-            r.but(values=kind) for kind in (*PLAIN_KINDS[1:], *SPECIAL_KINDS) if kinds for r in dtypes
-        )
+        yield from self._cases(r.but(values=kind) for kind in kinds for r in dtypes)
         grown = next((c.recipe for c in self.grown(1)), self.base)
         wide = [r.but(sizes=dict(grown.sizes)) for r in dtypes]
-        every = ("normal", *(kinds and (*PLAIN_KINDS[1:], *SPECIAL_KINDS)))
-        yield from self._cases(r.but(values=kind) for kind in every for r in wide)
+        yield from self._cases(r.but(values=kind) for kind in ("normal", *kinds) for r in wide)
 
     def long(self) -> Iterator[SampleCase]:
         """Yield sums of many positive terms in every dtype, which a narrow accumulator loses."""
-        kinds = ("positive", "normal") if self.op.sampler is None or builder_takes_values(self.op) else ("normal",)
+        kinds = ("normal",) if self._keeps_values else ("positive", "normal")
         for name, kind in free_dims(self.spec).items():
             for case in self._resized({name: LONG_SUM if kind != "variadic" else (LONG_SUM,)}):
                 for recipe in [c.recipe for c in self.dtypes()] or [self.base]:
@@ -336,7 +341,7 @@ class Samples:
 
     def _ordered(self, case: SampleCase, order: str) -> Iterator[SampleCase]:
         """Yield the sample with one peak in each row, and with its values in an order."""
-        if case.numel <= MAX_SAMPLE_ELEMENTS >> 1 and (self.op.sampler is None or builder_takes_values(self.op)):
+        if case.numel <= MAX_SAMPLE_ELEMENTS >> 1 and not self._keeps_values:
             yield from self._cases(case.recipe.but(values=kind) for kind in ("peaks", order))
 
     def _afforded(self, cases: Iterable[SampleCase]) -> Iterator[SampleCase]:

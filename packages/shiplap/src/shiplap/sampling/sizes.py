@@ -85,7 +85,7 @@ def scalar_candidates(arg: Arg) -> Sequence[Any]:
     kind = str(arg.scalar)
     usual: dict[str, Sequence[Any]] = {
         "int": (1, 2, 3, 4, 8, 32, 0),
-        "float": (0.5, 1.0, 2.0),
+        "float": (0.5, 1.0, 2.0, 0.25),  # two of them are probabilities
         "bool": (False, True),
         "str": (),
         "list[int]": [(v,) * n for n in (3, 2, 1, 4) for v in (3, 2, 1)],

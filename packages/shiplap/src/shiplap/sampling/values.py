@@ -30,6 +30,10 @@ SPECIAL_KINDS = (
     "ascending",
     "peaks",
     "masked",
+    "masked nan",
+    "tiny",
+    "sunk",
+    "low",
     "powers",
     "below zero",
     "extreme",
@@ -38,6 +42,7 @@ SPECIAL_KINDS = (
 """Kinds of values that break a kernel which is right for normal ones. The last three concern integers alone."""
 RANGE_KINDS = ("tiny", "sunk", "saturating")
 """Kinds of finite values beside which a kernel may put a constant: an epsilon, or a number for minus infinity."""
+SOME_ZEROS = "mostly zero"  # of the kinds the one that the values of a builder are given: some of them are zero then
 AROUND_PREFIX = "around "  # followed by numbers: values at these, and next to them on both sides
 DATA_KINDS = ("powers", "below zero", "extreme", "ends")  # kinds of integers that are no indices of rows
 
@@ -63,6 +68,15 @@ def draw_values(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: in
         return torch.complex(*(_floats_of_kind(part, real, kind, rng) for part in parts)).to(dtype)
     drawn = _floats_of_kind(values, dtype, kind, rng).to(dtype)
     return _vary_nan_bits(drawn, rng) if kind == "nan" and dtype.itemsize > 1 else drawn
+
+
+def with_some_zeros(t: Tensor, rng: torch.Generator) -> Tensor:
+    """Return ``t`` with a tenth of its floats set to zero, at least one."""
+    if not t.is_floating_point() or t.itemsize < 2 or not t.numel():
+        return t
+    chosen = torch.rand(t.shape, generator=rng) < 0.1
+    chosen.view(-1)[int(torch.randint(t.numel(), (1,), generator=rng))] = True
+    return t.masked_fill(chosen.to(t.device), 0)
 
 
 def _vary_nan_bits(t: Tensor, rng: torch.Generator) -> Tensor:
@@ -97,9 +111,10 @@ def _floats_of_kind(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Ge
         return torch.randint(-1, 2, values.shape, generator=rng).double() / 2
     if kind in ("descending", "ascending"):
         return values.flatten().sort(descending=kind == "descending").values.reshape(values.shape)
-    if kind == "masked":  # as in attention: places of -inf, and whole rows of -inf
+    if kind in ("masked", "masked nan"):  # as in attention: places of -inf, and whole rows of -inf
         whole = torch.rand((*values.shape[:-1], 1) if values.dim() else (), generator=rng) < 0.3
-        return values.masked_fill(some(0.4) | whole, -math.inf)
+        masked = values.masked_fill(some(0.4) | whole, -math.inf)
+        return masked.masked_fill(some(0.2), math.nan) if kind == "masked nan" else masked
     makers: dict[str, Callable[[], Tensor]] = {
         "nan": lambda: values.masked_fill(some(0.05), math.nan),
         "infinite": lambda: torch.where(some(0.05), values.sign() * math.inf, values),
@@ -113,6 +128,7 @@ def _floats_of_kind(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Ge
         "saturating": lambda: values * 100.0,
         "tiny": lambda: values * 1e-4,
         "sunk": lambda: values - min(1e5, finfo.max / 2),
+        "low": lambda: -8 - values.abs() * 4,  # where exponential functions have small results, and no others
         "mixed": lambda: values * 10.0 ** uniform(-4, 4),
         "positive": lambda: values.abs() + 0.5,
         "negative": lambda: -values.abs() - 0.5,

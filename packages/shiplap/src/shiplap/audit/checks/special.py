@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
 from shiplap.dispatch.outputs import fresh_results, tensors_in_arguments
@@ -23,6 +26,7 @@ from shiplap.sampling.run import (
     why_reference_missing,
 )
 from shiplap.sampling.samples import Samples
+from shiplap.sampling.values import SOME_ZEROS
 from shiplap.sampling.work_estimate import why_too_large
 
 
@@ -45,6 +49,8 @@ def observe_special(op: Op, case: SampleCase) -> Observation:
         if why_reference_missing(e):
             raise
         return Observation(skip=f"the reference refuses it: {error_line(e)}")
+    if op.sampler is not None and case.recipe.values == SOME_ZEROS and not _all_finite(own):
+        return Observation(skip="the reference takes no zeros in the place of a builder's numbers")
     if not tensors_among(case.args):
         return Observation(skip="a call without a tensor has no device")
     try:
@@ -75,6 +81,11 @@ def _why_defaults_differ(op: Op, case: SampleCase) -> str:
     outs = output_tensors(fresh_results(op.spec, args, short))
     difference = against_reference(op, full, (*outs, *_mutated_tensors(op, args)), expected)
     return f"with the defaults left out: {difference.problem}" if difference.problem else ""
+
+
+def _all_finite(results: Iterable[Tensor]) -> bool:
+    """Whether no floating-point result is infinite or NaN."""
+    return all(bool(torch.isfinite(t).all()) for t in results if t.is_floating_point() and t.itemsize > 1)
 
 
 def _mutated_tensors(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
