@@ -50,7 +50,7 @@ def by_torch(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None
 
 
 def gradients(loss: Tensor, given: list[Tensor]) -> tuple[Tensor, ...]:
-    weights = torch.linspace(0.5, 2, loss.numel(), dtype=loss.dtype).view(loss.shape)
+    weights = torch.linspace(0.5, 2, loss.numel(), dtype=loss.dtype, device=loss.device).view(loss.shape)
     return torch.autograd.grad((loss * weights).sum(), given)
 
 
@@ -118,6 +118,16 @@ def test_the_last_backward_reuses_the_memory_of_the_gradients():
     (gradient,) = torch.autograd.grad(2 * made[0], weight)
     assert gradient.data_ptr() == made[2].data_ptr()
     torch.testing.assert_close(gradient, 2 * before, rtol=0, atol=0)
+
+
+def test_the_gradient_of_a_leaf_is_the_memory_that_the_forward_wrote():
+    hidden, weight, target, _ = drawn()
+    loss, _, gradient, _ = losses.linear_cross_entropy_with_gradients(hidden, weight.requires_grad_(), target)
+    address = gradient.data_ptr()
+    del gradient
+    (loss * 2).backward()
+    assert weight.grad is not None
+    assert weight.grad.data_ptr() == address
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
