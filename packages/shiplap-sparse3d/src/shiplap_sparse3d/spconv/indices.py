@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import error
-from shiplap_sparse3d.geometry import same_numbers
+from shiplap_sparse3d.axes import same_numbers
 from shiplap_sparse3d.spconv.core import ConvAlgo, IndiceData, LayerWindow, SparseConvTensor, indices_of
 from shiplap_sparse3d.spconv.sizes import check_least
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from shiplap.plugin_api import error
-from shiplap_sparse3d.geometry import Geometry, Triple
+from shiplap_sparse3d.axes import Triple
+from shiplap_sparse3d.geometry import Geometry
 from shiplap_sparse3d.nn import GenerativeConv3d, GlobalPool, SparseConvTranspose3d, SparseInverseConv3d, SubMConv3d
 from shiplap_sparse3d.nn.conv import Convolution
 from shiplap_sparse3d.nn.pool import WindowPool

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import error
-from shiplap_sparse3d.geometry import Triple
+from shiplap_sparse3d.axes import Triple
 from shiplap_sparse3d.survey.field import Field, Run, evaluation_mode, rows_of
 from shiplap_sparse3d.tensor import SparseTensor
 
