@@ -212,9 +212,10 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
     return {name: gradient for name, gradient in made.items() if getattr(needs, name)}
 
 
-@linear_cross_entropy_with_gradients.backward(once_differentiable=True)
+@linear_cross_entropy_with_gradients.backward(once_differentiable=True, strided=True)
 def _(grads: tuple[Tensor, ...], saved: Any, needs: Any) -> dict[str, Tensor]:
-    # A second copy of the gradient of the weights would be most of the memory that the op saves.
+    # A second copy of the gradient of the weights would be most of the memory that the op saves. For the same reason
+    # the backward is strided: contiguous zeros for the results without a gradient would be as large.
     scale = _scale_in_place if is_last_backward() else torch.mul
     gradients = {}
     if needs.hidden:

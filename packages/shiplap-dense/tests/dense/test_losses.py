@@ -120,6 +120,16 @@ def test_the_last_backward_reuses_the_memory_of_the_gradients():
     torch.testing.assert_close(gradient, 2 * before, rtol=0, atol=0)
 
 
+def test_the_gradient_of_a_leaf_is_the_memory_that_the_forward_wrote():
+    hidden, weight, target, _ = drawn()
+    loss, _, gradient, _ = losses.linear_cross_entropy_with_gradients(hidden, weight.requires_grad_(), target)
+    address = gradient.data_ptr()
+    del gradient
+    (loss * 2).backward()
+    assert weight.grad is not None
+    assert weight.grad.data_ptr() == address
+
+
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_a_second_derivative_is_refused_by_name(reduction):
     hidden, weight, target, _ = drawn(6)

@@ -71,6 +71,25 @@ def test_results_carry_no_gradient_whatever_calls_them(lstm, inputs):
     assert not any(flags(lstm(*inputs)))
 
 
+def test_the_gradient_of_a_result_that_carries_none_takes_no_memory(ns):
+    seen = []
+
+    @sl.op(f"{ns}::kept", outputs=("h", "c", "kept"), nondifferentiable="kept")
+    def kept(x: M) -> tuple[M, M, M]:
+        return x * 2, x * 3, x.detach() * 4
+
+    @kept.backward(strided=True)
+    def _(grads, saved, needs):
+        seen.extend(grads)
+        return {"x": grads[0] * 2 + grads[1] * 3}
+
+    x = torch.ones(30, 4, requires_grad=True)
+    assert torch.equal(torch.autograd.grad(kept(x)[1].sum(), x)[0], torch.full((30, 4), 3.0))
+    assert [g.shape for g in seen] == [x.shape] * 3
+    assert [bool(g.any()) for g in seen] == [False, True, False]
+    assert seen[2].untyped_storage().nbytes() == x.itemsize
+
+
 def _loss(results):
     return results[0].sum(), results[1].sin().sum()
 

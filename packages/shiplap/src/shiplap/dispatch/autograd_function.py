@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, is_grad_enabled
 
 from shiplap.declare.generated_code import define_function, tuple_source
@@ -50,6 +51,8 @@ def compile_recorder(
         "Saved": values_class(spec, "saved", [*(a.name for a in spec.scalars), *_saved_tensor_names(spec, backward)]),
         "Needs": values_class(spec, "needs", [a.name for a in spec.tensors]),
         "Tensor": Tensor,
+        "zeros": _zeros,
+        "expanded_zero": _expanded_zero,
         "is_grad_enabled": is_grad_enabled,
         "LISTS": {list, tuple},
         "any_requires_grad": dispatcher_calls.any_requires_grad,
@@ -64,6 +67,16 @@ def compile_recorder(
     forward = define_function("forward", recorder_lines(spec, backward), f"gradient of {spec.name}", names)
     members = {"forward": staticmethod(forward), "backward": staticmethod(names["backward"])}
     return dispatcher_transforms.make_autograd_function(f"{spec.opname}_backward", members)
+
+
+def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the gradient of a result that the loss does not read."""
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _expanded_zero(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the gradient of a result that has none: one zero, expanded."""
+    return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 def compile_native_record(spec: OpSpec, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,13 +114,16 @@ def _forward_source(spec: OpSpec, backward: Backward) -> list[str]:
     saved = [results.get(name) or argument_variable(spec.arg(name)) for name in _saved_tensor_names(spec, backward)]
     shapes = [_tensor_shape_source(a) for a in spec.tensors]
     detached = [results[name] for name in spec.detached if name in results]
+    described = [f"({made}.shape, {made}.dtype, {made}.device)" for made in results.values()] if detached else []
     return [
         f"def forward(ctx, call, {parameter_list(spec.args)}):",
         *_number_check_source(spec.args),
         f"    out = call({', '.join(map(argument_variable, spec.args))})",
         *([f"    ctx.save_for_backward({', '.join(saved)})"] if saved else []),
-        f"    ctx.shiplap_kept = {tuple_source([*map(argument_variable, spec.scalars), *shapes])}",
+        f"    ctx.shiplap_kept = {tuple_source([*map(argument_variable, spec.scalars), *shapes, *described])}",
         *([f"    ctx.mark_non_differentiable({', '.join(detached)})"] if detached else []),
+        # Torch would fill a tensor with zeros for each of these, which may be as large as all that the op computes.
+        *(["    ctx.set_materialize_grads(False)"] if detached else []),
         "    return out",
     ]
 
@@ -134,7 +150,10 @@ def _backward_source(spec: OpSpec, backward: Backward) -> list[str]:
     lines = [f"def backward({taken}):", f"    if any_autocast(): return call_outside_autocast(backward, {taken})"]
     lines += ["    needed = ctx.needs_input_grad", "    given = len(needed)"]
     lines += [f"    {''.join(f'v_{name}, ' for name in saved)} = ctx.saved_tensors"] if saved else []
-    lines += [f"    {''.join(kept)} = ctx.shiplap_kept"]
+    described = [f"r{i}" for i in range(len(grads))] if {*spec.detached} & {*spec.results} else []
+    lines += [f"    {''.join([*kept, *(f'{name}, ' for name in described)])} = ctx.shiplap_kept"]
+    for grad, made, name in zip(grads, described, spec.results, strict=False):
+        lines += [f"    if {grad} is None: {grad} = {'expanded_zero' if name in spec.detached else 'zeros'}(*{made})"]
     lines += [f"    w_{name} = given > {places[name]} and needed[{places[name]}]" for name in tensors]
     wanted = ", ".join(f"{name}=w_{name}" for name in tensors)
     kept_values = ", ".join([*(f"k_{a.name}" for a in spec.scalars), *(f"v_{name}" for name in saved)])

@@ -38,7 +38,7 @@ from shiplap.rewrite.pattern_samples import PatternSamples
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.signature import PatternSignature
 from shiplap.sampling.run import error_line
-from shiplap.torch_private import symbolic_sizes
+from shiplap.torch_private import graph_nodes, symbolic_sizes
 
 DEFAULT_NO_GAIN_REASON = "it does not pay here"
 
@@ -95,6 +95,8 @@ class PatternRewrite(Rewrite):
         with preserving_state():
             patterns = self._drawn.patterns(self.pattern, self.level, graph)
         remove_dead_calls(graph)
+        names = [canonical_name(call) for p in patterns for call in p.calls]
+        graph_nodes.separate_written_views(graph, {name[1] for name in names if isinstance(name, tuple)}, self.level)
         # Only nodes with the operator of a pattern's first output can be its result.
         roots = {canonical_name(p.outputs[0]) for p in patterns}
         gone: set[str] = set()

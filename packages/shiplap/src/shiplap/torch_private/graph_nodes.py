@@ -11,7 +11,7 @@ import inspect
 import operator
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from itertools import takewhile
@@ -195,6 +195,71 @@ def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
     if numbers != list(range(len(bases))) or any(k.startswith("_") for k in plain):
         return None
     return operator_, {**plain, **dict(zip(names, bases, strict=True))}
+
+
+def separate_written_views(graph: Graph, operators: Collection[Any], level: str) -> None:
+    """Let calls of ``operators`` that write to a base through a view of all its elements write to the view instead.
+
+    The second form of such calls has the shapes of the view as numbers, and returns the base. Readers that bring the
+    result back into the shape of the view read it as it is.
+    """
+    from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
+
+    reshape = torch.ops.aten.reshape.default
+    for node in list(graph.nodes):
+        if node.target is not auto_functionalized_v2 or node.args[0] not in operators:
+            continue
+        schema, kwargs, values = node.args[0]._schema, dict(node.kwargs), list(node_value(node))
+        names = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        bases, first = list(kwargs["_all_bases"]), max(1, len(schema.returns))
+        if [kwargs.get(f"_{name}_base_index") for name in names] != list(range(len(bases))):
+            continue
+        seen = {
+            at: view for at, name in enumerate(names) if (view := _view_of_all(kwargs, name, bases[at])) is not None
+        }
+        for at, (size, held) in seen.items():
+            with graph.inserting_before(node):
+                base, bases[at] = bases[at], graph.call_function(reshape, (bases[at], size))
+            set_value(bases[at], held, level)
+            values[first + at] = held
+            for part in ("size", "stride", "storage_offset"):
+                del kwargs[f"_{names[at]}_{part}"]
+            for result in [u for u in node.users if u.target is operator.getitem and u.args[1] == first + at]:
+                readers = list(result.users)
+                set_value(result, held, level)
+                with graph.inserting_after(result):
+                    back = graph.call_function(reshape, (result, list(node_value(base).shape)))
+                set_value(back, node_value(base), level)
+                for reader in readers:
+                    same = operator_name(reader.target) in ("aten.view", "aten.reshape")
+                    if same and [*map(str, node_value(reader).shape)] == [*map(str, held.shape)]:
+                        reader.replace_all_uses_with(result)
+                        graph.erase_node(reader)
+                    else:
+                        reader.replace_input_with(result, back)
+                if not back.users:
+                    graph.erase_node(back)
+        if seen:
+            node.kwargs = {**kwargs, "_all_bases": bases}
+            set_value(node, tuple(values), level)
+
+
+def _view_of_all(kwargs: Mapping[str, Any], name: str, base: Node) -> tuple[Any, Tensor] | None:
+    """Return the size and the value of the view through which an argument is written to, or None unless it has all
+    elements of its base in their order.
+    """
+    size = kwargs.get(f"_{name}_size")
+    if size is None:
+        return None
+    sizes, strides = (
+        [node_value(n) if isinstance(n, Node) else n for n in kwargs[f"_{name}_{part}"]] for part in ("size", "stride")
+    )
+    try:
+        held: Tensor = node_value(base).view(sizes)
+    except RuntimeError:  # the view has fewer elements
+        return None
+    whole = [*map(str, held.stride())] == [*map(str, strides)] and kwargs[f"_{name}_storage_offset"] == 0
+    return (list(size), held) if whole else None
 
 
 def operator_name(target: Any) -> str:
