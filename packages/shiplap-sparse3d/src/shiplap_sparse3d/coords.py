@@ -27,6 +27,7 @@ __all__ = [
     "other_channels",
     "output_shape",
     "refuse_rows",
+    "require_scenes",
     "tap_offsets",
     "voxel_rows",
 ]
@@ -162,6 +163,17 @@ def assert_scenes(coords: Tensor, batch_size: int) -> None:
     if _graph_checks and coords.device.type == "cpu":
         scene = coords[:, 0]
         assert_in_graph(((scene >= -1) & (scene < batch_size)).all(), _OTHER_SCENE)
+
+
+def require_scenes(where: str, coords: Tensor, batch_size: int) -> None:
+    """Raise SL211 for a row of a scene that the batch has not, on the CPU by a look at one column.
+
+    A graph asserts it as it runs. The kernels of GPUs look themselves.
+    """
+    if torch.compiler.is_compiling():
+        assert_scenes(coords, batch_size)
+    elif not has_scenes_of(coords, batch_size):
+        check_scenes(where, coords, batch_size)
 
 
 def assert_inside(coords: Tensor, batch_size: int, shape: Sequence[int]) -> None:
