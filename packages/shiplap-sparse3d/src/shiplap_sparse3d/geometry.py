@@ -149,7 +149,7 @@ class Geometry:
     """
 
     shared: tuple[Tensor, Geometry] | None = None
-    _is_reached = False  # whether a step of other voxels led to these
+    _is_reached = False  # whether a step of other voxels led to these, or their scenes were looked at
 
     bounded = True
 
@@ -386,7 +386,7 @@ class Geometry:
             got = there if isinstance(there, Geometry) else f"coordinates {tuple(there.shape)}"
             expected = f"{self.ndim} axes, {self.batch_size} scenes"
             raise error("SL202", where="Geometry.onto, argument 'voxels'", got=got, expected=expected)
-        there._check_scenes("Geometry.onto")
+        there._check_scenes("Geometry.onto", given=True)
         return there
 
     def _grid_before(self, window: StepWindow) -> tuple[int, ...] | None:
@@ -527,10 +527,16 @@ class Geometry:
         """``bool [n, 1]``: which rows are voxels, and not padding."""
         return self.coords[:, :1] >= 0
 
-    def _check_scenes(self, where: str) -> None:
-        """SL211 for a row of a scene that there is not. Voxels that a step led to are in the scenes of those before."""
+    def _check_scenes(self, where: str, *, given: bool = False) -> None:
+        """SL211 for a row of a scene that there is not. Voxels that a step led to are in the scenes of those before.
+
+        The kernels of grids on a GPU look at inputs themselves. ``given`` voxels of outputs, and those of tables by
+        offsets, are looked at once here.
+        """
         if not self._is_reached:
-            require_scenes(where, self.coords, self.batch_size)
+            looks = (given or self._by_offsets) and not is_compiling() and not _is_captured(self.coords)
+            require_scenes(where, self.coords, self.batch_size, on_gpu=looks)
+            self._is_reached = looks and self.coords.is_cuda
 
     def _similar_geometry(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
         """Other voxels with as many axes and scenes."""

@@ -365,7 +365,7 @@ def build_neighbor_cache(
         plan, output_coords = _plan_in_grid(input_coords, grid, taps, submanifold, transpose, given)
     else:
         if grid is not None and taps.lead == 1:
-            require_scenes("build_neighbor_cache", input_coords, grid[0])
+            require_scenes("build_neighbor_cache", input_coords, grid[0], on_gpu=True)
         if submanifold:
             output_coords = input_coords
         elif output_coords is None:
