@@ -47,6 +47,7 @@ _included: Callable[[], Any] = torch._C._dispatch_tls_local_include_set
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _any_global_hook: Callable[[], Any] = vars(modules)["_has_any_global_hook"]
+_keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 def untouched() -> bool:
@@ -121,6 +122,14 @@ def is_hooked(module: Module) -> bool:
     return bool(hooks or "forward" in own.__dict__ or _any_global_hook())
 
 
+def is_last_backward() -> bool:
+    """Return whether an eager backward is running that no other can follow, since its graph is not kept.
+
+    A tensor that an op returned for its backward alone may then be written to.
+    """
+    return not _is_transformed() and untouched() and not torch.is_grad_enabled() and not _keeps_graph()
+
+
 def is_plain_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether no gradient, autocast, transform or trace has to see this call, so that it may go below
     autograd.
@@ -190,6 +199,7 @@ class DirectCall(Generic[P, R]):
         can_skip_dispatcher: whether ``call_kernel`` is below autograd and autocast, so that both are checked here.
         record_plain_call: calls its first argument with the others, and records that for autograd. None if more is
             needed.
+        record_natively: records a call in C++, where native code does. It goes through torch's dispatcher.
         overload: the torch op, which represents a call in a graph.
     """
 
@@ -197,6 +207,7 @@ class DirectCall(Generic[P, R]):
     overload: OpOverload[..., Any]
     call_kernel: Callable[..., Tensor | tuple[Tensor, ...] | None]  # of positional arguments
     record_plain_call: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
+    record_natively: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
 
     def call_dispatcher(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
         """Make any call that ``call_kernel`` cannot serve."""
@@ -234,6 +245,8 @@ class DirectCall(Generic[P, R]):
                 result = self.call_dispatcher(args, kwargs)
             elif not self.can_skip_dispatcher or not is_grad_enabled() or not any_requires_grad(*args):
                 result = self.call_kernel(*args)
+            elif (native := self.record_natively) is not None:
+                result = native(*args)
             elif (
                 (recorded := self.record_plain_call) is None
                 or not _SIMPLE.issuperset(map(type, args))
