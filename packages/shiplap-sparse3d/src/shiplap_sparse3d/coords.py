@@ -27,6 +27,7 @@ __all__ = [
     "other_channels",
     "output_shape",
     "refuse_rows",
+    "require_scenes",
     "tap_offsets",
     "voxel_rows",
 ]
@@ -146,9 +147,10 @@ def check_scenes(op: str, coords: Tensor, batch_size: int) -> None:
 
 
 @built_outside_modes
-def has_scenes_of(coords: Tensor, batch_size: int) -> bool:
+def has_scenes_of(coords: Tensor, batch_size: int, on_gpu: bool = False) -> bool:
     """Whether the batch indices of ``coords`` are known and none is outside ``[-1, batch_size)``, or are not known."""
-    if type(coords) is not Tensor or coords.device.type != "cpu" or coords.shape[0] == 0:
+    here = type(coords) is Tensor and (on_gpu or coords.device.type == "cpu")
+    if not here or coords.shape[0] == 0:
         return True
     try:
         low, high = (int(value) for value in coords[:, 0].aminmax())
@@ -162,6 +164,17 @@ def assert_scenes(coords: Tensor, batch_size: int) -> None:
     if _graph_checks and coords.device.type == "cpu":
         scene = coords[:, 0]
         assert_in_graph(((scene >= -1) & (scene < batch_size)).all(), _OTHER_SCENE)
+
+
+def require_scenes(where: str, coords: Tensor, batch_size: int, *, on_gpu: bool = False) -> None:
+    """Raise SL211 for a row of a scene that the batch has not, on the CPU by a look at one column.
+
+    A graph asserts it as it runs. The kernels of GPUs look themselves, unless ``on_gpu``, which waits for one.
+    """
+    if torch.compiler.is_compiling():
+        assert_scenes(coords, batch_size)
+    elif not has_scenes_of(coords, batch_size, on_gpu):
+        check_scenes(where, coords, batch_size)
 
 
 def assert_inside(coords: Tensor, batch_size: int, shape: Sequence[int]) -> None:

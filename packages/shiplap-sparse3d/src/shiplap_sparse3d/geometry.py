@@ -21,7 +21,7 @@ from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.axes import Axes, Triple, expand_axes, per_axis, same_numbers
-from shiplap_sparse3d.coords import assert_scenes, check_scenes, has_scenes_of
+from shiplap_sparse3d.coords import require_scenes
 from shiplap_sparse3d.offsets import (
     box_offsets,
     connect_by_offsets,
@@ -149,7 +149,7 @@ class Geometry:
     """
 
     shared: tuple[Tensor, Geometry] | None = None
-    _is_reached = False  # whether a step of other voxels led to these
+    _is_reached = False  # whether a step of other voxels led to these, or their scenes were looked at
 
     bounded = True
 
@@ -236,6 +236,7 @@ class Geometry:
 
         A grid of ``ceil(cells / stride)`` keeps the voxels of incomplete windows. Nothing is kept, as by :meth:`onto`.
         """
+        self._check_scenes("Geometry.strided_within")
         window = self._make_window(kernel, stride, padding, dilation, capacity=None)
         shape = self._read_per_axis(spatial_shape, "spatial_shape")
         wide = self._similar_geometry(self.coords, window.grid_before(self.spatial_shape, shape), padded=self.padded)
@@ -385,7 +386,7 @@ class Geometry:
             got = there if isinstance(there, Geometry) else f"coordinates {tuple(there.shape)}"
             expected = f"{self.ndim} axes, {self.batch_size} scenes"
             raise error("SL202", where="Geometry.onto, argument 'voxels'", got=got, expected=expected)
-        there._check_scenes("Geometry.onto")
+        there._check_scenes("Geometry.onto", given=True)
         return there
 
     def _grid_before(self, window: StepWindow) -> tuple[int, ...] | None:
@@ -446,6 +447,8 @@ class Geometry:
     def union(self, *others: Geometry) -> tuple[Geometry, list[Plan]]:
         """The voxels of all, ascending, and for each geometry the plan of one tap onto them."""
         every = (self, *others)
+        for geometry in every:
+            geometry._check_scenes("Geometry.union")
         by_offsets = any(g._by_offsets or g.padded for g in every)
         cells, numbers = join_cells([g.coords for g in every], by_offsets)
         union = self._similar_geometry(cells, self.spatial_shape, padded=False)
@@ -524,19 +527,16 @@ class Geometry:
         """``bool [n, 1]``: which rows are voxels, and not padding."""
         return self.coords[:, :1] >= 0
 
-    def _check_scenes(self, where: str) -> None:
-        """SL211 for a row of a scene that there is not, before a table is built: a look at one column, on the CPU.
+    def _check_scenes(self, where: str, *, given: bool = False) -> None:
+        """SL211 for a row of a scene that there is not. Voxels that a step led to are in the scenes of those before.
 
-        A graph asserts it as it runs. The kernels of GPUs look themselves. Voxels that a step led to are in the scenes
-        of those before it.
+        The kernels of grids on a GPU look at inputs themselves. ``given`` voxels of outputs, and those of tables by
+        offsets, are looked at once here.
         """
-        if self._is_reached:
-            return
-        if is_compiling():
-            assert_scenes(self.coords, self.batch_size)
-            return
-        if not has_scenes_of(self.coords, self.batch_size):
-            check_scenes(where, self.coords, self.batch_size)
+        if not self._is_reached:
+            looks = (given or self._by_offsets) and not is_compiling() and not _is_captured(self.coords)
+            require_scenes(where, self.coords, self.batch_size, on_gpu=looks)
+            self._is_reached = looks and self.coords.is_cuda
 
     def _similar_geometry(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
         """Other voxels with as many axes and scenes."""

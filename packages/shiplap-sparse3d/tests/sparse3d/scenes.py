@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 import shiplap_sparse3d as sparse3d
@@ -31,3 +34,9 @@ def at(dense: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:
     """Rows of a dense ``[b, c, x, y, z]`` volume at ``coords``."""
     b, x, y, z = coords.long().unbind(1)
     return dense[b, :, x, y, z]
+
+
+def run_to_the_end(call: Callable[..., Any], *arguments: Any) -> None:
+    """Call, and wait for a GPU, which reports wrong values late."""
+    call(*arguments)
+    sparse3d.synchronize()

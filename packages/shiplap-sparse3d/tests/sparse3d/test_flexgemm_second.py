@@ -351,3 +351,181 @@ def test_every_name_of_the_second_form_is_there():
     assert nn.SparseConv3d(2, 4, 3, stride=2).extra_repr().startswith("in_channels=2, out_channels=4")
     with pytest.raises(sl.ShiplapError, match="SL208"):
         nn.SparseConv(2, 4, 3)
+
+
+class Refiner(torch.nn.Module):
+    """A U-Net that pools to ``ceil(cells / 2)``, and goes up again by the caches of the way down."""
+
+    def __init__(self, widths=(4, 6, 8)):
+        super().__init__()
+        self.enter = torch.nn.Linear(3, widths[0])
+        self.stages = torch.nn.ModuleList(nn.SubmanifoldConv3d(c, c, 3) for c in widths)
+        self.down = torch.nn.ModuleList(map(torch.nn.Linear, widths[:-1], widths[1:]))
+        self.up = torch.nn.ModuleList(map(torch.nn.Linear, widths[1:], widths[:-1]))
+        self.pool, self.nearest = nn.SparsePool3d(2), nn.SparseUpsample3d(2)
+
+    def forward(self, feats, coords, shape):
+        x, grid, caches, ways, levels = self.enter(feats), torch.Size([*shape[:4], 4]), [], [], []
+        for level, stage in enumerate(self.stages):
+            moved, cache = stage(x, coords, grid)
+            x, caches = x + functional.silu(moved), [*caches, cache]
+            if level < len(self.down):
+                levels.append((x, coords, grid))
+                half = torch.Size([grid[0], *((cells + 1) // 2 for cells in grid[1:4]), x.shape[1]])
+                x, coords, grid, way = self.pool(x, coords, grid, output_shape=half)
+                x, ways = self.down[level](x), [*ways, way]
+        for level in reversed(range(len(self.up))):
+            skip, there, wide = levels[level]
+            x, coords, grid, _ = self.nearest(self.up[level](x), coords, grid, there, wide, ways[level].T)
+            moved, _ = self.stages[level](x + skip, coords, grid, neighbor_cache=caches[level])
+            x = x + skip + functional.silu(moved)
+        return x
+
+    def dense(self, feats, coords, shape):
+        """The same over volumes with the channels last, whose empty cells stay zero."""
+        there = volume(torch.ones_like(feats[:, :1]), coords, (*shape[:4], 1)).movedim(1, -1) > 0
+        x = self.enter(volume(feats, coords, shape).movedim(1, -1)) * there
+        levels = []
+
+        def convolve(stage, x, there):
+            weight = stage.weight.movedim(-1, 1)
+            moved = functional.conv3d(x.movedim(-1, 1), weight, stage.bias, padding=1).movedim(1, -1)
+            return x + functional.silu(moved) * there
+
+        for level, stage in enumerate(self.stages):
+            x = convolve(stage, x, there)
+            if level < len(self.down):
+                levels.append((x, there))
+                odd = [cells % 2 for cells in x.shape[1:4]]
+                room = (0, 0, 0, odd[2], 0, odd[1], 0, odd[0])
+                blocks = [functional.pad(v, room).movedim(-1, 1) for v in (x, there.double())]
+                total, hits = (8 * functional.avg_pool3d(v, 2).movedim(1, -1) for v in blocks)
+                there = hits > 0
+                x = self.down[level](total / hits.clamp_min(1)) * there
+        for level in reversed(range(len(self.up))):
+            skip, there = levels[level]
+            x = self.up[level](x)
+            for axis in (1, 2, 3):
+                x = x.repeat_interleave(2, axis).narrow(axis, 0, there.shape[axis])
+            x = convolve(self.stages[level], x * there + skip, there)
+        return x[tuple(coords.long().unbind(1))]
+
+
+def scenes_of(*grids):
+    """Return features, coordinates and shape of a scene in each grid."""
+    for grid in grids:
+        coords = (torch.rand(3, *grid) < 0.3).nonzero().int()
+        yield torch.randn(len(coords), 3).double().requires_grad_(), coords, torch.Size([3, *grid, 3])
+
+
+def test_a_refiner_with_caches_is_a_dense_network():
+    model = Refiner().double()
+    for feats, coords, shape in scenes_of((8, 6, 5), (7, 9, 4)):
+        leaves = [feats, *model.parameters()]
+        assert_equal_with_gradients(model(feats, coords, shape), model.dense(feats, coords, shape), leaves)
+
+
+@pytest.mark.long
+def test_a_refiner_is_compiled_twice_at_most_for_five_scenes(fresh_compiler):
+    model, graphs = Refiner().double(), []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
+    for scene in scenes_of((8, 6, 5), (7, 9, 4), (11, 5, 6), (4, 10, 9), (9, 7, 8)):
+        leaves = [scene[0], *model.parameters()]
+        assert_equal_with_gradients(compiled(*scene), model.dense(*scene), leaves)
+    assert len(graphs) <= 2
+
+
+def test_a_graph_takes_grids_whose_last_window_is_not_full(fresh_compiler):
+    graphs = []
+
+    def halve(feats, coords, shape):
+        half = torch.Size([shape[0], *((cells + 1) // 2 for cells in shape[1:4]), 3])
+        return flex_gemm.sparse_pool3d(feats, coords, shape, 2, reduce="sum", output_shape=half)[:3]
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(halve, fullgraph=True, dynamic=True, backend=backend)
+    for feats, coords, shape in scenes_of((8, 6, 4), (7, 9, 5), (11, 5, 6)):
+        (out, outs, grid), (want, wanted, _) = (f(feats, coords, shape) for f in (compiled, halve))
+        assert grid == torch.Size([3, *((cells + 1) // 2 for cells in shape[1:4]), 3])
+        assert torch.equal(outs, wanted)
+        torch.testing.assert_close(out, want)
+        torch.testing.assert_close(out.sum(0), feats.sum(0))  # no voxel of an incomplete window is left out
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("room", [(-1, 0, 2), (1, 1, -2), (0, -1, 0)])
+def test_any_grid_of_the_outputs(room):
+    """A grid larger or smaller than the usual one: its voxels are those that an input reaches inside of it."""
+    feats, coords, shape = scene(3, 3)
+    weight = torch.randn(4, 3, 3, 3, 3).double()
+    for transposed in (False, True):
+        options = {"stride": (2, 1, 2), "padding": (1, 0, 1), "transposed": transposed}
+        usual = flex_gemm.sparse_conv(feats, coords, shape, weight, **options)[2]
+        grid = torch.Size([2, *(cells + more for cells, more in zip(usual[1:4], room, strict=True)), 4])
+        out, there, reached, cache = flex_gemm.sparse_conv(feats, coords, shape, weight, output_shape=grid, **options)
+        assert reached == grid
+        wide = (torch.ones(2, *grid[1:4]) > 0).nonzero().int()
+        every = flex_gemm.sparse_conv(feats, coords, shape, weight, output_coords=wide, **options)
+        hit = (every[3].fwd_map >= 0).any(1)
+        assert torch.equal(there, wide[hit])
+        torch.testing.assert_close(out, every[0][hit])
+        assert cache.output_sparse_shape == grid[:4]
+
+
+def test_a_cache_of_another_stride_or_offset_is_refused():
+    feats, coords, shape = scene(3, 3)
+    weight, delta = torch.randn(3, 3, 3, 3, 3).double(), torch.tensor([[0, 0, 0], [0, 0, 1]])
+    flat = torch.randn(3, 2, 3).double()
+    onto = {"output_coords": coords, "output_shape": shape}
+    wrong = [
+        flex_gemm.sparse_conv(feats, coords, shape, weight, stride=(1, 1, 2), padding=(1, 1, 1), **onto)[3],
+        flex_gemm.sparse_conv(feats, coords, shape, weight, padding=(1, 1, 0), **onto)[3],
+    ]
+    for cache in wrong:
+        for call in (
+            lambda cache: flex_gemm.submanifold_conv(feats, coords, shape, weight, neighbor_cache=cache),
+            lambda cache: flex_gemm.submanifold_pool3d(feats, coords, shape, 3, neighbor_cache=cache),
+        ):
+            with pytest.raises(AssertionError, match="SL830"):
+                call(cache)
+    moved = flex_gemm.sparse_conv(feats, coords, shape, flat, kernel_delta=delta, offset=(0, 1, 0), **onto)[3]
+    with pytest.raises(AssertionError, match="SL830"):
+        flex_gemm.submanifold_conv(feats, coords, shape, flat, kernel_delta=delta, neighbor_cache=moved)
+    right = flex_gemm.sparse_conv(feats, coords, shape, weight, padding=(1, 1, 1), **onto)[3]
+    out, same = flex_gemm.submanifold_conv(feats, coords, shape, weight, neighbor_cache=right)
+    assert same is right
+    torch.testing.assert_close(out, flex_gemm.submanifold_conv(feats, coords, shape, weight)[0])
+
+
+CALLS = {
+    "even kernel": lambda f, c: flex_gemm.submanifold_conv3d(f, c, (2, 5, 6, 4, 3), torch.ones(1, 2, 2, 2, 3).double())[
+        0
+    ],
+    "another grid": lambda f, c: flex_gemm.sparse_pool3d(f, c, (2, 5, 6, 4, 3), 2, output_shape=(2, 3, 3, 2, 3))[0],
+    "first form": lambda f, c: flex_gemm.sparse_submanifold_conv3d(
+        f, c, (2, 3, 5, 6, 4), torch.ones(1, 3, 3, 3, 3).double()
+    )[0],
+    "first form, strided": lambda f, c: flex_gemm.ops.spconv.sparse_conv3d(
+        f, c, (2, 3, 5, 6, 4), torch.ones(1, 2, 2, 2, 3).double(), stride=(2, 2, 2)
+    )[0],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_voxels_of_another_batch_are_refused_in_graphs_too(name, fresh_compiler, each_device):
+    feats, coords, _ = scene(3, 3)
+    compiled = torch.compile(CALLS[name], fullgraph=True, backend="aot_eager")
+    compiled(feats, coords)
+    coords[4, 0] = 2
+    if each_device == "cpu":  # a GPU reports it later
+        for call in (CALLS[name], compiled):
+            with pytest.raises((sl.ShiplapError, RuntimeError), match="SL211"):
+                call(feats, coords)

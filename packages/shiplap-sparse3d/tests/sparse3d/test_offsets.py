@@ -12,6 +12,7 @@ import shiplap as sl
 import shiplap_sparse3d as sparse3d
 from shiplap_sparse3d import pooling
 from shiplap_sparse3d.offsets import box_offsets, offset_table, unbounded
+from tests.sparse3d.scenes import run_to_the_end
 
 pytestmark = pytest.mark.usefixtures("each_device")
 MARGIN = 8  # empty cells around a volume; what lies beyond reads the outermost of them
@@ -215,7 +216,7 @@ def test_rows_of_any_range_are_told_apart():
 def test_duplicates_and_other_scenes_are_refused(call):
     coords = voxels(random.Random(1), 3, 30, -3, 6)
     with pytest.raises(sl.ShiplapError, match="SL211"):
-        call(coords, sparse3d.Geometry(coords, None, 2))
+        run_to_the_end(call, coords, sparse3d.Geometry(coords, None, 2))
 
 
 def test_wrong_arguments_are_refused():

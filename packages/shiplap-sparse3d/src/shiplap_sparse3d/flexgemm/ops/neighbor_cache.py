@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shiplap.plugin_api import error
+from shiplap_sparse3d.coords import require_scenes
 from shiplap_sparse3d.flexgemm.algorithms import PlanCache, flat_table
 from shiplap_sparse3d.flexgemm.ops.utils import with_scene
 from shiplap_sparse3d.geometry import Geometry
@@ -363,6 +364,8 @@ def build_neighbor_cache(
         given = None if submanifold or output_sparse_shape is None else (usual, reached)
         plan, output_coords = _plan_in_grid(input_coords, grid, taps, submanifold, transpose, given)
     else:
+        if grid is not None and taps.lead == 1:
+            require_scenes("build_neighbor_cache", input_coords, grid[0], on_gpu=True)
         if submanifold:
             output_coords = input_coords
         elif output_coords is None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from shiplap.plugin_api import error
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.axes import Triple, expand_axes
-from shiplap_sparse3d.coords import check_rows
+from shiplap_sparse3d.coords import check_rows, require_scenes
 from shiplap_sparse3d.flexgemm.algorithms import (
     ALGORITHMS,
     DEFAULT,
@@ -237,6 +237,7 @@ def sparse_submanifold_conv3d(
     cache = neighbor_cache
     if cache is None:
         check_rows("sparse_submanifold_conv3d", feats, coords.shape[0])
+        require_scenes("sparse_submanifold_conv3d", coords, shape[0] if shape is not None else 0)
         plan = submanifold_plan(coords, grid, window.kernel, window.dilation)
         cache = SubMConv3dNeighborCache(plan, grid, window)
     cache.check(feats.shape[0], grid, window)
@@ -274,6 +275,7 @@ def sparse_conv3d(
     cache = neighbor_cache
     if cache is None:
         check_rows("sparse_conv3d", feats, coords.shape[0])
+        require_scenes("sparse_conv3d", coords, shape[0])
         if out_coords is None:
             out_coords = ops.out_coords(coords, list(grid), *(list(values) for values in window[:4]))
         cache = SparseConv3dNeighborCache(connect_voxels(window, coords, grid, out_coords), grid, window, out_coords)
