@@ -6,6 +6,7 @@ the checkpoint takes. Each project passes voxels in its own way, which the layou
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,6 @@ from shiplap.plugin_api import error
 from shiplap.plugin_api.containers import leaves
 from shiplap_sparse3d import spconv
 from shiplap_sparse3d.tensor import SparseTensor
-
-__all__ = ["PROJECTS", "Checkpoint", "Deployed", "load_weights", "read_checkpoint", "trace_network", "write_network"]
 
 PROJECTS = {"openpcdet": "model_state", "mmdet3d": "state_dict", "pointcept": "state_dict", "plain": ""}
 ENDINGS = (".onnx", ".pt2")
@@ -122,7 +121,7 @@ class Deployed(nn.Module):
         """Return the tensors that the network makes; a sparse one as its features and coordinates."""
         if self.numbers is None:
             return self._call(features, coords)
-        with _FixedNumbers(self.numbers):
+        with FixedNumbers(self.numbers):
             return self._call(features, coords)
 
     def _call(self, features: Tensor, coords: Tensor) -> Any:
@@ -151,7 +150,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, Tensor) else None
 
 
-class _FixedNumbers(TorchFunctionMode):
+class FixedNumbers(TorchFunctionMode):
     """Numbers that the code of a network reads from tensors: taken down in one run, and the same in another.
 
     The sizes of the grid that Pointcept's networks read are such numbers. Reads of shiplap and of torch are left alone.
@@ -163,11 +162,24 @@ class _FixedNumbers(TorchFunctionMode):
         self._fixed = None if numbers is None else iter(numbers)
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
-        if getattr(func, "__name__", "") not in _READS or caller in ("torch", "shiplap", "shiplap_sparse3d"):
+        frame: Any = sys._getframe(1)
+        while frame.f_code.co_name in ("tolist", "<listcomp>") and _package_of(frame) == "torch":
+            frame = frame.f_back  # the list of a tensor that is traced is read number by number
+        if getattr(func, "__name__", "") not in _READS or _package_of(frame) in (
+            "torch",
+            "shiplap",
+            "shiplap_sparse3d",
+        ):
             return func(*args, **(kwargs or {}))
-        self.numbers.append(func(*args, **(kwargs or {})) if self._fixed is None else next(self._fixed))
-        return self.numbers[-1]
+        if self._fixed is not None:
+            return next(self._fixed)
+        made = func(*args, **(kwargs or {}))
+        self.numbers += leaves(made)
+        return made
+
+
+def _package_of(frame: Any) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 _READS = ("tolist", "item", "__int__", "__index__", "__float__")
@@ -182,7 +194,7 @@ def trace_network(network: nn.Module, project: str, example: Sequence[Tensor], b
     rows = torch.export.Dim("voxels", min=2, max=most)
     module = Deployed(network.eval(), project, batch_size).eval()
     with torch.no_grad():
-        with _FixedNumbers() as read:
+        with FixedNumbers() as read:
             module(*example)
         try:
             module.numbers = read.numbers
@@ -238,7 +250,7 @@ def example_voxels(network: nn.Module, grid: Sequence[int], batch_size: int, vox
     """Return features and coordinates of random voxels for ``network``: as many channels as its first layer takes."""
     first = next((m for m in network.modules() if isinstance(m, spconv.conv.SparseConvolution)), None)
     channels = 4 if first is None else int(first.in_channels)
-    cells = torch.tensor(grid).prod().item()
+    cells = math.prod(grid)
     number = torch.randint(0, batch_size * cells, (voxels,))
     number = torch.cat([number, torch.tensor([batch_size * cells - 1])]).unique()  # the last cell of the last scene
     coords = torch.stack(torch.unravel_index(number, (batch_size, *grid)), 1).int()

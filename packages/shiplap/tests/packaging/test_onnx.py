@@ -148,8 +148,9 @@ def scale_to_one(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         raise ValueError(f"x[{int((x < 0).nonzero()[0, 0])}] is negative")
     if x.shape[0] == 0:
         return x.clone()
-    if x.sum() > 1:
-        return x / x.sum()
+    total: Tensor = x.sum()
+    if total > 1:
+        return x / total
     return x * 1
 
 

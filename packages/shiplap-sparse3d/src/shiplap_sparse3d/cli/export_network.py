@@ -10,8 +10,6 @@ import typer
 
 from shiplap.plugin_api import error, verbs
 
-__all__ = ["command"]
-
 EPILOG = """\b
 Examples:
   shiplap export-network ckpt.pth net.onnx --model build.py:backbone

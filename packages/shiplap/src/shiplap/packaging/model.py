@@ -269,7 +269,12 @@ def _compile_front_library(model: Path, ops: str, first: Op, checks: bool) -> Pa
     """Compile the library that replaces ``model``, with a function for each that the model exports."""
     source, made = model.with_suffix(".front.cpp"), model.with_suffix(".front")
     functions = _exported_functions(model)
-    words = {"ops": ops, "model": f"{model.name}.model", "features": processor_features(), "checks": checks}
+    words: dict[str, Any] = {
+        "ops": ops,
+        "model": f"{model.name}.model",
+        "features": processor_features(),
+        "checks": checks,
+    }
     text = render_source("package.cpp.jinja", functions=functions, **words)
     safe_io.write_text(source, text)
     home = Path(torch.__file__).parent

@@ -210,10 +210,10 @@ class _Converter:
                 except ShiplapError as e:
                     refused.setdefault(e.where, e)
         if len(refused) > 1:
-            got = "; ".join(f"{where}: {e.got}" for where, e in refused.items())
+            got = "; ".join(f"{where}: {failure.got}" for where, failure in refused.items())
             raise error("SL321", where=", ".join(refused), got=got, expected=next(iter(refused.values())).expected)
-        for e in refused.values():
-            raise e
+        for failure in refused.values():
+            raise failure
 
     def _make_general(self, forms: Sequence[FunctionForm]) -> bool:
         """Make one function for forms that differ in sizes, and return whether there is one."""

@@ -79,6 +79,8 @@ class OperatorTable:
         self.translations: dict[Any, Callable[..., Any]] = {
             aten.searchsorted.Tensor: _search(self.functions),
             aten.sort.stable: _sort,
+            aten.unique_dim.default: _unique_rows,
+            aten._unique2.default: _unique_values,
             aten.any.default: _any,
             aten.any.dim: _any,
             aten.any.dims: _any,
@@ -92,7 +94,7 @@ class OperatorTable:
 
         for text in self.functions.values():
             header = f'<domain: "{DOMAIN}", opset_import: ["" : {model.opset_imports[""]}]>'
-            function = onnx_ir.from_proto(onnx.parser.parse_function(header + text))
+            function: Any = onnx_ir.from_proto(onnx.parser.parse_function(header + text))
             model.functions[function.identifier()] = function
             model.opset_imports[DOMAIN] = VERSION
 
@@ -107,7 +109,7 @@ def _search(functions: dict[str, str]) -> Callable[..., Any]:
         side: str | None = None,
         sorter: Any = None,
     ) -> Any:
-        from onnxscript import opset18 as op
+        op = _operators()
 
         if keys.shape is None or len(keys.shape) != 1:
             raise NotImplementedError("searchsorted with more than one axis of keys")
@@ -143,16 +145,45 @@ _ELEMENTS = "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bflo
 _TENSOR_TYPES = [f"tensor({element})" for element in _ELEMENTS.split()]
 
 
+def _operators() -> Any:
+    """Return ONNX's operators; onnxscript types them by dtypes, which are not known here."""
+    from onnxscript import opset18
+
+    return opset18
+
+
 def _sort(self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    from onnxscript import opset18 as op
+    op = _operators()
 
     # Of equal values TopK takes the one with the lower index first.
     rows = op.Gather(op.Shape(self), op.Constant(value_ints=[dim]))
     return op.TopK(self, rows, axis=dim, largest=int(descending), sorted=1)
 
 
+def _unique_rows(
+    self: Any, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> Any:
+    return _unique(self, axis=dim)
+
+
+def _unique_values(self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
+    op = _operators()
+
+    values, inverse, counts = _unique(self)
+    return values, op.Reshape(inverse, op.Shape(self)), counts
+
+
+def _unique(self: Any, **axis: int) -> Any:
+    op = _operators()
+
+    # onnxruntime has Unique for the first three of these, and not for other integers.
+    wide = self if str(self.dtype) in ("INT64", "FLOAT", "DOUBLE") else op.Cast(self, to=7)
+    values, _, inverse, counts = op.Unique(wide, sorted=1, **axis)
+    return op.CastLike(values, self), inverse, counts
+
+
 def _any(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    from onnxscript import opset18 as op
+    op = _operators()
 
     # torch's translation takes a maximum, which of no elements is not 0.
     counted = op.Cast(op.Cast(self, to=9), to=7)

@@ -244,21 +244,24 @@ class DecideConditions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def __enter__(self) -> DecideConditions:
-        usual = torch.SymBool.__bool__
+        usual: Any = torch.SymBool.__bool__
 
-        def decide(condition: torch.SymBool | torch.SymInt) -> bool:
-            condition = condition != 0 if isinstance(condition, torch.SymInt) else condition
+        def decide(held: Any) -> bool:
+            condition = held != 0 if isinstance(held, torch.SymInt) else held
             # torch's own questions about sizes, such as those of broadcasting, stay with torch.
             caller = sys._getframe(1).f_globals.get("__name__", "")
-            return usual(condition) if caller.partition(".")[0] in ("torch", "sympy") else self._answer(condition)
+            own = caller.partition(".")[0] in ("torch", "sympy")
+            return bool(usual(condition)) if own else self._answer(condition)
 
         for kind in (torch.SymBool, torch.SymInt):
             self._patches.enter_context(mock.patch.object(kind, "__bool__", decide))
-        super().__enter__()
+        enter: Any = super().__enter__
+        enter()
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
+        leave: Any = super().__exit__
+        leave(*raised)
         self._patches.close()
 
     def _answer(self, condition: Any) -> bool:
@@ -281,12 +284,14 @@ def _statically_known(condition: torch.SymBool) -> bool | None:
 
 def number_as_tensor(number: int | torch.SymInt) -> torch.Tensor:
     """Return ``number`` as an int64 tensor without axes, in a graph a tensor of its symbol."""
-    return torch.full((), number, dtype=torch.int64)
+    make: Any = torch.full  # documented for symbols, but typed for numbers only
+    full: torch.Tensor = make((), number, dtype=torch.int64)
+    return full
 
 
 def number_of_tensor(tensor: torch.Tensor) -> Any:
     """Return the number that a tensor without axes holds, in a graph a symbol; an integer is taken for a size."""
-    number = tensor.item()
+    number: Any = tensor.item()
     if isinstance(number, torch.SymInt):
         torch_check: Any = torch._check
         torch_check(number >= 0)
