@@ -210,13 +210,24 @@ def transform(x: Float[Tensor, "n m"], plan: int) -> Float[Tensor, "n m"]:
     return x @ PLANS[plan].to(x).T
 
 
+@sl.op("eight::transform_back", specialize="plan")
+def transform_back(grad: Float[Tensor, "n m"], plan: int) -> Float[Tensor, "n m"]:
+    """The gradient of transform. It is an op, since torch traces a backward, which then
+    cannot read tensors of the library."""
+    return grad @ PLANS[plan].to(grad)
+
+
 @transform.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    return {"x": grad @ PLANS[saved.plan].to(grad)}
+    return {"x": transform_back(grad, saved.plan)}
 
 
-@transform.samples
-def _(
+@transform_back.backward
+def _(upper: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
+    return {"grad": transform(upper, saved.plan)}
+
+
+def draw_transform(
     rng: torch.Generator,
     sizes: dict[str, Any],
     dtype: torch.dtype,
@@ -226,6 +237,10 @@ def _(
         (h for h, table in PLANS.items() if len(table) == sizes["m"]), None
     ) or make_plan(sizes["m"])
     return torch.randn(sizes["n"], sizes["m"], generator=rng).to(device, dtype), plan
+
+
+transform.samples(draw_transform)
+transform_back.samples(draw_transform)
 
 
 # --8<-- [end:plan]

@@ -63,6 +63,7 @@ class Coverage:
         return [p.name for p in self.places if p.state == state]
 
     def as_json(self) -> dict[str, Any]:
+        """Return the coverage for JSON: counts by state, and the operators that are missing."""
         required = [p for p in self.places if p.required]
         return {
             "target": self.target,

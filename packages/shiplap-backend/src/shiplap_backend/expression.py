@@ -247,6 +247,7 @@ class ExpressionCompiler:
         return TypedExpression("bool", code if isinstance(tree.ops[0], ast.IsNot) else f"!{code}")
 
     def _unary(self, tree: ast.UnaryOp, expected: str) -> TypedExpression:
+        """Compile a unary operator, of a value or of a node."""
         sign = {ast.USub: "-", ast.Not: "not", ast.Invert: "~"}.get(type(tree.op), "")
         operand = self._visit(
             tree.operand, "value" if sign == "not" and expected == "bool" else _operand_kind(expected)
@@ -296,6 +297,7 @@ class ExpressionCompiler:
         return TypedExpression("float", f"{value.code}.toDouble()") if value.kind == "scalar" else value
 
     def _function(self, name: str, arguments: int) -> VendorFunction:
+        """Return the overload of a vendor function that takes this number of arguments. Raises ExpressionError."""
         overloads = self.vocabulary.functions.get(name)
         if not overloads:
             raise ExpressionError(f"{name!r} is no vendor function{suggest_nearest(name, self.vocabulary.functions)}")
@@ -305,6 +307,7 @@ class ExpressionCompiler:
         return (fitting or overloads)[0]
 
     def _subscript(self, tree: ast.Subscript) -> TypedExpression:
+        """Compile an element of a list. Raises ExpressionError for negative indices."""
         value = self._visit(tree.value, "nodes")
         index = self._convert_value(self._visit(tree.slice, "int"), "int", tree.slice).code
         # C++ has no negative indices: -1 would read beyond the vector.
@@ -320,6 +323,7 @@ class ExpressionCompiler:
         return TypedExpression(element, f"{value.code}.at({index})" if element == "node" else f"{value.code}[{index}]")
 
     def _list(self, tree: ast.List, expected: str) -> TypedExpression:
+        """Compile a list of nodes or integers."""
         element = "node" if expected == "nodes" else "int"
         items = [self._convert_value(self._visit(e, element), element, e).code for e in tree.elts]
         cpp = "Node" if element == "node" else "int64_t"
@@ -350,6 +354,7 @@ class ExpressionCompiler:
         raise ExpressionError("; ".join(dict.fromkeys(problems)))
 
     def _arguments(self, function: VendorFunction, tree: ast.Call) -> str:
+        """Compile the arguments of a vendor function. Raises ExpressionError where they do not fit."""
         given: dict[str, ast.expr] = {}
         parameters = [p for p in function.parameters if p.kind != "graph"]
         if len(tree.args) > len(parameters):
@@ -383,6 +388,7 @@ class ExpressionCompiler:
         return ", ".join(codes)
 
     def _argument(self, function: VendorFunction, parameter: VendorParameter, tree: ast.expr) -> str:
+        """Compile one argument to its parameter's kind."""
         self.scopes.append(function.call)
         value = self._visit(tree, parameter.kind)
         self.scopes.pop()
@@ -401,6 +407,7 @@ class ExpressionCompiler:
         return code
 
     def _enum(self, call: str, expected: str, value: TypedExpression) -> TypedExpression:
+        """Return the C++ value of an enumerator. Raises ExpressionError for an unknown one."""
         values = enum_values(self.vocabulary.enums, expected, call)
         if value.code not in values:
             raise ExpressionError(f"{value.code!r} is no {expected}{suggest_nearest(value.code, values)}")

@@ -155,6 +155,7 @@ def _render_files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
 
 
 def _render_unit(share: list[Wrapper]) -> str:
+    """Return the source of one translation unit with a share of the wrappers."""
     headers = sorted({h for w in share for h in w.headers})
     bodies = [render_source(f"{w.family.file}.cpp.jinja", package="shiplap_backend", w=w) for w in share]
     registered = [d for w in share for d in (w.declaration, *w.derived)]

@@ -95,6 +95,7 @@ def _alternatives(trees: Sequence[ast.expr]) -> list[list[ast.expr]]:
 
 
 def _ways(tree: ast.expr) -> list[list[ast.expr]]:
+    """Return the lists of conditions under which an expression is true, one list a way."""
     match tree:
         case ast.BoolOp(op=ast.And(), values=parts):
             return _alternatives(parts)
@@ -247,6 +248,7 @@ def find_negative_size(sizes: str) -> str:
 
 
 def _find_negative_literal(tree: ast.expr) -> str:
+    """Return the negative number in an expression, as text, or ""."""
     parts = tree.elts if isinstance(tree, ast.List) else []
     parts = [tree.body, tree.orelse] if isinstance(tree, ast.IfExp) else parts
     number = _integer_literal(tree)

@@ -69,6 +69,7 @@ class _EntryMapping:
         self.shape = ExpressionCompiler(words, {}, self.plain.values)
 
     def wrapper(self) -> Wrapper:
+        """Return the wrapper of the entry, with its guards, graph and outputs compiled."""
         check_names(self.where, self.d, self.entry, self._result_names())
         w = Wrapper(self.d, self.entry, self.family, self.where, self._mask(), self._gated_tensors())
         check_dtype_guards(self.where, self.d.name, self.entry, self._accepted(), w.gated)
@@ -94,6 +95,7 @@ class _EntryMapping:
         return w
 
     def _compiled(self, compiler: ExpressionCompiler, source: str, expected: str, place: str) -> TypedExpression:
+        """Compile one expression of the entry. Raises SL902 with its place."""
         try:
             return compiler.compile(source, expected)
         except ExpressionError as e:
@@ -102,6 +104,7 @@ class _EntryMapping:
             raise error("SL902", where=f"{self.where}: {self.d.name}, {place}", got=got, expected=expected) from None
 
     def _arguments(self) -> dict[str, TypedExpression]:
+        """Return the C++ expressions of the arguments, as expressions of the entry name them."""
         optional = {a.name for a in self.d.inputs if a.type == "Tensor?"}
         value = "backend::value" if any(a.name == "value" for a in self.d.inputs) else "value"  # one so named hides it
         # Autograd passes undefined tensors where a schema says `Tensor`, as for the weight of `batch_norm_backward`.
@@ -115,6 +118,7 @@ class _EntryMapping:
         }
 
     def _result_names(self) -> list[str]:
+        """Return the names of the results: outputs, mutated arguments or ``result``."""
         if self.d.kind == "out":
             return [a.name for a in self.d.outs]
         if self.d.kind == "inplace" or not self.d.returns:
@@ -263,6 +267,7 @@ class _EntryMapping:
             yield f"{name} = op.output();"
 
     def _like(self, name: str, rule: OutputRule) -> str:
+        """Return the tensor whose device and format an output takes."""
         # Without ``of`` the first tensor argument gives the device and the format.
         first = next((a.name for a in self.d.inputs if a.tensor), name)
         return self._tensor(name, "of", rule.of or first)
@@ -278,6 +283,7 @@ class _EntryMapping:
         return self.values[name].code
 
     def _let_statements(self) -> Iterator[str]:
+        """Yield the C++ statements of the entry's bindings."""
         expressions = [*self.entry.let.values(), *(e for _, e in self._graphs())]
         expressions += [u.graph for u in self.entry.updates.values()]
         for name, source in self.entry.let.items():
@@ -288,6 +294,7 @@ class _EntryMapping:
             yield f"const auto l_{name} = {value.code};"
 
     def _graphs(self) -> Iterator[tuple[str, str]]:
+        """Yield each result with its expression. Raises an error where their numbers differ."""
         results = self._result_names()
         if isinstance(self.entry.graph, str):
             # One expression cannot give several results.
@@ -359,6 +366,7 @@ class _EntryMapping:
         return f"call.attribute(has({a.name})); if (has({a.name})) {statement}" if a.type.endswith("?") else statement
 
     def _nodes(self) -> Iterator[str]:
+        """Yield the C++ statements that make graph inputs of the tensors."""
         for a in self.d.inputs:
             if a.name not in self.graph.inputs:
                 continue
@@ -378,6 +386,7 @@ class _EntryMapping:
         return decides if decides.startswith("op.") else ""
 
     def _uses(self) -> dict[str, str]:
+        """Return how the entry uses each argument: graph input, attribute, guard or shape."""
         # An argument that is an input and an attribute counts as an input.
         attributes = (self.graph.used | self.graph.baked) - self.graph.inputs
         used = {"graph input": self.graph.inputs, "attribute": attributes}

@@ -120,6 +120,7 @@ def _inherited_entries(
 
 
 def _read_yaml(path: Path) -> tuple[_MetadataFile, dict[tuple[str, ...], int]]:
+    """Return the content of a metadata file and the line of each key. Raises SL907 without PyYAML."""
     try:
         import yaml
     except ModuleNotFoundError:

@@ -121,6 +121,7 @@ def _is_taken(device: str) -> bool:
 
 
 def _make_directory(root: Path) -> None:
+    """Make an empty directory. Raises an error where it cannot be made or is not empty."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         got = "a directory that is not empty" if any(root.iterdir()) else ""
@@ -183,6 +184,7 @@ def _settings_problems(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _settings_error(where: str, got: str) -> ShiplapError:
+    """Return SL905 for settings that are not valid."""
     return error(
         "SL905",
         where=where,

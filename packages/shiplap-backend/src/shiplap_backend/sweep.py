@@ -71,6 +71,7 @@ def model_results(package: Path, names: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _run_case(case: Any) -> dict[str, Any]:
+    """Run one case of torch's tests. Return its row."""
     result = unittest.TestResult()
     case.run(result)
     seen: SampleEvidence = getattr(case, "evidence", SampleEvidence())  # none if torch's decorators skip the case
@@ -82,6 +83,7 @@ def _run_case(case: Any) -> dict[str, Any]:
 
 
 def _result_row(seen: SampleEvidence, skipped: str) -> dict[str, Any]:
+    """Return the row of a case for JSON."""
     return {
         "samples": seen.samples,
         "gradients": seen.gradients,

@@ -139,6 +139,7 @@ def _check_template(where: str, d: AtenDeclaration, entry: MetadataEntry) -> Non
 
 
 def _check_outputs(where: str, d: AtenDeclaration, entry: MetadataEntry, results: Sequence[str]) -> None:
+    """Raise an error for outputs that the operator does not have."""
     for name in (*entry.output, *(entry.graph if isinstance(entry.graph, dict) else ())):
         if name not in results:
             got = f"{d.name}: {name!r} is no output{suggest_nearest(name, results)}"
@@ -246,6 +247,7 @@ def pins_argument(condition: str, name: str) -> bool:
 
 
 def _condition_pins(tree: ast.expr, name: str) -> bool:
+    """Whether a condition fixes the value of ``name``."""
     match tree:
         case ast.BoolOp(op=ast.And()):
             return any(_condition_pins(part, name) for part in tree.values)

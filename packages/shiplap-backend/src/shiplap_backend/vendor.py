@@ -137,6 +137,7 @@ def find_closing_bracket(text: str, at: int, pair: str) -> int:
 
 
 def _parse_parameter(text: str) -> VendorParameter | None:
+    """Return one parameter of a C++ declaration, or None where it has no known kind."""
     declared, default, _ = text.partition("=")
     m = re.fullmatch(r"(.*?[\w>&*])\s*[&\s]\s*&?\s*(\w+)", declared.strip(), re.S)
     if m is None:
@@ -191,6 +192,7 @@ def node_classes(
 
 
 def _find_classes(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield name, namespace and body of the classes in a header."""
     for m in re.finditer(r"class \w+_API (\w+)\s*(?:final\s*)?:[^{;]*\{", text):
         yield (
             m[1],
@@ -206,6 +208,7 @@ def _open_namespaces(text: str, at: int) -> list[str]:
 
 
 def _find_constructors(name: str, body: str) -> Iterator[tuple[VendorParameter, ...]]:
+    """Yield the parameters of a class's constructors."""
     for m in re.finditer(rf"(?:^|\s){name}\(", body):
         parameters = _parse_parameters(body[m.end() : find_closing_bracket(body, m.end() - 1, "()") - 1])
         if parameters:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import torch
 from torch import Tensor
 
-from shiplap_dense import ops
+from shiplap.plugin_api import error
+from shiplap_dense import losses, ops
 
-__all__ = ["conv2d", "grouped_matmul", "matmul", "matmul_int8"]
+__all__ = ["conv2d", "grouped_matmul", "linear_cross_entropy", "matmul", "matmul_int8"]
 
 
 def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -63,3 +67,57 @@ def conv2d(
     pair = [[v, v] if isinstance(v, int) else list(v) for v in (stride, padding, dilation)]
     out = ops.conv2d(x.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1), bias, *pair)
     return out.permute(0, 3, 1, 2)
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
+    accum_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return ``F.cross_entropy(F.linear(hidden, weight, bias).float(), target)`` without the logits of all rows.
+
+    In training, a mean or a sum computes its gradients together with the loss, and keeps these in place of what the
+    backward would need. ``"none"`` and float16 compute logits again in the backward. A second derivative is refused
+    (SL313). float64 is computed by torch, with logits.
+
+    Args:
+        hidden: ``[..., h]``.
+        weight: ``[v, h]``, of the dtype of ``hidden``.
+        target: ``[...]``, int64 classes.
+        bias: ``[v]``.
+        ignore_index: a target that does not count.
+        label_smoothing: between 0 and 1, as in torch.
+        lse_square_scale: the factor of ``logsumexp(logits) ** 2``, which is added to each loss.
+        softcap: logits are ``softcap * tanh(logits / softcap)``.
+        accum_dtype: ``torch.float32`` adds up the gradient of a 16-bit weight in float32, and needs that memory.
+
+    Returns:
+        A float32 number, or with ``"none"`` float32 ``[...]``.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        where = "linear_cross_entropy, argument 'reduction'"
+        raise error("SL208", where=where, got=repr(reduction), expected="'mean', 'sum' or 'none'")
+    if accum_dtype not in (None, hidden.dtype, torch.float32):
+        where = "linear_cross_entropy, argument 'accum_dtype'"
+        raise error("SL204", where=where, got=str(accum_dtype), expected="torch.float32 or None")
+    rows, wanted = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
+    options = (ignore_index, label_smoothing, lse_square_scale, softcap or 0.0)
+    asked = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (rows, weight, bias)]
+    kind = rows.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
+    if any(asked) and reduction != "none" and dtype in (torch.float32, torch.bfloat16):
+        flags = (*map(int, asked), int(accum_dtype == torch.float32))
+        return losses.linear_cross_entropy_with_gradients(rows, weight, wanted, bias, reduction, *options, *flags)[0]
+    op = losses.linear_cross_entropy.reference if dtype == torch.float64 else losses.linear_cross_entropy
+    each = op(rows, weight, wanted, bias, *options)
+    if reduction == "none":
+        return each.view(target.shape)
+    return each.sum() if reduction == "sum" else each.sum() / (wanted != ignore_index).sum()

@@ -1,7 +1,8 @@
 """Rewrites that put our dense ops into models. The surrounding operations go into the template's kernel.
 
-``linear_activation``, ``gated_linear``, ``norm_linear``, ``int8_linear`` are functions that return rewrites, for
-``sl.rewrites(*linear_activation(), ...)``. ``always=True`` places an op where its template is not expected to pay, too.
+``linear_activation``, ``gated_linear``, ``norm_linear``, ``int8_linear`` and ``linear_loss`` are functions that return
+rewrites, for ``sl.rewrites(*linear_activation(), ...)``. ``always=True`` places an op where it is not expected to pay,
+too.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import shiplap as sl
-from shiplap.plugin_api.rewriting import FoldedNorm, PatternRewrite, Program, Rewrite, conv_norm, no_ops
-from shiplap_dense.functional import conv2d, matmul, matmul_int8
+from shiplap.plugin_api.rewriting import FoldedNorm, LinearLoss, PatternRewrite, Program, Rewrite, conv_norm, no_ops
+from shiplap_dense.functional import conv2d, linear_cross_entropy, matmul, matmul_int8
 
-__all__ = ["conv_norm_dense", "gated_linear", "int8_linear", "linear_activation", "norm_linear"]
+__all__ = ["conv_norm_dense", "gated_linear", "int8_linear", "linear_activation", "linear_loss", "norm_linear"]
 
 Rewrites = tuple[Rewrite, ...]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -187,6 +188,14 @@ def _int8_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor],
         "bias": kind[Tensor, "n"] | None,
     }
     return pattern, replacement
+
+
+def linear_loss(*, always: bool = False) -> Rewrites:
+    """Return the rewrite of ``cross_entropy(linear(hidden, weight), target)`` whose logits nothing else reads.
+
+    ``linear_cross_entropy`` takes the place of both, so that neither the logits of all rows nor their gradients exist.
+    """
+    return (LinearLoss("linear_cross_entropy", linear_cross_entropy, always=always),)
 
 
 def _call_conv2d(

@@ -11,7 +11,7 @@ import pytest
 
 import shiplap as sl
 from shiplap.audit import CHECKS
-from shiplap_dense import ops
+from shiplap_dense import losses, ops
 from shiplap_testing.effort import sampled
 
 ALL = os.environ.get("SHIPLAP_TEST_AUDITS") == "all"
@@ -26,3 +26,14 @@ def test_a_dense_op_passes_its_audit(name):
     report = sl.audit(getattr(ops, name), checks=checks, budget=600)
     assert report.proven, str(report)
     assert sum(f.verdict == "ok" for f in report) >= 8
+
+
+LOSSES = ("linear_cross_entropy", "linear_cross_entropy_gradients", "linear_cross_entropy_with_gradients")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LOSSES)
+def test_an_op_of_a_loss_passes_its_audit(name):
+    checks = [c for c in CHECKS if ALL or c not in LONG | COMPILES | {"transforms", "sharding", "large"}]
+    report = sl.audit(getattr(losses, name), checks=checks, budget=600)
+    assert report.proven, str(report)

@@ -115,6 +115,7 @@ def measure_drift(
 
 
 def _token_windows(tokens: Sequence[int], window: int) -> list[list[int]]:
+    """Return tokens in windows of at least two."""
     parts = [list(tokens[i : i + window]) for i in range(0, len(tokens), window)]
     # A single token at the end predicts nothing.
     return [part for part in parts if len(part) > 1]

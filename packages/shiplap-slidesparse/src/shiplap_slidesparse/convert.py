@@ -126,6 +126,7 @@ def convert(
 
 
 def _warn_of_large_errors(conversion: Conversion) -> None:
+    """Give a notice of the layer whose output error is largest, where one is large."""
     if not (large := conversion.large):
         return
     worst, count = large[0], f"{len(large)} of {len(conversion.converted)} layers"

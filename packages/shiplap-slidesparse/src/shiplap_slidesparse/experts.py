@@ -49,6 +49,7 @@ class ConvertedExperts(nn.Module):
         return _unpickled, (type(self).__mro__[2],), self.__dict__
 
     def _project(self, name: str, rows: Tensor, chosen: Tensor) -> Tensor:
+        """Multiply rows with the weights of their experts, bias included."""
         own: Any = self
         layer: Linear = getattr(own, layer_name(name))
         out = experts_matmul(rows, chosen, layer, own.num_experts)
@@ -90,6 +91,7 @@ class _ExpertsStraightThrough(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of the rows. Rounding counts as the identity."""
         chosen, scale, weight = ctx.saved_tensors
         total = grad.new_zeros(len(grad), weight.shape[1])
         for number, (part, scales) in enumerate(zip(weight.chunk(ctx.experts), scale.chunk(ctx.experts), strict=True)):
@@ -168,6 +170,7 @@ def _unpickled(kind: type[nn.Module]) -> nn.Module:
 
 
 def _converted_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the class of converted experts of a kind, made once."""
     if kind not in _classes:
         _classes[kind] = type(f"Converted{kind.__name__}", (ConvertedExperts, kind), {})
     return _classes[kind]

@@ -168,6 +168,7 @@ def check_matrix(weight: Any, where: str) -> Tensor:
 
 
 def _refuse_nan(where: str, weight: Tensor) -> None:
+    """Raise SL211 for a weight with NaN."""
     if (bad := torch.isnan(weight).any(-1)).any():
         row = int(bad.nonzero()[0, 0])
         raise error(

@@ -72,6 +72,7 @@ class SlidesparseQuantizer(HfQuantizer):
     quantization_config: SlidesparseConfig
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        """Replace the layers that the checkpoint has converted. Raises an error without their list."""
         config = self.quantization_config
         if not self.pre_quantized:
             return
@@ -101,6 +102,7 @@ class SlidesparseQuantizer(HfQuantizer):
                 replace_module(model, module, empty.train(module.training))
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        """Pack the loaded layers, or convert a model that was loaded dense."""
         config = self.quantization_config
         _refuse_shards(model)
         if self.pre_quantized:
@@ -189,6 +191,7 @@ def _refuse_shards(model: nn.Module) -> None:
 
 
 def _pack_layer(name: str, layer: Linear) -> None:
+    """Pack a layer. Raises its error with the layer's name."""
     try:
         layer.pack()
     except ShiplapError as e:

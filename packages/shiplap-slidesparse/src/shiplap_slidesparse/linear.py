@@ -258,6 +258,7 @@ class Linear(nn.Linear):
         return out if out.dtype == x.dtype else out.to(x.dtype)
 
     def _refuse_cast(self, weight: Tensor, scale: Tensor | None) -> None:
+        """Raise SL211 for a converted weight that was cast."""
         raise error(
             "SL211",
             where=f"slidesparse.Linear of mode {self.mode}",
@@ -284,6 +285,7 @@ class Linear(nn.Linear):
     # --- moves, copies and checkpoints ----------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
+        """Move the layer, and pack its weight anew where the device changed."""
         if self.placed is not None:
             return self.placed.refuse_move(self)
         held = {id(t) for t in (self.weight, self.weight_scale) if t is not None}
@@ -361,6 +363,7 @@ def _layer_product(
     pairs: int,
     layout: int,
 ) -> Tensor:
+    """Return the product of one layer in its mode."""
     return multiply_fields(x, mode, len(dense), scale, dense, packed, bias, pairs, layout)
 
 
@@ -389,6 +392,7 @@ class _StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the input and the bias. Rounding counts as the identity."""
         dense, scale = ctx.saved_tensors
         # Rounding is treated as the identity, whose slope is one.
         scaled = grad if scale is None else grad * scale.to(grad.dtype)

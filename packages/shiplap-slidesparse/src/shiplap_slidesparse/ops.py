@@ -42,6 +42,7 @@ _LAYOUTS = ("layout >= 0", "layout <= 1")
 
 
 def _quantise_and_lift(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
+    """Return the rows quantised and lifted, and the scales of all rows."""
     q, scale = quantise_rows(x, dtype)
     lifted = formats.lift_columns(q, pairs)
     return lifted, torch.cat((scale, scale.new_ones(lifted.shape[0] - x.shape[0])))

@@ -70,6 +70,7 @@ class Packed:
             raise _unfit("a packed weight of other numbers", f"windows of {self.pattern} and depth {self.k}")
 
     def _check_sizes(self) -> None:
+        """Raise an error where the tensors do not have the sizes that n, k and the pattern imply."""
         known_mode(self.mode, "slidesparse.Packed")
         dtype, bytes_ = MODES[self.mode], None
         if self.pattern.sparse:
@@ -213,6 +214,7 @@ def pack(
 
 
 def _known_keep(keep: str, where: str) -> None:
+    """Raise SL211 for an unknown value of ``keep``."""
     if keep not in get_args(Keep):
         raise error(
             "SL211",
@@ -236,6 +238,7 @@ def _refuse_infinite(finite: Tensor, dtype: torch.dtype) -> None:
 
 
 def _check_quantised(weight: Tensor, scale: Tensor, mode: str) -> None:
+    """Raise SL211 where a weight and its scale do not fit the mode."""
     if weight.dtype != MODES[mode] or MODES[mode].itemsize != 1:
         raise error(
             "SL211",
@@ -256,6 +259,7 @@ def _check_quantised(weight: Tensor, scale: Tensor, mode: str) -> None:
 
 
 def _assemble_packed(weight: Tensor, scale: Tensor | None, mode: str, pattern: Pattern, keep: Keep) -> Packed:
+    """Return the packed weight: compressed where the pattern is sparse, dense where ``keep`` says so."""
     (n, k), packed, layout = weight.shape, None, ops.PORTABLE
     if pattern.sparse:
         # Before the test of ``keep``, since it refuses weights that are not of the pattern.

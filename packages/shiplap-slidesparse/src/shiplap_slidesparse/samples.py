@@ -39,6 +39,8 @@ def _two_of_four(rng: Generator, n: int, k: int, dtype: torch.dtype, device: Any
 
 
 def _sample_sparse_op(op: sl.Op, dtype: torch.dtype) -> None:
+    """Declare how inputs of a sparse product are drawn."""
+
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
         m, n, k = sizes["m"], sizes["n"], sizes["k"]
@@ -47,6 +49,8 @@ def _sample_sparse_op(op: sl.Op, dtype: torch.dtype) -> None:
 
 
 def _sample_dense_op(op: sl.Op, dtype: torch.dtype) -> None:
+    """Declare how inputs of a dense product are drawn."""
+
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
         m, n, k = sizes["m"], sizes["n"], sizes["k"]
@@ -56,6 +60,8 @@ def _sample_dense_op(op: sl.Op, dtype: torch.dtype) -> None:
 
 
 def _sample_layer_op(op: sl.Op, stored: torch.dtype) -> None:
+    """Declare how inputs of a layer are drawn."""
+
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
         m, n, k, pairs = sizes["m"], sizes["n"], sizes["k"], sizes["pairs"]
@@ -72,6 +78,8 @@ def _sample_layer_op(op: sl.Op, stored: torch.dtype) -> None:
 
 
 def _sample_experts_op(op: sl.Op, stored: torch.dtype) -> None:
+    """Declare how inputs of a layer of experts are drawn."""
+
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
         m, k, rows, experts = sizes["m"], sizes["k"], sizes["rows"], sizes["experts"]

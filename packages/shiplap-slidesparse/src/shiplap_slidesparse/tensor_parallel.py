@@ -86,6 +86,7 @@ class _SharedInput(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Return the sum of the gradients over the group."""
         # A clone, because ``all_reduce`` writes in place and autograd may share the gradient.
         summed = grad.contiguous().clone()
         dist.all_reduce(summed, group=ctx.group)
@@ -97,6 +98,7 @@ class _SummedOutput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
+        """Return the sum of the parts over the group."""
         summed = part.contiguous().clone()
         dist.all_reduce(summed, group=group)
         return summed
@@ -170,6 +172,7 @@ class _CutStyle(ParallelStyle):
     plain: Callable[[], ParallelStyle]
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        """Cut a converted layer over the mesh; other modules are cut as torch does."""
         if isinstance(module, Linear):
             return place_layer(module, self.style, device_mesh)
         done: nn.Module = self.plain()._apply(module, device_mesh)

@@ -69,6 +69,7 @@ class SlidesparseVllmConfig(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> SlidesparseVllmConfig:
+        """Return the settings in a checkpoint's configuration."""
         if "slidesparse" not in config:
             converted = config.get("converted")
             return cls(
@@ -91,6 +92,7 @@ class SlidesparseVllmConfig(QuantizationConfig):
         return METHOD if ours or (hf_quant_cfg and "slidesparse" in hf_quant_cfg) else None
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
+        """Return the method of a layer, or None for layers that are not linear."""
         if not isinstance(layer, LinearBase):
             return None
         return UnquantizedLinearMethod() if self._keeps(prefix) else SlidesparseLinearMethod(self)
@@ -132,6 +134,7 @@ class SlidesparseLinearMethod(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
+        """Register the parameters into which vLLM loads a layer."""
         dtype, n = MODES[self.config.dtype], sum(output_partition_sizes)
         loader = extra_weight_attrs.get("weight_loader")
         weight = torch.zeros(n, input_size_per_partition, dtype=dtype)
@@ -149,6 +152,7 @@ class SlidesparseLinearMethod(LinearMethodBase):
         )
 
     def process_weights_after_loading(self, layer: Any) -> None:
+        """Pack the loaded weight of a layer."""
         weight, scale = layer.weight.data, layer.weight_scale.data[:, 0] if hasattr(layer, "weight_scale") else None
         n, k = weight.shape
         made = Linear.from_weight(

@@ -15,6 +15,7 @@ from torch import Tensor
 from shiplap import ShiplapError
 from shiplap.plugin_api import error
 from shiplap.plugin_api.compiling import assert_in_graph
+from shiplap.plugin_api.memos import built_outside_modes
 
 __all__ = [
     "NO_KEY",
@@ -96,10 +97,9 @@ def tap_offsets(kernel: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 def output_shape(
     shape: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> tuple[int, int, int]:
+) -> tuple[int, ...]:
     """Return the grid of a strided convolution: ``floor((W + 2P - Dl*(K-1) - 1)/S) + 1`` per axis, at least 0."""
-    x, y, z = map(_output_cells_along, shape, kernel, stride, padding, dilation)
-    return x, y, z
+    return tuple(map(_output_cells_along, shape, kernel, stride, padding, dilation))
 
 
 def _output_cells_along(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
@@ -114,9 +114,11 @@ def inside_grid(coords: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def keys_of(coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return one int64 for each row ``[..., 4]``, ordered like (batch, x, y, z). Rows must be inside the grid."""
-    b, x, y, z = coords.long().unbind(-1)
-    return ((b * shape[0] + x) * shape[1] + y) * shape[2] + z
+    """Return one int64 for each row ``[..., 1 + axes]``, ordered like (batch, x, y, z). Rows must be in the grid."""
+    keys, *axes = coords.long().unbind(-1)
+    for size, axis in zip(shape, axes, strict=True):
+        keys = keys * size + axis
+    return keys
 
 
 def check_coords(op: str, coords: Tensor, shape: Sequence[int]) -> None:
@@ -143,6 +145,18 @@ def check_scenes(op: str, coords: Tensor, batch_size: int) -> None:
     refuse_rows(op, bad, "coords row {row} has a batch index outside " + f"[-1, {batch_size})")
 
 
+@built_outside_modes
+def has_scenes_of(coords: Tensor, batch_size: int) -> bool:
+    """Whether the batch indices of ``coords`` are known and none is outside ``[-1, batch_size)``, or are not known."""
+    if type(coords) is not Tensor or coords.device.type != "cpu" or coords.shape[0] == 0:
+        return True
+    try:
+        low, high = (int(value) for value in coords[:, 0].aminmax())
+    except RuntimeError:  # make_fx and vmap give no values
+        return True
+    return low >= -1 and high < batch_size
+
+
 def assert_scenes(coords: Tensor, batch_size: int) -> None:
     """Let the graph that is traced raise where a row is of a scene that the batch has not, on the CPU."""
     if _graph_checks and coords.device.type == "cpu":
@@ -155,7 +169,10 @@ def assert_inside(coords: Tensor, batch_size: int, shape: Sequence[int]) -> None
     assert_scenes(coords, batch_size)
     if _graph_checks and coords.device.type == "cpu":
         cells = [(c >= 0) & (c < size) for c, size in zip(coords[:, 1:].unbind(1), shape, strict=True)]
-        assert_in_graph(((coords[:, 0] == -1) | (cells[0] & cells[1] & cells[2])).all(), _OUTSIDE)
+        inside = cells[0]
+        for axis in cells[1:]:
+            inside = inside & axis
+        assert_in_graph(((coords[:, 0] == -1) | inside).all(), _OUTSIDE)
 
 
 _graph_checks = True

@@ -19,109 +19,30 @@ from torch.nn.functional import pad
 
 from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
-from shiplap_sparse3d.coords import assert_scenes, check_scenes
-from shiplap_sparse3d.offsets import box_offsets, connect_by_offsets, offset_cells, unbounded
+from shiplap_sparse3d import ops
+from shiplap_sparse3d.axes import Axes, Triple, expand_axes, per_axis, same_numbers
+from shiplap_sparse3d.coords import assert_scenes, check_scenes, has_scenes_of
+from shiplap_sparse3d.offsets import (
+    box_offsets,
+    connect_by_offsets,
+    distinct_cells,
+    join_cells,
+    offset_cells,
+    unbounded,
+)
 from shiplap_sparse3d.plan import Plan, wants_sorted
 from shiplap_sparse3d.rows import chosen_rows
-from shiplap_sparse3d.steps import (
-    StepWindow,
-    Triple,
-    connect_voxels,
-    output_cells,
-    submanifold_plan,
-    vanished_grid_error,
-)
+from shiplap_sparse3d.steps import StepWindow, connect_voxels, output_cells, submanifold_plan, vanished_grid_error
 
-__all__ = [
-    "NOTHING",
-    "Axes",
-    "Geometry",
-    "GeometryOrigin",
-    "Strided",
-    "TableRecipe",
-    "Triple",
-    "expand_to_three",
-    "per_axis",
-    "same_number",
-    "same_numbers",
-]
+__all__ = ["NOTHING", "Geometry", "GeometryOrigin", "Strided", "TableRecipe"]
 
-Axes = int | Sequence[int]
 _MOST_CELLS = 2**31 - 1  # along an axis without a bound
-
-
-def per_axis(value: Axes, name: str, ndim: int = 3, least: int | None = None) -> tuple[int, ...]:
-    """``3`` or ``(3, 3, 1)`` → one int for each of ``ndim`` axes; NumPy's and torch's integers count.
-
-    Raises SL208 for another number of them and for one below ``least``, SL209 for what is no integer.
-    """
-    if not is_compiling():  # a graph would learn a guard for each size that is looked at
-        value = _python_integers(value, name, ndim)
-    values = (value,) * ndim if isinstance(value, int) else tuple(value)
-    if len(values) != ndim:
-        raise error("SL208", where=name, got=values, expected=_PER_AXIS.format(ndim))
-    if least is not None and min(values) < least:
-        raise error("SL208", where=name, got=values, expected=f"{least} or more per axis")
-    return values
-
-
-def _python_integers(value: Any, name: str, ndim: int) -> Axes:
-    """``value`` in Python's own integers."""
-    try:
-        return tuple(operator.index(v) for v in value) if hasattr(value, "__len__") else operator.index(value)
-    except TypeError as wrong:
-        raise error("SL209", where=name, got=repr(value), expected=_PER_AXIS.format(ndim)) from wrong
-
-
-_PER_AXIS = "an int, or one int for each of {} axes"
-
-
-def expand_to_three(value: Axes, name: str, ndim: int = 3, fill: int = 1) -> Triple:
-    """The same for all three axes; where ``ndim`` is less, the leading ones get ``fill``."""
-    if ndim == 3 and not is_compiling():  # what layers give, each time
-        if type(value) is int:
-            return value, value, value
-        if isinstance(value, (list, tuple)) and [*map(type, value)] == _THREE:
-            x, y, z = value
-            return x, y, z
-    elif ndim == 3 and isinstance(value, (list, tuple)) and len(value) == 3:  # in a graph, which is traced line by line
-        x, y, z = value
-        return x, y, z
-    x, y, z = (*(fill,) * (3 - ndim), *per_axis(value, name, ndim))
-    return x, y, z
-
-
-_THREE = [int, int, int]
 
 
 @built_outside_modes
 def _with_leading_axes(coords: Tensor, lead: int) -> Tensor:
     """``coords`` with ``lead`` axes of one cell before the others."""
     return torch.cat([coords[:, :1], pad(coords[:, 1:], (lead, 0))], 1)
-
-
-def same_number(a: int, b: int) -> bool:
-    """``a == b``, in a graph by their order.
-
-    Where two sizes are equal, torch writes one for the other, and a guard on their order does not say so. Inductor
-    (torch 2.11 to 2.13) has no value for a size that objects hold and nothing else does: its code ends in a NameError.
-    """
-    return not (a < b or a > b)
-
-
-def same_numbers(known: Sequence[int], given: Sequence[int]) -> bool:
-    """Whether ``given`` are the last of the numbers ``known``.
-
-    Three are taken apart: Dynamo compares two sequences by a program of a hundred instructions, which it traces.
-    """
-    if len(given) == 3 and len(known) == 3:
-        x, y, z = known
-        a, b, c = given
-        return not (x < a or x > a or y < b or y > b or z < c or z > c)
-    if not is_compiling():
-        return [*known][-len(given) :] == [*given]
-    start = len(known) - len(given)
-    return start >= 0 and all(same_number(known[start + i], given[i]) for i in range(len(given)))
 
 
 def in_passing_graph() -> bool:
@@ -135,17 +56,6 @@ def _is_captured(coords: Tensor) -> bool:
     A walker of containers puts anything in the place of ``coords``.
     """
     return not is_compiling() and getattr(coords, "is_cuda", False) and torch.cuda.is_current_stream_capturing()
-
-
-@built_outside_modes
-def _last_scene(coords: Tensor) -> int | None:
-    """The largest batch index of ``coords`` on the CPU, or None where it is not known."""
-    if type(coords) is not Tensor or coords.device.type != "cpu" or coords.shape[0] == 0:
-        return None
-    try:
-        return int(coords[:, 0].max())
-    except RuntimeError:  # make_fx and vmap give no values
-        return None
 
 
 def _number_of_scenes(batch_size: Any) -> int:
@@ -290,7 +200,8 @@ class Geometry:
         neighbours = self._tables.subm.get(key) or kept.subm.get(key)
         back = torch.is_grad_enabled() if back is None else back
         if neighbours is None and self._by_offsets:
-            odd, taps = all(k % 2 for k in key[0]), self._box(*key, [k // 2 * d for k, d in zip(*key, strict=True)])
+            odd, around = all(k % 2 for k in key[0]), [k // 2 * d for k, d in zip(*key, strict=True)]
+            taps = self._box(key[0], (), around, key[1])
             neighbours = connect_by_offsets(self.coords, self.coords, taps, [1] * self.coords.shape[1])
             kept.subm[key] = neighbours = self._finish_plan(replace(neighbours, symmetric=odd), back)
         elif neighbours is None:
@@ -317,6 +228,26 @@ class Geometry:
         geometry it is the largest number there can be unless given.
         """
         return self.step(self._make_window(kernel, stride, padding, dilation, capacity=capacity), back=back)
+
+    def strided_within(
+        self, kernel: Axes, stride: Axes, padding: Axes, dilation: Axes, *, spatial_shape: Axes
+    ) -> Strided:
+        """One strided convolution away, onto what an input reaches in a grid that may be larger or smaller than usual.
+
+        A grid of ``ceil(cells / stride)`` keeps the voxels of incomplete windows. Nothing is kept, as by :meth:`onto`.
+        """
+        window = self._make_window(kernel, stride, padding, dilation, capacity=None)
+        shape = self._read_per_axis(spatial_shape, "spatial_shape")
+        wide = self._similar_geometry(self.coords, window.grid_before(self.spatial_shape, shape), padded=self.padded)
+        there = wide._reach(window)
+        # A graph, which does not know whether there is anything to cut off, always does so.
+        if is_compiling() or shape != there.spatial_shape:
+            cells = there.coords[:, 1:]
+            inside = (cells < torch.tensor(shape, device=cells.device)).all(1)
+            there.coords = there.coords.index_select(0, chosen_rows(inside))
+        there.spatial_shape = shape
+        plain, back = not wants_sorted(self.coords), torch.is_grad_enabled()
+        return Strided(there, wide._connect(window, there, wide.spatial_shape, plain, back))
 
     def pooled(
         self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, *, capacity: int | None = None
@@ -359,55 +290,51 @@ class Geometry:
 
         ``plain`` leaves tables unsorted. The plan has its way ``back`` (default: while gradients are recorded).
         """
-        back = torch.is_grad_enabled() if back is None else back
-        if self._by_offsets:
-            return self._step_by_offsets(window, plain=plain, back=back)
-        kept = self._kept
+        back, kept = torch.is_grad_enabled() if back is None else back, self._kept
         there = self._tables.reached.get(window) or kept.reached.get(window)
         if there is None:
             self._check_scenes("Geometry.step")
-            shape = window.shape(self.spatial_shape)
-            if any(isinstance(cells, int) and cells < 1 for cells in shape):
-                raise vanished_grid_error(window, self.spatial_shape[3 - self.ndim :], shape[3 - self.ndim :])
-            coords = output_cells(window, self.coords, self.spatial_shape)
-            kept.reached[window] = there = self._similar_geometry(coords, shape, padded=window.capacity is not None)
-            there._is_reached = True
+            kept.reached[window] = there = self._reach(window)
         step = there._with_parent(GeometryOrigin(self, window))
         plain = plain or not wants_sorted(self.coords)
         plan = self._tables.plans.get((window, plain)) or kept.plans.get((window, plain))
         if plan is None or (back and not plan.whole and not plain):  # of sorted tables both ways are made in one go
-            plan = connect_voxels(window, self.coords, self.spatial_shape, step.coords, ordered=not plain, back=back)
-            kept.plans[window, plain] = plan = self._finish_plan(plan, back, plain)
+            plan = self._connect(window, step, self.spatial_shape, plain, back)
+            kept.plans[window, plain] = plan
         elif back and not plan.whole:
             kept.plans[window, plain] = plan = plan.complete()
         return Strided(step, plan)
 
-    def _step_by_offsets(self, window: StepWindow, *, plain: bool, back: bool) -> Strided:
-        """A step of voxels without a grid or of four axes. Padding and a grid cut off what lies outside."""
-        if window.capacity is not None:
-            raise error(
-                "SL208", where="a step of voxels without a grid", got="padded voxels, or capacity=", expected="neither"
+    def _reach(self, window: StepWindow) -> Geometry:
+        """Return every voxel that ``window`` leads to."""
+        shape = window.shape(self.spatial_shape) if self.bounded else self.spatial_shape
+        if any(isinstance(cells, int) and cells < 1 for cells in shape):
+            raise vanished_grid_error(window, self.spatial_shape[-self.ndim :], shape[-self.ndim :])
+        if self._by_offsets:
+            transposed, columns = window.output_padding is not None, [1, *window.stride]
+            coords = self._reach_by_offsets(
+                self._box(*window[:4]), columns, shape if self.bounded else None, transposed
             )
-        kept, back_is_there = self._kept, window.output_padding is not None
-        shape, there = self.spatial_shape, kept.reached.get(window)
-        if self.bounded:
-            shape = window.grid_of_axes(shape)
-            if min(shape) < 1:
-                raise vanished_grid_error(window, self.spatial_shape, shape)
-        taps, columns = self._box(window.kernel, window.dilation, window.padding), [1, *window.stride]
-        if there is None:
-            coords = self._reach(taps, columns, shape if self.bounded else None, back_is_there)
-            kept.reached[window] = there = self._similar_geometry(coords, shape, padded=False)
-        plan = kept.plans.get((window, plain))
-        if plan is None or (back and not plan.whole):
-            plan = connect_by_offsets(self.coords, there.coords, taps, columns, transposed=back_is_there)
-            kept.plans[window, plain] = plan = self._finish_plan(plan, back, plain)
-        return Strided(there._with_parent(GeometryOrigin(self, window)), plan)
+        else:
+            coords = output_cells(window, self.coords, self.spatial_shape)
+        there = self._similar_geometry(coords, shape, padded=window.capacity is not None)
+        there._is_reached = True
+        return there
+
+    def _connect(self, window: StepWindow, there: Geometry, grid: Triple, plain: bool, back: bool) -> Plan:
+        """Return the plan of ``window`` onto the voxels of ``there``; ``grid`` holds the inputs."""
+        if self._by_offsets or not there.bounded:
+            columns, transposed = [1, *window.stride], window.output_padding is not None
+            taps = self._box(*window[:4])
+            plan = connect_by_offsets(self.coords, there.coords, taps, columns, transposed=transposed)
+        else:
+            plan = connect_voxels(window, self.coords, grid, there.coords, ordered=not plain, back=back)
+        return self._finish_plan(plan, back, plain)
 
     def onto(
         self,
         voxels: Tensor | Geometry | None,
-        offsets: Tensor | Sequence[Sequence[int]],
+        taps: StepWindow | Tensor | Sequence[Sequence[int]],
         stride: Axes = 1,
         *,
         spatial_shape: Axes | None = None,
@@ -415,70 +342,133 @@ class Geometry:
         plain: bool = False,
         back: bool | None = None,
     ) -> Strided:
-        """A convolution onto given voxels, by any offsets: tap ``v`` of output ``o`` reads ``o * stride + offsets[v]``.
+        """A convolution onto given voxels, by any taps: tap ``v`` of output ``o`` reads ``o * stride + taps[v]``.
 
         Args:
             voxels: the outputs, ``int32 [m, 1 + axes]`` or a geometry; None: every voxel that an input reaches.
-            offsets: of the taps, ``[k, axes]``; ``box_offsets`` has those of cubes and crosses.
+            taps: offsets ``[k, axes]``; ``box_offsets`` has those of cubes and crosses. Or the window of a step, which
+                has its stride and its direction: in a grid the kernels of grids find its taps.
             stride: per axis. With coordinates in units of a finest grid (a tensor stride), it is 1.
-            spatial_shape: the grid of the outputs; None: no grid.
-            transposed: tap ``v`` of input ``i`` adds to output ``i * stride + offsets[v]`` instead.
+            spatial_shape: the grid of the outputs; None: no grid, or of a window that of its first taps.
+            transposed: tap ``v`` of input ``i`` adds to output ``i * stride + taps[v]`` instead.
             plain, back: as in :meth:`step`. Nothing is kept: the plan is for all layers on these voxels.
+
+        Raises:
+            ArgumentError: SL202 for voxels of another batch or of other axes, SL211 for rows of other scenes.
         """
+        back = torch.is_grad_enabled() if back is None else back
         self._check_scenes("Geometry.onto")
-        rows = torch.as_tensor(offsets, dtype=torch.int32, device=self.coords.device).reshape(-1, self.ndim)
-        taps = pad(rows, (self.coords.shape[1] - self.ndim, 0))
+        if isinstance(taps, StepWindow):
+            if voxels is None:
+                return self.step(taps, plain=plain, back=back)
+            there = self._read_voxels(voxels, self._grid_before(taps) if spatial_shape is None else spatial_shape)
+            grid = taps.grid_before(self.spatial_shape, there.spatial_shape)
+            return Strided(there, self._connect(taps, there, grid, plain or not wants_sorted(self.coords), back))
+        rows = torch.as_tensor(taps, dtype=torch.int32, device=self.coords.device).reshape(-1, self.ndim)
+        box = pad(rows, (self.coords.shape[1] - self.ndim, 0))
         columns = [1, *self._read_per_axis(per_axis(stride, "stride", self.ndim, 1), "stride")]
-        if isinstance(voxels, Geometry):
-            there = voxels
-        elif voxels is not None:
-            there = Geometry(voxels, spatial_shape, self.batch_size)
+        if voxels is not None:
+            there = self._read_voxels(voxels, spatial_shape)
         else:
             shape = None if spatial_shape is None else self._read_per_axis(spatial_shape, "spatial_shape")
-            cells = self._reach(taps, columns, shape, transposed)
+            cells = self._reach_by_offsets(box, columns, shape, transposed)
             there = self._similar_geometry(cells, shape or self._read_per_axis(_MOST_CELLS, ""), padded=False)
             there.bounded = shape is not None
-        plan = connect_by_offsets(self.coords, there.coords, taps, columns, transposed=transposed)
-        return Strided(there, self._finish_plan(plan, torch.is_grad_enabled() if back is None else back, plain))
+        plan = connect_by_offsets(self.coords, there.coords, box, columns, transposed=transposed)
+        return Strided(there, self._finish_plan(plan, back, plain))
 
-    def select(self, mask: Tensor) -> Strided:
-        """The voxels where ``mask [n]`` is true, and the plan of one tap onto them. A GPU has to be waited for."""
-        coords = self.coords.index_select(0, chosen_rows(mask))
-        there = self._similar_geometry(coords, self.spatial_shape, padded=self.padded)
-        return self.onto(there, [[0] * self.ndim], plain=True)
+    def _read_voxels(self, voxels: Tensor | Geometry, shape: Axes | None) -> Geometry:
+        if not isinstance(voxels, Geometry) and (voxels.dim() != 2 or voxels.shape[1] == self.ndim + 1):
+            voxels = Geometry(voxels, shape, self.batch_size)
+        there = voxels
+        if not isinstance(there, Geometry) or there.ndim != self.ndim or there.batch_size != self.batch_size:
+            got = there if isinstance(there, Geometry) else f"coordinates {tuple(there.shape)}"
+            expected = f"{self.ndim} axes, {self.batch_size} scenes"
+            raise error("SL202", where="Geometry.onto, argument 'voxels'", got=got, expected=expected)
+        there._check_scenes("Geometry.onto")
+        return there
 
-    def union(self, *others: Geometry) -> tuple[Geometry, list[Plan]]:
-        """The voxels of all, ascending, and for each geometry the plan of one tap onto them."""
-        union = self._distinct(torch.cat([g.coords for g in (self, *others)]))
-        return union, [g.onto(union, [[0] * g.ndim], plain=True).plan for g in (self, *others)]
+    def _grid_before(self, window: StepWindow) -> tuple[int, ...] | None:
+        """Return the grid of the outputs whose first tap lies in the padded grid, or None where there is no grid."""
+        if not self.bounded:
+            return None
+        if window.output_padding is not None:
+            return window.shape(self.spatial_shape)[-self.ndim :]
+        axes = zip(self.spatial_shape, window.stride, window.padding, strict=True)
+        return tuple((cells + p - 1) // step + 1 for cells, step, p in axes)[-self.ndim :]
 
-    def _distinct(self, coords: Tensor) -> Geometry:
-        """The distinct voxels of ``coords`` in a grid like this one."""
-        columns = [1] * coords.shape[1]
-        cells = offset_cells(coords, coords.new_zeros(1, len(columns)), columns, *unbounded(len(columns) - 1))
-        return self._similar_geometry(cells, self.spatial_shape, padded=False)
+    def floored(self, kernel: Axes, stride: Axes, dilation: Axes = 1, *, centred: bool = True) -> Strided:
+        """Return the step onto the cells ``floor(c / stride)`` of the voxels, and no others: MinkowskiEngine's rule.
+
+        The middle tap of the kernel, of an even one the first, lies on the first cell of those that a coarse cell
+        spans; unless ``centred`` it is the first tap of any kernel. Raises SL208 for padded voxels.
+        """
+        if self.padded:
+            raise error(
+                "SL208",
+                where="a step to the cells floor(c / stride)",
+                got="padded voxels",
+                expected="voxels without padding",
+                fix="pass the voxels of the outputs as the second argument of the call",
+            )
+        window = self._make_window(kernel, stride, 0, dilation, capacity=None)
+        axes = zip(window.kernel, window.dilation, strict=True)
+        padding = tuple((k - 1) // 2 * d if centred and k % 2 else 0 for k, d in axes)
+        window = window._replace(padding=cast("Triple", padding))
+        shape = self.spatial_shape
+        if self.bounded:
+            shape = cast("Triple", tuple(-(-cells // s) for cells, s in zip(shape, window.stride, strict=True)))
+        there = self._similar_geometry(self._floor_cells(window.stride), shape, padded=False)
+        step = self.onto(there, window)
+        there.parent = GeometryOrigin(self, window, step.plan)
+        return step
+
+    @built_outside_modes
+    def _floor_cells(self, stride: Triple) -> Tensor:
+        steps = torch.tensor([1, *stride], dtype=self.coords.dtype, device=self.coords.device)
+        cells = torch.div(self.coords, steps, rounding_mode="floor")
+        return distinct_cells(cells) if self._by_offsets else ops.unique_coords(cells)[0]
 
     def coarsen(self, stride: Axes) -> Strided:
         """The multiples of ``stride`` below the voxels, in the same units, and the plan from the cells of a block."""
-        steps = per_axis(stride, "stride", self.ndim, 1)
-        block = [1] * (4 - self.ndim if self.ndim < 3 else 1) + [*steps]
-        size = torch.tensor(block, device=self.coords.device)
-        lowest = torch.div(self.coords.long(), size, rounding_mode="floor") * size
-        there = self._distinct(torch.where(self.coords[:, :1] == -1, -1, lowest).int())
-        return self.onto(there, box_offsets(steps, [1] * self.ndim, padding=[0] * self.ndim), plain=True)
+        step = self.floored(stride, per_axis(stride, "stride", self.ndim, 1), centred=False)
+        assert step.geometry.parent is not None
+        size = torch.tensor([1, *step.geometry.parent.window.stride], device=self.coords.device)
+        there = self._similar_geometry((step.geometry.coords * size).int(), self.spatial_shape, padded=False)
+        return Strided(there, step.plan.unsorted())
+
+    def select(self, mask: Tensor) -> Strided:
+        """The voxels where ``mask [n]`` is true, and the plan of one tap onto them. A GPU has to be waited for."""
+        rows = chosen_rows(mask)
+        there = self._similar_geometry(self.coords.index_select(0, rows), self.spatial_shape, padded=self.padded)
+        return Strided(there, self._finish_plan(Plan(rows.int()[:, None], self.coords.shape[0]), False, plain=True))
+
+    def union(self, *others: Geometry) -> tuple[Geometry, list[Plan]]:
+        """The voxels of all, ascending, and for each geometry the plan of one tap onto them."""
+        every = (self, *others)
+        by_offsets = any(g._by_offsets or g.padded for g in every)
+        cells, numbers = join_cells([g.coords for g in every], by_offsets)
+        union = self._similar_geometry(cells, self.spatial_shape, padded=False)
+        m = cells.shape[0]
+        plans = [Plan(ops.transpose_table(rows, m), rows.shape[0], back=(rows, None, None)) for rows in numbers]
+        return union, plans
 
     @property
     def _by_offsets(self) -> bool:
         """Whether the kernels of grids of up to three axes do not serve these voxels."""
         return not self.bounded or self.ndim > 3
 
-    def _box(self, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int]) -> Tensor:
-        """Return the offsets of a box, after a column for the scene."""
+    def _box(
+        self, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+    ) -> Tensor:
+        """Return the offsets of the box of a window, of any stride, after a column for the scene."""
         taps = torch.tensor(box_offsets(kernel, dilation, padding=padding), dtype=torch.int32)
         return pad(taps, (1, 0)).to(self.coords.device)
 
     @built_outside_modes
-    def _reach(self, taps: Tensor, columns: list[int], shape: Sequence[int] | None, transposed: bool) -> Tensor:
+    def _reach_by_offsets(
+        self, taps: Tensor, columns: list[int], shape: Sequence[int] | None, transposed: bool
+    ) -> Tensor:
         """Return the voxels that an input reaches, inside ``shape`` if there is one."""
         low, high = unbounded(len(columns) - 1)
         if shape is not None:
@@ -545,8 +535,7 @@ class Geometry:
         if is_compiling():
             assert_scenes(self.coords, self.batch_size)
             return
-        last = _last_scene(self.coords)
-        if last is not None and last >= self.batch_size:
+        if not has_scenes_of(self.coords, self.batch_size):
             check_scenes(where, self.coords, self.batch_size)
 
     def _similar_geometry(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
@@ -563,9 +552,7 @@ class Geometry:
         return child
 
     def _read_per_axis(self, value: Axes, name: str, fill: int = 1) -> Triple:
-        if self.ndim > 3:
-            return cast("Triple", per_axis(value, name, self.ndim))  # what four axes have of it goes by offsets
-        return expand_to_three(value, name, self.ndim, fill)
+        return expand_axes(value, name, self.ndim, fill)
 
     def _make_window(
         self,
@@ -581,6 +568,9 @@ class Geometry:
         extra = None if output_padding is None else read(output_padding, "output_padding", 0)
         axes = read(kernel, "kernel"), read(stride, "stride"), read(padding, "padding", 0), read(dilation, "dilation")
         window = StepWindow(*axes, extra, capacity)
+        if self._by_offsets and (self.padded or capacity is not None):
+            got = "padded voxels, or capacity="
+            raise error("SL208", where="a step of voxels without a grid or of four axes", got=got, expected="neither")
         if not self.padded or capacity is not None:
             return window
         if min(*window.stride, *window.dilation) < 1:  # otherwise the op of the step says so

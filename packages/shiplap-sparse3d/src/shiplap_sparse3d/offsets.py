@@ -20,7 +20,7 @@ import shiplap as sl
 from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d.coords import RowLookup, refuse_rows
-from shiplap_sparse3d.ops import transpose_table
+from shiplap_sparse3d.ops import transpose_table, unique_coords
 from shiplap_sparse3d.plan import Plan
 
 __all__ = ["box_offsets", "connect_by_offsets", "offset_cells", "offset_table"]
@@ -164,3 +164,32 @@ def connect_by_offsets(
         return Plan(offset_table(coords, outputs, offsets, list(stride)), coords.shape[0])
     table = offset_table(outputs, coords, offsets, list(stride))
     return Plan(transpose_table(table, outputs.shape[0]), coords.shape[0], back=(table, None, None))
+
+
+@built_outside_modes
+def distinct_cells(coords: Tensor) -> Tensor:
+    """Return the distinct rows of ``coords`` that are voxels, ascending."""
+    columns = coords.shape[1]
+    nothing, ones = coords.new_zeros(1, columns), [1] * columns
+    cells: Tensor = offset_cells(coords, nothing, ones, *unbounded(columns - 1))
+    return cells
+
+
+@built_outside_modes
+def find_rows(coords: Tensor, wanted: Tensor) -> Tensor:
+    """Return ``int32 [m, 1]``: the row of ``coords`` that equals each row of ``wanted``, or -1."""
+    columns = coords.shape[1]
+    return offset_table(coords, wanted, coords.new_zeros(1, columns), [1] * columns)
+
+
+@built_outside_modes
+def join_cells(coords: Sequence[Tensor], by_offsets: bool) -> tuple[Tensor, list[Tensor]]:
+    """Return the distinct rows of all ``coords``, ascending, and of each where its rows are, ``int32 [n, 1]``."""
+    every = torch.cat([*coords])
+    if by_offsets:
+        cells = distinct_cells(every)
+        numbers = find_rows(cells, every)
+    else:
+        cells, inverse, _ = unique_coords(every)
+        numbers = inverse[:, None]
+    return cells, [*numbers.split([rows.shape[0] for rows in coords])]

@@ -150,11 +150,13 @@ for _op in (max_pool_with_taps, max_pool_grad, sum_pool):
 
 
 def global_pool(feats: Tensor, coords: Tensor, batch_size: int, mode: Literal["max", "avg", "sum"] = "avg") -> Tensor:
-    """Return one row a scene: ``feats [n, c]``, ``coords [n, 4]`` → ``[batch_size, c]``; zeros for empty scenes.
+    """Return one row a scene: ``feats [n, c]``, ``coords [n, 1 + axes]`` → ``[batch_size, c]``; zeros for empty scenes.
 
     Raises:
         ArgumentError: SL208 for another ``mode``, SL211 for a batch index outside ``[-1, batch_size)``.
     """
+    if coords.shape[1] != 4:  # the ops read the batch index alone
+        coords = coords[:, :1].expand(-1, 4)
     if mode == "max":
         return global_max_pool(feats, coords, batch_size)[0]
     if mode not in ("avg", "sum"):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from shiplap.plugin_api import error
+from shiplap_sparse3d.axes import Axes
 from shiplap_sparse3d.coords import check_rows
-from shiplap_sparse3d.geometry import Axes
 from shiplap_sparse3d.grid_sample import grid_sample_3d
 from shiplap_sparse3d.tensor import SparseTensor, voxelize
 

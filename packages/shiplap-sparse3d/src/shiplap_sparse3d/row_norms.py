@@ -88,7 +88,7 @@ def functional_group_norm(
     feats: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """``torch.nn.functional.group_norm`` of rows ``[n, c]``, for any number of rows."""
-    groups = feats.unflatten(1, (num_groups, -1))
+    groups = feats.reshape(feats.shape[0], num_groups, feats.shape[1] // num_groups)
     out = torch.nn.functional.layer_norm(groups, groups.shape[2:], eps=eps).flatten(1)
     out = out if weight is None else out * weight
     return out if bias is None else out + bias

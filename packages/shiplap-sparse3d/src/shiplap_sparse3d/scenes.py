@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from shiplap.plugin_api import error
-from shiplap_sparse3d import ops
-from shiplap_sparse3d.geometry import Axes, Geometry, per_axis
+from shiplap_sparse3d.axes import Axes, per_axis
 from shiplap_sparse3d.tensor import SparseTensor, cat
 
 
@@ -92,16 +91,10 @@ def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
     if any(x.geometry.padded for x in tensors):
         raise error("SL208", where=where, got="padded tensors on other voxels", expected="tensors without padding")
     feats, here = torch.cat([x.feats for x in tensors]), first.geometry
-    if not here.bounded or here.ndim > 3:
-        there, plans = here.union(*(x.geometry for x in tensors[1:]))
-        rows = torch.cat([plan.t.table[:, 0] for plan in plans])
-        total = feats.new_zeros(there.coords.shape[0], feats.shape[1]).index_add(0, rows.long(), feats)
-        return SparseTensor(total, geometry=there)
-    coords, inverse, _ = ops.unique_coords(torch.cat([x.geometry.coords for x in tensors]))
-    total = feats.new_zeros(coords.shape[0], feats.shape[1]).index_add(0, inverse.long(), feats)
-    return SparseTensor(
-        total, geometry=Geometry.unchecked(coords, here.spatial_shape, here.batch_size, False, here.ndim)
-    )
+    there, plans = here.union(*(x.geometry for x in tensors[1:]))
+    rows = torch.cat([plan.t.table[:, 0] for plan in plans])
+    total = feats.new_zeros(there.coords.shape[0], feats.shape[1]).index_add(0, rows.long(), feats)
+    return SparseTensor(total, geometry=there)
 
 
 def crop(x: SparseTensor, low: Axes, high: Axes) -> SparseTensor:

@@ -18,13 +18,12 @@ from shiplap import ShiplapError
 from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d import bounded, ops, planning
+from shiplap_sparse3d.axes import Triple
 from shiplap_sparse3d.coords import output_shape
 from shiplap_sparse3d.plan import Plan, parts_for, wants_sorted
 from shiplap_sparse3d.rows import chosen_rows
 
-__all__ = ["StepWindow", "Triple", "connect_voxels", "output_cells", "submanifold_plan"]
-
-Triple = tuple[int, int, int]
+__all__ = ["StepWindow", "connect_voxels", "output_cells", "submanifold_plan"]
 
 
 class StepWindow(NamedTuple):
@@ -45,15 +44,21 @@ class StepWindow(NamedTuple):
     def shape(self, grid: Triple) -> Triple:
         """Return the grid that the step leads to."""
         if self.output_padding is None:
-            return output_shape(grid, *self[:4])
+            return cast("Triple", output_shape(grid, *self[:4]))
         axes = zip(grid, *self[:4], self.output_padding, strict=True)
-        x, y, z = (max(0, (w - 1) * s - 2 * p + d * (k - 1) + 1 + extra) for w, k, s, p, d, extra in axes)
-        return x, y, z
+        sizes = (max(0, (w - 1) * s - 2 * p + d * (k - 1) + 1 + extra) for w, k, s, p, d, extra in axes)
+        return cast("Triple", tuple(sizes))
 
-    def grid_of_axes(self, grid: Triple) -> Triple:
-        """Return :meth:`shape` of any number of axes, whose cells may be fewer than one."""
-        sizes = zip(grid, *self[:4], self.output_padding or [None] * len(grid), strict=True)
-        return cast("Triple", tuple(_cells_along(*axis) for axis in sizes))
+    def grid_before(self, grid: Triple, reached: Triple) -> Triple:
+        """Return a grid of inputs that holds ``grid``, and whose step has the cells of ``reached`` at least."""
+        axes = zip(self.kernel, self.padding, self.dilation, strict=True)
+        around = [d * (k - 1) + 1 - 2 * p for k, p, d in axes]
+        if self.output_padding is None:
+            least = [(m - 1) * s + a for m, s, a in zip(reached, self.stride, around, strict=True)]
+        else:
+            ends = zip(reached, self.stride, around, self.output_padding, strict=True)
+            least = [-(-(m - a - e) // s) + 1 for m, s, a, e in ends]
+        return cast("Triple", tuple(map(max, grid, least)))
 
     def max_outputs(self, rows: int, grid: Triple, batch_size: int) -> int:
         """Return the largest number of voxels that ``rows`` of them can reach."""
@@ -64,13 +69,6 @@ class StepWindow(NamedTuple):
             each = [-(-k // (s // math.gcd(s, d))) for k, s, d in axes]
         x, y, z = self.shape(grid)  # multiplied out: math.prod of a generator is closed to torch.compile
         return min(rows * each[0] * each[1] * each[2], batch_size * x * y * z)
-
-
-def _cells_along(size: int, kernel: int, stride: int, padding: int, dilation: int, extra: int | None) -> int:
-    """Return the cells along an axis behind a step; ``extra``: the output padding of a transposed one."""
-    if extra is None:
-        return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-    return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1 + extra
 
 
 @built_outside_modes

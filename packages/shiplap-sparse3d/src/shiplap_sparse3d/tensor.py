@@ -12,13 +12,14 @@ from torch import Tensor
 from shiplap.plugin_api import error
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.arithmetic import Arithmetic
-from shiplap_sparse3d.coords import as_many_rows, assert_inside, check_coords, check_rows, check_scenes
-from shiplap_sparse3d.geometry import Axes, Geometry, Strided, expand_to_three, per_axis
+from shiplap_sparse3d.axes import Axes, per_axis
+from shiplap_sparse3d.coords import as_many_rows, assert_inside, check_coords, check_rows, check_scenes, keys_of
+from shiplap_sparse3d.geometry import Geometry, Strided
 from shiplap_sparse3d.memory import available_bytes
 from shiplap_sparse3d.reentrant import made_inside
 from shiplap_sparse3d.rows import cells_in_use, chosen_rows
 
-__all__ = ["Geometry", "SparseTensor", "Strided", "cat", "expand_to_three", "voxelize"]
+__all__ = ["Geometry", "SparseTensor", "Strided", "cat", "voxelize"]
 
 
 class SparseTensor(Arithmetic):
@@ -103,12 +104,12 @@ class SparseTensor(Arithmetic):
     @property
     def tensor_stride(self) -> tuple[int | Fraction, ...]:
         """Cells of the first grid that a cell of this one spans, per axis: the product of the strides that led here."""
-        spans, geometry = [Fraction(1)] * 3, self.geometry
+        spans, geometry = [Fraction(1)] * len(self.geometry.spatial_shape), self.geometry
         while (origin := geometry.parent) is not None:
             up = origin.window.output_padding is not None
             spans = [s / step if up else s * step for s, step in zip(spans, origin.window.stride, strict=True)]
             geometry = origin.geometry
-        return tuple(int(s) if s.denominator == 1 else s for s in spans[3 - self.geometry.ndim :])
+        return tuple(int(s) if s.denominator == 1 else s for s in spans[-self.geometry.ndim :])
 
     @property
     def decomposed_features(self) -> list[Tensor]:
@@ -123,17 +124,18 @@ class SparseTensor(Arithmetic):
             ArgumentError: SL208 for more cells than an int64 counts or memory holds. SL211 on the CPU for voxels
                 outside of grid or batch and, outside of a graph, for duplicates.
         """
-        coords, (width, height, depth) = self.geometry.coords, self.geometry.spatial_shape
-        cells = self.batch_size * width * height * depth
+        coords, grid = self.geometry.coords, self.geometry.spatial_shape
+        cells = self.batch_size
+        for size in grid:
+            cells = cells * size
         if not torch.compiler.is_compiling() and cells >= 1 << 63:
             raise error("SL208", where="SparseTensor.dense", got=f"{cells} cells", expected="fewer than 2**63")
         if torch.compiler.is_compiling():
-            assert_inside(coords, self.batch_size, self.geometry.spatial_shape)
+            assert_inside(coords, self.batch_size, grid)
         elif coords.device.type == "cpu":
             check_scenes("dense", coords, self.batch_size)
-            check_coords("dense", coords, self.geometry.spatial_shape)
-        b, x, y, z = coords.long().unbind(1)
-        cell = torch.where(b < 0, cells, ((b * width + x) * height + y) * depth + z)  # padding has a cell, dropped here
+            check_coords("dense", coords, grid)
+        cell = torch.where(coords[:, 0] < 0, cells, keys_of(coords, grid))  # padding has a cell, dropped here
         out = self._zeros(cells + 1).index_put((cell,), self.feats)[:cells]
         return out.view(self.batch_size, *self.spatial_shape, self.feats.shape[1]).movedim(-1, 1)
 

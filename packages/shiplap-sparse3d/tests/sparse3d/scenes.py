@@ -16,14 +16,15 @@ def scene(
     dtype: torch.dtype = torch.float64,
     seed: int | None = None,
 ) -> sparse3d.SparseTensor:
-    """``n`` distinct voxels of ``batch_size`` grids, unsorted, with normal features."""
-    rng = torch.Generator().manual_seed(torch.seed() % 2**32 if seed is None else seed)
+    """``n`` distinct voxels of ``batch_size`` grids, unsorted, with normal features, on the default device."""
+    rng, here = torch.Generator("cpu").manual_seed(torch.seed() % 2**32 if seed is None else seed), {"device": "cpu"}
     volume = shape[0] * shape[1] * shape[2]
-    cells = torch.randperm(batch_size * volume, generator=rng)[:n]
+    cells = torch.randperm(batch_size * volume, generator=rng, **here)[:n]
     b, rest = cells // volume, cells % volume
     coords = torch.stack([b, rest // (shape[1] * shape[2]), rest // shape[2] % shape[1], rest % shape[2]], 1).int()
-    feats = torch.randn(n, channels, generator=rng, dtype=dtype)
-    return sparse3d.SparseTensor(feats, coords, shape, batch_size)
+    feats = torch.randn(n, channels, generator=rng, dtype=dtype, **here)
+    device = torch.get_default_device()
+    return sparse3d.SparseTensor(feats.to(device), coords.to(device), shape, batch_size)
 
 
 def at(dense: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from shiplap_sparse3d.flexgemm import config, nn
 from shiplap_sparse3d.flexgemm.algorithms import ALGORITHMS
 from shiplap_sparse3d.flexgemm.ops.neighbor_cache import NeighborCache, NeighborCacheT
 
+pytestmark = pytest.mark.usefixtures("each_device")
 GRIDS = {2: (9, 7), 3: (5, 6, 4), 4: (4, 3, 4, 3)}
 CONV = {2: functional.conv2d, 3: functional.conv3d}
 TRANSPOSED = {2: functional.conv_transpose2d, 3: functional.conv_transpose3d}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import shiplap_sparse3d as sparse3d
 from tests.sparse3d.scenes import at, scene
 
+pytestmark = pytest.mark.usefixtures("each_device")
 GRID = (7, 6, 5)
 DOUBLE = {"dtype": torch.float64}
 

@@ -13,6 +13,7 @@ import shiplap_sparse3d as sparse3d
 from shiplap_sparse3d import pooling
 from shiplap_sparse3d.offsets import box_offsets, offset_table, unbounded
 
+pytestmark = pytest.mark.usefixtures("each_device")
 MARGIN = 8  # empty cells around a volume; what lies beyond reads the outermost of them
 
 

@@ -12,7 +12,7 @@ from torch._dynamo.backends.debugging import aot_eager
 import shiplap_sparse3d as sparse3d
 import shiplap_sparse3d.spconv as spconv
 from shiplap import torch_private
-from shiplap_sparse3d.geometry import same_number, same_numbers
+from shiplap_sparse3d.axes import same_number, same_numbers
 from shiplap_testing.effort import sampled
 from tests.sparse3d.consumers.specimens import cells
 

@@ -4,6 +4,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +35,10 @@ def files_entered(call: Callable[[], object]) -> list[str]:
     finally:
         sys.setprofile(None)
     return files
+
+
+def triton_files_entered(call: Callable[[], object]) -> list[str]:
+    """The files of Triton and of generated launchers that ``call`` enters: none where C++ replays a launch."""
+    ours = str(Path(sl.__file__).parent / "kernels" / "triton" / "replay.py")
+    entered = files_entered(call)
+    return [name for name in entered if ("triton" in name or "<launch" in name) and name != ours]

@@ -210,11 +210,13 @@ def test_the_registry_explains_a_break_by_its_id() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_memory_is_allocated_after_an_abandoned_capture() -> None:
-    pool, graph = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
-    with pytest.raises(RuntimeError), torch.cuda.graph(graph, pool=pool):
-        torch.ones(3, device="cuda").item()
-    torch_private.abandon_capture(torch.cuda.current_device(), pool)
+    graph, pool, x = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), torch.ones(3, device="cuda")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        result, failure = torch_private.capture_graph(graph, lambda: (x * 2).sum().item(), pool)
+    torch.cuda.synchronize()
+    assert (result, isinstance(failure, RuntimeError)) == (None, True)
     assert torch.ones(3, device="cuda").sum().item() == 3
+    assert torch.rand(3, device="cuda").isfinite().all()
 
 
 @capability("tuning keys and guards")

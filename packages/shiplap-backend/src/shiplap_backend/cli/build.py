@@ -30,6 +30,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON value: what 
 
 
 def _generate_sources(directory: Path, accept: bool) -> tuple[GeneratedWrappers, dict[str, object]]:
+    """Generate the sources of a project. Return the wrappers and the report."""
     from shiplap_backend.entries import target_dtypes, wide_dtype
     from shiplap_backend.project import generate_project, open_project
 
@@ -75,6 +76,7 @@ def command(
 
 
 def _print_generated(report: dict[str, object], json: bool) -> None:
+    """Print the report of a generation, or emit it as JSON."""
     if json:
         verbs.emit_json(report)
         return

@@ -85,6 +85,7 @@ def _load_pretrained(target: str) -> nn.Module:
 
 
 def _call_model_factory(make: Callable[[], Any], target: str) -> Any:
+    """Return the model that the user's function makes. Raises SL601 with its error."""
     try:
         return make()
     except Exception as e:  # the user's code
@@ -123,6 +124,7 @@ def tokens_of(tokens: Path | None, text: Path | None, model: str) -> list[int]:
 
 
 def _tokenize_file(text: Path, model: str) -> list[int]:
+    """Return the tokens of a text by the model's tokenizer. Raises SL613 where it has none."""
     if not Path(model).is_dir():
         raise error(
             "SL613",
@@ -145,6 +147,7 @@ def _tokenize_file(text: Path, model: str) -> list[int]:
 
 
 def _read_token_numbers(path: Path) -> list[int]:
+    """Return the numbers of a file: a JSON list, or numbers between spaces."""
     written = _read_text_file(path)
     try:
         # A JSON list, or numbers between spaces.
@@ -158,6 +161,7 @@ def _read_token_numbers(path: Path) -> list[int]:
 
 
 def _read_text_file(path: Path) -> str:
+    """Return the text of a file. Raises SL602."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
@@ -171,6 +175,7 @@ def _read_text_file(path: Path) -> str:
 
 
 def _import_transformers(target: str) -> Any:
+    """Return the module ``transformers``. Raises SL603 where it is not installed."""
     try:
         import transformers
     except ImportError:

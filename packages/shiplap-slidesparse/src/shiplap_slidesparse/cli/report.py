@@ -94,6 +94,7 @@ def command(
 
 
 def _parse_rows(text: str) -> list[int]:
+    """Return the numbers of rows in a text. Raises SL613."""
     try:
         numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -104,6 +105,7 @@ def _parse_rows(text: str) -> list[int]:
 
 
 def _require_time(seconds: float) -> None:
+    """Raise SL613 for a time that is not positive."""
     if not (math.isfinite(seconds) and seconds > 0):
         raise error(
             "SL613",

@@ -30,6 +30,7 @@ def write_page(path: Path, title: str, about: dict[str, str], report: SparsityRe
 
 
 def _report_headline(report: SparsityReport) -> str:
+    """Return the line on how often the converted layer wins, and whether that was measured."""
     buckets = [b for size in report.sizes for b in size.buckets if b.winner]
     form = "dense" if report.pattern == "dense" else "slide"
     won = sum(b.winner == form for b in buckets)
@@ -82,6 +83,7 @@ def print_report(report: SparsityReport) -> None:
 
 
 def _size_title(size: LayerSize) -> str:
+    """Return the line of a layer size with its errors."""
     more = f" and {len(size.layers) - 1} more" if len(size.layers) > 1 else ""
     off = f"weight off by {size.error:.1%}, output by {size.output_error:.1%}"
     return f"{size.n} x {size.k}: {size.layers[0]}{more}; {off}"

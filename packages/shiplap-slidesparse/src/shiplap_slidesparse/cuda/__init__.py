@@ -41,6 +41,7 @@ def _packed_there(packed: Tensor | None, layout: int) -> bool | str:
 
 
 def _is_dense(dense: Tensor | None, tile: int) -> bool | str:
+    """Whether a dense weight fits the tiles, or the reason."""
     if dense is None:
         return "no dense weight"
     return not any(size % tile for size in dense.shape) or f"{tuple(dense.shape)} are no multiples of {tile}"

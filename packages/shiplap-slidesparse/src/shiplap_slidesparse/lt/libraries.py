@@ -85,6 +85,7 @@ def supports_product(
 
 @cache
 def _query_support(device: int, source: torch.dtype, result: torch.dtype, scaling: int, version: str) -> bool | str:
+    """Whether the library has a plan for these dtypes, or the reason."""
     with torch.cuda.device(device):
         _ensure_context(device)
         try:

@@ -85,6 +85,7 @@ class ProductProblem:
 
 @cache
 def _load_library(path: Path) -> ctypes.CDLL:
+    """Return the loaded library with the types of its functions."""
     library = ctypes.CDLL(str(path))
     library.slidesparse_lt_plans.restype = ctypes.c_int64
     library.slidesparse_lt_versions.restype = library.slidesparse_lt_forget.restype = None

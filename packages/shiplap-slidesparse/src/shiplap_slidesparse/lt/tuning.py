@@ -67,6 +67,7 @@ class AlgorithmSource(ConfigSource):
         return [default, *list_algorithms(op, problem, _stream_handle(device))]
 
     def refusal(self, op: sl.Op, config: Mapping[str, Value], args: tuple[Any, ...]) -> str:
+        """Return the library's reason against an algorithm for these arguments, or ""."""
         x = args[0]
         n = len(args[1]) if op in kernels.DENSE else args[2]
         problem = problem_of(op, _device_index(x.device), x.shape[0], n, x.shape[1])

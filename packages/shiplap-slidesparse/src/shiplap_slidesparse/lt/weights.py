@@ -82,6 +82,7 @@ def scaled_product(x: Tensor, packed: Tensor, scale: Tensor, result: torch.dtype
 def _run_product(
     problem: native.ProductProblem, sparse: bool, x: Tensor, weight: Tensor, scales: tuple[int, int]
 ) -> Tensor:
+    """Return one product of the library, its operands aligned."""
     where, x, weight = "slidesparse.lt.product", _align_operand(x), _align_operand(weight)
     _check_operands(where, problem, sparse, x, weight)
     out = torch.empty(problem.m, problem.n, dtype=problem.result, device=x.device)

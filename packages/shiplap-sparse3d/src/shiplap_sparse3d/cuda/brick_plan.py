@@ -63,6 +63,7 @@ def brick_numbers(hashed: int, dense: int) -> dict[str, str]:
 
 
 def _brick_arguments(rows: str) -> dict[str, str]:
+    """Return the arguments of a program over bricks of ``rows`` voxels."""
     sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}
     around = {f"p{axis}": f"padding_{axis}" for axis in "xyz"}
     taps = {f"K{axis}": f"kernel[{i}]" for i, axis in enumerate("XYZ")}

@@ -79,6 +79,7 @@ def _channel_splits(sizes: Sizes) -> tuple[int, ...]:
 
 
 def _accepts_floats(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+    """Whether a tile serves floating-point features of these sizes, or the reason."""
     if odd := [str(d) for d in dtypes.values() if d.is_floating_point and d not in FLOATS]:
         return f"{odd[0]}: products are accumulated in float32"
     if empty := [n for n in ("m", "n", "k", "co", "ci", "cg") if sizes.get(n) == 0]:
@@ -172,6 +173,7 @@ def _outer_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def _accepts_outer(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
+    """Whether a tile serves the gradient of the weights, or the reason."""
     if (fits := _accepts_floats(sizes, dtypes, config)) is not True:
         return fits
     if dtypes["feats"] == torch.float32 and config["BLOCK_K"] > 32 and config["BLOCK_M"] * config["BLOCK_N"] > 64 * 64:
@@ -182,6 +184,7 @@ def _accepts_outer(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
 
 
 def _outer_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
+    """Return the grid of the gradient of the weights."""
     groups = sizes["groups"]
     tiles = cdiv(sizes["co"] // groups, config["BLOCK_M"]) * cdiv(sizes["ci"] // groups, config["BLOCK_N"])
     return sizes["k"] * groups * tiles * config["SPLITS"], 1, 1

@@ -177,6 +177,7 @@ def index_voxels(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tu
 def _launch_insert(
     op: str, word: int, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None
 ) -> None:
+    """Launch the insertion of keys. A full table is reported through the status word."""
     code, count, capacity = status.code_of(op, FULL), keys.shape[0], table_keys.shape[0]
     if not count:
         table_values.masked_fill_(table_keys == -1, -1)
@@ -196,6 +197,7 @@ def _launch_insert(
 
 
 def _launch_lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor) -> None:
+    """Launch the look-up of keys."""
     table, values, count = table_keys.contiguous(), table_values.contiguous(), keys.shape[0]
     if count:
         _lookup[_row_grid(count)](table, values, keys, out, count, table.shape[0], BLOCK=BLOCK)

@@ -62,6 +62,7 @@ def measure_step_times(net: Forward, compiled: Forward, tile: TrainingTile, runs
 
 
 def _time_step(forward: Forward, tile: TrainingTile) -> float:
+    """Return the time of forward and backward on a tile in ms."""
     synchronize: Callable[[], None] = torch.cuda.synchronize if tile.ground.is_cuda else (lambda: None)
     synchronize()
     start = time.perf_counter()

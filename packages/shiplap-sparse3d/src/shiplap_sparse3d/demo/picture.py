@@ -105,6 +105,7 @@ def _draw_heights(ax: Axes, scan: Scan) -> None:
 
 
 def _draw_classes(ax: Axes, scan: Scan, groups: list[tuple[str, str, Tensor]], size: float) -> None:
+    """Draw the points of each class in its colour, with a legend."""
     for name, colour, mask in groups:
         x, y, _ = scan.xyz[mask].T.numpy()
         ax.scatter(x, y, color=colour, s=size, linewidths=0, label=f"{name} ({len(x):,})")

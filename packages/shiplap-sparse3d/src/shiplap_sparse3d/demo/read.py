@@ -75,6 +75,7 @@ def read_scan(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
 
 
 def _check_classes(path: Path, code: np.ndarray, classes: tuple[int, ...]) -> None:
+    """Raise an error for a scan in which all points are ground, or none."""
     present, counts = np.unique(code, return_counts=True)
     listed = (
         ", ".join(f"class {c}: {n:,}" for c, n in zip(present.tolist(), counts.tolist(), strict=True)) or "no points"

@@ -77,6 +77,7 @@ def best_rules(scan: Scan, held: Tensor) -> tuple[FittedRule, ...]:
 
 
 def _best_rule(name: str, tried: Iterator[tuple[str, Tensor]], scan: Scan, held: Tensor) -> FittedRule:
+    """Return the rule with the best score on the points that may be used."""
     top = FittedRule(name, "", -1.0, 0.0)
     for text, ground in tried:
         fitted = iou(ground[~held], scan.ground[~held])
@@ -86,6 +87,7 @@ def _best_rule(name: str, tried: Iterator[tuple[str, Tensor]], scan: Scan, held:
 
 
 def _cell_rules(xyz: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield rules by the height above the lowest point of a cell."""
     for width in _CELLS:
         height = over_cell(xyz, width)
         for limit in _HEIGHTS:
@@ -93,6 +95,7 @@ def _cell_rules(xyz: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _slope_rules(xyz: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield rules by the height above the lowest point within distances."""
     height, distance = lowest_within(xyz, RADII), xyz.new_tensor(RADII)
     for limit, slope in product(_HEIGHTS, _SLOPES):
         text = f"less than {limit:g} m + {slope:g} d above the lowest point within d = {RADII[0]:g} to {RADII[-1]:g} m"

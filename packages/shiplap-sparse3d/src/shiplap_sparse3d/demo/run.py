@@ -41,6 +41,7 @@ def run_demo(settings: DemoSettings, progress: Progress = lambda stage, done, to
 
 
 def _run_demo_stages(settings: DemoSettings, progress: Progress) -> DemoResult:
+    """Read the scan, train, evaluate and draw. Return the result."""
     start = time.perf_counter()
     reset_compiler()
     recipe, device = QUICK if settings.quick else FULL, torch.device(settings.device)

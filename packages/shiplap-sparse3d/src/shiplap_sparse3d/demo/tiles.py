@@ -122,6 +122,7 @@ def _build_tables(geometry: Geometry, levels: int) -> list[Tensor]:
 
 
 def _let_sizes_vary(tile: TrainingTile, tables: Sequence[Tensor]) -> None:
+    """Mark the sizes of a tile as dynamic."""
     for tensor in (tile.voxels.feats, tile.points, tile.inverse, *tables):
         # Otherwise the second tile would be compiled for its own sizes before sizes became dynamic.
         mark_dynamic(tensor, 0)

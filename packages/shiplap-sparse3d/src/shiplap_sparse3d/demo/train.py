@@ -116,6 +116,7 @@ def _best_threshold(forward: Forward, areas: Sequence[DescribedArea], levels: in
 
 
 def _training_step(forward: Forward, tile: TrainingTile, optimizer: torch.optim.Optimizer) -> float:
+    """Take one step of the optimizer. Return the loss."""
     loss = loss_of(forward, tile)
     loss.backward()
     optimizer.step()

@@ -8,17 +8,19 @@ number for all axes.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from shiplap.plugin_api import error
-from shiplap_sparse3d.flexgemm.ops.convolution import Result, sparse_conv, submanifold_conv
+from shiplap_sparse3d.axes import Axes, per_axis
+from shiplap_sparse3d.flexgemm.axes import classes_of_axes
+from shiplap_sparse3d.flexgemm.ops.convolution import Result, sparse_conv, sparse_conv_transpose, submanifold_conv
 from shiplap_sparse3d.flexgemm.ops.neighbor_cache import Ints, NeighborCache
 from shiplap_sparse3d.flexgemm.ops.pool import REDUCTIONS, sparse_pool, submanifold_pool
 from shiplap_sparse3d.flexgemm.ops.sample import sparse_pixel_shuffle, sparse_pixel_unshuffle, sparse_upsample
-from shiplap_sparse3d.geometry import Axes, per_axis
 
 __all__ = [
     "SparseConv",
@@ -57,10 +59,17 @@ __all__ = [
 
 
 class FlexModule(nn.Module):
-    """What the modules share: arguments per axis, and their text."""
+    """What the modules share: arguments per axis, their text, and the call of a function with them.
+
+    Attributes:
+        ndim: axes, or None for any number of them.
+        function: what a call computes.
+        arguments: the attributes that are arguments of the function.
+    """
 
     ndim: ClassVar[int | None] = None
-    shown: ClassVar[tuple[str, ...]] = ()
+    function: ClassVar[Callable[..., Any]]
+    arguments: ClassVar[tuple[str, ...]] = ()
 
     def _read_axes(self, value: Axes, name: str, least: int = 1) -> tuple[int, ...]:
         """Return one number for each axis. Raises SL208 for one number where the axes are not known."""
@@ -71,22 +80,46 @@ class FlexModule(nn.Module):
             raise error("SL208", where=where, got=value, expected="one number for each axis")
         return per_axis(value, name, len(value), least)
 
+    def _call_function(self, *voxels: Any, **options: Any) -> Any:
+        return self.function(*voxels, **{name: getattr(self, name) for name in self.arguments}, **options)
+
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.shown)
+        sizes = ("in_channels", "out_channels", "kernel_size")
+        shown = dict.fromkeys(
+            name for name in (*sizes, *self.arguments) if name not in ("weight", "bias", "allow_tf32")
+        )
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in shown if hasattr(self, name))
+
+
+class ModuleOnInputs(FlexModule):
+    """A module whose outputs lie on the voxels of its input: ``(features, cache)``."""
+
+    def forward(
+        self, feats: Tensor, coords: Tensor, shape: Ints, neighbor_cache: NeighborCache | None = None
+    ) -> tuple[Tensor, NeighborCache]:
+        made: tuple[Tensor, NeighborCache] = self._call_function(feats, coords, shape, neighbor_cache=neighbor_cache)
+        return made
+
+
+class ModuleOnOutputs(FlexModule):
+    """A module that leads to other voxels: ``(features, coordinates, shape, cache)``."""
+
+    def forward(
+        self,
+        feats: Tensor,
+        coords: Tensor,
+        shape: Ints,
+        output_coords: Tensor | None = None,
+        output_shape: Ints | None = None,
+        neighbor_cache: NeighborCache | None = None,
+    ) -> Result:
+        given = {"output_coords": output_coords, "output_shape": output_shape, "neighbor_cache": neighbor_cache}
+        made: Result = self._call_function(feats, coords, shape, **given)
+        return made
 
 
 class FlexConvolution(FlexModule):
     """What the convolutions share: ``weight [out_channels, *kernel, in_channels]``, ``bias``, and initial values."""
-
-    shown: ClassVar[tuple[str, ...]] = (
-        "in_channels",
-        "out_channels",
-        "kernel_size",
-        "stride",
-        "dilation",
-        "padding",
-        "algorithm",
-    )
 
     def __init__(
         self,
@@ -120,7 +153,7 @@ class FlexConvolution(FlexModule):
             nn.init.uniform_(parameter, -bound, bound)
 
 
-class SubmanifoldConv(FlexConvolution):
+class SubmanifoldConv(FlexConvolution, ModuleOnInputs):
     """Submanifold convolution: ``(features, cache)`` on the voxels of the input.
 
     Args:
@@ -131,7 +164,8 @@ class SubmanifoldConv(FlexConvolution):
         algorithm, allow_tf32: as in ``submanifold_conv``.
     """
 
-    shown: ClassVar[tuple[str, ...]] = ("in_channels", "out_channels", "kernel_size", "dilation", "algorithm")
+    function = staticmethod(submanifold_conv)
+    arguments = ("weight", "bias", "dilation", "algorithm", "allow_tf32")
 
     def __init__(
         self,
@@ -145,23 +179,8 @@ class SubmanifoldConv(FlexConvolution):
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, None, dilation, None, bias, algorithm, allow_tf32)
 
-    def forward(
-        self, feats: Tensor, coords: Tensor, shape: Ints, neighbor_cache: NeighborCache | None = None
-    ) -> tuple[Tensor, NeighborCache]:
-        return submanifold_conv(
-            feats,
-            coords,
-            shape,
-            self.weight,
-            self.bias,
-            dilation=self.dilation,
-            neighbor_cache=neighbor_cache,
-            algorithm=self.algorithm,
-            allow_tf32=self.allow_tf32,
-        )
 
-
-class SparseConv(FlexConvolution):
+class SparseConv(FlexConvolution, ModuleOnOutputs):
     """Strided convolution: ``(features, coordinates, shape, cache)``.
 
     Args:
@@ -169,42 +188,17 @@ class SparseConv(FlexConvolution):
         stride, padding: per axis.
     """
 
-    transposed: ClassVar[bool] = False
-
-    def forward(
-        self,
-        feats: Tensor,
-        coords: Tensor,
-        shape: Ints,
-        output_coords: Tensor | None = None,
-        output_shape: Ints | None = None,
-        neighbor_cache: NeighborCache | None = None,
-    ) -> Result:
-        return sparse_conv(
-            feats,
-            coords,
-            shape,
-            self.weight,
-            self.bias,
-            transposed=self.transposed,
-            stride=self.stride,
-            dilation=self.dilation,
-            padding=self.padding,
-            output_coords=output_coords,
-            output_shape=output_shape,
-            neighbor_cache=neighbor_cache,
-            algorithm=self.algorithm,
-            allow_tf32=self.allow_tf32,
-        )
+    function = staticmethod(sparse_conv)
+    arguments = ("weight", "bias", "stride", "dilation", "padding", "algorithm", "allow_tf32")
 
 
 class SparseConvTranspose(SparseConv):
     """Transposed convolution; a cache is the ``.T`` of that of a convolution. Otherwise as :class:`SparseConv`."""
 
-    transposed = True
+    function = staticmethod(sparse_conv_transpose)
 
 
-class SubmanifoldPool(FlexModule):
+class SubmanifoldPool(ModuleOnInputs):
     """Pooling onto the voxels of the input: ``(features, cache)``.
 
     Args:
@@ -212,19 +206,15 @@ class SubmanifoldPool(FlexModule):
         reduce: ``"sum"``, ``"mean"``, ``"max"``, ``"min"`` or ``"prod"``.
     """
 
-    shown: ClassVar[tuple[str, ...]] = ("kernel_size", "reduce")
+    function = staticmethod(submanifold_pool)
+    arguments = ("kernel_size", "reduce")
 
     def __init__(self, kernel_size: Axes, reduce: str = "mean") -> None:
         super().__init__()
         self.kernel_size, self.reduce = self._read_axes(kernel_size, "kernel_size"), _check_reduce(reduce)
 
-    def forward(
-        self, feats: Tensor, coords: Tensor, shape: Ints, neighbor_cache: NeighborCache | None = None
-    ) -> tuple[Tensor, NeighborCache]:
-        return submanifold_pool(feats, coords, shape, self.kernel_size, self.reduce, neighbor_cache)
 
-
-class SparsePool(FlexModule):
+class SparsePool(ModuleOnOutputs):
     """Strided pooling: ``(features, coordinates, shape, cache)``.
 
     Args:
@@ -233,7 +223,8 @@ class SparsePool(FlexModule):
         padding: per axis.
     """
 
-    shown: ClassVar[tuple[str, ...]] = ("kernel_size", "stride", "padding", "reduce")
+    function = staticmethod(sparse_pool)
+    arguments = ("kernel_size", "stride", "padding", "reduce")
 
     def __init__(
         self, kernel_size: Axes, stride: Axes | None = None, padding: Axes | None = None, reduce: str = "mean"
@@ -243,21 +234,8 @@ class SparsePool(FlexModule):
         self.stride = self.kernel_size if stride is None else self._read_axes(stride, "stride")
         self.padding = (0,) * len(self.stride) if padding is None else self._read_axes(padding, "padding", 0)
 
-    def forward(
-        self,
-        feats: Tensor,
-        coords: Tensor,
-        shape: Ints,
-        output_coords: Tensor | None = None,
-        output_shape: Ints | None = None,
-        neighbor_cache: NeighborCache | None = None,
-    ) -> Result:
-        window = self.kernel_size, self.stride, self.padding
-        rest = output_coords, output_shape, neighbor_cache
-        return sparse_pool(feats, coords, shape, *window, self.reduce, *rest)
 
-
-class SparseUpsample(FlexModule):
+class SparseUpsample(ModuleOnOutputs):
     """Upsampling to blocks of ``scale_factor`` voxels: ``(features, coordinates, shape, cache)``.
 
     Args:
@@ -265,59 +243,35 @@ class SparseUpsample(FlexModule):
         mode, padding_mode: as in ``sparse_upsample``.
     """
 
-    shown: ClassVar[tuple[str, ...]] = ("scale_factor", "mode", "padding_mode")
+    function = staticmethod(sparse_upsample)
+    arguments = ("scale_factor", "mode", "padding_mode")
 
     def __init__(self, scale_factor: Axes, mode: str = "nearest", padding_mode: str = "normalize") -> None:
         super().__init__()
         self.scale_factor = self._read_axes(scale_factor, "scale_factor")
         self.mode, self.padding_mode = mode, padding_mode
 
-    def forward(
-        self,
-        feats: Tensor,
-        coords: Tensor,
-        shape: Ints,
-        output_coords: Tensor | None = None,
-        output_shape: Ints | None = None,
-        neighbor_cache: NeighborCache | None = None,
-    ) -> Result:
-        return sparse_upsample(
-            feats,
-            coords,
-            shape,
-            self.scale_factor,
-            mode=self.mode,
-            padding_mode=self.padding_mode,
-            output_coords=output_coords,
-            output_shape=output_shape,
-            neighbor_cache=neighbor_cache,
-        )
 
-
-class SparsePixelShuffle(FlexModule):
+class SparsePixelShuffle(ModuleOnOutputs):
     """Pixel shuffle onto finer voxels: ``(features, coordinates, shape, cache)``."""
 
-    shown: ClassVar[tuple[str, ...]] = ("upscale_factor",)
+    function = staticmethod(sparse_pixel_shuffle)
+    arguments = ("upscale_factor",)
 
     def __init__(self, upscale_factor: Axes) -> None:
         super().__init__()
         self.upscale_factor = self._read_axes(upscale_factor, "upscale_factor")
 
-    def forward(self, feats: Tensor, coords: Tensor, shape: Ints, *rest: Any, **options: Any) -> Result:
-        return sparse_pixel_shuffle(feats, coords, shape, self.upscale_factor, *rest, **options)
 
-
-class SparsePixelUnshuffle(FlexModule):
+class SparsePixelUnshuffle(ModuleOnOutputs):
     """Pixel unshuffle onto coarser voxels: ``(features, coordinates, shape, cache)``."""
 
-    shown: ClassVar[tuple[str, ...]] = ("downscale_factor",)
+    function = staticmethod(sparse_pixel_unshuffle)
+    arguments = ("downscale_factor",)
 
     def __init__(self, downscale_factor: Axes) -> None:
         super().__init__()
         self.downscale_factor = self._read_axes(downscale_factor, "downscale_factor")
-
-    def forward(self, feats: Tensor, coords: Tensor, shape: Ints, *rest: Any, **options: Any) -> Result:
-        return sparse_pixel_unshuffle(feats, coords, shape, self.downscale_factor, *rest, **options)
 
 
 def _check_reduce(reduce: str) -> str:
@@ -326,145 +280,11 @@ def _check_reduce(reduce: str) -> str:
     return reduce
 
 
-class SubmanifoldConv2d(SubmanifoldConv):
-    """:class:`SubmanifoldConv` for two axes."""
-
-    ndim = 2
-
-
-class SubmanifoldConv3d(SubmanifoldConv):
-    """:class:`SubmanifoldConv` for three axes."""
-
-    ndim = 3
-
-
-class SubmanifoldConv4d(SubmanifoldConv):
-    """:class:`SubmanifoldConv` for four axes."""
-
-    ndim = 4
-
-
-class SparseConv2d(SparseConv):
-    """:class:`SparseConv` for two axes."""
-
-    ndim = 2
-
-
-class SparseConv3d(SparseConv):
-    """:class:`SparseConv` for three axes."""
-
-    ndim = 3
-
-
-class SparseConv4d(SparseConv):
-    """:class:`SparseConv` for four axes."""
-
-    ndim = 4
-
-
-class SparseConvTranspose2d(SparseConvTranspose):
-    """:class:`SparseConvTranspose` for two axes."""
-
-    ndim = 2
-
-
-class SparseConvTranspose3d(SparseConvTranspose):
-    """:class:`SparseConvTranspose` for three axes."""
-
-    ndim = 3
-
-
-class SparseConvTranspose4d(SparseConvTranspose):
-    """:class:`SparseConvTranspose` for four axes."""
-
-    ndim = 4
-
-
-class SubmanifoldPool2d(SubmanifoldPool):
-    """:class:`SubmanifoldPool` for two axes."""
-
-    ndim = 2
-
-
-class SubmanifoldPool3d(SubmanifoldPool):
-    """:class:`SubmanifoldPool` for three axes."""
-
-    ndim = 3
-
-
-class SubmanifoldPool4d(SubmanifoldPool):
-    """:class:`SubmanifoldPool` for four axes."""
-
-    ndim = 4
-
-
-class SparsePool2d(SparsePool):
-    """:class:`SparsePool` for two axes."""
-
-    ndim = 2
-
-
-class SparsePool3d(SparsePool):
-    """:class:`SparsePool` for three axes."""
-
-    ndim = 3
-
-
-class SparsePool4d(SparsePool):
-    """:class:`SparsePool` for four axes."""
-
-    ndim = 4
-
-
-class SparseUpsample2d(SparseUpsample):
-    """:class:`SparseUpsample` for two axes."""
-
-    ndim = 2
-
-
-class SparseUpsample3d(SparseUpsample):
-    """:class:`SparseUpsample` for three axes."""
-
-    ndim = 3
-
-
-class SparseUpsample4d(SparseUpsample):
-    """:class:`SparseUpsample` for four axes."""
-
-    ndim = 4
-
-
-class SparsePixelShuffle2d(SparsePixelShuffle):
-    """:class:`SparsePixelShuffle` for two axes."""
-
-    ndim = 2
-
-
-class SparsePixelShuffle3d(SparsePixelShuffle):
-    """:class:`SparsePixelShuffle` for three axes."""
-
-    ndim = 3
-
-
-class SparsePixelShuffle4d(SparsePixelShuffle):
-    """:class:`SparsePixelShuffle` for four axes."""
-
-    ndim = 4
-
-
-class SparsePixelUnshuffle2d(SparsePixelUnshuffle):
-    """:class:`SparsePixelUnshuffle` for two axes."""
-
-    ndim = 2
-
-
-class SparsePixelUnshuffle3d(SparsePixelUnshuffle):
-    """:class:`SparsePixelUnshuffle` for three axes."""
-
-    ndim = 3
-
-
-class SparsePixelUnshuffle4d(SparsePixelUnshuffle):
-    """:class:`SparsePixelUnshuffle` for four axes."""
-
-    ndim = 4
+SubmanifoldConv2d, SubmanifoldConv3d, SubmanifoldConv4d = classes_of_axes(SubmanifoldConv)
+SparseConv2d, SparseConv3d, SparseConv4d = classes_of_axes(SparseConv)
+SparseConvTranspose2d, SparseConvTranspose3d, SparseConvTranspose4d = classes_of_axes(SparseConvTranspose)
+SubmanifoldPool2d, SubmanifoldPool3d, SubmanifoldPool4d = classes_of_axes(SubmanifoldPool)
+SparsePool2d, SparsePool3d, SparsePool4d = classes_of_axes(SparsePool)
+SparseUpsample2d, SparseUpsample3d, SparseUpsample4d = classes_of_axes(SparseUpsample)
+SparsePixelShuffle2d, SparsePixelShuffle3d, SparsePixelShuffle4d = classes_of_axes(SparsePixelShuffle)
+SparsePixelUnshuffle2d, SparsePixelUnshuffle3d, SparsePixelUnshuffle4d = classes_of_axes(SparsePixelUnshuffle)

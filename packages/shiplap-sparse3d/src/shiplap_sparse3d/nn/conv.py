@@ -16,30 +16,35 @@ from torch import Tensor, nn
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import error
+from shiplap_sparse3d.axes import Axes, Triple, expand_axes, per_axis
 from shiplap_sparse3d.coords import other_channels
-from shiplap_sparse3d.geometry import Axes, Strided, expand_to_three, per_axis
-from shiplap_sparse3d.nn.module import SparseModule, origin_of
-from shiplap_sparse3d.nn.onto import floor_step, step_onto
+from shiplap_sparse3d.geometry import Strided
+from shiplap_sparse3d.nn.module import SparseModule, origin_of, voxels_of
 from shiplap_sparse3d.plan import Plan
-from shiplap_sparse3d.steps import StepWindow, Triple
+from shiplap_sparse3d.steps import StepWindow
 from shiplap_sparse3d.tensor import SparseTensor
 
 __all__ = [
     "GenerativeConv1d",
     "GenerativeConv2d",
     "GenerativeConv3d",
+    "GenerativeConv4d",
     "SparseConv1d",
     "SparseConv2d",
     "SparseConv3d",
+    "SparseConv4d",
     "SparseConvTranspose1d",
     "SparseConvTranspose2d",
     "SparseConvTranspose3d",
+    "SparseConvTranspose4d",
     "SparseInverseConv1d",
     "SparseInverseConv2d",
     "SparseInverseConv3d",
+    "SparseInverseConv4d",
     "SubMConv1d",
     "SubMConv2d",
     "SubMConv3d",
+    "SubMConv4d",
 ]
 
 _MAX_BOX = 1 << 15  # cells of the box of custom offsets, whose table is built first
@@ -107,7 +112,7 @@ class Convolution(SparseModule):
         return tuple(cells // 2 for cells in around)
 
     def _triple(self, value: tuple[int, ...], fill: int = 1) -> Triple:
-        return expand_to_three(value, "window", self.ndim, fill)
+        return expand_axes(value, "window", self.ndim, fill)
 
     def _capacity(self, capacity: int | None) -> int | None:
         return None if capacity is None else self._whole_number(capacity, "capacity", 0)
@@ -301,11 +306,11 @@ class SparseConv3d(Convolution):
         return self._step(x, x.geometry.strided(*window, capacity=self.capacity))
 
     def _onto(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None) -> Strided:
-        kernel, stride, dilation = (self._triple(v) for v in (self.kernel_size, self.stride, self.dilation))
         if coordinates is None:
-            return floor_step(x, kernel, stride, dilation)
+            return x.geometry.floored(self.kernel_size, self.stride, self.dilation)
+        kernel, stride, dilation = (self._triple(v) for v in (self.kernel_size, self.stride, self.dilation))
         window = StepWindow(kernel, stride, self._triple(self.padding, 0), dilation)
-        return step_onto(type(self).__name__, x, window, coordinates)
+        return x.geometry.onto(voxels_of(coordinates), window)
 
 
 class SparseConvTranspose3d(Convolution):
@@ -351,9 +356,8 @@ class SparseConvTranspose3d(Convolution):
         if coordinates is not None:
             axes = zip(window, (1, 1, 0, 1, 0), strict=True)
             kernel, stride, padding, dilation, extra = (self._triple(value, fill) for value, fill in axes)
-            return self._step(
-                x, step_onto(type(self).__name__, x, StepWindow(kernel, stride, padding, dilation, extra), coordinates)
-            )
+            step = x.geometry.onto(voxels_of(coordinates), StepWindow(kernel, stride, padding, dilation, extra))
+            return self._step(x, step)
         return self._step(x, x.geometry.transposed(*window, capacity=self.capacity))
 
 
@@ -425,6 +429,12 @@ class GenerativeConv3d(Convolution):
         return self._step(x, x.geometry.generative(self.kernel_size, self.dilation, capacity=self.capacity))
 
 
+class SubMConv4d(SubMConv3d):
+    """:class:`SubMConv3d` for voxels with four axes."""
+
+    ndim = 4
+
+
 class SubMConv2d(SubMConv3d):
     """:class:`SubMConv3d` for voxels with two axes."""
 
@@ -435,6 +445,12 @@ class SubMConv1d(SubMConv3d):
     """:class:`SubMConv3d` for voxels with one axis."""
 
     ndim = 1
+
+
+class SparseConv4d(SparseConv3d):
+    """:class:`SparseConv3d` for voxels with four axes."""
+
+    ndim = 4
 
 
 class SparseConv2d(SparseConv3d):
@@ -449,6 +465,12 @@ class SparseConv1d(SparseConv3d):
     ndim = 1
 
 
+class SparseConvTranspose4d(SparseConvTranspose3d):
+    """:class:`SparseConvTranspose3d` for voxels with four axes."""
+
+    ndim = 4
+
+
 class SparseConvTranspose2d(SparseConvTranspose3d):
     """:class:`SparseConvTranspose3d` for voxels with two axes."""
 
@@ -461,6 +483,12 @@ class SparseConvTranspose1d(SparseConvTranspose3d):
     ndim = 1
 
 
+class SparseInverseConv4d(SparseInverseConv3d):
+    """:class:`SparseInverseConv3d` for voxels with four axes."""
+
+    ndim = 4
+
+
 class SparseInverseConv2d(SparseInverseConv3d):
     """:class:`SparseInverseConv3d` for voxels with two axes."""
 
@@ -471,6 +499,12 @@ class SparseInverseConv1d(SparseInverseConv3d):
     """:class:`SparseInverseConv3d` for voxels with one axis."""
 
     ndim = 1
+
+
+class GenerativeConv4d(GenerativeConv3d):
+    """:class:`GenerativeConv3d` for voxels with four axes."""
+
+    ndim = 4
 
 
 class GenerativeConv2d(GenerativeConv3d):

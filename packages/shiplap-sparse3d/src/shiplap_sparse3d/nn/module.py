@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from shiplap.plugin_api import error
+from shiplap_sparse3d.axes import expand_axes, per_axis
 from shiplap_sparse3d.coords import check_rows
-from shiplap_sparse3d.geometry import GeometryOrigin, expand_to_three, per_axis
+from shiplap_sparse3d.geometry import Geometry, GeometryOrigin
 from shiplap_sparse3d.reentrant import refuse_checkpoint as refuse_reentrant
 from shiplap_sparse3d.tensor import SparseTensor
 
@@ -59,6 +60,11 @@ class SparseModule(nn.Module):
         check_rows(type(self).__name__, x.feats, x.geometry.coords.shape[0])
 
 
+def voxels_of(target: Tensor | SparseTensor) -> Tensor | Geometry:
+    """Return the voxels of the argument that chooses the outputs of a call: of a sparse tensor its geometry."""
+    return target.geometry if isinstance(target, SparseTensor) else target
+
+
 def origin_of(
     module: nn.Module, x: SparseTensor, kernel: Sequence[int], stride: Sequence[int] | None = None
 ) -> GeometryOrigin:
@@ -66,13 +72,13 @@ def origin_of(
     ndim, origin = x.geometry.ndim, x.geometry.parent
     if origin is not None:
         window = origin.window
-        same = window.kernel == expand_to_three(kernel, "kernel", ndim)
-        if same and (stride is None or window.stride == expand_to_three(stride, "stride", ndim)):
+        same = window.kernel == expand_axes(kernel, "kernel", ndim)
+        if same and (stride is None or window.stride == expand_axes(stride, "stride", ndim)):
             return origin
     made = "no strided convolution before it"
     if origin is not None:
-        made = f"one with kernel {origin.window.kernel[3 - ndim :]}"
-        made += "" if stride is None else f" and stride {origin.window.stride[3 - ndim :]}"
+        made = f"one with kernel {origin.window.kernel[-ndim:]}"
+        made += "" if stride is None else f" and stride {origin.window.stride[-ndim:]}"
     name = f"SparseConv{ndim}d"
     raise error(
         "SL208",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shiplap.plugin_api import error
 from shiplap_sparse3d import pooling
-from shiplap_sparse3d.geometry import Axes, per_axis
+from shiplap_sparse3d.axes import Axes, per_axis
 from shiplap_sparse3d.nn.module import SparseModule, origin_of
 from shiplap_sparse3d.plan import Plan
 from shiplap_sparse3d.tensor import SparseTensor
@@ -18,15 +18,19 @@ __all__ = [
     "SparseAvgPool1d",
     "SparseAvgPool2d",
     "SparseAvgPool3d",
+    "SparseAvgPool4d",
     "SparseMaxPool1d",
     "SparseMaxPool2d",
     "SparseMaxPool3d",
+    "SparseMaxPool4d",
     "SparseSumPool1d",
     "SparseSumPool2d",
     "SparseSumPool3d",
+    "SparseSumPool4d",
     "SparseUnpool1d",
     "SparseUnpool2d",
     "SparseUnpool3d",
+    "SparseUnpool4d",
 ]
 
 
@@ -144,6 +148,12 @@ class SparseUnpool3d(SparseModule):
         return f"kernel_size={self.kernel_size}, mode={self.mode!r}"
 
 
+class SparseMaxPool4d(SparseMaxPool3d):
+    """:class:`SparseMaxPool3d` for voxels with four axes."""
+
+    ndim = 4
+
+
 class SparseMaxPool2d(SparseMaxPool3d):
     """:class:`SparseMaxPool3d` for voxels with two axes."""
 
@@ -154,6 +164,12 @@ class SparseMaxPool1d(SparseMaxPool3d):
     """:class:`SparseMaxPool3d` for voxels with one axis."""
 
     ndim = 1
+
+
+class SparseAvgPool4d(SparseAvgPool3d):
+    """:class:`SparseAvgPool3d` for voxels with four axes."""
+
+    ndim = 4
 
 
 class SparseAvgPool2d(SparseAvgPool3d):
@@ -168,6 +184,12 @@ class SparseAvgPool1d(SparseAvgPool3d):
     ndim = 1
 
 
+class SparseSumPool4d(SparseSumPool3d):
+    """:class:`SparseSumPool3d` for voxels with four axes."""
+
+    ndim = 4
+
+
 class SparseSumPool2d(SparseSumPool3d):
     """:class:`SparseSumPool3d` for voxels with two axes."""
 
@@ -178,6 +200,12 @@ class SparseSumPool1d(SparseSumPool3d):
     """:class:`SparseSumPool3d` for voxels with one axis."""
 
     ndim = 1
+
+
+class SparseUnpool4d(SparseUnpool3d):
+    """:class:`SparseUnpool3d` for voxels with four axes."""
+
+    ndim = 4
 
 
 class SparseUnpool2d(SparseUnpool3d):

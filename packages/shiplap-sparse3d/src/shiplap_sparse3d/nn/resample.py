@@ -10,11 +10,26 @@ from torch import Tensor
 
 from shiplap.plugin_api import error
 from shiplap_sparse3d import pooling
-from shiplap_sparse3d.geometry import Axes, Strided, expand_to_three, per_axis
-from shiplap_sparse3d.nn.module import SparseModule
-from shiplap_sparse3d.nn.onto import floor_step, step_onto
+from shiplap_sparse3d.axes import Axes, expand_axes, per_axis
+from shiplap_sparse3d.geometry import Strided
+from shiplap_sparse3d.nn.module import SparseModule, voxels_of
 from shiplap_sparse3d.steps import StepWindow
 from shiplap_sparse3d.tensor import SparseTensor
+
+__all__ = [
+    "SparsePixelShuffle1d",
+    "SparsePixelShuffle2d",
+    "SparsePixelShuffle3d",
+    "SparsePixelShuffle4d",
+    "SparsePixelUnshuffle1d",
+    "SparsePixelUnshuffle2d",
+    "SparsePixelUnshuffle3d",
+    "SparsePixelUnshuffle4d",
+    "SparseUpsample1d",
+    "SparseUpsample2d",
+    "SparseUpsample3d",
+    "SparseUpsample4d",
+]
 
 
 class Resampling(SparseModule):
@@ -32,9 +47,13 @@ class Resampling(SparseModule):
         self._check_axes(x, self.ndim)
         if coordinates is None:
             return x.geometry.transposed(self.factor, self.factor)
-        factor = expand_to_three(self.factor, "factor", self.ndim)
-        window = StepWindow(factor, factor, (0, 0, 0), (1, 1, 1), (0, 0, 0))
-        return step_onto(type(self).__name__, x, window, coordinates, plain=True)
+        return x.geometry.onto(voxels_of(coordinates), self._window(up=True), plain=True)
+
+    def _window(self, *, up: bool) -> StepWindow:
+        """The blocks of ``factor`` cells, from the coarse to the fine grid if ``up``."""
+        factor = expand_axes(self.factor, "factor", self.ndim)
+        zeros, ones = expand_axes(0, "padding", self.ndim, 0), expand_axes(1, "dilation", self.ndim)
+        return StepWindow(factor, factor, zeros, ones, zeros if up else None)
 
     def extra_repr(self) -> str:
         return f"factor={self.factor}"
@@ -77,7 +96,9 @@ class SparsePixelShuffle3d(Resampling):
         step = self._finer(x, coordinates)
         table = step.plan.unsorted().table
         hit, tap = (table >= 0).int().max(1)
-        values = x.feats.unflatten(1, (-1, taps)).transpose(1, 2).flatten(0, 1)  # a row for each voxel and tap
+        values = (
+            x.feats.reshape(x.feats.shape[0], x.feats.shape[1] // taps, taps).transpose(1, 2).flatten(0, 1)
+        )  # a row for each voxel and tap
         row = table.gather(1, tap[:, None])[:, 0].clamp_min(0).long() * taps + tap
         feats = _rows_or_zeros(values, torch.where(hit > 0, row, -1))
         return SparseTensor(feats, geometry=step.geometry)
@@ -97,14 +118,12 @@ class SparsePixelUnshuffle3d(Resampling):
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
         self._check_axes(x, self.ndim)
-        factor = expand_to_three(self.factor, "factor", self.ndim)
         if coordinates is None:
-            step = floor_step(x, factor, factor, (1, 1, 1), centred=False)
+            step = x.geometry.floored(self.factor, self.factor, centred=False)
         else:
-            window = StepWindow(factor, factor, (0, 0, 0), (1, 1, 1))
-            step = step_onto(type(self).__name__, x, window, coordinates, plain=True)
+            step = x.geometry.onto(voxels_of(coordinates), self._window(up=False), plain=True)
         table = step.plan.unsorted().table
-        feats = _rows_or_zeros(x.feats, table.flatten().long()).unflatten(0, table.shape)
+        feats = _rows_or_zeros(x.feats, table.flatten().long()).view(*table.shape, x.feats.shape[1])
         return SparseTensor(feats.transpose(1, 2).flatten(1), geometry=step.geometry)
 
 
@@ -112,6 +131,12 @@ def _rows_or_zeros(feats: Tensor, rows: Tensor) -> Tensor:
     """``feats[rows]``, zeros where the row is -1."""
     padded = torch.nn.functional.pad(feats, (0, 0, 0, 1))
     return padded.index_select(0, torch.where(rows < 0, feats.shape[0], rows))
+
+
+class SparseUpsample4d(SparseUpsample3d):
+    """:class:`SparseUpsample3d` for voxels with four axes."""
+
+    ndim = 4
 
 
 class SparseUpsample2d(SparseUpsample3d):
@@ -126,6 +151,12 @@ class SparseUpsample1d(SparseUpsample3d):
     ndim = 1
 
 
+class SparsePixelShuffle4d(SparsePixelShuffle3d):
+    """:class:`SparsePixelShuffle3d` for voxels with four axes."""
+
+    ndim = 4
+
+
 class SparsePixelShuffle2d(SparsePixelShuffle3d):
     """:class:`SparsePixelShuffle3d` for voxels with two axes."""
 
@@ -136,6 +167,12 @@ class SparsePixelShuffle1d(SparsePixelShuffle3d):
     """:class:`SparsePixelShuffle3d` for voxels with one axis."""
 
     ndim = 1
+
+
+class SparsePixelUnshuffle4d(SparsePixelUnshuffle3d):
+    """:class:`SparsePixelUnshuffle3d` for voxels with four axes."""
+
+    ndim = 4
 
 
 class SparsePixelUnshuffle2d(SparsePixelUnshuffle3d):

@@ -31,6 +31,7 @@ class _TensorMembers:
 
 
 def _make_tensor(children: Sequence[Any], rest: _TensorMembers) -> SparseConvTensor:
+    """Rebuild a tensor from its leaves, as pytree asks."""
     made = object.__new__(SparseConvTensor)
     vars(made).update(vars(rest.source))
     made._features, indices = children

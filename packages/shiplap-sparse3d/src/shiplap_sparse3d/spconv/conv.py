@@ -113,6 +113,7 @@ class SparseConvolution(SparseModule):
         self._allocate(bias, device=device, dtype=dtype)
 
     def _refuse(self) -> None:
+        """Raise SL208 for arguments of the layer that do not fit together."""
         where = type(self).__name__
         if self.in_channels % self.groups or self.out_channels % self.groups:
             got = f"{self.in_channels} and {self.out_channels} channels"
@@ -179,6 +180,7 @@ class SparseConvolution(SparseModule):
         return nn.functional.linear(features, weight.t(), self.bias)
 
     def _convolve(self, input: SparseConvTensor, features: Tensor, data: IndiceData, inside: bool) -> SparseConvTensor:
+        """Return the convolution of features by a plan, with the layer's activation."""
         if self.inverse:
             # The next forward pass then builds both ways in one launch program.
             indices.note_way_back(self.indice_key, data)

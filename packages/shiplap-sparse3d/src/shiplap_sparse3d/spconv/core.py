@@ -13,8 +13,9 @@ from torch.compiler import is_compiling
 
 from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
+from shiplap_sparse3d.axes import expand_axes, per_axis, same_number, same_numbers
 from shiplap_sparse3d.coords import as_many_rows, check_rows
-from shiplap_sparse3d.geometry import Geometry, expand_to_three, per_axis, same_number, same_numbers
+from shiplap_sparse3d.geometry import Geometry
 from shiplap_sparse3d.reentrant import inside_checkpoint, made_inside, refuse_checkpoint_in_eager
 from shiplap_sparse3d.rows import cells_in_use, chosen_rows
 from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, IndiceData, LayerWindow
@@ -44,6 +45,7 @@ def expand_nd(ndim: int, val: int | Sequence[int]) -> list[int]:
 
 
 def check_ndim(where: str, ndim: int) -> None:
+    """Raise SL208 for a number of axes that is not served."""
     if not 1 <= ndim <= MAX_NDIM:
         raise error(
             "SL208",
@@ -144,6 +146,7 @@ class SparseConvTensor(SummableTensor):
         self._check()
 
     def _check(self) -> None:
+        """Raise SL208 where indices and spatial shape do not fit together."""
         where, shape = "SparseConvTensor", self.spatial_shape
         check_ndim(where, len(shape))
         self._check_features()
@@ -159,6 +162,7 @@ class SparseConvTensor(SummableTensor):
         self._indices, self._features = name_rows(*as_many_rows(self._indices, self._features))
 
     def _check_features(self) -> None:
+        """Raise SL208 or SL204 for features that are no matrix of floats."""
         where, features = "SparseConvTensor, features", self._features
         if features.ndim != 2:
             raise error("SL208", where=where, got=f"{features.ndim} dims", expected="2 dims")
@@ -299,7 +303,7 @@ class SparseConvTensor(SummableTensor):
         check_sparse("SparseConvTensor.dense", self)
         here = self.geometry
         if is_compiling():  # sizes of one source: those of the geometry may have come from another object
-            shape = expand_to_three(self.spatial_shape, "spatial_shape", self.ndim)
+            shape = expand_axes(self.spatial_shape, "spatial_shape", self.ndim)
             here = Geometry.unchecked(here.coords, shape, self.batch_size, here.padded, here.ndim)
         cells = SparseTensor(self.features, geometry=here).dense()
         cells = cells.reshape(self.batch_size, self.features.shape[1], *self.spatial_shape)

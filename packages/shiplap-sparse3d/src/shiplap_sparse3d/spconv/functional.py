@@ -72,6 +72,7 @@ def _over_pairs(
     bias: Tensor | None,
     act_type: Any,
 ) -> Tensor:
+    """Return the convolution over pairs of input and output rows."""
     return ops.indice_conv(features, filters, pairs, counts, rows, inverse, bias=bias, act_type=act_type)
 
 

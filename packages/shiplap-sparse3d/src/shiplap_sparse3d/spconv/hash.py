@@ -100,6 +100,7 @@ class HashTable:
         return at, present
 
     def _check(self, keys: Tensor, values: Tensor | None = None) -> None:
+        """Raise SL208 for keys and values of another dtype or length."""
         for what, tensor, dtype in (("keys", keys, self.key_dtype), ("values", values, self.value_dtype)):
             if tensor is not None and (tensor.dtype != dtype or tensor.shape != (keys.shape[0],)):
                 raise error(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import error
-from shiplap_sparse3d.geometry import same_numbers
+from shiplap_sparse3d.axes import same_numbers
 from shiplap_sparse3d.spconv.core import ConvAlgo, IndiceData, LayerWindow, SparseConvTensor, indices_of
 from shiplap_sparse3d.spconv.sizes import check_least
 
@@ -219,6 +219,7 @@ def _same_cells(where: str, key: str | None, got: list[int], expected: list[int]
 
 
 def _check_same(where: str, key: str | None, what: str, got: object, expected: object) -> None:
+    """Raise SL208 where a layer shares an ``indice_key`` and differs in ``what``."""
     if got != expected:
         raise error(
             "SL208",

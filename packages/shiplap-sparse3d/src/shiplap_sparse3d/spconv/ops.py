@@ -57,6 +57,7 @@ def _build_pairs_record(
     subm: bool,
     bound: int,
 ) -> IndiceData:
+    """Return the pairs and outputs of a convolution, as spconv's low-level functions do."""
     voxels = SparseConvTensor(
         # No feature is read: the tensor carries the voxels only.
         torch.empty(indices.shape[0], 0, device=indices.device),
@@ -192,6 +193,7 @@ def _weight_by_tap(filters: Tensor) -> Tensor:
 
 
 def _no_activation(where: str, act_type: Any) -> None:
+    """Raise SL208 for an activation, which this function does not apply."""
     if act_type is not None:
         raise error(
             "SL208",
@@ -203,6 +205,7 @@ def _no_activation(where: str, act_type: Any) -> None:
 
 
 def _plan_gradients(plan: Plan, features: Tensor, filters: Tensor, out_bp: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of features and filters."""
     weight = _weight_by_tap(filters)
     grad = kernels.conv_weight_grad(out_bp, features, plan.table)
     # The gradient of the features is the transposed convolution.

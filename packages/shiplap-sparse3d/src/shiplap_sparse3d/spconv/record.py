@@ -81,6 +81,7 @@ class IndiceData:
 
     @property
     def plan(self) -> Plan:
+        """The plan of the convolution, built at its first use, and whole where a gradient may be needed."""
         plan = self.known_plan
         if plan is None or (torch.is_grad_enabled() and not plan.whole):
             if self.is_subm:
@@ -151,6 +152,7 @@ class IndiceData:
 
     @property
     def _pairs(self) -> tuple[Tensor, Tensor]:
+        """Return the pairs of rows and their counts, in spconv's order."""
         if not isinstance(self.plan, SharedPlan):
             return compact_pairs(self.pair_bwd)
         pairs, counts = compact_pairs(self.pair_fwd)  # an input may be read more than once: listed by outputs

@@ -92,8 +92,9 @@ def _grouped_rows(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
     """Return ``rows [n, ci]`` under ``weight [co, ci / groups]``."""
     if groups == 1:
         return torch.nn.functional.linear(rows, weight)
-    split = rows.unflatten(1, (groups, -1)).transpose(0, 1)  # [groups, n, ci / groups]
-    return torch.bmm(split, weight.unflatten(0, (groups, -1)).transpose(1, 2)).transpose(0, 1).flatten(1)
+    split = rows.reshape(rows.shape[0], groups, rows.shape[1] // groups).transpose(0, 1)  # [groups, n, ci / groups]
+    columns = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1]).transpose(1, 2)
+    return torch.bmm(split, columns).transpose(0, 1).flatten(1)
 
 
 def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:

@@ -9,7 +9,7 @@ from torch import nn
 
 from shiplap.plugin_api import error
 from shiplap_sparse3d import ops as kernels
-from shiplap_sparse3d.geometry import same_number, same_numbers
+from shiplap_sparse3d.axes import same_number, same_numbers
 from shiplap_sparse3d.spconv.core import SparseConvTensor, check_sparse, indices_of
 from shiplap_sparse3d.spconv.modules import SparseModule
 from shiplap_sparse3d.spconv.tracing import one_node

@@ -28,6 +28,7 @@ def proxy_among(values: Any) -> Proxy | None:
 
 
 def _proxy_in(values: Any) -> Proxy | None:
+    """Return the first proxy among values and lists, or None."""
     for value in values:
         if isinstance(value, Proxy):
             return value

@@ -149,6 +149,7 @@ class VoxelGenerator:
         self.max_num_points_per_voxel, self._max_voxels, self._full_mean = max_num_points, max_voxels, full_mean
 
     def _generate(self, points: Array, max_voxels: int | None) -> tuple[Array, Array, Array]:
+        """Return the voxels, coordinates and counts of a point cloud."""
         most = self._max_voxels if max_voxels is None else max_voxels
         ranges = [float(v) for v in self.point_cloud_range]
         edges, kept = [float(v) for v in self.voxel_size], self.max_num_points_per_voxel

@@ -114,6 +114,7 @@ def read_chunks(
 
 @contextmanager
 def _whole_file(path: Path, done: int, total: int) -> Iterator[None]:
+    """Raise SL822 with the point at which reading failed."""
     try:
         yield
     except Exception as failure:  # lazrs, laspy and NumPy each have their own for a file that breaks off
@@ -134,6 +135,7 @@ def require_packages(path: Path) -> None:
 
 
 def _unreadable_error(path: Path, failure: Exception, before: str = "") -> Exception:
+    """Return SL822 for a file that cannot be read."""
     text = " ".join(str(failure).split())
     return error(
         "SL822",

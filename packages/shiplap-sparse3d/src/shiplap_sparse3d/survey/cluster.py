@@ -69,6 +69,7 @@ class JobPlugin(WorkerPlugin):
             return self._job
 
     def _read_job(self) -> SurveyJob:
+        """Return the job. Raises an error where the worker has other versions or cannot read the folder."""
         here, address = _installed_versions(), self._worker.address
         wrong = {name: version for name, version in self._versions.items() if here.get(name) != version}
         if wrong:
@@ -146,6 +147,7 @@ class DaskEngine(SurveyEngine):
             raise
 
     def _start_cluster(self, workers: int) -> LocalCluster:
+        """Return a cluster of worker processes on this machine."""
         scratch = self._open.enter_context(tempfile.TemporaryDirectory(prefix="shiplap-survey-"))
         threads = _THREADS if (self._device or "cpu").startswith("cuda") else 1
         try:
@@ -166,6 +168,7 @@ class DaskEngine(SurveyEngine):
             raise _worker_error("the local Dask cluster", got, f"{workers} processes that start") from None
 
     def _connect(self, seconds: float) -> Client:
+        """Return a client of the scheduler. Raises SL827 where it does not answer."""
         try:
             client = Client(self._cluster, timeout=seconds, set_as_default=False)
             self.dashboard, self.workers = str(client.dashboard_link), self._count_threads(client)
@@ -200,6 +203,7 @@ class DaskEngine(SurveyEngine):
             self._reconnect()
 
     def _register(self) -> None:
+        """Register the plugin that prepares workers. Raises an error where one cannot be prepared."""
         assert self._plugin is not None
         try:
             self._client.register_plugin(self._plugin, name=self._name)
@@ -245,6 +249,7 @@ class DaskEngine(SurveyEngine):
     def _submit(
         self, task: Callable[..., Any], place: int, item: Any, ended: queue.SimpleQueue[Future[Any]]
     ) -> Future[Any]:
+        """Submit one task. Its future is put into ``ended`` when it ends."""
         try:
             key = f"{task.__name__}-{self._name}-{place}-{time.time_ns()}"
             future = self._client.submit(_run_task, self._name, task, item, key=key, pure=False)

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from shiplap.plugin_api import error
-from shiplap_sparse3d.geometry import Geometry, Triple
+from shiplap_sparse3d.axes import Triple
+from shiplap_sparse3d.geometry import Geometry
 from shiplap_sparse3d.nn import GenerativeConv3d, GlobalPool, SparseConvTranspose3d, SparseInverseConv3d, SubMConv3d
 from shiplap_sparse3d.nn.conv import Convolution
 from shiplap_sparse3d.nn.pool import WindowPool
@@ -139,6 +140,7 @@ class _PassRecord:
             self.levels.append(level)
 
     def _keep_interval(self, y: Any, interval: tuple[Triple, Triple]) -> None:
+        """Keep the receptive field of one layer, by the node of its output."""
         self.intervals.append(interval)
         node = rows_of(y).grad_fn
         # Without a node, as after ``detach``, the paths cannot be followed: the sum of all intervals is used.
@@ -164,6 +166,7 @@ def _inverse_interval(window: _FieldWindow, stride: Triple) -> tuple[Triple, Tri
 
 
 def _refined_stride(stride: Triple, step: Triple, where: str) -> Triple:
+    """Return the stride of a finer grid. Raises SL820 below the input's."""
     if any(s % t for s, t in zip(stride, step, strict=True)):
         raise error(
             "SL820",
@@ -272,6 +275,8 @@ def _sample_voxels() -> Tensor:
 
 
 def _recording_hook(record: _PassRecord) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+    """Return a forward hook that records a layer's receptive field."""
+
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         x = args[0] if args else None
         if not isinstance(getattr(x, "geometry", None), Geometry):
@@ -320,6 +325,7 @@ def _widest_interval(end: Any, feats: Tensor, nodes: dict[Any, tuple[Triple, Tri
 def _interval_hull(
     one: tuple[Triple, Triple] | None, two: tuple[Triple, Triple] | None
 ) -> tuple[Triple, Triple] | None:
+    """Return the smallest field that holds both."""
     if one is None or two is None:
         return one or two
     before, after = (_as_triple([max(a, b) for a, b in zip(one[s], two[s], strict=True)]) for s in (0, 1))

@@ -111,6 +111,7 @@ class PointTable:
 
     @cached_property
     def _places(self) -> dict[Tile, tuple[int, int]]:
+        """The first and last slice of each tile."""
         heads = np.flatnonzero(self.slices["before"] == 0)
         ends = np.append(heads[1:], len(self.slices))
         names = zip(self.slices["x"][heads].tolist(), self.slices["y"][heads].tolist(), strict=True)

@@ -50,6 +50,7 @@ class Manifest:
         return question.cells, question.feats, question.grid, labels
 
     def _codes(self, index: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the predicted classes of points by their index."""
         codes = np.empty(len(index), np.uint8)
         with self.job.folder.labels.open("rb") as file:
             # Points of a tile are scattered over the file: near ones share a read.

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from shiplap.plugin_api import error
 from shiplap_sparse3d import ops
+from shiplap_sparse3d.axes import Triple
 from shiplap_sparse3d.errors import SurveyError
-from shiplap_sparse3d.geometry import Triple
 from shiplap_sparse3d.survey.field import Field, evaluation_mode, receptive_field, rows_of
 from shiplap_sparse3d.survey.probe import Seen, probe
 from shiplap_sparse3d.tensor import SparseTensor

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import error
-from shiplap_sparse3d.geometry import NOTHING, TableRecipe, Triple
+from shiplap_sparse3d.axes import Triple
+from shiplap_sparse3d.geometry import NOTHING, TableRecipe
 from shiplap_sparse3d.survey.folder import POINT, SurveyFolder, Tile
 from shiplap_sparse3d.survey.job import Grid, SurveyJob
 from shiplap_sparse3d.survey.model import Points, SurveyModel, VoxelScene, point_features

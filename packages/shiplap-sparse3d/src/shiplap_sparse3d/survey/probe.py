@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import error
-from shiplap_sparse3d.geometry import Triple
+from shiplap_sparse3d.axes import Triple
 from shiplap_sparse3d.survey.field import Field, Run, evaluation_mode, rows_of
 from shiplap_sparse3d.tensor import SparseTensor
 
@@ -66,6 +66,7 @@ def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -
 
 
 def _sees_beyond(got: str, field: Field) -> ShiplapError:
+    """Return SL820 for a network whose outputs change with inputs beyond its receptive field."""
     return error(
         "SL820",
         where="the probe of the receptive field",

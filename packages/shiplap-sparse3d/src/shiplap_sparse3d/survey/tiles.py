@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from shiplap.plugin_api import error
-from shiplap_sparse3d.geometry import Triple
+from shiplap_sparse3d.axes import Triple
 from shiplap_sparse3d.survey.field import Field
 
 _SMALLEST = 128  # cells: below that, a tile is mostly halo

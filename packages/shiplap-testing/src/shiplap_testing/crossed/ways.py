@@ -473,21 +473,10 @@ def cuda_graph(calls: Calls) -> str:
 
 
 def _captured(fn: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of ``fn`` and its result. A capture that breaks raises what broke it, and leaves nothing to later calls:
-    the allocator and the generator would go on as if they were captured."""
-    graph, pool, stream = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), torch.cuda.Stream()
-    result, broken = None, None
-    with torch.cuda.stream(stream):
-        graph.capture_begin(pool=pool)
-        try:
-            result = fn()
-        except Exception as e:
-            broken = e
-        try:
-            graph.capture_end()
-        except RuntimeError as e:
-            broken = broken or e
-            torch_private.abandon_capture(stream.device_index, pool)
+    """A graph of ``fn`` and its result. A capture that breaks raises what broke it."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        result, broken = torch_private.capture_graph(graph, fn, torch.cuda.graph_pool_handle())
     torch.cuda.synchronize()
     if broken is not None:
         raise broken

@@ -117,23 +117,17 @@ def record_cuda_graph(
         static = tree_map(clone_exactly, args)
     # The raw graph is kept, because its nodes are read below.
     graph, handle = torch.cuda.CUDAGraph(keep_graph=True), pool or torch.cuda.graph_pool_handle()
-    failure, before = "", 0
-    outs: tuple[Tensor, ...] = ()
-    with on_stream(stream):
-        graph.capture_begin(pool=handle, capture_error_mode=mode)
+    before = 0
+
+    def count_and_call() -> tuple[Tensor, ...]:
+        nonlocal before
         before = _count_allocations(stream)
-        try:
-            outs = call(static)
-        except Exception as e:
-            failure = error_line(e)
-        try:
-            graph.capture_end()
-        except RuntimeError as e:
-            failure = failure or error_line(e)
-            # A failed capture leaves the allocator recording into the pool; later captures would fail, too.
-            torch_private.abandon_capture(stream.device_index, handle)
-    if failure:
-        raise CaptureError(failure)
+        return call(static)
+
+    with on_stream(stream):
+        outs, failure = torch_private.capture_graph(graph, count_and_call, handle, mode)
+    if failure is not None:
+        raise CaptureError(error_line(failure))
     made = _count_allocations(stream) - before
     nodes, copies = _nodes_and_copies(graph)
     if mode == "global":  # torch 2.11 on CUDA 13 crashes over a graph with addresses that cudaFree has taken back

@@ -50,6 +50,7 @@ class VerbGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
+        """Run a verb. Errors of the catalogue and of usage are shown, as JSON where that was asked for."""
         console.begin_verb()
         try:
             return super().invoke(ctx)
@@ -94,6 +95,7 @@ app = typer.Typer(
 
 
 def _print_version(wanted: bool) -> None:
+    """Print the version and exit."""
     if wanted:
         from shiplap import __version__
 
@@ -108,6 +110,7 @@ def _global_options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
+    """Declare the options that stand before a verb."""
     pass
 
 

@@ -328,6 +328,7 @@ def _measure_cost(op: Op, device: str, results: _AuditResults) -> None:
 
 
 def _unsampled_finding(op: Op, e: ShiplapError) -> Finding:
+    """Return the finding of an op for which no inputs could be drawn."""
     from shiplap.audit import Finding
 
     return Finding("samples", "fail", op.spec.name, f"{e.id}: {e.what}: {e.got}", fix=e.fix)
@@ -350,6 +351,7 @@ def _audit_progress(total: int, quiet: bool) -> Iterator[Callable[[Finding], Non
 def _show_results(
     results: _AuditResults, json: bool, html: Path | None, about: dict[str, str], *, measured: bool
 ) -> None:
+    """Show findings and costs in the terminal or as JSON, and write the page."""
     from shiplap.render import findings_html, findings_json, print_costs, print_findings
 
     findings, costs = results.findings, results.costs

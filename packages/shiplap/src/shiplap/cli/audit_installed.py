@@ -122,6 +122,7 @@ def _read_baseline(options: InstalledOptions) -> frozenset[str]:
 
 
 def _page_of(report: InstalledReport, seed: int) -> str:
+    """Return the page of a report."""
     from shiplap.render import facts, render_html
 
     about = facts(target=f"{report.package} {report.version}", seed=seed, device="cpu")

@@ -116,6 +116,7 @@ def _entry_json(entry: StoredEntry) -> dict[str, Any]:
 
 
 def _entry_line(entry: StoredEntry) -> str:
+    """Return the line of an entry: whether it serves here, its op, bucket and choice."""
     if entry.key is None or entry.value is None:
         return f"damaged  {entry.path.name}: {entry.problem}"
     config = ", ".join(f"{n}={v}" for n, v in entry.value["config"].items())
@@ -126,6 +127,7 @@ def _entry_line(entry: StoredEntry) -> str:
 
 
 def _list_entries(store: ChoiceStore, what: str) -> Result:
+    """Return the entries, compiled bindings and kept proofs, or the proofs alone."""
     if what == PROOFS:
         return _list_proofs()
     entries = list(store.entries(_name_of_target(what)))
@@ -185,6 +187,7 @@ def _name_of_target(what: str) -> str:
 
 
 def _explain_misses(store: ChoiceStore, what: str) -> Result:
+    """Return which fields of the stored keys differ from this process's."""
     name = _name_of_target(what)
     entries = list(store.entries(name))
     lines = [_entry_line(e) for e in entries] or [f"nothing is stored for {name} in {store.root}: tune it"]
@@ -198,6 +201,7 @@ def _explain_misses(store: ChoiceStore, what: str) -> Result:
 
 
 def _export_entries(store: ChoiceStore, what: str) -> Result:
+    """Write all entries to a frozen table."""
     from shiplap.tuning.frozen_table import dump_table
 
     exported = [(e.key, e.value) for e in store.entries() if e.key is not None and e.value is not None]
@@ -206,6 +210,7 @@ def _export_entries(store: ChoiceStore, what: str) -> Result:
 
 
 def _import_entries(store: ChoiceStore, what: str) -> Result:
+    """Store the entries of a frozen table. Raises SL602 where not all can be written."""
     from shiplap.tuning.frozen_table import read_frozen_table
 
     entries = read_frozen_table(Path(what))
@@ -223,6 +228,7 @@ def _import_entries(store: ChoiceStore, what: str) -> Result:
 
 
 def _remove_entries(store: ChoiceStore, what: str) -> Result:
+    """Remove the entries of an op, or all entries and proofs."""
     gone, stuck = _without_proofs(stale=False) if what in ("all", PROOFS) else (0, [])
     # 'all' removes the proofs as well, but not the bindings, which cost a compiler's run each.
     paths = [] if what == PROOFS else [e.path for e in store.entries("" if what == "all" else _name_of_target(what))]
@@ -237,6 +243,7 @@ def _with_proofs(done: Result, gone: int, stuck: list[str]) -> Result:
 
 
 def _collect_garbage(store: ChoiceStore, what: str) -> Result:
+    """Remove entries that cannot serve, damaged bindings and what killed processes left."""
     from shiplap.kernels.native import cache
 
     stale = [e.path for e in store.entries(_name_of_target(what)) if _stale_fields(e)]
@@ -257,6 +264,7 @@ def _collect_garbage(store: ChoiceStore, what: str) -> Result:
 
 
 def _remove_files(store: ChoiceStore, paths: list[Path]) -> Result:
+    """Remove files of the store. Return how many, and those that could not be removed."""
     stuck = [str(p) for p in paths if not store.remove(p)]
     lines = [f"removed {len(paths) - len(stuck)} files from {store.root}", *(f"cannot remove {p}" for p in stuck)]
     return {"root": str(store.root), "removed": len(paths) - len(stuck), "stuck": stuck}, lines, int(bool(stuck))

@@ -137,6 +137,7 @@ def kernel_libraries() -> list[dict[str, Any]]:
 
 
 def _libraries_of(family: str) -> list[dict[str, Any]]:
+    """Return the kernel libraries of a family's ops, and how many of their symbols load."""
     try:
         ops = ops_of(importlib.import_module(family))
     except Exception as e:
@@ -172,6 +173,7 @@ def _library_entry(family: str, path: str, problem: str | None) -> dict[str, Any
 
 
 def _locate_library(family: str, library: Any) -> dict[str, Any]:
+    """Return the entry of a library: its path, or the problem of finding it."""
     from shiplap.kernels.c.library import locate_library
 
     try:
@@ -195,6 +197,7 @@ def _count_symbol(entry: dict[str, Any], form: NativeForm) -> None:
 
 
 def _print_report(environment: dict[str, Any]) -> None:
+    """Print the sections of the environment."""
     screen, versions_of = console.out(), environment["versions"]
     sections: tuple[tuple[str, list[tuple[str, ...]]], ...] = (
         ("versions", [(name, value or ABSENT.get(name, "not installed")) for name, value in versions_of.items()]),
@@ -224,6 +227,7 @@ def _describe_device(device: dict[str, Any]) -> str:
 
 
 def _describe_capability(capability: dict[str, Any]) -> str:
+    """Return in words whether a capability is verified on this torch."""
     if capability["known"]:
         return "known"
     runs = f"run on {', '.join(capability['verified'])}" if capability["verified"] else "no run"
@@ -231,6 +235,7 @@ def _describe_capability(capability: dict[str, Any]) -> str:
 
 
 def _describe_library(library: dict[str, Any]) -> str:
+    """Return in words how many symbols of a library loaded."""
     if library["problem"]:
         return str(library["problem"])
     return f"{library['ok']} of {library['symbols']} symbols loaded, signatures agree"

@@ -89,6 +89,7 @@ def _catalogue_entry(id: str) -> Entry:
 
 
 def _show_error(entry: Entry, json: bool) -> None:
+    """Print an entry of the catalogue: title, class, cause, fix and page."""
     builtin = next(base.__name__ for base in entry.kind.__mro__ if base.__module__ == "builtins")
     told = {
         "class": f"{entry.kind.__name__}, also a {builtin}",
@@ -106,6 +107,7 @@ def _show_error(entry: Entry, json: bool) -> None:
 
 
 def _show_explanation(explanation: Explanation, json: bool, source: bool, about: dict[str, str]) -> None:
+    """Print the explanation of a compiled model, with its source where asked for."""
     from shiplap.render import print_lines
     from shiplap.render.lines import line
 

@@ -95,6 +95,7 @@ def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic
 
 
 def _as_module(called: Any) -> Any:
+    """Return a module that calls a function, as torch exports modules only."""
     import torch
 
     class Wrapped(torch.nn.Module):
@@ -105,6 +106,7 @@ def _as_module(called: Any) -> Any:
 
 
 def _write_file(program: Any, file: Path, opset: int | None, checks: bool) -> tuple[str, ...]:
+    """Write the program in the form that the file's suffix names. Return its ops."""
     if file.suffix == ".onnx":
         from shiplap.packaging.onnx import export_onnx
 

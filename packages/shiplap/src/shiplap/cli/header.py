@@ -102,12 +102,14 @@ def generate_header(target: str, ops: Sequence[Op]) -> str:
 
 
 def _write_header(target: str, text: str, path: Path | None) -> dict[str, Any]:
+    """Write the header, and return the result for JSON."""
     if path is not None:
         console.write_text(path, text)
     return {"target": target, "path": path and str(path), "ok": True, "header": text}
 
 
 def _compare_header(target: str, text: str, path: Path | None) -> dict[str, Any]:
+    """Compare a header with the committed file. Raises SL602 for an unreadable file."""
     assert path is not None
     try:
         committed = path.read_text(encoding="utf-8")
@@ -127,6 +129,7 @@ def _compare_header(target: str, text: str, path: Path | None) -> dict[str, Any]
 
 
 def _print_headers(results: list[dict[str, Any]]) -> None:
+    """Print headers, differences and the files that were written."""
     for result in results:
         if "diff" in result:
             console.echo(result["diff"], end="")

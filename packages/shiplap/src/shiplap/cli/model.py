@@ -26,6 +26,7 @@ def load_model(target: str, inputs: str) -> tuple[ModuleType, Any, tuple[Any, ..
 
 
 def _find_callable(module: ModuleType, name: str, where: str) -> Any:
+    """Return the function or model of a module. Raises SL501 with the names that there are."""
     value = getattr(module, name or DEFAULT, None)
     if callable(value):
         return value

@@ -77,6 +77,7 @@ def command(
 
 
 def _as_json(packed: PackedWheel) -> dict[str, Any]:
+    """Return the contents of a packaged wheel for JSON."""
     return {
         "wheel": str(packed.wheel),
         "warning": packed.warning,
@@ -92,6 +93,7 @@ def _as_json(packed: PackedWheel) -> dict[str, Any]:
 
 
 def _print_packed(packed: PackedWheel) -> None:
+    """Print the contents of a packaged wheel."""
     screen = console.out()
     screen.print(f"{packed.wheel}", markup=False)
     for each in packed.contents:

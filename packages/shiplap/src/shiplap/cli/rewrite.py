@@ -133,6 +133,7 @@ def _named_rewrites(targets: list[str]) -> list[Rewrite]:
 
 
 def _rewrites_in_module(module: ModuleType, name: str = "") -> list[Rewrite]:
+    """Return the rewrites of a module, or the one of this name. Raises SL501."""
     from shiplap.rewrite import Rewrite
 
     held = {n: v for n, v in vars(module).items() if isinstance(v, Rewrite)}
@@ -151,6 +152,7 @@ def _rewrites_in_module(module: ModuleType, name: str = "") -> list[Rewrite]:
 
 
 def _show_survey(surveyed: RewriteSurvey, json: bool, graphs: bool, about: dict[str, str]) -> None:
+    """Print where rewrites would apply, or emit it as JSON."""
     from shiplap.render import print_lines
 
     if json:

@@ -56,6 +56,7 @@ def resolve_targets(targets: Iterable[str]) -> list[Op]:
 
 
 def _resolve_target(target: str) -> list[Op]:
+    """Return the ops of a target: a registered name, a module or a name in a module. Raises SL501."""
     home, name = split_target(target)
     if not home:
         return [_find_registered_op(name)]
@@ -96,6 +97,7 @@ def _find_registered_op(name: str) -> Op:
 
 
 def _find_op_in_module(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -> Op:
+    """Return the op of this name in a module. Raises SL501 with the names that there are."""
     from shiplap.dispatch import Op
 
     value = getattr(module, name, None)
@@ -116,6 +118,7 @@ def _find_op_in_module(target: str, module: ModuleType, name: str, declared: Seq
 
 
 def _refuse_drafts(values: Iterable[Any]) -> None:
+    """Raise SL113 for an op that is a draft of ``shiplap init``."""
     from shiplap.scaffold import UnfinishedOp
 
     for value in values:
@@ -210,6 +213,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
+    """Return the module of a file. Raises SL501 for a missing one and for one that others can write."""
     if not path.is_file():
         siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         close = difflib.get_close_matches(path.name, siblings, n=1)
@@ -265,6 +269,7 @@ def _module_of(path: Path) -> tuple[str, Any]:
 
 
 def _not_imported(where: str, e: BaseException) -> ShiplapError:
+    """Return SL601 with the user's frame in which an import failed."""
     frames = _user_frames(e)
     at = f" ({frames[-1]})" if frames else ""
     return error("SL601", where=where, got=f"{type(e).__name__}: {e}{at}", expected="a module that imports")

@@ -149,6 +149,7 @@ def _tune_requests(
     *,
     quiet: bool,
 ) -> TuneResult:
+    """Tune the requests, with progress unless ``quiet``."""
     from shiplap.tuning.engine import tune_all
 
     progress = False if quiet else None
@@ -156,6 +157,7 @@ def _tune_requests(
 
 
 def _requests_of_sizes(targets: Sequence[str], sizes: Sequence[str], dtype: str, device: str) -> list[TuningRequest]:
+    """Return a request for each text of sizes. Raises SL613 for more than one op."""
     from shiplap.tuning.engine import recipe_of_sizes
 
     ops = resolve_targets(targets)

@@ -76,12 +76,14 @@ def _rename_reserved(p: CParameter, taken: set[str]) -> CParameter:
 
 
 def _tensor_ctype(spec: OpSpec, arg: Arg) -> str:
+    """Return the C type of a tensor argument. Raises SL404 for lists."""
     if arg.many:
         raise error("SL404", where=f"{spec.name}, argument {arg.name!r}", got="a list of tensors", expected="a tensor")
     return "DLTensor*" if arg.mutated else "const DLTensor*"
 
 
 def _scalar_parameters(spec: OpSpec, arg: Arg) -> list[CParameter]:
+    """Return the C parameters of a scalar argument. Raises SL404 where C cannot take it."""
     kind = str(arg.scalar)
     # A C scalar has no value for None, other than a number that a caller might also pass.
     if arg.optional or kind not in (*_SCALAR, *_ELEMENT):

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 @cache
 def _jinja_environment(package: str) -> Environment:
+    """Return the environment of a package's templates."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     # Jinja2 is imported late: most processes find all their code in the cache. Code is not escaped, as it is no HTML.

@@ -175,6 +175,7 @@ def launcher_source(
 
 
 def _print_cubin(cubin: Cubin) -> dict[str, Any]:
+    """Return the template's values of a compiled kernel."""
     return {
         "launch": cubin.launch,
         "architecture": cubin.architecture,
@@ -205,6 +206,7 @@ class _Facts:
         return f"n_{name}"
 
     def _value(self, name: str) -> tuple[str, str]:
+        """Return the C++ type and expression of a name."""
         if (fact := parse_fact(name)) is not None and fact[1] in self.cpp:
             kind, tensor, axis = fact
             what = f"({self.cpp[tensor]}" + (")" if kind == "numel" else f", {axis})")
@@ -246,6 +248,7 @@ def _print_step(step: Step, configs: Sequence[str], facts: _Facts, numbers: Iter
 
 
 def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -> dict[str, Any]:
+    """Return the template's values of one launch."""
     # A config of a choice table reaches the kernel through the call frame, in the order of its names.
     constants: dict[str, str] = {name: f"ctx->config[{i}]" for i, name in enumerate(configs)}
     constants |= {

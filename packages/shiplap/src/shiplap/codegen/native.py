@@ -123,6 +123,7 @@ def describe_op(op: NativeOp, id: str) -> dict[str, Any]:
 
 
 def _template_values(op: NativeOp) -> dict[str, Any]:
+    """Return the template's values of an op. Raises SL404 where C++ cannot check its calls."""
     spec = op.spec
     parameters = c_prototype(spec)
     if reason := op.unfit:
@@ -212,6 +213,7 @@ def _returning_op(op: NativeOp) -> dict[str, Any]:
 
 
 def _why_unfit(op: NativeOp) -> str:
+    """Return why an op has no native binding, or ""."""
     spec = op.spec
     # Without a static default config, the kernel has no values to run with before a choice exists.
     spaces = [k.space for k in op.kernels] or [op.space]
@@ -349,6 +351,7 @@ class _Out:
 
 
 def _describe_output(spec: OpSpec, plan: OutputPlan, out: Output) -> _Out:
+    """Return the template's values of one output."""
     kind = out.tensor
     used = {d.text for d in kind.dims}.union(*(d.expr.names for d in kind.dims if d.expr))
     final = _shape_expression(kind, lambda n: f"extent_{n}" if n in spec.dynamic else plan.names(n))
@@ -356,6 +359,7 @@ def _describe_output(spec: OpSpec, plan: OutputPlan, out: Output) -> _Out:
 
 
 def _shape_expression(kind: TensorType, names: Callable[[str], str]) -> str:
+    """Return the C++ initialiser of a shape."""
     sizes = [
         to_cpp(d.expr, names) if d.expr else f"int64_t{{{d.size}}}" if d.kind == "fixed" else names(d.text)
         for d in kind.dims
@@ -364,6 +368,7 @@ def _shape_expression(kind: TensorType, names: Callable[[str], str]) -> str:
 
 
 def _argument_expression(spec: OpSpec, p: CParameter) -> str:
+    """Return the C++ expression of one argument of the kernel."""
     if p.role == "input":
         look = f"look(v_{p.source}, t_{p.source})"
         return f"t_{p.source} ? {look} : nullptr" if spec.arg(p.source).optional else look

@@ -31,6 +31,7 @@ def step_statements(steps: Iterable[Step]) -> list[str]:
 
 
 def _statements_of_step(step: Step) -> list[str]:
+    """Return the C++ statements of one step of a plan."""
     match step:
         case UnsetStep(variable, type):
             return [f"{type.cpp} {variable} = {type.unset};", f'[[maybe_unused]] const char* from_{variable} = "";']
@@ -62,6 +63,7 @@ def _indent_lines(text: Iterable[str]) -> list[str]:
 
 
 def _require_cpp(cpp: str) -> str:
+    """Return the text. Raises NoCppForm for an empty one."""
     # A step without a C++ form has an empty text, so that Python can still run it.
     if not cpp:
         raise NoCppForm("an expression or a dim that C++ cannot compute")
@@ -97,6 +99,7 @@ def braced_text(text: Text) -> str:
 
 
 def _constant_text(text: Text) -> str:
+    """Return a text without run-time parts. Raises NoCppForm."""
     if not all(isinstance(p, str) for p in text):
         raise NoCppForm("a label that is only known at run time")
     return "".join(p for p in text if isinstance(p, str))

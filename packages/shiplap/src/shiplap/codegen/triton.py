@@ -124,6 +124,7 @@ class _Writer:
         return self._wide(self._number("size", self._named(name), index))
 
     def stride(self, name: str | None, index: int | None = None) -> str:
+        """Return the expression of a tensor's stride, or of all its strides."""
         name = self._named(name)
         if index is None:
             return ", ".join(self.stride(name, axis) for axis in range(self.ranks[name]))
@@ -145,6 +146,7 @@ class _Writer:
         indent_width: int = 4,
         index_shape: Sequence[str] | None = None,
     ) -> str:
+        """Return the load of an input, as templates of Inductor write it."""
         masked = f", mask={mask}, other={other}" if mask else ""
         return f"{output_name} = tl.load({input_name} + {self._offset(input_name, indices, index_shape)}{masked})"
 
@@ -156,6 +158,7 @@ class _Writer:
         indent_width: int = 4,
         val_shape: Sequence[str] | None = None,
     ) -> str:
+        """Return the store of the output, as templates of Inductor write it."""
         value = _broadcast_value(val, val_shape)
         return f"tl.store(out_ptr + {self._offset(None, indices, val_shape)}, {value}, mask={mask})"
 
@@ -174,6 +177,7 @@ class _Writer:
         return f"tl.cast({value}, tl.int64)" if self.wide else value
 
     def _number(self, kind: str, name: str | None, axis: int) -> str:
+        """Return the parameter of a size or stride, in the order of first use."""
         number = (kind, name, range(self.ranks[name])[axis])
         # A dict keeps the order of first use, which is the order of the parameters.
         self.numbers[number] = None
@@ -189,6 +193,7 @@ def _broadcast_value(value: str, shape: Sequence[str] | None) -> str:
 
 
 def _literal_text(name: str, value: Any) -> str:
+    """Return a constant as Triton source."""
     if name == "INDEX_DTYPE":
         return str(value)
     # Python prints infinities and NaN as names that no Triton function defines.

@@ -98,6 +98,7 @@ def _is_union_annotation(annotation: object) -> bool:
 
 
 def _read_dim_token(token: str, where: str) -> Dim:
+    """Return one dim of an annotation: named, fixed, variadic, computed or any."""
     if token == "...":
         return Dim("variadic", token)
     if token.startswith("*_"):
@@ -196,6 +197,7 @@ _EXPECTED = (
 
 
 def _strip_optional(annotation: object) -> tuple[object, bool]:
+    """Return the annotation without None, and whether None was in it."""
     if _is_union_annotation(annotation):
         given = typing.get_args(annotation)
         rest = [a for a in given if a is not type(None)]
@@ -205,12 +207,14 @@ def _strip_optional(annotation: object) -> tuple[object, bool]:
 
 
 def _annotation_text(annotation: object) -> str:
+    """Return an annotation as it is written."""
     if isinstance(annotation, type) and not typing.get_args(annotation):
         return annotation.__qualname__
     return str(annotation)
 
 
 def _split_advice(annotation: object) -> str:
+    """Return what to write in place of an annotation that cannot be read."""
     if annotation is torch.Tensor:
         return 'say the dtype and dims: Float[Tensor, "n c"]'
     if isinstance(annotation, type) and issubclass(annotation, AbstractArray):

@@ -53,6 +53,7 @@ def _dim_names(dim: Dim) -> frozenset[str]:
 
 
 def _require_single_size(spec: OpSpec, dim: str, arg: Arg) -> bool:
+    """Return True. Raises an error for a list, whose tensors may differ in a batched dim."""
     if arg.many:
         raise _batching_error(spec, dim, f"the list {arg.name!r}", "single tensors")
     return True

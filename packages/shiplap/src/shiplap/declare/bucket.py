@@ -134,6 +134,7 @@ class BucketRule:
 
 
 def _round_up_pow2(size: EnvValue) -> Hashable:
+    """Return a size, or each of several, rounded up to a power of two."""
     if type(size) is int:
         return 1 << (size - 1).bit_length() if size > 0 else 0
     return tuple(map(_round_up_pow2, size)) if isinstance(size, (tuple, list)) else size
@@ -156,6 +157,7 @@ def bucket_layout(args: Sequence[Value]) -> str:
 
 
 def _layout_code(value: Value) -> str:
+    """Return the layout of a value: "c" for contiguous, else the order of its dims."""
     if isinstance(value, Tensor):
         return "c" if value.is_contiguous() else _dim_order_code(value)
     return f"[{','.join(map(_layout_code, value))}]" if isinstance(value, (list, tuple)) else "-"

@@ -76,6 +76,7 @@ def file_digest(path: str | Path) -> str:
 
 @cache
 def _file_content_digest(path: str, _size: int, _written: int, _inode: int) -> str:
+    """Return the digest of a file's bytes. The other arguments key the memo."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -155,6 +156,7 @@ def _file_has_function_code(file: str, module: ModuleType | None) -> bool:
 
 
 def _code_objects_within(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code object and those of the functions defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -178,6 +180,7 @@ def _imported_beside(first: Path) -> list[Path]:
 
 
 def _imports_in_file(path: Path) -> Iterable[str]:
+    """Return the names that a Python file imports, or none of an unreadable file."""
     if path.suffix != ".py":
         return ()
     try:
@@ -229,6 +232,7 @@ def tensor_text(value: Tensor) -> tuple[str, bool]:
 
 
 def _tensor_values_text(value: Tensor) -> str:
+    """Return a digest of a tensor's values."""
     with without_modes():
         plain = value.detach().cpu().contiguous()
         size = plain.numel() * plain.element_size()

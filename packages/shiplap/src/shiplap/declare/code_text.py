@@ -92,6 +92,7 @@ def constant_text(value: object) -> str:
 
 
 def _read_code(code: CodeType) -> CodeUse:
+    """Return what a code object uses, and its text without line numbers."""
     use = CodeUse()
     instructions = _without_annotations(_without_class_places(list(dis.get_instructions(code))))
     arguments = code.co_argcount + code.co_kwonlyargcount
@@ -108,6 +109,7 @@ def _read_code(code: CodeType) -> CodeUse:
 
 
 def _instruction_text(each: dis.Instruction, offsets: Sequence[int]) -> str:
+    """Return the text of one instruction, with targets of jumps as indices."""
     if each.opcode in dis.hasconst:
         return f"{each.opname} {constant_text(each.argval)}"
     if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
@@ -117,6 +119,7 @@ def _instruction_text(each: dis.Instruction, offsets: Sequence[int]) -> str:
 
 
 def _read_instruction(use: CodeUse, code: CodeType, listed: Instructions, at: int, each: dis.Instruction) -> None:
+    """Add what one instruction reads, stores or imports to ``use``."""
     name, value = each.opname, each.argval
     if each.opcode in dis.hasconst:
         for inner in _flat_constants(value):
@@ -155,6 +158,7 @@ def _read_attribute(use: CodeUse, listed: Instructions, at: int, name: str) -> N
 
 
 def _join_code_use(use: CodeUse, inner: CodeUse) -> None:
+    """Add what an inner code object uses to ``use``."""
     use.constants += inner.constants
     use.imports += inner.imports
     use.globals |= inner.globals
@@ -165,6 +169,7 @@ def _join_code_use(use: CodeUse, inner: CodeUse) -> None:
 
 
 def _flat_constants(value: object) -> Iterator[object]:
+    """Yield the constants in nested tuples and frozen sets."""
     if isinstance(value, (tuple, frozenset)):
         for each in value:
             yield from _flat_constants(each)

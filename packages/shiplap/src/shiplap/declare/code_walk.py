@@ -186,6 +186,7 @@ class _CodeWalk:
         self._filed: set[str] = set()  # modules whose files are parts already
 
     def run(self, roots: Sequence[AnyValue]) -> None:
+        """Describe ``roots`` and all that they reach, up to the limit of objects."""
         for root in roots:
             if isinstance(root, (FunctionType, MethodType)) and top_package(_defining_module(root)) == "shiplap":
                 self.add("library", f"shiplap {root.__qualname__} {shiplap_digest()}", "shiplap")
@@ -360,6 +361,7 @@ class _CodeWalk:
         self._hidden(fn, use)
 
     def _named(self, name: str, value: AnyValue) -> None:
+        """Add a named value, or as state where the name is assigned at run time."""
         if name in self.names_of_state and not isinstance(value, (FunctionType, type)):
             self._state(name)
         else:

@@ -153,6 +153,7 @@ def _require_c_configs(where: str, fixed: tuple[Config, ...], chosen: Config | C
 
 
 def _read_config(where: str, values: Values, keywords: frozenset[str] | None) -> Config:
+    """Return a config from a dict of names and values. Raises SL116."""
     if not isinstance(values, Mapping) or not values or not all(isinstance(k, str) for k in values):
         raise error("SL116", where=where, got=repr(values), expected="a dict of names and values")
     for name, value in values.items():

@@ -61,6 +61,7 @@ def _ceil_divide(a: Size, b: Size) -> Size:
 
 
 def _next_power_of_2(a: Size) -> int:
+    """Return the next power of two at or above a size."""
     if isinstance(a, int):
         return 1 << max(0, a - 1).bit_length()
     power = 1
@@ -70,6 +71,7 @@ def _next_power_of_2(a: Size) -> int:
 
 
 def _largest_power_of_2(a: int) -> int:
+    """Return two to the power ``a``. Raises ValueError beyond 64 bits."""
     if not 0 <= a <= 62:
         raise ValueError(f"2^{a} is no positive number of 64 bits")
     return 1 << a

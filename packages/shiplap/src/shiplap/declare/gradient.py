@@ -298,6 +298,7 @@ def shape_of_value(value: Value | Gradient) -> Shape:
 
 
 def _value_shape_text(shape: Shape) -> str:
+    """Return the shape of a value, or those of a list, as text."""
     if isinstance(shape, list):
         return f"[{', '.join(map(_value_shape_text, shape))}]"
     return str(None if shape is None else tuple(shape))

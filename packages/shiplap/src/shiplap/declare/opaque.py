@@ -41,6 +41,7 @@ class _TracedObject:
         self._refuse(name)
 
     def _refuse(self, name: str) -> NoReturn:
+        """Raise SL132 for an attribute that a trace cannot read."""
         kind = type(self._value).__name__
         raise error(
             "SL132",

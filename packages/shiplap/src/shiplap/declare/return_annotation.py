@@ -122,6 +122,7 @@ _EXPECTED = (
 def _read_returns(
     where: str, parts: Sequence[object], shared: Sequence[str], names: Sequence[str]
 ) -> tuple[Return, ...]:
+    """Return the declared results. Raises SL109 for kinds that cannot be returned."""
     returns = []
     for name, part, alias in zip(names, parts, shared, strict=True):
         at = f"{where} {name!r}"

@@ -140,6 +140,7 @@ class _CodeBodyWalk:
     line: int = 0
 
     def walk(self) -> None:
+        """Follow the instructions with a symbolic stack, and collect what is read of the parameter."""
         arrivals: dict[int, _Stack] = {
             e.target: [_OTHER] * (e.depth + e.lasti + 1) for e in vars(dis.Bytecode(self.source))["exception_entries"]
         }
@@ -211,6 +212,7 @@ class _CodeBodyWalk:
         self.stack = [*kept, *[_OTHER] * (depth - len(kept))][:depth] if depth >= len(kept) else kept[:depth]
 
     def load_global(self, ins: dis.Instruction, name: str) -> None:
+        """Push a global, with its value where it is known."""
         known = _OTHER
         for scope in (self.world, vars(builtins)):
             if name in scope:
@@ -221,6 +223,7 @@ class _CodeBodyWalk:
         self.push(known)
 
     def load_attribute(self, ins: dis.Instruction, name: str, attribute: str) -> None:
+        """Replace the object on the stack by its attribute; of the parameter, note the read."""
         owner = self.pop()
         known: _Value = _OTHER
         if owner is _PARAMETER:
@@ -282,6 +285,7 @@ class _CodeBodyWalk:
             self.fail("it is passed to something that cannot be looked into")
 
     def store(self, name: str, value: _Value) -> None:
+        """Assign a variable. One that has held different values is unknown."""
         if value is _PARAMETER:
             self.names.add(name)
         elif name in self.variables and self.variables[name] != value:
@@ -339,6 +343,7 @@ def _static_attribute(owner: object, name: str) -> _KnownValue | None:
 
 
 def _only_shows_values(fn: object) -> bool:
+    """Whether a function only prints or logs its arguments."""
     return (
         any(fn is each for each in _SHOWING)
         or (fn.__module__ if isinstance(fn, FunctionType) else "").partition(".")[0] == _SHOWING_PACKAGE
@@ -346,6 +351,7 @@ def _only_shows_values(fn: object) -> bool:
 
 
 def _is_cell_set(cell: Any) -> bool:
+    """Whether a closure's cell has a value."""
     try:
         return cell.cell_contents is not cell
     except ValueError:  # not assigned yet

@@ -81,6 +81,7 @@ def _alias_letter(index: int) -> str:
 
 
 def _format_schema(spec: OpSpec, name: str, letters: Mapping[str, str], returns: Sequence[str]) -> str:
+    """Return the schema of an op under a name, with alias letters."""
     parts: list[str] = []
     for arg in spec.args:
         if arg.keyword_only and "*" not in parts:
@@ -91,6 +92,7 @@ def _format_schema(spec: OpSpec, name: str, letters: Mapping[str, str], returns:
 
 
 def _result_schema(result: Return, letters: Mapping[str, str]) -> str:
+    """Return the schema of one result."""
     if result.alias:
         alias = letters[result.alias].partition(" ")[0]
         return f"Tensor({alias})" + "[]" * result.many
@@ -108,6 +110,7 @@ def _schema_type(arg: Arg, tensor: str) -> str:
 
 
 def _argument_schema(arg: Arg, letters: Mapping[str, str]) -> str:
+    """Return the schema of one argument with its default."""
     kind = _schema_type(arg, f"Tensor({letters[arg.name]})" if arg.name in letters else "Tensor")
     optional = "?" if arg.optional else ""
     default = f"={_default_literal(arg.default)}" if arg.has_default else ""
@@ -115,6 +118,7 @@ def _argument_schema(arg: Arg, letters: Mapping[str, str]) -> str:
 
 
 def _default_literal(value: Value | EllipsisType) -> str:
+    """Return a default as the schema language writes it."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_default_literal(v) for v in value)}]"
     if isinstance(value, torch.dtype):

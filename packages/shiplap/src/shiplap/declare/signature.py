@@ -229,6 +229,7 @@ def _read_signature_arguments(
     contiguous: set[str],
     specialize: set[str],
 ) -> Iterable[Arg]:
+    """Yield the arguments of a reference from its parameters and annotations. Raises errors for what does not fit."""
     parameters = inspect.signature(fn).parameters
     for unknown in (mutates | contiguous | specialize) - parameters.keys():
         raise error("SL107", where=name, got=unknown, expected=f"one of {', '.join(parameters)}")
@@ -378,6 +379,7 @@ def _check_bounds(spec: OpSpec, known: set[str]) -> None:
 
 
 def _check_output_dim(spec: OpSpec, where: str, dim: Dim, known: set[str]) -> None:
+    """Raise SL104 for an output's dim that no argument defines."""
     if dim.kind == "expr" and dim.expr is not None:
         _check_expression_names(where, dim.expr, known | set(spec.dynamic))
     elif dim.kind == "any" or (dim.text not in known | set(spec.dynamic) and dim.kind in ("name", "variadic")):

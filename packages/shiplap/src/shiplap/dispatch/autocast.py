@@ -56,6 +56,7 @@ def make_cast(spec: OpSpec) -> Cast:
 
 
 def _is_castable_tensor(value: Value) -> list[Tensor]:
+    """Return the floating-point tensors of a value."""
     if isinstance(value, Tensor):
         return [value] if value.dtype.is_floating_point else []
     values = value if isinstance(value, (list, tuple)) else []

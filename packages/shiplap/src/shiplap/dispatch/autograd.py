@@ -357,6 +357,7 @@ def _nest_lists(values: tuple[T, ...], nest: ListLengths) -> tuple[T | list[T], 
 
 
 def _gradient_per_member(gradient: Gradient, need: NeedsGradient) -> Gradient:
+    """Return the gradient of a list argument as one gradient a member."""
     if isinstance(need, bool):
         return gradient
     if gradient is None or isinstance(gradient, Tensor):
@@ -376,6 +377,7 @@ def _store_tensors(flat: list[Tensor], value: Value) -> SavedSlot:
 
 
 def _load_tensors(flat: tuple[Tensor, ...], slot: SavedSlot) -> Value:
+    """Return the saved tensors of one argument."""
     if slot is None:
         return None
     return flat[slot] if isinstance(slot, int) else [flat[i] for i in slot]

@@ -175,6 +175,7 @@ def _gradient_check_source(spec: OpSpec, backward: Backward) -> str:
 
 
 def _gradient_refusal_source(backward: Backward, tensors: list[str], wanted: str) -> str:
+    """Return the source of the call that refuses a second derivative."""
     known = {name for each in backward.ops for name in each.gives}
     result = f"{{{', '.join(f'{n!r}: d_{n}' for n in tensors if n in known)}}}" if backward.ops else "result"
     return f"refuse({result}, {', '.join(f's_{n}' for n in tensors)}, {wanted})"

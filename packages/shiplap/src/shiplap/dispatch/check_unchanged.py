@@ -75,6 +75,7 @@ class UnchangedArguments:
         return result
 
     def _changed(self, arg: Arg) -> Exception:
+        """Return SL316 for a write to an argument that the declaration does not list."""
         if not self.spec.mutated:
             fix = f"write to a copy, {arg.name}.clone(), or declare the write: mutates=({arg.name!r},)"
         else:

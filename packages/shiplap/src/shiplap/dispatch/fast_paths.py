@@ -198,6 +198,7 @@ def _make_out_start(op: Executor, check: CheckOutCall) -> Callable[[Args, Output
 
 
 def _remember_call(ready: dict[Hashable, Any], key: Hashable, value: object) -> None:
+    """Keep a prepared call, and forget all where there are too many."""
     if len(ready) >= MOST_READY_CALLS:
         ready.clear()
     ready[key] = value

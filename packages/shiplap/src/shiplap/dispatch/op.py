@@ -337,6 +337,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             raise error("SL131", where=self.spec.name, got=got, expected="fresh results, or arguments written to")
 
     def _attach(self, kernel: Kernel) -> None:
+        """Add a kernel, and drop what was derived from the kernels before."""
         self.drop_native()
         self.attach_kernel(kernel)
         self.install_fast_path()
@@ -410,6 +411,7 @@ class ConvertingOp(Op[P, R]):
     def out(
         self, *args: Value, out: Tensor | Sequence[Tensor], workspace: Tensor | None = None, **kwargs: Value
     ) -> Tensor | Sequence[Tensor]:
+        """Convert the arguments, and write the results into ``out``."""
         values, named = convert_call(self.spec, args, kwargs)
         return super().out(*values, out=out, workspace=workspace, **named)
 

@@ -138,6 +138,7 @@ class OutVariant:
         return error("SL304", where=self.spec.name, got=got, expected="no gradient", fix="call the op without out=")
 
     def _as_outputs(self, out: Tensor | Sequence[Tensor]) -> Outputs:
+        """Return ``out`` as a tuple. Raises SL212 for another number of tensors."""
         many = isinstance(out, (list, tuple))
         outs = tuple(out) if many else (out,)
         if len(outs) != len(self.names) or not (many or isinstance(out, Tensor)):
@@ -202,6 +203,7 @@ class OutVariant:
                 out.copy_(value)
 
     def _fake(self, *args: Value, **kwargs: Value) -> None:
+        """Check a call of the out variant under fake tensors."""
         compile_cache_key.ensure_cache_keys()
         written, scratch = self._take_outputs(kwargs)
         call = self.op.bind(self.spec.complete(args, kwargs))

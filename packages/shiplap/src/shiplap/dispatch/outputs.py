@@ -65,6 +65,7 @@ def _is_only_list(spec: OpSpec, values: Sequence[Value]) -> bool:
 
 
 def _is_same_argument(value: Value, argument: Value) -> bool:
+    """Whether a result is an argument itself, member by member for lists."""
     if isinstance(value, (list, tuple)) and isinstance(argument, (list, tuple)):
         return len(value) == len(argument) and all(v is a for v, a in zip(value, argument, strict=True))
     return value is argument

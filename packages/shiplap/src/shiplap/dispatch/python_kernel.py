@@ -134,6 +134,7 @@ class PythonKernel(Kernel):
         self.values = values
 
     def run_call(self, call: Binding) -> Outputs:
+        """Run the kernel on a bound call. Return its checked outputs."""
         given = allocate_workspace(self.workspace, call) if self.wants_workspace else None
         if not self.out_style:
             return check_outputs(self.spec, call, self._call(call.args, call.device, given, {}))
@@ -153,6 +154,7 @@ class PythonKernel(Kernel):
             out.copy_(value)
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
+        """Run the kernel, and return a function that repeats the call on other tensors where there can be one."""
         outs = self.run_call(call)
         if not self.can_repeat or (self.workspace is not None and "threads" in self.workspace.names):
             return outs, None
@@ -162,6 +164,7 @@ class PythonKernel(Kernel):
         return outs, self._rerun_out_style(made, call, workspace_size(self.workspace, call))
 
     def fill_first_call(self, call: Binding, outs: Outputs) -> Refill | None:
+        """Run the kernel into ``outs``, and return a function that repeats it where there can be one."""
         self.run_into(call, outs, None)
         if not self.out_style or (self.workspace is not None and "threads" in self.workspace.names):
             return None
@@ -294,6 +297,7 @@ class WritingPythonKernel(PythonKernel):
     def _call(
         self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value], known: bool = False
     ) -> Returned:
+        """Call the kernel, and check that mutated arguments kept their memory."""
         places = places_of(self.spec, args)
         result = super()._call(args, device, scratch, keywords, known)
         require_places(f"{self.spec.name}, kernel {self.name}", places)
@@ -336,6 +340,7 @@ def compile_launch(
 
 
 def _is_contiguous_argument(arg: Arg) -> str:
+    """Return the source of the condition that an argument is contiguous."""
     name = argument_variable(arg)
     if arg.many:
         return f"all_contiguous({name})"

@@ -177,6 +177,7 @@ class SecondDerivative:
         return self._varying[key]
 
     def _watched_results(self, shapes: Mapping[str, Shape], saved: Any) -> frozenset[str]:
+        """Return the results of the formula through which no second gradient flows, seen under fake tensors."""
         scalars = vars(saved)
         with torch_private.fake_mode(symbolic=False), torch.enable_grad():
             args = [
@@ -273,6 +274,7 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
         return result
 
     def _note(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Record one torch call: tensors that it makes, and those that lose their gradient."""
         outs = list(_tensors_in_nested(result))
         given = [t for t in _tensors_in_nested([*args, *kwargs.values()]) if _is_floating_point_tensor(t)]
         why = next((self._lost[id(t)][1] for t in given if id(t) in self._lost), "")
@@ -380,6 +382,7 @@ def _replace_floating(value: Value, rest: Iterator[Tensor | None]) -> Any:
 
 
 def _detach_nested(value: Value) -> Value:
+    """Return a value with its tensors detached."""
     if isinstance(value, (list, tuple)):
         return cast("Value", [_detach_nested(cast("Value", v)) for v in value])
     return value.detach() if isinstance(value, Tensor) else value

@@ -125,6 +125,7 @@ class OpState(HasCode):
         return self._run_function(self.surrogate, args)
 
     def _run_function(self, function: Callable[..., Returned], args: Args) -> Returned:
+        """Call an author's function outside of autocast."""
         positional, named = self.spec.split(args)
         if dispatcher_calls.any_autocast():
             with dispatcher_calls.outside_autocast():

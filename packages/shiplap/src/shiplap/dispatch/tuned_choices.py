@@ -72,6 +72,7 @@ class UnprovenChoice(MissingChoice):
         return answer
 
     def _prove(self, op: OpState, call: Binding) -> Kernel | MissingChoice:
+        """Return the kernel with the stored config where the kernel still declares it, else MISSING_CHOICE."""
         space = self.kernel.space
         listed = space.configs(call.env) if space is not None else ()
         config = next((c for c in listed if c == self.entry.config), None)
@@ -231,6 +232,7 @@ def has_tunable_kernels(op: OpState, device: str) -> bool:
 
 
 def _choice_absent(op: OpState, device: str, key: Key) -> MissingChoice:
+    """Give a notice that a frozen table has no choice, or raise SL607 in strict mode."""
     wanted = f"{op.spec.name} {op.rule.text(key)} on {device}"
     if settings().strict:
         raise error("SL607", where=wanted, got=f"no entry in {frozen}", expected="a frozen choice")

@@ -1,4 +1,4 @@
-"""Packages that carry native code: SL308 to SL310, and models for other runtimes: SL321, SL322."""
+"""Packages with native code: SL308 to SL310. Models for other runtimes: SL321, SL322. Plain sources: SL323."""
 
 from __future__ import annotations
 
@@ -53,6 +53,15 @@ register(
             "the packages for ONNX are not installed",
             "torch exports ONNX models with the packages onnx and onnxscript.",
             "install them: pip install 'shiplap[onnx]'",
+        ),
+        (
+            "SL323",
+            "an op cannot be ejected",
+            (
+                "'shiplap eject' writes ops as plain sources. A template, a choice among configs, an object as an"
+                " argument, or a function without a source of its own has no plain form. Nothing was written."
+            ),
+            "eject the other ops by their names, or change what 'got' names",
         ),
     ],
 )

@@ -201,12 +201,14 @@ class LoweredCall:
 
 
 def _as_hints(value: Any, sizes: Sizes) -> Any:
+    """Return sizes in an argument as the numbers of the call at hand."""
     if isinstance(value, (list, tuple)):
         return tuple(_as_hints(v, sizes) for v in value)
     return evaluate_size(value, sizes) if isinstance(value, torch.SymInt) else value
 
 
 def _specialise_sizes(value: Any) -> Any:
+    """Return sizes in an argument as numbers, on which the graph is guarded."""
     if isinstance(value, (list, tuple)):
         return tuple(_specialise_sizes(v) for v in value)
     return inductor_lowering.static_size(value) if isinstance(value, torch.SymInt) else value

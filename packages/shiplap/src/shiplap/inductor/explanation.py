@@ -191,6 +191,7 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
 
 
 def _explain_kernels(number: int, graph: ReportedGraph, made: Sequence[FusionChoice]) -> Iterator[CompiledKernel]:
+    """Yield the kernels of a graph with their operators, lines and choices."""
     groups = graph.groups_with_kernel_names()
     for group in groups:
         nodes = tuple(o.node for o in group.origins)
@@ -227,6 +228,7 @@ def _source_lines(group: FusedGroup) -> tuple[str, ...]:
 def _unfused_neighbours(
     graph: ReportedGraph, groups: Sequence[FusedGroup], template: FusedGroup
 ) -> Iterator[UnfusedNeighbour]:
+    """Yield what a template reads or writes and was not fused with, and why."""
     for other in groups:
         before, after = template.reads & set(other.writes), other.reads & set(template.writes)
         if other is template or not (before or after):
@@ -259,6 +261,7 @@ def _fused_parts(name: str) -> set[str]:
 
 
 def _explain_refusal(reason: str, other: FusedGroup) -> str:
+    """Return Inductor's reason in plain words, or ""."""
     # Inductor gives this reason for several causes, of which a reduction is the one that can be seen here.
     if reason.startswith("template epilogue not satisfied"):
         return REDUCTION if other.reduces else "the template's store does not admit it"

@@ -56,6 +56,7 @@ class FusionChoice:
 
 
 def remember_fusion_choice(choice: FusionChoice) -> None:
+    """Keep a choice among the recent ones and pass it to the watchers."""
     _recent.append(choice)
     for watcher in _watchers:
         watcher(choice)

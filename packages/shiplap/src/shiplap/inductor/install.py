@@ -60,6 +60,7 @@ def say_opaque(op: Op) -> None:
 
 
 def _lower_below(op: Op) -> None:
+    """Let graphs call the op below autograd."""
     from shiplap.torch_private import inductor_lowering
 
     inductor_lowering.call_below(op.overload, op.below_autograd)
@@ -81,6 +82,7 @@ def _make_kernel_visible(op: Op) -> None:
 
 
 def _register_lowering(op: Op) -> None:
+    """Register the lowering of an op with templates."""
     from shiplap.inductor.lower import lower_op
     from shiplap.torch_private import dynamo, inductor_lowering
 

@@ -178,6 +178,7 @@ def _by_default(
 def _first_proven(
     call: LoweredCall, valid: list[TemplateCandidate], verdicts: list[CandidateVerdict], reason: str
 ) -> FusionChoice:
+    """Return the choice of the first candidate that is proven, else of the reference."""
     for candidate in valid:
         verdicts.append(prove_template(candidate))
         if verdicts[-1].status == "ok":
@@ -209,6 +210,7 @@ def _opaque_call(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs
 
 
 def _warn_unused_candidate(op: Op, verdict: CandidateVerdict) -> None:
+    """Give a notice of a candidate that is not used, with the reason."""
     notice(
         f"template {op.identity} {verdict.candidate}",
         f"{op.spec.name}: {verdict.candidate} is {verdict.status} and is not used ({verdict.detail})",
@@ -216,6 +218,7 @@ def _warn_unused_candidate(op: Op, verdict: CandidateVerdict) -> None:
 
 
 def _fusion_choice(call: LoweredCall, chosen: str, reason: str, verdicts: list[CandidateVerdict]) -> FusionChoice:
+    """Return the record of a choice, with sizes and dtypes of the call."""
     # The numbers are those of the call at hand, also where the graph serves a range of sizes.
     sizes = ", ".join(f"{k}={v}" for k, v in call.hints.items())
     sizes += f"; any {call.sizes.text}" if call.sizes.text and chosen != REFERENCE else ""

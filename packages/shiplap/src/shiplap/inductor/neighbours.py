@@ -30,6 +30,7 @@ class FusibleSurroundings:
 
     @staticmethod
     def around_call(call: LoweredCall) -> FusibleSurroundings:
+        """Return the nodes after the current one that may be fused with it, transitively."""
         node = inductor_lowering.current_node()
         inside: dict[fx.Node, None] = {node: None}
         for other in node.graph.nodes:
@@ -80,6 +81,7 @@ class FusibleSurroundings:
 
 
 def _can_fuse(node: fx.Node) -> bool:
+    """Whether a node is pointwise, a cast or a view."""
     overload = overload_of(node)
     if overload is None:
         return False

@@ -78,6 +78,7 @@ def _start_likely_kernel(op: Op, node: torch.fx.Node, likely: Likely, kinds: set
 
 
 def _start_compiler(candidate: TemplateCandidate | None) -> None:
+    """Compile a candidate in another process, unless its verdict is known."""
     if candidate is None or candidate.template.tables or candidate.template.innermost:
         return  # tables and copies would stay in the graph
     if known_verdict(candidate) is None:
@@ -86,6 +87,7 @@ def _start_compiler(candidate: TemplateCandidate | None) -> None:
 
 
 def _describe_argument(value: Any) -> str:
+    """Return a tensor's dtype, shape, strides and device, or a value, as text."""
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {list(value.shape)} {list(value.stride())} {value.device}"
     return str(value)

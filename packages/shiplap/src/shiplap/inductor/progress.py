@@ -45,6 +45,7 @@ class CompileProgress:
             self.end()
 
     def _on_terminal(self, text: str) -> None:
+        """Show ``text`` in the status line."""
         if self._status is None:
             self._status = make_console(stderr=True).status(text)
             self._status.start()

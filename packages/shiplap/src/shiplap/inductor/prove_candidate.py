@@ -104,6 +104,7 @@ def _proof_key(candidate: TemplateCandidate) -> Key | None:
 
 
 def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> CandidateVerdict:
+    """Return the verdict on a candidate: it is compared with the reference over the drawn cases."""
     call = candidate.call
     if needs_builder(call.op):
         return CandidateVerdict(
@@ -172,6 +173,7 @@ class _Cases:
 
 
 def _compare_outputs(call: LoweredCall, case: SampleCase, outs: tuple[Tensor, ...]) -> str:
+    """Return the difference between outputs and the reference's, or ""."""
     sums = derive_reduction(call.op.spec, case.env)
     work = sums.terms * outs[0].numel()
     with on_one_thread() if work <= ALONE else nullcontext():

@@ -93,6 +93,7 @@ class TracedCandidate(TemplateCandidate):
         return ""
 
     def node(self, fusion: bool = True) -> Any:
+        """Return the node of the traced function in the current graph."""
         graph = inductor_lowering.trace_to_aten(self._function, list(self.call.tensors.values()))
         node = inductor_lowering.inline_graph(graph, self.call.nodes)
         return node if fusion else inductor_lowering.exclude_from_fusion(node)
@@ -110,6 +111,7 @@ def template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate], dic
 
 
 def _list_template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate], dict[str, str]]:
+    """Return the candidates that can serve the call, and the reasons against the others."""
     valid: list[TemplateCandidate] = []
     refused: dict[str, str] = {}
     for template in call.op.templates.get(call.device.type, ()):

@@ -91,6 +91,7 @@ class FallbackCandidate(Candidate):
             self._alone = StandaloneFunction.compile_for_call(self.call, self.call.reference)
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
+        """Return a function that runs the fallback: its kernel alone where it has one, else the op."""
         self.render()
         if self._alone is None:
             return lambda: output_tensors(self.call.op.execute(*args))
@@ -111,6 +112,7 @@ class CandidateSelection:
 
     @staticmethod
     def of(call: LoweredCall) -> CandidateSelection:
+        """Return the selection of a call, with its key inside of these neighbours and alone."""
         around = FusibleSurroundings.around_call(call)
         drawn = draw_inputs(call.op, call.recipe, str(call.device))
         layouts = ";".join(",".join(inductor_lowering.layout_key(n)) for n in call.nodes)
@@ -331,6 +333,7 @@ def _selection_choice(
 
 
 def _describe_choice(listed: list[Any], ranked: list[int], times: dict[int, float], how: str, ranking: Ranking) -> str:
+    """Return the sentence on a choice: its time, the fallbacks' and the next candidate's."""
     if not times:
         return "the fallback: no template could be run"
     best, fallbacks = ranked[0], [i for i in ranked if listed[i].kernel == REFERENCE]

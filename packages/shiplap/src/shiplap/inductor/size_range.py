@@ -267,6 +267,7 @@ def _end_by_conditions(free: SizeRange, s: SizeSymbol) -> tuple[int | None, list
 
 
 def _describe_unlimited(call: SizedCall, s: SizeSymbol, upper: int | None) -> str:
+    """Return why a size cannot be proven over its range."""
     name = _name_symbol(call, s)
     if dynamo.is_packaging():
         return f"{name} may be {'any size' if upper is None else f'up to {upper}'} in this package, too many to prove"

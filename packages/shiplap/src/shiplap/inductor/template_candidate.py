@@ -113,6 +113,8 @@ class TemplateCandidate(Candidate):
         return self._launched(inductor_templates.run_function(self._choice, inputs, out, sizes), inputs, out)
 
     def _launched(self, run: Any, inputs: list[Tensor], out: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+        """Return a function that launches the compiled kernel into ``out``, and keeps the inputs alive."""
+
         def call(_alive: list[Tensor] = inputs) -> tuple[Tensor, ...]:  # a C++ kernel was given their addresses only
             inductor_lowering.launch_run(run)
             return (_sum_partials(self.call, out) if self.split_k > 1 else out,)
@@ -143,6 +145,7 @@ class TemplateCandidate(Candidate):
         return tensors
 
     def _output(self, sizes: Sizes = MappingProxyType({})) -> Tensor:
+        """Return memory for the output, or for its partial sums."""
         shape = self.call.shape(sizes)
         if self.split_k > 1:
             return torch.empty((self.split_k, *shape), dtype=torch.float32, device=self.call.device)
@@ -211,6 +214,7 @@ def _sum_partials(call: LoweredCall, partial_sums: Tensor) -> Tensor:
 def _render_template(
     call: LoweredCall, template: Template, config: Config, buffers: dict[str, Any], split_k: int
 ) -> Any:
+    """Return the node of a template's kernel. Raises NotImplementedError for arguments in one buffer."""
     layout = inductor_lowering.fixed_layout(call.output)
     if split_k > 1:
         layout = inductor_lowering.fixed_layout(

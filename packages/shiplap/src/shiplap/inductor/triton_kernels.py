@@ -32,6 +32,7 @@ def lower_triton_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _launch_node(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the node of a plain Triton launch in place of the op, or None where the call goes through the op."""
     fx = inductor_lowering.current_node()
     fakes: Any = torch.fx.map_arg((fx.args, fx.kwargs), lambda n: n.meta["val"])
     values, output = op.spec.complete(*fakes), fx.meta["val"]

@@ -146,6 +146,7 @@ class _PlanBuilder:
         return self.origins.get(variable, (shared_variable(f"from_{variable}"),))
 
     def argument(self, arg: Arg) -> None:
+        """Add the checks of a tensor argument: device, dtype and shape."""
         at, kind = TensorPlace(self.spec.name, arg.name, arg.many), arg.tensor
         assert kind is not None
         with self.block(arg, at):
@@ -159,6 +160,7 @@ class _PlanBuilder:
                 self.check(rule)
 
     def dtype(self, at: TensorPlace, kind: TensorType) -> None:
+        """Add the checks of a dtype, and of those that share its class."""
         self.steps.append(dtype_step(at))
         if kind.dtypes:
             self.check(rules.dtype_is_among(at, kind.dtype_class, kind.dtypes))
@@ -168,6 +170,7 @@ class _PlanBuilder:
             self.meet(variable, VariableType.DTYPE, at.dtype, quoted_text(at.label), same)
 
     def shape(self, arg: Arg, at: TensorPlace, kind: TensorType) -> None:
+        """Add the checks of a shape, dim by dim."""
         self.look(at)
         count = len(kind.dims)
         spread = next((i for i, d in enumerate(kind.dims) if d.kind == "variadic"), count)
@@ -185,6 +188,7 @@ class _PlanBuilder:
         self.steps.append(LetStep(f"rank_{at.arg}", VariableType.SIZE, Expression("", f"{at.tensor.cpp}.dim()")))
 
     def dim(self, arg: Arg, at: TensorPlace, dim: Dim, axis: int) -> None:
+        """Add the check of one dim, or the definition of its size."""
         if dim.kind == "name":
             variable = self.names(dim.text)
             same = rules.same_size(at, axis, dim.text, shared_variable(variable), self.origin_of_size(variable))
@@ -225,11 +229,13 @@ class _PlanBuilder:
         self.check(rules.computed_size(at, axis, expr.source, wanted))
 
     def value(self, variable: str, type: VariableType, expr: Expr) -> Expression:
+        """Add the evaluation of an expression. Return its term."""
         steps, term = try_expression(self.spec, self.names, variable, type, expr)
         self.steps += steps
         return term
 
     def spread(self, at: TensorPlace, dim: Dim, before: int, behind: int) -> None:
+        """Add the definition of a variadic dim's sizes, or their check."""
         if dim.text == "...":
             return
         here = f"spread_{at.arg}"

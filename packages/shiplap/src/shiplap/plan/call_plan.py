@@ -98,6 +98,7 @@ class CallPlan:
         return accepted
 
     def _without_strides(self, values: Mapping[str, Value]) -> ShiplapError | None:
+        """Return the error of an argument without strides, such as a sparse one, or None."""
         for arg in self.spec.tensors:
             value = values.get(arg.name)
             at = TensorPlace(self.spec.name, arg.name, arg.many)
@@ -112,6 +113,7 @@ class CallPlan:
         return "\n".join([head, *writer.lines, *body])
 
     def _written(self, careful: bool) -> tuple[str, list[str], PythonWriter]:
+        """Return the Python source of the plan: head, body and its writer."""
         writer = PythonWriter(careful=careful)
         writer.write(self.arguments)
         if not careful:
@@ -130,6 +132,7 @@ class CallPlan:
         return f"def bind({parameter_list(spec.args)}):", body, writer
 
     def _compiled(self, *, careful: bool) -> Bind:
+        """Return the compiled Python function of the plan."""
         head, body, writer = self._written(careful)
         defaults = [a.default for a in self.spec.args]
         made = compile_function(

@@ -185,6 +185,7 @@ def can_fail(expr: Expr, names: VariableNames) -> bool:
 
 
 def _node_can_fail(node: ast.AST) -> bool:
+    """Whether evaluating a node may raise: a division, a power of two, an empty minimum."""
     match node:
         case ast.BinOp(op=ast.FloorDiv() | ast.Mod(), right=divisor):
             return not (isinstance(divisor, ast.Constant) and divisor.value)

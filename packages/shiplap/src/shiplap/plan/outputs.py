@@ -55,6 +55,7 @@ class OutputPlan:
 
     @cached_property
     def bounds(self) -> Block:
+        """Return the steps that compute the bounds of data-dependent dims."""
         checks: list[Step] = []
         for dim, expr in self.spec.bounds:
             steps, term = try_expression(self.spec, self.names, f"v_bound_{dim}", VariableType.SIZE, expr)
@@ -66,6 +67,7 @@ class OutputPlan:
         return tuple(step for o in self.spec.outputs for step in self._measured(o))
 
     def _measured(self, out: Output) -> list[Step]:
+        """Return the steps that compute an output's sizes and check them."""
         checks: list[Step] = []
         for axis, dim in enumerate(out.tensor.dims):
             if dim.expr is not None:
@@ -97,6 +99,7 @@ class OutputPlan:
 
     @cached_property
     def fitting(self) -> Block:
+        """Return the checks of given outputs: dtype, shape and device."""
         steps: list[Step] = []
         for out in self.spec.outputs:
             at, kind = self.places[out.name], out.tensor
@@ -116,6 +119,7 @@ class OutputPlan:
         return self._disjoint(workspace=True)
 
     def _disjoint(self, *, workspace: bool) -> Block:
+        """Return the checks that outputs share no memory with arguments or each other."""
         spec, overlap_rules = self.spec, list[Step]()
         scratch = TensorPlace(spec.name, scratch_name(spec), role="output", variable=SCRATCH_VARIABLE)
         written = [*self.places.values(), *([scratch] if workspace else [])]

@@ -40,11 +40,13 @@ class PythonWriter:
         self.constants: dict[str, Constant] = {}
 
     def write(self, steps: Iterable[Step], indent: str = "    ") -> None:
+        """Append the lines of steps."""
         for step in steps:
             for line in self.step(step):
                 self.lines.append(indent + line)
 
     def step(self, step: Step) -> list[str]:
+        """Return the Python lines of one step."""
         match step:
             case UnsetStep(variable):
                 return [f"{variable} = from_{variable} = None"]
@@ -76,6 +78,7 @@ class PythonWriter:
         return [f"    {line}" for step in steps for line in self.step(step)]
 
     def pack(self, step: PackStep) -> list[str]:
+        """Return the lines that copy an argument whose layout the kernel does not take."""
         t = step.at.tensor.python
         kept = [] if step.strided else [f"{t}.is_contiguous()"]
         kept += [f"{t}.data_ptr() % {step.align} == 0"] if step.align > 1 else []
@@ -86,6 +89,7 @@ class PythonWriter:
         )
 
     def check(self, rule: ArgumentRule) -> list[str]:
+        """Return the line that checks one rule."""
         condition, refusal = rule.condition.python, self.refusal(rule)
         number, _, texts = refusal.partition(", ")
         return [

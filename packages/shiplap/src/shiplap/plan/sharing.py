@@ -122,6 +122,7 @@ def _count_addresses(axes: Axes) -> int:
 
 
 def _address_offsets(axes: Iterable[tuple[int, int]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """Return the offsets of all elements along axes of these strides and sizes."""
     offsets = np.zeros(1, dtype=np.int64)
     for stride, size in axes:
         offsets = (offsets[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)

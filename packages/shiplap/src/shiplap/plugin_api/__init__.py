@@ -18,7 +18,7 @@ from shiplap.errors import error, notice
 from shiplap.errors import register as register_errors
 from shiplap.kernels.triton import LateErrors, Launcher, TritonLaunches, late_launches, launch_program, triton_launcher
 from shiplap.plugin_api.libraries import find_library, library_folder
-from shiplap.torch_private.dispatcher_calls import is_hooked
+from shiplap.torch_private.dispatcher_calls import is_hooked, is_last_backward
 from shiplap.tuning.allowed import blocked
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "error",
     "find_library",
     "is_hooked",
+    "is_last_backward",
     "late_launches",
     "launch_program",
     "library_folder",

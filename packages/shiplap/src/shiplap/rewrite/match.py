@@ -55,6 +55,7 @@ class Saving:
 
 
 def _bytes(number: int) -> str:
+    """Return a number of bytes with its unit."""
     size = float(number)
     for unit in ("B", "kB", "MB"):
         if size < 1000:

@@ -140,6 +140,7 @@ def size_value(size: Any, unbacked: dict[str, int]) -> int | None:
 
 
 def _sympy_integer(value: Any) -> Any:
+    """Return a value as sympy's integer."""
     import sympy
 
     return sympy.Integer(int(value))
@@ -226,7 +227,29 @@ def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[No
         logger.propagate = propagate
 
 
-def abandon_capture(device: int, pool: Any) -> None:
+def capture_graph(
+    graph: torch.cuda.CUDAGraph, call: Callable[[], Any], pool: Any, mode: str = "global"
+) -> tuple[Any, Exception | None]:
+    """Capture ``call`` into ``graph`` on the current stream. Return its result, and the error of a capture that failed.
+
+    ``torch.cuda.graph`` is not used: it leaves its stream current where the end of the capture raises, and the
+    allocator and the generator of the device go on as if they were captured.
+    """
+    result, failure = None, None
+    graph.capture_begin(pool=pool, capture_error_mode=mode)
+    try:
+        result = call()
+    except Exception as e:
+        failure = e
+    try:
+        graph.capture_end()
+    except RuntimeError as e:
+        failure = failure or e
+        _abandon_capture(torch.cuda.current_device(), pool)
+    return result, failure
+
+
+def _abandon_capture(device: int, pool: Any) -> None:
     """Remove the allocator and the generator from a CUDA capture that could not be ended."""
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         with suppress(RuntimeError, AttributeError):  # torch got this far by itself

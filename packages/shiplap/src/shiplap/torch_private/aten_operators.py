@@ -88,6 +88,7 @@ class AtenDeclaration:
 
 
 def _packaged_folder() -> Path:
+    """Return the folder of torchgen's copies of native_functions.yaml."""
     import torchgen
 
     return Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
@@ -110,6 +111,7 @@ def aten_declarations() -> dict[str, AtenDeclaration]:
 
 
 def _make_declaration(f: Any, group: Any, indices: Any) -> AtenDeclaration:
+    """Return an operator's declaration from torchgen's function and its group."""
     from torchgen.api.types import NativeSignature
     from torchgen.context import native_function_manager
 
@@ -146,6 +148,7 @@ def _make_declaration(f: Any, group: Any, indices: Any) -> AtenDeclaration:
 
 
 def _make_argument(binding: Any, outs: set[str]) -> AtenArgument:
+    """Return one argument of an operator: name, type, C++ type, default, whether it is an output or mutated."""
     # dtype, layout, device and pin_memory share one TensorOptionsArguments; each binding is one of its fields.
     a = getattr(binding.argument, binding.name) if not hasattr(binding.argument, "type") else binding.argument
     annotation = getattr(a, "annotation", None)
@@ -154,6 +157,7 @@ def _make_argument(binding: Any, outs: set[str]) -> AtenArgument:
 
 
 def _make_structured(group: Any, signature: Any) -> StructuredMeta:
+    """Return how the meta function of a structured operator is called."""
     from torchgen.api import meta, structured
     from torchgen.api.translate import translate
 
@@ -167,6 +171,7 @@ def _make_structured(group: Any, signature: Any) -> StructuredMeta:
 
 
 def _composite_kind(f: Any) -> str:
+    """Return whether an operator is composed of others: "implicit", "explicit" or ""."""
     if f.has_composite_implicit_autograd_kernel:
         return "implicit"
     if f.has_composite_explicit_autograd_kernel or f.has_composite_explicit_autograd_non_functional_kernel:
@@ -175,6 +180,7 @@ def _composite_kind(f: Any) -> str:
 
 
 def _has_cpu_kernel(f: Any, group: Any, indices: Any) -> bool:
+    """Whether torch has a CPU kernel of the operator, its own or that of its structured group."""
     from torchgen.model import DispatchKey
 
     index = indices[DispatchKey.CPU]

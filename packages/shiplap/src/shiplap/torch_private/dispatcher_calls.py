@@ -47,6 +47,7 @@ _included: Callable[[], Any] = torch._C._dispatch_tls_local_include_set
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _any_global_hook: Callable[[], Any] = vars(modules)["_has_any_global_hook"]
+_keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 def untouched() -> bool:
@@ -119,6 +120,14 @@ def is_hooked(module: Module) -> bool:
     own: Any = module
     hooks = own._forward_hooks or own._forward_pre_hooks or own._backward_hooks or own._backward_pre_hooks
     return bool(hooks or "forward" in own.__dict__ or _any_global_hook())
+
+
+def is_last_backward() -> bool:
+    """Return whether an eager backward is running that no other can follow, since its graph is not kept.
+
+    A tensor that an op returned for its backward alone may then be written to.
+    """
+    return not _is_transformed() and untouched() and not torch.is_grad_enabled() and not _keeps_graph()
 
 
 def is_plain_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -291,6 +300,7 @@ def outside_modes(*owners: Tensor) -> Iterator[None]:
 
 
 def _leave_modes(stack: ExitStack, owners: Iterable[Tensor]) -> None:
+    """Leave transforms, modes, torch functions and autocast until ``stack`` is closed."""
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
     stack.enter_context(temporarily_clear_interpreter_stack())
@@ -319,6 +329,7 @@ def built_outside_modes(function: Callable[Parameters, Built]) -> Callable[Param
 
 
 def _tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors of values, modules and objects with ``tensors``, not those of submodules."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

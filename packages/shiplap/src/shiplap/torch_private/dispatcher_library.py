@@ -392,6 +392,8 @@ def find_overload(namespace: str, name: str) -> Overload | None:
 
 
 def _autocast_kernel(overload: Overload, device_type: str, cast: Cast) -> Implementation:
+    """Return the autocast kernel of an overload: it casts the arguments and calls below autocast."""
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = cast(device_type or torch._C._get_privateuse1_backend_name(), args, kwargs)
         with torch._C._DisableAutocast():

@@ -146,6 +146,7 @@ def _called_targets(graph: GraphModule) -> Iterator[Any]:
 
 
 def _is_subclass(value: Any) -> bool:
+    """Whether a value is a tensor subclass other than parameters and fake tensors."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(value, torch.Tensor) and type(value) not in (torch.Tensor, torch.nn.Parameter, FakeTensor)

@@ -82,6 +82,7 @@ class _Recorder(TorchFunctionMode):
         self.nodes[id(made)] = made, node
 
     def node(self, given: Any) -> Any:
+        """Return the node of an argument. Raises _Unusual for what a graph cannot hold."""
         if isinstance(given, Tensor):
             if id(given) not in self.nodes:
                 raise _Unusual("a tensor from elsewhere")
@@ -112,6 +113,7 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def _call(self, func: Any, name: str, args: Sequence[Any], named: dict[str, Any]) -> Node:
+        """Return the node of one call of a torch function, by the operator that it is spelled with."""
         given = map_aggregate((tuple(args), dict(named)), self.node)
         assert isinstance(given, tuple)
         passed, named = given
@@ -138,6 +140,7 @@ def _public_functions(name: str) -> Iterator[Any]:
 
 
 def _has_nodes(passed: Any, named: Any) -> bool:
+    """Whether a node is among the arguments."""
     nodes: list[Node] = []
     map_aggregate((passed, named), lambda n: nodes.append(n) if isinstance(n, Node) else None)
     return bool(nodes)
@@ -324,6 +327,7 @@ def operator_of(node: Node) -> Any:
 
 
 def _canonical_name(name: str) -> str:
+    """Return one name for all spellings of an operator, "view" for those that only change the shape."""
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
     name = OPERATORS.get(name, name)
@@ -365,6 +369,7 @@ def _python_overloads(packet: Any) -> tuple[Any, ...]:
 
 @cache
 def _signature_of_schema(overload: Any) -> OperatorSignature:
+    """Return the parameters of an overload with their defaults."""
     empty = inspect.Parameter.empty
     return {
         a.name: OperatorParameter(a.default_value if a.has_default_value() else empty, a.N or 0)
@@ -373,6 +378,7 @@ def _signature_of_schema(overload: Any) -> OperatorSignature:
 
 
 def _overload_fits(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an overload takes these arguments, by their number, names and kinds."""
     # Keyword-only arguments can never take a positional value.
     positional = [a for a in overload._schema.arguments if not a.kwarg_only]
     names = {"input" if a.name == "self" else a.name for a in overload._schema.arguments}
@@ -383,6 +389,7 @@ def _overload_fits(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def _type_accepts(kind: str, v: Any) -> bool:
+    """Whether a schema type takes a value, as far as it is a tensor or not."""
     if isinstance(v, torch.dtype):  # of x.view(dtype), whose other form takes sizes
         return "List" not in kind
     return _is_tensor(v) == (kind in ("Tensor", "Optional[Tensor]"))

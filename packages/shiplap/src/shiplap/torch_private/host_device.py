@@ -111,6 +111,7 @@ class _InterfaceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        """Return the module's spec with this finder as its loader, once."""
         if name != self.TARGET or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
@@ -128,6 +129,7 @@ class _InterfaceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _register_interface(device: str, module: ModuleType) -> None:
+    """Register a device's interface with Dynamo."""
     from torch._dynamo.device_interface import register_interface_for_device
 
     interface = _make_interface(device, module)

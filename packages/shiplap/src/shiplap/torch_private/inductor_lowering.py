@@ -43,6 +43,7 @@ class _NamedFallback(ir.FallbackKernel):
     """
 
     def get_kernel_name(self) -> str:
+        """Return the name by which the wrapper calls the op: a function of its own in Python wrappers."""
         written = super().get_kernel_name()
         graph: Any = V.graph
         if graph.cpp_wrapper or graph.aot_mode or graph.fx_wrapper or written != self.python_kernel_name:
@@ -51,6 +52,7 @@ class _NamedFallback(ir.FallbackKernel):
 
 
 def _name_in_wrapper(wrapper: Any, written: str) -> str:
+    """Return the name of an op's function in a wrapper, whose imports define it."""
     while hasattr(wrapper, "parent_wrapper"):  # a part of a graph, whose functions are in the module of the whole
         wrapper = wrapper.parent_wrapper
     if not hasattr(wrapper, "imports"):
@@ -128,6 +130,7 @@ def symbols_of(sizes: Iterable[Any]) -> tuple[SizeSymbol, ...]:
 
 
 def _describe_symbol(symbol: Any) -> SizeSymbol:
+    """Return a symbol's bounds, hint and whether a size backs it."""
     env = V.graph.sizevars.shape_env
     bounds = env.var_to_range.get(symbol)
     lower = int(bounds.lower) if bounds is not None and bounds.lower.is_Integer else 0

@@ -95,6 +95,7 @@ def install_passes(make: Callable[[str, Any], InductorPass]) -> Iterator[None]:
 
 
 def _enter_place(place: str, level: str, make: Callable[[str, Any], InductorPass]) -> InductorPass:
+    """Return the pass that is installed at a place of Inductor's configuration, with one user more."""
     with _lock:
         # The look-up and the installation are one step under the lock, as two threads may enter at once.
         there = getattr(config, place)
@@ -106,6 +107,7 @@ def _enter_place(place: str, level: str, make: Callable[[str, Any], InductorPass
 
 
 def _leave_place(place: str, entered: InductorPass) -> None:
+    """Take one user from a pass, and restore the place after the last."""
     with _lock:
         entered.users -= 1
         # Other code may have put its own pass here meanwhile, which must not be removed.
@@ -169,6 +171,7 @@ def preserving_state() -> Iterator[None]:
 
 @contextmanager
 def _as_it_was() -> Iterator[None]:
+    """Run the context outside of modes, and restore torch's counters and event log after it."""
     from torch._dynamo import utils
     from torch.utils._python_dispatch import _disable_current_modes
 

@@ -131,6 +131,7 @@ def _listen_to_logger(name: str, receive: Callable[[logging.LogRecord], None]) -
 
 
 def _fused_groups(nodes: list[Any]) -> list[FusedGroup]:
+    """Return the groups of nodes that Inductor fused."""
     fused = [n for n in nodes if type(n).__name__ != "NopKernelSchedulerNode"]
     makers = {getattr(p.node, "origin_node", None): n for n in fused for p in n.get_nodes()}
     return [_describe_group(n, makers) for n in fused]

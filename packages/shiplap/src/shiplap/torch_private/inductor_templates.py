@@ -74,6 +74,7 @@ class _Template(CppTemplate):
         epilogue_nodes: list[Any] | None = None,
         **_: Any,
     ) -> str:
+        """Render the template with its store and epilogue, as the scheduler calls it."""
         self.alone = self.alone or kernel
         # The scheduler passes the buffer in its second rendering only.
         raw = self.output_node if template_buffer_node is None else template_buffer_node
@@ -223,6 +224,7 @@ class _Kernel(TritonTemplateKernel):
         return None if name == "out" and name not in self.named_input_nodes else name
 
     def _register_hook(self, hook_name: str, hook_fn: Callable[[], str], *args: Any, **kwargs: Any) -> Any:
+        """Register a hook; that of the output is narrowed to the bounded loads."""
         if hook_name.startswith("<STORE_OUTPUT"):
             return super()._register_hook(hook_name, lambda: narrow_loads(hook_fn(), self.bounded), *args, **kwargs)
         return super()._register_hook(hook_name, hook_fn, *args, **kwargs)

@@ -107,6 +107,7 @@ def replaced_registrations(before: Mapping[str, str], own: Callable[[str], bool]
 
 
 def _has_foreign_lines(before: str, now: str, own: Callable[[str], bool]) -> bool:
+    """Whether a dispatch table has new registrations from files that are not ours."""
     known = set(before.splitlines())
     new = [line for line in now.splitlines() if line not in known and "registered at" in line]
     files = [_PYTHON.search(line) for line in new]

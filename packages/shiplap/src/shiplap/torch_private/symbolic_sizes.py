@@ -121,6 +121,7 @@ class SizeBindings:
 
 
 def _size_to_sympy(size: Any) -> Any:
+    """Return a size as sympy's number or expression."""
     import sympy
 
     if isinstance(size, float):
@@ -206,6 +207,7 @@ def _symbolic_sizes(args: Sequence[Any]) -> Iterator[Any]:
 
 
 def _with_concrete_sizes(arg: Any, values: dict[Any, int]) -> Any:
+    """Return an argument with symbols replaced by numbers; tensors become meta tensors."""
     if isinstance(arg, torch.SymInt):
         return int(arg.node.expr.xreplace(values))
     if isinstance(arg, torch.Tensor):

@@ -59,6 +59,7 @@ def settle_cache_key(kernel: Any) -> None:
 
 
 def _settle_called_keys(kernel: Any, begun: set[int]) -> None:
+    """Compute the cache keys of kernels that a kernel calls, each once."""
     function, known = getattr(kernel, "fn", None), getattr(kernel, "hash", "")
     settled = isinstance(known, str) and not known.startswith("recursion:")  # which is: another thread is at it
     if settled or id(kernel) in begun or not isinstance(function, FunctionType):
@@ -204,6 +205,8 @@ class InterpretedKernel:
 
 
 def _make_decorator(kind: str) -> Callable[..., Any]:
+    """Return the stand-in for one of Inductor's decorators of Triton kernels."""
+
     def factory(*args: Any, **kwargs: Any) -> Callable[[Any], InterpretedKernel]:
         return lambda fn: InterpretedKernel(kind, fn, kwargs.get("triton_meta", {}))
 
@@ -211,6 +214,7 @@ def _make_decorator(kind: str) -> Callable[..., Any]:
 
 
 def _load_interpreted(self: Any, name: str, source: str, device_str: str = "cuda", **kwargs: Any) -> InterpretedKernel:
+    """Return a generated kernel for Triton's interpreter, from the edited source where an edit is set."""
     from torch._inductor.codecache import PyCodeCache
 
     change = edit[0]
@@ -226,6 +230,7 @@ class InterpreterTarget:
     is_active = classmethod(lambda cls: True)
 
     def get_current_target(self) -> Any:
+        """Return a CUDA target of compute capability 90."""
         from triton.backends.compiler import GPUTarget
 
         return GPUTarget("cuda", 90, 32)

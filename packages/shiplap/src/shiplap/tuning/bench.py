@@ -104,6 +104,7 @@ class LocalBench:
         self._compiling: dict[int, Future[None]] = {}
 
     def compile(self, indices: Sequence[int]) -> int:
+        """Start compilers of the candidates at ``indices`` side by side. Return how many can be compiled apart."""
         able = [i for i in indices if self.candidates[i].compiles]
         if len(able) < 2:
             return 0
@@ -138,6 +139,7 @@ class LocalBench:
             wait([compiling])
 
     def quiet(self) -> None:
+        """Cancel compilations that have not begun and wait for those that run."""
         # A compiler that hangs here is reported to the supervising process under this index, as no single candidate is
         # at fault.
         self.at(COMPILERS)
@@ -147,11 +149,13 @@ class LocalBench:
         self.at(-1)
 
     def verify(self, index: int) -> VerifyOutcome:
+        """Compare the candidate at ``index`` with the reference."""
         self.at(index)
         self._compiled(index)
         return self._verifier.check(self.candidates[index])
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
+        """Measure candidates in turns. Return the timings, and the reason for each that could not be prepared."""
         self.quiet()  # the clock is for candidates alone
         clock = clock_for(self.inputs.device, self.capture)
         ready: dict[int, Any] = {}
@@ -177,4 +181,5 @@ class LocalBench:
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
+        """Return every claim as unconfirmed: a process cannot check the clock that it shares with a candidate."""
         return dict.fromkeys(claims, ConfirmedClaim())  # candidates share this process, which cannot check them

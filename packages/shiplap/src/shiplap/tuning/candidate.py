@@ -98,12 +98,14 @@ class KernelCandidate(Candidate):
             object.__setattr__(self, name, value)
 
     def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
+        """Return a function that runs the kernel on ``args``. Raises CandidateRefused for unsuitable arguments."""
         call = self.op.bind(args)
         if reason := self.bound.why_refused(call):
             raise CandidateRefused(reason)
         return partial(self.bound.run_call, call)
 
     def precompile(self, args: tuple[Any, ...]) -> None:
+        """Compile what a call with ``args`` needs, without running it."""
         call = self.op.bind(args)
         if not self.bound.why_refused(call):
             self.bound.compile(call)

@@ -73,6 +73,7 @@ class Deadline:
         return cast(T, result)
 
     def _serve(self) -> None:
+        """Run queued work, one piece after another, in the context of its caller, and return results or errors."""
         if self._device is not None:
             torch.cuda.set_device(self._device)  # of this thread
         while (asked := self._work.get()) is not None:

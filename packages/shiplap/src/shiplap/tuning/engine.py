@@ -52,6 +52,7 @@ def make_requests(op: Op, samples: Iterable[Any], device: str | None) -> list[Tu
 
 
 def _no_sample_error(op: Op, got: str, expected: str) -> ShiplapError:
+    """Return SL613 for samples that are no arguments of ``op``."""
     return error(
         "SL613",
         where=f"{op.spec.name}: samples to tune on",
@@ -207,6 +208,7 @@ def _with_unmeasured_findings(
 
 
 def _make_request(op: Op, sample: Any, device: str | None) -> TuningRequest:
+    """Return the op, recipe and device of a sample: a recipe, its label, sizes by name, or arguments."""
     if isinstance(sample, SampleRecipe):
         return op, sample, device or "cpu"
     if isinstance(sample, str):

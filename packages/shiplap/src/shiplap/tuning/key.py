@@ -94,6 +94,7 @@ def key_environment(device: str) -> dict[str, str]:
 
 @cache
 def _library_versions() -> tuple[tuple[str, str], ...]:
+    """Return the versions on which a choice depends. Those of a device are filled in where one is used."""
     versions = {
         "triton": _package_version("triton") or "-",
         "torch": torch.__version__,
@@ -107,6 +108,7 @@ def _library_versions() -> tuple[tuple[str, str], ...]:
 
 @cache
 def _package_version(*names: str) -> str:
+    """Return the version of the first installed package of ``names``, or ""."""
     for name in names:
         try:
             return importlib.metadata.version(name)
@@ -117,6 +119,7 @@ def _package_version(*names: str) -> str:
 
 @cache
 def _processor_name() -> str:
+    """Return the model of the processor, or its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

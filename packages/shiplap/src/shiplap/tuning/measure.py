@@ -46,6 +46,7 @@ class CpuClock:
         return run
 
     def sample(self, run: CandidateRun, repeats: int) -> float:
+        """Return the mean time of ``repeats`` calls in seconds."""
         _count_sample()
         started = perf_counter_ns()
         for _ in range(repeats):
@@ -70,6 +71,7 @@ class CudaClock:
         self._kept: list[Any] = []
 
     def ready(self, run: CandidateRun) -> CandidateRun:
+        """Return ``run`` as a replayed CUDA graph where it can be captured, else ``run`` itself."""
         if self.capture == "never":
             return run
         stream = torch.cuda.Stream(self.device)
@@ -96,26 +98,13 @@ class CudaClock:
         current.wait_stream(stream)
 
     def _captured(self, run: CandidateRun, stream: torch.cuda.Stream) -> CandidateRun:
-        """Capture ``run``, and return a function that replays the graph.
-
-        ``torch.cuda.graph`` is not used: it leaves its stream current when the end of the capture raises.
-        """
-        graph, pool, failure = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), ""
-        outs: Any = ()
+        """Capture ``run``, and return a function that replays the graph."""
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
-            graph.capture_begin(pool=pool)
-            try:
-                outs = run()
-            except Exception as e:
-                failure = error_line(e)
-            try:
-                graph.capture_end()
-            except RuntimeError as e:
-                failure = failure or error_line(e)
-                torch_private.abandon_capture(stream.device_index, pool)
+            outs, failure = torch_private.capture_graph(graph, run, torch.cuda.graph_pool_handle())
         torch.cuda.synchronize(self.device)
-        if failure:
-            raise Uncapturable(failure)
+        if failure is not None:
+            raise Uncapturable(error_line(failure))
         self._kept.append((graph, outs, run))  # a graph holds addresses, so the tensors of run must stay
 
         def replay() -> Any:
@@ -125,6 +114,9 @@ class CudaClock:
         return replay
 
     def sample(self, run: CandidateRun, repeats: int) -> float:
+        """Return the mean time of ``repeats`` calls in seconds, each between two events with a flushed cache before
+        it.
+        """
         _count_sample()
         for _ in range(3):  # the device is busy while the host gets ahead, so that the next launches queue up
             self._flush.zero_()

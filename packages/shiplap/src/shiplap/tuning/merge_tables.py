@@ -110,6 +110,7 @@ def _replaces_choice(one: Choice, other: Choice) -> bool:
 def _make_conflict(
     key: Key, best: tuple[Choice, Mapping[str, Any], Path], rest: tuple[Choice, Mapping[str, Any], Path]
 ) -> TableConflict:
+    """Return the record of two tables that chose differently under one key."""
     (won, _, here), (lost, _, there) = best, rest
     return TableConflict(
         op=key["op"],

@@ -89,6 +89,9 @@ class CallRecorder:
             form.resume()
 
     def _append(self, calls: list[RecordedCall]) -> None:
+        """Append calls to the file of recorded calls, one JSON line each. A file that cannot be written gives a
+        notice.
+        """
         text = "".join(json.dumps(vars(c)) + "\n" for c in calls)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

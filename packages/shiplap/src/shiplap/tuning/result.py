@@ -43,6 +43,7 @@ class TuneResult(ResultWithVerdict):
 
     @property
     def verdict(self) -> TuneVerdict:
+        """ "failed" where a candidate was wrong, "incomplete" where a call has no verified choice, else "chosen"."""
         if any(f.verdict == "fail" for c in self.choices for f in c.findings):
             return "failed"
         return "incomplete" if self.left_out or self.unverified else "chosen"
@@ -53,6 +54,7 @@ class TuneResult(ResultWithVerdict):
 
     @property
     def headline(self) -> str:
+        """The ops, the verdict and the numbers of choices in one line."""
         names = ", ".join(dict.fromkeys(c.op for c in self.choices)) or "no op"
         chosen = len(self.choices) - len(self.left_out)
         doubts = f", {len(self.unverified)} of them unverified" if self.unverified else ""

@@ -43,6 +43,8 @@ class Ranking:
 
     @property
     def order(self) -> list[int]:
+        """Indices of the measured candidates, fastest first. The reference wins only clear of a tie."""
+
         def rank(index: int) -> tuple[bool, float]:
             timing = self.timings[index]
             return not timing.finished, timing.median * (1.0 if index else TIE)
@@ -82,6 +84,7 @@ class _Search:
         return right
 
     def drop(self, index: int, check: str, why: str, *, skipped: bool = False) -> None:
+        """Take a candidate out of the search, with a finding, and a notice where it is wrong."""
         fix = "" if skipped else "correct the kernel, or leave this config out"
         evidence = f"{candidate_label(self.candidates[index])}: {why}"
         if not skipped and index:
@@ -97,6 +100,7 @@ class _Search:
         )
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> None:
+        """Measure candidates, and drop those that cannot be measured."""
         self.report(f"race {len(indices)} candidates", 0, 1)
         # A race may take twice its time, and preparing the runs comes before it.
         timings, failed = self.bench.race(
@@ -127,6 +131,7 @@ def search_candidates(
 
 
 def _rank_candidates(work: _Search, plan: RacePlan) -> Ranking:
+    """Verify and measure candidates: all of a small space, else the first ones and neighbours of the best."""
     candidates = work.candidates
     first = _first_candidates(candidates, work.inputs)
     right = work.verify(first)
@@ -239,6 +244,7 @@ def _next_contender(work: _Search, best: int, factors: Mapping[str, float]) -> i
 
 
 def _scale_timing(ranking: Ranking, index: int, factor: float) -> None:
+    """Multiply the timing of a candidate by ``factor``, as a confirmation measured it."""
     if (t := ranking.timings.get(index)) is not None:
         median, low, high = (value * factor for value in (t.median, t.low, t.high))
         ranking.timings[index] = replace(t, median=median, low=low, high=high, finished=True)
@@ -303,6 +309,7 @@ def _race_neighbours(work: _Search, plan: RacePlan) -> bool:
 
 
 def _differ_in_one_value(candidates: Sequence[Candidate], a: int, b: int) -> bool:
+    """Whether two candidates are one kernel with configs that differ in one value."""
     x, y = candidates[a], candidates[b]
     mine, other = x.config.as_dict(), y.config.as_dict()
     return x.kernel == y.kernel and mine.keys() == other.keys() and sum(mine[n] != other[n] for n in mine) == 1

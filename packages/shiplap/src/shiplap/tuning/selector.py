@@ -230,6 +230,7 @@ def _index_of_candidate(listed: Sequence[Candidate], wanted: tuple[str, Config])
 
 
 def _describe_ranking(ranking: Ranking, listed: Sequence[Candidate], default: int, word: str) -> str:
+    """Return the sentence on a choice: how many candidates, the times of the two best, the gain over the default."""
     order = ranking.order
     wrong = sum(f.verdict == "fail" for f in ranking.findings)
     dropped = f"; {wrong} dropped, see findings" if wrong else ""

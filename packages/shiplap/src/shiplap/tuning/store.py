@@ -193,6 +193,7 @@ def _directory_of_op(op: str) -> str:
 
 
 def _process_runs(pid: int) -> bool:
+    """Whether a process with this number exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -71,6 +71,7 @@ class Verifier:
         return VerifyOutcome()
 
     def _compare(self, candidate: Candidate, number: int, case: SampleCase) -> str:
+        """Return the difference between a candidate and the reference on one case, or ""."""
         from shiplap.tuning.poison_memory import (
             Poison,  # defining a function mode takes torch 80 ms: not when shiplap is imported
         )
@@ -94,6 +95,7 @@ class Verifier:
         return compare_within_tolerance(op_effects(self.op, args, outs), own, wide, sums, wide_sums=True).problem
 
     def _reference(self, number: int, case: SampleCase) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return the reference's effects on a case, in the case's dtypes and in float64, computed once."""
         if number not in self._references:
             with torch.no_grad():
                 self._references[number] = (

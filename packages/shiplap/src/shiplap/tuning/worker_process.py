@@ -191,6 +191,7 @@ class RemoteBench:
 
     @property
     def confirms(self) -> tuple[str, str]:
+        """Whether claims can be confirmed in locked processes, as a verdict and the reason."""
         if can_send_arguments(self.task.inputs):
             return "ok", ""
         why = "these arguments cannot be sent to a locked process: the worker is a process of its own, unlocked"
@@ -216,6 +217,7 @@ class RemoteBench:
         return ""
 
     def compile(self, indices: Sequence[int]) -> int:
+        """Start compilers in the worker. Return how many candidates compile beside the search."""
         begun = 0
         if self._beside:
             with suppress(WorkerDied, RequestFailed):
@@ -230,12 +232,14 @@ class RemoteBench:
         return self._begun == self.isolation.started
 
     def quiet(self) -> None:
+        """Wait until the worker's compilers have ended."""
         if self._compiling:
             with suppress(WorkerDied):  # a dead worker compiles nothing
                 self._ask(workers.FinishCompiling())
             self._begun = 0
 
     def verify(self, index: int) -> VerifyOutcome:
+        """Compare a candidate with the reference in the worker. A worker that dies is the candidate's failure."""
         try:
             outcome = self._ask(workers.VerifyCandidate(index)).outcome
         except RequestFailed as e:
@@ -250,6 +254,7 @@ class RemoteBench:
         return outcome
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
+        """Measure candidates in the worker. One in whose turn the worker dies is taken out."""
         left, failed = list(indices), {}
         while left:
             try:
@@ -271,6 +276,7 @@ class RemoteBench:
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
+        """Measure the claims again in locked processes, where the arguments can be sent to one."""
         if not can_send_arguments(self.task.inputs):
             return dict.fromkeys(claims, ConfirmedClaim())
         return self._judged.confirm(claims, seconds, believed)
@@ -280,11 +286,13 @@ class RemoteBench:
 
     @cached_property
     def _judged(self) -> JudgedBench:
+        """The bench of locked processes that confirms claims."""
         task = self.task
         opening = _opening_message(task, self.provider)  # without the environment, which may hold secrets
         return JudgedBench(self.isolation.hosts, task.op, task.inputs, task.candidates, opening)
 
     def _ask(self, message: Request[ReplyT]) -> ReplyT:
+        """Return the worker's reply to ``message``, with the task opened in a worker that is new."""
         try:
             self.isolation.open_task(self._opening)
         except RequestFailed as e:
@@ -315,6 +323,7 @@ def _opening_message(task: SelectionTask, provider: str) -> OpenTask:
 
 
 def why_not_importable(op: Op, provider: str) -> str:
+    """Return the reason that another process cannot import the op, or ""."""
     if "<locals>" in op.reference.__qualname__ or "<locals>" in provider:
         return "it is declared inside a function"
     if not (_declaring_modules(op) or os.path.isfile(op.file)):

@@ -70,6 +70,7 @@ def _read_enums() -> Mapping[str, Mapping[str, str]]:
 
 
 def _link_args() -> list[str]:
+    """Return the linker's arguments for OpenVINO's library."""
     libraries = _package_directory() / "libs"
     # Wheels have no libopenvino.so without a version.
     library = next(libraries.glob("libopenvino.so.*"))

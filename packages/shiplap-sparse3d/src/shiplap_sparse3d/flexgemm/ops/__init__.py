@@ -10,106 +10,15 @@ from shiplap_sparse3d.flexgemm.ops import (
     spconv,
     utils,
 )
-from shiplap_sparse3d.flexgemm.ops.convolution import (
-    sparse_conv,
-    sparse_conv2d,
-    sparse_conv3d,
-    sparse_conv4d,
-    sparse_conv_transpose,
-    sparse_conv_transpose2d,
-    sparse_conv_transpose3d,
-    sparse_conv_transpose4d,
-    submanifold_conv,
-    submanifold_conv2d,
-    submanifold_conv3d,
-    submanifold_conv4d,
-)
-from shiplap_sparse3d.flexgemm.ops.neighbor_cache import (
-    NeighborCache,
-    NeighborCacheT,
-    build_neighbor_cache,
-    compute_strided_kernel_delta_output_shape,
-    compute_strided_kernel_delta_transpose_output_shape,
-    compute_strided_kernel_size_output_shape,
-    compute_strided_kernel_size_transpose_output_shape,
-)
-from shiplap_sparse3d.flexgemm.ops.pool import (
-    sparse_pool,
-    sparse_pool2d,
-    sparse_pool3d,
-    sparse_pool4d,
-    submanifold_pool,
-    submanifold_pool2d,
-    submanifold_pool3d,
-    submanifold_pool4d,
-)
-from shiplap_sparse3d.flexgemm.ops.sample import (
-    sparse_grid_sample,
-    sparse_pixel_shuffle,
-    sparse_pixel_shuffle2d,
-    sparse_pixel_shuffle3d,
-    sparse_pixel_shuffle4d,
-    sparse_pixel_unshuffle,
-    sparse_pixel_unshuffle2d,
-    sparse_pixel_unshuffle3d,
-    sparse_pixel_unshuffle4d,
-    sparse_upsample,
-    sparse_upsample2d,
-    sparse_upsample3d,
-    sparse_upsample4d,
-)
+from shiplap_sparse3d.flexgemm.ops.convolution import *
+from shiplap_sparse3d.flexgemm.ops.neighbor_cache import *
+from shiplap_sparse3d.flexgemm.ops.pool import *
+from shiplap_sparse3d.flexgemm.ops.sample import *
 from shiplap_sparse3d.flexgemm.ops.utils import coalesce_coords, sort_coords, sparse_to_dense
 
-__all__ = [
-    "NeighborCache",
-    "NeighborCacheT",
-    "build_neighbor_cache",
-    "coalesce_coords",
-    "compute_strided_kernel_delta_output_shape",
-    "compute_strided_kernel_delta_transpose_output_shape",
-    "compute_strided_kernel_size_output_shape",
-    "compute_strided_kernel_size_transpose_output_shape",
-    "convolution",
-    "grid_sample",
-    "neighbor_cache",
-    "pool",
-    "sample",
-    "serialize",
-    "sort_coords",
-    "sparse_conv",
-    "sparse_conv2d",
-    "sparse_conv3d",
-    "sparse_conv4d",
-    "sparse_conv_transpose",
-    "sparse_conv_transpose2d",
-    "sparse_conv_transpose3d",
-    "sparse_conv_transpose4d",
-    "sparse_grid_sample",
-    "sparse_pixel_shuffle",
-    "sparse_pixel_shuffle2d",
-    "sparse_pixel_shuffle3d",
-    "sparse_pixel_shuffle4d",
-    "sparse_pixel_unshuffle",
-    "sparse_pixel_unshuffle2d",
-    "sparse_pixel_unshuffle3d",
-    "sparse_pixel_unshuffle4d",
-    "sparse_pool",
-    "sparse_pool2d",
-    "sparse_pool3d",
-    "sparse_pool4d",
-    "sparse_to_dense",
-    "sparse_upsample",
-    "sparse_upsample2d",
-    "sparse_upsample3d",
-    "sparse_upsample4d",
-    "spconv",
-    "submanifold_conv",
-    "submanifold_conv2d",
-    "submanifold_conv3d",
-    "submanifold_conv4d",
-    "submanifold_pool",
-    "submanifold_pool2d",
-    "submanifold_pool3d",
-    "submanifold_pool4d",
-    "utils",
-]
+__all__ = ["coalesce_coords", "grid_sample", "serialize", "sort_coords", "sparse_to_dense", "spconv", "utils"]
+__all__ += ["convolution", "neighbor_cache", "pool", "sample"]
+__all__ += convolution.__all__
+__all__ += neighbor_cache.__all__
+__all__ += pool.__all__
+__all__ += sample.__all__

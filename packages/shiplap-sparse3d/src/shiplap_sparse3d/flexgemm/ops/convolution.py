@@ -14,13 +14,8 @@ from torch import Tensor
 from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import check_rows
 from shiplap_sparse3d.flexgemm import config
-from shiplap_sparse3d.flexgemm.ops.neighbor_cache import (
-    Ints,
-    NeighborCache,
-    build_neighbor_cache,
-    resolve_offset,
-)
-from shiplap_sparse3d.geometry import Axes, per_axis
+from shiplap_sparse3d.flexgemm.axes import functions_of_axes
+from shiplap_sparse3d.flexgemm.ops.neighbor_cache import Ints, NeighborCache, neighbors_of_call
 
 __all__ = [
     "sparse_conv",
@@ -40,26 +35,12 @@ __all__ = [
 Result = tuple[Tensor, Tensor, torch.Size, NeighborCache]
 
 
-def spread(ndim: int, **arguments: Axes | None) -> dict[str, tuple[int, ...] | None]:
-    """Return each argument as one number for each of ``ndim`` axes; None stays None."""
-    return {name: None if value is None else per_axis(value, name, ndim) for name, value in arguments.items()}
-
-
-def sparse_grid(where: str, coords: Tensor, shape: Ints | None) -> torch.Size | None:
-    """Return the grid of ``shape``, its first entries, one for each column of ``coords``. Raises SL208 for too few."""
-    if shape is None:
-        return None
-    if len(shape) < coords.shape[1]:
-        expected = f"(batch, axes, channels): at least {coords.shape[1]} sizes for coords {tuple(coords.shape)}"
-        raise error("SL208", where=f"{where}, argument 'shape'", got=tuple(shape), expected=expected)
-    return torch.Size(shape[: coords.shape[1]])
-
-
-def whole_shape(grid: torch.Size | None, feats: Tensor) -> torch.Size:
-    """Return the shape of ``feats`` on ``grid``, channels last. Raises SL208 where the grid is not known."""
+def on_outputs(feats: Tensor, cache: NeighborCache) -> Result:
+    """Return ``feats``, their coordinates, their shape and the cache. Raises SL208 where the grid is not known."""
+    grid = cache.output_sparse_shape
     if grid is None:
         raise error("SL208", where="neighbor_cache", got="no output shape", expected="output_shape or input shape")
-    return torch.Size([*grid, *feats.shape[1:]])
+    return feats, cache.output_coords, torch.Size([*grid, *feats.shape[1:]]), cache
 
 
 def _flat_weight(where: str, weight: Tensor, kernel_delta: Tensor | None, feats: Tensor) -> Tensor:
@@ -109,27 +90,18 @@ def submanifold_conv(
     flat = _flat_weight(where, weight, kernel_delta, feats)
     check_rows(where, feats, coords.shape[0])
     kernel = tuple(weight.shape[1:-1]) if kernel_delta is None else None
-    if neighbor_cache is None:
-        neighbor_cache = build_neighbor_cache(
-            coords,
-            submanifold=True,
-            kernel_size=kernel,
-            kernel_delta=kernel_delta,
-            dilation=dilation,
-            input_sparse_shape=sparse_grid(where, coords, shape),
-            symmetric=symmetric,
-        )
-    else:
-        spacing = None if kernel is None else tuple(dilation or (1,) * len(kernel))
-        neighbor_cache.assert_match(
-            input_coords=coords,
-            output_coords=coords,
-            is_transposed=False,
-            kernel_delta=kernel_delta,
-            kernel_size=kernel,
-            dilation=spacing,
-        )
-    return _convolve(neighbor_cache, feats, flat, bias, algorithm, allow_tf32), neighbor_cache
+    cache = neighbors_of_call(
+        where,
+        coords,
+        shape,
+        neighbor_cache,
+        submanifold=True,
+        symmetric=symmetric,
+        kernel_size=kernel,
+        kernel_delta=kernel_delta,
+        dilation=dilation,
+    )
+    return _convolve(cache, feats, flat, bias, algorithm, allow_tf32), cache
 
 
 def _convolve(
@@ -178,48 +150,25 @@ def sparse_conv(
     where = "sparse_conv_transpose" if transposed else "sparse_conv"
     flat = _flat_weight(where, weight, kernel_delta, feats)
     check_rows(where, feats, coords.shape[0])
-    if kernel_delta is None:
-        kernel: tuple[int, ...] | None = tuple(weight.shape[1:-1])
-        axes = weight.dim() - 2
-        padding = (0,) * axes if padding is None else padding
-    else:
-        kernel, axes = None, kernel_delta.shape[1]
-    if neighbor_cache is None:
-        neighbor_cache = build_neighbor_cache(
-            coords,
-            output_coords,
-            submanifold=False,
-            kernel_size=kernel,
-            kernel_delta=kernel_delta,
-            stride=stride,
-            dilation=dilation,
-            padding=padding,
-            offset=offset,
-            input_sparse_shape=sparse_grid(where, coords, shape),
-            output_sparse_shape=sparse_grid(where, coords, output_shape),
-            transpose=transposed,
-        )
-    else:
-        spacing = None if kernel is None else tuple(dilation or (1,) * axes)
-        if kernel is not None and spacing is not None:
-            offset = resolve_offset(kernel, spacing, padding, offset)
-        neighbor_cache.assert_match(
-            input_coords=coords,
-            output_coords=output_coords,
-            is_transposed=transposed,
-            kernel_delta=kernel_delta,
-            kernel_size=kernel,
-            dilation=spacing,
-            stride=tuple(stride or (1,) * axes),
-            offset=offset,
-        )
-    out = _convolve(neighbor_cache, feats, flat, bias, algorithm, allow_tf32)
-    return (
-        out,
-        neighbor_cache.output_coords,
-        whole_shape(neighbor_cache.output_sparse_shape, out),
+    if kernel_delta is None and padding is None:
+        padding = (0,) * (weight.dim() - 2)
+    cache = neighbors_of_call(
+        where,
+        coords,
+        shape,
         neighbor_cache,
+        submanifold=False,
+        output_coords=output_coords,
+        output_shape=output_shape,
+        transpose=transposed,
+        kernel_size=tuple(weight.shape[1:-1]) if kernel_delta is None else None,
+        kernel_delta=kernel_delta,
+        stride=stride,
+        dilation=dilation,
+        padding=padding,
+        offset=offset,
     )
+    return on_outputs(_convolve(cache, feats, flat, bias, algorithm, allow_tf32), cache)
 
 
 def sparse_conv_transpose(
@@ -233,69 +182,9 @@ def sparse_conv_transpose(
     return sparse_conv(feats, coords, shape, weight, bias, transposed=True, **options)
 
 
-def _spread_window(ndim: int, options: dict[str, Any]) -> dict[str, Any]:
-    names = ("stride", "dilation", "padding", "offset")
-    return {**options, **spread(ndim, **{name: options[name] for name in names if name in options})}
-
-
-def submanifold_conv2d(
-    feats: Tensor, coords: Tensor, shape: Ints, weight: Tensor, bias: Tensor | None = None, **options: Any
-) -> tuple[Tensor, NeighborCache]:
-    """:func:`submanifold_conv` for two axes."""
-    return submanifold_conv(feats, coords, shape, weight, bias, **_spread_window(2, options))
-
-
-def submanifold_conv3d(
-    feats: Tensor, coords: Tensor, shape: Ints, weight: Tensor, bias: Tensor | None = None, **options: Any
-) -> tuple[Tensor, NeighborCache]:
-    """:func:`submanifold_conv` for three axes."""
-    return submanifold_conv(feats, coords, shape, weight, bias, **_spread_window(3, options))
-
-
-def submanifold_conv4d(
-    feats: Tensor, coords: Tensor, shape: Ints, weight: Tensor, bias: Tensor | None = None, **options: Any
-) -> tuple[Tensor, NeighborCache]:
-    """:func:`submanifold_conv` for four axes."""
-    return submanifold_conv(feats, coords, shape, weight, bias, **_spread_window(4, options))
-
-
-def sparse_conv2d(
-    feats: Tensor, coords: Tensor, shape: Ints, weight: Tensor, bias: Tensor | None = None, **options: Any
-) -> Result:
-    """:func:`sparse_conv` for two axes."""
-    return sparse_conv(feats, coords, shape, weight, bias, **_spread_window(2, options))
-
-
-def sparse_conv3d(
-    feats: Tensor, coords: Tensor, shape: Ints, weight: Tensor, bias: Tensor | None = None, **options: Any
-) -> Result:
-    """:func:`sparse_conv` for three axes."""
-    return sparse_conv(feats, coords, shape, weight, bias, **_spread_window(3, options))
-
-
-def sparse_conv4d(
-    feats: Tensor, coords: Tensor, shape: Ints, weight: Tensor, bias: Tensor | None = None, **options: Any
-) -> Result:
-    """:func:`sparse_conv` for four axes."""
-    return sparse_conv(feats, coords, shape, weight, bias, **_spread_window(4, options))
-
-
-def sparse_conv_transpose2d(
-    feats: Tensor, coords: Tensor, shape: Ints, weight: Tensor, bias: Tensor | None = None, **options: Any
-) -> Result:
-    """:func:`sparse_conv_transpose` for two axes."""
-    return sparse_conv_transpose(feats, coords, shape, weight, bias, **_spread_window(2, options))
-
-
-def sparse_conv_transpose3d(
-    feats: Tensor, coords: Tensor, shape: Ints, weight: Tensor, bias: Tensor | None = None, **options: Any
-) -> Result:
-    """:func:`sparse_conv_transpose` for three axes."""
-    return sparse_conv_transpose(feats, coords, shape, weight, bias, **_spread_window(3, options))
-
-
-def sparse_conv_transpose4d(
-    feats: Tensor, coords: Tensor, shape: Ints, weight: Tensor, bias: Tensor | None = None, **options: Any
-) -> Result:
-    """:func:`sparse_conv_transpose` for four axes."""
-    return sparse_conv_transpose(feats, coords, shape, weight, bias, **_spread_window(4, options))
+_WINDOW = ("stride", "dilation", "padding", "offset")
+submanifold_conv2d, submanifold_conv3d, submanifold_conv4d = functions_of_axes(submanifold_conv, "dilation")
+sparse_conv2d, sparse_conv3d, sparse_conv4d = functions_of_axes(sparse_conv, *_WINDOW)
+sparse_conv_transpose2d, sparse_conv_transpose3d, sparse_conv_transpose4d = functions_of_axes(
+    sparse_conv_transpose, *_WINDOW
+)

@@ -358,8 +358,10 @@ def build_neighbor_cache(
     reached = usual if output_sparse_shape is None else torch.Size(output_sparse_shape)
     plain = taps.window is not None and min(taps.window[2]) >= 0 and (symmetric or not submanifold)
     plain = plain and input_coords.dtype == torch.int32 and taps.lead == 1 and len(taps.stride) <= 3
-    if plain and output_coords is None and grid is not None and reached == usual:
-        plan, output_coords = _plan_in_grid(input_coords, grid, taps, submanifold, transpose)
+    if plain and output_coords is None and grid is not None:
+        # A graph would learn a guard from a comparison of the two grids.
+        given = None if submanifold or output_sparse_shape is None else (usual, reached)
+        plan, output_coords = _plan_in_grid(input_coords, grid, taps, submanifold, transpose, given)
     else:
         if submanifold:
             output_coords = input_coords
@@ -388,6 +390,66 @@ def build_neighbor_cache(
     return cache.T if transpose else cache
 
 
+def sparse_grid(where: str, coords: Tensor, shape: Ints | None) -> torch.Size | None:
+    """Return the grid of ``shape``, its first entries, one for each column of ``coords``. Raises SL208 for too few."""
+    if shape is None:
+        return None
+    if len(shape) < coords.shape[1]:
+        expected = f"(batch, axes, channels): at least {coords.shape[1]} sizes for coords {tuple(coords.shape)}"
+        raise error("SL208", where=f"{where}, argument 'shape'", got=tuple(shape), expected=expected)
+    return torch.Size(shape[: coords.shape[1]])
+
+
+def neighbors_of_call(
+    where: str,
+    coords: Tensor,
+    shape: Ints,
+    cache: NeighborCache | None,
+    *,
+    submanifold: bool,
+    output_coords: Tensor | None = None,
+    output_shape: Ints | None = None,
+    transpose: bool = False,
+    symmetric: bool | None = None,
+    kernel_size: Ints | None = None,
+    kernel_delta: Tensor | None = None,
+    stride: Ints | None = None,
+    dilation: Ints | None = None,
+    padding: Ints | None = None,
+    offset: Ints | None = None,
+) -> NeighborCache:
+    """Return ``cache``, or a new one where it is None: that of a call with these arguments.
+
+    ``shape`` and ``output_shape`` have the channels last. Raises SL830 for the cache of another call.
+    """
+    window = {"stride": stride, "dilation": dilation, "padding": padding, "offset": offset}
+    if cache is None:
+        return build_neighbor_cache(
+            coords,
+            output_coords,
+            submanifold=submanifold,
+            kernel_size=kernel_size,
+            kernel_delta=kernel_delta,
+            **window,
+            input_sparse_shape=sparse_grid(where, coords, shape),
+            output_sparse_shape=sparse_grid(where, coords, output_shape),
+            symmetric=symmetric,
+            transpose=transpose,
+        )
+    taps = read_taps(coords, kernel_size, kernel_delta, **window)
+    cache.assert_match(
+        input_coords=coords,
+        output_coords=coords if submanifold else output_coords,
+        is_transposed=transpose,
+        kernel_delta=kernel_delta,
+        kernel_size=kernel_size,
+        dilation=None if taps.window is None else taps.window[3],
+        stride=taps.stride,
+        offset=taps.offset,
+    )
+    return cache
+
+
 Window = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
@@ -397,15 +459,15 @@ class Taps(NamedTuple):
     Attributes:
         lead: batch columns.
         stride, offset: per axis.
-        delta: offsets around the output ``[V, axes]``.
         window: of a box: kernel size, stride, padding and dilation.
+        given: offsets ``[V, axes]`` in place of a box.
     """
 
     lead: int
     stride: tuple[int, ...]
     offset: tuple[int, ...]
-    delta: Tensor
     window: Window | None
+    given: Tensor | None = None
 
     @property
     def steps(self) -> list[int]:
@@ -413,8 +475,14 @@ class Taps(NamedTuple):
         return [1] * (1 + self.lead) + [*self.stride]
 
     def columns(self, device: torch.device) -> Tensor:
-        """Return the offsets of each column, after that of the scene."""
-        return torch.nn.functional.pad(self.delta.to(device).int(), (1 + self.lead, 0))
+        """Return the offsets of each column around the output, after that of the scene."""
+        if self.window is not None:
+            kernel, _, padding, dilation = self.window
+            delta = torch.tensor(box_offsets(kernel, dilation, padding=padding), dtype=torch.int32)
+        else:
+            assert self.given is not None
+            delta = self.given + torch.tensor(self.offset, device=self.given.device)
+        return torch.nn.functional.pad(delta.to(device).int(), (1 + self.lead, 0))
 
 
 def read_taps(
@@ -441,13 +509,10 @@ def read_taps(
             raise error("SL208", where=where, got=values, expected=f"{axes} numbers, and as many columns of coords")
     lead = coords.shape[1] - axes
     if kernel_size is None:
-        shift = tuple(offset or (0,) * axes)
-        assert kernel_delta is not None
-        return Taps(lead, steps, shift, kernel_delta + torch.tensor(shift, device=kernel_delta.device), None)
+        return Taps(lead, steps, tuple(offset or (0,) * axes), None, kernel_delta)
     shift = resolve_offset(kernel_size, spacing, padding, offset)
     pads = tuple((k - 1) // 2 * d - o for k, d, o in zip(kernel_size, spacing, shift, strict=True))
-    delta = torch.tensor(box_offsets(kernel_size, spacing, padding=pads), dtype=torch.int32)
-    return Taps(lead, steps, shift, delta, (tuple(kernel_size), steps, pads, spacing))
+    return Taps(lead, steps, shift, (tuple(kernel_size), steps, pads, spacing))
 
 
 def _usual_grid(grid: Ints, taps: Taps, transpose: bool) -> torch.Size:
@@ -464,14 +529,28 @@ def _usual_grid(grid: Ints, taps: Taps, transpose: bool) -> torch.Size:
 
 
 def _plan_in_grid(
-    coords: Tensor, grid: tuple[int, ...], taps: Taps, submanifold: bool, transpose: bool
+    coords: Tensor,
+    grid: tuple[int, ...],
+    taps: Taps,
+    submanifold: bool,
+    transpose: bool,
+    given: tuple[torch.Size, torch.Size] | None,
 ) -> tuple[Plan, Tensor]:
-    """Return the plan from the finer to the coarser voxels, by the kernels of boxes in a grid, and the outputs."""
+    """Return the plan from the finer to the coarser voxels, by the kernels of boxes in a grid, and the outputs.
+
+    ``given``: the usual grid of the outputs and the one to use in its place.
+    """
     here, window = Geometry(coords, grid[1:], grid[0]), taps.window
     assert window is not None
     if submanifold:
         return here.subm(window[0], window[3]), coords
-    step = here.transposed(*window, back=True) if transpose else here.strided(*window)
+    extra = 0 if given is None else tuple(new - old for old, new in zip(*(size[1:] for size in given), strict=True))
+    if transpose:
+        step = here.transposed(*window, extra, back=True)
+    elif given is None:
+        step = here.strided(*window)
+    else:
+        step = here.strided_within(*window, spatial_shape=given[1][1:])
     reached, axes = step.geometry.coords, len(taps.stride)
     outputs = reached if axes == 3 else torch.cat([reached[:, :1], reached[:, 4 - axes :]], 1)
     return step.plan.t if transpose else step.plan, outputs

@@ -8,14 +8,9 @@ from torch import Tensor
 from shiplap.plugin_api import error
 from shiplap_sparse3d import pooling
 from shiplap_sparse3d.coords import check_rows
-from shiplap_sparse3d.flexgemm.ops.convolution import Result, sparse_grid, spread, whole_shape
-from shiplap_sparse3d.flexgemm.ops.neighbor_cache import (
-    Ints,
-    NeighborCache,
-    build_neighbor_cache,
-    resolve_offset,
-)
-from shiplap_sparse3d.geometry import Axes, per_axis
+from shiplap_sparse3d.flexgemm.axes import functions_of_axes
+from shiplap_sparse3d.flexgemm.ops.convolution import Result, on_outputs
+from shiplap_sparse3d.flexgemm.ops.neighbor_cache import Ints, NeighborCache, neighbors_of_call
 
 __all__ = [
     "sparse_pool",
@@ -70,23 +65,10 @@ def submanifold_pool(
         reduce: ``"sum"``, ``"mean"``, ``"max"``, ``"min"`` or ``"prod"`` of the rows that are there.
         neighbor_cache: of an earlier call, or of a submanifold convolution with this kernel.
     """
-    check_rows("submanifold_pool", feats, input_coords.shape[0])
-    if neighbor_cache is None:
-        neighbor_cache = build_neighbor_cache(
-            input_coords,
-            submanifold=True,
-            kernel_size=kernel_size,
-            input_sparse_shape=sparse_grid("submanifold_pool", input_coords, shape),
-        )
-    else:
-        neighbor_cache.assert_match(
-            input_coords=input_coords,
-            output_coords=input_coords,
-            is_transposed=False,
-            kernel_size=kernel_size,
-            dilation=(1,) * len(kernel_size),
-        )
-    return reduce_neighbors(feats, neighbor_cache, reduce), neighbor_cache
+    where = "submanifold_pool"
+    check_rows(where, feats, input_coords.shape[0])
+    cache = neighbors_of_call(where, input_coords, shape, neighbor_cache, submanifold=True, kernel_size=kernel_size)
+    return reduce_neighbors(feats, cache, reduce), cache
 
 
 def sparse_pool(
@@ -109,146 +91,22 @@ def sparse_pool(
         padding: per axis.
         output_coords, output_shape, neighbor_cache: as in ``sparse_conv``.
     """
-    check_rows("sparse_pool", feats, input_coords.shape[0])
-    step, ones = kernel_size if stride is None else stride, (1,) * len(kernel_size)
-    pads = (0,) * len(kernel_size) if padding is None else padding
-    if neighbor_cache is None:
-        neighbor_cache = build_neighbor_cache(
-            input_coords,
-            output_coords,
-            submanifold=False,
-            kernel_size=kernel_size,
-            stride=step,
-            padding=pads,
-            input_sparse_shape=sparse_grid("sparse_pool", input_coords, shape),
-            output_sparse_shape=sparse_grid("sparse_pool", input_coords, output_shape),
-        )
-    else:
-        neighbor_cache.assert_match(
-            input_coords=input_coords,
-            output_coords=output_coords,
-            is_transposed=False,
-            kernel_size=kernel_size,
-            stride=step,
-            dilation=ones,
-            offset=resolve_offset(kernel_size, ones, pads, None),
-        )
-    out = reduce_neighbors(feats, neighbor_cache, reduce)
-    return out, neighbor_cache.output_coords, whole_shape(neighbor_cache.output_sparse_shape, out), neighbor_cache
-
-
-def _pool_on_axes(
-    ndim: int,
-    feats: Tensor,
-    input_coords: Tensor,
-    shape: Ints,
-    window: tuple[Axes, Axes | None, Axes | None],
-    reduce: str,
-    output_coords: Tensor | None,
-    output_shape: Ints | None,
-    neighbor_cache: NeighborCache | None,
-) -> Result:
-    kernel, *rest = window
-    read = spread(ndim, stride=rest[0], padding=rest[1])
-    return sparse_pool(
-        feats,
+    where = "sparse_pool"
+    check_rows(where, feats, input_coords.shape[0])
+    cache = neighbors_of_call(
+        where,
         input_coords,
         shape,
-        per_axis(kernel, "kernel_size", ndim),
-        read["stride"],
-        read["padding"],
-        reduce,
-        output_coords,
-        output_shape,
         neighbor_cache,
+        submanifold=False,
+        output_coords=output_coords,
+        output_shape=output_shape,
+        kernel_size=kernel_size,
+        stride=kernel_size if stride is None else stride,
+        padding=(0,) * len(kernel_size) if padding is None else padding,
     )
+    return on_outputs(reduce_neighbors(feats, cache, reduce), cache)
 
 
-def submanifold_pool2d(
-    feats: Tensor,
-    input_coords: Tensor,
-    shape: Ints,
-    kernel_size: Axes,
-    reduce: str = "mean",
-    neighbor_cache: NeighborCache | None = None,
-) -> tuple[Tensor, NeighborCache]:
-    """:func:`submanifold_pool` for two axes."""
-    kernel = per_axis(kernel_size, "kernel_size", 2)
-    return submanifold_pool(feats, input_coords, shape, kernel, reduce, neighbor_cache)
-
-
-def sparse_pool2d(
-    feats: Tensor,
-    input_coords: Tensor,
-    shape: Ints,
-    kernel_size: Axes,
-    stride: Axes | None = None,
-    padding: Axes | None = None,
-    reduce: str = "mean",
-    output_coords: Tensor | None = None,
-    output_shape: Ints | None = None,
-    neighbor_cache: NeighborCache | None = None,
-) -> Result:
-    """:func:`sparse_pool` for two axes."""
-    window = kernel_size, stride, padding
-    return _pool_on_axes(2, feats, input_coords, shape, window, reduce, output_coords, output_shape, neighbor_cache)
-
-
-def submanifold_pool3d(
-    feats: Tensor,
-    input_coords: Tensor,
-    shape: Ints,
-    kernel_size: Axes,
-    reduce: str = "mean",
-    neighbor_cache: NeighborCache | None = None,
-) -> tuple[Tensor, NeighborCache]:
-    """:func:`submanifold_pool` for three axes."""
-    kernel = per_axis(kernel_size, "kernel_size", 3)
-    return submanifold_pool(feats, input_coords, shape, kernel, reduce, neighbor_cache)
-
-
-def sparse_pool3d(
-    feats: Tensor,
-    input_coords: Tensor,
-    shape: Ints,
-    kernel_size: Axes,
-    stride: Axes | None = None,
-    padding: Axes | None = None,
-    reduce: str = "mean",
-    output_coords: Tensor | None = None,
-    output_shape: Ints | None = None,
-    neighbor_cache: NeighborCache | None = None,
-) -> Result:
-    """:func:`sparse_pool` for three axes."""
-    window = kernel_size, stride, padding
-    return _pool_on_axes(3, feats, input_coords, shape, window, reduce, output_coords, output_shape, neighbor_cache)
-
-
-def submanifold_pool4d(
-    feats: Tensor,
-    input_coords: Tensor,
-    shape: Ints,
-    kernel_size: Axes,
-    reduce: str = "mean",
-    neighbor_cache: NeighborCache | None = None,
-) -> tuple[Tensor, NeighborCache]:
-    """:func:`submanifold_pool` for four axes."""
-    kernel = per_axis(kernel_size, "kernel_size", 4)
-    return submanifold_pool(feats, input_coords, shape, kernel, reduce, neighbor_cache)
-
-
-def sparse_pool4d(
-    feats: Tensor,
-    input_coords: Tensor,
-    shape: Ints,
-    kernel_size: Axes,
-    stride: Axes | None = None,
-    padding: Axes | None = None,
-    reduce: str = "mean",
-    output_coords: Tensor | None = None,
-    output_shape: Ints | None = None,
-    neighbor_cache: NeighborCache | None = None,
-) -> Result:
-    """:func:`sparse_pool` for four axes."""
-    window = kernel_size, stride, padding
-    return _pool_on_axes(4, feats, input_coords, shape, window, reduce, output_coords, output_shape, neighbor_cache)
+submanifold_pool2d, submanifold_pool3d, submanifold_pool4d = functions_of_axes(submanifold_pool, "kernel_size")
+sparse_pool2d, sparse_pool3d, sparse_pool4d = functions_of_axes(sparse_pool, "kernel_size", "stride", "padding")

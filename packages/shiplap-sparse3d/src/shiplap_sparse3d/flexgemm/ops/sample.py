@@ -16,15 +16,10 @@ from shiplap.plugin_api import error
 from shiplap_sparse3d import pooling
 from shiplap_sparse3d.coords import check_rows
 from shiplap_sparse3d.flexgemm.algorithms import gather_rows
-from shiplap_sparse3d.flexgemm.ops.convolution import Result, sparse_grid, whole_shape
-from shiplap_sparse3d.flexgemm.ops.neighbor_cache import (
-    Ints,
-    NeighborCache,
-    build_neighbor_cache,
-    resolve_offset,
-)
+from shiplap_sparse3d.flexgemm.axes import functions_of_axes
+from shiplap_sparse3d.flexgemm.ops.convolution import Result, on_outputs
+from shiplap_sparse3d.flexgemm.ops.neighbor_cache import Ints, NeighborCache, neighbors_of_call
 from shiplap_sparse3d.flexgemm.ops.utils import with_scene
-from shiplap_sparse3d.geometry import Axes, per_axis
 from shiplap_sparse3d.grid_sample import indice_weighted_sum
 from shiplap_sparse3d.offsets import offset_table
 
@@ -66,33 +61,19 @@ def _blocks(
     """Return the cache of blocks of ``factor`` voxels that do not overlap, from the coarse to the fine if ``up``."""
     if min(factor) < 1:
         raise error("SL208", where=f"{where}, the factor", got=tuple(factor), expected="1 or more per axis")
-    if cache is not None:
-        ones, zeros = (1,) * len(factor), (0,) * len(factor)
-        cache.assert_match(
-            input_coords=coords,
-            output_coords=output_coords,
-            is_transposed=up,
-            kernel_size=factor,
-            stride=factor,
-            dilation=ones,
-            offset=resolve_offset(factor, ones, zeros, None),
-        )
-        return cache
-    return build_neighbor_cache(
+    return neighbors_of_call(
+        where,
         coords,
-        output_coords,
+        shape,
+        cache,
         submanifold=False,
+        output_coords=output_coords,
+        output_shape=output_shape,
+        transpose=up,
         kernel_size=factor,
         stride=factor,
         padding=(0,) * len(factor),
-        input_sparse_shape=sparse_grid(where, coords, shape),
-        output_sparse_shape=sparse_grid(where, coords, output_shape),
-        transpose=up,
     )
-
-
-def _on_outputs(feats: Tensor, cache: NeighborCache) -> Result:
-    return feats, cache.output_coords, whole_shape(cache.output_sparse_shape, feats), cache
 
 
 def sparse_upsample(
@@ -135,7 +116,7 @@ def sparse_upsample(
     )
     if mode == "nearest":
         back = cache.bwd_map if feats.requires_grad and torch.is_grad_enabled() else None
-        return _on_outputs(pooling.sum_pool(feats, cache.fwd_map, back), cache)
+        return on_outputs(pooling.sum_pool(feats, cache.fwd_map, back), cache)
     lead, cells = coords.shape[1] - len(scale_factor), shape[coords.shape[1] - len(scale_factor) : coords.shape[1]]
     if align_corners:
         if any(s * w < 2 for s, w in zip(scale_factor, cells, strict=True)):
@@ -147,7 +128,7 @@ def sparse_upsample(
         scale, shift = [1 / s for s in scale_factor], [0.5 / s - 0.5 for s in scale_factor]
     factors = torch.tensor([[1.0] * lead + scale, [0.0] * lead + shift], device=coords.device)
     points = cache.output_coords.float() * factors[0] + factors[1]
-    return _on_outputs(_sample_linear(feats, coords, points, len(scale_factor), padding_mode)[0], cache)
+    return on_outputs(_sample_linear(feats, coords, points, len(scale_factor), padding_mode)[0], cache)
 
 
 def sparse_pixel_shuffle(
@@ -171,7 +152,7 @@ def sparse_pixel_shuffle(
     cache = _blocks(where, coords, shape, upscale_factor, output_coords, output_shape, neighbor_cache, up=True)
     parent, slot = cache.fwd_map.max(1)  # each finer voxel lies in one block
     rows = torch.where(parent >= 0, parent * parts + slot, -1)
-    return _on_outputs(gather_rows(feats.reshape(feats.shape[0] * parts, -1), rows), cache)
+    return on_outputs(gather_rows(feats.reshape(feats.shape[0] * parts, -1), rows), cache)
 
 
 def sparse_pixel_unshuffle(
@@ -190,7 +171,7 @@ def sparse_pixel_unshuffle(
     where = "sparse_pixel_unshuffle"
     check_rows(where, feats, coords.shape[0])
     cache = _blocks(where, coords, shape, downscale_factor, output_coords, output_shape, neighbor_cache, up=False)
-    return _on_outputs(gather_rows(feats, cache.fwd_map).flatten(1), cache)
+    return on_outputs(gather_rows(feats, cache.fwd_map).flatten(1), cache)
 
 
 # --- at any points ----------------------------------------------------------------------------------------------------
@@ -270,65 +251,10 @@ def sparse_grid_sample(
 
 # --- for two to four axes ---------------------------------------------------------------------------------------------
 
-
-def sparse_upsample2d(feats: Tensor, coords: Tensor, shape: Ints, scale_factor: Axes, **options: Any) -> Result:
-    """:func:`sparse_upsample` for two axes."""
-    return sparse_upsample(feats, coords, shape, per_axis(scale_factor, "scale_factor", 2), **options)
-
-
-def sparse_pixel_shuffle2d(
-    feats: Tensor, coords: Tensor, shape: Ints, upscale_factor: Axes, *rest: Any, **options: Any
-) -> Result:
-    """:func:`sparse_pixel_shuffle` for two axes."""
-    factor = per_axis(upscale_factor, "upscale_factor", 2)
-    return sparse_pixel_shuffle(feats, coords, shape, factor, *rest, **options)
-
-
-def sparse_pixel_unshuffle2d(
-    feats: Tensor, coords: Tensor, shape: Ints, downscale_factor: Axes, *rest: Any, **options: Any
-) -> Result:
-    """:func:`sparse_pixel_unshuffle` for two axes."""
-    factor = per_axis(downscale_factor, "downscale_factor", 2)
-    return sparse_pixel_unshuffle(feats, coords, shape, factor, *rest, **options)
-
-
-def sparse_upsample3d(feats: Tensor, coords: Tensor, shape: Ints, scale_factor: Axes, **options: Any) -> Result:
-    """:func:`sparse_upsample` for three axes."""
-    return sparse_upsample(feats, coords, shape, per_axis(scale_factor, "scale_factor", 3), **options)
-
-
-def sparse_pixel_shuffle3d(
-    feats: Tensor, coords: Tensor, shape: Ints, upscale_factor: Axes, *rest: Any, **options: Any
-) -> Result:
-    """:func:`sparse_pixel_shuffle` for three axes."""
-    factor = per_axis(upscale_factor, "upscale_factor", 3)
-    return sparse_pixel_shuffle(feats, coords, shape, factor, *rest, **options)
-
-
-def sparse_pixel_unshuffle3d(
-    feats: Tensor, coords: Tensor, shape: Ints, downscale_factor: Axes, *rest: Any, **options: Any
-) -> Result:
-    """:func:`sparse_pixel_unshuffle` for three axes."""
-    factor = per_axis(downscale_factor, "downscale_factor", 3)
-    return sparse_pixel_unshuffle(feats, coords, shape, factor, *rest, **options)
-
-
-def sparse_upsample4d(feats: Tensor, coords: Tensor, shape: Ints, scale_factor: Axes, **options: Any) -> Result:
-    """:func:`sparse_upsample` for four axes."""
-    return sparse_upsample(feats, coords, shape, per_axis(scale_factor, "scale_factor", 4), **options)
-
-
-def sparse_pixel_shuffle4d(
-    feats: Tensor, coords: Tensor, shape: Ints, upscale_factor: Axes, *rest: Any, **options: Any
-) -> Result:
-    """:func:`sparse_pixel_shuffle` for four axes."""
-    factor = per_axis(upscale_factor, "upscale_factor", 4)
-    return sparse_pixel_shuffle(feats, coords, shape, factor, *rest, **options)
-
-
-def sparse_pixel_unshuffle4d(
-    feats: Tensor, coords: Tensor, shape: Ints, downscale_factor: Axes, *rest: Any, **options: Any
-) -> Result:
-    """:func:`sparse_pixel_unshuffle` for four axes."""
-    factor = per_axis(downscale_factor, "downscale_factor", 4)
-    return sparse_pixel_unshuffle(feats, coords, shape, factor, *rest, **options)
+sparse_upsample2d, sparse_upsample3d, sparse_upsample4d = functions_of_axes(sparse_upsample, "scale_factor")
+sparse_pixel_shuffle2d, sparse_pixel_shuffle3d, sparse_pixel_shuffle4d = functions_of_axes(
+    sparse_pixel_shuffle, "upscale_factor"
+)
+sparse_pixel_unshuffle2d, sparse_pixel_unshuffle3d, sparse_pixel_unshuffle4d = functions_of_axes(
+    sparse_pixel_unshuffle, "downscale_factor"
+)

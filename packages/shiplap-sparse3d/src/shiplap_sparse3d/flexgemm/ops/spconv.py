@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shiplap.plugin_api import error
 from shiplap_sparse3d import ops
+from shiplap_sparse3d.axes import Triple, expand_axes
 from shiplap_sparse3d.coords import check_rows
 from shiplap_sparse3d.flexgemm.algorithms import (
     ALGORITHMS,
@@ -42,10 +43,9 @@ from shiplap_sparse3d.flexgemm.ops.convolution import (
     submanifold_conv4d,
 )
 from shiplap_sparse3d.flexgemm.ops.neighbor_cache import NeighborCache
-from shiplap_sparse3d.geometry import expand_to_three
 from shiplap_sparse3d.offsets import box_offsets, connect_by_offsets, offset_cells
 from shiplap_sparse3d.plan import Plan
-from shiplap_sparse3d.steps import StepWindow, Triple, connect_voxels, submanifold_plan
+from shiplap_sparse3d.steps import StepWindow, connect_voxels, submanifold_plan
 
 __all__ = [
     "ALGORITHM",
@@ -317,7 +317,7 @@ def _check_kernel(weight: Tensor) -> Triple:
 
 
 def _check_triple(name: str, values: Sequence[int]) -> Triple:
-    return expand_to_three(values, f"sparse3d.flexgemm, argument {name!r}")
+    return expand_axes(values, f"sparse3d.flexgemm, argument {name!r}")
 
 
 # --- the functions behind them ----------------------------------------------------------------------------------------

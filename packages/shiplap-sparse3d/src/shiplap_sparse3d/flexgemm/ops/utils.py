@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import check_rows, refuse_rows
-from shiplap_sparse3d.offsets import box_offsets, offset_cells, offset_table, unbounded
+from shiplap_sparse3d.offsets import box_offsets, distinct_cells, find_rows
 
 __all__ = [
     "coalesce_coords",
@@ -38,9 +38,8 @@ def with_scene(rows: Tensor) -> Tensor:
 def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the distinct rows, ascending, and the number of each row among them, ``int32``."""
     wide = with_scene(rows)
-    nothing, ones = wide.new_zeros(1, wide.shape[1]), [1] * wide.shape[1]
-    cells = offset_cells(wide, nothing, ones, *unbounded(rows.shape[1]))
-    return cells[:, 1:].to(rows.dtype).contiguous(), offset_table(cells, wide, nothing, ones)[:, 0]
+    cells = distinct_cells(wide)
+    return cells[:, 1:].to(rows.dtype).contiguous(), find_rows(cells, wide)[:, 0]
 
 
 def init_hashmap(
@@ -115,6 +114,5 @@ def coalesce_coords(feats: Tensor, coords: Tensor, reduce: str = "sum", sort: bo
 
 def lookup_pytorch(key: Tensor, query: Tensor) -> Tensor:
     """Return the row of ``key [k, d]`` that equals each of ``query [..., d]``, ``int64``, or -1."""
-    wide, wanted = with_scene(key), with_scene(query.reshape(-1, key.shape[1]))
-    found = offset_table(wide, wanted, wide.new_zeros(1, wide.shape[1]), [1] * wide.shape[1])
+    found = find_rows(with_scene(key), with_scene(query.reshape(-1, key.shape[1])))
     return found[:, 0].long().view(query.shape[:-1])

@@ -39,6 +39,7 @@ class _FrameLayout:
 
 @cache
 def _frame_layout(ranks: tuple[int, ...]) -> _FrameLayout:
+    """Return the layout of a call's memory: the context, then a descriptor, sizes and strides of each tensor."""
     text, places = CONTEXT, []
     for rank in ranks:
         places.append(Struct(text).size)
@@ -134,6 +135,7 @@ def _dlpack_element(dtype: torch.dtype, where: str) -> tuple[int, int, int]:
 
 
 def _canonical_strides(shape: Sequence[int]) -> Sequence[int]:
+    """Return the strides of a contiguous tensor of ``shape``. A size of 0 counts as 1."""
     if len(shape) == 1:
         return (1,)
     strides, step = [0] * len(shape), 1

@@ -223,6 +223,7 @@ class CKernel(CFunctionKernel):
         return times[0]
 
     def _loaded(self) -> Callable[..., int]:
+        """Return the kernel's function, from the library that is loaded at the first call."""
         if self._function is None:
             form = self.native
             self._function = self.typed(load_symbol(form))
@@ -277,6 +278,7 @@ class CKernel(CFunctionKernel):
     def invoke_function(
         self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None
     ) -> None:
+        """Call the C function with tensors, extents of dynamic outputs and workspace."""
         self.call_function(self._function or self._loaded(), call, tensors, extents, scratch)
 
 

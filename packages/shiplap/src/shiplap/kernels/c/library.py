@@ -53,6 +53,7 @@ def library_digest(path: str | os.PathLike[str]) -> str:
 
 @cache
 def _open_library(path: Path) -> ctypes.CDLL:
+    """Return the loaded library. Raises SL401 where the loader refuses it."""
     try:
         return ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as e:

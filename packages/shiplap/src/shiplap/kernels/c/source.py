@@ -156,6 +156,7 @@ def source(
 
 
 def _read_source(path: Path, where: str) -> SourceText:
+    """Return the text and language of a source file. Raises SL404 or SL401."""
     language = SUFFIX_LANGUAGES.get(path.suffix)
     if language is None:
         raise error(
@@ -180,6 +181,7 @@ def _read_source(path: Path, where: str) -> SourceText:
 
 
 def _read_architecture(value: str | int, where: str) -> str:
+    """Return a compute capability without "sm_". Raises SL422."""
     match = ARCHITECTURE.fullmatch(str(value))
     if match is None:
         raise error("SL422", where=where, got=repr(value), expected='a compute capability such as "80" or "90a"')

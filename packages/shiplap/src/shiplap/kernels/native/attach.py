@@ -94,6 +94,7 @@ class OpEntrance(NativeEntrance):
         binding.shiplap_lead(index, None)
 
     def refusal(self, cause: Exception) -> ShiplapError | None:
+        """Return the catalogue error that the native code raised as ``cause``, or None."""
         message = str(cause)
         python: ShiplapError | None = getattr(self.raised, "error", None)
         if python is not None and _exception_text(python) in message:
@@ -129,6 +130,7 @@ class AttachedBinding(NativeBinding):
                 form.resume()
 
     def update_choices(self) -> None:
+        """Send the tuned choices of this op to the native code."""
         tables = _choice_tables(self.op, self.parts.values())
         for index, entry in self.parts.items():
             _send_choices(self.binding, index, *tables[entry.device])
@@ -216,6 +218,7 @@ def _exception_text(e: Exception) -> str:
 
 
 def _send_all_choices() -> None:
+    """Send the tuned choices of all attached ops to the native code."""
     for op in registry.declared_op_list():
         if op.native is not None:
             op.native.update_choices()

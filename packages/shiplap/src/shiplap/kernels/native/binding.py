@@ -138,6 +138,7 @@ def attach_installed_library(op: Op) -> bool:
 
 
 def _collect_build(spec: OpSpec, form: NativeForm) -> str:
+    """Attach the library of a build in the background that has ended. Return the problem of one that failed, or ""."""
     child = _running_builds[form.place]
     if child.poll() is None:
         return ""

@@ -114,6 +114,7 @@ def _read_seal(path: Path) -> bytes:
 
 
 def _open_regular_file(path: Path, flags: int) -> int:
+    """Return a descriptor of a regular file that is no link. Raises OSError for others."""
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -206,6 +207,7 @@ os.register_at_fork(
 
 
 def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
+    """Lock a build for this process. Raises OSError with the holder's number after ``wait`` seconds."""
     until = time.monotonic() + wait
     while True:
         try:
@@ -224,6 +226,7 @@ def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
 
 
 def _compile_source(scratch: Path, digest: str, source: str, command: list[str]) -> str:
+    """Compile ``source`` in ``scratch`` and seal the library. Return the compiler's problem, or ""."""
     (scratch / SOURCE).write_text(source)
     tools = list(takewhile(lambda word: not word.startswith("-"), command))  # two for "ccache g++"
     rest = [word.replace(SOURCE_FOLDER, str(scratch)) for word in command[len(tools) :]]
@@ -274,6 +277,7 @@ def _run_compiler(call: list[str]) -> tuple[int, str]:
 
 
 def _publish_folder(scratch: Path, folder: Path) -> str:
+    """Rename ``scratch`` to ``folder``. Return the problem, or "" where a sealed folder is there."""
     for _ in range(2):
         try:
             scratch.rename(folder)
@@ -296,6 +300,7 @@ def _remove_path(path: Path) -> None:
 
 
 def _builder_main(pipe: IO[bytes]) -> None:
+    """Build the order that is read from ``pipe``, and write its problem to standard output."""
     root, digest, source, command, key = json.load(pipe)
     _keys[os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")] = bytes.fromhex(key), ""
     problem = build_once(Path(root), digest, source, command)

@@ -150,6 +150,7 @@ def bound_native_kernel(op: Op, device: str) -> tuple[NativeOp, NativeForm]:
 
 
 def _no_native_form_error(op: Op, device: str) -> ShiplapError:
+    """Return SL404 for an op that no C ABI kernel serves on ``device``."""
     got = "no kernel, one of Python, or one that asks supports="
     expected = f"a C ABI kernel on {device}, tried before all others"
     return error("SL404", where=op.spec.name, got=got, expected=expected, fix="use dtypes= instead of supports=")
@@ -179,6 +180,7 @@ def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
 
 
 def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
+    """Return what the native source of an op on a device is generated from."""
     names = kernel_overload_names(op.spec, op.needs_autograd)
     kernel, *others = op.native_choices(device)
     forms = _forms_on(op, device)

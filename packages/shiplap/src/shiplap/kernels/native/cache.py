@@ -206,6 +206,7 @@ def remove_artefact(path: Path) -> bool:
 
 
 def _listed_folders(root: Path) -> list[Path]:
+    """Return the entries of ``root``, sorted. An unreadable one has none."""
     try:
         return sorted(root.iterdir())
     except OSError:
@@ -213,6 +214,7 @@ def _listed_folders(root: Path) -> list[Path]:
 
 
 def _folder_size(path: Path) -> int:
+    """Return the bytes of a file, or of a folder's files."""
     try:
         if not stat.S_ISDIR(path.lstat().st_mode):
             return path.lstat().st_size
@@ -222,6 +224,7 @@ def _folder_size(path: Path) -> int:
 
 
 def _last_use_time(path: Path) -> float:
+    """Return the time of the last change, or 0 for a path that is gone."""
     try:
         return path.lstat().st_mtime
     except OSError:

@@ -87,6 +87,7 @@ def make_on_demand_library(ops: Iterable[Op], where: str) -> DeployedLibrary:
 
 
 def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_demand: bool = False) -> DeployedLibrary:
+    """Compile the library of ``wanted`` for C++ programs, with the kernel libraries that it opens."""
     listed = [e for op in wanted for e in make_plan(op).entries.values()]
     each, asked = {(e.op.spec.name, e.device): e for e in listed}, {op.spec.name for op in wanted}
     # Ops that share a kernel library with one that is wanted come along: whose launches nobody compiled stay behind.

@@ -54,6 +54,7 @@ class PackedKernel(Kernel):
         return not self.native.counting and bool(self.native.why)
 
     def run_call(self, call: Binding) -> Outputs:
+        """Allocate outputs, at their bounds where their sizes depend on data, run the kernel and narrow them."""
         spec = self.spec
         if not spec.bounds:
             outs = empty_outputs(spec, call)
@@ -100,6 +101,7 @@ class PackedKernel(Kernel):
         return ""
 
     def _run(self, call: Binding, outs: Sequence[Tensor], extents: Extents, scratch: Tensor | None) -> None:
+        """Run the kernel on packed inputs, and write mutated copies back."""
         inputs, copies = self._pack(call.args)
         if scratch is None and self.workspace is not None:
             scratch = allocate_workspace(self.workspace, call)

@@ -82,6 +82,7 @@ def prebuilt_folders(op: Op) -> Iterator[Path]:
 
 @cache
 def _listed_libraries(folder: Path) -> tuple[Path, ...]:
+    """Return the folders in ``folder`` that have a manifest."""
     try:
         return tuple(sorted(path for path in folder.iterdir() if (path / MANIFEST).is_file()))
     except OSError:

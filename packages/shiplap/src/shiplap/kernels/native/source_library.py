@@ -162,6 +162,7 @@ class SourceLibrary:
         return files
 
     def _compile_command(self) -> list[str]:
+        """Return the compiler's command. Paths in the folder of the build stand for SOURCE_FOLDER."""
         include = [f"-I{INCLUDE}", *(f"-I{folder}" for folder in self.include_dirs)]
         link = [f"-l{name}" for name in self.libraries]
         # The first source of the command is the unit with the signatures, which both languages accept.
@@ -180,6 +181,7 @@ class SourceLibrary:
         return [*command, "-include", f"{SOURCE_FOLDER}/{HEADER}", *include, *self.flags, *sources, *link]
 
     def _architecture_flags(self) -> list[str]:
+        """Return nvcc's flags of the architectures asked for, or of the GPUs of this machine."""
         names = list(self.architectures)
         if not names and torch.cuda.is_available():
             found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
@@ -187,6 +189,7 @@ class SourceLibrary:
         return [f"-gencode=arch=compute_{n},code=sm_{n}" for n in names] or ["-arch=all-major"]
 
     def _host_compiler(self) -> list[str]:
+        """Return the command of the host compiler."""
         programs, flags = requested_compiler()
         paths = [shutil.which(program) for program in programs]
         if not paths or None in paths:
@@ -195,6 +198,7 @@ class SourceLibrary:
         return [*map(str, paths), *flags]
 
     def _find_nvcc(self) -> Path:
+        """Return the path of nvcc. Raises SL423 where there is none."""
         named = os.environ.get("CUDACXX", "")
         folders = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
         places = [named, shutil.which("nvcc") or "", *(f"{folder}/bin/nvcc" for folder in folders if folder)]
@@ -210,6 +214,7 @@ class SourceLibrary:
         )
 
     def _compiler_error(self, problem: str) -> ShiplapError:
+        """Return the catalogue error of a compiler's output: an unknown architecture, a missing header, or the rest."""
         where, names = f"{self.op}, kernel {self.symbol}", ", ".join(t.name for t in self.texts if t.language)
         unsupported = re.search(r"nsupported gpu architecture '?([\w-]+)'?", problem)
         if unsupported is not None:

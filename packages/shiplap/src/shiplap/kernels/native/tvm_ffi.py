@@ -79,6 +79,7 @@ def build_tvm_library(op: Op) -> Path:
 
 
 def _load_tvm_module(op: Op) -> Any:
+    """Return the module ``tvm_ffi``. Raises SL407 where it is not installed."""
     try:
         import tvm_ffi
     except ImportError as e:
@@ -87,6 +88,7 @@ def _load_tvm_module(op: Op) -> Any:
 
 
 def _find_tvm_ffi(op: Op) -> _TvmFfiFiles:
+    """Return the version, the include flags and the library of the installed tvm-ffi."""
     info = _load_tvm_module(op).libinfo
     include = [f for p in (info.find_include_path(), info.find_dlpack_include_path()) for f in ("-isystem", p)]
     return _TvmFfiFiles(metadata.version(TVM_FFI_PACKAGE), tuple(include), Path(info.find_libtvm_ffi()))

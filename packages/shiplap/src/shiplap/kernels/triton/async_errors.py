@@ -42,6 +42,7 @@ class LateErrors:
         return known if known is not None else self._register(op, message)
 
     def _register(self, op: str, message: str) -> int:
+        """Return a new number for a message: from its hash, or the next one that is free."""
         digest = hashlib.sha256(f"{op}\0{message}".encode()).digest()
         code = int.from_bytes(digest[:3], "little") & 0x7FFFFF or 1
         while self._messages.setdefault(code, (op, message)) != (op, message):
@@ -66,6 +67,7 @@ class LateErrors:
         return memory.data_ptr()
 
     def _new(self, device: torch.device) -> tuple[Tensor, ctypes.c_int64]:
+        """Allocate the word of ``device``. Return its memory and a view of its value."""
         with outside_modes():
             memory = self.memory(device)
         return self._words.setdefault(device, (memory, ctypes.c_int64.from_address(memory.data_ptr())))

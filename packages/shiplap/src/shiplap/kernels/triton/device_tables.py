@@ -48,6 +48,7 @@ class DeviceTable:
         return table
 
     def _make(self, env: Env, device: torch.device) -> Tensor:
+        """Build the table of these sizes on ``device`` and keep it."""
         seen = _TrackedSizes(env)
         with outside_modes():
             table = self.build(seen).to(device)

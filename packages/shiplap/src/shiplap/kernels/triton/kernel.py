@@ -101,6 +101,7 @@ class LaunchedKernel(CFunctionKernel):
     def invoke_function(
         self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None
     ) -> None:
+        """Run the program: by its compiled binding where one is attached, else launch by launch through Triton."""
         if self.native.counting and not self.native.calls and not self.interpreted:
             self._attach_prebuilt(call, tensors, scratch)
         if self.native.bindings:
@@ -178,6 +179,7 @@ class LaunchedKernel(CFunctionKernel):
         return PlainLaunch(form.declared[0].kernel, grid, dict(parts), values, options, form.strided)
 
     def _launch(self, numbers: LaunchNumbers, scratch: Tensor | None) -> None:
+        """Run the steps of the program whose conditions hold."""
         form, number = self.native, -1
         for step in form.program.steps:
             number += isinstance(step, KernelLaunch)
@@ -196,6 +198,7 @@ class LaunchedKernel(CFunctionKernel):
                     _sort_workspace(step, numbers, scratch)
 
     def _launch_one(self, number: int, launch: KernelLaunch, numbers: LaunchNumbers, scratch: Tensor | None) -> None:
+        """Launch one kernel. An empty grid launches nothing."""
         declared = self.native.declared[number]
         grid, values, options = self._arguments(number, launch, numbers, scratch)
         if 0 in grid:
@@ -219,6 +222,7 @@ class LaunchedKernel(CFunctionKernel):
         return grid, values, {k: v for k, v in given.items() if k in OPTIONS}
 
     def _value(self, p: KernelParameter, own: LaunchNumbers, scratch: Tensor | None) -> object:
+        """Return the value of one parameter of a launch."""
         match p.kind:
             case "constant":
                 return p.value

@@ -171,6 +171,7 @@ def is_verified(version: str) -> bool:
 
 
 def _triton_runtime() -> TritonRuntime:
+    """Return what a launch needs of Triton. Raises ImportError on a Triton or backend that is not verified."""
     import triton
     import triton.language
     from triton import knobs

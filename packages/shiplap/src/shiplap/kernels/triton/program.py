@@ -121,6 +121,7 @@ def read_program(
 def _read_step(
     spec: OpSpec, declared: DeclaredStep, configs: tuple[str, ...], known: frozenset[str], errors: LateErrors | None
 ) -> Step:
+    """Return one step of a program, its expressions parsed: a fill, a sort or a launch."""
     if isinstance(declared, DeclaredLaunch):
         return _LaunchReader(spec, declared, configs, known, errors).launch()
 
@@ -191,6 +192,7 @@ class _LaunchReader:
         self.about = {p.name: p for p in (declared.kernel.params if compiled else ())}
 
     def launch(self) -> KernelLaunch:
+        """Return the launch with its parameters and grid. Raises SL618 for what cannot be launched natively."""
         self._refuse_strangers()
         if self.spec.dynamic or any(a.many for a in self.spec.tensors):
             what = "a list of tensors" if not self.spec.dynamic else "an output whose size depends on data"
@@ -224,6 +226,7 @@ class _LaunchReader:
                     self._refuse(f"{what}={{{name!r}: ...}}", f"a parameter of the kernel: {', '.join(self.signature)}")
 
     def _parameter(self, name: str) -> KernelParameter:
+        """Return one parameter of the kernel with the source of its value."""
         annotation, about = self._annotation(name), self.about.get(name)
         specialises = not (about is not None and about.do_not_specialize)
         aligns = not (about is not None and about.do_not_specialize_on_alignment)
@@ -305,6 +308,7 @@ class _LaunchReader:
         return _known_expr(self.where, what, text, known, self.tensors)
 
     def _annotation(self, name: str) -> str:
+        """Return the text of a parameter's annotation."""
         about = self.about.get(name)
         if about is not None:
             return str(about.annotation)

@@ -142,6 +142,7 @@ class LaunchRecording:
             self.unfit = str(e)
 
     def _launch(self, compiled: CompiledTritonKernel, grid: Sequence[int], given: Sequence[object]) -> list[int]:
+        """Return a launch as numbers: function, grid, threads, shared memory and parameters. Raises ValueError."""
         facts = compiled.metadata
         memory = int(facts.global_scratch_size or 0)
         if needed := why_form_unfit(facts._replace(global_scratch_size=0)):
@@ -154,6 +155,7 @@ class LaunchRecording:
         return [*head, *(number for pair in parameters for number in pair)]
 
     def _parameter(self, type: str, value: object) -> tuple[int, int]:
+        """Return one parameter as its kind and number. Raises ValueError or TypeError where it cannot be repeated."""
         if isinstance(value, BroughtTensor) and value.number < self.tensors:
             return TENSOR, value.number
         if isinstance(value, Tensor | BroughtTensor):
@@ -258,6 +260,7 @@ def is_replay_wanted() -> bool:
 
 @cache
 def _is_known_triton() -> bool:
+    """Whether launches of the installed Triton have been verified."""
     import triton
 
     return is_verified(triton.__version__)
@@ -308,6 +311,7 @@ def build_replay_library(op: Op) -> ctypes.CDLL:
 
 
 def _advance_replay_build(op: Op, start: bool) -> None:
+    """Open the compiled launcher where it is built; give a notice, or start its build, where it is not."""
     if not settings().native:
         _replay_state.why = "SHIPLAP_NATIVE=0"
         return
@@ -346,6 +350,7 @@ def _replay_build_order(op: Op, place: Path) -> tuple[Path, str, str, list[str]]
 
 
 def _open_replay_library(place: Path, op: Op) -> ctypes.CDLL:
+    """Return the loaded launcher with the types of its functions."""
     binding = load_library(place, op.spec.name)
     binding.shiplap_message.restype = ctypes.c_char_p
     binding.shiplap_record.restype = ctypes.c_void_p

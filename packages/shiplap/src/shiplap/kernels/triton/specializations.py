@@ -101,6 +101,7 @@ class LaunchedForm(NativeForm):
         return launcher_source(self.spec, self.symbol, self.program, self.configs, cubins)
 
     def missing(self) -> str:
+        """Return which launches have no compiled kernel, or ""."""
         always = {number for number, launch in enumerate(self.launches) if launch.when is None}
         lacking = (always or {0}) - {number for number, _, _ in self.cubins}
         if not always and self.cubins:  # which of them a call launches depends on its sizes

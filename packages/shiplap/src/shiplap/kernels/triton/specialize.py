@@ -99,6 +99,7 @@ def specialization_key(
 
 
 def _key_entries(launch: KernelLaunch, own: LaunchNumbers, workspace: int) -> Iterator[int]:
+    """Yield what Triton specialises on, parameter by parameter: values, alignments, dtypes."""
     for p in launch.parameters:
         match p.kind:
             case "computed":
@@ -112,6 +113,7 @@ def _key_entries(launch: KernelLaunch, own: LaunchNumbers, workspace: int) -> It
 
 
 def _tensor_key_entry(p: KernelParameter, tensor: Tensor | None) -> int:
+    """Return a tensor's dtype and alignment as one number, or -1 for an absent one."""
     if tensor is None:
         return -1
     code, bits, lanes = dtypes.of(tensor.dtype, p.name).dlpack
@@ -120,6 +122,7 @@ def _tensor_key_entry(p: KernelParameter, tensor: Tensor | None) -> int:
 
 
 def _integer_key_entry(p: KernelParameter, value: int) -> int:
+    """Return what Triton specialises on of an integer: its width, whether it is 1, divisible by 16."""
     width = 0 if p.type or -(2**31) <= value < 2**31 else 32
     if p.specialises and value == 1:
         return 1 + width
@@ -195,6 +198,7 @@ def _read_key_entry(
 
 
 def _packed_element(packed: int, p: KernelParameter) -> str:
+    """Return Triton's name of the dtype in a packed entry. Raises SL619."""
     dlpack = packed >> 16, packed >> 8 & 255, packed & 255
     name = next((row.name for row in dtypes.DTYPES.values() if row.dlpack == dlpack), "")
     if name not in _TRITON:

@@ -82,6 +82,7 @@ class TemplateKernel(Kernel):
         self._reset()
 
     def _reset(self) -> None:
+        """Forget launches, refusals and compiled functions."""
         self._refusals: dict[Key, str] = {}
         self._launches: dict[Key, Launch] = {}
         self._passed: dict[Key, Callable[..., tuple[object, ...]]] = {}  # what a launch gives the kernel
@@ -93,6 +94,7 @@ class TemplateKernel(Kernel):
         self._reset()
 
     def run_call(self, call: Binding) -> Outputs:
+        """Allocate outputs and run the template into them."""
         outs = empty_outputs(self.spec, call)
         self.run_into(call, outs, None)
         return outs
@@ -147,6 +149,7 @@ class TemplateKernel(Kernel):
         self._fill(call, outs[0], None)
 
     def _fill(self, call: Binding, out: Tensor, kept: KeptLaunch | None) -> None:
+        """Launch the template into ``out`` on the device of the call."""
         if self._run is None:
             self._run = self._runner(self._launches, self.launch_for)
         if is_current_device(call.device):
@@ -166,6 +169,7 @@ class TemplateKernel(Kernel):
             self._runner({}, partial(self.launch_for, verb="compile"))(call, out, split_k)
 
     def _runner(self, launches: dict[Key, Launch], launch_for: LaunchFor) -> RunTemplate:
+        """Return the generated function that picks and runs the launch of a call."""
         return compile_template_run(
             self.spec,
             self.words,
@@ -179,6 +183,7 @@ class TemplateKernel(Kernel):
         )
 
     def _launch(self, run: RunTemplate, call: Binding, out: Tensor, kept: KeptLaunch | None) -> None:
+        """Run the template, and where the sum is split, add the partial sums."""
         if (split_k := self._split_k(call, self.values)) == 1:
             run(call, out, 1, kept)
             return
@@ -205,6 +210,7 @@ class TemplateKernel(Kernel):
         return kernel if isinstance(kernel, str) else self.with_config(kernel)
 
     def _first(self, call: Binding) -> Config | str:
+        """Return the first config that serves the call, or the reason that none does."""
         env, reason = _env_for_template(call.env), ""
         takes = self._takes(call, env)
         for values in self.template.candidates(env):
@@ -414,6 +420,7 @@ def _env_for_template(env: Env) -> dict[str, EnvValue]:
 
 
 def _clear_when_full(memory: dict[K, T]) -> dict[K, T]:
+    """Return ``memory``, emptied where it has reached its bound."""
     if len(memory) >= MOST_REMEMBERED_RENDERINGS:
         memory.clear()
     return memory

@@ -72,6 +72,7 @@ class _Runner:
         return ()
 
     def sample(self, repeats: int) -> float:
+        """Return the time of a call in seconds, as the candidate's process claims it."""
         try:
             spell = self.batch.sample(repeats)
         except CandidateError as e:
@@ -177,6 +178,7 @@ class JudgedBench:
         return CallBatch(witness, index, sets, poison)
 
     def verify(self, index: int) -> VerifyOutcome:
+        """Compare the candidate at ``index`` with the reference in processes of their own."""
         # Without results of the reference nothing can be compared, and each candidate would fail for this one reason.
         if index and self._broken:
             return VerifyOutcome(f"the reference does not run: {self._broken}")
@@ -216,6 +218,7 @@ class JudgedBench:
         return str(e)
 
     def expected(self, number: int, case: SampleCase) -> ExpectedEffects:
+        """Return the reference's effects on a case, computed once."""
         if number not in self._expected:
             try:
                 self._expected[number] = expected_effects(self.op, case)
@@ -224,6 +227,7 @@ class JudgedBench:
         return self._expected[number]
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
+        """Measure candidates in turns; one whose process ends is taken out and the others go on."""
         left, failed = list(indices), dict[int, str]()
         while left:
             batches: dict[int, CallBatch] = {}
@@ -243,6 +247,7 @@ class JudgedBench:
         return {}, failed
 
     def _entered(self, index: int) -> CallBatch:
+        """Return the batch of calls of a candidate in its process. Raises _Lost where the process cannot serve it."""
         try:
             return self.batch(index, [self.inputs.real[0].args])
         except (CandidateError, UnsupportedArguments, ProcessUnavailable) as e:
@@ -251,10 +256,12 @@ class JudgedBench:
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
+        """Measure the claims of a race again, by this process's clock, on values that the candidates have not seen."""
         with _few_threads(self.inputs):
             return Confirmation(self, claims, seconds, believed).confirm_claims()
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
+        """Measure candidates on fresh values in turns until one is left or time ends. Return times and failures."""
         left, failed = list(indices), dict[int, str]()
         while len(left) > 1:
             with _few_threads(self.inputs):

@@ -159,6 +159,7 @@ class FreshValueTimes:
     def _time_batch(
         self, index: int, batch: CallBatch, cases: list[SampleCase], expected: list[ExpectedEffects]
     ) -> RequestTime:
+        """Return the time of one batch of a candidate, as the only process that runs, and compare its results."""
         prisoner = batch.witness.prisoner
         # Processes that the candidate has started are ended, as they could compute during other candidates' turns.
         prisoner.end_strays()
@@ -225,6 +226,7 @@ class Confirmation:
         return ""
 
     def _evidence(self, index: int, e: Exception) -> str:
+        """Return the sentence on why a candidate was not confirmed."""
         if isinstance(e, UnsupportedArguments):
             return f"does not serve other values of this size: {e}"
         if isinstance(e, CandidateError):

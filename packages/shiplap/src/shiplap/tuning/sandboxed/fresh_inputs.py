@@ -62,6 +62,7 @@ class ConfirmationInputs:
                     return
 
     def _one_by_one(self) -> Iterator[None]:
+        """Draw one input after another, so that drawing can stop between two of them."""
         for _ in range(AHEAD):
             self.fresh.store(1)
             yield

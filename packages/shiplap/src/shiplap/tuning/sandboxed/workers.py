@@ -141,6 +141,7 @@ class KernelProcesses:
             thread.join()
 
     def _try(self, step: Callable[[], None], kernel: str) -> None:
+        """Run ``step`` for a kernel's process, which ends where the step fails."""
         if kernel in self._failed:
             return
         try:
@@ -165,6 +166,7 @@ class KernelProcesses:
         return self._running[kernel][0]
 
     def _start(self, kernel: str, patience: float) -> None:
+        """Start the process of a kernel from the forked launcher, once."""
         if kernel in self._running:
             return
         assert self._opening is not None
@@ -179,6 +181,7 @@ class KernelProcesses:
         self.started += 1
 
     def _load(self, kernel: str) -> None:
+        """Import the op in a kernel's process where it has another op open."""
         witness, opened = self._running[kernel]
         if (opening := self._opening) is not None and opened != opening:
             witness.request(opening, "import")

@@ -30,6 +30,7 @@ def register(name: str) -> None:
 
 
 def _reduce_tensor(value: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return how a tensor is sent to another process: a copy of its values, for tensors of this device."""
     if value.device.type != _NAME:
         reduced: tuple[Callable[..., Any], tuple[Any, ...]] = shared.reduce_tensor(value)
         return reduced
@@ -41,6 +42,7 @@ def _reduce_tensor(value: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, 
 
 
 def _reduce_storage(value: torch.UntypedStorage) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return how a storage is sent to another process: a copy of its bytes."""
     if value.device.type != _NAME:
         reduced: tuple[Callable[..., Any], tuple[Any, ...]] = shared.reduce_storage(value)
         return reduced
@@ -67,12 +69,14 @@ def _load_device() -> None:
 
 
 def _rebuild_tensor(copy: bytes, device: str, grad: bool, parameter: bool) -> torch.Tensor:
+    """Return the tensor that another process sent, on the device."""
     _load_device()
     made = pickle.loads(copy).to(device)
     return torch.nn.Parameter(made, requires_grad=grad) if parameter else made.requires_grad_(grad)
 
 
 def _rebuild_storage(copy: bytes, device: str) -> torch.UntypedStorage:
+    """Return the storage that another process sent, on the device."""
     _load_device()
     made: torch.Tensor = pickle.loads(copy).to(device)
     return made.untyped_storage()

@@ -1,0 +1,449 @@
+"""The cross entropy of a linear layer without its logits: the ops, their references and their kernels.
+
+A kernel goes over chunks of rows: a product with the weights, a pass over the logits of the chunk, and two products for
+the gradients. The pass is Triton on CUDA (``loss_rows.py``) and torch on the CPU. The loss of a training step is one
+number, so ``linear_cross_entropy_with_gradients`` computes its gradients in the forward, while the logits are there:
+three products in all. ``linear_cross_entropy`` returns a loss for each row, and its backward computes the logits again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import BFloat16, Float16, Float32, Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+import shiplap as sl
+from shiplap.plugin_api import error, is_last_backward
+
+__all__ = [
+    "chunk_rows",
+    "linear_cross_entropy",
+    "linear_cross_entropy_gradients",
+    "linear_cross_entropy_with_gradients",
+]
+
+# float64 is left out, since losses are float32. The second op leaves out float16, too: gradients of a mean over many
+# rows are below its range unless the factor of a loss scaler is known when they are rounded.
+Hidden = Float16[Tensor, "n h"] | BFloat16[Tensor, "n h"] | Float32[Tensor, "n h"]
+Weight = Float16[Tensor, "v h"] | BFloat16[Tensor, "v h"] | Float32[Tensor, "v h"]
+Bias = Float16[Tensor, "v"] | BFloat16[Tensor, "v"] | Float32[Tensor, "v"] | None
+HiddenGradient = Float16[Tensor, "n*of_hidden h"] | BFloat16[Tensor, "n*of_hidden h"] | Float32[Tensor, "n*of_hidden h"]
+WeightGradient = Float16[Tensor, "v*of_weight h"] | BFloat16[Tensor, "v*of_weight h"] | Float32[Tensor, "v*of_weight h"]
+BiasGradient = Float16[Tensor, "v*of_bias"] | BFloat16[Tensor, "v*of_bias"] | Float32[Tensor, "v*of_bias"]
+RangedHidden = BFloat16[Tensor, "n h"] | Float32[Tensor, "n h"]
+RangedWeight = BFloat16[Tensor, "v h"] | Float32[Tensor, "v h"]
+RangedBias = BFloat16[Tensor, "v"] | Float32[Tensor, "v"] | None
+RangedHiddenGradient = BFloat16[Tensor, "n*of_hidden h"] | Float32[Tensor, "n*of_hidden h"]
+RangedWeightGradient = BFloat16[Tensor, "v*of_weight h"] | Float32[Tensor, "v*of_weight h"]
+RangedBiasGradient = BFloat16[Tensor, "v*of_bias"] | Float32[Tensor, "v*of_bias"]
+
+FLAGS = ("of_hidden", "of_weight", "of_bias")  # 1 where the gradient of this argument is computed, else 0
+OPTIONS = ("0 <= label_smoothing", "label_smoothing <= 1", "0 <= softcap", "1 <= v")
+FLAGGED = (*OPTIONS, *(f"{text} <= 1" for text in FLAGS), *(f"0 <= {text}" for text in FLAGS))
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """The numbers of a loss, as ``linear_cross_entropy`` takes them."""
+
+    ignore_index: int
+    label_smoothing: float
+    lse_square_scale: float
+    softcap: float
+
+
+# --- in plain operators -----------------------------------------------------------------------------------------------
+
+
+def _written_losses(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, options: LossOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the losses of the rows, their logits after the cap, and the slope of the cap."""
+    logits = F.linear(hidden, weight, bias)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    slope = torch.ones_like(logits)
+    if options.softcap:
+        capped = torch.tanh(logits / options.softcap)
+        logits, slope = capped * options.softcap, 1 - capped * capped
+    ignored, smooth = options.ignore_index, options.label_smoothing
+    losses = F.cross_entropy(logits, target, ignore_index=ignored, label_smoothing=smooth, reduction="none")
+    if options.lse_square_scale:
+        squares = options.lse_square_scale * logits.logsumexp(1).square()
+        losses = losses + squares.masked_fill(target == options.ignore_index, 0)
+    return losses, logits, slope
+
+
+def _written_gradients(
+    scales: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    options: LossOptions,
+    flags: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the losses and the gradients of ``sum(scales * losses)``, by the formula."""
+    losses, logits, slope = _written_losses(hidden, weight, target, bias, options)
+    counted = target != options.ignore_index
+    of_sum = 1 + 2 * options.lse_square_scale * logits.logsumexp(1, keepdim=True)
+    hot = F.one_hot(target.masked_fill(~counted, 0), weight.shape[0])
+    smooth = options.label_smoothing
+    found = (logits.softmax(1) * of_sum - (1 - smooth) * hot - smooth / weight.shape[0]) * slope
+    found = torch.where(counted[:, None], found * scales[:, None], 0).to(hidden.dtype).detach()
+    made = (found @ weight.detach(), found.t() @ hidden.detach(), found.sum(0))
+    of_hidden, of_weight, of_bias = (g if flag else g[:0] for g, flag in zip(made, flags, strict=True))
+    return losses, of_hidden, of_weight, of_bias
+
+
+@sl.op("dense::linear_cross_entropy", requires=OPTIONS, autocast="autocast")
+def linear_cross_entropy(
+    hidden: Hidden,
+    weight: Weight,
+    target: Int64[Tensor, "n"],
+    bias: Bias = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float = 0.0,
+) -> Float32[Tensor, "n"]:
+    """Return the cross entropy of each row of ``hidden @ weight.T + bias``, 0 for an ignored target.
+
+    Where ``softcap`` is not 0, logits are ``softcap * tanh(logits / softcap)``. ``lse_square_scale`` is the factor of
+    the squared logarithm of the sum of exponentials, which is added.
+    """
+    options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
+    return _written_losses(hidden, weight, target, bias, options)[0].to(torch.float32)
+
+
+@sl.op(
+    "dense::linear_cross_entropy_gradients",
+    requires=FLAGGED,
+    specialize=FLAGS,
+    outputs=("losses", "grad_hidden", "grad_weight", "grad_bias"),
+    autocast="autocast",
+)
+def linear_cross_entropy_gradients(
+    scales: Float32[Tensor, "n"],
+    hidden: Hidden,
+    weight: Weight,
+    target: Int64[Tensor, "n"],
+    bias: Bias = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float = 0.0,
+    of_hidden: int = 1,
+    of_weight: int = 1,
+    of_bias: int = 0,
+) -> tuple[Float32[Tensor, "n"], HiddenGradient, WeightGradient, BiasGradient]:
+    """Return the losses of the rows, and the gradients of ``sum(scales * losses)``."""
+    options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
+    flags = (of_hidden, of_weight, of_bias)
+    losses, *made = _written_gradients(scales, hidden, weight, target, bias, options, flags)
+    return losses.detach().to(torch.float32), made[0], made[1], made[2]
+
+
+@sl.op(
+    "dense::linear_cross_entropy_with_gradients",
+    requires=FLAGGED,
+    specialize=(*FLAGS, "wide"),
+    outputs=("loss", "grad_hidden", "grad_weight", "grad_bias"),
+    nondifferentiable=("grad_hidden", "grad_weight", "grad_bias"),
+    autocast="autocast",
+)
+def linear_cross_entropy_with_gradients(
+    hidden: RangedHidden,
+    weight: RangedWeight,
+    target: Int64[Tensor, "n"],
+    bias: RangedBias = None,
+    reduction: Literal["mean", "sum"] = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float = 0.0,
+    of_hidden: int = 1,
+    of_weight: int = 1,
+    of_bias: int = 1,
+    wide: int = 0,
+) -> tuple[Float32[Tensor, ""], RangedHiddenGradient, RangedWeightGradient, RangedBiasGradient]:
+    """Return the mean or the sum of the losses, and its gradients. ``wide`` sums those of 16 bits in float32.
+
+    The gradients that are returned belong to the backward: it may multiply them by the gradient of the loss in place.
+    """
+    options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
+    scales = _row_scales(target, reduction, ignore_index)
+    flags = (of_hidden, of_weight, of_bias)
+    losses, *made = _written_gradients(scales, hidden, weight, target, bias, options, flags)
+    return (losses * scales).sum().to(torch.float32), made[0], made[1], made[2]
+
+
+def _row_scales(target: Tensor, reduction: str, ignore_index: int) -> Tensor:
+    """Return the factor of each row in the loss, ``float32 [n]``: a view of one number."""
+    if reduction == "sum":
+        return torch.ones((), dtype=torch.float32, device=target.device).expand(target.shape[0])
+    return (target != ignore_index).sum().to(torch.float32).reciprocal().expand(target.shape[0])
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+@linear_cross_entropy.backward(once_differentiable=True)
+def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
+    _, hidden, weight, bias = linear_cross_entropy_gradients(
+        grad,
+        saved.hidden,
+        saved.weight,
+        saved.target,
+        saved.bias,
+        saved.ignore_index,
+        saved.label_smoothing,
+        saved.lse_square_scale,
+        saved.softcap,
+        int(needs.hidden),
+        int(needs.weight),
+        int(needs.bias),
+    )
+    made = {"hidden": hidden, "weight": weight, "bias": bias}
+    return {name: gradient for name, gradient in made.items() if getattr(needs, name)}
+
+
+@linear_cross_entropy_with_gradients.backward(once_differentiable=True)
+def _(grads: tuple[Tensor, ...], saved: Any, needs: Any) -> dict[str, Tensor]:
+    # A second copy of the gradient of the weights would be most of the memory that the op saves.
+    scale = _scale_in_place if is_last_backward() else torch.mul
+    gradients = {}
+    if needs.hidden:
+        gradients["hidden"] = scale(saved.grad_hidden, grads[0])
+    if needs.weight:
+        gradients["weight"] = scale(saved.grad_weight, grads[0])
+    if needs.bias:
+        gradients["bias"] = scale(saved.grad_bias, grads[0])
+    return gradients
+
+
+def _scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
+    """Multiply ``gradient`` by ``factor`` in place and return it. A factor of 1 costs no pass over the memory."""
+    if gradient.is_cuda:
+        from shiplap_dense import loss_rows
+
+        loss_rows.scale_unless_one(gradient, factor)
+        return gradient
+    return gradient if float(factor) == 1 else gradient.mul_(factor)
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+RowPass = Callable[[Tensor, Tensor, Tensor, Tensor | None, LossOptions], None]
+"""A pass over the logits of a chunk: targets and scales are read, losses are written. With scales, the logits are
+replaced by their gradients."""
+
+
+def chunk_rows(rows: int, classes: int, width: int) -> int:
+    """Return the number of rows of a chunk: its logits are as large as the hidden states and 1/32 of the weights."""
+    # Fewer rows read the weights more often, and add to their gradient more often.
+    fitting = rows * width // classes + width // 32
+    return max(1, min(rows, max(128, fitting - fitting % 128)))
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
+    """Add ``a @ b`` to ``total``, or write it for the first time."""
+    if total.dtype == a.dtype:
+        if first:
+            torch.mm(a, b, out=total)
+        else:
+            torch.addmm(total, a, b, out=total)
+    elif total.is_cuda:
+        torch.addmm(total, a, b, beta=0 if first else 1, out_dtype=total.dtype, out=total)
+    elif first:
+        total.copy_(a @ b)
+    else:
+        total.add_(a @ b)
+
+
+def _in_chunks(
+    row_pass: RowPass,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    options: LossOptions,
+    scales: Tensor | None = None,
+    flags: Sequence[int] = (0, 0, 0),
+    wide: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the losses and the gradients of ``sum(scales * losses)``. Gradients that are not asked for are empty."""
+    (n, h), v = hidden.shape, weight.shape[0]
+    rows = chunk_rows(n, v, h)
+    losses = hidden.new_empty(n, dtype=torch.float32)
+    buffer = hidden.new_empty(min(rows, n), v)
+    of_hidden = hidden.new_empty(n * flags[0], h)
+    sums = torch.float32 if wide and n > rows else weight.dtype
+    of_weight = (weight.new_empty if n else weight.new_zeros)(v * flags[1], h, dtype=sums)
+    of_bias = weight.new_zeros(v * flags[2], dtype=torch.float32)
+    for start in range(0, n, rows):
+        x, at = hidden[start : start + rows], slice(start, start + rows)
+        logits = buffer[: x.shape[0]]
+        if bias is None:
+            torch.mm(x, weight.t(), out=logits)
+        else:
+            torch.addmm(bias, x, weight.t(), out=logits)
+        row_pass(logits, target[at], losses[at], None if scales is None else scales[at], options)
+        if flags[0]:
+            torch.mm(logits, weight, out=of_hidden[at])
+        if flags[1]:
+            _add_product(of_weight, logits.t(), x, start == 0)
+        if flags[2]:
+            of_bias += logits.sum(0, dtype=torch.float32)
+    return losses, of_hidden, of_weight.to(weight.dtype), of_bias.to(weight.dtype)
+
+
+def _pass_by_torch(logits: Tensor, target: Tensor, losses: Tensor, scales: Tensor | None, options: LossOptions) -> None:
+    """Go over the logits of a chunk with operators of torch."""
+    counted = target != options.ignore_index
+    if bool((counted & ((target < 0) | (target >= logits.shape[1]))).any()):
+        row = int((counted & ((target < 0) | (target >= logits.shape[1]))).nonzero()[0])
+        got = f"target {int(target[row])} of {logits.shape[1]} classes"
+        raise error("SL211", where="dense::linear_cross_entropy, argument 'target'", got=got)
+    wide, smooth, capped = logits.float(), options.label_smoothing, None
+    if options.softcap:
+        capped = torch.tanh(wide / options.softcap)
+        wide = capped * options.softcap
+    lse, index = wide.logsumexp(1), target.where(counted, 0)[:, None]
+    loss = lse - (1 - smooth) * wide.gather(1, index)[:, 0]
+    if smooth:
+        loss -= smooth * wide.mean(1)
+    if options.lse_square_scale:
+        loss += options.lse_square_scale * lse * lse
+    losses.copy_(loss.where(counted, 0))
+    if scales is None:
+        return
+    found = wide.sub_(lse[:, None]).exp_()
+    if options.lse_square_scale:
+        found *= 1 + 2 * options.lse_square_scale * lse[:, None]
+    if smooth:
+        found -= smooth / logits.shape[1]
+    found.scatter_add_(1, index, torch.full_like(index, smooth - 1, dtype=torch.float32))
+    if capped is not None:
+        found *= 1 - capped * capped
+    found *= scales[:, None]
+    found.masked_fill_(~counted[:, None], 0)
+    if found is not logits:
+        logits.copy_(found)
+
+
+def _pass_by_triton(
+    logits: Tensor, target: Tensor, losses: Tensor, scales: Tensor | None, options: LossOptions
+) -> None:
+    """Go over the logits of a chunk with one Triton kernel."""
+    from shiplap_dense import loss_rows
+
+    loss_rows.pass_over_rows(
+        logits,
+        target,
+        losses,
+        scales,
+        options.ignore_index,
+        options.label_smoothing,
+        options.lse_square_scale,
+        options.softcap,
+    )
+
+
+def attach_kernels(device: str, row_pass: RowPass) -> None:
+    """Bind the kernels for ``device`` (tests bind the Triton pass for the interpreter's ``"cpu"``)."""
+
+    @linear_cross_entropy.kernel(device, name="chunks")
+    def _(
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        bias: Tensor | None,
+        ignore_index: int,
+        label_smoothing: float,
+        lse_square_scale: float,
+        softcap: float,
+    ) -> Tensor:
+        options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
+        return _in_chunks(row_pass, hidden, weight, target, bias, options)[0]
+
+    @linear_cross_entropy_gradients.kernel(device, name="chunks")
+    def _(
+        scales: Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        bias: Tensor | None,
+        ignore_index: int,
+        label_smoothing: float,
+        lse_square_scale: float,
+        softcap: float,
+        of_hidden: int,
+        of_weight: int,
+        of_bias: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
+        flags = (of_hidden, of_weight, of_bias)
+        return _in_chunks(row_pass, hidden, weight, target, bias, options, scales, flags)
+
+    @linear_cross_entropy_with_gradients.kernel(device, name="chunks")
+    def _(
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        bias: Tensor | None,
+        reduction: str,
+        ignore_index: int,
+        label_smoothing: float,
+        lse_square_scale: float,
+        softcap: float,
+        of_hidden: int,
+        of_weight: int,
+        of_bias: int,
+        wide: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
+        scales, flags = _row_scales(target, reduction, ignore_index), (of_hidden, of_weight, of_bias)
+        losses, *made = _in_chunks(row_pass, hidden, weight, target, bias, options, scales, flags, bool(wide))
+        return (losses * scales).sum(), made[0], made[1], made[2]
+
+
+NUMBERS = ("ignore_index", "label_smoothing", "lse_square_scale", "softcap")
+
+
+@linear_cross_entropy.samples
+def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
+    return *_draw_tensors(rng, sizes, dtype, device), *(sizes[name] for name in NUMBERS)
+
+
+@linear_cross_entropy_gradients.samples
+def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
+    scales = torch.rand(sizes["n"], generator=rng).to(device)
+    return scales, *_draw_tensors(rng, sizes, dtype, device), *(sizes[name] for name in (*NUMBERS, *FLAGS))
+
+
+@linear_cross_entropy_with_gradients.samples
+def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
+    options = (sizes[name] for name in ("reduction", *NUMBERS))
+    # The audit asks for every gradient, which is refused (SL303) where a flag says that it will not be asked for.
+    return *_draw_tensors(rng, sizes, dtype, device), *options, 1, 1, 1, sizes["wide"]
+
+
+def _draw_tensors(
+    rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Return hidden states, weights, targets of which some are ignored, and a bias."""
+    n, v, h = sizes["n"], sizes["v"], sizes["h"]
+    hidden, weight = torch.randn(n, h, generator=rng), torch.randn(v, h, generator=rng) / max(h, 1) ** 0.5
+    target = torch.randint(0, v, (n,), generator=rng)
+    target[torch.rand(n, generator=rng) < 0.2] = sizes["ignore_index"]
+    bias = torch.randn(v, generator=rng)
+    return hidden.to(device, dtype), weight.to(device, dtype), target.to(device), bias.to(device, dtype)
+
+
+attach_kernels("cpu", _pass_by_torch)
+attach_kernels("cuda", _pass_by_triton)

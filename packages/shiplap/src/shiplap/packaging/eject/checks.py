@@ -1,0 +1,197 @@
+"""The checks and allocations of a call as plain Python, printed from the op's call plan."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from shiplap.declare.dim_expression import Expr
+from shiplap.declare.spec import OpSpec
+from shiplap.packaging.eject.copied_source import CannotCopy, SourceCopy
+from shiplap.plan import CallPlan
+from shiplap.plan.expression import argument_variable, declared_value
+from shiplap.plan.python_source import PythonWriter
+from shiplap.plan.rule import ArgumentRule, format_template
+from shiplap.plan.steps import Block, EvaluateStep, Step
+from shiplap.plan.values import rule_scope
+
+INDENT = "    "
+_WORD = re.compile(r"\b[A-Za-z_]\w*\b")
+_STRING = re.compile(r"('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
+TORCH_NAMES = ("Tensor", "strided", "is_grad_enabled", "empty", "contiguous_format")  # of generated code
+
+
+class PlainWriter(PythonWriter):
+    """The printer of steps whose refusals carry their texts, so that no table of rules is needed."""
+
+    def check(self, rule: ArgumentRule) -> list[str]:
+        self.constants |= rule.constants
+        what, where, got, expected, fix = self._texts(rule)
+        return [
+            "support.expect(",
+            f"    {rule.condition.python},",
+            "    lambda: (",
+            *(f"        {text}," for text in (what, where, got, expected, fix)),
+            "    ),",
+            ")",
+        ]
+
+    def step(self, step: Step) -> list[str]:
+        match step:
+            case EvaluateStep(variable, _, _, term, rule):
+                self.constants |= rule.constants
+                return [
+                    "try:",
+                    f"    {variable} = {term.python}",
+                    "except (ArithmeticError, LookupError, TypeError, ValueError) as why:",
+                    f"    raise ValueError(support.message({', '.join(self._texts(rule))})) from None",
+                ]
+        return super().step(step)
+
+    def _texts(self, rule: ArgumentRule) -> list[str]:
+        fix = rule.error_fix
+        if "declaration" in fix:  # which the plain source does not have
+            fix = fix.partition(", or ")[0]
+        words = repr(rule.error_title), repr(fix)
+        where, got, expected = map(format_template, (rule.where, rule.got, rule.expected))
+        return [words[0], where, got, expected, words[1]]
+
+
+class CallPrinter:
+    """The printer of the checks of one op.
+
+    Attributes:
+        sizes: the variables that ``_check_<op>`` returns, in order.
+    """
+
+    def __init__(self, spec: OpSpec, plan: CallPlan, stem: str, copy: SourceCopy, asked: Iterable[str]) -> None:
+        self.spec, self.plan, self.stem, self.copy = spec, plan, stem, copy
+        named = {*self._output_names(), *asked} - spec.dynamic.keys() - {"threads", "itemsize"}
+        scalars = {a.name for a in spec.scalars}
+        known = [plan.names(n) for n in sorted(named) if n not in scalars]
+        classes = [f"dtype_{a.tensor.dtype_class}" for a in spec.tensors if a.tensor and not a.tensor.concrete]
+        self.sizes = (*(["device"] if spec.tensors else []), *known, *dict.fromkeys(classes))
+
+    def _output_names(self) -> set[str]:
+        dims = [d for o in self.spec.outputs for d in o.tensor.dims]
+        plain = {d.text for d in dims if d.kind in ("name", "variadic") and d.text != "..."}
+        bounds = [e for _, e in self.spec.bounds]
+        return plain.union(*(d.expr.names for d in dims if d.expr), *(e.names for e in bounds))
+
+    def check_function(self) -> str:
+        """Return ``_check_<op>``, which refuses wrong arguments, real or fake, and returns sizes and dtypes."""
+        parameters = ", ".join(argument_variable(a) for a in self.spec.args)
+        lines = self.lines(self.plan.arguments)
+        result = f"    return {', '.join(self.sizes)}" if self.sizes else "    return ()"
+        if len(self.sizes) == 1:
+            result += ","
+        return "\n".join(
+            [
+                f"def _check_{self.stem}({parameters}):",
+                f'    """Refuse arguments that {self.spec.name} does not take, and return sizes and dtypes."""',
+                *lines,
+                result,
+            ]
+        )
+
+    def memory_function(self) -> str:
+        """Return ``_check_memory_<op>`` for an op that writes, or an empty text: arguments may not share memory."""
+        if not self.plan.sharing:
+            return ""
+        parameters = ", ".join(argument_variable(a) for a in self.spec.args)
+        doc = f'    """Refuse arguments of {self.spec.name} that share memory with one that is written to."""'
+        return "\n".join([f"def _check_memory_{self.stem}({parameters}):", doc, *self.lines(self.plan.sharing)])
+
+    def call(self, body: Sequence[str], *, memory: bool = True) -> list[str]:
+        """Return ``body`` behind the checks of the arguments, in a function with the op's own parameters.
+
+        The sizes that the body reads are kept. ``memory``: whether arguments may share none, which fakes do not tell.
+        """
+        given = ", ".join(a.name for a in self.spec.args)
+        words = {word for line in body for word in _WORD.findall(line)}
+        left = [name if name in words else "_" for name in self.sizes]
+        kept = f"{', '.join(left)}{',' * (len(left) == 1)} = " if {*left} - {"_"} else ""
+        checks = [f"{kept}_check_{self.stem}({given})"]
+        checks += [f"_check_memory_{self.stem}({given})"] if memory and self.plan.sharing else []
+        return [*checks, *body]
+
+    def bounds(self) -> list[str]:
+        """Return the lines that set each data-dependent size to its bound."""
+        return [f"{self.plan.names(dim)} = {self.expression(expr)}" for dim, expr in self.spec.bounds]
+
+    def allocated(self) -> list[str]:
+        """Return the lines that allocate the outputs as ``t_<output>``."""
+        outputs = self.plan.outputs
+        lines = [line.removeprefix(INDENT) for line in self.lines((*outputs.measured, *outputs.allocated))]
+        return [_replace_words(line, self._parameters) for line in lines]
+
+    def expression(self, expr: Expr) -> str:
+        """Return a declared expression in the variables of a function with the op's own parameters."""
+        (text,) = self._bring([declared_value(expr, self.plan.names).python])
+        return _replace_words(text, self._parameters)
+
+    @property
+    def _parameters(self) -> dict[str, str]:
+        """The names of the op's own parameters, by those that the checks have for scalars."""
+        return {self.plan.names(a.name): a.name for a in self.spec.scalars}
+
+    def text_with(self, expr: Expr, variable: Callable[[str], str]) -> str:
+        """Return a declared expression with ``variable(name)`` in place of each name."""
+        (text,) = self._bring([ast.unparse(_Renamed(variable).visit(ast.parse(expr.source, mode="eval")))])
+        return text
+
+    def lines(self, steps: Block | Sequence[Step]) -> list[str]:
+        """Return the lines of steps, and bring along the functions that they call."""
+        writer = PlainWriter(careful=True)
+        writer.write(steps)
+        fixed = {f"want_{o.name}": getattr(torch, o.tensor.dtypes[0]) for o in self.spec.outputs if o.tensor.concrete}
+        constants = {name: _constant_text(value) for name, value in (writer.constants | fixed).items()}
+        return self._bring([_replace_words(line, constants) for line in writer.lines])
+
+    def _bring(self, lines: Iterable[str]) -> list[str]:
+        """Return generated lines with the names under which the functions that they call are copied."""
+        scope, renamed, given = rule_scope(), dict[str, str](), list(lines)
+        for name in sorted({word for line in given for word in _WORD.findall(line)} & scope.keys()):
+            value: Any = scope[name]
+            if name in TORCH_NAMES:
+                renamed[name] = f"torch.{name}"
+            elif name == "gcd":
+                renamed[name] = f"{self.copy.module(math)}.gcd"
+            elif name != "len":
+                renamed[name] = self.copy.helper(value)
+        return [_replace_words(line, renamed) for line in given]
+
+
+def _replace_words(line: str, words: Mapping[str, str]) -> str:
+    """Return a line of source with other words, outside of its texts and behind no dot."""
+    parts = _STRING.split(line)
+    pattern = re.compile(r"(?<![\w.])[A-Za-z_]\w*\b(?!=[^=])")
+    parts[::2] = [pattern.sub(lambda m: words.get(m[0], m[0]), part) for part in parts[::2]]
+    return "".join(parts)
+
+
+class _Renamed(ast.NodeTransformer):
+    """The replacement of names by expressions. Functions keep their names."""
+
+    def __init__(self, variable: Callable[[str], str]) -> None:
+        self.variable = variable
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        return ast.Call(node.func, [self.visit(a) for a in node.args], [])
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.parse(self.variable(node.id), mode="eval").body
+
+
+def _constant_text(value: Any) -> str:
+    """Return a constant of a rule as text."""
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if isinstance(value, frozenset):
+        return f"({', '.join(sorted(map(str, value)))},)"
+    raise CannotCopy(f"a check needs {value!r}")

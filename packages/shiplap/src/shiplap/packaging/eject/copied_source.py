@@ -1,0 +1,324 @@
+"""``SourceCopy``: functions of Python copied into a module of plain sources, with all that they use.
+
+A copied function keeps its body as it is written. The functions, classes and constants that it uses come along from the
+module of the function and from the modules beside it; other packages are imported. A use of a declared op becomes a use
+of the torch op of the same name.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dis
+import inspect
+import symtable
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from shiplap.dispatch import Op
+
+OWN_PACKAGES = ("shiplap", "jaxtyping")  # a copy imports neither: annotations are dropped
+MARKER = "--8<--"  # of documentation that quotes the source
+
+
+class CannotCopy(Exception):
+    """The reason why a function has no plain source."""
+
+
+@dataclass
+class _ModuleSource:
+    """The text of a module, and the statements at its top that bind names."""
+
+    module: ModuleType
+    lines: list[str]
+    tree: ast.Module
+    bound: dict[str, ast.stmt] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, module: ModuleType) -> _ModuleSource:
+        """Return the source of a module. Raise CannotCopy where it is not a file."""
+        try:
+            text = inspect.getsource(module)
+        except (OSError, TypeError):
+            raise CannotCopy(f"the source of the module {module.__name__} is not in a file") from None
+        made = cls(module, text.splitlines(), ast.parse(text))
+        for statement in _top_statements(made.tree.body):
+            for name in _bound_names(statement):
+                made.bound[name] = statement  # the last one is in force
+        return made
+
+    def text(self, node: ast.stmt) -> str:
+        """Return the text of a statement, with its decorators and the comments in it."""
+        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+        lines = [line for line in self.lines[first - 1 : node.end_lineno] if MARKER not in line]
+        return textwrap.dedent("\n".join(lines))
+
+
+def _top_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a module, also those under ``if`` and ``try``."""
+    for node in body:
+        if isinstance(node, (ast.If, ast.Try)):
+            inner = [*node.body, *node.orelse, *(s for h in getattr(node, "handlers", []) for s in h.body)]
+            yield from _top_statements(inner)
+        else:
+            yield node
+
+
+def _bound_names(node: ast.stmt) -> list[str]:
+    """Return the names that a statement of a module binds."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return [a.asname or a.name.partition(".")[0] for a in names]
+        case ast.Assign(targets=targets):
+            return [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(id=name), value=value) if value is not None:
+            return [name]
+    return []
+
+
+class SourceCopy:
+    """The text of one new module, collected function by function.
+
+    Attributes:
+        imports: the import statements, each once. ``blocks``: the copied statements in the order of their use.
+        ops: the declared ops that copied code calls, by the name that it uses.
+    """
+
+    def __init__(self, taken: Mapping[str, object] | None = None) -> None:
+        self.imports: dict[str, None] = {}
+        self.blocks: list[str] = []
+        self.ops: dict[str, Op] = {}
+        self._names: dict[str, object] = dict(taken or {})  # of the new module, and what each stands for
+        self._sources: dict[str, _ModuleSource] = {}
+
+    def function(self, function: Callable[..., Any], name: str) -> str:
+        """Copy ``function`` under ``name``, without annotations and decorators, and return the name."""
+        plain = inspect.unwrap(function)
+        if not isinstance(plain, FunctionType):
+            raise CannotCopy(f"{function!r} is no function of Python")
+        if plain.__closure__:
+            free = ", ".join(plain.__code__.co_freevars)
+            raise CannotCopy(f"the function {plain.__qualname__} reads {free} of the function around it")
+        if name in self._names:
+            if self._names[name] is plain:
+                return name
+            raise CannotCopy(f"two things are called {name}")
+        self._names[name] = plain
+        source, node = self._definition(plain)
+        self._use(source, _global_names(plain.__code__), plain.__globals__)
+        self._use(source, _names_in([*node.args.defaults, *(d for d in node.args.kw_defaults if d)]), plain.__globals__)
+        self.blocks.append(_plain_definition(source, node, name))
+        return name
+
+    def helper(self, function: Callable[..., Any]) -> str:
+        """Copy a function of Shiplap that generated checks call, unless it is there, and return its name."""
+        return self.function(function, function.__name__)
+
+    def triton_function(self, kernel: Any) -> str:
+        """Copy a ``@triton.jit`` function as it is written, and return its name."""
+        plain = kernel.fn
+        return self._bind(plain.__name__, self._source_of(plain), plain.__globals__)
+
+    def module(self, module: ModuleType) -> str:
+        """Import a module of Python under its own name, which is returned."""
+        name = module.__name__
+        if self._names.setdefault(name, module) is not module:
+            raise CannotCopy(f"two things are called {name}")
+        self.imports[f"import {name}"] = None
+        return name
+
+    def op_name(self, op: Op, wanted: str = "") -> str:
+        """Return the name under which copied code calls a declared op: one that it has, ``wanted``, or its own."""
+        name = next((n for n, other in self.ops.items() if other is op), wanted or op.spec.stem)
+        if self._names.setdefault(name, op) is not op:
+            raise CannotCopy(f"two things are called {name}")
+        self.ops[name] = op
+        return name
+
+    def _source_of(self, function: FunctionType) -> _ModuleSource:
+        module = sys.modules.get(function.__module__)
+        if module is None:
+            raise CannotCopy(f"the module {function.__module__} of {function.__qualname__} is not loaded")
+        return self._source(module)
+
+    def _source(self, module: ModuleType) -> _ModuleSource:
+        if module.__name__ not in self._sources:
+            self._sources[module.__name__] = _ModuleSource.read(module)
+        return self._sources[module.__name__]
+
+    def _definition(self, function: FunctionType) -> tuple[_ModuleSource, ast.FunctionDef]:
+        """Return the statement that defines ``function``."""
+        source, line = self._source_of(function), function.__code__.co_firstlineno
+        named = [n for n in ast.walk(source.tree) if isinstance(n, ast.FunctionDef) and n.name == function.__name__]
+        for node in named:
+            if line in (node.lineno, *(d.lineno for d in node.decorator_list)):
+                return source, node
+        raise CannotCopy(f"the function {function.__qualname__} is not written as a def in {source.module.__name__}")
+
+    def _use(self, source: _ModuleSource, names: Iterator[str] | list[str], world: Mapping[str, Any]) -> None:
+        """Bring along what the names of copied code stand for."""
+        for name in names:
+            if name in world:
+                self._bind(name, source, world)
+
+    def _bind(self, name: str, source: _ModuleSource, world: Mapping[str, Any]) -> str:
+        """Give ``name`` the meaning in the new module that it has in ``source``."""
+        value = world[name]
+        if name in self._names:
+            if self._names[name] is not value and self._names[name] is not getattr(value, "fn", value):
+                raise CannotCopy(f"two things are called {name}")
+            return name
+        self._names[name] = value
+        if isinstance(value, Op):
+            self.ops[name] = value
+        elif isinstance(value, ModuleType):
+            self._import(value.__name__, name)
+        elif (statement := source.bound.get(name)) is None:
+            self.blocks.append(f"{name} = {_literal(name, value)}")
+        elif isinstance(statement, ast.ImportFrom):
+            self._import_from(statement, name, value, source)
+        elif isinstance(statement, ast.Import):
+            raise CannotCopy(f"{name} is imported in a way that has no plain form")
+        else:
+            self._copy_statement(statement, source, world)
+        return name
+
+    def _copy_statement(self, statement: ast.stmt, source: _ModuleSource, world: Mapping[str, Any]) -> None:
+        for other in _bound_names(statement):
+            self._names.setdefault(other, world.get(other))
+        own = ast.parse(ast.unparse(statement)).body[0]
+        if isinstance(own, (ast.FunctionDef, ast.ClassDef, ast.AnnAssign)):
+            own = _WithoutAnnotations().visit(own)
+        self._use(source, list(_free_names(ast.unparse(own))), world)
+        plain = ast.unparse(own) if _mentions_own_package(statement, world) else source.text(statement)
+        self.blocks.append(plain)
+
+    def _import_from(self, statement: ast.ImportFrom, name: str, value: Any, source: _ModuleSource) -> None:
+        """Copy what is imported from a module beside the op's, or import it from another package."""
+        asked = next(a.name for a in statement.names if (a.asname or a.name) == name)
+        home = "." * statement.level + (statement.module or "")
+        if statement.level:
+            package = source.module.__package__ or ""
+            parts = package.split(".")[: len(package.split(".")) - statement.level + 1]
+            home = ".".join([*parts, *([statement.module] if statement.module else [])])
+        module = sys.modules.get(home)
+        if module is not None and _is_beside(module, source.module):
+            bound = self._bind(asked, self._source(module), vars(module)) if asked != name else None
+            if bound is None:
+                del self._names[name]
+                self._bind(name, self._source(module), vars(module))
+            else:
+                self.blocks.append(f"{name} = {bound}")
+            return
+        self._refuse_own(home, name)
+        self.imports[f"from {home} import {asked}" + (f" as {name}" if name != asked else "")] = None
+
+    def _import(self, module: str, name: str) -> None:
+        self._refuse_own(module, name)
+        if module in sys.modules and _declares_ops(sys.modules[module]):
+            raise CannotCopy(f"{name} is the module {module}, which declares ops: import the function by its name")
+        self.imports[f"import {module}" if module == name else f"import {module} as {name}"] = None
+
+    def _refuse_own(self, module: str, name: str) -> None:
+        package = module.partition(".")[0]
+        if package == "shiplap" or package.startswith("shiplap_"):
+            raise CannotCopy(f"its code uses {name} of {module}")
+
+
+def _declares_ops(module: ModuleType) -> bool:
+    return any(isinstance(v, Op) for v in vars(module).values())
+
+
+def _is_beside(module: ModuleType, other: ModuleType) -> bool:
+    """Whether two modules belong together: to one package, or to one folder of scripts."""
+    first, second = (m.__name__.partition(".")[0] for m in (module, other))
+    if first == second:
+        return True
+    files = [getattr(m, "__file__", None) for m in (module, other)]
+    if any(f is None for f in files) or "." in module.__name__ + other.__name__:
+        return False
+    return Path(str(files[0])).parent == Path(str(files[1])).parent
+
+
+def _mentions_own_package(statement: ast.stmt, world: Mapping[str, Any]) -> bool:
+    """Whether a name in the annotations of a statement is of Shiplap or jaxtyping."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and node.id in world:
+            value = world[node.id]
+            module = value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
+            if module.partition(".")[0] in OWN_PACKAGES:
+                return True
+    return False
+
+
+def _global_names(code: CodeType) -> list[str]:
+    """Return the global names that ``code`` loads, in order."""
+    found = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    found += [n for c in code.co_consts if isinstance(c, CodeType) for n in _global_names(c)]
+    return list(dict.fromkeys(n for n in found if not hasattr(builtins, n)))
+
+
+def _names_in(nodes: list[ast.expr]) -> list[str]:
+    return [n.id for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name)]
+
+
+def _free_names(text: str) -> Iterator[str]:
+    """Yield the names that a statement of a module reads and does not bind itself."""
+    tables = [symtable.symtable(text, "<copied>", "exec")]
+    seen: dict[str, None] = {}
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        top = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (symbol.is_global() or top) and not hasattr(builtins, symbol.get_name()):
+                seen[symbol.get_name()] = None
+    yield from sorted(seen)
+
+
+class _WithoutAnnotations(ast.NodeTransformer):
+    """The removal of annotations, which are evaluated nowhere in plain sources."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        node.returns = None
+        self.generic_visit(node)
+        return node
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        # Triton reads this one.
+        if node.annotation is not None and "constexpr" not in ast.unparse(node.annotation):
+            node.annotation = None
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
+        if node.value is None or not isinstance(node.target, ast.Name):
+            return node
+        return ast.copy_location(ast.Assign([node.target], node.value), node)
+
+
+def _plain_definition(source: _ModuleSource, node: ast.FunctionDef, name: str) -> str:
+    """Return a function under another name, without decorators and annotations, with the body as it is written."""
+    bare = ast.parse(ast.unparse(ast.FunctionDef("f", node.args, [ast.Pass()], [], None, lineno=1, col_offset=0)))
+    bare = _WithoutAnnotations().visit(bare)
+    head = f"def {name}({ast.unparse(bare.body[0].args)}):"
+    first = node.body[0].lineno
+    if first == node.lineno:
+        return "\n".join([head, *(f"    {line}" for each in node.body for line in ast.unparse(each).splitlines())])
+    while first - 2 >= node.lineno and source.lines[first - 2].strip().startswith("#"):
+        first -= 1
+    lines = [line for line in source.lines[first - 1 : node.end_lineno] if MARKER not in line]
+    return "\n".join([head, textwrap.indent(textwrap.dedent("\n".join(lines)), "    ")])
+
+
+def _literal(name: str, value: object) -> str:
+    """Return a constant that no statement binds, such as the variable of a loop, as text."""
+    if isinstance(value, (bool, int, float, str, bytes, type(None))):
+        return repr(value)
+    raise CannotCopy(f"{name} is set in a way that has no plain form")

@@ -1,0 +1,267 @@
+"""``eject(ops, folder)``: declared ops as plain sources of torch, which need Shiplap no longer."""
+
+from __future__ import annotations
+
+import json
+import keyword
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shiplap import safe_io
+from shiplap.codegen.environment import render_source
+from shiplap.declare.kernel import Kernel
+from shiplap.dispatch import AdoptedOp, Op
+from shiplap.dispatch.python_kernel import PythonKernel
+from shiplap.errors import ShiplapError, error, writing
+from shiplap.kernels.c.declaration import CKernel
+from shiplap.kernels.triton.kernel import LaunchedKernel
+from shiplap.packaging.eject.copied_source import CannotCopy, SourceCopy
+from shiplap.packaging.eject.native_ops import (
+    NativeKernel,
+    NativePart,
+    native_kernel,
+    print_native_part,
+    read_native_kernel,
+)
+from shiplap.packaging.eject.printed_op import PrintedOp, usable_kernels
+from shiplap.packaging.eject.test_cases import describe_cases
+
+RESERVED = ("support", "build")  # modules of an ejected package
+
+
+@dataclass
+class EjectedPackage:
+    """The plain sources of ops, in memory.
+
+    Attributes:
+        files: texts by path in the folder. ``copies``: files that are copied as they are.
+        ops: the names of the ops, those too that the given ones call.
+        lost: by op, what the plain op does not have.
+    """
+
+    files: dict[str, str]
+    copies: dict[str, Path]
+    ops: tuple[str, ...]
+    lost: dict[str, list[str]] = field(default_factory=dict)
+
+    def write(self, folder: Path, force: bool = False) -> list[str]:
+        """Write the files and return their paths. Raise SL602 if one exists, unless ``force``; nothing is written."""
+        paths = {**self.files, **self.copies}
+        there = [name for name in sorted(paths) if (folder / name).exists()]
+        if there and not force:
+            raise error(
+                "SL602",
+                where=str(folder / there[0]),
+                what="the file already exists",
+                got=f"{len(there)} files that would be overwritten",
+                expected="a new folder",
+                fix="pass --force, or another folder",
+            )
+        with writing(folder, "the folder", "a writable folder"):
+            for name, text in self.files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                safe_io.write_text(folder / name, text)
+            for name, source in self.copies.items():
+                safe_io.copy_whole(source, folder / name)
+        return sorted(paths)
+
+
+def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPackage:
+    """Return ``ops`` as the plain sources of a Python package called ``package``.
+
+    An op that another one calls comes along. Kernels in C, C++ and CUDA C++ become a library by torch's stable ABI,
+    Python and Triton kernels become functions that ``torch.library`` registers.
+
+    Args:
+        ops: declared ops.
+        package: the name of the package, which its tests import.
+        lossy: whether to eject ops that lose templates or choices among configs.
+
+    Raises:
+        ShippingError: SL323 that names each op without a plain form, with the reason.
+        CommandError: SL613 for a package name that Python does not import.
+    """
+    if not package.isidentifier() or keyword.iskeyword(package):
+        raise error(
+            "SL613", where=f"the folder {package!r}", got="no name of a Python package", expected="an identifier"
+        )
+    wanted = [op for op in dict.fromkeys(ops) if not isinstance(op, AdoptedOp)]  # those do without Shiplap already
+    if not wanted:
+        raise error("SL323", where=package, got="no op", expected="declared ops", fix="pass ops that sl.op declares")
+    refused: dict[str, str] = {}
+    copy, printed, natives, rows = (
+        SourceCopy(dict.fromkeys(RESERVED, package) | {"torch": torch}),
+        list[PrintedOp](),
+        list[NativeKernel](),
+        {},
+    )
+    queue, seen = list(wanted), set[str]()
+    while queue:
+        op = queue.pop(0)
+        if op.spec.name in seen:
+            continue
+        seen.add(op.spec.name)
+        if reason := _why_not_ejected(op, lossy):
+            refused[op.spec.name] = reason
+            continue
+        try:
+            on = [d for d in ("cpu", "cuda") if native_kernel(op, d) is not None]
+            natives += [read_native_kernel(op, device) for device in on]
+            name = copy.op_name(op, _variable_of(op))
+            made = PrintedOp(op, name, copy, on)
+            made.print()
+            rows[name] = describe_cases(op, copy, op.gradient is not None and not op.spec.mutated)
+            printed.append(made)
+        except CannotCopy as e:
+            refused[op.spec.name] = str(e)
+        except ShiplapError as e:
+            refused[op.spec.name] = f"{e.id} {e.what}: {e.got}"
+        queue += [other for other in copy.ops.values() if other.spec.name not in seen]
+    if refused:
+        raise error(
+            "SL323",
+            where=package,
+            got="\n".join(f"{name}: {reason}" for name, reason in refused.items()),
+            expected="ops whose parts all have a plain form",
+        )
+    native = print_native_part(package, natives) if natives else NativePart()
+    lost = {each.spec.name: losses for each in printed if (losses := _losses(each.op))}
+    names = tuple(each.spec.name for each in printed)
+    files = {
+        "__init__.py": _module_text(package, copy, printed, bool(natives)),
+        "support.py": render_source("support.py.jinja", package="shiplap.packaging"),
+        "README.md": _readme_text(package, names, lost, bool(natives)),
+        "tests/test_ops.py": _tests_text(package),
+        "tests/cases.json": _json_text(rows),
+        **native.files,
+    }
+    return EjectedPackage(files, native.copies, names, lost)
+
+
+def _variable_of(op: Op) -> str:
+    """Return the name of the variable of a module that holds an op, or the op's own name."""
+    module = sys.modules.get(op.reference.__module__)
+    return next((name for name, value in vars(module).items() if value is op), "") if module is not None else ""
+
+
+def _why_not_ejected(op: Op, lossy: bool) -> str:
+    """Return the reason why an op has no plain form, or an empty text."""
+    spec = op.spec
+    if spec.enumerated or spec.single_tuple:
+        return "its calls take members of an Enum" if spec.enumerated else "it returns a tuple of one"
+    if objects := [a.name for a in spec.args if a.cls is not None]:
+        return f"its argument {objects[0]} is an object"
+    if taken := [
+        a.name for a in spec.args if a.name in (*RESERVED, "torch", "math") or (a.name == "device" and not spec.traced)
+    ]:
+        return f"an argument is called {taken[0]}, as something in the generated code is"
+    if any(a.keyword_only and a.tensor is not None for a in spec.args) and op.gradient is not None:
+        return "it has a gradient and a keyword-only tensor, which torch.library.register_autograd does not take"
+    if not lossy and (losses := [*_template_losses(op), *_choice_losses(op)]):
+        return f"{losses[0]} (--accept-loss ejects it without)"
+    for device in op.kernels:
+        if reason := _why_not_printed(usable_kernels(op, device)):
+            return reason
+    return ""
+
+
+def _why_not_printed(kernels: Sequence[Kernel]) -> str:
+    """Return the reason why the kernels of a device cannot be printed, or an empty text."""
+    for index, kernel in enumerate(kernels):
+        if not isinstance(kernel, (PythonKernel, LaunchedKernel, CKernel)):
+            return f"its kernel {kernel.name} is a {type(kernel).__name__}, which has no plain form"
+        if isinstance(kernel, CKernel):
+            if index:
+                return f"its kernel {kernel.name} is a C function that is tried after one of Python"
+            return "" if kernel.supports is None else f"its kernel {kernel.name} is a C function with supports="
+        if kernel.space is not None and kernel.space.static is None:
+            return f"the default config of its kernel {kernel.name} depends on sizes"
+        if kernel.supports is None and not kernel.dtypes:
+            return ""
+    return ""
+
+
+def _template_losses(op: Op) -> list[str]:
+    names = [t.name for templates in op.templates.values() for t in templates]
+    return [f"it has the template {', '.join(names)}, which only Shiplap's lowering renders"] if names else []
+
+
+def _choice_losses(op: Op) -> list[str]:
+    spaces = [(k, k.space) for device in op.kernels for k in op.native_kernels(device) if k.space is not None]
+    chosen = [k.name for k, space in spaces if space.derived is not None or len(space.fixed) > 1]
+    return [f"its kernel {name} is chosen among configs by tuning" for name in dict.fromkeys(chosen)]
+
+
+def _losses(op: Op) -> list[str]:
+    """Return what the plain form of an op does not have."""
+    found = [*_template_losses(op), *_choice_losses(op)]
+    if op.shardings is not None:
+        found.append("rules for DTensor")
+    if op.batching:
+        found.append("several calls as one under vmap")
+    for device in op.kernels:
+        kernels = op.native_kernels(device)
+        if kernels and isinstance(kernels[0], CKernel) and kernels[0].dtypes:
+            found.append(f"other dtypes than {', '.join(kernels[0].dtypes)} on {device}, which the reference served")
+        if kernels and isinstance(kernels[0], CKernel) and op.spec.mutated:
+            found.append("the refusal of written tensors that require a gradient")
+    return found
+
+
+def _module_text(package: str, copy: SourceCopy, printed: Sequence[PrintedOp], native: bool) -> str:
+    """Return ``__init__.py``: copied code, the functions of each op, and the registrations."""
+    spaces = list(dict.fromkeys(each.spec.namespace for each in printed))
+    names = ", ".join(f"{each.spec.name}" for each in printed)
+    functions = [text for each in printed for text in each.functions]
+    own = {each.op: each.name for each in printed}
+    aliases = [f"{name} = {own[op]}" for name, op in copy.ops.items() if own[op] != name]
+    imports = sorted({"import torch", *copy.imports}, key=lambda line: (line.startswith("from"), line))
+    head = [
+        f'"""The ops {names}, registered with torch. Ejected from their declarations by Shiplap."""',
+        "from __future__ import annotations",
+        "\n".join(imports),
+        "from . import build, support" if native else "from . import support",
+    ]
+    parts = [
+        "\n\n".join(head),
+        *copy.blocks,
+        *functions,
+        "# " + "-" * 4 + " registered with torch " + "-" * 88,
+        *(["build.load()"] if native else []),
+        "\n".join(f'_{space} = torch.library.Library("{space}", "FRAGMENT")' for space in spaces),
+        *("\n".join(each.registrations) for each in printed),
+        *(["\n".join(aliases)] if aliases else []),
+    ]
+    return "\n\n\n".join(parts) + "\n"
+
+
+def _tests_text(package: str) -> str:
+    return render_source("ejected_tests.py.jinja", package="shiplap.packaging").replace("@package@", package)
+
+
+def _json_text(rows: dict[str, dict[str, Any]]) -> str:
+    """Return the cases as JSON, a case a line."""
+    ops = []
+    for name, row in rows.items():
+        fields = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in row.items() if k != "cases"]
+        cases = ",\n   ".join(map(json.dumps, row["cases"]))
+        ops.append(f" {json.dumps(name)}: {{\n" + ",\n".join([*fields, f'  "cases": [\n   {cases}\n  ]']) + "\n }")
+    return "{\n" + ",\n".join(ops) + "\n}\n"
+
+
+def _readme_text(package: str, names: Sequence[str], lost: dict[str, list[str]], native: bool) -> str:
+    lines = [f"# {package}", "", "Plain sources of torch ops. Nothing here needs Shiplap.", ""]
+    lines += [f"* `import {package}` registers {', '.join(f'`{n}`' for n in names)}."]
+    lines += [
+        f"* `python -m {package}.build` compiles the C++ ahead of time; the first import compiles it otherwise."
+    ] * native
+    lines += [f"* `pytest {package}` compares each op with its reference, eager and compiled, and runs opcheck.", ""]
+    if lost:
+        lines += ["## What the declared ops had and these do not have", ""]
+        lines += [f"* `{name}`: {'; '.join(losses)}." for name, losses in lost.items()]
+    return "\n".join(lines).rstrip() + "\n"

@@ -1,0 +1,172 @@
+"""The C++ of ejected ops: a library by torch's stable ABI, printed from the same plan as the native bindings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shiplap.codegen.environment import render_source
+from shiplap.codegen.native import SCALAR, NativeOp, describe_op
+from shiplap.declare.cpp_expression import quote_cpp
+from shiplap.declare.schema import public_schema, schema_text
+from shiplap.dispatch import Op
+from shiplap.dispatch.registration import core_overload_name
+from shiplap.errors import ShiplapError
+from shiplap.kernels.c.declaration import CKernel
+from shiplap.kernels.c.header import header_text
+from shiplap.kernels.c.library import locate_library, source_libraries
+from shiplap.kernels.native.build_digest import FLAGS, INCLUDE
+from shiplap.kernels.native.build_plan import bound_native_kernel
+from shiplap.kernels.native.source_library import INCLUDES, SUFFIX, SourceLibrary
+from shiplap.packaging.eject.copied_source import CannotCopy
+from shiplap.plan.rules import GRADIENTS_ENABLED
+
+REFUSAL = re.compile(r'\brefuse\("SL\d+", ')  # ids of a catalogue that ejected code does not have
+
+
+@dataclass
+class NativePart:
+    """The C++ files of a package, and the libraries that its ``build.py`` compiles.
+
+    Attributes:
+        files: texts by path in the package. ``copies``: files that are copied as they are.
+    """
+
+    files: dict[str, str] = field(default_factory=dict)
+    copies: dict[str, Path] = field(default_factory=dict)
+    units: dict[str, dict[str, Any]] = field(default_factory=dict)
+    libraries: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class NativeKernel:
+    """A C function that implements an op on a device."""
+
+    op: Op
+    device: str
+    code: NativeOp
+    file: str
+
+    @property
+    def symbol(self) -> str:
+        return self.code.symbol
+
+
+def native_kernel(op: Op, device: str) -> CKernel | None:
+    """Return the C function that is tried first on a device, if there is one."""
+    kernels = op.native_kernels(device)
+    return kernels[0] if kernels and isinstance(kernels[0], CKernel) else None
+
+
+def read_native_kernel(op: Op, device: str) -> NativeKernel:
+    """Return the C function of an op on a device. Raise CannotCopy where generated C++ cannot call it."""
+    try:
+        code, form = bound_native_kernel(op, device)
+        describe_op(code, op.spec.stem)
+        library = source_libraries.get(form.library)
+        if library is None:
+            locate_library(form.library)
+    except ShiplapError as e:
+        raise CannotCopy(f"{e.what}: {e.got}") from None
+    name = f"lib{code.symbol}.so" if library is not None else form.library.name
+    return NativeKernel(op, device, code, name)
+
+
+def print_native_part(package: str, kernels: Sequence[NativeKernel]) -> NativePart:
+    """Return the C++ of a package. Nothing is compiled and nothing is written."""
+    part = NativePart()
+    for kernel in kernels:
+        _add_kernel(part, kernel)
+    for name in _headers_behind("shiplap/native.h"):
+        part.copies[f"csrc/{name}"] = INCLUDE / name
+    ops = list(dict.fromkeys(k.op for k in kernels))
+    on_cpu = [k for k in kernels if k.device == "cpu"]
+    _add_library(part, "ops", on_cpu, ops)
+    if on_cuda := [k for k in kernels if k.device == "cuda"]:
+        _add_library(part, "ops_cuda", on_cuda, [])
+    target = next(flag for flag in FLAGS if flag.startswith("-DTORCH"))
+    part.files["build.py"] = render_source(
+        "ejected_build.py.jinja",
+        package="shiplap.packaging",
+        **{"units": list(part.units.values()), "libraries": part.libraries, "target": target},
+    ).replace("@package@", package)
+    return part
+
+
+def _add_library(part: NativePart, name: str, kernels: Sequence[NativeKernel], defined: Sequence[Op]) -> None:
+    """Add the source of one library of torch ops; it defines the schemas of ``defined``."""
+    described = []
+    for kernel in kernels:
+        values = describe_op(kernel.code, kernel.op.spec.stem)
+        deferrals = [d for d in values["deferrals"] if GRADIENTS_ENABLED not in d.condition]
+        printed = {k: [REFUSAL.sub("reject(", line) for line in values[k]] for k in ("checks", "allocated", "packed")}
+        printed |= {k: [REFUSAL.sub("reject(", line) for line in values[k]] for k in ("workspace", "within")}
+        returning = values["returning"] if name == "ops" else {}
+        described.append({**values, **printed, "deferrals": deferrals, "returning": returning})
+    schemas: dict[str, list[str]] = {}
+    for op in defined:
+        spec, core = op.spec, core_overload_name(op.spec)
+        texts = [public_schema(spec, spec.opname)] if spec.returned else []
+        schemas.setdefault(spec.namespace, []).extend(map(quote_cpp, [*texts, schema_text(spec, core)]))
+    implementations: dict[str, list[tuple[str, str]]] = {}
+    for kernel in kernels:
+        row = core_overload_name(kernel.op.spec), kernel.op.spec.stem
+        implementations.setdefault(kernel.op.spec.namespace, []).append(row)
+    part.files[f"csrc/{name}.cpp"] = render_source(
+        "ejected_ops.cpp.jinja",
+        package="shiplap.packaging",
+        names=[k.op.spec.name for k in kernels] or [op.spec.name for op in defined],
+        cuda=name == "ops_cuda",
+        headers=[f"{k.symbol}/declaration.h" for k in kernels],
+        ops=described,
+        scalar_types=SCALAR,
+        schemas=schemas,
+        implementations=implementations,
+    )
+    files = list(dict.fromkeys(k.file for k in kernels))
+    part.libraries.append({"file": f"lib{name}.so", "source": f"{name}.cpp", "kernels": files})
+
+
+def _add_kernel(part: NativePart, kernel: NativeKernel) -> None:
+    """Add the sources of a kernel, or its library where it came without sources."""
+    native, spec = kernel.code, kernel.op.spec
+    configs = {native.symbol: native.space.names} if native.space is not None else None
+    folder = f"csrc/{native.symbol}"
+    part.files[f"{folder}/declaration.h"] = header_text({native.symbol: spec}, native.symbol, configs).replace(
+        "Generated by `shiplap header", "Generated from the declaration of `"
+    )
+    form = kernel.op.native_kernels(kernel.device)[0].native
+    assert form is not None
+    library = source_libraries.get(form.library)
+    if not isinstance(library, SourceLibrary):
+        part.copies[f"lib/{kernel.file}"] = locate_library(form.library)
+        return
+    sources = []
+    for text in library.texts:
+        name = text.name if text.path is not None else f"code{SUFFIX[text.language]}"
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise CannotCopy(f"its source includes {name}, which lies outside of its folder")
+        part.files[f"{folder}/{name}"] = text.content
+        sources += [name] if text.language else []
+    part.units[kernel.file] = {
+        "file": kernel.file,
+        "sources": sources,
+        "folder": native.symbol,
+        "flags": list(library.flags),
+        "link": list(library.libraries),
+        "architectures": list(library.architectures),
+    }
+
+
+def _headers_behind(name: str) -> list[str]:
+    """Return a header of Shiplap and those that it includes."""
+    found, queue = [name], [name]
+    while queue:
+        for other in INCLUDES.findall((INCLUDE / queue.pop()).read_text()):
+            if other not in found and (INCLUDE / other).is_file():
+                found.append(other)
+                queue.append(other)
+    return sorted(found)

@@ -1,0 +1,311 @@
+"""Rewrite the cross entropy of a linear layer to a function that computes it without the logits of all rows.
+
+From each loss the pass follows the logits up to the layer: through casts, views, slices and swaps of other dims, a
+constant factor and a cap by ``tanh``. What is done to rows of logits is done to rows of the layer's input. The function
+comes from a family (``shiplap_dense``), since it needs kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.nn import functional as F
+
+from shiplap.declare.code_digest import code_digest
+from shiplap.rewrite import passthrough_ops
+from shiplap.rewrite.base import Rewrite
+from shiplap.rewrite.graph import (
+    describe_node,
+    fake_value,
+    operator_name,
+    place_replacement,
+    remove_dead_calls,
+    source_line,
+)
+from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
+from shiplap.rewrite.normalize_call import canonical_arguments
+from shiplap.rewrite.program import Program, proving
+
+LOSSES = frozenset({"cross_entropy", "cross_entropy_loss", "nll_loss"})
+VIEWS = frozenset({"view", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone"})
+CAP_DIFFERENCE = 1e-6  # relative, of the number by which a cap divides from the one by which it multiplies
+SMALL_LOGITS = 64 << 20  # bytes of float32 logits that are worth no chunks
+FAR = 12  # calls between a loss and a layer, for a near miss
+
+
+class _Obstacle(Exception):
+    """The obstacle on the way from a loss to a layer, at ``node``."""
+
+    def __init__(self, node: Node, obstacle: Obstacle, reason: str, fix: str = "") -> None:
+        super().__init__(reason)
+        self.node, self.obstacle, self.reason, self.fix = node, obstacle, reason, fix
+
+
+@dataclass
+class _LossOfLayer:
+    """A loss and its layer.
+
+    ``class_dim``: the dim of the classes at the call that the walk is at. ``moves``: calls on rows between layer and
+    loss, as functions of the layer's input, the last one first.
+    """
+
+    loss: Node
+    target: Node
+    given: dict[str, Any]
+    class_dim: int
+    nodes: list[Node] = field(default_factory=list)
+    moves: list[Callable[[Tensor], Tensor]] = field(default_factory=list)
+    scale: float = 1.0
+    softcap: float | None = None
+    layer: dict[str, Any] = field(default_factory=dict)
+
+
+class LinearLoss(Rewrite):
+    """A rewrite of ``cross_entropy(linear(hidden, weight, bias), target)``, as models spell it.
+
+    Args:
+        name: of the rewrite.
+        loss: ``loss(hidden, weight, target, bias, *, reduction, ignore_index, label_smoothing, softcap)``: the loss in
+            float32, of hidden states ``[..., h]`` and targets ``[...]``.
+        always: replace small losses, too.
+    """
+
+    level: Level = "pre-grad"
+    anchors = LOSSES
+
+    def __init__(self, name: str, loss: Callable[..., Tensor], *, always: bool = False) -> None:
+        self.name, self.loss, self.always = name, loss, always
+
+    @property
+    def code_is_fully_hashed(self) -> bool:
+        return False  # the kernels of an op decide as well
+
+    @property
+    def digest(self) -> str:
+        parts = code_digest(LinearLoss.apply, LinearLoss._at, _find_layer, self.loss) + str(self.always)
+        return hashlib.sha256(parts.encode()).hexdigest()[:16]
+
+    def programs(self) -> Iterator[Program]:
+        return _programs()
+
+    def apply(self, graph: Graph) -> Iterator[Outcome]:
+        remove_dead_calls(graph)
+        for node in list(graph.nodes):
+            if passthrough_ops.torch_call_name(node) in LOSSES:
+                try:
+                    outcome = self._at(graph, node)
+                except _Obstacle as e:
+                    if _has_layer_above(e.node):
+                        line = source_line(e.node)
+                        yield NearMiss(self.name, self.level, e.node.name, line, e.obstacle, e.reason, 1, 2, e.fix)
+                else:
+                    yield outcome
+
+    def _at(self, graph: Graph, node: Node) -> Outcome:
+        """Return the outcome at one loss. Raises the obstacle on the way to its layer."""
+        found = _find_layer(node)
+        hidden, weight = fake_value(found.layer["input"]), fake_value(found.layer["weight"])
+        logits = math.prod(hidden.shape[:-1]) * weight.shape[0] * 4
+        if not (self.always or proving.get()) and logits < SMALL_LOGITS:
+            what = f"the logits take {int(logits) / 1e6:.3g} MB in float32: less than chunks of them cost"
+            raise _Obstacle(node, "cost", what)
+        tensors = [found.layer["input"], found.layer["weight"], found.target, found.layer.get("bias")]
+        bound = [(k, describe_node(v)) for k, v in zip(("hidden", "weight", "target"), tensors, strict=False)]
+        return place_replacement(
+            graph, self.level, self.name, self._replacement(found), tensors, [node], found.nodes, bound
+        )
+
+    def _replacement(self, found: _LossOfLayer) -> Callable[..., Tensor]:
+        """Return the function that is traced in place of layer and loss."""
+        names = ("reduction", "ignore_index", "label_smoothing")
+        options = {name: found.given[name] for name in names if name in found.given} | {"softcap": found.softcap}
+        dtype = fake_value(found.loss).dtype
+
+        def loss_of_layer(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> Tensor:
+            for move in reversed(found.moves):
+                hidden = move(hidden)
+            if found.scale != 1:
+                hidden = hidden * found.scale
+                bias = None if bias is None else bias * found.scale
+            return self.loss(hidden.movedim(1, -1), weight, target, bias, **options).to(dtype)
+
+        return loss_of_layer
+
+
+def _find_layer(node: Node) -> _LossOfLayer:
+    """Return the layer of the loss at ``node``, with what lies between. Raises the obstacle on the way."""
+    given = canonical_arguments(node)
+    logits, target = given.get("input"), given.get("target")
+    held, wanted = (fake_value(n) if isinstance(n, Node) else None for n in (logits, target))
+    if not (isinstance(held, Tensor) and isinstance(wanted, Tensor) and held.dim() > 1):
+        raise _Obstacle(node, "shape", "the loss is of one row")
+    if given.get("weight") is not None:
+        raise _Obstacle(node, "argument", "classes have weights", "leave out weight=, or keep this loss as it is")
+    if wanted.dtype != torch.int64:
+        raise _Obstacle(node, "dtype", f"targets are {wanted.dtype}: probabilities", "pass int64 classes")
+    assert isinstance(logits, Node)
+    assert isinstance(target, Node)
+    found = _LossOfLayer(node, target, given, 1, [node])
+    at = logits
+    if passthrough_ops.torch_call_name(node) == "nll_loss":
+        if passthrough_ops.torch_call_name(at) != "log_softmax" or canonical_arguments(at).get("dim") != 1:
+            raise _Obstacle(at, "operator", f"{at.name} ({operator_name(at)}) is no log_softmax over the classes")
+        _take(found, at)
+        at = passthrough_ops.tensor_argument(at)
+    numbers: list[float] = []  # the factors so far, from the loss upward
+    while not _reads_layer(found, at):
+        _take(found, at)
+        at = _step_above(found, at, numbers)
+    _read_numbers(found, at, numbers)
+    return found
+
+
+def _take(found: _LossOfLayer, at: Node) -> None:
+    """Note that ``at`` is replaced. Raises where another node reads it."""
+    for reader in at.users:
+        if reader not in found.nodes:
+            who = "the graph returns it" if reader.op == "output" else f"{reader.name} reads it, too"
+            what = f"{at.name} ({operator_name(at)}) would no longer be computed, but {who}"
+            raise _Obstacle(at, "user", what, "return the loss alone: whoever needs the logits keeps all of them")
+    found.nodes.append(at)
+
+
+def _reads_layer(found: _LossOfLayer, at: Node) -> bool:
+    """Whether ``at`` is the linear layer, whose arguments are kept then."""
+    if passthrough_ops.torch_call_name(at) != "linear":
+        return False
+    if found.class_dim != fake_value(at).dim() - 1:
+        raise _Obstacle(at, "shape", "the loss is over another dim than the classes of the layer")
+    _take(found, at)
+    found.layer = canonical_arguments(at)
+    return True
+
+
+def _step_above(found: _LossOfLayer, at: Node, numbers: list[float]) -> Node:
+    """Return the tensor that ``at`` reads, and keep the effect of ``at``. Raises for a call that is not understood."""
+    name = passthrough_ops.torch_call_name(at)
+    above = at.args[0] if at.args else None
+    before, after = fake_value(above) if isinstance(above, Node) else None, fake_value(at)
+    if (scaled := passthrough_ops.tensor_and_factor(at)) is not None:
+        numbers.append(scaled[1])
+        return scaled[0]
+    if isinstance(above, Node) and isinstance(before, Tensor):
+        if name == "tanh":
+            numbers.append(math.nan)  # stands for the cap
+            return above
+        if passthrough_ops.keeps_values(at):
+            return above
+        last = before.dim() - 1
+        if name == "transpose":
+            dims = canonical_arguments(at)
+            first, second = int(dims["dim0"]), int(dims["dim1"])
+            found.class_dim = {first: second, second: first}.get(found.class_dim, found.class_dim)
+            found.moves.append(lambda t: t.transpose(first, second))
+            return above
+        if found.class_dim == after.dim() - 1 and str(after.shape[-1]) == str(before.shape[-1]):
+            if name in VIEWS:
+                lead = after.shape[:-1]
+                found.moves.append(lambda t: t.reshape(*lead, t.shape[-1]))
+                found.class_dim = last
+                return above
+            if name == "getitem" and (index := _index_of_rows(at.args[1], before.dim())) is not None:
+                found.moves.append(lambda t: t[index])
+                found.class_dim = last
+                return above
+    what = f"{at.name} ({operator_name(at) if at.op.startswith('call') else at.op}) lies between the layer and the loss"
+    raise _Obstacle(at, "operator", what, "do to the hidden states what is done to the rows of the logits")
+
+
+def _index_of_rows(index: Any, rank: int) -> tuple[Any, ...] | None:
+    """Return an index of slices and numbers that leaves the last of ``rank`` dims as it is, or None."""
+    parts = index if isinstance(index, tuple) else (index,)
+    plain = all(
+        part is Ellipsis
+        or type(part) is int
+        or (isinstance(part, slice) and all(type(p) in (int, type(None)) for p in (part.start, part.stop, part.step)))
+        for part in parts
+    )
+    touches = Ellipsis in parts[:-1] or (Ellipsis not in parts and len(parts) == rank)
+    return parts if plain and (not touches or parts[-1] == slice(None)) else None
+
+
+def _read_numbers(found: _LossOfLayer, at: Node, numbers: list[float]) -> None:
+    """Set the factor and the cap of the logits from the ``numbers`` on the way up."""
+    caps = [i for i, number in enumerate(numbers) if math.isnan(number)]
+    if not caps:
+        found.scale = math.prod(numbers)
+        return
+    cap, inner = math.prod(numbers[: caps[0]]), math.prod(numbers[caps[0] + 1 :])
+    if len(caps) > 1 or cap <= 0:
+        raise _Obstacle(at, "operator", "logits are capped in a way that is not cap * tanh(logits / cap)")
+    scale = inner * cap
+    found.softcap, found.scale = cap, 1.0 if abs(scale - 1) < CAP_DIFFERENCE else scale
+
+
+def _has_layer_above(node: Node) -> bool:
+    """Whether a linear layer leads to ``node`` through few calls: else there is nothing to replace."""
+    at: Any = node
+    for _ in range(FAR):
+        if passthrough_ops.torch_call_name(at) == "linear":
+            return True
+        at = next((a for a in at.all_input_nodes if isinstance(fake_value(a), Tensor)), None)
+        if at is None:
+            return False
+    return False
+
+
+# --- how models spell it ----------------------------------------------------------------------------------------------
+
+
+def _padded_labels(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    logits = F.linear(hidden, weight).float()
+    shifted = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
+    return F.cross_entropy(logits.view(-1, weight.shape[0]), shifted.view(-1), ignore_index=-100, reduction="mean")
+
+
+def _shifted_logits(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    logits = F.linear(hidden, weight)[..., :-1, :].contiguous()
+    return F.cross_entropy(logits.view(-1, weight.shape[0]), labels[..., 1:].contiguous().view(-1)) * 3
+
+
+def _summed_with_bias(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor) -> Tensor:
+    logits = F.linear(hidden, weight, bias) * 0.5
+    rows = logits.view(-1, weight.shape[0])
+    return F.cross_entropy(rows, labels.view(-1), ignore_index=2, label_smoothing=0.1, reduction="sum") / 7
+
+
+def _classes_second(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(hidden, weight).transpose(1, 2), labels, reduction="none").square().mean()
+
+
+def _by_log_softmax(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    logarithms = F.log_softmax(F.linear(hidden, weight).float().flatten(0, 1), dim=-1)
+    return F.nll_loss(logarithms, labels.flatten())
+
+
+def _capped(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    logits = F.linear(hidden, weight)
+    logits = torch.tanh(logits / 3.0) * 3.0
+    return F.cross_entropy(logits.float().view(-1, weight.shape[0]), labels.view(-1))
+
+
+def _programs() -> Iterator[Program]:
+    """Yield each spelling with its arguments."""
+    rng = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(2, 5, 6, generator=rng), torch.randn(11, 6, generator=rng)
+    labels, bias = torch.randint(0, 11, (2, 5), generator=rng), torch.randn(11, generator=rng)
+    short = (hidden.bfloat16(), weight.bfloat16(), labels)
+    yield Program(_padded_labels, (hidden, weight, labels), "labels shifted, float32", dynamic=(0,))
+    yield Program(_padded_labels, short, "labels shifted, bfloat16")
+    yield Program(_shifted_logits, (hidden, weight, labels), "logits shifted")
+    yield Program(_summed_with_bias, (hidden, weight, labels, bias), "a sum, a bias, a factor and smooth labels")
+    yield Program(_classes_second, (hidden, weight, labels), "a loss of each row, the classes second")
+    yield Program(_by_log_softmax, (hidden, weight, labels), "log_softmax and nll_loss")
+    yield Program(_capped, short, "capped, bfloat16")
