@@ -237,12 +237,10 @@ def _compare_program(program: Any, module: Deployed, example: Sequence[Tensor]) 
 
 def write_network(program: Any, path: Path, *, opset: int | None = None, checks: bool = True) -> tuple[str, ...]:
     """Write the program to ``path`` in the form that its suffix names, and return the names of the ops in it."""
+    from shiplap.plugin_api.exporting import export_onnx, package_model
+
     if path.suffix == ".onnx":
-        from shiplap.packaging.onnx import export_onnx
-
         return export_onnx(program, path, opset=opset, checks=checks).ops
-    from shiplap.packaging import package_model
-
     return package_model(program, path, checks=checks).ops
 
 

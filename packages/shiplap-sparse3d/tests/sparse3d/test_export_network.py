@@ -77,7 +77,7 @@ def made(project: str, folder: Path) -> tuple[Any, Path, Path]:
         network = names[project]()
     for buffer in network.buffers():
         if buffer.is_floating_point():
-            buffer.uniform_(0.5, 2)
+            torch.nn.init.uniform_(buffer, 0.5, 2)
     torch.save(LAYOUTS[project](network.state_dict()), checkpoint)
     return network.eval(), checkpoint, code
 

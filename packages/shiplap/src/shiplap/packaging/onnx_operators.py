@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap.torch_private.aten_operators import UNIQUE_VALUES
+
 DOMAIN = "shiplap"
 VERSION = 1
 # The binary search of all numbers at once: after each step ``n`` places are left for each of them.
@@ -80,7 +82,7 @@ class OperatorTable:
             aten.searchsorted.Tensor: _search(self.functions),
             aten.sort.stable: _sort,
             aten.unique_dim.default: _unique_rows,
-            aten._unique2.default: _unique_values,
+            UNIQUE_VALUES: _unique_values,
             aten.any.default: _any,
             aten.any.dim: _any,
             aten.any.dims: _any,
