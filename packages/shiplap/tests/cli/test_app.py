@@ -37,7 +37,7 @@ def test_help_has_examples_and_exit_codes(run: Any, verb: str) -> None:
 
 
 def test_verbs_that_exist(run: Any) -> None:
-    listed = re.findall(r"^  (\w+) ", run("--help").stdout.split("Commands:")[1].split("Exit status")[0], re.MULTILINE)
+    listed = re.findall(r"^  ([\w-]+) ", run("--help").stdout.split("Commands:")[1].split("Exit status")[0], re.MULTILINE)
     assert sorted(listed) == sorted({*VERBS, *OTHERS})
     assert {"audit", "doctor", "env", "tune"} <= set(listed)
 
