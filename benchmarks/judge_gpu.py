@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -42,6 +44,7 @@ def add(x, y, out, n, BLOCK: tl.constexpr):
     tl.store(out + at, tl.load(x + at, at < n) + tl.load(y + at, at < n), at < n)
 
 def candidate(x, y):
+    x, y = x.contiguous(), y.contiguous()
     out = torch.empty_like(x)
     add[(triton.cdiv(x.numel(), 1024),)](x, y, out, x.numel(), BLOCK=1024)
     return out
@@ -55,6 +58,7 @@ def softmax(x, out, cols, BLOCK: tl.constexpr):
     tl.store(out + tl.program_id(0) * cols + at, e / tl.sum(e, 0), at < cols)
 
 def candidate(x):
+    x = x.contiguous()
     out = torch.empty_like(x)
     softmax[(x.shape[0],)](x, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
     return out
@@ -68,6 +72,7 @@ def norm(x, w, out, cols, BLOCK: tl.constexpr):
     tl.store(out + tl.program_id(0) * cols + at, row * scale * tl.load(w + at, at < cols, 0.0), at < cols)
 
 def candidate(x, w):
+    x, w = x.contiguous(), w.contiguous()
     out = torch.empty_like(x)
     norm[(x.shape[0],)](x, w, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
     return out
@@ -87,6 +92,7 @@ def product(x, w, out, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.const
     tl.store(out + rows[:, None] * N + cols, 5.0 * y, (rows[:, None] < M) & (cols < N))
 
 def candidate(x, w):
+    x, w = x.contiguous(), w.contiguous()
     out = torch.empty(x.shape[0], w.shape[1], device=x.device)
     grid = triton.cdiv(x.shape[0], 64), triton.cdiv(w.shape[1], 64)
     product[grid](x, w, out, x.shape[0], w.shape[1], x.shape[1], BM=64, BN=64, BK=32)
@@ -100,6 +106,7 @@ def gelu(x, out, n, BLOCK: tl.constexpr):
     tl.store(out + at, 0.5 * v * (1.0 + tl.erf(v * 0.7071067811865476)), at < n)
 
 def candidate(x):
+    x = x.contiguous()
     out = torch.empty_like(x)
     gelu[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), BLOCK=1024)
     return out
@@ -111,6 +118,7 @@ def row_sum(x, out, cols, BLOCK: tl.constexpr):
     tl.store(out + tl.program_id(0), tl.sum(tl.load(x + tl.program_id(0) * cols + at, at < cols, 0.0), 0))
 
 def candidate(x):
+    x = x.contiguous()
     out = torch.empty(x.shape[0], device=x.device)
     row_sum[(x.shape[0],)](x, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
     return out
@@ -126,6 +134,7 @@ def layer(x, w, b, out, cols, BLOCK: tl.constexpr):
     tl.store(out + tl.program_id(0) * cols + at, y, at < cols)
 
 def candidate(x, w, b):
+    x, w, b = x.contiguous(), w.contiguous(), b.contiguous()
     out = torch.empty_like(x)
     layer[(x.shape[0],)](x, w, b, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
     return out
@@ -138,6 +147,7 @@ def gated(x, y, out, n, BLOCK: tl.constexpr):
     tl.store(out + at, v / (1.0 + tl.exp(-v)) * tl.load(y + at, at < n), at < n)
 
 def candidate(x, y):
+    x, y = x.contiguous(), y.contiguous()
     out = torch.empty_like(x)
     gated[(triton.cdiv(x.numel(), 1024),)](x, y, out, x.numel(), BLOCK=1024)
     return out
@@ -164,6 +174,139 @@ HONEST = {  # arguments, inputs, reference, candidate
     ),
     "gated": ("x, y", PAIR, "torch.nn.functional.silu(x) * y", GATED),
     "larger product": ("x, w", "torch.randn(1024, 1024) / 8, torch.randn(1024, 1024) / 8", CAP, PRODUCT),
+}
+SWIGLU = """
+@triton.jit
+def swiglu(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + at, at < n).to(tl.float32)
+    tl.store(out + at, v / (1.0 + tl.exp(-v)) * tl.load(y + at, at < n).to(tl.float32), at < n)
+
+def candidate(x, y):
+    x, y = x.contiguous(), y.contiguous()
+    out = torch.empty_like(x)
+    if x.numel():
+        swiglu[(triton.cdiv(x.numel(), 2048),)](x, y, out, x.numel(), BLOCK=2048, num_warps=8)
+    return out
+"""
+NORM_OF_ROWS = """
+@triton.jit
+def norm(x, w, out, cols, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    start = tl.program_id(0).to(tl.int64) * cols
+    row = tl.load(x + start + at, at < cols, 0.0)
+    scale = tl.rsqrt(tl.sum(row * row, 0) / cols + 1e-6)
+    tl.store(out + start + at, row * scale * tl.load(w + at, at < cols, 0.0), at < cols)
+
+def candidate(x, w):
+    x, w = x.contiguous(), w.contiguous()
+    out = torch.empty_like(x)
+    norm[(x.shape[0],)](x, w, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]), num_warps=8)
+    return out
+"""
+SOFTMAX_OF_ROWS = """
+@triton.jit
+def softmax(x, out, cols, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    start = tl.program_id(0).to(tl.int64) * cols
+    row = tl.load(x + start + at, at < cols, float("-inf"))
+    e = tl.exp(row - tl.max(row, 0))
+    tl.store(out + start + at, e / tl.sum(e, 0), at < cols)
+
+def candidate(x):
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    softmax[(x.shape[0],)](x, out, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]), num_warps=8)
+    return out
+"""
+COMPILED_NORM = """
+@torch.compile(dynamic=True)
+def candidate(x, w):
+    return x * torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-6) * w
+"""
+COMPILED_GELU = """
+@torch.compile(dynamic=True)
+def candidate(x):
+    return 0.5 * x * (1 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+"""
+IN_CUDA = """
+from torch.utils.cpp_extension import load_inline
+KERNEL = '''
+#include <torch/extension.h>
+__global__ void squared_relu(const float* x, float* out, long long n) {
+  long long at = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (at < n) { float v = x[at] > 0.f ? x[at] : 0.f; out[at] = v * v; }
+}
+torch::Tensor forward(torch::Tensor x) {
+  x = x.contiguous();
+  auto out = torch::empty_like(x);
+  long long n = x.numel();
+  if (n) squared_relu<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), out.data_ptr<float>(), n);
+  return out;
+}
+'''
+HEAD = "torch::Tensor forward(torch::Tensor x);"
+built = load_inline(name="squared", cpp_sources=HEAD, cuda_sources=KERNEL, functions=["forward"])
+def candidate(x):
+    return built.forward(x)
+"""
+LARGE = "torch.randn(4096, 4096), torch.rand(4096) + 0.5"
+WIDE = "torch.randn(4096, 11008), torch.randn(4096, 11008)"
+RMS = "x * torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-6) * w"
+TANH = "0.5 * x * (1 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))"
+EXPS = "(x - x.amax(1, True)).exp() / (x - x.amax(1, True)).exp().sum(1, True)"
+REAL = {  # kernels at sizes of language models
+    "real rms norm": ("x, w", LARGE, RMS, NORM_OF_ROWS),
+    "real softmax": ("x", "torch.randn(8192, 4096)", EXPS, SOFTMAX_OF_ROWS),
+    "real swiglu": ("x, y", WIDE, "x * torch.sigmoid(x) * y", SWIGLU),
+    "real swiglu in bfloat16": (
+        "x, y",
+        "*(torch.randn(4096, 11008, dtype=torch.bfloat16) for _ in range(2)),",
+        "torch.nn.functional.silu(x) * y",
+        SWIGLU,
+    ),
+    "real compiled rms norm": ("x, w", LARGE, RMS, COMPILED_NORM),
+    "real compiled gelu": ("x", "torch.randn(4096, 4096)", TANH, COMPILED_GELU),
+    "real squared relu in CUDA C++": ("x", "torch.randn(4096, 8192)", "torch.relu(x) ** 2", IN_CUDA),
+}
+FORGED = {  # cheats on the memory that is shared, the gate and the clock
+    "one stale row": """
+def candidate(x, w):
+    out = torch.empty(x.shape[0], w.shape[1], device=x.device)
+    out[1:] = honest(x, w)[1:]
+    return out
+""",
+    "last values": """
+KEPT = []
+def candidate(x, w):
+    out = honest(x, w)
+    KEPT.append(out)
+    return KEPT[-2] if len(KEPT) > 1 and KEPT[-2].shape == out.shape else out
+""",
+    "result in an argument": """
+def candidate(x, w):
+    return x.copy_(honest(x, w)) if x.shape[1] == w.shape[1] else w.view(-1)[: 1].expand(x.shape[0], w.shape[1])
+""",
+    "no waiting for the gate": """
+SIDE = []
+def candidate(x, w):
+    SIDE[:] = SIDE or [torch.cuda.Stream()]
+    with torch.cuda.stream(SIDE[0]):
+        out = honest(x, w)
+    return out
+""",
+    "half now and half later": """
+SIDE = []
+def candidate(x, w):
+    SIDE[:] = SIDE or [torch.cuda.Stream()]
+    out = honest(x, w)
+    half, out[::2] = out[::2].clone(), 0
+    SIDE[0].wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(SIDE[0]):
+        torch.cuda._sleep(400_000)
+        out[::2] = half
+    return out
+""",
 }
 STREAMS = {
     "unjoined stream": """
@@ -293,7 +436,7 @@ def candidate(x, w):
 
 def cases() -> Iterator[tuple[str, str, str, bool]]:
     """Name, source of the reference, source of the candidate, and whether it is honest."""
-    for name, (args, inputs, body, candidate) in HONEST.items():
+    for name, (args, inputs, body, candidate) in (HONEST | REAL).items():
         yield name, _reference(args, inputs, body), TRITON + candidate, True
     sys.path.insert(0, str(ROOT / "packages" / "shiplap"))
     from tests.judge.cheats import CHEATS, HEAD
@@ -302,7 +445,7 @@ def cases() -> Iterator[tuple[str, str, str, bool]]:
     on_device = {n: c for n, c in CHEATS.items() if "numpy" not in c and "torch.empty(" not in c and "zeros(" not in c}
     for name, text in list(on_device.items()):
         yield f"cheat: {name}", capped, HEAD + text, False
-    for name, text in STREAMS.items():
+    for name, text in (STREAMS | FORGED).items():
         yield f"cheat: {name}", capped, TRITON + HEAD + text, False
 
 
@@ -311,16 +454,16 @@ def _reference(args: str, inputs: str, body: str) -> str:
     return f"import torch\nD = {DEVICE!r}\n{inner}"
 
 
-def _by_do_bench(reference: Path, candidate: Path) -> list[float]:
+def _by_do_bench(reference: Path, candidate: Path, name: str = "candidate") -> list[float]:
     """Seconds of one call of an honest candidate, in this process: several medians, which differ by some percent."""
     from triton.testing import do_bench
 
     args = [a.cuda() for a in load_named(str(reference), ["get_inputs"])()]
-    kernel = load_named(str(candidate), ["candidate"])
+    kernel = load_named(str(candidate), [name])
     return sorted(float(do_bench(lambda: kernel(*args), return_mode="median")) * 1e-3 for _ in range(REPEATS))
 
 
-def _line(name: str, result: JudgeResult, honest: bool, peers: list[float]) -> dict[str, Any]:
+def _line(name: str, result: JudgeResult, honest: bool, peers: list[float], references: list[float]) -> dict[str, Any]:
     timed, peer = result.timings[0].candidate if result.timings else 0.0, median(peers)
     off = abs(timed / peer - 1) if peer > LONG and timed else 0.0
     right = result.verdict != "refused" and off <= 0.05 if honest else result.verdict == "refused"
@@ -330,7 +473,15 @@ def _line(name: str, result: JudgeResult, honest: bool, peers: list[float]) -> d
         "verdict": result.verdict,
         "reasons": [f"{r.check}: {r.evidence}"[:160] for r in result.reasons],
         "missing": dict(result.missing),
+        "unchecked": [text for text in result.unchecked if "times" in text],
         "seconds": round(result.seconds, 1),
+        "calls": result.calls,
+        "speedup": round(result.speedup, 3),
+        "min_speedup": round(result.timings[0].min_speedup, 3) if result.timings else 0.0,
+        "do_bench_speedup": round(median(references) / peer, 3) if peer else 0.0,
+        "batch": [(t.batch, t.queued) for t in result.timings],
+        "resolution_us": [round(t.resolution * 1e6, 2) for t in result.timings],
+        "reference_us": [round(t.reference * 1e6, 1) for t in result.timings],
         "us": round(timed * 1e6, 2),
         "do_bench_us": round(peer * 1e6, 2),
         "do_bench_us_from_to": [round(peers[0] * 1e6, 2), round(peers[-1] * 1e6, 2)],
@@ -345,15 +496,16 @@ def main() -> int:
     parser.add_argument("--fixed-shapes", action="store_true", help="for a quick look at times")
     parser.add_argument("--rounds", type=int, default=12, help="calls that are timed")
     parser.add_argument("--only", default="", help="kernels in whose name this regular expression is found")
+    parser.add_argument("--until", type=float, default=math.inf, help="seconds after which no other kernel begins")
     asked = parser.parse_args()
     if not torch.cuda.is_available():
         print("no CUDA device")
         return 2
-    wrong = 0
+    wrong, began = 0, time.monotonic()
     with tempfile.TemporaryDirectory() as folder, SandboxLauncher() as launcher:
         part, parts = map(int, asked.part.split("/"))
         for number, (name, reference, candidate, honest) in enumerate(cases()):
-            if not re.search(asked.only, name) or number % parts != part:
+            if not re.search(asked.only, name) or number % parts != part or time.monotonic() - began > asked.until:
                 continue
             ref, it = Path(folder, f"{number}", "ref.py"), Path(folder, f"{number}", "candidate", f"it{number}.py")
             it.parent.mkdir(parents=True)
@@ -362,7 +514,9 @@ def main() -> int:
             options: dict[str, Any] = {"device": DEVICE, "seconds": asked.seconds, "launcher": launcher}
             options |= {"vary_shapes": not asked.fixed_shapes, "rounds": asked.rounds}
             result = sl.judge(ref, it, **options)
-            line = _line(name, result, honest, _by_do_bench(ref, it) if honest else [0.0])
+            peers = _by_do_bench(ref, it) if honest else [0.0]
+            references = _by_do_bench(ref, ref, "reference") if honest else [0.0]
+            line = _line(name, result, honest, peers, references)
             wrong += not line["right"]
             print(json.dumps(line), flush=True)
     return int(wrong > 0)

@@ -4,7 +4,8 @@ The op is the same in every row: two float tensors of 4 elements, ranks, sizes a
 same C loop. ``eager_ns``: median ns per call. ``compiled_ns`` and ``cpp_wrapper_ns``: what one more op adds to a chain
 compiled by Inductor, with its Python and its C++ wrapper. Times are CPU time of the one thread that works, so that a
 busy machine delays a run more than it changes it; rounds of all rows are interleaved, and ``ratios`` are medians of
-the ratios within a round. Rows of ``CONTROLS`` are none of an op: the work without a dispatcher, and torch's own add.
+the ratios within a round. ``train``: a step with its gradient (``_train_overhead.py``). Rows of ``CONTROLS`` are none
+of an op: the work without a dispatcher, and torch's own add.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
+import _train_overhead
 from _record import ROOT, record, write
 
 import shiplap as sl
@@ -37,6 +39,7 @@ from shiplap.kernels.native import binding
 # What the rows execute. Of files that are edited for other reasons, the functions on the path.
 SOURCES = [
     "benchmarks/overhead.py",
+    "benchmarks/_train_overhead.py",
     "packages/shiplap/src/shiplap/codegen/native.py",
     "packages/shiplap/src/shiplap/declare/cpp_expression.py",
     "packages/shiplap/src/shiplap/codegen/templates/native.cpp.jinja",
@@ -48,6 +51,7 @@ SOURCES = [
     "packages/shiplap/src/shiplap/dispatch/op.py::Op.call_dispatcher",
     *(f"packages/shiplap/src/shiplap/dispatch/execute.py::Executor.{name}" for name in ("execute", "pick_kernel")),
     "packages/shiplap/src/shiplap/torch_private/dispatcher_calls.py",
+    "packages/shiplap/src/shiplap/kernels/native/gradient_recorder.py::SOURCE",
 ]
 INCLUDE = Path(shiplap_headers.__file__).parent / "include"
 TORCH = Path(torch.__file__).parent
@@ -286,6 +290,7 @@ def measure(rounds: int, *, compiled: bool) -> dict[str, Any]:
             ops = {name: f for name, f in contenders.items() if name not in CONTROLS}
             tables["compiled_ns"] = slopes(ops, rounds, cpp_wrapper=False)
             tables["cpp_wrapper_ns"] = slopes(ops, rounds, cpp_wrapper=True)
+        train = _train_overhead.measure(Path(folder), "cpu", rounds)
     result: dict[str, Any] = {name: {**medians(times), **dict.fromkeys(missing)} for name, times in tables.items()}
     ratios = {
         name: {
@@ -301,6 +306,7 @@ def measure(rounds: int, *, compiled: bool) -> dict[str, Any]:
         rounds=rounds,
         missing=missing,
         ratios=ratios,
+        train=train,
         **result,
     )
 
@@ -315,6 +321,7 @@ def show(result: dict[str, Any]) -> None:
         print(f"{row}: {why}")
     for row, goal in (("native_vs_hand_written", "at most 1.35"), ("custom_op_vs_native", "in eager at least 3.5")):
         print(f"{row:22}" + "".join(f"{result['ratios'][t][row]:14.2f}" for t in tables) + f"   (goal: {goal})")
+    print("\n".join(_train_overhead.lines_of(result["train"])))
     print(f"{result['device']}, load average {result['load_average']:.1f}")
 
 

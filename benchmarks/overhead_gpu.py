@@ -4,7 +4,8 @@ Every row adds two vectors of 1024 floats with one kernel launch and returns a n
 kernel behind a C function (needs nvcc). ``eager_ns`` and ``inference_ns``: median ns per call on the host.
 ``compiled_ns`` and ``cpp_wrapper_ns``: what one more op adds to a chain compiled by Inductor. ``replay_ns``: wall time
 per op of a captured graph. Rounds of all rows are interleaved, and short enough that the host never waits for the GPU.
-Rows that do not fit into ``--budget`` seconds are left out, with that reason.
+``train``: a training step (``_train_overhead.py``), alone with ``--train``. Rows that do not fit into ``--budget``
+seconds are left out, with that reason.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
+import _train_overhead
 from _record import ROOT, record, write
 
 import shiplap as sl
@@ -40,6 +42,7 @@ from shiplap.kernels.triton import triton_launcher
 # What the rows execute. Of the file that builds libraries, what they are built with.
 SOURCES = [
     "benchmarks/overhead_gpu.py",
+    "benchmarks/_train_overhead.py",
     *(
         f"packages/shiplap/src/shiplap/kernels/{name}.py"
         for name in ("c/declaration", "c/call_frame", "triton/launcher")
@@ -470,6 +473,14 @@ def private_cache() -> Iterator[Path]:
         yield Path(folder)
 
 
+def trained(folder: Path, rounds: int) -> dict[str, Any]:
+    """What a training step costs, or why that is missing."""
+    try:
+        return _train_overhead.measure(folder, "cuda", rounds, toolkit()[0])
+    except Exception as e:
+        return {"missing": reason(e)}
+
+
 def measure(rounds: int, budget: float, *, compile: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
     began = time.monotonic()
@@ -484,6 +495,7 @@ def measure(rounds: int, budget: float, *, compile: bool) -> dict[str, Any]:
             part = 0.55 if not cpp else 0.95
             result[name] = slopes(contenders, min(rounds, 15), began + part * budget, missing, cpp_wrapper=cpp)
             print(f"{name} after {time.monotonic() - began:.0f} s", file=sys.stderr)
+        train = trained(folder, rounds)
     for table in result.values():
         table.update(dict.fromkeys(name for name in missing if name in ROWS))
     device = f"{torch.cuda.get_device_name()}, driver {driver()}, CUDA {torch.version.cuda}"
@@ -495,6 +507,7 @@ def measure(rounds: int, budget: float, *, compile: bool) -> dict[str, Any]:
         missing=missing,
         seconds=round(time.monotonic() - began),
         ratios=ratios(result),
+        train=train,
         **result,
     )
 
@@ -537,6 +550,7 @@ def show(result: dict[str, Any]) -> None:
     for title in RATIOS:
         cells = [result["ratios"][t].get(title) for t in tables]
         print(f"{title:42}" + "".join(f"{'-' if c is None else c:>13}" for c in cells))
+    print(result["train"].get("missing") or "\n".join(_train_overhead.lines_of(result["train"])))
     print(f"{result['device']}, load average {result['load_average']:.1f}, {result['seconds']} s")
 
 
@@ -546,10 +560,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--budget", type=float, default=200, help="seconds; compiled rows that do not fit are left out")
     parser.add_argument("--no-compile", action="store_true", help="eager and replay only")
+    parser.add_argument("--train", action="store_true", help="the training step alone")
     options = parser.parse_args()
     torch._dynamo.config.recompile_limit = 10_000  # chains of all rows are alike to Dynamo
     if not torch.cuda.is_available():
         parser.exit(2, "overhead_gpu: no CUDA device\n")
+    if options.train:
+        torch.set_num_threads(1)
+        with private_cache() as folder:
+            print(json.dumps(trained(folder, options.rounds), indent=1))
+        return
     result = measure(options.rounds, options.budget, compile=not options.no_compile)
     if options.json and options.json != "-":
         write(ROOT / options.json, result)

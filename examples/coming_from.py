@@ -112,6 +112,22 @@ def gated_adopted(
 # --8<-- [end:adopted]
 
 
+# --8<-- [start:taken]
+@sl.adopt("before::gated", into="taken::gated")
+def gated_taken(
+    x: Float[Tensor, "n c"], gate: Float[Tensor, "n c"]
+) -> Float[Tensor, "n c"]:
+    return x * torch.sigmoid(gate)
+
+
+@sl.adopt(Clip, into="taken::clip")
+def clip_taken(x: Float[Tensor, "*shape"], bound: float) -> Float[Tensor, "*shape"]:
+    return x.clamp(-bound, bound)
+
+
+# --8<-- [end:taken]
+
+
 def compare(before, after, *arguments) -> None:
     """Compare values, gradients and compiled calls of both forms."""
     results = []
@@ -131,6 +147,9 @@ def main() -> None:
     x, gate = torch.randn(6, 5), torch.randn(6, 5)
     compare(gated_before, gated, x, gate)
     compare(Clip.apply, clip, x, 0.5)
+    compare(gated_before, gated_taken, x, gate)
+    compare(Clip.apply, clip_taken, x, 0.5)
+    print(gated_taken.adoption)
     doubled.build()
     torch.testing.assert_close(doubled(x[0]), 2 * x[0])
     print("each declaration computes what the form before it computed")

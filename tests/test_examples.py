@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from shiplap_testing.forked import python
+from shiplap_testing.forked import interpreted, python
 from shiplap_testing.ranks import table as ranks_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -151,7 +151,49 @@ def test_the_cuda_source_compiles() -> None:
 
 
 def test_coming_from() -> None:
-    assert "each declaration computes what the form before it computed" in output("coming_from.py")
+    shown = output("coming_from.py")
+    assert "each declaration computes what the form before it computed" in shown
+    assert "from before::gated:\n  taken  kernel on cpu, cuda\n" in shown
+
+
+BLOCKED = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0].startswith(("shiplap", "jaxtyping")):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Blocked())
+import pytest
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--import-mode=importlib", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("first_op", "coming_from", "data_dependent", "gather_rows", "out_variant", "language", "source_kernel"),
+        *("triton_kernel", "fuse", "c_kernel", "eight_kernels"),
+    ],
+)
+def test_every_op_of_the_examples_is_ejected(name: str, tmp_path: Path) -> None:
+    """The plain sources pass their tests, eager and compiled, where neither Shiplap nor jaxtyping can be imported."""
+    pytest.importorskip("triton")
+    examples = ROOT / "examples"
+    if name in ("c_kernel", "eight_kernels"):
+        built = interpreted("-c", f"import {name}; {name}.build()", cwd=examples)
+        assert built.returncode == 0, built.stderr
+    out = tmp_path / f"{name}_plain"
+    made = interpreted("-m", "shiplap.cli", "eject", examples / f"{name}.py", "-o", out, "--accept-loss")
+    assert made.returncode == 0, made.stderr
+    program = tmp_path / "blocked.py"
+    program.write_text(BLOCKED + f"# {name}")
+    path = os.pathsep.join([str(examples / "build"), os.environ.get("PYTHONPATH", "")])
+    done = interpreted(program, out, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_adopt_foreign_op() -> None:

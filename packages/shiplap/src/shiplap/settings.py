@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from functools import cache
 from typing import Any
 
@@ -49,12 +49,26 @@ _MEANING = {
 
 def settings() -> Settings:
     """Return the settings of the environment as it is now, so that a test or notebook may set a variable late."""
-    values: dict[str, Any] = {}
-    for each in fields(Settings):
-        raw = os.environ.get(Settings.variable(each.name))
-        if raw is not None and (raw.strip() or each.type == "bool"):  # an empty path is not the current folder
-            values[each.name] = raw.strip().lower() not in ("", "0", "false") if each.type == "bool" else raw
-    return Settings(**values)
+    values: dict[str, Any] = {each.name: _read(each) for each in fields(Settings)}
+    return Settings(**{name: value for name, value in values.items() if value is not None})
+
+
+def is_strict() -> bool:
+    """Return the setting ``strict`` alone, which each call of a reference reads."""
+    return bool(_read(_STRICT))
+
+
+def _read(setting: Field[Any]) -> Any:
+    """Return the value of a variable of the environment, or None where it is unset or an empty text."""
+    raw = os.environ.get(Settings.variable(setting.name))
+    if raw is None:
+        return None
+    if setting.type == "bool":
+        return raw.strip().lower() not in ("", "0", "false")
+    return raw if raw.strip() else None  # an empty path is not the current folder
+
+
+_STRICT = next(each for each in fields(Settings) if each.name == "strict")
 
 
 def describe() -> list[tuple[str, str, str]]:

@@ -4,6 +4,7 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
@@ -21,8 +22,9 @@ from shiplap_testing.crossed.declared import (
     with_pair,
 )
 from shiplap_testing.crossed.faults import FAULTS, WRONG_VALUES, faulty
+from shiplap_testing.crossed.impossible import is_one_kind, why_impossible
 from shiplap_testing.crossed.native_source import template_unable, triton_unable
-from shiplap_testing.crossed.run import FAILURES, read, run, run_batch
+from shiplap_testing.crossed.run import FAILURES, Limits, read, run, run_batch
 from shiplap_testing.crossed.shrink import script, shrink
 from shiplap_testing.crossed.table import markdown, reason_of, tabulate
 
@@ -35,7 +37,7 @@ def records_of(cases, folder, first=("eager",)):
     """What the cases do, in this process."""
     found = []
     child.run(cases, folder, "cpu", set(), lambda **fields: found.append(fields), first)
-    return [r for r in found if "outcome" in r]
+    return [r for r in found if "outcome" in r and r["way"] != "whole"]
 
 
 @pytest.fixture
@@ -123,7 +125,7 @@ def test_each_feature_can_be_given_to_a_declaration():
     ],
 )
 def test_a_rare_pair_is_given_to_a_declaration(pair):
-    never = ("kernel:template", "rank:4")
+    never = ("kernel:template", "out:kept")
     drawn = [draw(number, random.Random(number)) for number in range(0, 160, OUTSIDE)]
     given = [found for case in drawn if (found := with_pair(case, [never, pair], "cpu"))]
     assert given
@@ -131,11 +133,27 @@ def test_a_rare_pair_is_given_to_a_declaration(pair):
     assert not any(with_pair(case, [never], "cpu") for case in drawn)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_each_pair_of_features_is_given_to_a_declaration_or_impossible(device):
+    """``impossible.py`` says of exactly those pairs why, which no declaration of the generator gets."""
+    drawn = [draw(number, random.Random(number), device) for number in range(0, 20 * OUTSIDE, OUTSIDE)]
+    cases = [*drawn, *plan(200, 5, device, among=1)]
+    features = sorted({f for c in cases for f in (*c.features, *(f"way:{w}" for w in c.ways))})
+    assert len(features) > 105
+    wrong = [
+        pair
+        for pair in combinations(features, 2)
+        if not is_one_kind(*pair)
+        if bool(why_impossible(*pair)) == any(with_pair(case, [pair], device) for case in drawn)
+    ]
+    assert not wrong, wrong
+
+
 @pytest.mark.long  # three processes that import torch
 def test_a_crash_and_a_hang_are_findings_and_what_is_left_runs():
     cases = [faulty("crash", 910_000), faulty("hang", 910_001), replace(faulty("tail", 910_002), fault="")]
     found = []
-    run_batch(cases, "cpu", found.append, limit=20.0)
+    run_batch(cases, "cpu", found.append, limits=Limits(20.0))
     outcomes = {(r["seed"], r["way"]): r["outcome"] for r in found}
     assert outcomes[910_000, "eager"] == "crashed"
     assert outcomes[910_001, "eager"] == "hung"
@@ -145,10 +163,11 @@ def test_a_crash_and_a_hang_are_findings_and_what_is_left_runs():
 def test_a_run_goes_on_where_it_stopped(monkeypatch, tmp_path):
     ran = []
 
-    def batch(cases, device, tell, limit):
+    def batch(cases, device, tell, limits):
         for case in cases:
             ran.append(case.seed)
             tell({"seed": case.seed, "way": "eager", "outcome": "met", "detail": "", "served": ["kernel", "binding"]})
+            tell({"seed": case.seed, "way": "whole", "outcome": "done"})
 
     monkeypatch.setattr("shiplap_testing.crossed.run.run_batch", batch)
     cases, path = plan(7), tmp_path / "results.jsonl"
@@ -177,7 +196,7 @@ def test_a_refusal_counts_for_its_pairs_and_meets_none():
 def test_what_fails_is_shrunk_to_what_makes_it_fail(monkeypatch):
     big = replace(plan(1)[0], terms=("second", "float", "text"), outs=("rows", "same"), rank=3, seed=5)
 
-    def fake_batch(cases, device, tell, limit):
+    def fake_batch(cases, device, tell, limits):
         bad = "float" in cases[0].terms and "rows" in cases[0].outs
         tell({"seed": 5, "way": "eager", "outcome": "differs" if bad else "met", "detail": "result: wrong"})
 

@@ -239,7 +239,7 @@ def test_integer_outputs_carry_no_gradient(ns):
     ("result", "id", "got", "expected"),
     [
         ([1], "SL110", "list", "a dict {argument: gradient}"),
-        ({"z": 1}, "SL110", "gradient of 'z'", "a tensor argument"),
+        ({"z": 1}, "SL110", "gradient of 'z'", "a tensor argument: x"),
         ({"x": torch.ones(2, 1)}, "SL303", "gradient (2, 1)", "(2, 3)"),
         ({"x": torch.ones(())}, "SL303", "gradient ()", "(2, 3)"),
     ],
@@ -279,6 +279,10 @@ def test_what_cannot_be_declared(ns):
 
     with fails("SL110", got="saves 'z'", expected="one of out, x"):
         f.backward(saves=["z"])(lambda grad, saved, needs: {})
+    with fails("SL110", fix="name arguments and results of the op in saves="):
+        f.backward(saves=["z"])(lambda grad, saved, needs: {})
+    with fails("SL110", fix="write saves=('out',)"):
+        f.backward(saves=["outt"])(lambda grad, saved, needs: {})
 
     @sl.op(f"{ns}::g", mutates=["x"])
     def g(x: V, y: V) -> V: ...

@@ -215,6 +215,16 @@ def test_results_that_break_the_declaration(scale, result, got, expected):
         scale(torch.ones(4))
 
 
+def test_a_kernel_that_forgot_to_return_is_told_to(ns):
+    @sl.op(f"{ns}::twice")
+    def twice(x: V) -> V:
+        return x * 2
+
+    twice.kernel("cpu", lambda x: None)
+    with fails("SL301", fix="return out, or fill tensors that the function takes as out"):
+        twice(torch.ones(2))
+
+
 def test_results_are_fresh_contiguous_and_in_any_sequence(ns):
     @sl.op(f"{ns}::views")
     def views(x: M) -> tuple[Float[Tensor, "c n"], M, M, Float[Tensor, "n"]]:

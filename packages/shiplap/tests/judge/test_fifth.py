@@ -7,8 +7,9 @@ import torch
 
 import shiplap as sl
 from shiplap.sampling.compare import Difference
+from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, TargetProcess
-from shiplap.sandbox.protocol import ArgumentArena, LoadTarget
+from shiplap.sandbox.protocol import LoadTarget
 from shiplap.sandbox.supervisor import Bounds
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD

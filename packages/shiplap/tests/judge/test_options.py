@@ -8,7 +8,8 @@ import torch
 import shiplap as sl
 from shiplap.judge.options import JudgeBudget
 from shiplap.judge.problem import FunctionProblem
-from shiplap.sandbox.protocol import ArgumentArena, Inspect, LoadTarget
+from shiplap.sandbox.arguments import ArgumentArena
+from shiplap.sandbox.protocol import Inspect, LoadTarget
 from shiplap.sandbox.supervisor import Bounds, ProcessEnded, SandboxLauncher, Timeout, remove_folder
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD

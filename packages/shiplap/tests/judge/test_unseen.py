@@ -135,7 +135,8 @@ class Played:
     def __init__(self, seconds):
         self.seconds = seconds
 
-    def run_turn(self, name, sets, expected):
+    def run_turn(self, name, sets, expected, *, queued):
+        assert not queued
         assert len(sets) == 1
         assert expected is None
         return CallOutcome(self.seconds, self.seconds, self.seconds, 0.0), []

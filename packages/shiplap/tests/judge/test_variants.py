@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from shiplap.judge.problem import FunctionProblem
-from shiplap.judge.variants import InputForm, make_input_forms, vary_arguments
+from shiplap.judge.variants import LARGE, InputFacts, InputForm, make_input_forms, vary_arguments
+from shiplap.sampling.perturb import MANY, perturb_arguments
 
 
 def forms(first, **options):
@@ -60,3 +61,39 @@ def test_a_reference_that_draws_numbers_or_is_constant_is_known():
     assert problem(lambda x: x + 0.0 * torch.rand(())).why_unfit(forms) is None
     assert problem(lambda x: torch.softmax(x, 1).sum(1)).why_unfit(forms)[0] == "results"
     assert problem(lambda x: torch.softmax(x, 1)).why_unfit(forms) is None
+
+
+def test_a_slow_reference_of_large_inputs_gets_fewer_forms_of_full_size():
+    first = (torch.empty(1, dtype=torch.int8).expand(2048, LARGE // 1024),)
+    sizes = {}
+    for slow in (False, True):
+        made = make_input_forms(first, lambda form: True, most=4, facts=InputFacts(slow=slow))
+        sizes[slow] = [f for f in made if not f.reduced]
+    assert len(sizes[True]) < len(sizes[False])
+    assert [f.shapes for f in sizes[True] if f.timed] == [((2048, LARGE // 1024),)]
+    assert sum(f.timed for f in sizes[False]) == 2
+
+
+def test_pairs_of_a_large_tensor_are_exchanged_without_a_permutation_of_all():
+    (large,) = perturb_arguments((torch.arange(4.0 * MANY),))
+    moved = int((large != torch.arange(4.0 * MANY)).sum())
+    assert MANY // 16 < moved <= MANY // 4
+    assert torch.equal(large.sort().values, torch.arange(4.0 * MANY))
+
+
+@pytest.mark.parametrize(
+    ("call", "products"),
+    [
+        (lambda x: x * torch.rsqrt((x * x).mean(1, keepdim=True)), False),
+        (lambda x: x @ x.t(), True),
+        (torch.nn.Linear(9, 4), True),
+        (lambda x: torch.ops.aten.mm(x, x.t()), True),
+    ],
+    ids=["a norm", "a product", "a layer", "an operator"],
+)
+def test_only_a_reference_that_may_run_products_has_its_operations_counted(call, products):
+    """Counting them loads Dynamo, which takes seconds on a busy machine."""
+    problem = FunctionProblem("it", call, lambda: [torch.randn(8, 9)], 0.0)
+    args = problem.first
+    assert problem.runs_products is products
+    assert bool(problem.flops(args)) is products

@@ -13,18 +13,9 @@ import pytest
 
 from shiplap.errors import ShiplapError
 from shiplap.packaging.worker import fill_apart
+from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.proc_filesystem import thread_states
-from shiplap.sandbox.protocol import (
-    MESSAGE_HEAD,
-    Answer,
-    ArgumentArena,
-    Done,
-    Failed,
-    ImportModule,
-    Inspect,
-    LoadTarget,
-    pack_message,
-)
+from shiplap.sandbox.protocol import MESSAGE_HEAD, Answer, Done, Failed, ImportModule, Inspect, LoadTarget, pack_message
 from shiplap.sandbox.supervisor import Bounds, ProcessEnded, RequestFailed, SandboxLauncher
 from shiplap.tuning.sandboxed.workers import OpenTask
 from shiplap.tuning.worker_process import WorkerProcess

@@ -12,9 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from shiplap.sandbox import child, gpu_call
+from shiplap.sandbox import child
+from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.patched_functions import FunctionSnapshot
-from shiplap.sandbox.protocol import ArgumentArena, CallTarget, ListOperators, TensorLocation
+from shiplap.sandbox.protocol import CallTarget, ListOperators, TensorLocation
+from tests.sandbox.fake_device import driver
+
+__all__ = ["driver"]
 
 
 @pytest.fixture
@@ -45,10 +49,7 @@ def test_forked_processes_share_one_snapshot_of_the_functions(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("asked", [CallTarget, ListOperators])
-def test_copies_of_results_on_a_device_are_kept(monkeypatch, memory, asked) -> None:
-    monkeypatch.setattr(
-        child, "_copy_to_host", lambda v: v.detach().clone() if isinstance(v, Tensor) else v
-    )  # as of a device
+def test_results_are_kept_until_they_are_read(memory, asked) -> None:
     told, handle = memory
     host = child.Child()
     host.target = lambda x: (x + 1, x * 2)
@@ -58,45 +59,33 @@ def test_copies_of_results_on_a_device_are_kept(monkeypatch, memory, asked) -> N
     assert places <= alive()
 
 
-class Clock:
-    def __init__(self, **_: object) -> None: ...
-
-    def record(self, stream: object) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def elapsed_time(self, end: Clock) -> float:
-        return 0.5
-
-
 @pytest.fixture
-def device(monkeypatch):
-    """A GPU that is this processor."""
+def on_device(driver, monkeypatch):
+    """One packed tensor on a GPU that is this processor, the file, and the child that has its block."""
     monkeypatch.setattr(sys, "addaudithook", lambda hook: None)  # they stay for as long as a process lives
-    monkeypatch.setattr(Tensor, "is_cuda", property(lambda self: True), raising=False)
-    monkeypatch.setattr(gpu_call, "DEVICE", "cpu")
-    monkeypatch.setattr(gpu_call, "FLUSHED", 1024)
-    monkeypatch.setattr(torch.cuda, "Event", Clock)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "main")
-
-
-def test_a_call_on_a_device_is_answered_with_its_clock_and_what_is_left(device, memory, monkeypatch) -> None:
-    told, handle = memory
-    host = child.Child()
+    arena, host = ArgumentArena(1), child.Child()
+    told = arena.pack([torch.arange(64.0)])
+    handle, host.block_file = arena.files(arena.write())
     monkeypatch.setattr(host._intact, "threads", lambda: 0)  # a worker of pytest has some
+    yield told, handle, host
+    os.close(handle)
+
+
+def test_a_call_on_a_device_is_answered_with_its_clock_and_what_is_left(on_device) -> None:
+    told, handle, host = on_device
     host.target = lambda x: [x + 1, 7]
     answer = host.answer(CallTarget(told), handle)
     assert answer.device == 500_000
     assert (answer.traces.raced, answer.traces.left, answer.traces.threads) == (False, [], 0)
     assert [type(out) for out in answer.places.outs] == [TensorLocation, int]
+    assert answer.places.outs[0].block
     repeated = host.answer(CallTarget(told, again=True, keep=1), handle)
-    assert repeated.places.outs[0].at != answer.places.outs[0].at
+    first, second = ((place.block, place.at) for place in (answer.places.outs[0], repeated.places.outs[0]))
+    assert first != second
 
 
-def test_what_comes_and_goes_with_the_calls_is_told(device, memory) -> None:
-    told, handle = memory
-    host = child.Child()
+def test_what_comes_and_goes_with_the_calls_is_told(on_device) -> None:
+    told, handle, host = on_device
     before = signal.getsignal(signal.SIGALRM)
 
     def target(x: Tensor) -> Tensor:

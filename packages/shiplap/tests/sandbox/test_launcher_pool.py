@@ -13,9 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from shiplap.sandbox import launcher_pool as module
+from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.launcher_pool import IdleLauncher, LauncherPool
 from shiplap.sandbox.proc_filesystem import list_descendants, stat_fields
-from shiplap.sandbox.protocol import ArgumentArena, Done, ImportModule, LoadTarget
+from shiplap.sandbox.protocol import Done, ImportModule, LoadTarget
 from shiplap.sandbox.supervisor import ProcessEnded, SandboxedProcess
 
 

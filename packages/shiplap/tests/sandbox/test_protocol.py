@@ -7,7 +7,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from shiplap.sandbox.protocol import ArgumentArena, elements_overlap, structure_of, tree_leaves
+from shiplap.sandbox.arguments import ArgumentArena
+from shiplap.sandbox.protocol import elements_overlap, structure_of, tree_leaves
 
 HELD = torch.ones(1)
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from shiplap_testing.crossed.declared import plan
-from shiplap_testing.crossed.run import BATCH, FAILURES, LIMIT, read, run
+from shiplap_testing import compilers
+from shiplap_testing.crossed.declared import Declared, plan
+from shiplap_testing.crossed.run import BATCH, FAILURES, LIMIT, Limits, read, run
 from shiplap_testing.crossed.shrink import script, shrink
-from shiplap_testing.crossed.table import markdown, reason_of, tabulate
+from shiplap_testing.crossed.table import Table, markdown, reason_of, tabulate
 
 
 def main() -> int:
@@ -21,36 +26,64 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--batch", type=int, default=BATCH, help="declarations a process")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds after which a call hangs")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="how long the run may take")
+    parser.add_argument("--gpus", type=int, default=1, help="how many GPUs the processes share")
     parser.add_argument("--out", type=Path, default=Path("crossed"), help="folder of results; a run goes on in it")
     parser.add_argument("--shrink", type=int, default=10, help="how many different failures are shrunk")
     parser.add_argument("--only", type=int, nargs="*", help="seeds of declarations")
     parser.add_argument("--without", nargs="*", default=[], help="features to leave out, such as kernel:python_flat")
     given = parser.parse_args()
+    begun = time.monotonic()
+    if given.device == "cpu":
+        _compile_unoptimized()
     cases = plan(given.count, given.seed, given.device)
     cases = [c for c in cases if not given.only or c.seed in given.only]
     cases = [c for c in cases if not {*c.features, *(f"way:{w}" for w in c.ways)} & {*given.without}]
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / f"results-{given.device}-{given.seed}.jsonl"
-    for record in run(cases, path, given.device, given.jobs, given.limit, given.batch):
+    limits = Limits(given.limit, begun + given.seconds, given.gpus)
+    for record in run(cases, path, given.device, given.jobs, limits, given.batch):
         if record["outcome"] in FAILURES:
             print(f"{record['seed']} {record['way']} {record['outcome']}: {record['detail'][:300]}", flush=True)
-    table = tabulate(cases, read(path))
-    (given.out / f"table-{given.device}.json").write_text(json.dumps(table.to_json(), indent=1))
-    (given.out / f"table-{given.device}.md").write_text(markdown(table, cases))
+    records = read(path)
+    finished = {r["seed"] for r in records if r["way"] == "whole"}
+    table = tabulate(cases, records)
+    print(f"{len(finished)} of {len(cases)} declarations, {time.monotonic() - begun:.0f} s")
     print(f"{dict(table.outcomes)}; {len(table.met)} pairs met, {len(table.scarce)} less than 20 times")
+    _write_table(given.out, given.device, cases, table)
+    _shrink_failures(given.out, given.device, cases, table, given.shrink)
+    return 1 if table.failures else 0
+
+
+def _compile_unoptimized() -> None:
+    """Put compilers that do not optimise on the path, where SHIPLAP_TEST_UNOPTIMIZED=1 asks for them."""
+    os.environ["PATH"] = compilers.path()
+    for compiled in (compilers.headers(), compilers.kernels()):
+        if compiled is not None:
+            compiled.wait()
+
+
+def _write_table(folder: Path, device: str, cases: Sequence[Declared], table: Table) -> None:
+    by_seed = {c.seed: c.to_json() for c in cases}
+    failing = [{**r, "case": by_seed.get(r["seed"])} for r in table.failures]
+    (folder / f"failures-{device}.json").write_text(json.dumps(failing, indent=1))
+    (folder / f"table-{device}.json").write_text(json.dumps(table.to_json(), indent=1))
+    (folder / f"table-{device}.md").write_text(markdown(table, cases))
+
+
+def _shrink_failures(folder: Path, device: str, cases: Sequence[Declared], table: Table, most: int) -> None:
     by_seed = {c.seed: c for c in cases}
     shrunk: set[str] = set()
     for failure in table.failures:
         key = f"{failure['outcome']} {reason_of(failure['detail'])[:60]}"
-        if failure["seed"] not in by_seed or key in shrunk or len(shrunk) >= given.shrink:
+        if failure["seed"] not in by_seed or key in shrunk or len(shrunk) >= most:
             continue
         shrunk.add(key)
-        least = shrink(by_seed[failure["seed"]], failure, given.device)
-        text = script(least, failure, given.device)
-        target = given.out / f"failure-{failure['seed']}-{failure['way']}.py"
+        least = shrink(by_seed[failure["seed"]], failure, device)
+        text = script(least, failure, device)
+        target = folder / f"failure-{failure['seed']}-{failure['way']}.py"
         target.write_text(text)
         print(f"--- {target}\n{text}", flush=True)
-    return 1 if table.failures else 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shiplap.sampling.layouts import LAYOUTS, clone_exactly
 from shiplap_testing.crossed.declared import Declared
-from shiplap_testing.crossed.source import PASSED, parameters
+from shiplap_testing.crossed.source import PASSED, Shade, parameters
 
 USUAL = {"n": 5, "c": 4, "h": 2, "w": 3}
 OTHER = {"n": 7, "c": 6, "h": 3, "w": 2}
@@ -27,7 +27,7 @@ def sizes_of(case: Declared, other: bool = False) -> dict[str, int]:
 
 def shape_of(case: Declared, sizes: dict[str, int], other: bool = False) -> tuple[int, ...]:
     shape = tuple(sizes[n] for n in ("n", "c", "h", "w")[: case.rank])
-    return (*((2,) if case.seed % 3 == 0 else ()), *shape) if case.variadic else shape
+    return (2, *shape) if case.variadic and case.rank > 1 and case.seed % 3 == 0 else shape
 
 
 class Arguments:
@@ -66,7 +66,7 @@ class Arguments:
         if name in PASSED:
             if name == "ks" and self.case.kernel == "template":
                 return [2, 0, 1]
-            return eval(PASSED[name], {"torch": torch})  # texts of this package
+            return eval(PASSED[name], {"torch": torch, "Shade": Shade})  # texts of this package
         shape = self.shape
         if name in ("accs", "ts"):
             return [self._tensor(shape, mutated=name == "accs") for _ in range(2)]

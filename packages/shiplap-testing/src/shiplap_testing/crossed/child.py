@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,12 @@ def main() -> int:
     cases = [Declared.from_json(case) for case in given["cases"]]
     skipped = {(seed, way) for seed, way in given.get("skip", ())}
     with (folder / "results").open("a", encoding="utf-8") as lines:
+        begun = [time.monotonic()]
 
         def tell(**fields: Any) -> None:
+            if "outcome" in fields:
+                fields["seconds"] = round(time.monotonic() - begun[0], 2)
+            begun[0] = time.monotonic()
             lines.write(json.dumps(fields) + "\n")
             lines.flush()
 
@@ -42,6 +47,7 @@ def run(
     """Declare ``cases`` and call each in the ways that come ``first``, and in its own."""
     import torch
 
+    from shiplap.inductor.fusion_choice import watch_fusion_choices
     from shiplap_testing.crossed.declare import declare
     from shiplap_testing.crossed.packaged import packaged_results
     from shiplap_testing.crossed.ways import run_way
@@ -58,25 +64,38 @@ def run(
             tell(seed=case.seed, way="declare", outcome="refused", detail=made.unbound[case.seed])
         elif case.seed in made.unwritten:
             tell(seed=case.seed, way="declare", outcome="unwritten", detail=made.unwritten[case.seed])
-    for case in cases:
-        if case.seed not in made.ops:
-            continue
-        for way in (*first, *case.ways):
-            if (case.seed, way) in skipped or way == "packaged":
-                continue
-            tell(begin=way, seed=case.seed)
-            outcome, detail = run_way(way, made.ops[case.seed], case, device)
-            tell(seed=case.seed, way=way, outcome=outcome, detail=detail, served=served(case, made))
     packed = [
         c
         for c in cases
         if "packaged" in c.ways and c.seed in made.ops and c.seed not in {**made.refused, **made.unbound}
     ]
+    choices: list[Any] = []
+    for case in cases:
+        for way in (*first, *case.ways) if case.seed in made.ops else ():
+            if (case.seed, way) in skipped or way == "packaged":
+                continue
+            tell(begin=way, seed=case.seed)
+            with watch_fusion_choices(choices.append):
+                outcome, detail = run_way(way, made.ops[case.seed], case, device)
+            by = served(case, made)
+            if case.kernel == "template" and not (device == "cuda" or any(_is_template(c) for c in choices)):
+                by = []
+            choices.clear()
+            tell(seed=case.seed, way=way, outcome=outcome, detail=detail, served=by)
+        if case not in packed:
+            tell(seed=case.seed, way="whole", outcome="done")
     if packed:
         tell(begin="packaged", seed=packed[0].seed)
         for seed, outcome, detail in packaged_results(packed, made, folder, device):
             tell(seed=seed, way="packaged", outcome=outcome, detail=detail, served=["kernel", "binding"])
+        for case in packed:
+            tell(seed=case.seed, way="whole", outcome="done")
     tell(end=True)
+
+
+def _is_template(choice: Any) -> bool:
+    """Whether a candidate was chosen, and not what the op does without one."""
+    return any(v.status == "ok" and v.candidate == choice.chosen for v in choice.verdicts)
 
 
 def served(case: Any, made: Any) -> list[str]:

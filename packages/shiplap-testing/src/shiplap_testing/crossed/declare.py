@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from shiplap.kernels.c.library import source_libraries
 from shiplap.sampling.run import suppress_warnings
 from shiplap_testing.build import compile_c
 from shiplap_testing.crossed.declared import NATIVE, Declared
@@ -18,6 +19,8 @@ from shiplap_testing.crossed.native_source import (
     c_function,
     template_text,
     template_unable,
+    triton_template_grid,
+    triton_template_text,
     triton_text,
     triton_unable,
 )
@@ -63,8 +66,7 @@ def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
         if why := template_unable(case):
             made.unwritten[case.seed] = why
         else:
-            (folder / f"{name}.cpp.jinja").write_text(plant(case, template_text(case)))
-            text += f'\n\n{name}.template("{device}", "{name}.cpp.jinja", configs=[{{"BM": 4, "BN": 16}}])\n'
+            text += "\n\n" + _template(case, folder, device)
     path = folder / f"crossed_{name}.py"
     path.write_text(plant(case, text))
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -75,14 +77,8 @@ def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
     spec.loader.exec_module(module)
     op = getattr(module, name)
     if case.kernel in NATIVE:
-        import shiplap as sl
-
-        strided = [a.name for a in op.spec.tensors] if case.kernel in ("c_strided", "cuda") else []
-        library = folder / f"libcrossed_{case.binding}.so"
-        options = {"align": 16} if case.kernel == "c_aligned" else {}
-        keywords = {"workspace": "64"} if case.workspace or (case.dynamic and case.kernel == "cuda") else {}
         try:
-            op.kernel(device, sl.cabi(library, name, strided=strided, **options), **keywords)
+            _bind_native(case, op, folder, device)
         except Exception as e:
             if not refusal_id(e):
                 raise
@@ -90,14 +86,52 @@ def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
     return op
 
 
+def _template(case: Declared, folder: Path, device: str) -> str:
+    """Write the template of ``case``, and return the line that binds it."""
+    name = op_name(case)
+    language, given = "cpp", 'configs=[{"BN": 16}]'
+    if device == "cuda":
+        language, given = "triton", f'configs=[{{"BLOCK": 16}}], grid={triton_template_grid(case)}'
+    source = triton_template_text(case) if device == "cuda" else template_text(case)
+    (folder / f"{name}.{language}.jinja").write_text(plant(case, source))
+    return f'{name}.template("{device}", "{name}.{language}.jinja", {given})\n'
+
+
+def _bind_native(case: Declared, op: Any, folder: Path, device: str) -> None:
+    """Attach the kernels in C, C++ or CUDA C++, which are not compiled yet."""
+    import shiplap as sl
+
+    name = op_name(case)
+    strided = [a.name for a in op.spec.tensors] if case.kernel in ("c_strided", "cuda") else []
+    library = folder / f"libcrossed_{case.binding}.so"
+    options = {"align": 16} if case.kernel == "c_aligned" else {}
+    keywords: dict[str, Any] = {}
+    if case.workspace or (case.dynamic and device == "cuda"):
+        keywords["workspace"] = "64"
+    if case.kernel == "source":
+        code = PRELUDE + SUMS + plant(case, c_function(case, op.spec, device))
+        op.kernel(device, sl.source(symbol=name, code=code, language="cuda" if device == "cuda" else "c++"), **keywords)
+        return
+    op.kernel(device, sl.cabi(library, name, strided=strided, **options), **keywords)
+    if case.kernel == "chosen":  # tried first: it serves the call, or leaves it to the other one
+        other = "float32" if case.dtype == "float64" else "float64"
+        dtypes = (case.dtype if case.seed % 2 or case.annotation != "Float" else other,)
+        op.kernel(device, sl.cabi(library, f"{name}_first"), dtypes=dtypes, **keywords)
+
+
 def _compile(cases: Sequence[Declared], made: Made, folder: Path, device: str, binding: str) -> None:
     """Compile the C kernels of ``cases`` into one library, and bind them."""
     native = [c for c in cases if c.kernel in NATIVE and c.seed not in made.refused]
-    if not native:
-        return
-    body = PRELUDE + SUMS + "".join(plant(c, c_function(c, made.ops[c.seed].spec)) for c in native)
-    ops = {op_name(c): made.ops[c.seed] for c in native}
-    compile_c(folder, f"crossed_{binding}", ops, body, compiler="nvcc" if device == "cuda" else "cc")
+    symbols = {op_name(c): c for c in native if c.kernel != "source"}
+    symbols |= {f"{op_name(c)}_first": c for c in native if c.kernel == "chosen"}
+    if symbols:
+        written = [plant(c, c_function(c, made.ops[c.seed].spec, device, symbol)) for symbol, c in symbols.items()]
+        ops = {symbol: made.ops[c.seed] for symbol, c in symbols.items()}
+        compiler = "nvcc" if device == "cuda" else "cc"
+        compile_c(folder, f"crossed_{binding}", ops, "".join([PRELUDE, SUMS, *written]), compiler=compiler)
+    for library in source_libraries.values():
+        if library.op in {made.ops[c.seed].spec.name for c in native if c.kernel == "source"}:
+            library.compile()
     if binding == "python":
         return
     from shiplap.kernels.native import binding as bindings

@@ -27,13 +27,18 @@ TERMS = (
     "number",
     "maybe",
     "dtype",
+    "literal",
+    "enum",
 )
 TENSOR_TERMS = ("second", "index", "broadcast", "tensors", "optional")
 OUTS = ("same", "rows", "turned", "twice", "count", "mask", "total", "kept")
 TRACED = ("list", "size", "perhaps")  # results of which only the reference tells what they are
 FLOATING = ("same", "rows", "turned", "twice", "total", "kept", "list", "perhaps")
 STATES = ("pure", "mutated", "returned", "mutated_list", "mutated_optional", "view")
-KERNELS = ("none", "python", "python_out", "python_flat", "c", "c_strided", "c_aligned", "template", "triton", "cuda")
+KERNELS = (
+    *("none", "python", "python_out", "python_flat", "c", "c_strided", "c_aligned"),
+    *("chosen", "source", "template", "triton", "cuda"),
+)
 BINDINGS = ("python", "native", "packaged")
 RULES = ("widest", "autocast", "float32", None)
 ANNOTATIONS = (
@@ -60,6 +65,7 @@ WAYS = (
     "compiled_autograd",
     "double_backward",
     "deepcopy",
+    "nested",
     "out",
     "cuda_graph",
     "no_grad",
@@ -83,9 +89,14 @@ LAYOUTS = (
 )
 SIZES = ("usual", "zero_rows", "one_row", "one_column", "tile")
 # What this package writes a C++ template and a Triton kernel for.
-TEMPLATE_TERMS = ("second", "index", "optional", "float", "int", "bool", "text", "ints", "pair", "broadcast")
-TRITON_TERMS = ("second", "index", "optional", "float", "int")
-NATIVE = ("c", "c_strided", "c_aligned", "cuda")
+TEMPLATE_TERMS = (
+    *("second", "index", "optional", "float", "int", "bool", "text", "ints", "floats", "pair", "broadcast"),
+    *("number", "maybe", "dtype", "literal", "enum"),
+)
+TRITON_TERMS = ("second", "index", "optional", "float", "int", "bool", "ints", "pair", "broadcast", "enum")
+TEMPLATE_OUTS = ("same", "turned", "twice", "mask", "rows", "count")
+TRITON_OUTS = ("same", "rows", "turned", "twice", "count", "mask", "total")
+NATIVE = ("c", "c_strided", "c_aligned", "cuda", "chosen", "source")
 RAREST = 64  # pairs that are tried for a declaration
 OUTSIDE = 8  # one declaration of so many may have a C kernel for what has no form in C
 
@@ -107,6 +118,7 @@ class Declared:
     absent: bool = False
     defaults: bool = True
     omitted: bool = False
+    tuple_of_one: bool = False
     keyword_only: bool = False
     by_name: bool = False
     outs: tuple[str, ...] = ("same",)
@@ -152,7 +164,7 @@ class Declared:
             found.append("term:absent" if self.absent else "term:optional")
         found += [f"out:{o}" for o in self.outs or ("nothing",)]
         found += [f"layout:{layout}" for layout in dict.fromkeys(self.layouts)]
-        named = ("variadic", "keyword_only", "by_name", "omitted", "requires", "repeated", "workspace")
+        named = ("variadic", "keyword_only", "by_name", "omitted", "requires", "repeated", "workspace", "tuple_of_one")
         found += [f"has:{name}" for name in named if getattr(self, name)]
         found += ["has:several outputs"] if len(self.outs) > 1 else []
         found += ["has:gradient"] if self.differentiable else []
@@ -194,72 +206,78 @@ class Declared:
 
 
 def _kernel_on(kernel: str, device: str) -> str:
-    """The kind of kernel that a device has in the place of ``kernel``."""
+    """Return the kind of kernel that a device has in the place of ``kernel``."""
     if device == "cuda":
-        return "cuda" if kernel in NATIVE else "python" if kernel == "template" else kernel
+        return "cuda" if kernel in ("c", "c_strided", "c_aligned") else kernel
     return "c" if kernel == "cuda" else kernel
 
 
 def fitting(case: Declared, device: str = "cpu") -> Declared:
-    """``case`` without what contradicts itself: what no author could write, and not what shiplap refuses."""
-    changes: dict[str, Any] = {}
-    rank, terms, outs = case.rank, case.terms, case.outs
-    if case.state == "view":
-        terms, outs = tuple(t for t in terms if t in ("int", "bool")), ("turned",)
-        changes |= {"variadic": False, "gradient": True, "repeated": False}
-    variadic = case.variadic and rank >= 2 and case.state != "view"
-    if variadic:
-        outs = tuple(o for o in outs if o not in ("turned", "twice", "kept"))
-    if rank < 2:
-        outs = tuple(o for o in outs if o != "turned")
-    if any(o in TRACED for o in outs):
-        outs = tuple(o for o in outs if o != "kept")
-    if not outs and case.state in ("pure", "view"):
-        outs = ("same",)
+    """Return ``case`` without what contradicts itself: what no author could write, and not what shiplap refuses.
+
+    ``impossible.py`` says of each pair of features that this drops why no declaration has both.
+    """
     kernel = _kernel_on(case.kernel, device)
-    if kernel == "template":
-        rank, variadic, outs = 2, False, ("same",)
-        terms = tuple(t for t in terms if t in TEMPLATE_TERMS)
-        changes["rank"], changes["state"] = 2, "pure"
-    if kernel == "triton":
-        variadic, outs = False, ("same",)
-        terms = tuple(t for t in terms if t in TRITON_TERMS)
-        changes["state"] = "pure"
-    if kernel in NATIVE and case.seed % OUTSIDE:
-        terms = tuple(t for t in terms if t not in ("tensors", "number", "maybe", "dtype"))
-        outs = tuple(o for o in outs if o not in TRACED) or ("same",)
-        if case.state in ("view", "mutated_list"):
-            changes["state"] = "mutated"
-            outs = outs if case.state == "mutated_list" else ("turned",) if rank > 1 else ("same",)
-    binding = case.binding
-    if kernel not in NATIVE:
-        binding = "python"
-    state = changes.get("state", case.state)
-    repeats = case.repeated and ("second" in terms or "tensors" in terms or state not in ("pure", "view"))
-    ways = tuple(w for w in case.ways if (w != "cuda_graph" or device == "cuda"))
-    if kernel == "template" and not (set(ways) & set(COMPILED)):
-        ways = (*ways[:1], "inductor")  # nothing else runs a C++ template
-    ways = tuple(w for w in ways if w != "packaged")
-    if binding == "packaged":
-        ways = (*ways, "packaged")
+    binding = case.binding if kernel in NATIVE else "python"
+    case = replace(case, kernel=kernel, binding=binding)
+    case = _fitting_outs(_fitting_kernel(case))
+    outs, terms, state = case.outs, case.terms, case.state
     has_scalars = any(t not in TENSOR_TERMS for t in terms)
-    changes |= {
-        "variadic": variadic,
-        "terms": terms,
-        "outs": outs,
-        "kernel": kernel,
-        "binding": binding,
-        "repeated": repeats,
-        "ways": ways,
-        "absent": case.absent and "optional" in terms,
-        "keyword_only": case.keyword_only and has_scalars,
-        "omitted": case.omitted and case.defaults and has_scalars,
-        "defaults": case.defaults or not has_scalars,
-        "workspace": case.workspace and kernel in ("c", "c_strided", "c_aligned", "python", "python_out"),
-        "sizes": "one_row" if case.sizes == "one_column" and rank < 2 else case.sizes,
-    }
-    changes["by_name"] = case.by_name
-    return replace(case, **changes)
+    mutates = state not in ("pure", "view")
+    returned = len(outs) + (state == "returned") + (state == "view") + ("kept" in outs)
+    return replace(
+        case,
+        repeated=case.repeated and ("second" in terms or "tensors" in terms or mutates),
+        ways=_fitting_ways(case, device),
+        absent=case.absent and "optional" in terms,
+        keyword_only=case.keyword_only and has_scalars,
+        omitted=case.omitted and case.defaults and has_scalars,
+        defaults=case.defaults or not has_scalars,
+        workspace=case.workspace and kernel not in ("none", "template"),
+        sizes="one_row" if case.sizes == "one_column" and case.rank < 2 else case.sizes,
+        tuple_of_one=case.tuple_of_one and returned == 1,
+    )
+
+
+def _fitting_kernel(case: Declared) -> Declared:
+    """Return ``case`` without what its kernel cannot have."""
+    terms, outs, state = case.terms, case.outs, case.state
+    if case.kernel == "template":
+        outs = tuple(o for o in outs if o in TEMPLATE_OUTS and (o not in ("rows", "count") or case.rank > 1))[:1]
+        return replace(case, terms=tuple(t for t in terms if t in TEMPLATE_TERMS), outs=outs or ("same",), state="pure")
+    if case.kernel == "triton":
+        outs = tuple(o for o in outs if o in TRITON_OUTS)
+        state = {"mutated_list": "mutated", "view": "pure"}.get(state, state)
+        return replace(case, terms=tuple(t for t in terms if t in TRITON_TERMS), outs=outs, state=state)
+    if case.kernel in NATIVE and case.seed % OUTSIDE:
+        terms = tuple(t for t in terms if t not in ("tensors", "number", "maybe", "dtype"))
+        outs = tuple(o for o in outs if o not in TRACED) or (() if not outs else ("same",))
+        return replace(
+            case, terms=terms, outs=outs, state={"view": "pure", "mutated_list": "mutated"}.get(state, state)
+        )
+    return case
+
+
+def _fitting_outs(case: Declared) -> Declared:
+    """Return ``case`` with results that its rank and state allow."""
+    variadic = case.variadic and "broadcast" not in case.terms
+    outs = case.outs
+    if case.tuple_of_one and "kept" not in outs:
+        outs = () if case.state in ("returned", "view") else outs[:1]
+    if variadic and case.rank < 3:
+        outs = tuple(o for o in outs if o != "turned")
+    if variadic and case.rank < 2:
+        outs = tuple(o for o in outs if o not in ("rows", "count", "twice", "kept"))
+    if case.state == "view":
+        return replace(case, outs=outs, variadic=variadic and case.rank > 2, gradient=True)
+    return replace(case, outs=outs or (("same",) if case.state == "pure" else ()), variadic=variadic)
+
+
+def _fitting_ways(case: Declared, device: str) -> tuple[str, ...]:
+    ways = tuple(w for w in case.ways if w != "packaged" and (w != "cuda_graph" or device == "cuda"))
+    if case.kernel == "template" and not ({*ways} & {*COMPILED}) and device == "cpu":
+        ways = (*ways[-1:], "inductor")  # nothing else runs a C++ template
+    return (*ways, "packaged") if case.binding == "packaged" else ways
 
 
 def draw(seed: int, rng: random.Random, device: str = "cpu", interpreter: bool = True) -> Declared:
@@ -285,7 +303,7 @@ def draw(seed: int, rng: random.Random, device: str = "cpu", interpreter: bool =
         variadic=pick() < 0.2,
         annotation=annotation,
         dtype=dtype,
-        terms=tuple(t for t in TERMS if pick() < 0.16),
+        terms=tuple(t for t in TERMS if pick() < 0.15),
         absent=pick() < 0.4,
         defaults=pick() < 0.8,
         omitted=pick() < 0.3,
@@ -302,6 +320,7 @@ def draw(seed: int, rng: random.Random, device: str = "cpu", interpreter: bool =
         layouts=tuple(rng.sample(LAYOUTS, rng.choice((1, 2, 3)))) if pick() < 0.8 else ("plain",),
         sizes=rng.choices(SIZES, (50, 15, 15, 12, 8))[0],
         repeated=pick() < 0.15,
+        tuple_of_one=pick() < 0.1,
         ways=tuple(drawn),
     )
     return fitting(case, device)
@@ -330,7 +349,12 @@ def with_feature(case: Declared, feature: str) -> Declared:
     if kind == "layout":
         return replace(case, layouts=(value, *[each for each in case.layouts if each != value][:2]))
     if kind == "has":
-        return replace(case, **_WITH.get(value, {value: True}))
+        given = _WITH.get(value, {value: True})
+        if value == "variadic" and case.state != "view":
+            given = {"variadic": True}
+        if value == "repeated" and {"second", "tensors"} & {*case.terms}:
+            given = {"repeated": True}
+        return replace(case, **given)
     name = {"size": "sizes"}.get(kind, kind)
     return replace(case, **{name: {"rank": int}.get(kind, _rule)(value)})
 
@@ -340,6 +364,8 @@ _WITH: dict[str, dict[str, Any]] = {
     "gradient": {"gradient": True, "state": "pure"},
     "no defaults": {"defaults": False},
     "omitted": {"defaults": True, "omitted": True},
+    "variadic": {"variadic": True, "rank": 3},
+    "repeated": {"repeated": True, "terms": ("second",)},
 }
 
 

@@ -6,13 +6,24 @@ strides. On a GPU one thread runs it; nobody measures it.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from shiplap_testing.crossed.declared import TEMPLATE_TERMS, TENSOR_TERMS, TRITON_TERMS, Declared
-from shiplap_testing.crossed.source import op_name, results
+from shiplap_testing.crossed.arguments import shape_of, sizes_of
+from shiplap_testing.crossed.declared import (
+    TEMPLATE_OUTS,
+    TEMPLATE_TERMS,
+    TENSOR_TERMS,
+    TRITON_OUTS,
+    TRITON_TERMS,
+    Declared,
+)
+from shiplap_testing.crossed.source import dims_of, op_name, results
 
 PRELUDE = r"""
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #define SL_BODY __device__ static
@@ -80,6 +91,8 @@ def _value(case: Declared) -> list[str]:
     lines += ["v *= 1 + ks;"] if "ints" in t else []
     lines += ["v *= 0.5 + fs;"] if "floats" in t else []
     lines += ["v = v * pair_0 - pair_1;"] if "pair" in t else []
+    lines += ["v += high ? 1 : 2;"] if "literal" in t else []
+    lines += ["v *= (double)shade;"] if "enum" in t else []
     lines += ["v += load_at(&b, i, 0);"] if "broadcast" in t else []
     lines += ["if (o.there) v += load_at(&o, i, rank - 1);"] if "optional" in t else []
     lines += ["v += load_at(&idx, i, rank - 1);"] if "index" in t else []
@@ -94,6 +107,7 @@ def _stores(case: Declared) -> list[str]:
         stores = ["if (acc.there) save_at(&acc, i, 0, load_at(&acc, i, 0) + v);"]
     else:
         stores = []
+    along = "rank - 1" if case.variadic else "0"
     forms = {
         "same": ["save_at(&R_same, i, 0, v);"],
         "rows": [
@@ -101,11 +115,15 @@ def _stores(case: Declared) -> list[str]:
             "row += v;",
             "if (i[rank - 1] == x.shape[rank - 1] - 1) save_at(&R_rows, i, 0, row);",
         ],
-        "turned": ["for (int d = 0; d < rank; ++d) j[d] = i[rank - 1 - d];", "save_at(&R_turned, j, 0, v);"],
+        "turned": [
+            f"for (int d = 0; d < rank; ++d) j[d] = i[{'d' if case.variadic else 'rank - 1 - d'}];",
+            *(["j[rank - 1] = i[rank - 2]; j[rank - 2] = i[rank - 1];"] if case.variadic else []),
+            "save_at(&R_turned, j, 0, v);",
+        ],
         "twice": [
             "for (int d = 0; d < rank; ++d) j[d] = i[d];",
             "save_at(&R_twice, j, 0, v);",
-            "j[0] += x.shape[0];",
+            f"j[{along}] += x.shape[{along}];",
             "save_at(&R_twice, j, 0, -v);",
         ],
         "count": [
@@ -116,6 +134,12 @@ def _stores(case: Declared) -> list[str]:
         "mask": ["save_at(&R_mask, i, 0, load_at(&x, i, 0) > 0);"],
         "total": ["total += v;"],
         "kept": [
+            "for (int d = 0; d < rank; ++d) j[d] = i[d];",
+            "j[rank - 1] = column[i[rank - 1]];",
+            "if (j[rank - 1] >= 0) save_at(&R_kept, j, 0, v);",
+        ]
+        if case.variadic
+        else [
             "if (first) keep = load_at(&x, i, 0) > 0;",
             "if (first && keep) { j[0] = kept; save_at(&R_at, j, 0, (double)i[0]); ++kept; }",
             "if (keep) { for (int d = 0; d < rank; ++d) j[d] = i[d]; j[0] = kept - 1; save_at(&R_kept, j, 0, v); }",
@@ -132,6 +156,8 @@ _PASSED = {
     "text": [("int mode", 'strcmp(mode, "square") == 0')],
     "ints": [("double ks", "sum_of_ints(ks, ks_len)")],
     "floats": [("double fs", "sum_of_floats(fs, fs_len)")],
+    "literal": [("int high", 'strcmp(level, "high") == 0')],
+    "enum": [("int64_t shade", "shade")],
     "pair": [("double pair_0", "(double)pair[0]"), ("double pair_1", "(double)pair[1]")],
 }
 SUMS = """
@@ -148,11 +174,29 @@ __attribute__((unused)) static double sum_of_floats(const double* t, int64_t n) 
 """
 
 
-def c_function(case: Declared, spec: Any) -> str:
-    """The kernel of ``case`` as a C or CUDA C++ function. ``spec`` says in which order its parameters come."""
+# Which columns have a positive element, and where each of them goes.
+_COLUMNS = """
+  int64_t column[64] = {0};
+  for (int64_t n = 0; n < count; ++n) {
+    int64_t rest = n;
+    for (int d = rank - 1; d >= 0; --d) { i[d] = rest % x.shape[d]; rest /= x.shape[d]; }
+    if (load_at(&x, i, 0) > 0) column[i[rank - 1]] = 1;
+  }
+  for (int64_t c = 0; c < x.shape[rank - 1]; ++c) {
+    if (column[c]) save(&R_at, kept, (double)c);
+    column[c] = column[c] ? kept++ : -1;
+  }
+"""
+
+
+def c_function(case: Declared, spec: Any, device: str = "cpu", name: str = "") -> str:
+    """Return the kernel of ``case`` in C or CUDA C++, under the ``name`` of its op or another.
+
+    ``spec`` says in which order its parameters come.
+    """
     from shiplap.codegen import c_prototype
 
-    name, shown = op_name(case), c_prototype(spec)
+    name, shown = name or op_name(case), c_prototype(spec)
     tensors = [a.name for a in spec.tensors]
     outs = [n for n, _, _ in results(case)]
     given = {o.name: p.name for o, p in zip(spec.outputs, [p for p in shown if p.role == "output"], strict=True)}
@@ -176,6 +220,7 @@ SL_RUN void {name}_body({", ".join(body_parameters)}) {{
   (void)j; (void)kept; (void)positive; (void)keep; (void)row; (void)total;
   for (int d = 0; d < rank; ++d) count *= x.shape[d];
   {zero}
+  {_COLUMNS if case.dynamic and case.variadic else ""}
   for (int64_t n = 0; n < count; ++n) {{
       int64_t rest = n;
       for (int d = rank - 1; d >= 0; --d) {{ i[d] = rest % x.shape[d]; rest /= x.shape[d]; }}
@@ -187,14 +232,14 @@ SL_RUN void {name}_body({", ".join(body_parameters)}) {{
 """
     prototype_text = ", ".join(["const sl_context* ctx", *(str(p) for p in shown)])
     extents = [p.name for p in shown if p.role == "extent"]
-    if case.kernel == "cuda":
+    if device == "cuda":
         run = _launch(name, passed, extents)
     else:
         run = f"{name}_body({', '.join([*passed, *extents])});\n  return SL_OK;"
     check = (
         f"if ({' || '.join(f'!{t}' for t in _required(spec))}) return SL_INVALID_ARGUMENT;" if _required(spec) else ""
     )
-    c_linkage = 'extern "C" ' if case.kernel == "cuda" else ""
+    c_linkage = 'extern "C" ' if device == "cuda" or case.kernel == "source" else ""
     return f"{body}\n{c_linkage}int {name}({prototype_text}) {{\n  {check}\n  {run}\n}}\n"
 
 
@@ -230,88 +275,321 @@ def _launch(name: str, passed: list[str], extents: list[str]) -> str:
 
 
 def template_unable(case: Declared) -> str:
-    """Why this generator writes no C++ template for ``case``."""
-    if case.rank != 2 or case.variadic or case.outs != ("same",) or case.state != "pure":
-        return "a template is written for one result like x, a matrix"
+    """Return why this generator writes no template for ``case``, empty if it does."""
+    if len(case.outs) != 1 or case.outs[0] not in TEMPLATE_OUTS or case.state != "pure":
+        return f"a template is written for one result of {', '.join(TEMPLATE_OUTS)}"
     if more := set(case.terms) - set(TEMPLATE_TERMS):
         return f"a template has no {', '.join(sorted(more))}"
     return ""
 
 
-def template_text(case: Declared) -> str:
+def _true_rank(case: Declared) -> int:
+    return len(shape_of(case, sizes_of(case)))
+
+
+class _Places:
+    """Where an element of ``x`` lies that goes into an element of the only result of a template.
+
+    ``outs`` are the names of the result's indices, ``at`` those of the element of ``x``, and ``before`` lines that
+    compute them. The index ``c`` of a reduction is left to a loop.
+    """
+
+    def __init__(self, case: Declared, *, typed: str, size: str) -> None:
+        rank, (out,) = _true_rank(case), case.outs
+        reduced = out in ("rows", "count")
+        self.outs = [f"i{d}" for d in range(rank - reduced)]
+        self.at = [*self.outs, "c"] if reduced else list(self.outs)
+        self.before: list[str] = []
+        if out == "turned" and case.variadic:
+            self.at[-2:] = self.at[:-3:-1]
+        elif out == "turned":
+            self.at.reverse()
+        elif out == "twice":
+            along = rank - 1 if case.variadic else 0
+            self.before.append(f"{typed}half_at = i{along} % {size.format(along)}")
+            self.at[along] = "half_at"
+            self.along = along
+
+
+def _template_value(case: Declared, load: str, end: str) -> list[str]:
+    """Return the lines that compute ``v`` from ``{{X}}`` and the like; ``load`` reads a place of a tensor."""
     t = case.terms
-    lines = ['float v = {{index("x", "m", "n")}} * 2;']
-    lines += ['v *= {{index("y", "m", "n")}};'] if "second" in t else []
-    lines += ["v *= {{S}};"] if "float" in t else []
-    lines += ["v *= 1 + ({{KS_SUM}});"] if "ints" in t else []
-    lines += ["v = v * {{PAIR_0}} - {{PAIR_1}};"] if "pair" in t else []
-    lines += ['v += {{index("b", "(B_ROWS == 1 ? 0 : m)", "n")}};'] if "broadcast" in t else []
-    lines += ['{% if HAS_O %}v += {{index("o", "n")}};{% endif %}'] if "optional" in t else []
-    lines += ['v += {{index("idx", "n")}};'] if "index" in t else []
-    lines += ["v += {{K}};"] if "int" in t else []
-    lines += ["{% if FLAG %}v = -v;{% endif %}"] if "bool" in t else []
-    lines += ['{% if MODE == "square" %}v = v * v;{% endif %}'] if "text" in t else []
-    body = "\n                ".join(lines).replace(
-        "({{KS_SUM}})", "({{KS_0}} + {{KS_1}}{% if KS_2 is defined %} + {{KS_2}}{% endif %})"
+    rank = _true_rank(case)
+    at = [f"@{d}" for d in range(rank)]
+    several = "{{KS_0}} + {{KS_1}}{% if KS_2 is defined %} + {{KS_2}}{% endif %}"
+    reals = "{{FS_0}}{% if FS_1 is defined %} + {{FS_1}}{% endif %}"
+    b_at = ["@0 % B_ROWS", *at[1:]]
+    lines = ["v *= " + load.format("y", ", ".join(f'"{i}"' for i in at))] if "second" in t else []
+    lines += ["v *= {{S}}"] if "float" in t else []
+    lines += [f"v *= 1 + ({several})"] if "ints" in t else []
+    lines += [f"v *= 0.5 + ({reals})"] if "floats" in t else []
+    lines += ["v = v * {{PAIR_0}} - {{PAIR_1}}"] if "pair" in t else []
+    lines += ["v *= {{NUMBER}}"] if "number" in t else []
+    lines += ["{% if MAYBE is not none %}v *= {{MAYBE}}{{END}}{% endif %}"] if "maybe" in t else []
+    one = '{% if DTYPE|string == "torch.float32" %}1{% else %}2{% endif %}'
+    lines += [f"v += {one}{{{{END}}}}"] if "dtype" in t else []
+    lines += ['{% if LEVEL == "high" %}v += 1{{END}}{% else %}v += 2{{END}}{% endif %}'] if "literal" in t else []
+    lines += ["v *= {{SHADE}}"] if "enum" in t else []
+    lines += ["v += " + load.format("b", ", ".join(f'"{i}"' for i in b_at))] if "broadcast" in t else []
+    last = f'"{at[-1]}"'
+    lines += ["{% if HAS_O %}v += " + load.format("o", last) + "{{END}}{% endif %}"] if "optional" in t else []
+    lines += ["v += " + load.format("idx", last)] if "index" in t else []
+    lines += ["v += {{K}}"] if "int" in t else []
+    lines += ["{% if FLAG %}v = -v{{END}}{% endif %}"] if "bool" in t else []
+    lines += ['{% if MODE == "square" %}v = v * v{{END}}{% endif %}'] if "text" in t else []
+    return [(line if "{% if" in line and "{{END}}" in line else line + end).replace("{{END}}", end) for line in lines]
+
+
+def template_text(case: Declared) -> str:
+    """Return the template in C++: one tile of the last two dims of the result after another."""
+    places = _Places(case, typed="const int64_t ", size='{{{{size("x", {})}}}}')
+    (out,) = case.outs
+    at, real = places.at, "double" if case.dtype == "float64" else "float"
+    value = _template_value(case, '{{{{index("{}", {})}}}}', ";")
+    value = [f'{real} v = {{{{index("x", ' + ", ".join(f'"{i}"' for i in at) + ")}}", *value]
+    value[0] += {"mask": ";", "count": " > 0;"}.get(out, " * 2;")
+    value = value[:1] if out in ("mask", "count") else value
+    for d in range(len(at)):
+        value = [line.replace(f"@{d}", at[d]) for line in value]
+    value += {
+        "twice": [f"if ({places.outs[getattr(places, 'along', 0)]} != half_at) v = -v;"],
+        "mask": ["v = v > 0;"],
+    }.get(out, [])
+    body = [*(f"{line};" for line in places.before), *value]
+    if out in ("rows", "count"):
+        columns = f'{{{{size("x", {len(at) - 1})}}}}'
+        body = [f"{real} r = 0;", f"for (int64_t c = 0; c < {columns}; ++c) {{", *body, "r += v;", "}"]
+    else:
+        body.append(f"const {real} r = v;")
+    *outer, inner = places.outs
+    wide = ', dtype="float64"' if case.dtype == "float64" else ""
+    rows = 'const int64_t B_ROWS = {{size("b", 0)}};' if "broadcast" in case.terms else ""
+    sized = [f'const int64_t S{d} = {{{{size("out", {d})}}}};' for d in range(len(places.outs))]
+    split = [f"const int64_t {i} = rest % S{d}; rest /= S{d};" for d, i in reversed([*enumerate(outer)])]
+    tile, ranges = (
+        (f'tile("t", 1, BN{wide})', '("m0", "m1"), ("n0", "n1")') if outer else (f'tile("t", BN{wide})', '("n0", "n1")')
     )
-    rows = 'const int64_t B_ROWS = {{size("b", 0)}};' if "broadcast" in t else ""
+    nl = "\n        "
     return f"""{{{{header()}}}}
 extern "C"
 {{{{def_kernel()}}}}
 {{
-    const int64_t M = {{{{size("out", 0)}}}}, N = {{{{size("out", 1)}}}};
-    {rows}
-    for (int64_t m0 = 0; m0 < M; m0 += {{{{BM}}}})
+    {nl.join([*sized, rows])}
+    const int64_t M = {" * ".join(f"S{d}" for d in range(len(outer))) or "1"}, N = S{len(outer)};
+    for (int64_t m0 = 0; m0 < M; ++m0)
     for (int64_t n0 = 0; n0 < N; n0 += {{{{BN}}}}) {{
-        const int64_t m1 = std::min(m0 + int64_t({{{{BM}}}}), M), n1 = std::min(n0 + int64_t({{{{BN}}}}), N);
-        {{{{tile("t", BM, BN)}}}}
-        for (int64_t m = m0; m < m1; ++m)
-            for (int64_t n = n0; n < n1; ++n) {{
-                {body}
-                t[(m - m0) * {{{{BN}}}} + (n - n0)] = v;
-            }}
-        {{{{store_output("t", ("m0", "m1"), ("n0", "n1"))}}}}
+        const int64_t m1 = m0 + 1, n1 = std::min(n0 + int64_t({{{{BN}}}}), N);
+        int64_t rest = m0;
+        {nl.join(split)}
+        {{{{{tile}}}}}
+        for (int64_t {inner} = n0; {inner} < n1; ++{inner}) {{
+        {nl.join(body)}
+            t[{inner} - n0] = r;
+        }}
+        (void)m1; (void)rest;
+        {{{{store_output("t", {ranges})}}}}
     }}
 }}
 """
 
 
+def triton_template_text(case: Declared) -> str:
+    """Return the template in Triton: one element of the result a lane."""
+    places = _Places(case, typed="", size='{{{{size("x", {})}}}}')
+    (out,) = case.outs
+    at = places.at
+    wide = ".to(tl.float32)" if case.dtype == "bfloat16" else ""
+
+    def load(name: str, indices: list[str]) -> str:
+        steps = " + ".join(f'({i}) * {{{{stride("{name}", {d})}}}}' for d, i in enumerate(indices))
+        return f"tl.load({name} + {steps or '0'}, mask=mask, other=0)"
+
+    value = [f"v = {load('x', at)}{wide}", *_triton_value(case, at, load)]
+    value[0] += {"mask": "", "count": " > 0"}.get(out, " * 2")
+    value = value[:1] if out in ("mask", "count") else value
+    value += {"twice": [f"v = tl.where({places.outs[getattr(places, 'along', 0)]} != half_at, -v, v)"]}.get(out, [])
+    value += ["v = v > 0"] if out == "mask" else []
+    lines = [*places.before, *value]
+    if out in ("rows", "count"):
+        kind = "int64" if out == "count" else "float64" if case.dtype == "float64" else "float32"
+        columns = f'{{{{size("x", {len(at) - 1})}}}}'
+        lines = [f"r = tl.zeros((BLOCK,), tl.{kind})", f"for c in range(0, {columns}):"]
+        lines += [f"    {line}" for line in [*value, f"r += v.to(tl.{kind})"]]
+    else:
+        lines.append("r = v")
+    split = [
+        f"i{d} = rest % {{{{size('out', {d})}}}}\n    rest = rest // {{{{size('out', {d})}}}}"
+        for d in range(len(places.outs))
+    ]
+    total = " * ".join(f'{{{{size("out", {d})}}}}' for d in range(len(places.outs)))
+    rows = 'B_ROWS = {{size("b", 0)}}' if "broadcast" in case.terms else ""
+    shown = ", ".join(f'"{i}"' for i in places.outs)
+    nl = "\n    "
+    return f"""{{{{def_kernel()}}}}
+    {rows}
+    at = tl.program_id(0).to(INDEX_DTYPE) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < {total}
+    rest = at
+    {nl.join(reversed(split))}
+    {nl.join(lines)}
+    {{{{store_output(({shown},), "r", "mask", val_shape=("BLOCK",))}}}}
+"""
+
+
+def _triton_value(case: Declared, at: list[str], load: Any) -> list[str]:
+    lines = _template_value(case, "<{}|{}>", "")
+    for d in range(len(at)):
+        lines = [line.replace(f"@{d}", at[d]) for line in lines]
+
+    def written(found: re.Match[str]) -> str:
+        return str(load(found[1], [i.strip().strip('"') for i in found[2].split(",")]))
+
+    return [re.sub(r"<(\w+)\|([^>]*)>", written, line) for line in lines]
+
+
+def triton_template_grid(case: Declared) -> str:
+    """Return the grid of the template: as many programs as the result has blocks."""
+    dims = [d for d in dims_of(case) if not d.startswith("*")]
+    counts = [f"sizes[{d!r}]" for d in (dims[:-1] if case.outs[0] in ("rows", "count") else dims)]
+    counts += ["18"] if case.variadic else []  # no argument has more rows: lanes beyond them are masked
+    counts += ["2"] if case.outs == ("twice",) else []
+    return f"lambda sizes, config, cdiv: (cdiv({' * '.join(counts)}, config['BLOCK']), 1, 1)"
+
+
 def triton_unable(case: Declared) -> str:
-    """Why this generator writes no Triton kernel for ``case``."""
-    if case.variadic or case.outs != ("same",) or case.state != "pure":
-        return "a Triton kernel is written for one result like x"
+    """Return why this generator writes no Triton kernel for ``case``, empty if it does."""
+    if set(case.outs) - set(TRITON_OUTS) or case.state in ("mutated_list", "view"):
+        return f"a Triton kernel is written for {', '.join(TRITON_OUTS)}"
     if more := set(case.terms) - set(TRITON_TERMS):
         return f"a Triton kernel has no {', '.join(sorted(more))}"
     return ""
 
 
-def triton_text(case: Declared, device: str) -> str:
-    """The kernel, and the line that binds it: elements in the order of a contiguous tensor."""
-    t, name = case.terms, op_name(case)
-    tensors = [n for term, n in (("second", "y"), ("index", "idx"), ("optional", "o")) if term in t]
-    scalars = [n for term, n in (("float", "s"), ("int", "k")) if term in t]
-    parameters = ["x", *tensors, "out", *scalars, "numel_x", f"size_x_{case.rank - 1}", "BLOCK: tl.constexpr"]
-    last = f"at % size_x_{case.rank - 1}"
+def _triton_outs(case: Declared) -> list[str]:
+    """Return the names of the results that a kernel fills, as the declaration names them."""
+    names = [n for n, _, _ in results(case)]
+    if len(names) == 1:
+        return ["out"]
+    return [f"out{i}" for i in range(len(names))] if case.state == "returned" else names
+
+
+def _triton_element(case: Declared) -> list[str]:
+    """Return the lines that compute ``v``, the value of the element ``at`` of a contiguous tensor."""
+    t = case.terms
     wide = ".to(tl.float32)" if case.dtype == "bfloat16" else ""
-    lines = [f"v = tl.load(x + at, mask=inside){wide} * 2"]
-    lines += ["v = v * tl.load(y + at, mask=inside)"] if "second" in t else []
+    count = 2 if case.omitted and case.defaults else 3
+    lines = [f"e = tl.load(x + at, mask=inside, other=0){wide}", "v = e * 2"]
+    lines += ["v = v * tl.load(y + at, mask=inside, other=0)"] if "second" in t else []
     lines += ["v = v * s"] if "float" in t else []
-    lines += ["if o is not None:", f"    v = v + tl.load(o + {last}, mask=inside)"] if "optional" in t else []
-    lines += [f"v = v + tl.load(idx + {last}, mask=inside)"] if "index" in t else []
+    lines += [f"v = v * (1 + {' + '.join(f'ks{i}' for i in range(count))})"] if "ints" in t else []
+    lines += ["v = v * pair0 - pair1"] if "pair" in t else []
+    lines += ["v = v * shade"] if "enum" in t else []
+    lines += ["v = v + tl.load(b + at % numel_b, mask=inside, other=0)"] if "broadcast" in t else []
+    optional = ["if o is not None:", "    v = v + tl.load(o + at % last, mask=inside, other=0)"]
+    lines += optional if "optional" in t else []
+    lines += ["v = v + tl.load(idx + at % last, mask=inside, other=0)"] if "index" in t else []
     lines += ["v = v + k"] if "int" in t else []
-    body = "\n".join(f"    {line}" for line in lines)
-    grid = "*".join(["n", "c", "h", "w"][: case.rank])
+    lines += ["if flag:", "    v = -v"] if "bool" in t else []
+    return lines
+
+
+def _triton_stores(case: Declared) -> list[str]:
+    """Return the lines that store what belongs to one element."""
+    rank = _true_rank(case)
+    lines = ["tl.store(acc + at, tl.load(acc + at, mask=inside, other=0) + v, mask=inside)"] if case.mutates else []
+    lines = ["if acc is not None:", *(f"    {line}" for line in lines)] if case.state == "mutated_optional" else lines
+    turned = list(range(rank))[::-1]
+    if case.variadic:
+        turned = [*range(rank - 2), rank - 1, rank - 2]
+    place, step = [], ""
+    for d in reversed(turned):
+        place.append(f"i{d}{step}")
+        step += f" * size_x_{d}"
+    twice = ("at // last * 2 * last + at % last", "last") if case.variadic else ("at", "numel_x")
+    stores = {
+        "same": ["tl.store({} + at, v, mask=inside)"],
+        "mask": ["tl.store({} + at, e > 0, mask=inside)"],
+        "twice": [
+            f"tl.store({{}} + {twice[0]}, v, mask=inside)",
+            f"tl.store({{}} + {twice[0]} + {twice[1]}, -v, mask=inside)",
+        ],
+        "turned": [
+            "rest = at",
+            *(
+                line
+                for d in reversed(range(rank))
+                for line in (f"i{d} = rest % size_x_{d}", f"rest = rest // size_x_{d}")
+            ),
+            f"tl.store({{}} + {' + '.join(place)}, v, mask=inside)",
+        ],
+        "total": ["sum_of_all += tl.where(inside, v, 0).to(tl.float64)"],
+    }
+    for out, name in zip(case.outs, _triton_outs(case), strict=True):
+        lines += [line.format(name) for line in stores.get(out, [])]
+    return lines
+
+
+def _rounded(case: Declared) -> str:
+    """Return the conversion of a sum before it is stored: the interpreter stores no float64 as bfloat16."""
+    return ".to(tl.float32)" if case.dtype == "bfloat16" else ""
+
+
+def _triton_rows(case: Declared) -> list[str]:
+    """Return the loops over rows, for results of which each element is of a row."""
+    kinds = {"rows": ("float64", "v"), "count": ("int64", "(e > 0)")}
+    lines = []
+    for out, name in zip(case.outs, _triton_outs(case), strict=True):
+        if out in kinds:
+            kind, value = kinds[out]
+            lines += [f"for row in range(0, numel_{name}):", f"    held = tl.zeros((BLOCK,), tl.{kind})"]
+            lines += ["    for begin in range(0, last, BLOCK):", "        column = begin + tl.arange(0, BLOCK)"]
+            lines += ["        inside = column < last", "        at = row * last + column"]
+            lines += [f"        {line}" for line in _triton_element(case)]
+            lines += [
+                f"        held += tl.where(inside, {value}, 0).to(tl.{kind})",
+                f"    tl.store({name} + row, tl.sum(held){_rounded(case)})",
+            ]
+    return lines
+
+
+def triton_text(case: Declared, device: str) -> str:
+    """Return the kernel and the line that binds it: elements in the order of a contiguous tensor.
+
+    A program has a block of elements, or all of them where they are summed.
+    """
+    t, name, outs = case.terms, op_name(case), _triton_outs(case)
+    tensors = [n for term, n in (("second", "y"), ("index", "idx"), ("broadcast", "b"), ("optional", "o")) if term in t]
+    scalars = [n for term, n in (("float", "s"), ("int", "k"), ("bool", "flag"), ("enum", "shade")) if term in t]
+    rows, last = _triton_rows(case), dims_of(case)[-1]
+    given = {"last": "numel_x" if last.startswith("*") else last}
+    given |= {f"ks{i}": f"ks[{i}]" for i in range(2 if case.omitted and case.defaults else 3)} if "ints" in t else {}
+    given |= {"pair0": "pair[0]", "pair1": "pair[1]"} if "pair" in t else {}
+    sizes = [f"size_x_{d}" for d in range(_true_rank(case))] if "turned" in case.outs else []
+    sizes += ["numel_b"] if "broadcast" in t else []
+    sizes += [f"numel_{n}" for out, n in zip(case.outs, outs, strict=True) if out in ("rows", "count")]
+    state = ["acc"] if case.mutates else []
+    parameters = ["x", *tensors, *state, *outs, *scalars, "numel_x", *sizes, *given, "BLOCK: tl.constexpr"]
+    body = [*_triton_element(case), *_triton_stores(case)]
+    reads = ["at = block * BLOCK + tl.arange(0, BLOCK)", "inside = at < numel_x", *body]
+    if "total" in case.outs or rows:
+        total = outs[case.outs.index("total")] if "total" in case.outs else ""
+        lines = ["sum_of_all = tl.zeros((BLOCK,), tl.float64)"] if total else []
+        lines += ["for block in range(0, tl.cdiv(numel_x, BLOCK)):", *(f"    {line}" for line in reads)]
+        lines += [f"tl.store({total}, tl.sum(sum_of_all){_rounded(case)})"] if total else []
+        lines, grid = [*lines, *rows], "1"
+    else:
+        lines, grid = ["block = tl.program_id(0)", *reads], '"cdiv(numel_x, BLOCK)"'
+    shown = "\n    ".join(lines)
+    workspace = ', workspace="64"' if case.workspace else ""
     return f"""import triton
 import triton.language as tl
 
 
 @triton.jit
 def {name}_kernel({", ".join(parameters)}):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < numel_x
-{body}
-    tl.store(out + at, v, mask=inside)
+    {shown}
 
 
-{name}.kernel("{device}", sl.triton({name}_kernel, grid="cdiv({grid}, BLOCK)", constants={{"BLOCK": 16}}))
+launches = sl.triton({name}_kernel, grid={grid}, arguments={given!r}, constants={{"BLOCK": 16}})
+{name}.kernel("{device}", launches{workspace})
 """

@@ -17,13 +17,17 @@ Function = Callable[..., Any]
 
 @dataclass
 class Observed:
-    """``grads`` has None where no gradient came. ``aliases`` says for each result which tensor argument it is."""
+    """``grads`` has None where no gradient came. ``aliases`` says for each result which tensor argument it is.
+
+    ``form`` has the tuples and lists around the results, empty where they were not looked at.
+    """
 
     outs: list[Any] = field(default_factory=list)
     grads: list[Tensor | None] = field(default_factory=list)
     written: list[Tensor] = field(default_factory=list)
     aliases: list[int] = field(default_factory=list)
     requires: list[bool] = field(default_factory=list)
+    form: str = ""
 
 
 def flat(result: Any) -> list[Any]:
@@ -31,6 +35,13 @@ def flat(result: Any) -> list[Any]:
     if isinstance(result, (list, tuple)):
         return [v for part in result for v in flat(part)]
     return [result]
+
+
+def form_of(result: Any) -> str:
+    """Return the tuples and lists of a result: ``(.,[..],)`` for a tensor and a list of two."""
+    if isinstance(result, tuple):
+        return f"({','.join(map(form_of, result))},)"
+    return f"[{''.join(map(form_of, result))}]" if isinstance(result, list) else "."
 
 
 def directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
@@ -51,6 +62,7 @@ def observe(
         outs=[o.detach().clone() if isinstance(o, Tensor) else o for o in outs],
         aliases=[_alias(o, tensors) for o in outs],
         requires=[isinstance(o, Tensor) and o.requires_grad for o in outs],
+        form=form_of(result),
     )
     names = [n for n, v in zip(given.names, values, strict=True) for _ in flat_tensors(v)]
     seen.written = [t.detach().clone() for n, t in zip(names, tensors, strict=True) if n.startswith("acc")]
@@ -87,6 +99,8 @@ def difference(
     got: Observed, own: Observed, wide: Observed, terms: int, *, strides: bool = True, requires: bool = True
 ) -> str:
     """How ``got`` differs from what the reference did, in its precision and in float64; empty if it does not."""
+    if got.form and own.form and got.form != own.form:
+        return f"results in the form {got.form}, expected {own.form}"
     if len(got.outs) != len(own.outs):
         return f"{len(got.outs)} results, expected {len(own.outs)}"
     for index, (g, o) in enumerate(zip(got.outs, own.outs, strict=True)):
@@ -119,10 +133,14 @@ def long_strides(t: Tensor) -> list[int]:
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if 0 not in t.shape else []
 
 
-def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: int) -> str:
+def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: int, size: float = 0.0) -> str:
     triples = [t for t in zip(got, own, wide, strict=True) if isinstance(t[1], Tensor)]
     mine, theirs, exact = ([t[i].cpu() for t in triples] for i in range(3))
-    return compare_within_tolerance(mine, theirs, exact, Reduction(terms)).problem
+    allowed = [
+        torch.full_like(w, size * torch.finfo(o.dtype).eps * 4 if o.is_floating_point() else 0, dtype=torch.float64)
+        for o, w in zip(theirs, exact, strict=True)
+    ]
+    return compare_within_tolerance(mine, theirs, exact, Reduction(terms), allowed=allowed if size else None).problem
 
 
 def _gradient_difference(
@@ -130,12 +148,14 @@ def _gradient_difference(
 ) -> str:
     if len(got) != len(own):
         return f"{len(got)} gradients, expected {len(own)}"
+    # A gradient that is a sum over what was broadcast may be far smaller than its terms, which are like the other ones.
+    size = max((float(w.abs().max()) for w in wide if w is not None and w.numel()), default=0.0)
     for index, (g, o, w) in enumerate(zip(got, own, wide, strict=True)):
         if g is None and o is None:
             continue
         shown = g if g is not None else torch.zeros_like(o)
         expected = o if o is not None else torch.zeros_like(g)
         exact = w if w is not None else torch.zeros_like(expected, dtype=torch.float64)
-        if problem := _values([shown], [expected], [exact], terms):
+        if problem := _values([shown], [expected], [exact], terms, size):
             return f"gradient {index}: {problem}"
     return ""

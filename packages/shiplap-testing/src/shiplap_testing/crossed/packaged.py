@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
         return
     given = {}
     for seed, call in calls.items():
-        values = call.given.fresh()
+        values = [v.value if isinstance(v, Enum) else v for v in call.given.fresh()]
         given[seed] = (f"d{seed}", *call.given.split(values))
     torch.save(given, folder / "packaged.given")
     (folder / "packaged.py").write_text(PROGRAM)

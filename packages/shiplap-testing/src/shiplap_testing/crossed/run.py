@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shiplap_testing.crossed.declared import Declared
 
@@ -21,10 +23,22 @@ LIMIT = 240.0  # seconds without a line after which a process hangs: a way of a 
 FAILURES = ("differs", "raised", "crashed", "hung")
 
 Record = dict[str, Any]
+_numbers = itertools.count()  # of children, which take the GPUs in turns
 
 
-def environment(folder: Path, device: str, settings: dict[str, str] | None = None) -> dict[str, str]:
-    """What a child sees: caches of its own, kernels of Triton interpreted where there is no GPU."""
+class Limits(NamedTuple):
+    """When a process hangs, when a run ends, and how many GPUs its processes share."""
+
+    silence: float = LIMIT
+    end: float = math.inf  # of time.monotonic()
+    gpus: int = 1
+
+
+USUAL = Limits()
+
+
+def environment(folder: Path, device: str, gpus: int = 1) -> dict[str, str]:
+    """Return the environment of a child: caches of its own, and an interpreter of Triton where there is no GPU."""
     cache = folder / "cache"
     cache.mkdir(mode=0o700, exist_ok=True)
     own = {
@@ -35,25 +49,22 @@ def environment(folder: Path, device: str, settings: dict[str, str] | None = Non
         "OMP_NUM_THREADS": "1",
         "PYTHONFAULTHANDLER": "1",
     }
-    own |= {} if device == "cuda" else {"TRITON_INTERPRET": "1"}
-    return {**os.environ, **own, **(settings or {})}
+    if device != "cuda":
+        own["TRITON_INTERPRET"] = "1"
+    elif gpus > 1:
+        own["CUDA_VISIBLE_DEVICES"] = str(next(_numbers) % gpus)
+    return {**os.environ, **own}
 
 
-def run_batch(
-    cases: Sequence[Declared],
-    device: str,
-    tell: Callable[[Record], None],
-    limit: float = LIMIT,
-    keep: Path | None = None,
-) -> None:
+def run_batch(cases: Sequence[Declared], device: str, tell: Callable[[Record], None], limits: Limits = USUAL) -> None:
     """Run ``cases`` in a child; one that crashes or hangs is followed by another for what is left."""
     skip: list[tuple[int, str]] = []
     left = list(cases)
     while left:
         with tempfile.TemporaryDirectory(prefix="crossed-") as scratch:
             folder = Path(scratch)
-            done, begun, status = _child(left, skip, device, folder, limit, tell)
-        if status == "done":
+            done, begun, status = _child(left, skip, device, folder, limits, tell)
+        if status in ("done", "stopped"):
             return
         seed, way = begun
         detail = status
@@ -61,15 +72,20 @@ def run_batch(
         if seed < 0:  # the batch cannot even be declared: halves find out why
             if len(left) == 1:
                 tell({"seed": left[0].seed, "way": "declare", "outcome": "crashed", "detail": detail})
+                tell({"seed": left[0].seed, "way": "whole", "outcome": "done"})
                 return
             half = len(left) // 2
-            run_batch(left[:half], device, tell, limit, keep)
-            run_batch(left[half:], device, tell, limit, keep)
+            run_batch(left[:half], device, tell, limits)
+            run_batch(left[half:], device, tell, limits)
             return
         finished = {(r["seed"], r["way"]) for r in done if "way" in r}
         at = next((i for i, c in enumerate(left) if c.seed == seed), 0)
         skip += [*finished, (seed, way)]
-        left = left[at:] if way != "packaged" else []
+        if way in ("packaged", "exit"):
+            for case in left:
+                tell({"seed": case.seed, "way": "whole", "outcome": "done"})
+            return
+        left = left[at:]
 
 
 def _child(
@@ -77,23 +93,22 @@ def _child(
     skip: Iterable[tuple[int, str]],
     device: str,
     folder: Path,
-    limit: float,
+    limits: Limits,
     tell: Callable[[Record], None],
 ) -> tuple[list[Record], tuple[int, str], str]:
-    """``(records, what was begun last, "done" or how it ended)``."""
+    """``(records, what was begun last, "done", "stopped" or how it ended)``."""
     results = folder / "results"
     results.touch()
     message = json.dumps({"cases": [c.to_json() for c in cases], "skip": list(skip)})
     log = (folder / "log").open("wb")
     command = [sys.executable, "-m", "shiplap_testing.crossed.child", str(folder), device]
-    child = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment(folder, device), start_new_session=True
-    )
+    given = environment(folder, device, limits.gpus)
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=given, start_new_session=True)
     assert child.stdin is not None
     child.stdin.write(message.encode())
     child.stdin.close()
     lines: list[Record] = []
-    since, hung, ended = time.monotonic(), False, False
+    since, hung, ended, stopped = time.monotonic(), False, False, False
     calling = False  # torch is imported, and libraries are compiled, before the first call: that may take its time
     reader = results.open(encoding="utf-8")
     while not ended:
@@ -108,11 +123,16 @@ def _child(
             if "outcome" in lines[-1]:
                 tell(lines[-1])
             since = time.monotonic()
-        if not ended and time.monotonic() - since > (limit if calling else max(limit, LIMIT)):
+        if not ended and time.monotonic() - since > (limits.silence if calling else max(limits.silence, LIMIT)):
             hung = True
             _end(child)
+        elif not ended and time.monotonic() > limits.end:
+            _end(child)
+            stopped = ended = True
     log.close()
     reader.close()
+    if stopped:
+        return [], (-1, "stopped"), "stopped"
     begun = next(((r["seed"], r["begin"]) for r in reversed(lines) if "begin" in r), (-1, "declare"))
     records = [r for r in lines if "outcome" in r]
     if any("end" in r for r in lines):  # an exit after that has lost nothing, but is a crash all the same
@@ -129,7 +149,12 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def run(
-    cases: Sequence[Declared], path: Path, device: str = "cpu", jobs: int = 1, limit: float = LIMIT, batch: int = BATCH
+    cases: Sequence[Declared],
+    path: Path,
+    device: str = "cpu",
+    jobs: int = 1,
+    limits: Limits = USUAL,
+    batch: int = BATCH,
 ) -> Iterator[Record]:
     """Run what ``path`` has no result of yet, and append to it; every record of this run as it comes."""
     done = {r["seed"] for r in read(path) if r.get("way") == "whole"}
@@ -148,9 +173,8 @@ def run(
                 fresh.append(record)
 
         def work(some: list[Declared]) -> None:
-            run_batch(some, device, tell, limit)
-            for case in some:  # a batch that was stopped has no such lines, and runs again
-                tell({"seed": case.seed, "way": "whole", "outcome": "done"})
+            if time.monotonic() < limits.end:
+                run_batch(some, device, tell, limits)
 
         futures = [pool.submit(work, some) for some in batches]
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shiplap_testing.crossed.declared import Declared, fitting
-from shiplap_testing.crossed.run import FAILURES, Record, run_batch
+from shiplap_testing.crossed.run import FAILURES, Limits, Record, run_batch
 
 TRIES = 60
 
@@ -13,7 +13,7 @@ TRIES = 60
 def fails_alike(case: Declared, failure: Record, device: str, limit: float = 120.0) -> bool:
     """Whether ``case`` fails in the same way of a call, with the same outcome."""
     found: list[Record] = []
-    run_batch([case], device, found.append, limit)
+    run_batch([case], device, found.append, Limits(limit))
     return any(_alike(r, failure) for r in found)
 
 

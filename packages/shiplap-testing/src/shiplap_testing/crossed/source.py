@@ -6,10 +6,20 @@ forms. So an author would write it: the reference in PyTorch, the gradient as fo
 
 from __future__ import annotations
 
+import enum
+
 from shiplap_testing.crossed.declared import FLOATING, TENSOR_TERMS, Declared
 
 NAMES = ("n", "c", "h", "w")
 NAMESPACE = "crossed"
+
+
+class Shade(enum.Enum):
+    """The choices of the argument ``shade``."""
+
+    DARK = 1
+    LIGHT = 3
+
 
 # term → parameter: (name, annotation, default)
 SCALARS = {
@@ -23,6 +33,8 @@ SCALARS = {
     "number": ("number", "int | float", "3"),
     "maybe": ("maybe", "float | None", "None"),
     "dtype": ("dtype", "torch.dtype", "torch.float32"),
+    "literal": ("level", 'Literal["low", "high"]', '"low"'),
+    "enum": ("shade", "Shade", "Shade.DARK"),
 }
 # What a call passes where it does not leave the argument to its default.
 PASSED = {
@@ -36,6 +48,8 @@ PASSED = {
     "number": "0.5",
     "maybe": "0.25",
     "dtype": "torch.float64",
+    "level": '"high"',
+    "shade": "Shade.LIGHT",
 }
 
 
@@ -112,6 +126,8 @@ def value_lines(case: Declared) -> list[str]:
     lines += ["v = v * number"] if "number" in t else []
     lines += ["v = v if maybe is None else v * maybe"] if "maybe" in t else []
     lines += ["v = v + (1 if dtype == torch.float32 else 2)"] if "dtype" in t else []
+    lines += ['v = v + (1 if level == "high" else 2)'] if "literal" in t else []
+    lines += ["v = v * shade.value"] if "enum" in t else []
     lines += ["v = v + b"] if "broadcast" in t else []
     lines += ["v = v if o is None else v + o"] if "optional" in t else []
     lines += ["v = v + idx.to(v.dtype)"] if "index" in t else []
@@ -125,8 +141,8 @@ def value_lines(case: Declared) -> list[str]:
 RESULT = {
     "same": "v",
     "rows": "v.sum(-1)",
-    "turned": "v.permute({order}).contiguous()",
-    "twice": "torch.cat([v, -v])",
+    "turned": "v.{turn}.contiguous()",
+    "twice": "torch.cat([v, -v], {along})",
     "count": "(x > 0).sum(-1)",
     "mask": "x > 0",
     "total": "v.sum()",
@@ -139,18 +155,18 @@ RESULT = {
 def results(case: Declared) -> list[tuple[str, str, str]]:
     """``(name, annotation, expression)`` of every fresh result."""
     dims = dims_of(case)
-    order = ", ".join(map(str, range(len(dims))[::-1]))
     made = []
     for out in case.outs:
         if out == "kept":
-            made.append(("kept", tensor(case, ["m", *dims[1:]]), "v[at]"))
+            kept = [*dims[:-1], "m"] if case.variadic else ["m", *dims[1:]]
+            made.append(("kept", tensor(case, kept), "v[..., at]" if case.variadic else "v[at]"))
             made.append(("at", 'Int64[Tensor, "m"]', "at"))
             continue
         kinds = {
             "same": tensor(case, dims),
             "rows": tensor(case, dims[:-1]),
-            "turned": tensor(case, dims[::-1]),
-            "twice": tensor(case, [f"2*{dims[0]}", *dims[1:]]),
+            "turned": _turned(case),
+            "twice": tensor(case, [*dims[:-1], f"2*{dims[-1]}"] if case.variadic else [f"2*{dims[0]}", *dims[1:]]),
             "count": f'Int64[Tensor, "{" ".join(dims[:-1])}"]',
             "mask": f'Bool[Tensor, "{" ".join(dims)}"]',
             "total": tensor(case, []),
@@ -158,13 +174,20 @@ def results(case: Declared) -> list[tuple[str, str, str]]:
             "size": "int",
             "perhaps": f"{tensor(case, dims)} | None",
         }
-        made.append((out, kinds[out], RESULT[out].format(order=order)))
+        made.append((out, kinds[out], RESULT[out].format(turn=_turn(case), along=-1 if case.variadic else 0)))
     return made
+
+
+def _turn(case: Declared) -> str:
+    """Return the call that turns the dims of a tensor around, or the last two of a variadic one."""
+    return "transpose(-1, -2)" if case.variadic else f"permute({', '.join(map(str, range(case.rank)[::-1]))})"
 
 
 def kept_line(case: Declared) -> list[str]:
     if not case.dynamic:
         return []
+    if case.variadic:
+        return ["at = (x > 0).flatten(0, -2).any(0).nonzero()[:, 0]"]
     return [f"at = (x[{', '.join([':', *['0'] * (case.rank - 1)])}] > 0).nonzero()[:, 0]"]
 
 
@@ -181,16 +204,27 @@ def returned_line(case: Declared, *, kernel: bool = False) -> str:
     found = [e for _, _, e in results(case)]
     if case.state == "returned" and not kernel:
         found = ["acc", *found]
+    if case.state == "view":
+        found = [f"x.{_turn(case)}", *found]
+    if case.tuple_of_one and len(found) == 1:
+        return f"return ({found[0]},)"
     return f"return {', '.join(found) if found else 'None'}"
+
+
+def _turned(case: Declared) -> str:
+    dims = dims_of(case)
+    return tensor(case, [*dims[:-2], *dims[:-3:-1]] if case.variadic else dims[::-1])
 
 
 def return_annotation(case: Declared) -> str:
     kinds = [a for _, a, _ in results(case)]
     if case.state == "returned":
         kinds = [tensor(case, dims_of(case)), *kinds]
+    if case.state == "view":
+        kinds = [_turned(case), *kinds]
     if not kinds:
         return "None"
-    return kinds[0] if len(kinds) == 1 else f"tuple[{', '.join(kinds)}]"
+    return kinds[0] if len(kinds) == 1 and not case.tuple_of_one else f"tuple[{', '.join(kinds)}]"
 
 
 def keywords(case: Declared) -> str:
@@ -204,12 +238,12 @@ def keywords(case: Declared) -> str:
     if case.state == "returned":
         parts.append(f"aliases={('acc', *[None] * len(names))!r}" if names else 'aliases="acc"')
     if case.state == "view":
-        parts.append('aliases="x"')
-    if case.dynamic:
-        parts.append('bounds={"m": "n"}')
-    if case.requires:
+        parts.append(f"aliases={('x', *[None] * len(names))!r}" if names else 'aliases="x"')
+    if case.dynamic and not case.traced:  # a traced op asks its reference for sizes
+        parts.append(f'bounds={{"m": "{dims[-1] if case.variadic else dims[0]}"}}')
+    if case.requires and dims != ["*b"]:
         parts.append(f'requires="{dims[-1]} >= 1"')
-    if len(names) > 1 and case.state != "returned":
+    if len(names) > 1 and case.state not in ("returned", "view"):
         parts.append(f"outputs={tuple(names)!r}")
     if case.rule != "widest":
         parts.append(f"autocast={case.rule!r}")
@@ -220,9 +254,6 @@ def reference(case: Declared) -> str:
     name = op_name(case)
     lines = [f'@sl.op("{NAMESPACE}::{name}"{keywords(case)})']
     lines += [f"def {name}({signature(case)}) -> {return_annotation(case)}:"]
-    if case.state == "view":
-        order = ", ".join(map(str, range(case.rank)[::-1]))
-        return "\n".join([*lines, f"    return x.permute({order})"])
     body = [*value_lines(case), *kept_line(case), *mutation_lines(case), returned_line(case)]
     return "\n".join([*lines, *(f"    {line}" for line in body)])
 
@@ -255,14 +286,16 @@ def backward(case: Declared) -> str:
 
 def _gathered(case: Declared) -> list[str]:
     """``g``: the gradient of each element's value, from those of the results."""
-    order = ", ".join(map(str, range(case.rank)[::-1]))
+    half = "x.shape[-1]" if case.variadic else "x.shape[0]"
+    halves = (f"[..., :{half}]", f"[..., {half}:]") if case.variadic else (f"[:{half}]", f"[{half}:]")
+    put = "index_copy(-1, saved.at, kept)" if case.variadic else "index_put((saved.at,), kept)"
     parts = {
         "same": ["g = g + same"],
         "rows": ["g = g + rows[..., None]"],
-        "turned": [f"g = g + turned.permute({order})"],
-        "twice": ["g = g + twice[: x.shape[0]] - twice[x.shape[0] :]"],
+        "turned": [f"g = g + turned.{_turn(case)}"],
+        "twice": [f"g = g + twice{halves[0]} - twice{halves[1]}"],
         "total": ["g = g + total"],
-        "kept": ["g = g + torch.zeros_like(x).index_put((saved.at,), kept)"],
+        "kept": [f"g = g + torch.zeros_like(x).{put}"],
         "list": ["g = g + list[0] + list[1] * 2"],
         "perhaps": ["g = g + perhaps * 3 if x.shape[-1] > 1 else g"],
     }
@@ -289,6 +322,7 @@ def _chained(case: Declared) -> list[str]:
         "floats": "(0.5 + sum(fs))",
         "pair": "pair[0]",
         "number": "number",
+        "enum": "shade.value",
     }
     lines += [f"g = g * {factor}" for term, factor in factors.items() if term in t]
     if "second" in t:
@@ -296,6 +330,27 @@ def _chained(case: Declared) -> list[str]:
     else:
         lines += ["if needs.x:", "    found['x'] = g * 2"]
     return [*lines, "return found"]
+
+
+def samples(case: Declared) -> str:
+    """Return a builder of arguments, which a template with an index needs before it is proven."""
+    if "index" not in case.terms or case.kernel != "template":
+        return ""
+    dims = dims_of(case)
+    shape = ", ".join('*sizes["b"]' if d == "*b" else f'sizes["{d}"]' for d in dims)
+    made = []
+    for name, annotation, _ in parameters(case):
+        if name == "idx":
+            made.append("torch.randint(-2, 3, shape[-1:], generator=rng)")
+        elif name == "b":
+            made.append(f'drawn((sizes["b_{dims[0]}"], *shape[1:]))')
+        elif "Tensor" in annotation:
+            made.append("drawn(shape[-1:])" if name == "o" else "drawn(shape)")
+        elif name != "*":
+            made.append(f'sizes["{name}"]')
+    lines = [f"@{op_name(case)}.samples", "def _(rng, sizes, dtype, device):", f"    shape = ({shape},)"]
+    lines += ["    def drawn(shape):", "        return torch.randn(shape, generator=rng).to(dtype)"]
+    return "\n".join([*lines, f"    return ({', '.join(made)},)"])
 
 
 FLAT = """
@@ -332,17 +387,20 @@ def python_kernel(case: Declared, device: str) -> str:
     return "\n".join([*lines, *(f"    {line}" for line in body)])
 
 
-HEAD = """import torch
+HEAD = """from typing import Literal
+
+import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 
 import shiplap as sl
+from shiplap_testing.crossed.source import Shade
 """
 
 
 def module_text(case: Declared, device: str = "cpu") -> str:
     """The whole module but for kernels of native code, which need a header first."""
-    parts = [HEAD, reference(case), backward(case)]
+    parts = [HEAD, reference(case), backward(case), samples(case)]
     if case.kernel in ("python", "python_out", "python_flat"):
         parts.append(python_kernel(case, device))
     return "\n\n".join(p for p in parts if p) + "\n"

@@ -6,9 +6,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any
 
 from shiplap_testing.crossed.declared import Declared, pairs
+from shiplap_testing.crossed.impossible import is_one_kind, why_impossible
 from shiplap_testing.crossed.run import FAILURES, Record
 
 ENOUGH = 20
@@ -25,6 +27,12 @@ class Table:
     ways: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     @property
+    def impossible(self) -> dict[tuple[str, str], str]:
+        """The pairs of the features of this run that no declaration has, with the reason."""
+        features = sorted({f for pair in (*self.met, *self.refused) for f in pair})
+        return {pair: why for pair in combinations(features, 2) if (why := why_impossible(*pair))}
+
+    @property
     def scarce(self) -> list[tuple[str, str]]:
         """Pairs that were refused, or met too rarely."""
         return sorted(p for p in {*self.met, *self.refused} if self.met[p] < ENOUGH)
@@ -37,6 +45,7 @@ class Table:
                 {"pair": list(p), "met": self.met[p], "refused": dict(self.refused.get(p, {}))}
                 for p in sorted({*self.met, *self.refused})
             ],
+            "impossible": [{"pair": list(pair), "reason": why} for pair, why in self.impossible.items()],
             "failures": self.failures,
         }
 
@@ -91,6 +100,8 @@ def markdown(table: Table, cases: Sequence[Declared]) -> str:
         refused = table.refused.get(pair, Counter())
         why = "; ".join(f"{n} x {r}" for r, n in refused.most_common(2)).replace("|", "/")
         lines.append(f"| {pair[0]} x {pair[1]} | {table.met[pair]} | {why} |")
+    lines += ["", "## Pairs that no declaration has", "", "| pair | reason |", "|---|---|"]
+    lines += [f"| {a} x {b} | {why} |" for (a, b), why in table.impossible.items() if not is_one_kind(a, b)]
     lines += ["", f"## Failures: {len(table.failures)}", ""]
     lines += [f"* {r['seed']} {r['way']} {r['outcome']}: {r['detail'][:200]}" for r in table.failures]
     return "\n".join(lines) + "\n"

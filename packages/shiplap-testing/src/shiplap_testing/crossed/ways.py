@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 import re
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shiplap import torch_private
 from shiplap.sampling.run import suppress_warnings
 from shiplap_testing.crossed.arguments import Arguments, flat_tensors
+from shiplap_testing.crossed.capture import capture_call
 from shiplap_testing.crossed.declared import Declared
 from shiplap_testing.crossed.observe import Function, Observed, difference, directions, flat, long_strides, observe
+from shiplap_testing.crossed.region import region_may_write
 from shiplap_testing.private import compiled_autograd, fake_mode
 
 TERMS = 4  # an element is a product and a sum of a few
@@ -31,7 +33,7 @@ class Calls:
     def __init__(self, op: Any, case: Declared, device: str = "cpu") -> None:
         self.op, self.case, self.device = op, case, device
         self.given = Arguments(case, device)
-        self.reference: Function = op.reference
+        self.reference: Function = _in_tuple(op.reference) if case.tuple_of_one else op.reference
         self.terms = max(TERMS, self.given.values[self.given.names.index("x")].numel())
 
     @property
@@ -66,6 +68,15 @@ class Calls:
         values = given.fresh(gradients=differentiate)
         got = observe(fn, given, values, differentiate=differentiate, twice=twice)
         return difference(got, own, wide, self.terms, strides=strides, requires=requires)
+
+
+def _in_tuple(fn: Function) -> Function:
+    """Return ``fn`` with its only result in a tuple, as the op returns it."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return (fn(*args, **kwargs),)
+
+    return called
 
 
 def function_of(op: Any) -> Function:
@@ -213,7 +224,12 @@ def vmap(calls: Calls) -> str:
         results = flat(mapped(*some))
         return tuple(r for r in results if isinstance(r, Tensor))
 
-    got = flat(torch.func.vmap(mapped_results)(*[stacked[i] for i in tensors]))
+    try:
+        got = flat(torch.func.vmap(mapped_results)(*[stacked[i] for i in tensors]))
+    except RuntimeError as e:
+        if calls.case.state == "view" and not refusal_id(e):
+            raise NotMetError(f"torch has no vmap of the reference, through which it sees: {_short(e)}") from None
+        raise
     for number in range(2):
 
         def pick(v: Any, number: int = number) -> Any:
@@ -255,6 +271,8 @@ def func_grad(calls: Calls) -> str:
                 replaced[i] = v
             positional, named = calls.given.split(replaced)
             outs = [o for o in flat(fn(*positional, **named)) if isinstance(o, Tensor) and o.is_floating_point()]
+            if not outs:
+                raise NotMetError("no result carries a gradient")
             return sum((o * d).sum() for o, d in zip(outs, directions(outs, calls.case.seed), strict=True))
 
         return list(torch.func.grad(total, argnums=tuple(range(len(at))))(*[values[i] for i in at]))
@@ -379,6 +397,8 @@ def checkpoint(calls: Calls) -> str:
 
 def threads(calls: Calls) -> str:
     """Four threads at once, each with arguments of its own."""
+    if calls.case.kernel == "triton" and calls.device == "cpu":
+        raise NotMetError("Triton's interpreter serves one thread")
     problems: list[str] = []
     own, wide = calls.expected(differentiate=calls.differentiable)
     begin = threading.Barrier(4)
@@ -423,17 +443,34 @@ def with_deepcopy(calls: Calls) -> str:
     return calls.compare(copy.deepcopy(Model(calls.op)))
 
 
+def nested(calls: Calls) -> str:
+    """Called twice in a region that torch compiles once."""
+    if calls.case.state in ("returned", "view"):
+        raise NotMetError("torch has no region that returns an argument, or a view of one")
+    if "size" in calls.case.outs:
+        raise NotMetError("torch has no region that returns a number")
+    try:
+        return _nested(calls, calls.op)
+    except Exception as e:
+        try:
+            _nested(calls, calls.reference)
+        except Exception:
+            raise NotMetError(f"torch compiles no such region of the reference either: {_short(e)}") from None
+        if calls.case.mutates and not region_may_write():
+            raise NotMetError(f"this torch has no region with an op that writes: {_short(e)}") from None
+        raise
+
+
 def out(calls: Calls) -> str:
     """The out-variant: into tensors of the caller, filled with garbage."""
     if calls.op.variant is None:
         raise NotMetError("the op has no out-variant")
     own, wide = calls.expected()
     wanted = [o for o, a in zip(own.outs, own.aliases, strict=True) if a < 0 or not o.numel()]
-    if calls.case.state == "returned":
+    if calls.case.state in ("returned", "view"):
         wanted = own.outs[1:]
     values = calls.given.fresh()
     outs = [torch.full_like(o, 77, memory_format=torch.contiguous_format) for o in wanted]
-    positional, named = calls.given.split(values)
 
     def called(*args: Any, **kwargs: Any) -> Any:
         made = calls.op.out(*args, out=outs[0] if len(outs) == 1 else outs, **kwargs)
@@ -442,10 +479,10 @@ def out(calls: Calls) -> str:
         return tuple(outs)
 
     got = observe(called, calls.given, values)
-    del positional, named
-    if calls.case.state == "returned":
+    got.form = ""
+    if calls.case.state in ("returned", "view"):
         own.outs, wide.outs, own.aliases = own.outs[1:], wide.outs[1:], own.aliases[1:]
-    return difference(got, own, wide, calls.terms, requires=False)
+    return difference(got, own, wide, calls.terms, strides=False, requires=False)
 
 
 def cuda_graph(calls: Calls) -> str:
@@ -461,7 +498,7 @@ def cuda_graph(calls: Calls) -> str:
     torch.cuda.synchronize()
     start = calls.given.fresh()
     with torch.no_grad():
-        graph, result = _captured(lambda: calls.op(*positional, **named))
+        graph, result = capture_call(lambda: calls.op(*positional, **named))
     for held, first in zip(flat_tensors(values), flat_tensors(start), strict=True):
         if not _overlaps(held):
             held.copy_(first)
@@ -470,17 +507,6 @@ def cuda_graph(calls: Calls) -> str:
     got = observe(lambda *a, **k: result, calls.given, values)
     own, wide = calls.expected()
     return difference(got, own, wide, calls.terms, requires=False)
-
-
-def _captured(fn: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of ``fn`` and its result. A capture that breaks raises what broke it."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        result, broken = torch_private.capture_graph(graph, fn, torch.cuda.graph_pool_handle())
-    torch.cuda.synchronize()
-    if broken is not None:
-        raise broken
-    return graph, result
 
 
 def _overlaps(t: Tensor) -> bool:
@@ -507,6 +533,7 @@ WAYS: dict[str, Callable[[Calls], str]] = {
     "compiled_autograd": with_compiled_autograd,
     "double_backward": double_backward,
     "deepcopy": with_deepcopy,
+    "nested": nested,
     "out": out,
     "cuda_graph": cuda_graph,
 }
@@ -537,8 +564,14 @@ def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str
     except Exception as e:
         if (id := refusal_id(e)) and id not in WRONG:
             return "refused", f"{id}: {_short(e)}"
-        return "raised", f"{type(e).__name__}: {_short(e)}"
+        return "raised", f"{type(e).__name__}: {_short(e)} | {_place(e)}"
     return ("differs", problem) if problem else ("met", "")
+
+
+def _place(e: BaseException) -> str:
+    """Return the innermost two places of an exception's traceback."""
+    frames = traceback.extract_tb(e.__traceback__)[-2:]
+    return " < ".join(f"{frame.filename[-60:]}:{frame.lineno}" for frame in reversed(frames))
 
 
 def _short(e: BaseException) -> str:

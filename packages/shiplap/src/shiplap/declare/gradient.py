@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from shiplap.declare.choices import gives_result, to_member
+from shiplap.declare.choices import gives_result
 from shiplap.declare.code_parts import AnyValue, HasCode
 from shiplap.declare.generated_code import define_function
 from shiplap.declare.gradient_inputs import read_gradient_function, with_contiguous_inputs
@@ -204,7 +205,13 @@ class Backward(HasCode):
             raise error("SL110", where=spec.name, got=type(result).__name__, expected="a dict {argument: gradient}")
         for name, value in result.items():
             if name not in shapes:
-                raise error("SL110", where=spec.name, got=f"gradient of {name!r}", expected="a tensor argument")
+                raise error(
+                    "SL110",
+                    where=spec.name,
+                    got=f"gradient of {name!r}",
+                    expected=f"a tensor argument: {', '.join(shapes)}",
+                    fix=f"remove the entry {name!r}, or give it the name of a tensor argument",
+                )
             got, expected = shape_of_value(value), shapes[name]
             if value is not None and expected is not None and got != expected:
                 raise error(
@@ -230,7 +237,10 @@ def _read_saves(spec: OpSpec, saves: Iterable[str]) -> tuple[str, ...]:
     names, known = tuple(saves), _op_value_names(spec)
     for name in names:
         if name not in known:
-            raise error("SL110", where=spec.name, got=f"saves {name!r}", expected=f"one of {', '.join(sorted(known))}")
+            near = next(iter(get_close_matches(name, known, 1)), "")
+            fix = f"write saves=({near!r},)" if near else "name arguments and results of the op in saves="
+            expected = f"one of {', '.join(sorted(known))}"
+            raise error("SL110", where=spec.name, got=f"saves {name!r}", expected=expected, fix=fix)
     return names
 
 
@@ -275,16 +285,18 @@ def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[...
         return AttributeError(f"{name} of {spec.name} has no {wanted!r}")
 
     own = "this" + "_" * (1 + max((len(f) for f in fields), default=0))  # an argument may be called self
-    members = spec.enumerated if name == "saved" else {}
-    values = {f: f"to_member(members[{f!r}], {f})" if f in members else f for f in fields}
+    members = {f: arg.members for f, arg in spec.enumerated.items() if name == "saved" and f in fields}
+    # Defaults: a compiler that traces this looks for the globals of a function in the module that it names.
+    given = [f"{own}{f}=members[{f!r}]" for f in members]
+    values = {f: f"None if {f} is None else {own}{f}({f})" if f in members else f for f in fields}
     body = [f"        {own}.{field} = {value}" for field, value in values.items()] or ["        pass"]
     lines = [
         f"class {name.capitalize()}:",
-        f"    def __init__({', '.join([own, *fields])}):",
+        f"    def __init__({', '.join([own, *fields, *given])}):",
         *body,
         "    def __getattr__(self, name): raise missing(name)",
     ]
-    scope: dict[str, Any] = {"missing": missing, "members": members, "to_member": to_member, "__name__": __name__}
+    scope: dict[str, Any] = {"missing": missing, "members": members, "__name__": __name__}
     return define_function(name.capitalize(), lines, f"{name} of {spec.name}", scope)
 
 

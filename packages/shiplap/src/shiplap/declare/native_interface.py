@@ -23,9 +23,18 @@ class NativeEntrance(ABC):
 
 
 class NativeBinding(ABC):
-    """The attached native code of an op, which torch calls in place of ``Op.execute``."""
+    """The attached native code of an op, which torch calls in place of ``Op.execute``.
+
+    Attributes:
+        library: the file of the code.
+    """
 
     library: Path
+
+    @property
+    def records(self) -> bool:
+        """Whether native code also records calls for autograd."""
+        return False
 
     @property
     @abstractmethod

@@ -66,6 +66,20 @@ def public_schema(spec: OpSpec, name: str = "") -> str:
     return _format_schema(spec, name, letters, [_result_schema(r, letters) for r in spec.returns])
 
 
+def gradient_schema(spec: OpSpec, name: str) -> str:
+    """Return the schema of an op that computes the gradients of one call: of all its arguments and results, where they
+    were saved, the gradients of the results, whether each tensor needs one, and the rank and the sizes of each tensor.
+    """
+    optional = {True: "?", False: ""}
+    args = [
+        f"{_schema_type(a, 'Tensor')}{optional[a.optional or a.tensor is not None]} a{i}"
+        for i, a in enumerate(spec.args)
+    ]
+    returns = ", ".join(["Tensor?"] * len(spec.tensors))
+    rest = "Tensor?[] results, Tensor[] gradients, bool[] needs, int[] shapes"
+    return f"{name}({', '.join([*args, rest])}) -> {f'({returns})' if len(spec.tensors) > 1 else returns}"
+
+
 def _alias_letters(spec: OpSpec, shared: Collection[str]) -> dict[str, str]:
     """Return the alias set of each argument in ``shared``: ``a``, ``b!`` for one that is written to, ``c -> *`` for one
     of which a list of views is returned.

@@ -1,13 +1,15 @@
-"""``@sl.adopt``: a declaration of an op that another library has registered."""
+"""``@sl.adopt``: a declaration of an op that another library has registered, or of what a new op takes over."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn, Unpack
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NoReturn, Unpack, overload
 
 from shiplap.declare.choices import convert_call
 from shiplap.declare.signature import DeclarationKeywords, check_keywords, check_op_name, read_spec
-from shiplap.dispatch.op import ConvertingOp, Op
+from shiplap.dispatch.op import ConvertingOp, Op, op
+from shiplap.dispatch.takeover import Source, read_source, source_name, take_over
 from shiplap.errors import error
 from shiplap.plan.rules import is_choice
 from shiplap.torch_private import dispatcher_calls
@@ -20,8 +22,8 @@ class AdoptedOp(Op[P, R]):
 
     def _register(self) -> None:
         """Find what is registered; change nothing."""
-        overload = find_overload(self.spec.namespace, self.spec.opname)
-        if overload is None:
+        registered = find_overload(self.spec.namespace, self.spec.opname)
+        if registered is None:
             raise error(
                 "SL501",
                 where=self.spec.name,
@@ -29,8 +31,8 @@ class AdoptedOp(Op[P, R]):
                 expected=f"torch.ops.{self.spec.name}",
                 fix="import the library that registers it first",
             )
-        self.overload = self.below_autograd = overload
-        self.can_skip_dispatcher, self.call_kernel = False, dispatcher_calls.builtin_of(overload)
+        self.overload = self.below_autograd = registered
+        self.can_skip_dispatcher, self.call_kernel = False, dispatcher_calls.builtin_of(registered)
 
     def _extend(self, what: str) -> NoReturn:
         raise TypeError(f"{self.spec.name} is adopted: its {what} registered elsewhere; declare it with sl.op instead")
@@ -48,20 +50,68 @@ class ConvertingAdoptedOp(AdoptedOp[P, R], ConvertingOp[P, R]):
         return super().__call__(*args, **kwargs)
 
 
-def adopt(name: str, **declaration: Unpack[DeclarationKeywords]) -> AdoptDecorator:
-    """Declare what an already registered torch op should do, so that it can be audited: ``sl.audit(op)``.
+@overload
+def adopt(source: str, *, into: None = None, **declaration: Unpack[DeclarationKeywords]) -> AdoptDecorator: ...
 
-    The decorated function is the reference, as with :func:`op`. Nothing is registered or changed: the schema, the fake
-    implementation, the gradient and the kernels remain those of the library that registered the op.
+
+@overload
+def adopt(
+    source: Source, *, into: str, devices: Iterable[str] = (), **declaration: Unpack[DeclarationKeywords]
+) -> TakeoverDecorator: ...
+
+
+def adopt(
+    source: Source,
+    *,
+    into: str | None = None,
+    devices: Iterable[str] = (),
+    **declaration: Unpack[DeclarationKeywords],
+) -> AdoptDecorator | TakeoverDecorator:
+    """Declare what an existing implementation should do, so that it can be audited: ``sl.audit(op)``.
+
+    The decorated function is the reference, as with :func:`op`. Without ``into``, the source is a registered torch op,
+    and nothing is registered or changed: the schema, the fake implementation, the gradient and the kernels remain those
+    of the library that registered the op.
+
+    With ``into``, a new op is declared that takes over what the source has: its kernels, and its gradient. The shapes,
+    the checks and everything else follow from the declaration. ``op.adoption`` says what was taken and what was left.
 
     Args:
-        name: ``"namespace::name"`` of an op that torch knows.
+        source: ``"namespace::name"`` of an op that torch knows. With ``into`` also a class derived from
+            ``torch.autograd.Function``, or a function, such as one of pybind11, that takes the arguments by position.
+        into: the name of the new op, ``"namespace::name"``.
+        devices: the device types on which the new op calls the source, by default those for which torch has a kernel,
+            and ``"cpu"`` and ``"cuda"`` for a function.
         declaration: the keyword arguments of :func:`op`.
 
     Raises:
-        ShiplapError: SL1xx for a declaration that is not valid, SL501 for a name that no library has registered.
+        ShiplapError: SL1xx for a declaration that is not valid, SL142 for a source that does not fit it, SL501 for a
+            name that no library has registered.
     """
-    return AdoptDecorator(name, **declaration)
+    if into is not None:
+        return TakeoverDecorator(source, into, tuple(devices), **declaration)
+    if not isinstance(source, str):
+        got, fix = source_name(source), 'pass into="namespace::name" too'
+        raise error("SL142", where="@sl.adopt", got=got, expected="the name of an op that torch knows", fix=fix)
+    if devices:
+        raise error("SL142", where=source, got="devices= without into=", expected="into= with devices=")
+    return AdoptDecorator(source, **declaration)
+
+
+class TakeoverDecorator:
+    """The type of ``@sl.adopt(source, into=...)``: a decorator that keeps the types of the function."""
+
+    def __init__(
+        self, source: Source, into: str, devices: tuple[str, ...], **declaration: Unpack[DeclarationKeywords]
+    ) -> None:
+        self.source, self.devices, self.declare = source, devices, op(into, **declaration)
+        self.spec_of = partial(read_spec, into, **declaration)
+
+    def __call__(self, fn: Callable[P, R]) -> Op[P, R]:
+        parts = read_source(self.spec_of(fn), self.source, self.devices)  # first: a source that does not fit is no op
+        made = self.declare(fn)
+        made.adoption = take_over(made, parts)
+        return made
 
 
 class AdoptDecorator:

@@ -124,6 +124,38 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
     return run, set_up
 
 
+@dataclass
+class _UnpackedCall:
+    """The saved values of a call that C++ has recorded, in place of the context of an ``autograd.Function``."""
+
+    saved_tensors: tuple[Tensor, ...]
+    shiplap_kept: _BackwardRecord
+
+
+def make_gradient_call(spec: OpSpec, backward: Backward, formula: Formula) -> Callable[..., Any]:
+    """Return the gradient of a call that C++ has recorded, as a function of what ``gradient_schema`` lists."""
+    run, _ = _make_backward(spec, backward, formula)
+    places = {a.name: i for i, a in enumerate(spec.args)} | {name: -1 - i for i, name in enumerate(spec.results)}
+    tensors = [i for i, a in enumerate(spec.args) if a.tensor is not None]
+
+    def gradients(*values: Any) -> Gradient | tuple[Gradient, ...]:
+        args, (results, grads, needs, sizes) = values[: len(spec.args)], values[len(spec.args) :]
+        flat, shapes, rest = list[Tensor](), dict[str, Shape](), iter(sizes)
+        for i in tensors:
+            rank = next(rest)
+            shapes[spec.args[i].name] = None if rank < 0 else torch.Size([next(rest) for _ in range(rank)])
+        names = [n for n in backward.saves if places[n] < 0 or places[n] in tensors]
+        layout = [(n, _store_tensors(flat, args[i] if (i := places[n]) >= 0 else results[-1 - i])) for n in names]
+        scalars = {a.name: args[places[a.name]] for a in spec.scalars}
+        call = _UnpackedCall(tuple(flat), _BackwardRecord(layout, scalars, shapes, 0))
+        wanted = dict(zip(tensors, needs, strict=True))
+        answers = run(cast("BackwardContext", call), [wanted.get(i, False) for i in range(len(spec.args))], *grads)
+        made = tuple([answers[i] for i in tensors])
+        return made if len(made) > 1 else made[0]
+
+    return gradients
+
+
 def _missing_backward(spec: OpSpec) -> tuple[_RunBackward, _SetUp]:
     """Return a backward that raises SL304, for an op without a declared gradient."""
 

@@ -9,6 +9,7 @@ keyword-only arguments and levels of ``torch.func``. Both hold the declared grad
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, is_grad_enabled
@@ -65,6 +66,26 @@ def compile_recorder(
     return dispatcher_transforms.make_autograd_function(f"{spec.opname}_backward", members)
 
 
+def compile_native_record(spec: OpSpec, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``plain``, a call by position that torch leads to the native recorder, with the check of its numbers."""
+    positional = [a for a in spec.args if not a.keyword_only]
+    lines = _number_check_source(positional)
+    if not lines:
+        return plain
+    names: dict[str, Any] = {
+        "defaults": [a.default for a in positional],
+        "Tensor": Tensor,
+        "LISTS": {list, tuple},
+        "any_requires_grad": dispatcher_calls.any_requires_grad,
+        "numbers": number_check(spec) or (lambda args, kwargs: None),
+        "plain": plain,
+    }
+    call = f"    return plain({', '.join(map(argument_variable, positional))})"
+    return define_function(
+        "record", [f"def record({parameter_list(positional)}):", *lines, call], f"record {spec.name}", names
+    )
+
+
 def recorder_lines(spec: OpSpec, backward: Backward) -> list[str]:
     """Return the lines of ``forward(ctx, call, <arguments>)`` and ``backward(ctx, <gradients of the outputs>)``."""
     return [*_forward_source(spec, backward), *_backward_source(spec, backward)]
@@ -82,7 +103,7 @@ def _forward_source(spec: OpSpec, backward: Backward) -> list[str]:
     detached = [results[name] for name in spec.detached if name in results]
     return [
         f"def forward(ctx, call, {parameter_list(spec.args)}):",
-        *_number_check_source(spec),
+        *_number_check_source(spec.args),
         f"    out = call({', '.join(map(argument_variable, spec.args))})",
         *([f"    ctx.save_for_backward({', '.join(saved)})"] if saved else []),
         f"    ctx.shiplap_kept = {tuple_source([*map(argument_variable, spec.scalars), *shapes])}",
@@ -91,14 +112,13 @@ def _forward_source(spec: OpSpec, backward: Backward) -> list[str]:
     ]
 
 
-def _number_check_source(spec: OpSpec) -> list[str]:
+def _number_check_source(args: Sequence[Arg]) -> list[str]:
     """Return the lines that refuse a number which is a tensor with a gradient, since that gradient would be lost."""
-    single = [
-        f"isinstance({argument_variable(a)}, Tensor)" for a in spec.scalars if not str(a.scalar).startswith("list")
-    ]
-    several = [argument_variable(a) for a in spec.scalars if str(a.scalar).startswith("list")]
+    scalars = [a for a in args if a.tensor is None]
+    single = [f"isinstance({argument_variable(a)}, Tensor)" for a in scalars if not str(a.scalar).startswith("list")]
+    several = [argument_variable(a) for a in scalars if str(a.scalar).startswith("list")]
     conditions = [*single, *(f"{name}.__class__ in LISTS and any_requires_grad(*{name})" for name in several)]
-    given = ", ".join(map(argument_variable, spec.args))
+    given = ", ".join(map(argument_variable, args))
     return [f"    if {' or '.join(conditions)}: numbers(({given},), {{}})"] if conditions else []
 
 

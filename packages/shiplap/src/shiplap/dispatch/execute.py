@@ -17,7 +17,7 @@ from shiplap.dispatch.launch import refuse_capture
 from shiplap.dispatch.outputs import check_outputs, with_own_memory
 from shiplap.dispatch.state import OpState
 from shiplap.errors import ShiplapError, error, notice
-from shiplap.settings import settings
+from shiplap.settings import is_strict
 from shiplap.torch_private import dispatcher_calls, dispatcher_transforms
 from shiplap.torch_private.dispatcher_library import Overload
 
@@ -137,6 +137,6 @@ class Executor(OpState):
     def _report_reference_runs(self, device: str, why: str, key: str) -> None:
         """Report once that the reference runs, or raise SL306 under ``SHIPLAP_STRICT=1``."""
         name = self.spec.name
-        if settings().strict:
+        if is_strict():
             raise error("SL306", where=name, got=why, expected=f"a kernel for {device}")
         notice(f"{name}/{device}/{key}", f"{name} runs its reference ({why}): correct, not fast")

@@ -79,6 +79,7 @@ class BackwardKeywords(TypedDict, total=False):
 # The names of an op that docs/concepts.md lists. The layers below use the internal ones of dispatch/state.py.
 PUBLIC_NAMES = frozenset(
     {
+        "adoption",
         "backward",
         "batches",
         "buckets",
@@ -105,6 +106,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     """
 
     reference: Callable[P, R]
+    adoption: object = None  # what it has taken from an implementation that existed, see dispatch/takeover.py
 
     def __init__(self, spec: OpSpec, reference: Callable[P, R]) -> None:
         super().__init__(spec, reference)

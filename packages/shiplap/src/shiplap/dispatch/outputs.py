@@ -42,8 +42,11 @@ def result_values(result: Returned, count: int) -> list[Value]:
 
 
 def fresh_results(spec: OpSpec, args: Sequence[Value], result: Returned) -> Returned:
-    """Return the results that are not arguments. Raise SL301 where another tensor stands in place of an argument."""
-    if not spec.returned:
+    """Return the results that are neither arguments nor views of them.
+
+    Raise SL301 where another tensor stands in place of an argument that is written to.
+    """
+    if not spec.returned and not spec.view:
         return result
     values = result_values(result, len(spec.returns))
     made = len(spec.made)
@@ -51,7 +54,7 @@ def fresh_results(spec: OpSpec, args: Sequence[Value], result: Returned) -> Retu
         return result if made else None
     given = dict(zip((a.name for a in spec.args), args, strict=True))
     for declared, value in zip(spec.returns, values, strict=True):
-        if declared.alias and not _is_same_argument(value, given[declared.alias]):
+        if declared.alias and not spec.view and not _is_same_argument(value, given[declared.alias]):
             expected = f"argument {declared.alias!r} itself, written to in place"
             raise error("SL301", where=f"{spec.name}, return", got="another tensor", expected=expected)
     rest = [v for r, v in zip(spec.returns, values, strict=True) if not r.alias]
@@ -199,7 +202,9 @@ def check_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
     result = fresh_results(spec, call.args, result)
     values = () if result is None else tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if len(values) != len(spec.outputs):
-        raise error("SL301", where=spec.name, got=f"{len(values)} outputs", expected=f"{len(spec.outputs)} outputs")
+        got, named = f"{len(values)} outputs", ", ".join(o.name for o in spec.outputs)
+        fix = f"return {named}, or fill tensors that the function takes as {named}" if result is None and named else ""
+        raise error("SL301", where=spec.name, got=got, expected=f"{len(spec.outputs)} outputs", fix=fix)
     env = dict(call.env)
     owned = {t.untyped_storage().data_ptr() for t in tensors_in_arguments(call.args)}
     for out, value in zip(spec.outputs, values, strict=True):

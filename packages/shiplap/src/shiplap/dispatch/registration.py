@@ -8,6 +8,8 @@ arguments. An op whose result may be a view is its reference: torch knows what i
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from shiplap.declare.schema import WRITES, dispatcher_tags, overload_below_autograd, public_schema, schema_text
@@ -15,6 +17,7 @@ from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Result, Value
 from shiplap.dispatch.autocast import Cast, make_cast
 from shiplap.dispatch.autograd import make_autograd
+from shiplap.dispatch.autograd_function import compile_native_record
 from shiplap.dispatch.execute import Executor
 from shiplap.dispatch.fake import make_fake
 from shiplap.dispatch.fast_paths import FastPath, make_fast_execute, make_fast_path
@@ -92,6 +95,9 @@ class RegisteredOp(Executor):
         self.call_kernel = dispatcher_calls.builtin_of(self.overload) if composed else make_fast_path(self)
         if (check := self._check_of_plain_calls()) is not None:
             self.call_kernel = _check_before_call(check, self.call_kernel)
+        native = self.native is not None and self.native.records
+        plain = dispatcher_calls.builtin_of(self.overload)
+        self.record_natively = compile_native_record(self.spec, plain) if native else None
         self.fast_execute = None if composed else make_fast_execute(self)
         if self.variant is not None:
             self.variant.install_fast_paths()
@@ -111,15 +117,15 @@ class RegisteredOp(Executor):
             self.record_call, recorder = made
             self.record_plain_call = recorder.apply if recorder is not None and self.can_skip_dispatcher else None
 
-    def _call_recorded(self, *args: Value, **kwargs: Value) -> Result:
+    def call_recorded(self, *args: Value, **kwargs: Value) -> Result:
         """Call the recorder that is in force: torch has this method registered for autograd, and a gradient may be
         declared later.
         """
         return self.record_call(*args, **kwargs)
 
     def call_below_autograd(self, *args: Value, **kwargs: Value) -> Result:
-        """Call the op below autograd, as the autograd formula of the op does."""
-        if self.can_skip_dispatcher and not kwargs:
+        """Call the op below autograd, as the autograd formula of the op does: under autocast, if the op has no rule."""
+        if self.can_skip_dispatcher and not kwargs and not dispatcher_calls.any_autocast():
             return self.call_kernel(*args)
         result: Result = dispatcher_calls.builtin_of(self.below_autograd)(*args, **kwargs)
         return result
@@ -129,11 +135,9 @@ class RegisteredOp(Executor):
         with dispatcher_calls.outside_autocast():
             if not torch.is_grad_enabled() or not dispatcher_calls.any_requires_grad(*args):
                 return self.call_kernel(*args)
-            result: Result = (
-                self.record_call(None, *args)
-                if self.record_plain_call is None
-                else self.record_plain_call(self.call_kernel, *args)
-            )
+            if (recorded := self.record_natively) is None and self.record_plain_call is not None:
+                recorded = partial(self.record_plain_call, self.call_kernel)
+            result: Result = self.record_call(None, *args) if recorded is None else recorded(*args)
             return result
 
     def _cast_arguments(self, kind: str, args: Args, kwargs: dict[str, Value]) -> tuple[Args, dict[str, Value]]:
@@ -174,7 +178,7 @@ class RegisteredOp(Executor):
         if self.needs_autograd:
             there.show_to_modes(names[-1], core)
             there.skip_autograd(names[-1])
-            there.register_autograd(core, self._call_recorded)
+            there.register_autograd(core, self.call_recorded)
         self.mutating_overload = there.overload(core)
         self.overload, self.below_autograd = there.overload(name), there.overload(names[-1])
         apart = self.needs_autograd and core == name and not any(a.many for a in self.spec.args)

@@ -268,6 +268,12 @@ register(
             "A misspelt keyword would leave the op without what it was to declare.",
             "use a keyword under 'expected'",
         ),
+        (
+            "SL142",
+            "the adopted implementation does not fit the declaration",
+            "A declared op calls what it adopts with its own arguments, in their order or by their names.",
+            "declare the arguments and the writes that 'got' shows",
+        ),
     ],
 )
 register(

@@ -23,9 +23,11 @@ from shiplap.sampling.compare import Reduction
 from shiplap.sampling.compare_to_reference import compare_with_rounding
 from shiplap.sampling.ledger import Key, Ledger
 from shiplap.sampling.run import tensors_among
-from shiplap.sandbox.candidate import CallBatch, CandidateError, TargetProcess
+from shiplap.sandbox.arguments import ArgumentArena
+from shiplap.sandbox.call_batch import CallBatch
+from shiplap.sandbox.candidate import CandidateError, TargetProcess
 from shiplap.sandbox.proc_filesystem import ProcessResources, read_process_resources
-from shiplap.sandbox.protocol import ArgumentArena, OperatorUse
+from shiplap.sandbox.protocol import OperatorUse
 from shiplap.sandbox.supervisor import SandboxedProcess
 
 ProgressReport = Callable[[str, int, int], None]
@@ -33,6 +35,7 @@ ENDURANCE_CALLS, EARLY_CALLS = 100, 30  # calls one by one, and calls after whic
 # Further calls on a CPU, how many of them a batch has, and the share of the time of the judgement that they may take.
 LATE_CALLS, CALLS_AT_ONCE, LATE_SHARE = 4096, 32, 0.1
 LEAKS_PER_CALL, LEAKED_BYTES = 0.5, 32 << 20  # a leak: files or threads for each further call, or bytes in all
+LATE_S = 100e-6  # seconds for which other streams may work after a call
 NEAR_ZERO = 1e-2  # the size of a parameter behind which the rest of a model would hide
 GRADIENT_FORMS = 4  # other forms on which gradients are compared
 GRADIENT_LAYOUTS = ("plain", "one", "turned")  # memory layouts of the gradients of results, in turn
@@ -112,6 +115,7 @@ class Endurance:
     Attributes:
         made: the number of calls so far.
         own: the seconds of these calls.
+        late: the seconds for which other streams of a GPU worked after each.
     """
 
     problem: JudgeProblem
@@ -119,6 +123,7 @@ class Endurance:
     pace: StepDeadline
     made: int = 0
     own: float = 0.0
+    late: list[float] = field(default_factory=list)
     _early: ProcessResources = field(default_factory=ProcessResources)
 
     def run(self, form: InputForm, args: Args, ends: float, seconds: float) -> None:
@@ -128,12 +133,18 @@ class Endurance:
         """
         while self.made < ENDURANCE_CALLS and time.monotonic() < ends:
             with self.pace.step(self.witness.prisoner):
-                self.own += self.witness.call(args, self.problem.expect_effects(form, args)).wall
+                outcome = self.witness.call(args, self.problem.expect_effects(form, args))
+                self.own += outcome.wall
+                self.late.append(outcome.late)
                 self.made += 1
                 # Allocators, caches and thread pools are filled by now, so later growth is a leak.
                 if self.made == EARLY_CALLS:
                     self._early = self._held_resources()
                 args = self.problem.draw(form)
+        if self.late and (seconds := min(self.late)) > LATE_S:  # load on the machine delays single calls
+            raise CandidateError(
+                "streams", f"work goes on for {seconds * 1e6:.0f} us after the call's own stream is done"
+            )
         if self.made == ENDURANCE_CALLS and (
             leak := describe_leak(self._early, self._held_resources(), ENDURANCE_CALLS - EARLY_CALLS)
         ):
@@ -242,7 +253,9 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
     plain = [f for f in forms if required or f.usual or f.recipe]  # elsewhere a function may have kinks
     first = next((f for f in plain if f.reduced), plain[0])
     timed = [f for f in plain if f.timed and not first.reduced]
-    others = [f for f in plain if not f.timed and (f.shapes, f.recipe) != (first.shapes, first.recipe)]
+    # Of large shapes, a comparison of gradients takes seconds on a CPU, so that smaller ones stand for them.
+    alike = [f for f in plain if not f.timed and f.reduced == first.reduced]
+    others = [f for f in alike if (f.shapes, f.recipe) != (first.shapes, first.recipe)]
     others = SECRET_RANDOM.sample(others, min(GRADIENT_FORMS, len(others)))
     compared = 0
     for number, form in enumerate((first, *timed, *others, first)):

@@ -31,9 +31,10 @@ from shiplap.judge.variants import InputForm
 from shiplap.sampling.ledger import JUDGE, Cell
 from shiplap.sampling.perturb import perturb_arguments
 from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, TargetProcess
 from shiplap.sandbox.load_candidate import added_folders
-from shiplap.sandbox.protocol import ArgumentArena, LoadTarget, OperatorUse
+from shiplap.sandbox.protocol import LoadTarget, OperatorUse
 from shiplap.sandbox.source_scan import constants_in_sources, find_suspicious_names
 from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, Timeout
 
@@ -205,7 +206,9 @@ def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> 
     for number in (n for n in case.problem.always if n not in alike and n not in case.problem.flags):
         why = f"tensor argument {number} has the same integers in each draw: let get_inputs give others in some draws"
         case.note_always_alike(f"integers of {number}", why)
-    unfit = case.problem.why_unfit([f for f in forms if f.timed] or forms[:1])
+    # Smaller shapes that stand for large ones come first: as a rule, one look at results is enough.
+    stands = [f for f in forms if f.reduced and f.usual][:1]
+    unfit = case.problem.why_unfit([*stands, *(f for f in forms if f.timed)] or forms[:1])
     case.missing.update([unfit] if unfit else [])
     return "values" not in case.missing
 
@@ -258,8 +261,8 @@ def _start_target_process(
         raise
     except ProcessEnded as e:
         raise error("SL617", where="judge", got=str(e), expected="a process that starts") from None
-    stack.callback(prisoner.kill)
     witness = TargetProcess(prisoner)
+    stack.callback(witness.end)
     if accelerated:
         witness.check_device(case.options.device)
     arena = ArgumentArena()
@@ -418,8 +421,6 @@ def _measure_all_forms(
         case.unchecked.append("time")
         return
     judged = {"candidate": witness, "reference": twin, "nothing": twin}
-    if case.options.device != "cpu":  # where the calls are not timed in batches
-        judged["nothing"] = _start_target_process(case, launcher, stack, case.reference, "nothing")
     if case.options.compiled:
         try:
             judged["compiled"] = _start_compiled_reference(case, launcher, stack, timed)
@@ -445,7 +446,7 @@ def _measure_all_forms(
         if case.reasons:
             return
     witness.check_interpreter()
-    witness.prisoner.kill()  # work that it left on a device ends with the process
+    witness.end()  # work that it left on a device ends with the process
     del judged["candidate"]
     by_label = {form.label: form for form in timed}
     pace = StepDeadline(case.budget.last)

@@ -32,16 +32,34 @@ from shiplap.sampling.run import error_line, split_arguments, tensors_among, wid
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import free_dims
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
-from shiplap.sandbox.protocol import elements_overlap, structure_of, tree_leaves
+from shiplap.sandbox.protocol import bits_are_equal, elements_overlap, structure_of, tree_leaves
 from shiplap.sandbox.rng_state import rng_positions
 from shiplap.sandbox.source_scan import marks_in_source
 
 # Held from a seed to the last number drawn from it: judgements of a suite share the generators of this process.
 SEEDING = threading.RLock()
 KEPT_STATE_TOLERANCE = 1e-5  # relative error of a module's state, since the candidate may sum in another order
+SLOW_CALL_S = 0.1  # seconds of a call of the reference, of which drawing and comparing take a multiple
 MAX_DRAWN_SIZE = 300  # the largest random size of a declared op
 
+PRODUCT_NAMES = "mm mat mv conv linear dot inner einsum attention lstm gru rnn ops."
+"""Parts of the names of functions that may be matrix products. Those of an operator of others are not known."""
+
 Args = tuple[Any, ...]
+
+
+class _CalledNames(torch.overrides.TorchFunctionMode):
+    """A context that keeps the names of the functions of torch that run in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Keep the name of a function, and call it."""
+        custom = type(func).__module__.startswith("torch._ops")
+        self.names.add("ops." if custom else str(getattr(func, "__name__", "ops.")))
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass
@@ -63,6 +81,7 @@ class JudgeProblem:
     always: list[int] = field(default_factory=list)  # integer tensors with the same values in each draw
     flags: list[int] = field(default_factory=list)  # those of them that hold flags
     absent: list[int] = field(default_factory=list)  # arguments that are None in each draw
+    runs_products: bool = True  # whether a call of the reference may run matrix products
     compares_nesting: bool = False  # whether a result has to lie in the same containers
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
@@ -92,9 +111,7 @@ class JudgeProblem:
             given = tree_map(lambda t: t.detach().clone(), args)
             result = self.call(*given)
             before, after = tensors_among(args), tensors_among(given)
-            changed = tuple(
-                i for i, (b, a) in enumerate(zip(before, after, strict=True)) if bitwise_difference([a], [b])
-            )
+            changed = tuple(i for i, pair in enumerate(zip(before, after, strict=True)) if not _same_bits(*pair))
             places = {t.untyped_storage().data_ptr() for t in after if t.numel()}
             outs = _result_tensors(result)
             aliased = any(o.untyped_storage().data_ptr() in places for o in outs if o.numel())
@@ -163,6 +180,12 @@ class JudgeProblem:
                 return None
         return "results", "the reference has nearly the same results for all inputs: a constant would do"
 
+    def note_products(self, args: Args) -> None:
+        """Note whether a call of the reference runs functions of torch that may be matrix products."""
+        with torch.no_grad(), _CalledNames() as called:
+            self.call(*tree_map(lambda t: t.detach().clone(), args))
+        self.runs_products = any(part in name for name in called.names for part in PRODUCT_NAMES.split())
+
     def _own_results(self, args: Args, like: ExpectedEffects) -> list[Tensor]:
         """Return the effects of the reference in its own precision."""
         with torch.no_grad():
@@ -203,7 +226,9 @@ class JudgeProblem:
 
     def flops(self, args: Args) -> int:
         """Return the number of operations in the matrix products of the reference."""
-        from torch.utils.flop_counter import FlopCounterMode  # imported late, since it loads Triton
+        if not self.runs_products:
+            return 0
+        from torch.utils.flop_counter import FlopCounterMode  # imported late, since it loads Triton and Dynamo
 
         given = tree_map(lambda t: t.detach().clone(), args)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -242,6 +267,11 @@ def _clearly_differ(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     """Return whether some results differ by more than a tenth of their size."""
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a.shape == b.shape and a.numel()]
     return any(float((a - b).norm()) > 0.1 * float(a.norm() + b.norm()) for a, b in pairs if a.itemsize > 1)
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors have the same shape, dtype and bits."""
+    return a.shape == b.shape and a.dtype == b.dtype and bits_are_equal(a, b)
 
 
 def _is_floating_tensor(value: Any) -> bool:
@@ -351,12 +381,13 @@ class FunctionProblem(JudgeProblem):
             raise error("SL615", where=self.name, got=error_line(e), expected="a list of arguments") from e
         if not tensors_among(made):
             raise error("SL615", where=self.name, got="no tensor among the inputs", expected="a list with tensors")
-        began = time.perf_counter()
         try:
+            self.note_products(made)
+            began = time.perf_counter()  # of a second call, since the first of all may load a library
             self.call(*tree_map(lambda t: t.detach().clone(), made))
         except Exception as e:
             raise error("SL616", where=self.name, got=error_line(e), expected="a result for its own inputs") from e
-        # The time of the first call bounds how many other shapes are tried.
+        # The time of a call bounds how many other shapes are tried.
         self.takes = time.perf_counter() - began
         again = self._make_arguments()
         self._look_for_constants(tensors_among(made), tensors_among(again))
@@ -372,7 +403,7 @@ class FunctionProblem(JudgeProblem):
         """
         if [t.shape for t in first] != [t.shape for t in second] or any(t.is_meta for t in second):
             return
-        alike = [i for i, (a, b) in enumerate(zip(first, second, strict=True)) if not bitwise_difference([a], [b])]
+        alike = [i for i, (a, b) in enumerate(zip(first, second, strict=True)) if _same_bits(a, b)]
         self.constant = len(alike) == len(first) or any(
             _is_floating_tensor(first[i]) and first[i].numel() > 1 for i in alike
         )
@@ -406,6 +437,7 @@ class FunctionProblem(JudgeProblem):
             marks_in_source(self.file),
             self.absent,
             tuple(tuple(o.shape) for o in results),
+            self.takes > SLOW_CALL_S,
         )
         most = most if self.vary_shapes else 0
         return make_input_forms(self.first, runs, most=most, facts=facts, layouts=self.vary_layouts)

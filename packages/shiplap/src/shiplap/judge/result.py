@@ -33,8 +33,7 @@ class Timed:
 
     Attributes:
         input: the shapes and the kind of values.
-        candidate, reference: the least time of one call, minus the time for exchanging messages with the process. On a
-            GPU, the median time by its events.
+        candidate, reference: the least time of one call, minus the time for exchanging messages with the process.
         compiled: the same for ``torch.compile`` of the reference, or None if it was not measured.
         resolution: the share of one call in the time for exchanging messages. A candidate can hide at most this much of
             its own time.
@@ -42,6 +41,7 @@ class Timed:
             the highest rates that were measured on it.
         rounds: the number of timed calls of each process. Each call had new values, and each result was checked.
         batch: the number of calls that were timed together.
+        queued: whether the calls were queued on a GPU before the clock started.
     """
 
     input: str
@@ -52,6 +52,7 @@ class Timed:
     light: float
     rounds: int
     batch: int = 1
+    queued: bool = False
 
     @property
     def speedup(self) -> float:

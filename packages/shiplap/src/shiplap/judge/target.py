@@ -197,9 +197,18 @@ def _find_input_maker(inputs: Any, module: Any, target: JudgeTarget, device: str
     if not callable(inputs):
         raise error("SL615", where=":".join((target.home, target.names[0])), got="no get_inputs", expected="get_inputs")
 
+    places = [torch.device(device)] if device != "cpu" else []
+
     def made() -> Any:
-        """Return the arguments of one call."""
-        args = inputs()
+        """Return the arguments of one call, drawn on the device if the function can do so."""
+        args = None
+        if places:
+            try:
+                with places[0]:
+                    args = inputs()
+            except Exception:  # it has tensors of the host beside those that it draws
+                places.clear()
+        args = inputs() if args is None else args
         listed = args if isinstance(args, (list, tuple)) else [args]
         return [a.to(device) if isinstance(a, Tensor) else a for a in listed]
 

@@ -86,6 +86,7 @@ class InputFacts:
         marks: integers that the reference treats in a way of its own, such as an index to ignore.
         absent: the arguments that are None in each draw.
         results: the shapes of the results.
+        slow: whether a call of the reference takes so long that few calls of large shapes fit into a judgement.
     """
 
     constant: bool = False
@@ -94,6 +95,7 @@ class InputFacts:
     marks: Sequence[int] = ()
     absent: Sequence[int] = ()
     results: Shapes = ()
+    slow: bool = False
 
 
 def make_input_forms(
@@ -148,10 +150,11 @@ def _with_large_forms(
     """Return forms of the large shapes, of which some are timed, before those of the reduced shapes."""
     first = plain if not facts.constant else replace(plain, kind=wanted[0], label=_form_label(plain.shapes, wanted[0]))
     kinds = sorted({f.kind for f in forms if f.kind in VALUE_KINDS and not (f.layout or f.whole)} - {first.kind})
-    secret = SECRET_RANDOM.sample(kinds, min(KINDS_AT_SIZE, len(kinds)))
+    secret = SECRET_RANDOM.sample(kinds, min(1 if facts.slow else KINDS_AT_SIZE, len(kinds)))
     large = [replace(first, timed=True)]
     large += [replace(plain, kind=kind, label=_form_label(plain.shapes, kind)) for kind in secret]
-    shaped = _other_shape_forms(plain.shapes, 1, (), runs, _count_elements(plain.shapes))
+    limit = _count_elements(plain.shapes)
+    shaped = [] if facts.slow else _other_shape_forms(plain.shapes, 1, (), runs, limit)
     large += [replace(f, timed=True) for f in shaped]
     limit = LARGER * _count_elements(small.shapes)
     others = _other_shape_forms(small.shapes, most, facts.numbers, runs, limit, reduced=True)

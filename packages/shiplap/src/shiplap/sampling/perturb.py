@@ -20,13 +20,14 @@ from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import tensors_among
 from shiplap.sampling.samples import Samples
 
+MANY = 1 << 18  # elements above which an eighth of so many pairs are exchanged
 _secret = random.SystemRandom()
 
 
 def perturb_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return ``args`` with pairs of elements of each floating tensor exchanged.
 
-    Shapes, sums, and half of the elements stay the same, so a cache keyed by these returns a wrong result.
+    Shapes, sums, and half of the elements or more stay the same, so a cache keyed by these returns a wrong result.
     """
     return tuple(_exchange_pairs(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
 
@@ -36,8 +37,11 @@ def _exchange_pairs(t: Tensor) -> Tensor:
     if not _can_exchange(t):
         return t
     flat = t.detach().clone().reshape(-1)
-    half = flat.numel() // 2
-    places = torch.randperm(flat.numel(), device=flat.device)[: 2 * max(1, half // 2)]
+    if flat.numel() > MANY:  # a permutation of all places takes longer than most kernels
+        drawn = torch.randint(0, flat.numel(), (MANY // 4,), device=flat.device).unique()
+        places = drawn[torch.randperm(drawn.numel() // 2 * 2, device=flat.device)]
+    else:
+        places = torch.randperm(flat.numel(), device=flat.device)[: 2 * max(1, flat.numel() // 4)]
     flat[places] = flat[places.flip(0)]
     return flat.reshape(t.shape)
 

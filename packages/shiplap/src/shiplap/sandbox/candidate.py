@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count, pairwise
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -16,9 +17,10 @@ from torch import Tensor
 from shiplap.sampling.compare import Difference
 from shiplap.sampling.run import error_line, tensors_among
 from shiplap.sandbox import protocol
+from shiplap.sandbox.arguments import ArgumentArena, packed_locations, packed_tensor
+from shiplap.sandbox.device_memory import DeviceBlock, DeviceError, OpenedAllocations, lies_on_device
 from shiplap.sandbox.proc_filesystem import RequestTime, find_mapped_pieces
 from shiplap.sandbox.protocol import (
-    ArgumentArena,
     Packed,
     Place,
     Reply,
@@ -26,7 +28,6 @@ from shiplap.sandbox.protocol import (
     TensorLocation,
     bits_are_equal,
     elements_overlap,
-    packed_offsets,
     printable_text,
     strided_extent,
 )
@@ -35,13 +36,26 @@ from shiplap.sandbox.supervisor import ProcessEnded, RequestFailed, SandboxedPro
 INVALID = (TypeError, ValueError, OverflowError, RuntimeError)  # errors of torch for results that do not fit
 # Calls whose results stay in use: at least, at most, and their bytes.
 LEAST, LEAST_LARGE, MOST, ROOM = 5, 2, 128, 64 << 20
+COMPARED_BYTES = 1 << 20  # bytes of a result that are read at once to be compared again, which stay in the caches
 MAX_RESULT_SPREAD = 64  # the greatest span in memory of a result, as a multiple of its elements
 MAX_PADDED_BYTES = 256 << 20  # bytes of that span; twice the length of the result if that is more
 ReplyT = TypeVar("ReplyT", bound=Reply)
-_batch_numbers = count(1)
 
 
-ResultSpans: TypeAlias = list[tuple[int, bytearray]]  # addresses of results, and their bytes
+@dataclass(frozen=True)
+class ResultSpan:
+    """The bytes of a result as they were read, and where they lie: in which memory, and at which place of it.
+
+    The memory is ``"host"``, or the handle of an allocation on a GPU, which is empty for the block of the arguments.
+    """
+
+    memory: bytes | str
+    at: int
+    length: int
+    content: bytearray | Tensor | None
+
+
+ResultSpans: TypeAlias = list[ResultSpan]
 MappedPieces: TypeAlias = list[tuple[int, int, int]]  # mapped parts of the file of arguments: address, bytes, offset
 
 
@@ -87,6 +101,7 @@ class CallOutcome:
     Attributes:
         wall, quiet: seconds by the clock of the process that judges (see ``RequestTime``).
         spent: seconds by the clock of the sandboxed process.
+        written: on a GPU, those of the seconds in which the process that judges wrote values.
         late: on a GPU, the seconds for which other streams worked after the call's own stream was done.
         error: the largest error in units of the tolerance.
     """
@@ -96,6 +111,7 @@ class CallOutcome:
     spent: float
     late: float
     error: float = 0.0
+    written: float = 0.0
 
 
 def check_process_state(traces: protocol.CallTraces) -> None:
@@ -110,7 +126,7 @@ def check_process_state(traces: protocol.CallTraces) -> None:
 
 def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -> None:
     """Raise CandidateError for results in other containers, and for results whose elements share memory."""
-    lies = reply.structure  # calls on a GPU do not report it
+    lies = reply.structure  # calls of a batch do not report it
     if expected.nested and lies is not None and lies != expected.nested:
         raise CandidateError("results", f"results that lie as {lies[:80]}, expected {expected.nested[:80]}")
     for number, place in enumerate(reply.outs if not expected.overlapping else ()):
@@ -120,26 +136,29 @@ def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -
 
 @dataclass(frozen=True)
 class MappedArguments:
-    """Arguments in a file that a process has mapped: the device and inode of the file, and the
-    offsets of the tensors.
+    """Arguments in a file that a process has mapped: the device and inode of the file, the places of the tensors, and
+    the memory in which this process has mapped the file.
     """
 
     file: tuple[int, int]
-    offsets: tuple[int, ...]
+    places: tuple[TensorLocation, ...]
+    memory: mmap.mmap
 
     @classmethod
-    def of(cls, handle: int, packed: Packed) -> MappedArguments:
-        """Return the arguments with the description ``packed`` in the file of ``handle``."""
+    def of(cls, handle: int, packed: Packed, memory: mmap.mmap | None = None) -> MappedArguments:
+        """Return the arguments with the description ``packed`` in the file of ``handle``, which may be mapped."""
         stat = os.fstat(handle)
-        return cls((stat.st_dev, stat.st_ino), tuple(packed_offsets(packed)))
+        places = tuple(packed_locations(packed))
+        return cls((stat.st_dev, stat.st_ino), places, memory or mmap.mmap(handle, 0))
 
 
 @dataclass(frozen=True)
 class _KeptResults:
-    """The results of one call that stay in use, and the bytes of its arguments and results."""
+    """The results of one call that stay in use, the bytes of its arguments and results, and of those on the host."""
 
     spans: ResultSpans
     size: int
+    host: int
 
 
 class TargetProcess:
@@ -148,19 +167,25 @@ class TargetProcess:
     def __init__(self, prisoner: SandboxedProcess) -> None:
         self.prisoner = prisoner
         self.batches: set[int] = set()  # numbers of the batches that the process has prepared
+        self.opened = OpenedAllocations()
+        self.block: DeviceBlock | None = None  # of the arguments on a GPU that were sent last
         self._layout = 0
-        self._given = MappedArguments((0, 0), ())
+        self._given: MappedArguments | None = None
         self._earlier: deque[_KeptResults] = deque()
 
     def check_device(self, device: str) -> None:
-        """Raise DeviceUnavailable if the process cannot use the device.
+        """Raise DeviceUnavailable if the process cannot use the device, or memory cannot be shared with it.
 
         Use this before any code of a target is loaded.
         """
+        number, arena = torch.tensor([secrets.randbits(40)], device=device), ArgumentArena()
         try:
-            self.prisoner.request_reply(protocol.CheckDevice(device))
-        except RequestFailed as e:
+            reply = self._request_with_arena(protocol.CheckDevice(arena.pack([number])), arena, "device")
+            same = torch.equal(self._read_results(reply.outs, [number])[0], number + 1)
+        except (CandidateError, DeviceError, NotImplementedError) as e:
             raise DeviceUnavailable(f"the sandboxed process cannot use {device}: {str(e)[:200]}") from None
+        if not same:
+            raise DeviceUnavailable(f"memory of {device} that two processes share shows other values in one of them")
 
     def load(self, target: protocol.LoadTarget, arena: ArgumentArena) -> None:
         """Import the target in the process, with arguments that lie in ``arena``.
@@ -173,17 +198,39 @@ class TargetProcess:
         """Return the reply to a message whose arguments lie in ``arena``. Raises CandidateError as ``request`` does."""
         handle = arena.write()
         try:
-            return self.request(message, check, handle)[0]
+            return self.request(message, check, *arena.files(handle))[0]
         finally:
+            self.use_block(arena.block)
             os.close(handle)
 
-    def request(self, message: Request[ReplyT], check: str = "raised", handle: int = -1) -> tuple[ReplyT, RequestTime]:
-        """Return the reply to any message, and the time.
+    def end(self) -> None:
+        """End the process, and unmap all of its memory."""
+        self.prisoner.kill()
+        self.forget_results()
+        self.use_block(None)
+
+    def use_block(self, block: DeviceBlock | None) -> None:
+        """Keep the block of the last arguments, from which results may be read, in the place of an earlier one."""
+        if block is not self.block and self.block is not None:
+            self.block.driver.synchronize()
+            self.block.close()
+        if block is not None:
+            block.close_file()
+        self.block = block
+
+    def request(
+        self,
+        message: Request[ReplyT],
+        check: str = "raised",
+        *files: int,
+        waiting: Callable[[float], None] | None = None,
+    ) -> tuple[ReplyT, RequestTime]:
+        """Return the reply to any message with open files, and the time. ``waiting`` is that of ``request_reply``.
 
         Raises CandidateError if the process ended and, named ``check``, for an error in it; Timeout at its deadline.
         """
         try:
-            return self.prisoner.request_reply(message, handle)
+            return self.prisoner.request_reply(message, *files, waiting=waiting)
         except Timeout:
             raise
         except ProcessEnded as e:
@@ -209,7 +256,7 @@ class TargetProcess:
         if not trusted:
             check_process_state(reply.traces)
         outs = len(expected.own) - len(expected.changed)
-        got = self._results(reply.outs, expected.own[:outs])[0]
+        got = self._read_results(reply.outs, expected.own[:outs])
         if not expected.changed and (problem := _compare(expected, got).problem):
             raise CandidateError("values", f"{problem}, while its operators are listed")
         return reply.operators
@@ -235,25 +282,32 @@ class TargetProcess:
         With ``in_place``, the values are written into the tensors of the last call, as another library that shares
         their memory would do.
         """
-        if not in_place:
-            self._layout = secrets.randbits(62)
+        last = self._given if in_place else None
         # A layout of its own for each call: addresses say nothing about values.
-        arena = ArgumentArena(self._layout)
-        packed = arena.pack(list(args))
-        handle = arena.write()
-        if not in_place:
-            self._given = MappedArguments.of(handle, packed)
+        self._layout = self._layout if last is not None else secrets.randbits(62)
+        # A block is used again: mapping a new one takes longer than most calls, and these are not timed.
+        arena = ArgumentArena(self._layout, self.block)
+        packed, handle = arena.pack(list(args)), -1
+        if last is not None and last.places == tuple(packed_locations(packed)):
+            arena.write_into(last.memory)
+        else:
+            handle, last = arena.write(), None
+        given = last or MappedArguments.of(handle, packed)
+        self._given = given
         try:
-            reply, took = self.request(protocol.CallTarget(packed, in_place, self._in_use()), handle=handle)
+            message = protocol.CallTarget(packed, last is not None, self._in_use())
+            reply, took = self.request(message, "raised", *arena.files(handle))
         finally:
-            os.close(handle)
+            self.use_block(arena.block)
+            if handle >= 0:
+                os.close(handle)
         error = 0.0
         if expected is None:  # the process keeps as much as in a call that is compared
-            self._earlier.append(_KeptResults([], _argument_bytes(args)))
+            self._earlier.append(_KeptResults([], _argument_bytes(args), _host_bytes(args)))
         else:
             try:
                 check_process_state(reply.traces)
-                error = self.examine(reply.places, args, expected, self._given)
+                error = self.examine(reply.places, args, expected, given)
             except CandidateError:
                 self.forget_results()  # its list of kept results no longer matches this one
                 raise
@@ -270,7 +324,7 @@ class TargetProcess:
         arena = ArgumentArena()
         message = protocol.Differentiate(arena.pack(list(args)), arena.pack(list(seeds)), list(parameters))
         reply = self._request_with_arena(message, arena, "gradients")
-        return self._results(reply.outs, like if reply.complete else like[: len(like) - len(parameters)])[0]
+        return self._read_results(reply.outs, like if reply.complete else like[: len(like) - len(parameters)])
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
         """Load these values into the parameters of the target. Return False if it lacks one of the names."""
@@ -281,16 +335,35 @@ class TargetProcess:
         """Return the entries of the module's state with these names. Raises CandidateError."""
         if not names:
             return []
-        return self._results(self.request(protocol.ReadState(list(names)), "state")[0].outs, list(names.values()))[0]
+        return self._read_results(self.request(protocol.ReadState(list(names)), "state")[0].outs, list(names.values()))
 
     @property
     def kept(self) -> tuple[int, int]:
-        """The number of files and the bytes that the process keeps on request."""
-        return len(self._earlier), sum(call.size for call in self._earlier)
+        """The number of files and the bytes on the host that the process keeps on request."""
+        return len(self._earlier), sum(call.host for call in self._earlier)
 
     def forget_results(self) -> None:
         """Drop all earlier results, so that the process releases them with the next call."""
-        self._earlier.clear()
+        while self._earlier:
+            self._drop_earliest()
+
+    def _drop_earliest(self) -> None:
+        """Drop the results of the earliest call that is kept."""
+        self.release(self._earlier.popleft().spans)
+
+    def release(self, spans: ResultSpans) -> None:
+        """Unmap the memory in which these results lie, if it has no other user."""
+        for span in spans:
+            if isinstance(span.memory, bytes) and span.memory:
+                self.opened.drop(span.memory)
+
+    def last_spans(self) -> ResultSpans:
+        """Return the bytes of the results that were read last, which a batch then need not keep."""
+        last = self._earlier[-1]
+        if not all(isinstance(span.content, Tensor) for span in last.spans):
+            return []
+        self._earlier[-1] = replace(last, spans=[replace(span, content=None) for span in last.spans])
+        return last.spans
 
     def _in_use(self) -> int:
         """Return the number of last calls whose results stay in use.
@@ -304,7 +377,7 @@ class TargetProcess:
                 break
             kept += 1
         while len(self._earlier) > kept:
-            self._earlier.popleft()
+            self._drop_earliest()
         return kept
 
     def pieces(self, at: MappedArguments) -> MappedPieces:
@@ -335,52 +408,68 @@ class TargetProcess:
         returned before the first is examined, so earlier results cannot have changed in between and are not compared
         again.
         """
-        given = tensors_among(args)
+        given, spans = tensors_among(args), list[ResultSpan]()
         outs = len(expected.own) - len(expected.changed)
         check_result_layout(reply, expected)
-        got, spans = self._results(reply.outs, expected.own[:outs])
-        places = self._places(reply, given, at, pieces)
-        after = self._arguments(places, given)
-        self._check_aliases(spans, places, given, expected)
-        for number, (now, before) in enumerate(zip(after, given, strict=True)):
-            if number not in expected.changed and not bits_are_equal(now, before):
-                raise CandidateError(
-                    "arguments", f"it changes tensor argument {number}, which the reference leaves as it is"
-                )
-        difference = _compare(expected, [*got, *(after[i] for i in expected.changed)])
-        if difference.problem:
-            raise CandidateError("values", difference.problem)
-        if pieces is None:
-            self._check_earlier_results()
-        self._earlier.append(_KeptResults(spans, _argument_bytes(args) + sum(len(content) for _, content in spans)))
+        try:
+            got = self._results(reply.outs, expected.own[:outs], spans)
+            places = self._places(given, at, pieces)
+            after = [packed_tensor(place, at.memory, self.block) for place in at.places]
+            self._check_aliases(spans, places, given, expected)
+            for number, (now, before) in enumerate(zip(after, given, strict=True)):
+                if number not in expected.changed and not bits_are_equal(now, before):
+                    raise CandidateError(
+                        "arguments", f"it changes tensor argument {number}, which the reference leaves as it is"
+                    )
+            difference = _compare(expected, [*got, *(after[i] for i in expected.changed)])
+            if difference.problem:
+                raise CandidateError("values", difference.problem)
+            if pieces is None:
+                self._check_earlier_results()
+        except BaseException:
+            self.release(spans)
+            raise
+        size = _argument_bytes(args) + sum(span.length for span in spans)
+        host = _host_bytes(args) + sum(span.length for span in spans if span.memory == "host")
+        self._earlier.append(_KeptResults(spans, size, host))
         return difference.error
 
     def _places(
-        self, reply: protocol.CallPlaces, given: Sequence[Tensor], at: MappedArguments, pieces: MappedPieces | None
+        self, given: Sequence[Tensor], at: MappedArguments, pieces: MappedPieces | None
     ) -> list[TensorLocation]:
-        """Return the locations of the arguments. On a CPU they come from the kernel's map of the process's memory.
+        """Return the locations of the arguments: in the block, or as the kernel's map of the process's memory has them.
 
         The process could report a copy of the arguments instead of those that it changed.
         """
-        if any(t.device.type != "cpu" for t in given):
-            return [p for p in reply.args if isinstance(p, TensorLocation)]
-        pieces = self.pieces(at) if pieces is None else pieces
+        if pieces is None:
+            pieces = self.pieces(at) if not all(map(lies_on_device, given)) else []
         places: list[TensorLocation] = []
-        for offset, t in zip(at.offsets, given, strict=True):
-            addresses = [a + offset - o for a, size, o in pieces if o <= offset < o + size]
+        for place, t in zip(at.places, given, strict=True):
+            if lies_on_device(t):
+                places.append(place)
+                continue
+            addresses = [a + place.at - o for a, size, o in pieces if o <= place.at < o + size]
             if t.numel() and not addresses:
                 raise CandidateError("arguments", "its arguments are not where they were put")
             places.append(TensorLocation.of(t, addresses[0] if addresses else 0))
         return places
 
-    def _results(self, places: Sequence[Place], like: Sequence[Tensor]) -> tuple[list[Tensor], ResultSpans]:
-        """Return the results at the reported locations, and their bytes.
+    def _read_results(self, places: Sequence[Place], like: Sequence[Tensor]) -> list[Tensor]:
+        """Return the results at the reported locations. Raises CandidateError for other kinds of results."""
+        spans: ResultSpans = []
+        try:
+            return self._results(places, like, spans)
+        finally:
+            self.release(spans)
+
+    def _results(self, places: Sequence[Place], like: Sequence[Tensor], spans: ResultSpans) -> list[Tensor]:
+        """Return the results at the reported locations, and append their bytes to ``spans``.
 
         Raises CandidateError for other kinds of results.
         """
         if len(places) != len(like):
             raise CandidateError("results", f"{len(places)} results, expected {len(like)}")
-        got, spans = [], []
+        got = []
         for number, (place, expected) in enumerate(zip(places, like, strict=True)):
             if isinstance(place, protocol.Foreign):
                 raise CandidateError("results", f"result {number} is a {place.kind[:60]}, and no plain tensor")
@@ -389,30 +478,51 @@ class TargetProcess:
                     raise CandidateError("results", f"result {number} is a number, expected a tensor")
                 got.append(torch.tensor(place, device=expected.device))
                 continue
-            t, content = self._tensor(number, place, expected)
+            t, span = self._tensor(number, place, expected)
             got.append(t)
-            spans.append((place.at, content))
-        return got, spans
+            spans += [span] if span is not None else []
+        return got
 
-    def _tensor(self, number: int, place: TensorLocation, like: Tensor) -> tuple[Tensor, bytearray]:
-        """Return one tensor read from the process, and its bytes.
+    def _tensor(self, number: int, place: TensorLocation, like: Tensor) -> tuple[Tensor, ResultSpan | None]:
+        """Return one tensor read from the process, and its bytes unless it is empty.
 
-        Raises CandidateError for another shape, dtype or stride.
+        Raises CandidateError for another shape, dtype, stride or device.
         """
         shape, stride, wanted = place.shape, place.stride, TensorLocation.of(like, 0)
         if shape != wanted.shape or place.dtype != wanted.dtype:
             raise CandidateError(
                 "results", f"result {number}: {place.dtype}{shape}, expected {wanted.dtype}{wanted.shape}"
             )
+        if place.device != wanted.device:
+            raise CandidateError("results", f"result {number}: a tensor on {place.device}, expected {wanted.device}")
         # A limit on the bytes that a candidate can make this process read.
         widest = min(MAX_RESULT_SPREAD * like.numel() + 4096, max(2 * like.numel(), MAX_PADDED_BYTES // like.itemsize))
         if (length := strided_extent(shape, stride)) > widest:
             raise CandidateError("results", f"result {number}: strides {stride} for {shape}")
         if not length:
-            return torch.empty(like.shape, dtype=like.dtype, device=like.device), bytearray()
+            return torch.empty(like.shape, dtype=like.dtype, device=like.device), None
+        if lies_on_device(like):
+            span = self._read_on_device(place, length * like.itemsize)
+            assert isinstance(span.content, Tensor)
+            return span.content.view(like.dtype).as_strided(shape, stride), span
         content = self._read(place.at, length * like.itemsize)
-        flat = torch.frombuffer(content, dtype=like.dtype).to(like.device)
-        return flat.as_strided(shape, stride), content
+        flat = torch.frombuffer(content, dtype=like.dtype)
+        return flat.as_strided(shape, stride), ResultSpan("host", place.at, len(content), content)
+
+    def _read_on_device(self, place: TensorLocation, length: int) -> ResultSpan:
+        """Return bytes of the block of the arguments, or of an allocation, which stays mapped until it is released."""
+        try:
+            block = self.opened.take(place.block) if place.block else self.block
+            if block is None:
+                raise DeviceError("memory of no block")
+            try:
+                return ResultSpan(place.block, place.at, length, block.bytes_at(place.at, length).clone())
+            except BaseException:
+                if place.block:
+                    self.opened.drop(place.block)
+                raise
+        except DeviceError as e:
+            raise CandidateError("memory", f"its results cannot be read: {e}") from None
 
     def _read(self, address: int, length: int) -> bytearray:
         """Return bytes of the process's memory. Raises CandidateError where it cannot be read."""
@@ -421,32 +531,42 @@ class TargetProcess:
         except OSError as e:
             raise CandidateError("memory", f"its results cannot be read: {e.strerror or e}") from None
 
-    def _arguments(self, places: Sequence[TensorLocation], given: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensor arguments as they are after the call."""
-        if len(places) != len(given):
-            raise CandidateError("answer", "its arguments are not those that it was given")
-        return [self._tensor(-1, p, t)[0] for p, t in zip(places, given, strict=True)]
+    def _holds(self, address: int, content: bytearray) -> bool:
+        """Return whether the process has these bytes at an address. Raises CandidateError where it cannot be read."""
+        starts = range(0, len(content), COMPARED_BYTES)
+        parts = memoryview(content)
+        return all(
+            self._read(address + at, min(COMPARED_BYTES, len(content) - at)) == parts[at : at + COMPARED_BYTES]
+            for at in starts
+        )
 
     def _check_aliases(
         self, spans: ResultSpans, places: Sequence[TensorLocation], given: Sequence[Tensor], expected: ExpectedEffects
     ) -> None:
         """Raise CandidateError if a result shares memory with an argument or with an earlier result."""
-        pairs = zip(places, given, strict=True)
-        taken = [(p.at, strided_extent(p.shape, p.stride) * t.itemsize, "an argument") for p, t in pairs]
-        taken = [] if expected.aliased else taken
+        taken: list[tuple[bytes | str, int, int, str]] = []
+        for p, t in zip(places, given, strict=True) if not expected.aliased else ():
+            memory = p.block if lies_on_device(t) else "host"
+            taken.append((memory, p.at, strided_extent(p.shape, p.stride) * t.itemsize, "an argument"))
         still = "an earlier result, which is still in use"
-        taken += [(at, len(content), still) for call in self._earlier for at, content in call.spans]
-        for at, content in spans:
-            for start, length, what in taken:
-                if at < start + length and start < at + len(content):
+        taken += [
+            (span.memory, span.at, span.length, still) for call in self._earlier for span in call.spans if span.memory
+        ]
+        for span in spans:
+            for memory, start, length, what in taken:
+                if span.memory == memory and span.at < start + length and start < span.at + span.length:
                     raise CandidateError("aliases", f"a result shares memory with {what}")
 
     def _check_earlier_results(self) -> None:
         """Raise CandidateError if the result of an earlier call has changed."""
-        for call in self._earlier:
-            for at, content in call.spans:
-                if content and self._read(at, len(content)) != content:
-                    raise CandidateError("results", "a result changed after the call that returned it")
+        for span in (span for call in self._earlier for span in call.spans):
+            if isinstance(span.content, Tensor):
+                now = self.opened.find(span.memory) if isinstance(span.memory, bytes) and span.memory else None
+                same = now is None or torch.equal(now.bytes_at(span.at, span.length), span.content)
+            else:
+                same = span.content is None or self._holds(span.at, span.content)
+            if not same:
+                raise CandidateError("results", "a result changed after the call that returned it")
 
 
 def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
@@ -457,88 +577,11 @@ def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
         raise CandidateError("answer", f"results that cannot be compared: {error_line(e)}"[:300]) from None
 
 
+def _host_bytes(args: Sequence[Any]) -> int:
+    """Return the bytes of all tensors among the arguments that lie on the host."""
+    return sum(t.numel() * t.itemsize for t in tensors_among(args) if not lies_on_device(t))
+
+
 def _argument_bytes(args: Sequence[Any]) -> int:
     """Return the bytes of all tensors among the arguments."""
     return sum(t.numel() * t.itemsize for t in tensors_among(args))
-
-
-@dataclass(frozen=True)
-class BatchRun:
-    """The times of one run of a batch: the measured one, and the seconds by the clock of the process."""
-
-    took: RequestTime
-    claimed: float
-
-
-class CallBatch:
-    """A context with calls that a process has prepared, on arguments in memory that both sides share.
-
-    ``index`` is that of a candidate, and ``poison`` fills the memory that it allocates. The arguments of a ``blank``
-    batch, by default one of index -1, hold zeros until ``fill`` writes values. Raises CandidateError, and
-    UnsupportedArguments for arguments that it declines.
-    """
-
-    def __init__(
-        self,
-        witness: TargetProcess,
-        index: int,
-        sets: Sequence[Sequence[Any]],
-        poison: int | None = None,
-        *,
-        blank: bool | None = None,
-    ) -> None:
-        self.witness, self.sets = witness, sets
-        self._number = next(_batch_numbers)
-        # ``fill`` repeats this layout, so that new values lie where the old ones did.
-        self._layout = secrets.randbits(62)
-        arena = ArgumentArena(self._layout)
-        packed = [arena.pack(list(args)) for args in sets]
-        self._handle = arena.make() if (index < 0 if blank is None else blank) else arena.write()
-        self._given = [MappedArguments.of(self._handle, each) for each in packed]
-        try:
-            message = protocol.PrepareBatch(self._number, sorted(witness.batches), index, poison, packed)
-            witness.request(message, handle=self._handle)
-            witness.batches.add(self._number)
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> CallBatch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file of the arguments. The process releases its memory with the next batch."""
-        self.witness.batches.discard(self._number)
-        os.close(self._handle)
-
-    def fill(self, sets: Sequence[Sequence[Any]]) -> None:
-        """Write other values into the shared arguments, without a message to the process."""
-        arena = ArgumentArena(self._layout)
-        for args in sets:
-            arena.pack(list(args))
-        arena.write(self._handle)
-        self.sets = sets
-
-    def run_calls(self, expected: Sequence[ExpectedEffects] | None = None) -> BatchRun:
-        """Run each call once, and compare all results with ``expected``. Raises CandidateError."""
-        self.witness.forget_results()
-        reply, took = self.witness.request(protocol.RunBatch(self._number))
-        if len(reply.calls) != len(self.sets):
-            raise CandidateError("answer", "not one answer a call")
-        # One file holds the arguments of all calls.
-        pieces = self.witness.pieces(self._given[0]) if expected else []
-        rows = zip(reply.calls, self.sets, expected, self._given, strict=True) if expected else ()
-        for number, row in enumerate(rows):
-            try:
-                self.witness.examine(*row, pieces)
-            except CandidateError as e:
-                raise CandidateError(e.check, e.evidence, number) from None
-        return BatchRun(took, reply.spent * 1e-9)
-
-    def sample(self, repeats: int) -> BatchRun:
-        """Run the first call ``repeats`` times on the same values, without a comparison. Raises CandidateError."""
-        reply, took = self.witness.request(protocol.RunBatch(self._number, repeats))
-        return BatchRun(took, reply.spent * 1e-9)

@@ -22,6 +22,17 @@ from torch import Tensor
 
 from shiplap.sampling.run import error_line
 from shiplap.sandbox import protocol
+from shiplap.sandbox.arguments import BLOCK_SIZE, unpack_arguments
+from shiplap.sandbox.device_memory import (
+    END_AT,
+    FIRST_AT,
+    FIRST_BYTES,
+    GATE_AT,
+    DeviceBlock,
+    DeviceError,
+    device_driver,
+    lies_on_device,
+)
 from shiplap.sandbox.gpu_call import call_in_queue
 from shiplap.sandbox.interpreter_state import InterpreterWatch, changed_interpreter_state, read_interpreter_state
 from shiplap.sandbox.landlock import SandboxPolicy, lock_process
@@ -39,11 +50,11 @@ from shiplap.sandbox.protocol import (
     send_message,
     structure_of,
     tree_leaves,
-    unpack_arguments,
 )
 from shiplap.sandbox.rng_state import RngWatch
 
 _baseline: FunctionSnapshot | None = None  # taken before this process was forked
+LOOKED_AT = 8  # first calls on a GPU after which the state of the process is read, and then each of so many
 COLD_CALL_NS = 1_000_000  # ns; a longer call is hardly slower as the first after a pause
 MOVING_OPERATORS = """
 empty empty_like empty_strided empty_permuted new_empty new_empty_strided view reshape _unsafe_view as_strided
@@ -94,8 +105,9 @@ def serve_requests(connection: socket.socket, order: protocol.Fork) -> None:
     send_message(connection, pack_message(protocol.Locked(missing)))
     host = Child(watched=order.locked)
     while True:
-        message, files = receive_message(connection, *HANDLERS, handles=1, longest=MAX_REQUEST_BYTES)
+        message, files = receive_message(connection, *HANDLERS, handles=2, longest=MAX_REQUEST_BYTES)
         try:
+            host.block_file = files[1] if len(files) > 1 else -1
             data = pack_message(host.answer(message, files[0] if files else -1))
         except ArgumentsDeclined as e:
             data = pack_message(protocol.Declined(printable_text(str(e))[:400]))
@@ -119,12 +131,39 @@ class Child:
         if watched:
             self._intact, self._watch = FunctionSnapshot(_baseline), InterpreterWatch()
         self._batches: dict[int, Any] = {}
+        self._calls = 0  # on a GPU, one by one
         self._dice = RngWatch()
+        self.block_file = -1  # the open file of a block that belongs to the request
+        self._block: DeviceBlock | None = None  # the block of the arguments in use
 
     def answer(self, message: Request[ReplyT], file: int) -> ReplyT:
         """Return the reply to one request."""
+        if self._block is not None:
+            self._block.driver.release_retired()
         reply: ReplyT = HANDLERS[type(message)](self, message, file)
         return reply
+
+    def _unpack(self, value: protocol.Packed, memory: Any) -> Any:
+        """Return arguments in the memory of the file of a request, and in its block."""
+        if self.block_file >= 0:
+            (size,) = BLOCK_SIZE.unpack_from(memory, 0)
+            self._block, self.block_file = device_driver().receive_block(self.block_file, size), -1
+        return unpack_arguments(value, memory, self._block)
+
+    def _describe_place(self, value: Any) -> Place:
+        """Return the location and description of a tensor, or a plain value."""
+        if type(value) not in (Tensor, torch.nn.Parameter) or not lies_on_device(value) or not value.numel():
+            return _describe_place(value)
+        if isinstance(place := _describe_place(value), protocol.Foreign):
+            return place
+        block, at = self._block, value.data_ptr()
+        if block is not None and block.address <= at < block.address + block.size:
+            return protocol.TensorLocation.of(value, at - block.address)
+        try:
+            handle, offset = device_driver().export_allocation(at)
+        except DeviceError:
+            return protocol.Foreign("tensor in memory that is no longer its own")
+        return protocol.TensorLocation.of(value, offset, handle)
 
     def accept_modules(self) -> None:
         """Accept all that was imported so far: changes by the user's own modules are in force in the user's process
@@ -143,10 +182,11 @@ class Child:
         return protocol.Inspection(replaced, looked, left, self._intact.threads())
 
     @handles(protocol.CheckDevice)
-    def _check_device(self, message: protocol.CheckDevice, file: int) -> protocol.Done:
+    def _check_device(self, message: protocol.CheckDevice, file: int) -> protocol.ResultPlaces:
         """Use the device once."""
-        torch.ones(1, device=message.device).item()
-        return protocol.Done()
+        self._last = [self._unpack(message.args, _map(file))[0] + 1]
+        self._last[0].cpu()
+        return protocol.ResultPlaces([*map(self._describe_place, self._last)])
 
     @handles(protocol.LoadTarget)
     def _load(self, message: protocol.LoadTarget, file: int) -> protocol.Done:
@@ -155,7 +195,7 @@ class Child:
         if message.thorough:
             self._intact = FunctionSnapshot(self._intact, thorough=True)
         self.target = load_requested(
-            message, unpack_arguments(message.init, memory) or (), unpack_arguments(message.state, memory) or {}
+            message, self._unpack(message.init, memory) or (), self._unpack(message.state, memory) or {}
         )
         self._watch.loaded()
         return protocol.Done()
@@ -163,67 +203,68 @@ class Child:
     @handles(protocol.LoadParameters)
     def _load_parameters(self, message: protocol.LoadParameters, file: int) -> protocol.Answer:
         """Load other values into the parameters of the target."""
-        return protocol.Answer(load_parameters(self.target, unpack_arguments(message.state, _map(file))))
+        return protocol.Answer(load_parameters(self.target, self._unpack(message.state, _map(file))))
 
     @handles(protocol.ReadState)
     def _read_state(self, message: protocol.ReadState, file: int) -> protocol.ResultPlaces:
         """Return the locations of these entries of the module's state."""
         state = self.target.state_dict() if isinstance(self.target, torch.nn.Module) else {}
-        self._last = [_copy_to_host(state[name].detach()) for name in message.names]
-        return protocol.ResultPlaces([_describe_place(v) for v in self._last])
+        self._last = [state[name].detach() for name in message.names]
+        if _on_devices(self._last):
+            torch.cuda.synchronize()
+        return protocol.ResultPlaces([self._describe_place(v) for v in self._last])
 
     @handles(protocol.CallTarget)
     def _call(self, message: protocol.CallTarget, file: int) -> protocol.TargetCalled:
         """Call the target and return the locations of its results, and the times."""
         while len(self._kept) > message.keep:
             self._kept.popleft()
-        memory = _map(file)
-        if message.again:  # new values in the tensors of the last call, without a new version number
-            before, args = self._kept[-1][:2]
-            before[:], memory = memory[:], before
-            for there, now in zip(tree_leaves(args), tree_leaves(unpack_arguments(message.args, memory)), strict=True):
-                if isinstance(there, Tensor) and there.is_cuda:
-                    there.data.copy_(now)
+        if message.again:  # the other side has written new values into the tensors of the last call
+            memory, args = self._kept[-1][:2]
         else:
-            args = list(unpack_arguments(message.args, memory))
+            memory = _map(file)
+            args = list(self._unpack(message.args, memory))
         with torch.no_grad():
-            if not any(isinstance(a, Tensor) and a.is_cuda for a in args):
+            if not _on_devices(args):
                 started = perf_counter_ns()
                 returned = self.target(*args)
                 result = flatten_results(returned)
                 spent = perf_counter_ns() - started
-                return protocol.TargetCalled(self._keep(args, result, memory, result, structure_of(returned)), spent)
+                return protocol.TargetCalled(self._keep(args, result, memory, structure_of(returned)), spent)
             call = call_in_queue(self.target, args)
-            places = self._keep(args, call.result, memory, call.seen)
-        # Code that runs between two calls would see the next values before the clock starts.
-        traces = protocol.CallTraces(call.raced, self._watch.read_observations()["left"], self._intact.threads())
+            places = self._keep(args, call.result, memory, call.structure)
+        # Reading the state takes longer than most calls, so that of many calls some are looked at.
+        self._calls += 1
+        looked = self._calls <= LOOKED_AT or self._calls % LOOKED_AT == 0
+        state = (self._watch.read_observations()["left"], self._intact.threads()) if looked else ([], 0)
+        traces = protocol.CallTraces(call.raced, *state)
         return protocol.TargetCalled(places, traces=traces, **call.clock)
 
-    def _keep(
-        self, args: list[Any], result: Any, memory: Any, seen: list[Any], lies: str | None = None
-    ) -> protocol.CallPlaces:
+    def _keep(self, args: list[Any], result: Any, memory: Any, lies: str | None = None) -> protocol.CallPlaces:
         """Keep the results of a call, and return the locations of these and of the arguments."""
-        for _, _, earlier, copies in self._kept:  # earlier results are compared again: copies of them, if on a GPU
-            for now, copy in zip(tree_leaves(earlier), copies, strict=False):
-                if type(now) is Tensor and now.is_cuda and now.shape == copy.shape:
-                    copy.copy_(now)
-        outs, given = [_copy_to_host(o) for o in seen], [_copy_to_host(a) for a in flatten_results(args)]
-        self._kept.append((memory, args, result, [*outs, *given]))
-        return protocol.CallPlaces(
-            [_describe_place(o) for o in outs], [_describe_place(a) for a in given], lies and printable_text(lies)
-        )
+        self._kept.append((memory, args, result))
+        outs, given = [*map(self._describe_place, result)], [*map(self._describe_place, flatten_results(args))]
+        return protocol.CallPlaces(outs, given, lies and printable_text(lies))
 
     @handles(protocol.PrepareBatch)
     def _prepare(self, message: protocol.PrepareBatch, file: int) -> protocol.Done:
         """Prepare calls on arguments in shared memory, whose values may be replaced before the calls run."""
         self._batches = {n: b for n, b in self._batches.items() if n in message.kept}
-        # Shared, since the other side replaces the values after the calls are prepared.
-        memory = _map(file, mmap.MAP_SHARED)
-        sets = [list(unpack_arguments(args, memory)) for args in message.sets]
+        memory = _map(file)
+        sets = [list(self._unpack(args, memory)) for args in message.sets]
         with torch.no_grad():
             runs = [self.prepare(message.index, message.poison, args) for args in sets]
         self._kept.clear()  # the other side asks for no earlier results between batches
-        self._batches[message.batch] = memory, sets, runs, []
+        self._batches[message.batch] = self._block, sets, runs, []
+        return protocol.Done()
+
+    @handles(protocol.ReleaseBatches)
+    def _release(self, message: protocol.ReleaseBatches, file: int) -> protocol.Done:
+        """Release batches, and the blocks of their arguments."""
+        self._batches = {n: b for n, b in self._batches.items() if n in message.kept}
+        driver, self._block = self._block.driver if self._block is not None else None, None
+        if driver is not None:
+            driver.release_retired()
         return protocol.Done()
 
     def _prepare_call(self, index: int, poison: int | None, args: list[Any]) -> Callable[[], Any]:
@@ -236,19 +277,26 @@ class Child:
     @handles(protocol.RunBatch)
     def _run_batch(self, message: protocol.RunBatch, file: int) -> protocol.BatchCalled:
         """Run each prepared call once, or the first one repeatedly."""
-        _, sets, runs, results = self._batches[message.batch]
+        self._block, sets, runs, results = self._batches[message.batch]
         if message.repeats:
             return self._repeat_first_call(runs[0], message.repeats)
         results.clear()
+        on_device = self._block is not None and bool(_on_devices(sets))
         with torch.no_grad():
+            if message.gated and self._block is not None:
+                self._block.driver.wait_for_word(self._block, GATE_AT)
+                # A GPU takes a tenth of a millisecond to turn to the kernels of another process, also for calls that
+                # compute nothing.
+                self._block.bytes_at(FIRST_AT, FIRST_BYTES).zero_()
             started = perf_counter_ns()
             for run in runs:
                 results.append(flatten_results(run()))
             spent = perf_counter_ns() - started
+            if on_device and self._block is not None:
+                self._block.driver.write_word(self._block, END_AT)
         # On a CPU, the other process learns from the kernel where the arguments lie.
-        pairs = zip(results, map(_on_devices, sets), strict=True)
-        calls = [protocol.CallPlaces([*map(_describe_place, r)], [*map(_describe_place, s)]) for r, s in pairs]
-        return protocol.BatchCalled(calls, spent)
+        calls = [protocol.CallPlaces([*map(self._describe_place, each)], []) for each in results]
+        return protocol.BatchCalled(calls, 0 if on_device else spent)
 
     def _repeat_first_call(self, run: Callable[[], Any], repeats: int) -> protocol.BatchCalled:
         """Run one call repeatedly."""
@@ -264,21 +312,21 @@ class Child:
     @handles(protocol.ListOperators)
     def _list_operators(self, message: protocol.ListOperators, file: int) -> protocol.OperatorList:
         """List the operators that a call of the target runs."""
-        args = list(unpack_arguments(message.args, _map(file)))
+        args = list(self._unpack(message.args, _map(file)))
         self._last = ()  # finalizers of an earlier call must not run inside the list of operators
         # Generators that are advanced here must not be at the same position after the call.
         self._dice.advance_generators()
         with self._watch.record_calls():
             operators, result, left, threads = _ops(self.target, args, self._intact)
-        self._last = args, result, [_copy_to_host(o) for o in result]
+        self._last = args, result
         traces = protocol.CallTraces(False, left + self._dice.stuck_generators(), threads)
-        return protocol.OperatorList(operators, [*map(_describe_place, self._last[-1])], traces)
+        return protocol.OperatorList(operators, [*map(self._describe_place, result)], traces)
 
     @handles(protocol.Differentiate)
     def _differentiate(self, message: protocol.Differentiate, file: int) -> protocol.ResultPlaces:
         """Return the locations of the gradients of arguments and parameters."""
         memory = _map(file)
-        args, seeds = list(unpack_arguments(message.args, memory)), list(unpack_arguments(message.seeds, memory))
+        args, seeds = list(self._unpack(message.args, memory)), list(self._unpack(message.seeds, memory))
         given = [a.detach().clone().requires_grad_() if _is_floating_tensor(a) else a for a in args]
         outs = [o for o in tree_leaves(self.target(*given)) if isinstance(o, Tensor) and o.requires_grad]
         owned = dict(self.target.named_parameters()) if isinstance(self.target, torch.nn.Module) else {}
@@ -290,13 +338,15 @@ class Child:
             raise ValueError("no result carries a gradient")
         grads = torch.autograd.grad(outs, wanted, seeds[: len(outs)], allow_unused=True)
         values = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
-        self._last = [_copy_to_host(v) for v in values], memory
-        return protocol.ResultPlaces([_describe_place(v) for v in self._last[0]], all_there)
+        if _on_devices(args):
+            torch.cuda.synchronize()
+        self._last = values, memory
+        return protocol.ResultPlaces([self._describe_place(v) for v in values], all_there)
 
 
-def _map(file: int, flags: int = mmap.MAP_PRIVATE) -> Any:
-    """Return the memory of a file of arguments. By default nothing written there shows in the file."""
-    return mmap.mmap(file, 0, flags=flags | getattr(mmap, "MAP_POPULATE", 0))
+def _map(file: int) -> Any:
+    """Return the memory of a file of arguments, which the other side shares."""
+    return mmap.mmap(file, 0, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
 
 
 def _is_floating_tensor(value: Any) -> bool:
@@ -306,12 +356,7 @@ def _is_floating_tensor(value: Any) -> bool:
 
 def _on_devices(args: list[Any]) -> list[Any]:
     """Return the tensors of a call that do not lie in the memory of the host."""
-    return [a for a in tree_leaves(args) if isinstance(a, Tensor) and a.device.type != "cpu"]
-
-
-def _copy_to_host(value: Any) -> Any:
-    """Return a copy of a GPU tensor on the CPU, where the other process can read it; other values unchanged."""
-    return value.detach().cpu() if type(value) is Tensor and value.is_cuda else value
+    return [a for a in tree_leaves(args) if lies_on_device(a)]
 
 
 def _describe_place(value: Any) -> Place:

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.sandbox.protocol import flatten_results
+from shiplap.sandbox.protocol import flatten_results, structure_of
 
 DEVICE = "cuda"
-FLUSHED, SWEEPS = 256 << 20, 8  # bytes, beyond the L2 cache, and the number of writes: half a millisecond
-KERNELS_BEHIND = 32  # small kernels after the call, whose time grows with them up to about 16
+FLUSHED, SWEEPS = 256 << 20, 2  # bytes, beyond the L2 cache, and the number of writes: a tenth of a millisecond
+KERNELS_BEHIND = 4  # small kernels after the call
 PROBED_ELEMENTS = 1024  # elements of a result that are read as soon as the call's own stream is done
 
 
@@ -32,6 +32,7 @@ class QueuedCall:
 
     Attributes:
         result: the returned values, in order.
+        structure: how they lie in each other.
         seen: the results as the next kernel on the same stream reads them.
         clock: nanoseconds. ``spent`` is the time of the host until the call's own stream was done, ``device`` the time
         by events, and ``late`` the time for which other streams still worked.
@@ -39,6 +40,7 @@ class QueuedCall:
     """
 
     result: list[Any]
+    structure: str
     seen: list[Any]
     clock: dict[str, int]
     raced: bool
@@ -55,7 +57,8 @@ def call_in_queue(target: Callable[..., Any], args: list[Any]) -> QueuedCall:
     for value in range(SWEEPS):  # takes long enough for the host to be ahead of the device
         flush.fill_(value)
     start.record(stream)
-    result = flatten_results(target(*args))
+    returned = target(*args)
+    result = flatten_results(returned)
     with _without_collection():
         end.record(stream)
         # Later kernels of the caller would run on that stream.
@@ -82,7 +85,7 @@ def call_in_queue(target: Callable[..., Any], args: list[Any]) -> QueuedCall:
     rest = iter(copies)
     seen = [next(rest) if _on_device(o) else o for o in result]
     clock = {"spent": joined - began, "device": round(start.elapsed_time(end) * 1e6), "late": late}
-    return QueuedCall(result, seen, clock, raced)
+    return QueuedCall(result, structure_of(returned), seen, clock, raced)
 
 
 @contextmanager

@@ -87,8 +87,6 @@ def _call_by_position(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
 def load_requested(target: LoadTarget, init: Sequence[Any], state: Mapping[str, Any]) -> Callable[..., Any]:
     """Return the callable that a request names."""
     sys.path[:0] = [p for p in target.path if p not in sys.path]
-    if target.kind == "nothing":
-        return lambda *args: ()
     value = load_named(target.home, target.names)
     if isinstance(value, Op):
         return _call_by_position(value, value.reference if target.kind == "reference" else value)

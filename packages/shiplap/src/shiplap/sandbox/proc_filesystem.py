@@ -166,7 +166,7 @@ def read_scheduler_usage(pid: int, thread: int) -> SchedulerUsage:
 
 
 def find_mapped_pieces(pid: int, file: tuple[int, int]) -> list[tuple[int, int, int]]:
-    """Return ``(address, bytes, offset)`` of each piece of memory into which a process has mapped a file.
+    """Return ``(address, bytes, offset)`` of each piece of memory in which a process shares a file.
 
     ``file`` is the device and the inode of the file. Raises OSError.
     """
@@ -175,8 +175,13 @@ def find_mapped_pieces(pid: int, file: tuple[int, int]) -> list[tuple[int, int, 
     for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
         if named not in line:  # a quick test for most of a few hundred lines
             continue
-        spot, _, offset, device, inode, *_ = line.split(maxsplit=5)
-        if int(inode) == file[1] and [int(n, 16) for n in device.split(":")] == [os.major(file[0]), os.minor(file[0])]:
+        spot, rights, offset, device, inode, *_ = line.split(maxsplit=5)
+        # What is written into a private mapping does not show in the file.
+        if (
+            "s" in rights
+            and int(inode) == file[1]
+            and [int(n, 16) for n in device.split(":")] == [os.major(file[0]), os.minor(file[0])]
+        ):
             first, last = (int(side, 16) for side in spot.split("-"))
             pieces.append((first, last - first, int(offset, 16)))
     return pieces

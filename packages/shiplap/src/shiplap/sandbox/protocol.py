@@ -9,16 +9,13 @@ Results are never sent: a reply says where in the memory of the process they lie
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
-import random
-import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
-from functools import cache, lru_cache, partial
+from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar, Union, get_args
 
 import msgspec
@@ -26,12 +23,13 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
+from shiplap.sandbox.device_memory import HANDLE_BYTES
+
 MAX_MESSAGE_BYTES = 1 << 20  # the most bytes of a reply
 MAX_REQUEST_BYTES = 1 << 26  # bytes
 MESSAGE_HEAD = struct.Struct("=I")
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-ARENA_GAP = 64  # bytes, as torch's allocators align
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Sizes = Annotated[list[Size], Meta(max_length=64)]
@@ -65,22 +63,26 @@ class Request(Message, Generic[ReplyT], frozen=True):
 
 
 class TensorLocation(Message, frozen=True):
-    """A tensor in a file of arguments, at an offset, or in the memory of a process, at an address."""
+    """A tensor in a file of arguments, at an offset, or in the memory of a process, at an address.
+
+    On a GPU, the offset is that in the allocation with the handle ``block``, or in the block of the arguments.
+    """
 
     dtype: TypeName
     shape: Sizes
     stride: Sizes
     at: Size
     device: TypeName
+    block: Annotated[bytes, Meta(max_length=HANDLE_BYTES)] = b""
 
     def __post_init__(self) -> None:
         if len(self.stride) != len(self.shape):
             raise ValueError("not one stride for each dim")
 
     @classmethod
-    def of(cls, t: Tensor, at: int) -> TensorLocation:
+    def of(cls, t: Tensor, at: int, block: bytes = b"") -> TensorLocation:
         """Return the description of ``t`` at this place."""
-        return cls(*_describe_form(t.dtype, t.shape, t.stride()), at, t.device.type)
+        return cls(*_describe_form(t.dtype, t.shape, t.stride()), at, t.device.type, block)
 
 
 @lru_cache(maxsize=256)  # a batch has many results of one form
@@ -249,10 +251,10 @@ class ImportModule(Request[Done], frozen=True):
     module: str = ""
 
 
-class CheckDevice(Request[Done], frozen=True):
-    """Use an accelerator once."""
+class CheckDevice(Request[ResultPlaces], frozen=True):
+    """Add one to the tensor of the arguments, on an accelerator."""
 
-    device: str
+    args: Packed
 
 
 class LoadTarget(Request[Done], frozen=True):
@@ -321,11 +323,21 @@ class PrepareBatch(Request[Done], frozen=True):
     sets: list[Packed]
 
 
+class ReleaseBatches(Request[Done], frozen=True):
+    """Release the memory of the batches that are not in ``kept``."""
+
+    kept: list[int]
+
+
 class RunBatch(Request[BatchCalled], frozen=True):
-    """Run each prepared call once or, with ``repeats``, the first one as often, without its results."""
+    """Run each prepared call once or, with ``repeats``, the first one as often, without its results.
+
+    With ``gated``, the calls are queued on a GPU, whose stream waits for the gate in the block of the arguments.
+    """
 
     batch: int
     repeats: int = 0
+    gated: bool = False
 
 
 # --- the framing ------------------------------------------------------------------------------------------------------
@@ -492,96 +504,3 @@ def bits_are_equal(a: Tensor, b: Tensor) -> bool:
     if a.device.type == b.device.type == "cpu":  # torch compares bytes one by one, memcmp is faster
         return bool(_libc.memcmp(a.data_ptr(), b.data_ptr(), a.numel() * a.itemsize) == 0)
     return bool(torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)))
-
-
-class ArgumentArena:
-    """Arguments that are being laid out in a file without a name, for another process."""
-
-    def __init__(self, seed: int | None = None) -> None:
-        """Start an empty layout. Two arenas with the same ``seed`` place the same arguments alike."""
-        self._gaps = random.Random(secrets.randbits(62) if seed is None else seed)
-        self._parts: list[tuple[int, Tensor]] = []
-        # Gaps of random length: a write beyond an argument hits no known place.
-        self._size = ARENA_GAP * (1 + self._gaps.randrange(64))
-
-    def pack(self, value: Any) -> Packed:
-        """Return the description of ``value``: a tensor, a plain value, or a list or dict of these."""
-        if isinstance(value, Tensor):
-            return TensorLocation.of(value, self._place(value))
-        if isinstance(value, (list, tuple)):
-            return PackedList([self.pack(v) for v in value], isinstance(value, tuple))
-        if isinstance(value, dict):
-            return PackedDict({str(k): self.pack(v) for k, v in value.items()})
-        if isinstance(value, (torch.dtype, torch.device)):
-            return PackedText(type(value).__name__, str(value).removeprefix("torch."))
-        if isinstance(value, int) and value.bit_length() > 63:
-            return PackedText("int", str(value))
-        if value is None or isinstance(value, (bool, int, float, str)):
-            return value
-        raise TypeError(f"an argument of type {type(value).__name__}")
-
-    def _place(self, t: Tensor) -> int:
-        """Reserve a place for a tensor, and return its offset."""
-        length = strided_extent(t.shape, t.stride())
-        flat = torch.as_strided(t.detach(), (length,), (1,), t.storage_offset()).cpu()
-        # A view that begins off a boundary of the allocator does so in the other process as well.
-        at = self._size + int(t.storage_offset()) * t.itemsize % ARENA_GAP
-        self._parts.append((at, flat))
-        end = at + length * t.itemsize
-        self._size = -(-end // ARENA_GAP) * ARENA_GAP + ARENA_GAP * self._gaps.randrange(64)
-        return at
-
-    def make(self) -> int:
-        """Return a new open file of the right length, filled with zeros, which the caller closes.
-
-        The file is sealed, so that no process can change its length.
-        """
-        handle = os.memfd_create("arguments", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(handle, max(self._size, mmap.PAGESIZE))
-        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        return handle
-
-    def write(self, handle: int = -1) -> int:
-        """Write all tensors into ``handle``, or into a new file, and return the open file."""
-        handle = self.make() if handle < 0 else handle
-        with mmap.mmap(handle, 0) as memory:
-            for at, flat in self._parts:
-                if flat.numel():
-                    room = torch.frombuffer(memory, dtype=flat.dtype, offset=at, count=flat.numel())
-                    room.copy_(flat)
-                    del room
-        return handle
-
-
-def packed_offsets(value: Packed) -> list[int]:
-    """Return the offsets of the tensors of a packed value, in order."""
-    if isinstance(value, TensorLocation):
-        return [value.at]
-    if isinstance(value, PackedList):
-        return [at for v in value.items for at in packed_offsets(v)]
-    return [at for v in value.items.values() for at in packed_offsets(v)] if isinstance(value, PackedDict) else []
-
-
-def unpack_arguments(value: Packed, memory: Any) -> Any:
-    """Return the value of a description, in the process that has mapped the file.
-
-    The inverse of :meth:`ArgumentArena.pack`.
-    """
-    if isinstance(value, PackedList):
-        listed = [unpack_arguments(v, memory) for v in value.items]
-        return tuple(listed) if value.is_tuple else listed
-    if isinstance(value, PackedDict):
-        return {k: unpack_arguments(v, memory) for k, v in value.items.items()}
-    if isinstance(value, PackedText):
-        kinds: dict[str, Callable[[str], Any]] = {"dtype": partial(getattr, torch), "device": torch.device, "int": int}
-        return kinds[value.kind](value.text)
-    if not isinstance(value, TensorLocation):
-        return value
-    dtype, length = getattr(torch, value.dtype), strided_extent(value.shape, value.stride)
-    if not length:
-        return torch.empty_strided(value.shape, value.stride, dtype=dtype, device=value.device)
-    ahead = value.at % ARENA_GAP // dtype.itemsize  # elements of the storage before those of a view
-    flat = torch.frombuffer(memory, dtype=dtype, offset=value.at - ahead * dtype.itemsize, count=ahead + length)
-    if value.device != "cpu":
-        flat = flat.to(value.device)
-    return flat.as_strided(value.shape, value.stride, ahead)

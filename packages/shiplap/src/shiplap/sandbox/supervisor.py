@@ -46,11 +46,13 @@ from shiplap.sandbox.protocol import (
     send_message,
 )
 
-POLL_S = 0.05
+# Seconds until the limits are checked first, what is added for each second of a request, and at most. A check reads the
+# files of all processes, which takes milliseconds.
+POLL_S, POLL_SHARE, LONGEST_POLL_S = 0.05, 0.1, 0.25
 SOCKET_BUFFER_BYTES = 32 << 10  # bytes of a message that a socket buffers without a reader
 # Share of a request's time, and seconds, without a reply at the deadline that are a fault.
 HANGS, SILENT_S = 0.8, 5.0
-STIRRING_S = 1e-3  # processor seconds that a stopped process may gain: on a busy machine it leaves its processor late
+STIRRING_S = 20e-3  # processor seconds that a stopped process may gain: on a busy machine it leaves its processor late
 MAX_WAITING_FACTOR = 4.0  # a process that waited for a processor gets at most this multiple of its limit
 REMOVAL_PATIENCE_S = 2.0  # seconds for which the removal of a folder is waited for
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -326,18 +328,23 @@ class SandboxedProcess:
         self._signal(signal.SIGSTOP)
         self._wait_until_stopped()
 
-    def request_reply(self, message: Request[ReplyT], handle: int = -1) -> tuple[ReplyT, RequestTime]:
+    def request_reply(
+        self, message: Request[ReplyT], *files: int, waiting: Callable[[float], None] | None = None
+    ) -> tuple[ReplyT, RequestTime]:
         """Return the reply, and the time from before the process runs until it is stopped again.
+
+        ``files`` are open files that are sent with the message. ``waiting`` is called with the seconds so far, many
+        times a second while there is no reply.
 
         No instruction of the process, of its threads or of its descendants runs outside of that time. Raises
         ProcessEnded, RequestFailed for an error in the process, and UnsupportedArguments.
         """
         self._in_time()
-        data, handles = pack_message(message), [handle] if handle >= 0 else []
+        data, handles = pack_message(message), [file for file in files if file >= 0]
         self._asked, self._delays = read_scheduler_usage(self.pid, self.pid), {}
-        if self._asked.ran > self._stood + STIRRING_S:
+        if (gained := self._asked.ran - self._stood) > STIRRING_S:
             self.kill()
-            raise ProcessEnded("it ran while it was stopped")
+            raise ProcessEnded(f"it ran while it was stopped, for {gained * 1e3:.0f} ms")
         here = read_scheduler_usage(os.getpid(), threading.get_native_id()).waited
         started = time.perf_counter()
         try:
@@ -346,7 +353,7 @@ class SandboxedProcess:
             self._signal(signal.SIGCONT)
             if len(data) > SOCKET_BUFFER_BYTES:
                 send_message(self.connection, data, handles)
-            body = self._receive(self.bounds.seconds)
+            body = self._receive(self.bounds.seconds, waiting)
             self._signal(signal.SIGSTOP)
             wall = time.perf_counter() - started
             self.answering += wall
@@ -368,15 +375,18 @@ class SandboxedProcess:
         assert isinstance(reply, reply_of(type(message)))
         return reply, took
 
-    def _receive(self, seconds: float) -> bytes:
+    def _receive(self, seconds: float, waiting: Callable[[float], None] | None = None) -> bytes:
         """Return the body of a reply that arrives within ``seconds``. The limits are checked meanwhile."""
-        ends, looked = time.monotonic() + seconds, time.monotonic()
+        began = looked = time.monotonic()
+        ends = began + seconds
         data, wanted = bytearray(), MESSAGE_HEAD.size
         while len(data) < wanted:
             ready = select.select([self.connection], [], [], POLL_S)[0]
-            if time.monotonic() - looked >= POLL_S:
+            if time.monotonic() - looked >= min(POLL_S + POLL_SHARE * (looked - began), LONGEST_POLL_S):
                 looked = time.monotonic()
                 self._keep_within(ends, seconds)
+                if waiting is not None:
+                    waiting(looked - began)
             if ready:
                 part = self.connection.recv(wanted - len(data))
                 if not part:

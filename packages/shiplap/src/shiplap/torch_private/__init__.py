@@ -57,6 +57,11 @@ CAPABILITIES = (
         "torch._C._after_autograd_keyset, torch.autograd.function._SingleLevelFunction, forward_ad._current_level",
     ),
     Capability(
+        "gradients in C++",
+        "the headers of torch/csrc/autograd, and of torch/csrc/dynamo/compiled_autograd.h",
+        "Python records the gradients of native ops",
+    ),
+    Capability(
         "calls past OpOverload.__call__",
         "torch._ops.OpOverload._op, torch.jit._builtins._register_builtin",
         "torch.ops.ns.name is torch's own object, and native errors of its calls are RuntimeErrors",

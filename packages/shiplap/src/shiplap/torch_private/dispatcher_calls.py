@@ -199,6 +199,7 @@ class DirectCall(Generic[P, R]):
         can_skip_dispatcher: whether ``call_kernel`` is below autograd and autocast, so that both are checked here.
         record_plain_call: calls its first argument with the others, and records that for autograd. None if more is
             needed.
+        record_natively: records a call in C++, where native code does. It goes through torch's dispatcher.
         overload: the torch op, which represents a call in a graph.
     """
 
@@ -206,6 +207,7 @@ class DirectCall(Generic[P, R]):
     overload: OpOverload[..., Any]
     call_kernel: Callable[..., Tensor | tuple[Tensor, ...] | None]  # of positional arguments
     record_plain_call: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
+    record_natively: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
 
     def call_dispatcher(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
         """Make any call that ``call_kernel`` cannot serve."""
@@ -243,6 +245,8 @@ class DirectCall(Generic[P, R]):
                 result = self.call_dispatcher(args, kwargs)
             elif not self.can_skip_dispatcher or not is_grad_enabled() or not any_requires_grad(*args):
                 result = self.call_kernel(*args)
+            elif (native := self.record_natively) is not None:
+                result = native(*args)
             elif (
                 (recorded := self.record_plain_call) is None
                 or not _SIMPLE.issuperset(map(type, args))

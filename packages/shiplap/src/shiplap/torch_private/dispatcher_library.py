@@ -440,6 +440,17 @@ def is_composite(name: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
 
+_KEYS = (  # of dispatch, for which a library registers kernels and rules
+    *("CPU", "CUDA", "XPU", "MPS", "CompositeExplicitAutograd", "CompositeImplicitAutograd", "FuncTorchBatched"),
+    *("Autograd", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA"),
+)
+
+
+def dispatch_keys(name: str) -> frozenset[str]:
+    """Return the dispatch keys for which an op has an implementation of its own."""
+    return frozenset(key for key in _KEYS if torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
 def has_meta_kernel(name: str) -> bool:
     """Return whether a call with meta tensors finds an implementation."""
     namespace, _, rest = name.partition("::")

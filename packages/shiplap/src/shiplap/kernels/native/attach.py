@@ -21,6 +21,7 @@ from shiplap.kernels.native.build import LIBRARY
 from shiplap.kernels.native.build_plan import LibraryPlan, NativeKernelEntry, form_is_native
 from shiplap.kernels.native.cache import load_library
 from shiplap.kernels.native.choice_table import choice_rows
+from shiplap.kernels.native.gradient_recorder import record_in_cpp
 from shiplap.torch_private.dispatcher_library import Registrations
 
 _opened_libraries: dict[Path, ctypes.CDLL] = {}
@@ -117,6 +118,11 @@ class AttachedBinding(NativeBinding):
     binding: ctypes.CDLL
     parts: dict[int, NativeKernelEntry]
     entrance: OpEntrance
+    recorder: tuple[ctypes.CDLL, int] | None = None
+
+    @property
+    def records(self) -> bool:
+        return self.recorder is not None
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -128,6 +134,19 @@ class AttachedBinding(NativeBinding):
             self.entrance.release(entry.device)
             for form in entry.forms:
                 form.resume()
+        if self.recorder is not None:
+            library, route = self.recorder
+            library.shiplap_record(route, None)
+
+    def start_recording(self) -> None:
+        """Let C++ record the calls of the op, where that is possible and the ops of its gradient are native too."""
+        gradient = self.op.gradient
+        if self.recorder is not None or gradient is None:
+            return
+        if all(isinstance(part.op, Op) and part.op.native is not None for part in gradient.ops):
+            self.recorder = record_in_cpp(self.op)
+            if self.recorder is not None:
+                self.op.install_fast_path()
 
     def update_choices(self) -> None:
         """Send the tuned choices of this op to the native code."""
@@ -165,6 +184,14 @@ def attach_plan(plan: LibraryPlan) -> None:
         if op.native is None:
             own = {i: e for i, e in plan.entries.items() if e.op is op}
             _attach_op(op, own, plan.place / LIBRARY, binding)
+    start_recording()
+
+
+def start_recording() -> None:
+    """Let C++ record the calls of each op of which Python still does."""
+    for op in registry.declared_op_list():
+        if op.gradient is not None and isinstance(op.native, AttachedBinding):
+            op.native.start_recording()
 
 
 def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, binding: ctypes.CDLL) -> None:

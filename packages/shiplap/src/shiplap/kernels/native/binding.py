@@ -26,6 +26,7 @@ from shiplap.kernels.native.build import LACKING, LIBRARY, build_detached
 from shiplap.kernels.native.build import build_once as compile_into
 from shiplap.kernels.native.build_plan import LibraryPlan, compile_command, form_is_native, make_plan
 from shiplap.kernels.native.cache import evict_artefacts, is_library_present
+from shiplap.kernels.native.gradient_recorder import build_recorder, can_record
 from shiplap.settings import settings
 
 HOT_CALLS = 32  # calls that the Python binding serves before a native one pays
@@ -162,12 +163,16 @@ def _collect_build(spec: OpSpec, form: NativeForm) -> str:
 def build(op: Op) -> Path:
     """Build or find the native binding of ``op`` now, attach it, and return the library.
 
+    The library that records gradients is built with it where it can record those of the op.
+
     Raises:
         LibraryError: SL404 for a declaration that Python has to serve, SL405 or SL406 when it cannot be built.
     """
     with _lock:
         plan = make_plan(op)
         compile_plan(plan, op)
+        if any(can_record(each.op) for each in plan.entries.values()):
+            build_recorder(op)
         attach_plan(plan)
         evict_artefacts(plan.place.parent)
         return plan.place / LIBRARY

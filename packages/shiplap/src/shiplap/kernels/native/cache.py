@@ -83,6 +83,12 @@ def load_library(place: Path, op: str, rule: safe_io.OwnershipRule = safe_io.COD
     return library
 
 
+def find_library(place: Path, op: str) -> ctypes.CDLL | None:
+    """Return the library in ``place``, loaded, or None where there is none. Raise what :func:`load_library` raises."""
+    there = place / LIBRARY in _loaded_libraries or is_library_present(place, op)
+    return load_library(place, op) if there else None
+
+
 def _open_checked_library(place: Path, rule: safe_io.OwnershipRule = safe_io.CODE) -> int:
     """Open the library in ``place`` and return its descriptor. Raise OSError where its seal does not fit."""
     handle = safe_io.open_file(place / LIBRARY, rule)

@@ -90,7 +90,8 @@ def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPac
         raise error(
             "SL613", where=f"the folder {package!r}", got="no name of a Python package", expected="an identifier"
         )
-    wanted = [op for op in dict.fromkeys(ops) if not isinstance(op, AdoptedOp)]  # those do without Shiplap already
+    # What is adopted does without Shiplap already: its own library registers it.
+    wanted = [op for op in dict.fromkeys(ops) if not isinstance(op, AdoptedOp) and op.adoption is None]
     if not wanted:
         raise error("SL323", where=package, got="no op", expected="declared ops", fix="pass ops that sl.op declares")
     refused: dict[str, str] = {}

@@ -23,8 +23,9 @@ from shiplap.dispatch.tuned_choices import REFERENCE
 from shiplap.errors import error
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.run import error_line, tensors_among
-from shiplap.sandbox.candidate import CallBatch, CandidateError, ExpectedEffects
-from shiplap.sandbox.protocol import ArgumentArena
+from shiplap.sandbox.arguments import ArgumentArena
+from shiplap.sandbox.call_batch import CallBatch
+from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
 from shiplap.sandbox.source_scan import suspicious_names_of_function
 from shiplap.sandbox.supervisor import UnsupportedArguments
 from shiplap.tuning.bench import ConfirmedClaim

@@ -22,7 +22,8 @@ from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare import Difference, agrees_without_float64, compare_within_tolerance, derive_reduction
 from shiplap.sampling.perturb import FreshArguments, swap_stretches
 from shiplap.sampling.run import reference_effects, reference_effects64, tensors_among
-from shiplap.sandbox.candidate import CallBatch, CandidateError, ExpectedEffects
+from shiplap.sandbox.call_batch import CallBatch
+from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
 from shiplap.sandbox.proc_filesystem import RequestTime
 from shiplap.sandbox.supervisor import UnsupportedArguments
 from shiplap.tuning.bench import ConfirmedClaim

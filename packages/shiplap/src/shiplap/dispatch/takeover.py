@@ -1,0 +1,212 @@
+"""The takeover of an existing implementation by a declaration: its kernels and its gradient, called as they are.
+
+The source is an op that torch knows (of ``TORCH_LIBRARY``, ``custom_op`` or ``triton_op``), a class derived from
+``autograd.Function``, or a function, such as one of pybind11. The declared op calls it below autograd. A gradient is
+taken by running the source again under autograd, since torch does not say what else a registered formula reads.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from shiplap.declare.gradient import GradientFn
+from shiplap.declare.spec import OpSpec
+from shiplap.dispatch.op import Op
+from shiplap.errors import ShiplapError, error
+from shiplap.torch_private.dispatcher_library import dispatch_keys, find_overload
+
+Source: TypeAlias = str | Callable[..., Any] | type[torch.autograd.Function]
+DEVICES = ("cpu", "cuda")  # for which a source without a dispatch key is called
+DEVICE_KEYS = {"CPU": "cpu", "CUDA": "cuda", "XPU": "xpu", "MPS": "mps"}
+EVERYWHERE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
+AUTOGRAD = ("Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
+OTHER_RULES = {
+    "AutocastCPU": "its autocast rule, in place of which autocast= of the declaration is in force",
+    "AutocastCUDA": "its autocast rule, in place of which autocast= of the declaration is in force",
+    "FuncTorchBatched": "its rule for torch.vmap: the kernel runs once for each sample",
+}
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """What a declared op has taken from an implementation that existed, and what it could not take.
+
+    Attributes:
+        source: the implementation, as text.
+        taken, left: the parts, each with its reason where that is not plain.
+    """
+
+    source: str
+    taken: tuple[str, ...]
+    left: tuple[str, ...]
+
+    def __str__(self) -> str:
+        rows = [*(f"  taken  {text}" for text in self.taken), *(f"  left   {text}" for text in self.left)]
+        return "\n".join([f"from {self.source}:", *rows])
+
+
+@dataclass(frozen=True)
+class SourceParts:
+    """The parts of a source: how it is called, where it has kernels, and whether it has a gradient."""
+
+    name: str
+    call: Callable[..., Any]
+    devices: tuple[str, ...]
+    differentiable: bool
+    left: tuple[str, ...] = ()
+
+
+def take_over(op: Op, parts: SourceParts) -> Adoption:
+    """Bind the kernels and the gradient of a source to ``op``."""
+    spec = op.spec
+    taken = [f"kernel on {', '.join(parts.devices)}"] if parts.devices else []
+    left = list(parts.left) + ([] if parts.devices else ["kernels: torch has none for a device type"])
+    for device in parts.devices:
+        op.kernel(device, _named(spec, parts.call), name=parts.name.rpartition("::")[2], strided=True)
+    if not op.differentiable:
+        left += ["gradient: the declared op has none"] if parts.differentiable else []
+    elif parts.differentiable:
+        saves = [a.name for a in spec.tensors]
+        op.backward(_gradient(spec, parts.call), saves=saves, strided=True, once_differentiable=True)
+        taken.append("gradient, which runs the source again under autograd; a gradient of the gradient is refused")
+    else:
+        left.append("gradient: the source has none, declare one with @op.backward")
+    taken.append("fake: derived from the declaration, in place of the source's")
+    return Adoption(parts.name, tuple(taken), tuple(dict.fromkeys(left)))
+
+
+def read_source(spec: OpSpec, source: Source, devices: tuple[str, ...]) -> SourceParts:
+    """Return the parts of a source. Raise SL142 where it does not fit the declaration, SL501 if torch has no such op.
+
+    ``devices``: on which it is called, empty for those for which it has kernels.
+    """
+    if isinstance(source, str):
+        return _read_registered(spec, source, devices)
+    if isinstance(source, type) and issubclass(source, torch.autograd.Function):
+        own_context = source.setup_context is not torch.autograd.Function.setup_context
+        _check_count(spec, source.__name__, source.forward, 0 if own_context else 1)
+        return SourceParts(source.__name__, source.apply, devices or DEVICES, True)
+    if not callable(source):
+        raise _unfit(spec, f"a {type(source).__name__}", "the name of an op, an autograd.Function or a function")
+    name = source_name(source)
+    _check_count(spec, name, source, 0)
+    return SourceParts(name, source, devices or DEVICES, False)
+
+
+def source_name(source: object) -> str:
+    """Return the name of a function or a class, or that of the class of another object."""
+    named = source if inspect.isroutine(source) or isinstance(source, type) else type(source)
+    return str(named.__name__)
+
+
+def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> SourceParts:
+    namespace, _, rest = name.partition("::")
+    overload = find_overload(namespace, rest) if rest else None
+    if overload is None:
+        fix = "import the library that registers it first"
+        raise error("SL501", where=spec.name, got=f"{name} is not registered", expected=f"torch.ops.{name}", fix=fix)
+    if name == spec.name:
+        raise _unfit(spec, f"into={name!r}, the name that it has", "another name: torch keeps both ops")
+    schema = overload._schema
+    keys = dispatch_keys(name)
+    found = [device for key, device in DEVICE_KEYS.items() if key in keys]
+    everywhere = list(DEVICES) if keys & {*EVERYWHERE} else []
+    there = devices or tuple(dict.fromkeys([*found, *everywhere]))
+    written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    own = [a.name for a in spec.args]
+    names = [a.name for a in schema.arguments]
+    places = dict(zip(names, own, strict=False)) if {*own} - {*names} else {n: n for n in own}
+    required = [a.name for a in schema.arguments if not a.has_default_value()]
+    if len(own) > len(names) or {*required} - places.keys():
+        raise _unfit(spec, str(schema), f"as many arguments as the declaration has: {', '.join(own)}")
+    if {places.get(n, n) for n in written} != {*spec.mutated}:
+        got, fix = (
+            f"it writes to {', '.join(sorted(written)) or 'no argument'}",
+            "declare the same arguments in mutates=",
+        )
+        raise _unfit(spec, got, f"writes to {', '.join(spec.mutated) or 'no argument'}", fix)
+
+    def call(*args: Any) -> Any:
+        values = dict(zip(own, args, strict=True))
+        return overload(**{name: values[mine] for name, mine in places.items()})
+
+    left = [text for key, text in OTHER_RULES.items() if key in keys]
+    differentiable = bool(keys & {*AUTOGRAD}) and not written
+    return SourceParts(name, call, there, differentiable, tuple(dict.fromkeys(left)))
+
+
+def _check_count(spec: OpSpec, name: str, function: Callable[..., Any], context: int) -> None:
+    """Raise SL142 where a function whose signature is known does not take the arguments of the declaration."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a compiled extension
+        return
+    try:
+        signature.bind(*[None] * (len(spec.args) + context))
+    except TypeError as e:
+        expected = f"{len(spec.args)} arguments by position: {', '.join(a.name for a in spec.args)}"
+        raise _unfit(spec, f"{name}{signature}: {e}", expected) from None
+
+
+def _unfit(spec: OpSpec, got: str, expected: str, fix: str = "") -> ShiplapError:
+    return error("SL142", where=spec.name, got=got, expected=expected, fix=fix)
+
+
+def _named(spec: OpSpec, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``call``, which takes arguments by position, as a kernel that takes them by name."""
+
+    def kernel(**values: Any) -> Any:
+        with torch.no_grad():
+            result = call(*[values[a.name] for a in spec.args])
+        return tuple(result) if isinstance(result, list) and len(spec.results) > 1 else result
+
+    return kernel
+
+
+def _gradient(spec: OpSpec, call: Callable[..., Any]) -> GradientFn:
+    """Return the gradient function that runs the source again and asks autograd."""
+    tensors = {a.name for a in spec.tensors}
+
+    def gradients(grad: Any, saved: Any, needs: Any) -> Mapping[str, Any]:
+        wanted = [name for name, needed in vars(needs).items() if needed]
+        given = {a.name: vars(saved)[a.name] for a in spec.args}
+        leaves = {n: _leaf(v) if n in wanted else v for n, v in given.items()}
+        with torch.enable_grad():
+            result = call(*leaves.values())
+        upper = grad if isinstance(grad, (tuple, list)) else (grad,)
+        pairs = [(r, g) for r, g in zip(_flat(result), _flat(upper), strict=True) if _differentiates(r)]
+        inputs = [t for name in wanted for t in _flat(leaves[name]) if _differentiates(t)]
+        found = iter(torch.autograd.grad([r for r, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True))
+        return {name: _like(leaves[name], found) if name in wanted else None for name in given if name in tensors}
+
+    return gradients
+
+
+def _leaf(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_leaf(v) for v in value]
+    floats = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    return value.detach().requires_grad_() if floats else value
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [t for v in value for t in _flat(v)]
+    return [value]
+
+
+def _differentiates(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _like(value: Any, found: Any) -> Any:
+    """Return the next gradients in the form of an argument: a tensor, or a list."""
+    if isinstance(value, (list, tuple)):
+        return [_like(v, found) for v in value]
+    return next(found) if _differentiates(value) else None

@@ -1,0 +1,183 @@
+"""The recording of gradients in C++: one library against torch's own headers, and a formula of each op for it.
+
+Torch's stable ABI has no autograd. So a library is compiled once for each torch and serves all ops: it has the Autograd
+kernel and the node of the graph (``shiplap/autograd.h``). What differs between ops is data: which tensors a call saves,
+and which ops compute its gradients from what. An op is recorded by it if its gradient is declared as ops, and if it and
+those ops have native bindings. Until the library is built, and for all other gradients, Python records.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from shiplap.declare.gradient import Backward, GradientOp
+from shiplap.declare.schema import gradient_schema, schema_text
+from shiplap.declare.spec import OpSpec
+from shiplap.dispatch import Op
+from shiplap.dispatch.autograd import make_gradient_call
+from shiplap.errors import ShiplapError, notice
+from shiplap.kernels.native.build import build_detached, build_once
+from shiplap.kernels.native.build_digest import INCLUDE, WRAP, library_name_digest
+from shiplap.kernels.native.build_plan import compiler_command, extra_compiler_flags
+from shiplap.kernels.native.cache import cache_folder, find_library, is_library_present
+from shiplap.settings import settings
+from shiplap.torch_private import available
+from shiplap.torch_private.dispatcher_library import Registrations, find_overload, name_of_edition
+
+SOURCE = """#include "shiplap/autograd.h"
+using namespace shiplap::autograd;
+#define EXPORT extern "C" __attribute__((visibility("default")))
+// What went wrong, empty where nothing did.
+static thread_local std::string problem;
+EXPORT const char* shiplap_problem() { return problem.c_str(); }
+EXPORT void* shiplap_route(const char* op, const char* python) {
+  return guarded(problem, [&] { return static_cast<void*>(route_of(op, python)); });
+}
+EXPORT const void* shiplap_formula(const int64_t* words, const char* const* names) {
+  return guarded(problem, [&] { return static_cast<const void*>(read_formula(Reader(words, names))); });
+}
+// Calls are recorded by this formula from now on, and by Python where it is null.
+EXPORT void shiplap_record(void* route, const void* formula) {
+  static_cast<Route*>(route)->store(static_cast<const Formula*>(formula), std::memory_order_release);
+}
+"""
+FLAGS = (
+    *("-O2", WRAP, "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden"),
+    f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+)
+ARGUMENT, RESULT = range(2)  # `Source` of the header
+GRADIENT, SAVED, VALUE = range(3)  # `Taken` of the header
+SIMPLE_KINDS = ("int", "float", "bool", "str", "list[int]", "list[float]", "list[bool]", "list[str]")
+_numbers = count(1)  # of gradients in Python: a node keeps the one that was declared when it was made
+
+
+def can_record(op: Op) -> bool:
+    """Whether the gradient of ``op`` is declared such that C++ can record its calls."""
+    spec, gradient = op.spec, op.gradient
+    if gradient is None or not gradient.ops or not op.can_skip_dispatcher or not available("gradients in C++"):
+        return False
+    simple = all(a.tensor is not None or (a.cls is None and a.scalar in SIMPLE_KINDS) for a in spec.args)
+    return simple and not (spec.mutated or spec.traced or spec.returns) and bool(spec.outputs)
+
+
+def record_in_cpp(op: Op) -> tuple[ctypes.CDLL, int] | None:
+    """Let the library record the calls of ``op``, and return the library with the route of the op in it.
+
+    None for an op whose calls Python records, and where the library is not built.
+    """
+    if not can_record(op) or (library := _open_recorder(op)) is None:
+        return None
+    python = Registrations(op.spec.namespace, op.edition)
+    gradient = f"{op.spec.stem}__gradient{next(_numbers)}"
+    python.define(gradient_schema(op.spec, gradient))
+    assert op.gradient is not None
+    python.implement_by_ops(gradient, make_gradient_call(op.spec, op.gradient, op.run_surrogate))
+    words, names = formula_words(op.spec, op.gradient)
+    texts = [f"{op.spec.opname}_backward", python.overload(gradient).name(), *names]
+    formula = library.shiplap_formula(
+        (ctypes.c_int64 * len(words))(*words), (ctypes.c_char_p * len(texts))(*map(str.encode, texts))
+    )
+    recorded = _define_recording_op(op, python)
+    route = library.shiplap_route(op.mutating_overload.name().encode(), recorded.encode())
+    if not formula or not route:
+        _report_python_recording(op, library.shiplap_problem().decode(errors="replace"))
+        return None
+    library.shiplap_record(route, formula)
+    return library, route
+
+
+def _define_recording_op(op: Op, python: Registrations) -> str:
+    """Define the op by which C++ lets Python record a call, once, and return its name."""
+    name = f"{op.spec.stem}__record"
+    if (known := find_overload(op.spec.namespace, name_of_edition(name, op.edition))) is not None:
+        return str(known.name())
+    python.define(schema_text(op.spec, name))
+    python.register_autograd(name, op.call_recorded)
+    return str(python.overload(name).name())
+
+
+def formula_words(spec: OpSpec, gradient: Backward) -> tuple[list[int], list[str]]:
+    """Return the numbers and names that ``Reader`` of the header reads: saved values, and the ops of the gradient."""
+    places = {a.name: (ARGUMENT, i) for i, a in enumerate(spec.args)}
+    places |= {name: (RESULT, i) for i, name in enumerate(spec.results)}
+    values = [a.name for a in spec.scalars]
+    saves = [name for name in dict.fromkeys(gradient.saves) if name not in values]
+    kinds = [0 if a.tensor is None else 2 if _is_detached(spec, a.name) else 1 for a in spec.args]
+    words = [len(kinds), *kinds, len(spec.results), *(name not in spec.detached for name in spec.results)]
+    words += [len(saves), *(number for name in saves for number in places[name]), len(gradient.ops)]
+    tensors = [a.name for a in spec.tensors]
+    for part in gradient.ops:
+        words += [len(part.op.spec.args), *_taken_words(spec, part, saves, values)]
+        words += [len(part.gives), *map(tensors.index, part.gives)]
+    return words, [_below_autograd_name(part) for part in gradient.ops]
+
+
+def _taken_words(spec: OpSpec, part: GradientOp, saves: list[str], values: list[str]) -> Iterator[int]:
+    """Yield for each argument of an op of the gradient what kind of value it takes, and the number of the value."""
+    for name, at in part.takes(spec):
+        if at >= 0:
+            yield from (GRADIENT, at)
+        elif name in values:
+            yield from (VALUE, values.index(name))
+        else:
+            yield from (SAVED, saves.index(name))
+
+
+def _below_autograd_name(part: GradientOp) -> str:
+    assert isinstance(part.op, Op)
+    return str(part.op.below_autograd.name())
+
+
+def _is_detached(spec: OpSpec, name: str) -> bool:
+    return name in spec.detached or {*spec.results} <= {*spec.detached}
+
+
+# --- the library ------------------------------------------------------------------------------------------------------
+
+
+def build_recorder(op: Op) -> None:
+    """Compile the library unless it is in the cache. A notice reports that it cannot be compiled."""
+    place = _recorder_folder(op)
+    if is_library_present(place, op.spec.name):
+        return
+    if problem := build_once(place.parent, place.name, SOURCE, _recorder_command(op)):
+        _report_python_recording(op, problem)
+
+
+def _open_recorder(op: Op) -> ctypes.CDLL | None:
+    """Return the library if it is in the cache. ``SHIPLAP_BACKGROUND_BUILD=1`` starts its compiler otherwise."""
+    try:
+        place = _recorder_folder(op)
+        library = find_library(place, op.spec.name)
+        if library is None:
+            if settings().background_build:
+                build_detached(place.parent, place.name, SOURCE, _recorder_command(op))
+            return None
+    except ShiplapError as e:
+        _report_python_recording(op, f"{e.id}: {e.got}")
+        return None
+    library.shiplap_problem.restype = ctypes.c_char_p
+    library.shiplap_route.restype = library.shiplap_formula.restype = ctypes.c_void_p
+    library.shiplap_record.restype, library.shiplap_record.argtypes = None, (ctypes.c_void_p, ctypes.c_void_p)
+    return library
+
+
+def _report_python_recording(op: Op, why: str) -> None:
+    notice(f"recorder {why}", f"Python records the gradients of {op.spec.name} and of other ops: {why}")
+
+
+def _recorder_folder(op: Op) -> Path:
+    release = f"torch {torch.__version__} {torch.version.git_version}"
+    return cache_folder(op.spec.name) / library_name_digest(SOURCE, (*FLAGS, *extra_compiler_flags()), release)
+
+
+def _recorder_command(op: Op) -> list[str]:
+    home = Path(torch.__file__).parent
+    folders = (home / "include", home / "include" / "torch" / "csrc" / "api" / "include")
+    include = ["-I", str(INCLUDE), *(word for folder in folders for word in ("-isystem", str(folder)))]
+    return [*compiler_command(op), *FLAGS, *include, f"-L{home / 'lib'}", "-ltorch_cpu", "-ltorch", "-lc10"]

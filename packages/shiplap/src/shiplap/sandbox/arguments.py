@@ -1,0 +1,150 @@
+"""Arguments that one process lays out and another reads: those of the host in a file, those of a GPU in a block."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import random
+import secrets
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.sandbox.device_memory import FLAG_BYTES, KIND, DeviceBlock, device_driver, lies_on_device
+from shiplap.sandbox.protocol import Packed, PackedDict, PackedList, PackedText, TensorLocation, strided_extent
+
+ARENA_GAP, DEVICE_GAP = 64, 512  # bytes, as torch's allocators align
+MOST_SPARE, SPARE_BYTES = 4, 64 << 20  # a block is used again if it is larger by this factor, or has these bytes
+BLOCK_SIZE = struct.Struct("=q")  # at the start of a file of arguments: the bytes of the block that belongs to it
+
+
+class ArgumentArena:
+    """Arguments that are being laid out in a file without a name, for another process."""
+
+    def __init__(self, seed: int | None = None, block: DeviceBlock | None = None) -> None:
+        """Start an empty layout. Two arenas with the same ``seed`` place the same arguments alike.
+
+        Arguments on a GPU are written into ``block`` if it has the room, or into a new one.
+        """
+        self._gaps = random.Random(secrets.randbits(62) if seed is None else seed)
+        self._parts: list[tuple[int, Tensor]] = []
+        self.block, self._device_parts, self._device_size = block, list[tuple[int, Tensor]](), FLAG_BYTES
+        # Gaps of random length: a write beyond an argument hits no known place.
+        self._size = ARENA_GAP * (1 + self._gaps.randrange(64))
+
+    def pack(self, value: Any) -> Packed:
+        """Return the description of ``value``: a tensor, a plain value, or a list or dict of these."""
+        if isinstance(value, Tensor):
+            return TensorLocation.of(value, self._place(value))
+        if isinstance(value, (list, tuple)):
+            return PackedList([self.pack(v) for v in value], isinstance(value, tuple))
+        if isinstance(value, dict):
+            return PackedDict({str(k): self.pack(v) for k, v in value.items()})
+        if isinstance(value, (torch.dtype, torch.device)):
+            return PackedText(type(value).__name__, str(value).removeprefix("torch."))
+        if isinstance(value, int) and value.bit_length() > 63:
+            return PackedText("int", str(value))
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        raise TypeError(f"an argument of type {type(value).__name__}")
+
+    def _place(self, t: Tensor) -> int:
+        """Reserve a place for a tensor, and return its offset."""
+        length = strided_extent(t.shape, t.stride())
+        flat = torch.as_strided(t.detach(), (length,), (1,), t.storage_offset())
+        # A view that begins off a boundary of the allocator does so in the other process as well.
+        ahead, gaps = int(t.storage_offset()) * t.itemsize % ARENA_GAP, self._gaps.randrange(64)
+        if lies_on_device(t):
+            at, parts = self._device_size + ahead, self._device_parts
+            self._device_size = -(-(at + length * t.itemsize) // DEVICE_GAP) * DEVICE_GAP + DEVICE_GAP * gaps
+        else:
+            at, parts = self._size + ahead, self._parts
+            self._size = -(-(at + length * t.itemsize) // ARENA_GAP) * ARENA_GAP + ARENA_GAP * gaps
+        parts.append((at, flat if lies_on_device(t) else flat.cpu()))
+        return at
+
+    def make(self) -> int:
+        """Return a new open file of the right length, filled with zeros, which the caller closes.
+
+        The file is sealed, so that no process can change its length. Arguments on a GPU get a block of zeros.
+        """
+        handle = os.memfd_create("arguments", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(handle, max(self._size, mmap.PAGESIZE))
+        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        if self._device_parts and (self.block is None or not self._device_size <= self.block.size <= self._most_room()):
+            self.block = device_driver().make_block(self._device_size)
+            self.block.bytes_at(0, self.block.size).zero_()
+            os.pwrite(handle, BLOCK_SIZE.pack(self.block.size), 0)
+        return handle
+
+    def _most_room(self) -> int:
+        """Return the size of a block that is not much larger than necessary."""
+        return max(MOST_SPARE * self._device_size, SPARE_BYTES)
+
+    def write(self, handle: int = -1) -> int:
+        """Write all tensors into ``handle``, or into a new file, and return the open file."""
+        handle = self.make() if handle < 0 else handle
+        with mmap.mmap(handle, 0) as memory:
+            self.write_into(memory)
+        return handle
+
+    def write_into(self, memory: mmap.mmap) -> None:
+        """Write all tensors into the mapped file, and into the block."""
+        for at, flat in self._parts:
+            if flat.numel():
+                room = torch.frombuffer(memory, dtype=flat.dtype, offset=at, count=flat.numel())
+                room.copy_(flat)
+                del room
+        for at, flat in self._device_parts:
+            if self.block is not None and flat.numel():
+                self.block.bytes_at(at, flat.numel() * flat.itemsize).view(flat.dtype).copy_(flat)
+        if self.block is not None:  # the other process may read as soon as it runs
+            self.block.driver.synchronize()
+
+    def files(self, handle: int) -> list[int]:
+        """Return the open files of the arguments: ``handle``, and that of the block that is new to the process."""
+        return [handle, *([self.block.file] if self.block is not None and self.block.file >= 0 else [])]
+
+
+def packed_locations(value: Packed) -> list[TensorLocation]:
+    """Return the tensors of a packed value, in order."""
+    if isinstance(value, TensorLocation):
+        return [value]
+    if isinstance(value, PackedList):
+        return [place for v in value.items for place in packed_locations(v)]
+    return [p for v in value.items.values() for p in packed_locations(v)] if isinstance(value, PackedDict) else []
+
+
+def unpack_arguments(value: Packed, memory: Any, block: DeviceBlock | None = None) -> Any:
+    """Return the value of a description, in the process that has mapped the file, and opened the block if there is one.
+
+    The inverse of :meth:`ArgumentArena.pack`.
+    """
+    if isinstance(value, PackedList):
+        listed = [unpack_arguments(v, memory, block) for v in value.items]
+        return tuple(listed) if value.is_tuple else listed
+    if isinstance(value, PackedDict):
+        return {k: unpack_arguments(v, memory, block) for k, v in value.items.items()}
+    if isinstance(value, PackedText):
+        kinds: dict[str, Callable[[str], Any]] = {"dtype": partial(getattr, torch), "device": torch.device, "int": int}
+        return kinds[value.kind](value.text)
+    return packed_tensor(value, memory, block) if isinstance(value, TensorLocation) else value
+
+
+def packed_tensor(value: TensorLocation, memory: Any, block: DeviceBlock | None = None) -> Tensor:
+    """Return a tensor of a file of arguments, or of the block that belongs to it."""
+    dtype, length = getattr(torch, value.dtype), strided_extent(value.shape, value.stride)
+    if not length:
+        return torch.empty_strided(value.shape, value.stride, dtype=dtype, device=value.device)
+    ahead = value.at % ARENA_GAP // dtype.itemsize  # elements of the storage before those of a view
+    at, count = value.at - ahead * dtype.itemsize, ahead + length
+    if block is not None and value.device == KIND:
+        flat = block.bytes_at(at, count * dtype.itemsize).view(dtype)
+    else:
+        flat = torch.frombuffer(memory, dtype=dtype, offset=at, count=count)
+    return flat.to(value.device).as_strided(value.shape, value.stride, ahead)

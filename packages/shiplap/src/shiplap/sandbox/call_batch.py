@@ -1,0 +1,217 @@
+"""Calls of a sandboxed process that are prepared and timed together."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.sandbox import protocol
+from shiplap.sandbox.arguments import ArgumentArena
+from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MappedArguments, ResultSpans, TargetProcess
+from shiplap.sandbox.device_clock import CallsNotQueued, DeviceClock, Probe, RunTime
+from shiplap.sandbox.device_memory import KIND, DeviceBlock, DeviceError
+from shiplap.sandbox.proc_filesystem import RequestTime
+from shiplap.sandbox.protocol import TensorLocation, strided_extent
+from shiplap.sandbox.supervisor import Timeout
+
+_batch_numbers = count(1)
+
+
+@dataclass(frozen=True)
+class BatchRun:
+    """The times of one run of a batch: the measured one, and the seconds by the clock of the process.
+
+    On a GPU, ``written`` are those of the measured seconds in which values were written.
+    """
+
+    took: RequestTime
+    claimed: float
+    written: float = 0.0
+
+
+class CallBatch:
+    """A context with calls that a process has prepared, on arguments in memory that both sides share.
+
+    ``index`` is that of a candidate, and ``poison`` fills the memory that it allocates. The arguments of a ``blank``
+    batch, by default one of index -1, hold zeros until ``fill`` writes values. On a GPU, calls may be ``queued``
+    before the clock starts. Raises CandidateError, and UnsupportedArguments for arguments that it declines.
+    """
+
+    def __init__(
+        self,
+        witness: TargetProcess,
+        index: int,
+        sets: Sequence[Sequence[Any]],
+        poison: int | None = None,
+        *,
+        blank: bool | None = None,
+        queued: bool = False,
+    ) -> None:
+        self.witness, self.sets, self.queued = witness, sets, queued
+        self._number = next(_batch_numbers)
+        # ``fill`` repeats this layout, so that new values lie where the old ones did.
+        self._layout = secrets.randbits(62)
+        arena = ArgumentArena(self._layout)
+        packed = [arena.pack(list(args)) for args in sets]
+        blank = index < 0 if blank is None else blank
+        self._handle = arena.make() if blank else arena.write()
+        memory = mmap.mmap(self._handle, 0)
+        self._given = [MappedArguments.of(self._handle, each, memory) for each in packed]
+        self._clock = DeviceClock(arena.block) if arena.block is not None else None
+        try:
+            message = protocol.PrepareBatch(self._number, sorted(witness.batches), index, poison, packed)
+            witness.request(message, "raised", *arena.files(self._handle))
+            witness.batches.add(self._number)
+            if self._clock is not None and not blank:
+                self._clock.take_values()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            witness.use_block(arena.block)
+
+    def __enter__(self) -> CallBatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file of the arguments. The process releases its memory with the next batch."""
+        self.witness.batches.discard(self._number)
+        if self._clock is not None and self.witness.block is self._clock.block:
+            with contextlib.suppress(CandidateError, Timeout):  # it may have ended
+                self.witness.request(protocol.ReleaseBatches(sorted(self.witness.batches)))
+            self.witness.use_block(None)
+        os.close(self._handle)
+
+    def fill(self, sets: Sequence[Sequence[Any]]) -> None:
+        """Write other values into the shared arguments, without a message to the process."""
+        arena = ArgumentArena(self._layout, self._clock.values if self._clock is not None else None)
+        for args in sets:
+            arena.pack(list(args))
+        arena.write(self._handle)
+        self.sets = sets
+
+    def run_calls(self, expected: Sequence[ExpectedEffects] | None = None) -> BatchRun:
+        """Run each call once, and compare all results with ``expected``.
+
+        Raises CandidateError, and CallsNotQueued for calls that cannot be queued.
+        """
+        self.witness.forget_results()
+        if self._clock is not None:
+            return self._run_on_device(self._clock, expected)
+        reply, took = self.witness.request(protocol.RunBatch(self._number))
+        self._compare_calls(reply, expected, [])
+        return BatchRun(took, reply.spent * 1e-9)
+
+    def _compare_calls(
+        self, reply: protocol.BatchCalled, expected: Sequence[ExpectedEffects] | None, probes: Sequence[Probe]
+    ) -> None:
+        """Compare the results of all calls, and the elements that were read as soon as they were done."""
+        if len(reply.calls) != len(self.sets):
+            raise CandidateError("answer", "not one answer a call")
+        # One file holds the arguments of all calls.
+        pieces = self.witness.pieces(self._given[0]) if expected else []
+        rows = zip(reply.calls, self.sets, expected, self._given, strict=True) if expected else ()
+        for number, row in enumerate(rows):
+            try:
+                self.witness.examine(*row, pieces)
+                if self._clock is not None:
+                    _check_probes(self.witness.last_spans(), probes)
+            except CandidateError as e:
+                raise CandidateError(e.check, e.evidence, number) from None
+
+    def _run_on_device(self, clock: DeviceClock, expected: Sequence[ExpectedEffects] | None) -> BatchRun:
+        """Run each call on a GPU and compare the results."""
+        probes: list[Probe] = []
+        taken: list[bytes] = []
+        clock.close_gate()
+        run = self._time_queued if self.queued else self._time_calls
+        try:
+            took, reply = run(clock, taken, probes)
+            self._compare_calls(reply, expected, probes)
+        except DeviceError as e:
+            raise CandidateError("memory", f"its results cannot be read: {e}") from None
+        finally:
+            for handle in taken:
+                self.witness.opened.drop(handle)
+            self.witness.forget_results()
+        return BatchRun(RequestTime(took.total, took.total), 0.0, took.written)
+
+    def _time_queued(
+        self, clock: DeviceClock, taken: list[bytes], probes: list[Probe]
+    ) -> tuple[RunTime, protocol.BatchCalled]:
+        """Queue the calls, then time them while the process is stopped. Raises CallsNotQueued."""
+        try:
+            message = protocol.RunBatch(self._number, gated=True)
+            reply, _ = self.witness.request(message, waiting=clock.open_if_late)
+            if clock.opened:
+                raise CallsNotQueued("the process waits for the device")
+            picked = clock.pick_probes(self._results_of(reply, taken))
+            return clock.time_queued(lambda: probes.extend(read() for read in picked)), reply
+        except BaseException:
+            clock.open_if_late(math.inf)
+            raise
+
+    def _time_calls(
+        self, clock: DeviceClock, taken: list[bytes], probes: list[Probe]
+    ) -> tuple[RunTime, protocol.BatchCalled]:
+        """Time calls that the process makes while the clock runs."""
+        started = clock.start()
+        reply, _ = self.witness.request(protocol.RunBatch(self._number))
+        picked, limit = clock.pick_probes(self._results_of(reply, taken)), self.witness.prisoner.bounds.seconds
+        try:
+            clock.wait_for_end(lambda: probes.extend(read() for read in picked), limit)
+        except CallsNotQueued as e:
+            self.witness.prisoner.kill()
+            raise CandidateError("process", str(e)) from None
+        return RunTime(time.perf_counter() - started, 0.0), reply
+
+    def _results_of(
+        self, reply: protocol.BatchCalled, taken: list[bytes]
+    ) -> list[tuple[bytes, int, int, int, DeviceBlock]]:
+        """Return the results on the device with their mapped memory. Each is appended to ``taken``."""
+        found: dict[tuple[bytes, int], tuple[bytes, int, int, int, DeviceBlock]] = {}
+        for place in (place for call in reply.calls for place in call.outs):
+            if isinstance(place, TensorLocation) and place.device == KIND and place.block:
+                block = self.witness.opened.take(place.block)
+                taken.append(place.block)
+                at, length = _span_of(place)
+                block.bytes_at(at, length)
+                found[place.block, at] = (place.block, at, length, itemsize_of(place), block)
+        return list(found.values())
+
+    def sample(self, repeats: int) -> BatchRun:
+        """Run the first call ``repeats`` times on the same values, without a comparison. Raises CandidateError."""
+        reply, took = self.witness.request(protocol.RunBatch(self._number, repeats))
+        return BatchRun(took, reply.spent * 1e-9)
+
+
+def _check_probes(spans: ResultSpans, probes: Sequence[Probe]) -> None:
+    """Raise CandidateError for a result some of whose elements were others as soon as the calls were done."""
+    for span in spans:
+        of_it = [probe for probe in probes if (probe.memory, probe.at) == (span.memory, span.at)]
+        if isinstance(span.content, Tensor) and not all(probe.agrees_with(span.content) for probe in of_it):
+            raise CandidateError("streams", "a result was not complete when the call's own stream was done")
+
+
+def itemsize_of(place: TensorLocation) -> int:
+    """Return the bytes of an element."""
+    return int(getattr(torch, place.dtype).itemsize)
+
+
+def _span_of(place: TensorLocation) -> tuple[int, int]:
+    """Return the offset and the bytes of a tensor."""
+    return place.at, strided_extent(place.shape, place.stride) * itemsize_of(place)

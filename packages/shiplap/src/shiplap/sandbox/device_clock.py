@@ -1,0 +1,151 @@
+"""The time of calls on a GPU by the events of the process that judges, around a gate and an end in shared memory.
+
+The other process has queued its calls before: its stream waits for the gate, and writes the end behind the last call.
+It is stopped meanwhile. The arguments in the shared block are zeros until the clock starts. Then a kernel of this
+process writes the values, and the gate opens. What a stream of the other process does before that takes its time from
+this kernel, since a GPU runs one process at a time, and is measured. Directly behind the end, elements of results at
+secret places are read, so that work that other streams finish later is seen.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shiplap.sandbox.device_memory import END_AT, FLAG_BYTES, GATE_AT, KIND, DeviceBlock, PrivateBlock
+
+PROBED_RESULTS, PROBED_ELEMENTS = 8, 1024  # results of a run that are read behind the end, and elements of each
+QUEUE_S = 1.5  # seconds in which calls have to be queued, and to end once the gate is open
+
+
+class CallsNotQueued(Exception):
+    """Raised for calls that cannot be queued behind a gate: too many, or ones that wait for the device."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Elements of a result: the allocation and the place of the result, the numbers of the elements, and their values.
+
+    A number is that of a unit of ``size`` bytes in the result.
+    """
+
+    memory: bytes
+    at: int
+    numbers: Tensor
+    size: int
+    values: Tensor
+
+    def agrees_with(self, content: Tensor) -> bool:
+        """Return whether the bytes of the result, as they were read later, hold the same elements."""
+        return torch.equal(unit_view(content, self.size)[self.numbers], self.values)
+
+
+def unit_view(content: Tensor, size: int) -> Tensor:
+    """Return bytes as integers of ``size`` bytes, or as rows of eight bytes for a larger size."""
+    units = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return content.view(units[size]) if size in units else content.view(torch.int64).view(-1, size // 8)
+
+
+@dataclass(frozen=True)
+class RunTime:
+    """The seconds of a run, and those of them in which this process wrote values and emptied the caches."""
+
+    total: float
+    written: float
+
+
+class DeviceClock:
+    """The gate and the end of one block of arguments, and the values that the block gets when the clock starts.
+
+    Attributes:
+        values: memory of this process, laid out as the block, in which values are prepared.
+    """
+
+    def __init__(self, block: DeviceBlock) -> None:
+        self.block, self.driver = block, block.driver
+        self.values = PrivateBlock(block)
+        self.opened = False  # whether the gate was opened since the calls could not be queued
+        self._rng = torch.Generator(KIND).manual_seed(secrets.randbits(62))
+        self._words = block.bytes_at(FLAG_BYTES, block.size - FLAG_BYTES).view(torch.int32)
+
+    def take_values(self) -> None:
+        """Keep the values that the block has, and fill it with zeros."""
+        self.values.words.copy_(self._words)
+        self._words.zero_()
+
+    def _write_values(self) -> None:
+        """Write the values, and empty the caches. A copy might be made beside the kernels of another process."""
+        torch.bitwise_xor(self.values.words, 0, out=self._words)
+        self.driver.empty_caches()
+
+    def close_gate(self) -> None:
+        """Clear the words at which streams wait."""
+        self.block.bytes_at(0, FLAG_BYTES).zero_()
+        self.driver.synchronize()
+        self.opened = False
+
+    def open_if_late(self, seconds: float) -> None:
+        """Open the gate if calls are still not queued after so many seconds."""
+        if seconds > QUEUE_S and not self.opened:
+            self.opened = True
+            with self.driver.other_stream():
+                self.driver.write_word(self.block, GATE_AT)
+
+    def time_queued(self, probe: Callable[[], None]) -> RunTime:
+        """Write the values and open the gate, and return the time until the end and ``probe`` are done.
+
+        Raises CallsNotQueued.
+        """
+        self.driver.empty_caches()  # takes so long that this process is ahead of the device
+        start = self.driver.record_event()
+        self._write_values()
+        written = self.driver.record_event()
+        self.driver.write_word(self.block, GATE_AT)
+        self.driver.wait_for_word(self.block, END_AT)
+        probe()
+        end = self.driver.record_event()
+        self._wait_until(end, QUEUE_S)
+        return RunTime(float(start.elapsed_time(end)) * 1e-3, float(start.elapsed_time(written)) * 1e-3)
+
+    def start(self) -> float:
+        """Write the values, and return the time at which calls that are not queued may begin."""
+        self._write_values()
+        self.driver.synchronize()
+        return time.perf_counter()
+
+    def wait_for_end(self, probe: Callable[[], None], seconds: float) -> None:
+        """Wait until the end and ``probe`` are done. Raises CallsNotQueued."""
+        self.driver.wait_for_word(self.block, END_AT)
+        probe()
+        self._wait_until(self.driver.record_event(), seconds)
+
+    def _wait_until(self, event: torch.cuda.Event, seconds: float) -> None:
+        """Wait for an event. After so many seconds, write the end for the streams of this process, and raise."""
+        ends = time.monotonic() + seconds
+        while not event.query():
+            if time.monotonic() > ends:
+                with self.driver.other_stream():
+                    self.driver.write_word(self.block, END_AT)
+                self.driver.synchronize()
+                raise CallsNotQueued(f"they have not ended after {seconds:.3g} s")
+
+    def pick_probes(self, results: Sequence[tuple[bytes, int, int, int, DeviceBlock]]) -> list[Callable[[], Probe]]:
+        """Return functions that read some elements of some results, which are chosen secretly.
+
+        A result is its allocation, its place in it, its bytes, the bytes of an element, and the mapped allocation.
+        """
+        if not results:
+            return []
+        wanted = [results[-1], *secrets.SystemRandom().sample(results, min(PROBED_RESULTS, len(results)))]
+        return [self._probe_of(*result) for result in wanted]
+
+    def _probe_of(self, memory: bytes, at: int, length: int, size: int, block: DeviceBlock) -> Callable[[], Probe]:
+        """Return a function that reads elements of a result."""
+        units, count = unit_view(block.bytes_at(at, length), size), length // size
+        numbers = torch.randint(0, count, (min(count, PROBED_ELEMENTS),), generator=self._rng, device=KIND)
+        return lambda: Probe(memory, at, numbers, size, units[numbers])

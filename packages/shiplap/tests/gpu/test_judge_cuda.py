@@ -1,0 +1,114 @@
+"""The judge on a GPU: memory is shared with a locked process, and calls are timed behind a gate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import shiplap as sl
+from shiplap.sandbox.arguments import ArgumentArena
+from shiplap.sandbox.call_batch import CallBatch
+from shiplap.sandbox.candidate import CandidateError, TargetProcess
+from shiplap.sandbox.device_clock import CallsNotQueued
+from shiplap.sandbox.device_memory import GRAIN, DeviceError, device_driver
+from shiplap.sandbox.protocol import LoadTarget
+from shiplap.sandbox.supervisor import SandboxLauncher
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.whole_device,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+REFERENCE = """import torch
+def reference(x):
+    return torch.sigmoid(x) * x
+def get_inputs():
+    return [torch.randn(512, 768)]
+"""
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[SandboxLauncher]:
+    with SandboxLauncher() as made:
+        yield made
+
+
+def process_with(launcher: SandboxLauncher, folder: Path, source: str) -> TargetProcess:
+    """Return a locked process with the function ``candidate`` of a source."""
+    (folder / "it.py").write_text(f"import torch\n{source}")
+    made = TargetProcess(launcher.start([str(folder)], device=True))
+    made.check_device("cuda")
+    made.load(LoadTarget(str(folder / "it.py"), ["candidate"], "function", [], 1), ArgumentArena())
+    return made
+
+
+def test_a_block_holds_nothing_but_itself() -> None:
+    """The other process maps the whole allocation, so that none of the judge's other memory may lie in it."""
+    driver = device_driver()
+    block = driver.make_block(1000)
+    try:
+        assert block.size == GRAIN
+        assert driver.allocation_of(block.address) == (block.address, GRAIN)
+        with pytest.raises(DeviceError):
+            block.bytes_at(GRAIN - 4, 8)
+    finally:
+        block.close()
+
+
+def test_a_handle_of_nothing_is_refused() -> None:
+    with pytest.raises(DeviceError):
+        device_driver().open_allocation(bytes(range(64)))
+
+
+def test_calls_of_a_locked_process_are_queued_and_timed(launcher, tmp_path) -> None:
+    witness = process_with(launcher, tmp_path, "def candidate(x):\n    return x * 2\n")
+    assert not witness.prisoner.missing or not any(witness.prisoner.missing.values())
+    sets = [[torch.randn(1 << 22, device="cuda")] for _ in range(16)]
+    for queued in (False, True):
+        with CallBatch(witness, 0, sets, blank=True, queued=queued) as batch:
+            batch.fill(sets)
+            took = batch.run_calls().took.wall
+    assert 0 < took < 16 * 200e-6
+    witness.prisoner.kill()
+
+
+def test_calls_that_wait_for_the_device_cannot_be_queued(launcher, tmp_path) -> None:
+    source = "def candidate(x):\n    torch.cuda.synchronize()\n    return x * 2\n"
+    witness = process_with(launcher, tmp_path, source)
+    sets = [[torch.randn(1024, device="cuda")] for _ in range(2)]
+    with CallBatch(witness, 0, sets, blank=True, queued=True) as batch:
+        batch.fill(sets)
+        with pytest.raises(CallsNotQueued):
+            batch.run_calls()
+        batch.queued = False
+        assert 0 < batch.run_calls().took.wall < math.inf
+    witness.prisoner.kill()
+
+
+def test_a_candidate_that_crashes_the_device_is_a_fault(launcher, tmp_path) -> None:
+    source = "def candidate(x):\n    return x[torch.full((4,), 1 << 40, device='cuda')]\n"
+    witness = process_with(launcher, tmp_path, source)
+    with pytest.raises(CandidateError):
+        witness.call([torch.randn(1024, device="cuda")])
+    witness.prisoner.kill()
+    assert torch.ones(2, device="cuda").sum().item() == 2  # the judge goes on
+
+
+@pytest.mark.parametrize(
+    ("body", "verdict"),
+    [("x / (1 + torch.exp(-x))", "accepted"), ("x / (1 + torch.exp(-x)) + (x > 4.2) * 1e-3", "refused")],
+    ids=["right", "wrong far from zero"],
+)
+def test_verdicts(launcher, tmp_path, body: str, verdict: str) -> None:
+    reference, it = tmp_path / "ref.py", tmp_path / "candidate" / "it.py"
+    it.parent.mkdir()
+    reference.write_text(REFERENCE)
+    it.write_text(f"import torch\ndef candidate(x):\n    return {body}\n")
+    result = sl.judge(reference, it, device="cuda", seconds=40, launcher=launcher)
+    assert result.verdict == verdict, (result.reasons, result.missing)
+    if verdict == "accepted":
+        assert all(t.queued and t.resolution < 0.2 * t.candidate + 5e-6 for t in result.timings), result.timings

@@ -1,0 +1,204 @@
+"""Calls whose arguments and results stay on a GPU: the logic, with a GPU that is this processor."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from shiplap.sampling.compare import Difference, bitwise_difference
+from shiplap.sandbox.arguments import ArgumentArena, packed_locations
+from shiplap.sandbox.call_batch import CallBatch
+from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
+from shiplap.sandbox.device_clock import CallsNotQueued
+from shiplap.sandbox.device_memory import FLAG_BYTES, GRAIN
+from tests.sandbox.fake_device import FakeDriver, drawn, driver, process_of
+
+__all__ = ["driver"]
+
+
+HELD = torch.empty(5000)
+
+
+def expect(*results: Tensor, changed: tuple[int, ...] = ()) -> ExpectedEffects:
+    """Return effects that have to be these, bit by bit."""
+    return ExpectedEffects(results, lambda got: Difference(bitwise_difference(got, results)), changed)
+
+
+def test_a_call_reads_its_block_and_its_results_are_compared(driver: FakeDriver) -> None:
+    witness = process_of(lambda x: x * 2)
+    for _ in range(4):
+        (x,) = drawn(1)[0]
+        witness.call([x], expect(x * 2))
+    with pytest.raises(CandidateError, match="result 0"):
+        witness.call([x], expect(x * 3))
+    assert driver.opened == 0  # nothing of the process stays mapped after a fault
+
+
+def test_new_values_in_place_reach_the_tensors_of_the_last_call(driver: FakeDriver) -> None:
+    seen: list[Tensor] = []
+
+    def target(x: Tensor) -> Tensor:
+        seen.append(x)
+        return x * 2
+
+    witness = process_of(target)
+    (x,), (y,) = drawn(2)
+    witness.call([x], expect(x * 2))
+    witness.call([y], expect(y * 2), in_place=True)
+    assert seen[0].data_ptr() == seen[1].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("target", "check"),
+    [
+        (lambda x: x.mul_(2).clone(), "arguments"),
+        (lambda x: x[:], "aliases"),
+        (lambda x: torch.mul(x, 2, out=HELD), "aliases"),
+        (lambda x: (x * 2).double(), "results"),
+    ],
+    ids=["writes its argument", "returns its argument", "one buffer for all results", "another dtype"],
+)
+def test_faults_of_a_call(driver: FakeDriver, target, check: str) -> None:
+    witness, found = process_of(target), ""
+    for (x,) in drawn(2):
+        try:
+            witness.call([x], expect(target(x.clone()).clone() if check != "results" else x * 2))
+        except CandidateError as e:
+            found = e.check
+    assert found == check
+
+
+def test_a_result_that_changes_later_is_seen_by_the_next_call(driver: FakeDriver) -> None:
+    held: list[Tensor] = []
+
+    def target(x: Tensor) -> Tensor:
+        for earlier in held:
+            earlier.zero_()
+        held.append(x * 2)
+        return held[-1]
+
+    witness = process_of(target)
+    (x,), (y,) = drawn(2)
+    witness.call([x], expect(x * 2))
+    with pytest.raises(CandidateError, match="changed after the call"):
+        witness.call([y], expect(y * 2))
+
+
+def queued_double(driver: FakeDriver):
+    """Return a target whose work waits in the stream of the GPU."""
+
+    def target(x: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        driver.launch(lambda: torch.mul(x, 2, out=out))
+        return out
+
+    return target
+
+
+def run(driver: FakeDriver, target, *, queued: bool = True, count: int = 3):
+    """Return the time of a batch whose results have to be twice the arguments."""
+    sets, opened = drawn(count), driver.opened
+    with CallBatch(process_of(target), 0, sets, blank=True, queued=queued) as batch:
+        batch.fill(sets)
+        first = batch.run_calls([expect(x * 2) for (x,) in sets])
+        batch.run_calls()  # the same values again
+    assert driver.opened == opened
+    return first
+
+
+@pytest.mark.parametrize("queued", [True, False])
+def test_calls_of_a_batch_are_timed_and_compared(driver: FakeDriver, queued: bool) -> None:
+    took = run(driver, queued_double(driver), queued=queued).took
+    assert took.wall == took.quiet
+    assert (took.wall == 1e-3) == queued  # the time between the events of this process
+
+
+def test_work_before_the_gate_has_other_arguments(driver: FakeDriver) -> None:
+    """The arguments get their values when the clock has started."""
+    with pytest.raises(CandidateError, match="result 0"):
+        run(driver, lambda x: x * 2)
+
+
+def test_work_of_another_stream_behind_the_end_is_seen(driver: FakeDriver) -> None:
+    def target(x: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        driver.launch(lambda: torch.mul(x[::2], 2, out=out[::2]))
+        driver.launch_beside(lambda: torch.mul(x, 2, out=out))
+        return out
+
+    with pytest.raises(CandidateError) as caught:
+        run(driver, target)
+    assert caught.value.check == "streams"
+
+
+def test_calls_that_wait_for_the_device_are_not_queued(driver: FakeDriver) -> None:
+    sets = drawn(2)
+    witness = process_of(queued_double(driver))
+    witness.prisoner.waits = True
+    with CallBatch(witness, 0, sets, blank=True, queued=True) as batch:
+        batch.fill(sets)
+        with pytest.raises(CallsNotQueued):
+            batch.run_calls()
+        assert not driver.blocked  # the gate is open, so that the process goes on
+
+
+def test_the_gate_is_opened_for_a_call_that_raises(driver: FakeDriver) -> None:
+    sets = drawn(2)
+
+    def target(x: Tensor) -> Tensor:
+        raise ValueError("no")
+
+    with CallBatch(process_of(target), 0, sets, blank=True, queued=True) as batch:
+        batch.fill(sets)
+        with pytest.raises((CandidateError, ValueError)):
+            batch.run_calls()
+    assert not driver.blocked
+
+
+def test_a_block_is_memory_of_its_own(driver: FakeDriver) -> None:
+    """Arguments lie behind the words at which streams wait, and the block has whole grains."""
+    arena = ArgumentArena()
+    held = torch.rand(4, 6)
+    packed = arena.pack([held.t(), held[1:], 3])
+    handle = arena.write()
+    block = arena.block
+    assert block is not None
+    assert block.size % GRAIN == 0
+    places = packed_locations(packed)
+    assert all(place.at >= FLAG_BYTES for place in places)
+    for place, t in zip(places, (held.t(), held[1:]), strict=True):
+        room = block.bytes_at(place.at, t.numel() * 4).view(torch.float32)
+        assert torch.equal(room.as_strided(t.shape, t.stride()), t)
+    block.close_file()
+    os.close(handle)
+
+
+def test_a_block_is_used_again_for_calls_and_not_for_batches(driver: FakeDriver) -> None:
+    witness = process_of(lambda x: x * 2)
+    for (x,) in drawn(3):
+        witness.call([x], expect(x * 2))
+    assert driver.made == 1
+    run(driver, queued_double(driver))
+    assert driver.made == 2
+    (large,) = drawn(1, 1 << 20)[0]
+    witness.call([large], expect(large * 2))
+    assert driver.made == 3
+
+
+def test_a_result_in_an_argument_may_change_with_the_next_call(driver: FakeDriver) -> None:
+    """The next arguments lie in the same block."""
+    witness = process_of(lambda x: x.mul_(2))
+    for (x,) in drawn(3):
+        twice = x * 2
+        witness.call([x], ExpectedEffects([twice, twice], lambda got: Difference(), (0,), aliased=True))
+
+
+def test_what_lies_on_a_gpu_is_no_memory_of_the_host(driver: FakeDriver) -> None:
+    """A leak is what the process holds on the host beyond what it keeps on request."""
+    witness = process_of(lambda x: x * 2)
+    for (x,) in drawn(3):
+        witness.call([x], expect(x * 2))
+    assert witness.kept == (3, 0)
