@@ -1,4 +1,4 @@
-"""Where the C headers (``shiplap/abi.h``) and the CMake module (``ShiplapKernels``) of Shiplap are."""
+"""Where the C headers (``shiplap/abi.h``) and the CMake modules of Shiplap are."""
 
 from pathlib import Path
 
@@ -11,5 +11,5 @@ def include_dir() -> Path:
 
 
 def cmake_dir() -> Path:
-    """The folder for ``CMAKE_MODULE_PATH``; it holds ``ShiplapKernels.cmake``."""
+    """The folder for ``CMAKE_MODULE_PATH``; it holds ``ShiplapKernels.cmake`` and ``ShiplapModels.cmake``."""
     return Path(__file__).parent / "cmake"

@@ -13,11 +13,9 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.plugin_api import error
 from shiplap_sparse3d import cpu, ops
-from shiplap_sparse3d.coords import keys_of, output_shape
+from shiplap_sparse3d.coords import NO_KEY, keys_of, output_shape
 
 __all__ = ["NO_KEY", "first_voxels", "out_coords_bounded", "reached_keys", "voxels_of_keys"]
-
-NO_KEY = 2**63 - 1  # the key of padding, which sorts after every voxel's
 
 
 @sl.op(

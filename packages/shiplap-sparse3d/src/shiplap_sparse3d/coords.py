@@ -18,6 +18,8 @@ from shiplap.plugin_api.compiling import assert_in_graph
 from shiplap.plugin_api.memos import built_outside_modes
 
 __all__ = [
+    "NO_KEY",
+    "GridLookup",
     "RowLookup",
     "check_coords",
     "check_rows",
@@ -29,10 +31,10 @@ __all__ = [
     "refuse_rows",
     "require_scenes",
     "tap_offsets",
-    "voxel_rows",
 ]
 
 MAX_CELLS = 2**63
+NO_KEY = MAX_CELLS - 1  # the key of padding, which sorts after every voxel's
 
 
 def refuse_rows(op: str, bad: Tensor, message: str) -> None:
@@ -107,37 +109,35 @@ def _output_cells_along(size: int, kernel: int, stride: int, padding: int, dilat
 
 
 def inside_grid(coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a mask of the rows that lie in the grid and in a batch."""
+    """Return a mask of the rows ``[..., 4]`` that lie in the grid and in a batch."""
     limit = torch.tensor(shape, dtype=torch.int64, device=coords.device)  # a grid may be wider than its coordinates
-    return ((coords[:, 1:] >= 0) & (coords[:, 1:] < limit)).all(1) & (coords[:, 0] >= 0)
+    return ((coords[..., 1:] >= 0) & (coords[..., 1:] < limit)).all(-1) & (coords[..., 0] >= 0)
 
 
 def keys_of(coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return one int64 per row, ordered like (batch, x, y, z), of any number of axes. Rows must be inside the grid."""
-    keys, *axes = coords.long().unbind(1)
+    """Return one int64 for each row ``[..., 1 + axes]``, ordered like (batch, x, y, z). Rows must be in the grid."""
+    keys, *axes = coords.long().unbind(-1)
     for size, axis in zip(shape, axes, strict=True):
         keys = keys * size + axis
     return keys
 
 
-def voxel_rows(coords: Tensor) -> Tensor:
-    """Return the numbers of the rows that are not padding, ``int64``."""
-    return (coords[:, 0] != -1).nonzero()[:, 0]
-
-
 def check_coords(op: str, coords: Tensor, shape: Sequence[int]) -> None:
     """Raise SL211 for rows outside the grid, duplicates, and grids with too many cells for int64. Padding is valid."""
-    voxels = voxel_rows(coords)
-    if voxels.shape[0] == 0:
-        return
-    outside = (coords[:, 0] != -1) & ~inside_grid(coords, shape)
-    refuse_rows(op, outside, "coords row {row} is outside spatial_shape " + str(tuple(shape)))
-    if (int(coords[:, 0].max()) + 1) * math.prod(shape) >= MAX_CELLS:
-        raise error("SL211", where=f"sparse3d::{op}", got=f"a grid {tuple(shape)} of 2^63 cells or more")
-    ordered, at = keys_of(coords[voxels], shape).sort()
-    rows, twins = voxels[at], torch.zeros(coords.shape[0], dtype=torch.bool, device=coords.device)
-    twins[rows[1:]] = ordered[1:] == ordered[:-1]
+    # Nothing branches on the number of rows, so that a program without Python has these checks for every number.
+    voxels, grid = coords[:, 0] != -1, str(tuple(shape))
+    refuse_rows(op, voxels & ~inside_grid(coords, shape), "coords row {row} is outside spatial_shape " + grid)
+    if bool((coords[:, 0].long() >= _max_scenes(shape)).any()):
+        raise error("SL211", where=f"sparse3d::{op}", got=f"a grid {grid} of 2^63 cells or more")
+    keys, at = torch.where(voxels, keys_of(coords, shape), NO_KEY).sort(stable=True)
+    repeated = (keys[1:] == keys[:-1]) & (keys[1:] != NO_KEY)
+    twins = torch.zeros_like(voxels).scatter(0, at[1:], repeated)
     refuse_rows(op, twins, "duplicate coordinates: row {row} occurs more than once")
+
+
+def _max_scenes(shape: Sequence[int]) -> int:
+    """Return the number of scenes of a grid whose cells have int64 numbers below ``NO_KEY``."""
+    return NO_KEY // math.prod(shape)
 
 
 def check_scenes(op: str, coords: Tensor, batch_size: int) -> None:
@@ -203,6 +203,27 @@ def set_graph_checks(on: bool) -> bool:
     return before
 
 
+class GridLookup:
+    """The lookup of voxels of a grid by their cells: sorted keys and binary search, without a branch on the data.
+
+    ``coords`` are those that :func:`check_coords` accepts.
+    """
+
+    def __init__(self, coords: Tensor, shape: Sequence[int]) -> None:
+        self.shape = shape
+        keys, rows = torch.where(coords[:, 0] != -1, keys_of(coords, shape), NO_KEY).sort(stable=True)
+        # A key that no voxel has stands last, so that every search ends at a row.
+        self.keys = torch.cat([keys, keys.new_full((1,), NO_KEY)])
+        self.rows = torch.cat([rows.int(), rows.new_full((1,), -1, dtype=torch.int32)])
+
+    def __call__(self, queries: Tensor) -> Tensor:
+        """Return ``int32 [...]``: the row that equals each of the queries ``[..., 4]``, or -1 if there is none."""
+        known = inside_grid(queries, self.shape) & (queries[..., 0] < _max_scenes(self.shape))
+        wanted = torch.where(known, keys_of(queries, self.shape), NO_KEY)
+        at = torch.searchsorted(self.keys, wanted)
+        return torch.where(known & (self.keys[at] == wanted), self.rows[at], -1)
+
+
 class RowLookup:
     """The lookup of rows of integers by their values, of any number of columns: sorted keys and binary search.
 
@@ -211,7 +232,7 @@ class RowLookup:
     """
 
     def __init__(self, rows: Tensor) -> None:
-        voxels = voxel_rows(rows)
+        voxels = (rows[:, 0] != -1).nonzero()[:, 0]
         wide = rows[voxels].long()
         self._digits: list[tuple[int, int, Tensor | None]] = []
         keys, size = wide.new_zeros(wide.shape[0]), 1

@@ -1,4 +1,4 @@
-"""Surveys: SL82x. Neighbour caches: SL83x."""
+"""Surveys: SL82x. Neighbour caches: SL83x. Networks as one file: SL84x."""
 
 from __future__ import annotations
 
@@ -112,6 +112,26 @@ register_errors(
                 "would read wrong rows. Voxels are the same if they are the same tensor."
             ),
             "pass neighbor_cache=None, the cache of a layer like this one, or its .T for the way back",
+        ),
+    ],
+)
+
+
+class ExportError(ShiplapError, RuntimeError):
+    """A checkpoint or a network that cannot become one file (SL840)."""
+
+
+register_errors(
+    ExportError,
+    [
+        (
+            "SL840",
+            "the network cannot be exported",
+            (
+                "A file for other runtimes is made from the code of the network and the weights of a checkpoint. The "
+                "checkpoint must have all weights of the network, and torch.export must be able to trace it."
+            ),
+            "correct what 'got' names: the checkpoint, --model, --prefix or --project",
         ),
     ],
 )

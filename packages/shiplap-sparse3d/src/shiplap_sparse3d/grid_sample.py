@@ -15,8 +15,9 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.plugin_api import error
-from shiplap_sparse3d.coords import RowLookup, check_coords, check_rows, refuse_rows
+from shiplap_sparse3d.coords import GridLookup, check_coords, check_rows, refuse_rows
 from shiplap_sparse3d.cpu import LIBRARY
+from shiplap_sparse3d.ops import rows_under
 
 __all__ = ["grid_sample_3d", "indice_weighted_sum", "indice_weighted_sum_grad", "nearest_map", "trilinear_map"]
 
@@ -27,21 +28,20 @@ _SORT = "24 * n + 49472"  # of sort_voxels (csrc/voxels.h)
 # --- where to read ---------------------------------------------------------------------------------------------------
 
 
-def _find_rows(lookup: RowLookup, cells: Tensor, shape: list[int]) -> Tensor:
+def _find_rows(lookup: GridLookup, cells: Tensor, shape: list[int]) -> Tensor:
     """Return the rows of ``cells [b, l, 3]``, whole numbers in floating point, which may be NaN or far away."""
     b, points, _ = cells.shape
     limit = torch.tensor(shape, dtype=torch.float64, device=cells.device)  # float32 has not every int32
     known = ((cells >= 0) & (cells.double() < limit)).all(2)
     scene = torch.arange(b, device=cells.device).view(b, 1, 1).expand(b, points, 1)
     # NaN and far values become -1 before the cast, whose result would be undefined.
-    rows = torch.cat([scene, cells.where(known[..., None], -1.0).long()], 2)
-    return lookup(rows.view(-1, 4)).view(b, points)
+    return lookup(torch.cat([scene, cells.where(known[..., None], -1.0).long()], 2))
 
 
-def _present_voxels(op: str, coords: Tensor, shape: list[int]) -> RowLookup:
+def _present_voxels(op: str, coords: Tensor, shape: list[int]) -> GridLookup:
     """Return the voxels by coordinate. The row numbers found are those of ``coords``."""
     check_coords(op, coords, shape)
-    return RowLookup(coords)
+    return GridLookup(coords, shape)
 
 
 @sl.op("sparse3d::nearest_map", requires=_GRID)
@@ -85,9 +85,7 @@ def _check_indices(op: str, indices: Tensor, rows: int) -> None:
 def _gather_features(feats: Tensor, indices: Tensor) -> Tensor:
     """Return ``feats[indices]`` in at least float32, zeros where the index is -1: ``[q, k, c]``."""
     wide = torch.promote_types(feats.dtype, torch.float32)
-    if feats.shape[0] == 0:
-        return feats.new_zeros(*indices.shape, feats.shape[1], dtype=wide)
-    return torch.where(indices[..., None] >= 0, feats[indices.clamp_min(0).long()], 0).to(wide)
+    return rows_under(feats, indices).to(wide)
 
 
 @sl.op("sparse3d::indice_weighted_sum")

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 import shiplap as sl
-from shiplap_sparse3d.coords import RowLookup, check_coords, inside_grid, output_shape, refuse_rows, tap_offsets
+from shiplap_sparse3d.coords import GridLookup, check_coords, inside_grid, output_shape, refuse_rows, tap_offsets
 
 __all__ = [
     "conv",
@@ -103,12 +103,11 @@ def subm_table(
     Raises SL211 for duplicate rows and for coordinates outside ``spatial_shape`` (cells per axis).
     """
     check_coords("subm_table", coords, spatial_shape)
-    find, columns = RowLookup(coords), []
-    for tap in tap_offsets(kernel):
-        offset = [(t - k // 2) * d for t, k, d in zip(tap, kernel, dilation, strict=True)]
-        # int64, so that an offset beyond int32 does not wrap into the grid.
-        columns.append(find(coords.long() + torch.tensor([0, *offset], device=coords.device)))
-    return torch.stack(columns, 1)
+    offsets = [
+        [0, *((t - k // 2) * d for t, k, d in zip(tap, kernel, dilation, strict=True))] for tap in tap_offsets(kernel)
+    ]
+    # int64, so that an offset beyond int32 does not wrap into the grid.
+    return GridLookup(coords, spatial_shape)(coords.long()[:, None] + torch.tensor(offsets, device=coords.device))
 
 
 @sl.op("sparse3d::out_coords", bounds={"m": OUT_COORDS_BOUND}, requires=WINDOW)
@@ -127,15 +126,12 @@ def out_coords(
     check_coords("out_coords", coords, spatial_shape)
     grid = output_shape(spatial_shape, kernel, stride, padding, dilation)
     step = torch.tensor([1, *stride], device=coords.device)
-    reached = [coords.long().new_empty(0, 4)]
-    for tap in tap_offsets(kernel):
-        shift = [p - t * d for p, t, d in zip(padding, tap, dilation, strict=True)]
-        moved = coords.long() + torch.tensor([0, *shift], device=coords.device)
-        outputs = torch.div(moved, step, rounding_mode="floor")
-        # An output exists where the division by the stride has no remainder.
-        reached.append(outputs[(outputs * step == moved).all(1) & inside_grid(outputs, grid)])
-    candidates = torch.cat(reached)
-    return (torch.unique(candidates, dim=0) if candidates.shape[0] else candidates).int()
+    shifts = [[0, *(p - t * d for p, t, d in zip(padding, tap, dilation, strict=True))] for tap in tap_offsets(kernel)]
+    moved = coords.long()[:, None] + torch.tensor(shifts, device=coords.device)
+    outputs = torch.div(moved, step, rounding_mode="floor")
+    # An output exists where the division by the stride has no remainder.
+    candidates = outputs[(outputs * step == moved).all(2) & inside_grid(outputs, grid)]
+    return torch.unique(candidates, dim=0).int()
 
 
 @sl.op("sparse3d::conv_table", dims={"k": "prod(kernel)"}, requires=WINDOW)
@@ -152,12 +148,9 @@ def conv_table(
     check_coords("conv_table", coords, spatial_shape)
     grid = output_shape(spatial_shape, kernel, stride, padding, dilation)
     check_coords("conv_table", out_coords, grid)
-    find, columns = RowLookup(coords), []
     corner = out_coords.long() * torch.tensor([1, *stride], device=coords.device)
-    for tap in tap_offsets(kernel):
-        offset = [t * d - p for t, d, p in zip(tap, dilation, padding, strict=True)]
-        columns.append(find(corner + torch.tensor([0, *offset], device=coords.device)))
-    return torch.stack(columns, 1)
+    offsets = [[0, *(t * d - p for t, d, p in zip(tap, dilation, padding, strict=True))] for tap in tap_offsets(kernel)]
+    return GridLookup(coords, spatial_shape)(corner[:, None] + torch.tensor(offsets, device=coords.device))
 
 
 @sl.op("sparse3d::transpose_table", requires=("rows >= 0",))
@@ -167,12 +160,14 @@ def transpose_table(table: Int32[Tensor, "m k"], rows: int) -> Int32[Tensor, "ro
     Raises SL211 for an entry outside ``[-1, rows)``, and when two rows reach one input by the same tap.
     """
     refuse_rows("transpose_table", ((table < -1) | (table >= rows)).any(1), "row {row} has an entry outside [-1, rows)")
-    result = table.new_full((rows, table.shape[1]), -1)
-    j, v = (table >= 0).nonzero().unbind(1)
-    result[table[j, v].long(), v] = j.int()
+    hit = table >= 0
+    at = torch.where(hit, table, rows).long()  # entries without a row go to a last one, which is dropped
+    number = torch.arange(table.shape[0], dtype=torch.int32, device=table.device)[:, None].expand_as(table)
+    result = table.new_full((rows + 1, table.shape[1]), -1).scatter(0, at, number)
     # Of two rows with one entry, one was overwritten.
-    refuse_rows("transpose_table", result[table[j, v].long(), v] != j, "entry {row} occurs twice under its tap")
-    return result
+    lost = hit & (result.gather(0, at) != number)
+    refuse_rows("transpose_table", lost.any(1), "an entry of row {row} occurs twice under its tap")
+    return result[:rows]
 
 
 # --- convolution ------------------------------------------------------------------------------------------------------
@@ -251,11 +246,10 @@ def by_output(table: Tensor, order: Tensor | None) -> Tensor:
     return torch.full_like(table, -1).scatter(0, order.long()[part].t(), table)
 
 
-def _gather_tap(feats: Tensor, column: Tensor) -> Tensor:
-    """Return the rows of ``feats`` under one tap, zeros where there is none."""
-    if feats.shape[0] == 0:
-        return feats.new_zeros(column.shape[0], feats.shape[1])
-    return torch.where(column[:, None] >= 0, feats[column.clamp_min(0).long()], 0)
+def rows_under(feats: Tensor, index: Tensor) -> Tensor:
+    """Return ``feats[index]``, with zeros for an index of -1. There may be no rows."""
+    padded = torch.cat([feats, feats.new_zeros(1, *feats.shape[1:])])
+    return padded[torch.where(index >= 0, index, feats.shape[0]).long()]
 
 
 def _check_table(op: str, table: Tensor, rows: int) -> None:
@@ -292,21 +286,12 @@ def conv(
     """
     _check_table("conv", table, feats.shape[0])
     table, weight = by_output(table, order), weight.flip(1) if reflect else weight
-    out = feats.new_zeros(table.shape[0], weight.shape[0])
-    for v in range(table.shape[1]):
-        product = _grouped_matmul(_gather_tap(feats, table[:, v]), weight[:, v], groups)
-        out = out + torch.where((table[:, v] >= 0)[:, None], product, 0)  # not 0 * inf where there is no hit
+    (m, k), (co, _, cg) = table.shape, weight.shape
+    rows = rows_under(feats, table).view(m, k, groups, cg).permute(1, 2, 0, 3)
+    products = rows @ weight.view(groups, co // groups, k, cg).permute(2, 0, 3, 1)  # [k, groups, m, co / groups]
+    products = products.transpose(1, 2).reshape(k, m, co)
+    out = torch.where((table.t() >= 0)[..., None], products, 0).sum(0)  # not 0 * inf where there is no hit
     return out if bias is None else out + bias
-
-
-def _grouped_matmul(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """Return ``rows [m, ci] @ weight [co, ci / groups].T``, group by group."""
-    if groups == 1:
-        return rows @ weight.T
-    (m, _), (co, cg) = rows.shape, weight.shape
-    # One batched product for all groups.
-    split = rows.reshape(m, groups, cg).transpose(0, 1) @ weight.reshape(groups, co // groups, cg).mT
-    return split.transpose(0, 1).reshape(m, co)
 
 
 @sl.op(
@@ -330,13 +315,12 @@ def conv_weight_grad(
     A sorted table comes with its ``order`` and its ``tap_blocks``.
     """
     _check_table("conv_weight_grad", table, feats.shape[0])
-    table, co, ci = by_output(table, order), grad.shape[1], feats.shape[1]
-    out = feats.new_zeros(table.shape[1], co, ci // groups)
-    for v in range(table.shape[1]):
-        rows = _gather_tap(feats, table[:, v]).reshape(len(table), groups, ci // groups).permute(1, 0, 2)
-        hits = torch.where((table[:, v] >= 0)[:, None], grad, 0).reshape(len(table), groups, co // groups)
-        out[v] = (hits.permute(1, 2, 0) @ rows).reshape(co, ci // groups)
-    return (out.flip(0) if reflect else out).transpose(0, 1).contiguous()
+    table = by_output(table, order)
+    (m, k), co, cg = table.shape, grad.shape[1], feats.shape[1] // groups
+    rows = rows_under(feats, table).view(m, k, groups, cg).permute(1, 2, 0, 3)
+    hits = torch.where((table.t() >= 0)[..., None], grad, 0).view(k, m, groups, co // groups).permute(0, 2, 3, 1)
+    out = (hits @ rows).permute(1, 2, 0, 3).reshape(co, k, cg)
+    return out.flip(1) if reflect else out
 
 
 def _swap_channels(weight: Tensor, groups: int) -> Tensor:

@@ -17,7 +17,7 @@ import shiplap as sl
 from shiplap.plugin_api import error
 from shiplap_sparse3d.coords import check_scenes, refuse_rows
 from shiplap_sparse3d.cpu import CPU_FLOATS, LIBRARY
-from shiplap_sparse3d.ops import sum_dtype, transpose_table
+from shiplap_sparse3d.ops import rows_under, sum_dtype, transpose_table
 
 __all__ = [
     "avg_pool",
@@ -33,13 +33,6 @@ __all__ = [
 
 def _check_table(op: str, table: Tensor, rows: int) -> None:
     refuse_rows(op, ((table < -1) | (table >= rows)).any(1), "table row {row} has an entry outside " + f"[-1, {rows})")
-
-
-def _rows_under_tap(feats: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows of ``feats`` under one tap (arbitrary where there is none), and a mask of where there is one."""
-    hit = column >= 0
-    rows = feats[column.clamp_min(0).long()] if feats.shape[0] else feats.new_zeros(column.shape[0], feats.shape[1])
-    return rows, hit[:, None]
 
 
 # --- over a table -----------------------------------------------------------------------------------------------------
@@ -73,14 +66,13 @@ def max_pool_with_taps(
     Raises SL211 for a table entry outside ``[-1, n)``.
     """
     _check_table("max_pool_with_taps", table, feats.shape[0])
-    out = feats.new_zeros(table.shape[0], feats.shape[1])
-    taps = torch.full_like(out, -1, dtype=torch.int16)
-    for v in range(table.shape[1]):
-        rows, hit = _rows_under_tap(feats, table[:, v])
-        # Comparisons with NaN are false, so NaN needs a test of its own.
-        better = hit & ((taps < 0) | (rows > out) | (rows.isnan() & ~out.isnan()))
-        out, taps = torch.where(better, rows, out), taps.masked_fill(better, v)
-    return out, taps
+    hit = torch.nn.functional.pad(table >= 0, (0, 1))[..., None]  # a last tap without a hit, if there is no other
+    rows = rows_under(feats, torch.nn.functional.pad(table, (0, 1), value=-1))
+    most = torch.where(hit, rows, -torch.inf).amax(1)
+    # Comparisons with NaN are false, so NaN needs a test of its own. ``argmax`` returns the first of equal ones.
+    largest = hit & ((rows == most[:, None]) | (rows.isnan() & most.isnan()[:, None]))
+    taps = torch.where(hit.any(1), largest.int().argmax(1), -1)
+    return torch.where(hit.any(1), most, 0), taps.to(torch.int16)
 
 
 @sl.op("sparse3d::max_pool_grad")
@@ -93,12 +85,9 @@ def max_pool_grad(
     ``[-1, m)``.
     """
     _check_table("max_pool_grad", table_t, grad.shape[0])
-    out = grad.new_zeros(table_t.shape[0], grad.shape[1], dtype=sum_dtype(grad.dtype))
-    for v in range(table_t.shape[1]):
-        rows, hit = _rows_under_tap(grad, table_t[:, v])
-        chosen, _ = _rows_under_tap(taps, table_t[:, v])
-        out = out + torch.where(hit & (chosen == v), rows, 0)
-    return out.to(grad.dtype)
+    tap = torch.arange(table_t.shape[1], device=grad.device)[:, None]
+    chosen = (table_t >= 0)[..., None] & (rows_under(taps, table_t) == tap)
+    return torch.where(chosen, rows_under(grad, table_t), 0).to(sum_dtype(grad.dtype)).sum(1).to(grad.dtype)
 
 
 @max_pool_with_taps.backward
@@ -135,10 +124,7 @@ def sum_pool(
     Raises SL211 for a table entry outside ``[-1, n)``.
     """
     _check_table("sum_pool", table, feats.shape[0])
-    out = feats.new_zeros(table.shape[0], feats.shape[1], dtype=sum_dtype(feats.dtype))
-    for v in range(table.shape[1]):
-        rows, hit = _rows_under_tap(feats, table[:, v])
-        out = out + torch.where(hit, rows, 0)
+    out = rows_under(feats, table).to(sum_dtype(feats.dtype)).sum(1)
     return (out / _hits_per_row(table, out) if average else out).to(feats.dtype)
 
 
@@ -195,17 +181,18 @@ def global_max_pool(
     ``[-1, batch_size)``; -1 marks padding.
     """
     scene = _scene_of_rows("global_max_pool", coords, batch_size)
-    out = feats.new_zeros(batch_size, feats.shape[1])
-    rows = torch.full_like(out, -1, dtype=torch.int32)
+    least, out, rows = feats.new_full((1, feats.shape[1]), -torch.inf), [], []
     for b in range(batch_size):
-        members = (scene == b).nonzero()[:, 0]
-        if members.shape[0]:
-            here = feats[members]
-            most = here.amax(0)
-            # ``argmax`` returns the first of equal ones.
-            first = ((here == most) | (here.isnan() & most.isnan())).int().argmax(0)
-            out[b], rows[b] = here.gather(0, first[None])[0], members[first].int()
-    return out, rows
+        members = (scene == b)[:, None]
+        # A last row that belongs to no scene, so that there is a largest value without voxels, too.
+        here = torch.cat([torch.where(members, feats, least), least])
+        most = here.amax(0)
+        # ``argmax`` returns the first of equal ones.
+        largest = ((here == most) | (here.isnan() & most.isnan()))[:-1] & members
+        first = torch.nn.functional.pad(largest.int(), (0, 0, 0, 1)).argmax(0).int()
+        out.append(torch.where(members.any(), most, 0))
+        rows.append(torch.where(members.any(), first, -1))
+    return torch.stack(out), torch.stack(rows)
 
 
 @global_max_pool.backward

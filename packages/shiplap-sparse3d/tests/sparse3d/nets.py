@@ -103,7 +103,7 @@ def packed_scenes(folder: Path, device: str) -> tuple[Path, Path]:
 
 
 def deployed(folder: Path, device: str) -> str:
-    """What ``examples/deploy_scenes.cpp`` says of them, in an environment without Python."""
+    """What ``examples/deploy/deploy_scenes.cpp`` says of them, in an environment without Python."""
     home, program = Path(torch.__file__).parent, folder / "deploy_scenes"
     include = [f"-isystem{home / part}" for part in ("include", "include/torch/csrc/api/include")]
     libraries = ["torch", "torch_cpu", "c10", *(("torch_cuda", "c10_cuda") if device == "cuda" else ())]
@@ -114,7 +114,7 @@ def deployed(folder: Path, device: str) -> str:
     ]
     link += [f"-l{name}" for name in libraries]
     compiler = os.environ.get("CXX") or shutil.which("c++") or ""
-    source = ROOT / "examples" / "deploy_scenes.cpp"
+    source = ROOT / "examples" / "deploy" / "deploy_scenes.cpp"
     command = [compiler, "-std=c++20", "-O0", *include, "-o", program, source, *link, "-ldl"]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr

@@ -37,7 +37,8 @@ def test_help_has_examples_and_exit_codes(run: Any, verb: str) -> None:
 
 
 def test_verbs_that_exist(run: Any) -> None:
-    listed = re.findall(r"^  (\w+) ", run("--help").stdout.split("Commands:")[1].split("Exit status")[0], re.MULTILINE)
+    commands = run("--help").stdout.split("Commands:")[1].split("Exit status")[0]
+    listed = re.findall(r"^  ([\w-]+) ", commands, re.MULTILINE)
     assert sorted(listed) == sorted({*VERBS, *OTHERS})
     assert {"audit", "doctor", "env", "tune"} <= set(listed)
 

@@ -141,6 +141,119 @@ def test_the_packages_for_onnx_are_named_where_they_are_missing(
     assert str(caught.value).startswith("SL322:")
 
 
+@sl.op("onnx_ops::scale_to_one")
+def scale_to_one(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    """Divide by the sum, which has to be positive, where it is above one."""
+    if not bool((x >= 0).all()):
+        raise ValueError(f"x[{int((x < 0).nonzero()[0, 0])}] is negative")
+    if x.shape[0] == 0:
+        return x.clone()
+    total: Tensor = x.sum()
+    if total > 1:
+        return x / total
+    return x * 1
+
+
+@sl.op("onnx_ops::find", bounds={"m": "n"})
+def find(
+    keys: Int64[Tensor, "n"], wanted: Int64[Tensor, "n"], rows: int
+) -> tuple[Int64[Tensor, "m"], Int64[Tensor, "rows"]]:
+    """Return the places of those wanted keys that are among the keys, and as many zeros as there are rows."""
+    assert keys.shape[0] == 0 or keys.unique().shape[0] > 0
+    ordered, order = keys.sort(stable=True)
+    ordered = torch.cat([ordered, ordered.new_full((1,), 2**62)])
+    at = torch.searchsorted(ordered, wanted)
+    return order[at[ordered[at] == wanted]], keys.new_zeros(rows)
+
+
+class Conditions(nn.Module):
+    def forward(self, x: Tensor, keys: Tensor, wanted: Tensor) -> tuple[Tensor, ...]:
+        return scale_to_one(x), *find(keys, wanted, x.shape[0])
+
+
+@pytest.fixture(scope="module")
+def conditions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose references raise, branch and have results of sizes that the data decide."""
+    any_size = {0: Dim.DYNAMIC}
+    args = torch.rand(5), torch.arange(7), torch.arange(7)
+    program = torch.export.export(Conditions(), args, dynamic_shapes=(any_size, any_size, any_size))
+    export_onnx(program, tmp_path_factory.mktemp("conditions") / "net.onnx")
+    return tmp_path_factory.getbasetemp() / "conditions0" / "net.onnx"
+
+
+def test_references_may_branch_on_their_data_and_on_sizes(conditions: Path) -> None:
+    session = onnxruntime.InferenceSession(str(conditions))
+    for rows, scale in ((5, 0.01), (5, 9.0), (1, 1.0), (0, 1.0), (400, 1.0)):
+        keys = torch.randperm(rows + 3)
+        args = torch.rand(rows) * scale, keys, keys.flip(0) * 2 - 1
+        for got, want in zip(run_session(session, *args), Conditions()(*args), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_a_reference_that_raises_is_a_run_that_fails_with_its_words(conditions: Path) -> None:
+    session = onnxruntime.InferenceSession(str(conditions))
+    good = torch.ones(2), torch.arange(3), torch.arange(3)
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"ValueError: x\[\?\] is negative"):
+            run_session(session, torch.tensor([1.0, -1.0]), *good[1:])
+        assert run_session(session, *good)[0].tolist() == [0.5, 0.5], "the session goes on"
+
+
+@sl.op("onnx_ops::halve_until")
+def halve_until(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    """Halve until no value is above one."""
+    while bool((x > 1).any()):
+        x = x / 2
+    return x
+
+
+@sl.op("onnx_ops::first_rows")
+def first_rows(x: Float[Tensor, "n"], count: Int64[Tensor, "1"]) -> Float[Tensor, "n"]:
+    """Zeros behind the first rows."""
+    return torch.cat([x[: int(count[0])], x[int(count[0]) :] * 0])
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "got"),
+    [
+        (halve_until, (torch.rand(3),), "ways through it|a loop"),
+        (first_rows, (torch.rand(3), torch.tensor([1])), "reads a number of a tensor in Python"),
+    ],
+    ids=["a loop", "a number"],
+)
+def test_a_reference_that_cannot_be_traced_is_refused(
+    op: Any, args: tuple[Tensor, ...], got: str, tmp_path: Path
+) -> None:
+    class Calls(nn.Module):
+        def forward(self, *values: Tensor) -> Any:
+            return op(*values)
+
+    with pytest.raises(ShiplapError, match=got) as caught:
+        export_onnx(torch.export.export(Calls(), args), tmp_path / "net.onnx")
+    assert (caught.value.id, caught.value.where) == ("SL321", op.spec.name)
+    assert not (tmp_path / "net.onnx").exists()
+
+
+def test_all_ops_without_a_form_are_named_at_once(tmp_path: Path) -> None:
+    class Calls(nn.Module):
+        def forward(self, x: Tensor, m: Tensor) -> Any:
+            return halve_until(x), eigen(m)
+
+    with pytest.raises(ShiplapError) as caught:
+        export_onnx(torch.export.export(Calls(), (torch.rand(3), torch.rand(3, 3))), tmp_path / "net.onnx")
+    assert caught.value.where == "onnx_ops::halve_until, onnx_ops::eigen"
+
+
+def test_checks_are_left_out_by_a_word(tmp_path: Path) -> None:
+    class Calls(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return scale_to_one(x)
+
+    export_onnx(torch.export.export(Calls(), (torch.rand(3),)), tmp_path / "net.onnx", checks=False)
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+    torch.testing.assert_close(run_session(session, torch.tensor([1.0, 2.0, -1.0])), [torch.tensor([0.5, 1.0, -0.5])])
+
+
 MODEL = """
 import torch
 from jaxtyping import Float

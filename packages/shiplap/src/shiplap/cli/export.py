@@ -37,6 +37,7 @@ def command(
     opset: Annotated[
         int | None, typer.Option("--opset", help="The version of ONNX's operators; the default is torch's.")
     ] = None,
+    no_checks: Annotated[bool, typer.Option("--no-checks", help="Leave the checks of data and sizes out.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Export a model with declared ops.
@@ -51,7 +52,7 @@ def command(
         _, called, args = load_model(model, inputs)
         try:
             program = _export_program(called, args, dynamic)
-            ops = _write_file(program, file, opset)
+            ops = _write_file(program, file, opset, not no_checks)
         except ShiplapError as e:
             if e.id not in ("SL321", "SL307", "SL404"):
                 raise
@@ -104,12 +105,12 @@ def _as_module(called: Any) -> Any:
     return Wrapped()
 
 
-def _write_file(program: Any, file: Path, opset: int | None) -> tuple[str, ...]:
+def _write_file(program: Any, file: Path, opset: int | None, checks: bool) -> tuple[str, ...]:
     """Write the program in the form that the file's suffix names. Return its ops."""
     if file.suffix == ".onnx":
         from shiplap.packaging.onnx import export_onnx
 
-        return export_onnx(program, file, opset=opset).ops
+        return export_onnx(program, file, opset=opset, checks=checks).ops
     from shiplap.packaging.model import package_model
 
-    return package_model(program, file).ops
+    return package_model(program, file, checks=checks).ops

@@ -9,7 +9,9 @@ in C++, in a process without Shiplap and without the ops.
 from __future__ import annotations
 
 import io
+import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -35,7 +37,7 @@ from shiplap.kernels.native.build_plan import compiler_command, make_plan
 from shiplap.kernels.native.deploy import DeployedLibrary, make_on_demand_library
 from shiplap.kernels.triton.kernel import compile_call, launched_kernels
 from shiplap.packaging.tags import DAMAGED
-from shiplap.torch_private.dynamo import compile_package
+from shiplap.torch_private.dynamo import compile_package, processor_features
 from shiplap.torch_private.graph_nodes import node_value, operator_name, overload_of
 from shiplap.torch_private.symbolic_sizes import concrete_calls
 
@@ -60,6 +62,7 @@ def package_model(
     *,
     options: Mapping[str, object] = _NONE,
     architectures: Iterable[int] = (),
+    checks: bool = True,
 ) -> PackedModel:
     """Compile ``program`` with AOTInductor into one file that contains the libraries of its ops.
 
@@ -75,6 +78,12 @@ def package_model(
             default is the current device. The forms are those that the calls of the program need with the sizes of the
             example; of a size that is a symbol also those for multiples of 16 and for odd numbers near that of the
             example. Other forms that the process has compiled are added as well: see ``compile_ahead``.
+        checks: whether the package checks the dtype, device, strides and bounds of its inputs at each call, and raises
+            RuntimeError. ``AOTI_RUNTIME_CHECK_INPUTS=0`` switches that off in a process.
+
+    The loaders' ``get_metadata()`` returns the release of torch, the processor, the ops and the bounds of the inputs
+    under names that begin with ``SHIPLAP_``. Another release of torch, or a processor without the features that the
+    code uses, is refused when a package with ops is loaded.
 
     Raises:
         KernelError: SL307 for an op that only Python can run, before anything is compiled.
@@ -89,15 +98,37 @@ def package_model(
     with tempfile.TemporaryDirectory(prefix="shiplap-model-") as scratch:
         made = make_on_demand_library(ops, str(target)) if ops else None
         plain = Path(scratch) / target.name
-        compile_package(program, plain, options)
+        compile_package(program, plain, {**options, "aot_inductor.metadata": _describe(program, ops, options)})
         _refuse_broken(plain, target)
         if made is not None:
-            plain = _add_op_libraries(plain, made, ops[0], Path(scratch))
+            plain = _add_op_libraries(plain, made, ops[0], Path(scratch), checks)
         with writing(target, "the package"):
             # The temporary folder may be on another file system, from which a rename is impossible.
             safe_io.copy_whole(plain, target)
     size = sum(file.stat().st_size for file in (made.library, *made.kernels.values())) if made is not None else 0
     return PackedModel(target, tuple(op.spec.name for op in ops), size)
+
+
+def _describe(
+    program: torch.export.ExportedProgram, ops: Iterable[Op], options: Mapping[str, object]
+) -> dict[str, str]:
+    """Return what a package says of itself: release, processor, ops, and the inputs with the bounds of their sizes."""
+    placed = [node_value(n) for n in program.graph.find_nodes(op="placeholder")]
+    named = dict(zip([n.name for n in program.graph.find_nodes(op="placeholder")], placed, strict=True))
+    ranges = {str(symbol): f"{bound.lower}..{bound.upper}" for symbol, bound in program.range_constraints.items()}
+    inputs = {
+        name: f"{str(held.dtype).removeprefix('torch.')} [{', '.join(ranges.get(str(n), str(n)) for n in held.shape)}]"
+        for name in program.graph_signature.user_inputs
+        if isinstance(name, str) and isinstance(held := named.get(name), torch.Tensor)
+    }
+    given: Any = options.get("aot_inductor.metadata", {})
+    facts = {
+        "torch": torch.__version__,
+        "processor": " ".join([platform.machine(), *processor_features()]),
+        "ops": " ".join(op.spec.name for op in ops),
+        "inputs": json.dumps(inputs),
+    }
+    return {**given, **{f"SHIPLAP_{name.upper()}": fact for name, fact in facts.items()}}
 
 
 def _refuse_broken(package: Path, target: Path) -> None:
@@ -200,7 +231,7 @@ def _cannot_bind(op: Op) -> bool:
 # --- the archive ------------------------------------------------------------------------------------------------------
 
 
-def _add_op_libraries(package: Path, ops: DeployedLibrary, first: Op, scratch: Path) -> Path:
+def _add_op_libraries(package: Path, ops: DeployedLibrary, first: Op, scratch: Path, checks: bool) -> Path:
     """Return ``package`` with ``ops`` beside each of its models."""
     made = scratch / f"carrying-{package.name}"
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as target:
@@ -220,7 +251,7 @@ def _add_op_libraries(package: Path, ops: DeployedLibrary, first: Op, scratch: P
             # The model keeps its content and gets another name, because a loader opens the first library by the old
             # one.
             _add_aligned(target, f"{name}.model", inner.read_bytes())
-            _add_aligned(target, name, _compile_front_library(inner, ops.name, first).read_bytes())
+            _add_aligned(target, name, _compile_front_library(inner, ops.name, first, checks).read_bytes())
     return made
 
 
@@ -234,11 +265,17 @@ def _add_aligned(target: zipfile.ZipFile, name: str, content: bytes) -> None:
     target.writestr(info, content)
 
 
-def _compile_front_library(model: Path, ops: str, first: Op) -> Path:
+def _compile_front_library(model: Path, ops: str, first: Op, checks: bool) -> Path:
     """Compile the library that replaces ``model``, with a function for each that the model exports."""
     source, made = model.with_suffix(".front.cpp"), model.with_suffix(".front")
     functions = _exported_functions(model)
-    text = render_source("package.cpp.jinja", ops=ops, model=f"{model.name}.model", functions=functions)
+    words: dict[str, Any] = {
+        "ops": ops,
+        "model": f"{model.name}.model",
+        "features": processor_features(),
+        "checks": checks,
+    }
+    text = render_source("package.cpp.jinja", functions=functions, **words)
     safe_io.write_text(source, text)
     home = Path(torch.__file__).parent
     include = [f"-isystem{home / folder}" for folder in ("include", "include/torch/csrc/api/include")]

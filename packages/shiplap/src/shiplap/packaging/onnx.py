@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,32 @@ from torch.fx import Node
 
 from shiplap.dispatch import Op, registry
 from shiplap.errors import ShiplapError, error, writing
-from shiplap.torch_private.graph_nodes import node_value, operator_name
-from shiplap.torch_private.symbolic_sizes import distinct_sizes
+from shiplap.packaging.onnx_operators import (
+    VERSION,
+    OperatorTable,
+    branch_function,
+    call_node,
+    checked,
+    function_of_graph,
+)
+from shiplap.packaging.onnx_reference import (
+    Branch,
+    PathFinder,
+    Raised,
+    Returned,
+    UntraceableReference,
+    condition_tensor,
+    with_checks,
+)
+from shiplap.packaging.onnx_reference import (
+    Path as ReferencePath,
+)
+from shiplap.torch_private.graph_nodes import asserting_results, node_value, operator_name, shared_onnx_registry
+from shiplap.torch_private.symbolic_sizes import distinct_sizes, dtype_of_number, number_of_tensor
 
 PACKAGES = ("onnx", "onnxscript", "onnx_ir")
 # Example sizes of a function: no two dims agree by accident, and none is 1.
 EXAMPLE_SIZES = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67)
-DOMAIN_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -41,9 +61,10 @@ class OnnxModel:
 
 @dataclass(frozen=True)
 class InputNumber:
-    """The position of a tensor argument among the inputs of a function."""
+    """The position of an argument among the inputs of a function, and whether it is a number that a model computes."""
 
     number: int
+    is_number: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,9 +90,32 @@ class FunctionForm:
         digest = hashlib.sha256(repr((self.values, sizes)).encode()).hexdigest()[:8]
         return f"{self.op.spec.stem}_{digest}"
 
+    @property
+    def any_size(self) -> FunctionForm:
+        """The form for tensors like these of any sizes."""
+        return replace(self, inputs=tuple([(tensor, tuple(range(tensor.dim()))) for tensor, _ in self.inputs]))
+
+    def call_reference(self, *tensors: Tensor) -> Any:
+        """Call the reference with this form's values and with ``tensors``."""
+
+        def filled(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return [filled(v) for v in value]
+            if not isinstance(value, InputNumber):
+                return value
+            return number_of_tensor(tensors[value.number]) if value.is_number else tensors[value.number]
+
+        named = {a.name: filled(v) for a, v in zip(self.op.spec.args, self.values, strict=True)}
+        positional = [named.pop(a.name) for a in self.op.spec.args if not a.keyword_only]
+        return self.op.reference(*positional, **named)
+
 
 def export_onnx(
-    program: torch.export.ExportedProgram, path: str | os.PathLike[str], *, opset: int | None = None
+    program: torch.export.ExportedProgram,
+    path: str | os.PathLike[str],
+    *,
+    opset: int | None = None,
+    checks: bool = True,
 ) -> OnnxModel:
     """Write ``program`` as an ONNX model that runs without torch.
 
@@ -79,6 +123,7 @@ def export_onnx(
         program: the result of ``torch.export.export``. Sizes that vary there vary in the model.
         path: the file to write, ``model.onnx``.
         opset: the version of ONNX's standard operators. The default is torch's.
+        checks: whether the model checks data as the references do: a run fails at a node named after the error.
 
     Returns:
         The path, and the names of the declared ops in the model.
@@ -90,35 +135,138 @@ def export_onnx(
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise error("SL322", where=str(path), got=f"no package {missing[0]}", expected=", ".join(PACKAGES))
-    model, ops = _convert_program(program, str(path), opset)
+    converter = _Converter(opset, checks)
+    with shared_onnx_registry():
+        model = converter.convert(program, str(path))
+    model.model.functions.update(converter.functions)
+    model.model.opset_imports.update(converter.imports | model.model.opset_imports)
+    converter.operators.add_functions(model.model)
     with writing(Path(path), "the model", "a writable file"):
         model.save(str(path))
-    return OnnxModel(Path(path), tuple(sorted(ops)))
+    return OnnxModel(Path(path), tuple(sorted(converter.ops)))
 
 
-def _convert_program(program: torch.export.ExportedProgram, where: str, opset: int | None) -> tuple[Any, set[str]]:
-    """Return torch's ONNX program with a function for each form of a declared op, and the names of these ops."""
-    forms: dict[str, FunctionForm] = {}
-    calls: dict[Any, deque[FunctionForm]] = {}
-    for node in program.graph.nodes:
-        op = registry.find_declared_op(operator_name(node.target)) if node.op == "call_function" else None
-        if op is not None:
-            form = _form_of_call(op, node)
-            forms.setdefault(form.name, form)
-            calls.setdefault(node.target, deque()).append(form)
-    table = {target: _translation(queue) for target, queue in calls.items()}
-    try:
-        model = torch.onnx.export(
-            program, dynamo=True, custom_translation_table=table, opset_version=opset, verbose=False, optimize=True
-        )
-    except ShiplapError:
-        raise
-    except Exception as e:  # torch has an error of its own for each step
-        raise error("SL321", where=where, got=_first_reason(e), expected="operators that ONNX has") from e
-    assert model is not None
-    for form in forms.values():
-        _add_function(model.model, form, opset)
-    return model, {form.op.spec.name for form in forms.values()}
+class _Converter:
+    """The conversion of one model: what its programs share.
+
+    Attributes:
+        functions: the functions of ops and of what they call, and ``imports`` the versions of their domains.
+        names: the function of each form, by the name of the form.
+        ops: the names of the ops that have functions.
+    """
+
+    def __init__(self, opset: int | None, checks: bool) -> None:
+        self.opset, self.checks = opset, checks
+        self.operators = OperatorTable()
+        self.functions: dict[Any, Any] = {}
+        self.imports: dict[str, int] = {}
+        self.names: dict[str, str] = {}
+        self.ops: set[str] = set()
+
+    def convert(self, program: torch.export.ExportedProgram, where: str, *, optimize: bool = True) -> Any:
+        """Return torch's ONNX program with a function for each form of a declared op."""
+        calls: dict[Any, deque[FunctionForm]] = {}
+        forms: list[FunctionForm] = []
+        for node in program.graph.nodes:
+            op = registry.find_declared_op(operator_name(node.target)) if node.op == "call_function" else None
+            if op is not None:
+                forms.append(_form_of_call(op, node))
+                calls.setdefault(node.target, deque()).append(forms[-1])
+        self._add_forms(forms)
+        table = {**self.operators.translations, **{op: _translation(queue, self.names) for op, queue in calls.items()}}
+        try:
+            with asserting_results(program, checked) if self.checks else nullcontext():
+                model = torch.onnx.export(
+                    program,
+                    dynamo=True,
+                    custom_translation_table=table,
+                    opset_version=self.opset,
+                    verbose=False,
+                    optimize=optimize,
+                )
+        except ShiplapError:
+            raise
+        except Exception as e:  # torch has an error of its own for each step
+            raise error("SL321", where=where, got=_first_reason(e), expected="operators that ONNX has") from e
+        assert model is not None
+        return model
+
+    def _add_forms(self, forms: Iterable[FunctionForm]) -> None:
+        """Make the functions of the forms that have none. SL321 names all ops for which there is none."""
+        alike: dict[str, list[FunctionForm]] = {}
+        for form in forms:
+            if form.name not in self.names:
+                alike.setdefault(form.any_size.name, []).append(form)
+        refused: dict[str, ShiplapError] = {}
+        for several in alike.values():
+            distinct = {form.name: form for form in several}
+            # One function for all sizes takes the place of many. Not every reference can be traced for that.
+            if len(distinct) > 1 and self._make_general(list(distinct.values())):
+                continue
+            for name, form in distinct.items():
+                try:
+                    self._make_functions(form)
+                    self.names[name] = name
+                except ShiplapError as e:
+                    refused.setdefault(e.where, e)
+        if len(refused) > 1:
+            got = "; ".join(f"{where}: {failure.got}" for where, failure in refused.items())
+            raise error("SL321", where=", ".join(refused), got=got, expected=next(iter(refused.values())).expected)
+        for failure in refused.values():
+            raise failure
+
+    def _make_general(self, forms: Sequence[FunctionForm]) -> bool:
+        """Make one function for forms that differ in sizes, and return whether there is one."""
+        like = next((f for f in forms if all(size > 1 for tensor, _ in f.inputs for size in tensor.shape)), None)
+        if like is None:
+            return False
+        general = like.any_size
+        if general.name not in self.names:
+            before = dict(self.functions)
+            try:
+                self._make_functions(general)
+            except ShiplapError:
+                self.functions = before
+                return False
+        self.names.update(dict.fromkeys([general.name, *(form.name for form in forms)], general.name))
+        return True
+
+    def _make_functions(self, form: FunctionForm) -> None:
+        """Make the function of ``form``, and those that its body calls."""
+        examples = tuple([torch.zeros(t.shape, dtype=t.dtype) for t, _ in form.inputs])
+        varying = tuple([dict.fromkeys(dims, torch.export.Dim.DYNAMIC) for _, dims in form.inputs])
+        finder = PathFinder(form.call_reference, examples, varying)
+        try:
+            path = finder.find()
+            if isinstance(path, Raised):
+                raise UntraceableReference(f"it always raises: {path.message}")
+            self._add_path(form, form.name, finder, path)
+        except Exception as e:
+            if isinstance(e, ShiplapError) and e.id == "SL321":
+                raise
+            raise _no_form(form.op, _first_reason(e), "a reference that torch.export takes at every size") from e
+        self.ops.add(form.op.spec.name)
+
+    def _add_path(self, form: FunctionForm, name: str, finder: PathFinder, path: ReferencePath) -> None:
+        if isinstance(path, Returned):
+            self._add_function(form, name, finder.program(path.answers, with_checks(path)))
+            return
+        assert isinstance(path, Branch)
+        condition = finder.program(path.answers, lambda _, asked: condition_tensor(asked[path.number]))
+        self._add_function(form, f"{name}_if", condition)
+        for way, end in ((0, path.if_false), (1, path.if_true)):
+            self._add_path(form, f"{name}_{way}", finder, end)
+        sizes = len(form.inputs), len(form.op.spec.outputs)
+        function = branch_function(form.op.spec.namespace, name, *sizes, self.imports[""])
+        self.functions[function.identifier()] = function
+
+    def _add_function(self, form: FunctionForm, name: str, body: torch.export.ExportedProgram) -> None:
+        # Optimization is the runtime's task, which inlines the function first.
+        inner = self.convert(body, form.op.spec.name, optimize=False).model
+        function = function_of_graph(form.op.spec.namespace, name, inner.graph)
+        self.functions[function.identifier()] = function
+        self.imports.update(inner.opset_imports)
+        self.imports[form.op.spec.namespace] = VERSION
 
 
 def _first_reason(e: BaseException) -> str:
@@ -134,25 +282,24 @@ def _form_of_call(op: Op, node: Node) -> FunctionForm:
     if any(arg.mutated for arg in spec.args):
         raise _no_form(op, "it writes to an argument", "an op that returns its results")
     values = _bind_arguments(op, node.args, node.kwargs)
-    fakes: list[Tensor] = []
+    fakes: list[Any] = []
 
     def numbered(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return tuple([numbered(v) for v in value])
         held = node_value(value) if isinstance(value, Node) else value
-        if isinstance(held, Tensor):
+        if isinstance(held, Tensor) or isinstance(value, Node):
             fakes.append(held)
-            return InputNumber(len(fakes) - 1)
-        if isinstance(value, Node):
-            raise _no_form(op, "a number that the program computes", "numbers that are known when it is exported")
+            return InputNumber(len(fakes) - 1, not isinstance(held, Tensor))
         return held
 
     form = tuple([numbered(value) for value in values])
+    dims = [tuple([i for i, size in enumerate(getattr(f, "shape", ())) if not isinstance(size, int)]) for f in fakes]
+    numbers = [torch.empty((), dtype=dtype_of_number(f), device="meta") if dtype_of_number(f) else f for f in fakes]
     try:
-        examples = distinct_sizes(fakes, EXAMPLE_SIZES)
+        examples = distinct_sizes(numbers, EXAMPLE_SIZES)
     except ValueError as e:
         raise _no_form(op, str(e), f"at most {len(EXAMPLE_SIZES)} sizes that vary") from None
-    dims = [tuple([i for i, size in enumerate(fake.shape) if not isinstance(size, int)]) for fake in fakes]
     return FunctionForm(op, form, tuple(zip(examples, dims, strict=True)))
 
 
@@ -171,81 +318,16 @@ def _flat_inputs(values: Sequence[Any], form: Sequence[Any]) -> Iterator[Any]:
             yield from _flat_inputs(value, place)
 
 
-def _translation(queue: deque[FunctionForm]) -> Callable[..., Any]:
+def _translation(queue: deque[FunctionForm], names: Mapping[str, str]) -> Callable[..., Any]:
     """Return the function that the exporter calls for each call of one op, in the order of the graph."""
-    from onnx.defs import OpSchema
-    from onnxscript.values import Op as NodeMaker
-    from onnxscript.values import Opset
 
     def translate(*args: Any, **kwargs: Any) -> Any:
         form = queue.popleft()
         op = form.op
         inputs = list(_flat_inputs(_bind_arguments(op, args, kwargs), form.values))
-        parameters = [OpSchema.FormalParameter(f"input_{i}", "T") for i in range(len(inputs))]
-        results = [OpSchema.FormalParameter(f"output_{i}", "T") for i in range(len(op.spec.outputs))]
-        schema = OpSchema(
-            form.name,
-            op.spec.namespace,
-            DOMAIN_VERSION,
-            inputs=parameters,
-            outputs=results,
-            type_constraints=[("T", list(OpSchema.all_tensor_types()), "any tensor")]
-            if hasattr(OpSchema, "all_tensor_types")
-            else [("T", _TENSOR_TYPES, "any tensor")],
-        )
-        return NodeMaker(Opset(op.spec.namespace, DOMAIN_VERSION), form.name, schema)(*inputs)
+        return call_node(op.spec.namespace, names[form.name], len(inputs), len(op.spec.outputs))(*inputs)
 
     return translate
-
-
-_ELEMENTS = "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float double complex64 complex128"
-_TENSOR_TYPES = [f"tensor({element})" for element in _ELEMENTS.split()]
-
-
-class _Reference(torch.nn.Module):
-    """The reference of an op as a module whose inputs are the tensors of one form."""
-
-    def __init__(self, form: FunctionForm) -> None:
-        super().__init__()
-        self.form = form
-
-    def forward(self, *tensors: Tensor) -> Any:
-        def filled(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return [filled(v) for v in value]
-            return tensors[value.number] if isinstance(value, InputNumber) else value
-
-        named = {a.name: filled(v) for a, v in zip(self.form.op.spec.args, self.form.values, strict=True)}
-        positional = [named.pop(a.name) for a in self.form.op.spec.args if not a.keyword_only]
-        return self.form.op.reference(*positional, **named)
-
-
-def _add_function(model: Any, form: FunctionForm, opset: int | None) -> None:
-    """Add the function of ``form`` to the model, with the functions that its body calls."""
-    import onnx_ir
-
-    examples = tuple([torch.zeros(t.shape, dtype=t.dtype) for t, _ in form.inputs])
-    varying = tuple([dict.fromkeys(dims, torch.export.Dim.DYNAMIC) for _, dims in form.inputs])
-    where = form.op.spec.name
-    try:
-        body = torch.export.export(_Reference(form), examples, dynamic_shapes=(varying,), strict=False)
-    except Exception as e:
-        raise _no_form(form.op, _first_reason(e), "a reference that torch.export takes at every size") from e
-    inner, _ = _convert_program(body, where, opset)
-    graph = inner.model.graph
-    first = next(iter(graph), None)
-    for name in list(graph.initializers):  # a function has no initializers
-        value = graph.initializers.pop(name)
-        constant = onnx_ir.Node("", "Constant", [], [onnx_ir.AttrTensor("value", value.const_value)])
-        onnx_ir.convenience.replace_all_uses_with(value, constant.outputs[0], replace_graph_outputs=True)
-        if first is None:
-            graph.append(constant)
-        else:
-            graph.insert_before(first, constant)
-    function = onnx_ir.Function(form.op.spec.namespace, form.name, graph=graph, attributes=[])
-    model.functions.update(inner.model.functions)
-    model.functions[function.identifier()] = function
-    model.opset_imports[form.op.spec.namespace] = DOMAIN_VERSION
 
 
 def _no_form(op: Op, got: str, expected: str) -> ShiplapError:

@@ -4,6 +4,7 @@ This module has what nearly every family needs and imports quickly: errors, the 
 libraries. Each of the following modules covers one subject and is imported by the families that need it:
 
 ``shiplap.plugin_api.compiling`` counts of graphs, breaks and recompiles, and declarations of sizes that vary.
+``shiplap.plugin_api.exporting`` exported programs as one file.
 ``shiplap.plugin_api.files`` files that are written whole or not at all. ``shiplap.plugin_api.installed`` the families
 that are installed. ``shiplap.plugin_api.interpreting`` Triton without a GPU. ``shiplap.plugin_api.memos`` values that
 are computed once and kept. ``shiplap.plugin_api.rewriting`` the parts of rewrites. ``shiplap.plugin_api.timing`` times

@@ -258,3 +258,6 @@ def make_device_tests(
     if made is None:
         raise RuntimeError("torch's tests know no PrivateUse1 device: load it before they are imported")
     return made
+
+
+UNIQUE_VALUES = torch.ops.aten._unique2.default  # which torch.unique of all values calls

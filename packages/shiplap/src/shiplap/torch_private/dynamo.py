@@ -130,3 +130,13 @@ def compile_package(program: torch.export.ExportedProgram, path: Path, options: 
     import torch._inductor as inductor
 
     inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(options))
+
+
+def processor_features() -> tuple[str, ...]:
+    """Return the features of the processor that Inductor compiles for here, as compilers of C name them."""
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    names = str(pick_vec_isa()).lower()
+    if "avx512" in names:
+        return "avx2", "fma", "avx512f", "avx512dq", "avx512vl", "avx512bw"
+    return ("avx2", "fma") if "avx2" in names else ()

@@ -13,9 +13,12 @@ import types
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
+from dataclasses import replace
 from functools import cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -474,3 +477,57 @@ def core_decompositions() -> dict[Any, Callable[..., Any]]:
     # The table is private. Without it, callers go without decompositions.
     except (ImportError, AttributeError, RuntimeError):
         return {}
+
+
+# --- assertions of exported programs ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> Iterator[None]:
+    """While this lasts, the first tensor that ``program`` returns passes through ``checked(value, holds, message)`` for
+    each assertion of the program about values of tensors.
+    """
+    graph, specs = program.graph, program.graph_signature.output_specs
+    (output,) = graph.find_nodes(op="output")
+    asserted = graph.find_nodes(op="call_function", target=torch.ops.aten._assert_async.msg)
+    results = output.args[0]
+    at = next((i for i, r in enumerate(results) if isinstance(r, Node) and isinstance(node_value(r), Tensor)), None)
+    if at is None or not asserted:
+        yield
+        return
+    plain, last, made = specs[at].arg, results[at], []
+    with graph.inserting_before(output):
+        for node in asserted:
+            made.append(graph.call_function(checked._opoverload, (last, *node.args[:2])))
+            made[-1].meta.update(last.meta)
+            last = made[-1]
+    output.args = ((*results[:at], last, *results[at + 1 :]),)
+    specs[at].arg = replace(plain, name=last.name)
+    program.graph_module.recompile()
+    try:
+        yield
+    finally:
+        output.args, specs[at].arg = (results,), plain
+        for node in reversed(made):
+            graph.erase_node(node)
+        program.graph_module.recompile()
+
+
+@contextmanager
+def shared_onnx_registry() -> Iterator[None]:
+    """While this lasts, exports to ONNX make the table of torch's translations once, which takes seconds."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    make: Any = ONNXRegistry.from_torchlib
+    known: dict[tuple[Any, ...], Any] = {}
+
+    def copied(*args: Any, **kwargs: Any) -> Any:
+        key = (*args, *kwargs.items())
+        if key not in known:
+            known[key] = make(*args, **kwargs)
+        registry = copy(known[key])
+        registry.functions = {target: list(entries) for target, entries in registry.functions.items()}
+        return registry
+
+    with patch.object(ONNXRegistry, "from_torchlib", staticmethod(copied)):
+        yield

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import islice, product
 from typing import Any
+from unittest import mock
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 
 def is_size(held: Any) -> bool:
@@ -212,3 +216,91 @@ def _with_concrete_sizes(arg: Any, values: dict[Any, int]) -> Any:
     if isinstance(arg, (list, tuple)):
         return type(arg)([_with_concrete_sizes(each, values) for each in arg])
     return arg
+
+
+# --- conditions on data while a function is traced --------------------------------------------------------------------
+
+
+class DecideConditions(TorchFunctionMode):
+    """Answers that a traced function gets where Python needs the truth value of a tensor or of a condition on sizes.
+
+    Attributes:
+        asked: the conditions so far, tensors or symbolic booleans.
+        guessed: whether Python has read a number of a tensor, which was ``number``.
+    """
+
+    def __init__(self, answers: Sequence[bool], most: int, number: int) -> None:
+        super().__init__()
+        self.asked: list[Any] = []
+        self.guessed = False
+        self._answers, self._most, self._number = answers, most, number
+        self._patches = ExitStack()
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "__bool__":
+            return self._answer(args[0])
+        if name in ("__int__", "__index__", "__float__"):
+            self.guessed = True
+            return float(self._number) if name == "__float__" else self._number
+        return func(*args, **(kwargs or {}))
+
+    def __enter__(self) -> DecideConditions:
+        usual: Any = torch.SymBool.__bool__
+
+        def decide(held: Any) -> bool:
+            condition = held != 0 if isinstance(held, torch.SymInt) else held
+            # torch's own questions about sizes, such as those of broadcasting, stay with torch.
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            own = caller.partition(".")[0] in ("torch", "sympy")
+            return bool(usual(condition)) if own else self._answer(condition)
+
+        for kind in (torch.SymBool, torch.SymInt):
+            self._patches.enter_context(mock.patch.object(kind, "__bool__", decide))
+        enter: Any = super().__enter__
+        enter()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        leave: Any = super().__exit__
+        leave(*raised)
+        self._patches.close()
+
+    def _answer(self, condition: Any) -> bool:
+        if isinstance(condition, torch.SymBool) and (known := _statically_known(condition)) is not None:
+            return known
+        number = len(self.asked)
+        if number >= self._most:
+            raise RuntimeError(f"a loop or more than {self._most} conditions that depend on the data")
+        self.asked.append(condition)
+        return self._answers[number] if number < len(self._answers) else False
+
+
+def _statically_known(condition: torch.SymBool) -> bool | None:
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    if statically_known_true(condition):
+        return True
+    return False if statically_known_true(torch.sym_not(condition)) else None
+
+
+def number_as_tensor(number: int | torch.SymInt) -> torch.Tensor:
+    """Return ``number`` as an int64 tensor without axes, in a graph a tensor of its symbol."""
+    make: Any = torch.full  # documented for symbols, but typed for numbers only
+    full: torch.Tensor = make((), number, dtype=torch.int64)
+    return full
+
+
+def number_of_tensor(tensor: torch.Tensor) -> Any:
+    """Return the number that a tensor without axes holds, in a graph a symbol; an integer is taken for a size."""
+    number: Any = tensor.item()
+    if isinstance(number, torch.SymInt):
+        torch_check: Any = torch._check
+        torch_check(number >= 0)
+    return number
+
+
+def dtype_of_number(held: Any) -> torch.dtype | None:
+    """Return the dtype of the tensor that stands for a symbolic number in a model without torch. None for no number."""
+    kinds = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymBool: torch.bool}
+    return next((dtype for kind, dtype in kinds.items() if isinstance(held, kind)), None)

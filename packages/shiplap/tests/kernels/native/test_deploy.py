@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import zipfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
+from shiplap.codegen.environment import render_source
 from shiplap.errors import ShiplapError
 from shiplap.kernels.native.deploy import DEPLOYED_LIBRARY_NAME, deploy
 from shiplap.packaging import model, package_model
+from shiplap_headers import cmake_dir
 from shiplap_testing import forked
 from shiplap_testing.build import compile_c
 from shiplap_testing.paths import REPOSITORY
@@ -131,23 +132,55 @@ def test_one_file_is_loaded_by_one_call_without_shiplap(packed, tmp_path):
 
 
 @pytest.mark.long  # headers of ATen: ten seconds of a compiler
-def test_one_file_is_loaded_by_one_call_without_python(packed, tmp_path):
-    torch_home, program = Path(torch.__file__).parent, tmp_path / "deploy"
-    include = ["-isystem", torch_home / "include", "-isystem", torch_home / "include/torch/csrc/api/include"]
-    lib = torch_home / "lib"
-    libraries = [f"-L{lib}", f"-Wl,-rpath,{lib}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"]
-    source = REPOSITORY / "examples" / "deploy.cpp"
-    done = subprocess.run(
-        ["c++", "-std=c++20", "-O0", *include, "-o", program, source, *libraries],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+def test_the_example_project_builds_a_program_that_loads_one_file_without_python(packed, tmp_path):
+    """``find_package(Torch)`` and the CMake module of shiplap-headers, as docs/ship.md has them."""
+    words = [f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}", f"-DCMAKE_MODULE_PATH={cmake_dir()}"]
+    words += [f"-DSHIPLAP_TORCH_VERSION={torch.__version__.partition('+')[0]}", "-DCMAKE_BUILD_TYPE=Debug"]
+    build = tmp_path / "build"
+    for command in (
+        ["cmake", "-S", REPOSITORY / "examples" / "deploy", "-B", build, *words],
+        ["cmake", "--build", build, "--target", "deploy"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    program = build / "deploy"
     done = subprocess.run([program, packed], env={"PATH": "/nonexistent"}, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "equal\n"), done.stderr
     linked = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
     assert "libpython" not in linked
+
+
+HOSTILE = """
+import json, sys, torch
+model = torch._inductor.aoti_load_package(sys.argv[1])
+about = model.loader.get_metadata()
+assert about["SHIPLAP_TORCH"] == torch.__version__, about
+assert json.loads(about["SHIPLAP_INPUTS"]) == {"x": "float32 [6]"}, about
+for wrong in (torch.arange(6), torch.arange(6.0).double(), torch.arange(7.0), torch.arange(12.0)[::2]):
+    try:
+        model(wrong)
+    except RuntimeError as e:
+        print(str(e).splitlines()[0][:200], file=sys.stderr)
+    else:
+        raise AssertionError(wrong)
+    assert torch.equal(model(torch.arange(6.0)), torch.arange(6.0) + 1), "the program goes on"
+"""
+
+
+def test_a_package_says_what_it_is_and_refuses_other_inputs(packed, tmp_path):
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    done = forked.python(tmp_path / "hostile.py", packed)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_front_of_a_package_refuses_another_release_and_another_processor(monkeypatch, tmp_path):
+    """By its text: neither is at hand in a test."""
+    words = {"ops": "libops.so", "model": "m.so", "functions": []}
+    text = render_source("package.cpp.jinja", **words, features=("avx2",), checks=False)
+    assert '__builtin_cpu_supports("avx2")' in text
+    assert "aoti_torch_abi_version() " not in text.partition("bool fits_here")[0]
+    assert "setenv" not in text
+    assert "setenv" in render_source("package.cpp.jinja", **words, features=(), checks=True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,259 @@
+"""Networks of spconv's users as one file: from a checkpoint and the network's own code to ``.onnx`` or ``.pt2``.
+
+The file takes ``features [n, c]`` and ``coords int32 [n, 1 + axes]`` for any number of voxels, whatever the network of
+the checkpoint takes. Each project passes voxels in its own way, which the layout of its checkpoints tells.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from shiplap.plugin_api import error
+from shiplap.plugin_api.containers import leaves
+from shiplap_sparse3d import spconv
+from shiplap_sparse3d.tensor import SparseTensor
+
+PROJECTS = {"openpcdet": "model_state", "mmdet3d": "state_dict", "pointcept": "state_dict", "plain": ""}
+ENDINGS = (".onnx", ".pt2")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The weights of a checkpoint, and the project whose layout it has."""
+
+    path: Path
+    project: str
+    weights: Mapping[str, Tensor]
+
+
+def read_checkpoint(path: Path, project: str | None = None) -> Checkpoint:
+    """Return the weights in a checkpoint of OpenPCDet, mmdet3d or Pointcept, or in a plain state dict.
+
+    Only tensors and plain values are read. Raises SL840 for a file that holds anything else, or no weights.
+    """
+    try:
+        held = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as e:
+        lines = str(e).splitlines() or [""]
+        raise _refused(path, f"{type(e).__name__}: {lines[0]}", "a checkpoint of tensors and plain values") from e
+    found = project or _project_of(held)
+    key = PROJECTS.get(found or "")
+    weights = held.get(key) if key and isinstance(held, Mapping) else held
+    if not isinstance(weights, Mapping) or not weights or not all(isinstance(v, Tensor) for v in weights.values()):
+        got = f"keys {', '.join(map(str, list(held)[:6]))}" if isinstance(held, Mapping) else type(held).__name__
+        raise _refused(path, got, "model_state (OpenPCDet), state_dict (mmdet3d, Pointcept), or tensors by name")
+    # Pointcept saves the module of DistributedDataParallel.
+    return Checkpoint(path, str(found), {name.removeprefix("module."): value for name, value in weights.items()})
+
+
+def _project_of(held: Any) -> str | None:
+    if not isinstance(held, Mapping):
+        return None
+    if "model_state" in held:
+        return "openpcdet"
+    if "state_dict" in held:
+        return "mmdet3d" if "meta" in held else "pointcept"
+    return "plain"
+
+
+def load_weights(network: nn.Module, checkpoint: Checkpoint, prefix: str | None = None) -> str:
+    """Load the weights whose names begin with ``prefix`` into ``network``, and return the prefix.
+
+    The default is the prefix under which all names of the network are found. Raises SL840 if there are none or several,
+    and for weights that are missing or have another shape.
+    """
+    wanted = network.state_dict()
+    names = [name for name in wanted if not name.endswith("num_batches_tracked")]
+    first = names[0] if names else ""
+    prefixes = [n[: -len(first)] for n in checkpoint.weights if n == first or n.endswith("." + first)]
+    whole = [p for p in prefixes if all(p + name in checkpoint.weights for name in names)]
+    if prefix is None:
+        if len(whole) != 1:
+            got = (
+                f"prefixes {', '.join(map(repr, whole))}"
+                if whole
+                else f"no place with all of {', '.join(names[:4])}, ..."
+            )
+            raise _refused(checkpoint.path, got, "one place that has all weights of the network; see --prefix")
+        prefix = whole[0]
+    given = {name: checkpoint.weights[prefix + name] for name in wanted if prefix + name in checkpoint.weights}
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise _refused(checkpoint.path, f"no {prefix}{missing[0]}", f"{len(names)} weights under {prefix!r}")
+    given = {name: _in_layout_of(value, wanted[name]) for name, value in given.items()}
+    try:
+        network.load_state_dict(given, strict=False)
+    except RuntimeError as e:
+        raise _refused(checkpoint.path, str(e).splitlines()[-1].strip(), "weights of this network") from e
+    return prefix
+
+
+def _in_layout_of(value: Tensor, wanted: Tensor) -> Tensor:
+    """Return a kernel of spconv 1.x, whose output channels are last, as one of spconv 2.x, where they are first."""
+    moved = value.movedim(-1, 0) if value.dim() >= 3 else value
+    return moved if value.shape != wanted.shape and moved.shape == wanted.shape else value
+
+
+class Deployed(nn.Module):
+    """A network that takes features and coordinates, called in the way of its project.
+
+    Args:
+        network: the network of the checkpoint.
+        project: a name of ``PROJECTS``. A plain network is called as ``network(features, coords, batch_size)``.
+        batch_size: the number of scenes of a call.
+    """
+
+    def __init__(self, network: nn.Module, project: str, batch_size: int) -> None:
+        super().__init__()
+        self.network, self.project, self.batch_size = network, project, batch_size
+        self.numbers: list[Any] | None = None
+
+    def forward(self, features: Tensor, coords: Tensor) -> Any:
+        """Return the tensors that the network makes; a sparse one as its features and coordinates."""
+        if self.numbers is None:
+            return self._call(features, coords)
+        with FixedNumbers(self.numbers):
+            return self._call(features, coords)
+
+    def _call(self, features: Tensor, coords: Tensor) -> Any:
+        if self.project == "openpcdet":
+            given = {"voxel_features": features, "voxel_coords": coords, "batch_size": self.batch_size}
+            made = self.network(dict(given))
+            return _plain({k: v for k, v in made.items() if k not in given} if isinstance(made, dict) else made)
+        if self.project == "pointcept":
+            scene = coords[:, 0].long()
+            ends = torch.stack([(scene <= number).sum() for number in range(self.batch_size)])
+            return _plain(self.network({"feat": features, "grid_coord": coords[:, 1:].long(), "offset": ends}))
+        return _plain(self.network(features, coords, self.batch_size))
+
+
+def _plain(value: Any) -> Any:
+    """Return the tensors in the result of a network; numbers and settings in it are left out."""
+    if isinstance(value, spconv.SparseConvTensor):
+        return value.features, value.indices
+    if isinstance(value, SparseTensor):
+        return value.feats, value.coords
+    if isinstance(value, Mapping):
+        kept = {name: _plain(v) for name, v in value.items()}
+        return {name: v for name, v in kept.items() if v is not None}
+    if isinstance(value, (list, tuple)):
+        return [v for v in map(_plain, value) if v is not None]
+    return value if isinstance(value, Tensor) else None
+
+
+class FixedNumbers(TorchFunctionMode):
+    """Numbers that the code of a network reads from tensors: taken down in one run, and the same in another.
+
+    The sizes of the grid that Pointcept's networks read are such numbers. Reads of shiplap and of torch are left alone.
+    """
+
+    def __init__(self, numbers: list[Any] | None = None) -> None:
+        super().__init__()
+        self.numbers: list[Any] = []
+        self._fixed = None if numbers is None else iter(numbers)
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        frame: Any = sys._getframe(1)
+        while frame.f_code.co_name in ("tolist", "<listcomp>") and _package_of(frame) == "torch":
+            frame = frame.f_back  # the list of a tensor that is traced is read number by number
+        if getattr(func, "__name__", "") not in _READS or _package_of(frame) in (
+            "torch",
+            "shiplap",
+            "shiplap_sparse3d",
+        ):
+            return func(*args, **(kwargs or {}))
+        if self._fixed is not None:
+            return next(self._fixed)
+        made = func(*args, **(kwargs or {}))
+        self.numbers += leaves(made)
+        return made
+
+
+def _package_of(frame: Any) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+_READS = ("tolist", "item", "__int__", "__index__", "__float__")
+
+
+def trace_network(network: nn.Module, project: str, example: Sequence[Tensor], batch_size: int, most: int) -> Any:
+    """Return the exported program of ``network`` for 2 to ``most`` voxels.
+
+    Numbers that the network reads from its tensors are those of the example in every call. Raises SL840 with torch's
+    reason, and where the program differs from the network in scenes with some of the example's voxels.
+    """
+    rows = torch.export.Dim("voxels", min=2, max=most)
+    module = Deployed(network.eval(), project, batch_size).eval()
+    with torch.no_grad():
+        with FixedNumbers() as read:
+            module(*example)
+        try:
+            module.numbers = read.numbers
+            program = torch.export.export(module, tuple(example), dynamic_shapes=({0: rows}, {0: rows}), strict=False)
+        except Exception as e:
+            lines = [line for line in str(e).splitlines() if line.strip()]
+            raise error(
+                "SL840",
+                where=type(network).__name__,
+                what="torch.export does not take the network",
+                got=f"{type(e).__name__}: {lines[0] if lines else ''}",
+                expected="a network whose number of voxels may vary",
+                fix="see 'shiplap doctor' for lines of the network that read numbers from tensors",
+            ) from e
+        finally:
+            module.numbers = None
+        _compare_program(program, module, example)
+    return program
+
+
+def _compare_program(program: Any, module: Deployed, example: Sequence[Tensor]) -> None:
+    """Raise SL840 where the program and the network differ: numbers that it reads then matter to its results."""
+    features, coords = example
+    for step in (1, 2, 3):
+        scene = features[step - 1 :: step], coords[step - 1 :: step]
+        if len(scene[0]) < 2:
+            continue
+        got, want = (leaves(call(*scene)) for call in (program.module(), module))
+        same = [a.shape == b.shape and torch.allclose(a, b, 1e-3, 1e-3) for a, b in zip(got, want, strict=True)]
+        if not all(same):
+            raise error(
+                "SL840",
+                where=type(module.network).__name__,
+                what="the network reads numbers from its tensors that change its results",
+                got=f"other results for {len(scene[0])} of {len(features)} voxels",
+                expected="results that do not depend on the numbers of the example",
+                fix="keep what depends on the scene in tensors",
+            )
+
+
+def write_network(program: Any, path: Path, *, opset: int | None = None, checks: bool = True) -> tuple[str, ...]:
+    """Write the program to ``path`` in the form that its suffix names, and return the names of the ops in it."""
+    from shiplap.plugin_api.exporting import export_onnx, package_model
+
+    if path.suffix == ".onnx":
+        return export_onnx(program, path, opset=opset, checks=checks).ops
+    return package_model(program, path, checks=checks).ops
+
+
+def example_voxels(network: nn.Module, grid: Sequence[int], batch_size: int, voxels: int = 64) -> tuple[Tensor, Tensor]:
+    """Return features and coordinates of random voxels for ``network``: as many channels as its first layer takes."""
+    first = next((m for m in network.modules() if isinstance(m, spconv.conv.SparseConvolution)), None)
+    channels = 4 if first is None else int(first.in_channels)
+    cells = math.prod(grid)
+    number = torch.randint(0, batch_size * cells, (voxels,))
+    number = torch.cat([number, torch.tensor([batch_size * cells - 1])]).unique()  # the last cell of the last scene
+    coords = torch.stack(torch.unravel_index(number, (batch_size, *grid)), 1).int()
+    return torch.randn(len(coords), channels), coords
+
+
+def _refused(path: Path, got: str, expected: str) -> Exception:
+    return error("SL840", where=str(path), got=got, expected=expected)

@@ -1,0 +1,159 @@
+"""``shiplap export-network``: checkpoints of three projects' layouts as one file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor
+
+from shiplap.errors import ShiplapError
+from shiplap.plugin_api.containers import leaves
+from shiplap_sparse3d import export
+from shiplap_sparse3d.cli import export_network
+from shiplap_sparse3d.drop_in import drop_in
+
+NETWORKS = """
+import spconv.pytorch as spconv
+from torch import nn
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.sparse_shape = [6, 10, 8]
+        self.enter = spconv.SparseSequential(
+            spconv.SubMConv3d(5, 8, 3, bias=False, indice_key="a"), nn.BatchNorm1d(8), nn.ReLU())
+        self.down = spconv.SparseConv3d(8, 4, 3, 2, padding=1, indice_key="b")
+
+    def layers(self, features, coords, batch_size):
+        x = spconv.SparseConvTensor(features, coords.int(), self.sparse_shape, batch_size)
+        return self.down(self.enter(x))
+
+class OfOpenPCDet(Layers):
+    def forward(self, batch_dict):
+        out = self.layers(batch_dict["voxel_features"], batch_dict["voxel_coords"], batch_dict["batch_size"])
+        batch_dict.update({"encoded_spconv_tensor": out, "encoded_spconv_tensor_stride": 8})
+        return batch_dict
+
+class OfMmdet3d(Layers):
+    def forward(self, voxel_features, coors, batch_size):
+        return self.layers(voxel_features, coors, batch_size).dense().flatten(1, 2)
+
+class OfPointcept(Layers):
+    def forward(self, input_dict):
+        import torch
+        offset, cells = input_dict["offset"], input_dict["grid_coord"]
+        scene = torch.searchsorted(offset, torch.arange(cells.shape[0]), right=True)
+        return self.layers(input_dict["feat"], torch.cat([scene[:, None], cells], 1), offset.shape[0]).features
+
+openpcdet, mmdet3d, pointcept = OfOpenPCDet, OfMmdet3d, OfPointcept
+"""
+LAYOUTS = {
+    "openpcdet": lambda w: {"epoch": 3, "model_state": {f"backbone_3d.{k}": v for k, v in w.items()}},
+    "mmdet3d": lambda w: {"meta": {"epoch": 3}, "state_dict": {f"pts_middle_encoder.{k}": v for k, v in w.items()}},
+    "pointcept": lambda w: {"epoch": 3, "state_dict": {f"module.backbone.{k}": v for k, v in w.items()}},
+}
+
+
+def voxels(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Voxels of two scenes, sorted by scene, each of which has some."""
+    rng = torch.Generator().manual_seed(seed)
+    number = torch.cat([torch.randperm(480, generator=rng)[: n - n // 2], 480 + torch.randperm(480)[: n // 2]])
+    return torch.randn(n, 5, generator=rng), torch.stack(torch.unravel_index(number, (2, 6, 10, 8)), 1).int()
+
+
+def made(project: str, folder: Path) -> tuple[Any, Path, Path]:
+    """A network with random weights, its checkpoint, and the file with its code."""
+    code, checkpoint = folder / f"build_{project}.py", folder / f"{project}.pth"
+    code.write_text(NETWORKS)
+    names: dict[str, Any] = {}
+    torch.manual_seed(1)
+    with drop_in("spconv"):
+        exec(NETWORKS, names)
+        network = names[project]()
+    for buffer in network.buffers():
+        if buffer.is_floating_point():
+            torch.nn.init.uniform_(buffer, 0.5, 2)
+    torch.save(LAYOUTS[project](network.state_dict()), checkpoint)
+    return network.eval(), checkpoint, code
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("project", LAYOUTS)
+def test_a_checkpoint_becomes_one_file(project: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    network, checkpoint, code = made(project, tmp_path)
+    file = tmp_path / "net.onnx"
+    export_network.command(checkpoint, file, f"{code}:{project}", batch_size=2, json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["project"], told["ops"][0]) == (project, "sparse3d::conv")
+    session = onnxruntime.InferenceSession(str(file))
+    module = export.Deployed(network, project, 2)
+    for seed, n in enumerate((30, 4, 200)):
+        features, coords = voxels(n, seed)
+        with torch.no_grad():
+            want = leaves(module(features, coords))
+        got = session.run(None, {"features": features.numpy(), "coords": coords.numpy()})
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(torch.from_numpy(a), b, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_found_by_their_names_and_what_is_missing_is_named(tmp_path: Path) -> None:
+    network, checkpoint, _ = made("openpcdet", tmp_path)
+    held = export.read_checkpoint(checkpoint)
+    assert held.project == "openpcdet"
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    for parameter in network.parameters():
+        torch.nn.init.zeros_(parameter)
+    assert export.load_weights(network, held) == "backbone_3d."
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    with pytest.raises(ShiplapError, match=r"no head\.enter\.0\.weight") as caught:
+        export.load_weights(network, held, "head.")
+    assert caught.value.id == "SL840"
+    del held.weights["backbone_3d.down.bias"]  # type: ignore[attr-defined]
+    with pytest.raises(ShiplapError, match="no place with all of"):
+        export.load_weights(network, held)
+
+
+def test_a_kernel_of_spconv_1_gets_the_layout_of_spconv_2(tmp_path: Path) -> None:
+    network, _, _ = made("mmdet3d", tmp_path)
+    weights = network.state_dict()
+    old = {n: v.movedim(0, -1).contiguous() if v.dim() == 5 else v for n, v in weights.items()}
+    want = network.enter[0].weight.detach().clone()
+    torch.nn.init.zeros_(network.enter[0].weight)
+    export.load_weights(network, export.Checkpoint(tmp_path, "plain", old))
+    assert torch.equal(network.enter[0].weight, want)
+
+
+@pytest.mark.parametrize("content", ["text", "a list", "no tensors"])
+def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.pth"
+    if content == "text":
+        path.write_text("weights")
+    else:
+        torch.save([1] if content == "a list" else {"state_dict": {"a": 1}}, path)
+    with pytest.raises(ShiplapError) as caught:
+        export.read_checkpoint(path)
+    assert (caught.value.id, caught.value.where) == ("SL840", str(path))
+
+
+@pytest.mark.parametrize(
+    ("words", "id"),
+    [
+        ({"file": Path("net.tflite")}, "SL613"),
+        ({"project": "detectron"}, "SL613"),
+        ({"grid": "8;8"}, "SL613"),
+        ({"model": "absent"}, "SL840"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_the_work(words: dict[str, Any], id: str, tmp_path: Path) -> None:
+    _, checkpoint, code = made("mmdet3d", tmp_path)
+    target = f"{code}:{words.pop('model', 'mmdet3d')}"
+    given = {"checkpoint": checkpoint, "file": tmp_path / "net.onnx", "model": target, **words}
+    with pytest.raises(ShiplapError) as caught:
+        export_network.command(**given)
+    assert caught.value.id == id
+    assert not (tmp_path / "net.onnx").exists()

@@ -1,0 +1,239 @@
+"""Operators of torch that torch's own ONNX exporter has no translation for, in ONNX's standard operators."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.torch_private.aten_operators import UNIQUE_VALUES
+
+DOMAIN = "shiplap"
+VERSION = 1
+# The binary search of all numbers at once: after each step ``n`` places are left for each of them.
+_SEARCH = """
+NAME (keys, wanted) => (found)
+{
+  zero = Constant <value_int = 0> ()
+  one = Constant <value_int = 1> ()
+  two = Constant <value_int = 2> ()
+  last = Constant <value_ints = [0]> ()
+  size = Size (keys)
+  typed = CastLike (last, keys)
+  padded = Concat <axis = 0> (keys, typed)
+  shape = Shape (wanted)
+  start = Expand (zero, shape)
+  more = Greater (size, one)
+  at, rest = Loop ("", more, start, size) <body = step (int64 i, bool go, low, n) => (going, next, left) {
+    half = Div (n, two)
+    middle = Add (low, half)
+    probe = Sub (middle, one)
+    key = Gather (padded, probe)
+    below = COMPARE (key, wanted)
+    next = Where (below, middle, low)
+    left = Sub (n, half)
+    going = Greater (left, one)
+  }>
+  key_there = Gather (padded, at)
+  behind = COMPARE (key_there, wanted)
+  some = Greater (size, zero)
+  steps = And (behind, some)
+  step_on = Cast <to = 7> (steps)
+  found = Add (at, step_on)
+}
+"""
+# ONNX has no assertion. The list has an element 0 and none with the number 1, so a run ends at the named node.
+_CHECK = """
+NAME (value, holds) => (result)
+{
+  nothing = Constant <value_ints = [0]> ()
+  fails = Not (holds)
+  number = Cast <to = 7> (fails)
+  [MESSAGE] zero = Gather (nothing, number)
+  shape = Shape (value)
+  same = Add (shape, zero)
+  result = Reshape <allowzero = 1> (value, same)
+}
+"""
+
+
+@torch.library.custom_op("shiplap_onnx::checked", mutates_args=())
+def checked(value: Tensor, holds: Tensor, message: str) -> Tensor:
+    """Return ``value``. In ONNX, reading the result fails with ``message`` where ``holds`` is false."""
+    return value.clone()
+
+
+@checked.register_fake
+def _(value: Tensor, holds: Tensor, message: str) -> Tensor:
+    return torch.empty_like(value)
+
+
+class OperatorTable:
+    """Translations of operators for one model, and the helper functions that it needs, as texts by name."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, str] = {}
+        aten = torch.ops.aten
+        self.translations: dict[Any, Callable[..., Any]] = {
+            aten.searchsorted.Tensor: _search(self.functions),
+            aten.sort.stable: _sort,
+            aten.unique_dim.default: _unique_rows,
+            UNIQUE_VALUES: _unique_values,
+            aten.any.default: _any,
+            aten.any.dim: _any,
+            aten.any.dims: _any,
+            torch.ops.shiplap_onnx.checked.default: _check(self.functions),
+        }
+
+    def add_functions(self, model: Any) -> None:
+        """Add the helper functions that translated calls need to a model of ``onnx_ir``."""
+        import onnx.parser
+        import onnx_ir
+
+        for text in self.functions.values():
+            header = f'<domain: "{DOMAIN}", opset_import: ["" : {model.opset_imports[""]}]>'
+            function: Any = onnx_ir.from_proto(onnx.parser.parse_function(header + text))
+            model.functions[function.identifier()] = function
+            model.opset_imports[DOMAIN] = VERSION
+
+
+def _search(functions: dict[str, str]) -> Callable[..., Any]:
+    def search(
+        keys: Any,
+        wanted: Any,
+        *,
+        out_int32: bool = False,
+        right: bool = False,
+        side: str | None = None,
+        sorter: Any = None,
+    ) -> Any:
+        op = _operators()
+
+        if keys.shape is None or len(keys.shape) != 1:
+            raise NotImplementedError("searchsorted with more than one axis of keys")
+        name = "searchsorted_right" if right or side == "right" else "searchsorted_left"
+        functions[name] = _SEARCH.replace("NAME", name).replace(
+            "COMPARE", "Less" if name == "searchsorted_left" else "LessOrEqual"
+        )
+        keys = keys if sorter is None else op.Gather(keys, sorter)
+        found = call_node(DOMAIN, name, 2, 1)(keys, wanted)
+        return op.Cast(found, to=6) if out_int32 else found
+
+    return search
+
+
+def call_node(domain: str, name: str, inputs: int, outputs: int) -> Any:
+    """Return a function that makes a node of ``domain`` with that many inputs and outputs of any type."""
+    from onnx.defs import OpSchema
+    from onnxscript.values import Op, Opset
+
+    types = [("T", _TENSOR_TYPES, "any tensor")]
+    made = [
+        [OpSchema.FormalParameter(f"{kind}_{i}", "T") for i in range(n)]
+        for kind, n in (("in", inputs), ("out", outputs))
+    ]
+    return Op(
+        Opset(domain, VERSION),
+        name,
+        OpSchema(name, domain, VERSION, inputs=made[0], outputs=made[1], type_constraints=types),
+    )
+
+
+_ELEMENTS = "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float double complex64 complex128"
+_TENSOR_TYPES = [f"tensor({element})" for element in _ELEMENTS.split()]
+
+
+def _operators() -> Any:
+    """Return ONNX's operators; onnxscript types them by dtypes, which are not known here."""
+    from onnxscript import opset18
+
+    return opset18
+
+
+def _sort(self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    op = _operators()
+
+    # Of equal values TopK takes the one with the lower index first.
+    rows = op.Gather(op.Shape(self), op.Constant(value_ints=[dim]))
+    return op.TopK(self, rows, axis=dim, largest=int(descending), sorted=1)
+
+
+def _unique_rows(
+    self: Any, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> Any:
+    return _unique(self, axis=dim)
+
+
+def _unique_values(self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
+    op = _operators()
+
+    values, inverse, counts = _unique(self)
+    return values, op.Reshape(inverse, op.Shape(self)), counts
+
+
+def _unique(self: Any, **axis: int) -> Any:
+    op = _operators()
+
+    # onnxruntime has Unique for the first three of these, and not for other integers.
+    wide = self if str(self.dtype) in ("INT64", "FLOAT", "DOUBLE") else op.Cast(self, to=7)
+    values, _, inverse, counts = op.Unique(wide, sorted=1, **axis)
+    return op.CastLike(values, self), inverse, counts
+
+
+def _any(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    op = _operators()
+
+    # torch's translation takes a maximum, which of no elements is not 0.
+    counted = op.Cast(op.Cast(self, to=9), to=7)
+    axes = [] if dim is None else [op.Constant(value_ints=[dim] if isinstance(dim, int) else list(dim))]
+    return op.Greater(op.ReduceSum(counted, *axes, keepdims=int(keepdim)), op.Constant(value_int=0))
+
+
+def _check(functions: dict[str, str]) -> Callable[..., Any]:
+    def check(value: Any, holds: Any, message: str) -> Any:
+        name = f"check_{hashlib.sha256(message.encode()).hexdigest()[:8]}"
+        functions[name] = _CHECK.replace("NAME", name).replace("MESSAGE", json.dumps(message))
+        return call_node(DOMAIN, name, 2, 1)(value, holds)
+
+    return check
+
+
+# --- functions --------------------------------------------------------------------------------------------------------
+
+
+def function_of_graph(domain: str, name: str, graph: Any) -> Any:
+    """Return a function of ``onnx_ir`` with ``graph`` as its body. Its initializers become constants."""
+    import onnx_ir
+
+    first = next(iter(graph), None)
+    for value in [graph.initializers.pop(name) for name in list(graph.initializers)]:
+        constant = onnx_ir.Node("", "Constant", [], [onnx_ir.AttrTensor("value", value.const_value)])
+        onnx_ir.convenience.replace_all_uses_with(value, constant.outputs[0], replace_graph_outputs=True)
+        if first is None:
+            graph.append(constant)
+        else:
+            graph.insert_before(first, constant)
+    return onnx_ir.Function(domain, name, graph=graph, attributes=[])
+
+
+def branch_function(domain: str, name: str, inputs: int, outputs: int, opset: int) -> Any:
+    """Return the function ``name``, which calls ``name_1`` where ``name_if`` is true and otherwise ``name_0``."""
+    import onnx.parser
+    import onnx_ir
+
+    given, made = (", ".join(f"{kind}{i}" for i in range(n)) for kind, n in (("in", inputs), ("out", outputs)))
+    ways = [
+        f"{branch} = {branch}_graph () => ({made.replace('out', f'{branch}_')}) "
+        f"{{ {made.replace('out', f'{branch}_')} = {domain}.{name}_{way} ({given}) }}"
+        for branch, way in (("then_branch", 1), ("else_branch", 0))
+    ]
+    text = f"""<domain: "{domain}", opset_import: ["" : {opset}, "{domain}" : {VERSION}]>
+    {name} ({given}) => ({made}) {{
+      chosen = {domain}.{name}_if ({given})
+      {made} = If (chosen) <{", ".join(ways)}>
+    }}"""
+    return onnx_ir.from_proto(onnx.parser.parse_function(text))

@@ -1,0 +1,202 @@
+"""The reference of an op as exported programs: one for each way that its conditions on data can go.
+
+A reference may ask a tensor for a truth value. It is traced with each answer. If one of them makes the reference raise,
+the condition is a check: the program asserts it. If both return, the results become a tree of programs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shiplap.errors import ShiplapError
+from shiplap.torch_private.symbolic_sizes import DecideConditions, assert_in_graph, number_as_tensor
+
+MAX_PATHS = 32
+MAX_CONDITIONS = 64
+UNKNOWN = 919191919  # stands for a number of the data in the text of an error
+Finish = Callable[[Any, list[Any]], Any]  # makes the results of a trace from those of the reference and its conditions
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+class UntraceableReference(Exception):
+    """A reference that cannot be traced, with the reason."""
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The end of a path on which the reference raises, with the text of the error."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The end of a path on which the reference returns: the answers, and the checks as (number, answer, message)."""
+
+    answers: tuple[bool, ...]
+    checks: tuple[tuple[int, bool, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A condition with two ways on: its number, the answers before it, and the two ends."""
+
+    number: int
+    answers: tuple[bool, ...]
+    if_false: Path
+    if_true: Path
+
+
+Path = Raised | Returned | Branch
+
+
+class _Finished(Exception):
+    """Ends a trace whose program is not wanted."""
+
+
+class _Module(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, *tensors: Tensor) -> Any:
+        return self.call(*tensors)
+
+
+class _Trace:
+    """One trace of a reference, whose conditions get ``answers``; ``finish(results, asked)`` makes the results of it.
+
+    Attributes:
+        asked: the number of conditions.
+        raised: the error that the reference itself has raised.
+        guessed: whether it has read a number of a tensor in Python.
+    """
+
+    def __init__(self, call: Callable[..., Any], answers: Sequence[bool], finish: Finish) -> None:
+        self.call, self.answers, self.finish = call, answers, finish
+        self.asked, self.guessed = 0, False
+        self.raised: Exception | None = None
+
+    def run(self, *tensors: Tensor) -> Any:
+        with DecideConditions(self.answers, MAX_CONDITIONS, UNKNOWN) as conditions:
+            try:
+                results = self.call(*tensors)
+            except Exception as e:
+                self.raised = e if _raised_outside_torch(e) else None
+                raise
+            finally:
+                self.asked, self.guessed = len(conditions.asked), conditions.guessed
+        return self.finish(results, conditions.asked)
+
+
+def _raised_outside_torch(e: Exception) -> bool:
+    """Return whether an exception was raised by code outside of torch: by the reference, and not by its trace."""
+    trace = e.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and not trace.tb_frame.f_code.co_filename.startswith(_TORCH)
+
+
+class PathFinder:
+    """Finds the paths of a reference by traces.
+
+    Args:
+        call: the reference as a function of tensors.
+        examples: a tensor for each of them.
+        shapes: the dims of each that vary, as ``torch.export`` takes them.
+    """
+
+    def __init__(self, call: Callable[..., Any], examples: tuple[Tensor, ...], shapes: Any) -> None:
+        self.call, self.examples, self.shapes, self.paths = call, examples, shapes, 0
+
+    def find(self, answers: tuple[bool, ...] = ()) -> Path:
+        """Return the tree of paths behind ``answers``. Raise UntraceableReference if there are too many."""
+        self.paths += 1
+        if self.paths > MAX_PATHS:
+            raise UntraceableReference(f"its data decide more than {MAX_PATHS} ways through it")
+        end, asked = self._run(answers)
+        for number in reversed(range(len(answers), asked)):
+            before = answers + (False,) * (number - len(answers))
+            end = _join(number, before, end, self.find((*before, True)))
+        return end
+
+    def program(self, answers: tuple[bool, ...], finish: Finish) -> Any:
+        """Return the exported program of one path."""
+        return self._export(_Trace(self.call, answers, finish))
+
+    def _run(self, answers: tuple[bool, ...]) -> tuple[Path, int]:
+        """Return the end of the path whose further answers are False, and the number of conditions on it."""
+
+        def stop(results: Any, asked: list[Any]) -> Any:
+            raise _Finished
+
+        trace = _Trace(self.call, answers, stop)
+        try:
+            self._export(trace)
+        except Exception as e:
+            if trace.raised is not None:
+                return Raised(_text_of(trace.raised)), trace.asked
+            if not _is_finished(e):
+                raise
+        if trace.guessed:
+            raise UntraceableReference("it reads a number of a tensor in Python; keep it a tensor, or use item()")
+        return Returned(answers + (False,) * (trace.asked - len(answers))), trace.asked
+
+    def _export(self, trace: _Trace) -> Any:
+        return torch.export.export(_Module(trace.run), self.examples, dynamic_shapes=(self.shapes,), strict=False)
+
+
+def _is_finished(e: BaseException | None) -> bool:
+    while e is not None:
+        if isinstance(e, _Finished):
+            return True
+        e = e.__cause__ or e.__context__
+    return False
+
+
+def _text_of(e: Exception) -> str:
+    text = f"{e.id}: {e.got or e.what}" if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
+    return " ".join(text.replace(str(UNKNOWN), "?").split())[:200]
+
+
+def _join(number: int, answers: tuple[bool, ...], if_false: Path, if_true: Path) -> Path:
+    """Return the path from a condition on: a check where one answer raises, a branch where both return."""
+    if isinstance(if_true, Raised):
+        return if_false if isinstance(if_false, Raised) else _add_check(if_false, (number, False, if_true.message))
+    if isinstance(if_false, Raised):
+        return _add_check(if_true, (number, True, if_false.message))
+    return Branch(number, answers, if_false, if_true)
+
+
+def _add_check(path: Path, check: tuple[int, bool, str]) -> Path:
+    if isinstance(path, Branch):
+        return Branch(path.number, path.answers, _add_check(path.if_false, check), _add_check(path.if_true, check))
+    assert isinstance(path, Returned)
+    return Returned(path.answers, (check, *path.checks))
+
+
+def with_checks(path: Returned) -> Finish:
+    """Return what ends the trace of a path: an assertion for each check of it."""
+
+    def finish(results: Any, asked: list[Any]) -> Any:
+        for number, answer, message in path.checks:
+            condition = condition_tensor(asked[number])
+            assert_in_graph(condition if answer else ~condition, message)
+        return results
+
+    return finish
+
+
+def condition_tensor(condition: Any) -> Tensor:
+    """Return a condition as a bool tensor without axes."""
+    if not isinstance(condition, Tensor):
+        return number_as_tensor(torch.sym_ite(condition, 1, 0)) != 0
+    return condition.reshape(()) != 0
