@@ -2,6 +2,7 @@
 
 import os
 import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from shiplap.judge.result import Timed
 from shiplap.judge.variants import InputForm
 from shiplap.sandbox import candidate
 from shiplap.sandbox.candidate import CallOutcome, CandidateError, TargetProcess, check_process_state
+from shiplap.sandbox.device_clock import CallsNotQueued
 from shiplap.sandbox.protocol import (
     BrokenMessage,
     CallTraces,
@@ -152,6 +154,26 @@ def test_the_reference_is_timed_without_the_candidate_too(monkeypatch, now, expe
     timed = remeasure_without_candidate(problem, FORM, judged, before, StepDeadline(float("inf")))
     assert timed.reference == pytest.approx(expected)
     assert timed.candidate == before.candidate
+
+
+@pytest.mark.parametrize(("blocked", "queued"), [(1, True), (2, False)])
+def test_a_kernel_that_is_loaded_behind_the_gate_blocks_the_queue_once(monkeypatch, blocked, queued):
+    left = [blocked]
+
+    def run_turn(process, name, sets, expected, *, queued=False):
+        if queued and left[0]:
+            left[0] -= 1
+            raise CallsNotQueued("the process waits for the device")
+        seconds = 1e-3 if name == "nothing" else 2e-3
+        return CallOutcome(seconds, seconds, seconds, 0.0), []
+
+    monkeypatch.setattr(clock, "_run_turn", run_turn)
+    monkeypatch.setattr(clock, "lies_on_device", lambda tensor: True)
+    monkeypatch.setattr(clock, "device_driver", lambda: SimpleNamespace(free_bytes=lambda: 1 << 30))
+    problem = FunctionProblem("matmul", torch.matmul, lambda: ARGS, 0.0, vary_shapes=False)
+    judged = {"candidate": Played(0), "reference": Played(0), "nothing": Played(0)}
+    plan = clock._plan_batches(problem, FORM, ARGS, judged, StepDeadline(float("inf")), float("inf"))
+    assert (plan.queued, plan.count > 1) == (queued, True)
 
 
 def test_a_clock_that_hides_time_is_doubted():

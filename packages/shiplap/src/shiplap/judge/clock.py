@@ -253,9 +253,11 @@ def _plan_batches(
         each = (time.monotonic() - began) / len(probe)
     fewest = LEAST_LONG if on_device else MIN_ROUNDS
     most = max(1, min(most, int(min(CHECKED_S, 0.5 * (ends - time.monotonic())) / (fewest * each))))
-    for queued in (True, False) if plan.queued else (False,):
+    # Twice, since a kernel that is loaded for the first time blocks the queue.
+    for queued in (True, True, False) if plan.queued else (False,):
+        plan = replace(plan, queued=queued)
         try:
-            for name in ("nothing", "reference", "candidate"):
+            for name in judged:
                 with pace.step(judged[name].prisoner):
                     if queued:  # memory that is allocated and kernels that are loaded now cannot block a queue
                         _run_turn(judged[name], name, probe, None)
@@ -264,7 +266,7 @@ def _plan_batches(
                     took[name] = min(turn.wall - turn.written for turn in turns)
             break
         except CallsNotQueued:
-            plan = replace(plan, queued=False)
+            continue
     least = max((min(took["reference"], took["candidate"]) - took["nothing"]) / len(probe), 1e-6)
     return replace(plan, count=min(most, int(took["nothing"] / (EXCHANGE_SHARE * least)) + 1))
 

@@ -284,8 +284,10 @@ class Child:
         with torch.no_grad():
             if message.gated and self._block is not None:
                 self._block.driver.wait_for_word(self._block, GATE_AT)
+            if self._block is not None:
                 # A GPU takes a tenth of a millisecond to turn to the kernels of another process, also for calls that
-                # compute nothing.
+                # compute nothing. Calls that are not queued run this kernel, too: CUDA loads a kernel at its first
+                # launch, and cannot do so behind a closed gate.
                 self._block.bytes_at(FIRST_AT, FIRST_BYTES).zero_()
             started = perf_counter_ns()
             for run in runs:
