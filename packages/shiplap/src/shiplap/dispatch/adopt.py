@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NoReturn, Unpack, overload
@@ -91,6 +92,8 @@ def adopt(
     if into is not None:
         return TakeoverDecorator(source, into, tuple(devices), **declaration)
     if not isinstance(source, str):
+        if inspect.isfunction(source) and not declaration:  # the decorator without parentheses
+            check_op_name(source)
         got, fix = source_name(source), 'pass into="namespace::name" too'
         raise error("SL142", where="@sl.adopt", got=got, expected="the name of an op that torch knows", fix=fix)
     if devices:

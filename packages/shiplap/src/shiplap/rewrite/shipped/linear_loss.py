@@ -2,7 +2,7 @@
 
 From each loss the pass follows the logits up to the layer: through casts, views, slices and swaps of other dims, a
 constant factor and a cap by ``tanh``. What is done to rows of logits is done to rows of the layer's input. The function
-comes from a family (``shiplap_dense``), since it needs kernels.
+comes from a family, since it needs kernels.
 """
 
 from __future__ import annotations

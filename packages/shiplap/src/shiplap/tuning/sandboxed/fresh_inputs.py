@@ -160,10 +160,12 @@ def _with_other_gaps(t: Tensor) -> Tensor:
     order = sorted(range(t.dim()), key=lambda d: (t.stride(d), -d))
     if t.is_contiguous() or elements_overlap(t.shape, t.stride()) or t.permute(order[::-1]).is_contiguous():
         return t
-    strides, reach = [0] * t.dim(), max(1, min(t.stride())) + (min(t.stride()) > 1)
-    for d in order:
-        strides[d] = reach
-        reach *= t.shape[d] + 1 + secrets.randbelow(9)
+    strides = list(t.stride())
+    while strides == list(t.stride()):
+        reach = max(1, min(t.stride())) + (min(t.stride()) > 1)
+        for d in order:
+            strides[d] = reach
+            reach *= t.shape[d] + 1 + secrets.randbelow(9)
     return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
 
 
