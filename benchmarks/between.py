@@ -66,7 +66,7 @@ def rows() -> dict[str, Callable[[], Any]]:
         def add(x: Float32[Tensor, "n"], y: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
             return x + y
 
-        add.kernel("cpu", sl.cabi(library(name, "add", add), "add", without_signature=True))
+        add.kernel("cpu", sl.cabi(library(name, "add", add), "add"))
         return add
 
     fast, slow, trained = declared("native"), declared("python"), declared("trained")
@@ -75,7 +75,7 @@ def rows() -> dict[str, Callable[[], Any]]:
     def more(x: Float32[Tensor, "n"], y: Float32[Tensor, "n"] | None, k: int, p: float = 0.5) -> Float32[Tensor, "n"]:
         return x + k * p
 
-    more.kernel("cpu", sl.cabi(library("more", "more", more), "more", without_signature=True))
+    more.kernel("cpu", sl.cabi(library("more", "more", more), "more"))
 
     @trained.backward(saves=())
     def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
