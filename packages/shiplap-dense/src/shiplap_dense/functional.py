@@ -97,7 +97,8 @@ def linear_cross_entropy(
         label_smoothing: between 0 and 1, as in torch.
         lse_square_scale: the factor of ``logsumexp(logits) ** 2``, which is added to each loss.
         softcap: logits are ``softcap * tanh(logits / softcap)``.
-        accum_dtype: ``torch.float32`` adds up the gradient of a 16-bit weight in float32, and needs that memory.
+        accum_dtype: ``torch.float32`` adds up the gradient of a bfloat16 weight in float32, and needs that memory. It
+            has no effect with ``"none"`` and on float16.
 
     Returns:
         A float32 number, or with ``"none"`` float32 ``[...]``.
@@ -108,11 +109,16 @@ def linear_cross_entropy(
     if accum_dtype not in (None, hidden.dtype, torch.float32):
         where = "linear_cross_entropy, argument 'accum_dtype'"
         raise error("SL204", where=where, got=str(accum_dtype), expected="torch.float32 or None")
+    if target.dim() > 1 and target.shape != hidden.shape[:-1]:
+        got = f"targets {tuple(target.shape)} for hidden states {tuple(hidden.shape)}"
+        where = "linear_cross_entropy, argument 'target'"
+        raise error("SL202", where=where, got=got, expected="a target for each row of hidden states")
     rows, wanted = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
     options = (ignore_index, label_smoothing, lse_square_scale, softcap or 0.0)
     asked = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (rows, weight, bias)]
     kind = rows.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
+    casts = torch.is_autocast_enabled(kind) and rows.dtype != torch.float64  # which autocast leaves as it is
+    dtype = torch.get_autocast_dtype(kind) if casts else rows.dtype
     if any(asked) and reduction != "none" and dtype in (torch.float32, torch.bfloat16):
         flags = (*map(int, asked), int(accum_dtype == torch.float32))
         return losses.linear_cross_entropy_with_gradients(rows, weight, wanted, bias, reduction, *options, *flags)[0]

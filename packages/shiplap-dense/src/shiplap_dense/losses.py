@@ -176,17 +176,17 @@ def linear_cross_entropy_with_gradients(
     The gradients that are returned belong to the backward: it may multiply them by the gradient of the loss in place.
     """
     options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
-    scales = _row_scales(target, reduction, ignore_index)
-    flags = (of_hidden, of_weight, of_bias)
+    scale, flags = _loss_scale(target, reduction, ignore_index), (of_hidden, of_weight, of_bias)
+    scales = scale.expand(target.shape[0])
     losses, *made = _written_gradients(scales, hidden, weight, target, bias, options, flags)
-    return (losses * scales).sum().to(torch.float32), made[0], made[1], made[2]
+    return (losses.sum() * scale).to(torch.float32), made[0], made[1], made[2]
 
 
-def _row_scales(target: Tensor, reduction: str, ignore_index: int) -> Tensor:
-    """Return the factor of each row in the loss, ``float32 [n]``: a view of one number."""
+def _loss_scale(target: Tensor, reduction: str, ignore_index: int) -> Tensor:
+    """Return the factor of the sum of the losses, a float32 number: infinite for a mean of no rows, which is NaN."""
     if reduction == "sum":
-        return torch.ones((), dtype=torch.float32, device=target.device).expand(target.shape[0])
-    return (target != ignore_index).sum().to(torch.float32).reciprocal().expand(target.shape[0])
+        return torch.ones((), dtype=torch.float32, device=target.device)
+    return (target != ignore_index).sum().to(torch.float32).reciprocal()
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
@@ -408,9 +408,10 @@ def attach_kernels(device: str, row_pass: RowPass) -> None:
         wide: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
-        scales, flags = _row_scales(target, reduction, ignore_index), (of_hidden, of_weight, of_bias)
+        scale, flags = _loss_scale(target, reduction, ignore_index), (of_hidden, of_weight, of_bias)
+        scales = scale.expand(target.shape[0])
         losses, *made = _in_chunks(row_pass, hidden, weight, target, bias, options, scales, flags, bool(wide))
-        return (losses * scales).sum(), made[0], made[1], made[2]
+        return losses.sum() * scale, made[0], made[1], made[2]
 
 
 NUMBERS = ("ignore_index", "label_smoothing", "lse_square_scale", "softcap")

@@ -156,6 +156,8 @@ def test_rows_are_empty_or_all_ignored():
     none = dense.linear_cross_entropy(hidden, weight, torch.full_like(target, -100), bias)
     assert none.isnan()
     assert not torch.autograd.grad(none, weight)[0].any()
+    for trained in (weight, weight.detach()):
+        assert dense.linear_cross_entropy(hidden[:0], trained, target[:0], bias).isnan()
     empty = dense.linear_cross_entropy(hidden[:0], weight, target[:0], bias, reduction="sum")
     assert empty == 0
     assert not torch.autograd.grad(empty, weight)[0].any()
@@ -175,6 +177,14 @@ def test_leading_dims_autocast_float64_and_float16():
         assert torch.autograd.grad(loss, weight)[0].dtype == torch.float32
     doubled = dense.linear_cross_entropy(hidden.double(), weight.double(), target)
     torch.testing.assert_close(doubled.double(), by_torch(hidden, weight, target, None), rtol=1e-6, atol=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(dense.linear_cross_entropy(hidden.double(), weight.double(), target), doubled)
+
+
+def test_targets_of_another_shape_are_refused():
+    hidden, weight, target, _ = drawn(12)
+    with pytest.raises(sl.ShiplapError, match=r"SL202.*\n.*target"):
+        dense.linear_cross_entropy(hidden.view(3, 4, 8), weight, target.view(4, 3))
 
 
 def test_compiled_training_is_one_graph_and_equal():

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
+import torch
 
 from shiplap_testing.crossed import child
 from shiplap_testing.crossed.declared import (
@@ -24,6 +25,7 @@ from shiplap_testing.crossed.declared import (
 from shiplap_testing.crossed.faults import FAULTS, WRONG_VALUES, faulty
 from shiplap_testing.crossed.impossible import is_one_kind, why_impossible
 from shiplap_testing.crossed.native_source import template_unable, triton_unable
+from shiplap_testing.crossed.observe import Observed, difference
 from shiplap_testing.crossed.run import FAILURES, Limits, read, run, run_batch
 from shiplap_testing.crossed.shrink import script, shrink
 from shiplap_testing.crossed.table import markdown, reason_of, tabulate
@@ -85,6 +87,13 @@ def test_a_plain_declaration_is_met_in_a_region(alone):
     writing = Declared(920_001, state="mutated", outs=(), ways=("nested",))
     records = records_of([Declared(920_000, ways=("nested",)), writing], alone)
     assert [r["outcome"] for r in records] == ["met"] * 4
+
+
+def test_an_infinite_gradient_hides_no_other():
+    exact = [torch.tensor([torch.inf, 1.0]), torch.tensor([1.0])]
+    own, wide = Observed(grads=list(exact)), Observed(grads=[g.double() for g in exact])
+    assert difference(Observed(grads=list(exact)), own, wide, 1) == ""
+    assert "gradient 1" in difference(Observed(grads=[exact[0], exact[1] * 2]), own, wide, 1)
 
 
 def test_only_what_can_be_written_is_drawn():
@@ -166,6 +175,26 @@ def test_a_crash_and_a_hang_are_findings_and_what_is_left_runs():
     assert outcomes[910_000, "eager"] == "crashed"
     assert outcomes[910_001, "eager"] == "hung"
     assert outcomes[910_002, "eager"] == "met"
+
+
+def test_a_case_that_waits_for_its_package_stays_when_another_one_crashes(monkeypatch):
+    cases, children = plan(3), []
+
+    def child(left, skip, *_):
+        children.append(([case.seed for case in left], [*skip]))
+        if len(children) > 1:
+            return [], (-1, ""), "done"
+        first, second, third = (case.seed for case in left)
+        met = {"seed": first, "way": "eager", "outcome": "met"}
+        return [met, {"seed": second, "way": "whole", "outcome": "done"}], (third, "eager"), "status -11"
+
+    monkeypatch.setattr("shiplap_testing.crossed.run._child", child)
+    found = []
+    run_batch(cases, "cpu", found.append)
+    assert [r["outcome"] for r in found] == ["crashed"]
+    left, skip = children[1]
+    assert left == [cases[0].seed, cases[2].seed]
+    assert {(cases[0].seed, "eager"), (cases[2].seed, "eager")} <= {*skip}
 
 
 def test_a_run_goes_on_where_it_stopped(monkeypatch, tmp_path):

@@ -19,6 +19,8 @@ from torch.nn import functional as F
 
 from shiplap import rewrite, rewrites
 from shiplap.rewrite import Match
+from shiplap.torch_private import graph_nodes
+from shiplap.torch_private.inductor_passes import capture_graph
 
 E, D, HEADS, KEYS = 1e-6, 8, 4, 2
 CODES = torch.int8
@@ -432,6 +434,45 @@ def test_a_fusion_is_proven_and_placed(name, second_form):
     pairs = zip(got, wanted, strict=True) if isinstance(got, tuple) else [(got, wanted)]
     for a, b in pairs:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=0.051)
+
+
+def written_through_a_view(model: Callable[..., Any], args: list[Tensor]) -> tuple[Any, Any]:
+    """Return the graph of a model with ``rms_norm``, whose written views are separate, and the node of that call."""
+    with inductor.patch(enable_auto_functionalized_v2=True):
+        graph = capture_graph(model, args, "post-grad", dynamic=False).graph
+    before = [n.format_node() for n in graph.nodes]
+    graph_nodes.separate_written_views(graph, {C.rms_norm.default}, "post-grad")
+    graph.lint()
+    (call,) = [n for n in graph.nodes if n.args[:1] == (C.rms_norm.default,)]
+    return before == [n.format_node() for n in graph.nodes], call
+
+
+def test_a_view_of_an_argument_of_the_graph_stays():
+    """Inductor would copy all of such an argument, as a cache, if the call wrote to a node that is a view of it."""
+
+    def model(x, w, cache):
+        C.rms_norm(cache.view(5, 16), x, w, E)
+        return x.sin()
+
+    same, call = written_through_a_view(model, [*drawn((5, 16), (16,))(), torch.zeros(80)])
+    assert call.kwargs["_all_bases"][0].op == "placeholder"
+    assert same
+
+
+def test_the_result_of_a_write_has_memory_of_its_own():
+    """Readers of the result would count as readers of what is written to, which Inductor would copy then."""
+
+    def model(x, w):
+        y = torch.zeros(80)
+        C.rms_norm(y.view(5, 16), x, w, E)
+        return y.sin()
+
+    same, call = written_through_a_view(model, drawn((5, 16), (16,))())
+    assert not same
+    (base,), (result,) = call.kwargs["_all_bases"], [u for u in call.users if u.args[1] == 1]
+    held, made = graph_nodes.node_value(base), graph_nodes.node_value(result)
+    assert held.shape == made.shape == (5, 16)
+    assert held.untyped_storage()._cdata != made.untyped_storage()._cdata
 
 
 @pytest.fixture

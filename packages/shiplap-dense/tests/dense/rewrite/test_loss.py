@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import shiplap as sl
 from shiplap.rewrite import Match, NearMiss
+from shiplap.rewrite.graph import fake_value
 from shiplap.torch_private.inductor_passes import capture_graph
 from shiplap_dense.rewrites import linear_loss
 
@@ -104,6 +105,26 @@ def test_weights_of_classes_and_probabilities_are_near_misses():
     assert weighted.obstacle == "argument"
     soft = missed(lambda h, w: F.cross_entropy(F.linear(h, w), torch.full((4, 11), 1 / 11)), hidden, weight)
     assert soft.obstacle == "dtype"
+
+
+def test_float64_and_deprecated_reductions_are_near_misses():
+    hidden, weight, target = drawn(4)
+    wide = missed(lambda h, w, t: F.cross_entropy(F.linear(h, w), t), hidden.double(), weight.double(), target)
+    assert wide.obstacle == "dtype"
+    summed = missed(lambda h, w, t: F.cross_entropy(F.linear(h, w), t, size_average=False), hidden, weight, target)
+    assert summed.obstacle == "argument"
+
+
+def test_the_size_of_symbolic_logits_adds_no_guard():
+    (made,) = linear_loss()
+    args = drawn(4)
+    graph = capture_graph(lambda h, w, t: F.cross_entropy(F.linear(h, w), t), args, made.level, dynamic=True).graph
+    tensors = [held for n in graph.nodes if isinstance(held := fake_value(n), Tensor)]
+    env = next(size.node.shape_env for t in tensors for size in t.shape if isinstance(size, torch.SymInt))
+    before = len(env.guards), dict(env.replacements)
+    (outcome,) = made.apply(graph)
+    assert outcome.obstacle == "cost"
+    assert (len(env.guards), dict(env.replacements)) == before
 
 
 def test_small_logits_cost_more_than_they_take():

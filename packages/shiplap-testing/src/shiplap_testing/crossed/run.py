@@ -79,13 +79,14 @@ def run_batch(cases: Sequence[Declared], device: str, tell: Callable[[Record], N
             run_batch(left[half:], device, tell, limits)
             return
         finished = {(r["seed"], r["way"]) for r in done if "way" in r}
-        at = next((i for i, c in enumerate(left) if c.seed == seed), 0)
         skip += [*finished, (seed, way)]
         if way in ("packaged", "exit"):
             for case in left:
                 tell({"seed": case.seed, "way": "whole", "outcome": "done"})
             return
-        left = left[at:]
+        # A case ahead of the crash may still wait for its package, which comes last.
+        whole = {r["seed"] for r in done if r.get("way") == "whole"}
+        left = [case for case in left if case.seed not in whole]
 
 
 def _child(

@@ -204,7 +204,8 @@ def separate_written_views(graph: Graph, operators: Collection[Any], level: str)
     """Let calls of ``operators`` that write to a base through a view of all its elements write to the view instead.
 
     The second form of such calls has the shapes of the view as numbers, and returns the base. Readers that bring the
-    result back into the shape of the view read it as it is.
+    result back into the shape of the view read it as it is. Views of arguments of the graph stay, since Inductor writes
+    to an argument in place only where it is the base.
     """
     from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 
@@ -218,21 +219,26 @@ def separate_written_views(graph: Graph, operators: Collection[Any], level: str)
         if [kwargs.get(f"_{name}_base_index") for name in names] != list(range(len(bases))):
             continue
         seen = {
-            at: view for at, name in enumerate(names) if (view := _view_of_all(kwargs, name, bases[at])) is not None
+            at: view
+            for at, name in enumerate(names)
+            if bases[at].op.startswith("call")
+            if (view := _view_of_all(kwargs, name, bases[at])) is not None
         }
         for at, (size, held) in seen.items():
             with graph.inserting_before(node):
-                base, bases[at] = bases[at], graph.call_function(reshape, (bases[at], size))
+                bases[at] = graph.call_function(reshape, (bases[at], size))
             set_value(bases[at], held, level)
-            values[first + at] = held
+            # The result has memory of its own: with that of the base, Inductor would see later reads of the base.
+            whole = values[first + at]
+            values[first + at] = whole.view(held.shape)
             for part in ("size", "stride", "storage_offset"):
                 del kwargs[f"_{names[at]}_{part}"]
             for result in [u for u in node.users if u.target is operator.getitem and u.args[1] == first + at]:
                 readers = list(result.users)
-                set_value(result, held, level)
+                set_value(result, values[first + at], level)
                 with graph.inserting_after(result):
-                    back = graph.call_function(reshape, (result, list(node_value(base).shape)))
-                set_value(back, node_value(base), level)
+                    back = graph.call_function(reshape, (result, list(whole.shape)))
+                set_value(back, whole, level)
                 for reader in readers:
                     same = operator_name(reader.target) in ("aten.view", "aten.reshape")
                     if same and [*map(str, node_value(reader).shape)] == [*map(str, held.shape)]:

@@ -32,6 +32,7 @@ from shiplap.rewrite.graph import (
 from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
 from shiplap.rewrite.normalize_call import canonical_arguments
 from shiplap.rewrite.program import Program, proving
+from shiplap.torch_private.symbolic_sizes import size_in_call
 
 LOSSES = frozenset({"cross_entropy", "cross_entropy_loss", "nll_loss"})
 VIEWS = frozenset({"view", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone"})
@@ -112,9 +113,10 @@ class LinearLoss(Rewrite):
         """Return the outcome at one loss. Raises the obstacle on the way to its layer."""
         found = _find_layer(node)
         hidden, weight = fake_value(found.layer["input"]), fake_value(found.layer["weight"])
-        logits = math.prod(hidden.shape[:-1]) * weight.shape[0] * 4
-        if not (self.always or proving.get()) and logits < SMALL_LOGITS:
-            what = f"the logits take {int(logits) / 1e6:.3g} MB in float32: less than chunks of them cost"
+        # Read from the call that is compiled, since a comparison of symbols would add a guard.
+        logits = size_in_call(math.prod(hidden.shape[:-1]) * weight.shape[0] * 4)
+        if not (self.always or proving.get()) and logits is not None and logits < SMALL_LOGITS:
+            what = f"the logits take {logits / 1e6:.3g} MB in float32: less than chunks of them cost"
             raise _Obstacle(node, "cost", what)
         tensors = [found.layer["input"], found.layer["weight"], found.target, found.layer.get("bias")]
         bound = [(k, describe_node(v)) for k, v in zip(("hidden", "weight", "target"), tensors, strict=False)]
@@ -148,6 +150,10 @@ def _find_layer(node: Node) -> _LossOfLayer:
         raise _Obstacle(node, "shape", "the loss is of one row")
     if given.get("weight") is not None:
         raise _Obstacle(node, "argument", "classes have weights", "leave out weight=, or keep this loss as it is")
+    if {"size_average", "reduce"} & given.keys():
+        raise _Obstacle(node, "argument", "size_average= and reduce= are deprecated", "pass reduction= in their place")
+    if fake_value(node).dtype == torch.float64:
+        raise _Obstacle(node, "dtype", "the loss is float64, which would be computed in float32")
     if wanted.dtype != torch.int64:
         raise _Obstacle(node, "dtype", f"targets are {wanted.dtype}: probabilities", "pass int64 classes")
     assert isinstance(logits, Node)
@@ -232,7 +238,7 @@ def _index_of_rows(index: Any, rank: int) -> tuple[Any, ...] | None:
         or (isinstance(part, slice) and all(type(p) in (int, type(None)) for p in (part.start, part.stop, part.step)))
         for part in parts
     )
-    touches = Ellipsis in parts[:-1] or (Ellipsis not in parts and len(parts) == rank)
+    touches = Ellipsis in parts[:-1] or sum(part is not Ellipsis for part in parts) == rank
     return parts if plain and (not touches or parts[-1] == slice(None)) else None
 
 
