@@ -137,7 +137,7 @@ def check_coords(op: str, coords: Tensor, shape: Sequence[int]) -> None:
 
 def _max_scenes(shape: Sequence[int]) -> int:
     """Return the number of scenes of a grid whose cells have int64 numbers below ``NO_KEY``."""
-    return NO_KEY // math.prod(shape)
+    return NO_KEY // max(1, math.prod(shape))  # a step may lead to a grid without cells
 
 
 def check_scenes(op: str, coords: Tensor, batch_size: int) -> None:

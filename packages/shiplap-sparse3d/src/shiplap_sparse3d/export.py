@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from shiplap import ShiplapError
 from shiplap.plugin_api import error
 from shiplap.plugin_api.containers import leaves
 from shiplap_sparse3d import spconv
@@ -44,7 +45,13 @@ def read_checkpoint(path: Path, project: str | None = None) -> Checkpoint:
         held = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:
         lines = str(e).splitlines() or [""]
-        raise _refused(path, f"{type(e).__name__}: {lines[0]}", "a checkpoint of tensors and plain values") from e
+        raise error(
+            "SL840",
+            where=str(path),
+            got=f"{type(e).__name__}: {lines[0]}",
+            expected="a checkpoint of tensors and plain values",
+            fix="load a file that you trust with torch.load(path, weights_only=False), and save its state dict alone",
+        ) from e
     found = project or _project_of(held)
     key = PROJECTS.get(found or "")
     weights = held.get(key) if key and isinstance(held, Mapping) else held
@@ -188,14 +195,26 @@ _READS = ("tolist", "item", "__int__", "__index__", "__float__")
 def trace_network(network: nn.Module, project: str, example: Sequence[Tensor], batch_size: int, most: int) -> Any:
     """Return the exported program of ``network`` for 2 to ``most`` voxels.
 
-    Numbers that the network reads from its tensors are those of the example in every call. Raises SL840 with torch's
-    reason, and where the program differs from the network in scenes with some of the example's voxels.
+    Numbers that the network reads from its tensors are those of the example in every call. Raises SL840 with the reason
+    of the network or of torch, and where the program differs from the network for some of the example's voxels.
     """
     rows = torch.export.Dim("voxels", min=2, max=most)
     module = Deployed(network.eval(), project, batch_size).eval()
     with torch.no_grad():
-        with FixedNumbers() as read:
-            module(*example)
+        try:
+            with FixedNumbers() as read:
+                module(*example)
+        except ShiplapError:
+            raise
+        except Exception as e:  # the network's own, of any kind
+            raise error(
+                "SL840",
+                where=type(network).__name__,
+                what="the network fails with example voxels",
+                got=f"{type(e).__name__}: {e}",
+                expected=f"a network that takes voxels as those of {project} do",
+                fix=f"name how it takes voxels by --project ({', '.join(PROJECTS)}), and its cells by --grid",
+            ) from e
         try:
             module.numbers = read.numbers
             program = torch.export.export(module, tuple(example), dynamic_shapes=({0: rows}, {0: rows}), strict=False)
@@ -245,12 +264,13 @@ def write_network(program: Any, path: Path, *, opset: int | None = None, checks:
 
 
 def example_voxels(network: nn.Module, grid: Sequence[int], batch_size: int, voxels: int = 64) -> tuple[Tensor, Tensor]:
-    """Return features and coordinates of random voxels for ``network``: as many channels as its first layer takes."""
+    """Return features and coordinates of 2 to ``voxels`` random voxels: as many channels as the first layer takes."""
     first = next((m for m in network.modules() if isinstance(m, spconv.conv.SparseConvolution)), None)
     channels = 4 if first is None else int(first.in_channels)
     cells = math.prod(grid)
-    number = torch.randint(0, batch_size * cells, (voxels,))
-    number = torch.cat([number, torch.tensor([batch_size * cells - 1])]).unique()  # the last cell of the last scene
+    number = torch.randint(0, batch_size * cells, (voxels - 2,))
+    # The last cell of the last scene, and the first one, as a program is traced with two voxels at least.
+    number = torch.cat([number, torch.tensor([0, batch_size * cells - 1])]).unique()
     coords = torch.stack(torch.unravel_index(number, (batch_size, *grid)), 1).int()
     return torch.randn(len(coords), channels), coords
 

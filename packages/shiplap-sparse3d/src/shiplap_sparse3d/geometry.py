@@ -536,7 +536,8 @@ class Geometry:
         if not self._is_reached:
             looks = (given or self._by_offsets) and not is_compiling() and not _is_captured(self.coords)
             require_scenes(where, self.coords, self.batch_size, on_gpu=looks)
-            self._is_reached = looks and self.coords.is_cuda
+            if looks and self.coords.is_cuda:  # a graph would guard on what it writes here
+                self._is_reached = True
 
     def _similar_geometry(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
         """Other voxels with as many axes and scenes."""

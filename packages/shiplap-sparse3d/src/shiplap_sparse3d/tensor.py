@@ -27,7 +27,7 @@ class SparseTensor(Arithmetic):
 
     Args:
         feats: ``[n, c]``.
-        coords: ``int32 [n, 1 + d]`` rows of a batch index and ``d`` of (x, y, z), 1 to 3 axes; distinct and inside the
+        coords: ``int32 [n, 1 + d]`` rows of a batch index and ``d`` of (x, y, z), 1 to 4 axes; distinct and inside the
             grid (checked when a table is built).
         spatial_shape: cells per axis, ``d`` of them. Default: as many as the coordinates need, which waits for a GPU; a
             graph needs the number. Of negative coordinates there is no grid, see :class:`Geometry`.

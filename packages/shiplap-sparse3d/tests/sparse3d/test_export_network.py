@@ -128,6 +128,21 @@ def test_a_kernel_of_spconv_1_gets_the_layout_of_spconv_2(tmp_path: Path) -> Non
     assert torch.equal(network.enter[0].weight, want)
 
 
+@pytest.mark.parametrize("most", [2, 3, 65])
+def test_an_example_has_no_more_voxels_than_a_call_may_have(most: int) -> None:
+    features, coords = export.example_voxels(torch.nn.Identity(), (4, 4, 4), 2, most)
+    assert 2 <= len(coords) <= most
+    assert len(features) == len(coords)
+    assert coords[-1].tolist() == [1, 3, 3, 3]
+
+
+def test_a_network_of_another_project_is_named(tmp_path: Path) -> None:
+    network, _, _ = made("pointcept", tmp_path)
+    with pytest.raises(ShiplapError, match="--project") as caught:
+        export.trace_network(network, "plain", voxels(20, 0), 2, 100)
+    assert (caught.value.id, caught.value.where) == ("SL840", "OfPointcept")
+
+
 @pytest.mark.parametrize("content", ["text", "a list", "no tensors"])
 def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "x.pth"

@@ -296,6 +296,13 @@ def test_a_grid_of_2_to_the_63_cells_is_refused_and_a_smaller_one_is_not():
     same(sparse3d.subm_table, far, [edge, edge, edge // 2], [1, 1, 3], ONE)
 
 
+def test_the_reference_of_a_window_that_is_larger_than_the_grid_reaches_nothing():
+    coords, none = torch.tensor([[0, 1, 1, 1]], dtype=torch.int32), torch.zeros(0, 4, dtype=torch.int32)
+    window = [2, 2, 2], [5, 5, 5], ONE, [0, 0, 0], ONE
+    assert sparse3d.out_coords.reference(coords, *window).shape == (0, 4)
+    assert sparse3d.conv_table.reference(coords, none, *window).shape == (0, 125)
+
+
 def test_voxelize_means_and_inverse():
     points, feats = torch.rand(500, 3) * 4 - 1, torch.randn(500, 3, requires_grad=True)
     voxels, inverse = sparse3d.voxelize(points, feats, 0.5, origin=(-1, -1, -1), spatial_shape=(8, 8, 8))

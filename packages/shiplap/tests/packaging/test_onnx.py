@@ -199,6 +199,30 @@ def test_a_reference_that_raises_is_a_run_that_fails_with_its_words(conditions: 
         assert run_session(session, *good)[0].tolist() == [0.5, 0.5], "the session goes on"
 
 
+@sl.op("onnx_ops::capped")
+def capped(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    """Double the values if one of them is negative, and refuse values above nine."""
+    if bool((x < 0).any()):
+        x = x * 2
+    if not bool((x <= 9).all()):
+        raise ValueError("a value is too large")
+    return x * 1
+
+
+def test_a_check_may_follow_a_branch(tmp_path: Path) -> None:
+    class Calls(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return capped(x)
+
+    export_onnx(torch.export.export(Calls(), (torch.rand(2),)), tmp_path / "net.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+    for values, want in (([1.0, 9.0], [1.0, 9.0]), ([-1.0, 4.0], [-2.0, 8.0])):
+        assert run_session(session, torch.tensor(values))[0].tolist() == want
+    for values in ([1.0, 10.0], [-1.0, 5.0]):
+        with pytest.raises(Exception, match="ValueError: a value is too large"):
+            run_session(session, torch.tensor(values))
+
+
 @sl.op("onnx_ops::halve_until")
 def halve_until(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     """Halve until no value is above one."""
@@ -232,6 +256,18 @@ def test_a_reference_that_cannot_be_traced_is_refused(
         export_onnx(torch.export.export(Calls(), args), tmp_path / "net.onnx")
     assert (caught.value.id, caught.value.where) == ("SL321", op.spec.name)
     assert not (tmp_path / "net.onnx").exists()
+
+
+def test_distinct_halves_are_not_rounded_to_integers(tmp_path: Path) -> None:
+    class Distinct(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return torch.unique(x, return_inverse=True)
+
+    x = torch.tensor([[0.25, 0.5], [0.25, -1.5]], dtype=torch.float16)
+    export_onnx(torch.export.export(Distinct(), (x,)), tmp_path / "net.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+    values, inverse = run_session(session, x)
+    assert (values.tolist(), inverse.tolist()) == ([-1.5, 0.25, 0.5], [[1, 2], [1, 0]])
 
 
 def test_all_ops_without_a_form_are_named_at_once(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def command(
         with drop_in("spconv"):
             network = _load_network(model)
             found = export.load_weights(network, held, prefix)
-            example = export.example_voxels(network, _cells(network, grid), batch_size)
+            example = export.example_voxels(network, _cells(network, grid), batch_size, min(65, voxels))
             program = export.trace_network(network, held.project, example, batch_size, voxels)
             ops = export.write_network(program, file, opset=opset, checks=not no_checks)
     size = file.stat().st_size

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -49,6 +50,7 @@ from shiplap.torch_private.symbolic_sizes import distinct_sizes, dtype_of_number
 PACKAGES = ("onnx", "onnxscript", "onnx_ir")
 # Example sizes of a function: no two dims agree by accident, and none is 1.
 EXAMPLE_SIZES = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67)
+_converting = threading.RLock()  # a conversion patches functions of torch, which two threads would not restore
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def export_onnx(
     if missing:
         raise error("SL322", where=str(path), got=f"no package {missing[0]}", expected=", ".join(PACKAGES))
     converter = _Converter(opset, checks)
-    with shared_onnx_registry():
+    with _converting, shared_onnx_registry():
         model = converter.convert(program, str(path))
     model.model.functions.update(converter.functions)
     model.model.opset_imports.update(converter.imports | model.model.opset_imports)
@@ -252,10 +254,14 @@ class _Converter:
             self._add_function(form, name, finder.program(path.answers, with_checks(path)))
             return
         assert isinstance(path, Branch)
-        condition = finder.program(path.answers, lambda _, asked: condition_tensor(asked[path.number]))
+        end: ReferencePath = path
+        while isinstance(end, Branch):  # other answers may make the reference raise behind the condition
+            end = end.if_false
+        assert isinstance(end, Returned)
+        condition = finder.program(end.answers, lambda _, asked: condition_tensor(asked[path.number]))
         self._add_function(form, f"{name}_if", condition)
-        for way, end in ((0, path.if_false), (1, path.if_true)):
-            self._add_path(form, f"{name}_{way}", finder, end)
+        for way, further in ((0, path.if_false), (1, path.if_true)):
+            self._add_path(form, f"{name}_{way}", finder, further)
         sizes = len(form.inputs), len(form.op.spec.outputs)
         function = branch_function(form.op.spec.namespace, name, *sizes, self.imports[""])
         self.functions[function.identifier()] = function

@@ -51,7 +51,8 @@ _CHECK = """
 NAME (value, holds) => (result)
 {
   nothing = Constant <value_ints = [0]> ()
-  fails = Not (holds)
+  sure = Cast <to = 9> (holds)
+  fails = Not (sure)
   number = Cast <to = 7> (fails)
   [MESSAGE] zero = Gather (nothing, number)
   shape = Shape (value)
@@ -172,14 +173,15 @@ def _unique_values(self: Any, sorted: bool = True, return_inverse: bool = False,
     op = _operators()
 
     values, inverse, counts = _unique(self)
-    return values, op.Reshape(inverse, op.Shape(self)), counts
+    return values, op.Reshape(inverse, op.Shape(self), allowzero=1), counts
 
 
 def _unique(self: Any, **axis: int) -> Any:
     op = _operators()
 
-    # onnxruntime has Unique for the first three of these, and not for other integers.
-    wide = self if str(self.dtype) in ("INT64", "FLOAT", "DOUBLE") else op.Cast(self, to=7)
+    # onnxruntime has Unique for the first three of these, and for no halves, bools or other integers.
+    kind = str(self.dtype)
+    wide = self if kind in ("INT64", "FLOAT", "DOUBLE") else op.Cast(self, to=1 if "FLOAT" in kind else 7)
     values, _, inverse, counts = op.Unique(wide, sorted=1, **axis)
     return op.CastLike(values, self), inverse, counts
 
@@ -196,7 +198,7 @@ def _any(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
 def _check(functions: dict[str, str]) -> Callable[..., Any]:
     def check(value: Any, holds: Any, message: str) -> Any:
         name = f"check_{hashlib.sha256(message.encode()).hexdigest()[:8]}"
-        functions[name] = _CHECK.replace("NAME", name).replace("MESSAGE", json.dumps(message))
+        functions[name] = _CHECK.replace("NAME", name).replace("MESSAGE", json.dumps(message, ensure_ascii=False))
         return call_node(DOMAIN, name, 2, 1)(value, holds)
 
     return check

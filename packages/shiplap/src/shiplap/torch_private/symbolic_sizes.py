@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice, product
@@ -224,6 +225,8 @@ def _with_concrete_sizes(arg: Any, values: dict[Any, int]) -> Any:
 class DecideConditions(TorchFunctionMode):
     """Answers that a traced function gets where Python needs the truth value of a tensor or of a condition on sizes.
 
+    Other threads get torch's own answers. One thread at a time may decide.
+
     Attributes:
         asked: the conditions so far, tensors or symbolic booleans.
         guessed: whether Python has read a number of a tensor, which was ``number``.
@@ -247,12 +250,13 @@ class DecideConditions(TorchFunctionMode):
 
     def __enter__(self) -> DecideConditions:
         usual: Any = torch.SymBool.__bool__
+        thread = threading.get_ident()
 
         def decide(held: Any) -> bool:
             condition = held != 0 if isinstance(held, torch.SymInt) else held
             # torch's own questions about sizes, such as those of broadcasting, stay with torch.
             caller = sys._getframe(1).f_globals.get("__name__", "")
-            own = caller.partition(".")[0] in ("torch", "sympy")
+            own = caller.partition(".")[0] in ("torch", "sympy") or threading.get_ident() != thread
             return bool(usual(condition)) if own else self._answer(condition)
 
         for kind in (torch.SymBool, torch.SymInt):
