@@ -153,10 +153,10 @@ def has_scenes_of(coords: Tensor, batch_size: int, on_gpu: bool = False) -> bool
     if not here or coords.shape[0] == 0:
         return True
     try:
-        low, high = (int(value) for value in coords[:, 0].aminmax())
+        low, high = torch.stack(coords[:, 0].aminmax()).tolist()  # one wait for a device
     except RuntimeError:  # make_fx and vmap give no values
         return True
-    return low >= -1 and high < batch_size
+    return bool(low >= -1 and high < batch_size)
 
 
 def assert_scenes(coords: Tensor, batch_size: int) -> None:
