@@ -96,6 +96,34 @@ def test_a_library_without_a_gradient_says_so(ns: str) -> None:
         taken(ones.clone().requires_grad_(), [ones]).sum().backward()
 
 
+def test_a_custom_op_without_a_formula_has_no_gradient_to_take(ns: str) -> None:
+    @torch.library.custom_op(f"{ns}::bare", mutates_args=())
+    def bare(x: Tensor) -> Tensor:
+        return x * 2
+
+    @sl.adopt(f"{ns}::bare", into=f"{ns}::taken")
+    def taken(x: M) -> M:
+        return x * 2
+
+    assert "left   gradient: the source has none, declare one with @op.backward" in str(taken.adoption)
+    with fails("SL304"):
+        taken(torch.ones(2, 3, requires_grad=True)).sum().backward()
+
+
+def test_a_gradient_is_not_taken_by_drawing_other_random_numbers(ns: str) -> None:
+    library = torch.library.Library(ns, "DEF")
+    library.define("noise(Tensor x) -> Tensor")
+    library.impl("noise", lambda x: x * torch.rand_like(x), "CompositeImplicitAutograd")
+
+    @sl.adopt(f"{ns}::noise", into=f"{ns}::taken", random="global")
+    def taken(x: M) -> M:
+        return x * torch.rand_like(x)
+
+    assert "left   gradient: run again, the source would draw other random numbers" in str(taken.adoption)
+    with fails("SL304"):
+        taken(torch.ones(2, 3, requires_grad=True)).sum().backward()
+
+
 def test_a_gradient_of_lists_and_absent_tensors_is_taken(ns: str) -> None:
     library = torch.library.Library(ns, "DEF")
     library.define("both(Tensor[] xs, Tensor? bias) -> (Tensor, Tensor)")
@@ -140,6 +168,16 @@ def test_an_autograd_function_gives_its_own_gradient(ns: str) -> None:
     assert torch.equal(x.grad, torch.full((3, 4), 7.0))
     report = sl.audit(clip, checks=("gradient",), seed=0, isolate=False)
     assert report.verdict == "failed"  # which is the point: the formula is not the reference's
+
+
+def test_an_audit_where_only_the_reference_ran_proves_nothing(ns: str) -> None:
+    @sl.adopt(Clip, into=f"{ns}::clip", devices="cuda")
+    def clip(x: M, bound: float) -> M:
+        return x.clamp(-bound, bound)
+
+    report = sl.audit(clip, checks=("fresh",), seed=0, isolate=False)
+    assert report.verdict == "incomplete"
+    assert ("samples", "what was adopted has no kernel on cpu, but on cuda: only the reference ran") in report.missing
 
 
 def test_a_function_of_a_compiled_extension_is_a_kernel(ns: str) -> None:

@@ -9,15 +9,22 @@ import pytest
 import torch
 
 import shiplap as sl
-from shiplap.judge import clock
+from shiplap.judge import checks, clock
 from shiplap.judge.clock import ImplausibleTiming, _summarize_timing, remeasure_without_candidate
 from shiplap.judge.options import StepDeadline
 from shiplap.judge.problem import FunctionProblem
 from shiplap.judge.result import Timed
 from shiplap.judge.variants import InputForm
 from shiplap.sandbox import candidate
-from shiplap.sandbox.candidate import CallOutcome, CandidateError, TargetProcess, check_process_state
+from shiplap.sandbox.candidate import (
+    CallOutcome,
+    CandidateError,
+    DeviceUnavailable,
+    TargetProcess,
+    check_process_state,
+)
 from shiplap.sandbox.device_clock import CallsNotQueued
+from shiplap.sandbox.proc_filesystem import ProcessResources
 from shiplap.sandbox.protocol import (
     BrokenMessage,
     CallTraces,
@@ -176,6 +183,40 @@ def test_a_kernel_that_is_loaded_behind_the_gate_blocks_the_queue_once(monkeypat
     assert (plan.queued, plan.count > 1) == (queued, True)
 
 
+@pytest.mark.parametrize(("second", "queued"), [(torch.float32, True), (torch.float64, False)])
+def test_values_on_the_host_are_not_queued_and_large_calls_share_none(monkeypatch, second, queued):
+    """The process could read the values while it queues its calls, and another process would have the results."""
+    monkeypatch.setattr(clock, "lies_on_device", lambda tensor: tensor.dtype == torch.float32)
+    monkeypatch.setattr(clock, "device_driver", lambda: SimpleNamespace(free_bytes=lambda: 1))
+    problem = FunctionProblem("add", torch.add, lambda: (ARGS[0], ARGS[1].to(second)), 0.0, vary_shapes=False)
+    turns: list[str] = []
+    monkeypatch.setattr(clock, "_run_turn", lambda process, name, *args: turns.append(name))
+    judged = {"candidate": Played(0), "reference": Played(0)}
+    plan = clock._plan_batches(problem, FORM, problem.draw(FORM), judged, StepDeadline(float("inf")), float("inf"))
+    assert plan == clock._BatchPlan(1, queued=queued, apart=True)
+    assert turns == (["candidate", "reference"] if queued else [])  # not queued, so that all is loaded
+
+
+@pytest.mark.parametrize(("on_device", "raised"), [(False, CandidateError), (True, DeviceUnavailable)])
+def test_only_a_device_may_lack_memory_for_a_batch(monkeypatch, on_device, raised):
+    """A candidate chooses the names of its own errors, also where there is no device."""
+    counts, freed = [], []
+
+    def measure_planned(*args):
+        counts.append(args[-1].count)
+        raise CandidateError("raised", "OutOfMemoryError: says the candidate")
+
+    monkeypatch.setattr(clock, "_plan_batches", lambda *args: clock._BatchPlan(4))
+    monkeypatch.setattr(clock, "_measure_planned", measure_planned)
+    monkeypatch.setattr(clock, "lies_on_device", lambda tensor: on_device)
+    monkeypatch.setattr(clock, "device_driver", lambda: SimpleNamespace(free_bytes=lambda: freed.append(1)))
+    problem = FunctionProblem("matmul", torch.matmul, lambda: ARGS, 0.0, vary_shapes=False)
+    with pytest.raises(raised):
+        clock.measure_form(problem, FORM, {}, 5, 0.0, StepDeadline(float("inf")))
+    assert counts == ([4, 2, 1] if on_device else [4])
+    assert len(freed) == len(counts) - 1
+
+
 def test_a_clock_that_hides_time_is_doubted():
     problem = FunctionProblem("matmul", torch.matmul, lambda: ARGS, 0.0, vary_shapes=False)
 
@@ -185,6 +226,33 @@ def test_a_clock_that_hides_time_is_doubted():
     made = {"candidate": calls(9e-3, 1e-5), "reference": calls(5e-3, 5e-3), "nothing": calls(1e-3, 0.0)}
     with pytest.raises(ImplausibleTiming, match="outside the call"):
         _summarize_timing(problem, FORM, ARGS, made)
+
+
+def test_late_calls_take_a_share_of_the_whole_judgement(monkeypatch):
+    """Calls on a CPU leave no late work, and that is no time of the judgement."""
+    ends, began = [], time.monotonic()
+    monkeypatch.setattr(checks.Endurance, "_run_batches", lambda self, form, until: ends.append(until))
+    monkeypatch.setattr(checks.Endurance, "_held_resources", lambda self: ProcessResources())
+    problem = FunctionProblem("matmul", torch.matmul, lambda: ARGS, 0.0, vary_shapes=False)
+    witness = SimpleNamespace(prisoner=None, call=lambda args, expected: CallOutcome(1e-3, 1e-3, 1e-3, 0.0))
+    checks.Endurance(problem, witness, StepDeadline(float("inf"))).run(FORM, ARGS, float("inf"), 1e6)
+    assert len(ends) == 1
+    assert ends[0] >= began + checks.LATE_SHARE * 1e6
+
+
+@pytest.mark.parametrize(("seen", "products"), [(True, False), (False, True)])
+def test_a_reference_that_shows_no_functions_may_compute_products(seen, products):
+    """As a script of torch.jit."""
+
+    def add(a, b):
+        if seen:
+            return a + b
+        with torch._C.DisableTorchFunction():
+            return a + b
+
+    problem = FunctionProblem("add", add, lambda: ARGS, 0.0, vary_shapes=False)
+    problem.note_products(ARGS)
+    assert problem.runs_products == products
 
 
 class Answers:

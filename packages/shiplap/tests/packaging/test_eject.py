@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from shiplap.cli.target import resolve_targets
+from shiplap.errors import ShiplapError
 from shiplap.packaging.eject import EjectedPackage, eject
 from shiplap_testing.forked import python
 
@@ -180,6 +181,45 @@ def test_wrong_calls_get_the_words_of_the_declaration(tmp_path: Path, ns: str) -
     assert "memory of argument 'rows'" in memory
 
 
+CHANGED = """
+import torch
+import shiplap as sl
+from jaxtyping import Float
+from torch import Tensor, sum
+
+SCALE = 1.0
+SCALE *= 3.0
+TABLE = {{}}
+for number in range(3):
+    TABLE[number] = number * 2.0
+if TABLE:
+    LEAST = 4.0
+else:
+    LEAST = 5.0
+
+@sl.op("{ns}::rows")
+def rows(x: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
+    return sum(x, 1) * SCALE * TABLE[2] + LEAST
+"""
+
+
+def test_names_keep_the_values_that_they_had(tmp_path: Path, ns: str) -> None:
+    file = tmp_path / f"{ns}_changed.py"
+    file.write_text(CHANGED.format(ns=ns))
+    lines = eject(resolve_targets([str(file)]), "plain").files["__init__.py"].splitlines()
+    assert "from torch import sum" in lines  # which is not the builtin one
+    assert {"SCALE = 3.0", "TABLE = {0: 0.0, 1: 2.0, 2: 4.0}", "LEAST = 4.0"} <= {*lines}
+
+
+def test_a_module_beside_the_ops_is_not_imported(tmp_path: Path, ns: str) -> None:
+    (tmp_path / f"{ns}_helpers.py").write_text(HELPERS)
+    file = tmp_path / f"{ns}_beside.py"
+    text = CHANGED.format(ns=ns).replace("import torch\n", f"import torch\nimport {ns}_helpers as helpers\n", 1)
+    file.write_text(text.replace("sum(x, 1)", "helpers.doubled(sum(x, 1))"))
+    with pytest.raises(ShiplapError, match=f"helpers is the module {ns}_helpers beside it"):
+        eject(resolve_targets([str(file)]), "plain")
+
+
 REFUSED = {
     "object": (
         "class Plan(sl.Opaque):\n    pass\n\n"
@@ -195,6 +235,12 @@ REFUSED = {
         '@sl.op("{ns}::bad")\ndef bad(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:\n    return x\n\n'
         'bad.kernel("cpu", lambda x: x * 1)\n',
         "is not written as a def",
+    ),
+    "name": (
+        '@sl.op("{ns}::bad")\ndef bad(x: Float[Tensor, "n"], output: float) -> Float[Tensor, "n"]:\n'
+        "    return x * output\n\n@bad.backward\ndef _(grad, saved, needs):\n"
+        '    return {{"x": grad * saved.output}}\n',
+        "an argument is called output, as something in the generated code is",
     ),
     "shiplap": (
         '@sl.op("{ns}::bad")\ndef bad(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:\n    return x\n\n'
@@ -212,6 +258,44 @@ REFUSED = {
         "it has the template t, which only Shiplap's lowering renders",
     ),
 }
+
+
+ADOPTED = """
+import torch
+import shiplap as sl
+from jaxtyping import Float
+from torch import Tensor
+
+@torch.library.custom_op("{ns}::foreign", mutates_args=())
+def source(x: Tensor) -> Tensor:
+    return x * 2
+
+@sl.adopt("{ns}::foreign")
+def foreign(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x * 2
+
+@sl.adopt("{ns}::foreign", into="{ns}::taken")
+def taken(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x * 2
+
+@sl.op("{ns}::good")
+def good(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x + 1
+
+@sl.op("{ns}::bad")
+def bad(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return foreign(x) + 1
+"""
+
+
+def test_what_is_adopted_is_left_out_with_a_word(tmp_path: Path, ns: str) -> None:
+    file = tmp_path / f"{ns}_adopted.py"
+    file.write_text(ADOPTED.format(ns=ns))
+    ops = resolve_targets([str(file)])
+    with pytest.raises(ShiplapError, match=f"{ns}::foreign: it is adopted, and an op that is ejected calls it"):
+        eject(ops, "plain")
+    made = eject([op for op in ops if op.spec.opname != "bad"], "plain")
+    assert (made.ops, list(made.lost)) == ((f"{ns}::good",), [f"{ns}::taken"])
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -310,3 +394,57 @@ def test_an_ejected_cpp_op_passes_its_tests(tmp_path: Path, ns: str) -> None:
     eject(resolve_targets([str(native_module(tmp_path, ns))]), "plain").write(out)
     done = run_tests(out)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+WRITES = '''
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+import shiplap as sl
+
+@sl.op("{ns}::bump_", mutates="x")
+def bump(x: Float32[Tensor, "n"], by: float = 2.0) -> None:
+    x.add_(by)
+
+CODE = """
+int {ns}_bump(const sl_context* ctx, DLTensor* x, double by) {{
+  for (int64_t i = 0; i < x->shape[0]; i++) static_cast<float*>(x->data)[i] += static_cast<float>(by);
+  return SL_OK;
+}}
+"""
+bump.kernel("cpu", sl.source(symbol="{ns}_bump", code=CODE, language="c++"))
+'''
+WRITING_CALLS = """
+import torch
+sys.path.insert(0, sys.argv[1])
+import {ns}_plain as plain
+
+x, w = torch.ones(3), torch.ones(3, requires_grad=True)
+total = (w * x).sum()
+plain.bump(x)
+assert x.tolist() == [3.0] * 3
+for call in (total.backward, lambda: plain.bump(w * 1)):
+    try:
+        call()
+    except RuntimeError as e:
+        print(str(e).partition(chr(10))[0])
+with torch.no_grad():
+    plain.bump(w)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+def test_autograd_knows_of_writes_in_cpp(tmp_path: Path, ns: str) -> None:
+    file = tmp_path / f"{ns}_writes.py"
+    file.write_text(WRITES.format(ns=ns))
+    made = eject(resolve_targets([str(file)]), f"{ns}_plain")
+    assert "support.watch_writes(" in made.files["__init__.py"]
+    made.write(tmp_path / f"{ns}_plain")
+    program = tmp_path / "calls.py"
+    program.write_text(BLOCKED + WRITING_CALLS.format(ns=ns))
+    done = python(program, tmp_path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    saved, written = done.stdout.splitlines()
+    assert "modified by an inplace operation" in saved
+    assert "a tensor that is written to requires a gradient" in written

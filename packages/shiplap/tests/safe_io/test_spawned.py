@@ -16,7 +16,7 @@ from shiplap.packaging.worker import fill_apart
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.proc_filesystem import thread_states
 from shiplap.sandbox.protocol import MESSAGE_HEAD, Answer, Done, Failed, ImportModule, Inspect, LoadTarget, pack_message
-from shiplap.sandbox.supervisor import Bounds, ProcessEnded, RequestFailed, SandboxLauncher
+from shiplap.sandbox.supervisor import Bounds, ProcessEnded, RequestFailed, SandboxLauncher, Timeout
 from shiplap.tuning.sandboxed.workers import OpenTask
 from shiplap.tuning.worker_process import WorkerProcess
 from shiplap_testing.paths import REPOSITORY
@@ -138,3 +138,15 @@ def test_a_time_that_a_kernel_has_written_does_not_stop_the_clock(launcher, sinc
         assert prisoner._exceeded_limit(ends - 13.0, 10.0).startswith("no answer for")
     finally:
         prisoner.kill()
+
+
+@pytest.mark.parametrize(
+    ("until", "seconds", "raised"), [(600.0, 1.5, Timeout), (math.inf, 0.3, ProcessEnded)], ids=["judge", "tuner"]
+)
+def test_a_compiler_that_needs_longer_than_a_request_may_take_is_no_hang(launcher, tmp_path, until, seconds, raised):
+    (tmp_path / "it.py").write_text("import subprocess\nsubprocess.run(['sleep', '600'])\n")
+    prisoner = launcher.start([str(tmp_path)], until=time.monotonic() + until)
+    prisoner.bounds = Bounds(seconds=seconds)
+    with pytest.raises(ProcessEnded, match="no answer for") as caught:
+        prisoner.request_reply(LoadTarget(str(tmp_path / "it.py"), ["it"], "function", [], 1), ArgumentArena().write())
+    assert caught.type is raised

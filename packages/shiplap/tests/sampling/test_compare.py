@@ -8,7 +8,7 @@ from jaxtyping import Float, Float8e4m3fn
 from torch import Tensor
 
 import shiplap as sl
-from shiplap.sampling import Reduction, compare_within_tolerance, derive_reduction
+from shiplap.sampling import Reduction, compare, compare_within_tolerance, derive_reduction
 from shiplap.sampling.compare import agrees_without_float64
 from shiplap.sampling.compare_to_reference import compare_with_rounding
 
@@ -226,3 +226,24 @@ def test_formulas_of_row_operators_are_theirs():
     ]
     for mine, theirs in pairs:
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("factor", [1.0, 1 + 2.0**-20, 2.0], ids=["right", "off a little", "wrong"])
+def test_parts_of_a_large_result_are_compared_as_the_whole_is(monkeypatch, dtype, factor):
+    """The largest error of the reference, which adds to each tolerance, lies in one part alone."""
+    wide = torch.randn(40, 25, dtype=torch.complex128 if dtype.is_complex else torch.float64).t()
+    wide[20, 30] = 2.0
+    own = wide.to(dtype)
+    own[3, 7] += 1e-3
+    got = own.clone()
+    got[20, 30] *= factor
+    for number, strange in enumerate((float("nan"), float("inf"), 0.0)):
+        own[number, 0] = got[number, 0] = wide[number, 0] = strange
+    sums, found = Reduction(2), []
+    for part in (1 << 18, 64):
+        monkeypatch.setattr(compare, "PART", part)
+        found.append(compare_within_tolerance([got], [own], [wide], sums, wide_sums=True, near="none"))
+    assert found[0].problem == found[1].problem
+    assert found[0].error == pytest.approx(found[1].error)
+    assert bool(found[0].problem) == (factor == 2.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -154,7 +155,9 @@ class FakePrisoner:
         waits: whether calls wait for the device, so that they cannot be queued.
     """
 
-    pid, bounds = os.getpid(), Bounds()
+    pid, bounds, until = os.getpid(), Bounds(), math.inf
+
+    def kill(self) -> None: ...
 
     def __init__(self, host: child.Child) -> None:
         self.host, self.waits = host, False

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import time
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
 from shiplap.sampling.compare import Difference, bitwise_difference
+from shiplap.sandbox import call_batch
 from shiplap.sandbox.arguments import ArgumentArena, packed_locations
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
 from shiplap.sandbox.device_clock import CallsNotQueued
 from shiplap.sandbox.device_memory import FLAG_BYTES, GRAIN
+from shiplap.sandbox.protocol import BatchCalled, CallPlaces
+from shiplap.sandbox.supervisor import Bounds, Timeout, launcher_environment
 from tests.sandbox.fake_device import FakeDriver, drawn, driver, process_of
 
 __all__ = ["driver"]
@@ -202,3 +207,116 @@ def test_what_lies_on_a_gpu_is_no_memory_of_the_host(driver: FakeDriver) -> None
     for (x,) in drawn(3):
         witness.call([x], expect(x * 2))
     assert witness.kept == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("forged", "check"),
+    [
+        ({"dtype": "Tensor"}, "memory"),
+        ({"at": 1}, "memory"),
+        ({"shape": [0], "stride": [1]}, "results"),
+    ],
+    ids=["no dtype", "between two elements", "of no elements"],
+)
+def test_a_forged_location_is_a_fault_and_ends_no_judgement(driver: FakeDriver, forged, check: str) -> None:
+    """Kernels of this process would fail that read there, and all later ones with them."""
+    witness, sets = process_of(queued_double(driver)), drawn(2)
+    honest = witness.prisoner.request_reply
+
+    def forge(message, *files: int, waiting=None):
+        reply, took = honest(message, *files, waiting=waiting)
+        if isinstance(reply, BatchCalled):
+            outs = [[msgspec.structs.replace(place, **forged) for place in call.outs] for call in reply.calls]
+            reply = BatchCalled([CallPlaces(places) for places in outs], 0)
+        return reply, took
+
+    witness.prisoner.request_reply = forge  # type: ignore[method-assign]
+    with CallBatch(witness, 0, sets, blank=True, queued=True) as batch:
+        batch.fill(sets)
+        with pytest.raises(CandidateError) as caught:
+            batch.run_calls([expect(x * 2) for (x,) in sets])
+    assert caught.value.check == check
+    assert driver.opened == 0
+
+
+def test_an_idle_batch_leaves_no_work_to_its_clock(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time is subtracted from all others. Its arguments become zeros next, which no call may read then."""
+    made: list[Tensor] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", driver.run_later)
+
+    def target(x: Tensor) -> Tensor:
+        driver.launch_beside(lambda: made.append(x.clone()))
+        return x * 2
+
+    (args,) = drawn(1)
+    with CallBatch(process_of(target), -1, [args], blank=False, queued=True):
+        assert len(made) == 1
+    assert torch.equal(made[0], args[0])
+
+
+def test_values_are_written_within_the_time_of_calls_that_are_not_queued(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that an earlier call has left to the device could work as soon as there are values."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(driver, "empty_caches", lambda: now.__setitem__(0, now[0] + 2.0))
+    ran = run(driver, queued_double(driver), queued=False)
+    assert (ran.took.wall, ran.written) == (2.0, 2.0)
+
+
+def test_a_batch_without_memory_leaves_nothing_behind(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer calls are tried next, for which the memory has to be free."""
+    witness, sets, made = process_of(queued_double(driver)), drawn(2), []
+
+    def refuse(block: object) -> None:
+        made.append(block)
+        raise torch.OutOfMemoryError("no")
+
+    monkeypatch.setattr(call_batch, "DeviceClock", refuse)
+    with pytest.raises(torch.OutOfMemoryError):
+        CallBatch(witness, 0, sets, blank=True, queued=True)
+    assert (witness.block, made[0].file) == (None, -1)
+
+
+@pytest.mark.parametrize("returned", [True, False], ids=["returned", "not returned"])
+def test_an_argument_that_another_stream_changes_behind_the_end_is_seen(driver: FakeDriver, returned: bool) -> None:
+    def target(x: Tensor) -> Tensor | None:
+        driver.launch_beside(lambda: x.mul_(2))
+        return x if returned else None
+
+    sets = drawn(1)
+    twice = [sets[0][0] * 2] * (2 if returned else 1)
+    expected = ExpectedEffects(twice, lambda got: Difference(bitwise_difference(got, twice)), (0,), aliased=True)
+    with CallBatch(process_of(target), 0, sets, blank=True, queued=True) as batch:
+        batch.fill(sets)
+        with pytest.raises(CandidateError) as caught:
+            batch.run_calls([expected])
+    assert caught.value.check == "streams"
+
+
+@pytest.mark.parametrize(("until", "raised"), [(0.0, Timeout), (float("inf"), CandidateError)])
+def test_calls_that_never_end_wait_no_longer_than_the_judgement(driver: FakeDriver, until: float, raised: type) -> None:
+    """The process has replied, and left a kernel to the device."""
+    witness, sets = process_of(queued_double(driver)), drawn(1)
+    witness.prisoner.bounds, witness.prisoner.until = Bounds(seconds=0.0), until
+    ends: list[bool] = []
+
+    def end() -> None:
+        """Be cleared twice, first the word of the process, and then that of this one."""
+        ends.append(True)
+        driver.ended = len(ends) > 2
+
+    driver._end = end  # type: ignore[method-assign]
+    with CallBatch(witness, 0, sets, blank=True, queued=False) as batch:
+        batch.fill(sets)
+        with pytest.raises((Timeout, CandidateError)) as caught:
+            batch.run_calls()
+    assert caught.type is raised
+    assert len(ends) == 3
+
+
+def test_settings_of_the_allocator_of_torch_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of expandable segments has no handle by which results could be read."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in launcher_environment()

@@ -97,6 +97,7 @@ def audit(
         run.run_in_children()
     else:
         run_session(op, plan, run.handle_event)
+    run.note_absent_kernels()
     return make_report(op.spec.name, run.findings, tuple(name.partition(":")[0] for name in names), run.ledger)
 
 
@@ -153,6 +154,16 @@ class _AuditRun:
             self.plan = replace(self.plan, raised=dict(event["raised"]))
             self.ledger.load(event["cells"])
             self._add(self._reproduced(Finding(**event["finding"]), event["label"]))
+
+    def note_absent_kernels(self) -> None:
+        """Add a finding where an op that took an implementation over has no kernel for the device: the checks compared
+        the reference with itself.
+        """
+        kind = self.plan.device.partition(":")[0]
+        if self.op.adoption is not None and not self.op.kernels.get(kind):
+            others = f", but on {', '.join(self.op.kernels)}" if self.op.kernels else ""
+            text = f"what was adopted has no kernel on {kind}{others}: only the reference ran"
+            self._add(Finding("samples", "incomplete", self.op.spec.name, text))
 
     def _add(self, finding: Finding) -> None:
         """Add a finding, and take its check off the plan."""

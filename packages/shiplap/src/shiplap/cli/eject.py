@@ -54,6 +54,6 @@ def command(
         return
     screen = console.out()
     screen.print(f"{output}: {len(made.ops)} ops, {len(files)} files", markup=False)
-    for name in made.ops:
+    for name in dict.fromkeys((*made.ops, *made.lost)):
         lost = f"  without {'; '.join(made.lost[name])}" if name in made.lost else ""
         screen.print(f"  {name}{lost}", markup=False)

@@ -90,14 +90,16 @@ def adopt(
             name that no library has registered.
     """
     if into is not None:
-        return TakeoverDecorator(source, into, tuple(devices), **declaration)
+        types = (devices,) if isinstance(devices, str) else tuple(devices)
+        return TakeoverDecorator(source, into, types, **declaration)
     if not isinstance(source, str):
         if inspect.isfunction(source) and not declaration:  # the decorator without parentheses
             check_op_name(source)
         got, fix = source_name(source), 'pass into="namespace::name" too'
         raise error("SL142", where="@sl.adopt", got=got, expected="the name of an op that torch knows", fix=fix)
     if devices:
-        raise error("SL142", where=source, got="devices= without into=", expected="into= with devices=")
+        fix = "pass into= as well, or leave devices= out"
+        raise error("SL142", where=source, got="devices= without into=", expected="into= with devices=", fix=fix)
     return AdoptDecorator(source, **declaration)
 
 

@@ -149,7 +149,9 @@ def make_gradient_call(spec: OpSpec, backward: Backward, formula: Formula) -> Ca
         scalars = {a.name: args[places[a.name]] for a in spec.scalars}
         call = _UnpackedCall(tuple(flat), _BackwardRecord(layout, scalars, shapes, 0))
         wanted = dict(zip(tensors, needs, strict=True))
-        answers = run(cast("BackwardContext", call), [wanted.get(i, False) for i in range(len(spec.args))], *grads)
+        needed = [wanted.get(i, False) for i in range(len(spec.args))]
+        # As where Python records: a backward inside of an autocast region gives the gradients that it gives after it.
+        answers = dispatcher_calls.call_outside_autocast(run, cast("BackwardContext", call), needed, *grads)
         made = tuple([answers[i] for i in tensors])
         return made if len(made) > 1 else made[0]
 

@@ -19,13 +19,13 @@ from shiplap.declare.gradient import GradientFn
 from shiplap.declare.spec import OpSpec
 from shiplap.dispatch.op import Op
 from shiplap.errors import ShiplapError, error
-from shiplap.torch_private.dispatcher_library import dispatch_keys, find_overload
+from shiplap.torch_private.dispatcher_library import dispatch_keys, find_overload, has_gradient
 
 Source: TypeAlias = str | Callable[..., Any] | type[torch.autograd.Function]
+ANY_SOURCE = "the name of an op, an autograd.Function or a function"
 DEVICES = ("cpu", "cuda")  # for which a source without a dispatch key is called
 DEVICE_KEYS = {"CPU": "cpu", "CUDA": "cuda", "XPU": "xpu", "MPS": "mps"}
 EVERYWHERE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
-AUTOGRAD = ("Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
 OTHER_RULES = {
     "AutocastCPU": "its autocast rule, in place of which autocast= of the declaration is in force",
     "AutocastCUDA": "its autocast rule, in place of which autocast= of the declaration is in force",
@@ -71,6 +71,8 @@ def take_over(op: Op, parts: SourceParts) -> Adoption:
         op.kernel(device, _named(spec, parts.call), name=parts.name.rpartition("::")[2], strided=True)
     if not op.differentiable:
         left += ["gradient: the declared op has none"] if parts.differentiable else []
+    elif parts.differentiable and spec.draws:
+        left.append("gradient: run again, the source would draw other random numbers, declare one with @op.backward")
     elif parts.differentiable:
         saves = [a.name for a in spec.tensors]
         op.backward(_gradient(spec, parts.call), saves=saves, strided=True, once_differentiable=True)
@@ -93,7 +95,7 @@ def read_source(spec: OpSpec, source: Source, devices: tuple[str, ...]) -> Sourc
         _check_count(spec, source.__name__, source.forward, 0 if own_context else 1)
         return SourceParts(source.__name__, source.apply, devices or DEVICES, True)
     if not callable(source):
-        raise _unfit(spec, f"a {type(source).__name__}", "the name of an op, an autograd.Function or a function")
+        raise _unfit(spec, f"a {type(source).__name__}", ANY_SOURCE, "pass one of these")
     name = source_name(source)
     _check_count(spec, name, source, 0)
     return SourceParts(name, source, devices or DEVICES, False)
@@ -112,7 +114,7 @@ def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> Sourc
         fix = "import the library that registers it first"
         raise error("SL501", where=spec.name, got=f"{name} is not registered", expected=f"torch.ops.{name}", fix=fix)
     if name == spec.name:
-        raise _unfit(spec, f"into={name!r}, the name that it has", "another name: torch keeps both ops")
+        raise _unfit(spec, f"into={name!r}, the name that it has", "another name: torch keeps both ops", "change into=")
     schema = overload._schema
     keys = dispatch_keys(name)
     found = [device for key, device in DEVICE_KEYS.items() if key in keys]
@@ -137,7 +139,7 @@ def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> Sourc
         return overload(**{name: values[mine] for name, mine in places.items()})
 
     left = [text for key, text in OTHER_RULES.items() if key in keys]
-    differentiable = bool(keys & {*AUTOGRAD}) and not written
+    differentiable = has_gradient(name) and not written
     return SourceParts(name, call, there, differentiable, tuple(dict.fromkeys(left)))
 
 

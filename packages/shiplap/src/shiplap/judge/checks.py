@@ -142,10 +142,8 @@ class Endurance:
                 if self.made == EARLY_CALLS:
                     self._early = self._held_resources()
                 args = self.problem.draw(form)
-        if self.late and (seconds := min(self.late)) > LATE_S:  # load on the machine delays single calls
-            raise CandidateError(
-                "streams", f"work goes on for {seconds * 1e6:.0f} us after the call's own stream is done"
-            )
+        if self.late and (late := min(self.late)) > LATE_S:  # load on the machine delays single calls
+            raise CandidateError("streams", f"work goes on for {late * 1e6:.0f} us after the call's own stream is done")
         if self.made == ENDURANCE_CALLS and (
             leak := describe_leak(self._early, self._held_resources(), ENDURANCE_CALLS - EARLY_CALLS)
         ):

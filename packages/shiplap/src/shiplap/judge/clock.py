@@ -31,7 +31,7 @@ from shiplap.sampling.case import tree_map
 from shiplap.sampling.run import tensors_among
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.call_batch import CallBatch
-from shiplap.sandbox.candidate import CallOutcome, CandidateError, ExpectedEffects, TargetProcess
+from shiplap.sandbox.candidate import CallOutcome, CandidateError, DeviceUnavailable, ExpectedEffects, TargetProcess
 from shiplap.sandbox.device_clock import CallsNotQueued
 from shiplap.sandbox.device_memory import device_driver, lies_on_device
 from shiplap.torch_private.dispatcher_calls import built_outside_modes
@@ -109,21 +109,27 @@ def measure_form(
 
     The keys are ``"candidate"``, ``"reference"``, ``"nothing"`` and perhaps ``"compiled"``. The least time of each
     process counts, since load on the machine can only add to a time. No further allowance is made for load, because a
-    process can make itself wait. Raises CandidateError for a fault of the candidate in a timed call, and Doubt for
-    implausible times.
+    process can make itself wait. Raises CandidateError for a fault of the candidate in a timed call, ImplausibleTiming,
+    and DeviceUnavailable where one call does not fit into the memory of the device.
     """
     with pace.step():
         args = problem.draw(form)
-    plan = _plan_batches(problem, form, args, judged, pace, ends)
+    plan: _BatchPlan | None = None
     while True:
         try:
+            plan = plan or _plan_batches(problem, form, args, judged, pace, ends)
             return _measure_planned(problem, form, judged, rounds, ends, pace, plan)
         except CallsNotQueued:
+            assert plan is not None
             plan = plan.easier()
         except (CandidateError, torch.OutOfMemoryError) as e:
-            # Several processes share the memory of the device, of which each keeps some.
-            if plan.count == 1 or "OutOfMemoryError" not in (e.evidence if isinstance(e, CandidateError) else repr(e)):
+            # Several processes share the memory of the device, of which each keeps some. A candidate chooses the names
+            # of its own errors.
+            named = isinstance(e, torch.OutOfMemoryError) or "OutOfMemoryError" in e.evidence
+            if not (named and any(map(lies_on_device, tensors_among(args)))):
                 raise
+            if plan is None or plan.count == 1:
+                raise DeviceUnavailable(f"the memory of the device is too small: {str(e)[:200]}") from None
             plan = replace(plan, count=plan.count // 2)
             device_driver().free_bytes()
 
@@ -232,17 +238,19 @@ def _plan_batches(
 
     A batch has one call for inputs whose shapes or plain arguments differ from draw to draw.
     """
-    on_device = any(map(lies_on_device, tensors_among(args)))
-    plan = _BatchPlan(queued=on_device)
+    places = [lies_on_device(t) for t in tensors_among(args)]
+    on_device = any(places)
+    # Values on the host are in the memory of the process while calls are queued, which is before the clock starts.
+    plan = _BatchPlan(queued=on_device and all(places))
     alike = [str(ArgumentArena(0).pack(list(made))) for made in (args, problem.draw(form))]
     if alike[0] != alike[1]:
-        return plan
+        return _run_unqueued(judged, args, pace, plan)
     size = sum(t.numel() * t.itemsize for t in (*tensors_among(args), *problem.expect_effects(form, args).own))
     room = int(DEVICE_SHARE * device_driver().free_bytes() / DEVICE_COPIES) if on_device else BATCH_BYTES
     most = max(1, min(MOST_CALLS, room // max(1, size)))
-    if most == 1:
-        return plan
     plan = replace(plan, apart=on_device)
+    if most == 1:
+        return _run_unqueued(judged, args, pace, plan)
     for _ in range(2 if on_device else 1):  # the first turn on a GPU allocates memory
         began = time.monotonic()
         probe, took = [problem.draw(form) for _ in range(min(PROBED_CALLS, most))], dict[str, float]()
@@ -269,6 +277,17 @@ def _plan_batches(
             continue
     least = max((min(took["reference"], took["candidate"]) - took["nothing"]) / len(probe), 1e-6)
     return replace(plan, count=min(most, int(took["nothing"] / (EXCHANGE_SHARE * least)) + 1))
+
+
+def _run_unqueued(judged: Mapping[str, TargetProcess], args: Args, pace: StepDeadline, plan: _BatchPlan) -> _BatchPlan:
+    """Return ``plan``, after one call of each process if calls are to be queued.
+
+    Memory that is allocated and kernels that are loaded now cannot block a queue.
+    """
+    for name, process in judged.items() if plan.queued else ():
+        with pace.step(process.prisoner):
+            _run_turn(process, name, [args], None)
+    return plan
 
 
 def remeasure_without_candidate(
@@ -317,7 +336,7 @@ def _net_times(calls: Mapping[str, Sequence[CallOutcome]]) -> dict[str, float]:
 
 
 def _check_memoization(calls: Mapping[str, list[CallOutcome]], repeated: list[CallOutcome]) -> None:
-    """Raise Doubt where a second call on the same values takes much less time than the first."""
+    """Raise ImplausibleTiming where a second call on the same values takes much less time than the first."""
     empty = median([c.quiet for c in calls["nothing"]])
     least = min(c.quiet for c in calls["candidate"]) - empty  # load on the machine delays single calls only
     most = max(c.wall for c in repeated) - empty
@@ -360,7 +379,7 @@ def _summarize_timing(
 
 
 def _compare_clocks(calls: Mapping[str, Sequence[CallOutcome]], net: float, nothing: float, spread: float) -> None:
-    """Raise Doubt where the wall time of every call is much longer than the time by the candidate's own clock.
+    """Raise ImplausibleTiming where the wall time of every call is much longer than the candidate's own clock says.
 
     ``net`` is the least wall time of its calls without the exchange. ``nothing`` is the time of an exchange.
     """

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from shiplap.errors import error
 from shiplap.judge.checks import (
     ENDURANCE_CALLS,
@@ -33,6 +35,7 @@ from shiplap.sampling.perturb import perturb_arguments
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, TargetProcess
+from shiplap.sandbox.device_memory import DeviceError
 from shiplap.sandbox.load_candidate import added_folders
 from shiplap.sandbox.protocol import LoadTarget, OperatorUse
 from shiplap.sandbox.source_scan import constants_in_sources, find_suspicious_names
@@ -166,12 +169,8 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
     case.unchecked += ["fakes, torch.compile and graph replay: 'shiplap audit' looks at those of a declared op"]
     if names := find_suspicious_names(case.candidate.file, case.candidate.names):
         case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))
-    with case.record_faults("all calls"), _note_timeout(case):
-        try:
-            witness = _start_target_process(case, launcher, stack, case.candidate, "function")
-        except DeviceUnavailable as e:
-            case.missing["device"] = str(e)
-            return
+    with case.record_faults("all calls"), _note_lack(case):
+        witness = _start_target_process(case, launcher, stack, case.candidate, "function")
         witness.check_interpreter()
         case.missing |= {f"sandbox: {k}": v for k, v in witness.prisoner.missing.items()}
         # Constants of the source of the candidate become sizes: a kernel may branch on them.
@@ -214,12 +213,14 @@ def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> 
 
 
 @contextmanager
-def _note_timeout(case: JudgeSession) -> Iterator[None]:
-    """A context that turns the end of the time of the judgement into an incomplete verdict."""
+def _note_lack(case: JudgeSession) -> Iterator[None]:
+    """A context that turns a lack of time, or of memory of the device, into an incomplete verdict."""
     try:
         yield
     except Timeout as e:
         case.missing["time"] = f"{e}: it takes longer than {case.options.seconds:g} s"
+    except (DeviceUnavailable, DeviceError, torch.OutOfMemoryError) as e:
+        case.missing["device"] = str(e)[:300]
 
 
 def _max_other_shapes(case: JudgeSession) -> int:
@@ -431,7 +432,7 @@ def _measure_all_forms(
     if case.options.compiled:
         try:
             judged["compiled"] = _start_compiled_reference(case, launcher, stack, timed)
-        except (CandidateError, Timeout) as e:
+        except (CandidateError, DeviceUnavailable, Timeout) as e:
             case.unchecked.append(f"torch.compile of the reference: {e}"[:200])
     # From here on, a process that it started could compute while the candidate itself is stopped.
     witness.prisoner.end_strays()
@@ -466,8 +467,8 @@ def _measure_all_forms(
 def _measure_one_form(case: JudgeSession, form: InputForm, judged: Mapping[str, TargetProcess], seconds: float) -> None:
     """Time one form, and measure implausible times again.
 
-    If they stay implausible, the verdict is incomplete where load on the machine may be the reason. Otherwise Doubt is
-    raised, which counts as a fault.
+    If they stay implausible, the verdict is incomplete where load on the machine may be the reason. Otherwise
+    ImplausibleTiming is raised, which counts as a fault.
     """
     for attempt in range(TIMING_ATTEMPTS):
         try:

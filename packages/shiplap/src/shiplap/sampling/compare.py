@@ -50,6 +50,7 @@ class Reduction:
 
 SURE_SHARE = 0.9  # share of the tolerance, leaving room for rounding in the comparison itself
 FLOAT8_SUMS_EPS = 2.0**-13  # precision of sums of 8-bit floats in Hopper's tensor cores, whatever the output dtype
+PART = 1 << 18  # elements of a large result on a CPU that are compared at once, so that they stay in its caches
 
 
 def derive_reduction(spec: OpSpec, env: dict[str, Any]) -> Reduction:
@@ -127,7 +128,7 @@ def compare_within_tolerance(
     for index, (g, o, w) in enumerate(zip(got, own, wide, strict=True)):
         extra = allowed[index] if allowed is not None else None
         difference = (
-            Difference(problem) if (problem := _shape_problem(g, o)) else _compare_elements(g, o, w, model, extra)
+            Difference(problem) if (problem := _shape_problem(g, o)) else _compare_result(g, o, w, model, extra)
         )
         worst = max(worst, difference.error)
         if difference.problem:
@@ -197,13 +198,51 @@ class _ToleranceModel:
         return size + size.square().mean().sqrt()
 
 
-def _compare_elements(
-    got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel, extra: Tensor | None
-) -> Difference:
-    """Return the difference of one result, element by element."""
+def _compare_result(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel, extra: Tensor | None) -> Difference:
+    """Return the difference of one result: of its parts where it is large and they agree, or of all of it at once."""
     got, own, wide = got.detach(), own.detach(), wide.detach()
     if wide.shape != own.shape:
         wide = own
+    number = (got.is_floating_point() and got.itemsize > 1) or got.is_complex()
+    if number and extra is None and model.near == "none" and got.numel() > PART and got.device.type == "cpu":
+        difference = _compare_parts(got, own, wide, model)
+        if not difference.problem:
+            return difference
+    return _compare_elements(got, own, wide, model, extra)
+
+
+def _compare_parts(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel) -> Difference:
+    """Return the difference of the first part that has one. Its place is that in the part."""
+    parts = [*zip(*(t.reshape(-1).split(PART) for t in (got, own, wide)), strict=True)]
+    slack = _slack(max(float(_own_error(*part)[2].max()) for part in parts), got.numel())
+    worst = 0.0
+    for g, o, w in parts:
+        difference = _compare_elements(g, o, w, model, None, slack)
+        worst = max(worst, difference.error)
+        if difference.problem:
+            return difference
+    return Difference(error=worst)
+
+
+def _own_error(got: Tensor, own: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return where all are finite, the values in float64 there, and how far those of the reference are from them."""
+    finite = torch.isfinite(got) & torch.isfinite(own) & torch.isfinite(wide)
+    w = torch.where(finite, _to_double(wide), 0)
+    return finite, w, torch.where(finite, (_to_double(own) - w).abs(), 0)
+
+
+def _slack(own_error: float, count: int) -> float:
+    """Return the deviation that the largest error of the reference itself, in ``count`` elements, explains.
+
+    Where terms cancel, rounding errors are draws at random: the largest of a few says little about the next.
+    """
+    return (3 + 30 / math.sqrt(max(1, count))) * own_error
+
+
+def _compare_elements(
+    got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel, extra: Tensor | None, slack: float | None = None
+) -> Difference:
+    """Return the difference of one result, element by element. A part of a result has the ``slack`` of the whole."""
     if got.dtype == torch.bool and (strange := got.view(torch.uint8) > 1).any():
         at = tuple(strange.nonzero()[0].tolist())
         byte = int(got.view(torch.uint8)[at])
@@ -219,12 +258,10 @@ def _compare_elements(
         bad &= torch.isfinite(extra)  # elsewhere, rounding decides whether the element is a number
     if bad.any():
         return _first_difference(bad, got, own)
-    finite = torch.isfinite(got) & torch.isfinite(own) & torch.isfinite(wide)
-    w = torch.where(finite, _to_double(wide), 0)
+    finite, w, own_error = _own_error(got, own, wide)
     size = model.size(w)
-    own_error = torch.where(finite, (_to_double(own) - w).abs(), 0)
-    # Where terms cancel, rounding errors are draws at random: the largest of a few says little about the next.
-    slack = (3 + 30 / max(1, w.numel()) ** 0.5) * (own_error.max() if own_error.numel() else 0.0)
+    if slack is None:
+        slack = _slack(float(own_error.max()) if own_error.numel() else 0.0, w.numel())
     growth = model.sums.growth(finfo.eps, model.wide_sums) + model.tolerance
     # A GPU may flush subnormal numbers; a CPU keeps them, and rounds to the smallest.
     smallest = finfo.tiny if got.device.type != "cpu" else finfo.tiny * finfo.eps * (16 + 4 * model.sums.terms**0.5)

@@ -73,12 +73,13 @@ class ArgumentArena:
 
         The file is sealed, so that no process can change its length. Arguments on a GPU get a block of zeros.
         """
-        handle = os.memfd_create("arguments", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(handle, max(self._size, mmap.PAGESIZE))
-        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         if self._device_parts and (self.block is None or not self._device_size <= self.block.size <= self._most_room()):
             self.block = device_driver().make_block(self._device_size)
             self.block.bytes_at(0, self.block.size).zero_()
+        handle = os.memfd_create("arguments", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(handle, max(self._size, mmap.PAGESIZE))
+        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        if self.block is not None:
             os.pwrite(handle, BLOCK_SIZE.pack(self.block.size), 0)
         return handle
 

@@ -18,13 +18,21 @@ from torch import Tensor
 
 from shiplap.sandbox import protocol
 from shiplap.sandbox.arguments import ArgumentArena
-from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MappedArguments, ResultSpans, TargetProcess
+from shiplap.sandbox.candidate import (
+    CandidateError,
+    ExpectedEffects,
+    MappedArguments,
+    ResultSpan,
+    ResultSpans,
+    TargetProcess,
+)
 from shiplap.sandbox.device_clock import CallsNotQueued, DeviceClock, Probe, RunTime
 from shiplap.sandbox.device_memory import KIND, DeviceBlock, DeviceError
 from shiplap.sandbox.proc_filesystem import RequestTime
 from shiplap.sandbox.protocol import TensorLocation, strided_extent
 from shiplap.sandbox.supervisor import Timeout
 
+MOST_ALIGNED = 8  # bytes: elements of results are read in units of at most so many
 _batch_numbers = count(1)
 
 
@@ -68,18 +76,21 @@ class CallBatch:
         self._handle = arena.make() if blank else arena.write()
         memory = mmap.mmap(self._handle, 0)
         self._given = [MappedArguments.of(self._handle, each, memory) for each in packed]
-        self._clock = DeviceClock(arena.block) if arena.block is not None else None
+        self._clock: DeviceClock | None = None
         try:
+            if arena.block is not None:
+                self._clock = DeviceClock(arena.block)
             message = protocol.PrepareBatch(self._number, sorted(witness.batches), index, poison, packed)
             witness.request(message, "raised", *arena.files(self._handle))
             witness.batches.add(self._number)
             if self._clock is not None and not blank:
                 self._clock.take_values()
         except BaseException:
-            self.close()
-            raise
-        finally:
             witness.use_block(arena.block)
+            self.close()
+            witness.use_block(None)
+            raise
+        witness.use_block(arena.block)
 
     def __enter__(self) -> CallBatch:
         return self
@@ -129,7 +140,8 @@ class CallBatch:
             try:
                 self.witness.examine(*row, pieces)
                 if self._clock is not None:
-                    _check_probes(self.witness.last_spans(), probes)
+                    changed = _argument_spans(row[3], self._clock.block) if any(not p.memory for p in probes) else []
+                    _check_probes([*self.witness.last_spans(), *changed], probes)
             except CandidateError as e:
                 raise CandidateError(e.check, e.evidence, number) from None
 
@@ -159,7 +171,7 @@ class CallBatch:
             reply, _ = self.witness.request(message, waiting=clock.open_if_late)
             if clock.opened:
                 raise CallsNotQueued("the process waits for the device")
-            picked = clock.pick_probes(self._results_of(reply, taken))
+            picked = clock.pick_probes(self._results_of(clock, reply, taken))
             return clock.time_queued(lambda: probes.extend(read() for read in picked)), reply
         except BaseException:
             clock.open_if_late(math.inf)
@@ -169,28 +181,42 @@ class CallBatch:
         self, clock: DeviceClock, taken: list[bytes], probes: list[Probe]
     ) -> tuple[RunTime, protocol.BatchCalled]:
         """Time calls that the process makes while the clock runs."""
-        started = clock.start()
+        began, started = clock.start()
         reply, _ = self.witness.request(protocol.RunBatch(self._number))
-        picked, limit = clock.pick_probes(self._results_of(reply, taken)), self.witness.prisoner.bounds.seconds
+        picked, prisoner = clock.pick_probes(self._results_of(clock, reply, taken)), self.witness.prisoner
+        limit = min(prisoner.bounds.seconds, prisoner.until - time.monotonic())
         try:
             clock.wait_for_end(lambda: probes.extend(read() for read in picked), limit)
         except CallsNotQueued as e:
-            self.witness.prisoner.kill()
+            prisoner.kill()
+            if time.monotonic() > prisoner.until:
+                raise Timeout("the time of the judgement is over") from None
             raise CandidateError("process", str(e)) from None
-        return RunTime(time.perf_counter() - started, 0.0), reply
+        return RunTime(time.perf_counter() - began, started - began), reply
 
     def _results_of(
-        self, reply: protocol.BatchCalled, taken: list[bytes]
+        self, clock: DeviceClock, reply: protocol.BatchCalled, taken: list[bytes]
     ) -> list[tuple[bytes, int, int, int, DeviceBlock]]:
-        """Return the results on the device with their mapped memory. Each is appended to ``taken``."""
-        found: dict[tuple[bytes, int], tuple[bytes, int, int, int, DeviceBlock]] = {}
-        for place in (place for call in reply.calls for place in call.outs):
-            if isinstance(place, TensorLocation) and place.device == KIND and place.block:
-                block = self.witness.opened.take(place.block)
-                taken.append(place.block)
-                at, length = _span_of(place)
+        """Return the results on the device with their memory. What is mapped for them is appended to ``taken``.
+
+        The arguments of a call stand for its results if there are none, since it may change them.
+
+        Raises DeviceError for a location that no tensor has: a kernel of this process that reads there would fail, and
+        with it every later one.
+        """
+        found: dict[tuple[bytes, int, int], tuple[bytes, int, int, int, DeviceBlock]] = {}
+        for call, given in zip(reply.calls, self._given, strict=False):
+            places = [p for p in call.outs if isinstance(p, TensorLocation) and p.device == KIND]
+            for place in places or [p for p in given.places if p.device == KIND]:
+                at, length, size = _span_of(place)
+                if not length:
+                    continue
+                block = clock.block
+                if place.block:
+                    block = self.witness.opened.take(place.block)
+                    taken.append(place.block)
                 block.bytes_at(at, length)
-                found[place.block, at] = (place.block, at, length, itemsize_of(place), block)
+                found[place.block, at, length] = (place.block, at, length, size, block)
         return list(found.values())
 
     def sample(self, repeats: int) -> BatchRun:
@@ -202,16 +228,21 @@ class CallBatch:
 def _check_probes(spans: ResultSpans, probes: Sequence[Probe]) -> None:
     """Raise CandidateError for a result some of whose elements were others as soon as the calls were done."""
     for span in spans:
-        of_it = [probe for probe in probes if (probe.memory, probe.at) == (span.memory, span.at)]
+        where = span.memory, span.at, span.length
+        of_it = [probe for probe in probes if (probe.memory, probe.at, probe.length) == where]
         if isinstance(span.content, Tensor) and not all(probe.agrees_with(span.content) for probe in of_it):
             raise CandidateError("streams", "a result was not complete when the call's own stream was done")
 
 
-def itemsize_of(place: TensorLocation) -> int:
-    """Return the bytes of an element."""
-    return int(getattr(torch, place.dtype).itemsize)
+def _argument_spans(given: MappedArguments, block: DeviceBlock) -> ResultSpans:
+    """Return the bytes of the arguments of a call in the block, as they are now."""
+    spans = [_span_of(place) for place in given.places if place.device == KIND]
+    return [ResultSpan(b"", at, length, block.bytes_at(at, length)) for at, length, _ in spans]
 
 
-def _span_of(place: TensorLocation) -> tuple[int, int]:
-    """Return the offset and the bytes of a tensor."""
-    return place.at, strided_extent(place.shape, place.stride) * itemsize_of(place)
+def _span_of(place: TensorLocation) -> tuple[int, int, int]:
+    """Return the offset and the bytes of a tensor, and the bytes of an element. Raises DeviceError."""
+    dtype = getattr(torch, place.dtype, None)
+    if not isinstance(dtype, torch.dtype) or place.at % min(dtype.itemsize, MOST_ALIGNED):
+        raise DeviceError(f"no {place.dtype} lies at offset {place.at}")
+    return place.at, strided_extent(place.shape, place.stride) * dtype.itemsize, dtype.itemsize

@@ -182,7 +182,7 @@ class TargetProcess:
         try:
             reply = self._request_with_arena(protocol.CheckDevice(arena.pack([number])), arena, "device")
             same = torch.equal(self._read_results(reply.outs, [number])[0], number + 1)
-        except (CandidateError, DeviceError, NotImplementedError) as e:
+        except (CandidateError, RuntimeError) as e:  # of the driver, of its memory, or of another device than the first
             raise DeviceUnavailable(f"the sandboxed process cannot use {device}: {str(e)[:200]}") from None
         if not same:
             raise DeviceUnavailable(f"memory of {device} that two processes share shows other values in one of them")
@@ -214,6 +214,7 @@ class TargetProcess:
         if block is not self.block and self.block is not None:
             self.block.driver.synchronize()
             self.block.close()
+            self.block.driver.release_retired()
         if block is not None:
             block.close_file()
         self.block = block

@@ -21,6 +21,7 @@ from shiplap.sandbox.device_memory import END_AT, FLAG_BYTES, GATE_AT, KIND, Dev
 
 PROBED_RESULTS, PROBED_ELEMENTS = 8, 1024  # results of a run that are read behind the end, and elements of each
 QUEUE_S = 1.5  # seconds in which calls have to be queued, and to end once the gate is open
+WRITTEN_EVERY_S = 1e-3  # seconds after which the end is written again for calls that do not end
 
 
 class CallsNotQueued(Exception):
@@ -31,11 +32,12 @@ class CallsNotQueued(Exception):
 class Probe:
     """Elements of a result: the allocation and the place of the result, the numbers of the elements, and their values.
 
-    A number is that of a unit of ``size`` bytes in the result.
+    A number is that of a unit of ``size`` bytes in the ``length`` bytes of the result.
     """
 
     memory: bytes
     at: int
+    length: int
     numbers: Tensor
     size: int
     values: Tensor
@@ -112,11 +114,16 @@ class DeviceClock:
         self._wait_until(end, QUEUE_S)
         return RunTime(float(start.elapsed_time(end)) * 1e-3, float(start.elapsed_time(written)) * 1e-3)
 
-    def start(self) -> float:
-        """Write the values, and return the time at which calls that are not queued may begin."""
+    def start(self) -> tuple[float, float]:
+        """Write the values. Return the time before that, and the one at which calls that are not queued may begin.
+
+        The clock runs from the first: work that a process has left to the device could read the values as they come.
+        """
+        self.driver.synchronize()
+        began = time.perf_counter()
         self._write_values()
         self.driver.synchronize()
-        return time.perf_counter()
+        return began, time.perf_counter()
 
     def wait_for_end(self, probe: Callable[[], None], seconds: float) -> None:
         """Wait until the end and ``probe`` are done. Raises CallsNotQueued."""
@@ -129,9 +136,10 @@ class DeviceClock:
         ends = time.monotonic() + seconds
         while not event.query():
             if time.monotonic() > ends:
-                with self.driver.other_stream():
-                    self.driver.write_word(self.block, END_AT)
-                self.driver.synchronize()
+                while not event.query():  # the other process may clear the word again
+                    with self.driver.other_stream():
+                        self.driver.write_word(self.block, END_AT)
+                    time.sleep(WRITTEN_EVERY_S)
                 raise CallsNotQueued(f"they have not ended after {seconds:.3g} s")
 
     def pick_probes(self, results: Sequence[tuple[bytes, int, int, int, DeviceBlock]]) -> list[Callable[[], Probe]]:
@@ -148,4 +156,4 @@ class DeviceClock:
         """Return a function that reads elements of a result."""
         units, count = unit_view(block.bytes_at(at, length), size), length // size
         numbers = torch.randint(0, count, (min(count, PROBED_ELEMENTS),), generator=self._rng, device=KIND)
-        return lambda: Probe(memory, at, numbers, size, units[numbers])
+        return lambda: Probe(memory, at, length, numbers, size, units[numbers])

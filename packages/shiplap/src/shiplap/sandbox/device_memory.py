@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_char, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -154,10 +154,22 @@ class DeviceDriver:
             raise DeviceError(f"{name}: error {code} of the driver")
 
     def make_block(self, size: int) -> DeviceBlock:
-        """Return a new block of at least ``size`` bytes, with an open file for another process."""
+        """Return a new block of at least ``size`` bytes, with an open file for another process.
+
+        Raises torch.OutOfMemoryError.
+        """
         size = -(-size // GRAIN) * GRAIN
         wanted, handle, file = _Properties(1, 1, _Location(1, self._number)), c_uint64(), c_int()
-        self.call("cuMemCreate", byref(handle), c_size_t(size), byref(wanted), c_uint64(0))
+        create = partial(self.call, "cuMemCreate", byref(handle), c_size_t(size), byref(wanted), c_uint64(0))
+        try:
+            create()
+        except DeviceError:  # torch may keep what it has freed
+            self.synchronize()
+            torch.cuda.empty_cache()
+            try:
+                create()
+            except DeviceError as e:
+                raise torch.OutOfMemoryError(f"a block of {size} bytes: {e}") from None
         self.call("cuMemExportToShareableHandle", byref(file), handle, c_int(1), c_uint64(0))
         return self._map(handle, size, file.value)
 

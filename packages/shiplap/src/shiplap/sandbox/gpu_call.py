@@ -1,7 +1,7 @@
 """One call on a GPU, timed by events, with work queued before it and after it.
 
 A GPU begins and ends a kernel half a microsecond later if further kernels are queued after it (H100, measured
-2026-11-26, see ``docs/judge.md``). Programs queue their work, as does ``do_bench`` of Triton. No step between the flush
+2026-11-26). Programs queue their work, as does ``do_bench`` of Triton. No step between the flush
 of the caches and the last queued kernel waits for the device.
 """
 

@@ -52,7 +52,9 @@ POLL_S, POLL_SHARE, LONGEST_POLL_S = 0.05, 0.1, 0.25
 SOCKET_BUFFER_BYTES = 32 << 10  # bytes of a message that a socket buffers without a reader
 # Share of a request's time, and seconds, without a reply at the deadline that are a fault.
 HANGS, SILENT_S = 0.8, 5.0
-STIRRING_S = 20e-3  # processor seconds that a stopped process may gain: on a busy machine it leaves its processor late
+# Processor seconds that a stopped process may gain, since it leaves a busy processor late: of one without a GPU, and of
+# one with it.
+STIRRING_S, DEVICE_STIRRING_S = 1e-3, 20e-3
 MAX_WAITING_FACTOR = 4.0  # a process that waited for a processor gets at most this multiple of its limit
 REMOVAL_PATIENCE_S = 2.0  # seconds for which the removal of a folder is waited for
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -72,6 +74,8 @@ LAUNCHER_PROGRAM = (
 )
 # Without meaning for the launcher: each process that it forks has folders of its own.
 UNSHARED_VARIABLES = {"PYTEST_CURRENT_TEST", "SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+# With these, memory of torch on a GPU may have no handle, so that no result could be read.
+UNSHARED_VARIABLES |= {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 # Variables that may hold a secret.
 SECRET_VARIABLE = re.compile("key|token|secret|passw|credential|auth", re.IGNORECASE)
 
@@ -84,7 +88,10 @@ class ProcessEnded(Exception):
 
 
 class Timeout(ProcessEnded):
-    """Raised when the process was ended because the time of the whole judgement is over."""
+    """Raised when the process was ended because the time of the whole judgement is over.
+
+    Also raised at the end of the time of a request if programs that the process has started run, as compilers do.
+    """
 
 
 class RequestFailed(Exception):
@@ -286,7 +293,7 @@ class SandboxLauncher:
         finally:
             theirs.close()
         self.prisoners.add(pid)
-        prisoner = SandboxedProcess(self, pid, ours, output, bounds, until=until)
+        prisoner = SandboxedProcess(self, pid, ours, output, bounds, until=until, device=device)
         self.sealed = sealed and locked and not device and not prisoner.missing
         return prisoner
 
@@ -300,6 +307,7 @@ class SandboxedProcess:
         missing: the facilities of the sandbox that are not in force, with the reason.
         alone: whether it must not leave child processes running.
         until: the time (``time.monotonic``) after which it must not run any more.
+        device: whether it may use an accelerator.
         answering: the seconds of all its replies.
         run: returns the seconds of the run in progress and its start, for a process whose requests make several runs.
     """
@@ -312,6 +320,7 @@ class SandboxedProcess:
     missing: dict[str, str] = field(default_factory=dict)
     alone: bool = False
     until: float = math.inf
+    device: bool = False
     answering: float = 0.0
     run: Callable[[], tuple[float, float]] | None = None
 
@@ -342,7 +351,7 @@ class SandboxedProcess:
         self._in_time()
         data, handles = pack_message(message), [file for file in files if file >= 0]
         self._asked, self._delays = read_scheduler_usage(self.pid, self.pid), {}
-        if (gained := self._asked.ran - self._stood) > STIRRING_S:
+        if (gained := self._asked.ran - self._stood) > (DEVICE_STIRRING_S if self.device else STIRRING_S):
             self.kill()
             raise ProcessEnded(f"it ran while it was stopped, for {gained * 1e3:.0f} ms")
         here = read_scheduler_usage(os.getpid(), threading.get_native_id()).waited
@@ -403,9 +412,14 @@ class SandboxedProcess:
             raise Timeout("the time of the judgement is over")
 
     def _keep_within(self, ends: float, seconds: float) -> None:
-        """End the process and raise ProcessEnded if it exceeds a limit."""
+        """End the process and raise ProcessEnded, or Timeout, if it exceeds a limit."""
         if reason := self._exceeded_limit(ends, seconds):
+            # Outside of a judgement there is no verdict that could be incomplete.
+            late = self.until < math.inf and time.monotonic() > min(ends, self.until)
+            programs = len(self.strays()) if late else 0
             self.kill()
+            if programs:
+                raise Timeout(f"{reason}, while {programs} programs that it has started run")
             raise ProcessEnded(reason)
         self._in_time()
 

@@ -420,11 +420,15 @@ def is_torch_attribute(namespace: str, name: str, overload: str) -> bool:
     )
 
 
+def _custom_op_definition(name: str) -> Any:
+    """Return torch's record of an op of ``torch.library.custom_op``, or None for another op."""
+    custom = sys.modules.get("torch._library.custom_ops")
+    return getattr(custom, "OPDEFS", {}).get(name.removesuffix(".default"))
+
+
 def custom_op_module(name: str) -> str:
     """Return the module of the Python function behind an op of ``torch.library.custom_op``; empty for another op."""
-    custom = sys.modules.get("torch._library.custom_ops")
-    definition = getattr(custom, "OPDEFS", {}).get(name)
-    return str(getattr(getattr(definition, "_init_fn", None), "__module__", ""))
+    return str(getattr(getattr(_custom_op_definition(name), "_init_fn", None), "__module__", ""))
 
 
 def library_namespaces(package: str) -> frozenset[str]:
@@ -449,6 +453,18 @@ _KEYS = (  # of dispatch, for which a library registers kernels and rules
 def dispatch_keys(name: str) -> frozenset[str]:
     """Return the dispatch keys for which an op has an implementation of its own."""
     return frozenset(key for key in _KEYS if torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def has_gradient(name: str) -> bool:
+    """Return whether torch has a gradient of an op.
+
+    Each op of ``torch.library.custom_op`` has a kernel for autograd. Where no formula was registered, it raises an
+    error in the backward.
+    """
+    keys, definition = dispatch_keys(name), _custom_op_definition(name)
+    if not keys & {"Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd"}:
+        return False
+    return definition is None or getattr(definition, "_backward_fn", definition) is not None
 
 
 def has_meta_kernel(name: str) -> bool:

@@ -541,16 +541,24 @@ def test_ops_that_python_records(ns, ops):
         ).sum().backward()
 
 
-def test_a_library_that_cannot_be_compiled_is_reported(declared_again, monkeypatch):
-    affine = declared_again.affine
+@pytest.mark.parametrize(
+    ("source", "compiler", "why"), [("#error no header\n", "c++", "no header"), ("// new\n", "/no/compiler", "SL405")]
+)
+def test_a_library_that_cannot_be_compiled_is_reported(declared_again, monkeypatch, source, compiler, why):
+    affine, started = declared_again.affine, []
     affine.drop_native()
     with monkeypatch.context() as patch:
-        patch.setattr(gradient_recorder, "SOURCE", "#error no such header\n")
-        with pytest.warns(sl.ShiplapNotice, match="Python records the gradients of gradients::affine.*no such header"):
+        patch.setattr(gradient_recorder, "SOURCE", source)
+        patch.setattr(gradient_recorder, "build_detached", lambda *order: started.append(order))
+        patch.setenv("CXX", compiler)
+        with pytest.warns(sl.ShiplapNotice, match=f"Python records the gradients of gradients::affine.*{why}"):
             affine.build()
-        assert affine.native is not None
-        assert not affine.native.records
+        assert (affine.native is None, affine.native.records) == (False, False)
         same(gradients(affine, *arguments()), gradients(affine.reference, *arguments()))
+        patch.delenv("CXX")
+        patch.setenv("SHIPLAP_BACKGROUND_BUILD", "1")
+        assert [gradient_recorder.record_in_cpp(affine) for _ in range(2)] == [None, None]
+        assert len(started) == 1
 
 
 def test_threads_and_deep_graphs(ops):

@@ -9,6 +9,7 @@ those ops have native bindings. Until the library is built, and for all other gr
 from __future__ import annotations
 
 import ctypes
+import subprocess
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -21,7 +22,7 @@ from shiplap.declare.spec import OpSpec
 from shiplap.dispatch import Op
 from shiplap.dispatch.autograd import make_gradient_call
 from shiplap.errors import ShiplapError, notice
-from shiplap.kernels.native.build import build_detached, build_once
+from shiplap.kernels.native.build import LACKING, build_detached, build_once
 from shiplap.kernels.native.build_digest import INCLUDE, WRAP, library_name_digest
 from shiplap.kernels.native.build_plan import compiler_command, extra_compiler_flags
 from shiplap.kernels.native.cache import cache_folder, find_library, is_library_present
@@ -54,6 +55,7 @@ ARGUMENT, RESULT = range(2)  # `Source` of the header
 GRADIENT, SAVED, VALUE = range(3)  # `Taken` of the header
 SIMPLE_KINDS = ("int", "float", "bool", "str", "list[int]", "list[float]", "list[bool]", "list[str]")
 _numbers = count(1)  # of gradients in Python: a node keeps the one that was declared when it was made
+_started_builds: dict[Path, subprocess.Popen[bytes]] = {}  # in the background: each library is compiled once
 
 
 def can_record(op: Op) -> bool:
@@ -142,10 +144,15 @@ def _is_detached(spec: OpSpec, name: str) -> bool:
 
 def build_recorder(op: Op) -> None:
     """Compile the library unless it is in the cache. A notice reports that it cannot be compiled."""
-    place = _recorder_folder(op)
-    if is_library_present(place, op.spec.name):
-        return
-    if problem := build_once(place.parent, place.name, SOURCE, _recorder_command(op)):
+    try:
+        place, problem = _recorder_folder(op), ""
+        if not is_library_present(place, op.spec.name):
+            problem = build_once(place.parent, place.name, SOURCE, _recorder_command(op))
+    except MemoryError:
+        problem = f"{LACKING} memory"
+    except ShiplapError as e:  # such as SL405 where the binding of the op came from the cache
+        problem = f"{e.id}: {e.got}"
+    if problem:
         _report_python_recording(op, problem)
 
 
@@ -155,8 +162,8 @@ def _open_recorder(op: Op) -> ctypes.CDLL | None:
         place = _recorder_folder(op)
         library = find_library(place, op.spec.name)
         if library is None:
-            if settings().background_build:
-                build_detached(place.parent, place.name, SOURCE, _recorder_command(op))
+            if settings().background_build and place not in _started_builds:
+                _started_builds[place] = build_detached(place.parent, place.name, SOURCE, _recorder_command(op))
             return None
     except ShiplapError as e:
         _report_python_recording(op, f"{e.id}: {e.got}")

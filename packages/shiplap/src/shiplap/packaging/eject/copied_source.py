@@ -32,12 +32,17 @@ class CannotCopy(Exception):
 
 @dataclass
 class _ModuleSource:
-    """The text of a module, and the statements at its top that bind names."""
+    """The text of a module, and the statements at its top that bind names.
+
+    Attributes:
+        changed: the names that other statements change, so that the one in ``bound`` does not make their value.
+    """
 
     module: ModuleType
     lines: list[str]
     tree: ast.Module
     bound: dict[str, ast.stmt] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
 
     @classmethod
     def read(cls, module: ModuleType) -> _ModuleSource:
@@ -50,6 +55,7 @@ class _ModuleSource:
         for statement in _top_statements(made.tree.body):
             for name in _bound_names(statement):
                 made.bound[name] = statement  # the last one is in force
+        made.changed.update(_changed_names(module, made.tree.body))
         return made
 
     def text(self, node: ast.stmt) -> str:
@@ -81,6 +87,28 @@ def _bound_names(node: ast.stmt) -> list[str]:
         case ast.AnnAssign(target=ast.Name(id=name), value=value) if value is not None:
             return [name]
     return []
+
+
+def _changed_names(module: ModuleType, body: list[ast.stmt]) -> Iterator[str]:
+    """Yield the names that a module sets in several statements or in a loop, or whose entries it sets."""
+    seen: set[str] = set()
+    for statement in _top_statements(body):
+        bound = _bound_names(statement)
+        yield from seen.intersection(bound)
+        seen.update(bound)
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        for node in ast.walk(statement):
+            match node:
+                case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
+                    yield name
+                case ast.AugAssign(target=ast.Name(id=name)):
+                    yield name
+                case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))):
+                    if isinstance(vars(module).get(name), (list, dict, set)):
+                        yield name
+                case ast.Name(id=name, ctx=ast.Store()) if not bound:
+                    yield name
 
 
 class SourceCopy:
@@ -165,7 +193,8 @@ class SourceCopy:
     def _use(self, source: _ModuleSource, names: Iterator[str] | list[str], world: Mapping[str, Any]) -> None:
         """Bring along what the names of copied code stand for."""
         for name in names:
-            if name in world:
+            # A module has names of its own for some that it does not define, such as __name__.
+            if name in world and not (name.startswith("__") and hasattr(builtins, name)):
                 self._bind(name, source, world)
 
     def _bind(self, name: str, source: _ModuleSource, world: Mapping[str, Any]) -> str:
@@ -179,8 +208,16 @@ class SourceCopy:
         if isinstance(value, Op):
             self.ops[name] = value
         elif isinstance(value, ModuleType):
+            if _is_beside(value, source.module):
+                raise CannotCopy(f"{name} is the module {value.__name__} beside it: import the function by its name")
             self._import(value.__name__, name)
-        elif (statement := source.bound.get(name)) is None:
+            for each in _top_statements(source.tree.body):  # `import a.b` binds the name a
+                if isinstance(each, ast.Import):
+                    dotted = [a.name for a in each.names if a.asname is None and a.name.startswith(f"{name}.")]
+                    self.imports |= dict.fromkeys(f"import {path}" for path in dotted)
+        elif (statement := source.bound.get(name)) is None or (
+            name in source.changed and not _is_definition(statement, value)
+        ):
             self.blocks.append(f"{name} = {_literal(name, value)}")
         elif isinstance(statement, ast.ImportFrom):
             self._import_from(statement, name, value, source)
@@ -247,6 +284,14 @@ def _is_beside(module: ModuleType, other: ModuleType) -> bool:
     return Path(str(files[0])).parent == Path(str(files[1])).parent
 
 
+def _is_definition(statement: ast.stmt, value: Any) -> bool:
+    """Whether a statement defines the function that ``value`` is or wraps."""
+    plain = inspect.unwrap(getattr(value, "fn", value))  # of a Triton kernel
+    if not isinstance(statement, ast.FunctionDef) or not isinstance(plain, FunctionType):
+        return False
+    return plain.__code__.co_firstlineno in (statement.lineno, *(d.lineno for d in statement.decorator_list))
+
+
 def _mentions_own_package(statement: ast.stmt, world: Mapping[str, Any]) -> bool:
     """Whether a name in the annotations of a statement is of Shiplap or jaxtyping."""
     for node in ast.walk(statement):
@@ -262,7 +307,7 @@ def _global_names(code: CodeType) -> list[str]:
     """Return the global names that ``code`` loads, in order."""
     found = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
     found += [n for c in code.co_consts if isinstance(c, CodeType) for n in _global_names(c)]
-    return list(dict.fromkeys(n for n in found if not hasattr(builtins, n)))
+    return list(dict.fromkeys(found))
 
 
 def _names_in(nodes: list[ast.expr]) -> list[str]:
@@ -278,7 +323,7 @@ def _free_names(text: str) -> Iterator[str]:
         tables += table.get_children()
         top = table.get_type() == "module"
         for symbol in table.get_symbols():
-            if symbol.is_referenced() and (symbol.is_global() or top) and not hasattr(builtins, symbol.get_name()):
+            if symbol.is_referenced() and (symbol.is_global() or top):
                 seen[symbol.get_name()] = None
     yield from sorted(seen)
 
@@ -318,7 +363,11 @@ def _plain_definition(source: _ModuleSource, node: ast.FunctionDef, name: str) -
 
 
 def _literal(name: str, value: object) -> str:
-    """Return a constant that no statement binds, such as the variable of a loop, as text."""
-    if isinstance(value, (bool, int, float, str, bytes, type(None))):
-        return repr(value)
+    """Return a constant that no statement makes alone, such as the variable of a loop or a filled table, as text."""
+    if isinstance(value, (bool, int, float, str, bytes, tuple, list, dict, set, type(None))):
+        try:
+            if ast.literal_eval(repr(value)) == value:
+                return repr(value)
+        except (SyntaxError, ValueError):  # it holds what is no constant
+            pass
     raise CannotCopy(f"{name} is set in a way that has no plain form")

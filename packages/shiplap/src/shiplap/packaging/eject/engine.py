@@ -32,6 +32,7 @@ from shiplap.packaging.eject.printed_op import PrintedOp, usable_kernels
 from shiplap.packaging.eject.test_cases import describe_cases
 
 RESERVED = ("support", "build")  # modules of an ejected package
+TAKEN_OVER = "the op itself, which only calls what it adopted: call that in its place"
 
 
 @dataclass
@@ -90,8 +91,9 @@ def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPac
         raise error(
             "SL613", where=f"the folder {package!r}", got="no name of a Python package", expected="an identifier"
         )
+    ops = list(dict.fromkeys(ops))
     # What is adopted does without Shiplap already: its own library registers it.
-    wanted = [op for op in dict.fromkeys(ops) if not isinstance(op, AdoptedOp) and op.adoption is None]
+    wanted = [op for op in ops if not isinstance(op, AdoptedOp) and op.adoption is None]
     if not wanted:
         raise error("SL323", where=package, got="no op", expected="declared ops", fix="pass ops that sl.op declares")
     refused: dict[str, str] = {}
@@ -132,6 +134,7 @@ def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPac
         )
     native = print_native_part(package, natives) if natives else NativePart()
     lost = {each.spec.name: losses for each in printed if (losses := _losses(each.op))}
+    lost |= {op.spec.name: [TAKEN_OVER] for op in ops if op.adoption is not None}
     names = tuple(each.spec.name for each in printed)
     files = {
         "__init__.py": _module_text(package, copy, printed, bool(natives)),
@@ -153,13 +156,13 @@ def _variable_of(op: Op) -> str:
 def _why_not_ejected(op: Op, lossy: bool) -> str:
     """Return the reason why an op has no plain form, or an empty text."""
     spec = op.spec
+    if isinstance(op, AdoptedOp) or op.adoption is not None:
+        return "it is adopted, and an op that is ejected calls it: call what it adopted there"
     if spec.enumerated or spec.single_tuple:
         return "its calls take members of an Enum" if spec.enumerated else "it returns a tuple of one"
     if objects := [a.name for a in spec.args if a.cls is not None]:
         return f"its argument {objects[0]} is an object"
-    if taken := [
-        a.name for a in spec.args if a.name in (*RESERVED, "torch", "math") or (a.name == "device" and not spec.traced)
-    ]:
+    if taken := [a.name for a in spec.args if a.name in _generated_names(op)]:
         return f"an argument is called {taken[0]}, as something in the generated code is"
     if any(a.keyword_only and a.tensor is not None for a in spec.args) and op.gradient is not None:
         return "it has a gradient and a keyword-only tensor, which torch.library.register_autograd does not take"
@@ -169,6 +172,18 @@ def _why_not_ejected(op: Op, lossy: bool) -> str:
         if reason := _why_not_printed(usable_kernels(op, device)):
             return reason
     return ""
+
+
+def _generated_names(op: Op) -> set[str]:
+    """Return the names that generated functions with the op's own parameters have for something else."""
+    spec = op.spec
+    found = {*RESERVED, "torch", "math", "kind", "device_type", *(f"{p}_{a.name}" for p in "ct" for a in spec.tensors)}
+    found |= set() if spec.traced else {"device"}
+    found |= {"ctx", "output"} if op.gradient is not None else set()
+    found |= {"made"} if spec.returned else set()
+    found |= {"result"} if spec.mutated else set()
+    workspaces = any(k.workspace is not None for kernels in op.kernels.values() for k in kernels)
+    return found | ({"scratch", "w_threads", "w_itemsize"} if workspaces else set())
 
 
 def _why_not_printed(kernels: Sequence[Kernel]) -> str:
@@ -209,8 +224,6 @@ def _losses(op: Op) -> list[str]:
         kernels = op.native_kernels(device)
         if kernels and isinstance(kernels[0], CKernel) and kernels[0].dtypes:
             found.append(f"other dtypes than {', '.join(kernels[0].dtypes)} on {device}, which the reference served")
-        if kernels and isinstance(kernels[0], CKernel) and op.spec.mutated:
-            found.append("the refusal of written tensors that require a gradient")
     return found
 
 

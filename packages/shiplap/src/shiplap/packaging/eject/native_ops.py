@@ -104,8 +104,7 @@ def _add_library(part: NativePart, name: str, kernels: Sequence[NativeKernel], d
         deferrals = [d for d in values["deferrals"] if GRADIENTS_ENABLED not in d.condition]
         printed = {k: [REFUSAL.sub("reject(", line) for line in values[k]] for k in ("checks", "allocated", "packed")}
         printed |= {k: [REFUSAL.sub("reject(", line) for line in values[k]] for k in ("workspace", "within")}
-        returning = values["returning"] if name == "ops" else {}
-        described.append({**values, **printed, "deferrals": deferrals, "returning": returning})
+        described.append({**values, **printed, "deferrals": deferrals})
     schemas: dict[str, list[str]] = {}
     for op in defined:
         spec, core = op.spec, core_overload_name(op.spec)

@@ -22,8 +22,6 @@ from shiplap.kernels.triton.program import OPTIONS
 from shiplap.packaging.eject.checks import CallPrinter
 from shiplap.packaging.eject.copied_source import CannotCopy, SourceCopy
 
-KEYS = {"cpu": "CPU", "cuda": "CUDA"}
-
 
 def literal(value: Any) -> str:
     """Return a default of a schema as Python source."""
@@ -98,6 +96,11 @@ class PrintedOp:
         self._print_autocast()
         if self.op.needs_autograd and not self.spec.mutated:
             self._print_autograd()
+        if self.native and self.spec.mutated:
+            written = {a.name: i for i, a in enumerate(self.spec.args) if a.mutated}
+            self.registrations.append(
+                f"support.watch_writes({self._library()}, {self.core!r}, {self.handle}, {written!r})"
+            )
         self.registrations.append(f"{self.name} = {_torch_op(self.spec.namespace, self.spec.opname)}")
 
     # --- the parts ----------------------------------------------------------------------------------------------------
