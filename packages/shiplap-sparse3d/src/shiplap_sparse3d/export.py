@@ -63,6 +63,7 @@ def read_checkpoint(path: Path, project: str | None = None) -> Checkpoint:
 
 
 def _project_of(held: Any) -> str | None:
+    """Return the project whose layout a checkpoint has, or None for one that is no mapping."""
     if not isinstance(held, Mapping):
         return None
     if "model_state" in held:
@@ -132,6 +133,7 @@ class Deployed(nn.Module):
             return self._call(features, coords)
 
     def _call(self, features: Tensor, coords: Tensor) -> Any:
+        """Call the network as its project does, with features and coordinates."""
         if self.project == "openpcdet":
             given = {"voxel_features": features, "voxel_coords": coords, "batch_size": self.batch_size}
             made = self.network(dict(given))

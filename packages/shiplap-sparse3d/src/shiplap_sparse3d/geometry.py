@@ -379,6 +379,7 @@ class Geometry:
         return Strided(there, self._finish_plan(plan, back, plain))
 
     def _read_voxels(self, voxels: Tensor | Geometry, shape: Axes | None) -> Geometry:
+        """Return given voxels as a geometry. Raises SL202 for other axes or scenes."""
         if not isinstance(voxels, Geometry) and (voxels.dim() != 2 or voxels.shape[1] == self.ndim + 1):
             voxels = Geometry(voxels, shape, self.batch_size)
         there = voxels

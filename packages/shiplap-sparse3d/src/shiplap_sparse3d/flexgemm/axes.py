@@ -28,6 +28,8 @@ def functions_of_axes(call: Call, *names: str) -> tuple[Call, Call, Call]:
 
 
 def _function_of(call: Callable[..., Any], ndim: int, places: tuple[tuple[str, int], ...]) -> Callable[..., Any]:
+    """Return ``call`` for ``ndim`` axes, whose arguments at ``places`` may be one number."""
+
     def on_axes(*arguments: Any, **options: Any) -> Any:
         given = list(arguments)
         for name, place in places:

@@ -64,6 +64,7 @@ def _compile_unoptimized() -> None:
 
 
 def _write_table(folder: Path, device: str, cases: Sequence[Declared], table: Table) -> None:
+    """Write the failures and the table of a run, as JSON and as Markdown."""
     by_seed = {c.seed: c.to_json() for c in cases}
     failing = [{**r, "case": by_seed.get(r["seed"])} for r in table.failures]
     (folder / f"failures-{device}.json").write_text(json.dumps(failing, indent=1))
@@ -72,6 +73,7 @@ def _write_table(folder: Path, device: str, cases: Sequence[Declared], table: Ta
 
 
 def _shrink_failures(folder: Path, device: str, cases: Sequence[Declared], table: Table, most: int) -> None:
+    """Shrink failures of different kinds, and write a script of each."""
     by_seed = {c.seed: c for c in cases}
     shrunk: set[str] = set()
     for failure in table.failures:

@@ -274,6 +274,7 @@ def _fitting_outs(case: Declared) -> Declared:
 
 
 def _fitting_ways(case: Declared, device: str) -> tuple[str, ...]:
+    """Return the ways that a case can be called in, with one that runs its kernel."""
     ways = tuple(w for w in case.ways if w != "packaged" and (w != "cuda_graph" or device == "cuda"))
     if case.kernel == "template" and not ({*ways} & {*COMPILED}) and device == "cpu":
         ways = (*ways[-1:], "inductor")  # nothing else runs a C++ template

@@ -437,6 +437,7 @@ def triton_template_text(case: Declared) -> str:
 
 
 def _triton_value(case: Declared, at: list[str], load: Any) -> list[str]:
+    """Return the Triton lines of a case's value, with loads written by ``load``."""
     lines = _template_value(case, "<{}|{}>", "")
     for d in range(len(at)):
         lines = [line.replace(f"@{d}", at[d]) for line in lines]

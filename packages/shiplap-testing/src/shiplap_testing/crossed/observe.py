@@ -134,6 +134,7 @@ def long_strides(t: Tensor) -> list[int]:
 
 
 def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: int, size: float = 0.0) -> str:
+    """Return the difference of results; ``size`` is that of the gradients, or 0."""
     triples = [t for t in zip(got, own, wide, strict=True) if isinstance(t[1], Tensor)]
     mine, theirs, exact = ([t[i].cpu() for t in triples] for i in range(3))
     allowed = [

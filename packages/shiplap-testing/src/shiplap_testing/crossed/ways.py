@@ -462,6 +462,7 @@ def nested(calls: Calls) -> str:
 
 
 def _nested(calls: Calls, fn: Function) -> str:
+    """Call a case twice inside of a nested compile region."""
     torch.compiler.reset()
     region = torch.compiler.nested_compile_region(function_of(fn))
 

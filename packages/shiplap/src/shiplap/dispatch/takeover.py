@@ -108,6 +108,7 @@ def source_name(source: object) -> str:
 
 
 def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> SourceParts:
+    """Return the parts of a registered op. Raises SL142 where its schema does not fit, SL501 without an op."""
     namespace, _, rest = name.partition("::")
     overload = find_overload(namespace, rest) if rest else None
     if overload is None:
@@ -191,6 +192,7 @@ def _gradient(spec: OpSpec, call: Callable[..., Any]) -> GradientFn:
 
 
 def _leaf(value: Any) -> Any:
+    """Return a value with its tensors as leaves that require gradients."""
     if isinstance(value, (list, tuple)):
         return [_leaf(v) for v in value]
     floats = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())

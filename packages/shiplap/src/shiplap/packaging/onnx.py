@@ -250,6 +250,7 @@ class _Converter:
         self.ops.add(form.op.spec.name)
 
     def _add_path(self, form: FunctionForm, name: str, finder: PathFinder, path: ReferencePath) -> None:
+        """Add the function of a reference's path: one body, or a choice between two."""
         if isinstance(path, Returned):
             self._add_function(form, name, finder.program(path.answers, with_checks(path)))
             return
@@ -267,6 +268,7 @@ class _Converter:
         self.functions[function.identifier()] = function
 
     def _add_function(self, form: FunctionForm, name: str, body: torch.export.ExportedProgram) -> None:
+        """Add the function of one traced body."""
         # Optimization is the runtime's task, which inlines the function first.
         inner = self.convert(body, form.op.spec.name, optimize=False).model
         function = function_of_graph(form.op.spec.namespace, name, inner.graph)

@@ -103,6 +103,8 @@ class OperatorTable:
 
 
 def _search(functions: dict[str, str]) -> Callable[..., Any]:
+    """Return the translation of searchsorted: a function of its own that bisects in a loop."""
+
     def search(
         keys: Any,
         wanted: Any,
@@ -156,6 +158,7 @@ def _operators() -> Any:
 
 
 def _sort(self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+    """Translate a sort, which is stable."""
     op = _operators()
 
     # Of equal values TopK takes the one with the lower index first.
@@ -170,6 +173,7 @@ def _unique_rows(
 
 
 def _unique_values(self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
+    """Translate torch.unique without an axis."""
     op = _operators()
 
     values, inverse, counts = _unique(self)
@@ -177,6 +181,7 @@ def _unique_values(self: Any, sorted: bool = True, return_inverse: bool = False,
 
 
 def _unique(self: Any, **axis: int) -> Any:
+    """Return the unique values, their places and their counts."""
     op = _operators()
 
     # onnxruntime has Unique for the first three of these, and for no halves, bools or other integers.
@@ -187,6 +192,7 @@ def _unique(self: Any, **axis: int) -> Any:
 
 
 def _any(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """Translate torch.any, which is false of no elements."""
     op = _operators()
 
     # torch's translation takes a maximum, which of no elements is not 0.
@@ -196,6 +202,8 @@ def _any(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
 
 
 def _check(functions: dict[str, str]) -> Callable[..., Any]:
+    """Return the function that adds a check, which fails with its message when the model runs."""
+
     def check(value: Any, holds: Any, message: str) -> Any:
         name = f"check_{hashlib.sha256(message.encode()).hexdigest()[:8]}"
         functions[name] = _CHECK.replace("NAME", name).replace("MESSAGE", json.dumps(message, ensure_ascii=False))

@@ -86,6 +86,7 @@ class _Trace:
         self.raised: Exception | None = None
 
     def run(self, *tensors: Tensor) -> Any:
+        """Call the reference with the answers of this trace, and record what it asks."""
         with DecideConditions(self.answers, MAX_CONDITIONS, UNKNOWN) as conditions:
             try:
                 results = self.call(*tensors)
@@ -155,6 +156,7 @@ class PathFinder:
 
 
 def _is_finished(e: BaseException | None) -> bool:
+    """Whether an error goes back to the end of a trace."""
     while e is not None:
         if isinstance(e, _Finished):
             return True
@@ -177,6 +179,7 @@ def _join(number: int, answers: tuple[bool, ...], if_false: Path, if_true: Path)
 
 
 def _add_check(path: Path, check: tuple[int, bool, str]) -> Path:
+    """Return a path with one check more on each way that returns."""
     if isinstance(path, Branch):
         return Branch(path.number, path.answers, _add_check(path.if_false, check), _add_check(path.if_true, check))
     assert isinstance(path, Returned)

@@ -271,6 +271,7 @@ class DecideConditions(TorchFunctionMode):
         self._patches.close()
 
     def _answer(self, condition: Any) -> bool:
+        """Return the truth of a condition: where it is known, that, else the next answer of the trace."""
         if isinstance(condition, torch.SymBool) and (known := _statically_known(condition)) is not None:
             return known
         number = len(self.asked)
@@ -281,6 +282,7 @@ class DecideConditions(TorchFunctionMode):
 
 
 def _statically_known(condition: torch.SymBool) -> bool | None:
+    """Return the truth of a condition for all sizes, or None."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     if statically_known_true(condition):

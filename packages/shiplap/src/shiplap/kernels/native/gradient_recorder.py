@@ -184,6 +184,7 @@ def _recorder_folder(op: Op) -> Path:
 
 
 def _recorder_command(op: Op) -> list[str]:
+    """Return the compiler's command, against the headers and libraries of torch."""
     home = Path(torch.__file__).parent
     folders = (home / "include", home / "include" / "torch" / "csrc" / "api" / "include")
     include = ["-I", str(INCLUDE), *(word for folder in folders for word in ("-isystem", str(folder)))]

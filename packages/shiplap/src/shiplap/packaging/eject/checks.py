@@ -30,6 +30,7 @@ class PlainWriter(PythonWriter):
     """The printer of steps whose refusals carry their texts, so that no table of rules is needed."""
 
     def check(self, rule: ArgumentRule) -> list[str]:
+        """Return the lines that check one rule, with the texts of its refusal."""
         self.constants |= rule.constants
         what, where, got, expected, fix = self._texts(rule)
         return [
@@ -42,6 +43,7 @@ class PlainWriter(PythonWriter):
         ]
 
     def step(self, step: Step) -> list[str]:
+        """Return the lines of one step. An evaluation that fails raises the texts of its rule."""
         match step:
             case EvaluateStep(variable, _, _, term, rule):
                 self.constants |= rule.constants
@@ -54,6 +56,7 @@ class PlainWriter(PythonWriter):
         return super().step(step)
 
     def _texts(self, rule: ArgumentRule) -> list[str]:
+        """Return the texts of a refusal, without advice about a declaration."""
         fix = rule.error_fix
         if "declaration" in fix:  # which the plain source does not have
             fix = fix.partition(", or ")[0]
@@ -78,6 +81,7 @@ class CallPrinter:
         self.sizes = (*(["device"] if spec.tensors else []), *known, *dict.fromkeys(classes))
 
     def _output_names(self) -> set[str]:
+        """Return the names that the outputs' dims and bounds read."""
         dims = [d for o in self.spec.outputs for d in o.tensor.dims]
         plain = {d.text for d in dims if d.kind in ("name", "variadic") and d.text != "..."}
         bounds = [e for _, e in self.spec.bounds]

@@ -171,6 +171,7 @@ class SourceCopy:
         return name
 
     def _source_of(self, function: FunctionType) -> _ModuleSource:
+        """Return the source of a function's module. Raises CannotCopy."""
         module = sys.modules.get(function.__module__)
         if module is None:
             raise CannotCopy(f"the module {function.__module__} of {function.__qualname__} is not loaded")
@@ -228,6 +229,7 @@ class SourceCopy:
         return name
 
     def _copy_statement(self, statement: ast.stmt, source: _ModuleSource, world: Mapping[str, Any]) -> None:
+        """Copy a statement of a module, and bring along what it reads."""
         for other in _bound_names(statement):
             self._names.setdefault(other, world.get(other))
         own = ast.parse(ast.unparse(statement)).body[0]
@@ -258,6 +260,7 @@ class SourceCopy:
         self.imports[f"from {home} import {asked}" + (f" as {name}" if name != asked else "")] = None
 
     def _import(self, module: str, name: str) -> None:
+        """Import a module under ``name``. Raises CannotCopy for one that declares ops."""
         self._refuse_own(module, name)
         if module in sys.modules and _declares_ops(sys.modules[module]):
             raise CannotCopy(f"{name} is the module {module}, which declares ops: import the function by its name")

@@ -269,6 +269,7 @@ def _json_text(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def _readme_text(package: str, names: Sequence[str], lost: dict[str, list[str]], native: bool) -> str:
+    """Return the README of an ejected package, with what its ops have lost."""
     lines = [f"# {package}", "", "Plain sources of torch ops. Nothing here needs Shiplap.", ""]
     lines += [f"* `import {package}` registers {', '.join(f'`{n}`' for n in names)}."]
     lines += [

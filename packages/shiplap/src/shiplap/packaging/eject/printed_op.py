@@ -143,6 +143,7 @@ class PrintedOp:
         return f"_{self.spec.namespace}"
 
     def _implement(self, device: str, body: list[str], name: str) -> None:
+        """Print an implementation of the op for a device, behind its checks."""
         where = "where no kernel takes the call" if device == "default" else f"on {device}"
         self._function(
             name,
@@ -236,6 +237,7 @@ class PrintedOp:
         return " and ".join(parts)
 
     def _launch(self, kernel: Kernel, name: str) -> list[str]:
+        """Return the lines that call a Python or Triton kernel."""
         if isinstance(kernel, LaunchedKernel):
             return self._launch_triton(kernel)
         assert isinstance(kernel, PythonKernel)
@@ -286,6 +288,7 @@ class PrintedOp:
     # --- Triton ---------------------------------------------------------------------------------------------------
 
     def _launch_triton(self, kernel: LaunchedKernel) -> list[str]:
+        """Return the lines that launch a Triton program. Raises CannotCopy."""
         form, lines = kernel.native, list[str]()
         program, declared = form.program, list(form.given.steps)
         if program.late:
@@ -314,6 +317,7 @@ class PrintedOp:
         return [*lines, guard, *(f"    {line}" for line in inside), *wrote, f"return {outs}"]
 
     def _step(self, step: Any, declared: Any, config: Mapping[str, Any], values: Mapping[str, Expr]) -> list[str]:
+        """Return the lines of one step of a Triton program."""
         match step:
             case WorkspaceFill(offset, size, byte):
                 start, length = (self._number(e, {}, values) for e in (offset, size))
@@ -338,6 +342,7 @@ class PrintedOp:
     def _parameter(
         self, p: KernelParameter, config: Mapping[str, Any], fixed: Mapping[str, str], values: Mapping[str, Expr]
     ) -> str:
+        """Return the value of one parameter of a launch, as Python."""
         match p.kind:
             case "constant":
                 return literal(p.value)
@@ -373,6 +378,7 @@ class PrintedOp:
     # --- what torch asks of the op ----------------------------------------------------------------------------------
 
     def _print_fake(self, reference: str) -> None:
+        """Print the fake implementation: from the dims, or by tracing the reference."""
         body: list[str] = []
         if self.spec.traced:
             body += [
@@ -456,6 +462,7 @@ class PrintedOp:
             )
 
     def _print_autograd(self) -> None:
+        """Print the gradient, or the error of an op that has none."""
         backward = self.op.gradient
         if backward is None:
             missing = f"support.no_gradient({self.spec.name!r})"
@@ -472,6 +479,7 @@ class PrintedOp:
         ]
 
     def _print_setup(self, backward: Backward) -> None:
+        """Print the function that saves what the backward reads."""
         results = list(self.spec.results)
         positional = [a.name for a in self.spec.args if not a.keyword_only]
         keyword = [a.name for a in self.spec.args if a.keyword_only]
@@ -489,6 +497,7 @@ class PrintedOp:
         self._function(f"_{self.stem}_setup", takes, f"Keep what the backward of {self.spec.name} reads.", lines)
 
     def _print_backward(self, backward: Backward) -> None:
+        """Print the function that computes the gradients."""
         results, positional = self.spec.results, [a for a in self.spec.args if not a.keyword_only]
         single = len(results) == 1
         lines = ["values = support.saved(ctx)", f"asked = support.asked(ctx, {len(positional)})"]

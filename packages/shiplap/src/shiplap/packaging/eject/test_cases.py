@@ -52,6 +52,7 @@ def _cases(op: Op) -> Iterator[SampleCase]:
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors of values and of lists in them."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

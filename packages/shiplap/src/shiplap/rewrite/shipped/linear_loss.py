@@ -97,6 +97,7 @@ class LinearLoss(Rewrite):
         return _programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
+        """Replace the losses of linear layers, and yield each outcome."""
         remove_dead_calls(graph)
         for node in list(graph.nodes):
             if passthrough_ops.torch_call_name(node) in LOSSES:
