@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shiplap.judge.problem import FunctionProblem
-from shiplap.judge.variants import LARGE, InputFacts, InputForm, make_input_forms, vary_arguments
+from shiplap.judge.variants import LARGE, InputFacts, InputForm, _varied_shapes, make_input_forms, vary_arguments
 from shiplap.sampling.perturb import MANY, perturb_arguments
 
 
@@ -97,3 +97,13 @@ def test_only_a_reference_that_may_run_products_has_its_operations_counted(call,
     args = problem.first
     assert problem.runs_products is products
     assert bool(problem.flops(args)) is products
+
+
+def test_a_dim_of_one_is_not_broadcast_over_others_of_its_size():
+    """A layer's input of one channel beside a weight of three, which a reference of plain operators would accept."""
+    own = ((4, 3), (3,))
+    drawn = [shapes for _ in range(60) for shapes in _varied_shapes(own)]
+    apart = [(x, w) for x, w in drawn if x[1] != w[0]]
+    assert apart
+    assert all(1 not in (x[1], w[0]) for x, w in apart)
+    assert any(x[0] == 1 for x, _ in drawn)

@@ -311,7 +311,9 @@ def _varied_shapes(own: Shapes) -> Iterator[Shapes]:
         for dim, size in enumerate(shape):
             if size > 1 and size not in sizes:
                 continue
-            changed = (*shape[:dim], 1 + SECRET_RANDOM.randrange(2 * size + 2), *shape[dim + 1 :])
+            # One of several dims of this size is not 1: the reference would broadcast it, which callers never ask for.
+            least = 2 if sum(n == size for other in own for n in other) > 1 else 1
+            changed = (*shape[:dim], least + SECRET_RANDOM.randrange(2 * size + 2), *shape[dim + 1 :])
             alone.append((*own[:at], changed, *own[at + 1 :]))
     SECRET_RANDOM.shuffle(alone)
     yield from alone
