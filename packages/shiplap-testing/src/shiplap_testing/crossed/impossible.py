@@ -68,7 +68,7 @@ IMPOSSIBLE: dict[frozenset[str], str] = {
 
 
 def is_one_kind(first: str, second: str) -> bool:
-    """Whether two features exclude each other because they are values of one thing."""
+    """Whether two features are values of one choice, such as two dtypes, so that no declaration has both."""
     kind = first.partition(":")[0]
     return kind in ONE_KIND and kind == second.partition(":")[0]
 

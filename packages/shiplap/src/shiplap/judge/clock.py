@@ -157,7 +157,7 @@ def _measure_planned(
     pace: StepDeadline,
     plan: _BatchPlan,
 ) -> Timed:
-    """Time the batches of a plan. Raises CallsNotQueued as well."""
+    """Return the times of the batches of a plan. Raises CallsNotQueued, beside the errors of ``measure_form``."""
     order, count = list(judged), plan.count
     calls: dict[str, list[CallOutcome]] = {name: [] for name in order}
     repeated: list[CallOutcome] = []

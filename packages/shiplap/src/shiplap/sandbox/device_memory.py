@@ -204,7 +204,7 @@ class DeviceDriver:
         return self._exported[number.value], address - base
 
     def open_allocation(self, handle: bytes) -> DeviceBlock:
-        """Map an allocation of another process. Raises DeviceError for a handle of none."""
+        """Map an allocation of another process. Raises DeviceError for a handle that names no allocation."""
         address = c_uint64()
         named = _Handle.from_buffer_copy(handle.ljust(HANDLE_BYTES, b"\0"))
         self.call("cuIpcOpenMemHandle_v2", byref(address), named, c_uint(1))

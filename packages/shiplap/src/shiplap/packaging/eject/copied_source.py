@@ -273,6 +273,7 @@ class SourceCopy:
 
 
 def _declares_ops(module: ModuleType) -> bool:
+    """Whether a declared op is among the names of a module."""
     return any(isinstance(v, Op) for v in vars(module).values())
 
 
