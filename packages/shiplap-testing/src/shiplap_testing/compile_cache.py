@@ -162,11 +162,13 @@ def _compile(call: Call, kept: str, command: list[str]) -> int:
 
 
 def _read(name: str) -> bytes:
+    """Return the content of a file."""
     with open(name, "rb") as file:
         return file.read()
 
 
 def _write(name: str, content: bytes, mode: int | None = None) -> None:
+    """Write a file, with these permissions if they are given."""
     with open(name, "wb") as file:
         file.write(content)
     if mode is not None:
