@@ -195,7 +195,7 @@ class _AuditRun:
         """Return whether a sample shows a fault in a new process, alone or after those before it."""
 
         def work(send: Callable[[dict[str, Any]], None]) -> None:
-            send({"kind": "case", "patience": load_check(check).patience})
+            send({"kind": "case", **load_check(check).own_limits})
             seen = repeat_sample(self.op, self.plan, check, label, history=history)
             send({"kind": "problem", "problem": seen.problem})
 

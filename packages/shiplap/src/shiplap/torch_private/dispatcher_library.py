@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _COUNTS: Any = torch._C.DispatchKey.ADInplaceOrView  # under which torch counts writes
 _is_off: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
 _switch_off: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_key_excluded
+_frames: Any = torch._C._dynamo.eval_frame
 
 
 def with_write_counts(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
@@ -44,6 +45,19 @@ def with_write_counts(call: Callable[..., Any], places: Sequence[int]) -> Callab
         return result
 
     return called
+
+
+def keep_from_dynamo(function: Implementation) -> Implementation:
+    """Return ``function``, of which Dynamo compiles no frame, nor of what it calls.
+
+    Where a graph breaks at an op, torch calls the op while Dynamo compiles each frame that runs, for seconds. With
+    ``torch.compiler.disable`` it would not either, but each call would take two frames more.
+    """
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is not None and available("calls past OpOverload.__call__"):
+        skip = _frames._FrameAction.SKIP
+        _frames.set_code_exec_strategy(code, _frames._FrameExecStrategy(skip, skip))
+    return function
 
 
 def version_of(tensor: Tensor) -> int:
@@ -203,7 +217,7 @@ class Registrations:
         (torch 2.13, AMD EPYC, 2026-11-28), and native errors keep their classes. Torch has no public hook for either.
         Only a torch on which a run has verified it gets here: see :meth:`overload`.
         """
-        op._op = function
+        op._op = keep_from_dynamo(function)
         self._functions.append(function)  # TorchScript knows functions by their id, and asks for the one in ``_op``
         torch.jit._builtins._register_builtin(function, packet._qualified_op_name)
 
@@ -249,16 +263,16 @@ class Registrations:
 
     def implement(self, name: str, function: Implementation) -> None:
         """Register the implementation for every device type, below autograd and autocast."""
-        self._library.impl(self._named(name), function, "CompositeExplicitAutograd")
+        self._library.impl(self._named(name), keep_from_dynamo(function), "CompositeExplicitAutograd")
 
     def implement_by_ops(self, name: str, function: Implementation) -> None:
         """Register the implementation by other ops, which every transform and trace sees in place of this one."""
         for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap knows how to take apart torch's own alone
-            self._library.impl(self._named(name), function, key)
+            self._library.impl(self._named(name), keep_from_dynamo(function), key)
 
     def map(self, name: str, function: Implementation) -> None:
         """Register the implementation for tensors that ``torch.vmap`` maps over."""
-        self._library.impl(self._named(name), function, "FuncTorchBatched")
+        self._library.impl(self._named(name), keep_from_dynamo(function), "FuncTorchBatched")
 
     def fake(self, name: str, function: Implementation) -> None:
         """Register the implementation for tensors without data."""
@@ -266,7 +280,7 @@ class Registrations:
 
     def register_autograd(self, name: str, function: Implementation) -> None:
         """Register the implementation that autograd calls: ``function(dispatch key set, *args)``."""
-        self._library.impl(self._named(name), function, "Autograd", with_keyset=True)
+        self._library.impl(self._named(name), keep_from_dynamo(function), "Autograd", with_keyset=True)
 
     def skip_autograd(self, name: str) -> None:
         """Send calls directly below autograd: the implementation handles gradients, or there are none."""
@@ -276,7 +290,8 @@ class Registrations:
         """Under ``torch.autocast`` of any device type call ``overload`` with what ``cast`` returns."""
         self._casts[name] = cast
         for device_type, key in _AUTOCAST_KEYS.items():
-            self._library.impl(self._named(name), _autocast_kernel(overload, device_type, cast), key)
+            kernel = _autocast_kernel(overload, device_type, cast)
+            self._library.impl(self._named(name), keep_from_dynamo(kernel), key)
 
 
 def _with_own_errors(
