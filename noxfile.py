@@ -42,8 +42,9 @@ import nox
 nox.options.sessions = ["matrix"]
 
 # The releases of torch that the suite runs on, from the one place that lists them.
-RELEASES: tuple[str, ...] = runpy.run_path("packages/shiplap/src/shiplap/torch_private/versions.py")["RELEASES"]
-ALSO = ("2.12.1", "2.14.1")  # releases on which ``core`` runs, too
+VERSIONS = runpy.run_path("packages/shiplap/src/shiplap/torch_private/versions.py")
+RELEASES: tuple[str, ...] = VERSIONS["RELEASES"]
+ALSO: tuple[str, ...] = VERSIONS["ALSO"]  # releases on which ``core`` runs, too
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 OLDEST = {"torch": RELEASES[0], "numpy": "1.26.4"}
 # The tests that depend on torch, Python, NumPy and the compiler: declarations, calls, kernels, audit.

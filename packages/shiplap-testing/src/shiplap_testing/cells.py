@@ -60,9 +60,12 @@ class Cell:
     def __init__(self) -> None:
         self.files: dict[str, Counter[str]] = {}
         self.failed: dict[str, list[str]] = {}
+        self.versions = installed_versions()  # now: tests pretend to have others
         self.stopped = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.stopped:  # a test has caught the exception of `stop`
+            pytest.exit("ended from outside")
         if report.when == "call" or report.outcome != "passed":
             file = report.nodeid.partition("::")[0]
             if file not in self.files:
@@ -85,7 +88,7 @@ class Cell:
         """Write the files so far into the cell of the installed versions."""
         if not self.files:
             return
-        key = installed_versions()
+        key = self.versions
         table = json.loads(TABLE.read_text("utf-8")) if TABLE.is_file() else []
         cell: dict[str, Any] = next((row for row in table if row["versions"] == key), {"versions": key, "files": {}})
         cell["date"], failures = datetime.now(UTC).strftime("%Y-%m-%d"), cell.get("failures", {})
