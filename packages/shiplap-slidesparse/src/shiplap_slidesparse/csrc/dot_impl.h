@@ -82,8 +82,12 @@ struct Int8 {
     return load(padded);
   }
   static Operand left(Operand row) { return row; }
+  // In assembly: GCC orders a whole block by kind of instruction, and has too few registers for that.
   static void add(Sums& sums, const Operand& left, const Operand& right) {
-    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(left, right));
+    __m256i pairs;
+    __asm__("vpmaddwd %[left], %[right], %[pairs]\n\tvpaddd %[pairs], %[sums], %[sums]"
+            : [sums] "+x"(sums), [pairs] "=&x"(pairs)
+            : [left] "x"(left), [right] "x"(right));
   }
   static void excess(const int8_t*, int64_t, Sums&) {}
 };
@@ -304,11 +308,14 @@ void fill_panel(const int8_t* right, int64_t columns, int64_t depth, uint8_t* pa
   }
 }
 
-// Adds the products of four bytes of a row with those of 16 columns.
-inline void add_four(__m256i (&sums)[2], __m256i low, __m256i high, int32_t four) {
-  const __m256i ones = _mm256_set1_epi16(1), bytes = _mm256_set1_epi32(four);
-  sums[0] = _mm256_add_epi32(sums[0], _mm256_madd_epi16(_mm256_maddubs_epi16(low, bytes), ones));
-  sums[1] = _mm256_add_epi32(sums[1], _mm256_madd_epi16(_mm256_maddubs_epi16(high, bytes), ones));
+// Adds the products of four bytes of a row with those of 8 columns.
+inline void add_four(__m256i& sums, __m256i weights, __m256i bytes) {
+  __m256i pairs;
+  __asm__("vpmaddubsw %[bytes], %[weights], %[pairs]\n\t"
+          "vpmaddwd %[ones], %[pairs], %[pairs]\n\t"
+          "vpaddd %[pairs], %[sums], %[sums]"
+          : [sums] "+x"(sums), [pairs] "=&x"(pairs)
+          : [bytes] "x"(bytes), [weights] "x"(weights), [ones] "x"(_mm256_set1_epi16(1)));
 }
 
 template <int R>
@@ -324,14 +331,18 @@ void panel_rows(const PanelRows& rows, int64_t depth, int64_t row, const uint8_t
     for (int r = 0; r < R; ++r) {
       int32_t values;
       __builtin_memcpy(&values, bytes + r * rows.stride + 4 * four, 4);
-      add_four(sums[r], low, high, values);
+      const __m256i four_bytes = _mm256_set1_epi32(values);
+      add_four(sums[r][0], low, four_bytes);
+      add_four(sums[r][1], high, four_bytes);
     }
   }
   SHIPLAP_UNROLL
   for (int r = 0; r < R; ++r) {
     const Carried* carried = rows.carried + (row + r) * rows.stride / 4;
     for (const Carried* end = carried + rows.carries[row + r]; carried != end; ++carried) {
-      add_four(sums[r], half(carried->four, 0), half(carried->four, 1), carried->bytes);
+      const __m256i rest = _mm256_set1_epi32(carried->bytes);
+      add_four(sums[r][0], half(carried->four, 0), rest);
+      add_four(sums[r][1], half(carried->four, 1), rest);
     }
     const __m256i excess = _mm256_set1_epi32(rows.excess[row + r]);
     for (int c = 0; c < 2; ++c) {
