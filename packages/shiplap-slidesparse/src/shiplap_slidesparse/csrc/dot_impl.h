@@ -146,7 +146,9 @@ void block_int8(const Dots<int8_t, int32_t>& d, int64_t row, int64_t column, con
     const auto some = [count = d.depth - k](const int8_t* from) { return Int8::some(from, count); };
     step_int8<R, C>(d, left + k, right + k, some, sums);
   }
+  SHIPLAP_UNROLL
   for (int r = 0; r < R; ++r) {
+    SHIPLAP_UNROLL
     for (int c = 0; c < C; ++c) {
       d.out[(row + r) * kTileColumns + column + c] = static_cast<int32_t>(total(sums[r][c]) - excess[column + c]);
     }
@@ -174,7 +176,9 @@ void block_float(const Dots<float, float>& d, int64_t row, int64_t column, const
       for (int r = 0; r < R; ++r) sums[r][c] += rows[r] * weights;
     }
   }
+  SHIPLAP_UNROLL
   for (int r = 0; r < R; ++r) {
+    SHIPLAP_UNROLL
     for (int c = 0; c < C; ++c) {
       float total = 0;
       for (int64_t lane = 0; lane < kFloats; ++lane) total += sums[r][c][lane];
@@ -273,38 +277,49 @@ void take_row(const int8_t* from, int64_t depth, int64_t row, const PanelRows& r
   rows.excess[row] = static_cast<int32_t>(128 * total(sums));
 }
 
+// Four bytes of each of 8 rows side by side, from 32 bytes of each.
+inline void store_fours(const __m256i (&rows)[8], uint8_t* to) {
+  __m256i pairs[8], fours[8];
+  SHIPLAP_UNROLL
+  for (int j = 0; j < 8; j += 2) {
+    pairs[j] = _mm256_unpacklo_epi32(rows[j], rows[j + 1]);
+    pairs[j + 1] = _mm256_unpackhi_epi32(rows[j], rows[j + 1]);
+  }
+  SHIPLAP_UNROLL
+  for (int j = 0; j < 4; ++j) {  // two of pairs 0 and 2, two of 1 and 3, and the same four places behind
+    const int from = j / 2 * 4 + j % 2;
+    fours[j / 2 * 4 + j % 2 * 2] = _mm256_unpacklo_epi64(pairs[from], pairs[from + 2]);
+    fours[j / 2 * 4 + j % 2 * 2 + 1] = _mm256_unpackhi_epi64(pairs[from], pairs[from + 2]);
+  }
+  SHIPLAP_UNROLL
+  for (int j = 0; j < 4; ++j) {
+    const __m256i first = _mm256_permute2x128_si256(fours[j], fours[j + 4], 0x20);
+    const __m256i second = _mm256_permute2x128_si256(fours[j], fours[j + 4], 0x31);
+    __builtin_memcpy(to + j * 4 * kTileColumns, &first, sizeof(first));
+    __builtin_memcpy(to + (j + 4) * 4 * kTileColumns, &second, sizeof(second));
+  }
+}
+
 // A column that is not there gets the numbers of the last one.
 void fill_panel(const int8_t* right, int64_t columns, int64_t depth, uint8_t* panel) {
   const __m256i offset = _mm256_set1_epi8(static_cast<char>(0x80));
   for (int64_t half = 0; half < kTileColumns; half += 8) {
-    for (int64_t k = 0; k < depth; k += 32) {
-      __m256i rows[8], pairs[8], fours[8];
+    const int8_t* from[8];
+    for (int64_t j = 0; j < 8; ++j) from[j] = right + (half + j < columns ? half + j : columns - 1) * depth;
+    uint8_t* to = panel + 4 * half;
+    int64_t k = 0;
+    __m256i rows[8];
+    for (; k + 32 <= depth; k += 32, to += 32 * kTileColumns) {
       SHIPLAP_UNROLL
-      for (int64_t j = 0; j < 8; ++j) {
-        const int64_t column = half + j < columns ? half + j : columns - 1;
-        rows[j] = _mm256_xor_si256(load_bytes(right + column * depth + k, depth - k, 0x80), offset);
+      for (int j = 0; j < 8; ++j) {
+        rows[j] = _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from[j] + k)), offset);
       }
-      SHIPLAP_UNROLL
-      for (int j = 0; j < 8; j += 2) {
-        pairs[j] = _mm256_unpacklo_epi32(rows[j], rows[j + 1]);
-        pairs[j + 1] = _mm256_unpackhi_epi32(rows[j], rows[j + 1]);
-      }
-      SHIPLAP_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        const auto joined = j % 2 ? [](__m256i a, __m256i b) { return _mm256_unpackhi_epi64(a, b); }
-                                  : [](__m256i a, __m256i b) { return _mm256_unpacklo_epi64(a, b); };
-        fours[j] = joined(pairs[j / 2], pairs[j / 2 + 2]);
-        fours[j + 4] = joined(pairs[j / 2 + 4], pairs[j / 2 + 6]);
-      }
-      SHIPLAP_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        uint8_t* to = panel + (k / 4 + j) * 4 * kTileColumns + 4 * half;
-        const __m256i first = _mm256_permute2x128_si256(fours[j], fours[j + 4], 0x20);
-        const __m256i second = _mm256_permute2x128_si256(fours[j], fours[j + 4], 0x31);
-        __builtin_memcpy(to, &first, sizeof(first));
-        __builtin_memcpy(to + 4 * 4 * kTileColumns, &second, sizeof(second));
-      }
+      store_fours(rows, to);
     }
+    if (k == depth) continue;
+    SHIPLAP_UNROLL
+    for (int j = 0; j < 8; ++j) rows[j] = _mm256_xor_si256(load_bytes(from[j] + k, depth - k, 0x80), offset);
+    store_fours(rows, to);
   }
 }
 
@@ -345,6 +360,7 @@ void panel_rows(const PanelRows& rows, int64_t depth, int64_t row, const uint8_t
       add_four(sums[r][1], half(carried->four, 1), rest);
     }
     const __m256i excess = _mm256_set1_epi32(rows.excess[row + r]);
+    SHIPLAP_UNROLL
     for (int c = 0; c < 2; ++c) {
       const __m256i exact = _mm256_sub_epi32(sums[r][c], excess);
       __builtin_memcpy(out + r * kTileColumns + 8 * c, &exact, sizeof(exact));

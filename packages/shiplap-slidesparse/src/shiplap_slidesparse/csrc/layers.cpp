@@ -55,19 +55,28 @@ struct Finish {
 
   template <class Sum>
   void operator()(int64_t row, int64_t column, int64_t high, int64_t wide, const Sum* sums) const {
-    for (int64_t r = 0; r < high; ++r) {
-      float values[kTileColumns];  // step by step, so that each loop is one of vectors
-      for (int64_t c = 0; c < wide; ++c) values[c] = static_cast<float>(sums[r * kTileColumns + c]);
-      if (row_scale != nullptr) {
-        const float scale = row_scale[row + r];
-        for (int64_t c = 0; c < wide; ++c) values[c] = values[c] * scale * column_scale[column + c];
-      }
-      if (bias != nullptr) {
-        for (int64_t c = 0; c < wide; ++c) values[c] += widen(bias[column + c]);
-      }
+    for (int64_t r = 0; r < high; ++r, sums += kTileColumns) {
       S* to = out + (order ? order[row + r] : row + r) * n + column;
-      for (int64_t c = 0; c < wide; ++c) narrow(values[c], to + c);
+      if (wide == kTileColumns) {  // a width that the compiler knows, for loops of vectors
+        write_row(row + r, column, kTileColumns, sums, to);
+      } else {
+        write_row(row + r, column, wide, sums, to);
+      }
     }
+  }
+
+ private:
+  template <class Sum>
+  [[gnu::always_inline]] void write_row(int64_t row, int64_t column, int64_t wide, const Sum* sums, S* to) const {
+    float values[kTileColumns];
+    for (int64_t c = 0; c < wide; ++c) values[c] = static_cast<float>(sums[c]);
+    if (row_scale != nullptr) {
+      for (int64_t c = 0; c < wide; ++c) values[c] = values[c] * row_scale[row] * column_scale[column + c];
+    }
+    if (bias != nullptr) {
+      for (int64_t c = 0; c < wide; ++c) values[c] += widen(bias[column + c]);
+    }
+    for (int64_t c = 0; c < wide; ++c) narrow(values[c], to + c);
   }
 };
 

@@ -119,7 +119,7 @@ void multiply(void (*dot)(const Dots<T, Sum>&), const T* left, int64_t rows, con
   });
 }
 
-constexpr int64_t kFewRows = 4;     // up to which making panels takes longer than it saves
+constexpr int64_t kFewRows = 12;    // up to which making panels takes longer than it saves
 constexpr int64_t kPanelRows = 256;  // the most that are multiplied with one panel
 
 // Bytes of scratch of multiply_int8: decoded blocks, panels, and rows as panels take them.
