@@ -1,8 +1,8 @@
-"""Llama-like blocks in 8 bits beside torchao's on one GPU: prefill and decode, compiled, as captured graphs.
+"""A Llama-like block in 8 bits beside torchao's on one GPU: prefill and decode, compiled, as captured graphs.
 
     python benchmarks/slidesparse_torchao_gpu.py [--json benchmarks/results/slidesparse_torchao_gpu.json]
 
-Needs torchao (``--torchao FOLDER`` for one outside the environment). Each form is the same stack of random blocks in
+Needs torchao (``--torchao FOLDER`` for one outside the environment). Each form is the same block of random weights in
 bfloat16, converted by ``slidesparse.convert`` or ``torchao.quantize_`` (W8A8, one scale per channel and per token),
 compiled by Inductor. Times are of replayed graphs, the least of rounds in turns; errors are those of the outputs beside
 bfloat16. Sizes are those of Llama 3 8B; decode attends to 1,024 cached tokens.
@@ -31,8 +31,10 @@ SOURCES = [
     "packages/shiplap-slidesparse/src/shiplap_slidesparse/lt/*.py",
     "packages/shiplap-slidesparse/src/shiplap_slidesparse/layers.py",
 ]
-HIDDEN, HEADS, KV, INNER, BLOCKS, CACHED = 4096, 32, 8, 14336, 2, 1024
-ROWS = {"decode 1": 1, "decode 16": 16, "decode 64": 64, "prefill 2048": 2048}
+HIDDEN, HEADS, KV, INNER, CACHED = 4096, 32, 8, 14336, 1024
+BEGAN = time.monotonic()
+OURS = ("int8", "fp8")
+ROWS = {"decode 16": 16, "prefill 2048": 2048, "decode 1": 1, "decode 64": 64}
 
 
 class Block(nn.Module):
@@ -59,19 +61,8 @@ class Block(nn.Module):
         return x + self.down(F.silu(gate) * up)
 
 
-class Stack(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
-
-    def forward(self, x: Tensor, cache: Tensor | None = None) -> Tensor:
-        for block in self.blocks:
-            x = block(x, cache)
-        return x
-
-
 def forms() -> dict[str, Callable[[nn.Module], object]]:
-    """Return what converts a stack, in place, by name."""
+    """Return what converts a block, in place, by name."""
     from torchao import quantization as ao
 
     row = ao.PerRow()
@@ -115,7 +106,7 @@ def least_us(replays: dict[str, Callable[[], None]], seconds: float) -> dict[str
     return {name: round(value, 1) for name, value in best.items()}
 
 
-def measure(nets: dict[str, nn.Module], compiled: dict[str, Any], rows: int, seconds: float) -> dict[str, Any]:
+def measure(nets: dict[str, nn.Module], rows: int, seconds: float, until: float) -> dict[str, Any]:
     """Return the times and errors of one number of rows. A form that fails is named with its error."""
     generator = torch.Generator("cuda").manual_seed(rows)
     x = torch.randn(rows, HIDDEN, device="cuda", dtype=torch.bfloat16, generator=generator)
@@ -126,21 +117,28 @@ def measure(nets: dict[str, nn.Module], compiled: dict[str, Any], rows: int, sec
     replays: dict[str, Callable[[], None]] = {}
     errors: dict[str, float] = {}
     failed: dict[str, str] = {}
-    for name, net in nets.items():
-        for kind, call in (("", compiled[name]), (", eager", net)):
-            if kind and name != "int8" and name != "fp8":
-                continue
-            try:
-                replay, out = captured(lambda call=call: call(x, cache))
-                replay()
-                errors[name + kind] = round(float((out.float() - exact).norm() / exact.norm()), 5)
-                replays[name + kind] = replay
-            except Exception as e:
-                failed[name + kind] = f"{type(e).__name__}: {e}"[:300]
-                torch.cuda.synchronize()
+    for name, net in [*nets.items(), *((f"{ours}, eager", nets[ours]) for ours in OURS if ours in nets)]:
+        if time.monotonic() > until:
+            failed[name] = "out of time"
+            continue
+        call: Any = net if name.endswith("eager") else torch.compile(net, dynamic=False)
+        try:
+            replay, out = captured(lambda call=call: call(x, cache))
+            replay()
+            errors[name] = round(float((out.float() - exact).norm() / exact.norm()), 5)
+            replays[name] = replay
+        except Exception as e:
+            failed[name] = f"{type(e).__name__}: {e}"[:300]
+            torch.cuda.synchronize()
+        progress(f"{rows} rows, {name}: {failed.get(name, 'captured')}")
     us = least_us(replays, seconds)
-    ratios = {f"{d} of torchao": round(us[d] / us[f"torchao {d}"], 3) for d in ("int8", "fp8") if f"torchao {d}" in us}
+    ratios = {f"{d} of torchao": round(us[d] / us[f"torchao {d}"], 3) for d in OURS if {d, f"torchao {d}"} <= us.keys()}
     return {"rows": rows, "us": us, "errors": errors, "failed": failed, "ratios": ratios}
+
+
+def progress(text: str) -> None:
+    """Print a line with the seconds since the start."""
+    print(f"{time.monotonic() - BEGAN:6.1f} s  {text}", flush=True)
 
 
 @torch.no_grad()
@@ -153,25 +151,28 @@ def main() -> None:
     given = parser.parse_args()
     if given.torchao:
         sys.path.insert(0, str(given.torchao))
+    progress("begins")
     import torchao
 
-    began, nets, failed = time.monotonic(), {}, {}
+    nets: dict[str, nn.Module] = {}
+    failed: dict[str, str] = {}
     torch.manual_seed(0)
-    base = Stack().to(device="cuda", dtype=torch.bfloat16).eval()
+    with torch.device("cuda"):
+        base = Block().to(torch.bfloat16).eval()
     for name, convert in forms().items():
+        nets[name] = copy.deepcopy(base)
         try:
-            nets[name] = copy.deepcopy(base)
             convert(nets[name])
         except Exception as e:
             failed[name] = f"{type(e).__name__}: {e}"[:300]
             del nets[name]
-    compiled = {name: torch.compile(net, dynamic=False) for name, net in nets.items()}
+        progress(f"{name}: {failed.get(name, 'converted')}")
     cases: dict[str, Any] = {}
     for name, rows in ROWS.items():
-        if time.monotonic() - began > given.until:
+        if time.monotonic() - BEGAN > given.until:
             cases[name] = "not begun: out of time"
             continue
-        cases[name] = measure(nets, compiled, rows, given.seconds)
+        cases[name] = measure(nets, rows, given.seconds, BEGAN + given.until)
         print(json.dumps({name: cases[name]}), flush=True)
         if given.json:  # after each, since the machine may end the run
             write(given.json, torchao.__version__, failed, cases)
@@ -180,7 +181,7 @@ def main() -> None:
 def write(path: Path, version: str, failed: dict[str, str], cases: dict[str, Any]) -> None:
     import _record
 
-    sizes = {"hidden": HIDDEN, "heads": HEADS, "kv": KV, "inner": INNER, "blocks": BLOCKS, "cached": CACHED}
+    sizes = {"hidden": HIDDEN, "heads": HEADS, "kv": KV, "inner": INNER, "cached": CACHED}
     device = torch.cuda.get_device_name()
     _record.write(
         path, _record.record(SOURCES, ["triton"], device, torchao=version, sizes=sizes, failed=failed, cases=cases)
