@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +11,7 @@ import shiplap_sparse3d as sparse3d
 from shiplap.packaging import package_model
 from shiplap_sparse3d.demo.model import GroundNet
 from shiplap_sparse3d.demo.tiles import POINT_FEATURES, VOXEL_FEATURES
+from shiplap_testing.deployed import run_package
 from tests.sparse3d.scenes import scene
 
 GRID = (12, 10, 8)
@@ -57,14 +53,6 @@ def padded(n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 POINTS = 500
 SCENES = (ROWS, 200, 90, 1, 0)  # voxels
-ROOT = Path(__file__).parents[4]
-PLAIN = """
-import sys, torch
-net, x = torch.nn.Linear(8, 8).to(sys.argv[1]), torch.randn(4, 8, device=sys.argv[1])
-with torch.no_grad():
-    path = torch._inductor.aoti_compile_and_package(torch.export.export(net, (x,)))
-torch._inductor.aoti_load_package(path)(x)
-"""
 
 
 class Demonstration(nn.Module):
@@ -84,12 +72,6 @@ def tile(voxels: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x.feats, x.coords, torch.randn(POINTS, POINT_FEATURES), torch.randint(0, max(voxels, 1), (POINTS,))
 
 
-def need_packages(device: str) -> None:
-    """Skip where torch's own package of a linear layer does not run."""
-    if subprocess.run([sys.executable, "-c", PLAIN, device], capture_output=True, check=False).returncode:
-        pytest.skip("torch's own package of a linear layer does not run here")
-
-
 def packed_scenes(folder: Path, device: str) -> tuple[Path, Path]:
     """One package of the demonstration's network, and five scenes with what they give here."""
     net = Demonstration().to(device).eval()
@@ -104,24 +86,4 @@ def packed_scenes(folder: Path, device: str) -> tuple[Path, Path]:
 
 def deployed(folder: Path, device: str) -> str:
     """What ``examples/deploy/deploy_scenes.cpp`` says of them, in an environment without Python."""
-    home, program = Path(torch.__file__).parent, folder / "deploy_scenes"
-    include = [f"-isystem{home / part}" for part in ("include", "include/torch/csrc/api/include")]
-    libraries = ["torch", "torch_cpu", "c10", *(("torch_cuda", "c10_cuda") if device == "cuda" else ())]
-    link = [
-        f"-L{home / 'lib'}",
-        f"-Wl,-rpath,{home / 'lib'}",
-        "-Wl,--no-as-needed,--unresolved-symbols=ignore-in-shared-libs",
-    ]
-    link += [f"-l{name}" for name in libraries]
-    compiler = os.environ.get("CXX") or shutil.which("c++") or ""
-    source = ROOT / "examples" / "deploy" / "deploy_scenes.cpp"
-    command = [compiler, "-std=c++20", "-O0", *include, "-o", program, source, *link, "-ldl"]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
-    package, scenes = packed_scenes(folder, device)
-    environment = {"PATH": "/nonexistent", **{k: v for k, v in os.environ.items() if k.startswith(("LD_", "CUDA_"))}}
-    done = subprocess.run(
-        [program, package, scenes, device], env=environment, capture_output=True, text=True, check=False
-    )
-    assert "libpython" not in subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-    return done.stdout + done.stderr
+    return run_package(*packed_scenes(folder, device), device)
