@@ -108,7 +108,7 @@ def candidate(x):
     ("error", "lacks"),
     [
         ("OSError(23, os.strerror(23))", True),  # ENFILE: of the whole machine
-        ("OSError(24, os.strerror(24))", True),  # EMFILE, of a process that has few files open
+        ("OSError(24, os.strerror(24))", False),  # EMFILE: this program may open more than the process
         ("MemoryError()", False),  # with memory left, it asks for too much
         ("OSError(28, os.strerror(28))", False),
         ("ValueError('no')", False),

@@ -6,13 +6,13 @@ import errno
 import os
 import re
 import resource
+import threading
 from pathlib import Path
 
 from shiplap.sandbox.landlock import MAX_FILES
-from shiplap.sandbox.proc_filesystem import read_process_resources
-from shiplap.sandbox.supervisor import MAX_TASKS, SandboxedProcess
+from shiplap.sandbox.supervisor import SandboxedProcess
 
-FILES_OF_CALLS = 16  # open files that requests may need
+FREE_NAMES = 64  # a disk with fewer is full, unless it does not count them
 LACK_TEXTS = {
     errno.EMFILE: "Too many open files(?! in system)",
     errno.ENFILE: "Too many open files in system",
@@ -41,20 +41,36 @@ def is_lack(e: Exception) -> bool:
     return isinstance(e, MemoryError) or any(re.search(text, str(e)) for text in LACK_TEXTS.values())
 
 
+def _is_short_of(kind: int, wanted: int) -> bool:
+    """Return whether this program, and so each process that it starts, is allowed less than ``wanted``."""
+    most = resource.getrlimit(kind)[1]
+    return most != resource.RLIM_INFINITY and most < wanted
+
+
+def _starts_no_thread() -> bool:
+    """Return whether this process cannot start a thread."""
+    try:
+        threading.Thread(target=int).start()
+    except RuntimeError:
+        return True
+    return False
+
+
 def find_lack(text: str, process: SandboxedProcess) -> str:
     """Return what the machine lacks if that explains an error of the process, or an empty text.
 
-    It explains nothing if the process has used up what it may use, or if the machine has that much left.
+    It explains nothing if the process may use, and gets, what a sandboxed process may.
     """
-    held, disk = read_process_resources(process.pid), os.statvfs(process.launcher.folder)
+    disk, bounds = os.statvfs(process.launcher.folder), process.bounds
+    full = disk.f_files > 0 and disk.f_favail < FREE_NAMES
     lacks = {
-        errno.EMFILE: held.files < MAX_FILES - FILES_OF_CALLS,
-        errno.ENFILE: True,
-        errno.ENOMEM: available_memory() < process.bounds.memory,
-        errno.ENOSPC: disk.f_bavail * disk.f_frsize < process.bounds.file_size,
-        errno.EDQUOT: True,
-        errno.EFBIG: 0 <= resource.getrlimit(resource.RLIMIT_FSIZE)[1] < process.bounds.file_size,
-        errno.EAGAIN: held.threads < MAX_TASKS // 2,
+        errno.EMFILE: lambda: _is_short_of(resource.RLIMIT_NOFILE, MAX_FILES),
+        errno.ENFILE: lambda: True,
+        errno.ENOMEM: lambda: available_memory() < bounds.memory,
+        errno.ENOSPC: lambda: full or disk.f_bavail * disk.f_frsize < bounds.file_size,
+        errno.EDQUOT: lambda: True,
+        errno.EFBIG: lambda: _is_short_of(resource.RLIMIT_FSIZE, bounds.file_size),
+        errno.EAGAIN: _starts_no_thread,
     }
-    found = (code for code, holds in lacks.items() if holds and re.search(LACK_TEXTS[code], text))
+    found = (code for code, holds in lacks.items() if re.search(LACK_TEXTS[code], text) and holds())
     return next((f"{os.strerror(code)}: {text}" for code in found), "")
