@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -60,7 +61,7 @@ HANGS, SILENT_S = 0.8, 5.0
 # one with it.
 STIRRING_S, DEVICE_STIRRING_S = 1e-3, 20e-3
 MAX_WAITING_FACTOR = 4.0  # a process that waited for a processor gets at most this multiple of its limit
-STOPPING_S = 0.2e-3  # processor seconds of a process after its answer, of all its threads, that count for nothing
+STOPPING_S = 0.2e-3  # processor seconds of a process that is not stopped at once that count for nothing
 ENDING_S = 0.1  # seconds until a process that has closed its connection is gone
 MAX_TASKS = 4096  # threads of a process and its descendants, and those of them that nobody has waited for
 THREADS_FIELD = 17  # of ``stat_fields``
@@ -390,12 +391,14 @@ class SandboxedProcess:
             body = self._receive(self.bounds.seconds, waiting)
             self._signal(signal.SIGSTOP)
             wall, until = time.perf_counter() - started, read_scheduler_usage(self.pid, self.pid).ran
-            self._wait_until_stopped()
+            at_once = self._wait_until_stopped()
             reply: protocol.Message = parse_message(body, reply_of(type(message)), protocol.Failed, protocol.Declined)
         except (BrokenMessage, OSError) as e:
             raise self._end_with_reason(str(e), lack=isinstance(e, OSError) and e.errno in LACKS) from None
         used = read_scheduler_usage(self.pid, self.pid)
-        if used.ran - until > STOPPING_S:  # a system call, such as a copy of memory, ends before the process stops
+        if (
+            not at_once and used.ran - until > STOPPING_S
+        ):  # a system call, such as a copy of memory, ends before the process stops
             wall = time.perf_counter() - started
         self.answering += wall
         self._stood = used.ran
@@ -510,14 +513,16 @@ class SandboxedProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
-    def _wait_until_stopped(self) -> None:
-        """Return when every thread of the process is stopped. Raises ProcessEnded."""
+    def _wait_until_stopped(self) -> bool:
+        """Wait until every thread of the process is stopped. Return whether it was at once. Raises ProcessEnded."""
         now = time.monotonic()
         ends = max(now + 1, min(now + 60, self.until))
-        while time.monotonic() < ends:
+        for look in count():
+            if time.monotonic() > ends:
+                break
             state = thread_states(self.pid)
             if state and state <= {"T", "t", "Z", "X"}:
-                return
+                return not look
             if not state:
                 raise self._end_with_reason("it ended after its answer")
             time.sleep(0.0001)  # a thread stops only when it next has a processor
