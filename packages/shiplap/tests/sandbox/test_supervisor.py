@@ -68,7 +68,8 @@ def candidate(x):
     child.send_message = send
     return x + 1
 """)
-    assert called(witness, torch.ones(4)).wall > 4e-3  # no memory takes 64 MiB faster
+    # No memory takes 64 MiB faster. A process that lost its processor to this one copies in the next call.
+    assert max(called(witness, torch.ones(4)).wall for _ in range(4)) > 4e-3
 
 
 def test_nobody_declines_arguments_that_the_judge_gives(load) -> None:

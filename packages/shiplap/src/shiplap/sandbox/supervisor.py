@@ -208,7 +208,8 @@ class SandboxLauncher:
             try:
                 self._end_all()
             except OSError:  # no process can be looked at; the launcher ends them when the connection ends
-                self._connection = self._connection.close() if self._connection is not None else None
+                if self._connection is not None:
+                    self._connection.close()
                 ends = time.monotonic() + REMOVAL_PATIENCE_S
                 while self._process.poll() is None and time.monotonic() < ends:
                     time.sleep(0.005)
