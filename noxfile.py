@@ -334,6 +334,13 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def lacks(session: nox.Session) -> None:
+    """Judge a right kernel in 40 lacks of memory, disk, files or processes, and 60 kills: ``nox -s lacks -- 40 60``."""
+    counts = (*session.posargs, *("40", "60", "17")[len(session.posargs) :])
+    session.run("python", "-P", "packages/shiplap/tests/sandbox/lacks.py", *counts)
+
+
+@nox.session(venv_backend="none")
 def crossed(session: nox.Session) -> None:
     """Let declarations, kernels, bindings and ways of a call meet: ``nox -s crossed -- --count 5000 --jobs 2``."""
     call = (".venv/bin/python", "-m", "shiplap_testing.crossed", *session.posargs)
