@@ -58,12 +58,10 @@ def command(
                 raise
             console.err().print(str(e), markup=False, soft_wrap=True)
             raise typer.Exit(console.FAILED) from None
-    size = file.stat().st_size
-    if json:
-        console.emit_json({"file": str(file), "form": WRITERS[file.suffix], "bytes": size, "ops": list(ops)})
-    else:
-        with_ops = f" with {', '.join(ops)}" if ops else ""
-        console.out().print(f"{file}: {WRITERS[file.suffix]}, {size} bytes{with_ops}", markup=False, soft_wrap=True)
+    form, size = WRITERS[file.suffix], file.stat().st_size
+    with_ops = f" with {', '.join(ops)}" if ops else ""
+    result = {"file": str(file), "form": form, "bytes": size, "ops": list(ops)}
+    console.show(result, [f"{file}: {form}, {size} bytes{with_ops}"], as_json=json)
 
 
 def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic: bool) -> Any:
