@@ -14,9 +14,9 @@ from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError
 from shiplap.kernels.triton.interpreter_budget import LaunchTooLong
-from shiplap.sampling.case import SampleCase, describe_arguments, tree_map
+from shiplap.sampling.case import SampleCase, describe_arguments, tensors_among, tree_map
 from shiplap.sampling.ledger import Ledger, varied_axes
-from shiplap.sampling.run import error_line, needs_builder, reference_effects, tensors_among, why_reference_missing
+from shiplap.sampling.run import error_line, needs_builder, reference_effects, why_reference_missing
 from shiplap.sampling.samples import Samples, sample
 
 OUT_OF_BUDGET_TEXT = "out of budget"
@@ -75,6 +75,11 @@ class AuditSubject:
 def _never_skip(op: Op) -> str:
     """Return an empty text: the check applies to every op."""
     return ""
+
+
+def why_random(op: Op) -> str:
+    """Return why a check of repeated calls does not apply to a random op, empty for other ops."""
+    return "each call draws other numbers" if op.spec.draws else ""
 
 
 @dataclass(frozen=True)

@@ -57,12 +57,7 @@ class AuditPlan:
 
 def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
     """Run the checks of ``plan``, and send each event through ``send`` as it happens."""
-    with (
-        suppress_warnings(),
-        writes_are_audited(),
-        _temporary_builder(op, plan.builder),
-        limit_launch_time(INTERPRETER_SECONDS),
-    ):
+    with _audited(op, plan):
         subject = _make_subject(op, plan, send)
         if not plan.tried:
             try:
@@ -98,12 +93,7 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
 
 def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, *, history: bool = False) -> Observation:
     """Return the observation of one sample of one check, alone or after the samples before it (``history``)."""
-    with (
-        suppress_warnings(),
-        writes_are_audited(),
-        _temporary_builder(op, plan.builder),
-        limit_launch_time(INTERPRETER_SECONDS),
-    ):
+    with _audited(op, plan):
         if history:
             return load_check(check).replay_history(op, label, plan.seed, plan.device)
         return load_check(check).look(op, sample(op, label, plan.seed, plan.device))
@@ -182,11 +172,12 @@ def _run_check(check: Check, subject: AuditSubject, plan: AuditPlan) -> Finding:
 
 
 @contextmanager
-def _temporary_builder(op: Op, builder: Callable[..., tuple[Any, ...]] | None) -> Iterator[None]:
-    """Give the op another builder of samples for a block."""
+def _audited(op: Op, plan: AuditPlan) -> Iterator[None]:
+    """A context in which the op is audited: with the builder of samples of the plan, and limits for launches."""
     before = op.sampler
-    op.sampler = builder or before
+    op.sampler = plan.builder or before
     try:
-        yield
+        with suppress_warnings(), writes_are_audited(), limit_launch_time(INTERPRETER_SECONDS):
+            yield
     finally:
         op.sampler = before

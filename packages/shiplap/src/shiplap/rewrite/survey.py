@@ -19,7 +19,7 @@ from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import fake_value, operator_name, source_line
 from shiplap.rewrite.match import LEVELS, Level, Match, NearMiss, Outcome, Saving
 from shiplap.rewrite.scope import Rewrites
-from shiplap.sampling.run import tensors_among
+from shiplap.sampling.case import tensors_among
 from shiplap.torch_private.graph_objects import leaves
 from shiplap.tuning.measure import RacePlan, clock_for, race_runs
 

@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 from shiplap.declare import OpSpec
 from shiplap.sampling.builder import builder_takes_values
-from shiplap.sampling.case import SampleCase
+from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import tensors_among
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import EDGE_SIZES, free_dims, scalar_candidates, search_sizes
 

@@ -39,11 +39,11 @@ from shiplap.sampling.boundary_sizes import (
 )
 from shiplap.sampling.boundary_sizes import uneven_member_sizes as uneven_lists
 from shiplap.sampling.builder import build_arguments, builder_takes_values
-from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.code_constants import CodeConstants, find_code_constants, threshold_value_kind
 from shiplap.sampling.layouts import LAYOUTS, apply_layout, layout_is_possible
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import reference_accepts, tensors_among
+from shiplap.sampling.run import reference_accepts
 from shiplap.sampling.sizes import (
     EDGE_SIZES,
     SEARCH_LIMIT,

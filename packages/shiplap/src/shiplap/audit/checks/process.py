@@ -25,8 +25,8 @@ import torch
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.first_call import make_first_call
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase
-from shiplap.sampling.run import call_op, floating_args, sum_to_real, tensors_among, why_no_backward
+from shiplap.sampling.case import SampleCase, tensors_among
+from shiplap.sampling.run import call_op, floating_args, require_gradients, sum_to_real, why_no_backward
 from shiplap.sampling.samples import Samples
 
 ROUNDS, CALLS = 2, 30
@@ -231,7 +231,7 @@ def _advance_random_states() -> None:
 def _call_and_backward(op: Op, case: SampleCase) -> None:
     """Call the op and run its backward."""
     names = floating_args(op, case)
-    args = tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
+    args = require_gradients(op, case.fresh(), names)
     outs = [o for o in call_op(op, args) if o.grad_fn is not None]  # a view made without gradients requires one, too
     wanted = [t for t in tensors_among(args) if t.requires_grad]
     if outs:

@@ -45,11 +45,6 @@ def why_skip_stateless(op: Op) -> str:
     return "" if any(_native_forms(op)) else "no C ABI kernel; for Python kernels see fresh, determinism and threads"
 
 
-def stateless_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain samples."""
-    yield from samples.plain()
-
-
 def observe_stateless(op: Op, case: SampleCase) -> Observation:
     """Read the symbols of all libraries of the op."""
     notes, unclear, admitted = [], [], []
@@ -109,7 +104,7 @@ CHECK = Check(
     order=250,
     observes="the kernel's library has no writable globals and no thread-locals in its symbol table",
     observe=observe_stateless,
-    cases=stateless_cases,
+    cases=Samples.plain,
     obligations=(),
     fix="take scratch memory from sl_context.workspace, and write messages to sl_context.error",
     skips=why_skip_stateless,
