@@ -18,6 +18,7 @@ from shiplap.errors import ShiplapError, error
 from shiplap.rewrite import batched_trace
 from shiplap.rewrite.match import Match, NearMiss, Outcome
 from shiplap.rewrite.program import Program, Provable, proving
+from shiplap.rewrite.walk import as_list
 from shiplap.sampling.compare import Reduction, bitwise_difference, compare_within_tolerance
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.layouts import clone_exactly
@@ -294,7 +295,7 @@ class _GraphRun:
         given = [self._input(node, role, leaves, rng, wide) for node, role in self.captured.roles.items()]
         with nullcontext() if self.differentiate else torch.no_grad():
             results = module.run(*given)
-        results = list(results) if isinstance(results, (list, tuple)) else [results]
+        results = as_list(results)
         grads = results[-self.primals :] if self.joint else None
         outs = [o for o in (results[: -self.primals] if self.joint else results) if isinstance(o, Tensor)]
         return _RunEffect(outs, leaves, _gradients_of_leaves(outs, leaves) if self.differentiate else grads)
