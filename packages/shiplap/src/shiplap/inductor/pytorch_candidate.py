@@ -20,7 +20,6 @@ from shiplap.dispatch.outputs import flatten_op_results
 from shiplap.inductor.bound_call import LoweredCall
 from shiplap.inductor.size_range import Sizes
 from shiplap.inductor.template_candidate import TemplateCandidate
-from shiplap.sampling.run import split_arguments
 from shiplap.torch_private import inductor_lowering
 
 
@@ -86,7 +85,7 @@ class TracedCandidate(TemplateCandidate):
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
         """Return the compiled function on ``args``. At other sizes of one graph its operations are the same."""
         assert self.template.function is not None
-        positional, named = split_arguments(self.call.op.spec, args)
+        positional, named = self.call.op.spec.split(args)
         return lambda: flatten_op_results(self.template.function(*positional, **named))  # type: ignore[misc]
 
     def state(self) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.declare import OpSpec
 from shiplap.dispatch import AdoptedOp, Op
 from shiplap.dispatch.autograd import detach_results
 from shiplap.dispatch.outputs import flatten_op_results, fresh_results, tensors_in_arguments
@@ -28,15 +27,9 @@ from shiplap.sampling.case import (
 from shiplap.sampling.unordered import sort_unordered_rows
 
 
-def split_arguments(spec: OpSpec, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments in schema order as positional and keyword-only arguments."""
-    pairs = list(zip(spec.args, args, strict=True))
-    return tuple(v for a, v in pairs if not a.keyword_only), {a.name: v for a, v in pairs if a.keyword_only}
-
-
 def results_of(op: Op, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Return the results of ``function``, which takes the arguments of ``op``, on ``args`` themselves."""
-    positional, named = split_arguments(op.spec, args)
+    positional, named = op.spec.split(args)
     return flatten_op_results(fresh_results(op.spec, args, function(*positional, **named)))
 
 
@@ -118,7 +111,7 @@ def reference_accepts(op: Op, args: tuple[Any, ...]) -> bool:
 
 def surrogate_results(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Return the results, on ``args`` themselves, of the function whose derivative is the op's gradient."""
-    positional, named = split_arguments(op.spec, args)
+    positional, named = op.spec.split(args)
     with reference_mark.running():
         made: Any = fresh_results(op.spec, args, op.surrogate(*positional, **named))
     return sort_unordered_rows(op.spec, flatten_op_results(detach_results(op.spec, made)))

@@ -22,7 +22,7 @@ from shiplap.dispatch.outputs import flatten_op_results
 from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.compare import bitwise_difference
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import error_line, is_adopted, op_effects, reference_effects, split_arguments
+from shiplap.sampling.run import error_line, is_adopted, op_effects, reference_effects
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.work_estimate import why_too_large
 
@@ -121,7 +121,7 @@ def _why_out_differs(op: Op, case: SampleCase, own: tuple[Tensor, ...]) -> str:
         rooms.append(room)
         outs.append(room[GUARD_ELEMENTS : GUARD_ELEMENTS + count].view(shape))
     before = [room.clone() for room in rooms]
-    positional, named = split_arguments(op.spec, args)
+    positional, named = op.spec.split(args)
     with torch.no_grad():
         op.out(*positional, out=outs[0] if len(outs) == 1 else tuple(outs), **named)
     for output, room, was in zip(op.spec.outputs, rooms, before, strict=True):

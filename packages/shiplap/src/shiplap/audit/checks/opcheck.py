@@ -11,7 +11,7 @@ import torch
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
 from shiplap.sampling.case import SampleCase, tensors_among, tree_map
-from shiplap.sampling.run import all_finite, error_line, is_float8, reference_effects, split_arguments, why_no_backward
+from shiplap.sampling.run import all_finite, error_line, is_float8, reference_effects, why_no_backward
 from shiplap.sampling.samples import Samples
 
 OPCHECK_TESTS = (
@@ -41,7 +41,7 @@ def observe_opcheck(op: Op, case: SampleCase) -> Observation:
     args = case.fresh()
     if not why_no_backward(op, case):
         args = tree_map(lambda t: t.requires_grad_() if t.is_floating_point() else t, args)
-    positional, named = split_arguments(op.spec, args)
+    positional, named = op.spec.split(args)
     narrow = any(is_float8(t) for t in tensors_among(args))
     note = "test_schema left out: it compares arguments, which torch cannot do with float8" if narrow else ""
     tests: tuple[str, ...] = OPCHECK_TESTS[1:] if narrow else OPCHECK_TESTS

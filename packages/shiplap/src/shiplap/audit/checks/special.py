@@ -20,7 +20,6 @@ from shiplap.sampling.run import (
     op_effects,
     reference_effects,
     run_op,
-    split_arguments,
     why_reference_missing,
 )
 from shiplap.sampling.samples import Samples
@@ -66,7 +65,7 @@ def _why_defaults_differ(op: Op, case: SampleCase) -> str:
     given = [a for a in op.spec.args if not a.has_default]
     args: Any = tuple(v if a in given else a.default for a, v in zip(op.spec.args, case.fresh(), strict=True))
     kept = tree_map(lambda t: t, args)
-    positional, _ = split_arguments(op.spec, args)
+    positional, _ = op.spec.split(args)
     cut = next((i for i, a in enumerate(op.spec.args) if a.has_default), len(positional))
     if any(a not in given for a in op.spec.args[:cut]) or any(a in given for a in op.spec.args[cut:]):
         return ""
