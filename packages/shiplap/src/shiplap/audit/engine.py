@@ -140,8 +140,7 @@ class _AuditRun:
         """Process one event of the child."""
         kind = event["kind"]
         if kind == "error":
-            words = event["words"]
-            raise error(**words)
+            raise error(**event["parts"])
         if kind == "check":
             self.check, self.label = event["check"], ""
         elif kind == "case":

@@ -63,15 +63,7 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
             try:
                 _check_base_sample(op, subject.samples, send)
             except ShiplapError as e:
-                words = {
-                    "id": e.id,
-                    "what": e.what,
-                    "got": e.got,
-                    "expected": e.expected,
-                    "where": e.where,
-                    "fix": e.fix,
-                }
-                send({"kind": "error", "words": words})
+                send({"kind": "error", "parts": e.parts})
                 return
             send({"kind": "axes", "absent": absent_axes(subject.samples)})
         for name in plan.checks:

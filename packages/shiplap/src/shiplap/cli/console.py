@@ -123,7 +123,7 @@ def show_error(failure: ShiplapError, *, as_json: bool = False) -> None:
     # The text goes to stderr also with --json, so that a person who redirects stdout reads the error.
     err().print(text, end="")
     if as_json:
-        emit_failure(**{name: value or "" for name, value in rows}, what=failure.what, id=failure.id)
+        emit_failure(**failure.parts)
 
 
 def show_defect(failure: Exception, *, as_json: bool = False) -> None:

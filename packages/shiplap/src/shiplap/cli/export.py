@@ -9,7 +9,7 @@ import typer
 
 from shiplap.cli import console
 from shiplap.cli.model import load_model
-from shiplap.errors import ShiplapError, error
+from shiplap.errors import ShiplapError, error, first_line
 
 EPILOG = """\b
 Examples:
@@ -81,12 +81,11 @@ def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic
     except ShiplapError:
         raise
     except Exception as e:
-        reason = next((line for line in str(e).splitlines() if line.strip()), "")
         raise error(
             "SL321",
             what="torch.export refuses the model",
             where=type(module).__name__,
-            got=f"{type(e).__name__}: {reason}",
+            got=first_line(e),
             expected="a model that torch.export takes",
             fix="see shiplap doctor for what breaks the graph",
         ) from e

@@ -25,6 +25,14 @@ class ShiplapError(Exception):
     where: str
     fix: str
 
+    @property
+    def parts(self) -> dict[str, str]:
+        """The attributes by name, of which ``error(**parts)`` makes the same error, in another process too."""
+        return {name: getattr(self, name) for name in ERROR_PARTS}
+
+
+ERROR_PARTS = ("id", "what", "where", "got", "expected", "fix")
+
 
 class ShiplapNotice(UserWarning):
     """A warning that a slower or narrower path is used. It is given once per process and reason."""
@@ -75,6 +83,12 @@ def error(
     made = entry.kind(text)
     made.id, made.what, made.got, made.expected, made.where, made.fix = id, what, str(got), str(expected), where, fix
     return made
+
+
+def first_line(e: BaseException) -> str:
+    """Return ``Type: text`` of any exception, with the first line of its text."""
+    lines = [line for line in str(e).splitlines() if line.strip()]
+    return f"{type(e).__name__}: {lines[0].strip()}" if lines else type(e).__name__
 
 
 _announced: set[str] = set()

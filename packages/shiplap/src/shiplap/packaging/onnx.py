@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from shiplap.dispatch import Op, registry
-from shiplap.errors import ShiplapError, error, writing
+from shiplap.errors import ShiplapError, error, first_line, writing
 from shiplap.packaging.onnx_operators import (
     VERSION,
     OperatorTable,
@@ -280,8 +280,7 @@ def _first_reason(e: BaseException) -> str:
     """Return the innermost cause of torch's error, which is the one that names the operator."""
     while e.__cause__ is not None:
         e = e.__cause__
-    lines = [line for line in str(e).splitlines() if line.strip()]
-    return f"{type(e).__name__}: {lines[0] if lines else ''}"
+    return first_line(e)
 
 
 def _form_of_call(op: Op, node: Node) -> FunctionForm:

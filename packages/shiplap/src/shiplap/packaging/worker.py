@@ -19,10 +19,10 @@ import msgspec
 
 from shiplap import safe_io
 from shiplap.errors import ShiplapError, error
+from shiplap.errors.base import ERROR_PARTS
 from shiplap.packaging.contents import NO_EXTRAS, PackageContents, PackageExtras, fill_packages
 
 MODULES, LONGEST = 1000, 1000  # of one wheel; characters of a name
-PARTS = ("id", "what", "where", "got", "expected", "fix")  # of an error
 
 
 def fill_apart(modules: Sequence[str], unpacked: Path, extras: PackageExtras = NO_EXTRAS) -> list[PackageContents]:
@@ -65,7 +65,7 @@ def read_answer(path: Path, modules: Sequence[str], how: str) -> list[PackageCon
 
 def _worker_error(content: dict[str, Any]) -> ShiplapError:
     """Return the error that the worker raised. ValueError or LookupError if the content is not an error."""
-    parts = msgspec.convert({part: content.get(part) for part in PARTS}, dict[str, str])
+    parts = msgspec.convert({part: content.get(part) for part in ERROR_PARTS}, dict[str, str])
     return error(parts.pop("id"), **parts)
 
 
@@ -78,7 +78,7 @@ def _fill_by_order(order: str) -> None:
         content = [asdict(each) for each in fill_packages(modules, Path(unpacked), extras)]
     # Only errors of the catalogue are data. Any other exception ends the process, and its traceback is on stderr.
     except ShiplapError as e:
-        content = {part: getattr(e, part) for part in PARTS}
+        content = e.parts
     safe_io.write_text(answer, json.dumps(content))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from shiplap.errors import first_line
 from shiplap.rewrite.layout import readers_with_new_layout, restore_layouts, same_strides, shares_storage
 from shiplap.rewrite.match import OBSTACLE_FIXES, Level, Match, NearMiss, Obstacle, Saving
 from shiplap.rewrite.program import placing
@@ -74,7 +75,7 @@ def place_replacement(
     except ReplacementRefused as e:
         return miss(e.obstacle, str(e))
     except Exception as e:
-        return miss("operator", f"the replacement cannot be traced here: {_error_summary(e)}")
+        return miss("operator", f"the replacement cannot be traced here: {first_line(e)[:200]}")
     results = _graph_results(made)
     writers = [n for n in replaced if written_arguments(n)]
     if problem := (
@@ -180,11 +181,6 @@ def _fill_arguments(args: Sequence[Any], inputs: Sequence[Node], values: Sequenc
     """Return ``args`` with each node of ``inputs`` replaced by its value."""
     given = dict(zip(inputs, values, strict=True))
     return list(map_arg(tuple(args), given.__getitem__))
-
-
-def _error_summary(e: Exception) -> str:
-    """Return the type of an error and the first line of its text, at most 200 characters."""
-    return f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}"[:200]
 
 
 def _graph_results(made: Graph) -> list[Any]:
