@@ -287,7 +287,8 @@ def _form_of_call(op: Op, node: Node) -> FunctionForm:
     spec = op.spec
     if any(arg.mutated for arg in spec.args):
         raise _no_form(op, "it writes to an argument", "an op that returns its results")
-    values = op.spec.complete(node.args, node.kwargs)
+    given: tuple[Any, Any] = node.args, node.kwargs
+    values = op.spec.complete(*given)
     fakes: list[Any] = []
 
     def numbered(value: Any) -> Any:

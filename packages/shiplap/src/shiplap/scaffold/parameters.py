@@ -9,7 +9,7 @@ from shiplap.scaffold.schema import SchemaField
 from shiplap.scaffold.signature import DraftParameter
 
 NO_LITERAL = "..."  # a default that has no source
-P = TypeVar("P", DraftParameter, SchemaField)
+P = TypeVar("P", bound=DraftParameter | SchemaField)
 
 
 def names_with_default(parameters: Sequence[DraftParameter] | Sequence[SchemaField]) -> set[str]:
@@ -24,5 +24,8 @@ def names_with_default(parameters: Sequence[DraftParameter] | Sequence[SchemaFie
 
 def with_star(parameters: Sequence[P]) -> list[P | None]:
     """Return the arguments with None at the place of the star, behind which they go by name."""
+    listed: list[P | None] = [*parameters]
     first = next((i for i, p in enumerate(parameters) if p.keyword_only), None)
-    return [*parameters] if first is None else [*parameters[:first], None, *parameters[first:]]
+    if first is not None:
+        listed.insert(first, None)
+    return listed

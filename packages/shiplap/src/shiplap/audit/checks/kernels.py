@@ -121,9 +121,10 @@ def _why_out_differs(op: Op, case: SampleCase, own: tuple[Tensor, ...]) -> str:
         rooms.append(room)
         outs.append(room[GUARD_ELEMENTS : GUARD_ELEMENTS + count].view(shape))
     before = [room.clone() for room in rooms]
+    write: Any = op.out
     positional, named = op.spec.split(args)
     with torch.no_grad():
-        op.out(*positional, out=outs[0] if len(outs) == 1 else tuple(outs), **named)
+        write(*positional, out=outs[0] if len(outs) == 1 else tuple(outs), **named)
     for output, room, was in zip(op.spec.outputs, rooms, before, strict=True):
         for side in (slice(0, GUARD_ELEMENTS), slice(room.numel() - GUARD_ELEMENTS, None)):
             if problem := bitwise_difference([room[side]], [was[side]], "before the call"):
