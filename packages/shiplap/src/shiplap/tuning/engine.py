@@ -295,5 +295,5 @@ def tuning_progress(wanted: bool | None) -> Iterator[Report]:
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
-        task = bar.add_task("tune", total=None)
+        task = bar.add_task("", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
