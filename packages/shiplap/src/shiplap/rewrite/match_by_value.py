@@ -17,7 +17,14 @@ from torch import Tensor
 from torch.fx import Node
 
 from shiplap.rewrite.graph import fake_value, flat_nodes, mutates_argument
-from shiplap.rewrite.passthrough_ops import CAST_OPERATORS, keeps_values, same_shape, tensor_argument, torch_call_name
+from shiplap.rewrite.passthrough_ops import (
+    CAST_OPERATORS,
+    VIEWING_OPERATORS,
+    keeps_values,
+    same_shape,
+    tensor_argument,
+    torch_call_name,
+)
 from shiplap.rewrite.walk import run_call, walk_from
 from shiplap.torch_private.graph_nodes import size_hint_of
 
@@ -30,42 +37,24 @@ ARITHMETIC_OPERATORS = frozenset(
     | {"sum"}
 )
 # Calls that move values without changing them.
-VALUE_MOVING_OPERATORS = frozenset(
+VALUE_MOVING_OPERATORS = VIEWING_OPERATORS | frozenset(
     {
-        "getitem",
-        "chunk",
-        "split",
-        "tensor_split",
-        "unbind",
-        "select",
-        "narrow",
         "cat",
+        "clone",
         "concat",
         "concatenate",
-        "stack",
-        "flatten",
-        "view",
-        "view_as",
-        "reshape_as",
-        "expand_as",
-        "unflatten",
-        "squeeze",
-        "unsqueeze",
-        "expand",
-        "transpose",
-        "permute",
-        "movedim",
-        "view_as_complex",
-        "view_as_real",
-        "contiguous",
-        "clone",
-        "roll",
         "flip",
-        "repeat_interleave",
-        "repeat",
-        "tile",
         "hstack",
         "index_select",
+        "repeat",
+        "repeat_interleave",
+        "reshape_as",
+        "roll",
+        "stack",
+        "tensor_split",
+        "tile",
+        "view_as_complex",
+        "view_as_real",
     }
 )
 

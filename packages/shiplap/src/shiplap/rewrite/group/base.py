@@ -27,6 +27,7 @@ from shiplap.rewrite.group.dependencies import independent_calls
 from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
 from shiplap.rewrite.normalize_call import canonical_name
 from shiplap.rewrite.obstacle import RewriteObstacle
+from shiplap.rewrite.passthrough_ops import VIEWING_OPERATORS
 from shiplap.rewrite.program import proving
 from shiplap.rewrite.walk import walk_from
 
@@ -34,37 +35,19 @@ MergedCall = tuple[Callable[..., Any], Sequence[Any]]
 """A function of plain PyTorch that returns a tensor per member, and its arguments: nodes, constants, lists of them."""
 
 # Operators whose result may be memory of their argument ("to", "contiguous": where there is nothing to do).
-ALIASING_OPERATORS = frozenset(
+ALIASING_OPERATORS = VIEWING_OPERATORS | frozenset(
     {
         "alias",
-        "chunk",
-        "contiguous",
         "detach",
         "diagonal",
         "dropout",
-        "expand",
-        "expand_as",
-        "flatten",
         "float",
         "getattr",
-        "getitem",
-        "movedim",
-        "narrow",
-        "permute",
-        "select",
         "slice",
-        "split",
-        "squeeze",
         "swapaxes",
         "t",
         "to",
-        "transpose",
         "type_as",
-        "unbind",
-        "unflatten",
-        "unsqueeze",
-        "view",
-        "view_as",
     }
 )
 
