@@ -192,10 +192,8 @@ class PatternSamples:
         """Return ``recipe`` in another floating dtype, or None where the declaration does not admit it."""
         if dtype == "float64" and self._narrows:
             return None
-        classes = {
-            a.tensor.dtype_class: a.tensor.dtypes for a in self.spec.tensors if a.tensor and not a.tensor.concrete
-        }
-        changed = {c: dtype for c, admitted in classes.items() if dtype in admitted or not admitted}
+        classes = self.spec.dtype_classes
+        changed = {c: dtype for c, t in classes.items() if dtype in t.dtypes or not t.dtypes}
         return recipe.but(dtypes=changed) if changed else None
 
     def _admitted(self, recipe: SampleRecipe | None) -> SampleCase | None:

@@ -263,7 +263,6 @@ def absent_axes(samples: Samples) -> dict[str, str]:
     op, spec, base = samples.op, samples.spec, samples.base
     given = tensors_among(samples.build(base).args)
     free = free_dims(spec)
-    classes = [a.tensor for a in spec.tensors if a.tensor and not a.tensor.concrete]
     scalars = [a for a in spec.scalars if a.name not in dict(base.sizes) and len(scalar_candidates(a)) > 1]
     reasons = {
         "size": "" if _admits_sizes(spec, base, free) else "the declaration admits one size of each dim",
@@ -271,7 +270,7 @@ def absent_axes(samples: Samples) -> dict[str, str]:
         "layout": "" if _admits_layout(samples) else "no argument may have another layout",
         "offset": "" if given else "no argument is a tensor",
         "alignment": "" if given else "no argument is a tensor",
-        "dtype": "" if any(len(t.dtypes) != 1 for t in classes) else "each argument has one dtype",
+        "dtype": "" if any(len(t.dtypes) != 1 for t in spec.dtype_classes.values()) else "each argument has one dtype",
         "value": "" if given else "no argument is a tensor",
         "scalar": "" if scalars else "no scalar has another value",
         "absence": "" if any(a.optional for a in spec.tensors) else "no argument is an optional tensor",

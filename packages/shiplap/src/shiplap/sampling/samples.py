@@ -108,8 +108,8 @@ class Samples:
 
     def _recipe(self, sizes: dict[str, Any], scalars: dict[str, Any]) -> SampleRecipe:
         """Return the recipe of these sizes and scalars, with the preferred dtypes."""
-        classes = [a.tensor for a in self.spec.tensors if a.tensor and not a.tensor.concrete]
-        dtypes = {t.dtype_class: next(n for n in PREFERRED if n in t.dtypes or not t.dtypes) for t in classes}
+        classes = self.spec.dtype_classes
+        dtypes = {c: next(n for n in PREFERRED if n in t.dtypes or not t.dtypes) for c, t in classes.items()}
         return SampleRecipe().but(
             sizes=sizes, scalars={k: v for k, v in scalars.items() if k not in sizes}, dtypes=dtypes
         )
@@ -227,7 +227,7 @@ class Samples:
 
     def dtypes(self) -> Iterator[SampleCase]:
         """Yield the base sample in every floating dtype that the declaration admits, and in both complex ones."""
-        classes = {a.tensor.dtype_class: a.tensor for a in self.spec.tensors if a.tensor and not a.tensor.concrete}
+        classes = self.spec.dtype_classes
         for dtype in FLOATS:
             names = {c: dtype for c, t in classes.items() if dtype in t.dtypes or not t.dtypes}
             if dtype == "float64":

@@ -28,8 +28,7 @@ def why_skip_autocast(op: Op) -> str:
         return "the op mutates arguments, which cannot be cast"
     if op.spec.autocast is None:
         return "" if op.spec.tensors else "no argument is a tensor"
-    classes = [a.tensor for a in op.spec.tensors if a.tensor and not a.tensor.concrete]
-    if op.spec.autocast is not None and not any("bfloat16" in t.dtypes or not t.dtypes for t in classes):
+    if not any("bfloat16" in t.dtypes or not t.dtypes for t in op.spec.dtype_classes.values()):
         return "no argument admits both float32 and bfloat16"
     return ""
 
