@@ -157,4 +157,5 @@ def test_kernels_set_only_attributes_that_calls_read():
         known = {name for base in kind.__mro__[1:] for name in (*vars(base), *getattr(base, "__annotations__", {}))}
         values = {n for n, v in vars(kind).items() if not n.startswith("_") and isinstance(v, bool | int | str)}
         assert kind is Kernel or values <= known, kind
-    assert TemplateKernel in seen and TemplateKernel.can_repeat
+    assert TemplateKernel in seen
+    assert TemplateKernel.can_repeat
