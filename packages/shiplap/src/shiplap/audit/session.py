@@ -23,6 +23,7 @@ from shiplap.audit.first_call import make_first_call
 from shiplap.dispatch import Op
 from shiplap.dispatch.check_unchanged import writes_are_audited
 from shiplap.errors import LibraryError, ShiplapError, error
+from shiplap.errors.base import error_parts
 from shiplap.kernels.triton.interpreter_budget import limit_launch_time
 from shiplap.sampling.case import SampleCase, describe_arguments
 from shiplap.sampling.ledger import Ledger, absent_axes
@@ -63,7 +64,7 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
             try:
                 _check_base_sample(op, subject.samples, send)
             except ShiplapError as e:
-                send({"kind": "error", "parts": e.parts})
+                send({"kind": "error", "parts": error_parts(e)})
                 return
             send({"kind": "axes", "absent": absent_axes(subject.samples)})
         for name in plan.checks:

@@ -25,14 +25,6 @@ class ShiplapError(Exception):
     where: str
     fix: str
 
-    @property
-    def parts(self) -> dict[str, str]:
-        """The attributes by name, of which ``error(**parts)`` makes the same error, in another process too."""
-        return {name: getattr(self, name) for name in ERROR_PARTS}
-
-
-ERROR_PARTS = ("id", "what", "where", "got", "expected", "fix")
-
 
 class ShiplapNotice(UserWarning):
     """A warning that a slower or narrower path is used. It is given once per process and reason."""
@@ -83,6 +75,14 @@ def error(
     made = entry.kind(text)
     made.id, made.what, made.got, made.expected, made.where, made.fix = id, what, str(got), str(expected), where, fix
     return made
+
+
+ERROR_PARTS = ("id", "what", "where", "got", "expected", "fix")
+
+
+def error_parts(e: ShiplapError) -> dict[str, str]:
+    """Return the attributes by name, of which ``error(**parts)`` makes the same error, in another process too."""
+    return {name: getattr(e, name) for name in ERROR_PARTS}
 
 
 def first_line(e: BaseException) -> str:

@@ -19,7 +19,7 @@ import msgspec
 
 from shiplap import safe_io
 from shiplap.errors import ShiplapError, error
-from shiplap.errors.base import ERROR_PARTS
+from shiplap.errors.base import ERROR_PARTS, error_parts
 from shiplap.packaging.contents import NO_EXTRAS, PackageContents, PackageExtras, fill_packages
 
 MODULES, LONGEST = 1000, 1000  # of one wheel; characters of a name
@@ -78,7 +78,7 @@ def _fill_by_order(order: str) -> None:
         content = [asdict(each) for each in fill_packages(modules, Path(unpacked), extras)]
     # Only errors of the catalogue are data. Any other exception ends the process, and its traceback is on stderr.
     except ShiplapError as e:
-        content = e.parts
+        content = error_parts(e)
     safe_io.write_text(answer, json.dumps(content))
 
 
