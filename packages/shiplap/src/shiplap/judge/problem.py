@@ -18,7 +18,7 @@ from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import error
 from shiplap.judge.variants import LARGE, SECRET_RANDOM, InputFacts, InputForm, make_input_forms, vary_arguments
-from shiplap.sampling.case import tree_map
+from shiplap.sampling.case import tensors_among, tree_map
 from shiplap.sampling.compare import (
     Difference,
     Reduction,
@@ -28,7 +28,7 @@ from shiplap.sampling.compare import (
 )
 from shiplap.sampling.compare_to_reference import compare_with_rounding
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import error_line, split_arguments, tensors_among, widen_tensor
+from shiplap.sampling.run import error_line, widen_tensor
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import free_dims
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
@@ -295,7 +295,7 @@ class OpProblem(JudgeProblem):
     def __init__(self, op: Op, sizes: Sequence[dict[str, Any]], device: str) -> None:
         def body(*args: Any) -> Any:
             """Call the reference with arguments in the order of the schema."""
-            positional, named = split_arguments(op.spec, args)
+            positional, named = op.spec.split(args)
             return op.reference(*positional, **named)
 
         super().__init__(op.spec.name, body, body, op.spec.tolerated)

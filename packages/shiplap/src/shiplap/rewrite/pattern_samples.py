@@ -15,14 +15,15 @@ from shiplap.declare.code_digest import code_digest
 from shiplap.dtypes import floating
 from shiplap.errors import AuditError, error
 from shiplap.plan import CallPlan
-from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import fake_value
 from shiplap.rewrite.guard import Guard
 from shiplap.rewrite.match import Level
 from shiplap.rewrite.matcher import PatternGraph
 from shiplap.rewrite.normalize_call import canonical_name
+from shiplap.rewrite.passthrough_ops import keeps_tensor
 from shiplap.rewrite.program import Program
 from shiplap.rewrite.signature import PatternSignature
+from shiplap.rewrite.walk import as_list
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import error_line, suppress_warnings
@@ -191,10 +192,8 @@ class PatternSamples:
         """Return ``recipe`` in another floating dtype, or None where the declaration does not admit it."""
         if dtype == "float64" and self._narrows:
             return None
-        classes = {
-            a.tensor.dtype_class: a.tensor.dtypes for a in self.spec.tensors if a.tensor and not a.tensor.concrete
-        }
-        changed = {c: dtype for c, admitted in classes.items() if dtype in admitted or not admitted}
+        classes = self.spec.dtype_classes
+        changed = {c: dtype for c, t in classes.items() if dtype in t.dtypes or not t.dtypes}
         return recipe.but(dtypes=changed) if changed else None
 
     def _admitted(self, recipe: SampleRecipe | None) -> SampleCase | None:
@@ -394,7 +393,7 @@ def _remove_idle_casts(graph: Graph) -> bool:
     """
     casts = [n for n in graph.nodes if n.op.startswith("call") and canonical_name(n) == "to"]
     for node in casts:
-        if passthrough_ops.keeps_tensor(node):
+        if keeps_tensor(node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     return bool(casts)
@@ -422,7 +421,7 @@ def _require_arguments_used(fn: Callable[..., Any], missing: Sequence[str]) -> N
 def _pattern_results(graph: Graph) -> list[Any]:
     """Return the values that ``graph`` returns, as a list."""
     (results,) = next(n for n in graph.nodes if n.op == "output").args
-    return list(results) if isinstance(results, (list, tuple)) else [results]
+    return as_list(results)
 
 
 def _is_differentiable(value: Any) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from shiplap.dispatch import Op
-from shiplap.sampling.run import split_arguments
 from shiplap.sandbox.protocol import LoadTarget
 from shiplap.sandbox.rng_state import seed_torch
 
@@ -79,7 +78,7 @@ def _call_by_position(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
 
     def positional(*args: Any) -> Any:
         """Call the op with arguments in the order of its schema."""
-        first, named = split_arguments(op.spec, args)
+        first, named = op.spec.split(args)
         return call(*first, **named)
 
     return positional
