@@ -30,7 +30,7 @@ INCLUDE = re.compile(r"""\{%-? include "([\w./]+)" -?%\}""")
 # Inductor knows sizes by how their names begin, and would take such an index for one.
 INDICES = re.compile(r"""(?:load_input\(\s*"\w+",\s*"\w+",|store_output\()\s*\(([^()]*)\)""")
 SIZE = re.compile(r'"((?:s|u|ps|zuf)\w*)"', re.IGNORECASE)
-# Variables of the code that Inductor writes into a kernel for its neighbours: one of the same name would be overwritten.
+# Variables of the code that Inductor writes into a kernel for its neighbours, which would overwrite the template's.
 INDUCTORS = re.compile(r"(?<!\.)\b(tmp\d+|xindex|xmask|ks\d+|in_ptr\d+|out_ptr\d+)\b")
 Grid: TypeAlias = Callable[..., tuple[Size, Size, Size]]  # of sizes, config and a ceiling division: programs
 Traced: TypeAlias = Callable[..., Tensor]  # of all arguments of the op, as the reference
