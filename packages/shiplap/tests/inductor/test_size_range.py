@@ -79,6 +79,15 @@ def test_a_dynamic_graph_has_a_template_that_is_right_in_its_range_and_is_guarde
     assert len(fusion_choices("fusetest::twice")) == 2
 
 
+def test_a_proof_lays_no_two_elements_at_one_address():
+    """Both strides are symbols of their own here, and the sizes of the proof are larger than those of the call."""
+    only("none")
+    compiled = torch.compile(lambda x: twice(x), fullgraph=True, dynamic=True)
+    x = torch.randn(10, 40)[:, ::3][:, :12]
+    torch.testing.assert_close(compiled(x), x * 2)
+    assert verdicts()["none"] == "ok: for m 2..1024, n 2..1024"
+
+
 def test_a_size_that_no_guard_can_limit_leaves_the_fallback():
     only("none")
     x = torch.randn(100, 128)
