@@ -149,6 +149,21 @@ def test_wrong_kinds_while_tracing(ns, bad):
 
 
 @pytest.mark.usefixtures("fresh_compiler")
+def test_equal_calls_that_draw_are_two_in_a_graph_for_training(ns):
+    @sl.op(f"{ns}::noisy", random="global")
+    def noisy(x: V) -> V:
+        return x + torch.rand_like(x)
+
+    @noisy.backward
+    def _(grad, saved, needs):
+        return {"x": grad}
+
+    x = torch.zeros(9, requires_grad=True)
+    first, second = torch.compile(lambda x: (noisy(x) * 1, noisy(x) * 2), backend="aot_eager", fullgraph=True)(x)
+    assert not torch.equal(first * 2, second)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
 def test_keywords_and_defaults_compile(ns):
     @sl.op(f"{ns}::f")
     def f(x: V, y: V | None = None, k: int = 2, ks: list[int] = (1,), *, p: float = 1.0, mode: str = "a") -> V:

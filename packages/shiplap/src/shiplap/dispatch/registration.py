@@ -27,7 +27,7 @@ from shiplap.dispatch.mapped import make_vmap_rule, needs_vmap_rule
 from shiplap.dispatch.out import OutVariant, has_out_variant
 from shiplap.dispatch.outputs import all_results, check_view_results
 from shiplap.errors import ShiplapError, error
-from shiplap.torch_private import available, dispatcher_calls
+from shiplap.torch_private import available, dispatcher_calls, dynamo
 from shiplap.torch_private.dispatcher_library import Check, Overload, Registrations
 
 FUNCTIONALIZED = "We only support functionalizing operators"  # torch's words for an op that writes
@@ -195,7 +195,13 @@ class RegisteredOp(Executor):
         there.define(schema_text(self.spec, name), dispatcher_tags(self.spec))
         there.translate_errors(name, self._explain_error, self.plan.numbers)
         there.implement(name, self.execute)
-        there.fake(name, make_fake(self))
+        fake = make_fake(self)
+
+        def keeping_calls_apart(*args: Value, **kwargs: Value) -> Result:
+            dynamo.keep_calls_apart(there.overload(name))
+            return fake(*args, **kwargs)
+
+        there.fake(name, keeping_calls_apart if self.spec.draws else fake)
 
     def _explain_error(self, cause: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ShiplapError | None:
         """Return the catalogue error of a call that native code, the schema or ``functionalize`` refused, or None."""
