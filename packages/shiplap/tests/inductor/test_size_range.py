@@ -127,6 +127,18 @@ def test_sizes_are_those_that_the_guards_admit():
     assert {24, 32, 40, 64, 72} <= {p[M] for p in points}
 
 
+def test_sizes_at_which_a_tensor_spans_too_much_memory_are_left_out(monkeypatch):
+    """A stride may be the symbol of a size: offsets would overflow 32 bits at sizes that are small alone."""
+    replaced = {"evaluate_size": lambda size, at: int(sympy.sympify(size).subs(at)), "size_expression": sympy.sympify}
+    for name, function in replaced.items():
+        monkeypatch.setattr(inductor_lowering, name, function)
+    wide = dataclasses.replace(range_of(upper=1 << 17), memory=(((M, N), (N, M * N)),))
+    points = list(wide.points(CodeConstants(), tiles=(48,)))
+    assert max(p[M] * p[N] ** 2 for p in points) <= 1 << 28
+    assert {47, 48, 49} <= {p[M] for p in points}
+    assert {47, 48, 49} <= {p[N] for p in points}
+
+
 def test_a_size_that_data_decides_about_ends_where_others_do():
     (bound,) = bounds_of([sympy.Le(M, 27 * N), sympy.Ge(M, 0)], M)
     assert largest_value(bound, {N: (2, 1024)}) == 27 * 1024

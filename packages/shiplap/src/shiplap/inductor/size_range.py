@@ -101,7 +101,7 @@ class SizeRange:
 
     def _strided(self, sizes: Sizes) -> Sizes | None:
         """Return ``sizes`` with values for the symbols of strides: those of the call, or larger ones where elements
-        would share memory. None if elements share memory all the same.
+        would share memory. None if elements share memory all the same, or a tensor spans more than a sample may.
         """
         whole, free = {**sizes, **{s.symbol: s.hint for s in self.others}}, {s.symbol for s in self.others}
         for dims in self.memory:
@@ -115,6 +115,8 @@ class SizeRange:
                 if steps > 0 and 0 < step <= reach:
                     return None
                 reach += max(0, steps) * step
+            if reach > MAX_RESULT_ELEMENTS:  # a stride may be a size, and an offset in 32 bits would overflow
+                return None
         return whole
 
     def _single(self, sizes: Sizes) -> Iterator[Sizes]:
@@ -217,6 +219,12 @@ def size_range(call: SizedCall) -> SizeRange:
     return _with_ends(call, free)
 
 
+def _elements(tensor: Tensor, sizes: Sizes) -> int:
+    """Return the number of elements of a tensor, or of the memory that it spans if that is larger."""
+    dims = [tuple(inductor_lowering.evaluate_size(n, sizes) for n in of) for of in (tensor.shape, tensor.stride())]
+    return max(prod(dims[0]), sum(max(0, n - 1) * step for n, step in zip(*dims, strict=True)))
+
+
 def _dims_outwards(tensor: Tensor) -> tuple[tuple[Any, Any], ...]:
     """Return sizes with strides, from the smallest stride to the largest."""
     dims = zip(tensor.shape, tensor.stride(), strict=True)
@@ -229,7 +237,7 @@ def _work_of(call: SizedCall) -> Callable[[Sizes], int]:
     def work(sizes: Sizes) -> int:
         env = call.numbers(sizes)
         outputs = int(sum(prod(declared_output_shape(out, env)) for out in call.op.spec.outputs))
-        inputs = sum(prod(inductor_lowering.evaluate_size(n, sizes) for n in t.shape) for t in call.tensors.values())
+        inputs = sum(_elements(t, sizes) for t in call.tensors.values())
         if max(outputs, inputs) > MAX_RESULT_ELEMENTS:
             return NEEDED * FASTER + 1
         return max(estimate_operations(call.op.spec, env), ELEMENT * (outputs + inputs))
