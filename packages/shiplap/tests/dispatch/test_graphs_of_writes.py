@@ -78,3 +78,15 @@ def test_an_argument_that_would_be_written_to_may_be_absent(ns, backend):
     assert absent.eq(4).all()
     assert given.eq(2).all()
     assert acc.eq(1).all()
+
+
+def test_a_functionalized_write_is_refused_by_name(ns):
+    @sl.op(f"{ns}::plus_", mutates="acc")
+    def plus_(acc: V, x: V) -> None:
+        acc.add_(x)
+
+    with pytest.raises(sl.ShiplapError, match=r"SL137(.|\n)*torch.func.functionalize"):
+        torch.func.functionalize(lambda acc, x: (plus_(acc, x), acc * 1)[1])(torch.zeros(2), torch.ones(2))
+    acc = torch.zeros(2)
+    torch.compile(plus_, backend="aot_eager", fullgraph=True)(acc, torch.ones(2))
+    assert acc.tolist() == [1, 1]

@@ -83,7 +83,7 @@ def counting_writes() -> Iterator[None]:
 Overload: TypeAlias = "OpOverload[..., Any]"  # a registered op: ``torch.ops.<namespace>.<name>.default``
 Keys: TypeAlias = "DispatchKeySet"
 Implementation: TypeAlias = Callable[..., Any]
-Refusal: TypeAlias = Callable[[Exception], Exception | None]
+Refusal: TypeAlias = Callable[[Exception, Sequence[Any], Mapping[str, Any]], Exception | None]  # of a call's arguments
 Check: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], None]  # of the arguments of a call, which may raise
 # Of a device type, the arguments of a call and its keywords. It returns both, converted by the rule of the op.
 Cast: TypeAlias = Callable[[str, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
@@ -139,6 +139,7 @@ class Registrations:
         self._checks: dict[str, Check | None] = {}
         self._casts: dict[str, Cast] = {}
         self._defined: list[str] = []
+        self._writing: set[str] = set()
         self._above: dict[str, str] = {}
         self._functions: list[Implementation] = []
         _kept.append(self)
@@ -153,6 +154,7 @@ class Registrations:
         """Define an op by its schema, which begins with its name."""
         name, opening, rest = schema.partition("(")
         self._defined.append(name)
+        self._writing |= {name} if "!)" in schema else set()
         self._library.define(f"{self._named(name)}{opening}{rest}", tags=tuple(tags))
 
     def _named(self, name: str) -> str:
@@ -232,7 +234,7 @@ class Registrations:
         self._library.impl(self._named(name), shown, "Python", with_keyset=True)
 
     def translate_errors(self, name: str, refusal: Refusal, check: Check | None = None) -> None:
-        """Register ``refusal``, which maps a RuntimeError of native code in ``name`` to the error that callers get.
+        """Register ``refusal``, which maps a RuntimeError of a call of ``name`` to the error that callers get, or None.
 
         ``check`` gets the arguments before torch converts them.
         """
@@ -264,15 +266,33 @@ class Registrations:
     def implement(self, name: str, function: Implementation) -> None:
         """Register the implementation for every device type, below autograd and autocast."""
         self._library.impl(self._named(name), keep_from_dynamo(function), "CompositeExplicitAutograd")
+        # Torch's own copies lazily conjugated and negated tensors too, but writes them back for one returned tensor.
+        for key in ("Conjugate", "Negative") if name in self._writing else ():
+            self._library.impl(self._named(name), partial(self._write_resolved, name), key)
+
+    def _write_resolved(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call an op that writes with copies of lazily conjugated and negated tensors, and copy what it wrote back."""
+        overload, given = self.overload(name), [*args, *kwargs.values()]
+        plain = [_without_marks(v) for v in given]
+        result = overload(*plain[: len(args)], **dict(zip(kwargs, plain[len(args) :], strict=True)))
+        schema = overload._schema.arguments
+        written = {a.name for a in schema if a.alias_info is not None and a.alias_info.is_write}
+        for key, old, new in zip([*(a.name for a in schema[: len(args)]), *kwargs], given, plain, strict=True):
+            pairs = zip(old, new, strict=True) if isinstance(old, (list, tuple)) else [(old, new)]
+            for mine, copy in pairs if key in written else ():
+                if mine is not copy:
+                    mine.copy_(copy)
+        return result
 
     def implement_by_ops(self, name: str, function: Implementation) -> None:
         """Register the implementation by other ops, which every transform and trace sees in place of this one."""
         for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap knows how to take apart torch's own alone
             self._library.impl(self._named(name), keep_from_dynamo(function), key)
 
-    def map(self, name: str, function: Implementation) -> None:
-        """Register the implementation for tensors that ``torch.vmap`` maps over."""
-        self._library.impl(self._named(name), keep_from_dynamo(function), "FuncTorchBatched")
+    def map(self, name: str, function: Implementation, *, always: bool = False) -> None:
+        """Register the implementation for tensors that ``torch.vmap`` maps over, or for all within it."""
+        for key in ("FuncTorchBatched", *(("FuncTorchVmapMode",) if always else ())):
+            self._library.impl(self._named(name), keep_from_dynamo(function), key)
 
     def fake(self, name: str, function: Implementation) -> None:
         """Register the implementation for tensors without data."""
@@ -294,10 +314,17 @@ class Registrations:
             self._library.impl(self._named(name), keep_from_dynamo(kernel), key)
 
 
+def _without_marks(value: Any) -> Any:
+    """Return tensors without the lazy marks of conjugates and negations: copies of those that have one."""
+    if isinstance(value, (list, tuple)):
+        return [_without_marks(v) for v in value]
+    return value.resolve_conj().resolve_neg() if isinstance(value, Tensor) else value
+
+
 def _with_own_errors(
     plain: Implementation, refusal: Refusal, check: Check | None = None, leave: Implementation | None = None
 ) -> Implementation:
-    """Return ``plain``, the function of an op, with errors of ours: ``refusal`` maps a RuntimeError of C++ to a
+    """Return ``plain``, the function of an op, with errors of ours: ``refusal`` maps a RuntimeError to a
     ShiplapError. ``leave`` is called in place of ``plain`` under both autocast and torch.func.
     """
     any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
@@ -311,7 +338,7 @@ def _with_own_errors(
                 return leave(*args, **kwargs)
             return plain(*args, **kwargs)
         except RuntimeError as e:
-            if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
+            if type(e) is RuntimeError and (wrong := refusal(e, args, kwargs)) is not None:
                 raise wrong from None
             raise
 
@@ -366,7 +393,7 @@ def _below_autograd(
                 return plain(*args, **kwargs)
             return raw(*args)
         except RuntimeError as e:
-            if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
+            if type(e) is RuntimeError and (wrong := refusal(e, args, kwargs)) is not None:
                 raise wrong from None
             raise
 
@@ -390,7 +417,7 @@ def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) 
                 return above(*args, **kwargs)
             return plain(*args, **kwargs)
         except RuntimeError as e:
-            if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
+            if type(e) is RuntimeError and (wrong := refusal(e, args, kwargs)) is not None:
                 raise wrong from None
             raise
 
