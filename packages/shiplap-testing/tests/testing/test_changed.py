@@ -11,6 +11,7 @@ import pytest
 
 from shiplap_testing import changed
 from shiplap_testing.changed import Graph, changed_files
+from shiplap_testing.paths import REPOSITORY
 
 SRC, TESTS = "packages/shiplap-x/src/shiplap_x", "packages/shiplap-x/tests/x"
 FILES = {
@@ -120,4 +121,4 @@ def test_a_run_stops_at_the_first_failure_unless_told_otherwise(
     )
     changed.pytest_configure(config)
     assert config.option.maxfail == kept
-    assert config.args == [str(changed.REPOSITORY / "tests/test_tools.py")]
+    assert config.args == [str(REPOSITORY / "tests/test_tools.py")]
