@@ -51,7 +51,9 @@ struct PanelRows {
 struct Panels {
   void (*take_row)(const int8_t* from, int64_t depth, int64_t row, const PanelRows& rows);
   void (*fill)(const int8_t* right, int64_t columns, int64_t depth, uint8_t* panel);  // 1 to 16 rows of the weight
-  void (*dot)(const PanelRows& rows, int64_t depth, int64_t row, int64_t count, const uint8_t* panel, int32_t* out);
+  // At most 16 rows. `next`: 16 * depth bytes that are going to be read, or any memory.
+  void (*dot)(const PanelRows& rows, int64_t depth, int64_t row, int64_t count, const uint8_t* panel, const void* next,
+              int32_t* out);
 };
 
 struct Kernels {

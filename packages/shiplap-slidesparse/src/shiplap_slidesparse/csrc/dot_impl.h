@@ -141,7 +141,10 @@ void block_int8(const Dots<int8_t, int32_t>& d, int64_t row, int64_t column, con
   const auto whole = [](const int8_t* from) { return Int8::load(from); };
   Int8::Sums sums[R][C] = {};
   int64_t k = 0;
-  for (; k + Int8::kStep <= d.depth; k += Int8::kStep) step_int8<R, C>(d, left + k, right + k, whole, sums);
+  for (; k + Int8::kStep <= d.depth; k += Int8::kStep) {
+    __builtin_prefetch(right + C * (d.right_stride + k));  // rows of the weight mostly lie one behind the other
+    step_int8<R, C>(d, left + k, right + k, whole, sums);
+  }
   if (k < d.depth) {
     const auto some = [count = d.depth - k](const int8_t* from) { return Int8::some(from, count); };
     step_int8<R, C>(d, left + k, right + k, some, sums);
@@ -334,7 +337,7 @@ inline void add_four(__m256i& sums, __m256i weights, __m256i bytes) {
 }
 
 template <int R>
-void panel_rows(const PanelRows& rows, int64_t depth, int64_t row, const uint8_t* panel, int32_t* out) {
+void panel_rows(const PanelRows& rows, int64_t depth, int64_t row, const uint8_t* panel, const char* next, int32_t* out) {
   const auto half = [panel](int64_t four, int which) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel + 4 * kTileColumns * four + 32 * which));
   };
@@ -342,6 +345,7 @@ void panel_rows(const PanelRows& rows, int64_t depth, int64_t row, const uint8_t
   __m256i sums[R][2] = {};
   for (int64_t four = 0; 4 * four < depth; ++four) {
     const __m256i low = half(four, 0), high = half(four, 1);
+    __builtin_prefetch(next + 16 * four);
     SHIPLAP_UNROLL
     for (int r = 0; r < R; ++r) {
       int32_t values;
@@ -368,11 +372,15 @@ void panel_rows(const PanelRows& rows, int64_t depth, int64_t row, const uint8_t
   }
 }
 
-void dot_panel(const PanelRows& rows, int64_t depth, int64_t row, int64_t count, const uint8_t* panel, int32_t* out) {
-  for (; count >= 4; count -= 4, row += 4, out += 4 * kTileColumns) panel_rows<4>(rows, depth, row, panel, out);
-  if (count == 3) panel_rows<3>(rows, depth, row, panel, out);
-  if (count == 2) panel_rows<2>(rows, depth, row, panel, out);
-  if (count == 1) panel_rows<1>(rows, depth, row, panel, out);
+void dot_panel(const PanelRows& rows, int64_t depth, int64_t row, int64_t count, const uint8_t* panel, const void* next,
+               int32_t* out) {
+  const char* part = static_cast<const char*>(next);  // four blocks of rows read it into the cache
+  for (; count >= 4; count -= 4, row += 4, out += 4 * kTileColumns, part += 4 * depth) {
+    panel_rows<4>(rows, depth, row, panel, part, out);
+  }
+  if (count == 3) panel_rows<3>(rows, depth, row, panel, part, out);
+  if (count == 2) panel_rows<2>(rows, depth, row, panel, part, out);
+  if (count == 1) panel_rows<1>(rows, depth, row, panel, part, out);
 }
 
 constexpr Panels kPanels{take_row, fill_panel, dot_panel};

@@ -119,7 +119,7 @@ void multiply(void (*dot)(const Dots<T, Sum>&), const T* left, int64_t rows, con
   });
 }
 
-constexpr int64_t kFewRows = 12;    // up to which making panels takes longer than it saves
+constexpr int64_t kFewRows = 4;     // up to which making panels takes longer than it saves
 constexpr int64_t kPanelRows = 256;  // the most that are multiplied with one panel
 
 // Bytes of scratch of multiply_int8: decoded blocks, panels, and rows as panels take them.
@@ -150,10 +150,11 @@ void multiply_int8(const Kernels& kernels, const int8_t* left, int64_t rows, con
       const int64_t first = task * kBlock, wide = std::min(kBlock, columns - first);
       uint8_t* panel = panels + worker * kBlock * stride;
       kernels.panels.fill(weight.block(first, wide, rooms ? rooms + worker * kBlock * depth : nullptr), wide, depth, panel);
+      const void* next = weight.packed ? static_cast<const void*>(panel) : weight.values + (first + wide) * depth;
       int32_t sums[kTileRows * kTileColumns];
       for (int64_t row = 0; row < count; row += kTileRows) {
         const int64_t high = std::min(kTileRows, count - row);
-        kernels.panels.dot(taken, depth, row, high, panel, sums);
+        kernels.panels.dot(taken, depth, row, high, panel, row == 0 ? next : panel, sums);
         store(begin + row, first, high, wide, sums);
       }
     });

@@ -27,7 +27,7 @@ extern "C" int slidesparse_dot_panel_isa(const int8_t* left, int64_t rows, const
   const PanelRows taken{static_cast<int64_t>(stride), bytes.data(), carried.data(), carries.data(), excess.data()};
   for (int64_t row = 0; row < rows; ++row) kernels->panels.take_row(left + row * depth, depth, row, taken);
   kernels->panels.fill(right, columns, depth, panel.data());
-  kernels->panels.dot(taken, depth, 0, rows, panel.data(), sums.data());
+  kernels->panels.dot(taken, depth, 0, rows, panel.data(), right, sums.data());
   for (int64_t row = 0; row < rows; ++row) std::copy_n(&sums[row * kTileColumns], columns, out + row * kTileColumns);
   return SL_OK;
 }
