@@ -211,4 +211,4 @@ def _recorder_command(op: Op) -> list[str]:
     home = Path(torch.__file__).parent
     folders = (home / "include", home / "include" / "torch" / "csrc" / "api" / "include")
     include = ["-I", str(INCLUDE), *(word for folder in folders for word in ("-isystem", str(folder)))]
-    return [*compiler_command(op), *FLAGS, *include, f"-L{home / 'lib'}", "-ltorch_cpu", "-ltorch", "-lc10"]
+    return [*compiler_command(op.spec.name), *FLAGS, *include, f"-L{home / 'lib'}", "-ltorch_cpu", "-ltorch", "-lc10"]
