@@ -267,6 +267,8 @@ class ExpressionCompiler:
         numbers = [name for name, value in self.values.items() if value.kind not in ("tensor", "tensors")]
         if why := unused_operand_reason(symbol, operands, numbers):
             raise ExpressionError(why)
+        if symbol == "@" and any(isinstance(o, ast.Constant) or ast.unparse(o) in numbers for o in operands):
+            raise ExpressionError(f"a product of {' and '.join(repr(ast.unparse(o)) for o in operands)}, a number")
         if any(v.kind == "node" for v in values):
             function = self.vocabulary.operators.get(symbol)
             if function is None:
