@@ -122,6 +122,9 @@ class ExpressionCompiler:
         """Return the typed C++ of any expression."""
         if why := constant_condition_reason(tree):
             raise ExpressionError(why)
+        sides = [ast.unparse(side) for side in (tree.left, *tree.comparators)] if isinstance(tree, ast.Compare) else []
+        if "nan" in sides and "nan" not in self.values:  # an argument may be called so
+            raise ExpressionError(f"{ast.unparse(tree)!r} has one outcome, whatever the arguments are")
         match tree:
             case ast.Constant():
                 return self._constant(tree.value)

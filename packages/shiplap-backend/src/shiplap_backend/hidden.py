@@ -27,6 +27,8 @@ def unused_operand_reason(symbol: str, operands: Sequence[ast.expr], numbers: Co
         return f"{ast.unparse(left)!r} is compared or combined with itself"
     if symbol == "+" and (_is_negation(left, right) or _is_negation(right, left)):
         return f"{ast.unparse(left)!r} and {ast.unparse(right)!r} cancel"
+    if symbol in ("/", "//", "%") and _number_literal(right) == 0:
+        return f"{ast.unparse(left)} {symbol} {ast.unparse(right)} divides by zero"
     # Only numbers may be folded: a tensor times zero is NaN where the tensor is infinite or NaN.
     if not _argument_names(left, right) or not _argument_names(left, right) <= {*numbers}:
         return ""

@@ -31,6 +31,18 @@ CASES = {
         "SL902",
         "'rounding_mode' is one of trunc, floor",
     ),
+    "a comparison with NaN": (
+        "  angle: {template: functional, dtypes: float, graph: 0.0 if self == nan else self, output: {result: {mode: bypass}}}\n",
+        1,
+        "SL902",
+        "'self == nan' has one outcome",
+    ),
+    "a size divided by zero": (
+        "  relu: {template: functional, dtypes: float, graph: Relu(self), output: {result: {mode: sizes, sizes: '[size(self, 0) / 0]'}}}\n",
+        1,
+        "SL902",
+        "size(self, 0) / 0 divides by zero",
+    ),
     "a matrix product of numbers": (
         "  add.out: {template: binary, graph: self + other * (alpha @ alpha)}\n",
         1,
