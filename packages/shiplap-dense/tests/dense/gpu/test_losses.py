@@ -23,6 +23,8 @@ def test_losses_and_gradients_are_those_of_torch(name, dtype):
     made = dense.linear_cross_entropy(hidden, weight, target, bias, **OPTIONS[name])
     wanted = by_torch(hidden, weight, target, bias, **OPTIONS[name])
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    if dtype == torch.float16 and "reduction" not in OPTIONS[name]:  # scaled, as in training: else gradients underflow
+        made, wanted = made * 4096, wanted * 4096
     pairs = zip((made, *gradients(made, leaves)), (wanted, *gradients(wanted, leaves)), strict=True)
     for got, expected in pairs:
         assert (got.double() - expected.double()).norm() / expected.double().norm() < tolerance
@@ -43,11 +45,11 @@ def test_the_memory_is_that_of_the_gradients_and_a_chunk():
     assert peak < 1.1 * (2 * (n + v) * h + chunk) + (1 << 20)
 
 
-def test_targets_that_are_no_classes_are_reported_by_the_next_call():
-    hidden, weight, target = (t.cuda() for t in drawn()[:3])
+def test_targets_that_are_no_classes_are_reported_by_the_next_launch():
+    hidden, weight, target = (t.cuda() for t in drawn(8)[:3])
     target[2] = 17
     assert dense.linear_cross_entropy(hidden, weight, target).isnan()
-    with pytest.raises(sl.ShiplapError, match="SL211"):
+    with pytest.raises(sl.ShiplapError, match="SL211"):  # of this call, or of a later chunk of the call before
         dense.linear_cross_entropy(hidden, weight, target)
 
 

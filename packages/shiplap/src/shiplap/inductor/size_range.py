@@ -27,7 +27,8 @@ from shiplap.torch_private import dynamo, inductor_lowering
 from shiplap.torch_private.inductor_lowering import SizeSymbol
 
 Sizes = Mapping[Any, int]  # a value for each symbol
-FAR = 1024  # the end of a range of small calls, where proving it costs little
+# The end of a range of small calls, where proving it costs little: on the CPU, and on other devices.
+FAR, FAR_ON_DEVICE = 1024, 1 << 17
 # Operations of the reference for one of many samples, for a large one, and for one that has to be (without a guard).
 SMALL, LARGE, NEEDED = 1 << 20, 1 << 27, 1 << 34
 ELEMENT = 32  # operations that take as long as an element that is drawn, copied and compared
@@ -214,7 +215,7 @@ def _work_of(call: SizedCall) -> Callable[[Sizes], int]:
 
 def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
     """Return ``free`` with an end for each size: its own end if that can be proven, else one that a guard sets."""
-    faster = 1 if call.device.type == "cpu" else FASTER
+    faster, far = (1, FAR) if call.device.type == "cpu" else (FASTER, FAR_ON_DEVICE)
     ended, guarded, problem = list(free.symbols), list[SizeSymbol](), ""
     # The cost of a size is computed with at most 64 for the others, so that the order of the symbols does not matter.
     for place, s in enumerate(free.symbols):
@@ -230,19 +231,19 @@ def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
         elif s.upper is not None and cost(s.upper) <= LARGE * faster:
             upper = s.upper
         else:
-            upper = _affordable_end(s, cost, LARGE * faster if not free.interpreted else INTERPRETED)
+            upper = _affordable_end(s, cost, LARGE * faster if not free.interpreted else INTERPRETED, far)
             guarded.append(replace(s, upper=upper))
         ended[place] = replace(s, upper=upper)
     free = replace(free, symbols=tuple(ended), guarded=tuple(dict.fromkeys(guarded)), problem=problem)
     return replace(free, text=_show_range(call, free))
 
 
-def _affordable_end(s: SizeSymbol, cost: Callable[[int], int], limit: int) -> int:
-    """Return an end for a size that has none: at least twice the size of the call, and more if the proof stays
+def _affordable_end(s: SizeSymbol, cost: Callable[[int], int], limit: int, far: int) -> int:
+    """Return an end for a size that has none: at least twice the size of the call, and up to ``far`` if the proof stays
     short.
     """
     least = 1 << (2 * s.hint - 1).bit_length() if s.hint > 0 else 1
-    upper = max(FAR, least)
+    upper = max(far, least)
     while upper > least and cost(upper) > limit:
         upper //= 2
     return min(upper, s.upper) if s.upper is not None else upper

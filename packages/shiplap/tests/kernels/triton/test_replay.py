@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from shiplap.declare.kernel import Kernel
 from shiplap.kernels.native.build_digest import FLAGS, INCLUDE
 from shiplap.kernels.triton import replay
 from shiplap.kernels.triton.replay import ALIGNMENT, NUMBER, SCRATCH, TENSOR, BroughtTensor, LaunchRecording
@@ -144,3 +145,17 @@ def test_it_is_on_unless_it_is_turned_off(value, on, monkeypatch):
     if value is not None:
         monkeypatch.setenv("SHIPLAP_REPLAY", value)
     assert replay.is_replay_wanted() is on
+
+
+def test_kernels_set_only_attributes_that_calls_read():
+    """An attribute that no base class has is read by nobody: so calls of templates were not remembered for a while."""
+    pending, seen = [Kernel], set[type[Kernel]]()
+    while pending:
+        kind = pending.pop()
+        seen.add(kind)
+        pending += kind.__subclasses__()
+        known = {name for base in kind.__mro__[1:] for name in (*vars(base), *getattr(base, "__annotations__", {}))}
+        values = {n for n, v in vars(kind).items() if not n.startswith("_") and isinstance(v, bool | int | str)}
+        assert kind is Kernel or values <= known, kind
+    assert TemplateKernel in seen
+    assert TemplateKernel.can_repeat

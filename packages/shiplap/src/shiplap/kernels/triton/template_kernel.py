@@ -61,7 +61,7 @@ class TemplateKernel(Kernel):
     """
 
     compiles = True
-    repeats = True
+    can_repeat = True
     template: Template
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, template: Template) -> None:
