@@ -223,7 +223,8 @@ def size_range(call: SizedCall) -> SizeRange:
 def _elements(tensor: Tensor, sizes: Sizes) -> int:
     """Return the number of elements of a tensor, or of the memory that it spans if that is larger."""
     dims = [tuple(inductor_lowering.evaluate_size(n, sizes) for n in of) for of in (tensor.shape, tensor.stride())]
-    return max(prod(dims[0]), sum(max(0, n - 1) * step for n, step in zip(*dims, strict=True)))
+    spanned = sum(max(0, n - 1) * step for n, step in zip(*dims, strict=True))
+    return int(max(prod(dims[0]), spanned))
 
 
 def _dims_outwards(tensor: Tensor) -> tuple[tuple[Any, Any], ...]:
