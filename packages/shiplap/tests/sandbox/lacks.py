@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from traceback import extract_tb
 
 import torch
 
@@ -39,7 +40,7 @@ CANDIDATE = """
 def candidate(x):
     return x + x.abs()
 """
-NOBODY, JUDGED_S, LONGEST_S = 65534, 6.0, 40.0
+NOBODY, JUDGED_S, LONGEST_S = 65534, 10.0, 60.0
 MIB = 1 << 20
 
 
@@ -134,7 +135,9 @@ def run_judgement(folder: Path, limit: Callable[[Path], None], killer: Callable[
         except ShiplapError as e:
             told = f"error: {e.id} {e.got}"
         except BaseException as e:
-            told = f"RAW {type(e).__name__}: {e}"
+            told = (
+                f"RAW {type(e).__name__}: {e} in {[f'{f.name} {f.lineno}' for f in extract_tb(e.__traceback__)][-5:]}"
+            )
         os.write(writing, told.encode(errors="replace")[:400])
         os._exit(0)
     os.close(writing)
