@@ -21,7 +21,7 @@ from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.axes import Axes, Triple, expand_axes, per_axis, same_numbers
-from shiplap_sparse3d.coords import require_scenes
+from shiplap_sparse3d.coords import check_scenes, require_scenes
 from shiplap_sparse3d.offsets import (
     box_offsets,
     connect_by_offsets,
@@ -318,6 +318,7 @@ class Geometry:
             )
         else:
             coords = output_cells(window, self.coords, self.spatial_shape)
+            self._check_scene_of_last(coords, window)
         there = self._similar_geometry(coords, shape, padded=window.capacity is not None)
         there._is_reached = True
         return there
@@ -539,6 +540,13 @@ class Geometry:
             require_scenes(where, self.coords, self.batch_size, on_gpu=looks)
             if looks and self.coords.is_cuda:  # a graph would guard on what it writes here
                 self._is_reached = True
+
+    def _check_scene_of_last(self, reached: Tensor, window: StepWindow) -> None:
+        """SL211 for the last voxel of a step on a GPU, whose scene is the largest. Their number was waited for."""
+        if is_compiling() or self._is_reached or window.capacity is not None or _is_captured(reached):
+            return
+        if type(reached) is Tensor and reached.is_cuda and len(reached) and int(reached[-1, 0]) >= self.batch_size:
+            check_scenes("Geometry.step", self.coords, self.batch_size)
 
     def _similar_geometry(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
         """Other voxels with as many axes and scenes."""

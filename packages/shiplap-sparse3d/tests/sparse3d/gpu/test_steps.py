@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import shiplap as sl
+import shiplap_sparse3d as sparse3d
 from shiplap_sparse3d import bounded, ops
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -33,6 +35,15 @@ def test_outputs_by_cells(rows, edge, scenes, window):
     coords[::7] = -1
     got = ops.out_coords(coords, [edge] * 3, *window)
     assert torch.equal(got, ops.out_coords.reference(coords, [edge] * 3, *window))
+
+
+@pytest.mark.parametrize("step", ["strided", "pooled", "transposed"])
+def test_a_row_of_a_scene_that_there_is_not(step):
+    coords = voxels(6000, 24, 2)
+    geometry = sparse3d.Geometry(coords, 24, 2)
+    assert getattr(geometry, step)(2, 2).geometry.coords.shape[0] > 0
+    with pytest.raises(sl.ShiplapError, match=r"SL211(.|\n)*batch index outside \[-1, 1\)"):
+        getattr(sparse3d.Geometry(coords, 24, 1), step)(2, 2)
 
 
 @pytest.mark.parametrize(("capacity", "scenes"), [(900, 2), (7000, 2), (7000, 1), (7000, 0)])
