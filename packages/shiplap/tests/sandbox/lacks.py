@@ -102,8 +102,8 @@ def moments(count: int) -> dict[str, Callable[[Path], None]]:
         "processes": (short_of_processes, [0, 1, 2, 3, 4, 5, 6, 8]),
     }
     every = {f"{name}, {n} left": make(n) for name, (make, values) in kinds.items() for n in values}  # type: ignore[operator]
-    step = max(1, len(every) // count)
-    return dict(list(every.items())[::step][:count])
+    listed = list(every.items())
+    return dict(listed[i * len(listed) // count] for i in range(count))
 
 
 def verdict_of(folder: Path, killer: Callable[[ForkedLauncher], None] | None = None) -> str:
