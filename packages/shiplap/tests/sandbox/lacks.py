@@ -96,7 +96,7 @@ def moments(count: int) -> dict[str, Callable[[Path], None]]:
     """Return ``count`` ways to run out, from nothing left to nearly enough."""
     kinds = {
         "files": (short_of_files, [*range(0, 20, 2), *range(20, 60, 5)]),
-        "MiB of memory": (lambda n: short_of_memory(n * MIB), [0, 1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 400]),
+        "MiB of memory": (lambda n: short_of_memory(n * MIB), [1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 400]),
         "pages of a disk": (full_disk, [1, 2, 3, 4, 6, 8, 12, 16, 32, 64]),
         "file size": (lambda n: limited(resource.RLIMIT_FSIZE, n), [0, 1, 512, 4096, 8192, 16384, 65536, MIB]),
         "processes": (short_of_processes, [0, 1, 2, 3, 4, 5, 6, 8]),
