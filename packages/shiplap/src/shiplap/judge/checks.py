@@ -19,10 +19,10 @@ from shiplap.judge.problem import Args, JudgeProblem
 from shiplap.judge.result import Reason, Timed
 from shiplap.judge.target import JudgeSubject, JudgeTarget
 from shiplap.judge.variants import SECRET_RANDOM, InputForm
+from shiplap.sampling.case import tensors_among
 from shiplap.sampling.compare import Reduction
 from shiplap.sampling.compare_to_reference import compare_with_rounding
 from shiplap.sampling.ledger import Key, Ledger
-from shiplap.sampling.run import tensors_among
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, MachineLack, TargetProcess

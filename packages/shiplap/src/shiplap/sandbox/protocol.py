@@ -17,6 +17,7 @@ import struct
 import time
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from operator import getitem
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar, Union, get_args
 
 import msgspec
@@ -361,7 +362,7 @@ def parse_message_length(head: bytes, longest: int = MAX_MESSAGE_BYTES) -> int:
 @cache
 def decoder_of(kinds: tuple[type[Message], ...]) -> msgspec.msgpack.Decoder[Any]:
     """Return the decoder of a message that is one of these structs."""
-    return msgspec.msgpack.Decoder(Union.__getitem__(kinds))
+    return msgspec.msgpack.Decoder(getitem(Union, kinds))  # a class since Python 3.14
 
 
 @cache
