@@ -583,9 +583,8 @@ class TargetProcess:
 
 def _memory_fault(e: OSError, what: str) -> CandidateError:
     """Return the error for memory of a stopped process that cannot be read. Only the outside can have ended it."""
-    if e.errno in LACKS or e.errno in (errno.ESRCH, errno.ENOENT):
-        return MachineLack(f"{what}: {e.strerror}")
-    return CandidateError("memory", f"{what}: {e.strerror or e}")
+    lack, told = e.errno in {*LACKS, errno.ESRCH, errno.ENOENT}, f"{what}: {e.strerror or e}"
+    return MachineLack(told) if lack else CandidateError("memory", told)
 
 
 def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
