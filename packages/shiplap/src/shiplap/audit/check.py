@@ -99,7 +99,7 @@ class Check:
         sequence: for checks whose evidence is in a series of samples: observes all of them after the single ones.
         error: the format of the largest ``Observation.error``.
         symbol: its name in its module, where a module has several.
-        patience: seconds of processor time that one sample may take before it is taken to hang.
+        patience: seconds of processor time that one sample may take before it is taken to hang, if more than usual.
         obligations: the obligations of the ledger that the check observes on each sample.
         varies: the axes of the ledger that it varies on each sample, beside those in which samples differ.
         alone: whether no other sample may run on the device meanwhile, such as those of an audit of another op.
@@ -118,11 +118,17 @@ class Check:
     sequence: Callable[[Op, list[SampleCase]], Observation] | None = None
     error: str = "largest error {:.2g} of the tolerance"
     symbol: str = "CHECK"
-    patience: float = 15.0
+    patience: float | None = None
     quiet: float | None = None
     obligations: tuple[str, ...] = ("value",)
     varies: tuple[str, ...] = ()
     alone: bool = False
+
+    @property
+    def own_limits(self) -> dict[str, float]:
+        """The limits of a child that an event of this check sets: those that differ from the limits of the audit."""
+        limits = {"patience": self.patience, "quiet": self.quiet}
+        return {name: seconds for name, seconds in limits.items() if seconds}
 
     def run(self, subject: AuditSubject) -> Finding:
         """Observe every case, and return the finding. The smallest failing case becomes the finding."""

@@ -201,7 +201,7 @@ class _AuditRun:
         """Return whether a sample shows a fault in a new process, alone or after those before it."""
 
         def work(send: SendEvent) -> str:
-            send({"kind": "case", "patience": load_check(check).patience})
+            send({"kind": "case", **load_check(check).own_limits})
             return repeat_sample(self.op, self.plan, check, label, history=history).problem
 
         return bool(run_isolated(work, self.limits))

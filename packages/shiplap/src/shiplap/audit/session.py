@@ -97,8 +97,7 @@ def _make_subject(op: Op, plan: AuditPlan, send: SendSessionEvent) -> AuditSubje
 
     def begins(check: Check, case: SampleCase | None) -> None:
         label = case.label if case else ""
-        limits = {"patience": check.patience} | ({"quiet": check.quiet} if check.quiet else {})
-        send({"kind": "case", "check": check.name, "label": label, **limits})
+        send({"kind": "case", "check": check.name, "label": label, **check.own_limits})
 
     def looked(check: str, case: SampleCase) -> None:
         send({"kind": "seen", "check": check, "seen": describe_inputs(op, case)})

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shiplap import safe_io
 from shiplap.errors import ShiplapError, error, writing
+from shiplap.errors.base import error_parts
 from shiplap.render.console import escape_json, make_console, replace_controls
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def show_error(failure: ShiplapError, *, as_json: bool = False) -> None:
     # The text goes to stderr also with --json, so that a person who redirects stdout reads the error.
     err().print(text, end="")
     if as_json:
-        emit_failure(**failure.parts)
+        emit_failure(**error_parts(failure))
 
 
 def show_defect(failure: Exception, *, as_json: bool = False) -> None:

@@ -20,7 +20,7 @@ COMMON = re.compile(
     r"(libc|libm|libdl|libpthread|librt|libstdc\+\+|libgcc_s|libgomp|ld-linux[\w-]*|libtorch(_\w+)?|libc10(_\w+)?)\.so"
 )
 # The C++ library (GLIBCXX_3.4.N) of the first distributions with a C library (GLIBC_2.M), as PEP 600's users have it.
-CXX = ((19, 17), (24, 28), (28, 31), (29, 34), (30, 35), (33, 39))
+CXX = ((19, 17), (22, 24), (24, 28), (28, 31), (29, 34), (30, 35), (33, 39))
 
 
 def platform_tag(libraries: Iterable[Path]) -> tuple[str, str]:

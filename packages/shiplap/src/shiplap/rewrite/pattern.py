@@ -60,7 +60,7 @@ class PatternRewrite(Rewrite):
         self.signature = PatternSignature(name, pattern)
         known = frozenset(self.signature.parameters) | self.signature.dims
         self.guards = tuple(Guard.parse(w, known, f"rewrite {name!r}") for w in where)
-        self._drawn = PatternSamples(pattern, self.signature, self.guards, samples)
+        self._drawn = PatternSamples(pattern, self.signature, self.guards, samples, replacement)
 
     def __repr__(self) -> str:
         return f"<rewrite {self.name} at {self.level}>"
