@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import shiplap_slidesparse as ss
 from shiplap.packaging import package_model
-from shiplap_testing.deployed import need_packages, run_package
+from shiplap_testing.deployed import compiled_runner, need_packages, run_without_python
 from tests.slidesparse.models import TOKENS, llama, mixtral
 
 
@@ -36,9 +36,9 @@ def test_a_converted_model_is_one_package_that_a_program_without_python_runs(mak
     ss.convert(net)
     model = Logits(net)
     with torch.no_grad():
-        package_model(torch.export.export(model, (TOKENS,)), tmp_path / "model.pt2")
-        scenes = [(tokens, model(tokens)) for tokens in (TOKENS, TOKENS.flip(1), (TOKENS * 7 + 3) % 64)]
-    torch.save(scenes, tmp_path / "scenes.pt")
-    message = run_package(tmp_path / "model.pt2", tmp_path / "scenes.pt", "cpu")
+        package = package_model(torch.export.export(model, (TOKENS,)), tmp_path / "model.pt2").path
+        scenes = [((tokens,), (model(tokens),)) for tokens in (TOKENS, TOKENS.flip(1), (TOKENS * 7 + 3) % 64)]
+    done = run_without_python(compiled_runner(tmp_path, "cpu"), package, scenes, "cpu", 1e-5)
+    message = done.stdout + done.stderr
     print(message)
     assert message.endswith("equal\n"), message

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,9 +29,9 @@ def need_packages(device: str) -> None:
         pytest.skip("torch's own package of a linear layer does not run here")
 
 
-def run_package(package: Path, scenes: Path, device: str) -> str:
-    """Return what the program prints for a package and a file of ``[(*inputs, result), ...]``: at last, "equal"."""
-    home, program = Path(torch.__file__).parent, package.with_name("deploy_scenes")
+def compiled_runner(folder: Path, device: str) -> Path:
+    """Compile ``examples/deploy/deploy_scenes.cpp``, which is linked with torch and without Python."""
+    home, program = Path(torch.__file__).parent, folder / f"deploy_scenes_{device}"
     include = [f"-isystem{home / part}" for part in ("include", "include/torch/csrc/api/include")]
     libraries = ["torch", "torch_cpu", "c10", *(("torch_cuda", "c10_cuda") if device == "cuda" else ())]
     link = [
@@ -44,9 +45,16 @@ def run_package(package: Path, scenes: Path, device: str) -> str:
     command = [compiler, "-std=c++20", "-O0", *include, "-o", program, source, *link, "-ldl"]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
-    environment = {"PATH": "/nonexistent", **{k: v for k, v in os.environ.items() if k.startswith(("LD_", "CUDA_"))}}
-    done = subprocess.run(
-        [program, package, scenes, device], env=environment, capture_output=True, text=True, check=False
-    )
     assert "libpython" not in subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-    return done.stdout + done.stderr
+    return program
+
+
+def run_without_python(
+    runner: Path, package: Path, scenes: list[Any], device: str, within: float
+) -> subprocess.CompletedProcess[str]:
+    """Run ``package`` over ``scenes``, pairs of inputs and results, in an environment without Python."""
+    saved = package.with_suffix(".scenes.pt")
+    torch.save(scenes, saved)
+    environment = {"PATH": "/nonexistent", **{k: v for k, v in os.environ.items() if k.startswith(("LD_", "CUDA_"))}}
+    command = [runner, package, saved, device, str(within)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
