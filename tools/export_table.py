@@ -1,11 +1,13 @@
 """Write a table of declared ops by machine: which have a form in ONNX that runs equal, and why the others have none.
 
 ``python tools/export_table.py shiplap_sparse3d examples/first_op.py ... > table.md``: each op that the modules declare
-is exported with the base sample of its declaration, run in onnxruntime, and compared with its reference.
+is exported with the base sample of its declaration, run in onnxruntime, and compared with its reference. ``--part 2/8``
+takes the second of eight parts of them, for as many processes.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -73,16 +75,28 @@ def try_op(op: Op, folder: Path) -> tuple[str, str]:
     return ("equal", "") if same else ("different", "see the reference's dtype and order of sums")
 
 
-def main(targets: list[str]) -> None:
-    """Print the table for the ops that ``targets`` declare."""
+def declared_ops(targets: list[str]) -> list[Op]:
+    """Return the ops that ``targets`` declare. A module that cannot be imported here is named on stderr."""
     before = set(declared_op_list())
     for target in targets:
-        import_home(target)
-    print(HEADER)
+        try:
+            import_home(target)
+        except Exception as e:  # of any package that it needs
+            print(f"{target}: {type(e).__name__}: {e}", file=sys.stderr)
+    return sorted(set(declared_op_list()) - before, key=lambda op: op.spec.name)
+
+
+def main() -> None:
+    """Print the rows of the table for the ops that the modules declare."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("targets", nargs="+")
+    parser.add_argument("--part", default="1/1")
+    asked = parser.parse_args()
+    part, parts = map(int, asked.part.split("/"))
     with tempfile.TemporaryDirectory() as folder:
-        for op in declared_op_list():
-            if op in before:
-                continue
+        if part == 1:
+            print(HEADER)
+        for op in declared_ops(asked.targets)[part - 1 :: parts]:
             try:
                 result, reason = try_op(op, Path(folder))
             except Exception as e:  # a declaration without samples
@@ -91,4 +105,4 @@ def main(targets: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

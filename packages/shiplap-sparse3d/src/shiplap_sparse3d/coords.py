@@ -6,7 +6,7 @@ A row whose batch index is -1 is padding: no voxel, absent everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 import torch
@@ -29,6 +29,7 @@ __all__ = [
     "other_channels",
     "output_shape",
     "refuse_rows",
+    "require",
     "require_scenes",
     "tap_offsets",
 ]
@@ -175,6 +176,15 @@ def require_scenes(where: str, coords: Tensor, batch_size: int, *, on_gpu: bool 
         assert_scenes(coords, batch_size)
     elif not has_scenes_of(coords, batch_size, on_gpu):
         check_scenes(where, coords, batch_size)
+
+
+def require(holds: Tensor, text: str, refuse: Callable[[], Exception]) -> None:
+    """Raise the error that ``refuse`` makes if ``holds`` is false. A graph of the CPU asserts it as it runs."""
+    if not torch.compiler.is_compiling():
+        if not bool(holds):
+            raise refuse()
+    elif _graph_checks and holds.device.type == "cpu":
+        assert_in_graph(holds, text)
 
 
 def assert_inside(coords: Tensor, batch_size: int, shape: Sequence[int]) -> None:

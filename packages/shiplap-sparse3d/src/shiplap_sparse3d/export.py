@@ -7,7 +7,10 @@ the checkpoint takes. Each project passes voxels in its own way, which the layou
 from __future__ import annotations
 
 import math
+import pickletools
+import re
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +26,9 @@ from shiplap.plugin_api.containers import leaves
 from shiplap_sparse3d import spconv
 from shiplap_sparse3d.tensor import SparseTensor
 
-PROJECTS = {"openpcdet": "model_state", "mmdet3d": "state_dict", "pointcept": "state_dict", "plain": ""}
+PROJECTS = ("openpcdet", "mmdet3d", "pointcept", "plain")
+# Keys of a checkpoint under which weights are.
+_NESTS = ("model_state", "state_dict", "model_state_dict", "model", "net", "network")
 ENDINGS = (".onnx", ".pt2")
 
 
@@ -36,13 +41,40 @@ class Checkpoint:
     weights: Mapping[str, Tensor]
 
 
+class _Unread:
+    """An object of a checkpoint that is no tensor and no plain value. Code of its own class never runs."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Drop what the object was made of."""
+
+    def __setstate__(self, state: Any) -> None:
+        """Drop the state of the object."""
+
+
+def _names_in(path: Path) -> set[str]:
+    """Return the names of the classes and functions that a checkpoint names, in torch's zip or in its old format."""
+    with path.open("rb") as file:
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                pickles = [archive.read(name) for name in archive.namelist() if name.endswith("/data.pkl")]
+                found = [each for content in pickles for each in pickletools.genops(content)]
+        else:
+            file.seek(0)
+            found = [each for _ in range(4) for each in pickletools.genops(file)]  # three of torch's own come first
+    names = [str(name).replace(" ", ".") for code, name, _ in found if code.name == "GLOBAL"]
+    return {re.sub(r"^__builtin__\.", "builtins.", name) for name in names}  # pickles have the modules of Python 2
+
+
 def read_checkpoint(path: Path, project: str | None = None) -> Checkpoint:
     """Return the weights in a checkpoint of OpenPCDet, mmdet3d or Pointcept, or in a plain state dict.
 
-    Only tensors and plain values are read. Raises SL840 for a file that holds anything else, or no weights.
+    Only tensors and plain values are read; other objects, such as the log of a training run, are left out, and no code
+    of theirs runs. Raises SL840 for a file without weights, and for one that torch cannot read in this way.
     """
     try:
-        held = torch.load(path, map_location="cpu", weights_only=True)
+        unread: list[Any] = [(_Unread, name) for name in _names_in(path)]
+        with torch.serialization.safe_globals(unread):  # torch prefers what it knows itself
+            held = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:
         lines = str(e).splitlines() or [""]
         raise error(
@@ -52,20 +84,22 @@ def read_checkpoint(path: Path, project: str | None = None) -> Checkpoint:
             expected="a checkpoint of tensors and plain values",
             fix="load a file that you trust with torch.load(path, weights_only=False), and save its state dict alone",
         ) from e
-    found = project or _project_of(held)
-    key = PROJECTS.get(found or "")
-    weights = held.get(key) if key and isinstance(held, Mapping) else held
-    if not isinstance(weights, Mapping) or not weights or not all(isinstance(v, Tensor) for v in weights.values()):
+    nested = held
+    while isinstance(nested, Mapping) and (
+        key := next((k for k in _NESTS if isinstance(nested.get(k), Mapping)), None)
+    ):
+        nested = nested[key]
+    named = nested.items() if isinstance(nested, Mapping) else ()
+    # DistributedDataParallel and torch.compile wrap a module, which its names then say.
+    weights = {str(n).removeprefix("module.").replace("_orig_mod.", ""): v for n, v in named if isinstance(v, Tensor)}
+    if not weights:
         got = f"keys {', '.join(map(str, list(held)[:6]))}" if isinstance(held, Mapping) else type(held).__name__
         raise _refused(path, got, "model_state (OpenPCDet), state_dict (mmdet3d, Pointcept), or tensors by name")
-    # Pointcept saves the module of DistributedDataParallel.
-    return Checkpoint(path, str(found), {name.removeprefix("module."): value for name, value in weights.items()})
+    return Checkpoint(path, project or _project_of(held), weights)
 
 
-def _project_of(held: Any) -> str | None:
-    """Return the project whose layout a checkpoint has, or None for one that is no mapping."""
-    if not isinstance(held, Mapping):
-        return None
+def _project_of(held: Mapping[str, Any]) -> str:
+    """Return the project whose layout a checkpoint has."""
     if "model_state" in held:
         return "openpcdet"
     if "state_dict" in held:
@@ -97,18 +131,35 @@ def load_weights(network: nn.Module, checkpoint: Checkpoint, prefix: str | None 
     missing = [name for name in names if name not in given]
     if missing:
         raise _refused(checkpoint.path, f"no {prefix}{missing[0]}", f"{len(names)} weights under {prefix!r}")
-    given = {name: _in_layout_of(value, wanted[name]) for name, value in given.items()}
     try:
-        network.load_state_dict(given, strict=False)
+        network.load_state_dict(given | _kernels_of_today(network, given), strict=False)
     except RuntimeError as e:
         raise _refused(checkpoint.path, str(e).splitlines()[-1].strip(), "weights of this network") from e
     return prefix
 
 
-def _in_layout_of(value: Tensor, wanted: Tensor) -> Tensor:
-    """Return a kernel of spconv 1.x, whose output channels are last, as one of spconv 2.x, where they are first."""
-    moved = value.movedim(-1, 0) if value.dim() >= 3 else value
-    return moved if value.shape != wanted.shape and moved.shape == wanted.shape else value
+def _kernels_of_today(network: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the kernels of a checkpoint in the layout of spconv 2.x, ``[out, *window, in]``.
+
+    Those of spconv 1.x are ``[*window, in, out]``, and those of early releases of 2.x may be ``[*window, out, in]``.
+    One kernel may fit several layouts: one checkpoint has one layout, that of all its kernels.
+    """
+    layers = {f"{name}.weight" if name else "weight": m for name, m in network.named_modules() if _is_layer(m)}
+    for last in (None, -1, -2):
+        moved = {
+            # A kernel of one cell is a product with its memory as [in, out], which a transposition would change.
+            name: given[name].reshape(m.weight.shape) if last and m.conv1x1 else given[name].movedim(last or 0, 0)
+            for name, m in layers.items()
+            if name in given and given[name].numel() == m.weight.numel()
+        }
+        if all(name in moved and moved[name].shape == m.weight.shape for name, m in layers.items()):
+            return moved
+    return {}
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """Whether a module is a layer of the facade with a kernel."""
+    return isinstance(module, spconv.conv.SparseConvolution)
 
 
 class Deployed(nn.Module):

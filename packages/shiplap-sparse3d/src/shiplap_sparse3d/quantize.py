@@ -145,6 +145,11 @@ class PointTensor:
         if self.batch is None:
             return PointTensor(grid_sample_3d(x.feats, x.coords, shape, self.points[None], mode)[0], self.points)
         scene = self.batch.long()
+        if torch.compiler.is_compiling():  # a graph does not know how many points a scene has: it looks in each
+            everywhere = self.points.expand(x.batch_size, *self.points.shape)
+            each = grid_sample_3d(x.feats, x.coords, shape, everywhere, mode)
+            point = torch.arange(scene.shape[0], device=scene.device)
+            return PointTensor(each[scene, point], self.points, self.batch)
         counts = torch.bincount(scene, minlength=x.batch_size)
         order = scene.argsort(stable=True)
         place = torch.arange(len(scene), device=scene.device) - (counts.cumsum(0) - counts)[scene[order]]

@@ -13,7 +13,15 @@ from shiplap.plugin_api import error
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.arithmetic import Arithmetic
 from shiplap_sparse3d.axes import Axes, per_axis
-from shiplap_sparse3d.coords import as_many_rows, assert_inside, check_coords, check_rows, check_scenes, keys_of
+from shiplap_sparse3d.coords import (
+    as_many_rows,
+    assert_inside,
+    check_coords,
+    check_rows,
+    check_scenes,
+    keys_of,
+    require,
+)
 from shiplap_sparse3d.geometry import Geometry, Strided
 from shiplap_sparse3d.memory import available_bytes
 from shiplap_sparse3d.reentrant import made_inside
@@ -468,7 +476,8 @@ def voxelize(
         size: edge of a voxel, one number or one per axis.
         batch: integers ``[p]``, the scene of each point (default: one scene).
         origin: corner of the grid (default: the minimum of the points).
-        spatial_shape, batch_size: default: as large as the points need, which costs a host synchronisation.
+        spatial_shape, batch_size: default: as large as the points need, which costs a host synchronisation. A graph
+            needs them.
 
     Returns:
         ``(voxels, inverse)`` with ``inverse int32 [p]``; voxels are in ascending (batch, x, y, z) order.
@@ -489,8 +498,8 @@ def voxelize(
     )
     if origin is None and points.shape[0]:
         corner = place.amin(0)
-    if not bool((edge > 0).all()):
-        raise error("SL208", where="sparse3d.voxelize, argument 'size'", got=size, expected="more than 0")
+    where = "sparse3d.voxelize, argument 'size'"
+    require((edge > 0).all(), f"SL208: {where}", lambda: error("SL208", where=where, got=size, expected="more than 0"))
     cells = torch.floor((place - corner) / edge)
     _check_cells(points, cells, shape)
     scene = _scene_of_points(batch, batch_size, points)
@@ -522,21 +531,27 @@ def _scene_of_points(batch: Tensor | None, batch_size: int | None, points: Tenso
     if batch.shape != points.shape[:1]:
         raise error("SL202", where=where, got=f"shape {tuple(batch.shape)}", expected=f"[{points.shape[0]}], as points")
     outside = (batch < 0) | (batch >= limit)
-    if bool(outside.any()):
+
+    def refuse() -> Exception:
         row = int(outside.nonzero()[0, 0])
-        raise error("SL211", where=where, got=f"point {row} in scene {int(batch[row])}", expected=f"0 to {limit - 1}")
+        return error("SL211", where=where, got=f"point {row} in scene {int(batch[row])}", expected=f"0 to {limit - 1}")
+
+    require(~outside.any(), f"SL211: {where}: a point is in no scene from 0 to {limit - 1}", refuse)
     return batch.int()
 
 
 def _check_cells(points: Tensor, cells: Tensor, shape: Sequence[int] | None) -> None:
     limit = cells.new_tensor(shape) if shape is not None else cells.new_full((3,), 2.0**31)
     outside = ~((cells >= 0) & (cells < limit)).all(1)  # a NaN compares false, so it is outside
-    if bool(outside.any()):
+
+    def refuse() -> Exception:
         row = int(outside.nonzero()[0, 0])
-        raise error(
+        return error(
             "SL211",
             where="sparse3d.voxelize",
             got=f"point {row} = {points[row].tolist()}, cell {cells[row].tolist()}",
             expected=f"cells from 0 to {[int(v) - 1 for v in limit.tolist()]}",
             fix="set origin and spatial_shape so that every point is inside, or drop the points that are not",
         )
+
+    require(~outside.any(), f"SL211: sparse3d.voxelize: a point is outside of the grid {shape}", refuse)

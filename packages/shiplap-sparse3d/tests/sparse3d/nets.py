@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 import shiplap_sparse3d as sparse3d
+import shiplap_sparse3d.spconv as spconv
 from shiplap.packaging import package_model
+from shiplap.plugin_api.containers import leaves
 from shiplap_sparse3d.demo.model import GroundNet
 from shiplap_sparse3d.demo.tiles import POINT_FEATURES, VOXEL_FEATURES
+from shiplap_sparse3d.export import FixedNumbers
+from shiplap_testing.deployed import compiled_runner, run_without_python
+from tests.sparse3d.consumers.specimens import Specimen
 from tests.sparse3d.scenes import scene
 
 GRID = (12, 10, 8)
@@ -57,14 +58,6 @@ def padded(n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 POINTS = 500
 SCENES = (ROWS, 200, 90, 1, 0)  # voxels
-ROOT = Path(__file__).parents[4]
-PLAIN = """
-import sys, torch
-net, x = torch.nn.Linear(8, 8).to(sys.argv[1]), torch.randn(4, 8, device=sys.argv[1])
-with torch.no_grad():
-    path = torch._inductor.aoti_compile_and_package(torch.export.export(net, (x,)))
-torch._inductor.aoti_load_package(path)(x)
-"""
 
 
 class Demonstration(nn.Module):
@@ -84,44 +77,67 @@ def tile(voxels: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x.feats, x.coords, torch.randn(POINTS, POINT_FEATURES), torch.randint(0, max(voxels, 1), (POINTS,))
 
 
-def need_packages(device: str) -> None:
-    """Skip where torch's own package of a linear layer does not run."""
-    if subprocess.run([sys.executable, "-c", PLAIN, device], capture_output=True, check=False).returncode:
-        pytest.skip("torch's own package of a linear layer does not run here")
-
-
-def packed_scenes(folder: Path, device: str) -> tuple[Path, Path]:
-    """One package of the demonstration's network, and five scenes with what they give here."""
-    net = Demonstration().to(device).eval()
+def results_on_cpu(net: nn.Module, *args: Any) -> tuple[Tensor, ...]:
+    """Return the tensors that ``net`` makes, as a packaged program returns them."""
     with torch.no_grad():
-        program = torch.export.export(net, tuple(t.to(device) for t in tile(200)))
-        package_model(program, folder / "ground.pt2")
-        tiles = [tile(n) for n in SCENES]
-        answers = [net(*(t.to(device) for t in inputs)).cpu() for inputs in tiles]
-    torch.save([(*inputs, answer) for inputs, answer in zip(tiles, answers, strict=True)], folder / "scenes.pt")
-    return folder / "ground.pt2", folder / "scenes.pt"
+        return tuple([result.cpu().contiguous() for result in leaves(net(*args))])
 
 
 def deployed(folder: Path, device: str) -> str:
-    """What ``examples/deploy/deploy_scenes.cpp`` says of them, in an environment without Python."""
-    home, program = Path(torch.__file__).parent, folder / "deploy_scenes"
-    include = [f"-isystem{home / part}" for part in ("include", "include/torch/csrc/api/include")]
-    libraries = ["torch", "torch_cpu", "c10", *(("torch_cuda", "c10_cuda") if device == "cuda" else ())]
-    link = [
-        f"-L{home / 'lib'}",
-        f"-Wl,-rpath,{home / 'lib'}",
-        "-Wl,--no-as-needed,--unresolved-symbols=ignore-in-shared-libs",
-    ]
-    link += [f"-l{name}" for name in libraries]
-    compiler = os.environ.get("CXX") or shutil.which("c++") or ""
-    source = ROOT / "examples" / "deploy" / "deploy_scenes.cpp"
-    command = [compiler, "-std=c++20", "-O0", *include, "-o", program, source, *link, "-ldl"]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
-    package, scenes = packed_scenes(folder, device)
-    environment = {"PATH": "/nonexistent", **{k: v for k, v in os.environ.items() if k.startswith(("LD_", "CUDA_"))}}
-    done = subprocess.run(
-        [program, package, scenes, device], env=environment, capture_output=True, text=True, check=False
-    )
-    assert "libpython" not in subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-    return done.stdout + done.stderr
+    """Return what the runner prints of the demonstration's network in one package, over five scenes."""
+    net = Demonstration().to(device).eval()
+    with torch.no_grad():
+        program = torch.export.export(net, tuple(t.to(device) for t in tile(200)))
+    package = package_model(program, folder / "ground.pt2").path
+    tiles = [tile(n) for n in SCENES]
+    scenes = [(inputs, results_on_cpu(net, *(t.to(device) for t in inputs))) for inputs in tiles]
+    done = run_without_python(compiled_runner(folder, device), package, scenes, device, 1e-3)
+    return str(done.stdout + done.stderr)
+
+
+def use_other_statistics(net: nn.Module) -> nn.Module:
+    """Return the network with statistics of batch norm that are not the initial ones, for inference."""
+    for module in net.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.running_mean.uniform_(-0.1, 0.1)  # type: ignore[union-attr]
+            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    return net.eval()
+
+
+class Fixed(nn.Module):
+    """A network of tensors alone: other arguments, and numbers that it reads from tensors, are those of one call."""
+
+    def __init__(self, net: nn.Module, args: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.net, self.others = net, [a for a in args if not isinstance(a, Tensor)]
+        with FixedNumbers() as read, torch.no_grad():
+            net(*args)
+        self.numbers = read.numbers
+
+    def forward(self, *tensors: Tensor) -> Any:
+        with FixedNumbers(self.numbers):
+            return self.net(*tensors, *self.others)
+
+
+def exported_specimen(specimen: Specimen, device: str = "cpu", rows: int = 90) -> tuple[nn.Module, Any]:
+    """Return a network of a state dict, and its exported program for 2 to 1,000 rows."""
+    torch.manual_seed(0)
+    trained = use_other_statistics(specimen.make(spconv))
+    net = specimen.make(spconv).eval()
+    net.load_state_dict(trained.state_dict())
+    args = [a.to(device) if isinstance(a, Tensor) else a for a in specimen.inputs(rows, 0)]
+    fixed = Fixed(net.to(device), tuple(args)).eval()
+    tensors = tuple([a for a in args if isinstance(a, Tensor)])
+    any_rows = torch.export.Dim("rows", min=2, max=1000)
+    shapes = (tuple([{0: any_rows} if len(t) == rows else None for t in tensors]),)
+    with torch.no_grad():
+        return fixed, torch.export.export(fixed, tensors, dynamic_shapes=shapes, strict=False)
+
+
+def scenes_of(specimen: Specimen, net: nn.Module, device: str = "cpu") -> list[tuple[Any, Any]]:
+    """Return five scenes with the results of ``net`` in this process."""
+    made = []
+    for seed, n in enumerate((90, 130, 77, 200, 150)):
+        tensors = tuple([a for a in specimen.inputs(n, seed) if isinstance(a, Tensor)])
+        made.append((tensors, results_on_cpu(net, *(t.to(device) for t in tensors))))
+    return made

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from shiplap.errors import ShiplapError
 from shiplap.plugin_api.containers import leaves
-from shiplap_sparse3d import export
+from shiplap_sparse3d import export, spconv
 from shiplap_sparse3d.cli import export_network
 from shiplap_sparse3d.drop_in import drop_in
 
@@ -52,11 +54,53 @@ class OfPointcept(Layers):
 
 openpcdet, mmdet3d, pointcept = OfOpenPCDet, OfMmdet3d, OfPointcept
 """
-LAYOUTS = {
-    "openpcdet": lambda w: {"epoch": 3, "model_state": {f"backbone_3d.{k}": v for k, v in w.items()}},
-    "mmdet3d": lambda w: {"meta": {"epoch": 3}, "state_dict": {f"pts_middle_encoder.{k}": v for k, v in w.items()}},
-    "pointcept": lambda w: {"epoch": 3, "state_dict": {f"module.backbone.{k}": v for k, v in w.items()}},
-}
+
+
+class HistoryBuffer:
+    """As mmengine keeps losses: an object of a class of its own, with an array."""
+
+    def __init__(self) -> None:
+        self._log_history = np.array([0.5, 0.25])
+
+
+def optimizer_state() -> dict[str, Any]:
+    """The state of an optimizer after a step."""
+    layer = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    layer(torch.ones(2)).sum().backward()
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+def openpcdet_layout(weights: dict[str, Tensor]) -> dict[str, Any]:
+    """What ``tools/train_utils/train_utils.py`` of OpenPCDet saves."""
+    named = {f"backbone_3d.{k}": v for k, v in weights.items()}
+    state = OrderedDict({"global_step": torch.zeros(1), **named, "dense_head.conv_cls.weight": torch.randn(2, 4, 1, 1)})
+    made = {"epoch": 3, "it": 40, "model_state": state, "optimizer_state": optimizer_state()}
+    return {**made, "version": "pcdet+0.6.0+8caccce"}
+
+
+def mmdet3d_layout(weights: dict[str, Tensor]) -> dict[str, Any]:
+    """What the runner of mmengine saves: with its log, which holds objects of its own classes."""
+    named = {f"pts_middle_encoder.{k}": v for k, v in weights.items()}
+    state = OrderedDict({**named, "pts_bbox_head.shared_conv.conv.weight": torch.randn(2, 4, 3, 3)})
+    made = {
+        "meta": {"epoch": 3, "cfg": "model = dict()", "seed": 1},
+        "state_dict": state,
+        "optimizer": optimizer_state(),
+    }
+    log = {"log_scalars": OrderedDict({"train/loss": HistoryBuffer()}), "runtime_info": {"lr": np.float64(0.1)}}
+    return {**made, "message_hub": log, "param_schedulers": [{"last_step": 3}]}
+
+
+def pointcept_layout(weights: dict[str, Tensor]) -> dict[str, Any]:
+    """What ``CheckpointSaver`` of Pointcept saves: the best value is a scalar of numpy."""
+    state = OrderedDict({f"module.backbone.{k}": v for k, v in weights.items()})
+    made = {"epoch": 3, "state_dict": state, "optimizer": optimizer_state(), "scheduler": {"last_epoch": 3}}
+    return {**made, "scaler": None, "best_metric_value": np.mean([0.5, 0.75])}
+
+
+LAYOUTS = {"openpcdet": openpcdet_layout, "mmdet3d": mmdet3d_layout, "pointcept": pointcept_layout}
 
 
 def voxels(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -78,7 +122,10 @@ def made(project: str, folder: Path) -> tuple[Any, Path, Path]:
     for buffer in network.buffers():
         if buffer.is_floating_point():
             torch.nn.init.uniform_(buffer, 0.5, 2)
-    torch.save(LAYOUTS[project](network.state_dict()), checkpoint)
+    # OpenPCDet saves in torch's old format.
+    torch.save(
+        LAYOUTS[project](network.state_dict()), checkpoint, _use_new_zipfile_serialization=project != "openpcdet"
+    )
     return network.eval(), checkpoint, code
 
 
@@ -116,6 +163,68 @@ def test_weights_are_found_by_their_names_and_what_is_missing_is_named(tmp_path:
     del held.weights["backbone_3d.down.bias"]  # type: ignore[attr-defined]
     with pytest.raises(ShiplapError, match="no place with all of"):
         export.load_weights(network, held)
+
+
+@pytest.mark.parametrize("project", LAYOUTS)
+def test_the_weights_of_a_training_run_are_read_and_no_other_object_is_made(
+    project: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, checkpoint, _ = made(project, tmp_path)
+    monkeypatch.setattr(HistoryBuffer, "__new__", lambda *args: pytest.fail("an object of the checkpoint is made"))
+    held = export.read_checkpoint(checkpoint)
+    assert held.project == project
+    want = {name: value.clone() for name, value in network.state_dict().items()}
+    for value in network.state_dict().values():
+        value.zero_()
+    assert export.load_weights(network, held) in ("backbone_3d.", "pts_middle_encoder.", "backbone.")
+    assert all(torch.equal(value, want[name]) for name, value in network.state_dict().items())
+
+
+def forbidden() -> None:
+    raise AssertionError("code of the checkpoint runs")
+
+
+class Runs:
+    """An object whose pickle calls a function."""
+
+    def __reduce__(self) -> Any:
+        return forbidden, ()
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_code_in_a_checkpoint_does_not_run(old: bool, tmp_path: Path) -> None:
+    content = {"model": {"net.a": torch.ones(2), "_extra_state": Runs()}, "more": [Runs(), slice(1, 2)]}
+    torch.save(content, tmp_path / "x.pth", _use_new_zipfile_serialization=not old)
+    held = export.read_checkpoint(tmp_path / "x.pth")
+    assert (held.project, list(held.weights)) == ("plain", ["net.a"])
+
+
+@pytest.mark.parametrize("wrapped", ["state_dict", "model_state_dict", "model", "net", None])
+def test_wrapped_modules_and_nested_state_dicts_are_found(wrapped: str | None, tmp_path: Path) -> None:
+    weights = {"module._orig_mod.enter.weight": torch.ones(2), "module._orig_mod.n": torch.zeros(())}
+    torch.save({"epoch": 1, wrapped: weights} if wrapped else weights, tmp_path / "x.pth")
+    assert list(export.read_checkpoint(tmp_path / "x.pth", "plain").weights) == ["enter.weight", "n"]
+
+
+class Pointwise(torch.nn.Module):
+    """As many input as output channels, and a kernel of one cell: no shape of these tells a layout."""
+
+    def __init__(self, ci: int = 4) -> None:
+        super().__init__()
+        self.enter = spconv.SubMConv3d(ci, 4, 3, bias=False, indice_key="a")
+        self.one = spconv.SubMConv3d(4, 4, 1, bias=False, indice_key="b")
+        self.last = spconv.SubMConv3d(4, 4, 3, bias=False, indice_key="a")
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_a_checkpoint_has_one_layout_that_of_all_its_kernels(axis: int, tmp_path: Path) -> None:
+    network = Pointwise(5)
+    want = {name: value.clone() for name, value in network.state_dict().items()}
+    old = {n: v.movedim(0, axis) for n, v in want.items()} | {"one.weight": want["one.weight"].reshape(1, 1, 1, 4, 4)}
+    for value in network.state_dict().values():
+        value.zero_()
+    export.load_weights(network, export.Checkpoint(tmp_path, "plain", old))
+    assert all(torch.equal(value, want[name]) for name, value in network.state_dict().items())
 
 
 def test_a_kernel_of_spconv_1_gets_the_layout_of_spconv_2(tmp_path: Path) -> None:

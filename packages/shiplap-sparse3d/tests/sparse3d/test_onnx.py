@@ -16,14 +16,15 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import shiplap_sparse3d as sparse3d
-import shiplap_sparse3d.spconv as spconv
 from shiplap.packaging.onnx import export_onnx
 from shiplap_sparse3d import ops
-from shiplap_sparse3d.export import FixedNumbers
+from tests.sparse3d.consumers.detectors import DETECTORS
 from tests.sparse3d.consumers.specimens import SPECIMENS
+from tests.sparse3d.nets import exported_specimen, scenes_of, use_other_statistics
 
 GRID = (12, 10, 8)
 ROWS = (0, 1, 2, 60, 700)
+ALL = SPECIMENS | DETECTORS
 
 
 def scene(n: int, seed: int, channels: int = 4) -> tuple[Tensor, Tensor]:
@@ -31,15 +32,6 @@ def scene(n: int, seed: int, channels: int = 4) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(seed)
     number = torch.randperm(2 * GRID[0] * GRID[1] * GRID[2], generator=rng)[:n]
     return torch.randn(n, channels, generator=rng), torch.stack(torch.unravel_index(number, (2, *GRID)), 1).int()
-
-
-def statistics(net: nn.Module) -> nn.Module:
-    """The network with statistics of batch norm that are not the initial ones, for inference."""
-    for module in net.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.running_mean.uniform_(-0.1, 0.1)  # type: ignore[union-attr]
-            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
-    return net.eval()
 
 
 def exported(net: nn.Module, args: tuple[Any, ...], path: Path, varying: list[bool]) -> onnxruntime.InferenceSession:
@@ -133,7 +125,7 @@ class Net(nn.Module):
 @pytest.mark.long
 def test_a_network_of_every_kind_of_layer_is_equal_in_a_process_without_torch(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    net = statistics(Net())
+    net = use_other_statistics(Net())
     exported(net, scene(50, 0), tmp_path / "net.onnx", [True, True])
     for number, n in enumerate((2, 30, 200, 700, 1500)):
         feats, coords = scene(n, number)
@@ -155,39 +147,15 @@ assert "torch" not in sys.modules
     assert done.returncode == 0, done.stderr
 
 
-class Fixed(nn.Module):
-    """A network whose numbers that it reads from tensors are those of one call."""
-
-    def __init__(self, net: nn.Module, args: tuple[Any, ...]) -> None:
-        super().__init__()
-        self.net = net
-        with FixedNumbers() as read, torch.no_grad():
-            net(*args)
-        self.numbers = read.numbers
-
-    def forward(self, *args: Any) -> Any:
-        with FixedNumbers(self.numbers):
-            return self.net(*args)
-
-
-READ_NUMBERS = ("SpUNet", "PTv3")
-NAMES = [name for name in SPECIMENS if not name.startswith("TRELLIS")]  # those take the grid from the coordinates
+NAMES = [name for name in ALL if not name.startswith("TRELLIS")]  # those take the grid from the coordinates
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_networks_of_consumers_are_equal(name: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    net = statistics(SPECIMENS[name].make(spconv))
-    args = SPECIMENS[name].inputs(90, 0)
-    called = Fixed(net, args) if name in READ_NUMBERS else net
-    session = exported(called, args, tmp_path / "net.onnx", [isinstance(a, Tensor) and len(a) == 90 for a in args])
-    for seed, n in enumerate((90, 130, 77, 200, 150)):
-        args = SPECIMENS[name].inputs(n, seed)
-        with torch.no_grad():
-            want = net(*args)
-        tensors = [a for a in args if isinstance(a, Tensor)]
-        for got, expected in zip(
-            run_session(session, *tensors), want if isinstance(want, tuple) else [want], strict=True
-        ):
+    net, program = exported_specimen(ALL[name])
+    export_onnx(program, tmp_path / "net.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+    for tensors, want in scenes_of(ALL[name], net):
+        for got, expected in zip(run_session(session, *tensors), want, strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)

@@ -114,3 +114,28 @@ def test_points_give_voxels_and_take_features_of_voxels(mode):
         rows = batch == b
         alone = sparse3d.PointTensor(here.feats[rows], points[rows]).sample(x[b], mode)
         torch.testing.assert_close(got.feats[rows], alone.feats)
+
+
+class PointNet(nn.Module):
+    """Voxels of points, and features back at the points."""
+
+    def forward(self, feats, points, batch):
+        here = sparse3d.PointTensor(feats, points, batch)
+        x = here.voxelize((6, 6, 6), 3)
+        return x.feats, x.coords, here.sample(x).feats, here.sample(x, "nearest").feats
+
+
+def test_points_and_their_voxels_are_part_of_a_program():
+    def some(n):
+        return torch.randn(n, 4), torch.rand(n, 3) * 6, torch.randint(0, 3, (n,))
+
+    rows = {0: torch.export.Dim.DYNAMIC}
+    program = torch.export.export(PointNet(), some(40), dynamic_shapes=(rows, rows, rows), strict=False).module()
+    for n in (40, 7, 200):
+        args = some(n)
+        for got, want in zip(program(*args), PointNet()(*args), strict=True):
+            torch.testing.assert_close(got, want)
+    feats, points, batch = some(9)
+    for wrong, text in (((points + 6, batch), "outside of the grid"), ((points, batch + 3), "no scene from 0 to 2")):
+        with pytest.raises(RuntimeError, match=f"SL211.*{text}"):
+            program(feats, *wrong)

@@ -199,6 +199,41 @@ def test_a_reference_that_raises_is_a_run_that_fails_with_its_words(conditions: 
         assert run_session(session, *good)[0].tolist() == [0.5, 0.5], "the session goes on"
 
 
+@sl.op("onnx_ops::spread")
+def spread(x: Float[Tensor, "n c"]) -> tuple[Float[Tensor, "n c"], Float[Tensor, "c"]]:
+    """Return rows less the first, in units of the deviation, and the deviation, which needs two rows."""
+    if bool((x > 100).any()):
+        raise ValueError("a value is too large")
+    if not x.shape[0]:
+        return x.clone(), x.new_full((x.shape[1],), 7)
+    deviation = x.std(0) if x.shape[0] > 1 else x.new_ones(x.shape[1])
+    return (x - x[0]) / deviation, deviation
+
+
+class Spread(nn.Module):
+    def __init__(self, *results: int) -> None:
+        super().__init__()
+        self.results = results
+
+    def forward(self, x: Tensor) -> Any:
+        made = spread(x)
+        return tuple([made[i] for i in self.results])
+
+
+@pytest.mark.parametrize("results", [(0, 1), (0,), (1,)])
+def test_comparisons_with_no_row_and_one_row_and_checks_of_an_unused_result_are_kept(
+    results: tuple[int, ...], tmp_path: Path
+) -> None:
+    net = Spread(*results)
+    export_onnx(torch.export.export(net, (torch.rand(5, 3),), dynamic_shapes=({0: Dim.DYNAMIC},)), tmp_path / "x.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "x.onnx"))
+    for rows in (0, 1, 2, 3, 40):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(run_session(session, x), list(net(x)))
+    with pytest.raises(Exception, match="ValueError: a value is too large"):
+        run_session(session, torch.full((2, 3), 101.0))
+
+
 @sl.op("onnx_ops::capped")
 def capped(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     """Double the values if one of them is negative, and refuse values above nine."""

@@ -80,8 +80,8 @@ class Aligner(nn.Module):
     def forward(self, sound: Tensor, letters: Tensor) -> Tensor:
         hidden, _ = self.rnn(f.gelu(self.conv(sound)).permute(2, 0, 1))
         chances = self.out(hidden).log_softmax(-1)
-        lengths = [torch.full((sound.shape[0],), n) for n in (len(chances), letters.shape[1])]
-        return f.ctc_loss(chances, letters, *lengths)
+        heard, written = (torch.full((sound.shape[0],), n) for n in (len(chances), letters.shape[1]))
+        return f.ctc_loss(chances, letters, heard, written)
 
 
 def normed_case() -> ModelCase:
@@ -91,7 +91,7 @@ def normed_case() -> ModelCase:
         nn.ELU(),
         parametrizations.spectral_norm(nn.Conv1d(6, 4, 1)),
         nn.Flatten(),
-        parametrizations.weight_norm(nn.Linear(24, 3), dim=None),
+        parametrizations.weight_norm(nn.Linear(24, 3), dim=None),  # type: ignore[arg-type]
     )
     return ModelCase(nn.Sequential(*layers), (torch.randn(2, 3, 8),))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import platform
 import signal
@@ -24,7 +25,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
-from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
@@ -36,7 +36,7 @@ from shiplap.errors import ArgumentError, ShiplapError, error, writing
 from shiplap.kernels.native.build_plan import compiler_command, make_plan
 from shiplap.kernels.native.deploy import DeployedLibrary, make_on_demand_library
 from shiplap.kernels.triton.kernel import compile_call, launched_kernels
-from shiplap.packaging.tags import DAMAGED
+from shiplap.packaging.tags import DAMAGED, read_requirements
 from shiplap.torch_private.dynamo import compile_package, processor_features
 from shiplap.torch_private.graph_nodes import node_value, operator_name, overload_of
 from shiplap.torch_private.symbolic_sizes import concrete_calls
@@ -78,12 +78,13 @@ def package_model(
             default is the current device. The forms are those that the calls of the program need with the sizes of the
             example; of a size that is a symbol also those for multiples of 16 and for odd numbers near that of the
             example. Other forms that the process has compiled are added as well: see ``compile_ahead``.
-        checks: whether the package checks the dtype, device, strides and bounds of its inputs at each call, and raises
-            RuntimeError. ``AOTI_RUNTIME_CHECK_INPUTS=0`` switches that off in a process.
+        checks: whether the package checks the number, dtype, device, axes, strides and bounds of its inputs at each
+            call, and sizes that have to be equal, and raises RuntimeError. ``AOTI_RUNTIME_CHECK_INPUTS=0`` switches
+            that off in a process.
 
     The loaders' ``get_metadata()`` returns the release of torch, the processor, the ops and the bounds of the inputs
     under names that begin with ``SHIPLAP_``. Another release of torch, or a processor without the features that the
-    code uses, is refused when a package with ops is loaded.
+    code uses, is refused when a package is loaded.
 
     Raises:
         KernelError: SL307 for an op that only Python can run, before anything is compiled.
@@ -100,8 +101,8 @@ def package_model(
         plain = Path(scratch) / target.name
         compile_package(program, plain, {**options, "aot_inductor.metadata": _describe(program, ops, options)})
         _refuse_broken(plain, target)
-        if made is not None:
-            plain = _add_op_libraries(plain, made, ops[0], Path(scratch), checks)
+        checked = _input_checks(program) if checks else None
+        plain = _add_front_libraries(plain, made, Path(scratch), {"checks": checks, "inputs": checked})
         with writing(target, "the package"):
             # The temporary folder may be on another file system, from which a rename is impossible.
             safe_io.copy_whole(plain, target)
@@ -113,13 +114,11 @@ def _describe(
     program: torch.export.ExportedProgram, ops: Iterable[Op], options: Mapping[str, object]
 ) -> dict[str, str]:
     """Return what a package says of itself: release, processor, ops, and the inputs with the bounds of their sizes."""
-    placed = [node_value(n) for n in program.graph.find_nodes(op="placeholder")]
-    named = dict(zip([n.name for n in program.graph.find_nodes(op="placeholder")], placed, strict=True))
     ranges = {str(symbol): f"{bound.lower}..{bound.upper}" for symbol, bound in program.range_constraints.items()}
     inputs = {
         name: f"{str(held.dtype).removeprefix('torch.')} [{', '.join(ranges.get(str(n), str(n)) for n in held.shape)}]"
-        for name in program.graph_signature.user_inputs
-        if isinstance(name, str) and isinstance(held := named.get(name), torch.Tensor)
+        for name, held in _inputs_of(program).items()
+        if isinstance(held, torch.Tensor)
     }
     given: Any = options.get("aot_inductor.metadata", {})
     facts = {
@@ -129,6 +128,32 @@ def _describe(
         "inputs": json.dumps(inputs),
     }
     return {**given, **{f"SHIPLAP_{name.upper()}": fact for name, fact in facts.items()}}
+
+
+def _inputs_of(program: torch.export.ExportedProgram) -> dict[str, Any]:
+    """Return the inputs that a caller passes, by name: fake tensors, and other values."""
+    placed = {n.name: node_value(n) for n in program.graph.find_nodes(op="placeholder")}
+    return {name: placed[name] for name in program.graph_signature.user_inputs if name in placed}
+
+
+def _input_checks(program: torch.export.ExportedProgram) -> dict[str, Any] | None:
+    """Return what the front library checks of inputs before the model reads them. None where one is no tensor.
+
+    The model's own checks take their number and their axes for granted, and sizes that one symbol names for equal.
+    """
+    inputs, first = _inputs_of(program), dict[str, tuple[int, int]]()
+    if not all(isinstance(held, torch.Tensor) for held in inputs.values()):
+        return None
+    described, same = list[tuple[str, int, str]](), list[tuple[int, int, int, int]]()
+    for i, (name, held) in enumerate(inputs.items()):
+        rows = [math.prod(held.shape[d + 1 :]) for d in range(held.dim())]
+        described.append(
+            (name, held.dim(), "true" if list(map(str, rows)) == list(map(str, held.stride())) else "false")
+        )
+        for d, size in enumerate(held.shape):
+            if not isinstance(size, int) and (before := first.setdefault(str(size), (i, d))) != (i, d):
+                same.append((i, d, *before))
+    return {"tensors": described, "same": same}
 
 
 def _refuse_broken(package: Path, target: Path) -> None:
@@ -157,11 +182,10 @@ def _refuse_broken(package: Path, target: Path) -> None:
 def _shares_the_runtime(library: bytes) -> bool:
     """Return whether a library loads a C++ runtime, instead of containing one."""
     try:
-        sections = list(ELFFile(io.BytesIO(library)).iter_sections())
-        tags = [tag for s in sections if isinstance(s, DynamicSection) for tag in s.iter_tags("DT_NEEDED")]
+        needed, _ = read_requirements(io.BytesIO(library))
     except DAMAGED:
         return False  # the load, in a process of its own, tells what is wrong
-    return any(str(vars(tag)["needed"]).startswith(("libstdc++.", "libc++.")) for tag in tags)
+    return any(name.startswith(("libstdc++.", "libc++.")) for name in needed)
 
 
 def _model_names(archive: zipfile.ZipFile) -> list[str]:
@@ -231,9 +255,10 @@ def _cannot_bind(op: Op) -> bool:
 # --- the archive ------------------------------------------------------------------------------------------------------
 
 
-def _add_op_libraries(package: Path, ops: DeployedLibrary, first: Op, scratch: Path, checks: bool) -> Path:
-    """Return ``package`` with ``ops`` beside each of its models."""
+def _add_front_libraries(package: Path, ops: DeployedLibrary | None, scratch: Path, checks: Mapping[str, Any]) -> Path:
+    """Return ``package`` with a library in front of each of its models, and ``ops`` beside it."""
     made = scratch / f"carrying-{package.name}"
+    beside = {} if ops is None else {ops.name: ops.library, **ops.kernels}
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as target:
         if not (models := _model_names(source)):
             raise error(
@@ -243,7 +268,7 @@ def _add_op_libraries(package: Path, ops: DeployedLibrary, first: Op, scratch: P
             if info.filename not in models:
                 _add_aligned(target, info.filename, source.read(info))
         for folder in dict.fromkeys(PurePosixPath(name).parent for name in models):
-            for name, path in ((ops.name, ops.library), *ops.kernels.items()):
+            for name, path in beside.items():
                 _add_aligned(target, str(folder / name), path.read_bytes())
         for name in models:
             inner = Path(scratch) / PurePosixPath(name).name
@@ -251,7 +276,8 @@ def _add_op_libraries(package: Path, ops: DeployedLibrary, first: Op, scratch: P
             # The model keeps its content and gets another name, because a loader opens the first library by the old
             # one.
             _add_aligned(target, f"{name}.model", inner.read_bytes())
-            _add_aligned(target, name, _compile_front_library(inner, ops.name, first, checks).read_bytes())
+            front = _compile_front_library(inner, ops.name if ops is not None else "", package.name, checks)
+            _add_aligned(target, name, front.read_bytes())
     return made
 
 
@@ -265,16 +291,11 @@ def _add_aligned(target: zipfile.ZipFile, name: str, content: bytes) -> None:
     target.writestr(info, content)
 
 
-def _compile_front_library(model: Path, ops: str, first: Op, checks: bool) -> Path:
+def _compile_front_library(model: Path, ops: str, where: str, checks: Mapping[str, Any]) -> Path:
     """Compile the library that replaces ``model``, with a function for each that the model exports."""
     source, made = model.with_suffix(".front.cpp"), model.with_suffix(".front")
     functions = _exported_functions(model)
-    words: dict[str, Any] = {
-        "ops": ops,
-        "model": f"{model.name}.model",
-        "features": processor_features(),
-        "checks": checks,
-    }
+    words = {"ops": ops, "model": f"{model.name}.model", "features": processor_features(), **checks}
     text = render_source("package.cpp.jinja", functions=functions, **words)
     safe_io.write_text(source, text)
     home = Path(torch.__file__).parent
@@ -283,10 +304,10 @@ def _compile_front_library(model: Path, ops: str, first: Op, checks: bool) -> Pa
     flags = ["-O1", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden"]
     # The ABI of std::string has to be that of torch's own libraries, or the functions are not found.
     flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-    command = [*compiler_command(first), *flags, *include, "-o", str(made), str(source), *link]
+    command = [*compiler_command(where), *flags, *include, "-o", str(made), str(source), *link]
     done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")
     if done.returncode:
-        raise error("SL405", where=first.spec.name, got=done.stderr.strip()[:2000], expected="a library")
+        raise error("SL405", where=where, got=done.stderr.strip()[:2000], expected="a library")
     return made
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shiplap.errors import ShiplapError
-from shiplap.torch_private.symbolic_sizes import DecideConditions, assert_in_graph, number_as_tensor
+from shiplap.torch_private.symbolic_sizes import DecideConditions, assert_in_graph, number_as_tensor, sizes_from_zero
 
 MAX_PATHS = 32
 MAX_CONDITIONS = 64
@@ -152,7 +152,8 @@ class PathFinder:
         return Returned(answers + (False,) * (trace.asked - len(answers))), trace.asked
 
     def _export(self, trace: _Trace) -> Any:
-        return torch.export.export(_Module(trace.run), self.examples, dynamic_shapes=(self.shapes,), strict=False)
+        with sizes_from_zero():
+            return torch.export.export(_Module(trace.run), self.examples, dynamic_shapes=(self.shapes,), strict=False)
 
 
 def _is_finished(e: BaseException | None) -> bool:

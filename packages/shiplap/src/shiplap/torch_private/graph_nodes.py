@@ -490,30 +490,36 @@ def core_decompositions() -> dict[Any, Callable[..., Any]]:
 
 @contextmanager
 def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> Iterator[None]:
-    """While this lasts, the first tensor that ``program`` returns passes through ``checked(value, holds, message)`` for
-    each assertion of the program about values of tensors.
+    """While this lasts, each tensor that ``program`` returns passes through ``checked(value, holds, message)``, and
+    depends on each assertion of the program about values of tensors, so none goes with a result that is not used.
     """
     graph, specs = program.graph, program.graph_signature.output_specs
     (output,) = graph.find_nodes(op="output")
-    asserted = graph.find_nodes(op="call_function", target=torch.ops.aten._assert_async.msg)
-    results = output.args[0]
-    at = next((i for i, r in enumerate(results) if isinstance(r, Node) and isinstance(node_value(r), Tensor)), None)
-    if at is None or not asserted:
-        yield
-        return
-    plain, last, made = specs[at].arg, results[at], []
-    with graph.inserting_before(output):
-        for node in asserted:
-            made.append(graph.call_function(checked._opoverload, (last, *node.args[:2])))
-            made[-1].meta.update(last.meta)
-            last = made[-1]
-    output.args = ((*results[:at], last, *results[at + 1 :]),)
-    specs[at].arg = replace(plain, name=last.name)
-    program.graph_module.recompile()
+    asserted = [n.args[:2] for n in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_async.msg)]
+    results, plain, made = output.args[0], [spec.arg for spec in specs], list[Node]()
+
+    def check(value: Node, holds: Any, message: Any) -> Node:
+        made.append(graph.call_function(checked._opoverload, (value, holds, message)))
+        made[-1].meta.update(value.meta)
+        return made[-1]
+
+    if asserted:
+        with graph.inserting_before(output):
+            (last, message), kept = asserted[-1], list(results)
+            for each in asserted[:-1]:
+                last = check(last, *each)
+            for i, result in enumerate(results):
+                if isinstance(result, Node) and isinstance(node_value(result), Tensor):
+                    kept[i] = check(result, last, message)
+                    specs[i].arg = replace(plain[i], name=kept[i].name)
+        output.args = (tuple(kept),)
+        program.graph_module.recompile()
     try:
         yield
     finally:
-        output.args, specs[at].arg = (results,), plain
+        output.args = (results,)
+        for spec, arg in zip(specs, plain, strict=True):
+            spec.arg = arg
         for node in reversed(made):
             graph.erase_node(node)
         program.graph_module.recompile()

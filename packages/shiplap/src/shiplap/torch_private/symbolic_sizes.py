@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import islice, product
 from typing import Any
 from unittest import mock
@@ -217,6 +217,27 @@ def _with_concrete_sizes(arg: Any, values: dict[Any, int]) -> Any:
     if isinstance(arg, (list, tuple)):
         return type(arg)([_with_concrete_sizes(each, values) for each in arg])
     return arg
+
+
+@contextmanager
+def sizes_from_zero() -> Iterator[None]:
+    """While this lasts, ``torch.export`` takes a size that varies for 0 or more, where it otherwise takes 2 or more."""
+    from torch.fx.experimental import _config, symbolic_shapes
+    from torch.utils._sympy.symbol import SymT
+
+    make: Any = symbolic_shapes.make_symbol  # type: ignore[attr-defined]
+
+    def make_from_zero(kind: Any, number: int, **facts: Any) -> Any:
+        # A positive symbol is not 0 for sympy, whatever its range.
+        if kind is SymT.SIZE and facts.get("positive"):
+            facts = {**facts, "positive": None, "nonnegative": True}
+        return make(kind, number, **facts)
+
+    with (
+        _config.patch(backed_size_oblivious=True),  # type: ignore[attr-defined]
+        mock.patch.object(symbolic_shapes, "make_symbol", make_from_zero),
+    ):
+        yield
 
 
 # --- conditions on data while a function is traced --------------------------------------------------------------------

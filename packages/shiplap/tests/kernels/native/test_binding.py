@@ -580,7 +580,7 @@ def test_a_compiler_may_be_two_words(ops, tmp_path, monkeypatch):
     script.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("CXX", "ccache c++")
-    words = compiler_command(ops.keep)
+    words = compiler_command(ops.keep.spec.name)
     assert [Path(word).name for word in words] == ["ccache", "c++"]
     (tmp_path / "native").mkdir(mode=0o700)
     assert compile_into(tmp_path / "native", "abc", SOURCE, [*words, "-shared", "-fPIC"]) == ""

@@ -156,9 +156,10 @@ model = torch._inductor.aoti_load_package(sys.argv[1])
 about = model.loader.get_metadata()
 assert about["SHIPLAP_TORCH"] == torch.__version__, about
 assert json.loads(about["SHIPLAP_INPUTS"]) == {"x": "float32 [6]"}, about
-for wrong in (torch.arange(6), torch.arange(6.0).double(), torch.arange(7.0), torch.arange(12.0)[::2]):
+x, more = torch.arange(6.0), torch.arange(12.0)
+for wrong in ((x.long(),), (x.double(),), (more[:7],), (more[::2],), (x[None],), (x[0],), (), (x, x)):
     try:
-        model(wrong)
+        model.loader.run(list(wrong))
     except RuntimeError as e:
         print(str(e).splitlines()[0][:200], file=sys.stderr)
     else:
@@ -175,12 +176,34 @@ def test_a_package_says_what_it_is_and_refuses_other_inputs(packed, tmp_path):
 
 def test_the_front_of_a_package_refuses_another_release_and_another_processor(monkeypatch, tmp_path):
     """By its text: neither is at hand in a test."""
-    words = {"ops": "libops.so", "model": "m.so", "functions": []}
+    words = {"ops": "libops.so", "model": "m.so", "functions": [], "inputs": None}
     text = render_source("package.cpp.jinja", **words, features=("avx2",), checks=False)
     assert '__builtin_cpu_supports("avx2")' in text
     assert "aoti_torch_abi_version() " not in text.partition("bool fits_here")[0]
     assert "setenv" not in text
     assert "setenv" in render_source("package.cpp.jinja", **words, features=(), checks=True)
+    plain = render_source("package.cpp.jinja", **{**words, "ops": ""}, features=("avx2",), checks=False)
+    assert "if (fits_here()) handle" in plain
+    assert "load_ops" not in plain
+
+
+@pytest.mark.long  # a package is compiled
+def test_a_package_without_ops_has_the_same_checks(tmp_path):
+    """A library in front, which refuses another release, and inputs of other dtypes and sizes."""
+
+    class AddOne(torch.nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    made = package_model(torch.export.export(AddOne(), (torch.arange(6.0),)), tmp_path / "plain.pt2")
+    assert (made.ops, made.size) == ((), 0)
+    with zipfile.ZipFile(made.path) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".so")]
+        assert f"{name}.model" in archive.namelist()
+        assert b"the model was made for torch" in archive.read(name)
+    (tmp_path / "hostile.py").write_text(HOSTILE)
+    done = forked.python(tmp_path / "hostile.py", made.path)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -213,4 +213,4 @@ def test_a_compiler_that_fails_is_quoted(ops, monkeypatch, tmp_path):
     monkeypatch.setenv("SHIPLAP_CACHE_DIR", str(tmp_path))  # what another compiler has built there would be taken
     with fails("SL405", "false failed with status 1"):
         ffi.export(ops.total)
-    assert build_plan.compiler_command(ops.total)[0].endswith("false")
+    assert build_plan.compiler_command(ops.total.spec.name)[0].endswith("false")

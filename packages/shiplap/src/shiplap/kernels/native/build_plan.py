@@ -103,13 +103,13 @@ def library_cache_folder(op: Op) -> Path:
     return cache_folder(op.spec.name)
 
 
-def compiler_command(op: Op) -> tuple[str, ...]:
+def compiler_command(where: str) -> tuple[str, ...]:
     """Return the C++ compiler with the arguments that ``CXX`` gives it (``ccache g++``). Raise SL405 without one."""
     programs, flags = requested_compiler()
     paths = [shutil.which(program) for program in programs]
     if not paths or None in paths:
         wanted = os.environ.get("CXX", "").strip() or "c++"
-        raise error("SL405", where=op.spec.name, got=f"no {wanted} on the PATH", expected="a C++20 compiler")
+        raise error("SL405", where=where, got=f"no {wanted} on the PATH", expected="a C++20 compiler")
     return (*map(str, paths), *flags)
 
 
@@ -135,7 +135,7 @@ def compile_command(op: Op) -> list[str]:
     """Return the command that compiles a binding, without source and output. Raise SL405 without a compiler."""
     home = Path(torch.__file__).parent
     include = ("-I", str(INCLUDE), "-isystem", str(home / "include"))
-    return [*compiler_command(op), *FLAGS, *include, f"-L{home / 'lib'}", "-ltorch_cpu", "-ldl"]
+    return [*compiler_command(op.spec.name), *FLAGS, *include, f"-L{home / 'lib'}", "-ltorch_cpu", "-ldl"]
 
 
 def bound_native_kernel(op: Op, device: str) -> tuple[NativeOp, NativeForm]:

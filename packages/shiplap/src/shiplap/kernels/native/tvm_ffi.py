@@ -66,7 +66,7 @@ def build_tvm_library(op: Op) -> Path:
     kernels = locate_library(form.library)
     load_symbol(form)  # which says what does not fit
     library = (f"-L{package.library.parent}", f"-Wl,-rpath,{package.library.parent}", "-ltvm_ffi", "-ldl")
-    command = [*build_plan.compiler_command(op), *FLAGS, "-I", str(INCLUDE), *package.include, *library]
+    command = [*build_plan.compiler_command(op.spec.name), *FLAGS, "-I", str(INCLUDE), *package.include, *library]
     source, root = tvm_ffi_source(described, kernels), build_plan.library_cache_folder(op)
     name = library_name_digest(
         source, (*FLAGS, *build_plan.extra_compiler_flags(), *library), f"{TVM_FFI_PACKAGE} {package.version}"

@@ -1,0 +1,111 @@
+"""Networks of sparse layers as packages that a program without Python runs, and what such a program refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shiplap.packaging import package_model
+from shiplap_testing.deployed import compiled_runner, run_without_python
+from tests.sparse3d.consumers.detectors import DETECTORS
+from tests.sparse3d.consumers.specimens import GRID, SPECIMENS, cells
+from tests.sparse3d.nets import exported_specimen, scenes_of
+
+ALL = SPECIMENS | DETECTORS
+NAMES = [name for name in ALL if not name.startswith("TRELLIS")]  # those take the grid from the coordinates
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled_runner(tmp_path_factory.mktemp("runner"), "cpu")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_dict_is_one_file_that_a_program_without_python_runs(name: str, runner: Path, tmp_path: Path) -> None:
+    net, program = exported_specimen(ALL[name])
+    package = package_model(program, tmp_path / "net.pt2").path
+    done = run_without_python(runner, package, scenes_of(ALL[name], net), "cpu", 1e-5)
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(name, done.stdout.replace("\n", ", "))
+
+
+@pytest.mark.gpu
+@CUDA
+@pytest.mark.parametrize("name", ["VoxelBackBone8x", "SparseEncoder", "Cylinder3D"])
+def test_networks_are_one_file_on_cuda(name: str, tmp_path: Path) -> None:
+    net, program = exported_specimen(ALL[name], "cuda")
+    package = package_model(program, tmp_path / "net.pt2").path
+    scenes = scenes_of(ALL[name], net, "cuda")
+    done = run_without_python(compiled_runner(tmp_path, "cuda"), package, scenes, "cuda", 2e-3)
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(name, done.stdout.replace("\n", ", "))
+
+
+def hostile_inputs() -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+    """Yield what a caller may pass by mistake, with a name of the mistake."""
+    features, coords = cells(90, 0)
+    z, _, x = GRID
+
+    def changed(row: int, *values: int) -> Tensor:
+        other = coords.clone()
+        other[row] = torch.tensor(values, dtype=torch.int32)
+        return other
+
+    big = 2**31 - 1
+    for name, values in {
+        "a cell behind the grid": (0, z + 1, 0, 0),  # the network adds one
+        "a column behind the grid": (0, 0, 0, x),
+        "a cell before the grid": (0, 0, -1, 0),
+        "the largest cell": (0, big, big, big),
+        "the least cell": (0, -big - 1, 0, 0),
+        "a scene too many": (2, 0, 0, 0),
+        "the largest scene": (big, 0, 0, 0),
+        "a negative scene": (-2, 0, 0, 0),
+        "a voxel twice": tuple(coords[8].tolist()),
+    }.items():
+        yield name, (features, changed(7, *values))
+    yield "one voxel in all rows", (features, coords[:1].repeat(90, 1))
+    for dtype in (torch.int64, torch.int16, torch.uint8, torch.bool, torch.float32):
+        yield f"coordinates of {dtype}", (features, coords.to(dtype))
+    for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.complex64):
+        yield f"features of {dtype}", (features.to(dtype), coords)
+    yield "coordinates without scenes", (features, coords[:, 1:].contiguous())
+    yield "coordinates of four axes", (features, torch.cat([coords, coords[:, :1]], 1))
+    yield "coordinates of one axis", (features, coords.flatten())
+    yield "a channel too few", (features[:, :3].contiguous(), coords)
+    yield "a channel too many", (torch.cat([features, features[:, :1]], 1), coords)
+    yield "features without channels", (features[:, 0].contiguous(), coords)
+    yield "features of three axes", (features[None], coords)
+    yield "features column by column", (features.t().contiguous().t(), coords)
+    yield "every second row of features", (torch.cat([features, features], 1)[:, :4], coords)
+    yield "fewer voxels than features", (features, coords[:50])
+    yield "more voxels than features", (features[:50], coords)
+    yield "no voxels", (features[:0], coords[:0])
+    yield "one voxel", (features[:1], coords[:1])
+    yield "more voxels than the bound", cells(1200, 0)
+    yield "features alone", (features,)
+    yield "an input too many", (features, coords, coords)
+
+
+@pytest.mark.long
+def test_wrong_inputs_are_exceptions_and_the_program_goes_on(runner: Path, tmp_path: Path) -> None:
+    net, program = exported_specimen(ALL["VoxelBackBone8x"])
+    package = package_model(program, tmp_path / "net.pt2").path
+    good = scenes_of(ALL["VoxelBackBone8x"], net)
+    scenes: list[Any] = [*good]
+    wrong = list(hostile_inputs())
+    assert len(wrong) == 36
+    for number, (name, tensors) in enumerate(wrong):
+        scenes += [(tensors, name), good[number % 5]]
+    done = run_without_python(runner, package, scenes, "cpu", 1e-5)
+    answers = done.stdout.splitlines()
+    assert [line for line in answers if line.endswith(": not refused")] == [], done.stderr[-3000:]
+    assert (done.returncode, answers[-1], len(answers)) == (0, "equal", len(scenes) + 1), done.stdout + done.stderr
+    assert done.stderr.count("SL211") >= 8, done.stderr
