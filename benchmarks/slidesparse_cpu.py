@@ -135,7 +135,8 @@ def agree(runs: dict[str, Callable[[], Tensor]]) -> None:
     """All compute the same layer: no contestant is measured that does not."""
     exact = runs["F.linear float32"]()
     for name, run in runs.items():
-        assert float((run().float() - exact).norm() / exact.norm()) < 0.02, name
+        most = 0.05 if name == "quantize_dynamic" else 0.02  # one scale for all rows, and 7 bits
+        assert float((run().float() - exact).norm() / exact.norm()) < most, name
 
 
 @torch.no_grad()

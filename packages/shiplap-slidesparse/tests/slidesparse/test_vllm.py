@@ -8,6 +8,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import nn
 
 import shiplap_slidesparse as ss
 from shiplap.errors import ShiplapError, ShiplapNotice
+from shiplap_testing.forked import python
 from shiplap_testing.paths import REPOSITORY
 from tests.slidesparse import vllm_double
 
@@ -155,3 +157,10 @@ def test_which_layers_are_ours(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert config.get_quant_method(layer, "lm_head") == "dense"
     with pytest.raises(ShiplapError, match=r"kept as it was: b.q_proj[\s\S]*all or none of b.q_proj, b.k_proj"):
         config.get_quant_method(layer, "b.qkv_proj")
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(not REAL, reason="opt-in: nox -s vllm")
+def test_a_converted_model_generates_in_vllm_what_it_generates_in_transformers(tmp_path: Path) -> None:
+    done = python("-m", "tests.slidesparse.vllm_generate", tmp_path)
+    assert done.stdout.splitlines()[-1:] == ["equal"], done.stdout[-2000:] + done.stderr[-2000:]

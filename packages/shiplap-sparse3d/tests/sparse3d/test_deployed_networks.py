@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from shiplap.errors import ShiplapError
 from shiplap.packaging import package_model
 from shiplap_testing.deployed import compiled_runner, run_without_python
 from tests.sparse3d.consumers.detectors import DETECTORS
-from tests.sparse3d.consumers.specimens import GRID, SPECIMENS, cells
-from tests.sparse3d.nets import exported_specimen, scenes_of
+from tests.sparse3d.consumers.specimens import GRID, SPECIMENS, Specimen, cells
+from tests.sparse3d.nets import UNet, exported_specimen, padded, scenes_of
 
 ALL = SPECIMENS | DETECTORS
 NAMES = [name for name in ALL if not name.startswith("TRELLIS")]  # those take the grid from the coordinates
@@ -36,16 +37,32 @@ def test_a_state_dict_is_one_file_that_a_program_without_python_runs(name: str, 
     print(name, done.stdout.replace("\n", ", "))
 
 
+ON_CUDA = {  # the number of a strided layer's voxels is read by Python there, but for a capacity
+    "PTv3": ALL["PTv3"],
+    "OACNN": ALL["OACNN"],
+    "UNet": Specimen(lambda _: UNet(), lambda n, _: padded(n)),
+}
+
+
 @pytest.mark.gpu
 @CUDA
-@pytest.mark.parametrize("name", ["VoxelBackBone8x", "SparseEncoder", "Cylinder3D"])
+@pytest.mark.parametrize("name", ON_CUDA)
 def test_networks_are_one_file_on_cuda(name: str, tmp_path: Path) -> None:
-    net, program = exported_specimen(ALL[name], "cuda")
+    net, program = exported_specimen(ON_CUDA[name], "cuda")
     package = package_model(program, tmp_path / "net.pt2").path
-    scenes = scenes_of(ALL[name], net, "cuda")
+    scenes = scenes_of(ON_CUDA[name], net, "cuda")
     done = run_without_python(compiled_runner(tmp_path, "cuda"), package, scenes, "cuda", 2e-3)
     assert done.returncode == 0, done.stdout + done.stderr
     print(name, done.stdout.replace("\n", ", "))
+
+
+@pytest.mark.gpu
+@CUDA
+def test_a_strided_layer_without_a_capacity_is_named_on_cuda(tmp_path: Path) -> None:
+    _, program = exported_specimen(ALL["VoxelBackBone8x"], "cuda")
+    with pytest.raises(ShiplapError, match="SL307") as caught:
+        package_model(program, tmp_path / "net.pt2")
+    assert "out_coords" in str(caught.value)
 
 
 def hostile_inputs() -> Iterator[tuple[str, tuple[Tensor, ...]]]:

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from traceback import extract_tb
 
 import torch
 
@@ -39,7 +40,7 @@ CANDIDATE = """
 def candidate(x):
     return x + x.abs()
 """
-NOBODY, JUDGED_S, LONGEST_S = 65534, 6.0, 40.0
+NOBODY, JUDGED_S, LONGEST_S = 65534, 10.0, 60.0
 MIB = 1 << 20
 
 
@@ -95,14 +96,14 @@ def moments(count: int) -> dict[str, Callable[[Path], None]]:
     """Return ``count`` ways to run out, from nothing left to nearly enough."""
     kinds = {
         "files": (short_of_files, [*range(0, 20, 2), *range(20, 60, 5)]),
-        "MiB of memory": (lambda n: short_of_memory(n * MIB), [0, 1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 400]),
+        "MiB of memory": (lambda n: short_of_memory(n * MIB), [1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 400]),
         "pages of a disk": (full_disk, [1, 2, 3, 4, 6, 8, 12, 16, 32, 64]),
         "file size": (lambda n: limited(resource.RLIMIT_FSIZE, n), [0, 1, 512, 4096, 8192, 16384, 65536, MIB]),
         "processes": (short_of_processes, [0, 1, 2, 3, 4, 5, 6, 8]),
     }
     every = {f"{name}, {n} left": make(n) for name, (make, values) in kinds.items() for n in values}  # type: ignore[operator]
-    step = max(1, len(every) // count)
-    return dict(list(every.items())[::step][:count])
+    listed = list(every.items())
+    return dict(listed[i * len(listed) // count] for i in range(count))
 
 
 def verdict_of(folder: Path, killer: Callable[[ForkedLauncher], None] | None = None) -> str:
@@ -134,7 +135,9 @@ def run_judgement(folder: Path, limit: Callable[[Path], None], killer: Callable[
         except ShiplapError as e:
             told = f"error: {e.id} {e.got}"
         except BaseException as e:
-            told = f"RAW {type(e).__name__}: {e}"
+            told = (
+                f"RAW {type(e).__name__}: {e} in {[f'{f.name} {f.lineno}' for f in extract_tb(e.__traceback__)][-5:]}"
+            )
         os.write(writing, told.encode(errors="replace")[:400])
         os._exit(0)
     os.close(writing)

@@ -92,6 +92,21 @@ def candidate(x):
         called(witness, torch.ones(4))
 
 
+def test_who_is_killed_while_it_stands_is_not_blamed(load) -> None:
+    witness = load("""
+def candidate(x):
+    return x + 1
+""")
+    called(witness, torch.ones(4))
+    os.kill(witness.prisoner.pid, signal.SIGKILL)
+    while _lives(str(witness.prisoner.pid)):
+        time.sleep(0.001)
+    with pytest.raises(MachineLack, match="cannot be read"):
+        witness._read(4096, 8)
+    with pytest.raises(MachineLack, match="killed from outside"):
+        called(witness, torch.ones(4))
+
+
 def test_who_ends_itself_is_blamed(load) -> None:
     witness = load("""
 def candidate(x):

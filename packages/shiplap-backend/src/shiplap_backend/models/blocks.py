@@ -91,7 +91,7 @@ def normed_case() -> ModelCase:
         nn.ELU(),
         parametrizations.spectral_norm(nn.Conv1d(6, 4, 1)),
         nn.Flatten(),
-        parametrizations.weight_norm(nn.Linear(24, 3), dim=None),  # type: ignore[arg-type]
+        parametrizations.weight_norm(nn.Linear(24, 3), dim=-1),
     )
     return ModelCase(nn.Sequential(*layers), (torch.randn(2, 3, 8),))
 

@@ -273,7 +273,7 @@ class PointBlock(nn.Module):
         feat = features + self.norm1(self.linear(self.conv(x).features))
         code = (grid_coord * grid_coord.new_tensor([1, 1 << 10, 1 << 20])).sum(1) + (batch << 40)
         order = torch.argsort(code)
-        inverse = torch.zeros_like(order).scatter_(0, order, torch.arange(order.shape[0]))
+        inverse = torch.zeros_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
         q, k, v = self.qkv(self.norm2(feat))[order].unflatten(1, (3, 2, 2)).permute(1, 2, 0, 3)
         mixed = nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])[0]
         feat = feat + self.proj(mixed.transpose(0, 1).flatten(1)[inverse])

@@ -60,8 +60,9 @@ def _cells(*rows: tuple[str, str, str]) -> dict[Key, str]:
 AUDIT = _cells(
     ("value", "edges", "size, rank, layout, offset"),
     ("value", "addresses", "alignment"),
-    ("value", "numerics", "dtype, scalar, absence"),
+    ("value", "numerics", "dtype"),
     ("value", "special", "value"),
+    ("value", "numerics", "scalar, absence"),
     ("value", "requires_grad", "mode"),
     ("value", "distribution", "seed"),
     ("value", "determinism", "order of calls"),

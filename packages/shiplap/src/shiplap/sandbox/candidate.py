@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections import deque
@@ -311,7 +312,7 @@ class TargetProcess:
                 os.close(handle)
         error = 0.0
         if expected is None:  # the process keeps as much as in a call that is compared
-            self._earlier.append(_KeptResults([], _argument_bytes(args), _host_bytes(args)))
+            self._earlier.append(_KeptResults([], _argument_bytes(args), _argument_bytes(args, host=True)))
         else:
             try:
                 check_process_state(reply.traces)
@@ -396,9 +397,7 @@ class TargetProcess:
         try:
             pieces = sorted(find_mapped_pieces(self.prisoner.pid, at.file), key=lambda piece: piece[2])
         except OSError as e:
-            if e.errno in LACKS:
-                raise MachineLack(str(e)) from None
-            raise CandidateError("memory", f"its memory cannot be looked at: {e.strerror or e}") from None
+            raise _memory_fault(e, "its memory cannot be looked at") from None
         # With two mappings, a write through one would not show in the other address.
         if any(a[2] + a[1] > b[2] for a, b in pairwise(pieces)):
             raise CandidateError("arguments", "it maps its arguments a second time")
@@ -440,7 +439,7 @@ class TargetProcess:
             self.release(spans)
             raise
         size = _argument_bytes(args) + sum(span.length for span in spans)
-        host = _host_bytes(args) + sum(span.length for span in spans if span.memory == "host")
+        host = _argument_bytes(args, host=True) + sum(span.length for span in spans if span.memory == "host")
         self._earlier.append(_KeptResults(spans, size, host))
         return difference.error
 
@@ -542,7 +541,7 @@ class TargetProcess:
         try:
             return self.prisoner.read(address, length)
         except OSError as e:
-            raise CandidateError("memory", f"its results cannot be read: {e.strerror or e}") from None
+            raise _memory_fault(e, "its results cannot be read") from None
 
     def _holds(self, address: int, content: bytearray) -> bool:
         """Return whether the process has these bytes at an address. Raises CandidateError where it cannot be read."""
@@ -582,6 +581,12 @@ class TargetProcess:
                 raise CandidateError("results", "a result changed after the call that returned it")
 
 
+def _memory_fault(e: OSError, what: str) -> CandidateError:
+    """Return the error for memory of a stopped process that cannot be read. Only the outside can have ended it."""
+    lack, told = e.errno in {*LACKS, errno.ESRCH, errno.ENOENT}, f"{what}: {e.strerror or e}"
+    return MachineLack(told) if lack else CandidateError("memory", told)
+
+
 def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
     """Return the difference between results and those of the reference. Raises CandidateError."""
     try:
@@ -590,11 +595,6 @@ def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
         raise CandidateError("answer", f"results that cannot be compared: {error_line(e)}"[:300]) from None
 
 
-def _host_bytes(args: Sequence[Any]) -> int:
-    """Return the bytes of all tensors among the arguments that lie on the host."""
-    return sum(t.numel() * t.itemsize for t in tensors_among(args) if not lies_on_device(t))
-
-
-def _argument_bytes(args: Sequence[Any]) -> int:
-    """Return the bytes of all tensors among the arguments."""
-    return sum(t.numel() * t.itemsize for t in tensors_among(args))
+def _argument_bytes(args: Sequence[Any], *, host: bool = False) -> int:
+    """Return the bytes of all tensors among the arguments, or of those on the host."""
+    return sum(t.numel() * t.itemsize for t in tensors_among(args) if not (host and lies_on_device(t)))

@@ -95,12 +95,12 @@ class ForkedLauncher(SandboxLauncher):
             self._process = _ForkedProcess(pid)
             return
         try:
-            _serve_alone(connection.detach())
+            _serve_alone(connection.detach(), self.folder)
         finally:
             os._exit(0)
 
 
-def _serve_alone(handle: int) -> None:
+def _serve_alone(handle: int, folder: str) -> None:
     """Serve requests without the files and the secrets of the program."""
     from shiplap.sandbox.launcher import close_files, serve_forks
 
@@ -112,7 +112,7 @@ def _serve_alone(handle: int) -> None:
     close_files(FIRST_FREE_FILE + 1)
     sys.setprofile(None)
     sys.settrace(None)
-    serve_forks(FIRST_FREE_FILE)
+    serve_forks(FIRST_FREE_FILE, folder)
 
 
 def _forget_secrets() -> None:

@@ -75,7 +75,10 @@ def serve_forks(handle: int, folder: str = "") -> None:
             for file in files:
                 os.close(file)
             reply = protocol.Number(pid)
-        send_message(connection, pack_message(reply))
+        try:
+            send_message(connection, pack_message(reply))
+        except OSError:
+            return _end_groups(forked, folder)
         if isinstance(message, protocol.Rest):
             connection.settimeout(message.seconds)
 
