@@ -47,6 +47,25 @@ HOSTILE = {
 }
 
 
+@pytest.mark.parametrize(
+    ("limits", "fits", "too_much"),
+    [
+        ({"depth": 3}, b"[[[0]]]", b"[[[[0]]]]"),
+        ({"size": 5}, b"[100]", b"[1000]"),
+        ({"nodes": 3}, b"[0,0,0]", b"[0,0,0,0]"),
+        ({}, b"[9223372036854775807]", b"[9223372036854775808]"),
+        ({}, b"[-9223372036854775808]", b"[-9223372036854775809]"),
+    ],
+)
+def test_a_limit_admits_what_is_as_large_and_nothing_beyond(
+    limits: dict[str, int], fits: bytes, too_much: bytes
+) -> None:
+    bounds = safe_io.ParseLimits(**limits)
+    assert safe_io.parse_json(fits, bounds) == json.loads(fits)
+    with pytest.raises(ValueError, match=r"deeper than 3|longer than 5|more than (3 values|64 bits)"):
+        safe_io.parse_json(too_much, bounds)
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_json_is_a_value_error_at_once(name):
     started = time.process_time()
