@@ -240,8 +240,13 @@ def native_table() -> str | None:
     return head + "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
 
 
-# Why tests fail on a version, by a part of the test's id. A failure without an entry is a fault to repair.
-EXPLAINED: dict[str, str] = {}
+# Why tests fail on a version, by a part of the name of the file.
+EXPLAINED = {
+    "test_code_walk": "the digest of a kernel's code changes with edits that change no result. Not repaired: what was "
+    "tuned or built is made once more",
+    "test_saved_reads": "the reads of a closure in a backward are not found. Not repaired: name them by `saves=`",
+    "test_named_parameters": "a `functools.partial` has no name there. Not repaired",
+}
 
 
 def stability_page() -> str:
@@ -274,9 +279,9 @@ def _cell_rows() -> list[str]:
         told = ", ".join(f"{counts[kind]} {kind}" for kind in ("passed", "failed", "skipped") if counts[kind])
         versions = [cell["versions"][key] for key in ("torch", "python", "numpy", "triton", "compiler", "user")]
         rows.append(f"| {' | '.join([*versions, told, named])} |")
-        for failed in (name for names in cell.get("failures", {}).values() for name in names):
-            why = next((text for part, text in EXPLAINED.items() if part in failed), "**not explained**")
-            failures.append(f"* `{failed.rpartition('/')[2]}` on torch {versions[0]}, Python {versions[1]}: {why}")
+        for file, names in cell.get("failures", {}).items():
+            why = next((text for part, text in EXPLAINED.items() if part in file), "**not explained**")
+            failures.append(f"* {len(names)} in `{file}` on torch {versions[0]}, Python {versions[1]}: {why}.")
     heads = ("torch", "Python", "NumPy", "Triton", "compiler", "user", "tests", "files of tests by room")
     table = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *rows]
     return [f"{line}\n" for line in [*table, *(["", "Failed:", "", *failures] if failures else [])]]
