@@ -4,7 +4,8 @@
 
 ``nox -s matrix``
     the whole suite on each supported torch release (one: ``nox -s "matrix(torch='2.15.0')"``), with the wheels of all
-    packages, on Python 3.11. Each writes its row of ``torch_private/verified.json``, which is committed.
+    packages, on Python 3.11. Each writes its row of ``torch_private/verified.json``, which is committed. This session
+    and the next two write what became of the tests into ``tests/matrix.json``, which ``docs/stability.md`` shows.
 ``nox -s core``
     the tests of declarations, calls, kernels and the audit on each of these releases and of ALSO with each Python of
     PYTHONS (one: ``nox -s "core-3.13(torch='2.15.0')"``). A Python that is not installed is skipped, unless nox is
@@ -41,12 +42,14 @@ import nox
 nox.options.sessions = ["matrix"]
 
 # The releases of torch that the suite runs on, from the one place that lists them.
-RELEASES: tuple[str, ...] = runpy.run_path("packages/shiplap/src/shiplap/torch_private/versions.py")["RELEASES"]
-ALSO = ("2.14.1",)  # releases on which ``core`` runs, too
+VERSIONS = runpy.run_path("packages/shiplap/src/shiplap/torch_private/versions.py")
+RELEASES: tuple[str, ...] = VERSIONS["RELEASES"]
+ALSO: tuple[str, ...] = VERSIONS["ALSO"]  # releases on which ``core`` runs, too
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 OLDEST = {"torch": RELEASES[0], "numpy": "1.26.4"}
 # The tests that depend on torch, Python, NumPy and the compiler: declarations, calls, kernels, audit.
 CORE = ("audit", "codegen", "declare", "dispatch", "kernels", "plan", "sampling", "torch_private")
+CELLS = ("python", "-m", "shiplap_testing.cells")  # pytest, which writes what became of the tests into the table
 REQUIREMENTS = Path(".github", "requirements")  # with hashes; `nox -s requirements` writes them
 FIRST = ("shiplap-headers", "shiplap")  # what all others require, in the order in which wheels are built
 OTHERS = sorted({folder.name for folder in Path("packages").iterdir()} - {*FIRST, "shiplap-testing"})
@@ -92,7 +95,7 @@ def matrix(session: nox.Session, torch: str) -> None:
         "python", "-m", "shiplap_testing.capabilities", env=in_repository()
     )  # first: tests take the way it says
     for marks in ("not device", "device"):
-        session.run("python", "-m", "pytest", "-q", "-m", marks, *session.posargs, env=in_repository())
+        session.run(*CELLS, "-m", marks, *session.posargs, env=in_repository())
 
 
 def run_core(session: nox.Session, **versions: str) -> None:
@@ -101,7 +104,7 @@ def run_core(session: nox.Session, **versions: str) -> None:
     exact = [f"{name}=={version}" for name, version in versions.items()]
     session.install("-c", pins(session, "triton", *versions), *exact, *wheels)
     tests = [f"packages/shiplap/tests/{room}" for room in CORE]
-    call = ("python", "-m", "pytest", "-q", "-m", "not device and not long and not docs", *tests, *session.posargs)
+    call = (*CELLS, "-m", "not device and not long and not docs", *tests, *session.posargs)
     session.run(*call, env={"SHIPLAP_TEST_UNOPTIMIZED": "1", **in_repository()})
 
 
@@ -328,6 +331,13 @@ def faults(session: nox.Session) -> None:
     """Fail every call of the operating system once, with every error, in what is written to disk."""
     test = "packages/shiplap/tests/safe_io/test_faults.py"
     session.run("python", "-m", "pytest", "-q", test, *session.posargs, env={"SHIPLAP_TEST_FAULTS": "all"})
+
+
+@nox.session(venv_backend="none")
+def lacks(session: nox.Session) -> None:
+    """Judge a right kernel in 40 lacks of memory, disk, files or processes, and 60 kills: ``nox -s lacks -- 40 60``."""
+    counts = (*session.posargs, *("40", "60", "17")[len(session.posargs) :])
+    session.run("python", "-P", "packages/shiplap/tests/sandbox/lacks.py", *counts)
 
 
 @nox.session(venv_backend="none")

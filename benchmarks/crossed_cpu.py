@@ -1,10 +1,11 @@
 """Crossed declarations on the CPU: how often each pair of features met, what was refused, and what failed.
 
-    python benchmarks/crossed_cpu.py RESULTS [--seed 29] [--commit C] [--json benchmarks/results/crossed_cpu.json]
+    python benchmarks/crossed_cpu.py RESULTS [--seed 32] [--commit C ...] [--json benchmarks/results/crossed_cpu.json]
 
 ``RESULTS`` is the file of a run, ``results-cpu-SEED.jsonl``, which ``python -m shiplap_testing.crossed`` writes. The
 run may have been stopped: declarations count that it has finished. ``C`` is the commit that ran, if another is checked
-out by now; the plan of that commit must be that of the one checked out.
+out by now, or one ``COMMIT:DECLARATIONS`` for each part of the run; the plan of each must be that of the one checked
+out. Pairs that were met less than twenty times are listed with what was refused there, and why.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from _record import record, write
 
 from shiplap_testing.crossed.declared import plan
+from shiplap_testing.crossed.impossible import is_one_kind
 from shiplap_testing.crossed.run import FAILURES, read
 from shiplap_testing.crossed.table import ENOUGH, tabulate
 
@@ -50,19 +52,22 @@ def tabulate_run(results: Path, seed: int) -> dict[str, Any]:
         "refusals": dict(reasons.most_common()),
         "ways": {way: dict(counts) for way, counts in sorted(table.ways.items())},
         "met": pairs,
+        "scarce": {f"{a} x {b}": dict(table.refused.get((a, b), {})) for a, b in table.scarce},
+        "impossible": {f"{a} x {b}": why for (a, b), why in table.impossible.items() if not is_one_kind(a, b)},
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--seed", type=int, default=29)
-    parser.add_argument("--commit", default="")
+    parser.add_argument("--seed", type=int, default=32)
+    parser.add_argument("--commit", nargs="*", default=[])
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     measured = tabulate_run(given.results, given.seed)
     result = record(SOURCES, ("shiplap",), **measured)
-    result["commit"] = given.commit or result["commit"]
+    if given.commit:
+        result["commit"], result["parts"] = given.commit[-1].partition(":")[0], given.commit
     for name in ("declarations", "calls", "outcomes", "pairs", "pairs_met", "pairs_met_enough", "failures"):
         print(f"{name}: {measured[name]}")
     if given.json:

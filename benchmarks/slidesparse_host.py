@@ -57,7 +57,9 @@ Tensor linear(const Tensor& x, const Tensor& scale, const Optional& dense, const
   const Tensor d = packed_or_not(dense), p = packed_or_not(packed), b = packed_or_not(bias);
   const int threads = at::get_num_threads();
   const int64_t slid = ((k + 2 * pairs - 1) / (2 * pairs) * 4 * (pairs - 1) + 31) / 32 * 32;
-  const int64_t bytes = (m + threads * 16) * std::max(k, slid) + 4 * m + threads * (5 * k + 192) + 256;
+  const int64_t depth = std::max(k, slid), int8 =
+      threads * 16 * (2 * depth + 31) + std::min<int64_t>(m, 256) * (3 * depth + 101) + 320;
+  const int64_t bytes = m * depth + int8 + 4 * m + threads * (5 * k + 192) + 256;
   Tensor out = at::empty({m, n}, a.options()), scratch = at::empty({bytes}, a.options().dtype(at::kByte));
   char message[1024] = "";
   const int64_t config[1] = {0};

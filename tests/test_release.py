@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 import tomllib
 import zipfile
@@ -92,6 +93,16 @@ def test_a_long_description_stands_alone(package: str) -> None:
     assert [link for link in re.findall(r"\]\(([^)\s]+)\)", prose) if not link.startswith("https:")] == []
     assert re.search(r"^```(python|yaml|c)$", text, re.MULTILINE)
     assert re.search(rf'^\$ pip install "?{package}', text, re.MULTILINE)
+
+
+def test_the_first_release_has_the_version_that_stands_there(repository: Path) -> None:
+    tool = runpy.run_path(str(REPOSITORY / "tools" / "release.py"))
+    version = tool["current"](repository)
+    assert tool["refused"](repository, version, version) == ""
+    assert all(tool["name_section"](repository / "packages" / name, version, "2026-12-01") for name in PUBLISHED)
+    assert tool["problems_of_tag"](repository, f"v{version}") == []
+    assert tool["refused"](repository, version, version) == f"{version} does not come after {version}"
+    assert tool["refused"](repository, version, "99.0.0") == ""
 
 
 # --- tools/distributions.py -------------------------------------------------------------------------------------------

@@ -6,7 +6,10 @@ status 1 means that a page is stale.
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from collections import Counter
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
@@ -21,6 +24,8 @@ NOTE = "<!-- Written by tools/generate_docs.py: do not edit. -->"
 
 # Where a page of prose has a table that is counted, and on which torch.
 NATIVE, END_NATIVE = "<!-- native: tools/generate_docs.py writes this table -->\n", "<!-- native: end -->\n"
+RUNS, END_RUNS = "<!-- runs: tools/generate_docs.py writes these tables -->\n", "<!-- runs: end -->\n"
+PRIVATE = ROOT / "packages/shiplap/src/shiplap/torch_private"
 COUNTED_ON = "2.13"
 TARGETS = {"openvino": "OpenVINO 2026.4.1", "onednn": "oneDNN 3.2"}
 
@@ -235,12 +240,55 @@ def native_table() -> str | None:
     return head + "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
 
 
+# Why tests fail on a version, by a part of the test's id. A failure without an entry is a fault to repair.
+EXPLAINED: dict[str, str] = {}
+
+
+def stability_page() -> str:
+    """The page as it is, with the tables of what runs have verified and tested."""
+    text = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
+    before, rest = text.split(RUNS)
+    return "".join([before, RUNS, "\n", *_capability_rows(), "\n", *_cell_rows(), END_RUNS, rest.split(END_RUNS)[1]])
+
+
+def _capability_rows() -> list[str]:
+    """The rows of ``verified.json``, each of which a run has written."""
+    names = re.findall(r"\bCapability\(\s*\"(.+?)\"", (PRIVATE / "__init__.py").read_text("utf-8"))
+    rows = ["| torch | Python | GPU | capabilities verified | not verified |", "|---|---|---|---|---|"]
+    for row in json.loads((PRIVATE / "verified.json").read_text(encoding="utf-8")).values():
+        missing = ", ".join(name for name in names if name not in row["verified"])
+        cells = (row["torch"], row["python"], row["gpu"] or "none", f"{len(row['verified'])} on {row['date']}", missing)
+        rows.append(f"| {' | '.join(cells)} |")
+    return [f"{row}\n" for row in rows]
+
+
+def _cell_rows() -> list[str]:
+    """The rows of ``tests/matrix.json``, and the tests that failed with the reason."""
+    rows, failures = [], []
+    for cell in json.loads((ROOT / "tests" / "matrix.json").read_text(encoding="utf-8")):
+        counts = Counter[str]()
+        for said in cell["files"].values():
+            counts.update({kind: int(number) for number, kind in re.findall(r"(\d+) (\w+)", said)})
+        rooms = Counter(re.sub(r"packages/shiplap/tests/|/test_\w+\.py$", "", file) for file in cell["files"])
+        named = ", ".join(f"{room} {number}" for room, number in sorted(rooms.items()))
+        told = ", ".join(f"{counts[kind]} {kind}" for kind in ("passed", "failed", "skipped") if counts[kind])
+        versions = [cell["versions"][key] for key in ("torch", "python", "numpy", "triton", "compiler", "user")]
+        rows.append(f"| {' | '.join([*versions, told, named])} |")
+        for failed in (name for names in cell.get("failures", {}).values() for name in names):
+            why = next((text for part, text in EXPLAINED.items() if part in failed), "**not explained**")
+            failures.append(f"* `{failed.rpartition('/')[2]}` on torch {versions[0]}, Python {versions[1]}: {why}")
+    heads = ("torch", "Python", "NumPy", "Triton", "compiler", "user", "tests", "files of tests by room")
+    table = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}", *rows]
+    return [f"{line}\n" for line in [*table, *(["", "Failed:", "", *failures] if failures else [])]]
+
+
 PAGES = {
     "docs/errors.md": errors_page,
     "docs/cli.md": cli_page,
     "docs/checks.md": checks_page,
     "docs/ledger.md": ledger_page,
     "docs/backend.md": backend_page,
+    "docs/stability.md": stability_page,
 }
 
 

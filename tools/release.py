@@ -4,8 +4,8 @@
 
 The distributions have one version, and require each other by it. Every place that names the version is changed: the
 ``pyproject.toml`` of each package, ``shiplap.__version__``, and the how-to pages, which show this version and the next
-one. The section ``## Unreleased`` of each changelog becomes that of the version. Nothing is committed, tagged or
-uploaded.
+one. The first release keeps the version that stands there already. The section ``## Unreleased`` of each changelog
+becomes that of the version. Nothing is committed, tagged or uploaded.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ def current(root: Path) -> str:
     return str(project["version"])
 
 
-def refused(old: str, new: str) -> str:
-    """Why there cannot be a release of this version, or nothing."""
+def refused(root: Path, old: str, new: str) -> str:
+    """Why there cannot be a release of this version, or nothing. The first one has the version that stands there."""
     try:
         later = Version(new) > Version(old)
     except InvalidVersion:
         return f"{new} is no version of Python's scheme, such as 0.2.0 or 0.2.0rc1"
-    return "" if later else f"{new} does not come after {old}"
+    first = new == old and not any("\n## 0." in f.read_text("utf-8") for f in root.glob("packages/*/CHANGELOG.md"))
+    return "" if later or first else f"{new} does not come after {old}"
 
 
 def renumber(root: Path, old: str, new: str) -> list[Path]:
@@ -103,7 +104,7 @@ def main(arguments: list[str]) -> int:
         print(*problems, sep="\n", file=sys.stderr)
         return 1 if problems else 0
     old = current(ROOT)
-    if problem := refused(old, given.version):
+    if problem := refused(ROOT, old, given.version):
         print(problem, file=sys.stderr)
         return 1
     for file in renumber(ROOT, old, given.version):

@@ -13,7 +13,7 @@ from torch import Tensor
 import shiplap as sl
 from shiplap.audit import SampleCase, Samples
 from shiplap.sampling.case import tree_map
-from shiplap.sampling.run import split_arguments, widen_tensor
+from shiplap.sampling.run import widen_tensor
 
 Answer = tuple[bool | None, list[str]]  # None: no answer
 Tool = Callable[[sl.Op, int], Answer]
@@ -75,7 +75,7 @@ def run_opcheck(op: sl.Op, seed: int) -> Answer:
     """Run ``torch.library.opcheck`` on ordinary inputs, which require gradients where the op has one."""
     failures = []
     for case in _calls(op, seed):
-        args, named = split_arguments(op.spec, _leaves(op, case.fresh()))
+        args, named = op.spec.split(_leaves(op, case.fresh()))
         results = torch.library.opcheck(op.overload, args, named, raise_exception=False)
         failures += [f"{name}: {str(result)[:300]}" for name, result in results.items() if result != "SUCCESS"]
     return bool(failures), failures
@@ -107,7 +107,7 @@ def run_assert_close(op: sl.Op, seed: int) -> Answer:
             results = []
             for function in (op, op.reference):
                 args = _leaves(op, case.fresh())
-                positional, named = split_arguments(op.spec, args)
+                positional, named = op.spec.split(args)
                 outs = function(*positional, **named)
                 outs = [o for o in (outs if isinstance(outs, (tuple, list)) else [outs]) if isinstance(o, Tensor)]
                 inputs = [v for v in args if isinstance(v, Tensor)]

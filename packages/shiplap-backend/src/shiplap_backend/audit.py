@@ -76,8 +76,6 @@ def _read_sweep_lines(project: Project, cases: Sequence[SweepCase] | None, sampl
     """Run one sweep process and return its output lines and, if the process failed, how it ended.
 
     Without ``cases`` the process lists the operators. Without ``samples`` the cases are models.
-
-    Without ``samples`` the cases are models.
     """
     arguments = ["--list"] if cases is None else ["--samples", str(samples)] if samples else ["--models"]
     command = [sys.executable, "-P", "-m", "shiplap_backend.sweep", str(project.package.resolve()), *arguments]

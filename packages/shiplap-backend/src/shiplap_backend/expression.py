@@ -122,6 +122,9 @@ class ExpressionCompiler:
         """Return the typed C++ of any expression."""
         if why := constant_condition_reason(tree):
             raise ExpressionError(why)
+        sides = [ast.unparse(side) for side in (tree.left, *tree.comparators)] if isinstance(tree, ast.Compare) else []
+        if "nan" in sides and "nan" not in self.values:  # an argument may be called so
+            raise ExpressionError(f"{ast.unparse(tree)!r} has one outcome, whatever the arguments are")
         match tree:
             case ast.Constant():
                 return self._constant(tree.value)
@@ -267,6 +270,8 @@ class ExpressionCompiler:
         numbers = [name for name, value in self.values.items() if value.kind not in ("tensor", "tensors")]
         if why := unused_operand_reason(symbol, operands, numbers):
             raise ExpressionError(why)
+        if symbol == "@" and any(isinstance(o, ast.Constant) or ast.unparse(o) in numbers for o in operands):
+            raise ExpressionError(f"a product of {' and '.join(repr(ast.unparse(o)) for o in operands)}, a number")
         if any(v.kind == "node" for v in values):
             function = self.vocabulary.operators.get(symbol)
             if function is None:

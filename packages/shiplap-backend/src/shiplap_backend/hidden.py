@@ -17,16 +17,18 @@ def unused_operand_reason(symbol: str, operands: Sequence[ast.expr], numbers: Co
         operands: in order.
         numbers: the names of arguments that are no tensors.
 
-    >>> hidden("-", [ast.Name("alpha"), ast.Name("alpha")], ["alpha"])
+    >>> unused_operand_reason("-", [ast.Name("alpha"), ast.Name("alpha")], ["alpha"])
     "'alpha' is compared or combined with itself"
     """
     if len(operands) != 2:
         return ""
     left, right = operands
-    if symbol in ("-", "/", "//", "%", "^") and _same_expression(left, right):
+    if symbol in ("-", "/", "//", "%", "^", "<", "<=", ">", ">=") and _same_expression(left, right):
         return f"{ast.unparse(left)!r} is compared or combined with itself"
     if symbol == "+" and (_is_negation(left, right) or _is_negation(right, left)):
         return f"{ast.unparse(left)!r} and {ast.unparse(right)!r} cancel"
+    if symbol in ("/", "//", "%") and _number_literal(right) == 0:
+        return f"{ast.unparse(left)} {symbol} {ast.unparse(right)} divides by zero"
     # Only numbers may be folded: a tensor times zero is NaN where the tensor is infinite or NaN.
     if not _argument_names(left, right) or not _argument_names(left, right) <= {*numbers}:
         return ""
@@ -37,12 +39,21 @@ def unused_operand_reason(symbol: str, operands: Sequence[ast.expr], numbers: Co
     return ""
 
 
+# The words that torch accepts for an argument: its schemas say that it is a text.
+_WORDS = {
+    "approximate": "none tanh",
+    "rounding_mode": "trunc floor",
+    "reduce": "sum prod mean amax amin add multiply max min",
+    "side": "left right",
+}
+
+
 def constant_condition_reason(tree: ast.expr) -> str:
     """Return why an expression has the same value or outcome in every call, or "". ``x if True else y`` is only ``x``.
 
-    >>> undecided(ast.parse("x if alpha == 1 or True else y", mode="eval").body.test)
+    >>> constant_condition_reason(ast.parse("x if alpha == 1 or True else y", mode="eval").body.test)
     "'True' asks for no argument"
-    >>> undecided(ast.parse("rank(self) < 0", mode="eval").body)
+    >>> constant_condition_reason(ast.parse("rank(self) < 0", mode="eval").body)
     "'rank(self) < 0' has one outcome, whatever the arguments are"
     """
     if isinstance(tree, ast.IfExp) and _same_expression(tree.body, tree.orelse):
@@ -51,6 +62,10 @@ def constant_condition_reason(tree: ast.expr) -> str:
         return f"{ast.unparse(tree)!r} takes one element of a list that is written out"
     if isinstance(tree, ast.Compare) and _size_test_is_constant(tree):
         return f"{ast.unparse(tree)!r} has one outcome, whatever the arguments are"
+    match tree:
+        case ast.Compare(left=ast.Name(id=name), comparators=[ast.Constant(value=str(word))]) if name in _WORDS:
+            if word not in _WORDS[name].split():
+                return f"{ast.unparse(tree)!r}: {name!r} is one of {', '.join(_WORDS[name].split())}"
     conditions = [tree.test] if isinstance(tree, ast.IfExp) else tree.values if isinstance(tree, ast.BoolOp) else []
     return next((f"{ast.unparse(c)!r} asks for no argument" for c in conditions if not _argument_names(c)), "")
 
@@ -58,7 +73,7 @@ def constant_condition_reason(tree: ast.expr) -> str:
 def find_contradiction(conditions: Sequence[str]) -> str:
     """Return the parts of ``conditions`` that no call can satisfy, or "".
 
-    >>> contradiction(["alpha == 1 and rank(self) > 2", "alpha == 2"])
+    >>> find_contradiction(["alpha == 1 and rank(self) > 2", "alpha == 2"])
     "'alpha == 1' and 'alpha == 2'"
     """
     trees: list[ast.expr] = []
@@ -187,7 +202,7 @@ def _range_clash(tree: ast.expr, known: dict[str, tuple[str, float, float]]) -> 
 def find_calls(condition: str) -> Iterator[tuple[str, str, bool]]:
     """Yield the tests of one argument that ``condition`` demands: function, argument, and the outcome that it wants.
 
-    >>> list(calls("is_bool(self) and not is_float(other)"))
+    >>> list(find_calls("is_bool(self) and not is_float(other)"))
     [('is_bool', 'self', True), ('is_float', 'other', False)]
     """
     try:
@@ -238,7 +253,7 @@ def _size_test_is_constant(tree: ast.Compare) -> bool:
 def find_negative_size(sizes: str) -> str:
     """Return the size that is negative for all arguments, or "". Invalid expressions give "" as well.
 
-    >>> negative("[size(self, -1), 2 - 3]")
+    >>> find_negative_size("[size(self, -1), 2 - 3]")
     '2 - 3'
     """
     try:

@@ -8,6 +8,7 @@ reads, a guard that does not fix the argument, or a rule of shapes.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping, Sequence, Set
 
 import torch
@@ -29,6 +30,9 @@ _SHAPES = {
     "ints": ("output_size", "size", "sizes", "input_size", "input_sizes", "self_sizes"),
 }
 _SHAPES |= {"ints?": _SHAPES["ints"]}
+
+# The dtypes of arguments that address elements or choose between them.
+_INPUTS = {"index": "i32 i64", "indices": "i32 i64", "mask": "bool", "condition": "bool"}
 
 
 def shape_only(a: AtenArgument) -> bool:
@@ -64,9 +68,15 @@ def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: S
         if entry.template in ("unary", "binary") and inputs[name].tensor:
             got = f"{d.name}, redundant: {name!r}, an operand of an elementwise overload"
             raise metadata_error(where, got, "an argument whose value follows from the others")
-    for name in entry.inputs:
+        if name == "keepdim" or argument_kind(inputs[name]) in ("dtype", "dtype?"):
+            got = f"{d.name}, redundant: {name!r}, which decides sizes or dtypes"
+            raise metadata_error(where, got, f"{name!r} in 'shape_only'")
+    for name, dtype in entry.inputs.items():
         if not inputs[name].tensor:
             raise metadata_error(where, f"{d.name}, inputs: {name!r} is no tensor", "a tensor argument")
+        fits = _INPUTS.get(name, dtype).split()
+        if dtype not in (*fits, "raw"):
+            raise metadata_error(where, f"{d.name}, inputs: {name}: {dtype!r}", f"{' or '.join(fits)}, or raw")
     for condition in entry.guard:
         if not names_in(condition) & {*inputs, *results}:
             raise metadata_error(
@@ -173,6 +183,8 @@ def _check_lets(where: str, d: AtenDeclaration, entry: MetadataEntry, taken: Set
     for name, source in reversed(entry.let.items()):
         if name in taken:
             raise metadata_error(where, f"{d.name}, let: {name!r} is an argument or an output", "a name of its own")
+        if any(re.search(rf"\b{name}\s*\(", text) for text in (*graphs, *entry.let.values())):
+            raise metadata_error(where, f"{d.name}, let: {name!r} is a function that it calls", "a name of its own")
         if name not in reached:
             raise metadata_error(
                 where, f"{d.name}, let: nothing reads {name!r}", "a binding that 'graph' uses, or none"
@@ -236,7 +248,7 @@ def pins_argument(condition: str, name: str) -> bool:
     """Return whether ``condition`` fixes ``name`` to one value: ``name``, ``not name``, ``name is None``, ``name ==
     2``.
 
-    >>> pins("rank(self) > 2 and not transposed", "transposed"), pins("alpha != 2", "alpha")
+    >>> pins_argument("not transposed", "transposed"), pins_argument("alpha != 2", "alpha")
     (True, False)
     """
     try:

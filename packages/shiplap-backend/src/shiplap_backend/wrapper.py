@@ -88,6 +88,22 @@ class Wrapper:
         return next((a.name for a in self.declaration.arguments if a.type == "Tensor"), "")
 
     @property
+    def uniform(self) -> str:
+        """Return the tensor whose dtype the other operands must have, or "".
+
+        Kernels of the CPU refuse most products, convolutions and the like of two dtypes. Elementwise overloads promote,
+        and so do those whose output says so.
+        """
+        structured = self.declaration.structured
+        promotes = structured is not None and structured.iterator
+        promotes = promotes or any("promoted(" in rule.dtype for rule in self.entry.output.values())
+        if promotes or self.entry.template not in ("matmul", "structured", "functional"):
+            return ""
+        operands = [a for a in self.declaration.inputs if a.name in self.gated]
+        several = len(operands) > 1 and len(self.mask) > 1 and operands[0].type == "Tensor"
+        return operands[0].name if several else ""
+
+    @property
     def stated(self) -> list[str]:
         """Return the expressions of the entry, one a line, for a comment above the generated C++."""
         graphs = self.entry.graph if isinstance(self.entry.graph, dict) else {"graph": self.entry.graph}

@@ -35,25 +35,35 @@ def cases(samples: int, step: int) -> Iterator[tuple[str, Any, Any]]:
                     yield name, module, (sample.forward_input.args, sample.forward_input.kwargs)
 
 
-def called(module: Any, arguments: Any) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Results, and the gradient of each parameter for the sum of them."""
+def called(module: Any, arguments: Any, device: str) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Results on ``device``, and the gradient of each parameter and argument for the sum of their squares."""
+    inputs: list[Tensor] = []
+
+    def placed(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        here = value.detach().to(device, copy=True)
+        if here.is_floating_point() or here.is_complex():
+            inputs.append(here.requires_grad_())
+        return here
+
     torch.manual_seed(0)
-    args, kwargs = arguments
+    args, kwargs = map_leaves(placed, arguments)
     results = [t for t in leaves(module(*args, **kwargs)) if isinstance(t, Tensor)]
-    if total := [t.sum() for t in results if t.requires_grad]:
+    if total := [t.abs().square().sum() for t in results if t.requires_grad]:
         torch.stack(total).sum().backward()
-    return results, [p.grad for p in module.parameters()]
+    return results, [t.grad for t in (*module.parameters(), *inputs)]
 
 
 def difference(module: Any, arguments: Any, device: str) -> str:
     """What is not as on the CPU, or nothing. None of it may replace a parameter."""
     twin = copy.deepcopy(module)
     before = [id(p) for p in twin.parameters()]
-    want = called(module, copy.deepcopy(arguments))
+    want = called(module, arguments, "cpu")
     twin.to(device)
     if before != [id(p) for p in twin.parameters()]:
         return "a parameter was replaced"
-    got = called(twin, map_leaves(lambda v: v.to(device) if isinstance(v, Tensor) else v, arguments))
+    got = called(twin, arguments, device)
     for ours, theirs in zip(leaves(got), leaves(want), strict=True):
         if isinstance(theirs, Tensor):
             torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-3, atol=1e-4, equal_nan=True)
@@ -68,7 +78,7 @@ def main(package: Path, samples: int, step: int) -> None:
     torch.set_num_threads(1)
     for name, module, arguments in cases(samples, step):
         try:
-            called(copy.deepcopy(module), copy.deepcopy(arguments))
+            called(copy.deepcopy(module), arguments, "cpu")
         except Exception:  # the CPU has no such case
             continue
         count += 1

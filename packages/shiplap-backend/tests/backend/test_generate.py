@@ -28,6 +28,21 @@ def _wrapper(cpp: str) -> str:
     return cpp.partition("namespace {\n\n")[2].partition("} // namespace")[0].strip()
 
 
+@pytest.mark.parametrize(
+    ("ops", "checked"),
+    [
+        ("  mm.out: {template: matmul, graph: self @ mat2}\n", "dtypes({dtype_of(self)}), self, mat2)"),
+        (ADD, ""),  # torch promotes its operands
+        ("  mm.out: {template: matmul, dtypes: [f32], graph: self @ mat2}\n", ""),  # there is one dtype
+        ("  exp.out: {template: unary, graph: Exp(self)}\n", ""),
+    ],
+)
+def test_operands_that_are_not_promoted_have_one_dtype(tmp_path: Path, ops: str, checked: str) -> None:
+    body = described.body(tmp_path, ops)
+    assert ("operands of several dtypes" in body) == bool(checked)
+    assert checked in body
+
+
 def test_the_wrapper_of_add(tmp_path: Path) -> None:
     assert_expected_inline(
         _wrapper(described.body(tmp_path, ADD)),

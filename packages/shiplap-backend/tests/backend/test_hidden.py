@@ -13,6 +13,66 @@ pytest.importorskip("openvino")
 
 # ops, line, id, part of `got`
 CASES = {
+    "an operand and itself in order": (
+        "  maximum.out: {template: binary, dtypes: ordered, graph: 'self if self >= self else other'}\n",
+        1,
+        "SL902",
+        "'self' is compared or combined with itself",
+    ),
+    "a word that torch does not know": (
+        "  gelu.out: {template: unary, dtypes: float, graph: \"Gelu(self, mode='TANH' if approximate == 'tahn' else 'ERF')\"}\n",
+        1,
+        "SL902",
+        "'approximate' is one of none, tanh",
+    ),
+    "a word that torch does not know, in a guard": (
+        "  div.out_mode: {template: binary, dtypes: float, guard: {\"rounding_mode == 'flor'\": m}, graph: Floor(self / other)}\n",
+        1,
+        "SL902",
+        "'rounding_mode' is one of trunc, floor",
+    ),
+    "a comparison with NaN": (
+        "  angle: {template: functional, dtypes: float, graph: 0.0 if self == nan else self, output: {result: {mode: bypass}}}\n",
+        1,
+        "SL902",
+        "'self == nan' has one outcome",
+    ),
+    "a size divided by zero": (
+        "  relu: {template: functional, dtypes: float, graph: Relu(self), output: {result: {mode: sizes, sizes: '[size(self, 0) / 0]'}}}\n",
+        1,
+        "SL902",
+        "size(self, 0) / 0 divides by zero",
+    ),
+    "a matrix product of numbers": (
+        "  add.out: {template: binary, graph: self + other * (alpha @ alpha)}\n",
+        1,
+        "SL902",
+        "a product of 'alpha' and 'alpha', a number",
+    ),
+    "kept dims called redundant": (
+        "  sum.IntList_out: {template: reduction, dtypes: float, graph: 'ReduceSum(self, axes(dim, self))', redundant: {keepdim: never asked for}, shape_only: [dtype]}\n",
+        1,
+        "SL901",
+        "redundant: 'keepdim', which decides sizes or dtypes",
+    ),
+    "a binding named as a function that it calls": (
+        "  exp.out: {template: unary, let: {Exp: Exp(self)}, graph: Exp}\n",
+        1,
+        "SL901",
+        "let: 'Exp' is a function that it calls",
+    ),
+    "indices that are no integers": (
+        "  index_select: {template: functional, dtypes: real, inputs: {index: f32}, graph: 'Gather(self, index, wrap(dim, self))', output: {result: {mode: sizes, sizes: 'resized(self, dim, numel(index))'}}}\n",
+        1,
+        "SL901",
+        "inputs: index: 'f32'",
+    ),
+    "a mask of numbers": (
+        "  masked_fill_.Scalar: {template: inplace, dtypes: real, inputs: {mask: i8}, graph: value if mask else self}\n",
+        1,
+        "SL901",
+        "inputs: mask: 'i8'",
+    ),
     "an empty text": (EXP + "    dtypes: ''\n", 4, "SL901", "dtypes: an empty text"),
     "a choice without a question": (
         "  add.out: {template: binary, graph: self + other if True else self + other * alpha}\n",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
+import pytest
 import torch
 
 from shiplap_sparse3d.demo.scan import Scan
-from shiplap_sparse3d.demo.train import TrainingRecipe, train_network
+from shiplap_sparse3d.demo.train import TrainingRecipe, choose_backend, train_network
 
 RECIPE = TrainingRecipe(steps=30, levels=2, channels=8)
 POINTS = 2000
@@ -39,3 +41,13 @@ def test_losses_fall() -> None:
     assert seen[: RECIPE.steps + 1] == [(i, RECIPE.steps) for i in range(RECIPE.steps + 1)]
     assert 500 <= run.points[0] <= run.points[1] <= POINTS
     assert 0 < run.first_step < run.seconds
+
+
+def test_a_cpu_without_a_compiler_has_a_backend_that_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/no/compiler")
+    assert [choose_backend(torch.device(name)) for name in ("cpu", "cuda")] == ["aot_eager", "inductor"]
+    run = train_network([slope()], replace(RECIPE, steps=2), 0, lambda *_: None)
+    plain = train_network([slope()], replace(RECIPE, steps=2), 0, lambda *_: None, compiled=False)
+    torch.testing.assert_close(torch.tensor(run.losses), torch.tensor(plain.losses), rtol=1e-3, atol=1e-4)
+    monkeypatch.setenv("CXX", sys.executable)
+    assert choose_backend(torch.device("cpu")) == "inductor"

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from shiplap.errors import ShiplapError
 from shiplap.packaging import package_model
+from shiplap_testing.deployed import compiled_runner, run_without_python
 from tests.sparse3d.consumers.detectors import DETECTORS
 from tests.sparse3d.consumers.specimens import GRID, SPECIMENS, Specimen, cells
-from tests.sparse3d.nets import UNet, compiled_runner, exported_specimen, padded, run_without_python, scenes_of
+from tests.sparse3d.nets import UNet, exported_specimen, padded, scenes_of
 
 ALL = SPECIMENS | DETECTORS
 NAMES = [name for name in ALL if not name.startswith("TRELLIS")]  # those take the grid from the coordinates

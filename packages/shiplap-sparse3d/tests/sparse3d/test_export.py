@@ -15,7 +15,8 @@ import shiplap_sparse3d as sparse3d
 from shiplap.kernels.native.deploy import deploy
 from shiplap_sparse3d import bounded, ops, planning
 from shiplap_testing import forked
-from tests.sparse3d.nets import COARSE, GRID, POINTS, ROWS, SCENES, UNet, deployed, need_packages, padded
+from shiplap_testing.deployed import need_packages
+from tests.sparse3d.nets import COARSE, GRID, POINTS, ROWS, SCENES, UNet, deployed, padded
 from tests.sparse3d.scenes import scene
 
 

@@ -5,6 +5,7 @@ names: modules that it imports, wherever the import stands; for a name that it t
 which that package has the name, at once or when it is first used; modules and files that its texts name, such as a
 template, or in tests the program of a process. A file that no other file names is reached by the modules of its folder.
 A test file is also the nearest one to the module whose name it has. Tests of the room of a change come before others.
+The run stops at the first failure, unless ``--maxfail`` sets another number.
 """
 
 from __future__ import annotations
@@ -58,20 +59,21 @@ class Graph:
         self._named: dict[str, list[str]] = defaultdict(list)
         for file in self.files:
             self._named[file.rpartition("/")[2]].append(file)
-        self._trees: dict[str, ast.Module] = {}
-        for file in self.files:
-            if file.endswith(".py"):
-                try:
-                    self._trees[file] = ast.parse((root / file).read_text(encoding="utf-8"))
-                except (SyntaxError, UnicodeDecodeError):
-                    continue  # its tests say so
-        self._exports = {m: self._exports_of(m, f) for m, f in self._modules.items() if f.endswith("__init__.py")}
+        initial = [(m, f) for m, f in self._modules.items() if f.endswith("__init__.py")]
+        self._exports = {module: self._exports_of(module, file) for module, file in initial}
         self.users: dict[str, set[str]] = defaultdict(set)
-        for file, tree in self._trees.items():
-            for used in self._used(file, tree):
+        for file in self.files:
+            for used in self._used(file, self._tree(file)) if file.endswith(".py") else ():
                 if used != file and (_is_of_tests(file) or not _is_test(used)):
                     self.users[used].add(file)
         self._adopt()
+
+    def _tree(self, file: str) -> ast.Module:
+        """Parse a Python file. One that cannot be parsed names nothing: its tests say so."""
+        try:
+            return ast.parse((self.root / file).read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError):
+            return ast.Module([], [])
 
     def distances(self, changed: Iterable[str]) -> dict[str, int]:
         """Return how many steps each file is away from the nearest of ``changed`` that it reaches."""
@@ -110,7 +112,7 @@ class Graph:
     def _exports_of(self, package: str, file: str) -> dict[str, str]:
         """The names that a package takes from modules, at once or by a table of names, and those modules."""
         homes: dict[str, str] = {}
-        for node in ast.walk(self._trees.get(file, ast.Module([], []))):
+        for node in ast.walk(self._tree(file)):
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     homes[alias.asname or alias.name] = _absolute(node, package)
@@ -212,7 +214,9 @@ class Graph:
     def _adopt(self) -> None:
         """Give files that nobody names to the Python files of the nearest folder that has some."""
         folders: dict[str, list[str]] = defaultdict(list)
-        for file in self._trees:
+        for file in self.files:
+            if not file.endswith(".py"):
+                continue
             folders[file.rpartition("/")[0]].append(file)
         for file in self.files:
             if file.endswith((".py", ".md")) or self.users.get(file) or not file.startswith(("packages/", "tests/")):
@@ -304,6 +308,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Collect the selected files alone. The first process of a run selects them, and its workers read the selection."""
     if not (base := config.getoption("--changed")):
         return
+    config.option.maxfail = config.option.maxfail or 1
     if not os.environ.get(SELECTED):
         handle, os.environ[SELECTED] = tempfile.mkstemp(prefix="shiplap-changed-", suffix=".json")
         with os.fdopen(handle, "w") as file:

@@ -4,26 +4,26 @@ Tests compile the same text in each run of the suite. The key of a result is the
 and the content of the sources, libraries and headers that they name. Paths of sources and results are no part of it, as
 tests have another folder in each run. Headers below ``CONSTANT`` folders, which are those of the system and of
 installed packages, count by the path and the age of their folder. Calls of another form go to the compiler.
+
+A run makes a thousand such calls: what a hit does not need is imported by the others.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
+
+TYPE_CHECKING = False  # typing takes as long to import as all of a hit
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SOURCES = (".cpp", ".cc", ".cxx", ".c")
 OBJECTS = (".o", ".a", ".so")
 HEADERS = (".h", ".hpp", ".inc", ".cuh")
 INCLUDES = ("-I", "-isystem", "-iquote", "-include")
 MOST = 400  # headers below one folder; with more the call is not kept
-UNKNOWN = ("-E", "-S", "-M", "-MM", "-H", "-v", "-###", "--version", "-dumpversion", "-", "-save-temps")
+UNKNOWN = ("-S", "-M", "-MM", "-H", "-v", "-###", "--version", "-dumpversion", "-", "-save-temps")
 
 
 class NotKept(Exception):
@@ -36,7 +36,7 @@ class Call:
     Attributes:
         out: the file that it makes.
         dependencies: the file with the headers that it read, if it makes one.
-        header: whether it compiles a header, about which compilers warn that it is none of a source.
+        header: whether it compiles or expands a header.
         key: the digest of all that the result depends on.
     """
 
@@ -48,7 +48,9 @@ class Call:
         for name in ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "SOURCE_DATE_EPOCH"):
             self._add(os.environ.get(name, ""))
         self._inputs: list[str] = []
-        self.header = header = "c++-header" in arguments
+        self.header = header = "c++-header" in arguments or "-E" in arguments  # any name may be that of a source
+        if "-E" in arguments and "-P" not in arguments:
+            raise NotKept  # its lines tell where the source lies
         rest = iter(arguments)
         for argument in rest:
             self._argument(argument, rest, header)
@@ -116,45 +118,67 @@ class Call:
                     self._file(os.path.join(place, name))
 
     def _file(self, name: str) -> None:
-        self._digest.update(hashlib.sha256(Path(name).read_bytes()).digest())
+        self._digest.update(hashlib.sha256(_read(name)).digest())
 
     def _add(self, text: str) -> None:
         self._digest.update(f"{len(text)} {text}\n".encode())
 
 
 def main(cache: str, compiler: str, constant: str, arguments: list[str]) -> int:
-    """Serve a call from ``cache`` or by the compiler, whose result is kept if it succeeds and says nothing."""
+    """Serve a call from ``cache`` or by the compiler, whose result and warnings are kept if it succeeds."""
     try:
         call = Call(compiler, arguments, tuple(constant.split(os.pathsep)))
     except (NotKept, OSError):
         os.execv(compiler, [compiler, *arguments])
-    kept = Path(cache, call.key[:2], call.key)
+    kept = os.path.join(cache, call.key[:2], call.key)
     try:
-        shutil.copyfile(kept, call.out)
-        shutil.copymode(kept, call.out)
+        _write(call.out, _read(kept), os.stat(kept).st_mode)
         if call.dependencies:
-            Path(call.dependencies).write_text(call.placed(Path(f"{kept}.d").read_text(), back=True))
+            _write(call.dependencies, call.placed(_read(f"{kept}.d").decode(), back=True).encode())
+        os.write(2, _read(f"{kept}.txt") if os.path.exists(f"{kept}.txt") else b"")
         os.utime(kept)  # so that what nobody uses is the oldest
         return 0
     except OSError:
-        pass
-    done = subprocess.run([compiler, *arguments], stderr=subprocess.PIPE, check=False)
+        return _compile(call, kept, [compiler, *arguments])
+
+
+def _compile(call: Call, kept: str, command: list[str]) -> int:
+    """Run the compiler, keep what it made, and return its status."""
+    import subprocess
+
+    done = subprocess.run(command, stderr=subprocess.PIPE, check=False)
     os.write(2, done.stderr)
-    if done.returncode == 0 and (call.header or not done.stderr):
-        with contextlib.suppress(OSError):  # a full disk is no reason to fail
-            kept.parent.mkdir(parents=True, exist_ok=True)
+    if done.returncode == 0:
+        try:
+            os.makedirs(os.path.dirname(kept), exist_ok=True)
+            if done.stderr:  # of each kernel of Inductor, about a header of torch
+                _write(f"{kept}.txt", done.stderr)
             if call.dependencies:
-                Path(f"{kept}.d").write_text(call.placed(Path(call.dependencies).read_text()))
-            _keep(call.out, str(kept))
+                _write(f"{kept}.d", call.placed(_read(call.dependencies).decode()).encode())
+            _keep(call.out, kept)
+        except OSError:  # a full disk is no reason to fail
+            pass
     return done.returncode
+
+
+def _read(name: str) -> bytes:
+    """Return the content of a file."""
+    with open(name, "rb") as file:
+        return file.read()
+
+
+def _write(name: str, content: bytes, mode: int | None = None) -> None:
+    """Write a file, with these permissions if they are given."""
+    with open(name, "wb") as file:
+        file.write(content)
+    if mode is not None:
+        os.chmod(name, mode & 0o7777)
 
 
 def _keep(file: str, kept: str) -> None:
     """Copy a file to its place in the cache at once, whoever else does so."""
-    handle, new = tempfile.mkstemp(dir=os.path.dirname(kept))
-    os.close(handle)
-    shutil.copyfile(file, new)
-    shutil.copymode(file, new)
+    new = f"{kept}.{os.getpid()}"
+    _write(new, _read(file), os.stat(file).st_mode)
     os.replace(new, kept)
 
 

@@ -75,11 +75,12 @@ def _constant() -> str:
 
 
 def _remove_unused() -> None:
-    """Remove what no run has compiled or used for days."""
+    """Remove what no run has compiled or used for days, with the dependencies and warnings of its compilation."""
     for file in KEPT.glob("*/*"):
         with contextlib.suppress(OSError):  # another run removes it as well
-            if time.time() - file.stat().st_mtime > DAYS * 86400 and not file.name.endswith(".d"):
-                file.unlink()
+            if not file.suffix and time.time() - file.stat().st_mtime > DAYS * 86400:
+                for each in (file, *file.parent.glob(f"{file.name}.*")):
+                    each.unlink()
 
 
 def headers() -> subprocess.Popen[bytes] | None:

@@ -1,9 +1,9 @@
 """Fixtures of all tests: names that no other test declares, compilers and settings left as they were."""
 
-import itertools
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from importlib import import_module
@@ -12,7 +12,8 @@ from typing import Any
 
 import hypothesis
 import pytest
-from typer.testing import CliRunner
+import typer.testing
+from typer.main import get_command
 
 from shiplap_testing import changed, compilers
 from shiplap_testing.paths import REPOSITORY, SEARCHED, searched
@@ -35,7 +36,8 @@ from shiplap_testing.forked import place, python, settle, shared
 sys.path[:0] = [str(folder) for folder in SEARCHED]
 import_module("tests")  # the namespace of all packages, before pytest makes a module of one folder of that name
 pytest_plugins = ["shiplap_testing.changed", "shiplap_testing.cost"]
-_numbers = itertools.count()
+# A call of a verb in a test builds the commands of all verbs, 0.05 s; a program does so once, and so does a worker.
+vars(typer.testing)["_get_command"] = cache(get_command)
 _FAILED = pytest.StashKey[bool]()
 _WORKERS = pytest.StashKey[workers.Workers]()
 
@@ -117,11 +119,14 @@ LONG = (
 
 
 @pytest.fixture
-def ns() -> Iterator[str]:
-    """A namespace of this test alone: ``@sl.op(f"{ns}::scale")``. Its ops go with it: no other test meets them."""
+def ns(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A namespace of this test alone: ``@sl.op(f"{ns}::scale")``. Its ops go with it: no other test meets them.
+
+    It is the same in each run, as are then the sources that are compiled for it.
+    """
     from shiplap.dispatch import registry
 
-    name = f"test{next(_numbers)}"
+    name = f"test{zlib.crc32(request.node.nodeid.encode()):x}"
     yield name
     for op in [op.spec.name for op in registry.declared_op_list() if op.spec.namespace == name]:
         registry.forget_op(op)
@@ -340,7 +345,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setattr(sys, "path", list(sys.path))  # targets extend it
-    return lambda *args: CliRunner().invoke(app, [str(a) for a in args])
+    return lambda *args: typer.testing.CliRunner().invoke(app, [str(a) for a in args])
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ FIRST = (
     ("torch._inductor.fx_passes.pre_grad", "lazy_init"),
     ("torch._inductor.fx_passes.joint_graph", "lazy_init", "cpu"),
     ("torch._inductor.fx_passes.post_grad", "lazy_init"),
+    ("torch._export.utils", "_materialize_cpp_cia_ops"),  # for the first export: 1 s
 )
 THEN = (
     "torch._dynamo.backends.inductor",
@@ -37,6 +38,12 @@ THEN = (
     "torch.export._trace",
     "torch.utils.cpp_extension",
     "sympy.tensor.tensor",
+    # what programs of tests import with shiplap, or with its command line
+    "jaxtyping",
+    "jinja2",
+    "msgspec",
+    "platformdirs",
+    "typer",
 )
 
 

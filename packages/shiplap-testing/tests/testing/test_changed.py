@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from shiplap_testing import changed
 from shiplap_testing.changed import Graph, changed_files
+from shiplap_testing.paths import REPOSITORY
 
 SRC, TESTS = "packages/shiplap-x/src/shiplap_x", "packages/shiplap-x/tests/x"
 FILES = {
@@ -101,3 +105,20 @@ def test_what_changed_is_committed_on_the_branch_edited_or_new(root: Path) -> No
     assert changed_files("main", root) == [f"{SRC}/{name}" for name in ("base.py", "inner.py", "new.py")]
     with pytest.raises(pytest.UsageError, match="no-such-branch"):
         changed_files("no-such-branch", root)
+
+
+@pytest.mark.parametrize(("given", "kept"), [(0, 1), (99, 99)])
+def test_a_run_stops_at_the_first_failure_unless_told_otherwise(
+    given: int, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selected = tmp_path / "selected.json"
+    selected.write_text('["tests/test_tools.py"]')
+    monkeypatch.setenv(changed.SELECTED, str(selected))
+    config: Any = SimpleNamespace(
+        getoption=lambda name: "main",
+        option=SimpleNamespace(maxfail=given),
+        invocation_params=SimpleNamespace(args=()),
+    )
+    changed.pytest_configure(config)
+    assert config.option.maxfail == kept
+    assert config.args == [str(REPOSITORY / "tests/test_tools.py")]

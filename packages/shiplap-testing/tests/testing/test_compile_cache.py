@@ -65,14 +65,25 @@ def test_a_header_a_source_a_flag_and_the_compiler_are_in_the_key(compiler: Comp
     assert compiler.calls == 5
 
 
-def test_a_call_that_warns_or_fails_is_made_again(compiler: Compiler) -> None:
+def test_warnings_are_repeated_and_a_call_that_fails_is_made_again(compiler: Compiler) -> None:
     for place in ("one", "two"):
         compiler(place, "-Wall", source="static int f() { return 1; }\n")
         assert "unused" in compiler.told
-    assert compiler.calls == 2
+    assert compiler.calls == 1
     for place in ("three", "four"):
         with pytest.raises(AssertionError, match="expected"):
             compiler(place, source="int f( {\n")
+    assert compiler.calls == 3
+
+
+def test_an_expanded_source_is_kept_where_it_has_no_paths(compiler: Compiler) -> None:
+    """Inductor expands its header in each process that compiles."""
+    assert b"return 2" in compiler("one", "-E", "-P", header="#define VALUE 2\n")
+    compiler("two", "-E", "-P", header="#define VALUE 2\n")
+    assert compiler.calls == 1
+    assert b"return 3" in compiler("three", "-E", "-P", header="#define VALUE 3\n")
+    for place in ("four", "five"):
+        compiler(place, "-E")
     assert compiler.calls == 4
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Import, and leave the garbage collector as it was.
+    """A context without garbage collection, which is on again behind it where it was on before.
 
-    Nearly every object that an import makes stays. Going through them finds nothing, and after ``import torch`` one
-    look at all objects, which may fall due at any time, takes as long as the import of shiplap.
+    For imports: nearly every object that an import makes stays. Going through them finds nothing, and after
+    ``import torch`` one look at all objects, which may fall due at any time, takes as long as the import of shiplap.
     """
     enabled = gc.isenabled()
     gc.disable()

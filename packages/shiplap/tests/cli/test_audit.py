@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from shiplap.cli import console
-
 OPS = "packages/shiplap/tests/cli/targets.py"
 QUICK = ("--check", "numerics", "--check", "fresh")
 BROKEN = "examples/adopt_foreign_op.py"
@@ -138,15 +136,13 @@ def test_unavailable_device(run: Any) -> None:
 def test_progress_is_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    from shiplap.audit import Finding
-    from shiplap.cli import audit
+    from shiplap.tuning import engine
 
-    finding = Finding("fake", "ok", "a::b", "fine")
     for terminal, quiet in ((True, False), (True, True), (False, False)):
         monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal, raising=False)
-        monkeypatch.setattr(console, "err", lambda: Console(stderr=True, force_terminal=True))
-        with audit._audit_progress(1, quiet) as advance:
-            advance(finding)
+        monkeypatch.setattr(engine, "make_console", lambda stderr: Console(stderr=True, force_terminal=True))
+        with engine.tuning_progress(False if quiet else None) as report:
+            report("a::b fake", 1, 1)
         shown = capsys.readouterr()
         assert shown.out == ""
         assert bool(shown.err) == (terminal and not quiet)

@@ -38,7 +38,8 @@ REFUSED = {
         r"grid= 'n'(.|\n)*function of \(sizes, config, cdiv\)",
     ),
     "a table that is none": ({"source": "k.cpp.jinja", "tables": {"t": 3}}, r"tables\['t'\] 3"),
-    "an index that Inductor takes for a size": ({"source": "s.triton.jinja", "grid": grid}, "an index named 'source'"),
+    "an index that Inductor takes for a size": ({"source": "s.triton.jinja", "grid": grid}, "the name 'source'"),
+    "a variable of Inductor's epilogue": ({"source": "t.triton.jinja", "grid": grid}, "the name 'tmp0'"),
     "a function of something else": ({"source": lambda y: y}, "a function of y(.|\n)*expected a function of x"),
     "a function with a grid": ({"source": lambda x: x, "grid": grid}, "grid= of a function"),
     "no configs": ({"source": "k.cpp.jinja", "configs": []}, "no configs"),
@@ -51,6 +52,7 @@ def test_what_cannot_be_one_is_refused(op, tmp_path, case):
     for name in ("k.cpp.jinja", "k.triton.jinja", "kernel.cu"):
         (tmp_path / name).write_text("source")
     (tmp_path / "s.triton.jinja").write_text('{{load_input("x", "x", ("row", "source"), mask="m")}}')
+    (tmp_path / "t.triton.jinja").write_text('tmp0 = 1\n{{store_output(("row",), "tmp0", "m")}}')
     declaration, messages = REFUSED[case]
     with pytest.raises(sl.ShiplapError, match=rf"SL114(.|\n)*{messages}"):
         read_template(op.spec, str(tmp_path / "ops.py"), "cpu", **declaration)

@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import shiplap as sl
+from shiplap_testing import private
 
 V = Float[Tensor, "n"]
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -49,7 +50,9 @@ def test_a_graph_says_what_it_cannot_hold_and_breaks_there(ops, name, got):
     with pytest.raises(Exception, match=rf"SL137(.|\n)*{got}"):
         torch.compile(function, fullgraph=True, backend="aot_eager")(torch.ones(3), x)
     torch.compiler.reset()
+    private.counters().clear()
     assert torch.compile(function, backend="aot_eager")(torch.ones(3), x).tolist() == [4, 4, 4]
+    assert private.counters()["frames"]["total"] < 8, "of what the op calls, Dynamo compiles nothing"
 
 
 def test_without_a_graph_they_run(ops):
@@ -75,3 +78,15 @@ def test_an_argument_that_would_be_written_to_may_be_absent(ns, backend):
     assert absent.eq(4).all()
     assert given.eq(2).all()
     assert acc.eq(1).all()
+
+
+def test_a_functionalized_write_is_refused_by_name(ns):
+    @sl.op(f"{ns}::plus_", mutates="acc")
+    def plus_(acc: V, x: V) -> None:
+        acc.add_(x)
+
+    with pytest.raises(sl.ShiplapError, match=r"SL137(.|\n)*torch.func.functionalize"):
+        torch.func.functionalize(lambda acc, x: (plus_(acc, x), acc * 1)[1])(torch.zeros(2), torch.ones(2))
+    acc = torch.zeros(2)
+    torch.compile(plus_, backend="aot_eager", fullgraph=True)(acc, torch.ones(2))
+    assert acc.tolist() == [1, 1]

@@ -84,3 +84,18 @@ def test_results_that_are_no_one_tensor_are_refused(ns):
         vmap(positive)(x)
     with fails("SL138", "the numbers 2, 1"):
         vmap(lambda x: x * count(x))(x)
+
+
+def test_random_numbers_differ_from_sample_to_sample_or_are_refused(ns):
+    @sl.op(f"{ns}::noisy", random="global")
+    def noisy(x: V) -> V:
+        return x + torch.rand_like(x)
+
+    x = torch.zeros(3, 8)
+    for mapped in (noisy, lambda row: row + noisy(x[0])):  # of a mapped tensor, and of one that all samples share
+        for kept in ("error", "same"):
+            with fails("SL138", got=f"random numbers, and randomness={kept!r}"):
+                vmap(mapped, randomness=kept)(x)
+        drawn = vmap(mapped, randomness="different")(x)
+        assert drawn.unique().numel() == 24
+    assert vmap(vmap(noisy, randomness="different"), randomness="different")(x[None]).unique().numel() == 24

@@ -134,10 +134,33 @@ def test_a_plain_call_is_two_frames_and_a_few_questions(ns):
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-def test_wrong_kinds_while_tracing(ns):
-    op = cell(ns, 2)
-    with pytest.raises(Exception, match=r"Expected a value of type 'Tensor'|SL209"):
-        torch.compile(lambda x: op("x") + x, backend="aot_eager", fullgraph=True)(torch.ones(1))
+@pytest.mark.parametrize(
+    "bad", [lambda x: ("x",), lambda x: ([x],), lambda x: (x, "2"), lambda x: (x, None), lambda x: ()]
+)
+def test_wrong_kinds_while_tracing(ns, bad):
+    @sl.op(f"{ns}::f")
+    def f(x: V, s: float = 1.0) -> V:
+        return x * s
+
+    with pytest.raises(Exception, match=r"SL209|SL220"):
+        torch.compile(lambda x: f(*bad(x)) + x, backend="aot_eager", fullgraph=True)(torch.ones(1))
+    with pytest.raises(sl.ShiplapError, match="SL209"):
+        getattr(torch.ops, ns).f(*bad(torch.ones(1)))
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_equal_calls_that_draw_are_two_in_a_graph_for_training(ns):
+    @sl.op(f"{ns}::noisy", random="global")
+    def noisy(x: V) -> V:
+        return x + torch.rand_like(x)
+
+    @noisy.backward
+    def _(grad, saved, needs):
+        return {"x": grad}
+
+    x = torch.zeros(9, requires_grad=True)
+    first, second = torch.compile(lambda x: (noisy(x) * 1, noisy(x) * 2), backend="aot_eager", fullgraph=True)(x)
+    assert not torch.equal(first * 2, second)
 
 
 @pytest.mark.usefixtures("fresh_compiler")

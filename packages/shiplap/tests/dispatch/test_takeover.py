@@ -68,6 +68,11 @@ def test_a_custom_op_gives_its_kernels_and_its_gradient(ns: str) -> None:
     (first,) = torch.autograd.grad(taken(x, torch.ones(2, 3)).square().sum(), x, create_graph=True)
     with fails("SL313"):
         torch.autograd.grad(first.sum(), x)
+    for transform in (torch.func.grad, lambda f: torch.func.vmap(torch.func.grad(f))):
+        with fails("SL304", got="a gradient by torch.func, of a source that autograd differentiates"):
+            transform(lambda x: taken(x, x).sum())(
+                torch.ones(2, 2, 3) if transform is not torch.func.grad else x.detach()
+            )
     assert str(taken.adoption).splitlines() == [
         f"from {ns}::plain:",
         "  taken  kernel on cpu, cuda",

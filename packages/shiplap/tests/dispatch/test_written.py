@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jaxtyping import Float
+from jaxtyping import Complex64, Float
 from torch import Tensor
 
 import shiplap as sl
@@ -79,3 +79,27 @@ def test_inference_mode_has_no_versions(ops, how):
             before = x.clone()
             write(*ops, x, y)
             assert torch.equal(x, before + 1)
+
+
+def test_lazily_negated_and_conjugated_tensors_are_written_to(ops, ns):
+    """Torch's own copies of such tensors are written back for one returned tensor only."""
+    shifted, shift_ = ops
+
+    @sl.op(f"{ns}::turn_", mutates=["xs", "y"])
+    def turn_(xs: list[Complex64[Tensor, "n"]], y: Complex64[Tensor, "n"], by: int = 1) -> None:
+        for x in (*xs, y):
+            x.mul_(1j * by)
+
+    shift_.drop_native()
+    for native in (False, True):
+        binding.build(shift_) if native else None
+        for call in (shift_, lambda x, y: shift_(y=y, x=x), torch.compile(shift_, backend="aot_eager", fullgraph=True)):
+            z = torch.tensor([1 + 2j, 3 - 4j])
+            call(z.conj().imag, torch.ones(2))
+            assert z.tolist() == [1 + 1j, 3 - 5j]
+        z = torch.zeros(2, dtype=torch.complex64)
+        assert shifted.out(torch.ones(2), torch.ones(2), out=z.conj().imag).is_neg()
+        assert z.imag.tolist() == [-2, -2]
+    a, b = torch.tensor([1 + 2j]), torch.tensor([3 + 1j])
+    turn_([a.conj(), b], y=(c := torch.tensor([2 + 0j])).conj())
+    assert (a.item(), b.item(), c.item()) == ((1j * (1 - 2j)).conjugate(), 1j * (3 + 1j), -2j)

@@ -3,7 +3,6 @@
 import pytest
 
 from shiplap.doctor.causes import BREAK_CAUSES
-from shiplap.doctor.fix import BREAK_FIXES
 from shiplap.doctor.recompiles import VARIATION_KINDS
 from shiplap_testing.paths import REPOSITORY
 
@@ -13,7 +12,7 @@ PAGE = (REPOSITORY / "docs" / "doctor.md").read_text()
 @pytest.mark.parametrize("id", BREAK_CAUSES)
 def test_causes(id: str) -> None:
     cause = BREAK_CAUSES[id]
-    assert f"| **{id}**: {cause.title} | {cause.why} | {BREAK_FIXES[id]} |" in PAGE
+    assert f"| **{id}**: {cause.title} | {cause.why} | {cause.fix} |" in PAGE
 
 
 @pytest.mark.parametrize("id", VARIATION_KINDS)

@@ -79,6 +79,15 @@ def test_a_dynamic_graph_has_a_template_that_is_right_in_its_range_and_is_guarde
     assert len(fusion_choices("fusetest::twice")) == 2
 
 
+def test_a_proof_lays_no_two_elements_at_one_address():
+    """Both strides are symbols of their own here, and the sizes of the proof are larger than those of the call."""
+    only("none")
+    compiled = torch.compile(lambda x: twice(x), fullgraph=True, dynamic=True)
+    x = torch.randn(10, 40)[:, ::3][:, :12]
+    torch.testing.assert_close(compiled(x), x * 2)
+    assert verdicts()["none"] == "ok: for m 2..1024, n 2..1024"
+
+
 def test_a_size_that_no_guard_can_limit_leaves_the_fallback():
     only("none")
     x = torch.randn(100, 128)
@@ -116,6 +125,18 @@ def test_sizes_are_those_that_the_guards_admit():
     points = list(range_of(sympy.Eq(sympy.Mod(M, 8), 0), sympy.Ne(N, 7)).points(CodeConstants(ints=(32, 64))))
     assert all(p[M] % 8 == 0 and p[N] != 7 for p in points)
     assert {24, 32, 40, 64, 72} <= {p[M] for p in points}
+
+
+def test_sizes_at_which_a_tensor_spans_too_much_memory_are_left_out(monkeypatch):
+    """A stride may be the symbol of a size: offsets would overflow 32 bits at sizes that are small alone."""
+    replaced = {"evaluate_size": lambda size, at: int(sympy.sympify(size).subs(at)), "size_expression": sympy.sympify}
+    for name, function in replaced.items():
+        monkeypatch.setattr(inductor_lowering, name, function)
+    wide = dataclasses.replace(range_of(upper=1 << 17), memory=(((M, N), (N, M * N)),))
+    points = list(wide.points(CodeConstants(), tiles=(48,)))
+    assert max(p[M] * p[N] ** 2 for p in points) <= 1 << 28
+    assert {47, 48, 49} <= {p[M] for p in points}
+    assert {47, 48, 49} <= {p[N] for p in points}
 
 
 def test_a_size_that_data_decides_about_ends_where_others_do():

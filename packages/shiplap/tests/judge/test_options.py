@@ -1,11 +1,14 @@
 """A verdict comes within its time, whatever the candidate does with it."""
 
+import sys
 import time
+import types
 
 import pytest
 import torch
 
 import shiplap as sl
+from shiplap.errors import ShiplapError
 from shiplap.judge.options import JudgeBudget
 from shiplap.judge.problem import FunctionProblem
 from shiplap.sandbox.arguments import ArgumentArena
@@ -168,3 +171,15 @@ def test_a_folder_with_more_than_can_be_removed_in_time_is_left_to_its_remover(t
     while home.exists():
         assert time.monotonic() - began < 60.0
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("name", ["Model", "reference"])
+def test_what_a_cell_of_a_notebook_defines_has_an_error_that_says_what_to_do(monkeypatch, name):
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    cell = "class Model:\n    def __call__(self, x): return x\ndef reference(x): return x\n"
+    exec(compile(cell, "/tmp/ipykernel_4711/1234.py", "exec"), vars(main))
+    with pytest.raises(ShiplapError) as e:
+        sl.judge(vars(main)[name], vars(main)[name])
+    assert e.value.id == "SL501"
+    assert "%%writefile" in str(e.value)

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from shiplap.kernels.native.build import LIBRARY, SEAL
 from shiplap.packaging import WheelRequest, backend, package
 from shiplap.packaging.contents import fill_packages
 from shiplap.packaging.tags import platform_tag
+from shiplap.packaging.wheel import _choose_platform
 from shiplap_testing import forked
 from shiplap_testing.paths import REPOSITORY
 from shiplap_testing.support import fails
@@ -210,6 +212,15 @@ def test_a_wheel_that_is_packed_again_is_the_same(wheel, tmp_path):
     (contents,) = packed.contents
     assert [(b.op, b.devices) for b in contents.bound] == [("rowscale::scale", ("cpu",))]
     assert contents.libraries == ("librowscale.so",)
+
+
+def test_a_tag_is_raised_to_what_the_bindings_need(wheel, site):
+    libraries = [*site.rglob("*.so")]
+    needed = platform_tag(libraries)[0]
+    newer, older = needed.replace("manylinux_2_", "manylinux_2_9"), re.sub(r"_2_\d+_", "_2_5_", needed)
+    for now, then in ((older, needed), (f"{older}.{newer}", needed), (newer, newer), ("linux_armv7l", "linux_armv7l")):
+        assert _choose_platform(WheelRequest(wheel), now, libraries) == (then, "")
+    assert _choose_platform(WheelRequest(wheel, platform=older), newer, libraries) == (older, "")
 
 
 @pytest.mark.long

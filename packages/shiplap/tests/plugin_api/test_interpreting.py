@@ -26,6 +26,16 @@ TEMPLATE = """\
     {{store_output(("row", "col"), "value", "mask", val_shape=("BLOCK_M", "BLOCK_N"))}}
 """
 
+BESIDE = """\
+{{def_kernel()}}
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < {{size("out", 0)}} * {{size("out", 1)}}
+    row = at // {{size("out", 1)}}
+    col = at % {{size("out", 1)}}
+    value = tl.load(x + row * {{stride("x", 0)}} + col % {{size("x", 1)}} * {{stride("x", 1)}}, mask=mask, other=0.0)
+    {{store_output(("row", "col"), "value", "mask", val_shape=("BLOCK",))}}
+"""
+
 PROGRAM = """\
 import json
 from shiplap.plugin_api.interpreting import interpret, run_interpreted
@@ -68,13 +78,26 @@ both.template(
     grid=lambda sizes, config, cdiv: (cdiv(sizes["n"], config["BLOCK_M"]), cdiv(sizes["m"], config["BLOCK_N"]), 1),
 )
 
+@sl.op("mine::beside")
+def beside(x: Float32[Tensor, "n m"]) -> Float32[Tensor, "n 2*m"]:
+    return torch.cat([x, x], 1)
+
+
+beside.template(
+    "cpu",
+    "beside.triton.jinja",
+    configs=[{"BLOCK": 16}],
+    grid=lambda sizes, config, cdiv: (cdiv(2 * sizes["n"] * sizes["m"], config["BLOCK"]), 1, 1),
+)
+
 if __name__ == "__main__":
     (finding,) = sl.audit(twice, checks=("numerics",), seed=0)
     plain = run_interpreted(lambda x: twice(x).relu() + 1, torch.randn(40))
     fused = run_interpreted(lambda x: both(x).relu() + 1, torch.randn(20, 30))
+    sized = run_interpreted(lambda x: beside(x) + 1, torch.randn(5, 6), dynamic=True)
     BROKEN.append(True)
     broken = run_interpreted(lambda x: both(x) - 1, torch.randn(20, 30))
-    runs = {"plain": plain, "fused": fused, "broken": broken}
+    runs = {"plain": plain, "fused": fused, "sized": sized, "broken": broken}
     print(json.dumps({"audit": finding.verdict} | {n: [r.error, r.kernels] for n, r in runs.items()}))
 """
 
@@ -88,6 +111,7 @@ def python(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_a_plain_kernel_and_a_template_run_outside_of_the_repository(tmp_path: Path) -> None:
     """The kernel is audited and compiled, the template fused with what follows it, and a planted defect is seen."""
     (tmp_path / "both.triton.jinja").write_text(TEMPLATE)
+    (tmp_path / "beside.triton.jinja").write_text(BESIDE)
     (tmp_path / "program.py").write_text(PROGRAM)
     done = python("-W", "ignore", "program.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -99,6 +123,8 @@ def test_a_plain_kernel_and_a_template_run_outside_of_the_repository(tmp_path: P
     assert len(kernels) == 1
     assert "_tem_" in kernels[0], "the addition and the activation went into the template"
     assert wrong > 0.05
+    assert shown["sized"][0] == 0
+    assert "_tem_" in shown["sized"][1][0], "a size that is an expression was one operand of // and of %"
 
 
 def test_triton_that_was_imported_before_is_refused(tmp_path: Path) -> None:

@@ -42,6 +42,30 @@ def test_a_missing_gradient(level):
     assert "no gradient" in evidence
 
 
+@pytest.mark.parametrize("most", ["code", "guard"])
+def test_a_replacement_that_is_right_up_to_a_size(most):
+    """The usual samples are smaller than the number in the code, or in the guard, behind which it is wrong."""
+
+    def pattern(x: Float[Tensor, "*b k"]) -> Tensor:
+        return x.square().sum(-1)
+
+    def first_columns(x):
+        return x[..., :128].square().sum(-1)
+
+    def first_part(x):
+        return x[..., : x.new_ones(8, 16).numel()].square().sum(-1)
+
+    made = {
+        "code": rewrite(pattern, first_columns, name="columns"),
+        "guard": rewrite(pattern, first_part, name="part", where="k <= 200"),
+    }[most]
+    check, evidence = refusal(made)
+    assert check == "outputs"
+    assert "expected" in evidence
+    if most == "code":
+        assert rewrites(rewrite(pattern, first_columns, name="columns", where="k <= 128"))
+
+
 def test_a_wrong_gradient(ns):
     @torch.library.custom_op(f"{ns}::gelu", mutates_args=())
     def gelu(x: Tensor) -> Tensor:

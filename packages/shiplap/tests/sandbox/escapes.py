@@ -6,27 +6,32 @@ or if anything outside of the scratch folder has changed; it was refused if it r
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
 import mmap
 import os
 import platform
+import shutil
 import signal
 import socket
 import struct
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from shiplap.sandbox.landlock import SandboxPolicy, lock_process
 
 COLUMN = {"x86_64": 0, "aarch64": 1}.get(platform.machine(), 0)
+LONGEST_S = 3  # an attempt that has not returned by then waits for something outside
 SECRET = b"a secret of the referee"
 
 
@@ -36,6 +41,7 @@ class World:
 
     Attributes:
         private: a file outside that the process may not read.
+        program: a program outside that the process may not run.
         shown: a file outside that the process may read.
         folder: the folder of ``private``.
         scratch: the folder that the process may write.
@@ -46,6 +52,7 @@ class World:
     """
 
     private: str
+    program: str
     shown: str
     folder: str
     scratch: str
@@ -97,17 +104,17 @@ def _on_files() -> None:
         "chown": lambda w: os.chown(w.private, os.getuid(), os.getgid()),
         "lchown": lambda w: os.lchown(w.private, os.getuid(), os.getgid()),
         "utime": lambda w: os.utime(w.private, (1, 1)),
-        "utimensat without a name": lambda w: _with(w.shown, lambda fd: os.utime(fd, (1, 1))),
+        "utimensat without a name": lambda w: opened(w.shown, lambda fd: os.utime(fd, (1, 1))),
         "utimes": lambda w: call((235, None), name(w), None),
         "utime, the old call": lambda w: call((132, None), name(w), None),
         "setxattr": lambda w: os.setxattr(w.private, "user.mark", b"1"),
         "lsetxattr": lambda w: os.setxattr(w.private, "user.mark", b"1", follow_symlinks=False),
-        "fsetxattr": lambda w: _with(w.shown, lambda fd: os.setxattr(fd, "user.mark", b"1")),
+        "fsetxattr": lambda w: opened(w.shown, lambda fd: os.setxattr(fd, "user.mark", b"1")),
         "setxattrat": lambda w: call((463, 463), AT, name(w), 0, b"user.mark", struct.pack("=QII", 0, 0, 0), 16),
         "removexattr": lambda w: os.removexattr(w.private, "user.kept"),
         "getxattr of what it may not read": lambda w: os.getxattr(w.private, "user.kept"),
-        "fchmod": lambda w: _with(w.shown, lambda fd: os.fchmod(fd, 0o777)),
-        "fchown": lambda w: _with(w.shown, lambda fd: os.fchown(fd, os.getuid(), os.getgid())),
+        "fchmod": lambda w: opened(w.shown, lambda fd: os.fchmod(fd, 0o777)),
+        "fchown": lambda w: opened(w.shown, lambda fd: os.fchown(fd, os.getuid(), os.getgid())),
         "flags of a file by ioctl": lambda w: _ioctl(w.shown, 0x40086602, struct.pack("@L", 0x40)),
         "attributes of a file by ioctl": lambda w: _ioctl(w.shown, 0x401C5820, bytes(28)),
         "file_setattr": lambda w: call((469, 469), AT, name(w), bytes(24), 24, 0),
@@ -124,18 +131,18 @@ def _on_files() -> None:
         "remove a file": lambda w: os.unlink(w.private),
         "remove a folder": lambda w: os.rmdir(w.folder + "/empty"),
         "take a file": lambda w: os.rename(w.private, w.scratch + "/mine"),
-        "replace a file": lambda w: os.rename(_new(w), w.private),
-        "exchange files": lambda w: call((316, 276), AT, os.fsencode(_new(w)), AT, name(w), 2),
+        "replace a file": lambda w: os.rename(new_file(w), w.private),
+        "exchange files": lambda w: call((316, 276), AT, os.fsencode(new_file(w)), AT, name(w), 2),
         "another name for a file": lambda w: os.link(w.private, w.scratch + "/mine"),
-        "another name for an open file": lambda w: _with(
+        "another name for an open file": lambda w: opened(
             w.shown, lambda fd: os.link(f"/proc/self/fd/{fd}", w.scratch + "/mine", follow_symlinks=True)
         ),
-        "write through a link": lambda w: os.open(_linked(w), os.O_RDWR),
-        "read through a link": lambda w: Path(_linked(w)).read_bytes(),
+        "write through a link": lambda w: os.open(linked(w), os.O_RDWR),
+        "read through a link": lambda w: Path(linked(w)).read_bytes(),
         "read a private file": lambda w: Path(w.private).read_bytes(),
         "read as another name of the root": lambda w: Path("/proc/self/root" + w.private).read_bytes(),
         "list a private folder": lambda w: os.listdir(w.folder),
-        "write again what is open for reading": lambda w: _with(
+        "write again what is open for reading": lambda w: opened(
             w.shown, lambda fd: os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
         ),
         "a file by its handle": lambda w: call((304, 265), AT, _handle(w), 0),
@@ -169,8 +176,8 @@ def _on_processes() -> None:
         "a signal by a pipe": lambda w: _owner(w, fcntl.F_SETOWN),
         "another signal by a pipe": lambda w: fcntl.fcntl(os.pipe()[0], 10, signal.SIGKILL),
         "a signal by ioctl": lambda w: fcntl.ioctl(os.pipe()[0], 0x8901, struct.pack("i", w.outside)),
-        "a lease": lambda w: _with(w.shown, lambda fd: fcntl.fcntl(fd, 1024, 0)),
-        "a notice of a folder": lambda w: _with(os.path.dirname(w.shown), lambda fd: fcntl.fcntl(fd, 1026, 2)),
+        "a lease": lambda w: opened(w.shown, lambda fd: fcntl.fcntl(fd, 1024, 0)),
+        "a notice of a folder": lambda w: opened(os.path.dirname(w.shown), lambda fd: fcntl.fcntl(fd, 1026, 2)),
         "limits of the referee": lambda w: call((302, 261), w.outside, 7, struct.pack("=QQ", 3, 3), None),
         "process_vm_readv": lambda w: call((310, 270), w.outside, None, 0, None, 0, 0),
         "process_vm_writev": lambda w: call((311, 271), w.outside, None, 0, None, 0, 0),
@@ -274,8 +281,9 @@ def _on_the_rest() -> None:
         ATTEMPTS[name] = lambda w, numbers=numbers, args=args: call(numbers, *args)  # type: ignore[misc]
 
 
-def _with(path: str, use: Callable[[int], object]) -> object:
-    handle = os.open(path, os.O_RDONLY)
+def opened(path: str, use: Callable[[int], object], flags: int = os.O_RDONLY) -> object:
+    """Return what ``use`` makes of a descriptor of the path."""
+    handle = os.open(path, flags)
     try:
         return use(handle)
     finally:
@@ -283,15 +291,15 @@ def _with(path: str, use: Callable[[int], object]) -> object:
 
 
 def _ioctl(path: str, request: int, content: bytes) -> object:
-    return _with(path, lambda handle: fcntl.ioctl(handle, request, content))
+    return opened(path, lambda handle: fcntl.ioctl(handle, request, content))
 
 
-def _new(w: World) -> str:
+def new_file(w: World) -> str:
     Path(w.scratch, "new").write_bytes(b"mine")
     return w.scratch + "/new"
 
 
-def _linked(w: World) -> str:
+def linked(w: World) -> str:
     os.symlink(w.private, w.scratch + "/link")
     return w.scratch + "/link"
 
@@ -367,6 +375,7 @@ class Outside:
     def __post_init__(self) -> None:
         for name in ("private", "shown", "scratch", "private/empty"):
             (self.folder / name).mkdir()
+        shutil.copy("/bin/true", self.folder / "private/program")
         for path in (self.folder / "private/file", self.folder / "shown/file"):
             path.write_bytes(SECRET)
             path.chmod(0o600)
@@ -390,12 +399,24 @@ class Outside:
             listening.close()
         signal.signal(signal.SIGUSR1, self.handler)
 
+    def release_locks(self, group: int) -> None:
+        """End the processes that an attempt has left, and wait until they hold no lock."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        ends = time.monotonic() + 2
+        while any(_is_locked(self.folder / name / "file") for name in ("private", "shown")):
+            assert time.monotonic() < ends
+            time.sleep(0.005)
+
     @property
     def world(self) -> World:
         at = {name: str(self.folder / name) for name in ("private", "scratch")}
         file, shown = (str(self.folder / name / "file") for name in ("private", "shown"))
         sockets = str(self.folder / "datagrams"), str(self.folder / "streams")
-        return World(file, shown, at["private"], at["scratch"], os.getpid(), *sockets, self.port.getsockname()[1])
+        program = str(self.folder / "private/program")
+        return World(
+            file, program, shown, at["private"], at["scratch"], os.getpid(), *sockets, self.port.getsockname()[1]
+        )
 
     def state(self) -> dict[str, object]:
         """Return what the attempts must not change."""
@@ -405,10 +426,21 @@ class Outside:
             about = os.stat(path / "file")
             marks = {n: os.getxattr(path / "file", n) for n in os.listxattr(path / "file")}
             fields = about.st_mode, about.st_uid, about.st_gid, about.st_mtime_ns, about.st_ino, about.st_nlink
-            state[str(path / "file")] = fields, marks, (path / "file").read_bytes()
+            state[str(path / "file")] = fields, marks, (path / "file").read_bytes(), _is_locked(path / "file")
         for name, listening in (("streams", self.streams), ("port", self.port), ("datagrams", self.datagrams)):
             state[name] = _heard(listening)
         return state
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether another process holds a lock of any kind on a file."""
+    with path.open("r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _mark(path: Path) -> bool:
@@ -441,7 +473,9 @@ def run_attempt(name: str, outside: Outside, **how: Any) -> Row:
     status = os.waitpid(child, 0)[1]
     if os.WIFSIGNALED(status):
         told = f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
+        told = f"returned: {told}" if os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGALRM) else told
     after = outside.state()
+    outside.release_locks(child)
     changed = [k for k in before if before[k] != after[k]]
     return Row(name, told + (f"; changed {changed}" if changed else ""), told.startswith("returned") or bool(changed))
 
@@ -454,20 +488,31 @@ def _become(name: str, world: World, writing: int, device: bool = False, user: i
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
         os.setpgid(0, 0)
+        signal.alarm(LONGEST_S)
         os.dup2(writing, 7)
+        os.closerange(3, 7)
         os.closerange(8, 1 << 12)
         missing = lock_process(SandboxPolicy(world.scratch, (os.path.dirname(world.shown),), device=device))
         if any(missing.values()):
             told = f"returned: not locked in, {missing}"
         else:
             try:
-                told = f"returned {ATTEMPTS[name](world)!r}"
+                told = f"returned {every_attempt()[name](world)!r}"
             except OSError as e:
                 told = f"{errno.errorcode.get(e.errno or 0, 'nothing')}: {e.strerror}"
     except BaseException:
         told = "returned an error of the test: " + traceback.format_exc(limit=3)[-300:]
     os.write(7, told.encode(errors="replace")[:400])
     os._exit(0)
+
+
+@cache
+def every_attempt() -> dict[str, Attempt]:
+    """Return the attempts of this module and those of a later attack."""
+    from tests.sandbox import more_escapes
+
+    assert not ATTEMPTS.keys() & more_escapes.ATTEMPTS.keys()
+    return ATTEMPTS | more_escapes.ATTEMPTS
 
 
 def run_all(*, user: int | None = None, **how: bool) -> list[Row]:
@@ -477,7 +522,7 @@ def run_all(*, user: int | None = None, **how: bool) -> list[Row]:
         outside = Outside(Path(folder))
         for path in (Path(folder), *Path(folder).rglob("*")) if user is not None else ():
             os.chown(path, user, user)
-        for name in ATTEMPTS:
+        for name in every_attempt():
             rows.append(run_attempt(name, outside, user=user, **how))
             for left in Path(outside.world.scratch).iterdir():
                 left.unlink()

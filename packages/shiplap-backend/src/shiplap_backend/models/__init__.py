@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shiplap_backend.models.blocks import MODELS as BLOCKS
 from shiplap_backend.models.case import CaseMaker, ModelCase
 from shiplap_backend.models.language import MODELS as TRANSFORMERS
 from shiplap_backend.models.plain import MODELS as PLAIN
@@ -14,6 +15,7 @@ MODELS: dict[str, tuple[str, CaseMaker]] = {
     name: (package, make)
     for package, makers in (
         ("", PLAIN),
+        ("", BLOCKS),
         ("transformers", TRANSFORMERS),
         ("timm", TIMM),
         ("torchvision", TORCHVISION),

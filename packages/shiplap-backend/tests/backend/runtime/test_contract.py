@@ -152,6 +152,7 @@ def test_streams_in_a_compiled_function(dev: Any, device: str, backend: str) -> 
     assert torch.compile(with_a_stream, backend=backend)(x).cpu().tolist() == [3, 3]
 
 
+@pytest.mark.capability("Inductor on a generated device")
 @pytest.mark.usefixtures("of_shared_memory")
 def test_streams_in_a_graph_of_inductor(dev: Any, device: str) -> None:
     """The generated code entered a stream that it had not defined."""

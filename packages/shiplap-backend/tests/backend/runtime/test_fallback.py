@@ -26,6 +26,35 @@ def test_it_is_counted_by_op_and_reason(dev: Any, device: str) -> None:
     assert dev.counters() == {}
 
 
+MIXED = {
+    "mm": (torch.mm, (2, 2), (2, 2)),
+    "addmm": (torch.addmm, (2, 2), (2, 2), (2, 2)),
+    "linear": (torch.nn.functional.linear, (2, 2), (3, 2)),
+    "conv2d": (torch.nn.functional.conv2d, (1, 2, 4, 4), (3, 2, 2, 2)),
+}
+
+
+@pytest.mark.usefixtures("of_openvino")
+@pytest.mark.parametrize("name", MIXED)
+def test_a_product_of_two_dtypes_is_refused_as_on_the_cpu(dev: Any, device: str, name: str) -> None:
+    """The library takes both dtypes, and torch promotes none here."""
+    call, *sizes = MIXED[name]
+    for wide in range(len(sizes)):
+        operands = [torch.ones(s, dtype=torch.float32 if i == wide else torch.float16) for i, s in enumerate(sizes)]
+        for where in ("cpu", device):
+            with pytest.raises(RuntimeError, match=r"(?i)type"):
+                call(*(x.to(where) for x in operands))
+
+
+@pytest.mark.usefixtures("of_openvino")
+def test_an_output_that_is_promoted_is_native(dev: Any, device: str) -> None:
+    here, x, y = torch.tensor([True, False]), torch.ones(2), torch.zeros(2, dtype=torch.float16)
+    dev.reset_counters()
+    got = torch.where(here.to(device), x.to(device), y.to(device))
+    assert (got.dtype, got.cpu().tolist()) == (torch.float32, [1.0, 0.0])
+    assert dev.counters()["aten::where.self"] == {"native": 1, "fallback": {}}
+
+
 def test_it_can_be_an_error(dev: Any, device: str) -> None:
     x = torch.ones(3, 3, device=device)
     with dev.fallback_policy("error"):

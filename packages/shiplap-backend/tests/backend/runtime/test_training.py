@@ -117,7 +117,12 @@ def test_amp_training_with_a_scaler(dev: Any, device: str) -> None:
         pytest.param("aot_eager", None, id="aot_eager"),
         *sampled(
             [
-                pytest.param("inductor", {"fallback_by_default": True}, id="inductor, every op on the device"),
+                pytest.param(
+                    "inductor",
+                    {"fallback_by_default": True},
+                    id="inductor, every op on the device",
+                    marks=pytest.mark.capability("Inductor on a generated device"),
+                ),
                 pytest.param("inductor", None, id="inductor, its own loops on the host", marks=pytest.mark.slow),
             ],
             1,

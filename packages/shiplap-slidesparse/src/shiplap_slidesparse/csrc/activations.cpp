@@ -30,9 +30,11 @@ void quantise_rows(const Kernels& kernels, const Activations& a, int64_t depth, 
                    float* scale) {
   const int64_t room = quantise_room(a.k);
   parallel_for(a.rows * a.k < kSerial ? 1 : threads, a.rows, [&](int worker, int64_t row) {
-    float* wide = reinterpret_cast<float*>(rooms + worker * room);
+    float* floats = reinterpret_cast<float*>(rooms + worker * room);
     uint8_t* narrow = reinterpret_cast<uint8_t*>(rooms + worker * room + round_up(4 * a.k, 64));
-    kernels.widen[a.element](a.x + (a.order ? a.order[row] : row) * a.k * a.itemsize, wide, a.k);
+    const char* from = a.x + (a.order ? a.order[row] : row) * a.k * a.itemsize;
+    if (a.element != kFloat32) kernels.widen[a.element](from, floats, a.k);
+    const float* wide = a.element == kFloat32 ? reinterpret_cast<const float*>(from) : floats;
     if (a.pairs == 0) {
       scale[row] = quantise_row(kernels, wide, a.k, a.float8, q + row * depth);
       return;

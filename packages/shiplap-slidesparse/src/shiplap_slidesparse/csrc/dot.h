@@ -32,9 +32,33 @@ struct Quantise {
   void* out;
 };
 
+// Four bytes of a row that are multiplied apart, and their place.
+struct Carried {
+  int32_t four, bytes;
+};
+
+// Rows as panels are multiplied with them.
+struct PanelRows {
+  int64_t stride;    // of the bytes, a multiple of 32
+  int8_t* bytes;     // [rows, stride]
+  Carried* carried;  // [rows, stride / 4], of which `carries` are there
+  int32_t* carries;
+  int32_t* excess;  // what comes off each sum of the row
+};
+
+// Products of many rows with weights in panels: four bytes of each of 16 rows of the weight side by side, [depth / 4, 16, 4].
+// As exact as dot_int8. Null where an instruction set has none.
+struct Panels {
+  void (*take_row)(const int8_t* from, int64_t depth, int64_t row, const PanelRows& rows);
+  void (*fill)(const int8_t* right, int64_t columns, int64_t depth, uint8_t* panel);  // 1 to 16 rows of the weight
+  // At most 16 rows. `next`: 16 * depth bytes that are going to be read, or any memory.
+  void (*dot)(const PanelRows& rows, int64_t depth, int64_t row, int64_t count, const uint8_t* panel, const void* next,
+              int32_t* out);
+};
+
 struct Kernels {
-  void (*dot_int8)(const Dots<int8_t, int32_t>&);       // exact, for depths up to 131,071
-  void (*dot_symmetric)(const Dots<int8_t, int32_t>&);  // the same for a left side without -128, as quantised rows are
+  void (*dot_int8)(const Dots<int8_t, int32_t>&);  // exact, for depths up to 131,071
+  Panels panels;
   void (*dot_float)(const Dots<float, float>&);
   void (*widen[kElementCount])(const void* from, float* to, int64_t count);
   float (*largest)(const float* row, int64_t count);  // of the magnitudes; NaN if there is one

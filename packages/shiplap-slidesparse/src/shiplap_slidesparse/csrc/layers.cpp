@@ -55,15 +55,28 @@ struct Finish {
 
   template <class Sum>
   void operator()(int64_t row, int64_t column, int64_t high, int64_t wide, const Sum* sums) const {
-    for (int64_t r = 0; r < high; ++r) {
-      const int64_t place = order ? order[row + r] : row + r;
-      for (int64_t c = 0; c < wide; ++c) {
-        float value = static_cast<float>(sums[r * kTileColumns + c]);
-        if (row_scale != nullptr) value = value * row_scale[row + r] * column_scale[column + c];
-        if (bias != nullptr) value += widen(bias[column + c]);
-        narrow(value, out + place * n + column + c);
+    for (int64_t r = 0; r < high; ++r, sums += kTileColumns) {
+      S* to = out + (order ? order[row + r] : row + r) * n + column;
+      if (wide == kTileColumns) {  // a width that the compiler knows, for loops of vectors
+        write_row(row + r, column, kTileColumns, sums, to);
+      } else {
+        write_row(row + r, column, wide, sums, to);
       }
     }
+  }
+
+ private:
+  template <class Sum>
+  [[gnu::always_inline]] void write_row(int64_t row, int64_t column, int64_t wide, const Sum* sums, S* to) const {
+    float values[kTileColumns];
+    for (int64_t c = 0; c < wide; ++c) values[c] = static_cast<float>(sums[c]);
+    if (row_scale != nullptr) {
+      for (int64_t c = 0; c < wide; ++c) values[c] = values[c] * row_scale[row] * column_scale[column + c];
+    }
+    if (bias != nullptr) {
+      for (int64_t c = 0; c < wide; ++c) values[c] += widen(bias[column + c]);
+    }
+    for (int64_t c = 0; c < wide; ++c) narrow(values[c], to + c);
   }
 };
 
@@ -71,9 +84,9 @@ struct Finish {
 // and the order of the rows by expert.
 int64_t quantised_room(const Layer& layer, int threads, bool float8) {
   const int64_t m = layer.x->shape[0], depth = layer.depth();
-  const int64_t floats = float8 ? 4 * m * depth + 64 : 0;
-  return round_up(m * depth, 64) + round_up(4 * m, 64) + threads * quantise_room(layer.x->shape[1]) +
-         round_up(threads * kBlock * depth * (float8 ? 4 : 1), 64) + floats +
+  const int64_t product = float8 ? round_up(4 * threads * kBlock * depth, 64) + 4 * m * depth + 64
+                                 : int8_room(m, depth, threads);
+  return round_up(m * depth, 64) + round_up(4 * m, 64) + threads * quantise_room(layer.x->shape[1]) + product +
          (layer.chosen ? round_up(8 * m, 64) + round_up(8 * (layer.experts + 1), 64) : 0);
 }
 
@@ -117,27 +130,31 @@ int quantised_layer(const sl_context* ctx, const Layer& layer, bool float8) {
                      layer.bias ? data<const S>(layer.bias) : nullptr, data<S>(layer.out), layer.n(),
                      order ? order + start[expert] : nullptr};
   };
-  const auto product = [&](auto dot, const auto* left, const auto& weight, auto* rooms) {
+  const auto product = [&](const auto* left, const auto& weight, const auto& multiplied) {
     for (int64_t expert = 0; expert < layer.experts; ++expert) {
       const int64_t count = start[expert + 1] - start[expert];
       if (count == 0) continue;
-      multiply(dot, left + start[expert] * depth, count, weight.from_row(expert * layer.n()), layer.n(), threads, rooms,
-               finish_of(expert));
+      multiplied(left + start[expert] * depth, count, weight.from_row(expert * layer.n()), finish_of(expert));
     }
     return static_cast<int>(SL_OK);
   };
   if (!float8) {
     Weight<int8_t> weight;
     SL_TRY(weight_of(ctx, layer, kInt8Type, &weight));
-    int8_t* rooms = arena.take<int8_t>(threads * kBlock * depth);
-    return product(kernels.dot_symmetric, reinterpret_cast<const int8_t*>(q), weight, rooms);
+    const auto multiplied = [&](const auto* left, int64_t count, const auto& part, const auto& finish) {
+      multiply_int8(kernels, left, count, part, layer.n(), threads, arena, finish);
+    };
+    return product(reinterpret_cast<const int8_t*>(q), weight, multiplied);
   }
   Weight<float> weight;
   SL_TRY(weight_of(ctx, layer, kFloat8Type, &weight));
   float* rooms = arena.take<float>(threads * kBlock * depth);
   float* wide = arena.take<float>(m * depth);
   kernels.widen[kFloat8](q, wide, rows * depth);
-  return product(kernels.dot_float, static_cast<const float*>(wide), weight, rooms);
+  const auto multiplied = [&](const auto* left, int64_t count, const auto& part, const auto& finish) {
+    multiply(kernels.dot_float, left, count, part, layer.n(), threads, rooms, finish);
+  };
+  return product(static_cast<const float*>(wide), weight, multiplied);
 }
 
 int quantised(const sl_context* ctx, const Layer& layer, bool float8) {

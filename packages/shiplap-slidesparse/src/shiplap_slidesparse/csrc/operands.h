@@ -98,13 +98,14 @@ struct Weight {
   }
 };
 
+constexpr int64_t kSerialProducts = 1 << 21;  // multiplications that one thread does faster than two start
+
 // The product of `rows` rows with a weight, tile by tile: store(row, column, rows, columns, sums [*, kTileColumns]).
 template <class T, class Sum, class Store>
 void multiply(void (*dot)(const Dots<T, Sum>&), const T* left, int64_t rows, const Weight<T>& weight, int64_t columns,
               int threads, T* rooms, const Store& store) {
-  constexpr int64_t kSerial = 1 << 21;  // multiplications that one thread does faster than two start
   const int64_t depth = weight.depth;
-  if (rows * columns * depth < kSerial) threads = 1;
+  if (rows * columns * depth < kSerialProducts) threads = 1;
   parallel_for(threads, cdiv(columns, kBlock), [&](int worker, int64_t task) {
     const int64_t first = task * kBlock, wide = std::min(kBlock, columns - first);
     T* room = rooms ? rooms + worker * kBlock * depth : nullptr;  // a weight that lies as it is needed has no rooms
@@ -116,6 +117,48 @@ void multiply(void (*dot)(const Dots<T, Sum>&), const T* left, int64_t rows, con
       store(row, first, high, wide, sums);
     }
   });
+}
+
+constexpr int64_t kFewRows = 4;     // up to which making panels takes longer than it saves
+constexpr int64_t kPanelRows = 256;  // the most that are multiplied with one panel
+
+// Bytes of scratch of multiply_int8: decoded blocks, panels, and rows as panels take them.
+inline int64_t int8_room(int64_t rows, int64_t depth, int threads) {
+  const int64_t stride = round_up(depth, 32);
+  return threads * kBlock * (depth + stride) + std::min(rows, kPanelRows) * (3 * stride + 8) + 5 * 64;
+}
+
+// multiply() of int8, in panels where the instruction set has them and there are enough rows.
+template <class Store>
+void multiply_int8(const Kernels& kernels, const int8_t* left, int64_t rows, const Weight<int8_t>& weight,
+                   int64_t columns, int threads, Arena room, const Store& store) {
+  const int64_t depth = weight.depth, stride = round_up(depth, 32);
+  int8_t* rooms = weight.packed ? room.take<int8_t>(threads * kBlock * depth) : nullptr;
+  if (kernels.panels.dot == nullptr || rows <= kFewRows || depth == 0) {
+    return multiply(kernels.dot_int8, left, rows, weight, columns, threads, rooms, store);
+  }
+  // As many rows as stay in the second cache beside a panel.
+  const int64_t most = std::min(rows, std::clamp<int64_t>((1 << 19) / stride / 16 * 16, 16, kPanelRows));
+  uint8_t* panels = room.take<uint8_t>(threads * kBlock * stride);
+  const PanelRows taken{stride, room.take<int8_t>(most * stride), room.take<Carried>(most * stride / 4),
+                        room.take<int32_t>(most), room.take<int32_t>(most)};
+  for (int64_t begin = 0; begin < rows; begin += most) {
+    const int64_t count = std::min(most, rows - begin);
+    for (int64_t row = 0; row < count; ++row) kernels.panels.take_row(left + (begin + row) * depth, depth, row, taken);
+    const int workers = count * columns * depth < kSerialProducts ? 1 : threads;
+    parallel_for(workers, cdiv(columns, kBlock), [&](int worker, int64_t task) {
+      const int64_t first = task * kBlock, wide = std::min(kBlock, columns - first);
+      uint8_t* panel = panels + worker * kBlock * stride;
+      kernels.panels.fill(weight.block(first, wide, rooms ? rooms + worker * kBlock * depth : nullptr), wide, depth, panel);
+      const void* next = weight.packed ? static_cast<const void*>(panel) : weight.values + (first + wide) * depth;
+      int32_t sums[kTileRows * kTileColumns];
+      for (int64_t row = 0; row < count; row += kTileRows) {
+        const int64_t high = std::min(kTileRows, count - row);
+        kernels.panels.dot(taken, depth, row, high, panel, row == 0 ? next : panel, sums);
+        store(begin + row, first, high, wide, sums);
+      }
+    });
+  }
 }
 
 inline int element_of(Dtype dtype) {

@@ -18,16 +18,14 @@ int product_int8(const sl_context* ctx, const DLTensor* q, const Weight<int8_t>&
   if (weight.depth > 131040) return fail(ctx, SL_INVALID_ARGUMENT, "sums of so great a depth leave int32");
   const int64_t m = q->shape[0], n = out->shape[1];
   const int threads = thread_count(ctx);
-  const int64_t room = weight.packed ? threads * kBlock * weight.depth : 0;  // dense rows are read in place
-  SL_TRY(Arena::require(ctx, room));
-  int8_t* rooms = Arena(ctx).take<int8_t>(room);
+  SL_TRY(Arena::require(ctx, int8_room(m, weight.depth, threads)));
   int32_t* to = data<int32_t>(out);
-  multiply(best_kernels().dot_int8, data<const int8_t>(q), m, weight, n, threads, rooms,
-           [&](int64_t row, int64_t column, int64_t high, int64_t wide, const int32_t* sums) {
-             for (int64_t r = 0; r < high; ++r) {
-               std::copy_n(sums + r * kTileColumns, wide, to + (row + r) * n + column);
-             }
-           });
+  multiply_int8(best_kernels(), data<const int8_t>(q), m, weight, n, threads, Arena(ctx),
+                [&](int64_t row, int64_t column, int64_t high, int64_t wide, const int32_t* sums) {
+                  for (int64_t r = 0; r < high; ++r) {
+                    std::copy_n(sums + r * kTileColumns, wide, to + (row + r) * n + column);
+                  }
+                });
   return SL_OK;
 }
 
@@ -75,7 +73,7 @@ int sparse_float(const sl_context* ctx, const char* name, const DLTensor* x, con
 using namespace shiplap;
 using namespace shiplap::slidesparse;
 
-// Workspace: 0
+// Workspace: threads * 16 * (2 * k + 31) + min(m, 256) * (3 * k + 101) + 320
 extern "C" int slidesparse_mm_int8(const sl_context* ctx, const DLTensor* q, const DLTensor* weight, DLTensor* out) {
   return guarded(ctx, [&] {
     SL_TRY(check_left(ctx, "q", q, kInt8Type, out));
@@ -101,7 +99,7 @@ extern "C" int slidesparse_mm_fp8(const sl_context* ctx, const DLTensor* q, cons
   });
 }
 
-// Workspace: threads * 16 * k
+// Workspace: as slidesparse_mm_int8
 extern "C" int slidesparse_sparse_mm_int8(const sl_context* ctx, const DLTensor* q, const DLTensor* packed,
                                           DLTensor* out, int64_t n, int64_t layout) {
   return guarded(ctx, [&] {

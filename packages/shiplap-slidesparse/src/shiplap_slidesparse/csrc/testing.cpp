@@ -1,5 +1,8 @@
 #include "testing.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "dot.h"
 
 using namespace shiplap::slidesparse;
@@ -12,11 +15,20 @@ extern "C" int slidesparse_dot_int8_isa(const int8_t* left, int64_t rows, const 
   return SL_OK;
 }
 
-extern "C" int slidesparse_dot_symmetric_isa(const int8_t* left, int64_t rows, const int8_t* right, int64_t columns,
-                                             int64_t depth, int32_t* out, int32_t isa) {
+extern "C" int slidesparse_dot_panel_isa(const int8_t* left, int64_t rows, const int8_t* right, int64_t columns,
+                                         int64_t depth, int32_t* out, int32_t isa) {
   const Kernels* kernels = isa_kernels(isa);
-  if (kernels == nullptr) return SL_UNSUPPORTED;
-  kernels->dot_symmetric({left, depth, rows, right, depth, columns, depth, out});
+  if (kernels == nullptr || kernels->panels.dot == nullptr) return SL_UNSUPPORTED;
+  const size_t stride = static_cast<size_t>(depth + 31) / 32 * 32, count = static_cast<size_t>(rows);
+  std::vector<int8_t> bytes(count * stride);
+  std::vector<uint8_t> panel(stride * kTileColumns);
+  std::vector<Carried> carried(count * stride / 4);
+  std::vector<int32_t> carries(count), excess(count), sums(kTileRows * kTileColumns);
+  const PanelRows taken{static_cast<int64_t>(stride), bytes.data(), carried.data(), carries.data(), excess.data()};
+  for (int64_t row = 0; row < rows; ++row) kernels->panels.take_row(left + row * depth, depth, row, taken);
+  kernels->panels.fill(right, columns, depth, panel.data());
+  kernels->panels.dot(taken, depth, 0, rows, panel.data(), right, sums.data());
+  for (int64_t row = 0; row < rows; ++row) std::copy_n(&sums[row * kTileColumns], columns, out + row * kTileColumns);
   return SL_OK;
 }
 

@@ -12,9 +12,9 @@ extern "C" {
 /* A tile of at most 16 x 16 sums of products of rows of `depth`; out [rows, 16]. */
 SL_EXPORT int slidesparse_dot_int8_isa(const int8_t* left, int64_t rows, const int8_t* right, int64_t columns,
                                        int64_t depth, int32_t* out, int32_t isa);
-/* The same for a left side without -128. */
-SL_EXPORT int slidesparse_dot_symmetric_isa(const int8_t* left, int64_t rows, const int8_t* right, int64_t columns,
-                                            int64_t depth, int32_t* out, int32_t isa);
+/* The same by a panel. */
+SL_EXPORT int slidesparse_dot_panel_isa(const int8_t* left, int64_t rows, const int8_t* right, int64_t columns,
+                                        int64_t depth, int32_t* out, int32_t isa);
 SL_EXPORT int slidesparse_dot_float_isa(const float* left, int64_t rows, const float* right, int64_t columns,
                                         int64_t depth, float* out, int32_t isa);
 /* `element`: 0 float8, 1 float16, 2 bfloat16, 3 float32, 4 float64. */

@@ -41,6 +41,54 @@ def test_captured_layers_follow_new_data(sparse, op):
         assert native.count_plans() == made
 
 
+GPU_OPS = {
+    op.spec.opname: op
+    for home in (ops, layers)
+    for op in vars(home).values()
+    if isinstance(op, sl.Op) and "cuda" in op.kernels
+}
+
+
+def operands_of(op: sl.Op) -> tuple[torch.Tensor, list]:
+    """Return the activations of a call, and its other arguments: a dense weight where the op takes one."""
+    name, bf16 = op.spec.opname, torch.bfloat16
+    if name.startswith("linear"):
+        dtype = {"linear_int8": torch.int8, "linear_fp8": FP8, "linear_fp16": torch.float16}.get(name, bf16)
+        x = values(33, 96, dtype if dtype.itemsize == 2 else bf16)
+        first = torch.rand(64, device=CUDA) if dtype.itemsize == 1 else 64
+        return x, [first, values(64, 96, dtype), None, values(1, 64, x.dtype)[0]]
+    if name.startswith(("quantise", "lift")):
+        return values(33, 96, bf16), [4]
+    dtype = {"int8": torch.int8, "fp8": FP8, "fp16": torch.float16}.get(name.rsplit("_", 1)[1], bf16)
+    x = values(48, 96, dtype)
+    if name == "mm_fp8":
+        return x, [values(64, 96, dtype), torch.rand(48, device=CUDA), torch.rand(64, device=CUDA)]
+    if not name.startswith("sparse"):
+        return x, [values(64, 96, dtype)]
+    if (why := lt.available(CUDA, dtype)) is not True:
+        pytest.skip(str(why))
+    return x, [lt.compress_weight(slid_weight(64, 96, dtype)), 64, ops.CUSPARSELT]
+
+
+@pytest.mark.parametrize("name", GPU_OPS)
+def test_every_op_is_captured_and_replayed_with_new_values(name):
+    """Activations and dense weights change between replays; results equal an eager call and follow the reference."""
+    op, leaves = GPU_OPS[name], torch.utils._pytree.tree_leaves
+    x, rest = operands_of(op)
+    graph, static, out = captured(lambda t: op(t, *rest), x)
+    for _ in range(3):
+        static.copy_(values(*x.shape, x.dtype))
+        for weight in (t for t in rest if isinstance(t, Tensor) and t.dim() == 2):
+            weight.copy_(values(*weight.shape, weight.dtype))
+        graph.replay()
+        for got, eager, exact in zip(
+            *(leaves(t) for t in (out, op(static, *rest), op.reference(static, *rest))), strict=True
+        ):
+            assert torch.equal(got.view(torch.uint8), eager.view(torch.uint8))
+            most = float(exact.float().abs().max())
+            torch.testing.assert_close(got.float(), exact.float(), rtol=2**-6, atol=2**-9 * most)
+
+
 @pytest.mark.parametrize("op", [ops.mm_int8, ops.mm_fp8, *SPARSE.values()], ids=lambda op: op.spec.opname)
 def test_a_capture_makes_its_plan_beside_the_graph(sparse, op):
     """Sizes that were never seen, in a process that has used the libraries: nothing was run with them before."""

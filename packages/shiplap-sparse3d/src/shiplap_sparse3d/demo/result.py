@@ -59,7 +59,7 @@ class FittedRule:
 class DemoResult:
     """The measurements. Times in seconds (``_s``) or milliseconds (``_ms``); IoU of the class ground, held out.
 
-    ``scan`` is the file that was read, or None for the packaged one.
+    ``scan`` is the file that was read, or None for the packaged one, and ``backend`` that of torch.compile.
     """
 
     graphs: int
@@ -85,6 +85,7 @@ class DemoResult:
     png: str
     rules: tuple[FittedRule, ...] = ()
     scan: str | None = None
+    backend: str = "inductor"
 
     def json(self) -> dict[str, Any]:
         """Return one object of plain values."""

@@ -20,7 +20,14 @@ from shiplap_sparse3d.demo.rules import best_rules
 from shiplap_sparse3d.demo.scan import Scan, held_out_mask
 from shiplap_sparse3d.demo.score import iou
 from shiplap_sparse3d.demo.tiles import random_tiles
-from shiplap_sparse3d.demo.train import Progress, TrainedNetwork, TrainingRecipe, count_parameters, train_network
+from shiplap_sparse3d.demo.train import (
+    Progress,
+    TrainedNetwork,
+    TrainingRecipe,
+    choose_backend,
+    count_parameters,
+    train_network,
+)
 
 __all__ = ["run_demo"]
 
@@ -104,6 +111,7 @@ def _collect_result(
         png=str(settings.out / "demo.png"),
         rules=judged.rules,
         scan=None if settings.input is None else str(settings.input),
+        backend=choose_backend(torch.device(settings.device)),
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from shiplap_sparse3d.demo.scan import Scan
 from shiplap_sparse3d.demo.score import iou
 from shiplap_sparse3d.demo.tiles import DescribedArea, FeatureScaling, TrainingTile, make_tile, random_tiles
 
-__all__ = ["Forward", "Progress", "TrainedNetwork", "TrainingRecipe", "loss_of", "train_network"]
+__all__ = ["Forward", "Progress", "TrainedNetwork", "TrainingRecipe", "choose_backend", "loss_of", "train_network"]
 
 Progress = Callable[[str, int, int, str], None]
 """Called with (stage, steps done, steps in all, note), for a progress bar."""
@@ -66,6 +68,12 @@ def loss_of(forward: Forward, tile: TrainingTile) -> Tensor:
     return F.binary_cross_entropy_with_logits(forward(tile.voxels, tile.points, tile.inverse), tile.ground)
 
 
+def choose_backend(device: torch.device) -> str:
+    """Return the backend of torch.compile: Inductor, or one that compiles nothing on a CPU without a C++ compiler."""
+    found = device.type != "cpu" or shutil.which(os.environ.get("CXX") or "g++") is not None
+    return "inductor" if found else "aot_eager"
+
+
 def train_network(
     areas: Sequence[Scan], recipe: TrainingRecipe, seed: int, progress: Progress, *, compiled: bool = True
 ) -> TrainedNetwork:
@@ -73,7 +81,8 @@ def train_network(
     torch.manual_seed(seed)
     look, described = FeatureScaling.of(areas)
     net = GroundNet(recipe.channels, recipe.levels).to(areas[0].xyz.device)
-    forward: Forward = torch.compile(net, fullgraph=True) if compiled else net
+    backend = choose_backend(areas[0].xyz.device)
+    forward: Forward = torch.compile(net, fullgraph=True, backend=backend) if compiled else net
     optimizer = torch.optim.AdamW(net.parameters(), recipe.rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.rate, total_steps=recipe.steps, pct_start=0.2)
     tiles = random_tiles(described, recipe.levels, seed)

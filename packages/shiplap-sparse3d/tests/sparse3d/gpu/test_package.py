@@ -12,8 +12,9 @@ import shiplap as sl
 import shiplap_sparse3d as sparse3d
 from shiplap.packaging import package_model
 from shiplap_sparse3d import ops
+from shiplap_testing.deployed import need_packages
 from shiplap_testing.effort import sampled
-from tests.sparse3d.nets import POINTS, SCENES, deployed, need_packages
+from tests.sparse3d.nets import POINTS, SCENES, deployed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 ALONE = """

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import torch
-
 from shiplap.audit.finding import Finding
 from shiplap.dispatch import Op
 from shiplap.sampling.case import SampleCase
-from shiplap.sampling.run import reference_effects
+from shiplap.sampling.run import all_finite, reference_effects
 
 # An axis in which all failing samples differ from the first one, and the repair of that. The most telling comes first.
 AXIS_FIXES = {
@@ -77,8 +75,7 @@ def _reference_is_finite(op: Op, case: SampleCase) -> bool:
         results = reference_effects(op, case.args)
     except Exception:  # another finding says so
         return True
-    numbers = [t for t in results if (t.is_floating_point() and t.itemsize > 1) or t.is_complex()]
-    return all(bool(torch.isfinite(t).all()) for t in numbers)
+    return all_finite(results)
 
 
 def group_by_cause(findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], ...]:

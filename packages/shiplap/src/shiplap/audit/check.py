@@ -14,9 +14,10 @@ from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError
 from shiplap.kernels.triton.interpreter_budget import LaunchTooLong
-from shiplap.sampling.case import SampleCase, describe_arguments, tree_map
+from shiplap.sampling.case import SampleCase, describe_arguments, tensors_among, tree_map
 from shiplap.sampling.ledger import Ledger, varied_axes
-from shiplap.sampling.run import error_line, needs_builder, reference_effects, tensors_among, why_reference_missing
+from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.run import error_line, needs_builder, reference_effects, why_reference_missing
 from shiplap.sampling.samples import Samples, sample
 
 OUT_OF_BUDGET_TEXT = "out of budget"
@@ -77,6 +78,11 @@ def _never_skip(op: Op) -> str:
     return ""
 
 
+def why_random(op: Op) -> str:
+    """Return why a check of repeated calls does not apply to a random op, empty for other ops."""
+    return "each call draws other numbers" if op.spec.draws else ""
+
+
 @dataclass(frozen=True)
 class Check:
     """A check of an audit. Each check is defined once, in the module of its name.
@@ -93,7 +99,7 @@ class Check:
         sequence: for checks whose evidence is in a series of samples: observes all of them after the single ones.
         error: the format of the largest ``Observation.error``.
         symbol: its name in its module, where a module has several.
-        patience: seconds of processor time that one sample may take before it is taken to hang.
+        patience: seconds of processor time that one sample may take before it is taken to hang, if more than usual.
         obligations: the obligations of the ledger that the check observes on each sample.
         varies: the axes of the ledger that it varies on each sample, beside those in which samples differ.
         alone: whether no other sample may run on the device meanwhile, such as those of an audit of another op.
@@ -112,11 +118,17 @@ class Check:
     sequence: Callable[[Op, list[SampleCase]], Observation] | None = None
     error: str = "largest error {:.2g} of the tolerance"
     symbol: str = "CHECK"
-    patience: float = 15.0
+    patience: float | None = None
     quiet: float | None = None
     obligations: tuple[str, ...] = ("value",)
     varies: tuple[str, ...] = ()
     alone: bool = False
+
+    @property
+    def own_limits(self) -> dict[str, float]:
+        """The limits of a child that an event of this check sets: those that differ from the limits of the audit."""
+        limits = {"patience": self.patience, "quiet": self.quiet}
+        return {name: seconds for name, seconds in limits.items() if seconds}
 
     def run(self, subject: AuditSubject) -> Finding:
         """Observe every case, and return the finding. The smallest failing case becomes the finding."""
@@ -225,27 +237,21 @@ def _observe_guarded(observe: Callable[..., Observation], *args: object) -> Obse
 def _shrink_failure(
     check: Check, subject: AuditSubject, case: SampleCase, observation: Observation
 ) -> tuple[SampleCase, Observation]:
-    """Return a smaller sample that fails too. Each size on its own is halved, then lowered by one, while the sample
-    still fails.
-    """
-    end = time.monotonic() + SHRINK_S
-    # Restart with the first dim after each success: a smaller size may make another one reducible.
-    moved = True
-    while moved:
-        moved = False
-        for name, size in case.recipe.sizes:
-            for smaller in dict.fromkeys((size // 2, size - 1)) if type(size) is int and size > SMALL else ():
-                if time.monotonic() > end:
-                    return case, observation
-                tried = subject.samples.make(case.recipe.but(sizes={name: smaller}))
-                if tried is None or tried.label in subject.lethal:
-                    continue
-                # The parent must know the sample if it ends the process.
-                subject.begins(check, tried)
-                seen = check.look(subject.op, tried)
-                if seen.problem and not seen.skip:
-                    case, observation, moved = tried, seen, True
-                    break
+    """Return a smaller sample that fails too."""
+
+    def fails(recipe: SampleRecipe) -> bool:
+        nonlocal case, observation
+        tried = subject.samples.make(recipe)
+        if tried is None or tried.label in subject.lethal:
+            return False
+        subject.begins(check, tried)  # the parent must know the sample if it ends the process
+        seen = check.look(subject.op, tried)
+        if seen.problem and not seen.skip:
+            case, observation = tried, seen
+            return True
+        return False
+
+    case.recipe.shrunk(fails, lambda size: (size // 2, size - 1) if size > SMALL else (), SHRINK_S)
     return case, observation
 
 

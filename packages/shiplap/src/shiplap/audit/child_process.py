@@ -113,6 +113,16 @@ def stream_events(
             os.close(reading)
 
 
+def run_isolated(work: Callable[[SendEvent], Any], limits: ChildLimits | None = None) -> Any:
+    """Return what ``work`` returns in a child, as plain data, or the ``ChildDeath`` of a child that ends too early."""
+    for event in stream_events(lambda send: send({"kind": "answer", "answer": work(send)}), limits):
+        if isinstance(event, ChildDeath):
+            return event
+        if event["kind"] == "answer":
+            return event["answer"]
+    return ChildDeath("no answer came")
+
+
 def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes]) -> None:
     """Run ``work`` in the child. This function never returns."""
     status = 1

@@ -24,7 +24,7 @@ from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError
 from shiplap.kernels.c.declaration import CKernel
 from shiplap.sampling.case import SampleCase, describe_arguments
-from shiplap.sampling.run import call_op, error_line, split_arguments, suppress_warnings
+from shiplap.sampling.run import call_op, error_line, suppress_warnings
 from shiplap.sampling.samples import Samples
 
 # An odd number of rounds has one median.
@@ -61,7 +61,7 @@ def measure_cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
         # The smallest sample: the card shows overhead, which larger ones would hide.
         case = samples.build(samples.base)
         binding = _describe_binding(op, torch.device(device).type, notes)
-        positional, named = split_arguments(op.spec, case.fresh())
+        positional, named = op.spec.split(case.fresh())
         eager = _nanoseconds_per_call(lambda: op(*positional, **named), device)
         raw = _measure_raw(op, case, notes)
         compiled = _measure_or_note("compiled", lambda: _measure_compiled(op, case, notes), notes)

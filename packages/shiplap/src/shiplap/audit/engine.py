@@ -13,7 +13,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from shiplap.audit.checks import CHECKS, load_check
-from shiplap.audit.child_process import ChildDeath, ChildLimits, can_isolate, stream_events
+from shiplap.audit.child_process import (
+    ChildDeath,
+    ChildLimits,
+    SendEvent,
+    can_isolate,
+    run_isolated,
+    stream_events,
+)
 from shiplap.audit.cost import CostCard
 from shiplap.audit.device_turns import device_turn
 from shiplap.audit.finding import Finding
@@ -140,8 +147,7 @@ class _AuditRun:
         """Process one event of the child."""
         kind = event["kind"]
         if kind == "error":
-            words = event["words"]
-            raise error(**words)
+            raise error(**event["parts"])
         if kind == "check":
             self.check, self.label = event["check"], ""
         elif kind == "case":
@@ -194,17 +200,11 @@ class _AuditRun:
     def _shows(self, check: str, label: str, *, history: bool) -> bool:
         """Return whether a sample shows a fault in a new process, alone or after those before it."""
 
-        def work(send: Callable[[dict[str, Any]], None]) -> None:
-            send({"kind": "case", "patience": load_check(check).patience})
-            seen = repeat_sample(self.op, self.plan, check, label, history=history)
-            send({"kind": "problem", "problem": seen.problem})
+        def work(send: SendEvent) -> str:
+            send({"kind": "case", **load_check(check).own_limits})
+            return repeat_sample(self.op, self.plan, check, label, history=history).problem
 
-        for event in stream_events(work, self.limits):
-            if isinstance(event, ChildDeath):
-                return True
-            if event["kind"] == "problem":
-                return bool(event["problem"])
-        return False
+        return bool(run_isolated(work, self.limits))
 
     def _record_death(self, death: ChildDeath) -> None:
         """Record that the check at work ended its process. The sample at work is repeated alone and shrunk."""
@@ -240,28 +240,18 @@ class _AuditRun:
 
     def _smallest(self, check: str, label: str) -> str:
         """Return the smallest sample found that ends a process by itself, empty if this one does not."""
-        end = time.monotonic() + SHRINK_SECONDS
         if not self._ends(check, label):
             return ""
-        moved = True
-        while moved and time.monotonic() < end:
-            moved = False
-            recipe = SampleRecipe.parse(label)
-            for size_name, size in recipe.sizes:
-                smaller = str(recipe.but(sizes={size_name: size // 2})) if type(size) is int and size > 1 else ""
-                if smaller and time.monotonic() < end and self._ends(check, smaller):
-                    label, moved = smaller, True
-                    break
-        return label
+        recipe = SampleRecipe.parse(label)
+        smallest = recipe.shrunk(
+            lambda r: self._ends(check, str(r)), lambda n: (n // 2,) if n > 1 else (), SHRINK_SECONDS
+        )
+        return str(smallest)
 
     def _ends(self, check: str, label: str) -> bool:
         """Whether a sample alone ends a process."""
-
-        def work(send: Callable[[dict[str, Any]], None]) -> None:
-            repeat_sample(self.op, self.plan, check, label)
-
-        events = stream_events(work, RETRY_LIMITS)
-        return any(isinstance(e, ChildDeath) and not e.how.startswith("raised") for e in events)
+        end = run_isolated(lambda send: repeat_sample(self.op, self.plan, check, label).problem, RETRY_LIMITS)
+        return isinstance(end, ChildDeath) and not end.how.startswith("raised")
 
 
 def _has_interpreted_kernel(op: Op) -> bool:
@@ -290,13 +280,11 @@ def measure_cost_isolated(op: Op, device: str, measure: Callable[..., CostCard])
         except Exception as e:
             return error_line(e)
 
-    def work(send: Callable[[dict[str, Any]], None]) -> None:
+    def work(send: SendEvent) -> dict[str, Any]:
         send({"kind": "case", "patience": 300})
-        send({"kind": "card", "card": asdict(measure(op, device=device))})
+        return asdict(measure(op, device=device))
 
-    for event in stream_events(work):
-        if isinstance(event, ChildDeath):
-            return event.how.removeprefix("raised ")
-        if event["kind"] == "card":
-            return CostCard(**{**event["card"], "notes": tuple(event["card"]["notes"])})
-    return "no card came"
+    card = run_isolated(work)
+    if isinstance(card, ChildDeath):
+        return card.how.removeprefix("raised ")
+    return CostCard(**{**card, "notes": tuple(card["notes"])})

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase
-from shiplap.sampling.run import is_float8, tensors_among
+from shiplap.sampling.case import SampleCase, tensors_among
+from shiplap.sampling.run import is_float8
 
 MOST_EXAMINED_ELEMENTS = 1 << 20  # elements beyond which values are not looked at
 

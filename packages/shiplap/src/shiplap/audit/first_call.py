@@ -19,7 +19,7 @@ from shiplap.sampling.compare_to_reference import against_reference
 from shiplap.sampling.run import run_op
 
 CHANGED_BY_LOADING = (
-    *("threads", "open files", "the environment", "the recursion limit", "the module search path"),
+    *("threads", "open files", "the environment", "Python's recursion limit", "the module search path"),
     *("warning filters", "signal handlers", "locale", "NumPy's floating point errors"),
 )
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
@@ -12,10 +15,16 @@ from shiplap.declare.code_walk import libraries_used
 from shiplap.dispatch import Op
 
 
+@lru_cache(maxsize=2)
+def _owners(searched: tuple[str, ...]) -> Mapping[str, list[str]]:
+    """Return the distributions of each package in these folders. All their metadata is read for it, for .3 s."""
+    return packages_distributions()
+
+
 def versions_of_packages_used(op: Op) -> dict[str, str]:
     """Distribution → version, for the packages whose code the op uses."""
     modules = libraries_used(op, op.sampler)
-    owners = packages_distributions()
+    owners = _owners(tuple(sys.path))
     versions = {}
     for distribution in sorted({d for m in modules for d in owners.get(m, ())}):
         try:

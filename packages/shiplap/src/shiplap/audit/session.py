@@ -23,6 +23,7 @@ from shiplap.audit.first_call import make_first_call
 from shiplap.dispatch import Op
 from shiplap.dispatch.check_unchanged import writes_are_audited
 from shiplap.errors import LibraryError, ShiplapError, error
+from shiplap.errors.base import error_parts
 from shiplap.kernels.triton.interpreter_budget import limit_launch_time
 from shiplap.sampling.case import SampleCase, describe_arguments
 from shiplap.sampling.ledger import Ledger, absent_axes
@@ -57,26 +58,13 @@ class AuditPlan:
 
 def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
     """Run the checks of ``plan``, and send each event through ``send`` as it happens."""
-    with (
-        suppress_warnings(),
-        writes_are_audited(),
-        _temporary_builder(op, plan.builder),
-        limit_launch_time(INTERPRETER_SECONDS),
-    ):
+    with _audited(op, plan):
         subject = _make_subject(op, plan, send)
         if not plan.tried:
             try:
                 _check_base_sample(op, subject.samples, send)
             except ShiplapError as e:
-                words = {
-                    "id": e.id,
-                    "what": e.what,
-                    "got": e.got,
-                    "expected": e.expected,
-                    "where": e.where,
-                    "fix": e.fix,
-                }
-                send({"kind": "error", "words": words})
+                send({"kind": "error", "parts": error_parts(e)})
                 return
             send({"kind": "axes", "absent": absent_axes(subject.samples)})
         for name in plan.checks:
@@ -98,12 +86,7 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
 
 def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, *, history: bool = False) -> Observation:
     """Return the observation of one sample of one check, alone or after the samples before it (``history``)."""
-    with (
-        suppress_warnings(),
-        writes_are_audited(),
-        _temporary_builder(op, plan.builder),
-        limit_launch_time(INTERPRETER_SECONDS),
-    ):
+    with _audited(op, plan):
         if history:
             return load_check(check).replay_history(op, label, plan.seed, plan.device)
         return load_check(check).look(op, sample(op, label, plan.seed, plan.device))
@@ -114,8 +97,7 @@ def _make_subject(op: Op, plan: AuditPlan, send: SendSessionEvent) -> AuditSubje
 
     def begins(check: Check, case: SampleCase | None) -> None:
         label = case.label if case else ""
-        limits = {"patience": check.patience} | ({"quiet": check.quiet} if check.quiet else {})
-        send({"kind": "case", "check": check.name, "label": label, **limits})
+        send({"kind": "case", "check": check.name, "label": label, **check.own_limits})
 
     def looked(check: str, case: SampleCase) -> None:
         send({"kind": "seen", "check": check, "seen": describe_inputs(op, case)})
@@ -182,11 +164,12 @@ def _run_check(check: Check, subject: AuditSubject, plan: AuditPlan) -> Finding:
 
 
 @contextmanager
-def _temporary_builder(op: Op, builder: Callable[..., tuple[Any, ...]] | None) -> Iterator[None]:
-    """Give the op another builder of samples for a block."""
+def _audited(op: Op, plan: AuditPlan) -> Iterator[None]:
+    """A context in which the op is audited: with the builder of samples of the plan, and limits for launches."""
     before = op.sampler
-    op.sampler = builder or before
+    op.sampler = plan.builder or before
     try:
-        yield
+        with suppress_warnings(), writes_are_audited(), limit_launch_time(INTERPRETER_SECONDS):
+            yield
     finally:
         op.sampler = before

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -267,6 +266,7 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
     """
     from shiplap.audit import CHECKS
     from shiplap.audit.checks import load_check
+    from shiplap.tuning.engine import tuning_progress
 
     extra = [f"sanitizer:{tool}" for tool in asked.tools]
     for name in (*(asked.checks or ()), *extra):
@@ -275,7 +275,12 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
     total = len(ops) * (len(asked.checks or CHECKS) + len(extra))
     results = _AuditResults()
     # Threads suffice: each op is checked in processes of its own, for which a thread only waits.
-    with _audit_progress(total, quiet) as advance, ThreadPoolExecutor(jobs) as pool:
+    with tuning_progress(False if quiet else None) as report, ThreadPoolExecutor(jobs) as pool:
+        done = count(1)
+
+        def advance(finding: Finding) -> None:
+            report(f"{finding.subject} {finding.check}", next(done), total)
+
         for part in (
             pool.map(lambda op: _audit_op(op, asked, advance), ops)
             if jobs > 1
@@ -332,20 +337,6 @@ def _unsampled_finding(op: Op, e: ShiplapError) -> Finding:
     from shiplap.audit import Finding
 
     return Finding("samples", "fail", op.spec.name, f"{e.id}: {e.what}: {e.got}", fix=e.fix)
-
-
-@contextlib.contextmanager
-def _audit_progress(total: int, quiet: bool) -> Iterator[Callable[[Finding], None]]:
-    """Show a bar on stderr if it is a terminal, and remove the bar at the end."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda finding: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console.err(), transient=True) as bar:
-        task = bar.add_task("audit", total=total)
-        yield lambda finding: bar.update(task, advance=1, description=f"{finding.subject} {finding.check}")
 
 
 def _show_results(

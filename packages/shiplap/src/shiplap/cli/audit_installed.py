@@ -16,7 +16,7 @@ from shiplap.cli.target import import_home
 from shiplap.errors import error
 
 if TYPE_CHECKING:
-    from shiplap.audit.installed.result import InstalledOp, InstalledReport
+    from shiplap.audit.installed.result import InstalledOp
 
 RESULTS = "results.jsonl"  # in the folder of --out: one line an op, from which an interrupted run goes on
 PAGE = "index.html"
@@ -47,6 +47,7 @@ def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None
             baseline that is not readable.
     """
     from shiplap.audit.installed.result import InstalledReport
+    from shiplap.render import facts
     from shiplap.scaffold.package import installed_version
 
     known = _read_baseline(options)
@@ -60,14 +61,10 @@ def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None
         console.write_text(options.baseline, json.dumps({"package": options.package, "known": keys}, indent=1) + "\n")
         console.note(f"wrote {options.baseline}: {len(keys)} findings")
     for page in filter(None, (html, options.folder and options.folder / PAGE)):
-        console.write_text(page, _page_of(report, options.seed))
-        console.note(f"wrote {page}")
-    if as_json:
-        console.emit_json(report.summary())
-    else:
-        from shiplap.render import print_lines
-
-        print_lines(report.lines(), console.out())
+        title = f"{report.package} {report.version}"
+        about = facts(target=title, seed=options.seed, device="cpu")
+        console.write_page(page, "installed.html.jinja", title, about, report=report, summary=report.summary())
+    console.show(report.summary(), report.lines(), as_json=as_json)
     return console.FAILED if report.new and not options.update_baseline else 0
 
 
@@ -119,12 +116,3 @@ def _read_baseline(options: InstalledOptions) -> frozenset[str]:
             expected="a file that --update-baseline has written",
             fix="write it with --update-baseline",
         ) from e
-
-
-def _page_of(report: InstalledReport, seed: int) -> str:
-    """Return the page of a report."""
-    from shiplap.render import facts, render_html
-
-    about = facts(target=f"{report.package} {report.version}", seed=seed, device="cpu")
-    title = f"{report.package} {report.version}"
-    return render_html("installed.html.jinja", title=title, facts=about, report=report, summary=report.summary())

@@ -47,11 +47,8 @@ def command(
             except ShiplapError as e:
                 row |= {"why": f"{e.id}: {e.what}: {e.got}", "failed": e.id != "SL404"}
             rows.append(row)
-    if json:
-        console.emit_json({"ops": rows})
-    else:
-        for row in rows:
-            text = row["library"] or ("" if row["failed"] else "Python, ") + str(row["why"])
-            console.out().print(f"{row['op']}  {text}", markup=False, soft_wrap=True)
+    texts = (str(row["library"] or ("" if row["failed"] else "Python, ") + str(row["why"])) for row in rows)
+    lines = (f"{row['op']}  {text}" for row, text in zip(rows, texts, strict=True))
+    console.show({"ops": rows}, lines, as_json=json)
     if any(row["failed"] for row in rows):
         raise typer.Exit(console.FAILED)

@@ -77,11 +77,7 @@ def command(
             CacheAction.gc: _collect_garbage,
         }[action]
         result, lines, status = run(ChoiceStore(), what)
-    if json:
-        console.emit_json(result)
-    else:
-        for line in lines:
-            console.out().print(line, markup=False)
+    console.show(result, lines, as_json=json)
     if status:
         raise typer.Exit(status)
 

@@ -8,16 +8,19 @@ import math
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shiplap import safe_io
 from shiplap.errors import ShiplapError, error, writing
+from shiplap.errors.base import error_parts
 from shiplap.render.console import escape_json, make_console, replace_controls
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from shiplap.render.lines import Line, TextTable
 
 FAILED, ERROR = 1, 2
 WRITABLE_PATH = "a path in an existing, writable directory"
@@ -73,6 +76,16 @@ def emit_json(value: Any) -> None:
     sys.stdout.flush()
 
 
+def show(value: Any, lines: Iterable[str | Line | TextTable], *, as_json: bool) -> None:
+    """Print the result of a verb: its JSON value, or its lines, which no terminal's width and no markup changes."""
+    from shiplap.render.lines import line, print_lines
+
+    if as_json:
+        emit_json(value)
+    else:
+        print_lines((line(each) if isinstance(each, str) else each for each in lines), out())
+
+
 def _without_infinities(value: Any) -> Any:
     """Return ``value`` with null for infinities and NaN, which JSON does not have and most of its readers refuse."""
     if isinstance(value, dict):
@@ -111,7 +124,7 @@ def show_error(failure: ShiplapError, *, as_json: bool = False) -> None:
     # The text goes to stderr also with --json, so that a person who redirects stdout reads the error.
     err().print(text, end="")
     if as_json:
-        emit_failure(**{name: value or "" for name, value in rows}, what=failure.what, id=failure.id)
+        emit_failure(**error_parts(failure))
 
 
 def show_defect(failure: Exception, *, as_json: bool = False) -> None:
@@ -126,6 +139,14 @@ def write_text(path: Path, text: str) -> None:
     """Write ``path``. SL602 states why it cannot be written."""
     with writing(path, "the file", WRITABLE_PATH):
         safe_io.write_text(path, text)
+
+
+def write_page(path: Path, template: str, title: str, facts: Mapping[str, str], **values: Any) -> None:
+    """Write the HTML report of a verb, from a template of ``shiplap.render``."""
+    from shiplap.render import render_html
+
+    write_text(path, render_html(template, title=title, facts=facts, **values))
+    note(f"wrote {path}")
 
 
 def require_file(path: Path) -> None:

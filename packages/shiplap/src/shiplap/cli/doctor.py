@@ -53,7 +53,7 @@ def command(
     its cause, the call at fault, torch's own explanation and what removes it; the dearest come first.
     """
     from shiplap.doctor import diagnose_command
-    from shiplap.render import facts
+    from shiplap.render import facts, value_json
 
     if attempt or apply:
         _treat_program(program, json, html, fail_on_break, apply)
@@ -73,7 +73,10 @@ def command(
             expected="a program that calls torch.compile",
             fix="correct the error that the program shows above" if status else "",
         )
-    _show_diagnosis(diagnosis, json, html, facts(program=diagnosis.target))
+    about = facts(program=diagnosis.target)
+    _write_page(diagnosis, html, about)
+    value = value_json(diagnosis, about, ok=diagnosis.ok, summary=diagnosis.summary)
+    console.show(value, diagnosis.lines(), as_json=json)
     if diagnosis.exit_code or (fail_on_break and diagnosis.breaks):
         raise typer.Exit(console.FAILED)
 
@@ -89,8 +92,7 @@ def _treat_program(program: list[str], json: bool, html: Path | None, fail_on_br
     started = time.time()
     treated = try_remedies(program, stdout=console.STDERR if json else None)
     about = facts(program=treated.target)
-    if html is not None:
-        _write_page(treated.before, html, about)
+    _write_page(treated.before, html, about)
     if not json:
         print_lines(treated.before.lines())
         print_lines(treated.lines())
@@ -111,21 +113,7 @@ def _treat_program(program: list[str], json: bool, html: Path | None, fail_on_br
         raise typer.Exit(console.FAILED)
 
 
-def _write_page(diagnosis: Diagnosis, html: Path, about: dict[str, str]) -> None:
-    """Write the HTML report."""
-    from shiplap.render import render_html
-
-    console.write_text(html, render_html("diagnosis.html.jinja", title="shiplap doctor", facts=about, found=diagnosis))
-    console.note(f"wrote {html}")
-
-
-def _show_diagnosis(diagnosis: Diagnosis, json: bool, html: Path | None, about: dict[str, str]) -> None:
-    """Print the diagnosis, and write the HTML report where asked."""
-    from shiplap.render import print_lines, value_json
-
+def _write_page(diagnosis: Diagnosis, html: Path | None, about: dict[str, str]) -> None:
+    """Write the HTML report where asked."""
     if html is not None:
-        _write_page(diagnosis, html, about)
-    if json:
-        console.emit_json(value_json(diagnosis, about, ok=diagnosis.ok, summary=diagnosis.summary))
-    else:
-        print_lines(diagnosis.lines())
+        console.write_page(html, "diagnosis.html.jinja", "shiplap doctor", about, found=diagnosis)

@@ -49,11 +49,9 @@ def command(
 
         made = eject(ops, output.resolve().name, lossy=accept_loss)
         files = made.write(output, force)
-    if json:
-        console.emit_json({"folder": str(output), "files": files, "ops": list(made.ops), "lost": made.lost})
-        return
-    screen = console.out()
-    screen.print(f"{output}: {len(made.ops)} ops, {len(files)} files", markup=False)
+    lines = [f"{output}: {len(made.ops)} ops, {len(files)} files"]
     for name in dict.fromkeys((*made.ops, *made.lost)):
         lost = f"  without {'; '.join(made.lost[name])}" if name in made.lost else ""
-        screen.print(f"  {name}{lost}", markup=False)
+        lines.append(f"  {name}{lost}")
+    result = {"folder": str(output), "files": files, "ops": list(made.ops), "lost": made.lost}
+    console.show(result, lines, as_json=json)

@@ -6,7 +6,8 @@ With the id of an error, such as SL202, it shows the entry of the catalogue.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from itertools import chain
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +15,6 @@ from shiplap.cli import console
 from shiplap.cli.families import load_families
 from shiplap.cli.model import load_model
 from shiplap.errors import CATALOGUE, Entry, error
-
-if TYPE_CHECKING:
-    from shiplap.inductor import Explanation
 
 EPILOG = """\b
 Examples:
@@ -63,6 +61,7 @@ def command(
         return _show_error(_catalogue_entry(function.upper()), json)
     from shiplap.inductor import explain
     from shiplap.render import facts
+    from shiplap.render.lines import line
     from shiplap.rewrite.survey import bind_by_name
 
     with console.own_stdout():
@@ -72,7 +71,9 @@ def command(
             called, args = bind_by_name(called, args)
         options: dict[str, Any] = {k: v for k, v in (("mode", mode), ("dynamic", dynamic)) if v}
         explanation = explain(called, *args, **options)
-    _show_explanation(explanation, json, source, facts(function=function))
+    code = (line(f"\n{text}") for text in explanation.source) if source else ()
+    value = explanation.as_json(facts(function=function), source)
+    console.show(value, chain(explanation.lines(), code), as_json=json)
     if not explanation.ok:
         raise typer.Exit(console.FAILED)
 
@@ -97,23 +98,5 @@ def _show_error(entry: Entry, json: bool) -> None:
         "fix": entry.fix,
         "page": f"{PAGE}#{entry.id}",
     }
-    if json:
-        console.emit_json({"id": entry.id, "title": entry.title, **told})
-        return
-    screen = console.out()
-    screen.print(f"{entry.id}: {entry.title}", markup=False)
-    for name, text in told.items():
-        screen.print(f"  {name:<8} {text}", markup=False)
-
-
-def _show_explanation(explanation: Explanation, json: bool, source: bool, about: dict[str, str]) -> None:
-    """Print the explanation of a compiled model, with its source where asked for."""
-    from shiplap.render import print_lines
-    from shiplap.render.lines import line
-
-    if json:
-        console.emit_json(explanation.as_json(about, source))
-        return
-    print_lines(explanation.lines())
-    if source:
-        print_lines(line(f"\n{text}") for text in explanation.source)
+    lines = [f"{entry.id}: {entry.title}", *(f"  {name:<8} {text}" for name, text in told.items())]
+    console.show({"id": entry.id, "title": entry.title, **told}, lines, as_json=json)

@@ -9,7 +9,7 @@ import typer
 
 from shiplap.cli import console
 from shiplap.cli.model import load_model
-from shiplap.errors import ShiplapError, error
+from shiplap.errors import ShiplapError, error, first_line
 
 EPILOG = """\b
 Examples:
@@ -58,12 +58,10 @@ def command(
                 raise
             console.err().print(str(e), markup=False, soft_wrap=True)
             raise typer.Exit(console.FAILED) from None
-    size = file.stat().st_size
-    if json:
-        console.emit_json({"file": str(file), "form": WRITERS[file.suffix], "bytes": size, "ops": list(ops)})
-    else:
-        with_ops = f" with {', '.join(ops)}" if ops else ""
-        console.out().print(f"{file}: {WRITERS[file.suffix]}, {size} bytes{with_ops}", markup=False, soft_wrap=True)
+    form, size = WRITERS[file.suffix], file.stat().st_size
+    with_ops = f" with {', '.join(ops)}" if ops else ""
+    result = {"file": str(file), "form": form, "bytes": size, "ops": list(ops)}
+    console.show(result, [f"{file}: {form}, {size} bytes{with_ops}"], as_json=json)
 
 
 def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic: bool) -> Any:
@@ -83,12 +81,11 @@ def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic
     except ShiplapError:
         raise
     except Exception as e:
-        reason = next((line for line in str(e).splitlines() if line.strip()), "")
         raise error(
             "SL321",
             what="torch.export refuses the model",
             where=type(module).__name__,
-            got=f"{type(e).__name__}: {reason}",
+            got=first_line(e),
             expected="a model that torch.export takes",
             fix="see shiplap doctor for what breaks the graph",
         ) from e

@@ -42,11 +42,9 @@ def command(
         from shiplap.tuning.frozen_table import write_frozen_table
 
         choices = write_frozen_table(output, ops)
-    if json:
-        console.emit_json({"file": str(output), "choices": [c.as_json() for c in choices]})
-    else:
-        for choice in choices:
-            console.out().print(f"{choice.op}  {choice.bucket}  {choice.dtypes}  {choice.label}", markup=False)
+    lines = (f"{choice.op}  {choice.bucket}  {choice.dtypes}  {choice.label}" for choice in choices)
+    console.show({"file": str(output), "choices": [c.as_json() for c in choices]}, lines, as_json=json)
+    if not json:
         console.note(f"wrote {output}: {len(choices)} choices")
     if not choices:
         raise typer.Exit(console.FAILED)

@@ -11,7 +11,7 @@ import typer
 
 from shiplap.cli import console
 from shiplap.cli.init_package import PackageDraft, draft_package
-from shiplap.cli.target import OWN_NAME, import_home, near_miss, split_target
+from shiplap.cli.target import OWN_NAME, import_home, split_target, unknown_name
 from shiplap.errors import error
 from shiplap.scaffold.signature import signature_of_overload, signatures_of_function
 from shiplap.scaffold.skeleton import Draft, fill_lines, render_draft
@@ -157,7 +157,7 @@ def draft_declaration(source: str) -> Draft:
     fn = getattr(module, name, None)
     if not callable(fn):
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("__")]
-        raise error("SL501", where=source, what="no function has this name", got=name, expected=near_miss(name, names))
+        raise unknown_name("a function", name, names, where=source)
     assert module is not None
     own = module.__name__.startswith(OWN_NAME)  # a file that no import statement reaches
     call = "" if own else f"{module.__name__}.{name}"
@@ -180,14 +180,8 @@ def _draft_registered_op(name: str, module: Any) -> Draft:
             module = None
     packet = getattr(getattr(torch.ops, namespace), opname, None)
     if packet is None:
-        raise error(
-            "SL501",
-            where=name,
-            what="no op has this name",
-            got="not registered with torch",
-            expected=near_miss(opname, dir(getattr(torch.ops, namespace))),
-            fix=f"name the module that registers it: module:{name}",
-        )
+        names, fix = dir(getattr(torch.ops, namespace)), f"name the module that registers it: module:{name}"
+        raise unknown_name("an op", opname, names, where=name, got="not registered with torch", fix=fix)
     if "default" not in packet.overloads():
         raise error(
             "SL604",

@@ -112,13 +112,9 @@ def draft_package(
 
 def _isolate_work(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the plain data of ``work``, which runs in a process of its own, or the way in which that process ended."""
-    from shiplap.audit.child_process import ChildDeath, can_isolate, stream_events
+    from shiplap.audit.child_process import ChildDeath, can_isolate, run_isolated
 
     if not can_isolate():
         return work()
-    for event in stream_events(lambda send: send({"kind": "drafted", "data": work()})):
-        if isinstance(event, ChildDeath):
-            return {"left_out": f"its meta kernel ends the process: {event}"}
-        if event["kind"] == "drafted":
-            return dict(event["data"])
-    return {"left_out": "its process sent nothing"}
+    drafted = run_isolated(lambda send: work())
+    return {"left_out": f"its meta kernel ends the process: {drafted}"} if isinstance(drafted, ChildDeath) else drafted

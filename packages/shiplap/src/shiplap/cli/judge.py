@@ -101,7 +101,7 @@ def command(
             console.require_file(file)
     from shiplap.cli.tune import values_of
     from shiplap.judge import judge
-    from shiplap.render import facts, render_html
+    from shiplap.render import facts
     from shiplap.render.result import STYLES
     from shiplap.tuning.engine import tuning_progress
 
@@ -124,9 +124,7 @@ def command(
         result = judge(reference, candidate, inputs=inputs, report=report, **changes)
     if html is not None:
         title = f"shiplap judge {result.candidate}"
-        console.write_text(
-            html, render_html("judge.html.jinja", title=title, facts=facts(), result=result, styles=STYLES)
-        )
+        console.write_page(html, "judge.html.jinja", title, facts(), result=result, styles=STYLES)
     if statement is not None:
         from shiplap.judge.target import write_judge_statement
 

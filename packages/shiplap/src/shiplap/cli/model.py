@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from shiplap.cli.target import import_home, near_miss, split_target
+from shiplap.cli.target import import_home, split_target, unknown_name
 from shiplap.errors import error
 
 DEFAULT = "model"  # the name that is looked for where the target has none
@@ -30,15 +30,13 @@ def _find_callable(module: ModuleType, name: str, where: str) -> Any:
     value = getattr(module, name or DEFAULT, None)
     if callable(value):
         return value
-    # Only the error text needs the names, so they are listed after the look-up has failed.
-    names = _callable_names(module)
-    got = name or f"no name, and no {DEFAULT!r} in it"
-    raise error(
-        "SL501",
+    raise unknown_name(
+        "a function or model",
+        name or DEFAULT,
+        _callable_names(module),
         where=where,
-        what="no function or model has this name",
-        got=f"{name or DEFAULT} is {type(value).__name__}" if value is not None else got,
-        expected=near_miss(name or DEFAULT, names) if names else "a function or a model; none is defined here",
+        value=value,
+        got="" if name or value is not None else f"no name, and no {DEFAULT!r} in it",
         fix="pass module:name or path/to/file.py:name, with the name of a function or a model there",
     )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,11 +71,11 @@ def command(
         # All wheels share the options, so that one command serves the wheels of several platforms.
         requests = [WheelRequest(wheel, output, tuple(ops or ()), platform, extras) for wheel in wheels]
         packed = [package(request, console.note) for request in requests]
-    if json:
-        console.emit_json([_as_json(each) for each in packed])
-        return
+    console.show([_as_json(each) for each in packed], chain.from_iterable(map(_packed_lines, packed)), as_json=json)
     for each in packed:
-        _print_packed(each)
+        # The wheel itself is usable, so this is a note and no failure.
+        if each.warning and not json:
+            console.note(f"package indexes will refuse this wheel: {each.warning}")
 
 
 def _as_json(packed: PackedWheel) -> dict[str, Any]:
@@ -92,21 +94,14 @@ def _as_json(packed: PackedWheel) -> dict[str, Any]:
     }
 
 
-def _print_packed(packed: PackedWheel) -> None:
-    """Print the contents of a packaged wheel."""
-    screen = console.out()
-    screen.print(f"{packed.wheel}", markup=False)
+def _packed_lines(packed: PackedWheel) -> Iterator[str]:
+    """Yield the contents of a packaged wheel as lines."""
+    yield str(packed.wheel)
     for each in packed.contents:
-        for library in each.libraries:
-            screen.print(f"  library   {each.package}/{library}", markup=False)
-        for bound in each.bound:
-            screen.print(f"  native    {bound.op} on {', '.join(bound.devices)}", markup=False)
+        yield from (f"  library   {each.package}/{library}" for library in each.libraries)
+        yield from (f"  native    {bound.op} on {', '.join(bound.devices)}" for bound in each.bound)
         for (kernel, arch), forms in Counter(each.cubins).items():
-            screen.print(f"  cubins    {kernel} for sm_{arch}, {forms} form{'s' * (forms > 1)}", markup=False)
+            yield f"  cubins    {kernel} for sm_{arch}, {forms} form{'s' * (forms > 1)}"
         if each.choices:
-            screen.print(f"  choices   {each.choices}", markup=False)
-        for op, reason in each.left_out:
-            screen.print(f"  left out  {op}: {reason}", markup=False)
-    # The wheel itself is usable, so this is a note and no failure.
-    if packed.warning:
-        console.note(f"package indexes will refuse this wheel: {packed.warning}")
+            yield f"  choices   {each.choices}"
+        yield from (f"  left out  {op}: {reason}" for op, reason in each.left_out)

@@ -10,12 +10,11 @@ import typer
 
 from shiplap.cli import console
 from shiplap.cli.model import load_model
-from shiplap.cli.target import import_home, near_miss, split_target
+from shiplap.cli.target import import_home, split_target, unknown_name
 from shiplap.errors import error
 
 if TYPE_CHECKING:
     from shiplap.rewrite import Rewrite
-    from shiplap.rewrite.survey import RewriteSurvey
 
 EPILOG = """\b
 Examples:
@@ -63,7 +62,7 @@ def command(
     stopped it; and, unless --dry-run, kernels, time and results without the rewrites and with them, and what each
     rewrite that matched adds to those before it.
     """
-    from shiplap.render import facts, render_html
+    from shiplap.render import facts
     from shiplap.rewrite.survey import survey_rewrites
 
     if html is not None:
@@ -79,10 +78,8 @@ def command(
         )
     about = facts(model=model)
     if html is not None:
-        page = render_html("survey.html.jinja", title="shiplap rewrite", facts=about, found=surveyed)
-        console.write_text(html, page)
-        console.note(f"written: {html}")
-    _show_survey(surveyed, json, graphs, about)
+        console.write_page(html, "survey.html.jinja", "shiplap rewrite", about, found=surveyed)
+    console.show(surveyed.as_json(about), surveyed.lines(graphs), as_json=json)
     # A rewrite that no longer matches usually is a regression, so that CI can find it by the status.
     if not surveyed.matches:
         raise typer.Exit(console.FAILED)
@@ -90,7 +87,6 @@ def command(
 
 def _test_rewrites(targets: list[str], json: bool) -> None:
     """Prove the rewrites that ``targets`` name, and print each check. Exit with 1 if one of them is refused."""
-    from shiplap.render import print_lines
     from shiplap.rewrite.proof_report import proofs_as_json, prove_each
 
     with console.own_stdout():
@@ -105,10 +101,7 @@ def _test_rewrites(targets: list[str], json: bool) -> None:
                 fix="pass the file that calls sl.rewrite, or module:name of one rewrite",
             )
         proofs = prove_each(chosen)
-    if json:
-        console.emit_json(proofs_as_json(proofs))
-    else:
-        print_lines((line for proof in proofs for line in proof.lines()), console.out())
+    console.show(proofs_as_json(proofs), (line for proof in proofs for line in proof.lines()), as_json=json)
     if not all(proof.proven for proof in proofs):
         raise typer.Exit(console.FAILED)
 
@@ -139,23 +132,7 @@ def _rewrites_in_module(module: ModuleType, name: str = "") -> list[Rewrite]:
     held = {n: v for n, v in vars(module).items() if isinstance(v, Rewrite)}
     if name:
         if name not in held:
-            raise error(
-                "SL501",
-                where=module.__name__,
-                what="no rewrite has this name",
-                got=name,
-                expected=near_miss(name, list(held)) if held else "a rewrite; none is declared here",
-                fix="pass module:name of a value that sl.rewrite returned",
-            )
+            fix = "pass module:name of a value that sl.rewrite returned"
+            raise unknown_name("a rewrite", name, list(held), where=module.__name__, fix=fix)
         return [held[name]]
     return list(dict.fromkeys(held.values()))
-
-
-def _show_survey(surveyed: RewriteSurvey, json: bool, graphs: bool, about: dict[str, str]) -> None:
-    """Print where rewrites would apply, or emit it as JSON."""
-    from shiplap.render import print_lines
-
-    if json:
-        console.emit_json(surveyed.as_json(about))
-    else:
-        print_lines(surveyed.lines(graphs), console.out())

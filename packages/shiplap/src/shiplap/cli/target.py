@@ -86,14 +86,8 @@ def _find_registered_op(name: str) -> Op:
     op = registry.find_declared_op(name)
     if op is not None:
         return op
-    raise error(
-        "SL501",
-        where=name,
-        what="no op has this name",
-        got=name,
-        expected=near_miss(name, [o.spec.name for o in registry.declared_op_list()]),
-        fix=f"pass the module that declares it as well: module:{name}",
-    )
+    names = [o.spec.name for o in registry.declared_op_list()]
+    raise unknown_name("an op", name, names, where=name, fix=f"pass the module that declares it as well: module:{name}")
 
 
 def _find_op_in_module(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -> Op:
@@ -107,14 +101,7 @@ def _find_op_in_module(target: str, module: ModuleType, name: str, declared: Seq
     for op in declared:
         if name in (op.spec.opname, op.spec.name):
             return op
-    names = [op.spec.opname for op in declared]
-    raise error(
-        "SL501",
-        where=target,
-        what="no op has this name",
-        got=f"{name} is {type(value).__name__}" if value is not None else name,
-        expected=near_miss(name, names),
-    )
+    raise unknown_name("an op", name, [op.spec.opname for op in declared], where=target, value=value)
 
 
 def _refuse_drafts(values: Iterable[Any]) -> None:
@@ -126,12 +113,29 @@ def _refuse_drafts(values: Iterable[Any]) -> None:
             raise error("SL113", where=value.name, got="a draft of 'shiplap init'", expected="a finished declaration")
 
 
-def near_miss(wanted: str, names: Sequence[str]) -> str:
+def unknown_name(
+    kind: str, name: str, names: Sequence[str], *, where: str, value: object = None, got: str = "", fix: str = ""
+) -> ShiplapError:
+    """Return SL501 for a name of no op, function or rewrite, as ``kind`` says with an article.
+
+    ``names`` are those that exist, of which the error suggests one. ``value`` is what has the name in place of one.
+    """
+    return error(
+        "SL501",
+        where=where,
+        what=f"no {kind.partition(' ')[2]} has this name",
+        got=got or (name if value is None else f"{name} is {type(value).__name__}"),
+        expected=near_miss(name, names, kind),
+        fix=fix,
+    )
+
+
+def near_miss(wanted: str, names: Sequence[str], kind: str = "an op") -> str:
     """Return the name that was probably meant, or the names that exist, as a sentence."""
     close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"one of {', '.join(names)}" if names else "an op; none is declared here"
+    return f"one of {', '.join(names)}" if names else f"{kind}; none is declared here"
 
 
 def ops_of(module: ModuleType) -> list[Op]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,14 +115,11 @@ def _merge_to_file(tables: Sequence[str], output: Path | None, others: Sequence[
         from shiplap.tuning.merge_tables import merge_frozen_tables
 
         merged = merge_frozen_tables(tables, output)
-    if json:
-        console.emit_json({"file": str(output), **asdict(merged)})
-        return
-    for device, count in merged.choices.items():
-        console.out().print(f"{device}  {count} choices", markup=False)
-    for conflict in merged.conflicts:
-        console.out().print(f"conflict  {conflict}", markup=False, soft_wrap=True)
-    console.note(f"wrote {output}: {sum(merged.choices.values())} choices of {len(merged.tables)} tables")
+    choices = (f"{device}  {count} choices" for device, count in merged.choices.items())
+    conflicts = (f"conflict  {conflict}" for conflict in merged.conflicts)
+    console.show({"file": str(output), **asdict(merged)}, chain(choices, conflicts), as_json=json)
+    if not json:
+        console.note(f"wrote {output}: {sum(merged.choices.values())} choices of {len(merged.tables)} tables")
 
 
 def _print(result: TuneResult, budget: str | None, *, json: bool) -> int:

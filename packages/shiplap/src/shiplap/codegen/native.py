@@ -292,8 +292,7 @@ def _default_picks(op: NativeOp) -> list[str]:
 def _takes_dtypes(spec: OpSpec, taken: tuple[str, ...]) -> str:
     """Return a C++ condition for the dtypes of a call that a kernel takes, or an empty text if it takes all."""
     first = {a.tensor.dtype_class: i for i, a in reversed([*enumerate(spec.args)]) if a.tensor and not a.optional}
-    classes = {a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.tensor.concrete}
-    peeks = [f"among(peek_dtype(values[{first[c]}]), {dtypes.mask(taken)})" for c in first if c in classes]
+    peeks = [f"among(peek_dtype(values[{first[c]}]), {dtypes.mask(taken)})" for c in first if c in spec.dtype_classes]
     return f"({' && '.join(peeks)})" if taken and peeks else ""
 
 
@@ -338,9 +337,8 @@ def _workspaces(op: NativeOp) -> list[Expr]:
 
 def _itemsize_dtypes(spec: OpSpec) -> str:
     """Return the dtypes among which ``itemsize`` looks: those of the classes, else of the tensors that are present."""
-    classes = dict.fromkeys(a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.tensor.concrete)
     always = [f"type_{a.name}" for a in spec.tensors if not a.optional]
-    return "{" + ", ".join([f"dtype_{c}" for c in classes] or always) + "}"
+    return "{" + ", ".join([f"dtype_{c}" for c in spec.dtype_classes] or always) + "}"
 
 
 @dataclass(frozen=True)

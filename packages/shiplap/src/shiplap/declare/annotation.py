@@ -7,6 +7,7 @@ import enum
 import types
 import typing
 from collections.abc import Callable, Sequence
+from operator import getitem
 from typing import TypeGuard
 
 import numpy as np
@@ -202,7 +203,7 @@ def _strip_optional(annotation: object) -> tuple[object, bool]:
         given = typing.get_args(annotation)
         rest = [a for a in given if a is not type(None)]
         if rest and len(rest) + 1 == len(given):
-            return typing.Union.__getitem__(tuple(rest)), True
+            return getitem(typing.Union, tuple(rest)), True  # a class since Python 3.14
     return annotation, False
 
 

@@ -187,8 +187,7 @@ def read_bucket_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, st
         if kind not in KINDS or (name not in merged and name != "the default"):
             names = ", ".join(merged)
             raise error("SL115", where=spec.name, got=f"{name}={kind!r}", expected=f"{'|'.join(KINDS)} for {names}")
-    classes = sorted({a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.tensor.concrete})
     tensors = [(i, a) for i, a in enumerate(spec.args) if a.tensor is not None]
     plain = tuple((i, a.optional) for i, a in tensors if not a.many)
     lists = any(a.many for _, a in tensors) or any(a.optional for a in spec.scalars)
-    return BucketRule(tuple({**merged, **(kinds or {})}.items()), tuple(classes), plain, lists)
+    return BucketRule(tuple({**merged, **(kinds or {})}.items()), tuple(sorted(spec.dtype_classes)), plain, lists)

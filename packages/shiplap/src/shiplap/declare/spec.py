@@ -220,6 +220,12 @@ class OpSpec:
         return tuple(a for a in self.args if a.tensor is not None)
 
     @cached_property
+    def dtype_classes(self) -> dict[str, TensorType]:
+        """The dtype classes of tensor arguments with a type of each, in order. A concrete dtype is no class."""
+        kinds = [a.tensor for a in self.tensors if a.tensor and not a.tensor.concrete]
+        return {kind.dtype_class: kind for kind in kinds}
+
+    @cached_property
     def scalars(self) -> tuple[Arg, ...]:
         return tuple(a for a in self.args if a.scalar is not None)
 

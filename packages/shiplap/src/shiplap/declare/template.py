@@ -30,6 +30,8 @@ INCLUDE = re.compile(r"""\{%-? include "([\w./]+)" -?%\}""")
 # Inductor knows sizes by how their names begin, and would take such an index for one.
 INDICES = re.compile(r"""(?:load_input\(\s*"\w+",\s*"\w+",|store_output\()\s*\(([^()]*)\)""")
 SIZE = re.compile(r'"((?:s|u|ps|zuf)\w*)"', re.IGNORECASE)
+# Variables of the code that Inductor writes into a kernel for its neighbours, which would overwrite the template's.
+INDUCTORS = re.compile(r"(?<!\.)\b(tmp\d+|xindex|xmask|ks\d+|in_ptr\d+|out_ptr\d+)\b")
 Grid: TypeAlias = Callable[..., tuple[Size, Size, Size]]  # of sizes, config and a ceiling division: programs
 Traced: TypeAlias = Callable[..., Tensor]  # of all arguments of the op, as the reference
 TableMaker: TypeAlias = Callable[..., Tensor]  # of sizes and scalars
@@ -190,13 +192,14 @@ def _check_template_fits(spec: OpSpec, template: Template, where: str) -> None:
     _check_functions(template, where)
     if triton and template.grid is None:
         raise error("SL114", where=where, got="no grid", expected="grid=lambda sizes, config, cdiv: (programs, 1, 1)")
-    if triton and (taken := SIZE.search(" ".join(INDICES.findall(template.source)))):
+    indices = " ".join(INDICES.findall(template.source)) if triton else ""
+    if triton and (taken := SIZE.search(indices) or INDUCTORS.search(template.source)):
         raise error(
             "SL114",
             where=where,
-            got=f"an index named {taken[1]!r}",
-            fix="rename the index",
-            expected="a name that does not begin with s, u or ps: Inductor's sizes do",
+            got=f"the name {taken[1]!r}",
+            fix="rename the index or the variable",
+            expected="indices that do not begin with s, u or ps, and no tmp0, xindex or ks0: Inductor has such names",
         )
     for argument, dim in template.innermost:
         tensor = next((a.tensor for a in spec.tensors if a.name == argument), None)

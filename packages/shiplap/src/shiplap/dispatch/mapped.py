@@ -15,14 +15,15 @@ from shiplap.torch_private.dispatcher_library import Overload
 
 
 def needs_vmap_rule(spec: OpSpec) -> bool:
-    """Whether torch's fallback, which stacks single tensors, cannot map the op."""
-    return spec.traced or bool(spec.mutated or spec.dynamic) or any(a.many for a in spec.args)
+    """Whether torch's fallback, which stacks single tensors and knows no random numbers, cannot map the op."""
+    return spec.traced or spec.draws or bool(spec.mutated or spec.dynamic) or any(a.many for a in spec.args)
 
 
 def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[..., Any]:
     """Return the function for ``torch.vmap``, which calls ``overload()`` for each sample and stacks the results.
 
-    Raise SL138 where the results of different samples cannot be one tensor, or samples would write to the same memory.
+    Raise SL138 where the results of different samples cannot be one tensor, samples would write to the same memory, or
+    random numbers are not to differ.
     """
 
     def refuse_shared(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -45,6 +46,10 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
     mapped = dispatcher_transforms.map_samples(run)
 
     def called(*args: Any, **kwargs: Any) -> Any:
+        if spec.draws and (asked := dispatcher_transforms.vmap_randomness()) != "different":
+            raise _vmap_error(
+                spec, f"random numbers, and randomness={asked!r}", 'torch.vmap(f, randomness="different")'
+            )
         if spec.mutated:
             refuse_shared(args, kwargs)
         return mapped(*args, **kwargs)
@@ -68,5 +73,6 @@ def _stack_sample_results(spec: OpSpec, results: Sequence[Any]) -> Any:
     return first
 
 
-def _vmap_error(spec: OpSpec, got: str) -> ShiplapError:
-    return error("SL138", where=f"torch.vmap of {spec.name}", got=got, expected="one result for all samples")
+def _vmap_error(spec: OpSpec, got: str, fix: str = "") -> ShiplapError:
+    where, expected = f"torch.vmap of {spec.name}", "one result for all samples"
+    return error("SL138", where=where, got=got, expected=expected, fix=fix)

@@ -66,7 +66,7 @@ class OutVariant:
         registrations.skip_autograd(name)  # execute and native code see to gradients
         registrations.fake(name, self._fake)
         registrations.map(name, op.refuse_vmap)
-        registrations.translate_errors(name, op.refusal)
+        registrations.translate_errors(name, lambda cause, args, kwargs: op.refusal(cause))
         self.overload = registrations.overload(name)
         self.install_fast_paths()
 

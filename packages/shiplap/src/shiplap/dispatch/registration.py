@@ -8,7 +8,9 @@ arguments. An op whose result may be a view is its reference: torch knows what i
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -24,8 +26,11 @@ from shiplap.dispatch.fast_paths import FastPath, make_fast_execute, make_fast_p
 from shiplap.dispatch.mapped import make_vmap_rule, needs_vmap_rule
 from shiplap.dispatch.out import OutVariant, has_out_variant
 from shiplap.dispatch.outputs import all_results, check_view_results
-from shiplap.torch_private import available, dispatcher_calls
+from shiplap.errors import ShiplapError, error
+from shiplap.torch_private import available, dispatcher_calls, dynamo
 from shiplap.torch_private.dispatcher_library import Check, Overload, Registrations
+
+FUNCTIONALIZED = "We only support functionalizing operators"  # torch's words for an op that writes
 
 
 def core_overload_name(spec: OpSpec) -> str:
@@ -174,7 +179,8 @@ class RegisteredOp(Executor):
             self._define_overload(there, each)
         if needs_vmap_rule(self.spec):
             for each in names:
-                there.map(each, make_vmap_rule(self.spec, lambda: self.mutating_overload))
+                rule = make_vmap_rule(self.spec, lambda: self.mutating_overload)
+                there.map(each, rule, always=self.spec.draws)
         if self.needs_autograd:
             there.show_to_modes(names[-1], core)
             there.skip_autograd(names[-1])
@@ -187,9 +193,22 @@ class RegisteredOp(Executor):
     def _define_overload(self, there: Registrations, name: str) -> None:
         """Define the schema, the implementation and the fake under ``name``."""
         there.define(schema_text(self.spec, name), dispatcher_tags(self.spec))
-        there.translate_errors(name, self.refusal, self.plan.numbers)
+        there.translate_errors(name, self._explain_error, self.plan.numbers)
         there.implement(name, self.execute)
-        there.fake(name, make_fake(self))
+        fake = make_fake(self)
+
+        def keeping_calls_apart(*args: Value, **kwargs: Value) -> Result:
+            dynamo.keep_calls_apart(there.overload(name))
+            return fake(*args, **kwargs)
+
+        there.fake(name, keeping_calls_apart if self.spec.draws else fake)
+
+    def _explain_error(self, cause: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ShiplapError | None:
+        """Return the catalogue error of a call that native code, the schema or ``functionalize`` refused, or None."""
+        if self.spec.mutated and FUNCTIONALIZED in str(cause):
+            got, expected = "torch.func.functionalize or a nested region", "torch.compile or torch.export alone"
+            return error("SL137", where=self.spec.name, got=got, expected=expected)
+        return self.refusal(cause) or self.plan.misfit(args, kwargs)
 
     def _define_composed(self, there: Registrations) -> None:
         """Define the op by what it is made of: other ops, which torch sees in its place."""

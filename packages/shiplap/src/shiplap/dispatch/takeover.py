@@ -20,6 +20,7 @@ from shiplap.declare.spec import OpSpec
 from shiplap.dispatch.op import Op
 from shiplap.errors import ShiplapError, error
 from shiplap.torch_private.dispatcher_library import dispatch_keys, find_overload, has_gradient
+from shiplap.torch_private.dispatcher_transforms import is_transform_active
 
 Source: TypeAlias = str | Callable[..., Any] | type[torch.autograd.Function]
 ANY_SOURCE = "the name of an op, an autograd.Function or a function"
@@ -177,6 +178,9 @@ def _gradient(spec: OpSpec, call: Callable[..., Any]) -> GradientFn:
     tensors = {a.name for a in spec.tensors}
 
     def gradients(grad: Any, saved: Any, needs: Any) -> Mapping[str, Any]:
+        if is_transform_active():  # its tensors cannot be made leaves
+            got, fix = "a gradient by torch.func, of a source that autograd differentiates", "declare @op.backward"
+            raise error("SL304", where=spec.name, got=got, expected="a gradient by autograd", fix=fix)
         wanted = [name for name, needed in vars(needs).items() if needed]
         given = {a.name: vars(saved)[a.name] for a in spec.args}
         leaves = {n: _leaf(v) if n in wanted else v for n, v in given.items()}

@@ -25,11 +25,12 @@ class BreakMessage:
 
 @dataclass(frozen=True)
 class BreakCause:
-    """A cause of graph breaks, with an explanation for readers who do not know the compiler."""
+    """A cause of graph breaks, with an explanation for readers who do not know the compiler, and what removes it."""
 
     id: str
     title: str
     why: str
+    fix: str
 
 
 BREAK_CAUSES: dict[str, BreakCause] = {
@@ -39,118 +40,146 @@ BREAK_CAUSES: dict[str, BreakCause] = {
             "item",
             "a tensor's value becomes a Python number",
             "A graph holds tensors; a number known only once they are computed ends it, and waits for the device.",
+            "keep it a tensor; if it is a size, put what needs it into one @sl.op and give the size a bound (bounds=)",
         ),
         BreakCause(
             "branch",
             "Python control flow on a tensor's value",
             "Which way `if`, `while` or `assert` goes is known only at run time, so the graph ends in front of it.",
+            "compute both sides and pick with torch.where, use torch.cond, or move the decision into one @sl.op",
         ),
         BreakCause(
             "shape",
             "the size of a result depends on values",
             "Without a bound for the size the compiler will not keep the operation in the graph unless it is told to.",
+            "put it into one @sl.op whose output dim has a bound (bounds=), and let the compiler keep such ops",
         ),
         BreakCause(
             "foreign",
             "a compiled function that torch cannot see into",
             "pybind11, Cython, SWIG and ctypes functions are opaque; undeclared, nothing says what they return.",
+            "declare the call with @sl.op and bind the function as its kernel: then it is a node of the graph",
         ),
         BreakCause(
             "launcher",
             "a kernel launcher that is a Python object",
             "Dynamo traces plain calls of triton.jit kernels; a class around them is an object that it cannot follow.",
+            "declare the computation with @sl.op and bind the launcher as its kernel",
         ),
         BreakCause(
             "numpy",
             "NumPy inside the compiled region",
             "Only the part of NumPy that torch re-implements is traced; arrays from elsewhere leave the graph.",
+            "write it in torch, or declare it with @sl.op and bind the NumPy function as a CPU kernel",
         ),
         BreakCause(
             "print",
             "output for a person: print, logging or warnings",
             "It has to happen in order with the rest of the program, so the graph is cut around it.",
+            "move it out of the compiled function, or guard it with `if not torch.compiler.is_compiling():`",
         ),
         BreakCause(
             "system",
             "the outside world: files, clocks, random numbers, the operating system",
             "Its result is no function of the inputs, so it is not traced.",
+            "do it outside the compiled function and pass the result in as an argument",
         ),
         BreakCause(
             "disabled",
             "a break that somebody put there",
             "torch.compiler.disable, graph_break() or torch's own list of skipped functions asks for it.",
+            "remove the marker; if it hides an opaque call, declare that call with @sl.op instead",
         ),
         BreakCause(
             "autograd_function",
             "a torch.autograd.Function that is not traced",
             "Dynamo traces forward and backward of it, but not every use of ctx and not every signature.",
+            "declare forward and gradient as one op: @sl.op and @op.backward replace the Function",
         ),
         BreakCause(
             "autograd",
             "gradients inside the compiled region",
             "backward(), requires_grad and hooks change the autograd graph while it is being traced.",
+            "take gradients outside the compiled function; for a gradient of its own give the op @op.backward",
         ),
         BreakCause(
             "context",
             "a context manager that is not traced",
             "Its enter and exit would have to be replayed around each half of the graph.",
+            "enter it outside the compiled function",
         ),
         BreakCause(
             "generator",
             "a generator or iterator that is not traced",
             "Half-consumed iterators cannot be carried across a graph.",
+            "turn it into a list before the compiled function, or loop over range()",
         ),
         BreakCause(
             "fake",
             "an op without a working fake kernel",
             "The compiler runs ops on tensors without data to learn shapes; this one cannot, or failed.",
+            "declare the op with @sl.op (or sl.adopt): its fake follows from the declaration; then `shiplap audit` it",
         ),
         BreakCause(
             "recompiles",
             "too many versions of one function",
             "After that many recompiles torch gives up and runs the function uncompiled. See the recompiles below.",
+            "remove the recompiles of this function that are listed below",
         ),
         BreakCause(
             "exception",
             "an exception that leaves the compiled region",
             "Raised while tracing and not caught inside: often a library's own check, or how it leaves a special case.",
+            "move the check that raises in front of the compiled function",
         ),
         BreakCause(
             "tensor",
             "a kind of tensor, or a method of it, that is not traced",
             "Subclasses, sparse and nested tensors and methods that change a tensor's storage are supported in part.",
+            "convert to a plain tensor before the compiled function, or put the operation into one @sl.op",
         ),
         BreakCause(
             "question",
             "a question about inference mode",
             "The answer is a property of the call, not of the code, and torch does not guard on it.",
+            "decide it outside the compiled function, or ask it in eager mode only",
         ),
         BreakCause(
             "class",
             "a class that is defined while the function runs",
             "Its body would run at each call; a class at the level of the module exists before the first.",
+            "define the class at the level of the module",
         ),
         BreakCause(
             "address",
             "a tensor's address as a number",
             "A graph has no addresses: each call may put its tensors elsewhere.",
+            "leave it to the kernel that needs it, or decide it before the compiled function is called",
         ),
         BreakCause(
             "lock",
             "a lock, or another means between threads",
             "Compiled code holds no locks: where one is needed is known to the caller alone.",
+            "take the lock around the call of the compiled function",
         ),
         BreakCause(
             "higher_order",
             "a function handed to torch.cond, scan, vmap or the like",
             "What such an operator calls has to be one graph, without side effects or tensors from outside.",
+            "give it a pure function of tensors; what it reads has to be passed in as an operand",
         ),
         BreakCause(
             "object",
             "a Python object or construct that is not traced",
             "Its class lives in C, or it uses a part of Python that Dynamo does not follow.",
+            "pass its tensors and numbers as arguments, or put the call into one @sl.op",
         ),
-        BreakCause("other", "something else that is not traced", "Torch's own explanation and hints say what."),
+        BreakCause(
+            "other",
+            "something else that is not traced",
+            "Torch's own explanation and hints say what.",
+            "follow torch's hints; what cannot be traced but returns tensors can become one @sl.op",
+        ),
     )
 }
 

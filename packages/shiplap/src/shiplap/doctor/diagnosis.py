@@ -87,6 +87,31 @@ class Break:
     follows: str = ""
 
     @property
+    def subject(self) -> str:
+        """The call at fault."""
+        return self.call
+
+    @property
+    def headline(self) -> str:
+        """The first line of torch's words."""
+        return self.reason
+
+    @property
+    def words(self) -> str:
+        """All of torch's words."""
+        return "\n".join((self.reason, self.explanation, *self.hints))
+
+    @property
+    def at(self) -> SourcePlace:
+        """The line to change."""
+        return self.place
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What stays when lines move: file, function, cause, call and reason."""
+        return self.place.file, self.place.function, self.cause, self.call, self.reason
+
+    @property
     def cost(self) -> tuple[bool, int, float]:
         """The sort key by importance: code that runs uncompiled, then number of graphs, then compile time."""
         return self.skipped, self.graphs, self.seconds
@@ -148,6 +173,26 @@ class Recompile:
     reader: SourcePlace | None = None
     owner: str = "yours"
     follows: str = ""
+
+    @property
+    def headline(self) -> str:
+        """The first failed guard in torch's words."""
+        return self.guard
+
+    @property
+    def words(self) -> str:
+        """All of torch's words."""
+        return self.reason
+
+    @property
+    def at(self) -> SourcePlace:
+        """The line that read what varied, or else that of the function."""
+        return self.reader or self.place
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What stays when lines move: file, function, cause and subject."""
+        return self.place.file, self.place.function, "recompile", self.cause, self.subject.partition(", dim ")[0]
 
     @property
     def cost(self) -> tuple[bool, int, float]:

@@ -9,9 +9,11 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 
 from shiplap.cached_property import cached_property
+from shiplap.doctor.places import innermost_statement
 from shiplap.doctor.scratch import Edit, list_python_files
 
 Edits = tuple[Edit, ...]
@@ -52,11 +54,6 @@ class Case:
         """The source of the entry's own file."""
         return self.source(self.file) if self.file else None
 
-    @property
-    def statement(self) -> ast.stmt | None:
-        """The innermost statement at the entry's line."""
-        return self.own.statement(self.line) if self.own else None
-
     def sources(self) -> Iterator[Source]:
         """Yield all files of the program that mention torch."""
         for path in list_python_files(self.root):
@@ -67,6 +64,17 @@ class Case:
 
 
 Editor = Callable[[Case], Iterator[Edits]]
+
+
+def of_statement(edit: Callable[[Case, Source, ast.stmt], Iterator[Edits]]) -> Editor:
+    """Return the editor that calls ``edit`` with the statement of an entry, and proposes nothing without one."""
+
+    @wraps(edit)
+    def edit_statement(case: Case) -> Iterator[Edits]:
+        if case.own is not None and (node := case.own.statement(case.line)) is not None:
+            yield from edit(case, case.own, node)
+
+    return edit_statement
 
 
 @dataclass(frozen=True)
@@ -111,11 +119,7 @@ class Source:
 
     def statement(self, line: int) -> ast.stmt | None:
         """Return the innermost statement that covers a line."""
-        found = None
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno):
-                found = node
-        return found
+        return innermost_statement(self.tree, line)
 
     def parents(self) -> dict[ast.AST, ast.AST]:
         """Return the parent of each node."""
@@ -196,12 +200,17 @@ def reorder_print(case: Case) -> Iterator[Edits]:
     """Yield the setting that prints behind the graph; then also texts for arguments that torch does not carry there."""
     for setting in add_setting("torch._dynamo.config.reorderable_logging_functions.add(print)")(case):
         yield setting
-        source, node = case.own, case.statement
-        calls = _calls_on_line(node, case.line) if source and node else []
-        printed = [a for c in calls if ast.unparse(c.func) == "print" for a in c.args]
-        texts = [a for a in printed if re.search(r"\.(shape|dtype|device)$|\.size\(\)$", ast.unparse(a))]
-        if source and texts:
-            yield (*setting, *(source.replace(a, f"str({source.code(a)})") for a in texts))
+        for texts in _print_texts(case):
+            yield *setting, *texts
+
+
+@of_statement
+def _print_texts(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
+    """Yield texts in place of the shapes, dtypes and devices that a line prints."""
+    printed = [a for c in _calls_on_line(node, case.line) if ast.unparse(c.func) == "print" for a in c.args]
+    texts = [a for a in printed if re.search(r"\.(shape|dtype|device)$|\.size\(\)$", ast.unparse(a))]
+    if texts:
+        yield tuple(source.replace(a, f"str({source.code(a)})") for a in texts)
 
 
 def add_hinted_settings(case: Case) -> Iterator[Edits]:
@@ -291,10 +300,10 @@ def together(*editors: Editor) -> Editor:
 # --- statements that run in eager mode alone ---------------------------------------------------------------------
 
 
-def guard_effect(case: Case) -> Iterator[Edits]:
+@of_statement
+def guard_effect(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield ``if not torch.compiler.is_compiling():`` around a statement that returns nothing to the program."""
-    node, source = case.statement, case.own
-    if source and isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         indent = indent_of(source, node)
         body = source.code(node)
         if not re.search(r"\"\"\"|'''|\\\n", body):  # lines of a text are part of it
@@ -303,32 +312,31 @@ def guard_effect(case: Case) -> Iterator[Edits]:
         yield source.with_import(source.replace(node, text), "torch")
 
 
-def guard_value(case: Case) -> Iterator[Edits]:
-    """Yield ``0.0`` in place of a clock's reading under the compiler."""
-    source, node = case.own, case.statement
-    if source is None or node is None:
-        return
-    for call in _calls_on_line(node, case.line):
-        if source.code(call.func) == case.subject:
-            text = f"(0.0 if torch.compiler.is_compiling() else {source.code(call)})"
-            yield source.with_import(source.replace(call, text), "torch")
+def guard_call(text: str, named: str = "") -> Editor:
+    """Return the editor that puts ``text`` around the call at fault, or around calls that the pattern ``named`` fits.
+
+    ``{call}`` in the text stands for the call, which compiled code does without.
+    """
+
+    @of_statement
+    def edit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
+        for call in _calls_on_line(node, case.line):
+            name = source.code(call.func)
+            if re.search(named, name) if named else name == case.subject:
+                yield source.with_import(source.replace(call, text.replace("{call}", source.code(call))), "torch")
+
+    return edit
 
 
-def guard_predicate(case: Case) -> Iterator[Edits]:
-    """Yield ``False`` in place of a question that the compiler cannot answer: ``x.is_inference()``."""
-    source, node = case.own, case.statement
-    if source is None or node is None:
-        return
-    for call in _calls_on_line(node, case.line):
-        if re.search(r"is_inference(_mode_enabled)?$", source.code(call.func)):
-            text = f"(not torch.compiler.is_compiling() and {source.code(call)})"
-            yield source.with_import(source.replace(call, text), "torch")
+guard_value = guard_call("(0.0 if torch.compiler.is_compiling() else {call})")  # the reading of a clock
+# A question that the compiler cannot answer: ``x.is_inference()``.
+guard_predicate = guard_call("(not torch.compiler.is_compiling() and {call})", r"is_inference(_mode_enabled)?$")
 
 
-def guard_context(case: Case) -> Iterator[Edits]:
+@of_statement
+def guard_context(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield an empty context in place of a context manager under the compiler."""
-    source, node = case.own, case.statement
-    if source and isinstance(node, ast.With) and len(node.items) == 1 and node.items[0].optional_vars is None:
+    if isinstance(node, ast.With) and len(node.items) == 1 and node.items[0].optional_vars is None:
         context = node.items[0].context_expr
         text = f"(contextlib.nullcontext() if torch.compiler.is_compiling() else {source.code(context)})"
         edits = source.with_import(source.replace(context, text), "torch")
@@ -347,7 +355,8 @@ def _calls_on_line(node: ast.stmt, line: int) -> list[ast.Call]:
 
 def drop_marker(case: Case) -> Iterator[Edits]:
     """Yield the removal of ``torch.compiler.disable`` or ``graph_break()`` from the program's own code."""
-    source, node = case.own, case.statement
+    source = case.own
+    node = source.statement(case.line) if source else None
     if source and isinstance(node, ast.Expr) and re.search(r"graph_break\(|skip_frame\(", source.code(node)):
         yield (source.replace(node, "pass"),)
         return
@@ -376,39 +385,34 @@ def _is_disable(node: ast.expr) -> bool:
     return bool(re.fullmatch(r"torch\.(compiler|_dynamo)\.disable", ast.unparse(called)))
 
 
-def hoist_class(case: Case) -> Iterator[Edits]:
+@of_statement
+def hoist_class(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield the class of a function's body at the level of the module."""
-    source, node = case.own, case.statement
     # The edit would leave a decorator behind, in front of the next statement.
-    if source and isinstance(node, ast.ClassDef) and node.col_offset and not node.decorator_list:
+    if isinstance(node, ast.ClassDef) and node.col_offset and not node.decorator_list:
         above = source.before_definition(node.lineno, reindent(whole_lines(source, [node]), ""))
         if above:
             yield above, source.replace(node, f"# {node.name} is defined above")
 
 
-def assume_constant(case: Case) -> Iterator[Edits]:
+@of_statement
+def assume_constant(case: Case, source: Source, _: ast.stmt) -> Iterator[Edits]:
     """Yield ``torch.compiler.assume_constant_result`` for the program's function around the call."""
-    source = case.own
-    for node in ast.walk(source.tree) if source else ():
-        if not isinstance(node, ast.FunctionDef) or node.name != case.function or source is None:
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.FunctionDef) or node.name != case.function:
             continue
         given = node.args
         named = {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)} - {"self", "cls"}
         if named or given.vararg or given.kwarg:  # the first result would serve all later arguments
             continue
         if node.lineno <= case.line <= (node.end_lineno or 0) and node.name not in ("forward", "__call__"):
-            text, at = (
-                f"{indent_of(source, node)}@torch.compiler.assume_constant_result\n",
-                source.offset(node.lineno, 0),
-            )
-            yield source.with_import(Edit(source.file, at, at, text), "torch")
+            mark, at = "@torch.compiler.assume_constant_result\n", source.offset(node.lineno, 0)
+            yield source.with_import(Edit(source.file, at, at, indent_of(source, node) + mark), "torch")
 
 
-def hoist_call(case: Case) -> Iterator[Edits]:
+@of_statement
+def hoist_call(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield a call of globals and constants at the level of the module, where it runs once."""
-    source, node = case.own, case.statement
-    if source is None or node is None:
-        return
     for call in _calls_on_line(node, case.line):
         names = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)}
         imported = {n for n in names if source.imports(n)}
@@ -419,11 +423,9 @@ def hoist_call(case: Case) -> Iterator[Edits]:
                 yield above, source.replace(call, name)
 
 
-def pass_by_position(case: Case) -> Iterator[Edits]:
+@of_statement
+def pass_by_position(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield a call ``Function.apply`` with its keyword arguments in the order of ``forward``."""
-    source, node = case.own, case.statement
-    if source is None or node is None:
-        return
     for call in _calls_on_line(node, case.line):
         if not (isinstance(call.func, ast.Attribute) and call.func.attr == "apply" and call.keywords):
             continue

@@ -8,15 +8,13 @@ import copy
 import re
 from collections.abc import Iterator
 
-from shiplap.doctor.edits import Case, Edits, Source, indent_of, reindent, whole_lines
+from shiplap.doctor.edits import Case, Edits, Source, indent_of, of_statement, reindent, whole_lines
 from shiplap.doctor.scratch import Edit
 
 
-def keep_tensor(case: Case) -> Iterator[Edits]:
+@of_statement
+def keep_tensor(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield a line without ``.item()`` and ``float()`` where their results are operands of arithmetic."""
-    source, node = case.own, case.statement
-    if source is None or node is None:
-        return
     parents = source.parents()
     edits = []
     for call in ast.walk(node):
@@ -65,17 +63,14 @@ def _condition(test: ast.expr) -> str:
     return ast.unparse(_AsTensor().visit(copy.deepcopy(test)))
 
 
-def where_for_branch(case: Case) -> Iterator[Edits]:
+@of_statement
+def where_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield ``torch.where`` for an ``if`` that picks one value."""
-    source, node = case.own, case.statement
-    if source is None or node is None:
-        return
     for chosen in ast.walk(node) if not isinstance(node, ast.If | ast.While) else ():
         if isinstance(chosen, ast.IfExp) and chosen.lineno <= case.line <= (chosen.end_lineno or 0):
             sides = f"{source.code(chosen.body)}, {source.code(chosen.orelse)}"
-            yield source.with_import(
-                source.replace(chosen, f"torch.where({_condition(chosen.test)}, {sides})"), "torch"
-            )
+            text = f"torch.where({_condition(chosen.test)}, {sides})"
+            yield source.with_import(source.replace(chosen, text), "torch")
     if not isinstance(node, ast.If):
         return
     test = _condition(node.test)
@@ -117,10 +112,10 @@ def _returned_pair(source: Source, node: ast.If) -> tuple[ast.expr, ast.expr, as
     return None
 
 
-def cond_for_branch(case: Case) -> Iterator[Edits]:
+@of_statement
+def cond_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield ``torch.cond`` for an ``if`` that assigns tensors or returns one."""
-    source, node = case.own, case.statement
-    if source is None or not isinstance(node, ast.If):
+    if not isinstance(node, ast.If):
         return
     test, indent = _condition(node.test), indent_of(source, node)
     if (pair := _returned_pair(source, node)) is not None:
@@ -195,10 +190,10 @@ def _names_before(source: Source, node: ast.stmt) -> set[str]:
     return names
 
 
-def loop_as_operator(case: Case) -> Iterator[Edits]:
+@of_statement
+def loop_as_operator(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield ``while_loop`` for a ``while`` that carries tensors."""
-    source, node = case.own, case.statement
-    if source is None or not isinstance(node, ast.While) or node.orelse:
+    if not isinstance(node, ast.While) or node.orelse:
         return
     if any(isinstance(n, ast.Return | ast.Break | ast.Continue | ast.Raise) for n in ast.walk(node)):
         return
@@ -217,13 +212,13 @@ def loop_as_operator(case: Case) -> Iterator[Edits]:
         yield source.after_imports("from torch._higher_order_ops import while_loop"), source.replace(node, text)
 
 
-def assert_on_device(case: Case) -> Iterator[Edits]:
+@of_statement
+def assert_on_device(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield ``torch._assert_async`` for a check that raises when a tensor's value is wrong."""
-    source, node = case.own, case.statement
-    if source and isinstance(node, ast.Assert):
+    if isinstance(node, ast.Assert):
         text = f"torch._assert_async({_condition(node.test)}, {_message_text(node.msg)})"
         yield source.with_import(source.replace(node, text), "torch")
-    elif source and isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], ast.Raise):
+    elif isinstance(node, ast.If) and not node.orelse and isinstance(node.body[-1], ast.Raise):
         raised = node.body[-1].exc
         message = raised.args[0] if isinstance(raised, ast.Call) and raised.args else None
         negated = _condition(ast.UnaryOp(ast.Not(), node.test))
@@ -242,11 +237,11 @@ def _message_text(node: ast.expr | None) -> str:
     return repr("".join(constants).strip() or "a check failed")
 
 
-def declare_expression(case: Case) -> Iterator[Edits]:
+@of_statement
+def declare_expression(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
     """Yield an op around the opaque expression of a statement: its result has the sizes of its input, or no dims."""
-    source, node = case.own, case.statement
     value = getattr(node, "value", None)
-    if source is None or not isinstance(node, ast.Assign | ast.Return | ast.AnnAssign) or value is None:
+    if not isinstance(node, ast.Assign | ast.Return | ast.AnnAssign) or value is None:
         return
     before = _names_before(source, node)
     used = dict.fromkeys(n.id for n in ast.walk(value) if isinstance(n, ast.Name) and n.id in before)

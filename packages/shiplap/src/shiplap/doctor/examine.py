@@ -25,7 +25,7 @@ from shiplap.doctor.places import (
 from shiplap.doctor.recompiles import group_recompiles
 from shiplap.doctor.sightings import Compilation, Sighting, find_sightings, list_compilations
 from shiplap.doctor.trace import EventTrace, read_trace_files, record_events
-from shiplap.errors import ShiplapError, error
+from shiplap.errors import ShiplapError, error, first_line
 
 
 def diagnose_command(command: Sequence[str], stdout: IO[Any] | int | None = None) -> Diagnosis:
@@ -116,7 +116,7 @@ def _record_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         try:
             fn(*args, **kwargs)
         except Exception as e:
-            failure = f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}".rstrip(": ")
+            failure = first_line(e)
     return trace, failure
 
 

@@ -14,37 +14,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from shiplap.doctor.causes import BreakMessage, find_call_at
+from shiplap.doctor.causes import BREAK_CAUSES, BreakMessage, find_call_at
 from shiplap.doctor.diagnosis import SourcePlace
 from shiplap.errors import ShiplapError
 from shiplap.scaffold import Draft, DraftSignature, render_draft, signature_of_call, signatures_of_function
-
-BREAK_FIXES = {
-    "item": "keep it a tensor; if it is a size, put what needs it into one @sl.op and give the size a bound (bounds=)",
-    "branch": "compute both sides and pick with torch.where, use torch.cond, or move the decision into one @sl.op",
-    "shape": "put it into one @sl.op whose output dim has a bound (bounds=), and let the compiler keep such ops",
-    "foreign": "declare the call with @sl.op and bind the function as its kernel: then it is a node of the graph",
-    "launcher": "declare the computation with @sl.op and bind the launcher as its kernel",
-    "numpy": "write it in torch, or declare it with @sl.op and bind the NumPy function as a CPU kernel",
-    "print": "move it out of the compiled function, or guard it with `if not torch.compiler.is_compiling():`",
-    "system": "do it outside the compiled function and pass the result in as an argument",
-    "disabled": "remove the marker; if it hides an opaque call, declare that call with @sl.op instead",
-    "question": "decide it outside the compiled function, or ask it in eager mode only",
-    "class": "define the class at the level of the module",
-    "address": "leave it to the kernel that needs it, or decide it before the compiled function is called",
-    "lock": "take the lock around the call of the compiled function",
-    "autograd_function": "declare forward and gradient as one op: @sl.op and @op.backward replace the Function",
-    "autograd": "take gradients outside the compiled function; for a gradient of its own give the op @op.backward",
-    "context": "enter it outside the compiled function",
-    "generator": "turn it into a list before the compiled function, or loop over range()",
-    "fake": "declare the op with @sl.op (or sl.adopt): its fake follows from the declaration; then `shiplap audit` it",
-    "recompiles": "remove the recompiles of this function that are listed below",
-    "exception": "move the check that raises in front of the compiled function",
-    "tensor": "convert to a plain tensor before the compiled function, or put the operation into one @sl.op",
-    "higher_order": "give it a pure function of tensors; what it reads has to be passed in as an operand",
-    "object": "pass its tensors and numbers as arguments, or put the call into one @sl.op",
-    "other": "follow torch's hints; what cannot be traced but returns tensors can become one @sl.op",
-}
 
 _BOUND_EXAMPLE = """\
 import shiplap as sl
@@ -108,7 +81,7 @@ def remedy_for_break(
         return _DISABLED_ELSEWHERE.get(owner, _DISABLED_ELSEWHERE[""]).format(owner=owner), ""
     # Nobody edits a line of an installed package.
     example = _EXAMPLE_WRITERS.get(cause) if owner == "yours" else None
-    return BREAK_FIXES[cause], example(message, place, call, paths) if example else ""
+    return BREAK_CAUSES[cause].fix, example(message, place, call, paths) if example else ""
 
 
 def _example_from_template(template: str) -> ExampleWriter:

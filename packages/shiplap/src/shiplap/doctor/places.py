@@ -87,13 +87,14 @@ def relevant_chain(stack: Iterable[SourcePlace], end: SourcePlace) -> tuple[Sour
 def statement_at(p: SourcePlace) -> ast.stmt | None:
     """Return the innermost statement that covers the line, parsed, or None where the source cannot be read."""
     tree = _parse_file(p.file)
-    if tree is None:
-        return None
-    innermost = None
-    for node in ast.walk(tree):  # breadth first: the last that covers the line is the innermost
-        if isinstance(node, ast.stmt) and node.lineno <= p.line <= (node.end_lineno or node.lineno):
-            innermost = node
-    return innermost
+    return None if tree is None else innermost_statement(tree, p.line)
+
+
+def innermost_statement(tree: ast.AST, line: int) -> ast.stmt | None:
+    """Return the innermost statement of a syntax tree that covers a line."""
+    statements = (n for n in ast.walk(tree) if isinstance(n, ast.stmt))
+    around = [n for n in statements if n.lineno <= line <= (n.end_lineno or n.lineno)]
+    return around[-1] if around else None  # breadth first: the last is the innermost
 
 
 @cache

@@ -38,13 +38,11 @@ class Remedy:
 
     def fits(self, entry: Break | Recompile) -> bool:
         """Whether the preconditions hold for an entry."""
-        if isinstance(entry, Break):
-            reason, call = entry.reason, entry.call
-        else:
-            reason, call = entry.guard, entry.subject
         placed = not self.own or entry.owner == "yours"
         caused = not self.causes or entry.cause in self.causes
-        return placed and caused and bool(re.search(self.reason, reason) and re.search(self.call, call))
+        return (
+            placed and caused and bool(re.search(self.reason, entry.headline) and re.search(self.call, entry.subject))
+        )
 
 
 def _setting(id: str, setting: str, causes: tuple[str, ...], *, caveat: str = "", **conditions: str) -> Remedy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shiplap.doctor.diagnosis import Break, Diagnosis, Recompile
 from shiplap.render.lines import Line, line, row
@@ -45,41 +45,11 @@ class TriedEntry:
     times: tuple[int, int] = (0, 0)
 
     @classmethod
-    def of(
-        cls,
-        entry: Break | Recompile,
-        key: tuple[str, ...],
-        *,
-        remedy: Remedy | None = None,
-        diff: str = "",
-        before: int = 0,
-        after: int = 0,
-        counts: dict[str, int] | None = None,
-        refused: dict[str, str] | None = None,
-        with_others: bool = False,
-        times: tuple[int, int] = (0, 0),
-    ) -> TriedEntry:
-        """Return what was found for an entry."""
-        place = entry.place if isinstance(entry, Break) else entry.reader or entry.place
-        counts = counts or {}
-        return cls(
-            where=place.shown,
-            call=entry.call if isinstance(entry, Break) else entry.subject,
-            cause=entry.title,
-            owner=entry.owner,
-            remedy=remedy.id if remedy else "",
-            title=remedy.title if remedy else "",
-            caveat=remedy.caveat if remedy else "",
-            diff=diff,
-            before=before,
-            after=after,
-            outputs=counts.get("outputs", 0),
-            gradients=counts.get("gradients", 0),
-            refused=dict(refused or {}),
-            with_others=with_others,
-            key=key,
-            times=times,
-        )
+    def of(cls, entry: Break | Recompile, remedy: Remedy | None = None, **found: Any) -> TriedEntry:
+        """Return what was found for an entry; ``found`` are fields."""
+        if remedy is not None:
+            found |= {"remedy": remedy.id, "title": remedy.title, "caveat": remedy.caveat}
+        return cls(entry.at.shown, entry.subject, entry.title, entry.owner, key=entry.key, **found)
 
     @property
     def removed(self) -> bool:

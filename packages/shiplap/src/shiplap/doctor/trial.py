@@ -25,7 +25,6 @@ from shiplap.doctor.trace import read_trace_files
 from shiplap.doctor.treatment import RunTime, Treatment, TriedEntry
 from shiplap.errors import error
 
-Key = tuple[str, str, str, str, str]
 # A run may take longer than the first by this factor and these seconds; then its remedy is refused.
 _PATIENCE = (4, 60)
 
@@ -121,20 +120,13 @@ def relocate_diagnosis(diagnosis: Diagnosis, old: str, new: str) -> Diagnosis:
     )
 
 
-def entry_key(entry: Break | Recompile) -> Key:
-    """Return what an entry keeps when lines move: its file, function, cause, call and reason."""
-    if isinstance(entry, Break):
-        return entry.place.file, entry.place.function, entry.cause, entry.call, entry.reason
-    return entry.place.file, entry.place.function, "recompile", entry.cause, entry.subject.partition(", dim ")[0]
-
-
 STILL_THERE, ANOTHER = "the entry was still there", "it was compiled again for another reason: "
 
 
 def count_times(entry: Break | Recompile, run: Run) -> int:
     """Return how often an entry occurred in a run, or how often the function of a recompile was compiled again."""
     if isinstance(entry, Break):
-        return sum(e.times for e in run.entries if entry_key(e) == entry_key(entry))
+        return sum(e.times for e in run.entries if e.key == entry.key)
     place = (entry.place.file, entry.place.function)
     return sum(r.times for r in run.diagnosis.recompiles if (r.place.file, r.place.function) == place)
 
@@ -149,10 +141,10 @@ def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, 
         return f"with this edit the program ended with exit status {after.status}, without it with {before.status}"
     if after.differences:
         return after.differences[0]
-    key, old, new = entry_key(entry), Counter(map(entry_key, before.entries)), Counter(map(entry_key, after.entries))
-    if new[key] >= old[key] and not fewer:
+    old, new = (Counter(e.key for e in run.entries) for run in (before, after))
+    if new[entry.key] >= old[entry.key] and not fewer:
         return STILL_THERE
-    fresh = [e for e in after.entries if new[entry_key(e)] > old[entry_key(e)]]
+    fresh = [e for e in after.entries if new[e.key] > old[e.key]]
     hidden = isinstance(entry, Break) and entry.skipped
     if isinstance(entry, Recompile) and not fewer:
         other = [e for e in fresh if isinstance(e, Recompile) and e.place.function == entry.place.function]
@@ -210,11 +202,11 @@ def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *,
 def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], dict[str, str], Run]:
     """Try the remedies of each entry upon those that already helped; go on with entries that come into view."""
     texts: dict[str, str] = {}
-    now, done, tried = first, set[Key](), list[TriedEntry]()
+    now, done, tried = first, set[tuple[str, ...]](), list[TriedEntry]()
     for _ in range(2):  # what failed beside another entry may help once that one is gone
         progress = False
-        while entry := next((e for e in _ordered(now) if entry_key(e) not in done), None):
-            done.add(entry_key(entry))
+        while entry := next((e for e in _ordered(now) if e.key not in done), None):
+            done.add(entry.key)
             found, texts, now = _try_entry(laboratory, entry, texts, now)
             tried = [*(t for t in tried if t.key != found.key), found]
             progress = progress or found.removed
@@ -222,12 +214,12 @@ def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], 
         if not progress or not retried:
             break
         done -= retried
-    gone = set(map(entry_key, first.entries)) - set(map(entry_key, now.entries))
+    gone = {e.key for e in first.entries} - {e.key for e in now.entries}
     # What another entry's remedy removed was never tried by itself.
     known = {t.key for t in tried}
     for entry in first.entries:
-        if entry_key(entry) in gone and entry_key(entry) not in known:
-            tried.append(TriedEntry.of(entry, entry_key(entry), with_others=True))
+        if entry.key in gone - known:
+            tried.append(TriedEntry.of(entry, with_others=True))
     return tried, texts, now
 
 
@@ -256,13 +248,13 @@ def _try_entry(
         if (not reason or partly) and after is not None:
             found = TriedEntry.of(
                 entry,
-                entry_key(entry),
-                remedy=remedy,
+                remedy,
                 diff=diff_texts(laboratory.program.root, changed, texts),
                 before=len(now.entries),
                 after=len(after.entries),
-                counts=after.counts,
-                refused=refused,
+                outputs=after.counts.get("outputs", 0),
+                gradients=after.counts.get("gradients", 0),
+                refused=dict(refused),
                 times=(count_times(entry, now), count_times(entry, after)) if partly else (0, 0),
             )
             if not partly:
@@ -271,7 +263,7 @@ def _try_entry(
         refused[remedy.id] = reason
     if fewer:
         return fewer
-    return TriedEntry.of(entry, entry_key(entry), refused=refused), texts, now
+    return TriedEntry.of(entry, refused=refused), texts, now
 
 
 def _candidates(
@@ -292,22 +284,18 @@ def _candidates(
 
 def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str]) -> Case:
     """Return an entry as editors see it."""
-    place = entry.place if isinstance(entry, Break) else entry.reader or entry.place
+    place = entry.at
     if isinstance(entry, Break) and not Path(place.file).is_relative_to(program.root):
         place = entry.user  # a line of a library stays; the call that leads to it can change
     path = Path(place.file)
-    if isinstance(entry, Break):
-        subject, text = entry.call, "\n".join((entry.reason, entry.explanation, *entry.hints))
-    else:
-        subject, text = entry.subject, entry.reason
     return Case(
         root=program.root,
         main=program.main_file(),
         file=str(path.relative_to(program.root)) if path.is_relative_to(program.root) else None,
         line=place.line,
         function=entry.place.function,
-        subject=subject,
-        text=text,
+        subject=entry.subject,
+        text=entry.words,
         texts=texts,
     )
 

@@ -6,7 +6,7 @@ entries of their own with :func:`register`; an id is never given twice.
 
 from shiplap.errors.argument import ArgumentError
 from shiplap.errors.audit import AuditError, VerdictError
-from shiplap.errors.base import CATALOGUE, Entry, ShiplapError, ShiplapNotice, error, notice, register
+from shiplap.errors.base import CATALOGUE, Entry, ShiplapError, ShiplapNotice, error, first_line, notice, register
 from shiplap.errors.command import CommandError, writing
 from shiplap.errors.declaration import DeclarationError
 from shiplap.errors.doctor import DoctorError
@@ -35,6 +35,7 @@ __all__ = [
     "ShippingError",
     "VerdictError",
     "error",
+    "first_line",
     "notice",
     "register",
     "writing",

@@ -77,6 +77,20 @@ def error(
     return made
 
 
+ERROR_PARTS = ("id", "what", "where", "got", "expected", "fix")
+
+
+def error_parts(e: ShiplapError) -> dict[str, str]:
+    """Return the attributes by name, of which ``error(**parts)`` makes the same error, in another process too."""
+    return {name: getattr(e, name) for name in ERROR_PARTS}
+
+
+def first_line(e: BaseException) -> str:
+    """Return ``Type: text`` of any exception, with the first line of its text."""
+    lines = [line for line in str(e).splitlines() if line.strip()]
+    return f"{type(e).__name__}: {lines[0].strip()}" if lines else type(e).__name__
+
+
 _announced: set[str] = set()
 
 

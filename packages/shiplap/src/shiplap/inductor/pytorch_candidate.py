@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from shiplap.declare.config import Config
+from shiplap.dispatch.outputs import flatten_op_results
 from shiplap.inductor.bound_call import LoweredCall
 from shiplap.inductor.size_range import Sizes
 from shiplap.inductor.template_candidate import TemplateCandidate
-from shiplap.sampling.run import output_tensors, split_arguments
 from shiplap.torch_private import inductor_lowering
 
 
@@ -85,8 +85,8 @@ class TracedCandidate(TemplateCandidate):
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
         """Return the compiled function on ``args``. At other sizes of one graph its operations are the same."""
         assert self.template.function is not None
-        positional, named = split_arguments(self.call.op.spec, args)
-        return lambda: output_tensors(self.template.function(*positional, **named))  # type: ignore[misc]
+        positional, named = self.call.op.spec.split(args)
+        return lambda: flatten_op_results(self.template.function(*positional, **named))  # type: ignore[misc]
 
     def state(self) -> str:
         """Return an empty text: the operations of PyTorch keep no values from call to call."""

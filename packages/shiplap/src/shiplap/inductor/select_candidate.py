@@ -25,6 +25,7 @@ from torch import Tensor
 
 from shiplap.declare.config import NO_CONFIG, Config
 from shiplap.dispatch import tuned_choices
+from shiplap.dispatch.outputs import flatten_op_results
 from shiplap.dispatch.tuned_choices import REFERENCE
 from shiplap.inductor.bound_call import LoweredCall
 from shiplap.inductor.fusion_choice import CandidateVerdict
@@ -33,7 +34,6 @@ from shiplap.inductor.prove_candidate import prove_template
 from shiplap.inductor.pytorch_candidate import StandaloneFunction, TracedCandidate, run_graph
 from shiplap.inductor.template_candidate import TemplateCandidate
 from shiplap.sampling.finding import Finding
-from shiplap.sampling.run import output_tensors
 from shiplap.torch_private import in_backward, inductor_lowering
 from shiplap.tuning.bench import Bench, LocalBench
 from shiplap.tuning.candidate import Candidate, candidate_label
@@ -94,7 +94,7 @@ class FallbackCandidate(Candidate):
         """Return a function that runs the fallback: its kernel alone where it has one, else the op."""
         self.render()
         if self._alone is None:
-            return lambda: output_tensors(self.call.op.execute(*args))
+            return lambda: flatten_op_results(self.call.op.execute(*args))
         return self._alone.bind_copies(args)
 
 

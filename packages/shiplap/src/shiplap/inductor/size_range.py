@@ -35,6 +35,7 @@ ELEMENT = 32  # operations that take as long as an element that is drawn, copied
 FASTER = 64  # times that on another device than the CPU
 INTERPRETED = 1 << 14  # operations of a sample, and samples of a proof, where Triton's interpreter runs the kernel
 MANY, FEW = 72, 10
+PADDED = 16  # elements of which a stride that is free is a multiple
 TALL, SPENT = 64, 24  # times the work of the smallest sample that one may take, and times that which all may take
 SIZES = (2, 3, 5, 7, 9, 64, 65, 127)  # beside EDGES
 
@@ -67,6 +68,7 @@ class SizeRange:
         conditions: the conditions of the graph on its sizes.
         work: a function from sizes to the approximate number of operations of a sample.
         interpreted: whether Triton's interpreter runs the kernels.
+        memory: for each tensor its sizes with their strides, from the smallest stride outwards.
     """
 
     symbols: tuple[SizeSymbol, ...] = ()
@@ -77,6 +79,7 @@ class SizeRange:
     conditions: tuple[Any, ...] = field(default=(), repr=False)
     work: Callable[[Sizes], int] = field(default=lambda sizes: 0, repr=False)
     interpreted: bool = False
+    memory: tuple[tuple[tuple[Any, Any], ...], ...] = field(default=(), repr=False)
 
     def limit_graph(self) -> bool:
         """Guard the graph that is being lowered against sizes beyond the range, and return whether it is guarded."""
@@ -89,16 +92,33 @@ class SizeRange:
         seen: list[Sizes] = []
         for together in (*self._ends(), *self._edges(mined, tiles)):
             for sizes in [together] if self._admits(together) else filter(self._admits, self._single(together)):
-                if sizes not in seen:
+                if sizes not in seen and (laid := self._strided(sizes)) is not None:
                     seen.append(sizes)
-                    yield self._strided(sizes)
+                    yield laid
 
     def _admits(self, sizes: Sizes) -> bool:
-        return inductor_lowering.conditions_admit(self.conditions, self._strided(sizes))
+        laid = self._strided(sizes)
+        return laid is not None and inductor_lowering.conditions_admit(self.conditions, laid)
 
-    def _strided(self, sizes: Sizes) -> Sizes:
-        """Return ``sizes`` with values for the symbols of strides, which are large enough for the sizes."""
-        return {**sizes, **{s.symbol: max(s.hint, 2 * max(sizes.values())) for s in self.others}}
+    def _strided(self, sizes: Sizes) -> Sizes | None:
+        """Return ``sizes`` with values for the symbols of strides: those of the call, or larger ones where elements
+        would share memory. None if elements share memory all the same, or a tensor spans more than a sample may.
+        """
+        whole, free = {**sizes, **{s.symbol: s.hint for s in self.others}}, {s.symbol for s in self.others}
+        for dims in self.memory:
+            reach = 0  # the place of the last element of the dims so far
+            for size, stride in dims:
+                symbol = inductor_lowering.size_expression(stride)
+                if symbol in free and whole[symbol] <= reach:
+                    whole[symbol] = (reach // PADDED + 1) * PADDED
+                steps = inductor_lowering.evaluate_size(size, whole) - 1
+                step = inductor_lowering.evaluate_size(stride, whole)
+                if steps > 0 and 0 < step <= reach:
+                    return None
+                reach += max(0, steps) * step
+            if reach > MAX_RESULT_ELEMENTS:  # a stride may be a size, and an offset in 32 bits would overflow
+                return None
+        return whole
 
     def _single(self, sizes: Sizes) -> Iterator[Sizes]:
         """Yield each of the sizes alone, with the other sizes as in the call."""
@@ -195,8 +215,22 @@ def size_range(call: SizedCall) -> SizeRange:
     others = tuple(s for s in inductor_lowering.symbols_of(strides) if s.symbol not in own)
     conditions = tuple(inductor_lowering.graph_conditions())
     interpreted = call.device.type == "cpu" and any(t.language == "triton" for t in call.op.templates.get("cpu", ()))
-    free = SizeRange(symbols, (), "", "", others, conditions, _work_of(call), interpreted)
+    memory = tuple(_dims_outwards(t) for t in call.tensors.values())
+    free = SizeRange(symbols, (), "", "", others, conditions, _work_of(call), interpreted, memory)
     return _with_ends(call, free)
+
+
+def _elements(tensor: Tensor, sizes: Sizes) -> int:
+    """Return the number of elements of a tensor, or of the memory that it spans if that is larger."""
+    dims = [tuple(inductor_lowering.evaluate_size(n, sizes) for n in of) for of in (tensor.shape, tensor.stride())]
+    spanned = sum(max(0, n - 1) * step for n, step in zip(*dims, strict=True))
+    return int(max(prod(dims[0]), spanned))
+
+
+def _dims_outwards(tensor: Tensor) -> tuple[tuple[Any, Any], ...]:
+    """Return sizes with strides, from the smallest stride to the largest."""
+    dims = zip(tensor.shape, tensor.stride(), strict=True)
+    return tuple(sorted(dims, key=lambda dim: inductor_lowering.size_hint(dim[1])))
 
 
 def _work_of(call: SizedCall) -> Callable[[Sizes], int]:
@@ -205,7 +239,7 @@ def _work_of(call: SizedCall) -> Callable[[Sizes], int]:
     def work(sizes: Sizes) -> int:
         env = call.numbers(sizes)
         outputs = int(sum(prod(declared_output_shape(out, env)) for out in call.op.spec.outputs))
-        inputs = sum(prod(inductor_lowering.evaluate_size(n, sizes) for n in t.shape) for t in call.tensors.values())
+        inputs = sum(_elements(t, sizes) for t in call.tensors.values())
         if max(outputs, inputs) > MAX_RESULT_ELEMENTS:
             return NEEDED * FASTER + 1
         return max(estimate_operations(call.op.spec, env), ELEMENT * (outputs + inputs))

@@ -53,13 +53,12 @@ def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
 
 def compile_alone(op: Op, drawn: Inputs) -> None:
     """Compile a call of ``op`` without other operations, and run it. No code of an earlier compilation is reused."""
-    from shiplap.sampling.run import split_arguments
     from shiplap.torch_private import inductor_lowering
 
     def call(*args: Any, **named: Any) -> Any:
         return op.overload(*args, **named)
 
-    positional, named = split_arguments(op.spec, drawn.real[0].fresh())
+    positional, named = op.spec.split(drawn.real[0].fresh())
     anew = FunctionType(
         call.__code__.replace(), call.__globals__, closure=call.__closure__
     )  # Dynamo's cache is per code

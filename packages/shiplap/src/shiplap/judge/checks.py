@@ -19,13 +19,13 @@ from shiplap.judge.problem import Args, JudgeProblem
 from shiplap.judge.result import Reason, Timed
 from shiplap.judge.target import JudgeSubject, JudgeTarget
 from shiplap.judge.variants import SECRET_RANDOM, InputForm
+from shiplap.sampling.case import tensors_among
 from shiplap.sampling.compare import Reduction
 from shiplap.sampling.compare_to_reference import compare_with_rounding
 from shiplap.sampling.ledger import Key, Ledger
-from shiplap.sampling.run import tensors_among
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.call_batch import CallBatch
-from shiplap.sandbox.candidate import CandidateError, TargetProcess
+from shiplap.sandbox.candidate import CandidateError, MachineLack, TargetProcess
 from shiplap.sandbox.proc_filesystem import ProcessResources, read_process_resources
 from shiplap.sandbox.protocol import OperatorUse
 from shiplap.sandbox.supervisor import SandboxedProcess
@@ -105,6 +105,8 @@ class JudgeSession:
         """A context that turns an error of the candidate into a reason, with ``label`` as its input."""
         try:
             yield
+        except MachineLack:  # it ends the judgement, since the process may be gone
+            raise
         except CandidateError as e:
             self.reasons.append(Reason(e.check, e.evidence, label))
 

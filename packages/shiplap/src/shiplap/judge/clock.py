@@ -27,8 +27,7 @@ from shiplap.judge.options import StepDeadline
 from shiplap.judge.problem import SLOW_CALL_S, Args, JudgeProblem
 from shiplap.judge.result import Timed
 from shiplap.judge.variants import InputForm
-from shiplap.sampling.case import tree_map
-from shiplap.sampling.run import tensors_among
+from shiplap.sampling.case import tensors_among, tree_map
 from shiplap.sandbox.arguments import ArgumentArena
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CallOutcome, CandidateError, DeviceUnavailable, ExpectedEffects, TargetProcess

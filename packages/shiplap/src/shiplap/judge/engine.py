@@ -33,10 +33,12 @@ from shiplap.judge.variants import InputForm
 from shiplap.sampling.ledger import JUDGE, Cell
 from shiplap.sampling.perturb import perturb_arguments
 from shiplap.sampling.recipe import SampleRecipe
+from shiplap.sampling.run import error_line
 from shiplap.sandbox.arguments import ArgumentArena
-from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, TargetProcess
+from shiplap.sandbox.candidate import CandidateError, DeviceUnavailable, MachineLack, TargetProcess
 from shiplap.sandbox.device_memory import DeviceError
 from shiplap.sandbox.load_candidate import added_folders
+from shiplap.sandbox.machine_lack import is_lack
 from shiplap.sandbox.protocol import LoadTarget, OperatorUse
 from shiplap.sandbox.source_scan import constants_in_sources, find_suspicious_names
 from shiplap.sandbox.supervisor import ProcessEnded, SandboxLauncher, Timeout
@@ -214,13 +216,17 @@ def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> 
 
 @contextmanager
 def _note_lack(case: JudgeSession) -> Iterator[None]:
-    """A context that turns a lack of time, or of memory of the device, into an incomplete verdict."""
+    """A context that turns a lack of time, of memory or of anything else of the machine into an incomplete verdict."""
     try:
         yield
     except Timeout as e:
         case.missing["time"] = f"{e}: it takes longer than {case.options.seconds:g} s"
     except (DeviceUnavailable, DeviceError, torch.OutOfMemoryError) as e:
         case.missing["device"] = str(e)[:300]
+    except (MachineLack, MemoryError, OSError, RuntimeError) as e:
+        if not isinstance(e, MachineLack) and not is_lack(e):
+            raise
+        case.missing["machine"] = error_line(e)[:300]
 
 
 def _max_other_shapes(case: JudgeSession) -> int:

@@ -18,7 +18,7 @@ from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
 from shiplap.errors import error
 from shiplap.judge.variants import LARGE, SECRET_RANDOM, InputFacts, InputForm, make_input_forms, vary_arguments
-from shiplap.sampling.case import tree_map
+from shiplap.sampling.case import tensors_among, tree_map
 from shiplap.sampling.compare import (
     Difference,
     Reduction,
@@ -28,12 +28,12 @@ from shiplap.sampling.compare import (
 )
 from shiplap.sampling.compare_to_reference import compare_with_rounding
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import error_line, split_arguments, tensors_among, widen_tensor
+from shiplap.sampling.run import error_line, widen_tensor
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import free_dims
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects
 from shiplap.sandbox.protocol import bits_are_equal, elements_overlap, structure_of, tree_leaves
-from shiplap.sandbox.rng_state import rng_positions
+from shiplap.sandbox.rng_state import rng_positions, seed_torch
 from shiplap.sandbox.source_scan import marks_in_source
 
 # Held from a seed to the last number drawn from it: judgements of a suite share the generators of this process.
@@ -162,12 +162,12 @@ class JudgeProblem:
         """
         args = self.draw(timed[0])
         with SEEDING:
-            torch.manual_seed(secrets.randbits(62))
+            seed_torch(secrets.randbits(62))
             # Positions of the generators tell random results from nondeterministic ones.
             before = rng_positions()
             first = self.expect_effects(timed[0], args)
             moved = rng_positions() != before
-            torch.manual_seed(secrets.randbits(62))
+            seed_torch(secrets.randbits(62))
         if moved and bitwise_difference(first.own, self._own_results(args, first)):
             return "values", "the reference draws random numbers, with which nobody can compare any others"
         for form in timed:
@@ -295,7 +295,7 @@ class OpProblem(JudgeProblem):
     def __init__(self, op: Op, sizes: Sequence[dict[str, Any]], device: str) -> None:
         def body(*args: Any) -> Any:
             """Call the reference with arguments in the order of the schema."""
-            positional, named = split_arguments(op.spec, args)
+            positional, named = op.spec.split(args)
             return op.reference(*positional, **named)
 
         super().__init__(op.spec.name, body, body, op.spec.tolerated)
@@ -373,7 +373,7 @@ class FunctionProblem(JudgeProblem):
     def _make_arguments(self) -> Args:
         """Return inputs from the function of the reference, with a new seed."""
         with SEEDING:
-            torch.manual_seed(secrets.randbits(62))
+            seed_torch(secrets.randbits(62))
             made = self.inputs()
         return tuple(made) if isinstance(made, (list, tuple)) else (made,)
 

@@ -54,21 +54,24 @@ class JudgeTarget:
 
     @classmethod
     def _of_object(cls, value: Any) -> JudgeTarget:
-        """Return the target of an object that is defined at the top level of a file. Raises SL501."""
+        """Return the target of an object that is defined at the top level of a file. Raises SL501.
+
+        What the cell of a notebook defines has no file, or the name of one that does not exist.
+        """
         inner = value.reference if isinstance(value, Op) else value
         name = getattr(inner, "__qualname__", "")
         try:
             home = str(Path(inspect.getfile(inner)).resolve())
-        except TypeError:
+        except (TypeError, OSError):
             home = ""
-        if not home or not name or "<" in name:
+        if not Path(home).is_file() or not name or "<" in name:
             raise error(
                 "SL501",
                 where="judge",
                 what="the target cannot be loaded in another process",
                 got=repr(value)[:100],
                 expected="a function, a class or an op at the top level of a file",
-                fix="pass path/to/file.py:name",
+                fix="write it into a file, in a notebook with %%writefile kernel.py, and pass kernel.py:name",
             )
         return cls(home, (name,))
 

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.sampling.case import tree_map
+from shiplap.sampling.case import tensors_among, tree_map
 from shiplap.sampling.layouts import LAYOUTS, apply_layout, layout_is_possible
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import tensors_among
 
 VALUE_KINDS = (
     *("drawn", "normal", "wide", "tiny", "skewed", "ties", "shifted", "constant", "scaled", "large", "small", "sunk"),

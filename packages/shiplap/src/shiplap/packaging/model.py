@@ -25,7 +25,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
-from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
@@ -37,7 +36,7 @@ from shiplap.errors import ArgumentError, ShiplapError, error, writing
 from shiplap.kernels.native.build_plan import compiler_command, make_plan
 from shiplap.kernels.native.deploy import DeployedLibrary, make_on_demand_library
 from shiplap.kernels.triton.kernel import compile_call, launched_kernels
-from shiplap.packaging.tags import DAMAGED
+from shiplap.packaging.tags import DAMAGED, read_requirements
 from shiplap.torch_private.dynamo import compile_package, processor_features
 from shiplap.torch_private.graph_nodes import node_value, operator_name, overload_of
 from shiplap.torch_private.symbolic_sizes import concrete_calls
@@ -183,11 +182,10 @@ def _refuse_broken(package: Path, target: Path) -> None:
 def _shares_the_runtime(library: bytes) -> bool:
     """Return whether a library loads a C++ runtime, instead of containing one."""
     try:
-        sections = list(ELFFile(io.BytesIO(library)).iter_sections())
-        tags = [tag for s in sections if isinstance(s, DynamicSection) for tag in s.iter_tags("DT_NEEDED")]
+        needed, _ = read_requirements(io.BytesIO(library))
     except DAMAGED:
         return False  # the load, in a process of its own, tells what is wrong
-    return any(str(vars(tag)["needed"]).startswith(("libstdc++.", "libc++.")) for tag in tags)
+    return any(name.startswith(("libstdc++.", "libc++.")) for name in needed)
 
 
 def _model_names(archive: zipfile.ZipFile) -> list[str]:

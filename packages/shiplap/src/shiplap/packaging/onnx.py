@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from shiplap.dispatch import Op, registry
-from shiplap.errors import ShiplapError, error, writing
+from shiplap.errors import ShiplapError, error, first_line, writing
 from shiplap.packaging.onnx_operators import (
     VERSION,
     OperatorTable,
@@ -107,8 +107,7 @@ class FunctionForm:
                 return value
             return number_of_tensor(tensors[value.number]) if value.is_number else tensors[value.number]
 
-        named = {a.name: filled(v) for a, v in zip(self.op.spec.args, self.values, strict=True)}
-        positional = [named.pop(a.name) for a in self.op.spec.args if not a.keyword_only]
+        positional, named = self.op.spec.split([filled(v) for v in self.values])
         return self.op.reference(*positional, **named)
 
 
@@ -281,15 +280,15 @@ def _first_reason(e: BaseException) -> str:
     """Return the innermost cause of torch's error, which is the one that names the operator."""
     while e.__cause__ is not None:
         e = e.__cause__
-    lines = [line for line in str(e).splitlines() if line.strip()]
-    return f"{type(e).__name__}: {lines[0] if lines else ''}"
+    return first_line(e)
 
 
 def _form_of_call(op: Op, node: Node) -> FunctionForm:
     spec = op.spec
     if any(arg.mutated for arg in spec.args):
         raise _no_form(op, "it writes to an argument", "an op that returns its results")
-    values = _bind_arguments(op, node.args, node.kwargs)
+    given: tuple[Any, Any] = node.args, node.kwargs
+    values = op.spec.complete(*given)
     fakes: list[Any] = []
 
     def numbered(value: Any) -> Any:
@@ -311,12 +310,6 @@ def _form_of_call(op: Op, node: Node) -> FunctionForm:
     return FunctionForm(op, form, tuple(zip(examples, dims, strict=True)))
 
 
-def _bind_arguments(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Return the values of a call in declared order, with defaults for what is left out."""
-    given = dict(kwargs) | dict(zip([a.name for a in op.spec.args], args, strict=False))
-    return [given.get(a.name, None if a.default is ... else a.default) for a in op.spec.args]
-
-
 def _flat_inputs(values: Sequence[Any], form: Sequence[Any]) -> Iterator[Any]:
     """Yield the values at the places where ``form`` has a tensor."""
     for value, place in zip(values, form, strict=True):
@@ -332,7 +325,7 @@ def _translation(queue: deque[FunctionForm], names: Mapping[str, str]) -> Callab
     def translate(*args: Any, **kwargs: Any) -> Any:
         form = queue.popleft()
         op = form.op
-        inputs = list(_flat_inputs(_bind_arguments(op, args, kwargs), form.values))
+        inputs = list(_flat_inputs(op.spec.complete(args, kwargs), form.values))
         return call_node(op.spec.namespace, names[form.name], len(inputs), len(op.spec.outputs))(*inputs)
 
     return translate

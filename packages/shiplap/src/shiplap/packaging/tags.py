@@ -6,6 +6,7 @@ import platform
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection
@@ -19,7 +20,7 @@ COMMON = re.compile(
     r"(libc|libm|libdl|libpthread|librt|libstdc\+\+|libgcc_s|libgomp|ld-linux[\w-]*|libtorch(_\w+)?|libc10(_\w+)?)\.so"
 )
 # The C++ library (GLIBCXX_3.4.N) of the first distributions with a C library (GLIBC_2.M), as PEP 600's users have it.
-CXX = ((19, 17), (24, 28), (28, 31), (29, 34), (30, 35), (33, 39))
+CXX = ((19, 17), (22, 24), (24, 28), (28, 31), (29, 34), (30, 35), (33, 39))
 
 
 def platform_tag(libraries: Iterable[Path]) -> tuple[str, str]:
@@ -30,7 +31,8 @@ def platform_tag(libraries: Iterable[Path]) -> tuple[str, str]:
     minor = 17
     for path in libraries:
         try:
-            needed, versions = _read_requirements(path)
+            with path.open("rb") as file:
+                needed, versions = read_requirements(file)
         except (OSError, *DAMAGED) as e:
             return f"linux_{platform.machine()}", f"{_printable_name(path.name)} cannot be read: {e}"
         others = [name for name in needed if not COMMON.match(name)]
@@ -46,15 +48,14 @@ def platform_tag(libraries: Iterable[Path]) -> tuple[str, str]:
     return f"manylinux_2_{minor}_{platform.machine()}", ""
 
 
-def _read_requirements(path: Path) -> tuple[list[str], list[str]]:
-    """Return the libraries that ``path`` needs, and the versions of their symbols."""
-    needed, versions = [], []
-    with path.open("rb") as file:
-        for section in ELFFile(file).iter_sections():
-            if isinstance(section, DynamicSection):
-                needed += [vars(tag)["needed"] for tag in section.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
-            elif isinstance(section, GNUVerNeedSection):
-                versions += [each.name for _, listed in section.iter_versions() for each in listed]
+def read_requirements(library: IO[bytes]) -> tuple[list[str], list[str]]:
+    """Return the libraries that ``library`` needs, and the versions of their symbols."""
+    needed, versions = list[str](), list[str]()
+    for section in ELFFile(library).iter_sections():
+        if isinstance(section, DynamicSection):
+            needed += [vars(tag)["needed"] for tag in section.iter_tags("DT_NEEDED")]
+        elif isinstance(section, GNUVerNeedSection):
+            versions += [each.name for _, listed in section.iter_versions() for each in listed]
     return needed, versions
 
 

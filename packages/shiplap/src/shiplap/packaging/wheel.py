@@ -34,6 +34,7 @@ _PART = r"[^-\s]+"  # no line can be added to the file WHEEL
 _NAME = re.compile(
     rf"(?P<stem>{_PART}-{_PART}(?:-\d[^-\s]*)?)-(?P<python>{_PART})-(?P<abi>{_PART})-(?P<platform>{_PART})\.whl"
 )
+_MANYLINUX = re.compile(r"manylinux_2_(\d+)_")
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class WheelRequest:
         output: the folder for the new wheel, by default the folder of ``wheel``.
         modules: the modules that declare ops. By default the modules of the wheel's entry points ``shiplap.families``.
             If it has none, the top-level packages of the wheel.
-        platform: the platform tag of the new wheel. By default the tag of ``wheel``. If that tag is ``any``, Shiplap
-            derives a tag from the libraries.
+        platform: the platform tag of the new wheel. By default the tag of ``wheel``. If that tag is ``any``, or a
+            manylinux tag that is too old for the bindings, Shiplap derives a tag from the libraries.
         extras: a table of choices and compiled Triton kernels, if they are to be added.
     """
 
@@ -132,12 +133,16 @@ def _check_extras(request: WheelRequest) -> None:
 
 
 def _choose_platform(request: WheelRequest, now: str, libraries: Iterable[Path]) -> tuple[str, str]:
+    """Return the platform tag of the new wheel, and why package indexes will refuse it."""
     if request.platform:
         return request.platform, ""
     read, why = platform_tag(libraries)
+    promised = [int(minor) for minor in _MANYLINUX.findall(now.replace("manylinux2014", "manylinux_2_17"))]
+    needed = [int(minor) for minor in _MANYLINUX.findall(read)]
     if now == "any" or now == sysconfig.get_platform().replace("-", "_").replace(".", "_"):
         return read, why
-    return now, ""
+    # The bindings may need a newer C library than the libraries that the tag of the wheel was made for.
+    return (read if promised and needed and needed > [min(promised)] else now), ""
 
 
 def _unpack_wheel(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:

@@ -19,10 +19,10 @@ import msgspec
 
 from shiplap import safe_io
 from shiplap.errors import ShiplapError, error
+from shiplap.errors.base import ERROR_PARTS, error_parts
 from shiplap.packaging.contents import NO_EXTRAS, PackageContents, PackageExtras, fill_packages
 
 MODULES, LONGEST = 1000, 1000  # of one wheel; characters of a name
-PARTS = ("id", "what", "where", "got", "expected", "fix")  # of an error
 
 
 def fill_apart(modules: Sequence[str], unpacked: Path, extras: PackageExtras = NO_EXTRAS) -> list[PackageContents]:
@@ -38,8 +38,8 @@ def fill_apart(modules: Sequence[str], unpacked: Path, extras: PackageExtras = N
     with tempfile.TemporaryDirectory() as folder:
         answer, order, errors = (Path(folder) / name for name in ("answer.json", "order.json", "stderr"))
         # The worker may have another working folder, so paths are made absolute.
-        more = {"tuned": _absolute_path(extras.tuned), "calls": _absolute_path(extras.calls), "cubins": extras.cubins}
-        safe_io.write_text(order, json.dumps([str(unpacked), str(answer), more, *modules]))
+        tuned, calls = (path and str(path.absolute()) for path in (extras.tuned, extras.calls))
+        safe_io.write_text(order, json.dumps([str(unpacked), str(answer), tuned, extras.cubins, calls, *modules]))
         with os.fdopen(
             safe_io.open_for_writing(errors), "wb"
         ) as stderr:  # no pipes: a process that an import leaves behind would hold them open
@@ -47,10 +47,6 @@ def fill_apart(modules: Sequence[str], unpacked: Path, extras: PackageExtras = N
             done = subprocess.run([*command, str(order)], check=False, stdin=nothing, stdout=nothing, stderr=stderr)
         how = errors.read_text(errors="replace").strip()[-2000:] or f"the process ended with status {done.returncode}"
         return read_answer(answer, modules, how)
-
-
-def _absolute_path(path: Path | None) -> str:
-    return str(path.absolute()) if path is not None else ""
 
 
 def read_answer(path: Path, modules: Sequence[str], how: str) -> list[PackageContents]:
@@ -69,21 +65,20 @@ def read_answer(path: Path, modules: Sequence[str], how: str) -> list[PackageCon
 
 def _worker_error(content: dict[str, Any]) -> ShiplapError:
     """Return the error that the worker raised. ValueError or LookupError if the content is not an error."""
-    parts = msgspec.convert({part: content.get(part) for part in PARTS}, dict[str, str])
+    parts = msgspec.convert({part: content.get(part) for part in ERROR_PARTS}, dict[str, str])
     return error(parts.pop("id"), **parts)
 
 
 def _fill_by_order(order: str) -> None:
-    unpacked, answer, asked, *modules = json.loads(Path(order).read_text())
+    unpacked, answer, tuned, cubins, calls, *modules = json.loads(Path(order).read_text())
     sys.path.insert(0, unpacked)
     content: object
     try:
-        tuned, calls = (Path(asked[name]) if asked[name] else None for name in ("tuned", "calls"))
-        extras = PackageExtras(tuned, tuple(asked["cubins"]), calls)
+        extras = PackageExtras(tuned and Path(tuned), tuple(cubins), calls and Path(calls))
         content = [asdict(each) for each in fill_packages(modules, Path(unpacked), extras)]
     # Only errors of the catalogue are data. Any other exception ends the process, and its traceback is on stderr.
     except ShiplapError as e:
-        content = {part: getattr(e, part) for part in PARTS}
+        content = error_parts(e)
     safe_io.write_text(answer, json.dumps(content))
 
 

@@ -148,4 +148,4 @@ class CallPlan:
         return [n for n in dict.fromkeys([*named, *(name for name, _ in self.spec.dims)]) if n not in scalars]
 
     def _classes(self) -> set[str]:
-        return {a.tensor.dtype_class for a in self.spec.tensors if a.tensor and not a.tensor.concrete}
+        return set(self.spec.dtype_classes)

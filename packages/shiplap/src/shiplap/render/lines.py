@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,6 +43,11 @@ def row(label: str, value: str, style: str = "") -> Iterator[Line]:
     """Yield a line with ``value`` beside ``label``, further lines of it below; nothing where ``value`` is empty."""
     if value:
         yield line(f"  {label:<9}", "dim", (value.replace("\n", "\n" + " " * 11), style or "default"))
+
+
+def list_first(names: Sequence[str], most: int = 6) -> str:
+    """Return the first names as text, with the number of the others."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def print_lines(lines: Iterable[Line | TextTable], console: Console | None = None) -> None:

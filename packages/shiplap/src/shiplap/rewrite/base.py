@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.match import Level, Outcome
+from shiplap.rewrite.graph import source_line
+from shiplap.rewrite.match import Level, NearMiss, Outcome
+from shiplap.rewrite.obstacle import RewriteObstacle
+from shiplap.rewrite.passthrough_ops import torch_call_name
 from shiplap.rewrite.program import Program
 from shiplap.rewrite.prove import prove_rewrite
 from shiplap.sampling.finding import Finding
 
 if TYPE_CHECKING:
     from torch.fx import Graph
+
+
+def short_digest(*parts: object) -> str:
+    """Return a digest of everything that decides the effect of a rewrite, from its texts."""
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
 class Rewrite(ABC):
@@ -42,7 +50,7 @@ class Rewrite(ABC):
 
     def may_match(self, graph: Graph) -> bool:
         """Whether ``graph`` has a call of one of the ``anchors``, without which the rewrite has no place."""
-        return not self.anchors or any(passthrough_ops.torch_call_name(n) in self.anchors for n in graph.nodes)
+        return not self.anchors or any(torch_call_name(n) in self.anchors for n in graph.nodes)
 
     @property
     def code_is_fully_hashed(self) -> bool:
@@ -69,6 +77,11 @@ class Rewrite(ABC):
     @abstractmethod
     def programs(self) -> Iterable[Program]:
         """Return the programs that the proof runs. The rewrite must apply in at least one of them."""
+
+    def near_miss(self, at: RewriteObstacle, of: int) -> NearMiss:
+        """Return the near miss of an obstacle to a pattern of ``of`` nodes."""
+        line = source_line(at.node)
+        return NearMiss(self.name, self.level, at.node.name, line, at.obstacle, at.reason, at.fitting, of, at.fix)
 
     @property
     def findings(self) -> tuple[Finding, ...]:

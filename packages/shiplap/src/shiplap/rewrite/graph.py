@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from shiplap.errors import first_line
 from shiplap.rewrite.layout import readers_with_new_layout, restore_layouts, same_strides, shares_storage
 from shiplap.rewrite.match import OBSTACLE_FIXES, Level, Match, NearMiss, Obstacle, Saving
 from shiplap.rewrite.program import placing
+from shiplap.rewrite.walk import inputs_of, users_of, walk_from
 from shiplap.sampling.run import suppress_warnings
 from shiplap.torch_private import graph_nodes as fx
 
@@ -73,7 +75,7 @@ def place_replacement(
     except ReplacementRefused as e:
         return miss(e.obstacle, str(e))
     except Exception as e:
-        return miss("operator", f"the replacement cannot be traced here: {_error_summary(e)}")
+        return miss("operator", f"the replacement cannot be traced here: {first_line(e)[:200]}")
     results = _graph_results(made)
     writers = [n for n in replaced if written_arguments(n)]
     if problem := (
@@ -181,11 +183,6 @@ def _fill_arguments(args: Sequence[Any], inputs: Sequence[Node], values: Sequenc
     return list(map_arg(tuple(args), given.__getitem__))
 
 
-def _error_summary(e: Exception) -> str:
-    """Return the type of an error and the first line of its text, at most 200 characters."""
-    return f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}"[:200]
-
-
 def _graph_results(made: Graph) -> list[Any]:
     """Return the values that ``made`` returns, as a list."""
     return list(next(n for n in made.nodes if n.op == "output").args[0])
@@ -204,11 +201,11 @@ def _value_difference(new: Any, old: Any) -> tuple[Obstacle, str] | None:
     if new.device != old.device:
         return "device", f"the replacement is on {new.device}, the graph has {old.device}"
     if tuple(new.shape) != tuple(old.shape):
-        return "shape", f"the replacement is {_format_sizes(new.shape)}, the graph has {_format_sizes(old.shape)}"
+        return "shape", f"the replacement is {format_sizes(new.shape)}, the graph has {format_sizes(old.shape)}"
     if not same_strides(new, old):
         return (
             "layout",
-            f"the replacement has strides {_format_sizes(new.stride())}, the graph has {_format_sizes(old.stride())}",
+            f"the replacement has strides {format_sizes(new.stride())}, the graph has {format_sizes(old.stride())}",
         )
     return None
 
@@ -216,13 +213,7 @@ def _value_difference(new: Any, old: Any) -> tuple[Obstacle, str] | None:
 def _inputs_behind(made: Graph, inputs: Sequence[Node], result: Any) -> set[Node]:
     """Return the inputs from which one result is computed."""
     given = dict(zip((n for n in made.nodes if n.op == "placeholder"), inputs, strict=True))
-    stack, needed = [result] if isinstance(result, Node) else [], set()
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack.extend(node.all_input_nodes)
-    return {given[n] for n in needed if n in given}
+    return {given[n] for n in walk_from(flat_nodes(result), inputs_of) if n in given}
 
 
 def _find_dependency_loop(needs: Sequence[set[Node]], outputs: Sequence[Node]) -> tuple[Obstacle, str] | None:
@@ -230,17 +221,11 @@ def _find_dependency_loop(needs: Sequence[set[Node]], outputs: Sequence[Node]) -
 
     In training this happens: gradients are computed from results.
     """
-    after = [_nodes_downstream([o]) for o in outputs]
+    after = [set(walk_from([o], users_of)) for o in outputs]
     # reads[i] holds the results that are computed from output i.
     reads = [{j for j, need in enumerate(needs) if need & after[i]} for i in range(len(outputs))]
     for start in range(len(outputs)):
-        reached: set[int] = set()
-        stack = list(reads[start])
-        while stack:
-            if (at := stack.pop()) not in reached:
-                reached.add(at)
-                stack.extend(reads[at])
-        if start in reached:
+        if start in walk_from(reads[start], reads.__getitem__):
             loop = next(n for need in needs for n in need if n in after[start])
             return "argument", f"{loop.name} is computed from what would be replaced"
     return None
@@ -258,19 +243,7 @@ def _find_barrier_between(
     if wall is None:
         return None
     obstacle, does = barrier_reason(wall) or ("mutation", "")
-    return obstacle, f"{wall.name} ({operator_name(wall)}) {does} in between"
-
-
-def _nodes_downstream(nodes: Sequence[Node]) -> set[Node]:
-    """Return ``nodes`` and all nodes that are computed from them."""
-    reached: set[Node] = set(nodes)
-    stack = list(nodes)
-    while stack:
-        for user in stack.pop().users:
-            if user not in reached:
-                reached.add(user)
-                stack.append(user)
-    return reached
+    return obstacle, f"{name_and_operator(wall)} {does} in between"
 
 
 def barrier_reason(node: Node) -> tuple[Obstacle, str] | None:
@@ -484,6 +457,17 @@ def operator_name(node: Node) -> str:
     return f".{node.target}" if node.op == "call_method" else fx.operator_name(node.target)
 
 
+def name_and_operator(node: Node) -> str:
+    """Return the name of a node and the call that it makes, ``mm_1 (aten.mm)``, or its kind where it makes none."""
+    return f"{node.name} ({operator_name(node) if node.op.startswith('call') else node.op})"
+
+
+def fake_tensor(node: Any) -> Tensor | None:
+    """Return the fake tensor of ``node``, or None if it is no node, or stands for no tensor."""
+    held = fake_value(node) if isinstance(node, Node) else None
+    return held if isinstance(held, Tensor) else None
+
+
 def source_line(node: Node) -> str:
     """Return ``file:line`` of the user's call, the last one outside of torch, or an empty text where the compiler
     recorded none.
@@ -498,12 +482,13 @@ def describe_node(node: Any) -> str:
     """Return a short text for a node, ``float32[8, 64] of linear_1``, and the ``repr`` of a constant."""
     if not isinstance(node, Node):
         return repr(node)
-    held = fake_value(node)
-    return (
-        f"{_dtype_name(held.dtype)}{_format_sizes(held.shape)} of {node.name}"
-        if isinstance(held, Tensor)
-        else node.name
-    )
+    held = fake_tensor(node)
+    return node.name if held is None else f"{describe_tensor(held)} of {node.name}"
+
+
+def describe_tensor(held: Tensor) -> str:
+    """Return dtype and sizes of a tensor, ``float32[8, 64]``."""
+    return f"{_dtype_name(held.dtype)}{format_sizes(held.shape)}"
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
@@ -511,7 +496,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _format_sizes(sizes: Iterable[Any]) -> str:
+def format_sizes(sizes: Iterable[Any]) -> str:
     """Return sizes as text, ``[8, 64]``."""
     return f"[{', '.join(map(str, sizes))}]"
 
@@ -532,7 +517,5 @@ def is_view_call(node: Node) -> bool:
 
 def _bytes_of_node(node: Node) -> int:
     """Return the size of the tensor of ``node`` in bytes, 0 where it is no tensor."""
-    held = fake_value(node)
-    if not isinstance(held, Tensor):
-        return 0
-    return math.prod(fx.size_hint_of(n) for n in held.shape) * held.itemsize
+    held = fake_tensor(node)
+    return 0 if held is None else math.prod(fx.size_hint_of(n) for n in held.shape) * held.itemsize

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.fx.node import map_arg
 
+from shiplap.rewrite.walk import as_list, run_call
 from shiplap.torch_private import graph_nodes as fx
 from shiplap.torch_private import same_storage
 from shiplap.torch_private.symbolic_sizes import condition_holds
@@ -32,7 +32,7 @@ def _relevant_strides(t: Tensor) -> list[Any]:
 
 def shares_storage(made: Any, given: Iterable[Any]) -> bool:
     """Whether a result, or one of several, is memory of one of ``given``."""
-    own = [t for t in (made if isinstance(made, (list, tuple)) else [made]) if _is_strided_tensor(t)]
+    own = [t for t in as_list(made) if _is_strided_tensor(t)]
     theirs = [t for t in given if _is_strided_tensor(t)]
     return any(same_storage(a, b) for a in own for b in theirs)
 
@@ -49,7 +49,7 @@ def restore_layouts(fn: Callable[..., Any], wanted: Sequence[Tensor | None]) -> 
 
     def laid_out(*args: Any) -> list[Any]:
         results = fn(*args)
-        flat = list(results) if isinstance(results, (list, tuple)) else [results]
+        flat = as_list(results)
         return [
             r if old is None or not isinstance(r, Tensor) else _copy_to_layout(r, old)
             for r, old in zip(flat, wanted, strict=True)
@@ -94,7 +94,7 @@ def readers_with_new_layout(old: Node, new: Tensor) -> list[tuple[Node, Any]] | 
     try:
         # Fake values are computed in the mode of the graph, which owns its symbols.
         with held.fake_mode:
-            made = _run_on_fake_values(reader, old, new)
+            made = run_call(reader, lambda n: new if n is old else fx.node_value(n))
     except Exception:  # a view that this layout does not admit
         return None
     if not isinstance(made, Tensor) or tuple(made.shape) != tuple(held.shape):
@@ -110,12 +110,3 @@ def _called_name(node: Node) -> str:
     if node.op == "call_method":
         return str(node.target)
     return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
-
-
-def _run_on_fake_values(node: Node, given: Node, held: Tensor) -> Any:
-    """Return the result of ``node`` on fake values, with ``held`` in place of ``given``."""
-    args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: held if n is given else fx.node_value(n))
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    target: Any = node.target
-    return target(*args, **kwargs)

@@ -15,10 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.fx.node import map_arg
 
-from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import fake_value, flat_nodes, mutates_argument
+from shiplap.rewrite.passthrough_ops import (
+    CAST_OPERATORS,
+    VIEWING_OPERATORS,
+    keeps_values,
+    same_shape,
+    tensor_argument,
+    torch_call_name,
+)
+from shiplap.rewrite.walk import run_call, walk_from
 from shiplap.torch_private.graph_nodes import size_hint_of
 
 MOST_CALLS = 24  # calls between a value and a result; published models have at most 12
@@ -30,42 +37,24 @@ ARITHMETIC_OPERATORS = frozenset(
     | {"sum"}
 )
 # Calls that move values without changing them.
-VALUE_MOVING_OPERATORS = frozenset(
+VALUE_MOVING_OPERATORS = VIEWING_OPERATORS | frozenset(
     {
-        "getitem",
-        "chunk",
-        "split",
-        "tensor_split",
-        "unbind",
-        "select",
-        "narrow",
         "cat",
+        "clone",
         "concat",
         "concatenate",
-        "stack",
-        "flatten",
-        "view",
-        "view_as",
-        "reshape_as",
-        "expand_as",
-        "unflatten",
-        "squeeze",
-        "unsqueeze",
-        "expand",
-        "transpose",
-        "permute",
-        "movedim",
-        "view_as_complex",
-        "view_as_real",
-        "contiguous",
-        "clone",
-        "roll",
         "flip",
-        "repeat_interleave",
-        "repeat",
-        "tile",
         "hstack",
         "index_select",
+        "repeat",
+        "repeat_interleave",
+        "reshape_as",
+        "roll",
+        "stack",
+        "tensor_split",
+        "tile",
+        "view_as_complex",
+        "view_as_real",
     }
 )
 
@@ -126,21 +115,14 @@ def _random_tensor(shape: Sequence[int], imaginary: bool, rng: torch.Generator) 
 
 def _run_call(node: Node, held: dict[Node, Any]) -> Any:
     """Compute one call on the values in ``held``."""
-    if passthrough_ops.torch_call_name(node) in passthrough_ops.CAST_OPERATORS:
-        return held[passthrough_ops.tensor_argument(node)]
+    if torch_call_name(node) in CAST_OPERATORS:
+        return held[tensor_argument(node)]
     # A size that the graph computes is replaced by the number of the call that is compiled for.
-    args, kwargs = map_arg(
-        (node.args, dict(node.kwargs)), lambda n: held[n] if n in held else size_hint_of(fake_value(n))
-    )
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    target: Any = node.target
-    return target(*args, **kwargs)
+    return run_call(node, lambda n: held[n] if n in held else size_hint_of(fake_value(n)))
 
 
 def part_between(x: Node, out: Node) -> GraphPart | None:
     """Return the calls from ``x`` to ``out``, or None where one of them cannot be run."""
-    between, stack = set[Node](), [out]
     reached = _nodes_above(out)
     if x not in reached:
         return None
@@ -150,11 +132,7 @@ def part_between(x: Node, out: Node) -> GraphPart | None:
     for node in sorted(reached):
         if any(n in below for n in node.all_input_nodes):
             below.add(node)
-    while stack:
-        node = stack.pop()
-        if node in below and node is not x and node not in between:
-            between.add(node)
-            stack += node.all_input_nodes
+    between = set(walk_from([out], lambda node: (n for n in node.all_input_nodes if n in below and n is not x)))
     nodes = tuple(sorted(between))
     read = [n for node in nodes for n in flat_nodes((node.args, node.kwargs))]
     first: dict[Any, Node] = {}
@@ -190,8 +168,8 @@ def _computation_key(node: Any, depth: int = 8) -> Any:
         return "slice", *(_computation_key(n, depth) for n in (node.start, node.stop, node.step))
     if not isinstance(node, Node):
         return type(node).__name__, repr(node)
-    name = passthrough_ops.torch_call_name(node)
-    pure = name in ARITHMETIC_OPERATORS or name in VALUE_MOVING_OPERATORS or name in passthrough_ops.CAST_OPERATORS
+    name = torch_call_name(node)
+    pure = name in ARITHMETIC_OPERATORS or name in VALUE_MOVING_OPERATORS or name in CAST_OPERATORS
     if not depth or not pure or any(mutates_argument(n) for n in (node, *node.users)):
         return node
     named = tuple((k, _computation_key(v, depth - 1)) for k, v in sorted(node.kwargs.items()))
@@ -209,16 +187,14 @@ def candidate_starts(out: Node) -> list[Node]:
     """
     held = fake_value(out)
     shaped = [
-        n
-        for n in _nodes_above(out) - {out}
-        if isinstance(fake_value(n), Tensor) and passthrough_ops.same_shape(fake_value(n), held)
+        n for n in _nodes_above(out) - {out} if isinstance(fake_value(n), Tensor) and same_shape(fake_value(n), held)
     ]
     return sorted((n for n in shaped if fake_value(n).is_floating_point()), reverse=True)  # as in the graph
 
 
 def operator_names_above(out: Node) -> set[str]:
     """Return the names of the calls behind ``out`` that a part may hold."""
-    return {passthrough_ops.torch_call_name(n) for n in _nodes_above(out) if is_understood(n)}
+    return {torch_call_name(n) for n in _nodes_above(out) if is_understood(n)}
 
 
 def _nodes_above(out: Node) -> set[Node]:
@@ -235,9 +211,9 @@ def _nodes_above(out: Node) -> set[Node]:
 
 def is_understood(node: Node) -> bool:
     """Whether a part may hold this call: arithmetic, a cast, or an operator that moves values."""
-    name = passthrough_ops.torch_call_name(node)
-    if name in passthrough_ops.CAST_OPERATORS:
-        return passthrough_ops.keeps_values(node)
+    name = torch_call_name(node)
+    if name in CAST_OPERATORS:
+        return keeps_values(node)
     return (
         (name in ARITHMETIC_OPERATORS or name in VALUE_MOVING_OPERATORS)
         and not mutates_argument(node)

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from shiplap.cached_property import cached_property
-from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import describe_node, fake_value, is_view_call, operator_name, written_arguments
 from shiplap.rewrite.match import Obstacle
 from shiplap.rewrite.normalize_call import (
@@ -20,6 +19,8 @@ from shiplap.rewrite.normalize_call import (
     canonical_arguments,
     canonical_name,
 )
+from shiplap.rewrite.obstacle import RewriteObstacle, obstacle_of_reader
+from shiplap.rewrite.passthrough_ops import keeps_tensor
 from shiplap.torch_private.symbolic_sizes import SizeBindings, is_number, is_size
 
 # For the hint of a near miss: a weight that is stored transposed is a common difference.
@@ -66,15 +67,6 @@ class PatternGraph:
         return [n for n in self.graph.nodes if n.op.startswith("call") and not is_number(fake_value(n))]
 
 
-@dataclass(frozen=True)
-class MatchObstacle:
-    """The obstacle at which a walk stopped: the node of the graph, the kind of obstacle, a sentence."""
-
-    node: Node
-    obstacle: Obstacle
-    reason: str
-
-
 @dataclass
 class PartialMatch:
     """A pattern laid on a graph: the node of the graph for each node of the pattern, and the value of each argument.
@@ -85,7 +77,7 @@ class PartialMatch:
     nodes: dict[Node, Node] = field(default_factory=dict)
     args: dict[str, Any] = field(default_factory=dict)
     sizes: list[tuple[Any, Any, Node, str]] = field(default_factory=list)
-    stop: MatchObstacle | None = None
+    stop: RewriteObstacle | None = None
     passed: tuple[Node, ...] = ()
 
     def copy(self) -> PartialMatch:
@@ -110,9 +102,7 @@ class _PatternWalker:
         farthest.
         """
         # A cast to the dtype that a value already has is stepped over, unless the pattern has the same call there.
-        if passthrough_ops.keeps_tensor(actual) and (
-            want in self.pattern.inputs or canonical_name(actual) != canonical_name(want)
-        ):
+        if keeps_tensor(actual) and (want in self.pattern.inputs or canonical_name(actual) != canonical_name(want)):
             fit = fit.copy()
             fit.passed += (actual,)
             return self.match_node(fit, want, actual.args[0], actual)
@@ -252,7 +242,7 @@ class _PatternWalker:
     def _stop_at(self, fit: PartialMatch, node: Node, obstacle: Obstacle, reason: str) -> PartialMatch:
         """Return ``fit`` with its first obstacle. The walk goes on, to count the nodes that fit besides."""
         stopped = fit.copy()
-        stopped.stop = fit.stop or MatchObstacle(node, obstacle, reason)
+        stopped.stop = fit.stop or RewriteObstacle(node, obstacle, reason)
         return stopped
 
 
@@ -308,13 +298,13 @@ def match_other_outputs(pattern: PatternGraph, fit: PartialMatch, graph: Graph) 
             reason = f"nothing computes result {pattern.picked[index]} of the pattern from the same arguments"
             if nearest and len(nearest.nodes) > len(fit.nodes):
                 return nearest
-            fit.stop = MatchObstacle(at, "operator", reason)
+            fit.stop = RewriteObstacle(at, "operator", reason)
             return fit
         fit = fitting[0]
     return fit
 
 
-def check_sizes(pattern: PatternGraph, fit: PartialMatch, *, any_rank: bool) -> MatchObstacle | None:
+def check_sizes(pattern: PatternGraph, fit: PartialMatch, *, any_rank: bool) -> RewriteObstacle | None:
     """Return the obstacle if sizes disagree, once every argument is bound: sizes of arguments, and sizes that the graph
     computes with.
     """
@@ -327,26 +317,26 @@ def check_sizes(pattern: PatternGraph, fit: PartialMatch, *, any_rank: bool) -> 
         # Annotations with a variadic dim admit any rank; the declaration checks them then.
         if held.dim() != wanted.dim():
             if not any_rank:
-                return MatchObstacle(
+                return RewriteObstacle(
                     at, "shape", f"{name} is {describe_node(size)}: {held.dim()} dims, the pattern has {wanted.dim()}"
                 )
             continue
         for dim, (w, g) in enumerate(zip(wanted.shape, held.shape, strict=True)):
             if not sizes.bind(w, g):
-                return MatchObstacle(
+                return RewriteObstacle(
                     at,
                     "shape",
                     f"{name} is {describe_node(size)}: dim {dim} is {g}, the pattern has {sizes.format_size(w)} there",
                 )
     for want, actual, user, name in fit.sizes:
         if not sizes.same(want, actual):
-            return MatchObstacle(
+            return RewriteObstacle(
                 user, "shape", f"{operator_name(user)} has {name}={actual}, the pattern {sizes.format_size(want)}"
             )
     return None
 
 
-def check_users(pattern: PatternGraph, fit: PartialMatch) -> MatchObstacle | None:
+def check_users(pattern: PatternGraph, fit: PartialMatch) -> RewriteObstacle | None:
     """Return the obstacle if a node outside of the match reads a value that would no longer be computed."""
     inside, outputs = set(fit.replaced), {fit.nodes[o] for o in pattern.outputs if o in fit.nodes}
     free = _views_of_inputs(pattern, fit)
@@ -354,12 +344,9 @@ def check_users(pattern: PatternGraph, fit: PartialMatch) -> MatchObstacle | Non
         stranger = next((u for u in node.users if u not in inside), None)
         if stranger is not None and node in outputs and (writer := _writer_behind(node, stranger, inside)) is not None:
             reason = f"{stranger.name} reads {node.name} before {writer.name} writes to it"
-            return MatchObstacle(node, "mutation", reason)
+            return RewriteObstacle(node, "mutation", reason)
         if stranger is not None and node not in outputs and node not in free:
-            who = "the graph returns it" if stranger.op == "output" else f"{stranger.name} reads it, too"
-            return MatchObstacle(
-                node, "user", f"{node.name} ({operator_name(node)}) would no longer be computed, but {who}"
-            )
+            return obstacle_of_reader(node, stranger)
     return None
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from shiplap.rewrite.graph import fake_value
+from shiplap.rewrite.walk import as_list
 from shiplap.torch_private.graph_nodes import NUMPY_NAMES, operator_of, signature_of, whole_mutation
 
 # Both orders of two operands are tried for these.
@@ -104,7 +105,7 @@ def _swapped_dims(node: Node) -> tuple[DimNumber, DimNumber] | None:
     elif name == "t":
         dims = [0, 1] if rank == 2 else []
     else:
-        named = [d for r in rest for d in (r if isinstance(r, (list, tuple)) else [r])]
+        named = [d for r in rest for d in as_list(r)]
         dims = [d for d in named if type(d) is int]
         if len(dims) != len(named):
             return None
@@ -179,6 +180,12 @@ def canonical_arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, 
         named = {**{k: v for k, v in named.items() if k not in FACTORY_PLACES}, "dtype": held.dtype}
     kept = {k: v for k, v in named.items() if not (k in defaults and _equals_default(v, defaults[k]))}
     return {k: v for k, v in {**defaults, **named}.items() if k in kept or (k in spelled and v is not None)}
+
+
+def reduced_dims(node: Node) -> list[int]:
+    """Return the dims that a reduction names, counted from the front; none where it names none."""
+    dims = canonical_arguments(node).get("dim")
+    return [] if dims is None else as_list(dims)
 
 
 def _rank_of_dims(node: Node, given: Mapping[str, Any]) -> int:

@@ -19,6 +19,29 @@ from shiplap.torch_private import symbolic_sizes
 # Spellings of a cast before autograd, and the one of ATen.
 CAST_OPERATORS = frozenset({"to", "type", "float", "half", "bfloat16", "double", "type_as", "_to_copy"})
 VALUE_KEEPING_OPERATORS = CAST_OPERATORS | {"contiguous", "alias", "detach_", "positive"}
+# Views of a tensor, or of its parts. Some copy where there is no view.
+VIEWING_OPERATORS = frozenset(
+    {
+        "chunk",
+        "contiguous",
+        "expand",
+        "expand_as",
+        "flatten",
+        "getitem",
+        "movedim",
+        "narrow",
+        "permute",
+        "select",
+        "split",
+        "squeeze",
+        "transpose",
+        "unbind",
+        "unflatten",
+        "unsqueeze",
+        "view",
+        "view_as",
+    }
+)
 # Calls that fill a tensor with one number, which models use in place of a Python number.
 FILLING_OPERATORS = frozenset({"full", "full_like", "tensor", "scalar_tensor", "new_full"})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,18 +13,11 @@ from torch.fx import Graph, Node
 from shiplap.declare.code_digest import first_unfollowed
 from shiplap.dispatch import compile_cache_key as digest
 from shiplap.errors import error
-from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import (
-    ReplacementRefused,
-    describe_node,
-    place_replacement,
-    remove_dead_calls,
-    source_line,
-)
+from shiplap.rewrite.base import Rewrite, short_digest
+from shiplap.rewrite.graph import ReplacementRefused, describe_node, place_replacement, remove_dead_calls
 from shiplap.rewrite.guard import Guard
 from shiplap.rewrite.match import LEVELS, OBSTACLE_FIXES, Level, Match, NearMiss, Outcome
 from shiplap.rewrite.matcher import (
-    MatchObstacle,
     PartialMatch,
     PatternGraph,
     check_sizes,
@@ -34,9 +26,11 @@ from shiplap.rewrite.matcher import (
     match_output,
 )
 from shiplap.rewrite.normalize_call import canonical_name
+from shiplap.rewrite.obstacle import RewriteObstacle
 from shiplap.rewrite.pattern_samples import PatternSamples
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.signature import PatternSignature
+from shiplap.rewrite.walk import as_list
 from shiplap.sampling.run import error_line
 from shiplap.torch_private import graph_nodes, symbolic_sizes
 
@@ -66,7 +60,7 @@ class PatternRewrite(Rewrite):
         self.signature = PatternSignature(name, pattern)
         known = frozenset(self.signature.parameters) | self.signature.dims
         self.guards = tuple(Guard.parse(w, known, f"rewrite {name!r}") for w in where)
-        self._drawn = PatternSamples(pattern, self.signature, self.guards, samples)
+        self._drawn = PatternSamples(pattern, self.signature, self.guards, samples, replacement)
 
     def __repr__(self) -> str:
         return f"<rewrite {self.name} at {self.level}>"
@@ -84,7 +78,7 @@ class PatternRewrite(Rewrite):
     def digest(self) -> str:
         functions = [digest.op_cache_key(f) if f else "" for f in self._functions]
         parts = [self.name, self.level, *functions, *(g.source for g in self.guards), *map(repr, self.signature.args)]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+        return short_digest(*parts)
 
     def programs(self) -> Iterator[Program]:
         return self._drawn.programs(self.pattern, self.level)
@@ -115,7 +109,7 @@ class PatternRewrite(Rewrite):
         """Return the outcome at the place whose result is ``node``: that of the first form that fits, else of the
         nearest.
         """
-        best: tuple[PatternGraph, PartialMatch, MatchObstacle] | None = None
+        best: tuple[PatternGraph, PartialMatch, RewriteObstacle] | None = None
         # Forms are tried in the order of pattern_samples: the usual one first.
         for pattern, fit in ((p, way) for p in patterns for way in match_output(p, node)):
             if fit.stop is None:
@@ -125,26 +119,26 @@ class PatternRewrite(Rewrite):
                 match = self._place(graph, pattern, fit)
                 if isinstance(match, Match):
                     return match
-                stop = MatchObstacle(node, match.obstacle, match.reason)
+                stop = RewriteObstacle(node, match.obstacle, match.reason)
             if best is None or len(fit.nodes) > len(best[1].nodes):
                 best = pattern, fit, stop
         return self._near(*best) if best else None
 
-    def _why_refused(self, pattern: PatternGraph, fit: PartialMatch) -> MatchObstacle | None:
+    def _why_refused(self, pattern: PatternGraph, fit: PartialMatch) -> RewriteObstacle | None:
         """Return the obstacle if arguments, sizes, users, guards or costs speak against the match, or None."""
         # After autograd the guards of the compiled code are fixed.
         may_guard = self.level != "post-grad"
         env, problem = self.signature.bind({**pattern.fixed, **fit.args}, may_guard=may_guard)
         if problem:
-            return MatchObstacle(fit.nodes[pattern.outputs[0]], *problem)
+            return RewriteObstacle(fit.nodes[pattern.outputs[0]], *problem)
         if stop := check_sizes(pattern, fit, any_rank=bool(self.signature.args)) or check_users(pattern, fit):
             return stop
         at = fit.nodes[pattern.outputs[0]]
         for guard in self.guards:
             if why := guard.why_refused(env, may_guard=may_guard):
-                return MatchObstacle(at, "guard", f"{guard.source} does not hold: {why}")
+                return RewriteObstacle(at, "guard", f"{guard.source} does not hold: {why}")
         why = "" if self.pays is None or proving.get() else self._why_not_worth_it(self.pays, env)
-        return MatchObstacle(at, "cost", why) if why else None
+        return RewriteObstacle(at, "cost", why) if why else None
 
     def _why_not_worth_it(self, pays: Callable[..., bool | str], env: Mapping[str, Any]) -> str:
         """Return the reason why the replacement does not pay, empty where it does. A comparison of symbolic sizes
@@ -180,23 +174,14 @@ class PatternRewrite(Rewrite):
             [(n, describe_node(args[n])) for n in names],
         )
 
-    def _near(self, pattern: PatternGraph, fit: PartialMatch, stop: MatchObstacle) -> NearMiss | None:
+    def _near(self, pattern: PatternGraph, fit: PartialMatch, stop: RewriteObstacle) -> NearMiss | None:
         """Return the near miss of the best match, or None if less than half of the pattern fits."""
         fitting, of = len(fit.nodes), len(pattern.calls)
         # A match of less than half of the pattern is no near miss: every product would be one of attention.
         if 2 * fitting < of:
             return None
-        return NearMiss(
-            self.name,
-            self.level,
-            stop.node.name,
-            source_line(stop.node),
-            stop.obstacle,
-            stop.reason,
-            fitting,
-            of,
-            OBSTACLE_FIXES.get(stop.obstacle, ""),
-        )
+        stop.fitting, stop.fix = fitting, OBSTACLE_FIXES.get(stop.obstacle, "")
+        return self.near_miss(stop, of)
 
 
 def _nodes_to_replace(fit: PartialMatch) -> list[Node]:
@@ -214,7 +199,7 @@ def make_replacement(
 
     def forward(*args: Any) -> list[Any]:
         results = replacement(*args)
-        flat = list(results) if isinstance(results, (list, tuple)) else [results]
+        flat = as_list(results)
         return [flat[i] for i in pattern.picked]
 
     def both(*given: Any) -> list[Any]:
@@ -222,7 +207,7 @@ def make_replacement(
         with torch.enable_grad():
             leaves = {n: args[i].detach().requires_grad_() for i, n in enumerate(names) if n in pattern.grads}
             outputs = replacement(*(leaves.get(n, a) for n, a in zip(names, args, strict=True)))
-            flat = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+            flat = as_list(outputs)
             # A result without a gradient has no tangent in the joint graph either.
             live = [r for r in flat if isinstance(r, Tensor) and r.requires_grad]
             grads = torch.autograd.grad(live, [leaves[n] for n in pattern.grads], tangents, allow_unused=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import islice, permutations
+from itertools import chain, islice, permutations
 from typing import Any
 
 import torch
@@ -12,18 +12,21 @@ from torch.fx import Graph
 
 from shiplap.cached_property import cached_property
 from shiplap.declare.code_digest import code_digest
+from shiplap.declare.code_walk import constants_used
 from shiplap.dtypes import floating
 from shiplap.errors import AuditError, error
 from shiplap.plan import CallPlan
-from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import fake_value
 from shiplap.rewrite.guard import Guard
 from shiplap.rewrite.match import Level
 from shiplap.rewrite.matcher import PatternGraph
 from shiplap.rewrite.normalize_call import canonical_name
+from shiplap.rewrite.passthrough_ops import keeps_tensor
 from shiplap.rewrite.program import Program
 from shiplap.rewrite.signature import PatternSignature
+from shiplap.rewrite.walk import as_list
 from shiplap.sampling.case import SampleCase
+from shiplap.sampling.code_constants import integers_in_text
 from shiplap.sampling.recipe import SampleRecipe
 from shiplap.sampling.run import error_line, suppress_warnings
 from shiplap.sampling.samples import Samples
@@ -42,6 +45,8 @@ NARROW_DTYPES = floating(widest=16)
 OTHER_DTYPES = (*NARROW_DTYPES, "float64")  # than the base has: in ATen constants and casts name their dtype
 MOST_SIZE_ORDERS = 24  # of the sizes of a sample
 VARIADIC_RANKS = ((), (2, 3))  # of a variadic dim, besides the usual (2,)
+# Numbers of the code around which sizes are drawn, functions that are searched for them, and programs of such sizes.
+NEAR_UPPER, NEAR_OBJECTS, MOST_NEAR = 1024, 100, 12
 
 GivenSamples = Callable[[], Iterable[Sequence[Any]]]
 
@@ -50,9 +55,14 @@ class PatternSamples:
     """The arguments for one pattern, drawn from its annotations or given by its author."""
 
     def __init__(
-        self, fn: Callable[..., Any], signature: PatternSignature, guards: Sequence[Guard], given: GivenSamples | None
+        self,
+        fn: Callable[..., Any],
+        signature: PatternSignature,
+        guards: Sequence[Guard],
+        given: GivenSamples | None,
+        replacement: Callable[..., Any] | None = None,
     ) -> None:
-        self.fn, self.signature, self.guards, self.given = fn, signature, guards, given
+        self.fn, self.signature, self.guards, self.given, self.replacement = fn, signature, guards, given, replacement
         # With these, `Samples` takes this for an op. Guards on sizes alone are preconditions: it finds what holds.
         self.sampler = None
         self.spec = signature.spec(filter(None, (g.in_named_dims(signature.dim_at, signature.dims) for g in guards)))
@@ -191,10 +201,8 @@ class PatternSamples:
         """Return ``recipe`` in another floating dtype, or None where the declaration does not admit it."""
         if dtype == "float64" and self._narrows:
             return None
-        classes = {
-            a.tensor.dtype_class: a.tensor.dtypes for a in self.spec.tensors if a.tensor and not a.tensor.concrete
-        }
-        changed = {c: dtype for c, admitted in classes.items() if dtype in admitted or not admitted}
+        classes = self.spec.dtype_classes
+        changed = {c: dtype for c, t in classes.items() if dtype in t.dtypes or not t.dtypes}
         return recipe.but(dtypes=changed) if changed else None
 
     def _admitted(self, recipe: SampleRecipe | None) -> SampleCase | None:
@@ -234,6 +242,19 @@ class PatternSamples:
         # After autograd a size of 1 folds calls away, so only one case with a size of 0 is run there.
         for sizes in self._edges() if level == "pre-grad" else islice(self._edges(), 1, 2):
             yield from self._program(fn, self.base.but(sizes=sizes), fires=False)
+        near = (self._program(fn, self.base.but(sizes=s), fires=False) for s in self._near_constants())
+        yield from islice(chain.from_iterable(near), MOST_NEAR)
+
+    def _near_constants(self) -> Iterator[dict[str, int]]:
+        """Yield sizes next to numbers in the guards and in the code of the replacement, one dim at a time.
+
+        The replacement may be right up to such a size only: it serves every size that the guards admit.
+        """
+        found = [n for guard in self.guards for n in integers_in_text(guard.source)]
+        found += [v for v in constants_used(self.replacement, most=NEAR_OBJECTS) if type(v) is int]
+        names = [n for n, kind in free_dims(self.spec).items() if kind != "variadic"]
+        for number in dict.fromkeys(v for v in found if 3 < v <= NEAR_UPPER):
+            yield from ({name: size} for size in (number + 1, number) for name in names)
 
     def _with_equal_sizes(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``fn`` with checks that dims of one name have one size, which a pattern itself need not state."""
@@ -394,7 +415,7 @@ def _remove_idle_casts(graph: Graph) -> bool:
     """
     casts = [n for n in graph.nodes if n.op.startswith("call") and canonical_name(n) == "to"]
     for node in casts:
-        if passthrough_ops.keeps_tensor(node):
+        if keeps_tensor(node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     return bool(casts)
@@ -422,7 +443,7 @@ def _require_arguments_used(fn: Callable[..., Any], missing: Sequence[str]) -> N
 def _pattern_results(graph: Graph) -> list[Any]:
     """Return the values that ``graph`` returns, as a list."""
     (results,) = next(n for n in graph.nodes if n.op == "output").args
-    return list(results) if isinstance(results, (list, tuple)) else [results]
+    return as_list(results)
 
 
 def _is_differentiable(value: Any) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -15,9 +14,11 @@ from torch.fx import Graph, Interpreter
 from torch.nn import Module
 
 from shiplap.errors import ShiplapError, error
+from shiplap.lazy_imports import uncollected
 from shiplap.rewrite import batched_trace
 from shiplap.rewrite.match import Match, NearMiss, Outcome
 from shiplap.rewrite.program import Program, Provable, proving
+from shiplap.rewrite.walk import as_list
 from shiplap.sampling.compare import Reduction, bitwise_difference, compare_within_tolerance
 from shiplap.sampling.finding import Finding
 from shiplap.sampling.layouts import clone_exactly
@@ -96,8 +97,9 @@ def _run_and_store_proof(rewrite: Provable, digest: str) -> None:
     """Run the proof of ``rewrite``, and store its findings in this process and in the cache."""
     from shiplap.torch_private.inductor_passes import preserving_state, without_autocast
 
-    # A proof may run while a user's model is compiled, so the compiler's state is restored afterwards.
-    with preserving_state(), without_autocast(), suppress_warnings(), _garbage_collection_off():
+    # A proof may run while a user's model is compiled, so the compiler's state is restored afterwards. A collection of
+    # garbage takes 0.2 s with a compiler in memory, and a proof makes little garbage.
+    with preserving_state(), without_autocast(), suppress_warnings(), uncollected():
         if _findings.get(rewrite, ("",))[0] != digest:  # no other thread did it meanwhile
             _findings[rewrite] = digest, _run_proof_programs(rewrite)
             # The digest once more: samples that count their calls are others now.
@@ -134,18 +136,6 @@ def _finding(kept: Any) -> Finding | None:
     if kept["verdict"] not in GOOD or not all(isinstance(v, str) for v in kept.values()):
         return None
     return Finding(**kept)
-
-
-@contextmanager
-def _garbage_collection_off() -> Iterator[None]:
-    """Turn collections of garbage off: with a compiler in memory each takes 0.2 s, and a proof makes little garbage."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _run_proof_programs(rewrite: Provable) -> tuple[Finding, ...]:
@@ -294,7 +284,7 @@ class _GraphRun:
         given = [self._input(node, role, leaves, rng, wide) for node, role in self.captured.roles.items()]
         with nullcontext() if self.differentiate else torch.no_grad():
             results = module.run(*given)
-        results = list(results) if isinstance(results, (list, tuple)) else [results]
+        results = as_list(results)
         grads = results[-self.primals :] if self.joint else None
         outs = [o for o in (results[: -self.primals] if self.joint else results) if isinstance(o, Tensor)]
         return _RunEffect(outs, leaves, _gradients_of_leaves(outs, leaves) if self.differentiate else grads)

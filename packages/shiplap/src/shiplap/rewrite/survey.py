@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph
 
 from shiplap.errors import error
 from shiplap.render.graph import GraphBox, graph_svg
 from shiplap.render.lines import Line, line, plain_json
 from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import fake_value, operator_name, source_line
+from shiplap.rewrite.graph import describe_tensor, fake_tensor, operator_name, source_line
 from shiplap.rewrite.match import LEVELS, Level, Match, NearMiss, Outcome, Saving
 from shiplap.rewrite.scope import Rewrites
-from shiplap.sampling.run import tensors_among
+from shiplap.sampling.case import tensors_among
 from shiplap.torch_private.graph_objects import leaves
 from shiplap.tuning.measure import RacePlan, clock_for, race_runs
 
@@ -230,20 +230,12 @@ def list_calls(graph: Graph) -> tuple[GraphCall, ...]:
             n.name,
             operator_name(n) if n.op.startswith("call") else n.op,
             tuple(a.name for a in n.all_input_nodes),
-            _dtype_and_shape(n),
+            "" if (held := fake_tensor(n)) is None else describe_tensor(held),
             source_line(n),
         )
         for n in graph.nodes
         if n.op != "output"
     )
-
-
-def _dtype_and_shape(node: Node) -> str:
-    """Return dtype and shape of a node as text, empty for a node that is no tensor."""
-    held = fake_value(node)
-    if not isinstance(held, Tensor):
-        return ""
-    return f"{str(held.dtype).removeprefix('torch.')}[{', '.join(map(str, held.shape))}]"
 
 
 def survey_rewrites(

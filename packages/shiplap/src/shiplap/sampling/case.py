@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,23 @@ GENERATOR_SEED = 7  # seed of torch's own generator, for ops that draw from it
 def tree_map(fn: Callable[[Tensor], Any], args: Iterable[Any]) -> tuple[Any, ...]:
     """Return ``args`` with ``fn`` applied to every tensor, also inside lists. Other values stay."""
     return tuple(fn(v) if isinstance(v, Tensor) else list(tree_map(fn, v)) if isinstance(v, list) else v for v in args)
+
+
+def tensors_among(args: Iterable[Any]) -> list[Tensor]:
+    """Return all tensors of ``args``, in order, also those inside lists."""
+    flat: list[Tensor] = []
+    tree_map(flat.append, args)
+    return flat
+
+
+def plain_copies(args: Iterable[Any]) -> tuple[Any, ...]:
+    """Return ``args`` with detached, contiguous copies of all tensors."""
+    return tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), args)
+
+
+def arguments_by_name(op: Op, args: Iterable[Any]) -> dict[str, Any]:
+    """Return the values of the arguments of a call by their names, in schema order."""
+    return {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -47,20 +64,16 @@ class SampleCase:
     @property
     def numel(self) -> int:
         """The number of elements of all tensors."""
-        total = 0
-
-        def count(t: Tensor) -> None:
-            """Add the elements of one tensor."""
-            nonlocal total
-            total += t.numel()
-
-        tree_map(count, self.args)
-        return total
+        return sum(t.numel() for t in tensors_among(self.args))
 
     @property
     def graph_key(self) -> tuple[object, ...]:
         """A key of the arguments that are present, equal for samples that one compiled graph can serve."""
         return tuple(len(v) if isinstance(v, list) else v is None for v in self.args)
+
+    def with_args(self, args: tuple[Any, ...]) -> SampleCase:
+        """Return the sample with other arguments of the same sizes."""
+        return replace(self, args=args)
 
     def fresh(self) -> tuple[Any, ...]:
         """Return copies of the arguments. A random generator starts at the state of the sample's generator."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shiplap.declare.values import Args
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.case import SampleCase, plain_copies, tree_map
 from shiplap.sampling.compare import Difference, Reduction, compare_within_tolerance, derive_reduction
 from shiplap.sampling.rounding import rounding_allowance, rounding_unit
-from shiplap.sampling.run import reference_effects, reference_effects64, run_op, widen_tensor
+from shiplap.sampling.run import reference_effects, reference_effects64, run_op, surrogate_results, widen_tensor
 from shiplap.sampling.unordered import match_unordered_rows, sort_unordered_rows
 
 
@@ -62,6 +63,21 @@ def against_run(
         lambda: repeated(lambda op, args: reference_effects(op, tree_map(widen_tensor, args))),
         op.spec.tolerated,
     )
+
+
+def reference_derivatives(
+    op: Op, case: SampleCase, derive: Callable[..., list[Any]]
+) -> tuple[list[Any], list[Any], Callable[[], list[Any]]]:
+    """Return the derivatives of the reference in its own precision, in float64, and a function that repeats the latter.
+
+    ``derive(forward, args)`` returns derivatives of ``forward`` at the arguments, which it may change.
+    """
+    reference = partial(surrogate_results, op)
+
+    def widened() -> list[Any]:
+        return derive(reference, tree_map(widen_tensor, plain_copies(case.args)))
+
+    return derive(reference, plain_copies(case.args)), widened(), widened
 
 
 def describe_kind_difference(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:

@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 from shiplap.declare import OpSpec
 from shiplap.sampling.builder import builder_takes_values
-from shiplap.sampling.case import SampleCase
+from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import tensors_among
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import EDGE_SIZES, free_dims, scalar_candidates, search_sizes
 
@@ -53,86 +52,49 @@ Key = tuple[str, str]  # axis and obligation
 CellState = Literal["covered", "untouched", "does not apply"]
 
 
-def _cells(**looked_by: str) -> dict[Key, str]:
-    """Return cells from ``axis__obligation="check"``, with underscores in place of blanks."""
-    keys = {name: tuple(part.replace("_", " ") for part in name.split("__")) for name in looked_by}
-    return {(keys[name][0], keys[name][1]): check for name, check in looked_by.items()}
+def _cells(*rows: tuple[str, str, str]) -> dict[Key, str]:
+    """Return the cells of rows ``(obligation, who looks at it, axes)``."""
+    return {(axis, obligation): looked_by for obligation, looked_by, axes in rows for axis in axes.split(", ")}
 
 
 AUDIT = _cells(
-    size__value="edges",
-    rank__value="edges",
-    layout__value="edges",
-    offset__value="edges",
-    alignment__value="addresses",
-    dtype__value="numerics",
-    value__value="special",
-    scalar__value="numerics",
-    absence__value="numerics",
-    mode__value="requires_grad",
-    seed__value="distribution",
-    order_of_calls__value="determinism",
-    thread__value="threads",
-    size__gradient="gradient",
-    rank__gradient="gradient",
-    layout__gradient="gradient",
-    offset__gradient="gradient",
-    dtype__gradient="gradient",
-    value__gradient="gradient",
-    scalar__gradient="gradient",
-    absence__gradient="gradient",
-    order_of_calls__gradient="backward",
-    thread__gradient="backward",
-    size__second_gradient="backward",
-    rank__second_gradient="backward",
-    scalar__second_gradient="backward",
-    absence__second_gradient="backward",
-    size__fake="fake",
-    rank__fake="fake",
-    layout__fake="fake",
-    offset__fake="fake",
-    dtype__fake="fake",
-    scalar__fake="fake",
-    absence__fake="fake",
-    size__alias="fresh",
-    layout__alias="fresh",
-    offset__alias="fresh",
-    scalar__alias="fresh",
-    order_of_calls__alias="fresh",
-    dtype__mutation="schema",
-    layout__mutation="schema",
-    value__mutation="schema",
-    size__determinism="sizes",
-    value__determinism="determinism",
-    order_of_calls__determinism="determinism",
-    thread__determinism="threads",
-    seed__determinism="distribution",
-    mode__mode="process",
-    order_of_calls__mode="process",
-    size__capture="compile",
-    layout__capture="compile",
-    absence__capture="compile",
-    mode__capture="compile",
-    order_of_calls__capture="cuda_graph",
+    ("value", "edges", "size, rank, layout, offset"),
+    ("value", "addresses", "alignment"),
+    ("value", "numerics", "dtype, scalar, absence"),
+    ("value", "special", "value"),
+    ("value", "requires_grad", "mode"),
+    ("value", "distribution", "seed"),
+    ("value", "determinism", "order of calls"),
+    ("value", "threads", "thread"),
+    ("gradient", "gradient", "size, rank, layout, offset, dtype, value, scalar, absence"),
+    ("gradient", "backward", "order of calls, thread"),
+    ("second gradient", "backward", "size, rank, scalar, absence"),
+    ("fake", "fake", "size, rank, layout, offset, dtype, scalar, absence"),
+    ("alias", "fresh", "size, layout, offset, scalar, order of calls"),
+    ("mutation", "schema", "dtype, layout, value"),
+    ("determinism", "sizes", "size"),
+    ("determinism", "determinism", "value, order of calls"),
+    ("determinism", "threads", "thread"),
+    ("determinism", "distribution", "seed"),
+    ("mode", "process", "mode, order of calls"),
+    ("capture", "compile", "size, layout, absence, mode"),
+    ("capture", "cuda_graph", "order of calls"),
 )
 """Required cell of an audit → the check that has to look at it."""
 
 JUDGE = _cells(
-    size__value="other shapes",
-    value__value="other values",
-    scalar__value="other values",
-    layout__value="layouts",
-    alignment__value="layouts",
-    absence__value="other arguments",
-    order_of_calls__value="many calls",
-    value__gradient="gradients",
+    ("value", "other shapes", "size"),
+    ("value", "other values", "value, scalar"),
+    ("value", "layouts", "layout, alignment"),
+    ("value", "other arguments", "absence"),
+    ("value", "many calls", "order of calls"),
+    ("gradient", "gradients", "value"),
 )
 """Required cell of a judgement → the part of the judgement that has to look at it."""
 
 TUNE = _cells(
-    value__value="tune.verify",
-    order_of_calls__value="tune.verify",
-    order_of_calls__determinism="tune.confirm",
+    ("value", "tune.verify", "value, order of calls"),
+    ("determinism", "tune.confirm", "order of calls"),
 )
 """Required cell of a tuning → the step that has to look at it."""
 
@@ -301,7 +263,6 @@ def absent_axes(samples: Samples) -> dict[str, str]:
     op, spec, base = samples.op, samples.spec, samples.base
     given = tensors_among(samples.build(base).args)
     free = free_dims(spec)
-    classes = [a.tensor for a in spec.tensors if a.tensor and not a.tensor.concrete]
     scalars = [a for a in spec.scalars if a.name not in dict(base.sizes) and len(scalar_candidates(a)) > 1]
     reasons = {
         "size": "" if _admits_sizes(spec, base, free) else "the declaration admits one size of each dim",
@@ -309,7 +270,7 @@ def absent_axes(samples: Samples) -> dict[str, str]:
         "layout": "" if _admits_layout(samples) else "no argument may have another layout",
         "offset": "" if given else "no argument is a tensor",
         "alignment": "" if given else "no argument is a tensor",
-        "dtype": "" if any(len(t.dtypes) != 1 for t in classes) else "each argument has one dtype",
+        "dtype": "" if any(len(t.dtypes) != 1 for t in spec.dtype_classes.values()) else "each argument has one dtype",
         "value": "" if given else "no argument is a tensor",
         "scalar": "" if scalars else "no scalar has another value",
         "absence": "" if any(a.optional for a in spec.tensors) else "no argument is an optional tensor",

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.layouts import has_independent_values
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import tensors_among
 from shiplap.sampling.samples import Samples
 
 MANY = 1 << 18  # elements above which an eighth of so many pairs are exchanged

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +44,22 @@ class SampleRecipe:
             for k, v in changes.items()
         }
         return replace(self, **merged)
+
+    def shrunk(
+        self, keeps: Callable[[SampleRecipe], bool], smaller: Callable[[int], Iterable[int]], seconds: float
+    ) -> SampleRecipe:
+        """Return a recipe with smaller sizes for which ``keeps`` holds as for this one, found within ``seconds``.
+
+        ``smaller`` returns what to try in place of a size. Each size is lowered on its own.
+        """
+        recipe, end, moved = self, time.monotonic() + seconds, True
+        # Restart with the first dim after each success: a smaller size may make another one reducible.
+        while moved:
+            sizes = [(name, n) for name, size in recipe.sizes if type(size) is int for n in smaller(size)]
+            tried = (recipe.but(sizes={name: n}) for name, n in sizes if time.monotonic() < end)
+            found = next(filter(keeps, tried), None)
+            recipe, moved = found or recipe, found is not None
+        return recipe
 
     def members(self, arg: Arg) -> list[bool]:
         """Return for each member of a list of tensors whether it is present.

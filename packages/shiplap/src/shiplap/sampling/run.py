@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import shorten
 from typing import Any
@@ -11,30 +11,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shiplap.declare import OpSpec
 from shiplap.dispatch import AdoptedOp, Op
 from shiplap.dispatch.autograd import detach_results
 from shiplap.dispatch.outputs import flatten_op_results, fresh_results, tensors_in_arguments
 from shiplap.errors import ShiplapError
-from shiplap.sampling.case import GENERATOR_SEED, SampleCase, copy_generators, tree_map
+from shiplap.sampling.case import (
+    GENERATOR_SEED,
+    SampleCase,
+    arguments_by_name,
+    copy_generators,
+    plain_copies,
+    tensors_among,
+    tree_map,
+)
 from shiplap.sampling.unordered import sort_unordered_rows
 
 
-def split_arguments(spec: OpSpec, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments in schema order as positional and keyword-only arguments."""
-    pairs = list(zip(spec.args, args, strict=True))
-    return tuple(v for a, v in pairs if not a.keyword_only), {a.name: v for a, v in pairs if a.keyword_only}
-
-
-def output_tensors(result: Any) -> tuple[Tensor, ...]:
-    """Return the results of an op as a tuple of tensors."""
-    return flatten_op_results(result)
+def results_of(op: Op, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Return the results of ``function``, which takes the arguments of ``op``, on ``args`` themselves."""
+    positional, named = op.spec.split(args)
+    return flatten_op_results(fresh_results(op.spec, args, function(*positional, **named)))
 
 
 def call_op(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Call the registered op on these arguments, without copying them, and return its results."""
-    positional, named = split_arguments(op.spec, args)
-    return sort_unordered_rows(op.spec, output_tensors(fresh_results(op.spec, args, op.overload(*positional, **named))))
+    return sort_unordered_rows(op.spec, results_of(op, op.overload, args))
 
 
 def op_effects(op: Op, args: tuple[Any, ...], outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -42,10 +43,19 @@ def op_effects(op: Op, args: tuple[Any, ...], outs: tuple[Tensor, ...]) -> tuple
     return (*outs, *tensors_in_arguments([v for a, v in zip(op.spec.args, args, strict=True) if a.mutated]))
 
 
+def run_on(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Return the effects of the op on ``args`` themselves."""
+    return op_effects(op, args, call_op(op, args))
+
+
 def run_op(op: Op, case: SampleCase) -> tuple[Tensor, ...]:
     """Return the effects of the op on fresh copies of the case's arguments."""
-    args = case.fresh()
-    return op_effects(op, args, call_op(op, args))
+    return run_on(op, case.fresh())
+
+
+def require_gradients(op: Op, args: tuple[Any, ...], names: Container[str]) -> tuple[Any, ...]:
+    """Return ``args``, of which ``names`` require gradients from now on."""
+    return tuple(v.requires_grad_() if n in names else v for n, v in arguments_by_name(op, args).items())
 
 
 class ReferenceMark:
@@ -82,12 +92,11 @@ reference_mark = ReferenceMark()
 
 def reference_effects(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Return the effects of the reference on copies of ``args``."""
-    copies = copy_generators(tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), args))
-    positional, named = split_arguments(op.spec, copies)
+    copies = copy_generators(plain_copies(args))
     if op.spec.random:  # without a generator argument, the op draws from torch's own
         torch.manual_seed(GENERATOR_SEED)
     with reference_mark.running():
-        made = output_tensors(fresh_results(op.spec, copies, op.reference(*positional, **named)))
+        made = results_of(op, op.reference, copies)
     return op_effects(op, copies, sort_unordered_rows(op.spec, made))
 
 
@@ -102,10 +111,10 @@ def reference_accepts(op: Op, args: tuple[Any, ...]) -> bool:
 
 def surrogate_results(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Return the results, on ``args`` themselves, of the function whose derivative is the op's gradient."""
-    positional, named = split_arguments(op.spec, args)
+    positional, named = op.spec.split(args)
     with reference_mark.running():
         made: Any = fresh_results(op.spec, args, op.surrogate(*positional, **named))
-    return sort_unordered_rows(op.spec, output_tensors(detach_results(op.spec, made)))
+    return sort_unordered_rows(op.spec, flatten_op_results(detach_results(op.spec, made)))
 
 
 def draws_otherwise(op: Op, case: SampleCase) -> bool:
@@ -133,16 +142,15 @@ def reference_effects64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
         return reference_effects(op, args)
 
 
-def tensors_among(args: Iterable[Any]) -> list[Tensor]:
-    """Return all tensors of ``args``, in order, also those inside lists."""
-    flat: list[Tensor] = []
-    tree_map(lambda t: flat.append(t), args)
-    return flat
-
-
 def is_float8(t: Tensor) -> bool:
     """Return whether ``t`` has a dtype that torch converts and copies, but neither adds, multiplies nor compares."""
     return t.is_floating_point() and t.itemsize == 1
+
+
+def all_finite(results: Iterable[Tensor]) -> bool:
+    """Return whether no floating-point or complex number among the results is infinite or NaN."""
+    numbers = (t.float() if is_float8(t) else t for t in results if t.is_floating_point() or t.is_complex())
+    return all(bool(torch.isfinite(t).all()) for t in numbers)
 
 
 def can_carry_gradient(t: Tensor) -> bool:
@@ -154,6 +162,14 @@ def random_gradient(t: Tensor, rng: torch.Generator) -> Tensor:
     """Return a random gradient of the shape of ``t``, on the CPU, with both parts for a complex ``t``."""
     drawn = torch.randn(t.shape, generator=rng)
     return torch.complex(drawn, torch.randn(t.shape, generator=rng)) if t.is_complex() else drawn
+
+
+def gradients_or_zeros(
+    outs: Sequence[Tensor], inputs: Sequence[Tensor], directions: Sequence[Tensor], **keywords: Any
+) -> list[Tensor]:
+    """Return the gradients of ``inputs``, zeros for those that have no part in the outputs."""
+    gradients = torch.autograd.grad(outs, inputs, directions, allow_unused=True, **keywords)
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, inputs, strict=True)]
 
 
 def floating_args(op: Op, case: SampleCase) -> list[str]:
@@ -185,7 +201,7 @@ def why_no_backward(op: Op, case: SampleCase) -> str:
     names = floating_args(op, case)
     if not names or op.spec.mutated:
         return "it mutates arguments" if op.spec.mutated else "no floating-point tensor argument"
-    args = tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
+    args = require_gradients(op, case.fresh(), names)
     outs = [o for o in call_op(op, args) if o.requires_grad]
     if not outs:
         return "no output carries a gradient"

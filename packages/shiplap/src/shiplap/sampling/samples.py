@@ -39,11 +39,11 @@ from shiplap.sampling.boundary_sizes import (
 )
 from shiplap.sampling.boundary_sizes import uneven_member_sizes as uneven_lists
 from shiplap.sampling.builder import build_arguments, builder_takes_values
-from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.code_constants import CodeConstants, find_code_constants, threshold_value_kind
 from shiplap.sampling.layouts import LAYOUTS, apply_layout, layout_is_possible
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import reference_accepts, tensors_among
+from shiplap.sampling.run import reference_accepts
 from shiplap.sampling.sizes import (
     EDGE_SIZES,
     SEARCH_LIMIT,
@@ -108,8 +108,8 @@ class Samples:
 
     def _recipe(self, sizes: dict[str, Any], scalars: dict[str, Any]) -> SampleRecipe:
         """Return the recipe of these sizes and scalars, with the preferred dtypes."""
-        classes = [a.tensor for a in self.spec.tensors if a.tensor and not a.tensor.concrete]
-        dtypes = {t.dtype_class: next(n for n in PREFERRED if n in t.dtypes or not t.dtypes) for t in classes}
+        classes = self.spec.dtype_classes
+        dtypes = {c: next(n for n in PREFERRED if n in t.dtypes or not t.dtypes) for c, t in classes.items()}
         return SampleRecipe().but(
             sizes=sizes, scalars={k: v for k, v in scalars.items() if k not in sizes}, dtypes=dtypes
         )
@@ -227,7 +227,7 @@ class Samples:
 
     def dtypes(self) -> Iterator[SampleCase]:
         """Yield the base sample in every floating dtype that the declaration admits, and in both complex ones."""
-        classes = {a.tensor.dtype_class: a.tensor for a in self.spec.tensors if a.tensor and not a.tensor.concrete}
+        classes = self.spec.dtype_classes
         for dtype in FLOATS:
             names = {c: dtype for c, t in classes.items() if dtype in t.dtypes or not t.dtypes}
             if dtype == "float64":

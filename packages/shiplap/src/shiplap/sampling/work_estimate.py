@@ -18,7 +18,7 @@ from shiplap.dispatch import Op
 from shiplap.errors import error
 from shiplap.sampling.boundary_sizes import HUGE_INTEGERS
 from shiplap.sampling.case import SampleCase, tree_map
-from shiplap.sampling.run import error_line, split_arguments
+from shiplap.sampling.run import error_line
 from shiplap.torch_private.dispatcher_calls import TorchDispatchMode
 from shiplap.torch_private.graph_objects import map_leaves
 
@@ -87,7 +87,7 @@ def _why_too_much_work(op: Op, case: SampleCase) -> str:
     The reasons are its size, and an error without values, which leaves the size unknown.
     """
     args = tree_map(lambda t: t.detach().to("meta"), case.args)
-    positional, named = split_arguments(op.spec, args)
+    positional, named = op.spec.split(args)
     try:
         with torch.device("meta"), _WorkLimit():
             op.reference(*positional, **named)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import random
 import secrets
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from shiplap.sandbox.device_memory import FLAG_BYTES, KIND, DeviceBlock, device_driver, lies_on_device
-from shiplap.sandbox.protocol import Packed, PackedDict, PackedList, PackedText, TensorLocation, strided_extent
+from shiplap.sandbox.protocol import (
+    Packed,
+    PackedDict,
+    PackedList,
+    PackedText,
+    TensorLocation,
+    make_sealed_file,
+    strided_extent,
+)
 
 ARENA_GAP, DEVICE_GAP = 64, 512  # bytes, as torch's allocators align
 MOST_SPARE, SPARE_BYTES = 4, 64 << 20  # a block is used again if it is larger by this factor, or has these bytes
@@ -69,16 +77,14 @@ class ArgumentArena:
         return at
 
     def make(self) -> int:
-        """Return a new open file of the right length, filled with zeros, which the caller closes.
+        """Return a new sealed file of the right length, filled with zeros, which the caller closes.
 
-        The file is sealed, so that no process can change its length. Arguments on a GPU get a block of zeros.
+        Arguments on a GPU get a block of zeros.
         """
         if self._device_parts and (self.block is None or not self._device_size <= self.block.size <= self._most_room()):
             self.block = device_driver().make_block(self._device_size)
             self.block.bytes_at(0, self.block.size).zero_()
-        handle = os.memfd_create("arguments", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(handle, max(self._size, mmap.PAGESIZE))
-        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        handle = make_sealed_file("arguments", max(self._size, mmap.PAGESIZE))
         if self.block is not None:
             os.pwrite(handle, BLOCK_SIZE.pack(self.block.size), 0)
         return handle
@@ -110,6 +116,24 @@ class ArgumentArena:
     def files(self, handle: int) -> list[int]:
         """Return the open files of the arguments: ``handle``, and that of the block that is new to the process."""
         return [handle, *([self.block.file] if self.block is not None and self.block.file >= 0 else [])]
+
+
+@dataclass(frozen=True)
+class MappedArguments:
+    """Arguments in a file that a process has mapped: the device and inode of the file, the places of the tensors, and
+    the memory in which this process has mapped the file.
+    """
+
+    file: tuple[int, int]
+    places: tuple[TensorLocation, ...]
+    memory: mmap.mmap
+
+    @classmethod
+    def of(cls, handle: int, packed: Packed, memory: mmap.mmap | None = None) -> MappedArguments:
+        """Return the arguments with the description ``packed`` in the file of ``handle``, which may be mapped."""
+        stat = os.fstat(handle)
+        places = tuple(packed_locations(packed))
+        return cls((stat.st_dev, stat.st_ino), places, memory or mmap.mmap(handle, 0))
 
 
 def packed_locations(value: Packed) -> list[TensorLocation]:

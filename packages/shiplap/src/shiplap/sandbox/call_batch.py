@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from shiplap.sandbox import protocol
-from shiplap.sandbox.arguments import ArgumentArena
+from shiplap.sandbox.arguments import ArgumentArena, MappedArguments
 from shiplap.sandbox.candidate import (
     CandidateError,
     ExpectedEffects,
-    MappedArguments,
     ResultSpan,
     ResultSpans,
     TargetProcess,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import secrets
 from collections import deque
@@ -14,14 +13,15 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from shiplap.sampling.case import tensors_among
 from shiplap.sampling.compare import Difference
-from shiplap.sampling.run import error_line, tensors_among
+from shiplap.sampling.run import error_line
 from shiplap.sandbox import protocol
-from shiplap.sandbox.arguments import ArgumentArena, packed_locations, packed_tensor
+from shiplap.sandbox.arguments import ArgumentArena, MappedArguments, packed_locations, packed_tensor
 from shiplap.sandbox.device_memory import DeviceBlock, DeviceError, OpenedAllocations, lies_on_device
+from shiplap.sandbox.machine_lack import find_lack
 from shiplap.sandbox.proc_filesystem import RequestTime, find_mapped_pieces
 from shiplap.sandbox.protocol import (
-    Packed,
     Place,
     Reply,
     Request,
@@ -31,7 +31,14 @@ from shiplap.sandbox.protocol import (
     printable_text,
     strided_extent,
 )
-from shiplap.sandbox.supervisor import ProcessEnded, RequestFailed, SandboxedProcess, Timeout
+from shiplap.sandbox.supervisor import (
+    LACKS,
+    ProcessEnded,
+    RequestFailed,
+    SandboxedProcess,
+    Timeout,
+    UnsupportedArguments,
+)
 
 INVALID = (TypeError, ValueError, OverflowError, RuntimeError)  # errors of torch for results that do not fit
 # Calls whose results stay in use: at least, at most, and their bytes.
@@ -67,6 +74,15 @@ class CandidateError(Exception):
     def __init__(self, check: str, evidence: str, call: int = -1) -> None:
         super().__init__(printable_text(evidence))
         self.check, self.evidence, self.call = check, printable_text(evidence), call
+
+
+class MachineLack(CandidateError):
+    """Raised for a request that failed since the machine lacks memory, files or processes, by no fault of the
+    candidate.
+    """
+
+    def __init__(self, evidence: str) -> None:
+        super().__init__("machine", evidence)
 
 
 class DeviceUnavailable(Exception):
@@ -135,24 +151,6 @@ def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -
 
 
 @dataclass(frozen=True)
-class MappedArguments:
-    """Arguments in a file that a process has mapped: the device and inode of the file, the places of the tensors, and
-    the memory in which this process has mapped the file.
-    """
-
-    file: tuple[int, int]
-    places: tuple[TensorLocation, ...]
-    memory: mmap.mmap
-
-    @classmethod
-    def of(cls, handle: int, packed: Packed, memory: mmap.mmap | None = None) -> MappedArguments:
-        """Return the arguments with the description ``packed`` in the file of ``handle``, which may be mapped."""
-        stat = os.fstat(handle)
-        places = tuple(packed_locations(packed))
-        return cls((stat.st_dev, stat.st_ino), places, memory or mmap.mmap(handle, 0))
-
-
-@dataclass(frozen=True)
 class _KeptResults:
     """The results of one call that stay in use, the bytes of its arguments and results, and of those on the host."""
 
@@ -162,10 +160,14 @@ class _KeptResults:
 
 
 class TargetProcess:
-    """A sandboxed process in which a target is loaded."""
+    """A sandboxed process in which a target is loaded.
 
-    def __init__(self, prisoner: SandboxedProcess) -> None:
-        self.prisoner = prisoner
+    Attributes:
+        declines: whether the target may decline arguments, as a kernel in ``sl.tune`` may.
+    """
+
+    def __init__(self, prisoner: SandboxedProcess, *, declines: bool = False) -> None:
+        self.prisoner, self.declines = prisoner, declines
         self.batches: set[int] = set()  # numbers of the batches that the process has prepared
         self.opened = OpenedAllocations()
         self.block: DeviceBlock | None = None  # of the arguments on a GPU that were sent last
@@ -235,9 +237,14 @@ class TargetProcess:
         except Timeout:
             raise
         except ProcessEnded as e:
-            raise CandidateError("process", str(e)) from None
+            raise MachineLack(str(e)) if e.lack else CandidateError("process", str(e)) from None
         except RequestFailed as e:
-            raise CandidateError(check, str(e)) from None
+            lack = find_lack(str(e), self.prisoner)
+            raise MachineLack(lack) if lack else CandidateError(check, str(e)) from None
+        except UnsupportedArguments as e:
+            if self.declines:
+                raise
+            raise CandidateError("answer", f"it declines arguments, which nobody may: {e}") from None
 
     def list_operators(
         self, args: Sequence[Any], expected: ExpectedEffects, *, trusted: bool = False
@@ -389,6 +396,8 @@ class TargetProcess:
         try:
             pieces = sorted(find_mapped_pieces(self.prisoner.pid, at.file), key=lambda piece: piece[2])
         except OSError as e:
+            if e.errno in LACKS:
+                raise MachineLack(str(e)) from None
             raise CandidateError("memory", f"its memory cannot be looked at: {e.strerror or e}") from None
         # With two mappings, a write through one would not show in the other address.
         if any(a[2] + a[1] > b[2] for a, b in pairwise(pieces)):
@@ -470,7 +479,7 @@ class TargetProcess:
         """
         if len(places) != len(like):
             raise CandidateError("results", f"{len(places)} results, expected {len(like)}")
-        got = []
+        got, room = [], MAX_PADDED_BYTES
         for number, (place, expected) in enumerate(zip(places, like, strict=True)):
             if isinstance(place, protocol.Foreign):
                 raise CandidateError("results", f"result {number} is a {place.kind[:60]}, and no plain tensor")
@@ -479,13 +488,16 @@ class TargetProcess:
                     raise CandidateError("results", f"result {number} is a number, expected a tensor")
                 got.append(torch.tensor(place, device=expected.device))
                 continue
-            t, span = self._tensor(number, place, expected)
+            t, span = self._tensor(number, place, expected, room)
             got.append(t)
             spans += [span] if span is not None else []
+            room -= span.length if span is not None else 0
         return got
 
-    def _tensor(self, number: int, place: TensorLocation, like: Tensor) -> tuple[Tensor, ResultSpan | None]:
+    def _tensor(self, number: int, place: TensorLocation, like: Tensor, room: int) -> tuple[Tensor, ResultSpan | None]:
         """Return one tensor read from the process, and its bytes unless it is empty.
+
+        ``room`` is what is left of the padding of all results of a call, in bytes.
 
         Raises CandidateError for another shape, dtype, stride or device.
         """
@@ -497,7 +509,7 @@ class TargetProcess:
         if place.device != wanted.device:
             raise CandidateError("results", f"result {number}: a tensor on {place.device}, expected {wanted.device}")
         # A limit on the bytes that a candidate can make this process read.
-        widest = min(MAX_RESULT_SPREAD * like.numel() + 4096, max(2 * like.numel(), MAX_PADDED_BYTES // like.itemsize))
+        widest = min(MAX_RESULT_SPREAD * like.numel() + 4096, max(2 * like.numel(), room // like.itemsize))
         if (length := strided_extent(shape, stride)) > widest:
             raise CandidateError("results", f"result {number}: strides {stride} for {shape}")
         if not length:

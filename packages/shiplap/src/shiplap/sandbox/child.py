@@ -7,10 +7,13 @@ it. The other process reads the bytes of the results itself, and measures time w
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import gc
 import mmap
 import os
 import socket
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -40,6 +43,7 @@ from shiplap.sandbox.load_candidate import load_parameters, load_requested
 from shiplap.sandbox.patched_functions import FunctionSnapshot
 from shiplap.sandbox.protocol import (
     MAX_REQUEST_BYTES,
+    NO_ADDRESS,
     Place,
     Reply,
     Request,
@@ -67,6 +71,10 @@ FREE = frozenset("aten::" + name for name in MOVING_OPERATORS.split())
 """Operators that move, allocate or describe data, and compute nothing."""
 
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 ReplyT = TypeVar("ReplyT", bound=Reply)
 Handler = Callable[["Child", Any, int], ReplyT]
 HANDLERS: dict[type[Request[Any]], Handler[Any]] = {}
@@ -347,8 +355,19 @@ class Child:
 
 
 def _map(file: int) -> Any:
-    """Return the memory of a file of arguments, which the other side shares."""
-    return mmap.mmap(file, 0, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
+    """Return the memory of a file of arguments, which the other side shares. It holds no descriptor, as mmap's would.
+
+    Raises OSError.
+    """
+    if file < 0:  # none has arrived
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    size, access = os.fstat(file).st_size, mmap.PROT_READ | mmap.PROT_WRITE
+    address = _libc.mmap(None, size, access, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), file, 0)
+    if address in (None, NO_ADDRESS):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    memory = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(memory, _libc.munmap, address, size).atexit = False
+    return memory
 
 
 def _is_floating_tensor(value: Any) -> bool:

@@ -8,6 +8,8 @@ of the environment that may hold a secret are removed; other memory of the progr
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 import os
 import signal
 import socket
@@ -15,17 +17,22 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 from shiplap.sandbox.protocol import ImportModule
 from shiplap.sandbox.supervisor import (
     LAUNCHER_VARIABLES,
     SECRET_VARIABLE,
+    MemorySpan,
     ProcessEnded,
     SandboxLauncher,
 )
 
 START_S = 20.0  # seconds in which the fork replies; a lock that another thread held may keep it from that
 FIRST_FREE_FILE = 3
+MREMAP_MAYMOVE, MREMAP_FIXED, MREMAP_DONTUNMAP, MAP_FIXED = 1, 2, 4, 0x10
+COPIED_BYTES = 1 << 30
+MEMORY_FILES = ("/dev/shm/", "/dev/zero")  # below /dev, and no memory of a device
 
 
 class _ForkedProcess:
@@ -68,7 +75,10 @@ class ForkedLauncher(SandboxLauncher):
         ours, theirs = socket.socketpair()
         # A pool of OpenMP belongs to the thread that has made it, and does not survive a fork of that thread.
         thread = threading.Thread(target=self._fork, args=(theirs,))
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as e:
+            raise ProcessEnded(str(e), lack=True) from None
         thread.join()
         theirs.close()
         self._connection = ours
@@ -77,7 +87,10 @@ class ForkedLauncher(SandboxLauncher):
 
     def _fork(self, connection: socket.socket) -> None:
         """Fork in this thread. The fork serves requests and never returns."""
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:  # the request that follows says that there is no process
+            return
         if pid:
             self._process = _ForkedProcess(pid)
             return
@@ -89,14 +102,73 @@ class ForkedLauncher(SandboxLauncher):
 
 def _serve_alone(handle: int) -> None:
     """Serve requests without the files and the secrets of the program."""
-    from shiplap.sandbox.launcher import serve_forks
+    from shiplap.sandbox.launcher import close_files, serve_forks
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for name in [name for name in os.environ if SECRET_VARIABLE.search(name)]:
-        del os.environ[name]
+    _forget_secrets()
     os.environ.update(LAUNCHER_VARIABLES)
+    _make_memory_private()
     os.dup2(handle, FIRST_FREE_FILE)
-    os.closerange(FIRST_FREE_FILE + 1, 1 << 16)
+    close_files(FIRST_FREE_FILE + 1)
     sys.setprofile(None)
     sys.settrace(None)
     serve_forks(FIRST_FREE_FILE)
+
+
+def _forget_secrets() -> None:
+    """Remove the variables that may hold a secret, and their values from the memory of the environment.
+
+    ``/proc/self/environ`` shows that memory, whatever was removed since.
+    """
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    for name in [name for name in os.environ if SECRET_VARIABLE.search(name)]:
+        if (at := libc.getenv(os.fsencode(name))) is not None:
+            ctypes.memset(at, ord("x"), len(ctypes.string_at(at)))
+        del os.environ[name]
+
+
+def _make_memory_private() -> None:
+    """Replace memory that the program shares, such as a file that it has mapped for writing, by copies of this process.
+
+    No rule for files keeps a process from writing what is mapped already. Memory of devices is unmapped.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    whole, private = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | MAP_FIXED
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        spot, rights, offset, _, inode, *named = line.split(maxsplit=5)
+        first, last = (int(side, 16) for side in spot.split("-"))
+        at, size = ctypes.c_void_p(first), ctypes.c_size_t(last - first)
+        if "s" not in rights or libc.mprotect(at, size, whole):  # nobody can write a file that was opened for reading
+            continue
+        name = named[0] if named else ""
+        if name.startswith("/dev/") and not name.startswith(MEMORY_FILES):
+            libc.munmap(at, size)
+        elif (file := _open_same(name, int(inode))) >= 0:  # pages are copied when they are written
+            libc.mmap(at, size, whole, private, file, ctypes.c_long(int(offset, 16)))
+            os.close(file)
+        else:
+            _copy_memory(libc, first, last - first)
+
+
+def _open_same(name: str, inode: int) -> int:
+    """Return an open file of this name, or -1 if it has another inode."""
+    with contextlib.suppress(OSError):
+        file = os.open(name, os.O_RDONLY)
+        if os.fstat(file).st_ino == inode:
+            return file
+        os.close(file)
+    return -1
+
+
+def _copy_memory(libc: ctypes.CDLL, first: int, length: int) -> None:
+    """Replace shared memory without a file by a private copy. Raises MemoryError."""
+    copy = mmap.mmap(-1, length, mmap.MAP_PRIVATE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(copy))
+    for at in range(0, length, COPIED_BYTES):
+        size = min(COPIED_BYTES, length - at)
+        into, out = MemorySpan(start + at, size), MemorySpan(first + at, size)
+        libc.process_vm_readv(os.getpid(), ctypes.byref(into), 1, ctypes.byref(out), 1, 0)
+    moved = ctypes.c_void_p(start), ctypes.c_size_t(length), ctypes.c_size_t(length)
+    libc.mremap(*moved, MREMAP_MAYMOVE | MREMAP_DONTUNMAP | MREMAP_FIXED, ctypes.c_void_p(first))

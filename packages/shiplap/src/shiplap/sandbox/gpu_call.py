@@ -7,9 +7,7 @@ of the caches and the last queued kernel waits for the device.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import randrange
 from time import perf_counter_ns
@@ -18,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap.lazy_imports import uncollected
 from shiplap.sandbox.protocol import flatten_results, structure_of
 
 DEVICE = "cuda"
@@ -59,7 +58,7 @@ def call_in_queue(target: Callable[..., Any], args: list[Any]) -> QueuedCall:
     start.record(stream)
     returned = target(*args)
     result = flatten_results(returned)
-    with _without_collection():
+    with uncollected():  # finalizers in reference cycles could do the work that the call left out
         end.record(stream)
         # Later kernels of the caller would run on that stream.
         if torch.cuda.current_stream() != stream:
@@ -86,21 +85,6 @@ def call_in_queue(target: Callable[..., Any], args: list[Any]) -> QueuedCall:
     seen = [next(rest) if _on_device(o) else o for o in result]
     clock = {"spent": joined - began, "device": round(start.elapsed_time(end) * 1e6), "late": late}
     return QueuedCall(result, structure_of(returned), seen, clock, raced)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """A context without garbage collection.
-
-    Finalizers of objects in reference cycles could do the work that the call left out.
-    """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _on_device(value: Any) -> bool:

@@ -6,6 +6,7 @@ missing, and the verdict names it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -29,15 +30,23 @@ ld.so.cache ld.so.conf ld.so.conf.d nsswitch.conf passwd group localtime timezon
 os-release debian_version hosts host.conf mime.types ssl/openssl.cnf pki/tls/openssl.cnf crypto-policies OpenCL vulkan
 glvnd nvidia python3 python3.11 python3.12 python3.13 python3.14
 """
-MACHINE = "cpuinfo meminfo stat version filesystems loadavg uptime devices driver modules sys self"
+MACHINE = "cpuinfo meminfo stat version filesystems loadavg uptime devices driver modules sys"
+# Of the process itself. The other names show the sockets and the file systems of the whole machine.
+OWN = """
+auxv cgroup cmdline comm environ exe fdinfo io limits maps numa_maps oom_score schedstat smaps smaps_rollup stat statm
+status
+"""
 HARDWARE = "devices class bus module dev kernel/mm fs/cgroup"
 SYSTEM_PLACES = (
     *PROGRAMS,
     *(f"/etc/{name}" for name in SETTINGS.split()),
-    *(f"/proc/{name}" for name in MACHINE.split()),  # of processes, the folder of this one
+    *(f"/proc/{name}" for name in MACHINE.split()),
+    *(f"/proc/self/{name}" for name in OWN.split()),
     *(f"/sys/{name}" for name in HARDWARE.split()),
 )
 DEVICE_FILES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+MAX_FILES = 1024  # open files of a process: pipes and sockets hold memory of Linux, which counts for no process
+NO_CORE = 1  # of the machine's handler of cores, a limit of 0 does not keep Linux from starting it, but 1 does
 PR_SET_NO_NEW_PRIVS = 38
 CAPSET = {"x86_64": 126, "aarch64": 91}
 
@@ -73,20 +82,38 @@ def lock_process(cell: SandboxPolicy) -> dict[str, str]:
     """Lock this process in. Return an empty text for each facility, or why it is not in force."""
     # Files in the scratch folder are for this user alone.
     os.umask(0o077)
-    return {
+    missing = {
         "limits": _set_resource_limits(cell),
         "capabilities": _drop_capabilities(),
         "files": _restrict_files(cell),
         "system calls": install_filter(device=cell.device),
     }
+    # GCC looks for its parts beside the first program of its name, which it can see and not run in a hidden folder.
+    os.environ["PATH"] = os.pathsep.join(filter(_can_list, os.get_exec_path()))
+    return missing
+
+
+def _can_list(folder: str) -> bool:
+    """Return whether this process can list a folder."""
+    try:
+        os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+    except OSError:
+        return False
+    return True
 
 
 def _set_resource_limits(cell: SandboxPolicy) -> str:
-    """Forbid core dumps and limit the length of files. Return an empty text or the error."""
+    """Forbid core dumps, and limit the length and the number of files. Return an empty text or the error.
+
+    When memory runs out, Linux ends this process before others.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    wanted = {resource.RLIMIT_CORE: NO_CORE, resource.RLIMIT_FSIZE: cell.file_size, resource.RLIMIT_NOFILE: MAX_FILES}
     try:
-        for kind, wanted in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, cell.file_size)):
+        for kind, most in wanted.items():
             hard = resource.getrlimit(kind)[1]
-            value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            value = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.setrlimit(kind, (value, value))
     except (OSError, ValueError) as e:
         return str(e)
@@ -131,8 +158,8 @@ def _restrict_files(cell: SandboxPolicy) -> str:
         shown = [p for p in readable_places() if p not in cell.hidden]
         for place in (*shown, *cell.readable):
             _allow_access(libc, rules, place, reads)
-        if cell.device:
-            _allow_access(libc, rules, "/dev", LIST)  # names only: root owns the disks
+        for folder in ("/proc/self", *(("/dev",) if cell.device else ())):
+            _allow_access(libc, rules, folder, LIST)  # names only: root owns the disks
         for place in (cell.scratch, *DEVICE_FILES, *(_accelerator_places() if cell.device else ())):
             _allow_access(libc, rules, place, every)
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

@@ -13,6 +13,7 @@ import fcntl
 import gc
 import importlib
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -25,14 +26,20 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 END_CHILDREN_S = 1.0  # seconds until killed processes must be gone
 
 
+def close_files(first: int) -> None:
+    """Close all open files from a number on."""
+    os.closerange(first, 1 + max(map(int, os.listdir("/proc/self/fd"))))
+
+
 def main() -> None:
     """Serve requests of the process that started this program."""
-    serve_forks(int(sys.argv[1]))
+    serve_forks(int(sys.argv[1]), os.getcwd())
 
 
-def serve_forks(handle: int) -> None:
-    """Serve requests on a connection until it ends."""
+def serve_forks(handle: int, folder: str = "") -> None:
+    """Serve requests on a connection until it ends. ``folder`` is that of the supervisor, if it is known by now."""
     child.take_baseline()
+    forked = set[int]()
     gc.freeze()
     gc.enable()  # ``START`` switches it off for the import of torch
     connection = socket.socket(fileno=handle)
@@ -44,21 +51,27 @@ def serve_forks(handle: int) -> None:
                 connection, protocol.Fork, protocol.AwaitExit, protocol.Rest, protocol.ImportModule, handles=2
             )
         except (BrokenMessage, OSError):  # the connection has ended, or the time to rest is over
-            return
+            return _end_groups(forked, folder)
         connection.settimeout(None)
         reply: protocol.Reply = protocol.Done()
         if isinstance(message, protocol.AwaitExit):
             reply = protocol.Number(_wait_for_status(message.pid))
+            forked.discard(message.pid)
         elif isinstance(message, protocol.Rest):
             os.chdir("/")  # the folder in which it started will be removed
+            folder = ""
             reply = protocol.Answer(_all_children_gone())
+            forked.clear()
         elif isinstance(message, protocol.ImportModule) and message.module:  # one import here saves one in each fork
             importlib.import_module(message.module)
         elif isinstance(message, protocol.Fork):
+            _reap_orphans(forked)
             gc.freeze()  # existing objects are not collected in the forks, so their pages stay shared
             pid = os.fork()
             if pid == 0:
                 _run_forked_child(message, files, connection)
+            forked.add(pid)
+            folder = os.path.dirname(message.scratch)
             for file in files:
                 os.close(file)
             reply = protocol.Number(pid)
@@ -67,12 +80,31 @@ def serve_forks(handle: int) -> None:
             connection.settimeout(message.seconds)
 
 
+def _end_groups(forked: set[int], folder: str) -> None:
+    """Kill what the forked processes have started, and remove their folder, after the supervisor was killed itself.
+
+    The forked processes end with this one. None of theirs can leave their groups.
+    """
+    for pid in forked:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _wait_for_status(pid: int) -> int:
     """Wait for a process, and return its status, or 0 if it is no child of this one."""
     try:
         return os.waitpid(pid, 0)[1]
     except ChildProcessError:
         return 0
+
+
+def _reap_orphans(forked: set[int]) -> None:
+    """Wait for the processes that this one has adopted and that have ended, so that they count for no later one."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in forked:
+            os.waitpid(ended.si_pid, 0)
 
 
 def _all_children_gone() -> bool:
@@ -103,8 +135,7 @@ def _run_forked_child(order: protocol.Fork, handles: list[int], connection: sock
         for number, target in ((0, nothing), (1, output), (2, output), (3, handle)):
             if target != number:
                 os.dup2(target, number, number < 3)
-        # No file of the launcher may be reached from here.
-        os.closerange(4, 1 << 16)
+        close_files(4)  # no file of the launcher may be reached from here
         child.serve_requests(socket.socket(fileno=3), order)
     except BaseException as e:
         with contextlib.suppress(Exception):

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from shiplap.dispatch import Op
-from shiplap.sampling.run import split_arguments
 from shiplap.sandbox.protocol import LoadTarget
+from shiplap.sandbox.rng_state import seed_torch
 
 MODULE_PREFIX = "shiplap_judged_"
 added_folders: set[str] = set()  # folders that this module has put on sys.path
@@ -56,7 +56,7 @@ def build_callable(value: Any, init: Sequence[Any], state: Mapping[str, Any], se
     if not isinstance(value, type):
         return value
     # Reference and candidate draw the same parameters from this seed.
-    torch.manual_seed(seed)
+    seed_torch(seed)
     made = value(*init)
     if state and isinstance(made, torch.nn.Module):
         made.load_state_dict(dict(state), strict=False)
@@ -78,7 +78,7 @@ def _call_by_position(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
 
     def positional(*args: Any) -> Any:
         """Call the op with arguments in the order of its schema."""
-        first, named = split_arguments(op.spec, args)
+        first, named = op.spec.split(args)
         return call(*first, **named)
 
     return positional

@@ -36,12 +36,15 @@ def stat_fields(pid: int | str) -> list[str]:
         return []
 
 
-def list_descendants(root: int) -> dict[int, int]:
-    """Return the descendants of ``root`` that live, with the group of each. Parents come before their children."""
+def list_descendants(root: int, *, dead: bool = False) -> dict[int, int]:
+    """Return the descendants of ``root`` that live, with the group of each. Parents come before their children.
+
+    With ``dead``, those that have ended and that nobody has waited for are listed, too.
+    """
     fields = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := stat_fields(entry))}
     family = [root]
     for pid in family:
-        family += [child for child, stat in fields.items() if int(stat[1]) == pid and stat[0] not in "ZX"]
+        family += [child for child, stat in fields.items() if int(stat[1]) == pid and (dead or stat[0] not in "ZX")]
     return {pid: int(fields[pid][2]) for pid in family[1:]}
 
 

@@ -9,6 +9,7 @@ Results are never sent: a reply says where in the memory of the process they lie
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import socket
@@ -16,6 +17,7 @@ import struct
 import time
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from operator import getitem
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar, Union, get_args
 
 import msgspec
@@ -28,6 +30,7 @@ from shiplap.sandbox.device_memory import HANDLE_BYTES
 MAX_MESSAGE_BYTES = 1 << 20  # the most bytes of a reply
 MAX_REQUEST_BYTES = 1 << 26  # bytes
 MESSAGE_HEAD = struct.Struct("=I")
+NO_ADDRESS = ctypes.c_void_p(-1).value  # the answer of mmap if it fails
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
@@ -359,7 +362,7 @@ def parse_message_length(head: bytes, longest: int = MAX_MESSAGE_BYTES) -> int:
 @cache
 def decoder_of(kinds: tuple[type[Message], ...]) -> msgspec.msgpack.Decoder[Any]:
     """Return the decoder of a message that is one of these structs."""
-    return msgspec.msgpack.Decoder(Union.__getitem__(kinds))
+    return msgspec.msgpack.Decoder(getitem(Union, kinds))  # a class since Python 3.14
 
 
 @cache
@@ -415,6 +418,18 @@ def _receive_bytes(connection: socket.socket, length: int, handles: int) -> tupl
     return data, files
 
 
+def make_sealed_file(name: str, size: int) -> int:
+    """Return a new open file without a name, filled with zeros, whose length no process can change."""
+    handle = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(handle, size)
+        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
 class Heartbeat:
     """Memory that two processes share: the number of the run in progress (-1: none), and the time of its start."""
 
@@ -422,10 +437,7 @@ class Heartbeat:
 
     def __init__(self, handle: int = -1) -> None:
         """Map the memory of ``handle``, or new memory, whose open file is then ``self.handle``."""
-        self.handle = handle
-        if handle < 0:
-            self.handle = os.memfd_create("heartbeat", os.MFD_CLOEXEC)
-            os.ftruncate(self.handle, self.FORM.size)
+        self.handle = handle if handle >= 0 else make_sealed_file("heartbeat", self.FORM.size)
         self._memory = mmap.mmap(self.handle, self.FORM.size)
 
     def begin_run(self, index: int) -> None:

@@ -8,8 +8,10 @@ No call that changes the mode, the owner, the times or the attributes of a file 
 them, so they could not be restricted to the scratch folder. GNU's linker tries to make its output executable, and does
 without.
 
-Calls with a process id as their first argument are allowed for the caller's own id alone. A process can leave neither
-its group nor its session: those calls do nothing and return 0. The supervisor stops and ends the whole group, so no
+Calls with a process id as their first argument are allowed for the caller's own id alone, and so are clocks that
+count the time of a process. SIGKILL cannot be sent: only the outside, or Linux when memory runs out, ends a process by
+it. A process can leave neither its group nor its session, and no lock of a file reaches others: those calls do nothing
+and return 0. The supervisor stops and ends the whole group, so no
 process can escape by starting another one and ending.
 
 The driver of CUDA binds a local socket when it starts, and does not start without it. If a device is judged, local
@@ -24,7 +26,7 @@ import os
 import platform
 import signal
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from shiplap.sandbox.system_calls import ALLOWED, NEWEST, WITH_DEVICE
 
@@ -33,7 +35,13 @@ ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # REFUSE is SECCOMP_RE
 NOTHING, UNKNOWN = 0x00050000, 0x00050026  # return 0 without an effect; return ENOSYS
 LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06  # ld abs, jeq, jge, and, ret
 NUMBER_AT, ARCHITECTURE_AT = 0, 4  # in struct seccomp_data
-FIRST_AT, SECOND_AT, FIFTH_AT, FIFTH_HIGH_AT = 16, 24, 48, 52  # arguments: their low halves, and one high half
+FIRST_AT, SECOND_AT, THIRD_AT, FIFTH_AT, FIFTH_HIGH_AT = (
+    16,
+    24,
+    32,
+    48,
+    52,
+)  # low halves, and one high half
 LOCAL, KIND, CONNECTED = 1, 0xF, (1, 5)  # AF_UNIX; the bits of a socket's kind; SOCK_STREAM, SOCK_SEQPACKET
 X32 = 0x40000000
 
@@ -44,13 +52,21 @@ OWN_PROCESS_CALLS = {  # allowed for the caller's own process, or for 0, which m
     "rt_tgsigqueueinfo": (297, 240),
     "prlimit64": (302, 261),
 }
-PRETENDED_CALLS = {"setsid": (112, 157), "setpgid": (109, 154)}
+SIGNAL_AT = {"kill": SECOND_AT, "tgkill": THIRD_AT, "rt_tgsigqueueinfo": THIRD_AT}
+PRETENDED_CALLS = {"setsid": (112, 157), "setpgid": (109, 154), "flock": (73, 32)}
+CLOCK_CALLS = {"clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115)}
+OTHERS_CLOCKS, OWN_CLOCKS = 0x80000000, 0xFFFFFFF8  # the first ids of processes' clocks, and of those of the caller
+FUTEX = (202, 98)
+# WAIT, WAKE, FD, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET. The others lend the caller's priority to the
+# thread whose id the word holds, which may be any thread of the machine.
+FUTEX_OPERATIONS, FUTEX_OPERATION = (0, 1, 2, 3, 4, 5, 9, 10), 0x7F
 CLONE, CLONE3 = (56, 220), (435, 435)  # the flags of clone3 lie in memory, so it is refused and libc uses clone
 # Flags of clone that share or set what is the caller's own: no namespace, no other parent, no tracer, no descriptor.
 SHARED, AT_ITS_END = 0x017D4F00, 0xFF  # the other bits are the signal to the parent at the end
 FCNTL, IOCTL, PRCTL = (72, 25), (16, 29), (157, 167)
-# Copies of a descriptor, its flags, locks, and the size and seals of what is open. None sends a signal or a notice.
-FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032, 1034)
+# Copies of a descriptor, its flags, and the size and seals of what is open. None sends a signal or a notice.
+FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030, 1032, 1034)
+LOCK_COMMANDS = (6, 7, 37, 38)  # F_SETLK, F_SETLKW and the same of an open file: pretended
 # TCGETS, TCGETS2, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: none changes a file or its attributes.
 IOCTL_REQUESTS = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 # Get: PDEATHSIG, DUMPABLE, NAME, SECCOMP, CAPBSET, TIMERSLACK, NO_NEW_PRIVS, THP, SVE and SME lengths, SPECULATION,
@@ -91,8 +107,13 @@ def _ranges(column: int, device: bool) -> Iterator[tuple[int, int]]:
 
 def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list[Line]]]:
     """Yield the number of each call that depends on its arguments, and instructions that end with a decision."""
-    for numbers in OWN_PROCESS_CALLS.values():
-        yield numbers[column], _one_of(FIRST_AT, (pid, 0))
+    yield FUTEX[column], _one_of(SECOND_AT, FUTEX_OPERATIONS, FUTEX_OPERATION)  # first, since it is called most
+    for name, numbers in OWN_PROCESS_CALLS.items():
+        killing = _unless(SIGNAL_AT[name], (signal.SIGKILL,), REFUSE) if name in SIGNAL_AT else []
+        yield numbers[column], [*killing, *_one_of(FIRST_AT, (pid, 0))]
+    for numbers in CLOCK_CALLS.values():
+        own = [(AT_LEAST, 0, 2, OTHERS_CLOCKS), (AT_LEAST, 1, 0, OWN_CLOCKS), (RETURN, 0, 0, REFUSE)]
+        yield numbers[column], [(LOAD, 0, 0, FIRST_AT), *own, (RETURN, 0, 0, ALLOW)]
     for numbers in PRETENDED_CALLS.values():
         yield numbers[column], [(RETURN, 0, 0, NOTHING)]
     yield CLONE3[column], [(RETURN, 0, 0, UNKNOWN)]
@@ -100,7 +121,7 @@ def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list
     others = [(LOAD, 0, 0, FIRST_AT), (AND, 0, 0, 0xFFFFFFFF & ~(SHARED | AT_ITS_END))]
     ending = _one_of(FIRST_AT, (0, signal.SIGCHLD), AT_ITS_END)
     yield CLONE[column], [*others, (EQUAL, 1, 0, 0), (RETURN, 0, 0, REFUSE), *ending]
-    yield FCNTL[column], _one_of(SECOND_AT, FCNTL_COMMANDS)
+    yield FCNTL[column], [*_unless(SECOND_AT, LOCK_COMMANDS, NOTHING), *_one_of(SECOND_AT, FCNTL_COMMANDS)]
     yield IOCTL[column], [*(_driver_requests() if device else ()), *_one_of(SECOND_AT, IOCTL_REQUESTS)]
     yield PRCTL[column], _one_of(FIRST_AT, PRCTL_OPTIONS)
     # A datagram may be sent to any local socket, so both ends of a pair are of a connected kind, and nothing is
@@ -117,6 +138,12 @@ def _one_of(place: int, values: Iterable[int], mask: int = 0xFFFFFFFF) -> list[L
     wanted = list(values)
     tests = [(EQUAL, len(wanted) - i, 0, value) for i, value in enumerate(wanted)]
     return [(LOAD, 0, 0, place), (AND, 0, 0, mask), *tests, (RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
+
+
+def _unless(place: int, values: Sequence[int], decision: int) -> list[Line]:
+    """Return instructions that end with ``decision`` if the argument is one of ``values``, and go on otherwise."""
+    tests = [(EQUAL, len(values) - i, 0, value) for i, value in enumerate(values[:-1], 1)]
+    return [(LOAD, 0, 0, place), *tests, (EQUAL, 0, 1, values[-1]), (RETURN, 0, 0, decision)]
 
 
 def _driver_requests() -> list[Line]:

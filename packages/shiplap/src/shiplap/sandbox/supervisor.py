@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import math
 import os
 import re
 import select
+import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -18,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -30,6 +34,7 @@ from shiplap.sandbox.proc_filesystem import (
     list_stopped_descendants,
     read_scheduler_usage,
     resident_bytes,
+    stat_fields,
     thread_states,
 )
 from shiplap.sandbox.protocol import (
@@ -56,6 +61,11 @@ HANGS, SILENT_S = 0.8, 5.0
 # one with it.
 STIRRING_S, DEVICE_STIRRING_S = 1e-3, 20e-3
 MAX_WAITING_FACTOR = 4.0  # a process that waited for a processor gets at most this multiple of its limit
+STOPPING_S = 0.2e-3  # processor seconds of a process that is not stopped at once that count for nothing
+ENDING_S = 0.1  # seconds until a process that has closed its connection is gone
+MAX_TASKS = 4096  # threads of a process and its descendants, and those of them that nobody has waited for
+THREADS_FIELD = 17  # of ``stat_fields``
+LACKS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS}  # errors of this process
 REMOVAL_PATIENCE_S = 2.0  # seconds for which the removal of a folder is waited for
 _libc = ctypes.CDLL(None, use_errno=True)
 ReplyT = TypeVar("ReplyT", bound=Reply)
@@ -81,10 +91,15 @@ SECRET_VARIABLE = re.compile("key|token|secret|passw|credential|auth", re.IGNORE
 
 
 class ProcessEnded(Exception):
-    """Raised when the process has ended, or was ended for a violation."""
+    """Raised when the process has ended, or was ended for a violation.
 
-    def __init__(self, how: str) -> None:
+    Attributes:
+        lack: whether the machine ended it, or its launcher, which is no fault of the process.
+    """
+
+    def __init__(self, how: str, *, lack: bool = False) -> None:
         super().__init__(printable_text(how))
+        self.lack = lack
 
 
 class Timeout(ProcessEnded):
@@ -134,13 +149,16 @@ def remove_folder(folder: str, seconds: float = REMOVAL_PATIENCE_S) -> None:
 
     ``rm`` descends to any depth and follows no links.
     """
-    pid = os.spawnvp(os.P_NOWAIT, "rm", ["rm", "-rf", "--", folder])
+    try:
+        pid = os.spawnvp(os.P_NOWAIT, "rm", ["rm", "-rf", "--", folder])
+    except OSError:  # no process can be started
+        return shutil.rmtree(folder, ignore_errors=True)
     ends = time.monotonic() + seconds
     while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < ends:
         time.sleep(0.005)
 
 
-class _MemorySpan(ctypes.Structure):
+class MemorySpan(ctypes.Structure):
     """A ``struct iovec``."""
 
     _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
@@ -187,7 +205,14 @@ class SandboxLauncher:
     def close(self) -> None:
         """End the launcher and all processes that it started."""
         if self._process is not None:
-            self._end_all()
+            try:
+                self._end_all()
+            except OSError:  # no process can be looked at; the launcher ends them when the connection ends
+                if self._connection is not None:
+                    self._connection.close()
+                ends = time.monotonic() + REMOVAL_PATIENCE_S
+                while self._process.poll() is None and time.monotonic() < ends:
+                    time.sleep(0.005)
             self._process.kill()
             self._process.wait()
         if self._connection is not None:
@@ -252,7 +277,7 @@ class SandboxLauncher:
             self.close()
             raise Timeout("the time of the judgement is over, and no process has started") from None
         except (BrokenMessage, OSError) as e:
-            raise ProcessEnded(f"the launcher ended: {e}") from None
+            raise ProcessEnded(f"the launcher ended: {e}", lack=True) from None
 
     def start(
         self,
@@ -286,6 +311,8 @@ class SandboxLauncher:
         threads = threads or torch.get_num_threads()
         order = protocol.Fork(scratch, [*readable], [*hidden], locked, device, threads, places, bounds.file_size)
         ours, theirs = socket.socketpair()
+        # A process that does not read must not let this one wait.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", math.ceil(bounds.seconds), 0))
         output = open_unnamed_file(self.folder)
         sealed, self.sealed = self.sealed, False
         try:
@@ -364,13 +391,17 @@ class SandboxedProcess:
                 send_message(self.connection, data, handles)
             body = self._receive(self.bounds.seconds, waiting)
             self._signal(signal.SIGSTOP)
-            wall = time.perf_counter() - started
-            self.answering += wall
-            self._wait_until_stopped()
+            wall, until = time.perf_counter() - started, read_scheduler_usage(self.pid, self.pid).ran
+            at_once = self._wait_until_stopped()
             reply: protocol.Message = parse_message(body, reply_of(type(message)), protocol.Failed, protocol.Declined)
         except (BrokenMessage, OSError) as e:
-            raise self._end_with_reason(str(e)) from None
+            raise self._end_with_reason(str(e), lack=isinstance(e, OSError) and e.errno in LACKS) from None
         used = read_scheduler_usage(self.pid, self.pid)
+        if (
+            not at_once and used.ran - until > STOPPING_S
+        ):  # a system call, such as a copy of memory, ends before the process stops
+            wall = time.perf_counter() - started
+        self.answering += wall
         self._stood = used.ran
         here = read_scheduler_usage(os.getpid(), threading.get_native_id()).waited - here
         took = RequestTime.of(wall, used.waited - self._asked.waited + here, used.ran - self._asked.ran)
@@ -432,7 +463,8 @@ class SandboxedProcess:
             seconds, ends = allowed, began + allowed
             if time.monotonic() <= ends:  # such a process is the user's own, and has no other limits
                 return ""
-        family = [self.pid, *self.strays()]
+        family = [self.pid, *self.strays(dead=True)]
+        stats = [stat for pid in family if (stat := stat_fields(pid))]
         self._delays |= {pid: read_scheduler_usage(pid, pid).waited for pid in family}
         late = time.monotonic() - ends
         # On a busy machine the process and its compilers wait for a processor. That time is added to the limit.
@@ -444,12 +476,17 @@ class SandboxedProcess:
         used = sum(max(0, resident_bytes(pid) - self._base) for pid in family)
         if self._base and used > self.bounds.memory:
             return f"more than {self.bounds.memory / 2**30:.3g} GiB of memory"
-        if len(family) > 1 + self.bounds.processes:
+        if sum(stat[0] not in "ZX" for stat in stats) > 1 + self.bounds.processes:
             return f"more than {self.bounds.processes} processes"
+        if sum(int(stat[THREADS_FIELD]) for stat in stats) > MAX_TASKS:
+            return f"more than {MAX_TASKS} threads and processes that have ended"
         return ""
 
-    def _end_with_reason(self, how: str) -> ProcessEnded:
-        """End the process, and return the error that says how it ended."""
+    def _end_with_reason(self, how: str, *, lack: bool = False) -> ProcessEnded:
+        """End the process, and return the error that says how it ended. With ``lack``, the machine is the reason."""
+        ends = time.monotonic() + ENDING_S
+        while not (gone := thread_states(self.pid) <= {"Z", "X"}) and time.monotonic() < ends:
+            time.sleep(0.001)
         self._signal(signal.SIGKILL)
         status = 0
         with contextlib.suppress(ProcessEnded):
@@ -458,8 +495,10 @@ class SandboxedProcess:
             how = f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
         elif os.WIFEXITED(status) and os.WEXITSTATUS(status):
             how = f"ended with exit status {os.WEXITSTATUS(status)}"
+        elif gone:  # it cannot send SIGKILL itself
+            return ProcessEnded("it was killed from outside: the memory of the machine may be used up", lack=True)
         words = self._last_words()
-        return ProcessEnded(f"{how} ({words})" if words else how)
+        return ProcessEnded(f"{how} ({words})" if words else how, lack=lack)
 
     def _last_words(self) -> str:
         """Return the last line that the process has printed."""
@@ -475,14 +514,16 @@ class SandboxedProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
-    def _wait_until_stopped(self) -> None:
-        """Return when every thread of the process is stopped. Raises ProcessEnded."""
+    def _wait_until_stopped(self) -> bool:
+        """Wait until every thread of the process is stopped. Return whether it was at once. Raises ProcessEnded."""
         now = time.monotonic()
         ends = max(now + 1, min(now + 60, self.until))
-        while time.monotonic() < ends:
+        for look in count():
+            if time.monotonic() > ends:
+                break
             state = thread_states(self.pid)
             if state and state <= {"T", "t", "Z", "X"}:
-                return
+                return not look
             if not state:
                 raise self._end_with_reason("it ended after its answer")
             time.sleep(0.0001)  # a thread stops only when it next has a processor
@@ -496,20 +537,21 @@ class SandboxedProcess:
         done = 0
         while done < length:
             step = min(length - done, 1 << 30)
-            into, out = _MemorySpan(start + done, step), _MemorySpan(address + done, step)
+            into, out = MemorySpan(start + done, step), MemorySpan(address + done, step)
             got = _libc.process_vm_readv(self.pid, ctypes.byref(into), 1, ctypes.byref(out), 1, 0)
             if got <= 0:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
             done += got
         return content
 
-    def strays(self, *, still: bool = False) -> list[int]:
+    def strays(self, *, still: bool = False, dead: bool = False) -> list[int]:
         """Return the descendants of the process, including those whose parent has ended.
 
-        With ``still``, all of them are stopped, which allows a faster search.
+        With ``still``, all of them are stopped, which allows a faster search. With ``dead``, those that have ended and
+        that nobody has waited for are listed, too.
         """
-        others = self.launcher.prisoners - {self.pid}
-        family = list_stopped_descendants(self.launcher.pid) if still else list_descendants(self.launcher.pid)
+        others, root = self.launcher.prisoners - {self.pid}, self.launcher.pid
+        family = list_stopped_descendants(root) if still else list_descendants(root, dead=dead)
         return [p for p, group in family.items() if p not in self.launcher.prisoners and group not in others]
 
     def end_strays(self, *, still: bool = True) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shiplap.scaffold.schema import schema_name
 from shiplap.torch_private.dispatcher_calls import TorchDispatchMode
 
 MOST_CALLS = 24  # different calls of one op that are kept
@@ -49,14 +50,20 @@ class DispatchedCall:
     @property
     def key(self) -> str:
         """A text that is equal for calls that differ in the values of tensors only."""
-        return repr((_without_values(tuple(self.arguments.values())), _without_values(self.results)))
+        return repr(map_seen((*self.arguments.values(), self.results), lambda t: (t.dtype, t.shape, t.device)))
 
 
-def _without_values(value: Any) -> Any:
-    """Return a value without the bounds of its tensors."""
-    if isinstance(value, SeenTensor):
-        return value.dtype, value.shape, value.device
-    return [_without_values(v) for v in value] if isinstance(value, tuple) else value
+def map_seen(value: Any, fn: Callable[[SeenTensor], Any]) -> Any:
+    """Return an argument or result with ``fn`` applied to each of its tensors; a list is a tuple."""
+    if isinstance(value, tuple):
+        return tuple(map_seen(v, fn) for v in value)
+    return fn(value) if isinstance(value, SeenTensor) else value
+
+
+def as_empty_tensors(value: Any, device: str = "") -> Any:
+    """Return an argument with tensors of the same sizes, on ``device`` or on that of the call; a list as such."""
+    made = map_seen(value, lambda t: torch.empty(t.shape, dtype=getattr(torch, t.dtype), device=device or t.device))
+    return list(made) if isinstance(made, tuple) else made
 
 
 def seen_tensors(value: Any) -> list[SeenTensor]:
@@ -182,7 +189,7 @@ class DispatchRecorder:
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call ``func``, and keep the call if its op is wanted."""
         schema = func._schema
-        name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
+        name = schema_name(schema)
         # Calls with fakes have no values, and their symbols must not leave the trace.
         if name not in self.wanted or _is_being_traced((args, kwargs)):
             return func(*args, **kwargs)

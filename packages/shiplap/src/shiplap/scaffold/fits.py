@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from shiplap.declare.binding import declared_output_shape
 from shiplap.declare.schema import public_schema
 from shiplap.declare.signature import read_spec
 from shiplap.dispatch.adopt import AdoptedOp
 from shiplap.errors import ShiplapError
-from shiplap.scaffold.calls import DispatchedCall, SeenTensor
+from shiplap.scaffold.calls import DispatchedCall, SeenTensor, as_empty_tensors
 from shiplap.scaffold.infer import InferredDeclaration
 from shiplap.scaffold.module import adopt_keywords, make_drafted_function
 from shiplap.scaffold.schema import SchemaForm
@@ -41,7 +39,7 @@ def why_draft_misfits(
 def _why_call_refused(op: AdoptedOp[..., Any], call: DispatchedCall) -> str:
     """Return the reason why the declaration refuses a recorded call, empty where it admits the call."""
     try:
-        bound = op.bind([_as_meta_tensors(v) for v in call.arguments.values()])
+        bound = op.bind([as_empty_tensors(v, "meta") for v in call.arguments.values()])
         # A traced op takes its sizes from the reference, so none are declared.
         shapes = [] if op.spec.traced else [_known_sizes(o, bound.env, op) for o in op.spec.outputs]
     except ShiplapError as e:
@@ -68,12 +66,3 @@ def _known_sizes(out: Any, env: Any, op: AdoptedOp[..., Any]) -> list[Any]:
     # -1 stands for a size that only the data knows, as in recorded calls.
     marked = {**env, **dict.fromkeys(op.spec.dynamic, -1)}
     return [None if n == -1 else n for n in declared_output_shape(out, marked)]
-
-
-def _as_meta_tensors(value: Any) -> Any:
-    """Return a recorded argument as tensors without data."""
-    if isinstance(value, tuple):
-        return [_as_meta_tensors(v) for v in value]
-    if isinstance(value, SeenTensor):
-        return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device="meta")
-    return value

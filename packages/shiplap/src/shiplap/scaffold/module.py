@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from shiplap.scaffold.infer import InferredDeclaration
+from shiplap.scaffold.parameters import names_with_default, with_star
 from shiplap.scaffold.schema import SchemaField, SchemaForm
 
 WIDTH, LONGEST = 118, 100  # of a line, of a sentence
@@ -149,12 +150,13 @@ def _source_of_value(value: Any) -> str:
 
 def _signature_lines(form: SchemaForm, known: InferredDeclaration, name: str, *, marks: bool) -> list[str]:
     """Return ``def name(...) -> ...:``, a line for each argument."""
-    lines, arguments = [f"def {name}("], _drop_early_defaults(form.arguments)
-    for index, a in enumerate(arguments):
-        if a.keyword_only and not (index and arguments[index - 1].keyword_only):
+    lines, keeping = [f"def {name}("], names_with_default(form.arguments)
+    for a in with_star(form.arguments):
+        if a is None:
             lines.append("    *,")
+            continue
         annotation = a.annotation(known.tensors.get(a.name, "")) if a.tensor else a.annotation()
-        default = "" if a.default is None else f" = {a.default}"
+        default = "" if a.default is None or a.name not in keeping else f" = {a.default}"
         lines.append(f"    {a.name}: {annotation}{default}," + _comment_of_argument(a, known) * marks)
     parts = [r.annotation(t) if r.tensor else r.annotation() for r, t in zip(form.results, known.results, strict=True)]
     result = "None" if not parts else parts[0] if len(parts) == 1 else f"tuple[{', '.join(parts)}]"
@@ -170,18 +172,6 @@ def _comment_of_argument(argument: SchemaField, known: InferredDeclaration) -> s
     if argument.name in known.open and not where:
         return "  # FILL: dtype and dims"
     return f"  # inferred: {where}{fill}" if where else ""
-
-
-def _drop_early_defaults(arguments: Sequence[SchemaField]) -> list[SchemaField]:
-    """Return the arguments with the defaults that Python allows: those before an argument without a default lose
-    theirs.
-    """
-    positional = [a for a in arguments if not a.keyword_only]
-    keep = len(positional)
-    while keep and positional[keep - 1].default is not None:
-        keep -= 1
-    without = {a.name for a in positional[:keep]}
-    return [replace(a, default=None) if a.name in without else a for a in arguments]
 
 
 def first_sentence(doc: str) -> str:

@@ -6,7 +6,7 @@ same value: sizes that are accepted together are one dim. A size that is refused
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, product
 from typing import Any
@@ -14,9 +14,17 @@ from typing import Any
 import torch
 
 from shiplap import torch_private
+from shiplap.errors import first_line
 from shiplap.sampling.run import suppress_warnings
-from shiplap.scaffold.calls import DispatchedCall, SeenTensor, make_dispatched_call, seen_tensors
-from shiplap.scaffold.schema import SchemaForm
+from shiplap.scaffold.calls import (
+    DispatchedCall,
+    SeenTensor,
+    as_empty_tensors,
+    make_dispatched_call,
+    map_seen,
+    seen_tensors,
+)
+from shiplap.scaffold.schema import SchemaField, SchemaForm
 from shiplap.torch_private.dispatcher_library import Overload, has_meta_kernel
 
 Slot = tuple[str, int]  # an argument that is one tensor, and an axis of it
@@ -73,19 +81,12 @@ def dtype_follows_arguments(form: SchemaForm, overload: Overload, probed: ProbeR
     base = probed.calls[0] if probed.calls else None
     if base is None:
         return False
-    other = {n: _in_float64(v) for n, v in base.arguments.items()}
+    wide = {n: map_seen(v, lambda t: SeenTensor("float64", t.shape, t.device)) for n, v in base.arguments.items()}
     with suppress_warnings(), torch_private.fake_mode(symbolic=True, fallbacks=False):
-        call = _MetaProber(form, overload).try_call(other)
+        call = _MetaProber(form, overload).try_call(wide)
     if call is None:
         return False
-    return all(s.dtype == "float64" for r in call.results for s in seen_tensors(r)) and other != base.arguments
-
-
-def _in_float64(value: Any) -> Any:
-    """Return an argument with the dtype float64."""
-    if isinstance(value, tuple):
-        return tuple(map(_in_float64, value))
-    return SeenTensor("float64", value.shape, value.device) if isinstance(value, SeenTensor) else value
+    return all(s.dtype == "float64" for r in call.results for s in seen_tensors(r)) and wide != base.arguments
 
 
 class _MetaProber:
@@ -100,9 +101,7 @@ class _MetaProber:
             return None
         self.left -= 1
         try:
-            values = {name: _as_empty_tensors(v) for name, v in arguments.items()}
-            positional = [values[a.name] for a in self.form.arguments if not a.keyword_only]
-            named = {a.name: values[a.name] for a in self.form.arguments if a.keyword_only}
+            positional, named = self.form.split({n: as_empty_tensors(v) for n, v in arguments.items()})
             # A fake of an op with an autograd kernel would record a graph for nothing.
             with torch.no_grad():
                 result = self.overload(*positional, **named)
@@ -112,13 +111,15 @@ class _MetaProber:
             if isinstance(e, NotImplementedError) or type(e).__name__ == "UnsupportedOperatorException":
                 self.left, self.reason = 0, "no meta kernel"
                 return None
-            self.reason = f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}"[:160]
+            self.reason = first_line(e)[:160]
             return None
-        return DispatchedCall({n: _without_value_ranges(v) for n, v in arguments.items()}, results)
+        # No fake has a range of values.
+        unknown = {n: map_seen(v, lambda t: SeenTensor(t.dtype, t.shape, t.device)) for n, v in arguments.items()}
+        return DispatchedCall(unknown, results)
 
     def find_accepted_call(self) -> DispatchedCall | None:
         """Return a call that is accepted: the same rank for all tensors, then every combination of ranks."""
-        scalars = {a.name: _make_scalar(a.kind, a.default) for a in self.form.arguments if not a.tensor}
+        scalars = {a.name: _make_scalar(a) for a in self.form.arguments if not a.tensor}
         if any(v is ... for v in scalars.values()):
             return None
         tensors = [a for a in self.form.arguments if a.tensor]
@@ -234,36 +235,14 @@ def _make_argument(kind: str, rank: int, size: int, dtype: str) -> Any:
     return (seen, seen) if "[" in kind else seen
 
 
-def _make_scalar(kind: str, default: str | None) -> Any:
+def _make_scalar(field: SchemaField) -> Any:
     """Return a value of a scalar argument, ``...`` if there is none to try."""
-    if default is not None:
-        return _evaluate_default(default)
-    if kind.endswith("?"):
+    if field.default is not None:
+        return field.default_value
+    if field.optional:
         return None
-    element, bracket, length = kind.partition("[")
+    element, bracket, length = field.kind.partition("[")
     if element not in TRIED_SCALARS:
         return ...
     count = length.rstrip("]")
     return [TRIED_SCALARS[element]] * (int(count) if count else 2) if bracket else TRIED_SCALARS[element]
-
-
-def _evaluate_default(source: str) -> Any:
-    """Return the value of a default that was printed as source."""
-    names: dict[str, Callable[..., Any] | Any] = {"torch": torch, "inf": float("inf"), "nan": float("nan")}
-    return eval(source, names)  # the default of a schema, printed by us
-
-
-def _as_empty_tensors(value: Any) -> Any:
-    """Return a recorded argument as empty tensors."""
-    if isinstance(value, tuple):
-        return [_as_empty_tensors(v) for v in value]
-    if not isinstance(value, SeenTensor):
-        return value
-    return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device=value.device)
-
-
-def _without_value_ranges(value: Any) -> Any:
-    """Return an argument without the range of its values, which no fake has."""
-    if isinstance(value, tuple):
-        return tuple(map(_without_value_ranges, value))
-    return SeenTensor(value.dtype, value.shape, value.device) if seen_tensors(value) else value

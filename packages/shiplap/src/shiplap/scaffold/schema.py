@@ -6,7 +6,7 @@ The text is the same whether a draft is written or ``tools/count_schemas.py`` co
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,11 @@ class SchemaField:
         """Whether the value may be None."""
         return self.kind.endswith("?")
 
+    @property
+    def default_value(self) -> Any:
+        """The value of the default, a list as such."""
+        return eval(self.default or "None", {"torch": torch, "inf": float("inf"), "nan": float("nan")})  # printed here
+
     def annotation(self, tensor: str = ANNOTATIONS["Tensor"]) -> str:
         """Return the annotation of the declaration, with ``tensor`` for each tensor.
 
@@ -87,6 +92,11 @@ class SchemaForm:
     schema: str
     arguments: tuple[SchemaField, ...]
     results: tuple[SchemaField, ...]
+
+    def split(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return ``(positional, by name)`` of the values of all arguments: keyword-only ones go by name."""
+        positional = [values[a.name] for a in self.arguments if not a.keyword_only]
+        return positional, {a.name: values[a.name] for a in self.arguments if a.keyword_only}
 
     @property
     def mutates(self) -> tuple[str, ...]:
@@ -131,8 +141,12 @@ def parse_schema(schema: Any) -> SchemaForm:
         raise UndeclarableSchema("no result and nothing written to: torch would remove the call from a graph")
     for field in (*fields, *results):
         field.annotation()
-    name = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-    return SchemaForm(name, str(schema), fields, results)
+    return SchemaForm(schema_name(schema), str(schema), fields, results)
+
+
+def schema_name(schema: Any) -> str:
+    """Return the name of a schema with that of its overload, ``aten::add.Tensor``."""
+    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else str(schema.name)
 
 
 def types_in_schema(schema: Any) -> tuple[list[str], list[str]]:

@@ -8,8 +8,9 @@ import ast
 import keyword
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from shiplap.scaffold.parameters import names_with_default, with_star
 from shiplap.scaffold.signature import DraftParameter, DraftSignature
 
 
@@ -83,10 +84,7 @@ def _draft_op(draft: Draft, signature: DraftSignature, name: str) -> str:
     if name != signature.name and draft.decorator == "op":
         lines.append("# FILL: an op has one signature; give this overload a name of its own")
     lines += [*_decorator_lines(draft, qualified, parameters, signature), f"def {name}("]
-    for index, p in enumerate(parameters):
-        if p.keyword_only and not (index and parameters[index - 1].keyword_only):
-            lines.append("    *,")
-        lines.append(_argument_line(p))
+    lines += ["    *," if p is None else _argument_line(p) for p in with_star(parameters)]
     lines += [
         _result_line(signature.returns),
         '    """FILL: one sentence: what it computes, shapes, units."""',
@@ -115,17 +113,11 @@ def _drop_dynamic_defaults(parameters: Sequence[DraftParameter]) -> list[DraftPa
     """Return the parameters without defaults that are not literals, and without those before them: Python requires them
     last.
     """
-    positional = [p for p in parameters if not p.keyword_only]
-    keep = len(positional)
-    while keep and positional[keep - 1].default not in (None, "..."):
-        keep -= 1
-    kept = {p.name for p in positional[keep:]} | {p.name for p in parameters if p.keyword_only}
+    kept = names_with_default(parameters)
     return [
         p
-        if p.name in kept and p.default != "..."
-        else DraftParameter(
-            p.name, p.type, p.original + (f" = {p.default}" if p.default else ""), None, p.keyword_only, p.written
-        )
+        if p.name in kept
+        else replace(p, original=p.original + (f" = {p.default}" if p.default else ""), default=None)
         for p in parameters
     ]
 
@@ -165,10 +157,7 @@ def _kernel_lines(draft: Draft, name: str, parameters: Sequence[DraftParameter])
     checks.
     """
     arguments = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in parameters)
-    signature = ", ".join(
-        ("*, " if p.keyword_only and not (i and parameters[i - 1].keyword_only) else "") + p.name
-        for i, p in enumerate(parameters)
-    )
+    signature = ", ".join("*" if p is None else p.name for p in with_star(parameters))
     return [
         "",
         "",

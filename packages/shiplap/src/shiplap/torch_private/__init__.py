@@ -63,7 +63,7 @@ CAPABILITIES = (
     ),
     Capability(
         "calls past OpOverload.__call__",
-        "torch._ops.OpOverload._op, torch.jit._builtins._register_builtin",
+        "torch._ops.OpOverload._op, torch.jit._builtins._register_builtin, set_code_exec_strategy of Dynamo's frames",
         "torch.ops.ns.name is torch's own object, and native errors of its calls are RuntimeErrors",
     ),
     Capability(

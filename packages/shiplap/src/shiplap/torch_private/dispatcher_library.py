@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _COUNTS: Any = torch._C.DispatchKey.ADInplaceOrView  # under which torch counts writes
 _is_off: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
 _switch_off: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_key_excluded
+_frames: Any = torch._C._dynamo.eval_frame
 
 
 def with_write_counts(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
@@ -44,6 +45,19 @@ def with_write_counts(call: Callable[..., Any], places: Sequence[int]) -> Callab
         return result
 
     return called
+
+
+def keep_from_dynamo(function: Implementation) -> Implementation:
+    """Return ``function``, of which Dynamo compiles no frame, nor of what it calls.
+
+    Where a graph breaks at an op, torch calls the op while Dynamo compiles each frame that runs, for seconds. With
+    ``torch.compiler.disable`` it would not either, but each call would take two frames more.
+    """
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is not None and available("calls past OpOverload.__call__"):
+        skip = _frames._FrameAction.SKIP
+        _frames.set_code_exec_strategy(code, _frames._FrameExecStrategy(skip, skip))
+    return function
 
 
 def version_of(tensor: Tensor) -> int:
@@ -69,7 +83,7 @@ def counting_writes() -> Iterator[None]:
 Overload: TypeAlias = "OpOverload[..., Any]"  # a registered op: ``torch.ops.<namespace>.<name>.default``
 Keys: TypeAlias = "DispatchKeySet"
 Implementation: TypeAlias = Callable[..., Any]
-Refusal: TypeAlias = Callable[[Exception], Exception | None]
+Refusal: TypeAlias = Callable[[Exception, Sequence[Any], Mapping[str, Any]], Exception | None]  # of a call's arguments
 Check: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], None]  # of the arguments of a call, which may raise
 # Of a device type, the arguments of a call and its keywords. It returns both, converted by the rule of the op.
 Cast: TypeAlias = Callable[[str, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
@@ -125,6 +139,7 @@ class Registrations:
         self._checks: dict[str, Check | None] = {}
         self._casts: dict[str, Cast] = {}
         self._defined: list[str] = []
+        self._writing: set[str] = set()
         self._above: dict[str, str] = {}
         self._functions: list[Implementation] = []
         _kept.append(self)
@@ -139,6 +154,7 @@ class Registrations:
         """Define an op by its schema, which begins with its name."""
         name, opening, rest = schema.partition("(")
         self._defined.append(name)
+        self._writing |= {name} if "!)" in schema else set()
         self._library.define(f"{self._named(name)}{opening}{rest}", tags=tuple(tags))
 
     def _named(self, name: str) -> str:
@@ -203,7 +219,7 @@ class Registrations:
         (torch 2.13, AMD EPYC, 2026-11-28), and native errors keep their classes. Torch has no public hook for either.
         Only a torch on which a run has verified it gets here: see :meth:`overload`.
         """
-        op._op = function
+        op._op = keep_from_dynamo(function)
         self._functions.append(function)  # TorchScript knows functions by their id, and asks for the one in ``_op``
         torch.jit._builtins._register_builtin(function, packet._qualified_op_name)
 
@@ -218,7 +234,7 @@ class Registrations:
         self._library.impl(self._named(name), shown, "Python", with_keyset=True)
 
     def translate_errors(self, name: str, refusal: Refusal, check: Check | None = None) -> None:
-        """Register ``refusal``, which maps a RuntimeError of native code in ``name`` to the error that callers get.
+        """Register ``refusal``, which maps a RuntimeError of a call of ``name`` to the error that callers get, or None.
 
         ``check`` gets the arguments before torch converts them.
         """
@@ -249,16 +265,34 @@ class Registrations:
 
     def implement(self, name: str, function: Implementation) -> None:
         """Register the implementation for every device type, below autograd and autocast."""
-        self._library.impl(self._named(name), function, "CompositeExplicitAutograd")
+        self._library.impl(self._named(name), keep_from_dynamo(function), "CompositeExplicitAutograd")
+        # Torch's own copies lazily conjugated and negated tensors too, but writes them back for one returned tensor.
+        for key in ("Conjugate", "Negative") if name in self._writing else ():
+            self._library.impl(self._named(name), partial(self._write_resolved, name), key)
+
+    def _write_resolved(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call an op that writes with copies of lazily conjugated and negated tensors, and copy what it wrote back."""
+        overload, given = self.overload(name), [*args, *kwargs.values()]
+        plain = [_without_marks(v) for v in given]
+        result = overload(*plain[: len(args)], **dict(zip(kwargs, plain[len(args) :], strict=True)))
+        schema = overload._schema.arguments
+        written = {a.name for a in schema if a.alias_info is not None and a.alias_info.is_write}
+        for key, old, new in zip([*(a.name for a in schema[: len(args)]), *kwargs], given, plain, strict=True):
+            pairs = zip(old, new, strict=True) if isinstance(old, (list, tuple)) else [(old, new)]
+            for mine, copy in pairs if key in written else ():
+                if mine is not copy:
+                    mine.copy_(copy)
+        return result
 
     def implement_by_ops(self, name: str, function: Implementation) -> None:
         """Register the implementation by other ops, which every transform and trace sees in place of this one."""
         for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap knows how to take apart torch's own alone
-            self._library.impl(self._named(name), function, key)
+            self._library.impl(self._named(name), keep_from_dynamo(function), key)
 
-    def map(self, name: str, function: Implementation) -> None:
-        """Register the implementation for tensors that ``torch.vmap`` maps over."""
-        self._library.impl(self._named(name), function, "FuncTorchBatched")
+    def map(self, name: str, function: Implementation, *, always: bool = False) -> None:
+        """Register the implementation for tensors that ``torch.vmap`` maps over, or for all within it."""
+        for key in ("FuncTorchBatched", *(("FuncTorchVmapMode",) if always else ())):
+            self._library.impl(self._named(name), keep_from_dynamo(function), key)
 
     def fake(self, name: str, function: Implementation) -> None:
         """Register the implementation for tensors without data."""
@@ -266,7 +300,7 @@ class Registrations:
 
     def register_autograd(self, name: str, function: Implementation) -> None:
         """Register the implementation that autograd calls: ``function(dispatch key set, *args)``."""
-        self._library.impl(self._named(name), function, "Autograd", with_keyset=True)
+        self._library.impl(self._named(name), keep_from_dynamo(function), "Autograd", with_keyset=True)
 
     def skip_autograd(self, name: str) -> None:
         """Send calls directly below autograd: the implementation handles gradients, or there are none."""
@@ -276,13 +310,21 @@ class Registrations:
         """Under ``torch.autocast`` of any device type call ``overload`` with what ``cast`` returns."""
         self._casts[name] = cast
         for device_type, key in _AUTOCAST_KEYS.items():
-            self._library.impl(self._named(name), _autocast_kernel(overload, device_type, cast), key)
+            kernel = _autocast_kernel(overload, device_type, cast)
+            self._library.impl(self._named(name), keep_from_dynamo(kernel), key)
+
+
+def _without_marks(value: Any) -> Any:
+    """Return tensors without the lazy marks of conjugates and negations: copies of those that have one."""
+    if isinstance(value, (list, tuple)):
+        return [_without_marks(v) for v in value]
+    return value.resolve_conj().resolve_neg() if isinstance(value, Tensor) else value
 
 
 def _with_own_errors(
     plain: Implementation, refusal: Refusal, check: Check | None = None, leave: Implementation | None = None
 ) -> Implementation:
-    """Return ``plain``, the function of an op, with errors of ours: ``refusal`` maps a RuntimeError of C++ to a
+    """Return ``plain``, the function of an op, with errors of ours: ``refusal`` maps a RuntimeError to a
     ShiplapError. ``leave`` is called in place of ``plain`` under both autocast and torch.func.
     """
     any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
@@ -296,7 +338,7 @@ def _with_own_errors(
                 return leave(*args, **kwargs)
             return plain(*args, **kwargs)
         except RuntimeError as e:
-            if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
+            if type(e) is RuntimeError and (wrong := refusal(e, args, kwargs)) is not None:
                 raise wrong from None
             raise
 
@@ -351,7 +393,7 @@ def _below_autograd(
                 return plain(*args, **kwargs)
             return raw(*args)
         except RuntimeError as e:
-            if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
+            if type(e) is RuntimeError and (wrong := refusal(e, args, kwargs)) is not None:
                 raise wrong from None
             raise
 
@@ -375,7 +417,7 @@ def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) 
                 return above(*args, **kwargs)
             return plain(*args, **kwargs)
         except RuntimeError as e:
-            if type(e) is RuntimeError and (wrong := refusal(e)) is not None:
+            if type(e) is RuntimeError and (wrong := refusal(e, args, kwargs)) is not None:
                 raise wrong from None
             raise
 

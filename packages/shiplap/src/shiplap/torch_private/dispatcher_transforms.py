@@ -151,7 +151,9 @@ def apply_at_level(function: AutogradFunction, *args: Any) -> Tensor | tuple[Ten
         return function.apply(*args)
 
 
-_MAPPED: Any = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched)
+_MAPPED: Any = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.FuncTorchVmapMode
+)
 Sample = Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
@@ -191,6 +193,14 @@ def map_samples(function: Callable[[Sample, int], Any]) -> Callable[..., Any]:
         return wrap(results)
 
     return mapped
+
+
+def vmap_randomness() -> str:
+    """Return ``randomness=`` of the innermost ``torch.vmap``: "error", "same" or "different"."""
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+    interpreter: Any = retrieve_current_functorch_interpreter()
+    return str(interpreter.randomness())
 
 
 def is_mapped(value: Any) -> bool:

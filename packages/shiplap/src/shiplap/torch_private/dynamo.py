@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import Node
@@ -117,6 +117,17 @@ def _name_unsafe_folder() -> None:
         notice(f"inductor cache {folder}", f"{found}: {safe_io.unsafe_reason(e)}. {fix}")
     except OSError:  # not there yet, or torch says what is wrong with it
         return
+
+
+def keep_calls_apart(overload: Any) -> None:
+    """Let the partitioner of training graphs keep equal calls of an op that draws numbers, as it keeps torch's own.
+
+    Up to torch 2.13 at least, it merges equal calls of all but the operators of a list, whatever their tags say.
+    """
+    from torch._functorch import compile_utils
+
+    known, packet = getattr(compile_utils, "rand_ops", []), overload.overloadpacket
+    known += [packet] if packet not in known else []
 
 
 def is_packaging() -> bool:

@@ -1,9 +1,8 @@
 """Dynamo and Inductor for a PrivateUse1 device. Imports torch only: generated packages carry a copy.
 
-Dynamo asks an interface for devices and streams, also where the memory is not the host's. Inductor needs memory of the
-host: matrix products and convolutions, which Inductor leaves to ATen, run on the device. Code that Inductor fuses runs
-as its own C++ loops over the tensors' memory. With ``fallback_by_default`` in the options of ``torch.compile`` every
-op is called on the device.
+Dynamo asks an interface for devices and streams. Matrix products and convolutions, which Inductor leaves to ATen, run
+on the device. Code that Inductor fuses runs as its own C++ loops over the tensors' memory, which must be the host's.
+With ``fallback_by_default`` in the options of ``torch.compile`` every op is called on the device, in any memory.
 """
 
 from __future__ import annotations
@@ -34,10 +33,11 @@ class _LoopSizes(tuple[Any, ...]):
         return -1
 
 
-def _host_loops() -> type:
+def _host_loops(device: str, discrete: bool) -> type:
     """Return Inductor's C++ loops for a device that Inductor does not treat as the CPU.
 
-    The generated loops are those of the CPU, so the CPU is the current device while they are written.
+    The generated loops are those of the CPU, so the CPU is the current device while they are written. Loops over
+    memory that the host cannot address are refused.
     """
     import torch
     from torch._inductor.codegen.cpp import CppScheduling
@@ -50,6 +50,11 @@ def _host_loops() -> type:
             return tuple(_LoopSizes(group) for group in CppScheduling.group_fn(self, sizes))
 
         def codegen_node(self, node: Any) -> Any:
+            if discrete:
+                raise NotImplementedError(
+                    f"Inductor's loops run on the host, which cannot address the memory of device {device!r}: compile "
+                    "with options={'fallback_by_default': True} or backend='aot_eager', which call its operators"
+                )
             with V.graph.set_current_device(host):
                 return CppScheduling.codegen_node(self, node)
 
@@ -147,7 +152,7 @@ def register_interface(device: str, module: ModuleType) -> None:
 
 
 @cache
-def inductor(device: str) -> dict[str, Any]:
+def inductor(device: str, discrete: bool) -> dict[str, Any]:
     """Return the code generators of ``device`` by the names in ``INDUCTOR``. Devices and wrappers are the CPU's."""
     from torch._inductor.codegen import common, wrapper
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
@@ -175,6 +180,6 @@ def inductor(device: str) -> dict[str, Any]:
     return {
         "CppWrapperCodegen": CppWrapperCpu,
         "PythonWrapperCodegen": HostWrapper,
-        "Scheduling": _host_loops(),
+        "Scheduling": _host_loops(device, discrete),
         "WrapperFxCodegen": WrapperFxCodegen,
     }

@@ -211,11 +211,12 @@ class _Kernel(TritonTemplateKernel):
         type(self).latest = self
 
     def size(self, name: str | None, index: int) -> Any:
-        return super().size(self._named(name), index)
+        return _bracketed(super().size(self._named(name), index))
 
     def stride(self, name: str | None, index: int | None = None) -> Any:
         parent: Any = super()
-        return parent.stride(self._named(name), index)
+        text = parent.stride(self._named(name), index)
+        return text if index is None else _bracketed(text)
 
     def _named(self, name: str | None) -> str | None:
         """Return torch's name of a tensor. Torch names the output None, and templates name it ``out``, unless an input
@@ -228,6 +229,13 @@ class _Kernel(TritonTemplateKernel):
         if hook_name.startswith("<STORE_OUTPUT"):
             return super()._register_hook(hook_name, lambda: narrow_loads(hook_fn(), self.bounded), *args, **kwargs)
         return super()._register_hook(hook_name, hook_fn, *args, **kwargs)
+
+
+def _bracketed(text: str) -> str:
+    """Return the text of a size in brackets, unless it is one name or number: ``at % {{size("out", 0)}}`` reads it as
+    one value.
+    """
+    return text if re.fullmatch(r"\w+", text) else f"({text})"
 
 
 def narrow_loads(code: str, bounded: frozenset[str]) -> str:

@@ -16,6 +16,7 @@ RELEASES = (
     "2.13.0",
     "2.15.0",
 )
+ALSO = ("2.12.1", "2.14.1")  # releases that ``nox -s core`` runs on, too
 TABLE = Path(__file__).with_name("verified.json")
 
 

@@ -264,8 +264,7 @@ def recipe_of_sizes(op: Op, values: Mapping[str, Any], dtype: str = "float32") -
         for n, a in scalars.items()
         if n not in dims
     }
-    classes = {a.tensor.dtype_class: a.tensor for a in op.spec.tensors if a.tensor and not a.tensor.concrete}
-    admitted = {c: t.dtypes or (dtype,) for c, t in classes.items()}
+    admitted = {c: t.dtypes or (dtype,) for c, t in op.spec.dtype_classes.items()}
     if dtype != "float32" and not any(dtype in names for names in admitted.values()):
         raise error(
             "SL502",
@@ -295,5 +294,5 @@ def tuning_progress(wanted: bool | None) -> Iterator[Report]:
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
-        task = bar.add_task("tune", total=None)
+        task = bar.add_task("", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)

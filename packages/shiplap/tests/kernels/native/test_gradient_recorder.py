@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -559,6 +560,23 @@ def test_a_library_that_cannot_be_compiled_is_reported(declared_again, monkeypat
         patch.setenv("SHIPLAP_BACKGROUND_BUILD", "1")
         assert [gradient_recorder.record_in_cpp(affine) for _ in range(2)] == [None, None]
         assert len(started) == 1
+
+
+def test_many_calls_that_python_records_give_a_notice(declared_again, monkeypatch):
+    affine, args = declared_again.affine, arguments()
+    affine.drop_native()
+    with monkeypatch.context() as patch:
+        patch.setattr(gradient_recorder, "find_library", lambda *place: None)  # as after the installation of a wheel
+        affine.build()
+        assert (affine.native is None, affine.native.records) == (False, False)
+        affine.native.start_recording()  # as at each further binding of the process: the calls are counted once
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(gradient_recorder.HOT_RECORDINGS - 1):
+                expected = gradients(affine, *args)
+        with pytest.warns(sl.ShiplapNotice, match=r"not built for this release of torch. Build it once: op.build\(\)"):
+            same(gradients(affine, *args), expected)
+        assert affine.record_plain_call.__module__ != gradient_recorder.__name__
 
 
 def test_threads_and_deep_graphs(ops):

@@ -16,10 +16,10 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.guarded_memory import copy_beside_guard
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.compare_to_reference import against_reference
 from shiplap.sampling.layouts import apply_layout, has_independent_values
-from shiplap.sampling.run import call_op, op_effects, reference_effects, tensors_among
+from shiplap.sampling.run import reference_effects, run_on
 from shiplap.sampling.samples import Samples, with_other_values
 
 KEEP_FIX = "keep no pointer in a plan or descriptor: set it before each launch, or make it part of the plan's key"
@@ -66,16 +66,8 @@ def _difference_on(op: Op, case: SampleCase, args: tuple[Any, ...]) -> str:
     """
     own = reference_effects(op, args)
     pairs = zip(op.spec.args, args, strict=True)
-    given = tuple(_clone_argument(v) if a.mutated else v for a, v in pairs)
-    moved = SampleCase(case.recipe, case.seed, args, case.env, case.device)
-    return against_reference(op, moved, op_effects(op, given, call_op(op, given)), own).problem
-
-
-def _clone_argument(value: Any) -> Any:
-    """Return a copy of a tensor or of a list of tensors."""
-    return (
-        [_clone_argument(v) for v in value] if isinstance(value, list) else value.clone() if value is not None else None
-    )
+    given = tuple(tree_map(Tensor.clone, [v])[0] if a.mutated else v for a, v in pairs)
+    return against_reference(op, case.with_args(args), run_on(op, given), own).problem
 
 
 def _moved_arguments(op: Op, case: SampleCase, first: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], str]]:

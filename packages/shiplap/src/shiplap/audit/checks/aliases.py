@@ -12,7 +12,7 @@ from shiplap.dispatch import Op
 from shiplap.errors import ArgumentError
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import call_op, error_line, op_effects, reference_effects
+from shiplap.sampling.run import error_line, reference_effects, run_on
 from shiplap.sampling.samples import Samples
 
 
@@ -35,13 +35,13 @@ def observe_aliases(op: Op, case: SampleCase) -> Observation:
         except Exception:
             continue  # the declaration's own body does not take it
         try:
-            got = op_effects(op, args, call_op(op, args))
+            got = run_on(op, args)
         except ArgumentError:
             continue  # refused, as SL210 does
         except Exception as e:
             return Observation(f"{what}: raised {error_line(e)}")
         tried += 1
-        difference = against_reference(op, SampleCase(case.recipe, case.seed, args, case.env, case.device), got, own)
+        difference = against_reference(op, case.with_args(args), got, own)
         if difference.problem:
             return Observation(f"{what}: {difference.problem}")
     return Observation(note=f"{tried} ways") if tried else Observation(skip="no two arguments can be one tensor")

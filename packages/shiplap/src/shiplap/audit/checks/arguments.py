@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +14,9 @@ from shiplap.audit.check import Check, Observation
 from shiplap.declare import Arg
 from shiplap.dispatch import Op
 from shiplap.errors import ShiplapError
-from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.compare import bitwise_difference
-from shiplap.sampling.run import (
-    call_op,
-    error_line,
-    is_adopted,
-    reference_effects,
-    tensors_among,
-    why_reference_missing,
-)
+from shiplap.sampling.run import call_op, error_line, is_adopted, reference_effects, why_reference_missing
 from shiplap.sampling.samples import Samples
 
 
@@ -35,11 +28,6 @@ class WrongCall:
     args: tuple[Any, ...]
     ids: tuple[str, ...]
     narrower: bool = False  # an adopted op may well take more than its declaration says
-
-
-def arguments_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain samples."""
-    yield from samples.plain()
 
 
 def observe_arguments(op: Op, case: SampleCase) -> Observation:
@@ -210,7 +198,7 @@ CHECK = Check(
     order=90,
     observes="wrong calls are refused with an error that names op and argument, and nothing is written",
     observe=observe_arguments,
-    cases=arguments_cases,
+    cases=Samples.plain,
     obligations=(),
     fix="check before the first write; sl.op derives these checks from the declaration",
 )

@@ -8,19 +8,12 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from shiplap.audit.check import Check, Observation
+from shiplap.audit.check import Check, Observation, why_random
 from shiplap.declare import Arg
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.compare import bitwise_difference
-from shiplap.sampling.run import (
-    call_op,
-    error_line,
-    op_effects,
-    run_op,
-    tensors_among,
-    why_no_backward,
-)
+from shiplap.sampling.run import call_op, error_line, run_on, run_op, why_no_backward
 from shiplap.sampling.samples import Samples
 
 AUTOCAST_DTYPE = torch.bfloat16
@@ -29,14 +22,13 @@ UNCHANGED_FIX = "compute within torch.autocast(device_type, enabled=False), or d
 
 def why_skip_autocast(op: Op) -> str:
     """Return the reason why the check does not apply to an op, empty where it does."""
-    if op.spec.draws:
-        return "each call draws other numbers"
+    if reason := why_random(op):
+        return reason
     if op.spec.mutated:
         return "the op mutates arguments, which cannot be cast"
     if op.spec.autocast is None:
         return "" if op.spec.tensors else "no argument is a tensor"
-    classes = [a.tensor for a in op.spec.tensors if a.tensor and not a.tensor.concrete]
-    if op.spec.autocast is not None and not any("bfloat16" in t.dtypes or not t.dtypes for t in classes):
+    if not any("bfloat16" in t.dtypes or not t.dtypes for t in op.spec.dtype_classes.values()):
         return "no argument admits both float32 and bfloat16"
     return ""
 
@@ -67,7 +59,7 @@ def observe_autocast(op: Op, case: SampleCase) -> Observation:
         mixed = ", ".join(f"{n} in bfloat16" for n in narrow) or "float32 inputs"
         try:
             with torch.autocast(case.device.split(":")[0], dtype=AUTOCAST_DTYPE):
-                got = op_effects(op, args, call_op(op, args))
+                got = run_on(op, args)
         except Exception as e:
             return Observation(f"{mixed}: raised {error_line(e)}")
         if problem := bitwise_difference(got, expected, "of explicitly cast inputs"):

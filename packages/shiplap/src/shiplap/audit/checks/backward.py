@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, combinations, islice
@@ -14,19 +14,19 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.case import SampleCase, arguments_by_name, plain_copies
 from shiplap.sampling.compare import Reduction, bitwise_difference
-from shiplap.sampling.compare_to_reference import compare_with_rounding
+from shiplap.sampling.compare_to_reference import compare_with_rounding, reference_derivatives
 from shiplap.sampling.run import (
     call_op,
     draws_otherwise,
     error_line,
     floating_args,
+    gradients_or_zeros,
     random_gradient,
     short_error_line,
     surrogate_results,
     why_no_backward,
-    widen_tensor,
 )
 from shiplap.sampling.samples import Samples, with_other_values
 from shiplap.torch_private import same_storage
@@ -66,11 +66,19 @@ def observe_backward(op: Op, case: SampleCase) -> Observation:
     return _observe_second_order(op, case, names)
 
 
-def _record_autograd_graph(op: Op, case: SampleCase, names: list[str]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return ``(outputs that carry a gradient, inputs)`` of a recorded call."""
-    args = tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
-    wanted = [v for a, v in zip(op.spec.args, args, strict=True) if a.name in names]
-    return [o for o in call_op(op, args) if o.requires_grad], wanted
+AutogradGraph = tuple[list[Tensor], list[Tensor]]  # the outputs that carry a gradient, and the inputs
+Forward = Callable[[tuple[Any, ...]], Sequence[Tensor]]  # an op or its reference, as a function of the arguments
+
+
+def _record_call(op: Op, names: list[str], forward: Forward, args: tuple[Any, ...]) -> AutogradGraph:
+    """Return the graph of ``forward`` at ``args``."""
+    wanted = [v.requires_grad_() for n, v in arguments_by_name(op, args).items() if n in names]
+    return [o for o in forward(args) if o.requires_grad], wanted
+
+
+def _record_autograd_graph(op: Op, case: SampleCase, names: list[str]) -> AutogradGraph:
+    """Return the graph of a call of the op."""
+    return _record_call(op, names, partial(call_op, op), case.fresh())
 
 
 def _random_directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
@@ -81,8 +89,7 @@ def _random_directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
 
 def _pull_gradients(outs: list[Tensor], wanted: list[Tensor], seed: int, **keywords: Any) -> list[Tensor]:
     """Return the gradients of ``wanted`` for random gradients of the outputs, zeros where there is none."""
-    gradients = torch.autograd.grad(outs, wanted, _random_directions(outs, seed), allow_unused=True, **keywords)
-    return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, wanted, strict=True)]
+    return gradients_or_zeros(outs, wanted, _random_directions(outs, seed), **keywords)
 
 
 def _observe_repetition(op: Op, case: SampleCase, names: list[str]) -> Observation:
@@ -146,9 +153,9 @@ def _observe_other_thread(op: Op, case: SampleCase, names: list[str]) -> Observa
 def _observe_overwritten_input(op: Op, case: SampleCase, names: list[str]) -> Observation:
     """Write to an input after the forward: autograd has to raise, or the gradient must not depend on the input."""
     expected = _pull_gradients(*_record_autograd_graph(op, case, names), case.seed)
-    changed = {a.name: v for a, v in zip(op.spec.args, with_other_values(op, case).fresh(), strict=True)}
+    changed = arguments_by_name(op, with_other_values(op, case).fresh())
     for name in names:
-        leaves = {a.name: v for a, v in zip(op.spec.args, case.fresh(), strict=True)}
+        leaves = arguments_by_name(op, case.fresh())
         wanted = [leaves[n].requires_grad_() for n in names]
         # An intermediate tensor, because autograd forbids in-place writes to a leaf.
         used = {n: v * 1 if n in names else v for n, v in leaves.items()}
@@ -173,83 +180,62 @@ def _observe_checkpoint(op: Op, case: SampleCase, names: list[str]) -> Observati
     if op.spec.random:
         return Observation()  # a generator is not where it was
     expected = _pull_gradients(*_record_autograd_graph(op, case, names), case.seed)
-    args = tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
-    wanted = [v for a, v in zip(op.spec.args, args, strict=True) if a.name in names]
-    outs = checkpoint(lambda *given: call_op(op, given), *args, use_reentrant=False)
+
+    def repeating(args: tuple[Any, ...]) -> Any:
+        return checkpoint(lambda *given: call_op(op, given), *args, use_reentrant=False)
+
+    graph = _record_call(op, names, repeating, case.fresh())
     try:
-        got = _pull_gradients([o for o in outs if o.requires_grad], wanted, case.seed)
+        got = _pull_gradients(*graph, case.seed)
     except CheckpointError as e:
         return Observation(f"under torch.utils.checkpoint: {error_line(e)}", fix="read ctx.saved_tensors once")
     problem = bitwise_difference(got, expected, "without")
     return Observation(f"under torch.utils.checkpoint: {problem}" if problem else "", fix=SAVE_FIX)
 
 
-def _differentiable_reference(op: Op, args: tuple[Any, ...]) -> list[Tensor]:
-    """Return the outputs of the reference that carry a gradient."""
-    return [o for o in surrogate_results(op, args) if o.requires_grad]
-
-
-def _reference_graph(op: Op, case: SampleCase, names: list[str], widened: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Return ``(outputs that carry a gradient, inputs)`` of the reference, in float64 if ``widened``."""
-    plain = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), case.args)
-    args = tree_map(widen_tensor, plain) if widened else plain
-    given = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
-    wanted = [given[n].requires_grad_() for n in names]
-    return _differentiable_reference(op, args), wanted
+def _why_derivative_differs(
+    op: Op, case: SampleCase, derive: Callable[[Forward, tuple[Any, ...]], list[Tensor]]
+) -> str:
+    """Return how what ``derive`` makes of the op differs from what it makes of the reference, if it can."""
+    try:
+        own, wide, widened = reference_derivatives(op, case, derive)
+    except RuntimeError:
+        return ""
+    got = derive(partial(call_op, op), case.fresh())
+    return compare_with_rounding(got, own, wide, Reduction(max(1, case.numel)), widened, op.spec.tolerated).problem
 
 
 def _observe_single_outputs(op: Op, case: SampleCase, names: list[str]) -> Observation:
     """Compare the gradient of one output, where the others were not used."""
     count = len(_record_autograd_graph(op, case, names)[0])
-    for at in range(count) if count > 1 else ():
+    by_reference = _record_call(op, names, partial(surrogate_results, op), plain_copies(case.args))
+    if count < 2 or len(by_reference[0]) != count:
+        return Observation()
 
-        def pulled(graph: tuple[list[Tensor], list[Tensor]], at: int = at) -> list[Tensor]:
-            return _pull_gradients([graph[0][at]], graph[1], case.seed)
+    def alone(at: int, forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
+        outs, wanted = _record_call(op, names, forward, args)
+        return _pull_gradients([outs[at]], wanted, case.seed)
 
-        if len(_reference_graph(op, case, names, True)[0]) != count:
-            return Observation()
-        wide = pulled(_reference_graph(op, case, names, True))
-        difference = compare_with_rounding(
-            pulled(_record_autograd_graph(op, case, names)),
-            pulled(_reference_graph(op, case, names, False)),
-            wide,
-            Reduction(max(1, case.numel)),
-            lambda: pulled(_reference_graph(op, case, names, True)),
-            op.spec.tolerated,
-        )
-        if difference.problem:
-            return Observation(f"the gradient of output {at} alone: {difference.problem}")
+    for at in range(count):
+        if problem := _why_derivative_differs(op, case, partial(alone, at)):
+            return Observation(f"the gradient of output {at} alone: {problem}")
     return Observation()
 
 
 def _observe_shared_argument(op: Op, case: SampleCase, names: list[str]) -> Observation:
     """Pass one tensor as two arguments: its gradient is the sum."""
+    given = arguments_by_name(op, case.args)
+
+    def shared(i: str, j: str, forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
+        values = arguments_by_name(op, args)
+        values[j] = values[i]
+        return _pull_gradients(*_record_call(op, [i], forward, tuple(values.values())), case.seed)
+
     for i, j in combinations(names, 2):
-        given = {a.name: v for a, v in zip(op.spec.args, case.args, strict=True)}
         if given[i].shape != given[j].shape or given[i].dtype != given[j].dtype:
             continue
-
-        def pulled(widened: bool, own: bool, i: str = i, j: str = j) -> list[Tensor]:
-            args = tree_map(widen_tensor, case.fresh()) if widened else case.fresh()
-            values = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
-            x = values[i].requires_grad_()
-            values[j] = x
-            made = tuple(values.values())
-            outs = _differentiable_reference(op, made) if own else [o for o in call_op(op, made) if o.requires_grad]
-            return _pull_gradients(outs, [x], case.seed)
-
-        try:
-            wide, own = pulled(True, True), pulled(False, True)
-        except RuntimeError:
-            return Observation()
-        second = partial(pulled, True, True)
-        difference = compare_with_rounding(
-            pulled(False, False), own, wide, Reduction(max(1, case.numel)), second, op.spec.tolerated
-        )
-        if difference.problem:
-            return Observation(
-                f"{i} and {j} are one tensor, its gradient {difference.problem.removeprefix('result 0: ')}"
-            )
+        if problem := _why_derivative_differs(op, case, partial(shared, i, j)):
+            return Observation(f"{i} and {j} are one tensor, its gradient {problem.removeprefix('result 0: ')}")
     return Observation()
 
 
@@ -278,8 +264,7 @@ def _observe_second_order(op: Op, case: SampleCase, names: list[str]) -> Observa
     it.
     """
 
-    def second(graph: tuple[list[Tensor], list[Tensor]]) -> list[Tensor | None]:
-        outs, wanted = graph
+    def second(outs: list[Tensor], wanted: list[Tensor]) -> list[Tensor | None]:
         pulled = [d.requires_grad_() for d in _random_directions(outs, case.seed)]
         grads = torch.autograd.grad(outs, wanted, pulled, allow_unused=True, create_graph=True)
         there = [g for g in grads if g is not None and g.requires_grad]
@@ -290,29 +275,28 @@ def _observe_second_order(op: Op, case: SampleCase, names: list[str]) -> Observa
         total = [(g.double() * torch.randn(g.shape, generator=rng).to(g.device).double()).sum() for g in parts]
         return list(torch.autograd.grad(torch.stack(total).sum(), [*wanted, *pulled], allow_unused=True))
 
-    def whole(gradients: list[Tensor | None], graph: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
-        like = [*graph[1], *graph[0]]
+    def whole(gradients: list[Tensor | None], outs: list[Tensor], wanted: list[Tensor]) -> list[Tensor]:
+        like = [*wanted, *outs]
         return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, like, strict=True)]
 
+    def derive(forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
+        graph = _record_call(op, names, forward, args)
+        return whole(second(*graph), *graph)
+
     try:
-        own_graph, wide_graph = _reference_graph(op, case, names, False), _reference_graph(op, case, names, True)
-        own, wide = whole(second(own_graph), own_graph), whole(second(wide_graph), wide_graph)
+        own, wide, widened = reference_derivatives(op, case, derive)
     except Exception as e:
         return _no_second(f"second order: not of the reference: {short_error_line(e)}")
     graph = _record_autograd_graph(op, case, names)
-    if len(graph[0]) != len(own_graph[0]):  # the reference may give a result of which no input is a part
+    if len([*graph[1], *graph[0]]) != len(own):  # the reference may give a result of which no input is a part
         return _no_second("second order: not of the reference: another number of its results has a gradient")
     try:
-        gradients = second(graph)
+        gradients = second(*graph)
     except Exception as e:  # once differentiable: it says so
         return _no_second(f"second order is refused: {short_error_line(e)}")
 
-    def recompute() -> list[Tensor]:
-        fresh = _reference_graph(op, case, names, True)
-        return whole(second(fresh), fresh)
-
-    got = whole(gradients, graph)
-    judged = compare_with_rounding(got, own, wide, Reduction(max(1, case.numel)), recompute, op.spec.tolerated)
+    got = whole(gradients, *graph)
+    judged = compare_with_rounding(got, own, wide, Reduction(max(1, case.numel)), widened, op.spec.tolerated)
     if not judged.problem:
         return Observation()
     # All gradients missing means that the backward ran outside of autograd.

@@ -10,8 +10,9 @@ import torch
 from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
+from shiplap.dispatch.outputs import flatten_op_results
 from shiplap.sampling.case import SampleCase, tree_map
-from shiplap.sampling.run import call_op, output_tensors, split_arguments
+from shiplap.sampling.run import call_op
 from shiplap.sampling.samples import Samples, with_other_values
 
 
@@ -54,8 +55,8 @@ def _ranges_of_fake(op: Op, case: SampleCase) -> list[list[tuple[float, float]]]
     inputs = case.fresh()
     with torch.no_grad(), torch_private.fake_mode(symbolic=True) as mode:
         fakes = tree_map(lambda t: torch_private.make_fake_tensor(mode, t, dynamic=False), inputs)
-        positional, named = split_arguments(op.spec, fakes)
-        outs = output_tensors(op.overload(*positional, **named))
+        positional, named = op.spec.split(fakes)
+        outs = flatten_op_results(op.overload(*positional, **named))
         return [[torch_private.size_range(s) for s in out.shape] for out in outs]
 
 

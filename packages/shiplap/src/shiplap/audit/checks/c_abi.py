@@ -15,7 +15,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from shiplap.dtypes import of
 from shiplap.errors import LibraryError
 from shiplap.kernels.c.declaration import CKernel
 from shiplap.kernels.c.library import locate_library
-from shiplap.sampling.case import SampleCase
+from shiplap.sampling.case import SampleCase, arguments_by_name
 from shiplap.sampling.samples import Samples
 
 # The time for which one call is repeated, the limit of a process, and the deaths after which no process is started.
@@ -87,11 +87,6 @@ def _c_kernels_for_cpu(op: Op) -> list[CKernel]:
 def why_skip_c_abi(op: Op) -> str:
     """Return the reason why the check does not apply to an op, empty where it does."""
     return "" if _c_kernels_for_cpu(op) else "no C ABI kernel for the CPU"
-
-
-def c_abi_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain samples."""
-    yield from samples.plain()
 
 
 def observe_c_abi(op: Op, case: SampleCase) -> Observation:
@@ -199,7 +194,7 @@ def _make_attempt(op: Op, kernel: CKernel, what: str, args: tuple[Any, ...]) -> 
 def _spec_of_call(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | None:
     """Return the call in the form that ``c_child_process`` reads."""
     env = {**call.env, **{dim: bound(call.env) for dim, bound in op.spec.bounds}}
-    given = {a.name: v for a, v in zip(op.spec.args, call.args, strict=True)}
+    given = arguments_by_name(op, call.args)
     arguments: list[dict[str, Any]] = []
     for p in kernel.parameters:
         if p.role == "output":
@@ -302,7 +297,7 @@ CHECK = Check(
     observes="the C function, in a process of its own, answers wrong values with a status, throws nothing and keeps "
     "neither memory nor files",
     observe=observe_c_abi,
-    cases=c_abi_cases,
+    cases=Samples.plain,
     obligations=(),
     fix=CATCH_FIX,
     skips=why_skip_c_abi,

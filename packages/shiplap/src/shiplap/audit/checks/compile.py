@@ -14,10 +14,10 @@ from shiplap.audit.check import Check, Observation
 from shiplap.declare.opaque import guarded_fields
 from shiplap.declare.values import Opaque
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase
+from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.compare import derive_reduction
 from shiplap.sampling.compare_to_reference import against_run
-from shiplap.sampling.run import call_op, error_line, is_float8, op_effects, tensors_among
+from shiplap.sampling.run import error_line, is_float8, run_on
 from shiplap.sampling.samples import Samples
 
 # The number of larger samples, and the recompiles that torch may need for all of them.
@@ -42,7 +42,7 @@ def _make_doubled_call(op: Op) -> Callable[..., tuple[Tensor, ...]]:
     """Return the op with a pointwise neighbour on each result, which Inductor reads through the promised strides."""
 
     def program(*args: Any) -> tuple[Tensor, ...]:
-        return _double_results(op_effects(op, args, call_op(op, args)))
+        return _double_results(run_on(op, args))
 
     return program
 

@@ -27,10 +27,10 @@ from shiplap.audit.capture import (
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.trace import count_cuda_calls
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase
+from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.compare import Reduction, bitwise_difference, compare_within_tolerance
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import call_op, error_line, op_effects, reference_effects, tensors_among
+from shiplap.sampling.run import error_line, reference_effects, run_on
 from shiplap.sampling.samples import Samples
 
 # Calls before a capture, replays of a step, and rounds of calls on two streams.
@@ -78,7 +78,7 @@ class _GraphTrial:
 
     def run(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """Call the op and return its results and mutated arguments."""
-        return op_effects(self.op, args, call_op(self.op, args))
+        return run_on(self.op, args)
 
     def warm_up(self, case: SampleCase) -> None:
         """Call the op a few times, so that plans and caches are made."""

@@ -7,7 +7,6 @@ which no comparison of values detects.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,18 +19,13 @@ from shiplap.audit.checks.cuda_graph import WARM, observe_uncapturable
 from shiplap.dispatch import Op
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import call_op, op_effects
+from shiplap.sampling.run import call_op, run_on
 from shiplap.sampling.samples import Samples, with_other_values
 from shiplap.torch_private.dynamo import cudagraph_inputs, cudagraph_skips
 
 COMPILED_CALLS = 5  # torch warms up, records, then replays
 STAGED_FIX = "read the input where it is: no staging buffer, no copy into memory that the op keeps"
 HOST_FIX = "return tensors on the device of the inputs only; or tag the op with torch.Tag.cudagraph_unsafe"
-
-
-def cudagraph_trees_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain samples."""
-    yield from samples.plain()
 
 
 class _ArgumentHolder(torch.nn.Module):
@@ -54,7 +48,7 @@ class _ArgumentHolder(torch.nn.Module):
         args[self.moving] = x
         for i in self.held:
             args[i] = getattr(self, f"held{i}")
-        return op_effects(self.op, tuple(args), call_op(self.op, tuple(args)))
+        return run_on(self.op, tuple(args))
 
 
 def _position_of_varying(op: Op, case: SampleCase) -> int:
@@ -114,7 +108,7 @@ def _observe_compiled_module(op: Op, case: SampleCase, note: str) -> Observation
 def _difference_with_input(op: Op, case: SampleCase, moving: int, x: Tensor, got: tuple[Tensor, ...]) -> str:
     """Return the difference from the reference with ``x`` as the argument that varies."""
     args = (*case.args[:moving], x, *case.args[moving + 1 :])
-    return against_reference(op, SampleCase(case.recipe, case.seed, args, case.env, case.device), got).problem
+    return against_reference(op, case.with_args(args), got).problem
 
 
 def _observe_copies(op: Op, case: SampleCase) -> Observation:
@@ -172,7 +166,7 @@ CHECK = Check(
     observes="with its tensors held by a module, torch.compile(mode='reduce-overhead') captures and replays it; "
     "its graph copies no input into a buffer that the op keeps",
     observe=observe_cudagraph_trees,
-    cases=cudagraph_trees_cases,
+    cases=Samples.plain,
     obligations=("capture",),
     alone=True,
     varies=("order of calls",),

@@ -14,11 +14,10 @@ from torch import Tensor
 from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.dispatch.outputs import fresh_results
-from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.case import SampleCase, arguments_by_name, tree_map
 from shiplap.sampling.compare import bitwise_difference
 from shiplap.sampling.distribution import RUNS, distribution_difference
-from shiplap.sampling.run import call_op, error_line, op_effects, output_tensors, split_arguments
+from shiplap.sampling.run import call_op, error_line, op_effects, results_of, run_on
 from shiplap.sampling.samples import Samples
 
 DISTANCES, PAIRS = (3, 8, 16, 24, 29, 32, 48, 61), 4  # bits by which seeds differ, and how many pairs have to be equal
@@ -48,7 +47,7 @@ def observe_distribution(op: Op, case: SampleCase) -> Observation:
         (_why_seed_bits_lost(op, case) or _why_compiled_differs_eager(op, case)) if plain else ""
     ):
         return Observation(problem)
-    got = [_run_with_seed(op, case, _run_op, k) for k in range(RUNS)]
+    got = [_run_with_seed(op, case, run_on, k) for k in range(RUNS)]
     # Other seeds than the op's: equal seeds need not give equal numbers in two implementations.
     wanted = [_run_with_seed(op, case, _run_reference, RUNS + k) for k in range(RUNS)]
     for index, pair in enumerate(zip(zip(*got, strict=True), zip(*wanted, strict=True), strict=True)):
@@ -74,15 +73,9 @@ def _sizes_as_tensors(runs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(torch.tensor(list(t.shape), dtype=torch.float64) for t in runs)
 
 
-def _run_op(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Call the op and return its results and mutated arguments."""
-    return op_effects(op, args, call_op(op, args))
-
-
 def _run_reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Call the reference and return its results and mutated arguments."""
-    positional, named = split_arguments(op.spec, args)
-    return op_effects(op, args, output_tensors(fresh_results(op.spec, args, op.reference(*positional, **named))))
+    return op_effects(op, args, results_of(op, op.reference, args))
 
 
 def _seeded_arguments(op: Op, case: SampleCase, seed: int) -> tuple[Any, ...]:
@@ -98,7 +91,7 @@ def _seeded_arguments(op: Op, case: SampleCase, seed: int) -> tuple[Any, ...]:
             return torch.Generator(value.device).manual_seed(seed + 1)
         return value.fill_(seed + 1) if isinstance(value, Tensor) else seed + 1
 
-    return tuple(seeded(a.name, v) for a, v in zip(op.spec.args, args, strict=True))
+    return tuple(seeded(n, v) for n, v in arguments_by_name(op, args).items())
 
 
 def _run_with_seed(op: Op, case: SampleCase, run: Callable[..., tuple[Tensor, ...]], seed: int) -> tuple[Tensor, ...]:
@@ -109,8 +102,7 @@ def _run_with_seed(op: Op, case: SampleCase, run: Callable[..., tuple[Tensor, ..
 
 def _draws_globally(op: Op, args: tuple[Any, ...]) -> bool:
     """Whether this call draws from torch's own generator: it is declared to, or its generator is left out."""
-    given = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
-    return given.get(op.spec.random) is None
+    return arguments_by_name(op, args).get(op.spec.random) is None
 
 
 def _generator_state(device: str) -> Tensor:
@@ -122,8 +114,8 @@ def _why_seed_not_followed(op: Op, case: SampleCase) -> str:
     """Return the fault if equal seeds give other bits, or if torch's own generator is seeded. The op may draw from it
     or leave it alone.
     """
-    first = _run_with_seed(op, case, _run_op, 0)
-    if problem := bitwise_difference(_run_with_seed(op, case, _run_op, 0), first, "the first time"):
+    first = _run_with_seed(op, case, run_on, 0)
+    if problem := bitwise_difference(_run_with_seed(op, case, run_on, 0), first, "the first time"):
         return f"the same seed again: {problem}"
     args = _seeded_arguments(op, case, 0)
     before = _generator_state(case.device)
@@ -144,7 +136,7 @@ def _why_seed_bits_lost(op: Op, case: SampleCase) -> str:
     """Return the fault if seeds that are a power of two apart draw the same numbers, where they do not in the
     reference.
     """
-    given = {a.name: v for a, v in zip(op.spec.args, case.args, strict=True)}.get(op.spec.random)
+    given = arguments_by_name(op, case.args).get(op.spec.random)
     limit = (
         torch.iinfo(given.dtype).max if isinstance(given, Tensor) else 1 << 63
     )  # a generator and an integer have 64 bits
@@ -157,7 +149,7 @@ def _why_seed_bits_lost(op: Op, case: SampleCase) -> str:
 
     # Narrow seeds cannot be that far apart.
     for bits in (b for b in DISTANCES if 2 << b < limit):
-        if same(_run_op, bits) and not same(_run_reference, bits):
+        if same(run_on, bits) and not same(_run_reference, bits):
             return f"seeds that are {1 << bits} apart draw the same numbers: the seed loses its upper bits"
     return ""
 
@@ -168,7 +160,7 @@ def _why_compiled_differs_eager(op: Op, case: SampleCase) -> str:
     """
 
     def program(*args: Any) -> tuple[Tensor, ...]:
-        return (*op_effects(op, args, call_op(op, args)), *op_effects(op, args, call_op(op, args)))
+        return (*run_on(op, args), *run_on(op, args))
 
     torch_private.reset_compiler()
     generators = any(isinstance(v, torch.Generator) for v in case.args)  # at which Dynamo breaks a graph

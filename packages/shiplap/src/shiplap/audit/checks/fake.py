@@ -17,10 +17,9 @@ from torch import Tensor
 from shiplap import torch_private
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.dispatch.outputs import fresh_results
-from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.pairwise import padded_multiples
-from shiplap.sampling.run import call_op, output_tensors, split_arguments, tensors_among
+from shiplap.sampling.run import call_op, results_of
 from shiplap.sampling.samples import Samples
 
 
@@ -40,8 +39,7 @@ def observe_fake(op: Op, case: SampleCase) -> Observation:
             with torch_private.fake_mode(symbolic or bool(op.spec.bounds)) as mode:
                 fakes = tree_map(partial(_make_fake_tensor, mode, symbolic), case.args)
                 sizes = [list(t.shape) for t in tensors_among(fakes)]
-                positional, named = split_arguments(op.spec, fakes)
-                promised = output_tensors(fresh_results(op.spec, fakes, op.overload(*positional, **named)))
+                promised = results_of(op, op.overload, fakes)
                 problem = _difference_of_outputs(real, args, promised, fakes)
                 if problem:
                     return Observation(f"with {how}, {problem}")

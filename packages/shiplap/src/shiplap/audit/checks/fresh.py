@@ -8,15 +8,15 @@ from itertools import chain
 
 from torch import Tensor
 
-from shiplap.audit.check import Check, Observation
+from shiplap.audit.check import Check, Observation, why_random
 from shiplap.dispatch import Op
 from shiplap.plan.values import has_own_memory
-from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.compare import bitwise_difference
 from shiplap.sampling.compare_to_reference import against_reference
 from shiplap.sampling.layouts import has_independent_values
 from shiplap.sampling.pairwise import large_samples
-from shiplap.sampling.run import call_op, reference_accepts, run_op, tensors_among
+from shiplap.sampling.run import call_op, reference_accepts, run_op
 from shiplap.sampling.samples import Samples, with_other_values
 
 
@@ -99,9 +99,7 @@ def _find_shared_memory(outs: tuple[Tensor, ...], others: list[Tensor], name: st
 
 def why_skip_fresh(op: Op) -> str:
     """Return the reason why the check does not apply to an op, empty where it does."""
-    if op.spec.draws:
-        return "each call draws other numbers"
-    return "its results may be views" if op.spec.view else ""
+    return why_random(op) or ("its results may be views" if op.spec.view else "")
 
 
 CHECK = Check(

@@ -21,23 +21,24 @@ from torch.autograd.gradcheck import GradcheckError
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.case import SampleCase, arguments_by_name, plain_copies, tensors_among, tree_map
 from shiplap.sampling.compare import Reduction
-from shiplap.sampling.compare_to_reference import compare_with_rounding
+from shiplap.sampling.compare_to_reference import compare_with_rounding, reference_derivatives
 from shiplap.sampling.layouts import LAYOUTS, apply_layout
 from shiplap.sampling.pairwise import pairs_of_scalars
 from shiplap.sampling.run import (
+    all_finite,
     call_op,
     can_carry_gradient,
     draws_otherwise,
     error_line,
     floating_args,
+    gradients_or_zeros,
     random_gradient,
+    reference_accepts,
     reference_effects,
     surrogate_results,
-    tensors_among,
     why_no_backward,
-    widen_tensor,
 )
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.work_estimate import why_too_large
@@ -119,7 +120,7 @@ def _cases_while_quick(cases: Iterable[SampleCase]) -> Iterable[SampleCase]:
 
 def observe_gradient(op: Op, case: SampleCase) -> Observation:
     """Compare the gradients of several subsets of inputs with those of the reference."""
-    if not _reference_accepts(op, case):
+    if not reference_accepts(op, case.args):  # odd values come from the generator, not from the declaration
         return Observation(skip="the reference refuses it")
     if problem := _why_list_gradients_differ(op, case):
         return Observation(problem)
@@ -185,53 +186,26 @@ def _observe_against_reference(op: Op, case: SampleCase, names: list[str], leaf:
         fits = [layout and d.dim() >= LAYOUTS[layout][0] for d in drawn]
         return [apply_layout(d, layout) if ok else d for d, ok in zip(drawn, fits, strict=True)]
 
-    plain = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), case.args)
+    derive = partial(_gradients_of_inputs, op, names, directions)
     try:
-        own = _gradients_of_inputs(op, lambda args: surrogate_results(op, args), plain, names, directions, True)
-        wide = _gradients_of_inputs(
-            op, lambda args: surrogate_results(op, args), tree_map(widen_tensor, plain), names, directions, True
-        )
-        double = any(o.dtype in DOUBLE_DTYPES for o in own)
-        singles = tree_map(_to_single_precision, plain) if double else None
-        rough = (
-            _gradients_of_inputs(op, lambda args: surrogate_results(op, args), singles, names, directions, True)
-            if singles
-            else own
-        )
+        own, wide, widened = reference_derivatives(op, case, derive)
+        rough = own
+        if any(o.dtype in DOUBLE_DTYPES for o in own):
+            rough = derive(partial(surrogate_results, op), tree_map(_to_single_precision, plain_copies(case.args)))
     except RuntimeError as e:
         return Observation(note=f"autograd cannot differentiate the reference: {error_line(e)}")
-    got = _gradients_of_inputs(op, lambda args: call_op(op, args), case.fresh(), names, directions, leaf)
+    got = derive(partial(call_op, op), case.fresh(), leaf)
     worst = 0.0
-    for name, g, o, w, r in zip(names, got, own, wide, rough, strict=True):
+    for i, (name, g, o, w, r) in enumerate(zip(names, got, own, wide, rough, strict=True)):
         # In double precision the reference has no wider self: its rounding errors are those in single, scaled.
         rounded = w + (r - w) * DOUBLE_TO_SINGLE if g.dtype in DOUBLE_DTYPES else o
-        recompute = partial(_widened_gradient_of, op, plain, names, directions, names.index(name))
         sums = Reduction(_count_terms(op, case, name))
-        difference = compare_with_rounding([g], [rounded], [w], sums, recompute, op.spec.tolerated)
+        repeated = partial(lambda i: [widened()[i]], i)
+        difference = compare_with_rounding([g], [rounded], [w], sums, repeated, op.spec.tolerated)
         worst = max(worst, difference.error)
         if difference.problem:
             return Observation(f"d/d{name} {difference.problem.removeprefix('result 0: ')}", error=worst)
     return Observation(error=worst)
-
-
-def _widened_gradient_of(
-    op: Op, plain: tuple[Any, ...], names: list[str], directions: AnyCallable, index: int
-) -> list[Tensor]:
-    """Return one gradient of the reference in float64."""
-    return [
-        _gradients_of_inputs(
-            op, lambda args: surrogate_results(op, args), tree_map(widen_tensor, plain), names, directions, True
-        )[index]
-    ]
-
-
-def _reference_accepts(op: Op, case: SampleCase) -> bool:
-    """Whether the reference accepts these values at all: odd ones come from the generator, not from the declaration."""
-    try:
-        reference_effects(op, case.args)
-    except Exception:
-        return False
-    return True
 
 
 DOUBLE_DTYPES = (torch.float64, torch.complex128)
@@ -252,10 +226,10 @@ def _round_to_bfloat16(t: Tensor) -> Tensor:
 
 
 def _gradients_of_inputs(
-    op: Op, forward: AnyCallable, args: tuple[Any, ...], names: list[str], directions: AnyCallable, leaf: bool
+    op: Op, names: list[str], directions: AnyCallable, forward: AnyCallable, args: tuple[Any, ...], leaf: bool = True
 ) -> list[Tensor]:
     """Return the gradients of ``names`` only. An unused input has a zero gradient."""
-    given = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
+    given = arguments_by_name(op, args)
     wanted = [given[n].requires_grad_() for n in names]
     # A product with 1 makes a non-leaf with the same values.
     used = args if leaf else tuple(v * 1 if n in names else v for n, v in given.items())
@@ -263,8 +237,7 @@ def _gradients_of_inputs(
     pairs = [(o, d) for o, d in zip(outs, directions(outs), strict=True) if o.requires_grad]
     if not pairs:
         raise RuntimeError("no output requires a gradient")
-    gradients = torch.autograd.grad([o for o, _ in pairs], wanted, [d for _, d in pairs], allow_unused=True)
-    return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, wanted, strict=True)]
+    return gradients_or_zeros([o for o, _ in pairs], wanted, [d for _, d in pairs])
 
 
 def _is_real_or_complex(t: Tensor) -> bool:
@@ -292,9 +265,9 @@ def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str
         return ""
     if any(o.dtype not in DOUBLE_DTYPES for o in reference_effects(op, case.args) if _is_real_or_complex(o)):
         return ""
-    if not all(bool(torch.isfinite(o).all()) for o in reference_effects(op, case.args) if _is_real_or_complex(o)):
+    if not all_finite(reference_effects(op, case.args)):
         return ""
-    given = {a.name: v for a, v in zip(op.spec.args, case.fresh(), strict=True)}
+    given = arguments_by_name(op, case.fresh())
     points = [given[n] for n in names]
     size = sum(p.numel() for p in points)
     if not 0 < size <= FAST_LIMIT or any(p.dtype not in DOUBLE_DTYPES for p in points):
@@ -307,7 +280,7 @@ def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str
         return tuple(o for o in call_op(op, args) if _is_real_or_complex(o))
 
     # gradcheck writes to its inputs, so they must own their memory and be dense.
-    dense = [p.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for p in points]
+    dense = [p.requires_grad_() for p in plain_copies(points)]
     try:
         torch.autograd.gradcheck(forward, dense, fast_mode=size > SLOW_LIMIT, nondet_tol=1e-9)
     except GradcheckError as e:
@@ -321,38 +294,22 @@ def _why_list_gradients_differ(op: Op, case: SampleCase) -> str:
     if op.spec.mutated or not any(can_carry_gradient(t) for v in lists for t in v):
         return ""
 
-    def pulled(args: tuple[Any, ...], forward: AnyCallable) -> list[Tensor] | None:
+    def pulled(forward: AnyCallable, args: tuple[Any, ...]) -> list[Tensor]:
         leaves = [t.requires_grad_() for t in tensors_among(args) if can_carry_gradient(t)]
         outs = [o for o in forward(args) if o.requires_grad]
-        if not outs:
-            return None
         rng = torch.Generator().manual_seed(case.seed)
         drawn = [_round_to_bfloat16(random_gradient(o, rng)).to(o.device, o.dtype) for o in outs]
-        grads = torch.autograd.grad(outs, leaves, drawn, allow_unused=True)
-        return [torch.zeros_like(t) if g is None else g for g, t in zip(grads, leaves, strict=True)]
+        return gradients_or_zeros(outs, leaves, drawn) if outs else []
 
-    plain = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), case.args)
-    by_reference = partial(surrogate_results, op)
     try:
-        wide, own = (
-            pulled(tree_map(widen_tensor, plain), by_reference),
-            pulled(tree_map(torch.clone, plain), by_reference),
-        )
-        got = pulled(case.fresh(), partial(call_op, op))
+        own, wide, widened = reference_derivatives(op, case, pulled)
+        got = pulled(partial(call_op, op), case.fresh())
     except RuntimeError as e:
         return "" if any(t in str(e) for t in ("SL304", "not implemented", "does not require grad")) else error_line(e)
-    if wide is None or own is None or got is None:
+    if not (wide and own and got):
         return ""  # no backward: requires_grad and has_backward say so
-    repeated = partial(_widened_gradients, pulled, plain, by_reference)
-    difference = compare_with_rounding(got, own, wide, Reduction(max(1, case.numel)), repeated, op.spec.tolerated)
+    difference = compare_with_rounding(got, own, wide, Reduction(max(1, case.numel)), widened, op.spec.tolerated)
     return difference.problem and f"gradients of all tensors, those in lists too: {difference.problem}"
-
-
-def _widened_gradients(pulled: AnyCallable, plain: tuple[Any, ...], forward: AnyCallable) -> list[Tensor]:
-    """Return the gradients of the reference in float64."""
-    gradients = pulled(tree_map(widen_tensor, plain), forward)
-    assert gradients is not None
-    return list(gradients)
 
 
 def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
@@ -366,7 +323,7 @@ def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
 
     def pulled(forward: AnyCallable, value: float) -> list[Tensor]:
         return _gradients_of_inputs(
-            op, forward, case.fresh(), names, lambda outs: [torch.full_like(o, value) for o in outs], True
+            op, names, lambda outs: [torch.full_like(o, value) for o in outs], forward, case.fresh()
         )
 
     by_reference = partial(surrogate_results, op)
@@ -392,7 +349,7 @@ def _list_wasted_gradients(op: Op, case: SampleCase, names: list[str]) -> str:
         return ""
     args = case.fresh()
     outs = call_op(op, args)
-    values = {a.name: v for a, v in zip(op.spec.args, args, strict=True)}
+    values = arguments_by_name(op, args)
     values |= {o.name: t for o, t in zip(op.spec.outputs, outs, strict=True)}
     keep = {a.name for a in op.spec.scalars} | set(op.gradient.saves)
     saved = SimpleNamespace(**{n: v for n, v in values.items() if n in keep})

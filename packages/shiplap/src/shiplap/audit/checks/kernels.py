@@ -18,18 +18,11 @@ from shiplap.audit.check import Check, Observation
 from shiplap.declare.binding import Binding, declared_output_shape
 from shiplap.declare.kernel import Kernel
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase
+from shiplap.dispatch.outputs import flatten_op_results
+from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.compare import bitwise_difference
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import (
-    error_line,
-    is_adopted,
-    op_effects,
-    output_tensors,
-    reference_effects,
-    split_arguments,
-    tensors_among,
-)
+from shiplap.sampling.run import error_line, is_adopted, op_effects, reference_effects
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.work_estimate import why_too_large
 
@@ -113,7 +106,7 @@ def observe_kernels(op: Op, case: SampleCase) -> Observation:
 def _effects_of_kernel(op: Op, case: SampleCase, kernel: Kernel) -> tuple[Tensor, ...]:
     """Return the effects of this kernel on fresh arguments."""
     args = case.fresh()
-    return op_effects(op, args, output_tensors(op.run_bound_call(op.bind(args), kernel)))
+    return op_effects(op, args, flatten_op_results(op.run_bound_call(op.bind(args), kernel)))
 
 
 def _why_out_differs(op: Op, case: SampleCase, own: tuple[Tensor, ...]) -> str:
@@ -128,9 +121,10 @@ def _why_out_differs(op: Op, case: SampleCase, own: tuple[Tensor, ...]) -> str:
         rooms.append(room)
         outs.append(room[GUARD_ELEMENTS : GUARD_ELEMENTS + count].view(shape))
     before = [room.clone() for room in rooms]
-    positional, named = split_arguments(op.spec, args)
+    write: Any = op.out
+    positional, named = op.spec.split(args)
     with torch.no_grad():
-        op.out(*positional, out=outs[0] if len(outs) == 1 else tuple(outs), **named)
+        write(*positional, out=outs[0] if len(outs) == 1 else tuple(outs), **named)
     for output, room, was in zip(op.spec.outputs, rooms, before, strict=True):
         for side in (slice(0, GUARD_ELEMENTS), slice(room.numel() - GUARD_ELEMENTS, None)):
             if problem := bitwise_difference([room[side]], [was[side]], "before the call"):

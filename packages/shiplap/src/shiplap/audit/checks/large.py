@@ -7,7 +7,6 @@ reserved but never touched between them. An op that first makes its input contig
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -15,24 +14,18 @@ import torch
 from torch import Tensor
 
 from shiplap import torch_private
-from shiplap.audit.check import Check, Observation
+from shiplap.audit.check import Check, Observation, why_random
 from shiplap.declare import Arg, Output
 from shiplap.declare.binding import declared_output_shape
 from shiplap.dispatch import Op
-from shiplap.dispatch.outputs import fresh_results
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare_to_reference import against_reference
-from shiplap.sampling.run import call_op, op_effects, output_tensors, reference_effects, split_arguments
+from shiplap.sampling.run import reference_effects, results_of, run_on
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import dim_environment
 
 BEYOND_32_BITS = 2**31
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux; in Python's mmap since 3.13
-
-
-def large_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain samples."""
-    yield from samples.plain()
 
 
 def observe_large(op: Op, case: SampleCase) -> Observation:
@@ -96,8 +89,7 @@ def _fake_shapes(op: Op, case: SampleCase, env: dict[str, Any]) -> str:
         if op.spec.returns or any(a.many for a in op.spec.args):
             return ""
         args = tuple(grow(a, v) for a, v in zip(op.spec.args, case.args, strict=True))
-        positional, named = split_arguments(op.spec, args)
-        outs = output_tensors(fresh_results(op.spec, args, op.overload(*positional, **named)))
+        outs = results_of(op, op.overload, args)
         for out, declared in zip(outs, op.spec.outputs, strict=True):
             if not any(d.text in op.spec.dynamic for d in declared.tensor.dims):
                 expected = declared_output_shape(declared, env)
@@ -120,7 +112,7 @@ def _observe_large_strides(op: Op, case: SampleCase) -> tuple[str, str]:
         for dim in (d for d in range(value.dim()) if value.shape[d] > 1):
             args = list(case.fresh())
             args[position] = _spread_out(value, dim)
-            got = op_effects(op, tuple(args), call_op(op, tuple(args)))
+            got = run_on(op, tuple(args))
             expected = reference_effects(op, case.args)
             difference = against_reference(op, case, got, expected)
             if difference.problem:
@@ -142,18 +134,13 @@ def _spread_out(t: Tensor, dim: int) -> Tensor:
     return torch.frombuffer(space, dtype=t.dtype).as_strided(t.shape, strides).copy_(t)
 
 
-def why_skip_large(op: Op) -> str:
-    """Return the reason why the check does not apply to an op, empty where it does."""
-    return "each call draws other numbers" if op.spec.draws else ""
-
-
 CHECK = Check(
     "large",
     order=220,
     observes="64-bit sizes, strides and offsets",
     observe=observe_large,
-    cases=large_cases,
-    skips=why_skip_large,
+    cases=Samples.plain,
+    skips=why_random,
     needs=("schema", "edges"),  # an op that leaves its view would touch all of the reserved memory
     patience=60.0,
     fix="compute offsets in int64 (in Triton: cast the index, not the product)",

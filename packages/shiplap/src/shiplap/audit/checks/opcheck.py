@@ -10,15 +10,8 @@ import torch
 
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase, tree_map
-from shiplap.sampling.run import (
-    error_line,
-    is_float8,
-    reference_effects,
-    split_arguments,
-    tensors_among,
-    why_no_backward,
-)
+from shiplap.sampling.case import SampleCase, tensors_among, tree_map
+from shiplap.sampling.run import all_finite, error_line, is_float8, reference_effects, why_no_backward
 from shiplap.sampling.samples import Samples
 
 OPCHECK_TESTS = (
@@ -35,14 +28,12 @@ def opcheck_cases(samples: Samples) -> Iterable[SampleCase]:
     """
     transposed = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") == "transposed")
     for case in chain(samples.plain(), transposed, samples.optionals(), islice(samples.grown(1), 1)):
-        positive = None if _gives_finite_results(samples.op, case) else samples.make(case.recipe.but(values="positive"))
+        positive = (
+            None
+            if all_finite(reference_effects(samples.op, case.args))
+            else samples.make(case.recipe.but(values="positive"))
+        )
         yield positive or case
-
-
-def _gives_finite_results(op: Op, case: SampleCase) -> bool:
-    """Whether the reference returns finite numbers: torch's test compares NaN with NaN, and reports a difference."""
-    results = reference_effects(op, case.args)
-    return all(bool(torch.isfinite(t.float()).all()) for t in results if t.is_floating_point())
 
 
 def observe_opcheck(op: Op, case: SampleCase) -> Observation:
@@ -50,11 +41,11 @@ def observe_opcheck(op: Op, case: SampleCase) -> Observation:
     args = case.fresh()
     if not why_no_backward(op, case):
         args = tree_map(lambda t: t.requires_grad_() if t.is_floating_point() else t, args)
-    positional, named = split_arguments(op.spec, args)
+    positional, named = op.spec.split(args)
     narrow = any(is_float8(t) for t in tensors_among(args))
     note = "test_schema left out: it compares arguments, which torch cannot do with float8" if narrow else ""
     tests: tuple[str, ...] = OPCHECK_TESTS[1:] if narrow else OPCHECK_TESTS
-    if not _gives_finite_results(op, case):
+    if not all_finite(reference_effects(op, case.args)):  # torch's test compares NaN with NaN
         tests, note = tests[:-1], "test_aot_dispatch_dynamic left out: it takes NaN for a difference"
     results = torch.library.opcheck(op.overload, positional, named, test_utils=tests, raise_exception=False)
     failed: list[tuple[str, Any]] = [(test, e) for test, e in results.items() if e != "SUCCESS"]

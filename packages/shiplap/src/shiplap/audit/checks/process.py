@@ -25,9 +25,10 @@ import torch
 from shiplap.audit.check import Check, Observation
 from shiplap.audit.first_call import make_first_call
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase
-from shiplap.sampling.run import call_op, floating_args, sum_to_real, tensors_among, why_no_backward
+from shiplap.sampling.case import SampleCase, tensors_among
+from shiplap.sampling.run import call_op, floating_args, require_gradients, sum_to_real, why_no_backward
 from shiplap.sampling.samples import Samples
+from shiplap.sandbox.proc_filesystem import resident_bytes
 
 ROUNDS, CALLS = 2, 30
 WARM, SECONDS = 7, 5.0  # calls before the rounds; of a slow op a round has as many calls as fit into this time
@@ -231,7 +232,7 @@ def _advance_random_states() -> None:
 def _call_and_backward(op: Op, case: SampleCase) -> None:
     """Call the op and run its backward."""
     names = floating_args(op, case)
-    args = tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
+    args = require_gradients(op, case.fresh(), names)
     outs = [o for o in call_op(op, args) if o.grad_fn is not None]  # a view made without gradients requires one, too
     wanted = [t for t in tensors_among(args) if t.requires_grad]
     if outs:
@@ -240,27 +241,20 @@ def _call_and_backward(op: Op, case: SampleCase) -> None:
 
 def process_state() -> dict[str, Any]:
     """Return the state that belongs to the process, or to the user, by name."""
-    return {**_state_of_torch(), **_state_of_python(), **_state_of_system(), **_state_of_cuda()}
+    settings = {name: read() for name, read, *_ in PROCESS_SETTINGS}
+    return {**settings, **_state_of_torch(), **_state_of_python(), **_state_of_system(), **_state_of_cuda()}
 
 
 def _state_of_torch() -> dict[str, Any]:
-    """Return the state of torch."""
+    """Return the state of torch that is none of the settings."""
     return {
         "torch's random state": bytes(torch.get_rng_state().numpy().tobytes()),
-        "the number of threads": torch.get_num_threads(),
-        "the default dtype": torch.get_default_dtype(),
         "the default device": str(torch.get_default_device()) if hasattr(torch, "get_default_device") else "",
-        "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
-        "anomaly mode": torch.is_anomaly_enabled(),
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "float32 matmul precision": torch.get_float32_matmul_precision(),
         "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()),
         "the dtype of autocast": torch.get_autocast_dtype("cpu"),
-        "warnings each time": torch.is_warn_always_enabled(),
         "memory that is not initialised": _deterministic_settings.fill_uninitialized_memory,
-        "subnormal numbers": _flushes_subnormals(),
-        "cuDNN flags": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32),
+        "cuDNN": torch.backends.cudnn.enabled,
         "MKL-DNN": getattr(torch.backends.mkldnn, "enabled", True),
     }
 
@@ -273,14 +267,12 @@ def _state_of_python() -> dict[str, Any]:
         "NumPy's random state": str(numpy.random.get_state()) if numpy else "",
         "NumPy's floating point errors": numpy.geterr() if numpy else "",
         "threads": threading.active_count(),
-        "garbage collection": (gc.isenabled(), gc.get_threshold()),
-        "the switch interval": sys.getswitchinterval(),
+        "the thresholds of garbage collection": gc.get_threshold(),
         "warning filters": list(warnings.filters),
         "standard output": (id(sys.stdout), id(sys.stderr)),
         "what traces calls": (sys.gettrace(), sys.getprofile()),
         "the handler of exceptions": (sys.excepthook, threading.excepthook),
         "decimal precision": decimal.getcontext().prec,
-        "the recursion limit": sys.getrecursionlimit(),
         "the module search path": list(sys.path),
     }
 
@@ -370,16 +362,7 @@ def _describe_growth(growths: list[tuple[float, float]], calls: int, what: str) 
 def _memory_in_use() -> tuple[float, float]:
     """Return the number of allocated blocks of Python, and the resident bytes."""
     gc.collect()
-    return sys.getallocatedblocks(), _resident_bytes()
-
-
-def _resident_bytes() -> float:
-    """Return the resident bytes of the process, 0 where the system does not report them."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0.0
+    return sys.getallocatedblocks(), resident_bytes(os.getpid())
 
 
 CHECK = Check(

@@ -5,7 +5,7 @@ Leaf and non-leaf inputs are known to differ under the compiler, so both are run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,20 +16,23 @@ from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare import bitwise_difference
-from shiplap.sampling.run import call_op, error_line, floating_args, op_effects, surrogate_results, why_no_backward
+from shiplap.sampling.run import (
+    call_op,
+    error_line,
+    floating_args,
+    require_gradients,
+    run_on,
+    surrogate_results,
+    why_no_backward,
+)
 from shiplap.sampling.samples import Samples
-
-
-def requires_grad_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain samples."""
-    yield from samples.plain()
 
 
 def observe_requires_grad(op: Op, case: SampleCase) -> Observation:
     """Compare calls with gradients, in inference mode and without gradients."""
 
     def program(*args: Any) -> tuple[Tensor, ...]:
-        return op_effects(op, args, call_op(op, args))
+        return run_on(op, args)
 
     with torch.no_grad():
         expected = program(*case.fresh())
@@ -45,7 +48,7 @@ def observe_requires_grad(op: Op, case: SampleCase) -> Observation:
     # aot_eager traces autograd without generated kernels, so that bits can be compared.
     for backend in ("", "aot_eager") if not note else ("",):
         for leaf in (True, False):
-            args = _arguments_requiring_grad(op, case, names)
+            args = require_gradients(op, case.fresh(), names)
             try:
                 got = _run_with_inputs(program, backend, leaf, args)
             except Exception as e:
@@ -61,12 +64,12 @@ def observe_requires_grad(op: Op, case: SampleCase) -> Observation:
 def _observe_detached_results(op: Op, case: SampleCase, names: list[str]) -> Observation | None:
     """Return the observation of results that require a gradient although the reference detaches them, or None."""
     try:
-        wanted = [o.requires_grad for o in surrogate_results(op, _arguments_requiring_grad(op, case, names))]
+        wanted = [o.requires_grad for o in surrogate_results(op, require_gradients(op, case.fresh(), names))]
     except RuntimeError:
         return None
     if not any(wanted):
         return None  # autograd cannot differentiate the reference: finite differences judge the gradient
-    got = [o.requires_grad for o in call_op(op, _arguments_requiring_grad(op, case, names))]
+    got = [o.requires_grad for o in call_op(op, require_gradients(op, case.fresh(), names))]
     known = op.spec.results if len(op.spec.results) == len(got) else tuple(map(str, range(len(got))))
     lost = [n for n, g, w in zip(known, got, wanted, strict=True) if g and not w]
     if not lost:
@@ -79,11 +82,6 @@ def _observe_detached_results(op: Op, case: SampleCase, names: list[str]) -> Obs
         fix=f"declare nondifferentiable=({entry}), or give backward the function that it is the derivative of, "
         "surrogate=",
     )
-
-
-def _arguments_requiring_grad(op: Op, case: SampleCase, names: list[str]) -> tuple[Any, ...]:
-    """Return fresh arguments, of which ``names`` require gradients."""
-    return tuple(v.requires_grad_() if a.name in names else v for a, v in zip(op.spec.args, case.fresh(), strict=True))
 
 
 def _run_with_inputs(
@@ -107,7 +105,7 @@ CHECK = Check(
     observes="no_grad, inference mode, leaf and non-leaf inputs, eager and aot_eager, give the same bits; results that "
     "the reference detaches require no gradient",
     observe=observe_requires_grad,
-    cases=requires_grad_cases,
+    cases=Samples.plain,
     varies=("mode",),
     needs=("determinism",),
     patience=120.0,

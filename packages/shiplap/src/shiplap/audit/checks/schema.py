@@ -15,10 +15,10 @@ from torch import Tensor
 from shiplap.audit.check import Check, Observation
 from shiplap.declare import Arg
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase
+from shiplap.sampling.case import SampleCase, tensors_among
 from shiplap.sampling.compare import bitwise_difference
 from shiplap.sampling.pairwise import large_samples
-from shiplap.sampling.run import call_op, can_carry_gradient, is_adopted, sum_to_real, tensors_among
+from shiplap.sampling.run import call_op, can_carry_gradient, is_adopted, sum_to_real
 from shiplap.sampling.samples import Samples
 
 

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from shiplap.audit.check import Check, Observation
 from shiplap.dispatch import Op
-from shiplap.dispatch.outputs import fresh_results, tensors_in_arguments
+from shiplap.dispatch.outputs import flatten_op_results, fresh_results
 from shiplap.errors import ArgumentError
-from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.compare_to_reference import against_reference
 from shiplap.sampling.pairwise import powers_of_two
 from shiplap.sampling.run import (
+    all_finite,
     error_line,
-    output_tensors,
+    op_effects,
     reference_effects,
     run_op,
-    split_arguments,
-    tensors_among,
     why_reference_missing,
 )
 from shiplap.sampling.samples import Samples
@@ -49,7 +46,7 @@ def observe_special(op: Op, case: SampleCase) -> Observation:
         if why_reference_missing(e):
             raise
         return Observation(skip=f"the reference refuses it: {error_line(e)}")
-    if op.sampler is not None and case.recipe.values == SOME_ZEROS and not _all_finite(own):
+    if op.sampler is not None and case.recipe.values == SOME_ZEROS and not all_finite(own):
         return Observation(skip="the reference takes no zeros in the place of a builder's numbers")
     if not tensors_among(case.args):
         return Observation(skip="a call without a tensor has no device")
@@ -68,7 +65,7 @@ def _why_defaults_differ(op: Op, case: SampleCase) -> str:
     given = [a for a in op.spec.args if not a.has_default]
     args: Any = tuple(v if a in given else a.default for a, v in zip(op.spec.args, case.fresh(), strict=True))
     kept = tree_map(lambda t: t, args)
-    positional, _ = split_arguments(op.spec, args)
+    positional, _ = op.spec.split(args)
     cut = next((i for i, a in enumerate(op.spec.args) if a.has_default), len(positional))
     if any(a not in given for a in op.spec.args[:cut]) or any(a in given for a in op.spec.args[cut:]):
         return ""
@@ -76,21 +73,11 @@ def _why_defaults_differ(op: Op, case: SampleCase) -> str:
         expected = reference_effects(op, kept)
     except Exception:
         return ""
-    full = SampleCase(case.recipe, case.seed, args, dict(op.bind(args).env), case.device)
+    full = replace(case, args=args, env=dict(op.bind(args).env))
     short = op.overload(*positional[:cut])
-    outs = output_tensors(fresh_results(op.spec, args, short))
-    difference = against_reference(op, full, (*outs, *_mutated_tensors(op, args)), expected)
+    outs = flatten_op_results(fresh_results(op.spec, args, short))
+    difference = against_reference(op, full, op_effects(op, args, outs), expected)
     return f"with the defaults left out: {difference.problem}" if difference.problem else ""
-
-
-def _all_finite(results: Iterable[Tensor]) -> bool:
-    """Whether no floating-point result is infinite or NaN."""
-    return all(bool(torch.isfinite(t).all()) for t in results if t.is_floating_point() and t.itemsize > 1)
-
-
-def _mutated_tensors(op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the tensors that the op writes to."""
-    return tuple(tensors_in_arguments([v for a, v in zip(op.spec.args, args, strict=True) if a.mutated]))
 
 
 CHECK = Check(

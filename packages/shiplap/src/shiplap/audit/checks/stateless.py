@@ -6,7 +6,7 @@ CUDA graphs, none of which is aware of the others. The symbol table shows them w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from shiplap.audit.check import Check, Observation
@@ -14,11 +14,10 @@ from shiplap.declare.native_interface import NativeForm
 from shiplap.dispatch import Op
 from shiplap.errors import LibraryError
 from shiplap.kernels.c.library import locate_library
+from shiplap.render.lines import list_first
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.symbols import LibraryState, read_library_state
-
-MOST_LISTED = 6
 
 
 def _native_forms(op: Op) -> Iterator[NativeForm]:
@@ -45,17 +44,12 @@ def why_skip_stateless(op: Op) -> str:
     return "" if any(_native_forms(op)) else "no C ABI kernel; for Python kernels see fresh, determinism and threads"
 
 
-def stateless_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain samples."""
-    yield from samples.plain()
-
-
 def observe_stateless(op: Op, case: SampleCase) -> Observation:
     """Read the symbols of all libraries of the op."""
     notes, unclear, admitted = [], [], []
     there, absent = find_libraries(op)
     if not there:
-        return Observation(skip=f"not on this machine: {_list_names(absent)}")
+        return Observation(skip=f"not on this machine: {list_first(absent)}")
     for library in there:
         try:
             state = read_library_state(library)
@@ -63,18 +57,18 @@ def observe_stateless(op: Op, case: SampleCase) -> Observation:
             return Observation(missed=str(e))
         if state.symbols:
             return Observation(
-                f"{library.name} keeps {_list_names([str(s) for s in state.symbols])}", fix=_fix_for_state(state)
+                f"{library.name} keeps {list_first([str(s) for s in state.symbols])}", fix=_fix_for_state(state)
             )
         threaded = [f"{size} bytes" for section, size in state.nameless if section.startswith((".tbss", ".tdata"))]
         # A static C++ runtime has thread-locals of its own, which have no names after strip either.
         if threaded and not state.linked_in:
             return Observation(
-                f"{library.name} keeps thread-local memory, nameless since stripped: {_list_names(threaded)}"
+                f"{library.name} keeps thread-local memory, nameless since stripped: {list_first(threaded)}"
             )
         unclear += [reason] if (reason := _why_unclear(library.name, state)) else []
         if state.declared:
-            admitted.append(f"{library.name} keeps {_list_names(state.declared)}, and says so")
-        notes += [f"{library.name}: only {_list_names(state.runtime)}" if state.runtime else f"{library.name}: none"]
+            admitted.append(f"{library.name} keeps {list_first(state.declared)}, and says so")
+        notes += [f"{library.name}: only {list_first(state.runtime)}" if state.runtime else f"{library.name}: none"]
     if unclear:
         return Observation(missed="; ".join(unclear + admitted))
     if admitted:  # whether what it keeps is harmless, cuda_graph, threads and workspace observe
@@ -87,14 +81,7 @@ def _why_unclear(name: str, state: LibraryState) -> str:
     if state.linked_in:
         return f"{name} has a C++ runtime linked in, whose private state looks like its own: link libstdc++ dynamically"
     sections = [f"{size} bytes in {section}" for section, size in state.nameless]
-    return f"{name} is stripped: {_list_names(sections)} have no names; audit it before strip" if sections else ""
-
-
-def _list_names(names: Iterable[str]) -> str:
-    """Return the first names as text, with the number of the others."""
-    names = list(names)
-    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
-    return ", ".join(names[:MOST_LISTED]) + more
+    return f"{name} is stripped: {list_first(sections)} have no names; audit it before strip" if sections else ""
 
 
 def _fix_for_state(state: LibraryState) -> str:
@@ -109,7 +96,7 @@ CHECK = Check(
     order=250,
     observes="the kernel's library has no writable globals and no thread-locals in its symbol table",
     observe=observe_stateless,
-    cases=stateless_cases,
+    cases=Samples.plain,
     obligations=(),
     fix="take scratch memory from sl_context.workspace, and write messages to sl_context.error",
     skips=why_skip_stateless,

@@ -11,7 +11,7 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from shiplap.audit.check import Check, Observation
+from shiplap.audit.check import Check, Observation, why_random
 from shiplap.dispatch import Op
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.compare import derive_reduction
@@ -30,13 +30,6 @@ def threads_cases(samples: Samples) -> Iterable[SampleCase]:
     yield from samples.grown(1)
     yield from islice(samples.wide(), 1)
     yield from islice(samples.grains(), 2)
-
-
-def why_skip_threads(op: Op) -> str:
-    """Return the reason why the check does not apply to an op, empty where it does."""
-    if op.spec.draws:
-        return "each call draws other numbers"
-    return ""
 
 
 def _runs_in_interpreter(op: Op, case: SampleCase) -> bool:
@@ -115,6 +108,6 @@ CHECK = Check(
     obligations=("value", "determinism"),
     varies=("thread",),
     needs=("determinism",),
-    skips=why_skip_threads,
+    skips=why_random,
     fix="use no thread-local state and no fixed thread count",
 )

@@ -5,6 +5,7 @@ wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -13,20 +14,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from shiplap.audit.check import Check, Observation
+from shiplap.audit.check import Check, Observation, why_random
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.case import SampleCase, arguments_by_name
 from shiplap.sampling.compare import derive_reduction
-from shiplap.sampling.compare_to_reference import against_run, compare_with_rounding
-from shiplap.sampling.run import (
-    call_op,
-    floating_args,
-    is_adopted,
-    random_gradient,
-    short_error_line,
-    surrogate_results,
-    widen_tensor,
-)
+from shiplap.sampling.compare_to_reference import against_run, compare_with_rounding, reference_derivatives
+from shiplap.sampling.run import call_op, floating_args, is_adopted, random_gradient, short_error_line
 from shiplap.sampling.samples import Samples, with_other_values
 
 BATCH_SIZES = range(2, 9)  # how many calls vmap may make of one; three where no size fits
@@ -34,8 +27,8 @@ BATCH_SIZES = range(2, 9)  # how many calls vmap may make of one; three where no
 
 def why_skip_transforms(op: Op) -> str:
     """Return the reason why the check does not apply to an op, empty where it does."""
-    if op.spec.draws:
-        return "each call draws other numbers"
+    if reason := why_random(op):
+        return reason
     return "it mutates arguments" if op.spec.mutated else "data-dependent sizes" if op.spec.bounds else ""
 
 
@@ -46,7 +39,7 @@ def transforms_cases(samples: Samples) -> Iterable[SampleCase]:
 
 def observe_transforms(op: Op, case: SampleCase) -> Observation:
     """Compare vmap with a loop, and forward-mode AD with the reference."""
-    names = [a.name for a, v in zip(op.spec.args, case.args, strict=True) if isinstance(v, Tensor)]
+    names = [n for n, v in arguments_by_name(op, case.args).items() if isinstance(v, Tensor)]
     if not names:
         return Observation(skip="no plain tensor argument")
     notes = []
@@ -70,7 +63,7 @@ def _compare_vmap(op: Op, case: SampleCase, batched: list[str], count: int = 0) 
     count = count or _batch_of_row_count(op, case, batched)
     members = [
         case,
-        *(with_other_values(op, SampleCase(case.recipe, case.seed + k, (), {}, case.device)) for k in range(count - 1)),
+        *(with_other_values(op, replace(case, seed=case.seed + k)) for k in range(count - 1)),
     ]
     rows = []
     for member in members:
@@ -98,7 +91,7 @@ def _batch_of_row_count(op: Op, case: SampleCase, batched: list[str]) -> int:
     """Return a batch size equal to the size of a dim: a rule that mistakes that dim for the batch is wrong then, and
     raises no error.
     """
-    shapes = [v.shape for a, v in zip(op.spec.args, case.args, strict=True) if a.name in batched]
+    shapes = [v.shape for n, v in arguments_by_name(op, case.args).items() if n in batched]
     return next((n for shape in reversed(shapes) for n in shape[:1] if n in BATCH_SIZES), 3)
 
 
@@ -132,18 +125,17 @@ def _compare_tangents_along(op: Op, case: SampleCase, names: Collection[str]) ->
     """Compare the tangents along ``names`` with those of the reference."""
     rng = torch.Generator().manual_seed(case.seed)
     directions = {
-        a.name: random_gradient(v, rng).to(v.device, v.dtype)
-        for a, v in zip(op.spec.args, case.args, strict=True)
-        if a.name in names
+        n: random_gradient(v, rng).to(v.device, v.dtype)
+        for n, v in arguments_by_name(op, case.args).items()
+        if n in names
     }
-    plain = tree_map(lambda t: t.detach().clone(memory_format=torch.contiguous_format), case.args)
+    derive = partial(_tangents_of_results, op, directions)
     try:
-        wide = _tangents_of_results(op, partial(surrogate_results, op), tree_map(widen_tensor, plain), directions)
-        own = _tangents_of_results(op, partial(surrogate_results, op), plain, directions)
+        own, wide, widened = reference_derivatives(op, case, derive)
     except Exception as e:
         return "", f"torch has no tangent of the reference: {short_error_line(e)}"
     try:
-        got = _tangents_of_results(op, lambda args: call_op(op, args), case.fresh(), directions)
+        got = derive(partial(call_op, op), case.fresh())
     except Exception as e:
         return "", f"forward-mode AD is refused: {short_error_line(e)}"
     for index, (g, o, w) in enumerate(zip(got, own, wide, strict=True)):
@@ -152,30 +144,21 @@ def _compare_tangents_along(op: Op, case: SampleCase, names: Collection[str]) ->
             # torch.library gives an op no place for a rule of forward mode: not its author's fault
             return ("", f"forward-mode AD: {silent}") if is_adopted(op) else (silent, "")
         if g is not None and o is not None and w is not None:
-            recompute = partial(_widened_tangent, op, tree_map(widen_tensor, plain), directions, index)
-            difference = compare_with_rounding(
-                [g], [o], [w], derive_reduction(op.spec, case.env), recompute, op.spec.tolerated
-            )
+            sums, repeated = derive_reduction(op.spec, case.env), partial(lambda i: [widened()[i]], index)
+            difference = compare_with_rounding([g], [o], [w], sums, repeated, op.spec.tolerated)
             if difference.problem:
                 return f"the tangent of {difference.problem}", ""
     return "", ""
 
 
-def _widened_tangent(op: Op, args: tuple[Any, ...], directions: Any, index: int) -> list[Tensor]:
-    """Return one tangent of the reference in float64."""
-    tangent = _tangents_of_results(op, partial(surrogate_results, op), args, directions)[index]
-    assert tangent is not None
-    return [tangent]
-
-
 def _tangents_of_results(
-    op: Op, run: Callable[..., Sequence[Tensor]], args: tuple[Any, ...], directions: Any
+    op: Op, directions: dict[str, Tensor], run: Callable[..., Sequence[Tensor]], args: tuple[Any, ...]
 ) -> list[Tensor | None]:
     """Return the tangents of all results."""
     with forward_ad.dual_level():
-        pairs = zip(op.spec.args, args, strict=True)
         duals = tuple(
-            forward_ad.make_dual(v, directions[a.name].to(v.dtype)) if a.name in directions else v for a, v in pairs
+            forward_ad.make_dual(v, directions[n].to(v.dtype)) if n in directions else v
+            for n, v in arguments_by_name(op, args).items()
         )
         tangents = [
             forward_ad.unpack_dual(o).tangent if o.is_floating_point() or o.is_complex() else None for o in run(duals)

@@ -26,14 +26,18 @@ class MissingRegistration(Exception):
     """Something that torch asks of an operator is not registered."""
 
 
-def call_op(op: Any, arguments: dict[str, Any]) -> Any:
-    """Return ``op(**arguments)`` for a fixed state of torch's random numbers. Whatever it raises is its refusal."""
+def invoke(op: Any, arguments: dict[str, Any]) -> Any:
+    """Return the result of ``op``, with keyword-only arguments by name."""
     named = {a.name for a in op._schema.arguments if a.kwarg_only}
+    positional = [v for n, v in arguments.items() if n not in named]
+    return op(*positional, **{n: v for n, v in arguments.items() if n in named})
+
+
+def call_op(op: Any, arguments: dict[str, Any]) -> Any:
+    """Return the result of ``op`` for a fixed state of torch's random numbers. Whatever it raises is its refusal."""
     torch.manual_seed(0)
     try:
-        return op(
-            *[v for n, v in arguments.items() if n not in named], **{n: v for n, v in arguments.items() if n in named}
-        )
+        return invoke(op, arguments)
     except MissingRegistration:
         raise
     except Exception as e:
@@ -153,11 +157,8 @@ def check_fake(op: Any, make: Make) -> str:
     """What the op returns for tensors without data has the shapes, dtypes and strides of what it really returns."""
     real = tensors_in(call_op(op, make()))
     arguments = map_tensors(make(), lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"))
-    named = {a.name for a in op._schema.arguments if a.kwarg_only}
     try:
-        made = op(
-            *[v for n, v in arguments.items() if n not in named], **{n: v for n, v in arguments.items() if n in named}
-        )
+        made = invoke(op, arguments)
     except NotImplementedError as e:
         raise MissingRegistration("no fake implementation") from e
     except Exception as e:

@@ -12,7 +12,7 @@ import torch
 
 from shiplap.audit.installed import tensors
 from shiplap.dtypes import DTYPES, preferred
-from shiplap.scaffold.calls import DispatchedCall, SeenTensor
+from shiplap.scaffold.calls import DispatchedCall, SeenTensor, map_seen
 from shiplap.scaffold.schema import SchemaField, SchemaForm
 
 _INDICES = re.compile(r"ind(ex|ices)?s?\b|idx|segment|label|row|col|bag|perm|ids?\b|roi_ix|table", re.IGNORECASE)
@@ -109,16 +109,12 @@ def _text_of(value: ArgumentRecipe, wrap: str) -> str:
 def recipe_of_call(call: DispatchedCall, seed: int) -> CallRecipe:
     """Return a recipe of a recorded call: the same sizes, dtypes and scalars, values in the recorded ranges."""
 
-    def recipe(value: Any) -> ArgumentRecipe:
-        if isinstance(value, tuple):
-            return tuple(map(recipe, value))
-        if not isinstance(value, SeenTensor):
-            return value
-        whole = not value.dtype.startswith(("float", "bfloat", "complex"))
-        low, high = value.low or 0.0, value.high or 0.0
-        return TensorRecipe(value.dtype, value.shape, seed, low, high if high > low or whole else low + 1e-9)
+    def recipe(seen: SeenTensor) -> TensorRecipe:
+        whole = not seen.dtype.startswith(("float", "bfloat", "complex"))
+        low, high = seen.low or 0.0, seen.high or 0.0
+        return TensorRecipe(seen.dtype, seen.shape, seed, low, high if high > low or whole else low + 1e-9)
 
-    return CallRecipe({n: recipe(v) for n, v in call.arguments.items()}, "recorded")
+    return CallRecipe({n: map_seen(v, recipe) for n, v in call.arguments.items()}, "recorded")
 
 
 class CallDraws:
@@ -189,7 +185,8 @@ class CallDraws:
         if field.optional and not (given and self.random.random() < 0.7):
             return None
         if field.default is not None and not given:
-            return _default_of(field.default)
+            value = field.default_value
+            return tuple(value) if isinstance(value, list) else value
         element, bracket, length = field.kind.rstrip("?").replace("?", "").partition("[")
         count = int(length.rstrip("]") or 0) or self.random.choice((1, 2, 3)) if bracket else 0
         made = [self._one(field, element, rank, size) for _ in range(max(count, 1))]
@@ -219,11 +216,6 @@ class CallDraws:
 def _range_of(dtype: str) -> tuple[float, float]:
     """Return the range of drawn values: small for integers, which may be indices."""
     return (0.0, 2.0) if dtype.startswith(("int", "uint")) else (0.0, 0.0)
-
-
-def _default_of(source: str) -> ArgumentRecipe:
-    value = eval(source, {"torch": torch, "inf": float("inf"), "nan": float("nan")})  # printed by scaffold.schema
-    return tuple(value) if isinstance(value, list) else value
 
 
 def malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[tuple[str, CallRecipe]]:

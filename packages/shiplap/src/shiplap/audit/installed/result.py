@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from shiplap.render.lines import Line, TextTable, line
+from shiplap.render.lines import Line, TextTable, line, list_first
 
 HARM = ("crash", "uninitialized", "mutation", "repeat", "layout", "precision", "gradient", "compile", "fake", "alias")
 
@@ -99,16 +99,12 @@ class InstalledReport:
         for text, count in missing.most_common():
             yield line(f"{count} of {len(self.ops)} ops: {text}", "dim")
         if unreached := [op.op for op in self.ops if not op.calls and op not in absent]:
-            yield line(f"{len(unreached)} ops not reached: {_shortened(unreached)}", "dim")
+            yield line(f"{len(unreached)} ops not reached: {list_first(unreached)}", "dim")
         if unreproduced := [op.op for op in self.ops if op.unreproduced]:
-            yield line(f"a fresh process did not show findings again, left out: {_shortened(unreproduced)}", "dim")
+            yield line(f"a fresh process did not show findings again, left out: {list_first(unreproduced)}", "dim")
 
 
 def _finding_row(f: InstalledFinding, known: bool) -> tuple[tuple[str, str], ...]:
     style = "dim" if known else "red"
     problem = f"{f.problem}{f' [{f.note}]' if f.note else ''}{' (in the baseline)' if known else ''}"
     return (f.op, ""), (f.check, style), (problem, "dim" if known else ""), (f.script, "dim")
-
-
-def _shortened(names: Sequence[str], most: int = 6) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

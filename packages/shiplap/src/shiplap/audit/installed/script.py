@@ -6,6 +6,7 @@ import inspect
 import re
 from functools import cache
 
+from shiplap.audit import guarded_memory
 from shiplap.audit.installed import checks, tensors
 from shiplap.audit.installed.result import InstalledFinding
 
@@ -66,9 +67,9 @@ def write_script(found: InstalledFinding, package: str, version: str) -> str:
 
 @cache
 def _helpers() -> str:
-    """Return the source of both modules that checks are made of, as one text."""
+    """Return the source of the modules that checks are made of, as one text."""
     parts = []
-    for module in (tensors, checks):
+    for module in (guarded_memory, tensors, checks):
         source = re.sub(r'\A""".*?"""\n', "", inspect.getsource(module), flags=re.DOTALL)
         parts.append(re.sub(r"^(from shiplap\..*|from __future__ .*)\n", "", source, flags=re.MULTILINE).strip())
     return "from __future__ import annotations\n\n" + "\n\n\n".join(parts)

@@ -5,11 +5,11 @@ A finding's script contains the text of this module, so that it imports torch al
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from typing import Any
 
 import torch
+
+from shiplap.audit.guarded_memory import copy_beside_guard
 
 
 def tensor(seed: int, dtype: torch.dtype, shape: tuple[int, ...], low: float = 0.0, high: float = 0.0) -> torch.Tensor:
@@ -54,16 +54,7 @@ def shifted(t: torch.Tensor) -> torch.Tensor:
 
 def guarded(t: torch.Tensor) -> torch.Tensor:
     """Return ``t`` directly before a page that cannot be read: an access behind it ends the process."""
-    size = t.numel() * t.itemsize
-    if not size or not t.is_contiguous() or t.device.type != "cpu":
-        return t
-    pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = mmap.mmap(-1, pages + mmap.PAGESIZE)
-    address = ctypes.addressof((ctypes.c_char * len(memory)).from_buffer(memory))
-    if ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + pages), ctypes.c_size_t(mmap.PAGESIZE), 0):
-        return t
-    placed = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=pages - size).view(t.dtype).view(t.shape)
-    return placed.copy_(t)
+    return copy_beside_guard(t, after=True) if t.is_contiguous() else t
 
 
 def map_tensors(value: Any, function: Any) -> Any:

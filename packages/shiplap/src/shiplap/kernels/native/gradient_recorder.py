@@ -3,7 +3,8 @@
 Torch's stable ABI has no autograd. So a library is compiled once for each torch and serves all ops: it has the Autograd
 kernel and the node of the graph (``shiplap/autograd.h``). What differs between ops is data: which tensors a call saves,
 and which ops compute its gradients from what. An op is recorded by it if its gradient is declared as ops, and if it and
-those ops have native bindings. Until the library is built, and for all other gradients, Python records.
+those ops have native bindings. Until the library is built, and for all other gradients, Python records. A wheel cannot
+hold the library, so an op whose binding came in one gives a notice when Python has recorded many of its calls.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -54,6 +56,7 @@ FLAGS = (
 ARGUMENT, RESULT = range(2)  # `Source` of the header
 GRADIENT, SAVED, VALUE = range(3)  # `Taken` of the header
 SIMPLE_KINDS = ("int", "float", "bool", "str", "list[int]", "list[float]", "list[bool]", "list[str]")
+HOT_RECORDINGS = 32  # calls that Python records before a notice says how C++ can
 _numbers = count(1)  # of gradients in Python: a node keeps the one that was declared when it was made
 _started_builds: dict[Path, subprocess.Popen[bytes]] = {}  # in the background: each library is compiled once
 
@@ -164,6 +167,8 @@ def _open_recorder(op: Op) -> ctypes.CDLL | None:
         if library is None:
             if settings().background_build and place not in _started_builds:
                 _started_builds[place] = build_detached(place.parent, place.name, SOURCE, _recorder_command(op))
+            elif not settings().background_build:
+                _announce_hot_recording(op)
             return None
     except ShiplapError as e:
         _report_python_recording(op, f"{e.id}: {e.got}")
@@ -172,6 +177,24 @@ def _open_recorder(op: Op) -> ctypes.CDLL | None:
     library.shiplap_route.restype = library.shiplap_formula.restype = ctypes.c_void_p
     library.shiplap_record.restype, library.shiplap_record.argtypes = None, (ctypes.c_void_p, ctypes.c_void_p)
     return library
+
+
+def _announce_hot_recording(op: Op) -> None:
+    """Let the ``HOT_RECORDINGS``-th call that Python records give a notice: no wheel can hold the library."""
+    recorded, calls = op.record_plain_call, count(1)
+    if recorded is None or getattr(recorded, "__module__", None) == __name__:
+        return
+
+    def counted(*args: Any) -> Any:
+        if next(calls) == HOT_RECORDINGS and op.record_plain_call is counted:
+            op.record_plain_call = recorded
+            name = op.spec.name
+            why = "the library that records them in C++ is not built for this release of torch"
+            fix = f"Build it once: op.build() in Python, or 'shiplap build {name}' in a shell"
+            notice(f"recorder {name}", f"Python records the gradients of {name}: {why}. {fix}")
+        return recorded(*args)
+
+    op.record_plain_call = counted
 
 
 def _report_python_recording(op: Op, why: str) -> None:

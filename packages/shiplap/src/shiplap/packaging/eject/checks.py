@@ -77,8 +77,7 @@ class CallPrinter:
         named = {*self._output_names(), *asked} - spec.dynamic.keys() - {"threads", "itemsize"}
         scalars = {a.name for a in spec.scalars}
         known = [plan.names(n) for n in sorted(named) if n not in scalars]
-        classes = [f"dtype_{a.tensor.dtype_class}" for a in spec.tensors if a.tensor and not a.tensor.concrete]
-        self.sizes = (*(["device"] if spec.tensors else []), *known, *dict.fromkeys(classes))
+        self.sizes = (*(["device"] if spec.tensors else []), *known, *(f"dtype_{c}" for c in spec.dtype_classes))
 
     def _output_names(self) -> set[str]:
         """Return the names that the outputs' dims and bounds read."""

@@ -226,10 +226,9 @@ class PrintedOp:
     def _condition(self, kernel: Kernel) -> str:
         """Return the condition under which a kernel takes a call. Empty if it takes all."""
         parts = []
-        classes = dict.fromkeys(a.tensor.dtype_class for a in self.spec.tensors if a.tensor and not a.tensor.concrete)
         if kernel.dtypes:
             names = ", ".join(f"torch.{n}" for n in kernel.dtypes)
-            parts += [f"dtype_{c} in ({names},)" for c in classes]
+            parts += [f"dtype_{c} in ({names},)" for c in self.spec.dtype_classes]
         if kernel.supports is not None:
             function = self.copy.function(kernel.supports, f"_{self.stem}_{kernel.name}_supports")
             takes = inspect.signature(kernel.supports).parameters
@@ -276,12 +275,9 @@ class PrintedOp:
         if expr is not None and "threads" in expr.names:
             lines.append("w_threads = torch.get_num_threads()")
         if expr is not None and "itemsize" in expr.names:
-            classes = dict.fromkeys(
-                f"dtype_{a.tensor.dtype_class}.itemsize"
-                for a in self.spec.tensors
-                if a.tensor and not a.tensor.concrete
-            )
-            sizes = [*classes] or [f"{a.name}.element_size()" for a in self.spec.tensors if not a.optional]
+            sizes = [f"dtype_{c}.itemsize" for c in self.spec.dtype_classes] or [
+                f"{a.name}.element_size()" for a in self.spec.tensors if not a.optional
+            ]
             lines.append(f"w_itemsize = max([{', '.join(sizes)}])")
         return [*lines, f"scratch = torch.empty({text}, dtype=torch.uint8, device=device)"]
 

@@ -5,65 +5,49 @@ A subclass defines the calls and the merged call.
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.fx import Graph, Node
 
 from shiplap.declare.code_digest import code_digest
-from shiplap.rewrite.base import Rewrite
+from shiplap.rewrite.base import Rewrite, short_digest
 from shiplap.rewrite.graph import (
     barrier_reason,
     describe_node,
-    fake_value,
+    fake_tensor,
+    name_and_operator,
     operator_name,
     place_replacement,
-    source_line,
 )
 from shiplap.rewrite.group.cost import MACHINES, MINIMAL_GAIN, Machine, MergePrice, machine_of_node
 from shiplap.rewrite.group.dependencies import independent_calls
 from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
 from shiplap.rewrite.normalize_call import canonical_name
+from shiplap.rewrite.obstacle import RewriteObstacle
+from shiplap.rewrite.passthrough_ops import VIEWING_OPERATORS
 from shiplap.rewrite.program import proving
+from shiplap.rewrite.walk import walk_from
 
 MergedCall = tuple[Callable[..., Any], Sequence[Any]]
 """A function of plain PyTorch that returns a tensor per member, and its arguments: nodes, constants, lists of them."""
 
 # Operators whose result may be memory of their argument ("to", "contiguous": where there is nothing to do).
-ALIASING_OPERATORS = frozenset(
+ALIASING_OPERATORS = VIEWING_OPERATORS | frozenset(
     {
         "alias",
-        "chunk",
-        "contiguous",
         "detach",
         "diagonal",
         "dropout",
-        "expand",
-        "expand_as",
-        "flatten",
         "float",
         "getattr",
-        "getitem",
-        "movedim",
-        "narrow",
-        "permute",
-        "select",
         "slice",
-        "split",
-        "squeeze",
         "swapaxes",
         "t",
         "to",
-        "transpose",
         "type_as",
-        "unbind",
-        "unflatten",
-        "unsqueeze",
-        "view",
-        "view_as",
     }
 )
 
@@ -103,8 +87,8 @@ class GroupRewrite(Rewrite):
         methods = [m for c in type(self).__mro__ for m in vars(c).values() if callable(m) or isinstance(m, property)]
         plain = [m.fget if isinstance(m, property) else m for m in methods]
         parts = [code_digest(*(m for m in plain if m is not None))]
-        parts += [str(v) for v in (self.least, self.most, self.always, MACHINES, MINIMAL_GAIN, self.describe_options())]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+        options = (self.least, self.most, self.always, MACHINES, MINIMAL_GAIN, self.describe_options())
+        return short_digest(*parts, *options)
 
     def describe_options(self) -> str:
         """Return a text of those options of a subclass that decide its effect. It is a part of the digest."""
@@ -155,26 +139,23 @@ class GroupRewrite(Rewrite):
             return self.make_near_miss(node, "argument", reason, members)
         between = f"{members[0].name} and {node.name}"
         obstacle, does = barrier_reason(because) or ("mutation", "")
-        reason = f"{because.name} ({operator_name(because)}) {does} between {between}"
+        reason = f"{name_and_operator(because)} {does} between {between}"
         return self.make_near_miss(node, obstacle, reason, members)
 
     def make_near_miss(self, node: Node, obstacle: Obstacle, reason: str, members: Sequence[Node]) -> NearMiss:
         """Return a near miss at ``node`` that counts all of ``members``."""
         count = len(members)
-        return NearMiss(self.name, self.level, node.name, source_line(node), obstacle, reason, count, count)
+        return self.near_miss(RewriteObstacle(node, obstacle, reason, fitting=count), of=count)
 
 
 def may_be_returned(node: Node) -> bool:
     """Whether the caller of the graph may get ``node`` or a view of it, so that ``node`` needs memory of its own."""
-    stack = list(node.users)
-    while stack:
-        user = stack.pop()
-        if user.op == "output":
-            return True
+
+    def views_of(user: Node) -> Iterable[Node]:
         # A view of the result is returned as memory of the stacked tensor, which the caller could see as an alias.
-        if canonical_name(user) in ALIASING_OPERATORS:
-            stack.extend(user.users)
-    return False
+        return user.users if canonical_name(user) in ALIASING_OPERATORS else ()
+
+    return any(user.op == "output" for user in walk_from(node.users, views_of))
 
 
 def tensor_signature(held: Any) -> tuple[Any, ...] | None:
@@ -182,12 +163,6 @@ def tensor_signature(held: Any) -> tuple[Any, ...] | None:
     name.
     """
     return (held.dtype, str(held.device), *map(str, held.shape)) if isinstance(held, Tensor) else None
-
-
-def fake_tensor(node: Any) -> Tensor | None:
-    """Return the fake tensor of ``node``, or None if ``node`` is not a tensor."""
-    meta = fake_value(node) if isinstance(node, Node) else None
-    return meta if isinstance(meta, Tensor) else None
 
 
 def known_tensor(node: Node) -> Tensor:

@@ -10,14 +10,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional as F
 
-from shiplap.rewrite.group.base import (
-    GroupRewrite,
-    MergedCall,
-    fake_tensor,
-    known_tensor,
-    may_be_returned,
-    tensor_signature,
-)
+from shiplap.rewrite.graph import fake_tensor
+from shiplap.rewrite.group.base import GroupRewrite, MergedCall, known_tensor, may_be_returned, tensor_signature
 from shiplap.rewrite.group.cost import (
     Machine,
     MergePrice,

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional as F
 
-from shiplap.rewrite.group.base import GroupRewrite, MergedCall, fake_tensor, may_be_returned, tensor_signature
+from shiplap.rewrite.graph import fake_tensor
+from shiplap.rewrite.group.base import GroupRewrite, MergedCall, may_be_returned, tensor_signature
 from shiplap.rewrite.group.cost import HORIZONTAL_REASON, Machine, MergePrice, tensor_bytes
 from shiplap.rewrite.normalize_call import canonical_arguments, canonical_name
 from shiplap.rewrite.program import Program

@@ -11,7 +11,8 @@ from torch.fx import Node
 
 from shiplap.dispatch import Op, compile_cache_key
 from shiplap.errors import error
-from shiplap.rewrite.group.base import GroupRewrite, MergedCall, fake_tensor
+from shiplap.rewrite.graph import fake_tensor
+from shiplap.rewrite.group.base import GroupRewrite, MergedCall
 from shiplap.rewrite.group.cost import Machine, MergePrice, tensor_bytes
 from shiplap.rewrite.normalize_call import canonical_name
 from shiplap.rewrite.program import Program

@@ -9,14 +9,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite.group.base import (
-    GroupRewrite,
-    MergedCall,
-    fake_tensor,
-    known_tensor,
-    may_be_returned,
-    tensor_signature,
-)
+from shiplap.rewrite.graph import fake_tensor
+from shiplap.rewrite.group.base import GroupRewrite, MergedCall, known_tensor, may_be_returned, tensor_signature
 from shiplap.rewrite.group.cost import HORIZONTAL_REASON, Machine, MergePrice, tensor_bytes
 from shiplap.rewrite.match import Level
 from shiplap.rewrite.program import Program

@@ -9,7 +9,6 @@ Dropout that drops is left alone, since the fused kernel would draw other number
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,17 +18,23 @@ from torch.fx import Graph, Node
 from torch.nn import functional as F
 
 from shiplap.declare.code_digest import code_digest
-from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.base import Rewrite
+from shiplap.rewrite.base import Rewrite, short_digest
 from shiplap.rewrite.graph import (
     describe_node,
     fake_value,
-    operator_name,
+    name_and_operator,
     place_replacement,
     remove_dead_calls,
-    source_line,
 )
 from shiplap.rewrite.match import Level, NearMiss, Outcome
+from shiplap.rewrite.obstacle import RewriteObstacle, obstacle_of_reader
+from shiplap.rewrite.passthrough_ops import (
+    is_active_dropout,
+    keeps_values,
+    positional_then_named,
+    single_user,
+    torch_call_name,
+)
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.shipped import einsum, hidden_rows, sinks, softcap, speedup_model, zeroed
 from shiplap.rewrite.shipped.attention_programs import attention_programs
@@ -42,10 +47,10 @@ from shiplap.rewrite.shipped.missed import (
 )
 from shiplap.rewrite.shipped.scores import (
     BATCHED_PRODUCTS,
-    RewriteObstacle,
     ScoresOfAttention,
     ScoreStep,
     follow_scores,
+    keeps_last_two_dims,
     possible_steps,
     swaps_last_dims,
 )
@@ -78,7 +83,7 @@ class AttentionRewrite(Rewrite):
             hidden_rows.masks_that_may_hide_rows,
             hidden_rows.restore_hidden_rows,
         )
-        return hashlib.sha256(f"{of} {self.always} {self.visible_rows}".encode()).hexdigest()[:16]
+        return short_digest(of, self.always, self.visible_rows)
 
     def programs(self) -> Iterator[Program]:
         return attention_programs()
@@ -93,7 +98,7 @@ class AttentionRewrite(Rewrite):
                 try:
                     outcome = self._at(graph, node)
                 except RewriteObstacle as e:
-                    outcome = self._near(e)
+                    outcome = self.near_miss(e, of=3)
                 if outcome is not None:
                     yield outcome
 
@@ -163,12 +168,6 @@ class AttentionRewrite(Rewrite):
         args = [above.q, above.k, below.v, *tensors, *([] if below.mask is None else [below.mask])]
         return place_replacement(graph, self.level, self.name, plan, args, [below.out], nodes, bound)
 
-    def _near(self, e: RewriteObstacle) -> NearMiss:
-        """Return the near miss of an obstacle."""
-        return NearMiss(
-            self.name, self.level, e.node.name, source_line(e.node), e.obstacle, e.reason, e.fitting, 3, e.fix
-        )
-
 
 def _raise_if_attention(softmax: Node) -> NearMiss | None:
     """Raise the obstacle that keeps a softmax from being an attention that is understood. Return None where it weighs
@@ -182,7 +181,7 @@ def _raise_if_attention(softmax: Node) -> NearMiss | None:
 
 def _passes_weights_on(node: Node) -> bool:
     """Whether ``node`` is a call that passes weights on to the product with the values."""
-    return passthrough_ops.keeps_values(node) or _keeps_last_two_dims(node) or bool(sinks.count_dropped_columns(node))
+    return keeps_values(node) or keeps_last_two_dims(node) or bool(sinks.count_dropped_columns(node))
 
 
 class _WeightedValues:
@@ -246,7 +245,7 @@ def _require_no_gradients(out: Node, held: Sequence[Tensor], hiding: Sequence[Sc
 
 def _is_softmax(node: Node) -> bool:
     """Whether ``node`` is a softmax: one call, or the exponential of its logarithm."""
-    return passthrough_ops.torch_call_name(node) in SOFTMAX_OPERATORS or log_softmax_below(node) is not None
+    return torch_call_name(node) in SOFTMAX_OPERATORS or log_softmax_below(node) is not None
 
 
 def _calls_of_softmax(softmax: Node) -> list[Node]:
@@ -257,8 +256,7 @@ def _calls_of_softmax(softmax: Node) -> list[Node]:
         calls.append(at)
         if len(at.users) > 1:
             other = next(u for u in at.users if u not in calls)
-            what = f"{at.name} ({operator_name(at)}) would no longer be computed, but {other.name} reads it, too"
-            raise RewriteObstacle(at, "user", what, "compute the softmax apart from its logarithm", 2)
+            raise obstacle_of_reader(at, other, "compute the softmax apart from its logarithm", 2)
     return calls
 
 
@@ -276,11 +274,11 @@ def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
     """
     node, nodes, dropped, mask, turned = softmax, list[Node](), 0, None, False
     while True:
-        reader = passthrough_ops.single_user(node)
+        reader = single_user(node)
         if reader is None:
             return _obstacle_of_readers(node)
-        given = passthrough_ops.positional_then_named(reader)
-        if passthrough_ops.torch_call_name(reader) in BATCHED_PRODUCTS and len(given) == 2:
+        given = positional_then_named(reader)
+        if torch_call_name(reader) in BATCHED_PRODUCTS and len(given) == 2:
             if given[0] is node and not turned and isinstance(given[1], Node):
                 return _WeightedValues(reader, given[1], [*nodes, reader], dropped, None, mask)
             if given[1] is node and turned and isinstance(given[0], Node):
@@ -302,14 +300,14 @@ def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
             node, dropped = reader, dropped + more
             nodes.append(reader)
             continue
-        if passthrough_ops.is_active_dropout(reader):
+        if is_active_dropout(reader):
             fix = "evaluate the model (model.eval()), or train it with attn_implementation='sdpa'"
             return RewriteObstacle(
                 reader, "mode", "dropout drops weights here: a fused kernel would draw others", fix, 2
             )
-        if not (passthrough_ops.keeps_values(reader) or _keeps_last_two_dims(reader)):
-            product = next((u for u in reader.users if passthrough_ops.torch_call_name(u) in BATCHED_PRODUCTS), None)
-            what = f"{reader.name} ({operator_name(reader)}) stands between the softmax and the product with the values"
+        if not (keeps_values(reader) or keeps_last_two_dims(reader)):
+            product = next((u for u in reader.users if torch_call_name(u) in BATCHED_PRODUCTS), None)
+            what = f"{name_and_operator(reader)} stands between the softmax and the product with the values"
             fix = "move it behind the product, or leave this attention as it is: no fused kernel has a place for it"
             return RewriteObstacle(reader, "operator", what, fix, 2) if product is not None else None
         node = reader
@@ -325,21 +323,12 @@ def _obstacle_of_readers(node: Node) -> RewriteObstacle | None:
     """Return the obstacle of weights that are read twice, or None where no product reads them. Such attention returns
     its weights.
     """
-    product = next((u for u in node.users if passthrough_ops.torch_call_name(u) in BATCHED_PRODUCTS), None)
+    product = next((u for u in node.users if torch_call_name(u) in BATCHED_PRODUCTS), None)
     other = next((u for u in node.users if u is not product), None)
     if product is None or other is None:
         return None
-    who = "the graph returns it" if other.op == "output" else f"{other.name} reads it, too"
     fix = "do not ask for attention weights (output_attentions=False): a fused kernel never has them"
-    return RewriteObstacle(node, "user", f"{node.name} would no longer be computed, but {who}", fix, 2)
-
-
-def _keeps_last_two_dims(node: Node) -> bool:
-    """Whether ``node`` is a view that splits or joins leading dims only."""
-    if passthrough_ops.torch_call_name(node) not in ("view", "flatten", "unflatten", "unsqueeze", "squeeze"):
-        return False
-    before, after = fake_value(passthrough_ops.tensor_argument(node)), fake_value(node)
-    return before.dim() > 1 < after.dim() and [*map(str, before.shape[-2:])] == [*map(str, after.shape[-2:])]
+    return obstacle_of_reader(node, other, fix, 2)
 
 
 def _why_qkv_unfit(held: Sequence[Any]) -> tuple[Any, str, str, int] | None:

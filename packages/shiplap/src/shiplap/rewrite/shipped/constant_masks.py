@@ -14,11 +14,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.fx.node import map_arg
 
-from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import fake_value, mutates_argument
+from shiplap.rewrite.passthrough_ops import CAST_OPERATORS, torch_call_name
 from shiplap.rewrite.shipped.scores import SWALLOWING_NUMBER, ScoreStep
+from shiplap.rewrite.walk import inputs_of, run_call, walk_from
 from shiplap.torch_private.dispatcher_calls import without_modes
 
 MOST_MASK_ELEMENTS = 1 << 27  # elements of a mask that is computed
@@ -55,7 +55,7 @@ PURE_OPERATORS = (
     | ARITHMETIC_ON_MASKS
     | VIEWS_OF_MASKS
     | LIKE_FACTORIES
-    | passthrough_ops.CAST_OPERATORS
+    | CAST_OPERATORS
 )
 
 HiddenPart = Literal["", "nothing", "later", "some"]
@@ -120,13 +120,13 @@ def _calls_behind_mask(node: Node) -> list[Node] | None:
     None stands for an input, a call that is not known to be pure, a size that is a symbol, or a write to one of the
     calls.
     """
-    calls, stack = {node}, [node]
-    while stack:
-        at = stack.pop()
+    calls: list[Node] = []
+    for at in walk_from([node], inputs_of):
+        calls.append(at)
         if (
-            passthrough_ops.torch_call_name(at) not in PURE_OPERATORS
+            torch_call_name(at) not in PURE_OPERATORS
             # A call that reads nothing must be a factory; any other may read state.
-            or not (at.all_input_nodes or passthrough_ops.torch_call_name(at) in FACTORY_OPERATORS)
+            or not (at.all_input_nodes or torch_call_name(at) in FACTORY_OPERATORS)
             or len(calls) > MOST_MASK_CALLS
         ):
             return None
@@ -139,8 +139,6 @@ def _calls_behind_mask(node: Node) -> list[Node] | None:
             return None
         if any(mutates_argument(n) for n in (at, *at.users)):
             return None
-        stack += [n for n in at.all_input_nodes if n not in calls]
-        calls.update(at.all_input_nodes)
     return sorted(calls)
 
 
@@ -148,11 +146,7 @@ def _compute_mask(calls: Sequence[Node]) -> Tensor:
     """Run ``calls`` and return the result of the last one."""
     held: dict[Node, Any] = {}
     for node in calls:
-        args, named = map_arg((node.args, dict(node.kwargs)), held.__getitem__)
-        target: Any = node.target
-        held[node] = (
-            getattr(args[0], str(target))(*args[1:], **named) if node.op == "call_method" else target(*args, **named)
-        )
+        held[node] = run_call(node, held.__getitem__)
     made = held[calls[-1]]
     assert isinstance(made, Tensor)
     return made

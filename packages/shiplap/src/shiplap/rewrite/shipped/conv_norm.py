@@ -7,7 +7,6 @@ saves nothing where the norm would be fused with the operators after it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,11 +18,17 @@ from torch.fx import Graph, Node
 from torch.nn import functional as F
 
 from shiplap.declare.code_digest import code_digest
-from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import describe_node, fake_value, operator_name, place_replacement, source_line
+from shiplap.rewrite.base import Rewrite, short_digest
+from shiplap.rewrite.graph import (
+    describe_node,
+    fake_value,
+    name_and_operator,
+    place_replacement,
+)
 from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
 from shiplap.rewrite.matcher import check_sizes, check_users, match_first_way
 from shiplap.rewrite.normalize_call import canonical_arguments, canonical_name
+from shiplap.rewrite.obstacle import RewriteObstacle
 from shiplap.rewrite.pattern_samples import PatternSamples
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.signature import PatternSignature
@@ -108,7 +113,7 @@ class FoldedNorm(Rewrite):
         given: list[Callable[..., object]] = [self.conv, *written, *([self.pays] if self.pays else [])]
         parts = [code_digest(*own, _fold_parameters, *given)]
         parts += [self.name, self.operator, str(self.always), str(self.gradient)]
-        return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
+        return short_digest(*parts)
 
     def programs(self) -> Iterator[Program]:
         return self.examples()
@@ -165,7 +170,7 @@ class FoldedNorm(Rewrite):
             )
         # The plain result of the convolution would still be needed.
         if other := next((u for u in conv.users if u not in norm.nodes), None):
-            return self._miss(conv, "user", f"{conv.name} ({operator_name(conv)}) is read by {other.name}, too")
+            return self._miss(conv, "user", f"{name_and_operator(conv)} is read by {other.name}, too")
         if not (self.always or proving.get()) and (reason := self._declined(named)):
             return self._miss(norm.out, "cost", reason)
         if not self.gradient and torch.is_grad_enabled() and fake_value(norm.out).requires_grad:
@@ -197,7 +202,7 @@ class FoldedNorm(Rewrite):
 
     def _miss(self, node: Node, obstacle: Obstacle, reason: str) -> NearMiss:
         """Return a near miss at ``node``."""
-        return NearMiss(self.name, self.level, node.name, source_line(node), obstacle, reason, 1, 2)
+        return self.near_miss(RewriteObstacle(node, obstacle, reason), of=2)
 
 
 def _fold_parameters(

@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import fake_value
+from shiplap.rewrite.passthrough_ops import positional_then_named, torch_call_name
+from shiplap.rewrite.walk import as_list
 
 DimOrder = tuple[int, ...]
 
@@ -42,14 +43,9 @@ def arrange_dims(tensor: Tensor, order: DimOrder) -> Tensor:
 
 def _parse_einsum(node: Node) -> tuple[list[str], str, list[Node]] | None:
     """Return the letters of two operands, those of the result, and the operands, or None for any other einsum."""
-    given = passthrough_ops.positional_then_named(node)
-    flat = [n for g in given[1:] for n in (g if isinstance(g, (list, tuple)) else [g])]
-    if (
-        passthrough_ops.torch_call_name(node) != "einsum"
-        or not isinstance(given[0], str)
-        or len(flat) != 2
-        or "->" not in given[0]
-    ):
+    given = positional_then_named(node)
+    flat = [n for g in given[1:] for n in as_list(g)]
+    if torch_call_name(node) != "einsum" or not isinstance(given[0], str) or len(flat) != 2 or "->" not in given[0]:
         return None
     left, _, out = given[0].replace(" ", "").partition("->")
     terms = left.split(",")

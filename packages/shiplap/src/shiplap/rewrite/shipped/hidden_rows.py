@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import fake_value, flat_nodes
+from shiplap.rewrite.passthrough_ops import torch_call_name
 from shiplap.rewrite.shipped.constant_masks import hidden_part_of_step
 from shiplap.rewrite.shipped.scores import ScoreStep
 from shiplap.rewrite.shipped.softmax_region import BOUNDARY_OPERATORS
@@ -48,7 +48,7 @@ def _is_bounded(bias: Any) -> bool:
         if at in seen:
             continue
         seen.add(at)
-        held, name = fake_value(at), passthrough_ops.torch_call_name(at)
+        held, name = fake_value(at), torch_call_name(at)
         if not isinstance(held, Tensor) or held.dtype in (torch.bool, torch.uint8):
             continue
         if name in BOUNDARY_OPERATORS or isinstance(held, torch.nn.Parameter):

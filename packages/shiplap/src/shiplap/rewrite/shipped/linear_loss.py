@@ -7,7 +7,6 @@ comes from a family, since it needs kernels.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,18 +18,18 @@ from torch.fx import Graph, Node
 from torch.nn import functional as F
 
 from shiplap.declare.code_digest import code_digest
-from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.base import Rewrite
+from shiplap.rewrite.base import Rewrite, short_digest
 from shiplap.rewrite.graph import (
     describe_node,
     fake_value,
-    operator_name,
+    name_and_operator,
     place_replacement,
     remove_dead_calls,
-    source_line,
 )
-from shiplap.rewrite.match import Level, NearMiss, Obstacle, Outcome
+from shiplap.rewrite.match import Level, Outcome
 from shiplap.rewrite.normalize_call import canonical_arguments
+from shiplap.rewrite.obstacle import RewriteObstacle, obstacle_of_reader
+from shiplap.rewrite.passthrough_ops import keeps_values, tensor_and_factor, tensor_argument, torch_call_name
 from shiplap.rewrite.program import Program, proving
 from shiplap.torch_private.symbolic_sizes import size_in_call
 
@@ -39,14 +38,6 @@ VIEWS = frozenset({"view", "flatten", "unflatten", "squeeze", "unsqueeze", "cont
 CAP_DIFFERENCE = 1e-6  # relative, of the number by which a cap divides from the one by which it multiplies
 SMALL_LOGITS = 64 << 20  # bytes of float32 logits that are worth no chunks
 FAR = 12  # calls between a loss and a layer, for a near miss
-
-
-class _Obstacle(Exception):
-    """The obstacle on the way from a loss to a layer, at ``node``."""
-
-    def __init__(self, node: Node, obstacle: Obstacle, reason: str, fix: str = "") -> None:
-        super().__init__(reason)
-        self.node, self.obstacle, self.reason, self.fix = node, obstacle, reason, fix
 
 
 @dataclass
@@ -90,8 +81,7 @@ class LinearLoss(Rewrite):
 
     @property
     def digest(self) -> str:
-        parts = code_digest(LinearLoss.apply, LinearLoss._at, _find_layer, self.loss) + str(self.always)
-        return hashlib.sha256(parts.encode()).hexdigest()[:16]
+        return short_digest(code_digest(LinearLoss.apply, LinearLoss._at, _find_layer, self.loss), self.always)
 
     def programs(self) -> Iterator[Program]:
         return _programs()
@@ -100,13 +90,12 @@ class LinearLoss(Rewrite):
         """Replace the losses of linear layers, and yield each outcome."""
         remove_dead_calls(graph)
         for node in list(graph.nodes):
-            if passthrough_ops.torch_call_name(node) in LOSSES:
+            if torch_call_name(node) in LOSSES:
                 try:
                     outcome = self._at(graph, node)
-                except _Obstacle as e:
+                except RewriteObstacle as e:
                     if _has_layer_above(e.node):
-                        line = source_line(e.node)
-                        yield NearMiss(self.name, self.level, e.node.name, line, e.obstacle, e.reason, 1, 2, e.fix)
+                        yield self.near_miss(e, of=2)
                 else:
                     yield outcome
 
@@ -118,7 +107,7 @@ class LinearLoss(Rewrite):
         logits = size_in_call(math.prod(hidden.shape[:-1]) * weight.shape[0] * 4)
         if not (self.always or proving.get()) and logits is not None and logits < SMALL_LOGITS:
             what = f"the logits take {logits / 1e6:.3g} MB in float32: less than chunks of them cost"
-            raise _Obstacle(node, "cost", what)
+            raise RewriteObstacle(node, "cost", what)
         tensors = [found.layer["input"], found.layer["weight"], found.target, found.layer.get("bias")]
         bound = [(k, describe_node(v)) for k, v in zip(("hidden", "weight", "target"), tensors, strict=False)]
         return place_replacement(
@@ -148,24 +137,26 @@ def _find_layer(node: Node) -> _LossOfLayer:
     logits, target = given.get("input"), given.get("target")
     held, wanted = (fake_value(n) if isinstance(n, Node) else None for n in (logits, target))
     if not (isinstance(held, Tensor) and isinstance(wanted, Tensor) and held.dim() > 1):
-        raise _Obstacle(node, "shape", "the loss is of one row")
+        raise RewriteObstacle(node, "shape", "the loss is of one row")
     if given.get("weight") is not None:
-        raise _Obstacle(node, "argument", "classes have weights", "leave out weight=, or keep this loss as it is")
+        raise RewriteObstacle(node, "argument", "classes have weights", "leave out weight=, or keep this loss as it is")
     if {"size_average", "reduce"} & given.keys():
-        raise _Obstacle(node, "argument", "size_average= and reduce= are deprecated", "pass reduction= in their place")
+        raise RewriteObstacle(
+            node, "argument", "size_average= and reduce= are deprecated", "pass reduction= in their place"
+        )
     if fake_value(node).dtype == torch.float64:
-        raise _Obstacle(node, "dtype", "the loss is float64, which would be computed in float32")
+        raise RewriteObstacle(node, "dtype", "the loss is float64, which would be computed in float32")
     if wanted.dtype != torch.int64:
-        raise _Obstacle(node, "dtype", f"targets are {wanted.dtype}: probabilities", "pass int64 classes")
+        raise RewriteObstacle(node, "dtype", f"targets are {wanted.dtype}: probabilities", "pass int64 classes")
     assert isinstance(logits, Node)
     assert isinstance(target, Node)
     found = _LossOfLayer(node, target, given, 1, [node])
     at = logits
-    if passthrough_ops.torch_call_name(node) == "nll_loss":
-        if passthrough_ops.torch_call_name(at) != "log_softmax" or canonical_arguments(at).get("dim") != 1:
-            raise _Obstacle(at, "operator", f"{at.name} ({operator_name(at)}) is no log_softmax over the classes")
+    if torch_call_name(node) == "nll_loss":
+        if torch_call_name(at) != "log_softmax" or canonical_arguments(at).get("dim") != 1:
+            raise RewriteObstacle(at, "operator", f"{name_and_operator(at)} is no log_softmax over the classes")
         _take(found, at)
-        at = passthrough_ops.tensor_argument(at)
+        at = tensor_argument(at)
     numbers: list[float] = []  # the factors so far, from the loss upward
     while not _reads_layer(found, at):
         _take(found, at)
@@ -178,18 +169,16 @@ def _take(found: _LossOfLayer, at: Node) -> None:
     """Note that ``at`` is replaced. Raises where another node reads it."""
     for reader in at.users:
         if reader not in found.nodes:
-            who = "the graph returns it" if reader.op == "output" else f"{reader.name} reads it, too"
-            what = f"{at.name} ({operator_name(at)}) would no longer be computed, but {who}"
-            raise _Obstacle(at, "user", what, "return the loss alone: whoever needs the logits keeps all of them")
+            raise obstacle_of_reader(at, reader, "return the loss alone: whoever needs the logits keeps all of them")
     found.nodes.append(at)
 
 
 def _reads_layer(found: _LossOfLayer, at: Node) -> bool:
     """Whether ``at`` is the linear layer, whose arguments are kept then."""
-    if passthrough_ops.torch_call_name(at) != "linear":
+    if torch_call_name(at) != "linear":
         return False
     if found.class_dim != fake_value(at).dim() - 1:
-        raise _Obstacle(at, "shape", "the loss is over another dim than the classes of the layer")
+        raise RewriteObstacle(at, "shape", "the loss is over another dim than the classes of the layer")
     _take(found, at)
     found.layer = canonical_arguments(at)
     return True
@@ -197,17 +186,17 @@ def _reads_layer(found: _LossOfLayer, at: Node) -> bool:
 
 def _step_above(found: _LossOfLayer, at: Node, numbers: list[float]) -> Node:
     """Return the tensor that ``at`` reads, and keep the effect of ``at``. Raises for a call that is not understood."""
-    name = passthrough_ops.torch_call_name(at)
+    name = torch_call_name(at)
     above = at.args[0] if at.args else None
     before, after = fake_value(above) if isinstance(above, Node) else None, fake_value(at)
-    if (scaled := passthrough_ops.tensor_and_factor(at)) is not None:
+    if (scaled := tensor_and_factor(at)) is not None:
         numbers.append(scaled[1])
         return scaled[0]
     if isinstance(above, Node) and isinstance(before, Tensor):
         if name == "tanh":
             numbers.append(math.nan)  # stands for the cap
             return above
-        if passthrough_ops.keeps_values(at):
+        if keeps_values(at):
             return above
         last = before.dim() - 1
         if name == "transpose":
@@ -226,8 +215,8 @@ def _step_above(found: _LossOfLayer, at: Node, numbers: list[float]) -> Node:
                 found.moves.append(lambda t: t[index])
                 found.class_dim = last
                 return above
-    what = f"{at.name} ({operator_name(at) if at.op.startswith('call') else at.op}) lies between the layer and the loss"
-    raise _Obstacle(at, "operator", what, "do to the hidden states what is done to the rows of the logits")
+    what = f"{name_and_operator(at)} lies between the layer and the loss"
+    raise RewriteObstacle(at, "operator", what, "do to the hidden states what is done to the rows of the logits")
 
 
 def _index_of_rows(index: Any, rank: int) -> tuple[Any, ...] | None:
@@ -251,7 +240,7 @@ def _read_numbers(found: _LossOfLayer, at: Node, numbers: list[float]) -> None:
         return
     cap, inner = math.prod(numbers[: caps[0]]), math.prod(numbers[caps[0] + 1 :])
     if len(caps) > 1 or cap <= 0:
-        raise _Obstacle(at, "operator", "logits are capped in a way that is not cap * tanh(logits / cap)")
+        raise RewriteObstacle(at, "operator", "logits are capped in a way that is not cap * tanh(logits / cap)")
     scale = inner * cap
     found.softcap, found.scale = cap, 1.0 if abs(scale - 1) < CAP_DIFFERENCE else scale
 
@@ -260,7 +249,7 @@ def _has_layer_above(node: Node) -> bool:
     """Whether a linear layer leads to ``node`` through few calls: else there is nothing to replace."""
     at: Any = node
     for _ in range(FAR):
-        if passthrough_ops.torch_call_name(at) == "linear":
+        if torch_call_name(at) == "linear":
             return True
         at = next((a for a in at.all_input_nodes if isinstance(fake_value(a), Tensor)), None)
         if at is None:

@@ -13,10 +13,18 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import describe_node, fake_value
-from shiplap.rewrite.match import Obstacle
-from shiplap.rewrite.normalize_call import canonical_arguments
+from shiplap.rewrite.normalize_call import canonical_arguments, reduced_dims
+from shiplap.rewrite.obstacle import RewriteObstacle
+from shiplap.rewrite.passthrough_ops import (
+    as_constant,
+    keeps_values,
+    positional_then_named,
+    skip_idle_calls,
+    tensor_and_factor,
+    torch_call_name,
+)
+from shiplap.rewrite.walk import as_list
 
 # In-place products are left out: they write to the value that the norm reads.
 PRODUCT_NAMES = frozenset({"mul", "multiply"})
@@ -42,18 +50,6 @@ class MeanSquareRoot:
     nodes: list[Node]
 
 
-@dataclass(frozen=True)
-class NormMiss:
-    """The obstacle that keeps a place from being an RMS norm over the last dim: the node, the kind, a sentence and a
-    fix.
-    """
-
-    node: Node
-    obstacle: Obstacle
-    reason: str
-    fix: str
-
-
 @dataclass
 class _MeanOfSquare:
     """A mean: ``square`` is averaged over its last dim by ``nodes``, and the dim is ``kept`` or not.
@@ -73,7 +69,7 @@ class _MeanOfSquare:
         return tensor
 
 
-def find_mean_square_root(node: Node) -> MeanSquareRoot | NormMiss | None:
+def find_mean_square_root(node: Node) -> MeanSquareRoot | RewriteObstacle | None:
     """Return the mean of squares whose root ``node`` is, the obstacle of one that is not an RMS norm's, or None.
 
     None stands for any other node, and for one of which a further root is taken.
@@ -87,35 +83,35 @@ def find_mean_square_root(node: Node) -> MeanSquareRoot | NormMiss | None:
     if exponent not in (0.5, -0.5):
         return None
     mean, eps = _split_eps(base, nodes)
-    if (averaged := _parse_mean(passthrough_ops.skip_idle_calls(mean, nodes))) is None:
+    if (averaged := _parse_mean(skip_idle_calls(mean, nodes))) is None:
         return None
     x = base_of_square(averaged.square)
     if x is None:
         return None
     if averaged.wrong is not None:
         what = "the mean is not over the last dim alone"
-        return NormMiss(averaged.wrong, "constant", what, "normalise the last dim: torch's rms_norm has no other")
-    number = passthrough_ops.as_constant(eps)
+        return RewriteObstacle(
+            averaged.wrong, "constant", what, "normalise the last dim: torch's rms_norm has no other"
+        )
+    number = as_constant(eps)
     if number is None:
         reason, fix = f"eps is {describe_node(eps)}, not a number", "keep eps as a float of Python"
-        return NormMiss(base, "constant", reason, fix)
+        return RewriteObstacle(base, "constant", reason, fix)
     nodes += [*averaged.nodes, averaged.square]
-    return MeanSquareRoot(node, passthrough_ops.skip_idle_calls(x, nodes), number, exponent > 0, averaged.kept, nodes)
+    return MeanSquareRoot(node, skip_idle_calls(x, nodes), number, exponent > 0, averaged.kept, nodes)
 
 
 def root_base_and_exponent(node: Any) -> tuple[Any, float] | None:
     """Return ``(base, p)`` where ``node`` is ``base ** p`` for a root or a reciprocal, or None."""
-    name, given = (
-        passthrough_ops.torch_call_name(node),
-        passthrough_ops.positional_then_named(node) if passthrough_ops.torch_call_name(node) else [],
-    )
+    name = torch_call_name(node)
+    given = positional_then_named(node) if name else []
     if name in ROOT_EXPONENTS and given:
         return given[0], ROOT_EXPONENTS[name]
     if len(given) != 2:
         return None
-    if name == "pow" and (exponent := passthrough_ops.as_constant(given[1])) in (0.5, -0.5, -1.0):
+    if name == "pow" and (exponent := as_constant(given[1])) in (0.5, -0.5, -1.0):
         return given[0], float(exponent)
-    return (given[1], -1.0) if name in DIVISION_NAMES and passthrough_ops.as_constant(given[0]) == 1 else None
+    return (given[1], -1.0) if name in DIVISION_NAMES and as_constant(given[0]) == 1 else None
 
 
 def is_root_not_reciprocal(node: Node) -> bool:
@@ -127,16 +123,16 @@ def _base_of_summed_square(node: Any) -> Node | None:
     """Return ``x`` where ``node`` is the sum of ``x ** 2`` over the last dim in one call, ``vecdot(x, x)`` or an
     einsum of ``x`` with itself, or None.
     """
-    name = passthrough_ops.torch_call_name(node)
-    given = passthrough_ops.positional_then_named(node) if name in ("vecdot", "linalg_vecdot", "einsum") else []
+    name = torch_call_name(node)
+    given = positional_then_named(node) if name in ("vecdot", "linalg_vecdot", "einsum") else []
     if name == "einsum":
         formula, *rest = given
-        given = [n for g in rest for n in (g if isinstance(g, (list, tuple)) else [g])]
+        given = [n for g in rest for n in as_list(g)]
         left, _, out = str(formula).replace(" ", "").partition("->")
         first, _, second = left.partition(",")
         if first != second or not first or "->" not in str(formula) or out != first[:-1] or first[-1] in out:
             return None
-    bases = [passthrough_ops.skip_idle_calls(g) for g in given[:2]]
+    bases = [skip_idle_calls(g) for g in given[:2]]
     if len(bases) != 2 or bases[0] is not bases[1] or not isinstance(bases[0], Node):
         return None
     dim = given[2] if len(given) > 2 else -1
@@ -147,17 +143,17 @@ def _base_of_summed_square(node: Any) -> Node | None:
 
 def base_of_square(node: Any) -> Node | None:
     """Return ``x`` where ``node`` is ``x ** 2`` in any spelling, summed or not, or None."""
-    name = passthrough_ops.torch_call_name(node)
+    name = torch_call_name(node)
     if (summed := _base_of_summed_square(node)) is not None:
         return summed
-    given = passthrough_ops.positional_then_named(node) if name else []
-    if name == "square" or (name == "pow" and len(given) == 2 and passthrough_ops.as_constant(given[1]) == 2):
+    given = positional_then_named(node) if name else []
+    if name == "square" or (name == "pow" and len(given) == 2 and as_constant(given[1]) == 2):
         return given[0] if isinstance(given[0], Node) else None
     if name not in PRODUCT_NAMES or len(given) != 2 or not all(isinstance(g, Node) for g in given):
         return None
     plain: Node = given[0]
-    first: Node = passthrough_ops.skip_idle_calls(plain)
-    if passthrough_ops.skip_idle_calls(given[1]) is not first:
+    first: Node = skip_idle_calls(plain)
+    if skip_idle_calls(given[1]) is not first:
         return None
     # Two casts of one tensor multiply as its square; the tensor itself is then ahead of the casts.
     return plain if given[1] is given[0] else first
@@ -167,9 +163,7 @@ def _readers_past_casts(node: Node) -> list[Node]:
     """Return the nodes that read ``node``, with casts skipped."""
     readers: list[Node] = []
     for reader in node.users:
-        readers += (
-            _readers_past_casts(reader) if passthrough_ops.keeps_values(reader) and reader.args[0] is node else [reader]
-        )
+        readers += _readers_past_casts(reader) if keeps_values(reader) and reader.args[0] is node else [reader]
     return readers
 
 
@@ -180,26 +174,26 @@ def _strip_roots(node: Any, nodes: list[Node]) -> tuple[Any, float]:
         nodes.append(node)
         # A reciprocal of a root multiplies the exponents: 0.5 * -1.
         exponent *= step[1]
-        node = passthrough_ops.skip_idle_calls(step[0], nodes)
+        node = skip_idle_calls(step[0], nodes)
     return node, exponent
 
 
 def _split_eps(node: Any, nodes: list[Node]) -> tuple[Any, Any]:
     """Return the mean and eps where ``node`` adds the two. eps is 0 where nothing is added."""
-    given = passthrough_ops.positional_then_named(node) if passthrough_ops.torch_call_name(node) == "add" else []
+    given = positional_then_named(node) if torch_call_name(node) == "add" else []
     if len(given) != 2:
         return node, 0.0
     nodes.append(node)
-    return (given[0], given[1]) if passthrough_ops.as_constant(given[0]) is None else (given[1], given[0])
+    return (given[0], given[1]) if as_constant(given[0]) is None else (given[1], given[0])
 
 
 def _parse_mean(node: Any) -> _MeanOfSquare | None:
     """Return ``node`` as a mean, or None if it is none."""
-    name = passthrough_ops.torch_call_name(node)
+    name = torch_call_name(node)
     if name == "mean":
         return _parse_reduction(node)
     if name in ("unsqueeze", "getitem", "view"):
-        made = _parse_mean(passthrough_ops.skip_idle_calls(node.args[0])) if isinstance(node.args[0], Node) else None
+        made = _parse_mean(skip_idle_calls(node.args[0])) if isinstance(node.args[0], Node) else None
         return None if made is None else _restore_last_dim(node, made)
     total = _parse_sum_by_size(node)
     return None if total is None else _MeanOfSquare(total.square, [node, *total.nodes], total.kept, total.wrong)
@@ -214,12 +208,12 @@ def _restore_last_dim(node: Node, made: _MeanOfSquare) -> _MeanOfSquare | None:
 
 def _parse_sum(node: Any) -> _MeanOfSquare | None:
     """Return ``node`` as a sum of squares, or None."""
-    name = passthrough_ops.torch_call_name(node)
+    name = torch_call_name(node)
     if name == "sum":
         return _parse_reduction(node)
     if name in ("unsqueeze", "getitem", "view") and isinstance(node.args[0], Node):
         passed: list[Node] = []
-        made = _parse_sum(passthrough_ops.skip_idle_calls(node.args[0], passed))
+        made = _parse_sum(skip_idle_calls(node.args[0], passed))
         if made is not None:
             made.nodes += passed
             return _restore_last_dim(node, made)
@@ -228,16 +222,12 @@ def _parse_sum(node: Any) -> _MeanOfSquare | None:
 
 def _parse_sum_by_size(node: Any) -> _MeanOfSquare | None:
     """Return ``node`` as a sum over the last dim that is divided by the size, or None."""
-    given = (
-        passthrough_ops.positional_then_named(node)
-        if passthrough_ops.torch_call_name(node) in PRODUCT_NAMES | DIVISION_NAMES
-        else []
-    )
+    given = positional_then_named(node) if torch_call_name(node) in PRODUCT_NAMES | DIVISION_NAMES else []
     if len(given) != 2:
         return None
-    total, by = given if isinstance(given[0], Node) and passthrough_ops.as_constant(given[0]) is None else given[::-1]
+    total, by = given if isinstance(given[0], Node) and as_constant(given[0]) is None else given[::-1]
     passed: list[Node] = []
-    total = passthrough_ops.skip_idle_calls(total, passed)
+    total = skip_idle_calls(total, passed)
     if (made := _parse_sum(total)) is None:
         return None
     made.nodes += passed
@@ -245,19 +235,15 @@ def _parse_sum_by_size(node: Any) -> _MeanOfSquare | None:
     held = fake_value(by) if isinstance(by, Node) else by
     # A symbolic size is compared by its text, since the reciprocal of a symbol is not known.
     if isinstance(held, torch.SymInt) or isinstance(size, torch.SymInt):
-        return (
-            made
-            if passthrough_ops.torch_call_name(node) in DIVISION_NAMES and by is given[1] and str(held) == str(size)
-            else None
-        )
-    factor = passthrough_ops.tensor_and_factor(node)
+        return made if torch_call_name(node) in DIVISION_NAMES and by is given[1] and str(held) == str(size) else None
+    factor = tensor_and_factor(node)
     return made if factor is not None and abs(factor[1] * size - 1) < RELATIVE_ERROR else None
 
 
 def _parse_reduction(node: Node) -> _MeanOfSquare | None:
     """Return a mean or a sum with the dims that it reduces, or None where it reduces no tensor."""
     passed: list[Node] = []
-    square = passthrough_ops.skip_idle_calls(node.args[0] if node.args else node.kwargs.get("input"), passed)
+    square = skip_idle_calls(node.args[0] if node.args else node.kwargs.get("input"), passed)
     if not isinstance(square, Node) or not isinstance(fake_value(square), Tensor):
         return None
     kept = bool(canonical_arguments(node).get("keepdim", False))
@@ -266,14 +252,13 @@ def _parse_reduction(node: Node) -> _MeanOfSquare | None:
 
 def reduces_last_dim(node: Node) -> bool:
     """Whether a mean or a sum is over the last dim of its argument alone."""
-    dims = canonical_arguments(node).get("dim")
-    listed, rank = [dims] if isinstance(dims, int) else list(dims or ()), fake_value(node.all_input_nodes[0]).dim()
-    return [int(d) % rank for d in listed] == [rank - 1]
+    rank = fake_value(node.all_input_nodes[0]).dim()
+    return [int(d) % rank for d in reduced_dims(node)] == [rank - 1]
 
 
 def restores_last_dim(node: Node, square: Tensor) -> bool:
     """Whether ``node`` is a view that gives a mean of ``square`` its last dim back, of size 1."""
-    if passthrough_ops.torch_call_name(node) == "getitem":
+    if torch_call_name(node) == "getitem":
         index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
         if not all(i is None or i is Ellipsis or i == slice(None) for i in index):
             return False

@@ -11,9 +11,15 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.graph import fake_value, mutates_argument, operator_name
-from shiplap.rewrite.shipped.scores import RewriteObstacle
+from shiplap.rewrite.graph import (
+    fake_tensor,
+    fake_value,
+    format_sizes,
+    mutates_argument,
+    name_and_operator,
+)
+from shiplap.rewrite.obstacle import RewriteObstacle
+from shiplap.rewrite.passthrough_ops import keeps_values, positional_then_named, skip_idle_calls, torch_call_name
 from shiplap.rewrite.shipped.softmax_region import SoftmaxRegion, find_region, log_softmax_below, mixes_heads
 
 CallFilter = Callable[[Node], bool]
@@ -43,18 +49,14 @@ def is_over_last_dim(node: Node) -> bool:
 
 def is_softmax_by_hand(node: Node) -> bool:
     """Whether ``node`` is ``exp(x) / sum(exp(x))``: a softmax by hand."""
-    given = (
-        passthrough_ops.positional_then_named(node)
-        if passthrough_ops.torch_call_name(node) in ("div", "truediv", "divide")
-        else []
-    )
-    top, total = map(passthrough_ops.skip_idle_calls, given) if len(given) == 2 else (None, None)
+    given = positional_then_named(node) if torch_call_name(node) in ("div", "truediv", "divide") else []
+    top, total = map(skip_idle_calls, given) if len(given) == 2 else (None, None)
     return (
-        passthrough_ops.torch_call_name(top) == "exp"
+        torch_call_name(top) == "exp"
         and isinstance(total, Node)
-        and passthrough_ops.torch_call_name(total) == "sum"
+        and torch_call_name(total) == "sum"
         and bool(total.all_input_nodes)
-        and passthrough_ops.skip_idle_calls(total.all_input_nodes[0]) is top
+        and skip_idle_calls(total.all_input_nodes[0]) is top
     )
 
 
@@ -62,9 +64,9 @@ def is_unnormalized_softmax(node: Node) -> bool:
     """Whether ``node`` is the exponential of scores, and its weights are divided by their sum behind the product with
     the values, or normalized by ``logsumexp`` before.
     """
-    if passthrough_ops.torch_call_name(node) != "exp" or log_softmax_below(node) is not None:
+    if torch_call_name(node) != "exp" or log_softmax_below(node) is not None:
         return False
-    readers = [r for u in node.users for r in (u.users if passthrough_ops.keeps_values(u) else (u,))]
+    readers = [r for u in node.users for r in (u.users if keeps_values(u) else (u,))]
     if any(is_softmax_by_hand(r) for r in readers):  # reported at the division
         return False
     region = find_region(node)
@@ -95,20 +97,20 @@ def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFi
         yield RewriteObstacle(softmax, "operator", what, NO_FIX)
     elif region.learned:
         what = (
-            f"the scores come from {_node_and_operator(region.scores)}, a product of an activation and a weight of "
+            f"the scores come from {name_and_operator(region.scores)}, a product of an activation and a weight of "
             f"the model, "
             "not of queries and keys"
         )
         yield RewriteObstacle(region.scores, "operator", what, NO_FIX)
     unknown = (n for n in region.above if not above(n) and not _is_part_of_softmax(n, by_hand))
     if (strange := next(filter(mixes_heads, region.above), next(unknown, None))) is not None:
-        what = f"{_node_and_operator(strange)} lies between the product of queries and keys and the softmax"
+        what = f"{name_and_operator(strange)} lies between the product of queries and keys and the softmax"
         yield RewriteObstacle(
             strange, "operator", what, _fix_for_call(strange, "write it as a bias that is added to the scores")
         )
     if by_hand:
         form = "an exponential that is normalized elsewhere" if exponential else "exp(x) / sum(exp(x))"
-        what = f"the softmax is written out as {form}, at {_node_and_operator(softmax)}"
+        what = f"the softmax is written out as {form}, at {name_and_operator(softmax)}"
         yield RewriteObstacle(
             softmax, "operator", what, "call torch.softmax(x, -1), which also keeps large scores finite"
         )
@@ -118,11 +120,11 @@ def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFi
         yield RewriteObstacle(softmax, "constant", what, "put the keys last: softmax(queries @ keys.mT, dim=-1)")
     unknown = (n for n in region.below if not below(n))
     if (strange := next(filter(mixes_heads, region.below), next(unknown, None))) is not None:
-        what = f"{_node_and_operator(strange)} lies between the softmax and the product with the values"
+        what = f"{name_and_operator(strange)} lies between the softmax and the product with the values"
         yield RewriteObstacle(strange, "operator", what, _fix_for_call(strange, "move it behind the product"), 2)
     read = (softmax, *region.below)
     for writer in (u for n in read for u in n.users if mutates_argument(u) and u.args[:1] == (n,)):
-        what = f"{_node_and_operator(writer)} writes to the weights"
+        what = f"{name_and_operator(writer)} writes to the weights"
         yield RewriteObstacle(
             writer, "mutation", what, "write the call without the underscore, which returns a copy", 2
         )
@@ -134,34 +136,29 @@ def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFi
 
 def _is_part_of_softmax(node: Node, by_hand: bool) -> bool:
     """Whether ``node`` is the exponential of a softmax by hand."""
-    return by_hand and passthrough_ops.torch_call_name(node) == "exp"
+    return by_hand and torch_call_name(node) == "exp"
 
 
 def _obstacle_of_product(region: SoftmaxRegion) -> RewriteObstacle:
     """Return the obstacle where every call is one that attention has: one of the products is written otherwise."""
     assert region.scores is not None
     known = ("matmul", "bmm", "baddbmm")
-    at = next((n for n in (region.scores, region.out) if passthrough_ops.torch_call_name(n) not in known), region.out)
+    at = next((n for n in (region.scores, region.out) if torch_call_name(n) not in known), region.out)
     wanted = "queries @ keys.mT" if at is region.scores else "weights @ values"
-    what = f"{_node_and_operator(at)} computes the product, of {_shape_of_node(at)}, in another way than {wanted} does"
+    what = f"{name_and_operator(at)} computes the product, of {_shape_of_node(at)}, in another way than {wanted} does"
     return RewriteObstacle(at, "operator", what, f"write it as {wanted}, tokens and heads of each in the same dims", 2)
 
 
 def _fix_for_call(node: Node, otherwise: str) -> str:
     """Return the fix for a call, ``otherwise`` where none is listed."""
-    name = passthrough_ops.torch_call_name(node)
+    name = torch_call_name(node)
     if mixes_heads(node):
         return NO_FIX
     # In-place and plain forms of a call have one fix.
     return FIXES_BY_CALL.get(name, FIXES_BY_CALL.get(f"{name}_", FIXES_BY_CALL.get(name.removesuffix("_"), otherwise)))
 
 
-def _node_and_operator(node: Node) -> str:
-    """Return the name of a node and its operator."""
-    return f"{node.name} ({operator_name(node)})"
-
-
 def _shape_of_node(node: Node) -> str:
     """Return the shape of a node as text."""
-    held = fake_value(node)
-    return f"[{', '.join(map(str, held.shape))}]" if isinstance(held, Tensor) else node.name
+    held = fake_tensor(node)
+    return node.name if held is None else format_sizes(held.shape)

@@ -9,23 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.graph import fake_value, mutates_argument, operator_name
+from shiplap.rewrite.graph import fake_value, mutates_argument, name_and_operator
 from shiplap.rewrite.normalize_call import canonical_arguments
+from shiplap.rewrite.obstacle import RewriteObstacle
+from shiplap.rewrite.passthrough_ops import (
+    keeps_values,
+    positional_then_named,
+    single_user,
+    skip_idle_calls,
+    tensor_and_factor,
+    torch_call_name,
+)
 from shiplap.rewrite.shipped.mean_square_root import (
     DIVISION_NAMES,
     PRODUCT_NAMES,
     ROOT_EXPONENTS,
-    NormMiss,
     base_of_square,
     reduces_last_dim,
     root_base_and_exponent,
 )
+from shiplap.rewrite.walk import inputs_of, walk_from
 
 NORM_OPERATORS = frozenset({"norm", "vector_norm", "linalg_vector_norm", "linalg_norm"})
 # Calls that keep a root away from 0 in place of an eps.
@@ -60,20 +69,17 @@ class _ScaleTrace:
     seen: set[Node] = field(default_factory=set)
 
 
-def explain_unmatched_norm(node: Node, known: Collection[Node]) -> NormMiss | None:
+def explain_unmatched_norm(node: Node, known: Collection[Node]) -> RewriteObstacle | None:
     """Return the reason why ``node``, which scales a value by its root mean square, is not matched, or None.
 
     None stands for a node that does not scale in this way, and for a root that is ``known`` and has an outcome already.
     """
-    if passthrough_ops.torch_call_name(node) == "normalize":
+    if torch_call_name(node) == "normalize":
         return _explain_normalize(node)
-    if (
-        passthrough_ops.torch_call_name(node) not in SCALING_OPERATORS
-        or len(given := passthrough_ops.positional_then_named(node)) != 2
-    ):
+    if torch_call_name(node) not in SCALING_OPERATORS or len(given := positional_then_named(node)) != 2:
         return None
     # A product may have the scale on either side, a division only as divisor.
-    for scaled, by in (given, given[::-1]) if passthrough_ops.torch_call_name(node) not in DIVISION_NAMES else (given,):
+    for scaled, by in (given, given[::-1]) if torch_call_name(node) not in DIVISION_NAMES else (given,):
         if isinstance(scaled, Node) and isinstance(by, Node) and _broadcasts_to(by, scaled):
             trace = _follow_scale(by)
             base = next((b for b in _possible_bases(scaled) if b in trace.squared), None)
@@ -87,9 +93,9 @@ def _possible_bases(scaled: Node) -> list[Node]:
     """Return the values that ``scaled`` may be a multiple of: itself, or a factor where it was multiplied by a weight
     before.
     """
-    at = passthrough_ops.skip_idle_calls(scaled)
-    factors = at.all_input_nodes if passthrough_ops.torch_call_name(at) in PRODUCT_NAMES else []
-    return [at, *map(passthrough_ops.skip_idle_calls, factors)]
+    at = skip_idle_calls(scaled)
+    factors = at.all_input_nodes if torch_call_name(at) in PRODUCT_NAMES else []
+    return [at, *map(skip_idle_calls, factors)]
 
 
 def _broadcasts_to(by: Node, scaled: Node) -> bool:
@@ -122,14 +128,14 @@ def _follow_scale(by: Node) -> _ScaleTrace:
 
 def _follow_call(node: Node, trace: _ScaleTrace) -> list[Node]:
     """Note ``node`` in ``trace`` by its kind, and return the values that it comes from."""
-    name = passthrough_ops.torch_call_name(node)
+    name = torch_call_name(node)
     if (x := base_of_square(node)) is not None:
-        trace.squared.append(passthrough_ops.skip_idle_calls(x))
+        trace.squared.append(skip_idle_calls(x))
         return []
     if name in NORM_OPERATORS:
         trace.norms.append(node)
         trace.roots.append(node)
-        trace.squared.append(passthrough_ops.skip_idle_calls(node.all_input_nodes[0]))
+        trace.squared.append(skip_idle_calls(node.all_input_nodes[0]))
         return []
     if name.endswith("_") and mutates_argument(node):
         trace.writers.append(node)
@@ -142,9 +148,9 @@ def _follow_call(node: Node, trace: _ScaleTrace) -> list[Node]:
         if step[1] != -1:
             trace.roots.append(node)
         return [step[0]] if isinstance(step[0], Node) else []
-    if name not in FOLLOWED_OPERATORS and not passthrough_ops.keeps_values(node):
+    if name not in FOLLOWED_OPERATORS and not keeps_values(node):
         return []
-    trace.sized |= name == "mean" or passthrough_ops.tensor_and_factor(node) is not None
+    trace.sized |= name == "mean" or tensor_and_factor(node) is not None
     if name in REDUCING_OPERATORS:
         trace.means.append(node)
     if name in BOUNDING_OPERATORS:
@@ -156,67 +162,56 @@ def _follow_call(node: Node, trace: _ScaleTrace) -> list[Node]:
 
 def _is_difference(x: Node) -> bool:
     """Whether ``x`` is a difference."""
-    return passthrough_ops.torch_call_name(x) == "sub"  # a mean was subtracted: a layer norm
+    return torch_call_name(x) == "sub"  # a mean was subtracted: a layer norm
 
 
-def _describe_difference(node: Node, trace: _ScaleTrace) -> NormMiss | None:
+def _describe_difference(node: Node, trace: _ScaleTrace) -> RewriteObstacle | None:
     """Return the difference between the calls in ``trace`` and the formula, or None where no root was found."""
     if not trace.roots:
         return None
     what, at, fix = "", node, f"write {RMS_NORM_FORMULA}, or call torch.nn.functional.rms_norm"
     if mutates_argument(node):
-        what, at = f"{_quote_call(node)} writes to x itself", node
+        what, at = f"{name_and_operator(node)} writes to x itself", node
         fix = f"write {RMS_NORM_FORMULA}, which returns a copy"
     elif trace.writers:
         at = trace.writers[-1]
-        what, fix = f"{_quote_call(at)} writes to the mean of squares", "write the calls without the underscore"
+        what, fix = f"{name_and_operator(at)} writes to the mean of squares", "write the calls without the underscore"
     elif trace.bounds:
         at = trace.bounds[0]
-        what = f"{_quote_call(at)} bounds the root from below, where torch's rms_norm adds eps to the mean of squares"
+        what = f"{name_and_operator(at)} bounds the root from below, torch's rms_norm adds eps to the mean of squares"
     elif trace.added and not _is_below_root(trace.added[0], trace.roots[0]):
         at = trace.added[0]
-        what = f"{_quote_call(at)} adds eps to the root, torch's rms_norm to the mean of squares under it"
+        what = f"{name_and_operator(at)} adds eps to the root, torch's rms_norm to the mean of squares under it"
     elif trace.means and not reduces_last_dim(trace.means[0]):
         at, fix = trace.means[0], "normalise the last dim: torch's rms_norm has no other"
-        what = f"{_quote_call(at)} is not over the last dim alone"
+        what = f"{name_and_operator(at)} is not over the last dim alone"
     elif trace.norms:
         at = trace.norms[0]
-        what = f"the root mean square is computed by {_quote_call(at)}, without an eps under the root"
+        what = f"the root mean square is computed by {name_and_operator(at)}, without an eps under the root"
     else:
-        what = f"{_quote_call(node)} scales x by its root mean square in another order of calls than the formula"
-    return NormMiss(at, "operator", what, fix)
+        what = f"{name_and_operator(node)} scales x by its root mean square in another order of calls than the formula"
+    return RewriteObstacle(at, "operator", what, fix)
 
 
 def _is_below_root(added: Node, root: Node) -> bool:
     """Whether ``root`` is computed from ``added``."""
-    stack, seen = [root], set[Node]()
-    while stack:
-        at = stack.pop()
-        if at is added:
-            return True
-        if at not in seen and len(seen) < MOST_CALLS_TO_SQUARES:
-            seen.add(at)
-            stack += at.all_input_nodes
-    return False
+    return added in islice(walk_from([root], inputs_of), 4 * MOST_CALLS_TO_SQUARES)
 
 
-def _explain_normalize(node: Node) -> NormMiss | None:
+def _explain_normalize(node: Node) -> RewriteObstacle | None:
     """Return the obstacle of ``normalize(x, dim) * sqrt(n)``: an RMS norm whose eps is a bound of the norm, or None."""
     given = canonical_arguments(node, ("p", "dim"))
     dim, held = given.get("dim", 1), fake_value(node)
     if given.get("p", 2) != 2 or not isinstance(dim, int) or not isinstance(held, Tensor) or not held.dim():
         return None
-    at = passthrough_ops.single_user(node)
-    while at is not None and passthrough_ops.keeps_values(at):
-        at = passthrough_ops.single_user(at)
-    scaled = passthrough_ops.tensor_and_factor(at) if at is not None else None
+    at = single_user(node)
+    while at is not None and keeps_values(at):
+        at = single_user(at)
+    scaled = tensor_and_factor(at) if at is not None else None
     size = held.shape[dim % held.dim()]
     if scaled is None or not isinstance(size, int) or abs(scaled[1] ** 2 - size) > 1e-6 * size:
         return None
-    what = f"{_quote_call(node)} bounds the norm from below, where torch's rms_norm adds eps to the mean of squares"
-    return NormMiss(node, "operator", what, f"write {RMS_NORM_FORMULA}, or call torch.nn.functional.rms_norm")
-
-
-def _quote_call(node: Node) -> str:
-    """Return the name of a node and its operator."""
-    return f"{node.name} ({operator_name(node)})"
+    what = (
+        f"{name_and_operator(node)} bounds the norm from below, where torch's rms_norm adds eps to the mean of squares"
+    )
+    return RewriteObstacle(node, "operator", what, f"write {RMS_NORM_FORMULA}, or call torch.nn.functional.rms_norm")

@@ -17,29 +17,38 @@ from torch.fx import Graph, Node
 from torch.nn import functional as F
 
 from shiplap.declare.code_digest import code_digest
-from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.base import Rewrite
 from shiplap.rewrite.graph import (
     describe_node,
     fake_value,
-    operator_name,
+    name_and_operator,
     place_replacement,
     remove_dead_calls,
-    source_line,
 )
 from shiplap.rewrite.match import Level, NearMiss, Outcome
+from shiplap.rewrite.obstacle import RewriteObstacle
+from shiplap.rewrite.passthrough_ops import (
+    CAST_OPERATORS,
+    is_32_bit_or_wider,
+    keeps_values,
+    positional_then_named,
+    single_user,
+    skip_idle_calls,
+    tensor_argument,
+    torch_call_name,
+)
 from shiplap.rewrite.program import Program
 from shiplap.rewrite.shipped.mean_square_root import (
     DIVISION_NAMES,
     PRODUCT_NAMES,
     MeanSquareRoot,
-    NormMiss,
     find_mean_square_root,
     is_root_not_reciprocal,
     restores_last_dim,
 )
 from shiplap.rewrite.shipped.rms_missed import explain_unmatched_norm
 from shiplap.rewrite.shipped.rms_norm_programs import rms_norm_programs
+from shiplap.rewrite.walk import without_other_readers
 
 
 class RmsNorm(Rewrite):
@@ -70,7 +79,7 @@ class RmsNorm(Rewrite):
         for node in list(graph.nodes):
             squares = find_mean_square_root(node)
             outcome = self._at(graph, squares) if isinstance(squares, MeanSquareRoot) else squares
-            if isinstance(outcome, NormMiss):
+            if isinstance(outcome, RewriteObstacle):
                 if is_root_not_reciprocal(node):  # that of an error or a deviation may be meant: what reads it decides
                     continue
                 outcome = self._near(outcome)
@@ -82,16 +91,16 @@ class RmsNorm(Rewrite):
             if (missed := explain_unmatched_norm(node, known)) is not None:
                 yield self._near(missed)
 
-    def _near(self, miss: NormMiss) -> NearMiss:
-        """Return the near miss of an obstacle."""
-        line = source_line(miss.node)
-        return NearMiss(self.name, self.level, miss.node.name, line, miss.obstacle, miss.reason, 3, 5, miss.fix)
+    def _near(self, miss: RewriteObstacle) -> NearMiss:
+        """Return the near miss of an obstacle: squares, mean and root are there, the scaling or its weight is not."""
+        miss.fitting = 3
+        return self.near_miss(miss, of=5)
 
-    def _at(self, graph: Graph, squares: MeanSquareRoot) -> Outcome | NormMiss:
+    def _at(self, graph: Graph, squares: MeanSquareRoot) -> Outcome | RewriteObstacle:
         """Return the outcome at one root of a mean of squares."""
         nodes = list(squares.nodes)
         scaled = _find_scaling_call(squares, nodes)
-        if isinstance(scaled, NormMiss):
+        if isinstance(scaled, RewriteObstacle):
             return scaled
         product, weight = scaled
         out = product
@@ -104,34 +113,34 @@ class RmsNorm(Rewrite):
         made: torch.dtype = fake_value(out).dtype
         plan = _make_rms_norm(made)
         return place_replacement(
-            graph, self.level, self.name, plan, given, [out], _nodes_without_readers(nodes, out), bound
+            graph, self.level, self.name, plan, given, [out], without_other_readers(nodes, out), bound
         )
 
 
-def _find_scaling_call(squares: MeanSquareRoot, nodes: list[Node]) -> tuple[Node, Node | None] | NormMiss:
+def _find_scaling_call(squares: MeanSquareRoot, nodes: list[Node]) -> tuple[Node, Node | None] | RewriteObstacle:
     """Return the call that scales ``x`` by the root, and the weight, if ``x`` was multiplied by one before.
 
     ``nodes`` grow by that call, and by those between it and the known calls.
     """
     root, kept = squares.root, squares.kept
-    while (product := passthrough_ops.single_user(root)) is not None:
-        if not kept and passthrough_ops.torch_call_name(product) in ("unsqueeze", "getitem", "view"):
+    while (product := single_user(root)) is not None:
+        if not kept and torch_call_name(product) in ("unsqueeze", "getitem", "view"):
             kept = restores_last_dim(product, fake_value(squares.x))
-        elif not (passthrough_ops.keeps_values(product) and product.args[0] is root):
+        elif not (keeps_values(product) and product.args[0] is root):
             break
         nodes.append(root := product)
     if product is not None and not kept:
-        what = f"{product.name} ({operator_name(product)}) reads a root whose last dim is gone"
-        return NormMiss(product, "shape", what, "take the mean with keepdim=True")
+        what = f"{name_and_operator(product)} reads a root whose last dim is gone"
+        return RewriteObstacle(product, "shape", what, "take the mean with keepdim=True")
     if product is None:
-        return NormMiss(root, "user", "the root is read more than once", "compute the norm once")
-    name, given = passthrough_ops.torch_call_name(product), passthrough_ops.positional_then_named(product)
+        return RewriteObstacle(root, "user", "the root is read more than once", "compute the norm once")
+    name, given = torch_call_name(product), positional_then_named(product)
     fits = len(given) == 2 and (
         (name in DIVISION_NAMES and given[1] is root) if squares.divides else (name in PRODUCT_NAMES and root in given)
     )
     other = next((a for a in given if a is not root), None) if fits else None
     passed = [product]
-    if other is not None and passthrough_ops.skip_idle_calls(other, passed) is squares.x:
+    if other is not None and skip_idle_calls(other, passed) is squares.x:
         nodes += passed
         return product, None
     if other is not None and (first := _find_earlier_weight(other, squares.x)) is not None:
@@ -139,29 +148,22 @@ def _find_scaling_call(squares: MeanSquareRoot, nodes: list[Node]) -> tuple[Node
         return product, first[0]
     if _is_centred(squares.x):
         what = "the mean is subtracted first: this is a layer norm, which Inductor compiles as fast as written"
-        return NormMiss(product, "cost", what, "leave it, or call torch.nn.functional.layer_norm")
-    what = f"{product.name} ({operator_name(product)}) does not multiply the values whose squares were summed"
-    return NormMiss(product, "operator", what, "an RMS norm multiplies x by rsqrt(mean(x ** 2) + eps)")
+        return RewriteObstacle(product, "cost", what, "leave it, or call torch.nn.functional.layer_norm")
+    what = f"{name_and_operator(product)} does not multiply the values whose squares were summed"
+    return RewriteObstacle(product, "operator", what, "an RMS norm multiplies x by rsqrt(mean(x ** 2) + eps)")
 
 
 def _find_earlier_weight(scaled: Any, x: Node) -> tuple[Node, list[Node]] | None:
     """Return the weight and the calls where ``scaled`` is ``x * weight`` with no other reader, or None."""
     passed: list[Node] = []
-    product = passthrough_ops.skip_idle_calls(scaled, passed)
-    if (
-        passthrough_ops.torch_call_name(product) not in PRODUCT_NAMES
-        or len(given := passthrough_ops.positional_then_named(product)) != 2
-    ):
+    product = skip_idle_calls(scaled, passed)
+    if torch_call_name(product) not in PRODUCT_NAMES or len(given := positional_then_named(product)) != 2:
         return None
     passed.append(product)
     for one, weight in (given, given[::-1]):
         more: list[Node] = []
         alone = all(len(n.users) == 1 for n in passed)
-        if (
-            alone
-            and passthrough_ops.skip_idle_calls(one, more) is x
-            and _is_weight_of_norm(weight, fake_value(x).shape[-1])
-        ):
+        if alone and skip_idle_calls(one, more) is x and _is_weight_of_norm(weight, fake_value(x).shape[-1]):
             return weight, [*passed, *more]
     return None
 
@@ -178,22 +180,11 @@ def _is_centred(x: Node) -> bool:
     A layer norm written out takes 119 us and ``layer_norm`` 118 (512 rows of 512, float32, one thread of a CPU, torch
     2.13, 2026-11-23), so nothing is gained by replacing one by the other.
     """
-    given = passthrough_ops.positional_then_named(x) if passthrough_ops.torch_call_name(x) == "sub" else []
-    mean = passthrough_ops.skip_idle_calls(given[1]) if len(given) == 2 else None
-    if mean is None or passthrough_ops.torch_call_name(mean) != "mean":
+    given = positional_then_named(x) if torch_call_name(x) == "sub" else []
+    mean = skip_idle_calls(given[1]) if len(given) == 2 else None
+    if mean is None or torch_call_name(mean) != "mean":
         return False
-    return passthrough_ops.skip_idle_calls(mean.args[0]) is passthrough_ops.skip_idle_calls(given[0])
-
-
-def _nodes_without_readers(nodes: list[Node], out: Node) -> list[Node]:
-    """Return those of ``nodes`` that no other node reads: a cast of x may serve a residual as well."""
-    inside = {*nodes, out}
-    # Removing one node may give another an outside reader, so the set shrinks until it is stable.
-    changed = True
-    while changed:
-        kept = {n for n in inside if n is out or all(u in inside for u in n.users)}
-        changed, inside = kept != inside, kept
-    return [n for n in nodes if n in inside]
+    return skip_idle_calls(mean.args[0]) is skip_idle_calls(given[0])
 
 
 def _find_later_weight(product: Node, width: Any, nodes: list[Node]) -> tuple[Node, Node | None]:
@@ -201,29 +192,25 @@ def _find_later_weight(product: Node, width: Any, nodes: list[Node]) -> tuple[No
     are passed.
     """
     node, casts = product, list[Node]()
-    while (
-        (reader := passthrough_ops.single_user(node)) is not None
-        and passthrough_ops.keeps_values(reader)
-        and reader.args[0] is node
-    ):
+    while (reader := single_user(node)) is not None and keeps_values(reader) and reader.args[0] is node:
         casts.append(reader)
         node = reader
-    reader = passthrough_ops.single_user(node)
+    reader = single_user(node)
     if (
         reader is not None
-        and passthrough_ops.torch_call_name(reader) in PRODUCT_NAMES
-        and len(given := passthrough_ops.positional_then_named(reader)) == 2
+        and torch_call_name(reader) in PRODUCT_NAMES
+        and len(given := positional_then_named(reader)) == 2
     ):
         other = given[1] if given[0] is node else given[0]
         if _is_weight_of_norm(other, width):
             nodes += [*casts, reader]
             last = reader
             # Casts behind the weight belong to the norm, so that the result has the dtype that the model reads.
-            while (after := passthrough_ops.single_user(last)) is not None and _is_narrowing_cast(after, last):
+            while (after := single_user(last)) is not None and _is_narrowing_cast(after, last):
                 nodes.append(after)
                 last = after
             return last, other
-    if casts and all(_is_narrowing_cast(c, passthrough_ops.tensor_argument(c)) for c in casts):
+    if casts and all(_is_narrowing_cast(c, tensor_argument(c)) for c in casts):
         nodes += casts
         return node, None
     return product, None
@@ -232,13 +219,10 @@ def _find_later_weight(product: Node, width: Any, nodes: list[Node]) -> tuple[No
 def _is_narrowing_cast(cast: Node, given: Node) -> bool:
     """Whether ``cast`` is a cast of ``given`` to the same dtype or to 16 bits."""
     return (
-        passthrough_ops.keeps_values(cast)
-        and passthrough_ops.torch_call_name(cast) in passthrough_ops.CAST_OPERATORS
+        keeps_values(cast)
+        and torch_call_name(cast) in CAST_OPERATORS
         and cast.args[0] is given
-        and (
-            fake_value(cast).dtype == fake_value(given).dtype
-            or not passthrough_ops.is_32_bit_or_wider(fake_value(cast).dtype)
-        )
+        and (fake_value(cast).dtype == fake_value(given).dtype or not is_32_bit_or_wider(fake_value(cast).dtype))
     )
 
 

@@ -9,7 +9,6 @@ half, two tensors or one of complex numbers.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -20,9 +19,8 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from shiplap.declare.code_digest import code_digest
-from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.base import Rewrite
-from shiplap.rewrite.graph import describe_node, fake_value, place_replacement, remove_dead_calls, source_line
+from shiplap.rewrite.base import Rewrite, short_digest
+from shiplap.rewrite.graph import describe_node, fake_value, place_replacement, remove_dead_calls
 from shiplap.rewrite.layout import dims_by_stride
 from shiplap.rewrite.match import Level, NearMiss, Outcome
 from shiplap.rewrite.match_by_value import (
@@ -32,12 +30,22 @@ from shiplap.rewrite.match_by_value import (
     operator_names_above,
     part_between,
 )
+from shiplap.rewrite.obstacle import RewriteObstacle
+from shiplap.rewrite.passthrough_ops import (
+    CAST_OPERATORS,
+    keeps_values,
+    positional_then_named,
+    skip_idle_calls,
+    tensor_argument,
+    torch_call_name,
+)
 from shiplap.rewrite.program import Program, proving
 from shiplap.rewrite.shipped.rotary_programs import rotary_programs
+from shiplap.rewrite.walk import without_other_readers
 
 # A rotation ends in a sum, in joined halves, or in a view or a cast of these.
 LAST_OPERATORS = frozenset(
-    {"add", "sub", "addcmul", "cat", "concat", "concatenate", "flatten", "view", *passthrough_ops.CAST_OPERATORS}
+    {"add", "sub", "addcmul", "cat", "concat", "concatenate", "flatten", "view", *CAST_OPERATORS}
 )
 # Calls that put pairs together again. A part without any of them is no rotation.
 JOINING_OPERATORS = frozenset({"cat", "concat", "concatenate", "stack", "roll", "flip", "view_as_complex"})
@@ -105,7 +113,7 @@ class Rotary(Rewrite):
             _RotaryReplacement.__call__,
             _why_not_faster,
         )
-        return hashlib.sha256(f"{of} {self.always}".encode()).hexdigest()[:16]
+        return short_digest(of, self.always)
 
     def programs(self) -> Iterator[Program]:
         return rotary_programs()
@@ -115,7 +123,7 @@ class Rotary(Rewrite):
         strange: list[GraphPart] = []
         remove_dead_calls(graph)
         for out in reversed(list(graph.nodes)):  # the largest part first, with the casts behind it
-            if out in gone or passthrough_ops.torch_call_name(out) not in LAST_OPERATORS or not _may_end_rotation(out):
+            if out in gone or torch_call_name(out) not in LAST_OPERATORS or not _may_end_rotation(out):
                 continue
             piece = _find_rotation(out)
             # Reported later, and only if no match covers its calls.
@@ -129,7 +137,7 @@ class Rotary(Rewrite):
                 gone.update(piece.nodes)
                 yield self._unknown(piece)
         for node in graph.nodes:
-            if passthrough_ops.torch_call_name(node) in EMPTY_FACTORIES and (writers := _half_writers(node)):
+            if torch_call_name(node) in EMPTY_FACTORIES and (writers := _half_writers(node)):
                 yield self._written(writers)
 
     def _at(self, graph: Graph, piece: GraphPart, turn: PairRotation) -> Outcome:
@@ -141,7 +149,7 @@ class Rotary(Rewrite):
         plan = _RotaryReplacement(turn, _dtype_of_products(piece), fake_value(piece.out).dtype)
         given = [piece.x, *piece.sides]
         return place_replacement(
-            graph, self.level, self.name, plan, given, [piece.out], _calls_without_readers(piece), bound
+            graph, self.level, self.name, plan, given, [piece.out], without_other_readers(piece.nodes, piece.out), bound
         )
 
     def _unknown(self, piece: GraphPart) -> NearMiss:
@@ -153,29 +161,28 @@ class Rotary(Rewrite):
 
     def _written(self, writers: Sequence[Node]) -> NearMiss:
         """Return the near miss of pairs that are written into a new tensor."""
-        into = passthrough_ops.tensor_argument(writers[0]).name
+        into = tensor_argument(writers[0]).name
         why = f"the two parts of each pair are written into {into}; a part of a graph that is compared writes nothing"
         fix = "join them: torch.stack((a, b), -1).flatten(-2) for neighbours, torch.cat((a, b), -1) for halves"
         return self._near(writers[0], "mutation", why, fix)
 
     def _near(self, at: Node, obstacle: Any, reason: str, fix: str) -> NearMiss:
         """Return a near miss at ``at``."""
-        return NearMiss(self.name, self.level, at.name, source_line(at), obstacle, reason, 4, 5, fix)
+        return self.near_miss(RewriteObstacle(at, obstacle, reason, fix, fitting=4), of=5)
 
 
 def _half_writers(empty: Node) -> list[Node]:
     """Return the two calls that write sums of products into slices of the last dim of ``empty``, or an empty list."""
-    writers = [u for u in empty.users if passthrough_ops.torch_call_name(u) == "setitem" and u.args[0] is empty]
+    writers = [u for u in empty.users if torch_call_name(u) == "setitem" and u.args[0] is empty]
     if len(writers) != 2:
         return []
     for writer in writers:
         index = writer.args[1] if isinstance(writer.args[1], tuple) else (writer.args[1],)
-        made = passthrough_ops.skip_idle_calls(writer.args[2])
-        if not isinstance(index[-1], slice) or passthrough_ops.torch_call_name(made) not in ("add", "sub"):
+        made = skip_idle_calls(writer.args[2])
+        if not isinstance(index[-1], slice) or torch_call_name(made) not in ("add", "sub"):
             return []
         if not any(
-            passthrough_ops.torch_call_name(passthrough_ops.skip_idle_calls(term)) in MULTIPLY_OPERATORS
-            for term in passthrough_ops.positional_then_named(made)
+            torch_call_name(skip_idle_calls(term)) in MULTIPLY_OPERATORS for term in positional_then_named(made)
         ):
             return []
     return writers
@@ -268,22 +275,13 @@ def _of_pairs(side: Tensor) -> Tensor:
 
 def _dtype_of_products(piece: GraphPart) -> torch.dtype:
     """Return the dtype in which the part multiplies."""
-    held = [fake_value(n).dtype for n in piece.nodes if passthrough_ops.torch_call_name(n) in MULTIPLY_OPERATORS]
+    held = [fake_value(n).dtype for n in piece.nodes if torch_call_name(n) in MULTIPLY_OPERATORS]
     real = [torch.float64 if d == torch.complex128 else torch.float32 if d.is_complex else d for d in held]
     # Computed in the widest dtype that the model multiplies in, so that the rewrite is not less exact.
     wide: torch.dtype = fake_value(piece.out).dtype
     for dtype in real:
         wide = torch.promote_types(wide, dtype)
     return wide
-
-
-def _calls_without_readers(piece: GraphPart) -> list[Node]:
-    """Return the calls of a part that no other node reads."""
-    inside = set(piece.nodes)
-    for node in reversed(piece.nodes):
-        if node is not piece.out and not all(u in inside for u in node.users):
-            inside.discard(node)
-    return [n for n in piece.nodes if n in inside]
 
 
 def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
@@ -303,8 +301,7 @@ def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
     if turn.cosines is None:
         return "complex numbers are as fast on a CPU"
     if not any(
-        passthrough_ops.torch_call_name(n) in MULTIPLY_OPERATORS and fake_value(n).shape[-1] == x.shape[-1]
-        for n in piece.nodes
+        torch_call_name(n) in MULTIPLY_OPERATORS and fake_value(n).shape[-1] == x.shape[-1] for n in piece.nodes
     ):
         return "it is computed by halves already"
     moved = dims_by_stride(x) != list(range(x.dim()))
@@ -325,11 +322,9 @@ def _why_not_faster_on_cuda(piece: GraphPart, turn: PairRotation) -> str:
     if turn.cosines is None or turn.pairs != "halves":
         return "not measured on cuda for complex numbers or neighbours"
     x = piece.x
-    while passthrough_ops.keeps_values(x) or passthrough_ops.torch_call_name(x) == "transpose":
-        x = passthrough_ops.tensor_argument(x)
-    return (
-        "" if passthrough_ops.torch_call_name(x) == "rms_norm" else "on a GPU it pays behind a norm of each head alone"
-    )
+    while keeps_values(x) or torch_call_name(x) == "transpose":
+        x = tensor_argument(x)
+    return "" if torch_call_name(x) == "rms_norm" else "on a GPU it pays behind a norm of each head alone"
 
 
 class _RotaryReplacement:

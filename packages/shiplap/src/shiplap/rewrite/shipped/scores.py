@@ -10,10 +10,19 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite import passthrough_ops
-from shiplap.rewrite.graph import fake_value, operator_name
-from shiplap.rewrite.match import Obstacle
+from shiplap.rewrite.graph import fake_value, name_and_operator
 from shiplap.rewrite.normalize_call import canonical_arguments
+from shiplap.rewrite.obstacle import RewriteObstacle, obstacle_of_reader
+from shiplap.rewrite.passthrough_ops import (
+    as_constant,
+    is_32_bit_or_wider,
+    keeps_values,
+    positional_then_named,
+    same_shape,
+    tensor_and_factor,
+    tensor_argument,
+    torch_call_name,
+)
 from shiplap.rewrite.shipped import einsum, sinks
 
 # Einsum and baddbmm are parsed apart, because their operands stand in other places.
@@ -21,14 +30,6 @@ BATCHED_PRODUCTS = frozenset({"matmul", "bmm"})
 FILLING_CALLS = ("masked_fill", "masked_fill_", "where")
 SWALLOWING_NUMBER = 1e8  # a number that is this far from 0 swallows a score that is added to it, in float32
 MOST_CALLS_TO_PRODUCT = 40  # calls between a softmax and its product
-
-
-class RewriteObstacle(Exception):
-    """The obstacle at one place: the node, the kind, a sentence, and a fix."""
-
-    def __init__(self, node: Node, obstacle: Obstacle, reason: str, fix: str = "", fitting: int = 1) -> None:
-        self.node, self.obstacle, self.reason, self.fix, self.fitting = node, obstacle, reason, fix, fitting
-        super().__init__(reason)
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def follow_scores(top: Any, reader: Node, depth: int = 0, beside: Collection[Nod
     """
     if not isinstance(top, Node) or not top.op.startswith("call") or depth > MOST_CALLS_TO_PRODUCT:
         return None
-    if passthrough_ops.torch_call_name(top) in (*BATCHED_PRODUCTS, "baddbmm"):
+    if torch_call_name(top) in (*BATCHED_PRODUCTS, "baddbmm"):
         return _scores_from_product(top)
     if spelled := einsum.as_scores_product(top):
         lead = tuple(fake_value(top).shape[:-2])
@@ -110,33 +111,25 @@ def follow_scores(top: Any, reader: Node, depth: int = 0, beside: Collection[Nod
     _require_single_reader(top, reader, beside)
     below.nodes.append(top)
     if (plain := sinks.base_of_shift(top)) is not None:
-        below.nodes.extend(sinks.calls_of_maximum(passthrough_ops.positional_then_named(top)[1], plain))
+        below.nodes.extend(sinks.calls_of_maximum(positional_then_named(top)[1], plain))
     return below
 
 
 def _require_single_reader(node: Node, reader: Node, beside: Collection[Node]) -> None:
     """Raise where a node outside of the attention reads ``node``."""
     largest = (
-        sinks.calls_of_maximum(passthrough_ops.positional_then_named(reader)[1], node)
-        if sinks.base_of_shift(reader) is node
-        else []
+        sinks.calls_of_maximum(positional_then_named(reader)[1], node) if sinks.base_of_shift(reader) is node else []
     )
     # The maximum that is subtracted from the scores reads them as well, and goes away with them.
     known = {reader, *largest, *beside}
     other = next((u for u in node.users if u not in known and not _reads_dtype_only(u, node)), None)
     if other is not None:
-        who = "the graph returns it" if other.op == "output" else f"{other.name} reads it, too"
-        raise RewriteObstacle(
-            node,
-            "user",
-            f"{node.name} ({operator_name(node)}) would no longer be computed, but {who}",
-            "do not return or read the scores: a fused kernel never has them",
-        )
+        raise obstacle_of_reader(node, other, "do not return or read the scores: a fused kernel never has them")
 
 
 def _reads_dtype_only(reader: Node, node: Node) -> bool:
     """Whether ``reader`` reads the dtype of ``node`` alone: ``weights.type_as(scores)``."""
-    return passthrough_ops.keeps_values(reader) and reader.args[0] is not node
+    return keeps_values(reader) and reader.args[0] is not node
 
 
 def possible_steps(node: Node) -> list[tuple[Any, list[ScoreStep | None]]] | None:
@@ -145,18 +138,16 @@ def possible_steps(node: Node) -> list[tuple[Any, list[ScoreStep | None]]] | Non
     None stands for a call that attention does not have.
     """
     name = (
-        passthrough_ops.torch_call_name(node).removeprefix("i")
-        if passthrough_ops.torch_call_name(node) in ("iadd", "imul", "itruediv", "isub")
-        else ""
+        torch_call_name(node).removeprefix("i") if torch_call_name(node) in ("iadd", "imul", "itruediv", "isub") else ""
     )
-    name = name or passthrough_ops.torch_call_name(node).removesuffix("_")
-    if passthrough_ops.keeps_values(node):
+    name = name or torch_call_name(node).removesuffix("_")
+    if keeps_values(node):
         return [(node.args[0], [None])]
-    if name == "tanh" and len(given := passthrough_ops.positional_then_named(node)) == 1:
+    if name == "tanh" and len(given := positional_then_named(node)) == 1:
         return [(given[0], [ScoreStep("cap")])]
-    if scaled := passthrough_ops.tensor_and_factor(node):
+    if scaled := tensor_and_factor(node):
         return [(scaled[0], [ScoreStep("scale", None, scaled[1])])]
-    given = passthrough_ops.positional_then_named(node)
+    given = positional_then_named(node)
     if (plain := sinks.base_of_shift(node)) is not None:
         return [(plain, [None])]
     if (pair := sinks.scores_and_sink(node)) is not None:
@@ -167,9 +158,10 @@ def possible_steps(node: Node) -> list[tuple[Any, list[ScoreStep | None]]] | Non
         return _step_of_fill(node, given)
     if name in ("mul", "div") and len(given) == 2:
         return _step_of_stretch(node, given) if name == "mul" else None
-    if name in ("view", "flatten", "unflatten", "unsqueeze", "squeeze") and _is_view_of_leading_dims(node):
+    if keeps_last_two_dims(node):
         before, after = (tuple(fake_value(n).shape) for n in (given[0], node))
-        return [(given[0], [ScoreStep("view", None, before=before, after=after)])]
+        if all(isinstance(n, int) for n in (*before, *after)):
+            return [(given[0], [ScoreStep("view", None, before=before, after=after)])]
     return None
 
 
@@ -185,24 +177,24 @@ def _steps_of_sum(node: Node, given: list[Any], sign: float) -> Iterator[tuple[A
 
 def _step_of_zero_sum(given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
     """Return the step of a sum with 0, by which a model leaves a term out."""
-    return [(given[0], [None])] if isinstance(given[0], Node) and passthrough_ops.as_constant(given[1]) == 0 else None
+    return [(given[0], [None])] if isinstance(given[0], Node) and as_constant(given[1]) == 0 else None
 
 
 def _has_shape_of_result(scores: Node, node: Node) -> bool:
     """Whether ``scores`` has at least two dims and the shape of ``node``."""
     held, made = fake_value(scores), fake_value(node)
-    return isinstance(held, Tensor) and held.dim() >= 2 and passthrough_ops.same_shape(held, made)
+    return isinstance(held, Tensor) and held.dim() >= 2 and same_shape(held, made)
 
 
 def _step_of_fill(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
     """Return the step of ``scores.masked_fill(mask, number)``, ``where(mask, number, scores)`` or ``where(mask, scores,
     number)``.
     """
-    where = passthrough_ops.torch_call_name(node) == "where"
+    where = torch_call_name(node) == "where"
     for at, kind in ((1, "keep"), (2, "fill")) if where else ((0, "fill"),):
         scores = given[at]
         mask, filling = (given[0], given[3 - at]) if where else (given[1], given[2])
-        number = passthrough_ops.as_constant(filling)
+        number = as_constant(filling)
         if (
             not isinstance(scores, Node)
             or not isinstance(mask, Node)
@@ -237,23 +229,22 @@ def _step_of_stretch(node: Node, given: list[Any]) -> list[tuple[Any, list[Score
     return None
 
 
-def _is_view_of_leading_dims(node: Node) -> bool:
-    """Whether ``node`` is a view that splits or joins leading dims of known size."""
-    before, after = fake_value(passthrough_ops.tensor_argument(node)), fake_value(node)
-    if before.dim() < 2 or after.dim() < 2:
+def keeps_last_two_dims(node: Node) -> bool:
+    """Whether ``node`` is a view that splits or joins leading dims only."""
+    if torch_call_name(node) not in ("view", "flatten", "unflatten", "unsqueeze", "squeeze"):
         return False
-    known = all(isinstance(n, int) for n in (*before.shape, *after.shape))
-    return known and tuple(before.shape[-2:]) == tuple(after.shape[-2:])
+    before, after = fake_value(tensor_argument(node)), fake_value(node)
+    return before.dim() > 1 < after.dim() and [*map(str, before.shape[-2:])] == [*map(str, after.shape[-2:])]
 
 
 def _scores_from_product(node: Node) -> ScoresOfAttention | None:
     """Return the scores that begin at the product ``node``, or None where its operands are not two matrices."""
-    given = passthrough_ops.positional_then_named(node)
+    given = positional_then_named(node)
     steps: list[ScoreStep] = []
-    if passthrough_ops.torch_call_name(node) == "baddbmm":
+    if torch_call_name(node) == "baddbmm":
         names = ("input", "batch1", "batch2")
         by_name = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-        alpha, beta = (passthrough_ops.as_constant(by_name.get(n, 1)) for n in ("alpha", "beta"))
+        alpha, beta = (as_constant(by_name.get(n, 1)) for n in ("alpha", "beta"))
         if alpha is None or beta is None:
             return None
         given = [by_name["batch1"], by_name["batch2"]]
@@ -268,7 +259,7 @@ def _scores_from_product(node: Node) -> ScoresOfAttention | None:
     natural = swaps_last_dims(k)
     if natural:
         passed.append(k)
-        k, more = _strip_scale(passthrough_ops.tensor_argument(k), passed)
+        k, more = _strip_scale(tensor_argument(k), passed)
         also *= more
     lead = tuple(fake_value(node).shape[:-2])
     return ScoresOfAttention(node, q, k, natural, by * also, lead, steps, [*passed, node])
@@ -281,17 +272,17 @@ def _strip_scale(node: Node, passed: list[Node]) -> tuple[Node, float]:
     scale, at, dtype = 1.0, node, fake_value(node).dtype
     reached, gone = (node, 1.0), list[Node]()
     while True:
-        if scaled := passthrough_ops.tensor_and_factor(at):
+        if scaled := tensor_and_factor(at):
             gone.append(at)
             at, scale = scaled[0], scale * scaled[1]
-        elif passthrough_ops.keeps_values(at) and passthrough_ops.torch_call_name(at) != "dropout":
+        elif keeps_values(at) and torch_call_name(at) != "dropout":
             gone.append(at)
-            at = passthrough_ops.tensor_argument(at)
+            at = tensor_argument(at)
         else:
             break
         held = fake_value(at)
         # A cast to a narrower dtype rounds, so it is not stripped.
-        if held.dtype == dtype or (passthrough_ops.is_32_bit_or_wider(dtype) and held.is_floating_point()):
+        if held.dtype == dtype or (is_32_bit_or_wider(dtype) and held.is_floating_point()):
             reached = at, scale
             if len(gone[-1].users) == 1:
                 passed.append(gone[-1])
@@ -300,7 +291,7 @@ def _strip_scale(node: Node, passed: list[Node]) -> tuple[Node, float]:
 
 def swaps_last_dims(node: Node) -> bool:
     """Whether ``node`` swaps the last two dims, in any spelling."""
-    if passthrough_ops.torch_call_name(node) != "transpose":
+    if torch_call_name(node) != "transpose":
         return False
     given, rank = canonical_arguments(node), fake_value(node).dim()
     return [given.get("dim0"), given.get("dim1")] == [rank - 2, rank - 1]
@@ -317,12 +308,6 @@ def _require_no_product(top: Node, depth: int) -> None:
         except RewriteObstacle:
             above = None
         if above is not None:
-            raise RewriteObstacle(top, "operator", *_obstacle_of_call(top))
-
-
-def _obstacle_of_call(node: Node) -> tuple[str, str]:
-    """Return the sentence and the fix for a call that attention has no place for."""
-    return (
-        f"{node.name} ({operator_name(node)}) lies between the product of queries and keys and the softmax",
-        "write it as a mask that is added to the scores, or as a factor of the queries",
-    )
+            what = f"{name_and_operator(top)} lies between the product of queries and keys and the softmax"
+            fix = "write it as a mask that is added to the scores, or as a factor of the queries"
+            raise RewriteObstacle(top, "operator", what, fix)

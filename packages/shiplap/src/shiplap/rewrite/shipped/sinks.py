@@ -15,9 +15,15 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import functional as F
 
-from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import fake_value
-from shiplap.rewrite.normalize_call import canonical_arguments
+from shiplap.rewrite.normalize_call import canonical_arguments, reduced_dims
+from shiplap.rewrite.passthrough_ops import (
+    positional_then_named,
+    single_user,
+    skip_idle_calls,
+    tensor_argument,
+    torch_call_name,
+)
 
 CONCATENATIONS = ("cat", "concat", "concatenate")
 
@@ -40,59 +46,47 @@ def find_rescaled_product(product: Node, scores: Any) -> RescaledProduct | None:
     """Return the rescaling of the product of weights and values by the part that a sink leaves of each row of
     ``scores``, or None.
     """
-    out = passthrough_ops.single_user(product)
-    given = (
-        passthrough_ops.positional_then_named(out)
-        if out is not None and passthrough_ops.torch_call_name(out) in ("mul", "multiply")
-        else []
-    )
+    out = single_user(product)
+    given = positional_then_named(out) if out is not None and torch_call_name(out) in ("mul", "multiply") else []
     others = [a for a in given if a is not product]
     if out is None or len(given) != 2 or len(others) != 1:
         return None
     nodes, spread = [out], False
-    share = passthrough_ops.skip_idle_calls(others[0], nodes)
-    if (
-        passthrough_ops.torch_call_name(share) == "unsqueeze"
-        and canonical_arguments(share).get("dim") == fake_value(share).dim() - 1
-    ):
+    share = skip_idle_calls(others[0], nodes)
+    if torch_call_name(share) == "unsqueeze" and canonical_arguments(share).get("dim") == fake_value(share).dim() - 1:
         nodes.append(share)
-        spread, share = True, passthrough_ops.skip_idle_calls(passthrough_ops.tensor_argument(share), nodes)
+        spread, share = True, skip_idle_calls(tensor_argument(share), nodes)
     left = _lse_and_sink(share, nodes)
-    lse: Any = passthrough_ops.skip_idle_calls(left[0], nodes) if left else None
-    if left is None or passthrough_ops.torch_call_name(lse) != "logsumexp":
+    lse: Any = skip_idle_calls(left[0], nodes) if left else None
+    if left is None or torch_call_name(lse) != "logsumexp":
         return None
     given_lse, rank = canonical_arguments(lse), fake_value(product).dim()
-    dims, kept = given_lse.get("dim"), bool(given_lse.get("keepdim", False))
-    last = [dims] if isinstance(dims, int) else list(dims or ())
+    kept = bool(given_lse.get("keepdim", False))
     nodes.append(lse)
     # The calls disappear with the rescaling, so no other node may read them.
     alone = all(n is out or len(n.users) == 1 for n in nodes)
-    if not alone or [int(d) for d in last] != [rank - 1] or kept is spread or given_lse.get("input") is not scores:
+    if not alone or reduced_dims(lse) != [rank - 1] or kept is spread or given_lse.get("input") is not scores:
         return None
     return RescaledProduct(out, left[1], kept, nodes)
 
 
 def _lse_and_sink(share: Any, nodes: list[Node]) -> tuple[Node, Node] | None:
     """Return ``lse`` and ``sink`` where ``share`` is ``sigmoid(lse - sink)``, or None."""
-    if passthrough_ops.torch_call_name(share) != "sigmoid":
+    if torch_call_name(share) != "sigmoid":
         return None
-    difference = passthrough_ops.skip_idle_calls(passthrough_ops.tensor_argument(share), [])
-    given = (
-        passthrough_ops.positional_then_named(difference)
-        if passthrough_ops.torch_call_name(difference) in ("sub", "subtract")
-        else []
-    )
+    difference = skip_idle_calls(tensor_argument(share), [])
+    given = positional_then_named(difference) if torch_call_name(difference) in ("sub", "subtract") else []
     if len(given) != 2 or not all(isinstance(g, Node) for g in given):
         return None
     nodes.append(share)
-    passthrough_ops.skip_idle_calls(passthrough_ops.tensor_argument(share), nodes)
+    skip_idle_calls(tensor_argument(share), nodes)
     nodes.append(difference)
     return given[0], given[1]
 
 
 def scores_and_sink(node: Node) -> tuple[Node, Node, int] | None:
     """Return scores and a sink of ``n`` columns where ``node`` joins the two along the last dim, or None."""
-    if passthrough_ops.torch_call_name(node) not in CONCATENATIONS:
+    if torch_call_name(node) not in CONCATENATIONS:
         return None
     given = canonical_arguments(node)
     tensors, dim = given.get("tensors"), given.get("dim", 0)
@@ -109,11 +103,7 @@ def base_of_shift(node: Node) -> Node | None:
     """Return ``x`` where ``node`` is ``x - x.max(-1, keepdim=True)``, which changes no softmax over that dim, or
     None.
     """
-    given = (
-        passthrough_ops.positional_then_named(node)
-        if passthrough_ops.torch_call_name(node) in ("sub", "subtract")
-        else []
-    )
+    given = positional_then_named(node) if torch_call_name(node) in ("sub", "subtract") else []
     if len(given) == 2 and isinstance(given[0], Node) and calls_of_maximum(given[1], given[0]):
         return given[0]
     return None
@@ -125,16 +115,14 @@ def calls_of_maximum(node: Any, x: Node) -> list[Node]:
     """
     calls: list[Node] = []
     # The maximum is often detached, since its gradient cancels.
-    if passthrough_ops.torch_call_name(node) == "detach":
-        calls, node = [node], passthrough_ops.tensor_argument(node)
-    if passthrough_ops.torch_call_name(node) in ("getitem", "getattr") and node.args[1] in (0, "values"):
-        calls, node = [node, *calls], passthrough_ops.tensor_argument(node)
-    if passthrough_ops.torch_call_name(node) not in ("max", "amax"):
+    if torch_call_name(node) == "detach":
+        calls, node = [node], tensor_argument(node)
+    if torch_call_name(node) in ("getitem", "getattr") and node.args[1] in (0, "values"):
+        calls, node = [node, *calls], tensor_argument(node)
+    if torch_call_name(node) not in ("max", "amax"):
         return []
     given = canonical_arguments(node)
-    dims = given.get("dim")
-    dims = [dims] if isinstance(dims, int) else dims
-    last = isinstance(dims, (list, tuple)) and [*dims] == [fake_value(x).dim() - 1]
+    last = reduced_dims(node) == [fake_value(x).dim() - 1]
     alone = all(len(n.users) == 1 for n in (node, *calls))
     return [node, *calls] if given.get("input") is x and last and given.get("keepdim") is True and alone else []
 
@@ -143,9 +131,9 @@ def count_dropped_columns(node: Node) -> int:
     """Return the number of last columns that ``node`` leaves out of its argument, ``weights[..., :-1]``, or 0 for any
     other call.
     """
-    if passthrough_ops.torch_call_name(node) != "getitem":
+    if torch_call_name(node) != "getitem":
         return 0
-    index, rank = node.args[1], fake_value(passthrough_ops.tensor_argument(node)).dim()
+    index, rank = node.args[1], fake_value(tensor_argument(node)).dim()
     if not isinstance(index, tuple) or not index or not isinstance(index[-1], slice):
         return 0
     *rest, _ = index

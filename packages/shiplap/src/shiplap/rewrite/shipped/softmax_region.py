@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import fake_value, mutates_argument
+from shiplap.rewrite.passthrough_ops import same_shape, skip_idle_calls, tensor_argument, torch_call_name
+from shiplap.rewrite.walk import inputs_of, walk_from
 
 # Calls that sum products of two tensors over a dim.
 CONTRACTIONS = frozenset(
@@ -83,10 +84,10 @@ class SoftmaxRegion:
 
 def log_softmax_below(node: Node) -> Node | None:
     """Return the ``log_softmax`` whose exponential ``node`` is, which makes ``node`` a softmax, or None."""
-    if passthrough_ops.torch_call_name(node) != "exp" or not node.all_input_nodes:
+    if torch_call_name(node) != "exp" or not node.all_input_nodes:
         return None
-    logarithm = passthrough_ops.skip_idle_calls(node.all_input_nodes[0])
-    return logarithm if passthrough_ops.torch_call_name(logarithm) in ("log_softmax", "_log_softmax") else None
+    logarithm = skip_idle_calls(node.all_input_nodes[0])
+    return logarithm if torch_call_name(logarithm) in ("log_softmax", "_log_softmax") else None
 
 
 def find_region(softmax: Node) -> SoftmaxRegion | None:
@@ -119,17 +120,11 @@ def find_region(softmax: Node) -> SoftmaxRegion | None:
 
 def is_made_of_parameters(node: Node) -> bool:
     """Whether ``node`` is a parameter, a buffer or a constant, or computed from such without a product."""
-    stack, seen = [node], set[Node]()
-    while stack:
-        at = stack.pop()
-        if at in seen:
-            continue
-        seen.add(at)
-        if passthrough_ops.torch_call_name(at) in BOUNDARY_OPERATORS - {"embedding"}:
+    for at in walk_from([node], inputs_of):
+        if torch_call_name(at) in BOUNDARY_OPERATORS - {"embedding"}:
             return False
         if at.op == "placeholder" and not _is_module_state(at):
             return False
-        stack += at.all_input_nodes
     return True
 
 
@@ -153,7 +148,7 @@ def _paths_to_products(
             if ends(at, seen):
                 yield path
                 continue
-            if passthrough_ops.torch_call_name(at) in BOUNDARY_OPERATORS:
+            if torch_call_name(at) in BOUNDARY_OPERATORS:
                 continue
         for near in step(at):
             if near not in seen and isinstance(fake_value(near), (Tensor, tuple, list)):
@@ -165,14 +160,14 @@ def mixes_heads(node: Node) -> bool:
     """Whether ``node`` multiplies scores or weights by a square matrix of the model, and keeps their shape: the talking
     heads of an attention.
     """
-    name, made = passthrough_ops.torch_call_name(node), fake_value(node)
+    name, made = torch_call_name(node), fake_value(node)
     if name not in ("einsum", "matmul", "linear", "conv2d") or not isinstance(made, Tensor) or made.dim() < 4:
         return False
     tensors = [n for n in node.all_input_nodes if isinstance(fake_value(n), Tensor)][:2]
     for given, by in (tensors, tensors[::-1]) if len(tensors) == 2 else ():
         sizes = tuple(fake_value(by).shape)
         square = sizes[:1] == sizes[1:2] and all(n == 1 for n in sizes[2:])
-        if square and passthrough_ops.same_shape(fake_value(given), made) and is_made_of_parameters(by):
+        if square and same_shape(fake_value(given), made) and is_made_of_parameters(by):
             return True
     return False
 
@@ -181,7 +176,7 @@ def _sources_and_writes(node: Node) -> Iterator[Node]:
     """Yield the nodes that ``node`` is computed from, those written to it or to a view of it included."""
     yield from node.all_input_nodes
     # A write to a view changes the tensor as well.
-    for view in (node, *(u for u in node.users if passthrough_ops.torch_call_name(u) in VIEW_OPERATORS)):
+    for view in (node, *(u for u in node.users if torch_call_name(u) in VIEW_OPERATORS)):
         for writer in view.users:
             if mutates_argument(writer) and writer.args[:1] == (view,):
                 yield from (n for n in writer.all_input_nodes if n is not view)
@@ -193,23 +188,23 @@ def _readers_and_targets(node: Node) -> Iterator[Node]:
         if mutates_argument(user) and isinstance(user.args[0], Node) and user.args[0] is not node:
             target = user.args[0]
             yield target
-            if passthrough_ops.torch_call_name(target) in VIEW_OPERATORS:
-                yield passthrough_ops.tensor_argument(target)
+            if torch_call_name(target) in VIEW_OPERATORS:
+                yield tensor_argument(target)
         yield user
 
 
 def _product_under_sum(node: Node) -> Node | None:
     """Return the product of two tensors whose sum over a dim ``node`` is, ``(q * k).sum(-1)``, or None."""
-    if passthrough_ops.torch_call_name(node) != "sum" or not node.all_input_nodes:
+    if torch_call_name(node) != "sum" or not node.all_input_nodes:
         return None
-    made = passthrough_ops.skip_idle_calls(node.all_input_nodes[0])
-    return made if passthrough_ops.torch_call_name(made) == "mul" and len(made.all_input_nodes) == 2 else None
+    made = skip_idle_calls(node.all_input_nodes[0])
+    return made if torch_call_name(made) == "mul" and len(made.all_input_nodes) == 2 else None
 
 
 def _operands_of_product(node: Node) -> list[Node]:
     """Return the two tensors that a product multiplies."""
     tensors = [n for n in (_product_under_sum(node) or node).all_input_nodes if isinstance(fake_value(n), Tensor)]
-    if passthrough_ops.torch_call_name(node) in ("baddbmm", "addmm", "addbmm"):
+    if torch_call_name(node) in ("baddbmm", "addmm", "addbmm"):
         return tensors[-2:]
     return tensors[:2]
 
@@ -218,16 +213,16 @@ def _may_give_scores(node: Node, _: set[Node]) -> bool:
     """Whether ``node`` is a product that scores may come from."""
     if _product_under_sum(node) is not None:
         return True
-    return (
-        passthrough_ops.torch_call_name(node) in CONTRACTIONS and len(_operands_of_product(node)) == 2
-    ) or passthrough_ops.torch_call_name(node).startswith("conv")
+    return (torch_call_name(node) in CONTRACTIONS and len(_operands_of_product(node)) == 2) or torch_call_name(
+        node
+    ).startswith("conv")
 
 
 def _weighs_activation(node: Node, weights: set[Node]) -> bool:
     """Whether ``node`` multiplies ``weights`` by an activation that is not computed from them, and sums the products
     up.
     """
-    if passthrough_ops.torch_call_name(node) not in CONTRACTIONS and _product_under_sum(node) is None:
+    if torch_call_name(node) not in CONTRACTIONS and _product_under_sum(node) is None:
         return False
     operands = _operands_of_product(node)
     others = [n for n in operands if n not in weights]

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.fx import Node
 
 from shiplap.rewrite.graph import fake_value
+from shiplap.rewrite.obstacle import RewriteObstacle
 from shiplap.rewrite.shipped import softcap
-from shiplap.rewrite.shipped.scores import RewriteObstacle, ScoresOfAttention, ScoreStep
+from shiplap.rewrite.shipped.scores import ScoresOfAttention, ScoreStep
 
 # Steps that become a boolean mask of the fused kernel.
 MASKING_STEPS = frozenset({"fill", "keep"})

@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from shiplap.rewrite import passthrough_ops
 from shiplap.rewrite.graph import fake_value
 from shiplap.rewrite.normalize_call import canonical_arguments, canonical_name
+from shiplap.rewrite.passthrough_ops import as_constant, positional_then_named, same_shape, torch_call_name
 from shiplap.rewrite.shipped.scores import ScoreStep
 
 # Calls by which models derive one mask from another.
@@ -25,16 +25,12 @@ PURE_MASK_OPERATORS = frozenset(
 
 def zeroing_mask(node: Node, weights: Node) -> Node | None:
     """Return the mask where ``node`` sets ``weights`` to 0 by it, or None for any other call."""
-    given = passthrough_ops.positional_then_named(node)
-    if passthrough_ops.torch_call_name(node) != "masked_fill" or len(given) != 3 or given[0] is not weights:
+    given = positional_then_named(node)
+    if torch_call_name(node) != "masked_fill" or len(given) != 3 or given[0] is not weights:
         return None
     mask, held = given[1], fake_value(weights)
-    kept = (
-        isinstance(mask, Node)
-        and fake_value(mask).dim() <= held.dim()
-        and passthrough_ops.same_shape(fake_value(node), held)
-    )
-    return mask if kept and passthrough_ops.as_constant(given[2]) == 0 else None
+    kept = isinstance(mask, Node) and fake_value(mask).dim() <= held.dim() and same_shape(fake_value(node), held)
+    return mask if kept and as_constant(given[2]) == 0 else None
 
 
 def fills_scores_by_mask(mask: Node, steps: Sequence[ScoreStep]) -> bool:
@@ -47,11 +43,7 @@ def _is_same_computation(a: Any, b: Any, depth: int = 8) -> bool:
     if a is b or not (isinstance(a, Node) and isinstance(b, Node)):
         return a is b or (type(a) is type(b) and bool(a == b))
     # Calls outside of the list may draw random numbers or read state, so equal arguments do not make them equal.
-    if (
-        not depth
-        or passthrough_ops.torch_call_name(a) not in PURE_MASK_OPERATORS
-        or canonical_name(a) != canonical_name(b)
-    ):
+    if not depth or torch_call_name(a) not in PURE_MASK_OPERATORS or canonical_name(a) != canonical_name(b):
         return False
     left, right = canonical_arguments(a), canonical_arguments(b)
     return left.keys() == right.keys() and all(_is_same_computation(left[n], right[n], depth - 1) for n in left)

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from shiplap.cached_property import cached_property
 from shiplap.dispatch import Op
-from shiplap.sampling.case import SampleCase, tree_map
+from shiplap.sampling.case import SampleCase, tensors_among, tree_map
 from shiplap.sampling.perturb import FreshArguments
 from shiplap.sampling.recipe import SampleRecipe
-from shiplap.sampling.run import tensors_among
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import EDGE_SIZES, free_dims, scalar_candidates
 from shiplap.sampling.values import PLAIN_KINDS, RANGE_KINDS

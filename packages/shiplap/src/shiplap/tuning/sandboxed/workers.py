@@ -175,7 +175,7 @@ class KernelProcesses:
             self._ready = True
         bounds = Bounds(seconds=max(self.seconds * patience, 1.0))
         self._running[kernel] = (
-            TargetProcess(self.launcher.start(self._places, bounds, threads=self._opening.threads)),
+            TargetProcess(self.launcher.start(self._places, bounds, threads=self._opening.threads), declines=True),
             None,
         )
         self.started += 1

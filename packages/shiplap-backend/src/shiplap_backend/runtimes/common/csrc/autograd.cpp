@@ -37,16 +37,17 @@ std::atomic<bool> threads_lost{false};
 // A backward returns when its last function is done, and the thread that ran it lets go of the graph
 // afterwards. Objects of Python are among that: a thread that asks for the interpreter while it ends is
 // ended itself, in the middle of a destructor, which ends the process. A thread does one thing after the
-// other, so a small backward of our own, which has no objects of Python, is behind all that.
+// other, so a small backward of our own, which has no objects of Python, is behind all that. It has no
+// elements, since the device may have no memory left.
 void settle_autograd() {
   if (threads_lost || in_bad_fork() || !Threads::started(Engine::get_default_engine())) {
     return;
   }
   const at::AutoGradMode with_gradients(true);
   for (c10::DeviceIndex i = 0; i < device_count(); ++i) {
-    auto x = at::empty({}, at::TensorOptions(c10::Device(kDeviceType, i)));
+    auto x = at::empty({0}, at::TensorOptions(c10::Device(kDeviceType, i)));
     x.requires_grad_();
-    auto y = x.view({1});
+    auto y = x.view({1, 0});
     torch::autograd::grad({y}, {x}, {at::empty_like(y)});
   }
 }

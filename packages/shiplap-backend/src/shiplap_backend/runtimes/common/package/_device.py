@@ -54,12 +54,9 @@ def register(name: str) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Return the attribute that Inductor reads, made at the first access because importing Inductor takes a second.
-
-    Inductor's loops need memory of the host.
-    """
-    if name in INDUCTOR and not _C.discrete():
-        return inductor(NAME)[name]
+    """Return the attribute that Inductor reads, made at the first access because importing Inductor takes a second."""
+    if name in INDUCTOR:
+        return inductor(NAME, bool(_C.discrete()))[name]
     if name in REFUSED:
         raise AttributeError(f"torch.{NAME} has no {name!r}: {REFUSED[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -79,10 +76,19 @@ def is_initialized() -> bool:
 
 
 def init() -> None:
-    """Do nothing, since loading ``_C`` registered everything."""
+    """Do nothing, since loading ``_C`` registered everything.
+
+    RuntimeError in a process that was forked after the device was used.
+    """
+    if _is_in_bad_fork():
+        raise RuntimeError(
+            f"this process was forked from one that had used device {NAME!r}, whose threads it lacks. "
+            "Start processes with multiprocessing's 'spawn'."
+        )
 
 
-_lazy_init = init
+def _lazy_init() -> None:
+    """Do nothing. A fork may still read tensors in shared memory."""
 
 
 def _is_compiled() -> bool:

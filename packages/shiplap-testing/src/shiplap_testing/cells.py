@@ -1,0 +1,113 @@
+"""Run tests on the versions that are installed, and write what became of them into the table of the matrix.
+
+Usage: ``python -m shiplap_testing.cells PYTEST_ARGUMENT ...``, which ``nox -s matrix core oldest`` call.
+A *cell* of the table (``tests/matrix.json``) is one combination of torch, Python, NumPy, Triton, compiler and user. It
+counts outcomes by test file, so that several runs add up. A file that runs again replaces its counts, and is written
+when all of its tests have ended. Why a test fails on a version stands in ``EXPLAINED`` of ``tools/generate_docs.py``,
+which shows the table in ``docs/stability.md``.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from shiplap_testing.paths import REPOSITORY
+
+TABLE = REPOSITORY / "tests" / "matrix.json"
+KINDS = ("passed", "failed", "skipped")
+
+
+def installed_versions() -> dict[str, str]:
+    """Return what names a cell: versions, the compiler of ``CXX`` or of the path, and the rights of the user."""
+    compiler = shutil.which(os.environ.get("CXX") or "c++")
+    said = (
+        subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout if compiler else ""
+    )
+    kind, number = "Clang" if "clang" in said else "GCC", re.search(r"\d+\.\d+\.\d+", said)
+    try:
+        triton = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        triton = "none"
+    return {
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "triton": triton,
+        "compiler": f"{kind} {number[0]}" if number else "none",
+        "user": "root" if os.geteuid() == 0 else "a user without rights",
+        "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "CPU",
+    }
+
+
+class Cell:
+    """A plugin of pytest that counts outcomes by file, and writes them when the file is done."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Counter[str]] = {}
+        self.failed: dict[str, list[str]] = {}
+        self.versions = installed_versions()  # now: tests pretend to have others
+        self.stopped = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self.stopped:  # a test has caught the exception of `stop`
+            pytest.exit("ended from outside")
+        if report.when == "call" or report.outcome != "passed":
+            file = report.nodeid.partition("::")[0]
+            if file not in self.files:
+                self.write()
+            self.files.setdefault(file, Counter())[report.outcome] += 1
+            if report.failed:
+                self.failed.setdefault(file, []).append(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        if self.stopped:
+            self.files.popitem()
+        self.write()
+
+    def stop(self, *_: Any) -> None:
+        """End the run; the file whose tests have not all ended is not written."""
+        self.stopped = True
+        pytest.exit("ended from outside")
+
+    def write(self) -> None:
+        """Write the files so far into the cell of the installed versions."""
+        if not self.files:
+            return
+        key = self.versions
+        table = json.loads(TABLE.read_text("utf-8")) if TABLE.is_file() else []
+        cell: dict[str, Any] = next((row for row in table if row["versions"] == key), {"versions": key, "files": {}})
+        cell["date"], failures = datetime.now(UTC).strftime("%Y-%m-%d"), cell.get("failures", {})
+        for file, counts in self.files.items():
+            cell["files"][file] = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
+            failures = {**failures, file: self.failed.get(file, [])}
+        cell["files"] = dict(sorted(cell["files"].items()))
+        cell["failures"] = {file: failed for file, failed in sorted(failures.items()) if failed}
+        rows = [row for row in table if row["versions"] != key] + [cell]
+        rows.sort(key=lambda row: tuple(row["versions"].values()))
+        TABLE.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def main(arguments: list[str]) -> int:
+    """Run pytest with these arguments, and return its exit status."""
+    cell = Cell()
+    signal.signal(signal.SIGTERM, cell.stop)
+    return int(pytest.main(["-q", "-p", "no:cacheprovider", *arguments], plugins=[cell]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

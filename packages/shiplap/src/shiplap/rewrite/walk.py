@@ -1,0 +1,59 @@
+"""Walks over the nodes of a graph, and the computation of single nodes on given values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+T = TypeVar("T", bound=Hashable)
+
+
+def walk_from(starts: Iterable[T], step: Callable[[T], Iterable[T]]) -> Iterator[T]:
+    """Yield ``starts`` and everything that repeated ``step`` reaches from them, each once, depth first."""
+    stack = list(dict.fromkeys(starts))
+    seen = set(stack)
+    while stack:
+        at = stack.pop()
+        yield at
+        for near in step(at):
+            if near not in seen:
+                seen.add(near)
+                stack.append(near)
+
+
+def inputs_of(node: Node) -> list[Node]:
+    """Return the nodes that ``node`` reads: the step of a walk up."""
+    return node.all_input_nodes
+
+
+def users_of(node: Node) -> Iterable[Node]:
+    """Return the nodes that read ``node``: the step of a walk down."""
+    return node.users
+
+
+def without_other_readers(nodes: Sequence[Node], out: Node) -> list[Node]:
+    """Return ``out`` and those of ``nodes`` that no node outside reads: a cast may serve a residual as well."""
+    inside = {*nodes, out}
+    # Removing one node may give another an outside reader, so the set shrinks until it is stable.
+    changed = True
+    while changed:
+        kept = {n for n in inside if n is out or all(u in inside for u in n.users)}
+        changed, inside = kept != inside, kept
+    return [n for n in nodes if n in inside]
+
+
+def run_call(node: Node, value_of: Callable[[Node], Any]) -> Any:
+    """Return the result of the call of ``node`` on the values of the nodes that it reads."""
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    target: Any = node.target
+    return target(*args, **kwargs)
+
+
+def as_list(results: Any) -> list[Any]:
+    """Return what a function returns as a list: a single result is its only element."""
+    return list(results) if isinstance(results, (list, tuple)) else [results]

@@ -1,0 +1,76 @@
+"""Whether an error in a sandboxed process tells of something that the machine lacks, which is nobody's fault."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import threading
+from pathlib import Path
+
+from shiplap.sandbox.landlock import MAX_FILES
+from shiplap.sandbox.supervisor import SandboxedProcess
+
+FREE_NAMES = 64  # a disk with fewer is full, unless it does not count them
+LACK_TEXTS = {
+    errno.EMFILE: "Too many open files(?! in system)",
+    errno.ENFILE: "Too many open files in system",
+    errno.ENOMEM: r"MemoryError|bad_alloc|[Nn]ot enough memory|[Cc]an(no|')?t allocate memory",
+    errno.ENOSPC: "No space left on device",
+    errno.EDQUOT: "Disk quota exceeded",
+    errno.EFBIG: "File too large",
+    errno.EAGAIN: "can't start new thread|Resource temporarily unavailable",
+}
+"""The texts of errors that tell of a lack."""
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that a new process could use: those of the machine, and below its own limits."""
+    left = [
+        int(line.split()[1]) << 10
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemAvailable:")
+    ]
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return min([*left, *(limit for limit in limits if limit != resource.RLIM_INFINITY), 1 << 62])
+
+
+def is_lack(e: Exception) -> bool:
+    """Return whether an error of this process tells of a lack."""
+    return isinstance(e, MemoryError) or any(re.search(text, str(e)) for text in LACK_TEXTS.values())
+
+
+def _is_short_of(kind: int, wanted: int) -> bool:
+    """Return whether this program, and so each process that it starts, is allowed less than ``wanted``."""
+    most = resource.getrlimit(kind)[1]
+    return most != resource.RLIM_INFINITY and most < wanted
+
+
+def _starts_no_thread() -> bool:
+    """Return whether this process cannot start a thread."""
+    try:
+        threading.Thread(target=int).start()
+    except RuntimeError:
+        return True
+    return False
+
+
+def find_lack(text: str, process: SandboxedProcess) -> str:
+    """Return what the machine lacks if that explains an error of the process, or an empty text.
+
+    It explains nothing if the process may use, and gets, what a sandboxed process may.
+    """
+    disk, bounds = os.statvfs(process.launcher.folder), process.bounds
+    full = disk.f_files > 0 and disk.f_favail < FREE_NAMES
+    lacks = {
+        errno.EMFILE: lambda: _is_short_of(resource.RLIMIT_NOFILE, MAX_FILES),
+        errno.ENFILE: lambda: True,
+        errno.ENOMEM: lambda: available_memory() < bounds.memory,
+        errno.ENOSPC: lambda: full or disk.f_bavail * disk.f_frsize < bounds.file_size,
+        errno.EDQUOT: lambda: True,
+        errno.EFBIG: lambda: _is_short_of(resource.RLIMIT_FSIZE, bounds.file_size),
+        errno.EAGAIN: _starts_no_thread,
+    }
+    found = (code for code, holds in lacks.items() if re.search(LACK_TEXTS[code], text) and holds())
+    return next((f"{os.strerror(code)}: {text}" for code in found), "")

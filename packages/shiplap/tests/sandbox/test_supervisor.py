@@ -1,0 +1,336 @@
+"""What the eighth attack tried from inside of a sandboxed process, and what a lack of the machine looks like."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from shiplap.sampling.compare import Difference
+from shiplap.sandbox import candidate, supervisor
+from shiplap.sandbox.arguments import ArgumentArena
+from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MachineLack, TargetProcess
+from shiplap.sandbox.forked_launcher import _forget_secrets, _make_memory_private
+from shiplap.sandbox.protocol import Heartbeat, Inspect, LoadTarget
+from shiplap.sandbox.supervisor import Bounds, SandboxLauncher
+
+HEAD = """
+import os, sys, time
+import torch
+child = sys.modules["shiplap.sandbox.child"]
+"""
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    with SandboxLauncher() as made:
+        yield made
+
+
+@pytest.fixture
+def load(launcher, tmp_path):
+    """A candidate in its process, by its source."""
+    prisoners = []
+
+    def loaded(text: str, seconds: float = 20.0) -> TargetProcess:
+        (tmp_path / "it.py").write_text(HEAD + text)
+        prisoners.append(launcher.start([str(tmp_path)], Bounds(seconds=seconds)))
+        made = TargetProcess(prisoners[-1])
+        made.load(LoadTarget(str(tmp_path / "it.py"), ["candidate"], "function", [], 1), ArgumentArena())
+        return made
+
+    yield loaded
+    for prisoner in prisoners:
+        prisoner.kill()
+
+
+def called(witness: TargetProcess, *args: torch.Tensor, like: list[torch.Tensor] | None = None):
+    return witness.call(args, ExpectedEffects(like or [torch.empty(4)], lambda got: Difference()))
+
+
+def test_what_linux_does_for_a_process_after_its_answer_counts(load) -> None:
+    witness = load("""
+usual, block = child.send_message, b"x" * (64 << 20)
+def send(connection, data, handles=()):
+    usual(connection, data, handles)
+    os.pwrite(file, block, 0)  # it cannot be stopped before it has returned
+def candidate(x):
+    global file
+    file = os.open("copied", os.O_CREAT | os.O_RDWR)
+    child.send_message = send
+    return x + 1
+""")
+    # No memory takes 64 MiB faster. A process that lost its processor to this one copies in the next call.
+    assert max(called(witness, torch.ones(4)).wall for _ in range(4)) > 4e-3
+
+
+def test_nobody_declines_arguments_that_the_judge_gives(load) -> None:
+    witness = load("""
+def candidate(x):
+    raise child.ArgumentsDeclined("not these")
+""")
+    with pytest.raises(CandidateError, match="declines arguments") as caught:
+        called(witness, torch.ones(4))
+    assert caught.value.check == "answer"
+
+
+def test_who_is_killed_from_outside_is_not_blamed(load) -> None:
+    witness = load("""
+def candidate(x):
+    time.sleep(15)
+""")
+    threading.Timer(0.2, os.kill, (witness.prisoner.pid, signal.SIGKILL)).start()
+    with pytest.raises(MachineLack, match="killed from outside"):
+        called(witness, torch.ones(4))
+
+
+def test_who_ends_itself_is_blamed(load) -> None:
+    witness = load("""
+def candidate(x):
+    try:
+        os.kill(os.getpid(), 9)
+    except PermissionError:
+        os._exit(3)
+""")
+    with pytest.raises(CandidateError, match="exit status 3") as caught:
+        called(witness, torch.ones(4))
+    assert caught.value.check == "process"
+
+
+@pytest.mark.parametrize(
+    ("error", "lacks"),
+    [
+        ("OSError(23, os.strerror(23))", True),  # ENFILE: of the whole machine
+        ("OSError(24, os.strerror(24))", False),  # EMFILE: this program may open more than the process
+        ("MemoryError()", False),  # with memory left, it asks for too much
+        ("OSError(28, os.strerror(28))", False),
+        ("ValueError('no')", False),
+    ],
+)
+def test_an_error_is_a_lack_if_the_machine_has_no_more(load, monkeypatch, error: str, lacks: bool) -> None:
+    from shiplap.sandbox import machine_lack
+
+    monkeypatch.setattr(machine_lack, "available_memory", lambda: 1 << 50)
+    witness = load(f"""
+def candidate(x):
+    raise {error}
+""")
+    object.__setattr__(witness.prisoner.bounds, "file_size", 1)
+    with pytest.raises(CandidateError) as caught:
+        called(witness, torch.ones(4))
+    assert isinstance(caught.value, MachineLack) is lacks
+    monkeypatch.setattr(machine_lack, "available_memory", lambda: 1 << 20)
+    if error == "MemoryError()":
+        with pytest.raises(MachineLack, match="Cannot allocate memory"):
+            called(witness, torch.ones(4))
+
+
+def test_who_has_used_up_its_files_is_blamed(load) -> None:
+    witness = load("""
+held = []
+def candidate(x):
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+""")
+    with pytest.raises(CandidateError, match="Too many open files") as caught:
+        called(witness, torch.ones(4))
+    assert caught.value.check == "raised"
+
+
+def test_calls_whose_results_are_kept_hold_no_files(load) -> None:
+    witness = load("""
+def candidate(x):
+    return x + 1
+""")
+
+    def files() -> int:
+        return len(os.listdir(f"/proc/{witness.prisoner.pid}/fd"))
+
+    called(witness, torch.ones(4))
+    before = files()
+    for _ in range(50):
+        called(witness, torch.ones(4))
+    assert witness.kept[0] > 40
+    assert files() == before
+
+
+def test_memory_of_arguments_is_given_back(load) -> None:
+    witness = load("""
+def candidate(x):
+    return x[:4] + 1
+""")
+    for _ in range(30):
+        called(witness, torch.ones(1 << 20))
+    mapped = Path(f"/proc/{witness.prisoner.pid}/maps").read_text().count("memfd:arguments")
+    assert 1 <= mapped <= 20  # those of 64 MiB
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "if os.fork() == 0: os._exit(0)",
+        "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+        """if (pid := os.fork()) == 0:
+            if os.fork() == 0: time.sleep(0.01)
+            os._exit(0)
+        os.waitpid(pid, 0)""",
+    ],
+)
+def test_threads_and_processes_that_have_ended_are_counted(load, monkeypatch, how: str) -> None:
+    monkeypatch.setattr(supervisor, "MAX_TASKS", 40)
+    witness = load(f"""
+import threading
+def candidate(x):
+    for _ in range(60):
+        {how}
+    time.sleep(9)
+""")
+    with pytest.raises(CandidateError, match="more than 40 threads and processes"):
+        called(witness, torch.ones(4))
+
+
+def test_who_does_not_read_is_ended(load) -> None:
+    witness = load(
+        """
+def candidate(x):
+    child.receive_message = lambda *args, **kwargs: time.sleep(60)
+    return x + 1
+""",
+        seconds=1.0,
+    )
+    called(witness, torch.ones(4))
+    long = LoadTarget("it", ["candidate"], "function", ["x" * 4096] * 200, 1)
+    ended: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            witness.request(long)
+        except Exception as e:
+            ended.append(e)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert [type(e) for e in ended] == [CandidateError]
+
+
+def test_padding_of_all_results_is_limited_together(load, monkeypatch) -> None:
+    monkeypatch.setattr(candidate, "MAX_PADDED_BYTES", 1 << 20)
+    witness = load("""
+def candidate(x):
+    return [torch.empty(1 << 18)[::64] for _ in range(3)]
+""")
+    like = [torch.empty(1 << 12)] * 3
+    with pytest.raises(CandidateError, match="result 1: strides"):
+        called(witness, torch.ones(4), like=like)
+
+
+def test_nobody_changes_the_length_of_a_heartbeat() -> None:
+    beat = Heartbeat()
+    for size in (0, 1 << 20):
+        with pytest.raises(PermissionError):
+            os.ftruncate(beat.handle, size)
+    os.close(beat.handle)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from shiplap.sandbox.arguments import ArgumentArena
+from shiplap.sandbox.candidate import TargetProcess
+from shiplap.sandbox.protocol import LoadTarget
+from shiplap.sandbox.supervisor import SandboxLauncher
+launcher = SandboxLauncher()
+witness = TargetProcess(launcher.start([sys.argv[1]]))
+print(launcher.folder, launcher.pid, witness.prisoner.pid, flush=True)
+witness.load(LoadTarget(sys.argv[1] + "/it.py", ["candidate"], "function", [], 1), ArgumentArena())
+"""
+
+
+def test_nothing_stays_after_the_supervisor_was_killed(tmp_path) -> None:
+    (tmp_path / "it.py").write_text(
+        HEAD
+        + """
+if os.fork() == 0:
+    if os.fork() == 0:
+        open("alive", "w").write(str(os.getpid()))
+    time.sleep(60)
+time.sleep(60)
+"""
+    )
+    run = subprocess.Popen([sys.executable, "-P", "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    folder, *pids = run.stdout.readline().split()
+    ends = time.monotonic() + 60
+    while not (told := next(Path(folder).glob("*/alive"), None)) or not told.read_text():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    pids.append(told.read_text())
+    run.kill()
+    run.wait()
+    while any(_lives(pid) for pid in pids) or os.path.exists(folder):
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def _lives(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_fork_does_not_write_what_the_program_has_mapped(tmp_path) -> None:
+    file, mapped = tmp_path / "weights", []
+    file.write_bytes(b"a" * 8192)
+    for flags in (os.O_RDWR, os.O_RDONLY):
+        handle = os.open(file, flags)
+        mapped.append(mmap.mmap(handle, 8192, mmap.MAP_SHARED, mmap.PROT_READ | (flags & os.O_RDWR)))
+        os.close(handle)
+    (tmp_path / "gone").write_bytes(b"c" * 4096)
+    handle = os.open(tmp_path / "gone", os.O_RDWR)
+    gone = mmap.mmap(handle, 4096)
+    os.unlink(tmp_path / "gone")
+    shared = mmap.mmap(-1, 4096)
+    shared[:1] = b"b"
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            _make_memory_private()
+            kept = mapped[0][:2] + mapped[1][:1] + shared[:1] + gone[:1]
+            mapped[0][:1] = shared[:1] = gone[:1] = b"!"
+            status = int(kept + mapped[0][:1] + shared[:1] != b"aaabc!!")
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (file.read_bytes()[:1], mapped[0][:1], shared[:1], os.pread(handle, 1, 0)) == (b"a", b"a", b"b", b"c")
+    os.close(handle)
+
+
+def test_a_fork_has_no_secret_in_the_memory_of_its_environment() -> None:
+    code = """
+import os
+from shiplap.sandbox.forked_launcher import _forget_secrets
+_forget_secrets()
+shown = open("/proc/self/environ").read()
+print("hidden-value" in shown, "plain-value" in shown, "MY_TOKEN" in os.environ)
+"""
+    assert _forget_secrets is not None
+    variables = {**os.environ, "MY_TOKEN": "hidden-value", "MY_NAME": "plain-value"}
+    run = subprocess.run([sys.executable, "-P", "-c", code], env=variables, capture_output=True, text=True, timeout=60)
+    assert run.stdout.split() == ["False", "True", "False"], run.stderr
+
+
+def test_memory_runs_out_for_a_sandboxed_process_first(load) -> None:
+    witness = load("def candidate(x): return x")
+    assert Path(f"/proc/{witness.prisoner.pid}/oom_score_adj").read_text().strip() == "1000"
+    witness.request(Inspect())
