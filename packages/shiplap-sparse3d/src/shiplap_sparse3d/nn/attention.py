@@ -65,13 +65,16 @@ class SparseAttention(SparseModule):
             raise other_channels("SparseAttention", x.feats, self.channels, "channels")
         slots, patches = self._slots(x)
         size, heads = self.patch_size, self.num_heads
-        rows = x.feats.new_zeros(patches * size, self.channels).index_copy(0, slots, x.feats)
-        held = torch.zeros(patches * size, dtype=torch.bool, device=slots.device).index_fill(0, slots, True)
-        held = held.view(patches, 1, 1, size)
+        # By patch and place: of a view of all places a graph does not know that the patches divide their number.
+        place = slots // size, slots % size
+        made = self.qkv(x.feats)
+        rows = made.new_zeros(patches, size, made.shape[1]).index_put(place, made)
+        held = torch.zeros(patches, size, dtype=torch.bool, device=slots.device)
+        held = held.index_put(place, torch.ones((), dtype=torch.bool, device=slots.device))[:, None, None]
         # An empty patch attends to its zeros: a softmax over nothing would be NaN.
         mask = held | ~held.any(3, keepdim=True)
-        q, k, v = self.qkv(rows).view(patches, size, 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        out = scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).reshape(patches * size, self.channels)
+        q, k, v = rows.unflatten(2, (3, heads, self.channels // heads)).permute(2, 0, 3, 1, 4).unbind(0)
+        out = scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2).flatten(0, 1)
         return x.replace(torch.where(x.is_voxel, self.proj(out.index_select(0, slots)), 0))
 
     def _slots(self, x: SparseTensor) -> tuple[Tensor, int]:
