@@ -27,7 +27,7 @@ from _record import record, write
 
 import shiplap_sparse3d as sparse3d
 from shiplap.inductor import switches
-from shiplap_sparse3d import ops
+from shiplap_sparse3d import ops, planning
 
 SOURCES = [
     "benchmarks/sparse3d_gpu.py",
@@ -320,6 +320,8 @@ def main() -> None:
     parser.add_argument("--skip-fused", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    for op in (ops.conv, ops.conv_weight_grad, ops.out_coords, planning.subm_plan, planning.conv_plan):
+        op.build()  # as the wheels have it
     began, rate = time.monotonic(), dense_rate()
     print(f"dense: {rate / 1e12:.0f} TFLOP/s", flush=True)
     rows: list[dict[str, Any]] = []
