@@ -251,6 +251,8 @@ def trace_network(network: nn.Module, project: str, example: Sequence[Tensor], b
     Numbers that the network reads from its tensors are those of the example in every call. Raises SL840 with the reason
     of the network or of torch, and where the program differs from the network for some of the example's voxels.
     """
+    from shiplap.plugin_api.exporting import computed_sizes_unguarded
+
     rows = torch.export.Dim("voxels", min=2, max=most)
     module = Deployed(network.eval(), project, batch_size).eval()
     with torch.no_grad():
@@ -270,7 +272,9 @@ def trace_network(network: nn.Module, project: str, example: Sequence[Tensor], b
             ) from e
         try:
             module.numbers = read.numbers
-            program = torch.export.export(module, tuple(example), dynamic_shapes=({0: rows}, {0: rows}), strict=False)
+            with computed_sizes_unguarded():
+                shapes = {0: rows}, {0: rows}
+                program = torch.export.export(module, tuple(example), dynamic_shapes=shapes, strict=False)
         except Exception as e:
             lines = [line for line in str(e).splitlines() if line.strip()]
             raise error(

@@ -12,6 +12,7 @@ import shiplap_sparse3d as sparse3d
 import shiplap_sparse3d.spconv as spconv
 from shiplap.packaging import package_model
 from shiplap.plugin_api.containers import leaves
+from shiplap.plugin_api.exporting import computed_sizes_unguarded
 from shiplap_sparse3d.demo.model import GroundNet
 from shiplap_sparse3d.demo.tiles import POINT_FEATURES, VOXEL_FEATURES
 from shiplap_sparse3d.export import FixedNumbers
@@ -130,7 +131,7 @@ def exported_specimen(specimen: Specimen, device: str = "cpu", rows: int = 90) -
     tensors = tuple([a for a in args if isinstance(a, Tensor)])
     any_rows = torch.export.Dim("rows", min=2, max=1000)
     shapes = (tuple([{0: any_rows} if len(t) == rows else None for t in tensors]),)
-    with torch.no_grad():
+    with torch.no_grad(), computed_sizes_unguarded():
         return fixed, torch.export.export(fixed, tensors, dynamic_shapes=shapes, strict=False)
 
 

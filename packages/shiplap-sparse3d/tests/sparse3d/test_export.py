@@ -13,6 +13,7 @@ from torch._subclasses import FakeTensorMode
 import shiplap as sl
 import shiplap_sparse3d as sparse3d
 from shiplap.kernels.native.deploy import deploy
+from shiplap.plugin_api.exporting import computed_sizes_unguarded
 from shiplap_sparse3d import bounded, ops, planning
 from shiplap_testing import forked
 from shiplap_testing.deployed import need_packages
@@ -232,3 +233,24 @@ def test_what_python_runs_is_refused_by_a_package(call, device, refused):
   expected a template or a C ABI kernel
   fix      declare one C ABI kernel or a template for the device, or pass the op's result to the program as an input"""
     )
+
+
+def test_sorted_tables_are_exported_for_two_voxels_and_for_many():
+    """A number for every 64 voxels: torch would guard that there is more than one, which a range from 2 on refuses."""
+
+    class Planned(nn.Module):
+        def forward(self, coords):
+            return planning.subm_plan(coords, list(GRID), [3] * 3, [1] * 3, 2)
+
+    def coords(n):
+        return scene(n, GRID, 5).coords
+
+    rows = torch.export.Dim("rows", min=2, max=1000)
+    with pytest.raises(torch._dynamo.exc.UserError, match="Constraints violated"):
+        torch.export.export(Planned(), (coords(90),), dynamic_shapes=({0: rows},))
+    with computed_sizes_unguarded():
+        program = torch.export.export(Planned(), (coords(90),), dynamic_shapes=({0: rows},)).module()
+    for n in (2, 64, 65, 300):
+        given = coords(n)
+        for got, want in zip(program(given), Planned()(given), strict=True):
+            assert torch.equal(got, want), n

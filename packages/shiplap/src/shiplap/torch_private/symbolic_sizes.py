@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import islice, product
 from typing import Any
 from unittest import mock
@@ -219,10 +219,22 @@ def _with_concrete_sizes(arg: Any, values: dict[Any, int]) -> Any:
     return arg
 
 
+def computed_sizes_unguarded() -> AbstractContextManager[None]:
+    """While this lasts, ``torch.export`` adds no guard that a size which is computed from others is not 1.
+
+    Torch tells by such a guard whether a result is contiguous. It contradicts a range of sizes from 2 on where a result
+    has, say, a number for every 64 rows.
+    """
+    from torch.fx.experimental import _config
+
+    context: AbstractContextManager[None] = _config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    return context
+
+
 @contextmanager
 def sizes_from_zero() -> Iterator[None]:
     """While this lasts, ``torch.export`` takes a size that varies for 0 or more, where it otherwise takes 2 or more."""
-    from torch.fx.experimental import _config, symbolic_shapes
+    from torch.fx.experimental import symbolic_shapes
     from torch.utils._sympy.symbol import SymT
 
     make: Any = symbolic_shapes.make_symbol  # type: ignore[attr-defined]
@@ -233,10 +245,7 @@ def sizes_from_zero() -> Iterator[None]:
             facts = {**facts, "positive": None, "nonnegative": True}
         return make(kind, number, **facts)
 
-    with (
-        _config.patch(backed_size_oblivious=True),  # type: ignore[attr-defined]
-        mock.patch.object(symbolic_shapes, "make_symbol", make_from_zero),
-    ):
+    with computed_sizes_unguarded(), mock.patch.object(symbolic_shapes, "make_symbol", make_from_zero):
         yield
 
 
