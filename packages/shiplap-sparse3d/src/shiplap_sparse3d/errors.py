@@ -88,10 +88,10 @@ register_errors(
             "SL828",
             "a Dask worker cannot run the survey",
             (
-                "Every worker must have the versions of the client, the modules of the model and the files of the "
-                "survey, or its classes would not be those of the client."
+                "Each worker needs the package versions of the client, the modules of the model and the files of the "
+                "survey. Otherwise it would load other classes or other data."
             ),
-            "correct what 'got' names on the workers, and run the same command again; finished tiles are kept",
+            "put on the workers what 'got' names, and run the same command again; finished tiles are kept",
         ),
     ],
 )

@@ -76,7 +76,7 @@ register(
             "SL210",
             "a mutated tensor overlaps itself",
             "Two elements of the tensor share memory, so a write to it has no defined result.",
-            "pass .clone()",
+            "pass x.clone(), and read the result from the clone; x itself stays as it was",
         ),
         (
             "SL211",
@@ -103,7 +103,7 @@ register(
                 "A C kernel identifies a dtype by its DLPack code. A dtype without a code of its own would be "
                 "mistaken for another dtype."
             ),
-            "convert the tensor with .to(dtype), or view its bytes as torch.uint8",
+            "convert the tensor to a dtype with a DLPack code, such as torch.float32, or view its bytes as torch.uint8",
         ),
         (
             "SL215",

@@ -132,16 +132,16 @@ register(
         ),
         (
             "SL116",
-            "the kernel configs are not valid",
-            "A config gives a value to each compile-time parameter of a kernel.",
-            'give configs=[{"BLOCK": 64}, ...] with names that are keywords of the kernel',
+            "the kernel has no valid config",
+            "A config gives a value to each compile-time parameter. At least one config must fit the sizes of the call.",
+            'give configs=[{"BLOCK": 64}, ...] with keywords of the kernel, one of which fits every size',
         ),
         (
             "SL117",
             "calls cannot be joined along this dim",
             (
-                "Shiplap joins several calls into one by concatenating every tensor that has the dim. Each of these "
-                "tensors must have the dim as an axis of its own."
+                "Shiplap joins several calls into one by concatenating tensors along this dim. Each argument that has "
+                "the dim, and every output, must have it as one whole axis."
             ),
             "name a dim that is one whole axis of an argument and of every output",
         ),
@@ -264,9 +264,9 @@ register(
         ),
         (
             "SL140",
-            "no declaration has this keyword",
-            "A misspelt keyword would leave the op without what it was to declare.",
-            "use a keyword under 'expected'",
+            "the declaration has an unknown keyword",
+            "Shiplap would ignore a misspelt keyword, and the op would lack that property.",
+            "use one of the keywords under 'expected'",
         ),
         (
             "SL142",

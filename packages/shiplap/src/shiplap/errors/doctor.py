@@ -27,8 +27,8 @@ register(
         (
             "SL703",
             "the program cannot be run in a scratch copy",
-            "Remedies are tried in a copy of the program's folder, which Python runs as a script or as a module.",
-            "start it as: shiplap doctor --try -- python script.py, in the folder of the program",
+            "The doctor tries remedies in a copy of the program's folder. It starts a script or a module there.",
+            "in the program's folder, run: shiplap doctor --try -- python script.py (or: python -m module)",
         ),
         (
             "SL704",

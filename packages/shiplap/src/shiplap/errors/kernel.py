@@ -58,12 +58,12 @@ register(
             "SL313",
             "the gradient of the op cannot be differentiated again",
             (
-                "A second derivative goes through the operations of the backward. Where autograd does not record one "
-                "of them, or a saved value is a constant for it, the result would be wrong without a word."
+                "A second derivative differentiates the backward. Autograd does not record one of its operations, or "
+                "takes a saved value for a constant. The second derivative would be wrong, with no error."
             ),
             (
-                "write the backward in operations that autograd records; declare once_differentiable=True where first "
-                "derivatives are enough, or once_differentiable=False where the second is right nevertheless"
+                "write the backward in operations that autograd records; or declare once_differentiable=True to refuse "
+                "second derivatives; or once_differentiable=False if they are known to be right"
             ),
         ),
         (

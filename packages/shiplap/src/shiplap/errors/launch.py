@@ -26,10 +26,11 @@ register(
         ),
         (
             "SL620",
-            "the op has no compiled Triton kernels to carry along",
-            "A program without Python cannot compile, so its library carries every form that its calls need.",
-            "call shiplap.kernels.triton.compile_ahead(op, calls, architectures=(90,)) with arguments like those of "
-            "the program",
+            "no Triton kernel of the op is compiled for the package",
+            "A program without Python cannot compile Triton kernels. Its library has one for each dtype and layout of "
+            "its calls.",
+            "call shiplap.kernels.triton.compile_ahead(op, calls, architectures=(90,)) with the architecture of the "
+            "program's GPU, and with arguments like those of the program",
         ),
     ],
 )

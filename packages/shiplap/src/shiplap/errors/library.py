@@ -58,8 +58,9 @@ register(
             "SL410",
             "the machine lacks what the native binding needs",
             (
-                "Memory, disk space, files or processes ran out while the binding was compiled or loaded, or the"
-                " compiler was ended. This says nothing about the kernel. Calls go through the slower Python binding."
+                "The machine ran out of memory, disk space, open files or processes while the binding was compiled or "
+                "loaded, or the system killed the compiler. The kernel is not at fault. Calls use the slower Python "
+                "binding."
             ),
             "free what 'got' names, or raise its limit, and build again; SHIPLAP_NATIVE=0 keeps the Python binding",
         ),
