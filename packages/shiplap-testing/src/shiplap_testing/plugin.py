@@ -157,8 +157,8 @@ def fresh_graphs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.fixture(autouse=True)
-def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notice comes once per process; each test counts as one, whatever ran before it in the worker."""
+def forget_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the notices given so far, so that each test gets those that come once per process."""
     from shiplap.errors import base
 
     monkeypatch.setattr(base, "_announced", set())

@@ -126,7 +126,7 @@ class Check:
 
     @property
     def own_limits(self) -> dict[str, float]:
-        """The limits of a child that an event of this check sets: those that differ from the limits of the audit."""
+        """The limits that this check sets for its child process where they differ from those of the audit."""
         limits = {"patience": self.patience, "quiet": self.quiet}
         return {name: seconds for name, seconds in limits.items() if seconds}
 

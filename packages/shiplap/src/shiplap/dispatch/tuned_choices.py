@@ -218,7 +218,11 @@ def find_choice(op: OpState, call: Binding) -> Kernel | MissingChoice | None:
     if isinstance(choice, UnprovenChoice):
         choice = choice.variant_for_call(op, call)
     if isinstance(choice, MissingChoice):
-        return _choice_absent(op, device, op.rule.key(call)) if frozen and has_tunable_kernels(op, device) else choice
+        return (
+            _report_missing_choice(op, device, op.rule.key(call))
+            if frozen and has_tunable_kernels(op, device)
+            else choice
+        )
     if choice is not None and (reason := choice.why_refused(call)):
         notice(f"chosen {op.spec.name} {key}", f"{op.spec.name}: the chosen kernel does not take this call ({reason})")
         return MISSING_CHOICE
@@ -231,7 +235,7 @@ def has_tunable_kernels(op: OpState, device: str) -> bool:
     return len(kernels) > 1 or any(k.space is not None for k in kernels)
 
 
-def _choice_absent(op: OpState, device: str, key: Key) -> MissingChoice:
+def _report_missing_choice(op: OpState, device: str, key: Key) -> MissingChoice:
     """Give a notice that a frozen table has no choice, or raise SL607 in strict mode."""
     wanted = f"{op.spec.name} {op.rule.text(key)} on {device}"
     if settings().strict:

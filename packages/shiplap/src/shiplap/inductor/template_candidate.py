@@ -99,7 +99,7 @@ class TemplateCandidate(Candidate):
         if self._run is None:
             self.precompile(args)
             self._run = inductor_templates.run_function(self._choice, inputs, out, {})
-        return self._launched(self._run, inputs, out)
+        return self._make_launcher(self._run, inputs, out)
 
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
         """Return a run of the same kernel on ``args`` of other sizes, as the compiled graph may call it, in memory of
@@ -110,9 +110,9 @@ class TemplateCandidate(Candidate):
             self.precompile(args)
         inputs, out = self._inputs(args, sizes, _fresh_memory), self._output(sizes)
         _poison_output(out)
-        return self._launched(inductor_templates.run_function(self._choice, inputs, out, sizes), inputs, out)
+        return self._make_launcher(inductor_templates.run_function(self._choice, inputs, out, sizes), inputs, out)
 
-    def _launched(self, run: Any, inputs: list[Tensor], out: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    def _make_launcher(self, run: Any, inputs: list[Tensor], out: Tensor) -> Callable[[], tuple[Tensor, ...]]:
         """Return a function that launches the compiled kernel into ``out``, and keeps the inputs alive."""
 
         def call(_alive: list[Tensor] = inputs) -> tuple[Tensor, ...]:  # a C++ kernel was given their addresses only

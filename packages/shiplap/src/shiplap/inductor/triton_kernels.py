@@ -24,7 +24,7 @@ def is_single_launch(op: Op) -> bool:
 
 def lower_triton_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
     """Lower one call of ``op``: to the kernel itself if that is enabled and possible, else to a call."""
-    if inductor_lowering.user_kernels_fuse() and inductor_lowering.compiling_code():
+    if inductor_lowering.user_kernels_fuse() and inductor_lowering.emits_python_wrapper():
         made = _launch_node(op, args, kwargs)
         if made is not None:
             return made

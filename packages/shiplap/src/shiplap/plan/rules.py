@@ -229,7 +229,7 @@ def computed_size(at: TensorPlace, axis: int, source: str, wanted: Expression) -
 
 
 def same_variadic_dims(at: TensorPlace, name: str) -> tuple[ArgumentRule, ArgumentRule]:
-    """A variadic dim that an earlier argument has set is as many dims, and these have the same sizes.
+    """Return the rules that a variadic dim has the number and the sizes of dims that an earlier argument set.
 
     The sizes of this argument are the variable ``spread_<argument>``.
     """

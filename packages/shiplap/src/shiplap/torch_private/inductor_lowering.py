@@ -523,8 +523,8 @@ def user_kernels_fuse() -> bool:
     return hasattr(config, FLAG) and bool(config.epilogue_fusion_user_defined_triton_kernel)
 
 
-def compiling_code() -> bool:
-    """Return whether this graph becomes Python. A C++ wrapper or a package loads its launches in another way."""
+def emits_python_wrapper() -> bool:
+    """Whether Inductor writes a Python wrapper for this graph. A C++ wrapper or a package launches in another way."""
     return not V.graph.cpp_wrapper and not V.graph.aot_mode
 
 
