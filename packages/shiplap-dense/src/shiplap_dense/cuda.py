@@ -112,6 +112,7 @@ def _processor_count() -> int:
 
 
 def _bulk_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
+    """Return the configs of kernels with bulk loads, flat tiles where rows are few."""
     processors = _processor_count()
     # Flat tiles keep many programs busy where rows are few.
     listed = FLAT_BULK if sizes["m"] <= 256 else BULK

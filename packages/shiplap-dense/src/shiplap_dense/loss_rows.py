@@ -52,6 +52,7 @@ def _rows_kernel(
     GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Write the loss of each row, and its scaled gradient over its logits; report invalid targets."""
     at = tl.program_id(0).to(tl.int64)
     row, inside = logits + at * row_stride, tl.arange(0, BLOCK)
     wanted = tl.load(target + at)
@@ -135,6 +136,7 @@ def pass_over_rows(
 
 @triton.jit
 def _scale_kernel(values, factor, count, BLOCK: tl.constexpr):
+    """Multiply ``values`` in place by ``factor``, unless that is 1."""
     by = tl.load(factor).to(tl.float32)
     if by != 1:
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

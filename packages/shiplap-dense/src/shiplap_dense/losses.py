@@ -194,6 +194,7 @@ def _loss_scale(target: Tensor, reduction: str, ignore_index: int) -> Tensor:
 
 @linear_cross_entropy.backward(once_differentiable=True)
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
+    """Return the gradients that are asked for, computed from the inputs in another pass."""
     _, hidden, weight, bias = linear_cross_entropy_gradients(
         grad,
         saved.hidden,
@@ -214,6 +215,7 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
 
 @linear_cross_entropy_with_gradients.backward(once_differentiable=True, strided=True)
 def _(grads: tuple[Tensor, ...], saved: Any, needs: Any) -> dict[str, Tensor]:
+    """Return the saved gradients times that of the loss, scaled in place in the last backward."""
     # A second copy of the gradient of the weights would be most of the memory that the op saves. For the same reason
     # the backward is strided: contiguous zeros for the results without a gradient would be as large.
     scale = _scale_in_place if is_last_backward() else torch.mul
@@ -430,6 +432,7 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
 
 @linear_cross_entropy_with_gradients.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
+    """Return drawn tensors and the options of the loss, with every gradient asked for."""
     options = (sizes[name] for name in ("reduction", *NUMBERS))
     # The audit asks for every gradient, which is refused (SL303) where a flag says that it will not be asked for.
     return *_draw_tensors(rng, sizes, dtype, device), *options, 1, 1, 1, sizes["wide"]

@@ -28,6 +28,7 @@ mm.batches("m", "n")
 
 @mm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
+    """Return the gradients of ``a``, ``b`` and the bias of a matrix product."""
     gradients = {}
     if needs.a:
         gradients["a"] = mm(grad, saved.b.t())
@@ -49,6 +50,7 @@ bmm.batches("batch")
 
 @bmm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
+    """Return the gradients of both operands of a batched matrix product."""
     gradients = {}
     if needs.a:
         gradients["a"] = bmm(grad, saved.b.mT)
@@ -74,6 +76,7 @@ int8_mm.batches("m", "n")
 
 @int8_mm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
+    """Return the gradients of the activations, the scales and the bias; the 8-bit weights have none."""
     gradients = {}
     if needs.a:
         gradients["a"] = mm(grad * saved.scale, saved.weight.to(grad.dtype))
@@ -86,6 +89,7 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
 
 @int8_mm.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """Return activations, 8-bit weights, a scale for each output feature, and a bias."""
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
     a, bias = torch.randn(m, k, generator=rng), torch.randn(n, generator=rng)
     weight = torch.randint(-127, 128, (n, k), generator=rng, dtype=torch.int8)
@@ -108,6 +112,7 @@ def grouped_mm(a: Float[Tensor, "m k"], b: Float[Tensor, "g k n"], ends: Int32[T
 
 @grouped_mm.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """Return rows, a matrix for each group, and the ends of the groups among the rows."""
     m, k, n, g = sizes["m"], sizes["k"], sizes["n"], sizes["g"]
     a, b = torch.randn(m, k, generator=rng), torch.randn(g, k, n, generator=rng)
     ends = torch.randint(0, m + 1, (g,), generator=rng).sort().values.to(torch.int32)

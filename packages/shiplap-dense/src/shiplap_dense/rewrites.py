@@ -123,12 +123,14 @@ def _layer_norm(
     bias: Float[Tensor, "n"] | None,
     eps: float,
 ) -> Tensor:
+    """Return a layer norm over the last dim, followed by a linear layer."""
     return F.linear(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight, bias)
 
 
 def _layer_norm_product(
     x: Tensor, gain: Tensor, shift: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
+    """Return a layer norm over the last dim, followed by the declared matrix product."""
     return matmul(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight.t(), bias)
 
 
@@ -167,6 +169,7 @@ def int8_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
 
 
 def _few_rows(x: Tensor, **others: Any) -> bool | str:
+    """Whether the rows are few enough for the template to pay, or the reason against it."""
     # On the CPU the template is used for any number of rows.
     few = x.device.type != "cuda" or x.numel() <= FEW_ROWS * x.shape[-1]
     return few or f"more than {FEW_ROWS} rows: unpacking the weights costs less than the template loses to the library"

@@ -275,6 +275,7 @@ class Linear(nn.Linear):
                 parameter.fill_(1 if parameter is self.weight_scale else 0)
 
     def extra_repr(self) -> str:
+        """Return the sizes, pattern and mode of the layer as text, and whether its weight is packed."""
         form = "packed" if self.fresh else "not packed" if self.packed is None else "stale"
         form = f", {form}" if self.pattern.sparse else ""
         return (
@@ -331,6 +332,7 @@ class Linear(nn.Linear):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        """Load the weight and its scale in the layer's dtype, and pack the weight where torch loaded it."""
         # Collected apart: a weight that torch did not load must not be packed.
         errors: list[str] = []
         given, scale = state_dict.get(f"{prefix}weight"), state_dict.get(f"{prefix}weight_scale")
@@ -383,6 +385,7 @@ class _StraightThrough(torch.autograd.Function):
         pairs: int,
         layout: int,
     ) -> Tensor:
+        """Return the product of one layer in its mode."""
         return _layer_product(x, dense, packed, scale, bias, mode, pairs, layout)
 
     @staticmethod

@@ -80,6 +80,7 @@ class _SharedInput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        """Return a view of the input, and keep the group whose gradients are summed."""
         ctx.group = group
         # A new tensor object: autograd attaches the node to it.
         return x.view_as(x)

@@ -155,6 +155,7 @@ class Arithmetic(SummableTensor):
         return self.replace(out)
 
     def _broadcast_error(self, name: str, shapes: Sequence[tuple[int, ...]]) -> ShiplapError:
+        """Return SL202 for operands that do not broadcast against the features."""
         n, c = self.feats.shape
         return error(
             "SL202",
@@ -178,6 +179,7 @@ class Arithmetic(SummableTensor):
         return self._binary(torch.add, other, "+")
 
     def _binary(self, func: Callable[..., Tensor], other: Any, sign: str, *, swapped: bool = False) -> Any:
+        """Return ``func`` of the features and an operand, NotImplemented for an operand of another type."""
         if not isinstance(other, (Arithmetic, Tensor, *_OTHERS)):
             return NotImplemented
         rows = _rows_of(other, self, sign)

@@ -69,6 +69,7 @@ def _conv_tile_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
 
 
 def _accepts_tiles(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
+    """Whether the tiles of the convolution accept a call, or the reason against them."""
     if "order" in dtypes:
         return "a sorted table: those are for GPUs"
     if sizes["groups"] != 1:

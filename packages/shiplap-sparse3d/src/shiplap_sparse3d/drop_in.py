@@ -108,6 +108,7 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
 
 
 def _facade_modules(name: str) -> dict[str, ModuleType]:
+    """Return the modules of a facade, by the names under which programs import them."""
     modules: dict[str, ModuleType] = {}
     for alias, source in FACADES[name]:
         package = importlib.import_module(source)
@@ -126,6 +127,7 @@ def _facade_modules(name: str) -> dict[str, ModuleType]:
 
 
 def _drop_in_error(got: str) -> int:
+    """Print SL613 for a command line without a program, and return the exit status 2."""
     words = {"where": "python -m shiplap_sparse3d.drop_in", "got": got, "expected": "a program to run"}
     print(error("SL613", **words, fix="pass the path of a script, or -m and the name of a module"), file=sys.stderr)
     return 2

@@ -77,6 +77,7 @@ def trilinear_map(
 
 
 def _check_indices(op: str, indices: Tensor, rows: int) -> None:
+    """Raise SL211 for a row of indices with an entry outside of ``[-1, rows)``."""
     refuse_rows(
         op, ((indices < -1) | (indices >= rows)).any(1), "indices row {row} has an entry outside " + f"[-1, {rows})"
     )
@@ -126,6 +127,7 @@ def _weights_grad(outer: Tensor, inner: Tensor, indices: Tensor) -> Tensor:
 
 @indice_weighted_sum.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    """Return the gradients of the weighted sum: of the features and of the weights."""
     gradients = {}
     if needs.feats:
         gradients["feats"] = indice_weighted_sum_grad(grad, saved.indices, saved.weights, saved.feats.shape[0])
@@ -136,6 +138,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 
 @indice_weighted_sum_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    """Return the second gradients of the weighted sum: of its gradient and of the weights."""
     gradients = {}
     if needs.grad:
         gradients["grad"] = indice_weighted_sum(grad, saved.indices, saved.weights)

@@ -99,6 +99,7 @@ def table_full_error(op: str, capacity: int) -> sl.ShiplapError:
 
 
 def _look_up_keys(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Tensor:
+    """Return the value of each key in a hash table, -1 for a key that is not there."""
     order = table_keys.argsort()
     if order.numel() == 0:
         return keys.new_full(keys.shape, EMPTY, dtype=torch.int32)

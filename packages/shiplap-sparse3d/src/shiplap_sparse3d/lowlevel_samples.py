@@ -43,6 +43,7 @@ def _draw_values(rng: Generator, count: int, device: Any) -> Tensor:
 
 @hashing.hash_insert.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return a partly filled table, keys with repeats and padding, and a value for each."""
     keys = _distinct_keys(rng, sizes["t"])
     wanted = _with_repeats(rng, keys, sizes["m"]).to(device)
     return *_hash_table(rng, sizes["t"], keys, device), wanted, _draw_values(rng, sizes["m"], device)
@@ -155,6 +156,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @postprocess.masked_gemm_kernels.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return random codes with few bits set, a random order of the rows, and the size of a block."""
     codes = torch.randint(-(2**31), 2**31 - 1, (sizes["n"],), generator=rng, dtype=torch.int32)
     sparse = codes & torch.randint(-(2**31), 2**31 - 1, (sizes["n"],), generator=rng, dtype=torch.int32)
     return sparse.to(device), torch.randperm(sizes["n"], generator=rng).to(device), sizes["block"]

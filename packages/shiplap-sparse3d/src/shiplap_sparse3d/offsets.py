@@ -36,6 +36,7 @@ def _targets(rows: Tensor, offsets: Tensor, stride: Sequence[int]) -> Tensor:
 
 
 def _refuse_repeats(op: str, find: RowLookup, rows: int) -> None:
+    """Raise SL211 for a row of coordinates that occurs more than once."""
     twins = torch.zeros(rows, dtype=torch.bool, device=find.rows.device)
     twins[find.repeats()] = True
     refuse_rows(op, twins, "duplicate coordinates: row {row} occurs more than once")
@@ -63,6 +64,7 @@ def offset_table(
 
 
 def _offset_table(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
+    """Return ``int32 [m, k]``: the input row at each tap of each output, -1 where there is none."""
     find = RowLookup(coords)
     _refuse_repeats("offset_table", find, coords.shape[0])
     columns = [find(_targets(outputs, tap[None], stride)) for tap in offsets]
@@ -103,6 +105,7 @@ def offset_cells(
 def _offset_cells(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool = False
 ) -> Tensor:
+    """Return the distinct outputs within the bounds that an input reaches, in ascending order."""
     step, wide = torch.tensor(stride, device=coords.device), coords[coords[:, 0] != -1].long()[:, None]
     moved = wide * step + offsets.long() if transposed else wide - offsets.long()
     outputs = moved if transposed else torch.div(moved, step, rounding_mode="floor")

@@ -82,6 +82,7 @@ def segment_mean(
 
 @segment_mean.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    """Return the gradient of the mean: for each row an equal share of its segment's gradient."""
     # Each row has an equal share of the mean.
     share = grad.to(sum_dtype(grad.dtype)) / saved.counts.clamp_min(1)[:, None]
     return {"feats": share.to(grad.dtype)[saved.index.long()]} if needs.feats else {}
@@ -333,6 +334,7 @@ def _swap_channels(weight: Tensor, groups: int) -> Tensor:
 
 @conv.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    """Return the gradients of a convolution that are needed: of bias, weight and features."""
     gradients, here = {}, (saved.table, saved.order, saved.masks)
     groups, reflect, tf32 = saved.groups, saved.reflect, saved.tf32
     if needs.bias:  # what takes scratch comes before what stays: a sum over rows takes 132 MiB on an H200
@@ -357,6 +359,7 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 
 @conv_weight_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    """Return the second gradients of the weight: of the output's gradient and of the features."""
     table, gradients = by_output(saved.table, saved.order), {}
     options = {"groups": saved.groups, "reflect": saved.reflect, "tf32": saved.tf32}
     if needs.grad:

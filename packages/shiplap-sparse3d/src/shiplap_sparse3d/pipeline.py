@@ -83,6 +83,7 @@ class _StageModule(nn.Module):
         self.module, self.takes, self.last = module, takes, last
 
     def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Return the outputs of the module as tensors: features and coordinates, or plain tensors."""
         pairs = zip(self.takes, tensors[::2], tensors[1::2], strict=True)
         out = self.module(*(voxels.tensor(feats, coords) for voxels, feats, coords in pairs))
         made = tuple(_output_tensors(out if isinstance(out, (tuple, list)) else (out,), self.last))

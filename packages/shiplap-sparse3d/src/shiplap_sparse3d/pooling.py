@@ -92,6 +92,7 @@ def max_pool_grad(
 
 @max_pool_with_taps.backward
 def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    """Return the gradient of the maxima, added up at the input rows that won."""
     if not needs.feats:
         return {}
     back = saved.table_t if saved.table_t is not None else transpose_table(saved.table, saved.feats.shape[0])
@@ -100,6 +101,7 @@ def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespa
 
 @max_pool_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    """Return the second gradient: for each output, the one of the input row that won."""
     if not needs.grad:
         return {}
     if grad.shape[0] == 0 or saved.table_t.shape[1] == 0:
@@ -135,6 +137,7 @@ def _hits_per_row(table: Tensor, like: Tensor) -> Tensor:
 
 @sum_pool.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    """Return the gradient of the sum or mean, brought to the inputs by the transposed table."""
     if not needs.feats:
         return {}
     back = saved.table_t if saved.table_t is not None else transpose_table(saved.table, saved.feats.shape[0])
@@ -197,6 +200,7 @@ def global_max_pool(
 
 @global_max_pool.backward
 def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    """Return the gradient of the scenes' maxima, placed at the rows that won."""
     if not needs.feats:
         return {}
     grad, n = grads[0], saved.feats.shape[0]
@@ -229,6 +233,7 @@ def _rows_per_scene(scene: Tensor, batch_size: int, like: Tensor) -> Tensor:
 
 @global_sum_pool.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
+    """Return the gradient of the scenes' sums or means for each of their rows, zeros for padding."""
     if not needs.feats:
         return {}
     scene = saved.coords[:, 0].long()

@@ -37,6 +37,7 @@ def cells_in_use(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unravel_numbers(numbers: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Return the index along each axis for flat numbers of an array of these sizes."""
     columns = []
     for size in reversed(sizes):
         columns.append(numbers % size)

@@ -105,6 +105,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.segment_mean.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return rows, the segment of each row, and the number of rows in each segment."""
     segments = sizes["m"]
     # Without a segment no row can have an index.
     rows = sizes["n"] if segments else 0
@@ -115,6 +116,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.subm_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return voxels and their grid, and the kernel and dilation of a window."""
     grid = _choose_grid(sizes["n"])
     kernel, _, _, dilation = _draw_window(sizes)
     return _draw_voxels(rng, sizes["n"], grid, device), grid, kernel, dilation
@@ -164,6 +166,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @planning.subm_plan.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return voxels and their grid, a window, and the parts, run and scenes of the plan."""
     grid = _choose_grid(sizes["n"])
     kernel, _, _, dilation = _draw_window(sizes)
     parts = _choose_parts({**sizes, "k": math.prod(kernel)})
@@ -173,6 +176,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @planning.conv_plan.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return the arguments of a convolution's table, and the parts and run of its two plans."""
     sizes = {**sizes, "k": math.prod(_draw_window(sizes)[0])}
     back = _choose_parts(sizes, "parts_t") if sizes["parts_t"] else 0
     return *_conv_table_arguments(rng, sizes, device), _choose_parts(sizes), back, sizes["run"]
@@ -188,6 +192,7 @@ def _choose_channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:
 
 @ops.conv.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return tensors and options of a convolution, its tables sorted where no part of that is absent."""
     n, m, k = (sizes[name] for name in ("n", "m", "k"))
     groups, ci, co, cg = _choose_channels(sizes)
     table: Tensor = _draw_table(rng, m, n, k, device)
@@ -207,6 +212,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.conv_weight_grad.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return a gradient, features and a table, sorted with its blocks where no part of that is absent."""
     n, m, k = (sizes[name] for name in ("n", "m", "k"))
     groups, ci, co, _ = _choose_channels(sizes)
     values = (_draw_normal(rng, shape, dtype, device) for shape in ((m, co), (n, ci)))
@@ -221,6 +227,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.tap_blocks.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return random masks with bits for the taps of a part only, and the number of taps."""
     taps = sizes["taps"]
     parts = max(1, sizes["parts"], -(-taps // ops.MAX_PART))
     # Masks have bits for the taps of a part only.
@@ -249,6 +256,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @pooling.max_pool_grad.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return a gradient, the taps that won in a max pooling, and the transposed table."""
     table, back = _pool_arguments(rng, sizes, device)
     feats = _draw_negative(rng, (sizes["n"], sizes["c"]), dtype, device)
     taps = pooling.max_pool_with_taps.reference(feats, table)[1]
@@ -257,6 +265,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @pooling.sum_pool.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return features, a table for pooling and its transpose, and whether to average."""
     return (
         _draw_normal(rng, (sizes["n"], sizes["c"]), dtype, device),
         *_pool_arguments(rng, sizes, device),
@@ -279,6 +288,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @pooling.global_sum_pool.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return features, the scenes of their rows, and whether to average."""
     return (
         _draw_normal(rng, (sizes["n"], sizes["c"]), dtype, device),
         *_draw_scenes(rng, sizes, device),
@@ -364,6 +374,7 @@ def _draw_step(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tens
 
 @offsets.offset_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return distinct voxels with padding, outputs with repeats, offsets, and a stride."""
     coords = _draw_rows(rng, sizes["n"], sizes["d"], device, distinct=True)
     coords[: sizes["n"] // 8] = -1
     return coords, _draw_rows(rng, sizes["m"], sizes["d"], device, distinct=False), *_draw_step(rng, sizes, device)
@@ -371,6 +382,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @offsets.offset_cells.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return voxels with repeats, offsets, a stride, the bounds of outputs, and the direction."""
     coords, axes = _draw_rows(rng, sizes["n"], sizes["d"], device, distinct=False), sizes["d"] - 1
     bounds = [0, *[-5] * axes], [SCENES, *[9] * axes]
     return coords, *_draw_step(rng, sizes, device), *bounds, sizes["transposed"]

@@ -49,12 +49,14 @@ def collate(samples: Sequence[Any]) -> Any:
 
 
 def _check_structure(found: Sequence[Any]) -> None:
+    """Raise SL202 where the samples to collate differ in structure."""
     if any(other != found[0] for other in found):
         got = ", ".join(map(str, dict.fromkeys(map(str, found))))
         raise error("SL202", where="sparse3d.collate", got=f"samples with {got}", expected="samples of one structure")
 
 
 def _join_rows(samples: Sequence[Tensor]) -> Tensor:
+    """Return the rows of all samples; coordinates get the number of their sample as a first column."""
     first = samples[0]
     if any(sample.dim() != first.dim() or sample.shape[1:] != first.shape[1:] for sample in samples):
         got = ", ".join(str(tuple(sample.shape)) for sample in samples)

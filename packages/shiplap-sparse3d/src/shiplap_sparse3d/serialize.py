@@ -51,6 +51,7 @@ def _curve_columns(op: str, coords: Tensor, bits: int, axes: list[int], width: i
 
 
 def _interleave_bits(columns: list[Tensor], bits: int) -> Tensor:
+    """Return codes that hold one bit of each of three columns in turn."""
     code = torch.zeros_like(columns[0])
     for bit in range(bits):
         for place, column in enumerate(reversed(columns)):
@@ -60,6 +61,7 @@ def _interleave_bits(columns: list[Tensor], bits: int) -> Tensor:
 
 
 def _deinterleave_bits(code: Tensor, bits: int) -> list[Tensor]:
+    """Return the three columns whose bits the codes hold in turn."""
     columns = [torch.zeros_like(code) for _ in range(3)]
     for bit in range(bits):
         for place, column in enumerate(reversed(columns)):
@@ -72,12 +74,14 @@ def _encode_columns(coords: Tensor, batch: Tensor, columns: list[Tensor], bits: 
 
 
 def _decode_columns(codes: Tensor, columns: list[Tensor], bits: int, axes: list[int]) -> Tensor:
+    """Return ``int32 [n, 4]``: scene and axes of each code, rows of -1 for padding."""
     xyz = [columns[axes.index(axis)] for axis in range(3)]
     rows = torch.stack([codes >> 3 * bits, *xyz], 1)
     return torch.where(codes[:, None] == -1, -1, rows).int()
 
 
 def _check_codes(op: str, codes: Tensor, bits: int) -> None:
+    """Raise SL211 for a code below -1, or one whose scene is out of range."""
     refuse_rows(
         op, (codes < -1) | (codes >> 3 * bits >= MAX_BATCH), "codes[{row}] is no code of " + f"{bits} bits an axis"
     )
@@ -107,6 +111,7 @@ def _to_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
 
 
 def _from_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
+    """Convert a transposed Hilbert index to axes."""
     x = list(x)
     last = x[2] >> 1
     x[2] = x[2] ^ x[1]
@@ -188,6 +193,7 @@ def decode_seq(codes: Tensor, shape: Sequence[int], mode: str = "z_order", axes:
 
 
 def _check_curve(mode: str, axes: str) -> tuple[sl.Op, sl.Op, list[int]]:
+    """Return the two ops of a curve and the order of its axes, or raise SL208 for an unknown one."""
     if mode not in _MODES:
         raise error("SL208", where="sparse3d serialization", got=f"mode {mode!r}", expected=" or ".join(_MODES))
     if sorted(axes) != ["x", "y", "z"]:

@@ -105,6 +105,7 @@ def _out_coords(
     dilation: Sequence[int],
     capacity: int | None,
 ) -> Tensor:
+    """Return the voxels that a convolution reaches, padded to ``capacity`` where that is given."""
     window = list(kernel), list(stride), list(padding), list(dilation)
     if capacity is None:
         return ops.out_coords(coords, list(grid), *window)

@@ -148,6 +148,7 @@ class SparseTensor(Arithmetic):
         return out.view(self.batch_size, *self.spatial_shape, self.feats.shape[1]).movedim(-1, 1)
 
     def _zeros(self, cells: int) -> Tensor:
+        """Return the zeros of a dense grid, or raise SL208 where the memory does not hold them."""
         channels = self.feats.shape[1]
         if torch.compiler.is_compiling():
             return self.feats.new_zeros(cells, channels)
@@ -234,6 +235,7 @@ class SparseTensor(Arithmetic):
         return self._of_mask(chosen) if isinstance(chosen, Tensor) else self._of_scenes(chosen)
 
     def _of_mask(self, mask: Tensor) -> SparseTensor:
+        """Return the voxels that a mask chooses, or raise SL204 or SL202 for its dtype or shape."""
         n, where = self.feats.shape[0], "SparseTensor[mask]"
         if mask.dtype != torch.bool:
             fix = "pass a bool mask of the voxels, an int or a slice of scenes"
@@ -259,6 +261,7 @@ class SparseTensor(Arithmetic):
         return SparseTensor(feats, geometry=Geometry(coords, shape, batch_size, padded=padded))
 
     def _of_scenes(self, scenes: int | slice) -> SparseTensor:
+        """Return the voxels of the chosen scenes, counted from 0 again, or raise SL208 for others."""
         if isinstance(scenes, int) and not -self.batch_size <= scenes < self.batch_size:
             raise error("SL208", where="SparseTensor[...]", got=f"scene {scenes}", expected=f"below {self.batch_size}")
         chosen = range(self.batch_size)[scenes]
@@ -541,6 +544,7 @@ def _scene_of_points(batch: Tensor | None, batch_size: int | None, points: Tenso
 
 
 def _check_cells(points: Tensor, cells: Tensor, shape: Sequence[int] | None) -> None:
+    """Raise SL211 for the first point whose cell is outside of the grid."""
     limit = cells.new_tensor(shape) if shape is not None else cells.new_full((3,), 2.0**31)
     outside = ~((cells >= 0) & (cells < limit)).all(1)  # a NaN compares false, so it is outside
 

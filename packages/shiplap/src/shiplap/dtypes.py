@@ -44,6 +44,7 @@ class Dtype:
 
     @property
     def torch(self) -> torch.dtype:
+        """Return torch's dtype of the same name."""
         dtype = getattr(torch, self.name)
         assert isinstance(dtype, torch.dtype)
         return dtype

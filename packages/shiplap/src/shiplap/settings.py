@@ -10,6 +10,7 @@ from typing import Any
 
 @cache
 def _user_cache() -> str:
+    """Return Shiplap's folder in the cache of the user."""
     from platformdirs import user_cache_path
 
     return str(user_cache_path("shiplap"))

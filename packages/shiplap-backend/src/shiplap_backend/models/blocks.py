@@ -27,6 +27,7 @@ class RotaryAttention(nn.Module):
         return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the block's result: windowed rotary attention, then a gated layer, each added to its input."""
         batch, length, width = x.shape
         hidden = self.norm(x)
         places = torch.arange(length, device=x.device)
@@ -51,6 +52,7 @@ class Detector(nn.Module):
         self.score, self.sides = nn.Conv2d(8, 1, 1), nn.Conv2d(8, 4, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the boxes that overlap no better one, best first, and their scores."""
         hidden = self.body(x)
         scores = self.score(hidden).flatten()
         sides = f.softplus(self.sides(hidden))[0].flatten(1).t()
@@ -78,6 +80,7 @@ class Aligner(nn.Module):
         self.conv, self.rnn, self.out = nn.Conv1d(4, 8, 3, stride=2), nn.GRU(8, 6, bidirectional=True), nn.Linear(12, 5)
 
     def forward(self, sound: Tensor, letters: Tensor) -> Tensor:
+        """Return the CTC loss of the letters, from a convolution and a recurrent layer over the sound."""
         hidden, _ = self.rnn(f.gelu(self.conv(sound)).permute(2, 0, 1))
         chances = self.out(hidden).log_softmax(-1)
         heard, written = (torch.full((sound.shape[0],), n) for n in (len(chances), letters.shape[1]))

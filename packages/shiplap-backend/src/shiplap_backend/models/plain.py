@@ -37,6 +37,7 @@ class Autoencoder(nn.Module):
         self.norm, self.out = nn.InstanceNorm2d(8, affine=True), nn.Conv2d(11, 3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the image decoded from strided convolutions, with the input joined in the last layer."""
         y = self.up(torch.relu(self.norm(self.down(x))))
         y = nn.functional.interpolate(y, scale_factor=0.5, mode="bilinear", align_corners=False)
         y = nn.functional.interpolate(y, size=x.shape[-2:], mode="nearest")
@@ -52,6 +53,7 @@ class Recurrent(nn.Module):
         self.gru, self.out = nn.GRU(12, 5, batch_first=True), nn.Linear(5, 2)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of an LSTM and a GRU, plus those of the GRU's last state."""
         hidden, _ = self.lstm(x)
         hidden, last = self.gru(hidden)
         result: Tensor = self.out(hidden) + self.out(last[-1])[:, None]
@@ -66,6 +68,7 @@ class PackedSequences(nn.Module):
         self.lstm = nn.LSTM(4, 6, bidirectional=True)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the padded outputs and last states of an LSTM over packed sequences."""
         packed = pack_padded_sequence(x, torch.tensor([2, 5, 4]), enforce_sorted=False)
         out, (hidden, _) = self.lstm(packed)
         return pad_packed_sequence(out)[0], hidden
@@ -79,6 +82,7 @@ class Cells(nn.Module):
         self.lstm, self.gru, self.rnn = nn.LSTMCell(4, 6), nn.GRUCell(6, 6), nn.RNNCell(6, 3)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the last state of three recurrent cells, applied in turn at every step."""
         h = c = x.new_zeros(x.shape[1], 6)
         g, r = h, x.new_zeros(x.shape[1], 3)
         for step in x:
@@ -98,6 +102,7 @@ class Tied(nn.Module):
         self.out.weight = self.embed.weight
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Return logits of a Transformer whose target is masked causally."""
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
         result: Tensor = self.out(self.body(self.embed(source), self.embed(target), tgt_mask=mask))
         return result
@@ -111,6 +116,7 @@ class Experts(nn.Module):
         self.gate, self.experts = nn.Linear(6, 4), nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the weighted sum of the two chosen experts of each token, zeros if two counts differ."""
         weights, chosen = self.gate(x).softmax(-1).topk(2, dim=-1)
         order = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=4)
@@ -130,6 +136,7 @@ class MessagePassing(nn.Module):
         self.message, self.update = nn.Linear(8, 6), nn.Linear(16, 4)
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        """Return nodes updated by the sums and the maxima of messages along the edges."""
         source, target = edges
         message = torch.relu(self.message(torch.cat([x[source], x[target]], -1)))
         total = x.new_zeros(len(x), 6).index_add(0, target, message)
@@ -147,6 +154,7 @@ class Spectral(nn.Module):
         self.out = nn.Conv1d(3, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return a signal whose five lowest frequencies are mixed across channels."""
         modes = torch.fft.rfft(x)[..., :5]
         result: Tensor = self.out(torch.fft.irfft(torch.einsum("bix,iox->box", modes, self.weight), n=x.shape[-1]))
         return result
@@ -160,6 +168,7 @@ class Sampler(nn.Module):
         self.where = nn.Linear(64, 6)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the image sampled at places that an affine map of its content gives."""
         theta = self.where(x.flatten(1)).view(-1, 2, 3) * 0.1 + torch.eye(2, 3, device=x.device)
         grid = nn.functional.affine_grid(theta, list(x.shape), align_corners=False)
         return nn.functional.grid_sample(x, grid, align_corners=False)
@@ -173,6 +182,7 @@ class Bag(nn.Module):
         self.bag, self.out = nn.EmbeddingBag(20, 6, mode="mean"), nn.Bilinear(6, 6, 2)
 
     def forward(self, words: Tensor, starts: Tensor) -> Tensor:
+        """Return a bilinear product of the mean embeddings of the bags and of the same in reverse order."""
         bags = self.bag(words, starts)
         result: Tensor = self.out(bags, bags.flip(0))
         return result

@@ -43,6 +43,7 @@ class Detector(nn.Module):
         self.detector = fasterrcnn_mobilenet_v3_large_320_fpn(**options, **sizes, **proposals)
 
     def forward(self, images: Tensor, boxes: Tensor, labels: Tensor) -> Any:
+        """Return detections, or in training the losses, with a fixed seed for the proposals."""
         if not self.training:
             return self.detector(list(images))
         torch.manual_seed(0)  # it samples its proposals

@@ -107,6 +107,7 @@ def quantise_kernel(
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Write the scale of each row to ``scales``, and its windows of four quantised values to ``q``."""
     row = tl.program_id(0).to(tl.int64)
     there = row < m
     x += row * row_stride
@@ -139,6 +140,7 @@ def quantise_kernel(
 
 @triton.jit(do_not_specialize=["m"])
 def lift_kernel(x, out, m, k, windows, row_stride, stride, PAIRS: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the windows of each row to ``out``, four values each, zeros behind the end of the row."""
     row = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     lane = tl.arange(0, 4)[None, :]

@@ -29,6 +29,7 @@ def finish_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):
+    """Write ``out [m, n]``: the totals in float32, scaled by row and column, plus the bias."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLS + tl.arange(0, COLS)
     below, within = row < m, column < n

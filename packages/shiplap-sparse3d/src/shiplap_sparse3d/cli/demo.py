@@ -109,6 +109,7 @@ def _require_device(device: str) -> None:
 
 
 def _print_demo(result: DemoResult) -> None:
+    """Print the numbers of a demo, the verdicts of its audits and the path of its report."""
     from shiplap_sparse3d.demo.report import VERDICTS, headline_rows
 
     screen = verbs.out()

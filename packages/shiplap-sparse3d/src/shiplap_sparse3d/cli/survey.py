@@ -145,6 +145,7 @@ def _call_model_factory(target: str, function: Callable[[], Any]) -> Any:
 
 
 def _print_survey(result: SurveyResult) -> None:
+    """Print the numbers of a survey: points, tiles, halo, stride, time, memory and output."""
     rows = [
         ("points", f"{result.points:,}"),
         ("tiles", f"{result.tiles:,} of {result.tile} x {result.tile} voxels, {result.predicted:,} predicted now"),

@@ -30,6 +30,7 @@ def _(feats: Tensor, index: Tensor, counts: Tensor, *, out: Tensor) -> None:
 def _(
     coords: Tensor, spatial_shape: list[int], kernel: list[int], dilation: list[int], *, out: Tensor, workspace: Tensor
 ) -> None:
+    """Write the table of a submanifold convolution to ``out``, with the hash map in ``workspace``."""
     lazy_function("plain_tables", "subm_table")(coords, spatial_shape, kernel, dilation, out=out, workspace=workspace)
 
 
@@ -46,6 +47,7 @@ def _(
     out: Tensor,
     workspace: Tensor,
 ) -> None:
+    """Write the table of a convolution to ``out``, with the hash map in ``workspace``."""
     lazy_function("plain_tables", "conv_table")(
         coords, out_coords, spatial_shape, kernel, stride, padding, dilation, out=out, workspace=workspace
     )
@@ -60,6 +62,7 @@ def _(
     padding: list[int],
     dilation: list[int],
 ) -> Tensor:
+    """Return the voxels that a convolution reaches, found by Triton kernels."""
     return lazy_function("cells", "out_coords")(coords, spatial_shape, kernel, stride, padding, dilation)
 
 

@@ -74,6 +74,7 @@ def write_listed_kernel(keys, voxels, count, capacity, width, height, depth, BLO
 
 @triton.jit(do_not_specialize=["bits", "beyond", "size"])
 def clear_cells_kernel(bits, beyond, size, BLOCK: tl.constexpr):
+    """Write zeros to the ``size`` words of ``bits``, and to ``beyond``."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(bits + at, tl.zeros((BLOCK,), tl.int32), mask=at < size)
     if tl.program_id(0) == 0:

@@ -103,6 +103,7 @@ def reached_output(
 
 @triton.jit
 def _first_slot(key, mask):
+    """Return the first slot of a key in the hash table: the hash of its line, and its place there."""
     # Neighbouring keys share a line of slots, and with it a sector of memory.
     line = key >> LINE
     # Constants of well-tested integer mixers: close lines must spread over the table.

@@ -57,6 +57,7 @@ def _exchange_axes(first, other, bit):
 
 @triton.jit
 def _to_hilbert(x, y, z, BITS: tl.constexpr):
+    """Return the axes of a voxel as a transposed Hilbert index."""
     for step in range(1, BITS):
         x = _invert_first_axis(x, BITS - step)
         x, y = _exchange_axes(x, y, BITS - step)
@@ -72,6 +73,7 @@ def _to_hilbert(x, y, z, BITS: tl.constexpr):
 
 @triton.jit
 def _from_hilbert(x, y, z, BITS: tl.constexpr):
+    """Return the axes of a voxel from its transposed Hilbert index."""
     last = z >> 1
     z = z ^ y
     y = y ^ x
@@ -98,6 +100,7 @@ def encode_kernel(
     HILBERT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Write the curve code of each voxel to ``codes [n]``, -1 for padding, and report rows that do not fit."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
     b = tl.load(coords + row * 4, mask=inside, other=-1)
@@ -128,6 +131,7 @@ def decode_kernel(
     HILBERT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Write the voxel of each curve code to ``coords [n, 4]``, -1 for padding, and report bad codes."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
     given = tl.load(codes + row, mask=inside, other=-1)

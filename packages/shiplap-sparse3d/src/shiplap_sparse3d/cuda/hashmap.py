@@ -96,6 +96,7 @@ def values_kernel(table, table_values, keys, values, n, capacity, BLOCK: tl.cons
 
 @triton.jit(do_not_specialize=["n", "capacity"])
 def lookup_kernel(table, table_values, keys, out, n, capacity, BLOCK: tl.constexpr):
+    """Write the value of each key to ``out [n]``, -1 where the table does not hold the key."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     slot = slot_of(table, _load_keys(keys, row, n), capacity)
     tl.store(out + row, tl.load(table_values + slot, mask=slot >= 0, other=-1), mask=row < n)

@@ -27,6 +27,7 @@ def _(table_keys: Tensor, table_values: Tensor, coords: Tensor, values: Tensor, 
 
 @hashing.hash_insert_3d_index.kernel("cuda", name="triton")
 def _(table_keys: Tensor, table_values: Tensor, coords: Tensor, spatial_shape: list[int]) -> None:
+    """Insert each voxel into the hash map with its row number as the value."""
     lazy_function("hashmap", "insert_voxels")(
         "hash_insert_3d_index", table_keys, table_values, coords, None, spatial_shape
     )
@@ -87,6 +88,7 @@ def _(
     valid_signal_o: Tensor,
     valid_signal_seg: Tensor,
 ) -> None:
+    """Write the taps of each row, the order of the rows by them, and the pairs of each tap."""
     lazy_function("postprocess", "launch_signals")(
         table, gray_code, sorted_index, valid_signal_i, valid_signal_o, valid_signal_seg
     )

@@ -81,6 +81,7 @@ def max_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
+    """Write ``out [m, c]``, the largest value under the taps, and ``taps [m, c]``, its tap or -1."""
     row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
     best = make_accumulator(ROWS, CHANNELS, WIDE)
     tap = tl.full([ROWS, CHANNELS], -1, tl.int32)
@@ -117,6 +118,7 @@ def max_grad_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
+    """Write ``out [m, c]``: for each input, the sum of gradients of the outputs whose maximum is there."""
     row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
     total = make_accumulator(ROWS, CHANNELS, WIDE)
     for v in range(k):
@@ -146,6 +148,7 @@ def sum_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
+    """Write ``out [m, c]``: the sum of the values under the taps, or their mean over the hits."""
     row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
     total = make_accumulator(ROWS, CHANNELS, WIDE)
     hits = tl.zeros([ROWS, 1], tl.int32)

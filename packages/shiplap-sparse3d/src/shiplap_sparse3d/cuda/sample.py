@@ -92,6 +92,7 @@ def sum_kernel(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
+    """Write ``out [queries, channels]``: the weighted sum over the corners, and report invalid indices."""
     WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     query = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)

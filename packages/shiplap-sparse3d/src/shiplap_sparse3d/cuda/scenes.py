@@ -85,6 +85,7 @@ def global_max_kernel(
 def global_max_finish(
     feats, partial, out, rows, c, parts, scenes, feats_row, feats_col, CHANNELS: tl.constexpr, WIDE: tl.constexpr
 ):
+    """Write ``out`` and ``rows [scenes, c]``: the maximum over all parts and its row, or -1."""
     _, scene, channel, within = _program_part(1, c, CHANNELS)
     best = make_accumulator(1, CHANNELS, WIDE)
     best_row = tl.full([1, CHANNELS], -1, tl.int32)
@@ -141,6 +142,7 @@ def global_sum_kernel(
 def global_sum_finish(
     partial, counts, out, c, parts, scenes, AVERAGE: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr
 ):
+    """Write ``out [scenes, c]``: the sum over all parts, or the mean over the rows of the scene."""
     _, scene, channel, within = _program_part(1, c, CHANNELS)
     total = make_accumulator(1, CHANNELS, WIDE)
     count = 0

@@ -57,6 +57,7 @@ class GroundNet(nn.Module):
         self.logit = nn.Linear(2 * c, 1, bias=False)
 
     def forward(self, voxels: SparseTensor, points: Tensor, inverse: Tensor) -> Tensor:
+        """Return a logit for each point, from its own features and from those of its voxel."""
         x, skips = self.encoder[0](self.stem(voxels.replace(self.of_features(voxels.feats)))), []
         for down, encode in zip(self.down, self.encoder[1:], strict=True):
             skips.append(x)

@@ -84,6 +84,7 @@ class FlexModule(nn.Module):
         return self.function(*voxels, **{name: getattr(self, name) for name in self.arguments}, **options)
 
     def extra_repr(self) -> str:
+        """Return the sizes and other arguments of the module as text."""
         sizes = ("in_channels", "out_channels", "kernel_size")
         shown = dict.fromkeys(
             name for name in (*sizes, *self.arguments) if name not in ("weight", "bias", "allow_tf32")
@@ -97,6 +98,7 @@ class ModuleOnInputs(FlexModule):
     def forward(
         self, feats: Tensor, coords: Tensor, shape: Ints, neighbor_cache: NeighborCache | None = None
     ) -> tuple[Tensor, NeighborCache]:
+        """Return the features on the voxels of the input, and the cache of neighbours."""
         made: tuple[Tensor, NeighborCache] = self._call_function(feats, coords, shape, neighbor_cache=neighbor_cache)
         return made
 
@@ -113,6 +115,7 @@ class ModuleOnOutputs(FlexModule):
         output_shape: Ints | None = None,
         neighbor_cache: NeighborCache | None = None,
     ) -> Result:
+        """Return the features, coordinates and shape of the outputs, and the cache of neighbours."""
         given = {"output_coords": output_coords, "output_shape": output_shape, "neighbor_cache": neighbor_cache}
         made: Result = self._call_function(feats, coords, shape, **given)
         return made
@@ -275,6 +278,7 @@ class SparsePixelUnshuffle(ModuleOnOutputs):
 
 
 def _check_reduce(reduce: str) -> str:
+    """Return the name of a reduction, or raise SL208 for an unknown one."""
     if reduce not in REDUCTIONS:
         raise error("SL208", where="pooling, argument 'reduce'", got=repr(reduce), expected=f"one of {REDUCTIONS}")
     return reduce

@@ -60,6 +60,7 @@ class SparseAttention(SparseModule):
         self.proj = nn.Linear(channels, channels, bias, device, dtype)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
+        """Return the attention of each voxel to the voxels of its patch, zeros for padding."""
         self._check_axes(x, x.geometry.ndim)
         if x.feats.size(1) != self.channels:
             raise other_channels("SparseAttention", x.feats, self.channels, "channels")

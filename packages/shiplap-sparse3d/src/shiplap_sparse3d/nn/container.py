@@ -27,6 +27,7 @@ class Sequential(nn.Sequential, SparseModule):
     """
 
     def forward(self, x: SparseTensor) -> SparseTensor | Tensor:
+        """Apply the modules in turn to the sparse tensor, to its features, or to a plain tensor."""
         if isinstance(x, SparseTensor):
             self._check_gradient(x)
         for module in self:

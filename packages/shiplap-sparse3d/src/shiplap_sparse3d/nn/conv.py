@@ -126,6 +126,7 @@ class Convolution(SparseModule):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def _check_input(self, x: SparseTensor) -> None:
+        """Raise SL201, SL202 or SL204 for other axes, channels or dtypes than those of the layer."""
         self._check_axes(x, self.ndim)
         if x.feats.size(1) != self.in_channels:  # shape would be a tuple with a symbol for the rows, in a graph
             raise other_channels(type(self).__name__, x.feats, self.in_channels)
@@ -139,6 +140,7 @@ class Convolution(SparseModule):
         return SparseTensor(self._convolve(x.feats, step.plan), geometry=step.geometry)
 
     def extra_repr(self) -> str:
+        """Return the sizes, the unusual options and the shape of the weight as text."""
         parts = [f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}"]
         for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0)):
             value = getattr(self, name, None)
@@ -239,6 +241,7 @@ class SubMConv3d(Convolution):
         return box, tuple(taps)
 
     def _check_window(self, stride: tuple[int, ...], padding: Axes | str) -> None:
+        """Raise SL208 for a stride or padding whose outputs do not lie on the voxels of the input."""
         around = tuple(k // 2 * d for k, d in zip(self.kernel_size, self.dilation, strict=True))
         if any(step != 1 for step in stride):
             got, fix = f"stride {stride}", f"take SparseConv{self.ndim}d, which leads to other voxels"
@@ -251,6 +254,7 @@ class SubMConv3d(Convolution):
         raise error("SL208", where=type(self).__name__, got=got, expected=expected, fix=fix)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
+        """Return the convolution on the voxels of the input."""
         self._check_input(x)
         plan = x.geometry.subm(self.kernel_size, self.dilation)
         return x.replace(self._convolve(x.feats, plan if self.taps is None else _select_taps(plan, self.taps)))
@@ -299,6 +303,7 @@ class SparseConv3d(Convolution):
             raise error("SL208", where=f"{type(self).__name__}, argument 'out_coords'", got=got, expected=expected)
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
+        """Return the convolution on the voxels reached, on cells rounded down, or on ``coordinates``."""
         self._check_input(x)
         if coordinates is not None or self.out_coords == "floor":
             return self._step(x, self._onto(x, coordinates))
@@ -306,6 +311,7 @@ class SparseConv3d(Convolution):
         return self._step(x, x.geometry.strided(*window, capacity=self.capacity))
 
     def _onto(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None) -> Strided:
+        """Return the step onto given voxels, or onto the input's cells on the coarser grid."""
         if coordinates is None:
             return x.geometry.floored(self.kernel_size, self.stride, self.dilation)
         kernel, stride, dilation = (self._triple(v) for v in (self.kernel_size, self.stride, self.dilation))
@@ -351,6 +357,7 @@ class SparseConvTranspose3d(Convolution):
         self.output_padding = per_axis(output_padding, "output_padding", self.ndim)
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
+        """Return the transposed convolution on the voxels reached, or on ``coordinates``."""
         self._check_input(x)
         window = self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding
         if coordinates is not None:
@@ -389,6 +396,7 @@ class SparseInverseConv3d(Convolution):
         super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
+        """Return the convolution back on the voxels from which the input was made."""
         self._check_input(x)
         origin = origin_of(self, x, self.kernel_size)
         return SparseTensor(self._convolve(x.feats, origin.plan.t), geometry=origin.geometry)

@@ -40,6 +40,7 @@ class SparseModule(nn.Module):
         refuse_reentrant(type(self).__name__, x)
 
     def _check_axes(self, x: SparseTensor, ndim: int) -> None:
+        """Raise SL209 for an input that is no sparse tensor, and SL201 for another number of axes."""
         if not isinstance(x, SparseTensor):
             raise error(
                 "SL209",

@@ -24,6 +24,7 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
     """
 
     def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
+        """Return the features normalised by the statistics of the batch, or by the running ones."""
         self._check_gradient(x)
         if x.feats.size(1) != self.num_features:
             raise other_channels(type(self).__name__, x.feats, self.num_features, "num_features")
@@ -41,6 +42,7 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
         return weight is not None and mean is not None and weight.dtype != mean.dtype
 
     def _running_norm(self, feats: Tensor) -> Tensor:
+        """Return the features normalised by the running statistics."""
         assert self.running_mean is not None
         assert self.running_var is not None
         return row_norms.running_norm(feats, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
@@ -66,6 +68,7 @@ class InstanceNorm(SparseModule):
         self.bias = nn.Parameter(torch.zeros(num_features, device=device, dtype=dtype)) if affine else None
 
     def forward(self, x: SparseTensor) -> SparseTensor:
+        """Return the features normalised over the voxels of each scene, zeros for padding."""
         self._check_axes(x, x.geometry.ndim)
         if x.feats.shape[1] != self.num_features:
             raise other_channels("InstanceNorm", x.feats, self.num_features, "num_features")
@@ -159,6 +162,7 @@ class _RankTotal(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
+        """Return the sum of ``part`` over the ranks of the group."""
         ctx.group = group
         summed = part.clone()
         dist.all_reduce(summed, group=group)
@@ -166,6 +170,7 @@ class _RankTotal(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Return the sum of the gradients over the ranks of the group."""
         summed = grad.contiguous().clone()
         dist.all_reduce(summed, group=ctx.group)
         return summed, None

@@ -68,6 +68,7 @@ class WindowPool(SparseModule):
         self.capacity = None if capacity is None else self._whole_number(capacity, "capacity", 0)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
+        """Return the pooled features on the voxels that the windows reach."""
         self._check_axes(x, self.ndim)
         step = x.geometry.pooled(self.kernel_size, self.stride, self.padding, self.dilation, capacity=self.capacity)
         return SparseTensor(self._pool(x.feats, step.plan), geometry=step.geometry)
@@ -131,6 +132,7 @@ class SparseUnpool3d(SparseModule):
         self.mode = mode
 
     def forward(self, x: SparseTensor) -> SparseTensor:
+        """Return the features on the voxels before the step, or on all cells in reach where there was none."""
         self._check_axes(x, self.ndim)
         if x.geometry.parent is None:
             step = x.geometry.transposed(self.kernel_size, self.stride or self.kernel_size)

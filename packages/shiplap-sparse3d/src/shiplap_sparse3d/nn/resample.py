@@ -70,6 +70,7 @@ class SparseUpsample3d(Resampling):
     """
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
+        """Return the features of each voxel on the finer cells that it spans."""
         step = self._finer(x, coordinates)
         plan = step.plan.unsorted()
         feats = pooling.sum_pool(x.feats, plan.table, plan.back[0] if plan.back else None)
@@ -89,6 +90,7 @@ class SparsePixelShuffle3d(Resampling):
     """
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
+        """Return the channels of each voxel spread over the finer cells that it spans."""
         taps = math.prod(self.factor)
         if x.feats.shape[1] % taps:
             got, expected = f"{x.feats.shape[1]} channels", f"a multiple of {taps}"
@@ -117,6 +119,7 @@ class SparsePixelUnshuffle3d(Resampling):
     """
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
+        """Return the features of the finer voxels side by side, as channels of the coarser cells."""
         self._check_axes(x, self.ndim)
         if coordinates is None:
             step = x.geometry.floored(self.factor, self.factor, centred=False)

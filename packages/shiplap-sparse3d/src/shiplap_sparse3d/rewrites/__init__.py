@@ -31,6 +31,7 @@ def _written_norm(kind: Any) -> Callable[..., Tensor]:
 
 
 def _norm_examples() -> Iterator[Program]:
+    """Yield programs of a sparse convolution and a batch norm, with and without a bias."""
     rng = torch.Generator().manual_seed(0)
     columns = [torch.randperm(7, generator=rng) for _ in range(3)]  # no row twice under one tap
     table = torch.stack([torch.where(c < 5, c, -1) for c in columns], 1).int()
@@ -50,6 +51,7 @@ def _conv_batch_norm(
     shift: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
+    """Return a sparse convolution with torch's batch norm by given statistics behind it."""
     out = ops.conv(feats, weight, table, bias)
     return F.batch_norm(out, mean.detach(), var.detach(), scale, shift, False, 0.1, 1e-3)
 
@@ -57,6 +59,7 @@ def _conv_batch_norm(
 def _conv_running_norm(
     feats: Tensor, weight: Tensor, table: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor
 ) -> Tensor:
+    """Return a sparse convolution with the norm of ``sparse3d.BatchNorm`` behind it."""
     return running_norm(ops.conv(feats, weight, table), mean, var, scale, shift, 1e-3)
 
 

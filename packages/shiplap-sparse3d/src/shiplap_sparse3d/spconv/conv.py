@@ -160,6 +160,7 @@ class SparseConvolution(SparseModule):
 
     @partial(one_node, in_graph=convolve_in_graph)
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
+        """Return the convolution with its activation, and ``add_input`` added where that is given."""
         where = type(self).__name__
         checkpointed = check_sparse(where, input)
         features = input._features
@@ -210,6 +211,7 @@ class SparseConvolution(SparseModule):
         return indices.check_subm(where, input, key, data, self.kernel_size, self.dilation)
 
     def extra_repr(self) -> str:
+        """Return the sizes and options of the layer as text."""
         text = f"{self.in_channels}, {self.out_channels}, "
         names = "kernel_size", "stride", "padding", "dilation", "output_padding"
         text += ", ".join(f"{name}={getattr(self, name)}" for name in names)

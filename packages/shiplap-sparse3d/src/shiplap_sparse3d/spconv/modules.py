@@ -100,6 +100,7 @@ class PrintTensorMeta(nn.Module):
     """A module that prints the least, largest and mean value of its input."""
 
     def forward(self, x: Any) -> Any:
+        """Print the least, largest and mean value of the input, and return the input."""
         values = x.features if isinstance(x, SparseConvTensor) else x
         print(values.min(), values.max(), values.mean())
         return x
@@ -113,6 +114,7 @@ class PrintCurrentTime(nn.Module):
         self.first_time = time.time()
 
     def forward(self, x: Any, msg: str = "", reset: bool = False) -> Any:
+        """Print ``msg`` and the seconds since the start, and return the input."""
         if reset:
             self.first_time = time.time()
         if torch.cuda.is_available():
@@ -169,6 +171,7 @@ class SparseSequential(SparseModule):
         return [module for module in self._modules.values() if module is not None]  # children() has no repetitions
 
     def forward(self, input: Any) -> Any:
+        """Apply the modules in turn, those of dense tensors to the features of a sparse one."""
         compiling = torch.compiler.is_compiling()
         tracer: Any = input.tracer if not compiling and isinstance(input, Proxy) else None
         if not compiling and tracer is None:

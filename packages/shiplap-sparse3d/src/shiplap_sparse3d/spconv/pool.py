@@ -92,6 +92,7 @@ class IndicePool(SparseModule):
 
     @one_node
     def forward(self, input: SparseConvTensor) -> SparseConvTensor:
+        """Return the pooled tensor, and keep the record of its step under ``indice_key``."""
         where, window = type(self).__name__, LayerWindow(self.kernel_size, self.stride, self.padding, self.dilation)
         checkpointed = check_sparse(where, input)
         if input.find_indice_pair(self.indice_key) is not None:
@@ -193,6 +194,7 @@ class SparseGlobalMaxOrAvgPool(SparseModule):
 
     @one_node
     def forward(self, input: SparseConvTensor) -> Tensor:
+        """Return ``[batch_size, c]``: the mean or the maximum of each scene."""
         check_sparse(type(self).__name__, input)
         coords, scenes = input.geometry.coords, input.batch_size
         return pooling.global_pool(input.features, coords, scenes, "avg" if self.is_mean else "max")

@@ -68,6 +68,7 @@ class AddTable(_JoinModule):
 
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
+        """Return the sum of the features on the voxels of the first tensor."""
         _check_joinable("AddTable", input, *_ATTRIBUTES)
         total = input[0].features
         for tensor in input[1:]:

@@ -19,6 +19,7 @@ from shiplap_testing.crossed.table import Table, markdown, reason_of, tabulate
 
 
 def main() -> int:
+    """Run a crossed plan as the command line asks, write its table, and return 1 for failures."""
     parser = argparse.ArgumentParser(prog="python -m shiplap_testing.crossed", description=__doc__)
     parser.add_argument("--count", type=int, default=200, help="declarations")
     parser.add_argument("--seed", type=int, default=0)

@@ -63,6 +63,7 @@ class Arguments:
             self._repeat()
 
     def _value(self, name: str, annotation: str) -> Any:
+        """Return the argument for a parameter, by its name and the features of the case."""
         if name in PASSED:
             if name == "ks" and self.case.kernel == "template":
                 return [2, 0, 1]
@@ -82,6 +83,7 @@ class Arguments:
         return self._tensor(shape, mutated=name == "acc")
 
     def _tensor(self, shape: tuple[int, ...], mutated: bool = False) -> Tensor:
+        """Return a random tensor in the next layout of the case, where the shape admits that layout."""
         t = torch.randn(shape, generator=self.rng, dtype=torch.float64).to(self.dtype).to(self.device)
         layout = self.case.layouts[self.turn % len(self.case.layouts)]
         self.turn += 1
@@ -133,6 +135,7 @@ class Arguments:
 
 
 def flat_tensors(values: Any) -> list[Tensor]:
+    """Return the tensors in nested lists, tuples and dicts, in order."""
     if isinstance(values, Tensor):
         return [values]
     if isinstance(values, (list, tuple)):

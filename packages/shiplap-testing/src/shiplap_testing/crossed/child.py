@@ -15,6 +15,7 @@ from typing import Any
 
 
 def main() -> int:
+    """Run the cases from standard input, and write a line for each event to the file of results."""
     folder, device = Path(sys.argv[1]), sys.argv[2]
     given = json.load(sys.stdin)
     os.environ.setdefault("SHIPLAP_NATIVE", "0")  # bindings are built when a case asks for them, and only then

@@ -55,6 +55,7 @@ def declare(cases: Sequence[Declared], folder: Path, device: str = "cpu") -> Mad
 
 
 def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
+    """Write the module of a case, import it, bind native kernels, and return the op."""
     text = module_text(case, device)
     name = op_name(case)
     if case.kernel == "triton":

@@ -85,6 +85,7 @@ SL_BODY void save_at(const View* t, const int64_t* i, int from, double value) { 
 
 
 def _value(case: Declared) -> list[str]:
+    """Return the lines of C that compute one element ``v`` from the terms of the case."""
     t, lines = case.terms, ["double v = load_at(&x, i, 0) * 2;"]
     lines += ["v *= load_at(&y, i, 0);"] if "second" in t else []
     lines += ["v *= s;"] if "float" in t else []
@@ -103,6 +104,7 @@ def _value(case: Declared) -> list[str]:
 
 
 def _stores(case: Declared) -> list[str]:
+    """Return the lines of C that store ``v`` in the mutated argument and in each result."""
     if case.mutates:
         stores = ["if (acc.there) save_at(&acc, i, 0, load_at(&acc, i, 0) + v);"]
     else:
@@ -260,6 +262,7 @@ def _zeroed(case: Declared) -> str:
 
 
 def _launch(name: str, passed: list[str], extents: list[str]) -> str:
+    """Return the source of the CUDA launch of the body, and of the copy of a counted size if any."""
     if not extents:
         launch = f"{name}_body<<<1, 1, 0, (cudaStream_t)ctx->stream>>>({', '.join(passed)});"
         return f"{launch}\n  return concluded(ctx, cudaGetLastError());"

@@ -80,6 +80,7 @@ def _alias(value: Any, tensors: Sequence[Tensor]) -> int:
 
 
 def _gradients(outs: Sequence[Any], values: Any, seed: int, twice: bool) -> list[Tensor | None]:
+    """Return the gradient of each leaf, and the second ones behind them if ``twice``."""
     leaves = list({id(t): t for t in flat_tensors(values) if t.requires_grad}.values())
     found = [o for o in outs if isinstance(o, Tensor) and o.requires_grad]
     if not leaves or not found:
@@ -117,6 +118,7 @@ def difference(
 
 
 def _unlike(got: Any, own: Any, strides: bool) -> str:
+    """Return how a value differs in type, shape, dtype, device or strides, empty if it does not."""
     if not isinstance(own, Tensor) or not isinstance(got, Tensor):
         return "" if type(got) is type(own) and got == own else f"{got!r}, expected {own!r}"
     if got.shape != own.shape:
@@ -147,6 +149,7 @@ def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: 
 def _gradient_difference(
     got: Sequence[Tensor | None], own: Sequence[Tensor | None], wide: Sequence[Tensor | None], terms: int
 ) -> str:
+    """Return how gradients differ in number or values, empty if they do not."""
     if len(got) != len(own):
         return f"{len(got)} gradients, expected {len(own)}"
     # A gradient that is a sum over what was broadcast may be far smaller than its terms, which are like the other ones.

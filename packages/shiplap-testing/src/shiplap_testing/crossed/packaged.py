@@ -65,6 +65,7 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
 
 
 def _compared(call: Calls, result: Any, positional: Any, named: Any) -> tuple[str, str]:
+    """Return the outcome of a call from a package, compared with the reference, and the difference."""
     own, wide = call.expected()
     by_name = {
         **dict(zip([n for n in call.given.names if n not in call.given.keywords], positional, strict=True)),

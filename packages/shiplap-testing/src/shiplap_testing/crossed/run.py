@@ -143,6 +143,7 @@ def _child(
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill the process group of a child, and wait for its end."""
     import signal
 
     os.killpg(child.pid, signal.SIGKILL)

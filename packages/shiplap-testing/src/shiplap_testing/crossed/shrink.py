@@ -18,6 +18,7 @@ def fails_alike(case: Declared, failure: Record, device: str, limit: float = 120
 
 
 def _alike(record: Record, failure: Record) -> bool:
+    """Whether a record has the failure's outcome and way, and for exceptions also its type."""
     if record["outcome"] not in FAILURES or record["outcome"] != failure["outcome"]:
         return False
     same_way = record["way"] == failure["way"]

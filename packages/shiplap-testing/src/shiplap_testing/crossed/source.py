@@ -102,6 +102,7 @@ def parameters(case: Declared) -> list[tuple[str, str, str]]:
 
 
 def signature(case: Declared, *, annotated: bool = True, more: tuple[str, ...] = ()) -> str:
+    """Return the parameters of a case as source text, with or without annotations and defaults."""
     shown = []
     given = parameters(case)
     for name, annotation, default in given:
@@ -184,6 +185,7 @@ def _turn(case: Declared) -> str:
 
 
 def kept_line(case: Declared) -> list[str]:
+    """Return the line that finds the positions kept, for a case with sizes that depend on data."""
     if not case.dynamic:
         return []
     if case.variadic:
@@ -192,6 +194,7 @@ def kept_line(case: Declared) -> list[str]:
 
 
 def mutation_lines(case: Declared) -> list[str]:
+    """Return the lines that add ``v`` to the arguments which the case mutates."""
     return {
         "mutated": ["acc.add_(v)"],
         "returned": ["acc.add_(v)"],
@@ -201,6 +204,7 @@ def mutation_lines(case: Declared) -> list[str]:
 
 
 def returned_line(case: Declared, *, kernel: bool = False) -> str:
+    """Return the return statement with the results of the case, views and mutated arguments first."""
     found = [e for _, _, e in results(case)]
     if case.state == "returned" and not kernel:
         found = ["acc", *found]
@@ -217,6 +221,7 @@ def _turned(case: Declared) -> str:
 
 
 def return_annotation(case: Declared) -> str:
+    """Return the annotation of the results of the case as source text."""
     kinds = [a for _, a, _ in results(case)]
     if case.state == "returned":
         kinds = [tensor(case, dims_of(case)), *kinds]
@@ -251,6 +256,7 @@ def keywords(case: Declared) -> str:
 
 
 def reference(case: Declared) -> str:
+    """Return the source of the declared op with its reference."""
     name = op_name(case)
     lines = [f'@sl.op("{NAMESPACE}::{name}"{keywords(case)})']
     lines += [f"def {name}({signature(case)}) -> {return_annotation(case)}:"]

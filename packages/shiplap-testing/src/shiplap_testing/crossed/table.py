@@ -38,6 +38,7 @@ class Table:
         return sorted(p for p in {*self.met, *self.refused} if self.met[p] < ENOUGH)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the table as plain data: outcomes, ways, pairs met or refused, and failures."""
         return {
             "outcomes": dict(self.outcomes),
             "ways": {way: dict(counts) for way, counts in sorted(self.ways.items())},

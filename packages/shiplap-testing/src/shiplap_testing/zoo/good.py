@@ -54,6 +54,7 @@ good("reference returns a view, shiplap copies it", view)
 
 @sl.op("zoo_good::several", outputs=["value", "index", "total"])
 def several(x: M) -> tuple[Float[Tensor, "n"], Int64[Tensor, "n"], Float64[Tensor, ""]]:
+    """Return the maximum of each row, its index, and the total in float64."""
     if x.shape[1] == 0:
         return x.new_zeros(len(x)), torch.zeros(len(x), dtype=torch.int64), x.double().sum()
     value, index = x.max(1)
@@ -98,12 +99,14 @@ good("list of tensors", stack)
 def affine(
     x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"], bias: Float[Tensor, "co"] | None = None
 ) -> Float[Tensor, "n co"]:
+    """Return the product with the transposed weight, plus the bias if there is one."""
     out = x @ w.T
     return out if bias is None else out + bias
 
 
 @affine.backward
 def _(grad, saved, needs):
+    """Return the gradients of ``x``, ``w`` and the bias that are asked for."""
     return {
         "x": grad @ saved.w if needs.x else None,
         "w": grad.T @ saved.x if needs.w else None,
@@ -125,6 +128,7 @@ def scalars(
     *,
     mode: str = "add",
 ) -> V:
+    """Return ``x`` or its negative, scaled and shifted by numbers of every kind."""
     return (x if flag else -x) * (k * p) + ks[0] * ks[1] + sum(ps)
 
 
@@ -138,6 +142,7 @@ def softmax(x: M) -> M:
 
 @softmax.kernel("cpu", workspace="n * itemsize + 64 * threads")
 def _(x, *, out, workspace):
+    """Write the softmax of each row to ``out``, and check the size of the workspace."""
     assert workspace.numel() >= x.shape[0] * x.itemsize
     if x.shape[1]:
         torch.sub(x, x.amax(1, keepdim=True), out=out)
@@ -201,6 +206,7 @@ def gather(x: M, index: Int64[Tensor, "m"]) -> Float[Tensor, "m c"]:
 
 @gather.samples
 def _(rng, sizes, dtype, device):
+    """Return a matrix and indices of its rows, none where it has no rows."""
     n, m, c = sizes["n"], sizes["m"], sizes["c"]
     x = torch.randn(n, c, generator=rng).to(device, dtype)
     return x, torch.randint(0, max(n, 1), (m if n else 0,), generator=rng).to(device)

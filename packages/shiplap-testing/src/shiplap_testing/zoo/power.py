@@ -92,12 +92,14 @@ def right(reference: Kernel) -> Kernel:
 
 
 def first_256(x):
+    """Return ``2 x``; wrong: zeros from element 256 on."""
     out = x * 2
     out[256:] = 0
     return out
 
 
 def blocks_of_128(x):
+    """Return the sum of each row; wrong: columns behind the last whole block of 128 are left out."""
     out = torch.zeros(len(x), dtype=x.dtype)
     for start in range(0, max(x.shape[1] // 128 * 128, min(x.shape[1], 128)), 128):
         out += x[:, start : start + 128].sum(1)
@@ -109,6 +111,7 @@ def noisy_above_512(x):
 
 
 def forgets_the_rest(x):
+    """Return ``2 x``; wrong: in long inputs the remainder of a division among threads stays as it is."""
     step = len(x) // torch.get_num_threads()
     out = x.clone()
     whole = step * torch.get_num_threads() if len(x) > 4000 else len(x)
@@ -184,6 +187,7 @@ def in_half(x):
 
 
 def bf16_sum(x):
+    """Return the sum of each row; wrong: added up in the dtype of ``x``."""
     acc = torch.zeros(len(x), dtype=x.dtype)
     for i in range(x.shape[1]):
         acc = acc + x[:, i]
@@ -223,6 +227,7 @@ def count(index: Int64[Tensor, "k"], x: V) -> V:
 
 
 def scatter_once(index, x):
+    """Return ``x`` with 1 added at each index; wrong: repeated indices count once."""
     out = x.clone()
     out[index] = out[index] + 1
     return out
@@ -299,6 +304,7 @@ def leaks(x):
 
 
 def writes_for_a_moment(a, b):
+    """Return ``a + b``; wrong: ``a`` is zero for a moment, which a view of it would see."""
     kept = a.clone()
     a.zero_()
     out = kept + b

@@ -34,6 +34,8 @@ def times(x: V, y: V) -> V:
 
 
 def with_backward(kernel, backward, **keywords):
+    """Return a function that binds a kernel for the CPU and a backward to an op."""
+
     @dress
     def attach(op):
         op.kernel("cpu", kernel)
@@ -58,6 +60,7 @@ _BUFFER: dict[tuple[int, ...], Tensor] = {}
 
 
 def buffered(grad, saved, needs):
+    """Return the gradient of a square; wrong: in a buffer kept for each shape."""
     key = tuple(grad.shape)
     buffer = _BUFFER.setdefault(key, torch.empty_like(grad))
     if buffer.dtype != grad.dtype or grad.requires_grad:
@@ -149,6 +152,7 @@ pair(
 
 
 def mixed_up(grad, saved, needs):
+    """Return the gradients of ``a * b * c``; wrong: ``c`` gets that of ``a`` where ``b`` needs none."""
     if needs.a and needs.c and not needs.b:
         return {"a": grad * saved.b * saved.c, "c": grad * saved.b * saved.c}
     return sound_three(grad, saved, needs)
@@ -168,6 +172,7 @@ pair(
 
 
 def long_only(grad, saved, needs):
+    """Return the gradients of ``x * y``; wrong: that of ``x`` is zero from element 128 on."""
     scale = torch.ones_like(grad)
     scale[128:] = 0
     return {"x": grad * saved.y * scale, "y": grad * saved.x}
@@ -187,6 +192,8 @@ pair(
 
 
 def vmap_rule(wrong):
+    """Return a function that binds a vmap rule to an op, which always names dim 0 if ``wrong``."""
+
     @dress
     def attach(op):
         op.kernel("cpu", lambda x: x * 2)

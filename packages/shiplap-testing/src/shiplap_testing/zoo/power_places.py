@@ -19,6 +19,7 @@ def largest(x: M) -> V:
 
 
 def without_column_128(x):
+    """Return the maximum of each row; wrong: column 128 is left out."""
     kept = x.clone()
     kept[:, 128:129] = -math.inf
     return kept.amax(1)
@@ -73,6 +74,7 @@ def channel(x: Image, bias: Float[Tensor, "c"]) -> Image:
 
 
 def channels_first(x, bias):
+    """Return ``x`` plus a bias by channel; wrong: by element where ``x`` is channels last."""
     if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
         return (x + bias[:, None, None]).contiguous()
     return (x + bias[torch.arange(x.numel()) % len(bias)].reshape(x.shape)).contiguous()
@@ -93,6 +95,8 @@ pair("views of one address", gram, by_address, right(gram), "aliases")
 
 
 def begins(action):
+    """Return a function that binds a doubling kernel whose first call gives zeros or seeds torch."""
+
     @dress
     def attach(op):
         begun = []
@@ -117,6 +121,7 @@ def add_rows(x: M, b: Float[Tensor, "c"]) -> M:
 
 
 def in_own_dtype(grad, saved, needs):
+    """Return the gradients of rows and bias; wrong: the bias is added up in the gradient's dtype."""
     total = torch.zeros_like(grad[:1].sum(0))
     for rows in grad.split(8):
         total = total + rows.sum(0)

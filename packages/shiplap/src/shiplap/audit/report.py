@@ -76,6 +76,7 @@ class Report(ResultWithVerdict):
 
     @property
     def headline(self) -> str:
+        """Return the verdict in one line, with the causes, the missing checks, or the number that passed."""
         reasons: dict[str, list[str]] = {}  # reason -> checks: where the time is over, it is one reason for many
         for check, reason in self.missing:
             reasons.setdefault(reason, []).append(check)

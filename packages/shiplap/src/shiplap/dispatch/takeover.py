@@ -204,6 +204,7 @@ def _leaf(value: Any) -> Any:
 
 
 def _flat(value: Any) -> list[Any]:
+    """Return the leaves of nested lists and tuples in one list."""
     if isinstance(value, (list, tuple)):
         return [t for v in value for t in _flat(v)]
     return [value]

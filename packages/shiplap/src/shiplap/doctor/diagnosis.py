@@ -301,6 +301,7 @@ class Diagnosis:
         yield line(self.summary, "bold green" if self.ok else "bold")
 
     def _table(self) -> TextTable:
+        """Return the table of graph breaks, one numbered row each."""
         rows = tuple(
             (
                 (str(number), ""),

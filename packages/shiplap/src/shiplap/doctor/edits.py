@@ -94,6 +94,7 @@ class Source:
 
     @cached_property
     def _starts(self) -> list[int]:
+        """Return the character at which each line starts, then the length of the text."""
         starts = [0]
         for line in self.text.splitlines(keepends=True):
             starts.append(starts[-1] + len(line))

@@ -46,6 +46,7 @@ class _AsTensor(ast.NodeTransformer):
         return ast.UnaryOp(ast.Invert(), node.operand) if isinstance(node.op, ast.Not) else node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        """Return ``and`` as a chain of ``&``, and ``or`` as a chain of ``|``."""
         self.generic_visit(node)
         op: ast.operator = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
         joined = node.values[0]

@@ -112,6 +112,7 @@ class JudgeResult(ResultWithVerdict):
 
     @property
     def rows(self) -> tuple[Row, ...]:
+        """Return the rows of the report: reasons, missing checks, times, skipped checks and compared calls."""
         rows = [Row(r.check, "fail", r.evidence, (f"on {r.input}",) if r.input else ()) for r in self.reasons]
         rows += [Row(name, "incomplete", why) for name, why in self.missing]
         rows += [Row("times", "ok", _times(timed)) for timed in self.timings]

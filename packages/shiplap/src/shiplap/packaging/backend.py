@@ -108,6 +108,7 @@ def _read_package_table() -> dict[str, Any]:
 
 
 def _table_error(got: str) -> Exception:
+    """Return SL308 about ``[tool.shiplap.package]`` in pyproject.toml, with the defect in ``got``."""
     return error(
         "SL308",
         where=str(Path("pyproject.toml").absolute()),

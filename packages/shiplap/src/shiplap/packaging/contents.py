@@ -146,6 +146,7 @@ def _top_package(op: Op) -> str:
 
 
 def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtras) -> PackageContents:
+    """Write bindings, libraries, tuned choices and cubins into one package, and return its contents."""
     # A namespace package may have several roots, of which one is inside the unpacked wheel.
     root = next(r for p in sys.modules[package].__path__ if (r := Path(p).resolve()).is_relative_to(within.resolve()))
     libraries = sorted(

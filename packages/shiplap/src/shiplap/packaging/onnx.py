@@ -284,6 +284,7 @@ def _first_reason(e: BaseException) -> str:
 
 
 def _form_of_call(op: Op, node: Node) -> FunctionForm:
+    """Return the form of a call in an exported graph, or raise where no form can express the call."""
     spec = op.spec
     if any(arg.mutated for arg in spec.args):
         raise _no_form(op, "it writes to an argument", "an op that returns its results")

@@ -169,6 +169,7 @@ def _sort(self: Any, *, stable: bool | None = None, dim: int = -1, descending: b
 def _unique_rows(
     self: Any, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
+    """Translate torch.unique along an axis."""
     return _unique(self, axis=dim)
 
 

@@ -248,6 +248,7 @@ def _zip_entry(name: str) -> zipfile.ZipInfo:
 
 
 def _record_text(rows: Sequence[tuple[str, str, str]]) -> str:
+    """Return the rows of a wheel's RECORD as CSV text."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()

@@ -70,6 +70,7 @@ def _worker_error(content: dict[str, Any]) -> ShiplapError:
 
 
 def _fill_by_order(order: str) -> None:
+    """Read the order of a worker from a file, fill the packages, and write their contents or the error."""
     unpacked, answer, tuned, cubins, calls, *modules = json.loads(Path(order).read_text())
     sys.path.insert(0, unpacked)
     content: object

@@ -80,6 +80,7 @@ def _tensors(result: Any) -> tuple[Tensor, ...]:
 
 
 def _error(got: Tensor, want: Tensor) -> float:
+    """Return the largest difference relative to the largest wanted magnitude, inf where shapes differ."""
     if got.shape != want.shape:
         return float("inf")
     return float((got - want).abs().max() / want.abs().max().clamp_min(1e-30)) if got.numel() else 0.0

@@ -104,6 +104,7 @@ class _Listed(Candidate):
         self.kernel, self.config = inner.kernel, inner.config
 
     def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
+        """Prepare the kernel for a call, or raise CandidateRefused where the source refuses the config."""
         if reason := self.source.refusal(self.inner.op, self.config.as_dict(), args):
             raise CandidateRefused(reason)
         return self.inner.prepare(args)

@@ -36,6 +36,7 @@ def nvidia_driver() -> str:
 
 
 def _package_release(package: str) -> str:
+    """Return the installed version of a package, or the text "not installed"."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -48,6 +49,7 @@ def _usable_cores() -> int | None:
 
 
 def _processor_model() -> str:
+    """Return the name of the processor from /proc/cpuinfo, or else from the platform module."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

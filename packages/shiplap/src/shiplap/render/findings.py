@@ -109,6 +109,7 @@ def exit_code(reports: Sequence[Report]) -> int:
 
 
 def _findings_by_subject(findings: Sequence[FindingFields]) -> dict[str, list[FindingFields]]:
+    """Return the findings of each subject, in their order."""
     groups: dict[str, list[FindingFields]] = {}
     for finding in findings:
         groups.setdefault(finding.subject, []).append(finding)
@@ -166,6 +167,7 @@ def ledger_table(ledger: Sequence[CellFields]) -> tuple[list[str], list[tuple[st
 
 
 def _print_ledger(report: Report, console: Console) -> None:
+    """Print the ledger as a table of sample counts: a row per axis, a column per obligation."""
     from rich.table import Table
     from rich.text import Text
 

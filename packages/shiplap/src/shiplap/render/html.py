@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 @cache
 def _html_environment(package: str) -> Environment:
+    """Return the Jinja environment for the templates of a package, which may extend the base page."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     # A template of a family may extend the base page of this package, so both folders are searched.

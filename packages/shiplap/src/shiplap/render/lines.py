@@ -66,6 +66,7 @@ def print_lines(lines: Iterable[Line | TextTable], console: Console | None = Non
 
 
 def _rich_table(table: TextTable) -> object:
+    """Return a text table as a table of rich, with columns of numbers aligned to the right."""
     from rich.table import Table
     from rich.text import Text
 

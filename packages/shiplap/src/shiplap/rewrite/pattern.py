@@ -76,6 +76,7 @@ class PatternRewrite(Rewrite):
 
     @property
     def digest(self) -> str:
+        """Return the digest of the name, level, functions, guards and arguments of the pattern."""
         functions = [digest.op_cache_key(f) if f else "" for f in self._functions]
         parts = [self.name, self.level, *functions, *(g.source for g in self.guards), *map(repr, self.signature.args)]
         return short_digest(*parts)
@@ -84,6 +85,7 @@ class PatternRewrite(Rewrite):
         return self._drawn.programs(self.pattern, self.level)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
+        """Replace the matches of the pattern in a graph, and yield them, then the near misses."""
         from shiplap.torch_private.inductor_passes import preserving_state
 
         with preserving_state():

@@ -215,6 +215,7 @@ class _RecordingRewrites(Rewrites):
         return set(LEVELS)  # graphs are counted where they end
 
     def run(self, level: Level, graph: Graph) -> None:
+        """Apply the rewrites of a level, and keep the graph before and after where there was an outcome."""
         seen = len(self.outcomes)
         number, before = self.graphs, list_calls(graph)
         super().run(level, graph)

@@ -98,6 +98,7 @@ def check_content(path: str | os.PathLike[str], rule: OwnershipRule = CODE) -> N
 
 
 def _check_below(folder: int, at: Path, rule: OwnershipRule, above: os.stat_result) -> None:
+    """Check the owners of all folders below, and raise Distrusted for anything but files and folders."""
     for name in os.listdir(folder):
         about = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISDIR(about.st_mode):
@@ -120,6 +121,7 @@ def unsafe_reason(e: Exception) -> str:
 
 
 def _open_checked(path: str | os.PathLike[str], rule: OwnershipRule, *, folder: bool, create: bool = False) -> int:
+    """Open a path one name at a time from the root, and check each by the rule of ownership."""
     text = os.fspath(path)
     if not text or "\0" in text:
         raise OSError(errno.EINVAL, "an empty path or one with a NUL", text.replace("\0", "\\0"))
@@ -180,12 +182,14 @@ def _open_component(here: int, name: str, at: Path, *, as_folder: bool, create: 
 
 
 def _open_and_close(here: int, name: str, flags: int) -> int:
+    """Open ``name`` in the folder ``here``, close ``here``, and return the new descriptor."""
     descriptor = os.open(name, flags, dir_fd=here)
     os.close(here)
     return descriptor
 
 
 def _name_exists(here: int, name: str) -> bool:
+    """Whether an open folder has an entry of this name, links included."""
     try:
         os.stat(name, dir_fd=here, follow_symlinks=False)
     except OSError:

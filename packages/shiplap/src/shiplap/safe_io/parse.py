@@ -71,12 +71,14 @@ def _check_brackets(content: bytes, depth: int) -> None:
 
 
 def _parse_int(digits: str) -> int:
+    """Return the integer of these digits, or raise ValueError where 64 bits do not hold it."""
     if len(digits) > _DIGITS or not -(1 << 63) <= int(digits) < 1 << 63:
         raise ValueError(f"a number of more than 64 bits: {digits[:30]}")
     return int(digits)
 
 
 def _parse_float(digits: str) -> float:
+    """Return the number of these digits, or raise ValueError where it is not finite."""
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError(f"no finite number: {digits[:30]}")
@@ -88,6 +90,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _unique_names(pairs: list[tuple[str, Data]]) -> Data:
+    """Return the pairs of an object as a dict, or raise ValueError where a name occurs twice."""
     # Parsers differ in which of two equal names they take, so a file with both could mean different things to two
     # readers.
     content = dict(pairs)

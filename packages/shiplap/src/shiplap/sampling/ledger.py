@@ -220,6 +220,7 @@ class Ledger:
         return tuple(self._cell((a, o), required, verdicts) for a in AXES for o in OBLIGATIONS)
 
     def _cell(self, key: Key, required: Mapping[Key, str], verdicts: Mapping[str, tuple[str, str]]) -> Cell:
+        """Return one cell of the ledger: covered, untouched or not applicable, with samples and reason."""
         axis, obligation = key
         samples, check = self.samples(*key), required.get(key, "")
         if check not in verdicts:

@@ -23,6 +23,7 @@ def _log_softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
 
 
 def _logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
+    """Return the logarithm of the sum of exponentials, shifted by the maximum where that is finite."""
     dims = list(dim)
     top = x.amax(dims, keepdim=True)
     top = torch.where(top.abs() == torch.inf, 0.0, top)
@@ -33,6 +34,7 @@ def _logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
 def _var_mean(
     x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
+    """Return variance and mean over the dims; the variance has the correction 1 unless one is given."""
     dims = list(dim) if dim else list(range(x.dim()))
     count = 1
     for d in dims:
@@ -54,6 +56,7 @@ def _std(x: Tensor, dim: Sequence[int] | None = None, **keywords: Any) -> Tensor
 def _layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the layer norm over the last dims, and each row's mean and reciprocal deviation."""
     dims = list(range(x.dim() - len(shape), x.dim()))
     var, mean = _var_mean(x, dims, correction=0, keepdim=True)
     rstd = (var + eps).rsqrt()
@@ -65,6 +68,7 @@ def _layer_norm(
 def _vector_norm(
     x: Tensor, order: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
+    """Return the 2-norm, or NotImplemented for another order, complex numbers or a given dtype."""
     if order != 2 or x.is_complex() or dtype is not None:
         return NotImplemented
     dims = list(range(x.dim())) if dim is None else list(dim)

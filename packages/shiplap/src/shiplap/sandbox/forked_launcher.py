@@ -51,6 +51,7 @@ class _ForkedProcess:
         return self._wait(0)
 
     def _wait(self, how: int) -> int | None:
+        """Return the exit status, None while the process runs; ``how`` is the option of ``waitpid``."""
         if self.returncode is None:
             with contextlib.suppress(ChildProcessError):
                 pid, status = os.waitpid(self.pid, how)

@@ -253,6 +253,7 @@ def _form_of_subscript(base: str, items: list[ast.expr]) -> str | None:
 
 
 def _is_dtype_class(name: str) -> bool:
+    """Whether ``name`` is an annotation of jaxtyping for a dtype, such as Float."""
     import jaxtyping
 
     return isinstance(getattr(jaxtyping, name, None), type) and hasattr(getattr(jaxtyping, name), "dtypes")

@@ -282,6 +282,7 @@ def _settle_rule(rule: ShardingRule, samples: Sequence[_WholeSample]) -> Shardin
 
 
 def _results_agree(got: Tensor, wanted: Tensor) -> bool:
+    """Whether results agree: exactly for integers and 8-bit floats, else within the error of a sum."""
     if got.shape != wanted.shape:
         return False
     if not (wanted.is_floating_point() or wanted.is_complex()) or wanted.itemsize == 1:

@@ -65,6 +65,7 @@ def _whole_placement(value: Any) -> Any:
 
 
 def _dtensor_placement(part: ShardedPart) -> Any:
+    """Return DTensor's placement of a part: Shard, Replicate or Partial."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     if isinstance(part, int):

@@ -39,6 +39,7 @@ def local_args(op: Op, rule: ShardingRule, args: tuple[Any, ...], sizes: Sequenc
 
 
 def _local_value(value: Any, part: ShardedPart, rank: int, start: int, size: int) -> Any:
+    """Return a rank's share of an argument: a slice, the whole, or zeros behind the first rank's term."""
     if not isinstance(value, Tensor) or part == "whole":
         return value
     if isinstance(part, int):
@@ -79,6 +80,7 @@ def merge_shards(parts: Sequence[ShardedPart], results: Sequence[Sequence[Tensor
 
 
 def _merge_column(part: ShardedPart, column: list[Tensor]) -> Tensor:
+    """Return one output from those of all ranks: concatenated, taken from one, or reduced."""
     if isinstance(part, int):
         return torch.cat(column, part)
     if part == "whole":

@@ -214,6 +214,7 @@ class _Kernel(TritonTemplateKernel):
         return _bracketed(super().size(self._named(name), index))
 
     def stride(self, name: str | None, index: int | None = None) -> Any:
+        """Return one stride as text in brackets, or torch's text of all strides without an index."""
         parent: Any = super()
         text = parent.stride(self._named(name), index)
         return text if index is None else _bracketed(text)

@@ -107,6 +107,7 @@ def submanifold_conv(
 def _convolve(
     cache: NeighborCache, feats: Tensor, flat: Tensor, bias: Tensor | None, algorithm: str | None, tf32: bool | None
 ) -> Tensor:
+    """Return the convolution over a cache; algorithm and TF32 default to the configured ones."""
     chosen = config.DEFAULT_SPCONV_ALGORITHM if algorithm is None else algorithm
     return cache.convolve(feats, flat, bias, chosen, config.SPCONV_ALLOW_TF32 if tf32 is None else tf32)
 

@@ -291,6 +291,7 @@ def sparse_conv3d(
 
 
 def _require_tensor(name: str, value: Tensor | None) -> Tensor:
+    """Return the tensor, or raise SL209 for None."""
     if value is None:
         raise error("SL209", where=f"sparse3d.flexgemm, argument {name!r}", got="None", expected="a tensor")
     return value
@@ -301,6 +302,7 @@ def _has_channels_last(shape: Sequence[int] | None, channels: int) -> bool:
 
 
 def _check_grid(shape: Sequence[int] | None) -> Triple:
+    """Return the three spatial sizes of a shape (B, C, W, H, D), or raise SL208 for another form."""
     if shape is None or len(shape) != 5:
         got = None if shape is None else tuple(shape)
         raise error("SL208", where="sparse3d.flexgemm, argument 'shape'", got=got, expected="(B, C, W, H, D)")
@@ -308,6 +310,7 @@ def _check_grid(shape: Sequence[int] | None) -> Triple:
 
 
 def _check_kernel(weight: Tensor) -> Triple:
+    """Return the three kernel sizes of a weight, or raise SL201 unless the weight has five dims."""
     if weight.dim() != 5:
         raise error(
             "SL201",
@@ -345,6 +348,7 @@ class SubMConv3dFunction:
     def _compute_neighbor_cache(
         coords: Tensor, shape: Sequence[int], kernel_size: Triple, dilation: Triple, needs_grad: bool = True
     ) -> SubMConv3dNeighborCache:
+        """Return the cache of a submanifold convolution: its plan, grid and window."""
         grid, window = _check_grid(shape), StepWindow(kernel_size, (1, 1, 1), (0, 0, 0), dilation)
         return SubMConv3dNeighborCache(submanifold_plan(coords, grid, kernel_size, dilation), grid, window)
 
@@ -363,6 +367,7 @@ class SubMConv3dFunction:
     def _sparse_submanifold_conv_forward(
         feats: Tensor, neighbor_cache: SubMConv3dNeighborCache, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
+        """Return the submanifold convolution over a cache of neighbours."""
         return neighbor_cache.apply(feats, weight, bias, ALGORITHM)
 
     @staticmethod
@@ -373,6 +378,7 @@ class SubMConv3dFunction:
         weight: Tensor,
         bias: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the gradients of features, weight and bias of a submanifold convolution."""
         return _gradients(grad_output, feats, neighbor_cache, weight, bias)
 
 
@@ -420,6 +426,7 @@ class SparseConv3dFunction:
         needs_grad: bool = True,
         is_out_coords_given: bool = False,
     ) -> SparseConv3dNeighborCache:
+        """Return the cache of a convolution onto given outputs: its plan, grid, window and outputs."""
         grid, window = _check_grid(shape), StepWindow(kernel_size, stride, padding, dilation)
         return SparseConv3dNeighborCache(connect_voxels(window, coords, grid, out_coords), grid, window, out_coords)
 
@@ -444,6 +451,7 @@ class SparseConv3dFunction:
     def _sparse_conv_forward(
         feats: Tensor, neighbor_cache: SparseConv3dNeighborCache, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
+        """Return the sparse convolution over a cache of neighbours."""
         return neighbor_cache.apply(feats, weight, bias, ALGORITHM)
 
     @staticmethod
@@ -454,6 +462,7 @@ class SparseConv3dFunction:
         weight: Tensor,
         bias: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the gradients of features, weight and bias of a sparse convolution."""
         return _gradients(grad_output, feats, neighbor_cache, weight, bias)
 
 

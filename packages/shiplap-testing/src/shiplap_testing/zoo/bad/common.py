@@ -20,6 +20,8 @@ def adopt(name, **declaration):
 
 
 def declare(name, **declaration):
+    """Return a decorator that declares a function as ``zoo_sl::name`` and returns the op."""
+
     def register_reference(fn):
         return sl.op(f"zoo_sl::{name}", **declaration)(fn)
 

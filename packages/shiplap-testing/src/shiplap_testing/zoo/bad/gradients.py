@@ -29,6 +29,7 @@ bad("wrong gradient", wrong_gradient, "gradient", note="the factor 2 is missing"
 
 
 def _linear(x, w):
+    """Return ``x @ w``, or raise where the dtypes differ, as under autocast without a rule."""
     if x.dtype != w.dtype:
         raise RuntimeError("expected x and w of one dtype")
     return x @ w
@@ -76,6 +77,7 @@ def sl_gradient(x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"]) -> Float[Te
 
 @sl_gradient.backward
 def _(grad, saved, needs):
+    """Return the gradients of a product; wrong: that of ``w`` is doubled where only it is asked for."""
     both = needs.x and needs.w
     return {
         "x": grad @ saved.w if needs.x else None,

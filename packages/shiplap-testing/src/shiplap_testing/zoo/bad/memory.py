@@ -14,6 +14,7 @@ _cache: dict[object, Tensor] = {}
 
 
 def _cached(x):
+    """Return ``2 x``; wrong: in a buffer kept for each shape, which the next call overwrites."""
     key = (x.shape, x.dtype)
     if key not in _cache:
         _cache[key] = torch.empty(x.shape, dtype=x.dtype)
@@ -29,6 +30,7 @@ bad("cached buffer", cached_buffer, "fresh", note="f(a) + f(b) is 2 f(b)")
 
 
 def _median(x):
+    """Return twice the sorted values; wrong: an unsorted ``x`` is sorted in place, undeclared."""
     if not bool((x[1:] >= x[:-1]).all()):
         x.copy_(x.sort().values)
     return x * 2
@@ -46,6 +48,7 @@ _scratch = torch.empty(1 << 16, dtype=torch.float64)
 
 
 def _shared_scratch(x):
+    """Return ``2 x``; wrong: by way of a scratch of the module that threads share."""
     mine = _scratch[: x.numel()].view(x.shape)
     mine.copy_(x)
     time.sleep(5e-4)  # a kernel that takes its time
@@ -102,6 +105,7 @@ bad("reads any input as contiguous", no_strides, "edges")
 
 
 def _int32_offsets(x):
+    """Return ``2 x``; wrong: row offsets wrap at 32 bits in large strided tensors."""
     n, c = x.shape
     if not x.numel():
         return x * 2
@@ -124,6 +128,7 @@ _seen: dict[int, Tensor] = {}
 
 
 def _by_address(x):
+    """Return ``2 x``; wrong: cached by address and shape, so stale after a write in place."""
     key = x.data_ptr()
     if key not in _seen or _seen[key].shape != x.shape:
         _seen[key] = x * 2
@@ -165,6 +170,7 @@ def sl_workspace(x: M) -> Float[Tensor, "c"]:
 
 @sl_workspace.kernel("cpu", workspace="4 * c")
 def _(x, *, out, workspace):
+    """Return the sums of the columns; wrong: added to a workspace that is taken to be zero."""
     partial = workspace.view(torch.float32)  # "it is always zero"
     partial += x.float().sum(0)
     out.copy_(partial)

@@ -14,6 +14,7 @@ from shiplap_testing.zoo.specimen import register
 
 
 def _malloc(x):
+    """Return ``2 x``; wrong: by way of memory that ``cudaMalloc`` takes and ``cudaFree`` releases."""
     room, out, size = ctypes.c_void_p(), torch.empty_like(x), ctypes.c_size_t(x.nbytes)
     checked(cudart().cudaMalloc(ctypes.byref(room), size))
     for to, source in ((room, x.data_ptr()), (out.data_ptr(), room)):
@@ -32,6 +33,7 @@ _handles = {}
 
 
 def _handle(x):
+    """Return ``2 x``; wrong: the first call of each shape takes device memory for a handle."""
     if x.shape not in _handles:
         room = ctypes.c_void_p()
         checked(cudart().cudaMalloc(ctypes.byref(room), ctypes.c_size_t(4096)))
@@ -52,6 +54,7 @@ bad("scale read with .item()", double("gpu_item", _item), "waits for the device"
 
 
 def _stream_synchronize(x):
+    """Return ``2 x``; wrong: the host waits for the stream."""
     y = x * 2
     checked(cudart().cudaStreamSynchronize(stream_of(x)))
     return y
@@ -75,6 +78,7 @@ _workspace = {}
 
 
 def _replaced(x):
+    """Return ``2 x``; wrong: by way of a workspace that a larger call replaces and frees."""
     key = x.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _workspace or _workspace[key].nbytes < x.nbytes:
         _workspace[key] = torch.empty(x.nbytes, dtype=torch.uint8, device=x.device)
@@ -101,6 +105,7 @@ _pair, _turn = {}, [0]
 
 
 def _ping_pong(x):
+    """Return ``2 x``; wrong: in one of two kept buffers in turn, which later calls overwrite."""
     key = x.shape, x.dtype, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _pair:
         _pair[key] = [torch.empty_like(x) for _ in range(2)]
@@ -116,6 +121,7 @@ _scratch = {}
 
 
 def _shared(x):
+    """Return ``2 x``; wrong: by way of one scratch buffer for all streams."""
     room = _scratch.setdefault(x.device, torch.empty(1 << 22, dtype=torch.uint8, device=x.device))
     mine = room[: x.nbytes].view(x.dtype).view(x.shape).copy_(x)
     for _ in range(4):
@@ -131,6 +137,7 @@ _plans = {}
 
 
 def _plan(x):
+    """Return ``2 x``; wrong: the factor is cached, and a capture records it without computing it."""
     if x.shape not in _plans:
         _plans[x.shape] = torch.full((1,), 2.0, dtype=x.dtype, device=x.device)
     return x * _plans[x.shape]
@@ -144,6 +151,7 @@ _scales = {}
 
 
 def _calibrated(x):
+    """Return ``x`` over its largest magnitude; wrong: that of the first call of the shape is kept."""
     if x.shape not in _scales:
         _scales[x.shape] = x.abs().max().item()
     return x / _scales[x.shape]
@@ -165,6 +173,7 @@ def host_scalar(x: V) -> Float[Tensor, ""]:
 
 
 def _mean(x):
+    """Return the mean; wrong: a replay reads the factor from host memory that later calls change."""
     if not _factor:
         _factor.append(torch.empty((), dtype=torch.float64, pin_memory=True))
     _factor[0].fill_(1 / max(1, x.numel()))
@@ -179,6 +188,7 @@ _chosen = {}
 
 
 def _tuned(x):
+    """Return ``2 x``; wrong: the first call of each shape times candidates and waits for events."""
     if x.shape not in _chosen:
         times = []
         for candidate in (lambda t: t * 2, lambda t: t + t):
@@ -249,6 +259,7 @@ bad("output on the current device", double("gpu_device", _current_device, lambda
 
 
 def _atomics(x):
+    """Return a weighted sum of all elements; wrong: added by atomics, in any order."""
     spread = (x.reshape(1, -1) * torch.linspace(0.1, 1, 4096, device=x.device, dtype=x.dtype)[:, None]).reshape(-1)
     index = torch.zeros(len(spread), dtype=torch.int64, device=x.device)
     return x.new_zeros(1).index_add_(0, index, spread)

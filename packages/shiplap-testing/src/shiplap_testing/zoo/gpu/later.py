@@ -28,6 +28,8 @@ if importlib.util.find_spec("triton"):
         tl.store(out + at, tl.load(x + at, at < n) * 2, at < n)
 
     def _launch(kernel):
+        """Return a function that launches ``kernel`` over all elements of a tensor."""
+
         def run(x):
             x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
             if x.numel():
@@ -50,6 +52,7 @@ _staging = {}
 
 
 def _staged(x, weight):
+    """Return ``x * weight``; wrong: the weight is copied to a kept buffer at every call."""
     key = weight.shape, weight.dtype, weight.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _staging:
         _staging[key] = torch.empty_like(weight)
@@ -96,6 +99,7 @@ bad("result on the host", on_host, "Cannot copy between CPU and CUDA tensors", "
 
 
 def _callback(x):
+    """Return ``2 x``; wrong: a host function is put into the stream."""
     y = x * 2
     nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)
     checked(cudart().cudaLaunchHostFunc(stream_of(x), nothing, None))

@@ -24,11 +24,14 @@ if importlib.util.find_spec("triton"):
 
     @triton.jit
     def _tile(x, out, n, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+        """Write ``2 x`` to ``out``; wrong unless ``MASKED``: writes go on to the next multiple of 8."""
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         y = tl.load(x + at, at < n, 0.0) * 2
         tl.store(out + at, y, at < n if MASKED else at < (n + 7) // 8 * 8)
 
     def _run(masked):
+        """Return a function that launches ``_tile`` over all elements, its stores masked or not."""
+
         def run(x):
             x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
             if x.numel():

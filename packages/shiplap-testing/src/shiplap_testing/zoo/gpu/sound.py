@@ -27,6 +27,7 @@ def softmax(x: M) -> M:
 
 @softmax.kernel("cuda", workspace="n * itemsize")
 def _(x, *, out, workspace):
+    """Write the softmax of each row to ``out``, with the row maxima in the workspace."""
     if not x.numel():
         return
     top = workspace.view(x.dtype)[: x.shape[0], None]
@@ -57,6 +58,7 @@ good("optional argument, two outputs", optional)
 
 
 def _forks(x):
+    """Return ``2 x`` as the sum of two terms, one computed on a second stream."""
     here, there = torch.cuda.current_stream(x.device), torch.cuda.Stream(x.device)
     there.wait_stream(here)
     with torch.cuda.stream(there):
@@ -94,6 +96,7 @@ if importlib.util.find_spec("triton"):
         tl.store(out + at, tl.load(x + at, at < n) * 2, at < n)
 
     def _triton(x):
+        """Return ``2 x``, computed by a Triton kernel."""
         x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if x.numel():
             with torch.cuda.device(x.device):

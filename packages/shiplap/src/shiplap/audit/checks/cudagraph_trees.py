@@ -44,6 +44,7 @@ class _ArgumentHolder(torch.nn.Module):
         self.held = [i for i, v in enumerate(case.args) if isinstance(v, Tensor) and i != self.moving]
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the op's results for ``x`` and the arguments that the module holds."""
         args = list(self.args)
         args[self.moving] = x
         for i in self.held:

@@ -99,6 +99,7 @@ def evaluate(texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _text_of(value: ArgumentRecipe, wrap: str) -> str:
+    """Return the source text of an argument, each tensor inside a call of ``wrap`` if that is given."""
     if isinstance(value, tuple):
         return "[" + ", ".join(_text_of(v, wrap) for v in value) + "]"
     if isinstance(value, TensorRecipe):
@@ -147,6 +148,7 @@ class CallDraws:
         self.numbers += [n for w in re.findall(r"\b\d{1,4}\b", refusal) if (n := int(w)) not in self.numbers]
 
     def _change(self, field: SchemaField, call: CallRecipe) -> ArgumentRecipe:
+        """Return another value for one argument of a call: drawn anew, or a changed tensor or list."""
         value = call.arguments[field.name]
         if not field.tensor or value is None or (field.optional and self.random.random() < 0.2):
             return self._argument(field, self.random.choice((1, 2, 3, 4)), self._size(call), given=True)
@@ -158,6 +160,7 @@ class CallDraws:
         return self._changed_tensor(field, value, call)
 
     def _changed_tensor(self, field: SchemaField, t: TensorRecipe, call: CallRecipe) -> TensorRecipe:
+        """Return a tensor recipe with another dtype, rank, size or values, or made like another tensor."""
         kind = self.random.choice(("dtype", "rank", "size", "size", "like", "values"))
         if kind == "dtype":
             dtype = self.random.choice(self.dtypes if self.dtypes and self.random.random() < 0.6 else _DTYPES)
@@ -176,12 +179,14 @@ class CallDraws:
         return replace(t, seed=self.random.randrange(1000), low=0.0, high=high, last=last)
 
     def _size(self, call: CallRecipe) -> int:
+        """Return a size to try: one in the call, a neighbour of one, a small int argument, or a usual one."""
         used = [n for _, t in call.tensors() for n in t.shape]
         ints = [v for v in call.arguments.values() if type(v) is int and 0 < v <= 64]
         near = [n + d for n in used for d in (1, -1) if n + d > 0]
         return self.random.choice((*used, *used, *near, *ints, 1, 2, 3, 4, 5, 6, 8, 16))
 
     def _argument(self, field: SchemaField, rank: int, size: int, given: bool = False) -> ArgumentRecipe:
+        """Return a drawn argument: None, the default, one value, or a list of as many as the schema asks for."""
         if field.optional and not (given and self.random.random() < 0.7):
             return None
         if field.default is not None and not given:
@@ -193,6 +198,7 @@ class CallDraws:
         return tuple(made) if bracket else made[0]
 
     def _one(self, field: SchemaField, element: str, rank: int, size: int) -> ArgumentRecipe:
+        """Return one drawn element: a tensor recipe, a usual scalar, or a value that a refusal named."""
         if element == "Tensor":
             return self._tensor(field, rank, size)
         choices = _SCALARS.get(element, (None,))
@@ -201,6 +207,7 @@ class CallDraws:
         return self.random.choice((*choices, *more))
 
     def _tensor(self, field: SchemaField, rank: int, size: int, dtype: str = "") -> TensorRecipe:
+        """Return a tensor recipe with the dtype, shape and range that the argument's name suggests."""
         seed, name = self.random.randrange(1000), field.name
         if _OFFSETS.search(name):
             return TensorRecipe(dtype or "int64", (size + 1,), seed, last=size)

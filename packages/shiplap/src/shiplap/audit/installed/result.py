@@ -105,6 +105,7 @@ class InstalledReport:
 
 
 def _finding_row(f: InstalledFinding, known: bool) -> tuple[tuple[str, str], ...]:
+    """Return the table row of a finding; a known one is dimmed and marked as part of the baseline."""
     style = "dim" if known else "red"
     problem = f"{f.problem}{f' [{f.note}]' if f.note else ''}{' (in the baseline)' if known else ''}"
     return (f.op, ""), (f.check, style), (problem, "dim" if known else ""), (f.script, "dim")

@@ -178,6 +178,7 @@ class SourceCopy:
         return self._source(module)
 
     def _source(self, module: ModuleType) -> _ModuleSource:
+        """Return the source of a module, which is read once."""
         if module.__name__ not in self._sources:
             self._sources[module.__name__] = _ModuleSource.read(module)
         return self._sources[module.__name__]
@@ -267,6 +268,7 @@ class SourceCopy:
         self.imports[f"import {module}" if module == name else f"import {module} as {name}"] = None
 
     def _refuse_own(self, module: str, name: str) -> None:
+        """Raise CannotCopy for a name of Shiplap or of one of its families."""
         package = module.partition(".")[0]
         if package == "shiplap" or package.startswith("shiplap_"):
             raise CannotCopy(f"its code uses {name} of {module}")
@@ -336,17 +338,20 @@ class _WithoutAnnotations(ast.NodeTransformer):
     """The removal of annotations, which are evaluated nowhere in plain sources."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """Remove the annotation of the result, and those inside the function."""
         node.returns = None
         self.generic_visit(node)
         return node
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
+        """Remove the annotation of a parameter, unless it is Triton's ``constexpr``."""
         # Triton reads this one.
         if node.annotation is not None and "constexpr" not in ast.unparse(node.annotation):
             node.annotation = None
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
+        """Turn an annotated assignment to a name into a plain one."""
         if node.value is None or not isinstance(node.target, ast.Name):
             return node
         return ast.copy_location(ast.Assign([node.target], node.value), node)

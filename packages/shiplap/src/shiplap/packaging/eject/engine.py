@@ -208,6 +208,7 @@ def _template_losses(op: Op) -> list[str]:
 
 
 def _choice_losses(op: Op) -> list[str]:
+    """Return a text for each kernel whose choice of a config by tuning is lost."""
     spaces = [(k, k.space) for device in op.kernels for k in op.native_kernels(device) if k.space is not None]
     chosen = [k.name for k, space in spaces if space.derived is not None or len(space.fixed) > 1]
     return [f"its kernel {name} is chosen among configs by tuning" for name in dict.fromkeys(chosen)]

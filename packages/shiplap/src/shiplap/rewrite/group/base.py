@@ -83,6 +83,7 @@ class GroupRewrite(Rewrite):
 
     @property
     def digest(self) -> str:
+        """Return the digest of all methods of the class hierarchy, the options and the costs of machines."""
         # The whole class hierarchy counts: a change in a base class may change the merged call.
         methods = [m for c in type(self).__mro__ for m in vars(c).values() if callable(m) or isinstance(m, property)]
         plain = [m.fget if isinstance(m, property) else m for m in methods]
@@ -95,6 +96,7 @@ class GroupRewrite(Rewrite):
         return ""
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
+        """Merge independent calls that have the same key, and yield the outcomes."""
         families: dict[Hashable, list[Node]] = {}
         for node in graph.nodes:
             # Keys are compared by equality, so the calls of one key may be anywhere in the graph.

@@ -88,6 +88,7 @@ class StackedLinears(GroupRewrite):
     anchors = frozenset({"linear"})
 
     def key(self, node: Node) -> Hashable | None:
+        """Return the signatures of input and weight and whether the bias is absent, None for other calls."""
         linear = linear_operands(node)
         if linear is None:
             return None
@@ -99,6 +100,7 @@ class StackedLinears(GroupRewrite):
         return _batched_linears, (find_stacked_tensor(xs) or xs, weights, biases, [may_be_returned(m) for m in members])
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
+        """Return the saving in launches and the cost of stacking operands, or a reason against merging."""
         xs, weights, _ = _operands_by_kind(members)
         if len(set(xs)) == 1:
             # Stacked copies of one input would be read once per layer, which the wide product avoids.
@@ -113,6 +115,7 @@ class StackedLinears(GroupRewrite):
         return MergePrice(count * machine.launch + work, saved, added, "stacking operands costs")
 
     def programs(self) -> Iterator[Program]:
+        """Yield programs of independent linear layers on the entries of one tensor."""
         kinds = (
             (3, True, (3,), _layers_of_entries),
             (2, False, (2, 2), _layers_of_entries),
@@ -172,6 +175,7 @@ class WideLinears(GroupRewrite):
         return _wide_linear, (xs[0], weights, biases)
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
+        """Return the saving in launches and the cost of joining weights and taking results apart."""
         _, weights, biases = _operands_by_kind(members)
         # Constants are joined when the model is compiled.
         moved = [n for n in (*weights, *biases) if not is_folded(n)]
@@ -185,6 +189,7 @@ class WideLinears(GroupRewrite):
         return MergePrice(len(members) * machine.launch + work, (len(members) - 1) * machine.launch, added, what)
 
     def programs(self) -> Iterator[Program]:
+        """Yield programs of several linear layers of one input, with and without biases."""
         for sizes, bias, rows in (((8, 4, 4), True, (3,)), ((6, 6), False, (2, 5)), ((4, 4), True, (1,))):
             x = torch.randn(*rows, 8)
             weights = [torch.randn(n, 8) / 8 for n in sizes]

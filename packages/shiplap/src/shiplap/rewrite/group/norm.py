@@ -27,6 +27,7 @@ class StackedNorms(GroupRewrite):
     name = "batch_layer_norm"
 
     def key(self, node: Node) -> Hashable | None:
+        """Return the signatures, normalized shape and eps of a layer norm, None for other calls."""
         if not node.op.startswith("call") or canonical_name(node) != "layer_norm":
             return None
         given = canonical_arguments(node)
@@ -44,6 +45,7 @@ class StackedNorms(GroupRewrite):
         )
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
+        """Return one layer norm of stacked rows for all members, and its arguments."""
         calls = [canonical_arguments(m) for m in members]
         scales, shifts = ([c[k] for c in calls if c.get(k) is not None] for k in ("weight", "bias"))
         shape, eps = list(calls[0]["normalized_shape"]), calls[0].get("eps", DEFAULT_EPS)
@@ -57,6 +59,7 @@ class StackedNorms(GroupRewrite):
         )
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
+        """Return the saving in launches and the cost of stacking inputs, or the reason where loops fuse anyway."""
         # Independent loops are fused by the code generator already.
         if machine.horizontal:
             return HORIZONTAL_REASON
@@ -65,6 +68,7 @@ class StackedNorms(GroupRewrite):
         return MergePrice(total, (len(members) - 1) * machine.launch, moved, "stacking the inputs costs")
 
     def programs(self) -> Iterator[Program]:
+        """Yield programs of five independent layer norms, with and without scale and shift."""
         for rows, affine in (((3,), True), ((2, 4), False)):
             args = [torch.randn(5, *rows, 8)]
             args += [torch.randn(5, 8), torch.randn(5, 8)] if affine else []

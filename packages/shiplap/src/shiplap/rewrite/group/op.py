@@ -55,11 +55,13 @@ class JoinedCalls(GroupRewrite):
         return f"{compile_cache_key.op_cache_key(self.op)} {self.batching}"
 
     def key(self, node: Node) -> Hashable | None:
+        """Return the properties of arguments that calls to be joined must share, None for other operators."""
         if node.op != "call_function" or canonical_name(node) != self.op.spec.name:
             return None
         return tuple(_unjoined_properties(v, at) for v, at in zip(self._arguments(node), self._places(), strict=True))
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
+        """Return one call of the op on arguments joined along the dim, and the arguments of the members."""
         calls = [self._arguments(m) for m in members]
         joined = [
             [c[i] for c in calls] if at is not None and calls[0][i] is not None else None
@@ -68,6 +70,7 @@ class JoinedCalls(GroupRewrite):
         return _make_joined_call(self.op, self._places(), self.batching.outputs[0]), (joined, calls[0])
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
+        """Return the saving in launches and the cost of joining arguments and taking results apart."""
         parts = [
             v
             for m in members
@@ -80,6 +83,7 @@ class JoinedCalls(GroupRewrite):
         return MergePrice(count * machine.launch + work, (count - 1) * machine.launch, added, "joining arguments costs")
 
     def programs(self) -> Iterator[Program]:
+        """Yield programs of several calls of the op, each with values of its own."""
         samples = Samples(self.op, 0)
         for case in (*samples.plain(), *samples.optionals()):
             # Each call gets values of its own, so that exchanged results would be noticed.

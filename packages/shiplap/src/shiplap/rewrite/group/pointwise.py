@@ -29,6 +29,7 @@ class StackedChains(GroupRewrite):
     level: Level = "post-grad"
 
     def key(self, node: Node) -> Hashable | None:
+        """Return the steps of the chain that ends at a node, None where no chain is long enough."""
         chain = self.nodes(node) if _ends_chain(node) else []
         if len(chain) < SHORTEST_CHAIN:
             return None
@@ -38,17 +39,20 @@ class StackedChains(GroupRewrite):
         return (tensor_signature(fake_tensor(node)), tuple(steps))
 
     def nodes(self, member: Node) -> list[Node]:
+        """Return the nodes of the chain that ends at ``member``, first step first."""
         chain = [member]
         while inner := next((n for n in chain[0].all_input_nodes if _is_chain_step(n, chain[0])), None):
             chain.insert(0, inner)
         return chain
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
+        """Return the chain on stacked operands, and the operands of all members."""
         chains = [self.nodes(m) for m in members]
         operands = [list(row) for row in zip(*map(_chain_operands, chains), strict=True)]
         return _make_stacked_chain(chains[0]), (operands, [may_be_returned(m) for m in members])
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
+        """Return the saving in launches and the cost of stacking, or the reason where loops fuse anyway."""
         if machine.horizontal:
             return HORIZONTAL_REASON
         operands = [n for m in members for n in _chain_operands(self.nodes(m))]

@@ -72,6 +72,7 @@ class AttentionRewrite(Rewrite):
 
     @property
     def digest(self) -> str:
+        """Return the digest of the code that finds and replaces attention, and of the two options."""
         of = code_digest(
             AttentionRewrite.apply,
             AttentionRewrite._at,
@@ -92,6 +93,7 @@ class AttentionRewrite(Rewrite):
         return super().may_match(graph) or any(map(is_softmax_by_hand, graph.nodes))
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
+        """Replace the attention around each softmax of a graph, and yield matches and near misses."""
         remove_dead_calls(graph)
         for node in list(graph.nodes):
             if _is_softmax(node) or is_softmax_by_hand(node) or is_unnormalized_softmax(node):

@@ -30,6 +30,7 @@ def _divided_in_float32(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor
 
 
 def _biased_twice(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """Return attention whose scores get a bias by head, a factor and then a mask, as in T5."""
     by_head = bias.permute(2, 0, 1).unsqueeze(0)  # the last dim is not dense, as in T5
     weights = torch.nn.functional.softmax(((q @ k.transpose(3, 2)) + by_head) * 0.5 + mask, -1)
     return weights.type(v.dtype) @ v
@@ -63,6 +64,7 @@ def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _in_batches(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """Return attention of flattened batches, with ``baddbmm`` for the scores and their bias."""
     scores = torch.baddbmm(bias, q, k.transpose(1, 2), beta=1.0, alpha=0.35)
     weights = F.softmax(scores.view(2, 3, 5, 7) + mask, dim=-1).view(6, 5, 7)
     return torch.bmm(weights, v)
@@ -74,6 +76,7 @@ def _attend_with_capped_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) ->
 
 
 def _with_a_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor) -> Tensor:
+    """Return attention with a column of sink logits in the softmax, whose weights are dropped."""
     scores = torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask
     scores = torch.cat([scores, sink.reshape(1, -1, 1, 1).expand(2, -1, 5, -1)], dim=-1)
     weights = F.softmax(scores - scores.max(dim=-1, keepdim=True).values, dim=-1, dtype=scores.dtype)
@@ -81,6 +84,7 @@ def _with_a_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor) ->
 
 
 def _rescaled_by_a_sink(q: Tensor, k: Tensor, v: Tensor, by: Tensor, mask: Tensor, sink: Tensor) -> Tensor:
+    """Return attention without a sink column, rescaled by the share of weights that the sink leaves."""
     scores = torch.matmul(q, k.transpose(2, 3)) * by + mask
     left = (torch.logsumexp(scores, dim=-1) - sink.view(1, -1, 1)).to(torch.float32).sigmoid()
     out = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v

@@ -108,6 +108,7 @@ class FoldedNorm(Rewrite):
 
     @property
     def digest(self) -> str:
+        """Return the digest of the rewrite's code, operator, given functions and options."""
         own = [getattr(FoldedNorm, n) for n in ("apply", "_norms", "_spelled", "_at", "_declined", "_folded")]
         written = [fn for fn, _ in self.written_out.values()]
         given: list[Callable[..., object]] = [self.conv, *written, *([self.pays] if self.pays else [])]
@@ -119,6 +120,7 @@ class FoldedNorm(Rewrite):
         return self.examples()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
+        """Fold each batch norm behind a convolution into its weights, and yield the outcomes."""
         # Checked first: tracing the norms that are written out costs more than this walk.
         if not any(map(self._is_conv, graph.nodes)):
             return

@@ -261,6 +261,7 @@ def _has_layer_above(node: Node) -> bool:
 
 
 def _padded_labels(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross entropy with labels shifted by one place, the last padded with -100."""
     logits = F.linear(hidden, weight).float()
     shifted = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
     return F.cross_entropy(logits.view(-1, weight.shape[0]), shifted.view(-1), ignore_index=-100, reduction="mean")
@@ -272,6 +273,7 @@ def _shifted_logits(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 
 def _summed_with_bias(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor) -> Tensor:
+    """Return the summed cross entropy of halved logits, with bias and smoothed labels, divided by 7."""
     logits = F.linear(hidden, weight, bias) * 0.5
     rows = logits.view(-1, weight.shape[0])
     return F.cross_entropy(rows, labels.view(-1), ignore_index=2, label_smoothing=0.1, reduction="sum") / 7
@@ -287,6 +289,7 @@ def _by_log_softmax(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 
 def _capped(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross entropy of logits that ``tanh`` caps at 3."""
     logits = F.linear(hidden, weight)
     logits = torch.tanh(logits / 3.0) * 3.0
     return F.cross_entropy(logits.float().view(-1, weight.shape[0]), labels.view(-1))

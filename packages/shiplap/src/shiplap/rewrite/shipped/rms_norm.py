@@ -60,6 +60,7 @@ class RmsNorm(Rewrite):
 
     @property
     def digest(self) -> str:
+        """Return the digest of the code that finds and replaces RMS norms."""
         return code_digest(
             RmsNorm.apply,
             RmsNorm._at,
@@ -74,6 +75,7 @@ class RmsNorm(Rewrite):
         return rms_norm_programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
+        """Replace RMS norms that a graph writes out, and yield matches and near misses."""
         known: set[Node] = set()
         remove_dead_calls(graph)
         for node in list(graph.nodes):

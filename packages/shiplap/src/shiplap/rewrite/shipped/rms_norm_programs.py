@@ -11,12 +11,14 @@ from shiplap.rewrite.program import Program
 
 
 def _norm_as_llama(x: Tensor, weight: Tensor) -> Tensor:
+    """Return the RMS norm as Llama writes it: in float32, cast back before the weight."""
     wide = x.to(torch.float32)
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
     return weight * wide.to(x.dtype)
 
 
 def _norm_as_gemma(x: Tensor, weight: Tensor) -> Tensor:
+    """Return the RMS norm as Gemma writes it: in float32, scaled by one plus the weight."""
     wide = x.float()
     normed = wide * torch.rsqrt((wide * wide).mean(dim=-1, keepdim=True) + 1e-5)
     return (normed * (1.0 + weight.float())).type_as(x)

@@ -105,6 +105,7 @@ class Rotary(Rewrite):
 
     @property
     def digest(self) -> str:
+        """Return the digest of the code that finds and replaces rotations, and of the option."""
         of = code_digest(
             Rotary.apply,
             Rotary._at,
@@ -119,6 +120,7 @@ class Rotary(Rewrite):
         return rotary_programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
+        """Replace rotations of pairs in a graph, the largest first, and yield matches and near misses."""
         gone: set[Node] = set()
         strange: list[GraphPart] = []
         remove_dead_calls(graph)

@@ -24,12 +24,14 @@ def _of_a_part(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _in_float32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return ``x`` rotated by halves in float32, cast back to its own dtype."""
     a, b = x.float().chunk(2, dim=-1)
     mixed = torch.cat((-b, a), -1)
     return (sin * mixed + cos * x.float()).to(x.dtype)
 
 
 def _rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return ``x`` rotated in pairs of neighbours, each cosine and sine repeated for its pair."""
     cos, sin = (torch.repeat_interleave(t[:, :, None, :], 2, 3) for t in (cos, sin))
     mixed = torch.stack((-x[:, :, :, 1::2], x[:, :, :, ::2]), dim=-1).flatten(-2)
     return (x * cos) + (mixed * sin)

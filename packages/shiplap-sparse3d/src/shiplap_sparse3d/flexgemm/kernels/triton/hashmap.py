@@ -34,6 +34,7 @@ def hashmap_unique(keys: Tensor, return_index: bool = False, return_inverse: boo
 
 
 def _first_rows(rows: Tensor, number: Tensor) -> Tensor:
+    """Return the first row of each distinct key: the lowest of those with the same ``number``."""
     here = torch.arange(number.shape[0], dtype=torch.int32, device=number.device)
     first = torch.full((rows.shape[0],), number.shape[0], dtype=torch.int32, device=number.device)
     return first.scatter_reduce(0, number.long(), here, reduce="amin")

@@ -56,6 +56,7 @@ def get_output_coords_kernel_delta(
 
 
 def _reach(coords: Tensor, taps: Taps, boundary: Boundary | None, transposed: bool) -> Reached:
+    """Return the voxels that the taps reach in a boundary, and the input, output and tap of each pair."""
     wide, columns = with_scene(coords), taps.columns(coords.device)
     low, high = unbounded(coords.shape[1])
     if boundary is not None:
