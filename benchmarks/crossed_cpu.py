@@ -37,7 +37,7 @@ def tabulate_run(results: Path, seed: int) -> dict[str, Any]:
     reasons = Counter[str]()
     for record_ in records:
         if record_["outcome"] == "refused" and record_["seed"] in finished:
-            reasons[record_["detail"][:5]] += 1
+            reasons[record_["detail"].partition(":")[0]] += 1
     return {
         "seed": seed,
         "declarations": len(finished),

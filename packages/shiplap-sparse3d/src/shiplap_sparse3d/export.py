@@ -11,7 +11,7 @@ import pickletools
 import re
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,20 +56,28 @@ def _names_in(path: Path) -> set[str]:
     with path.open("rb") as file:
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
-                pickles = [archive.read(name) for name in archive.namelist() if name.endswith("/data.pkl")]
-                found = [each for content in pickles for each in pickletools.genops(content)]
+                folder = archive.namelist()[0].partition("/")[0]  # the one that torch reads
+                held = archive.getinfo(f"{folder}/data.pkl")
+                # Torch compresses nothing, and what is compressed may be a thousand times as long as the file.
+                pickles = [archive.read(held)] if held.compress_type == zipfile.ZIP_STORED else []
+                names = {name for content in pickles for name in _globals_of(content)}
         else:
             file.seek(0)
-            found = [each for _ in range(4) for each in pickletools.genops(file)]  # three of torch's own come first
-    names = [str(name).replace(" ", ".") for code, name, _ in found if code.name == "GLOBAL"]
+            names = {name for _ in range(4) for name in _globals_of(file)}  # three of torch's own come first
     return {re.sub(r"^__builtin__\.", "builtins.", name) for name in names}  # pickles have the modules of Python 2
+
+
+def _globals_of(content: Any) -> Iterator[str]:
+    """Yield the classes and functions that one pickle names."""
+    return (str(name).replace(" ", ".") for code, name, _ in pickletools.genops(content) if code.name == "GLOBAL")
 
 
 def read_checkpoint(path: Path, project: str | None = None) -> Checkpoint:
     """Return the weights in a checkpoint of OpenPCDet, mmdet3d or Pointcept, or in a plain state dict.
 
     Only tensors and plain values are read; other objects, such as the log of a training run, are left out, and no code
-    of theirs runs. Raises SL840 for a file without weights, and for one that torch cannot read in this way.
+    of theirs runs. Raises SL840 for a file without weights, and for one that torch cannot read in this way, such as one
+    with a subclass of dict or list.
     """
     try:
         unread: list[Any] = [(_Unread, name) for name in _names_in(path)]
@@ -85,10 +93,9 @@ def read_checkpoint(path: Path, project: str | None = None) -> Checkpoint:
             fix="load a file that you trust with torch.load(path, weights_only=False), and save its state dict alone",
         ) from e
     nested = held
-    while isinstance(nested, Mapping) and (
-        key := next((k for k in _NESTS if isinstance(nested.get(k), Mapping)), None)
-    ):
-        nested = nested[key]
+    for _ in _NESTS:  # not without an end: a mapping of a file may hold itself
+        inside = [nested.get(k) for k in _NESTS] if isinstance(nested, Mapping) else []
+        nested = next((each for each in inside if isinstance(each, Mapping)), nested)
     named = nested.items() if isinstance(nested, Mapping) else ()
     # DistributedDataParallel and torch.compile wrap a module, which its names then say.
     weights = {str(n).removeprefix("module.").replace("_orig_mod.", ""): v for n, v in named if isinstance(v, Tensor)}
@@ -144,7 +151,8 @@ def _kernels_of_today(network: nn.Module, given: Mapping[str, Tensor]) -> dict[s
     Those of spconv 1.x are ``[*window, in, out]``, and those of early releases of 2.x may be ``[*window, out, in]``.
     One kernel may fit several layouts: one checkpoint has one layout, that of all its kernels.
     """
-    layers = {f"{name}.weight" if name else "weight": m for name, m in network.named_modules() if _is_layer(m)}
+    named = network.named_modules(remove_duplicate=False)  # a state dict has each name of a layer that is shared
+    layers = {f"{name}.weight" if name else "weight": m for name, m in named if _is_layer(m)}
     for last in (None, -1, -2):
         moved = {
             # A kernel of one cell is a product with its memory as [in, out], which a transposition would change.

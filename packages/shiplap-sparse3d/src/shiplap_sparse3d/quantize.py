@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shiplap.plugin_api import error
 from shiplap_sparse3d.axes import Axes
-from shiplap_sparse3d.coords import check_rows
+from shiplap_sparse3d.coords import check_rows, require
 from shiplap_sparse3d.grid_sample import grid_sample_3d
 from shiplap_sparse3d.tensor import SparseTensor, voxelize
 
@@ -144,7 +144,15 @@ class PointTensor:
         shape = (x.batch_size, x.feats.shape[1], *x.spatial_shape)
         if self.batch is None:
             return PointTensor(grid_sample_3d(x.feats, x.coords, shape, self.points[None], mode)[0], self.points)
-        scene = self.batch.long()
+        scene, most = self.batch.long(), x.batch_size - 1
+        where = "PointTensor.sample, argument 'batch'"
+        require(  # an index below 0 would read another scene
+            ((scene >= 0) & (scene <= most)).all(),
+            f"SL211: {where}: a point is in no scene from 0 to {most}",
+            lambda: error(
+                "SL211", where=where, got=f"scenes {int(scene.min())} to {int(scene.max())}", expected=f"0 to {most}"
+            ),
+        )
         if torch.compiler.is_compiling():  # a graph does not know how many points a scene has: it looks in each
             everywhere = self.points.expand(x.batch_size, *self.points.shape)
             each = grid_sample_3d(x.feats, x.coords, shape, everywhere, mode)

@@ -106,7 +106,7 @@ def use_other_statistics(net: nn.Module) -> nn.Module:
 
 
 class Fixed(nn.Module):
-    """A network of tensors alone: other arguments, and numbers that it reads from tensors, are those of one call."""
+    """A network of tensors alone. Other arguments are those of one call, in a program also what it reads."""
 
     def __init__(self, net: nn.Module, args: tuple[Any, ...]) -> None:
         super().__init__()
@@ -116,6 +116,8 @@ class Fixed(nn.Module):
         self.numbers = read.numbers
 
     def forward(self, *tensors: Tensor) -> Any:
+        if not torch.compiler.is_compiling():  # what the program has to equal: a scene's own numbers
+            return self.net(*tensors, *self.others)
         with FixedNumbers(self.numbers):
             return self.net(*tensors, *self.others)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -199,11 +200,24 @@ def test_code_in_a_checkpoint_does_not_run(old: bool, tmp_path: Path) -> None:
     assert (held.project, list(held.weights)) == ("plain", ["net.a"])
 
 
+def test_a_compressed_pickle_is_not_unpacked(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.pth", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/data.pkl", b"cnot_there\nName\n.")
+    assert export._names_in(tmp_path / "x.pth") == set()
+
+
 @pytest.mark.parametrize("wrapped", ["state_dict", "model_state_dict", "model", "net", None])
 def test_wrapped_modules_and_nested_state_dicts_are_found(wrapped: str | None, tmp_path: Path) -> None:
     weights = {"module._orig_mod.enter.weight": torch.ones(2), "module._orig_mod.n": torch.zeros(())}
     torch.save({"epoch": 1, wrapped: weights} if wrapped else weights, tmp_path / "x.pth")
     assert list(export.read_checkpoint(tmp_path / "x.pth", "plain").weights) == ["enter.weight", "n"]
+
+
+def test_a_mapping_that_holds_itself_is_read(tmp_path: Path) -> None:
+    weights: dict[str, Any] = {"enter.weight": torch.ones(2)}
+    weights["model"] = weights
+    torch.save(weights, tmp_path / "x.pth")
+    assert list(export.read_checkpoint(tmp_path / "x.pth").weights) == ["enter.weight"]
 
 
 class Pointwise(torch.nn.Module):

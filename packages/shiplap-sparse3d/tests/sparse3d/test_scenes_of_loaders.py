@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import shiplap_sparse3d as sparse3d
+from shiplap.errors import ShiplapError
 from tests.sparse3d.scenes import at, scene
 
 GRID = (7, 6, 5)
@@ -139,3 +140,22 @@ def test_points_and_their_voxels_are_part_of_a_program():
     for wrong, text in (((points + 6, batch), "outside of the grid"), ((points, batch + 3), "no scene from 0 to 2")):
         with pytest.raises(RuntimeError, match=f"SL211.*{text}"):
             program(feats, *wrong)
+
+
+class Sampled(nn.Module):
+    """Features of given voxels at points."""
+
+    def forward(self, feats, points, batch):
+        cells = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1], [2, 1, 1, 1]], dtype=torch.int32)
+        x = sparse3d.SparseTensor(feats[:3], cells, (6, 6, 6), 3)
+        return sparse3d.PointTensor(feats, points, batch).sample(x).feats
+
+
+@pytest.mark.parametrize("other", [-1, -3, 3])
+def test_a_point_of_no_scene_reads_no_other_one(other):
+    args = torch.randn(40, 4), torch.rand(40, 3) * 6, torch.randint(0, 3, (40,))
+    program = torch.export.export(Sampled(), args, strict=False).module()
+    args[2][5] = other
+    for call in (Sampled(), program):
+        with pytest.raises((RuntimeError, ShiplapError), match=r"SL211[\s\S]*PointTensor.sample"):
+            call(*args)
