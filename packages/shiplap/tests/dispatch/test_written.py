@@ -103,3 +103,18 @@ def test_lazily_negated_and_conjugated_tensors_are_written_to(ops, ns):
     a, b = torch.tensor([1 + 2j]), torch.tensor([3 + 1j])
     turn_([a.conj(), b], y=(c := torch.tensor([2 + 0j])).conj())
     assert (a.item(), b.item(), c.item()) == ((1j * (1 - 2j)).conjugate(), 1j * (3 + 1j), -2j)
+
+
+def test_lazily_negated_tensors_that_share_memory_are_refused(ns):
+    """Copies of them share none, and what the op writes to the first would be lost."""
+
+    @sl.op(f"{ns}::both_", mutates=["x", "y"])
+    def both_(x: V, y: V) -> None:
+        x.add_(1)
+        y.add_(1)
+
+    z = torch.tensor([1 + 2j, 3 - 4j])
+    for negated in (z.conj().imag, z.imag):
+        with pytest.raises(sl.ShiplapError, match="SL210"):
+            both_(negated, y=negated)
+    assert z.tolist() == [1 + 2j, 3 - 4j]

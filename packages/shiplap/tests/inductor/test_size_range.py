@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from torch._dynamo.decorators import mark_unbacked
 import shiplap as sl
 from shiplap.dispatch import tuned_choices
 from shiplap.inductor import fusion_choices, template_candidate
-from shiplap.inductor.size_range import SizeRange
+from shiplap.inductor import size_range as size_range_module
+from shiplap.inductor.size_range import SizeRange, size_range
 from shiplap.sampling.code_constants import CodeConstants, find_template_constants
 from shiplap.torch_private import inductor_lowering
 from shiplap.torch_private.inductor_lowering import SizeSymbol, bounds_of, largest_value
@@ -137,6 +139,23 @@ def test_sizes_at_which_a_tensor_spans_too_much_memory_are_left_out(monkeypatch)
     assert max(p[M] * p[N] ** 2 for p in points) <= 1 << 28
     assert {47, 48, 49} <= {p[M] for p in points}
     assert {47, 48, 49} <= {p[N] for p in points}
+
+
+@pytest.mark.parametrize(("device", "columns", "end"), [("cpu", 64, 1024), ("cuda", 64, 1 << 17), ("cuda", 4096, 4096)])
+def test_a_range_ends_where_the_host_can_draw_its_samples(monkeypatch, device, columns, end):
+    """On a GPU as well: the host draws the values, and a proof holds them several times to compare them."""
+    rows = SizeSymbol(M, 2, None, 100, True)
+    monkeypatch.setattr(inductor_lowering, "symbols_of", lambda sizes: (rows,) if sizes else ())
+    monkeypatch.setattr(inductor_lowering, "graph_conditions", tuple)
+    monkeypatch.setattr(inductor_lowering, "evaluate_size", lambda size, at: at.get(size, size))
+    monkeypatch.setattr(inductor_lowering, "size_hint", lambda size: size)
+    monkeypatch.setattr(torch, "SymInt", sympy.Symbol)
+    tensor = SimpleNamespace(shape=(M, columns), stride=lambda: (columns, 1), storage_offset=lambda: 0)
+    call = SimpleNamespace(op=twice, device=torch.device(device), env={"m": M, "n": columns}, tensors={"x": tensor})
+    call.numbers = lambda sizes: {"m": sizes[M], "n": columns}
+    monkeypatch.setattr(size_range_module, "_show_range", lambda call, free: "")
+    (found,) = size_range(call).symbols
+    assert found.upper == end
 
 
 def test_a_size_that_data_decides_about_ends_where_others_do():

@@ -21,7 +21,7 @@ from shiplap.dispatch.autocast import Cast, make_cast
 from shiplap.dispatch.autograd import make_autograd
 from shiplap.dispatch.autograd_function import compile_native_record
 from shiplap.dispatch.execute import Executor
-from shiplap.dispatch.fake import make_fake
+from shiplap.dispatch.fake import make_fake, refuse_shared_memory
 from shiplap.dispatch.fast_paths import FastPath, make_fast_execute, make_fast_path
 from shiplap.dispatch.mapped import make_vmap_rule, needs_vmap_rule
 from shiplap.dispatch.out import OutVariant, has_out_variant
@@ -194,7 +194,9 @@ class RegisteredOp(Executor):
         """Define the schema, the implementation and the fake under ``name``."""
         there.define(schema_text(self.spec, name), dispatcher_tags(self.spec))
         there.translate_errors(name, self._explain_error, self.plan.numbers)
-        there.implement(name, self.execute)
+        there.implement(
+            name, self.execute, lambda args, kwargs: refuse_shared_memory(self.spec, self.spec.complete(args, kwargs))
+        )
         fake = make_fake(self)
 
         def keeping_calls_apart(*args: Value, **kwargs: Value) -> Result:

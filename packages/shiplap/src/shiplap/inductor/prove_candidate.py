@@ -127,7 +127,11 @@ def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Candidat
             except Exception as e:
                 at = "" if sizes is None else f", seed {case.seed}, {case.label}"
                 return CandidateVerdict(candidate.label, "broken", error_line(e) + at)
-            if problem := _compare_outputs(call, case, outs):
+            try:
+                problem = _compare_outputs(call, case, outs)
+            except torch.OutOfMemoryError:  # the rest of the memory may be a model's, which the graph is compiled for
+                return CandidateVerdict(candidate.label, "refused", f"no memory to compare results, {case.label}")
+            if problem:
                 return CandidateVerdict(candidate.label, "wrong", f"{problem}, seed {case.seed}, {case.label}")
     if call.sizes.symbols and cases.others < LEAST:
         return CandidateVerdict(candidate.label, "refused", f"hardly any sizes in {call.sizes.text} can be drawn")

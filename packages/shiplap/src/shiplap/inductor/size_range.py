@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from typing import Any, Protocol
 
@@ -33,6 +34,9 @@ FAR, FAR_ON_DEVICE = 1024, 1 << 17
 SMALL, LARGE, NEEDED = 1 << 20, 1 << 27, 1 << 34
 ELEMENT = 32  # operations that take as long as an element that is drawn, copied and compared
 FASTER = 64  # times that on another device than the CPU
+# The same for an element of a range beyond FAR: the host draws it (40 to 65 ns, one core, 2026-11-29), whatever the
+# device, and a proof holds it some ten times, partly in float64.
+DRAWN = 256
 INTERPRETED = 1 << 14  # operations of a sample, and samples of a proof, where Triton's interpreter runs the kernel
 MANY, FEW = 72, 10
 PADDED = 16  # elements of which a stride that is free is a multiple
@@ -233,8 +237,8 @@ def _dims_outwards(tensor: Tensor) -> tuple[tuple[Any, Any], ...]:
     return tuple(sorted(dims, key=lambda dim: inductor_lowering.size_hint(dim[1])))
 
 
-def _work_of(call: SizedCall) -> Callable[[Sizes], int]:
-    """Return a function from sizes to the approximate number of operations of a sample."""
+def _work_of(call: SizedCall, element: int = ELEMENT) -> Callable[[Sizes], int]:
+    """Return a function from sizes to the approximate number of operations of a sample, ``element`` for each value."""
 
     def work(sizes: Sizes) -> int:
         env = call.numbers(sizes)
@@ -242,7 +246,7 @@ def _work_of(call: SizedCall) -> Callable[[Sizes], int]:
         inputs = sum(_elements(t, sizes) for t in call.tensors.values())
         if max(outputs, inputs) > MAX_RESULT_ELEMENTS:
             return NEEDED * FASTER + 1
-        return max(estimate_operations(call.op.spec, env), ELEMENT * (outputs + inputs))
+        return max(estimate_operations(call.op.spec, env), element * (outputs + inputs))
 
     return work
 
@@ -250,12 +254,13 @@ def _work_of(call: SizedCall) -> Callable[[Sizes], int]:
 def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
     """Return ``free`` with an end for each size: its own end if that can be proven, else one that a guard sets."""
     faster, far = (1, FAR) if call.device.type == "cpu" else (FASTER, FAR_ON_DEVICE)
+    drawn = free.work if far == FAR else _work_of(call, DRAWN)
     ended, guarded, problem = list(free.symbols), list[SizeSymbol](), ""
     # The cost of a size is computed with at most 64 for the others, so that the order of the symbols does not matter.
     for place, s in enumerate(free.symbols):
 
-        def cost(size: int, s: SizeSymbol = s) -> int:
-            return free.work({**{o.symbol: min(o.hint, 64) for o in free.symbols}, s.symbol: size})
+        def cost(size: int, s: SizeSymbol = s, work: Callable[[Sizes], int] = free.work) -> int:
+            return work({**{o.symbol: min(o.hint, 64) for o in free.symbols}, s.symbol: size})
 
         if not s.backed or dynamo.is_packaging():
             upper, needed = _end_by_conditions(free, s)
@@ -265,7 +270,9 @@ def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
         elif s.upper is not None and cost(s.upper) <= LARGE * faster:
             upper = s.upper
         else:
-            upper = _affordable_end(s, cost, LARGE * faster if not free.interpreted else INTERPRETED, far)
+            limit = LARGE * faster if not free.interpreted else INTERPRETED
+            further = _affordable_end(s, partial(cost, work=drawn), limit, far)
+            upper = max(_affordable_end(s, cost, limit, FAR), further)
             guarded.append(replace(s, upper=upper))
         ended[place] = replace(s, upper=upper)
     free = replace(free, symbols=tuple(ended), guarded=tuple(dict.fromkeys(guarded)), problem=problem)

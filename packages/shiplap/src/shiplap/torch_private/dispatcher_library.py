@@ -263,15 +263,21 @@ class Registrations:
         self.publish()
         return self.overload(name)
 
-    def implement(self, name: str, function: Implementation) -> None:
-        """Register the implementation for every device type, below autograd and autocast."""
+    def implement(self, name: str, function: Implementation, check: Check | None = None) -> None:
+        """Register the implementation for every device type, below autograd and autocast.
+
+        ``check`` gets the arguments of an op that writes before copies are made of lazily conjugated and negated ones,
+        in which nobody would see that two of them share memory.
+        """
         self._library.impl(self._named(name), keep_from_dynamo(function), "CompositeExplicitAutograd")
         # Torch's own copies lazily conjugated and negated tensors too, but writes them back for one returned tensor.
         for key in ("Conjugate", "Negative") if name in self._writing else ():
-            self._library.impl(self._named(name), partial(self._write_resolved, name), key)
+            self._library.impl(self._named(name), partial(self._write_resolved, name, check), key)
 
-    def _write_resolved(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def _write_resolved(self, name: str, check: Check | None, /, *args: Any, **kwargs: Any) -> Any:
         """Call an op that writes with copies of lazily conjugated and negated tensors, and copy what it wrote back."""
+        if check is not None:
+            check(args, kwargs)
         overload, given = self.overload(name), [*args, *kwargs.values()]
         plain = [_without_marks(v) for v in given]
         result = overload(*plain[: len(args)], **dict(zip(kwargs, plain[len(args) :], strict=True)))

@@ -14,6 +14,7 @@ from shiplap.codegen.environment import render_source
 from shiplap.errors import ShiplapError
 from shiplap.kernels.native.deploy import DEPLOYED_LIBRARY_NAME, deploy
 from shiplap.packaging import model, package_model
+from shiplap.torch_private.symbolic_sizes import sizes_from_zero
 from shiplap_headers import cmake_dir
 from shiplap_testing import forked
 from shiplap_testing.build import compile_c
@@ -185,6 +186,7 @@ def test_the_front_of_a_package_refuses_another_release_and_another_processor(mo
     plain = render_source("package.cpp.jinja", **{**words, "ops": ""}, features=("avx2",), checks=False)
     assert "if (fits_here()) handle" in plain
     assert "load_ops" not in plain
+    assert "void* opened(" in plain, "the model is opened without ops as well"
 
 
 @pytest.mark.long  # a package is compiled
@@ -204,6 +206,24 @@ def test_a_package_without_ops_has_the_same_checks(tmp_path):
     (tmp_path / "hostile.py").write_text(HOSTILE)
     done = forked.python(tmp_path / "hostile.py", made.path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.long  # a package is compiled
+def test_a_package_takes_an_input_without_elements(tmp_path):
+    """Its strides are no product of its sizes: those of ``torch.empty(2, 0, 3)`` are 3, 3 and 1."""
+
+    class AddOne(torch.nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    rows = ({1: torch.export.Dim("rows", min=0, max=64)},)
+    with sizes_from_zero():  # torch takes two rows for the fewest otherwise, and the model itself refuses none
+        program = torch.export.export(AddOne(), (torch.ones(2, 5, 3),), dynamic_shapes=rows)
+    model = torch._inductor.aoti_load_package(str(package_model(program, tmp_path / "rows.pt2").path))
+    for x in (torch.ones(2, 4, 3), torch.empty(2, 0, 3), torch.ones(2, 4, 3)[:, :0]):
+        assert torch.equal(model(x), x + 1)
+    with pytest.raises(RuntimeError):
+        model(torch.ones(2, 8, 3)[:, ::2])
 
 
 @pytest.mark.parametrize(
