@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
@@ -73,9 +74,45 @@ def _(grad, saved, needs):
     return {"x": grad * saved.x}
 
 
+@sl.op("audit_autograd::numpy_reference")
+def numpy_reference(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return torch.from_numpy(x.numpy() ** 2)
+
+
+@numpy_reference.kernel(device="cpu")
+def _(x):
+    return x * x
+
+
+@numpy_reference.backward
+def _(grad, saved, needs):
+    return {"x": 2 * grad * saved.x}
+
+
+@sl.op("audit_autograd::numpy_references")
+def numpy_references(x: Float[Tensor, "n"]) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+    return torch.from_numpy(x.numpy() ** 2), torch.from_numpy(x.numpy() * 2)
+
+
+@numpy_references.kernel(device="cpu")
+def _(x):
+    return x * x, x * 2
+
+
+@numpy_references.backward
+def _(grads, saved, needs):
+    square, double = grads
+    return {"x": 2 * square * saved.x + 2 * double}
+
+
 @sl.op("audit_autograd::no_gradient")
 def no_gradient(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x * 2
+
+
+@pytest.mark.parametrize("op", [numpy_reference, numpy_references])
+def test_backward_accepts_an_op_whose_reference_autograd_cannot_run(op):
+    assert look(op, "backward").verdict == "ok"
 
 
 def test_gradient_fires():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,24 @@ def test_progress_is_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch, capsys
         shown = capsys.readouterr()
         assert shown.out == ""
         assert bool(shown.err) == (terminal and not quiet)
+
+
+def test_each_finding_is_a_step_of_the_progress_which_json_asks_not_to_see(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shiplap.tuning import engine
+
+    wanted, steps = list[bool | None](), list[tuple[str, int, int]]()
+
+    def progress(asked: bool | None) -> Any:
+        wanted.append(asked)
+        return nullcontext(lambda *step: steps.append(step))
+
+    monkeypatch.setattr(engine, "tuning_progress", progress)
+    for options in ((), ("--json",)):
+        assert run("audit", f"{OPS}:scale", *QUICK, *options).exit_code == 0
+    assert wanted == [None, False]
+    assert steps == [("cli_targets::scale numerics", 1, 2), ("cli_targets::scale fresh", 2, 2)] * 2
 
 
 def card(op: Any, **keywords: Any) -> Any:

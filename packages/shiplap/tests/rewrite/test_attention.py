@@ -142,8 +142,14 @@ def unread(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tenso
     return weights @ v
 
 
+def viewed_in_place(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """Scores that have one more dim for a moment."""
+    scores = (q @ k.mT * 0.5).unsqueeze_(1).squeeze_(1)
+    return F.softmax(scores, -1) @ v
+
+
 MODELS = (t5, gpt2, timm, falcon, gpt_oss, flint, xlnet, gemma2, conformer, longt5, granite, coatnet)
-MODELS += (by_logarithm, palm, grouped, shared_queries, unread)
+MODELS += (by_logarithm, palm, grouped, shared_queries, unread, viewed_in_place)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda f: f.__name__)

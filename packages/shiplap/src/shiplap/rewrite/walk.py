@@ -35,7 +35,10 @@ def users_of(node: Node) -> Iterable[Node]:
 
 
 def without_other_readers(nodes: Sequence[Node], out: Node) -> list[Node]:
-    """Return ``out`` and those of ``nodes`` that no node outside reads: a cast may serve a residual as well."""
+    """Return those of ``nodes`` that no node outside reads, and ``out`` if it is one of them, whoever reads it.
+
+    A cast may serve a residual as well, and stays then.
+    """
     inside = {*nodes, out}
     # Removing one node may give another an outside reader, so the set shrinks until it is stable.
     changed = True

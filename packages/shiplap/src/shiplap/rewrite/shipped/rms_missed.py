@@ -178,7 +178,8 @@ def _describe_difference(node: Node, trace: _ScaleTrace) -> RewriteObstacle | No
         what, fix = f"{name_and_operator(at)} writes to the mean of squares", "write the calls without the underscore"
     elif trace.bounds:
         at = trace.bounds[0]
-        what = f"{name_and_operator(at)} bounds the root from below, torch's rms_norm adds eps to the mean of squares"
+        what = f"{name_and_operator(at)} bounds the root from below, "
+        what += "where torch's rms_norm adds eps to the mean of squares"
     elif trace.added and not _is_below_root(trace.added[0], trace.roots[0]):
         at = trace.added[0]
         what = f"{name_and_operator(at)} adds eps to the root, torch's rms_norm to the mean of squares under it"

@@ -158,7 +158,7 @@ def possible_steps(node: Node) -> list[tuple[Any, list[ScoreStep | None]]] | Non
         return _step_of_fill(node, given)
     if name in ("mul", "div") and len(given) == 2:
         return _step_of_stretch(node, given) if name == "mul" else None
-    if keeps_last_two_dims(node):
+    if keeps_last_two_dims(node, name):
         before, after = (tuple(fake_value(n).shape) for n in (given[0], node))
         if all(isinstance(n, int) for n in (*before, *after)):
             return [(given[0], [ScoreStep("view", None, before=before, after=after)])]
@@ -229,9 +229,12 @@ def _step_of_stretch(node: Node, given: list[Any]) -> list[tuple[Any, list[Score
     return None
 
 
-def keeps_last_two_dims(node: Node) -> bool:
-    """Whether ``node`` is a view that splits or joins leading dims only."""
-    if torch_call_name(node) not in ("view", "flatten", "unflatten", "unsqueeze", "squeeze"):
+def keeps_last_two_dims(node: Node, name: str = "") -> bool:
+    """Whether ``node`` is a view that splits or joins leading dims only.
+
+    ``name`` is that of its call, without the underscore of ``squeeze_`` where a call in place is a view as well.
+    """
+    if (name or torch_call_name(node)) not in ("view", "flatten", "unflatten", "unsqueeze", "squeeze"):
         return False
     before, after = fake_value(tensor_argument(node)), fake_value(node)
     return before.dim() > 1 < after.dim() and [*map(str, before.shape[-2:])] == [*map(str, after.shape[-2:])]

@@ -213,9 +213,8 @@ def _may_give_scores(node: Node, _: set[Node]) -> bool:
     """Whether ``node`` is a product that scores may come from."""
     if _product_under_sum(node) is not None:
         return True
-    return (torch_call_name(node) in CONTRACTIONS and len(_operands_of_product(node)) == 2) or torch_call_name(
-        node
-    ).startswith("conv")
+    name = torch_call_name(node)
+    return name.startswith("conv") or (name in CONTRACTIONS and len(_operands_of_product(node)) == 2)
 
 
 def _weighs_activation(node: Node, weights: set[Node]) -> bool:
